@@ -1,0 +1,63 @@
+# Everything runs in a virtual environment that is made when it is missing.
+#   make demo PYTHON=python3.12     another Python (3.11 or later)
+#   make test VENV=/tmp/venv        another place for the environment
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+DEMO_SPEC = cluster_specs/h100-4x8.yaml
+
+# Real trainers want versions of their own, so they get an environment of their own.
+VERIFY_VENV ?= $(VENV)/verify
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format typecheck bench verify clean
+
+help:  ## Show the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/.installed  ## Install, and rank the layouts of the example cluster
+	@$(BIN)/topoplan rank $(DEMO_SPEC)
+
+test: $(VENV)/.installed-dev  ## Run the tests: offline, no GPU
+	$(BIN)/python -m pytest -n auto
+
+lint: $(VENV)/.installed-dev  ## Check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-dev  ## Put the code into its usual form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+typecheck: $(VENV)/.installed-dev  ## Check types
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed  ## Print CPU time and memory of two searches
+	@$(BIN)/python tests/bench/bench.py
+
+verify: $(VERIFY_VENV)/.installed  ## Check the output against the real trainers (installs them: some GB)
+	$(VERIFY_VENV)/bin/python -m pytest -m verify
+
+clean:  ## Remove the environment and the caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "topoplan needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VERIFY_VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m venv $(VERIFY_VENV)
+	$(VERIFY_VENV)/bin/python -m pip install --quiet --editable '.[dev,verify]'
+	@touch $@

@@ -1,0 +1,89 @@
+"""The GPUs of the catalog."""
+
+import pytest
+
+from topoplan import catalog
+from topoplan.errors import SpecError
+
+# CONTRACT: the names that scripts rely on.
+PROMISED = (
+    "v100-sxm-32gb a100-sxm-40gb a100-sxm-80gb a100-pcie-80gb a800-sxm-80gb h20-sxm-96gb h100-sxm-80gb h100-pcie-80gb "
+    "h800-sxm-80gb h200-sxm-141gb b200-sxm-180gb b300-sxm-288gb gb200-nvl72-186gb gb300-nvl72-288gb l40s-48gb "
+    "rtx4090-24gb a6000-48gb"
+)
+
+
+def test_every_promised_gpu_is_there() -> None:
+    assert set(PROMISED.split()) <= set(catalog.gpu_names())
+
+
+@pytest.mark.parametrize("name", catalog.gpu_names())
+def test_a_gpu_is_complete_and_plausible(name: str) -> None:
+    card = catalog.gpu(name)
+    quoted_bytes = int(name.rpartition("-")[2].removesuffix("gb")) * 1e9
+    assert card.name == name
+    assert 0.98 * quoted_bytes <= card.memory_bytes <= 1.08 * quoted_bytes
+    assert 0.5e12 < card.memory_bytes_per_s < 10e12
+    assert card.architecture in {"volta", "ampere", "ada", "hopper", "blackwell"}
+    assert (card.fp8_flops is not None) == (card.architecture in {"ada", "hopper", "blackwell"})
+    assert (card.fp4_flops is not None) == (card.architecture == "blackwell")
+    assert card.gpus_per_node in {4, 8}
+    assert 1 <= card.nics_per_node <= card.gpus_per_node
+    assert card.source
+
+
+@pytest.mark.parametrize("name", catalog.gpu_names())
+def test_peaks_are_dense_and_double_with_each_halving_of_the_width(name: str) -> None:
+    card = catalog.gpu(name)
+    if card.architecture != "volta":
+        assert card.bf16_flops == card.fp16_flops
+    if card.fp8_flops is not None:
+        assert card.fp8_flops == pytest.approx(2 * card.bf16_flops, rel=0.02)
+    if card.fp4_flops is not None and card.fp8_flops is not None:
+        assert card.fp4_flops >= 2 * card.fp8_flops
+
+
+@pytest.mark.parametrize("name", catalog.gpu_names())
+def test_a_card_without_nvlink_has_a_domain_of_one(name: str) -> None:
+    card = catalog.gpu(name)
+    assert (card.nvlink_domain_gpus == 1) == (card.nvlink_bytes_per_s == 0)
+    assert card.nvlink_domain_gpus == 1 or card.nvlink_domain_gpus >= card.gpus_per_node
+
+
+def test_figures_are_converted_to_bytes_and_to_one_direction() -> None:
+    h100 = catalog.gpu("h100-sxm-80gb")
+    assert h100.memory_bytes == 81559 * 2**20
+    assert h100.bf16_flops == 989.4e12
+    assert h100.nvlink_bytes_per_s == 450e9  # 900 GB/s counts both directions
+    assert h100.nic_bytes_per_s == 50e9  # 400 Gb/s
+
+
+def test_the_export_versions_differ_from_their_originals_in_nvlink_alone() -> None:
+    for original, export in (("a100-sxm-80gb", "a800-sxm-80gb"), ("h100-sxm-80gb", "h800-sxm-80gb")):
+        assert catalog.gpu(export).nvlink_bytes_per_s == 200e9
+        assert catalog.gpu(export).bf16_flops == catalog.gpu(original).bf16_flops
+        assert catalog.gpu(export).memory_bytes == catalog.gpu(original).memory_bytes
+
+
+def test_a_gpu_is_found_in_any_case() -> None:
+    assert catalog.gpu(" H100-SXM-80GB") == catalog.gpu("h100-sxm-80gb")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "suggested"),
+    [
+        ("h100-sxm-80g", "'h100-sxm-80gb'"),
+        ("H100", "'h100-sxm-80gb' or 'h100-pcie-80gb'"),
+        ("NVIDIA A100-SXM4-80GB", "'a100-sxm-80gb'"),
+    ],
+)
+def test_an_unknown_gpu_gets_the_nearest_name(wrong: str, suggested: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        catalog.gpu(wrong)
+    assert f"GPU {wrong!r} is not known; did you mean {suggested}?" in str(caught.value)
+    assert "topoplan gpus" in str(caught.value)
+
+
+def test_a_gpu_like_no_other_gets_the_whole_list() -> None:
+    with pytest.raises(SpecError, match=r"known are v100-sxm-32gb, .*, a6000-48gb"):
+        catalog.gpu("xyz")

@@ -1,0 +1,90 @@
+"""Running the command line inside the test process, with a planner that answers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.samples import make_plan, usual_ranking
+from topoplan.cli.main import main
+from topoplan.errors import LayoutError
+from topoplan.planner.plan import Plan, Ranking
+from topoplan.specs.spec import Spec
+
+SPEC = """\
+name: test-2x8
+nodes: 4
+gpus_per_node: 8
+gpu: h100-sxm-80gb
+nvlink_bandwidth: 900GB/s
+ib_bandwidth: 400Gb/s
+nics_per_node: 8
+model: Qwen/Qwen3-8B
+job:
+  seq_len: 4096
+  global_batch_size: 64
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    def run(*arguments: object) -> Result:
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        code = stop.value.code
+        assert isinstance(code, int)
+        return Result(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+@pytest.fixture
+def fake_search(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The usual ranking in place of a search; the list holds what each call was given."""
+    calls: list[dict[str, Any]] = []
+
+    def rank(spec: Spec, **options: Any) -> Ranking:
+        calls.append({"spec": spec, **options})
+        return replace(usual_ranking(), spec=spec)
+
+    monkeypatch.setattr("topoplan.planner.search.rank", rank)
+    return calls
+
+
+@pytest.fixture
+def fake_predict(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Plans with figures of their own in place of predictions; the list holds the layouts that were asked for."""
+    asked: list[Any] = []
+
+    def predict(spec: Spec, layout: dict[str, Any]) -> Plan:
+        asked.append(layout)
+        if layout["tp"] > 8:
+            raise LayoutError(f"tp {layout['tp']} > 8 GPUs of a node")
+        if layout["tp"] == 7:
+            raise ZeroDivisionError("division by zero")
+        return make_plan(tp=layout["tp"], pp=layout.get("pp", 1), device_gib=99.0 if layout.get("pp") == 16 else 50.0)
+
+    monkeypatch.setattr("topoplan.planner.predict.predict", predict)
+    return asked

@@ -1,0 +1,76 @@
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import topoplan
+from tests.cli.conftest import Cli
+from topoplan.cli.main import app
+
+VERBS = {"rank", "generate", "predict", "models", "gpus", "schema", "version"}
+
+
+def test_the_verbs_are_these_and_no_others() -> None:
+    assert {command.name for command in app.registered_commands} == VERBS
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_every_verb_has_help(verb: str) -> None:
+    result = CliRunner().invoke(app, [verb, "--help"])
+    assert result.exit_code == 0
+    assert "Usage: " in result.output
+
+
+def test_no_arguments_show_the_help(cli: Cli) -> None:
+    result = cli()
+    assert result.code == 0
+    assert "rank" in result.out
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--version"]])
+def test_version(cli: Cli, arguments: list[str]) -> None:
+    assert cli(*arguments).out == f"topoplan {topoplan.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rnak"], "No such command 'rnak'"),
+        (["rank"], "Missing argument 'SPEC'"),
+        (["rank", "x.yaml", "--jsno"], "No such option: --jsno"),
+        (["rank", "x.yaml", "--top", "0"], "--top"),
+        (["rank", "x.yaml", "--top", "many"], "--top"),
+        (["rank", "x.yaml", "--json", "--csv"], "--json and --csv cannot be used together"),
+        (["rank", "x.yaml", "--csv", "--rejected"], "--csv has no rows for rejected layouts"),
+        (["rank", "absent.yaml"], "absent.yaml: no such file"),
+        (["predict", "absent.jsonl"], "absent.jsonl: no such file"),
+    ],
+)
+def test_bad_arguments_are_one_message_and_exit_code_2(cli: Cli, arguments: list[str], message: str) -> None:
+    result = cli(*arguments)
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.startswith("topoplan: ")
+    assert message in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_ctrl_c_exits_with_130(cli: Cli, spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rank(spec: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("topoplan.planner.search.rank", rank)
+    result = cli("rank", spec_file)
+    assert result.code == 130
+    assert "Traceback" not in result.err
+
+
+def test_a_defect_is_not_hidden(spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rank(spec: object, **options: object) -> None:
+        raise KeyError("tp")
+
+    monkeypatch.setattr("topoplan.planner.search.rank", rank)
+    from topoplan.cli.main import main
+
+    with pytest.raises(KeyError):
+        main(["rank", str(spec_file)])

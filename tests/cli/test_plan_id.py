@@ -1,0 +1,77 @@
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topoplan.cli.plan_id import layout_of_id
+from topoplan.errors import LayoutError
+from topoplan.layout.layout import Layout, Recompute
+
+RECOMPUTES = st.sampled_from(
+    [
+        Recompute(),
+        Recompute(granularity="selective", modules=("core_attn",)),
+        Recompute(granularity="selective", modules=("moe_act", "layernorm", "mla_up_proj")),
+        Recompute(granularity="full", method="uniform", num_layers=1),
+        Recompute(granularity="full", method="uniform", num_layers=4),
+        Recompute(granularity="full", method="block", num_layers=12),
+    ]
+)
+POWERS = st.sampled_from([1, 2, 4, 8])
+
+
+@given(
+    tp=POWERS,
+    pp=POWERS,
+    vpp=POWERS,
+    cp=POWERS,
+    ep=POWERS,
+    etp=POWERS,
+    dp=st.integers(1, 4096),
+    mbs=POWERS,
+    sequence_parallel=st.booleans(),
+    recompute=RECOMPUTES,
+    offload=st.sampled_from([0.0, 0.25, 1.0]),
+)
+def test_an_id_says_all_of_an_even_layout(
+    tp: int, pp: int, vpp: int, cp: int, ep: int, etp: int, dp: int, mbs: int,
+    sequence_parallel: bool, recompute: Recompute, offload: float,
+) -> None:  # fmt: skip
+    layout = Layout(
+        tp=tp,
+        pp=pp,
+        vpp=vpp,
+        cp=cp,
+        ep=ep,
+        etp=etp if ep > 1 else 1,
+        dp=dp,
+        micro_batch_size=mbs,
+        gradient_accumulation_steps=3,
+        sequence_parallel=sequence_parallel and tp > 1,
+        recompute=recompute,
+        optimizer_offload_fraction=offload,
+    )
+    keys = layout_of_id(layout.id)
+    keys["recompute"] = as_recompute(keys.get("recompute", {"granularity": "none"}))
+    assert Layout(**keys, gradient_accumulation_steps=3) == layout
+
+
+def as_recompute(keys: dict[str, object]) -> Recompute:
+    assert set(keys) <= {field.name for field in fields(Recompute)}
+    modules = keys.get("modules", [])
+    assert isinstance(modules, list)
+    return Recompute(**{**keys, "modules": tuple(modules)})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7up", "tp4", "tp4-pp1-xx3", "tp4-tp2-pp1", "best", "-1", "tp4-pp1-sel", "tpx-pp1"]
+)
+def test_what_is_no_id_is_refused(text: str) -> None:
+    with pytest.raises(LayoutError, match=r"--plan: .* is not a plan; expected a rank such as 3, or an id"):
+        layout_of_id(text)
+
+
+def test_an_uneven_layout_cannot_be_read_from_its_id() -> None:
+    with pytest.raises(LayoutError, match="choose it by its rank"):
+        layout_of_id("tp4-pp4-dp2-mbs1-uneven")

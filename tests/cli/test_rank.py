@@ -1,0 +1,93 @@
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.samples import make_ranking, make_rejection
+from topoplan.planner.plan import Counts
+from topoplan.report.rows import COLUMNS
+
+SCHEMA = json.loads((Path(__file__).parents[1] / "data" / "rank.schema.json").read_text())
+
+
+def test_the_table_fits_a_pipe(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    result = cli("rank", spec_file)
+    assert result.code == 0
+    assert result.err == ""
+    assert "tp2 pp1 dp16 mbs1" in result.out
+    assert max(map(len, result.out.splitlines())) <= 100
+    assert "\x1b" not in result.out
+
+
+def test_json_follows_the_schema(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    document = json.loads(cli("rank", spec_file, "--json", "--top", "3").out)
+    jsonschema.validate(document, SCHEMA)
+    assert len(document["plans"]) == 3
+    assert "rejected" not in document
+    assert document["cluster"]["name"] == "test-2x8"
+    assert fake_search[0]["keep_rejected"] is False
+
+
+def test_rejected_layouts_come_when_asked_for(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    document = json.loads(cli("rank", spec_file, "--json", "--rejected").out)
+    jsonschema.validate(document, SCHEMA)
+    assert document["rejected"][0]["fix"] == "recompute full makes it fit"
+    assert fake_search[0]["keep_rejected"] is True
+    assert "Out by memory: 1 layout" in cli("rank", spec_file, "--rejected").out
+
+
+def test_csv_has_one_row_a_plan(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    rows = list(csv.reader(io.StringIO(cli("rank", spec_file, "--csv").out)))
+    assert tuple(rows[0]) == COLUMNS
+    assert [row[0] for row in rows[1:]] == ["1", "2", "3", "4", "5"]
+
+
+def test_options_change_the_spec(cli: Cli, spec_file: Path, fake_search: list[Any], tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("seq_len: 8192\nglobal_batch_size: 32\n")
+    options = ["--model", "Qwen/Qwen3-14B", "--job", job, "--set", "global_batch_size=128", "--set", "nodes=8"]
+    assert cli("rank", spec_file, *options, "--pin", "tp=4,pp=1", "--pin", "micro_batch_size=2").code == 0
+    spec = fake_search[0]["spec"]
+    assert spec.model.name == "Qwen/Qwen3-14B"
+    assert (spec.job.seq_len, spec.job.global_batch_size, spec.cluster.nodes) == (8192, 128, 8)
+    assert dict(spec.job.pin) == {"tp": 4, "pp": 1, "micro_batch_size": 2}
+
+
+@pytest.mark.parametrize("pins", [["tp=4,tp=2"], ["tp=4", "--pin", "pp=1, tp=8"]])
+def test_a_pin_that_contradicts_itself_is_refused(
+    cli: Cli, spec_file: Path, fake_search: list[Any], pins: list[str]
+) -> None:
+    result = cli("rank", spec_file, "--pin", *pins)
+    assert result.code == 2
+    assert "tp is pinned to 4 and to" in result.err
+
+
+def test_the_same_pin_twice_is_fine(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    assert cli("rank", spec_file, "--pin", "tp=4", "--pin", "tp=4").code == 0
+
+
+@pytest.mark.parametrize("form", ["", "--json", "--csv", "--rejected"])
+def test_when_nothing_fits_the_nearest_misses_are_on_stderr(
+    cli: Cli, spec_file: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    empty = make_ranking(
+        counts=Counts(candidates=2, out_of_memory=2),
+        rejected=(make_rejection(fix="recompute full makes it fit"),),
+    )
+    monkeypatch.setattr("topoplan.planner.search.rank", lambda spec, **_: replace(empty, spec=spec))
+    result = cli("rank", spec_file, *([form] if form else []))
+    assert result.code == 1
+    assert "recompute full makes it fit" in result.err
+    assert result.err.startswith("topoplan: no layout fits")
+    if form == "--json":
+        jsonschema.validate(json.loads(result.out), SCHEMA)
+    elif form == "--csv":
+        assert result.out == ",".join(COLUMNS) + "\n"
+    elif form == "":
+        assert result.out == ""

@@ -1,0 +1,181 @@
+"""Specs and plans made by hand: what is written depends on them alone, not on how a search found them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from topoplan.layout.layout import Layout
+from topoplan.planner.plan import Memory, Plan, StageMemory, Time
+from topoplan.specs.cluster import Cluster, Fabric, Host
+from topoplan.specs.gpu import Gpu
+from topoplan.specs.job import Job
+from topoplan.specs.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, VisionTower
+from topoplan.specs.spec import Spec
+
+GIB = 2**30
+
+H100 = Gpu(
+    name="h100-sxm-80gb",
+    architecture="hopper",
+    memory_bytes=81559 * 2**20,
+    memory_bytes_per_s=3.35e12,
+    bf16_flops=989e12,
+    fp16_flops=989e12,
+    fp8_flops=1979e12,
+    sm_count=132,
+    nvlink_bytes_per_s=450e9,
+    nvlink_domain_gpus=8,
+    pcie_bytes_per_s=64e9,
+    gpus_per_node=8,
+    nics_per_node=8,
+    nic_bytes_per_s=50e9,
+)
+B200 = replace(H100, name="b200-sxm-180gb", architecture="blackwell", memory_bytes=183359 * 2**20)
+V100 = replace(H100, name="v100-sxm-32gb", architecture="volta", fp8_flops=None)
+
+CLUSTER = Cluster(
+    name="h100-4x8",
+    nodes=4,
+    gpus_per_node=8,
+    gpu=H100,
+    nvlink_bytes_per_s=450e9,
+    nvlink_domain_gpus=8,
+    pcie_bytes_per_s=64e9,
+    nics_per_node=8,
+    nic_bytes_per_s=50e9,
+    fabric=Fabric(),
+)
+ONE_NODE = replace(CLUSTER, name="h100-1x8", nodes=1)
+HOSTS = tuple(
+    Host(
+        address=f"10.0.0.{node + 1}",
+        user="ada",
+        workdir="/data/run",
+        venv="/opt/trainer",
+        socket_interface="eth0",
+        hcas=("mlx5_0:1", "mlx5_1:1"),
+    )
+    for node in range(4)
+)
+
+_DENSE_LAYER = Layer(
+    attention=Attention(heads=32, kv_heads=8, head_dim=128, qk_norm=True), ffn=Mlp(intermediate_size=12288)
+)
+QWEN3_8B = Model(
+    name="Qwen/Qwen3-8B",
+    model_type="qwen3",
+    hidden_size=4096,
+    vocab_size=151936,
+    layers=(_DENSE_LAYER,) * 36,
+    tie_word_embeddings=False,
+)
+QWEN3_VL_8B = Model(
+    name="Qwen/Qwen3-VL-8B-Instruct",
+    model_type="qwen3_vl",
+    hidden_size=4096,
+    vocab_size=151936,
+    layers=(_DENSE_LAYER,) * 36,
+    tie_word_embeddings=False,
+    vision=VisionTower(
+        layers=27,
+        hidden_size=1152,
+        heads=16,
+        intermediate_size=4304,
+        gated=False,
+        out_hidden_size=4096,
+        patch_size=16,
+        spatial_merge_size=2,
+        encoder_parameters=400_000_000,
+        projector_parameters=40_000_000,
+        min_first_stage_layers=3,
+    ),
+)
+QWEN3_30B = Model(
+    name="Qwen/Qwen3-30B-A3B",
+    model_type="qwen3_moe",
+    hidden_size=2048,
+    vocab_size=151936,
+    layers=(
+        Layer(
+            attention=Attention(heads=32, kv_heads=4, head_dim=128, qk_norm=True),
+            ffn=Moe(experts=128, experts_per_token=8, intermediate_size=768),
+        ),
+    )
+    * 48,
+    tie_word_embeddings=False,
+)
+DEEPSEEK = Model(
+    name="deepseek-ai/DeepSeek-V3",
+    model_type="deepseek_v3",
+    hidden_size=7168,
+    vocab_size=129280,
+    layers=(
+        Layer(
+            attention=LatentAttention(
+                heads=128,
+                q_lora_rank=1536,
+                kv_lora_rank=512,
+                qk_nope_head_dim=128,
+                qk_rope_head_dim=64,
+                v_head_dim=128,
+            ),
+            ffn=Moe(experts=256, experts_per_token=8, intermediate_size=2048, shared_intermediate_size=2048),
+        ),
+    )
+    * 61,
+    tie_word_embeddings=False,
+)
+
+JOB = Job(seq_len=4096, global_batch_size=64, dataset="identity", samples=100_000)
+
+
+def make_layout(cluster: Cluster = CLUSTER, **changes: Any) -> Layout:
+    """A layout over the whole cluster, with a global batch of 64 unless told otherwise."""
+    splits = {"tp": 4, "pp": 1, "cp": 1} | {key: changes[key] for key in ("tp", "pp", "cp") if key in changes}
+    dp = cluster.world_size // (splits["tp"] * splits["pp"] * splits["cp"])
+    micro_batch = changes.get("micro_batch_size", 1)
+    fields = {
+        "dp": dp,
+        "gradient_accumulation_steps": max(1, 64 // (dp * micro_batch)),
+        "sequence_parallel": splits["tp"] > 1,
+        **splits,
+        **changes,
+    }
+    return Layout(**fields)
+
+
+def make_plan(layout: Layout, **changes: Any) -> Plan:
+    """A prediction with round numbers."""
+    memory = Memory(
+        allocated_bytes=50.25 * GIB,
+        reserved_bytes=55.5 * GIB,
+        device_bytes=60.125 * GIB,
+        capacity_bytes=79.65 * GIB,
+        margin_bytes=4 * GIB,
+        host_bytes=0.0,
+        by_stage=(
+            StageMemory(
+                stage=0, allocated_bytes=50.25 * GIB, parts_bytes={"weights": 20 * GIB, "activations": 30.25 * GIB}
+            ),
+        ),
+    )
+    time = Time(step_s=2.0, band_s=(1.8, 2.3), parts_s={"compute": 1.5, "tp": 0.5})
+    fields = {
+        "layout": layout,
+        "memory": memory,
+        "time": time,
+        "tokens_per_s_per_gpu": 4096.0,
+        "model_flops_per_s_per_gpu": 2.1e14,
+        "mfu": 0.2123456789,
+        **changes,
+    }
+    return Plan(**fields)
+
+
+def make_spec_and_plan(
+    *, cluster: Cluster = CLUSTER, model: Model = QWEN3_VL_8B, job: dict[str, Any] | None = None, **layout: Any
+) -> tuple[Spec, Plan]:
+    """`make(cluster=..., model=..., job={...}, tp=2, pp=2)`."""
+    spec = Spec(cluster=cluster, model=model, job=replace(JOB, **(job or {})))
+    return spec, make_plan(make_layout(cluster, **layout))

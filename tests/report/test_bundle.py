@@ -1,0 +1,27 @@
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.samples import make_plan, make_spec
+from topoplan.report.bundle import bundle_to_dict, print_bundle
+
+FILES = [Path("out dir") / name for name in ("README.md", "hosts.json", "node-00.sh", "node-01.sh", "plan.json")]
+
+
+def test_the_next_command_can_be_pasted() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, color_system=None, highlight=False)
+    print_bundle(console, make_spec(), make_plan(tp=4), Path("out dir"), FILES)
+    text = stream.getvalue()
+    assert "Plan tp4-pp1-dp8-mbs1: 58.3 of 79.6 GiB, 3.21 s a step (2.82-3.60)" in text
+    assert "Wrote 5 files" in text
+    assert "less 'out dir/README.md'" in text
+    assert "bash 'out dir/node-00.sh'   # on the first node" in text
+
+
+def test_the_json_twin_has_a_schema_and_the_files() -> None:
+    view = bundle_to_dict(make_plan(), Path("out dir"), FILES)
+    assert view["schema"] == "topoplan.generate/1"
+    assert view["files"][0] == "out dir/README.md"
+    assert view["plan"]["id"] == "tp1-pp1-dp32-mbs1"

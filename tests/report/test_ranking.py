@@ -1,0 +1,108 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from tests.samples import make_plan, make_ranking, make_spec, usual_ranking
+from topoplan.planner.plan import Ranking
+from topoplan.report.ranking import print_ranking
+from topoplan.report.rejected import print_rejected
+
+
+def rendered(ranking: Ranking, *, width: int = 100, top: int = 10) -> str:
+    stream = io.StringIO()
+    print_ranking(Console(file=stream, width=width, color_system=None, highlight=False), ranking, top=top)
+    return stream.getvalue()
+
+
+def row(text: str, start: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith(start))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
+@pytest.mark.parametrize("samples", [None, 100_000])
+def test_no_line_is_wider_than_the_terminal(width: int, samples: int | None) -> None:
+    text = rendered(usual_ranking(samples=samples), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+
+
+def test_a_row_has_the_figures_of_its_plan() -> None:
+    text = rendered(usual_ranking(samples=100_000))
+    assert "GiB of" in text
+    first = row(text, "1 ")
+    for figure in (
+        "tp2 pp1 dp16 mbs1",
+        "61.2",
+        "3.21",
+        "±12%",
+        "2,552",
+        "13%",
+        "4.18",
+        "134",
+        "compute 71",
+        "bubble 12",
+    ):
+        assert figure in first
+
+
+def test_the_heading_names_cluster_model_job_and_counts() -> None:
+    heading = " ".join(rendered(usual_ranking()).split("\n\n")[0].split())
+    assert heading == (
+        "h100-4x8, 4 x 8 h100-sxm-80gb: Qwen/Qwen3-8B, full sft bf16, 64 x 4,096 tokens."
+        " 1,234 layouts: 5 fit, 629 out of memory, 600 illegal."
+    )
+
+
+def test_hours_appear_only_with_samples() -> None:
+    assert "GPU-h" not in rendered(usual_ranking())
+    text = rendered(usual_ranking(samples=100_000, epochs=1.5))
+    assert "GPU-h" in text
+    assert "2,343 steps, 100,000 samples x 1.5 epochs" in " ".join(text.split())
+
+
+def test_top_limits_the_rows() -> None:
+    text = rendered(usual_ranking(), top=2)
+    assert row(text, "2 ")
+    assert not any(line.startswith("3 ") for line in text.splitlines())
+
+
+def test_alternatives_warnings_and_near_misses_follow_the_table() -> None:
+    text = " ".join(rendered(usual_ranking()).split())
+    assert "plan 4: the first step compiles kernels" in text
+    assert "tp4 in place of tp2: 4% slower" in text
+    assert "stage 0 needs 92.3 GiB of 79.6; recompute full makes it fit" in text
+    assert "36 layers % (pp 8 * vpp 1) = 4; pp 4 divides them" in text
+
+
+def test_a_warning_of_every_plan_is_said_once_and_many_are_cut() -> None:
+    plans = [make_plan(tp=tp, warnings=("same", *(f"only tp{tp} {n}" for n in range(3)))) for tp in (1, 2)]
+    text = rendered(make_ranking(*plans))
+    assert text.count("same") == 1
+    assert "3 more in --json" in text
+
+
+def test_brackets_in_names_are_shown_as_they_are() -> None:
+    text = rendered(make_ranking(make_plan(), spec=make_spec(name="[red]lab[/red]", model_name="models/[bold]")))
+    assert "[red]lab[/red]" in text
+    assert "models/[bold]" in text
+
+
+def test_no_colour_without_a_terminal() -> None:
+    assert "\x1b" not in rendered(usual_ranking())
+
+
+def test_ascii_terminals_get_ascii() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    print_ranking(Console(file=stream, width=100, color_system=None, highlight=False), usual_ranking(), top=10)
+    stream.flush()
+    assert b"+-12%" in raw.getvalue()
+
+
+def test_rejected_layouts_are_grouped_by_rule() -> None:
+    stream = io.StringIO()
+    print_rejected(Console(file=stream, width=100, color_system=None, highlight=False), usual_ranking())
+    text = stream.getvalue()
+    assert "Out by memory: 1 layout\n" in text
+    assert text.index("Out by memory") < text.index("Out by layers")

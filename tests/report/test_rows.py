@@ -1,0 +1,40 @@
+import csv
+import io
+
+from tests.samples import make_ranking, usual_ranking
+from topoplan.report.rows import COLUMNS, write_rows
+
+
+def rows(**job: int) -> list[dict[str, str]]:
+    stream = io.StringIO()
+    write_rows(stream, usual_ranking(**job), top=4)
+    return list(csv.DictReader(io.StringIO(stream.getvalue())))
+
+
+def test_one_row_a_plan_with_every_column() -> None:
+    table = rows()
+    assert [row["rank"] for row in table] == ["1", "2", "3", "4"]
+    assert all(tuple(row) == COLUMNS for row in table)
+
+
+def test_figures_are_plain_numbers() -> None:
+    row = rows(samples=100_000)[0]
+    assert float(row["step_s"]) == 3.21
+    assert float(row["step_low_s"]) < float(row["step_s"]) < float(row["step_high_s"])
+    assert float(row["device_gib"]) == 61.2
+    assert float(row["gpu_hours"]) > 32 * float(row["hours"]) * 0.999
+
+
+def test_what_a_plan_lacks_is_empty() -> None:
+    row = rows()[0]
+    assert row["hours"] == row["gpu_hours"] == row["pipeline_layout"] == row["warnings"] == ""
+
+
+def test_recompute_is_one_cell() -> None:
+    assert [row["recompute"] for row in rows()] == ["none", "none", "selective core_attn", "full uniform 1"]
+
+
+def test_an_empty_ranking_has_a_header() -> None:
+    stream = io.StringIO()
+    write_rows(stream, make_ranking(), top=4)
+    assert stream.getvalue() == ",".join(COLUMNS) + "\n"

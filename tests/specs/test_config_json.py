@@ -1,0 +1,499 @@
+"""From config.json to a model."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from topoplan import catalog
+from topoplan.errors import ModelError
+from topoplan.specs.config_json import load_model, model_from_config
+from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Mlp, Model, Moe
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+}
+MOE = {**LLAMA, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+MLA = {**LLAMA, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+
+
+def read(config: dict[str, Any], **changes: Any) -> Model:
+    return model_from_config({**config, **changes}, name="test", where="config.json")
+
+
+def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+def attention(model: Model, layer: int = 0) -> Attention:
+    found = model.layers[layer].attention
+    assert isinstance(found, Attention)
+    return found
+
+
+def moe(model: Model, layer: int = -1) -> Moe:
+    found = model.layers[layer].ffn
+    assert isinstance(found, Moe)
+    return found
+
+
+def error_of(config: Any, **changes: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        model_from_config({**config, **changes}, name="test", where="config.json")
+    assert str(caught.value).startswith("config.json")
+    return str(caught.value)
+
+
+def test_a_llama_is_read() -> None:
+    model = read(LLAMA)
+    assert model.num_layers == 4
+    assert attention(model) == Attention(heads=8, kv_heads=2, head_dim=64)
+    assert model.layers[0].ffn == Mlp(intermediate_size=1536, gated=True, bias=False)
+    assert (model.norm, model.norm_bias, model.tie_word_embeddings) == ("rmsnorm", False, False)
+    assert len({id(layer) for layer in model.layers}) == 1
+
+
+def test_fields_are_read_under_their_other_names() -> None:
+    renamed = {
+        "n_layer": 4,
+        "n_embd": 512,
+        "n_head": 8,
+        "num_kv_heads": 2,
+        "kv_channels": 64,
+        "ffn_hidden_size": 1536,
+        "padded_vocab_size": 1000,
+    }
+    assert read(renamed).layers == read(LLAMA).layers
+
+
+def test_a_config_without_a_model_type_or_with_a_new_one_is_read_by_its_fields() -> None:
+    assert read(without(LLAMA, "model_type")).layers == read(LLAMA).layers
+    assert read(LLAMA, model_type="brand_new").layers == read(LLAMA).layers
+    assert read(LLAMA, model_type="brand_new").model_type == "brand_new"
+
+
+@pytest.mark.parametrize("activation", ["silu", "swiglu"])
+def test_silu_means_a_gated_mlp_whatever_the_type(activation: str) -> None:
+    ffn = read(LLAMA, model_type="brand_new", hidden_act=activation).layers[0].ffn
+    assert isinstance(ffn, Mlp)
+    assert ffn.gated
+
+
+def test_a_new_type_with_gelu_has_two_matrices() -> None:
+    ffn = read(LLAMA, model_type="brand_new", hidden_act="gelu").layers[0].ffn
+    assert ffn == Mlp(intermediate_size=1536, gated=False)
+
+
+def test_gpt2_is_the_classic_gpt() -> None:
+    gpt = read({"model_type": "gpt2", "n_embd": 512, "n_layer": 2, "n_head": 8, "vocab_size": 1000, "n_positions": 256})
+    assert (gpt.norm, gpt.norm_bias, gpt.learned_positions, gpt.tie_word_embeddings) == ("layernorm", True, 256, True)
+    assert attention(gpt) == Attention(heads=8, kv_heads=8, head_dim=64, qkv_bias=True, out_bias=True)
+    assert gpt.layers[0].ffn == Mlp(intermediate_size=2048, gated=False, bias=True)
+
+
+def test_positions_that_a_gpt_config_does_not_give_come_from_the_job() -> None:
+    config = {**LLAMA, "model_type": "gpt2", "tie_word_embeddings": False}
+    gpt = model_from_config(config, name="gpt", where="model", default_positions=4096)
+    assert gpt.learned_positions == 4096
+    assert not gpt.tie_word_embeddings
+    assert read(config).learned_positions == 1024  # the default of the class
+
+
+def test_head_dim_may_differ_from_hidden_size_over_heads() -> None:
+    assert attention(read(LLAMA, head_dim=128)).head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("model_type", "qkv_bias", "out_bias", "qk_norm"),
+    [
+        ("llama", False, False, False),
+        ("mistral", False, False, False),
+        ("qwen", True, False, False),
+        ("qwen2", True, False, False),
+        ("qwen3", False, False, True),
+        ("qwen3_moe", False, False, True),
+        ("glm4_moe", False, False, False),
+        ("gpt_oss", True, True, False),
+    ],
+)
+def test_the_type_decides_what_its_class_hard_codes(
+    model_type: str, qkv_bias: bool, out_bias: bool, qk_norm: bool
+) -> None:
+    found = attention(read(LLAMA, model_type=model_type))
+    assert (found.qkv_bias, found.out_bias, found.qk_norm) == (qkv_bias, out_bias, qk_norm)
+
+
+def test_attention_bias_covers_the_output_in_llama_and_not_in_glm() -> None:
+    llama, glm = (
+        attention(read(LLAMA, attention_bias=True)),
+        attention(read(LLAMA, model_type="glm4_moe", attention_bias=True)),
+    )
+    assert (llama.qkv_bias, llama.out_bias) == (True, True)
+    assert (glm.qkv_bias, glm.out_bias) == (True, False)
+
+
+def test_first_generation_qwen_writes_the_width_of_both_gate_halves() -> None:
+    assert read(LLAMA, model_type="qwen").layers[0].ffn == Mlp(intermediate_size=768)
+
+
+def test_a_key_turns_query_and_key_norms_on() -> None:
+    assert attention(read(LLAMA, model_type="glm4_moe", use_qk_norm=True)).qk_norm
+
+
+@pytest.mark.parametrize("experts", ["num_experts", "n_routed_experts", "num_local_experts"])
+def test_experts_are_read_under_each_name(experts: str) -> None:
+    assert moe(read({**without(MOE, "num_experts"), experts: 8})).experts == 8
+
+
+def test_experts_without_a_width_of_their_own_are_as_wide_as_the_mlp() -> None:
+    mixtral = {**without(MOE, "moe_intermediate_size"), "model_type": "mixtral"}
+    assert moe(read(mixtral)).intermediate_size == 1536
+
+
+def test_the_shared_expert_is_given_as_a_width_or_as_a_number_of_experts() -> None:
+    assert moe(read(MOE, shared_expert_intermediate_size=640)).shared_intermediate_size == 640
+    assert moe(read(MOE, n_shared_experts=2)).shared_intermediate_size == 512
+    assert moe(read(MOE, shared_expert_intermediate_size=0)).shared_intermediate_size == 0
+    assert not moe(read(MOE, n_shared_experts=2)).shared_gate
+    assert moe(read(MOE, model_type="qwen2_moe", shared_expert_intermediate_size=640)).shared_gate
+
+
+@pytest.mark.parametrize(
+    ("changes", "routed"),
+    [
+        ({}, [True, True, True, True]),
+        ({"first_k_dense_replace": 1}, [False, True, True, True]),
+        ({"decoder_sparse_step": 2}, [False, True, False, True]),
+        ({"mlp_only_layers": [0, 3]}, [False, True, True, False]),
+        ({"moe_layer_freq": 2}, [True, False, True, False]),
+        ({"moe_layer_freq": [0, 1, 1, 0]}, [False, True, True, False]),
+        ({"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}, [False, True, True, True]),
+        ({"num_experts": 0}, [False] * 4),
+    ],
+)
+def test_which_layers_are_routed(changes: dict[str, Any], routed: list[bool]) -> None:
+    assert [isinstance(layer.ffn, Moe) for layer in read(MOE, **changes).layers] == routed
+
+
+def test_latent_attention_is_read_with_and_without_a_query_rank() -> None:
+    expected = LatentAttention(
+        heads=8, q_lora_rank=0, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32
+    )
+    assert read(MLA).layers[0].attention == expected
+    assert read(MLA, q_lora_rank=None).layers[0].attention == expected
+    with_rank = read(MLA, q_lora_rank=96).layers[0].attention
+    assert isinstance(with_rank, LatentAttention)
+    assert with_rank.q_lora_rank == 96
+
+
+def test_linear_attention_takes_three_layers_of_four() -> None:
+    model = catalog.model("Qwen/Qwen3-Next-80B-A3B-Instruct")
+    kinds = [isinstance(layer.attention, LinearAttention) for layer in model.layers]
+    assert kinds == [True, True, True, False] * 12
+    full = attention(model, 3)
+    assert full.output_gate
+    assert full.qk_norm
+    assert moe(model).shared_gate
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"model_type": "mistral", "sliding_window": 128}, [128] * 4),
+        ({"model_type": "mistral", "sliding_window": None}, [0] * 4),
+        ({"model_type": "gpt_oss", "sliding_window": 128}, [128, 0, 128, 0]),
+        ({"model_type": "qwen2", "sliding_window": 128, "use_sliding_window": False}, [0] * 4),
+        (
+            {"model_type": "qwen2", "sliding_window": 128, "use_sliding_window": True, "max_window_layers": 3},
+            [0, 0, 0, 128],
+        ),
+        (
+            {"sliding_window": 128, "layer_types": ["full_attention", "sliding_attention"] * 2},
+            [0, 128, 0, 128],
+        ),
+    ],
+)
+def test_which_layers_see_a_window_only(changes: dict[str, Any], windows: list[int]) -> None:
+    model = read(LLAMA, **changes)
+    assert [attention(model, i).window for i in range(4)] == windows
+
+
+def test_gpt_oss_has_sinks_and_biases_in_experts_and_router() -> None:
+    model = catalog.model("openai/gpt-oss-20b")
+    assert attention(model).sinks
+    assert (moe(model).bias, moe(model).router_bias, moe(model).gated) == (True, True, True)
+    assert [attention(model, i).window for i in range(2)] == [128, 0]
+
+
+def test_prediction_layers_are_kept_apart_from_the_others() -> None:
+    model = catalog.model("deepseek-ai/DeepSeek-V3")
+    assert (model.mtp_layers, model.num_layers) == (1, 61)
+
+
+def test_a_vision_tower_is_read_from_flat_and_from_nested_configs() -> None:
+    flat, nested = catalog.model("Qwen/Qwen2.5-VL-7B-Instruct"), catalog.model("Qwen/Qwen3-VL-8B-Instruct")
+    assert flat.vision is not None
+    assert nested.vision is not None
+    assert (flat.vision.gated, flat.vision.layers, flat.vision.min_first_stage_layers) == (True, 32, 0)
+    assert (nested.vision.gated, nested.vision.layers, nested.vision.min_first_stage_layers) == (False, 27, 3)
+    assert nested.model_type == "qwen3_vl"
+    assert attention(nested).qk_norm
+    assert flat.model_type == "qwen2_5_vl"
+    assert attention(flat).qkv_bias
+
+
+@pytest.mark.parametrize(
+    ("name", "encoder", "projector", "deepstack"),
+    [
+        ("Qwen/Qwen2-VL-7B-Instruct", 631_183_360, 44_575_744, 0),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", 631_975_680, 44_574_464, 0),
+        ("Qwen/Qwen3-VL-8B-Instruct", 415_891_440, 40_119_040, 120_377_856),
+        ("Qwen/Qwen3-VL-30B-A3B-Instruct", 415_891_440, 30_679_808, 92_060_160),
+    ],
+)
+def test_the_parts_of_a_vision_tower_have_the_parameters_of_their_modules(
+    name: str, encoder: int, projector: int, deepstack: int
+) -> None:
+    # Summed over the parameters of transformers' modules (5.6) by name: merger, deepstack_merger_list, all others.
+    tower = catalog.model(name).vision
+    assert tower is not None
+    found = (tower.encoder_parameters, tower.projector_parameters, tower.deepstack_parameters)
+    assert found == (encoder, projector, deepstack)
+
+
+def test_ties_of_a_vision_language_model_stand_in_its_outer_config() -> None:
+    assert catalog.model("Qwen/Qwen3-VL-4B-Instruct").tie_word_embeddings
+    assert not catalog.model("Qwen/Qwen3-VL-8B-Instruct").tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("hidden_size", "hidden_size is missing; expected a positive integer, which may also be named n_embd, d_model"),
+        ("num_hidden_layers", "num_hidden_layers is missing"),
+        ("num_attention_heads", "num_attention_heads is missing"),
+        ("intermediate_size", "intermediate_size is missing"),
+        ("vocab_size", "vocab_size is missing"),
+    ],
+)
+def test_a_missing_field_is_named_with_its_other_names(missing: str, message: str) -> None:
+    assert message in error_of(without(LLAMA, missing))
+
+
+@pytest.mark.parametrize("missing", ["qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"])
+def test_latent_attention_needs_all_its_dimensions(missing: str) -> None:
+    assert f"{missing} is missing" in error_of(without(MLA, missing))
+
+
+def test_experts_need_the_number_that_a_token_takes() -> None:
+    assert "num_experts_per_tok is missing" in error_of(without(MOE, "num_experts_per_tok"))
+
+
+def test_an_empty_config_is_refused() -> None:
+    assert "hidden_size is missing" in error_of({})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 0}, "hidden_size is 0; expected an integer from 1 to"),
+        ({"hidden_size": -512}, "hidden_size is -512"),
+        ({"hidden_size": "512"}, "hidden_size is '512'; expected an integer"),
+        ({"hidden_size": 512.0}, "hidden_size is 512.0; expected an integer"),
+        ({"hidden_size": True}, "hidden_size is True; expected an integer"),
+        ({"hidden_size": [512] * 100}, "hidden_size is [512, 512"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; expected an integer from 1 to 4,096"),
+        ({"num_key_value_heads": 3}, "8 attention heads % 3 key-value heads = 2"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 6}, "hidden_size 512 % 6 heads = 2; expected head_dim"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; expected true or false"),
+        ({"model_type": 7}, "model_type is 7; expected a string"),
+        ({"text_config": []}, "text_config is []; expected an object"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries and num_hidden_layers is 4"),
+        ({"layer_types": ["mamba"] * 4}, "layer_types has 'mamba'"),
+        ({"layer_types": "full_attention"}, "expected a list of one word a layer"),
+        ({"num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok 8 is more than the 4 experts"),
+        ({"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": ["a"]}, "mlp_only_layers is ['a']"),
+        ({"num_experts": 4, "num_experts_per_tok": 2, "moe_layer_freq": [1]}, "moe_layer_freq is [1]"),
+        ({"kv_lora_rank": 64, "attention_bias": True}, "attention_bias is true together with kv_lora_rank"),
+        ({"model_type": "qwen", "intermediate_size": 1535}, "intermediate_size is 1535; expected a multiple of 2"),
+        ({"model_type": "qwen3_next"}, "linear_num_key_heads is missing"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named(changes: dict[str, Any], message: str) -> None:
+    found = error_of(LLAMA, **changes)
+    assert message in found
+    assert len(found) < 300
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("mamba2", "state-space"),
+        ("jamba", "hybrid"),
+        ("nemotron_h", "hybrid"),
+        ("rwkv", "recurrent"),
+        ("t5", "an encoder-decoder"),
+        ("bert", "an encoder without a causal decoder"),
+        ("gemma3_text", "not modelled"),
+        ("llama4", "attention is not modelled"),
+        ("qwen3_omni_moe", "audio tower is not modelled"),
+    ],
+)
+def test_an_architecture_that_the_formulas_do_not_know_is_refused_by_name(model_type: str, reason: str) -> None:
+    found = error_of(LLAMA, model_type=model_type)
+    assert f"model_type {model_type!r} is not supported" in found
+    assert reason in found
+    assert "supported are deepseek_v2" in found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ssm_state_size": 128},
+        {"hybrid_override_pattern": "M-M*"},
+        {"is_encoder_decoder": True},
+        {"audio_config": {"d_model": 1}},
+        {"vision_config": {"hidden_size": 1}},
+        {"text_config": {"model_type": "gemma3_text"}},
+    ],
+)
+def test_a_new_type_with_keys_of_an_unknown_architecture_is_refused(changes: dict[str, Any]) -> None:
+    assert "not supported" in error_of(LLAMA, model_type="brand_new", **changes)
+
+
+def test_a_vision_tower_must_fit_its_language_model() -> None:
+    config = catalog.model_config("Qwen/Qwen3-VL-8B-Instruct")
+    config["vision_config"] = {**config["vision_config"], "out_hidden_size": 3584}
+    assert "puts out 3584 values a token and the language model takes 4096" in error_of(config)
+    del config["vision_config"]["depth"]
+    assert "config.json: vision_config: depth is missing" in error_of(config)
+
+
+def test_a_config_that_is_no_object_is_refused() -> None:
+    with pytest.raises(ModelError, match="not an object"):
+        model_from_config([], name="test", where="config.json")  # type: ignore[arg-type]
+
+
+def write(directory: Path, text: str, name: str = "config.json") -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / name).write_text(text, encoding="utf-8")
+    return directory / name
+
+
+def test_a_catalog_name_wins_and_needs_no_file(tmp_path: Path) -> None:
+    assert load_model("qwen3-8b", base=tmp_path) is catalog.model("Qwen/Qwen3-8B")
+
+
+def test_a_directory_is_read_relative_to_the_spec(tmp_path: Path) -> None:
+    write(tmp_path / "my model", json.dumps(LLAMA))
+    for reference in ("my model", "./my model", str(tmp_path / "my model"), "my model/config.json"):
+        model = load_model(reference, base=tmp_path)
+        assert model.name == "my model"
+        assert model.config_path == str(tmp_path / "my model")
+        assert model.num_layers == 4
+
+
+def test_a_config_file_of_another_name_is_read(tmp_path: Path) -> None:
+    write(tmp_path, json.dumps(LLAMA), "tiny.json")
+    assert load_model("tiny.json", base=tmp_path).name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"hidden_size": 512,\n "vocab_size": }', "config.json:2: is not JSON"),
+        ("[1, 2]", "is not a JSON object"),
+        ("", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("{}", "hidden_size is missing"),
+    ],
+)
+def test_a_broken_config_file_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    write(tmp_path / "broken", text)
+    with pytest.raises(ModelError) as caught:
+        load_model("broken", base=tmp_path)
+    assert message in str(caught.value)
+    assert str(tmp_path / "broken") in str(caught.value)
+
+
+def test_a_config_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "binary", "").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ModelError, match="not UTF-8 text"):
+        load_model("binary", base=tmp_path)
+
+
+def test_a_directory_without_a_config_says_so(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match=r"empty: has no config\.json"):
+        load_model("empty", base=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "reference", ["/nowhere/at/all", "./nowhere", "nowhere.json", "a/b/c", "~nobody-of-that-name/x"]
+)
+def test_a_path_that_is_not_there_is_named(tmp_path: Path, reference: str) -> None:
+    with pytest.raises(ModelError, match="was not found"):
+        load_model(reference, base=tmp_path)
+
+
+@pytest.mark.parametrize("reference", ["", "  ", "nowhere", "x" * 5000, "nul\0byte"])
+def test_a_reference_that_is_nothing_is_refused(tmp_path: Path, reference: str) -> None:
+    with pytest.raises(ModelError):
+        load_model(reference, base=tmp_path)
+
+
+def test_an_unknown_hub_id_says_what_was_tried_where_the_hub_client_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelError) as caught:
+        load_model("Qwen/Qwen3-9B", base=tmp_path)
+    message = str(caught.value)
+    assert "did you mean 'Qwen/Qwen3-8B'?" in message
+    assert f"there is no directory {tmp_path / 'Qwen/Qwen3-9B'}" in message
+    assert "huggingface_hub is not installed" in message
+    assert "download the model's config.json" in message
+
+
+def fake_hub(**functions: Any) -> SimpleNamespace:
+    constants = SimpleNamespace(HF_HUB_OFFLINE=True, ENDPOINT="http://127.0.0.1:9")
+    return SimpleNamespace(constants=constants, **functions)
+
+
+def test_a_hub_id_in_the_local_cache_is_read_without_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "cache", json.dumps(LLAMA))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", fake_hub(try_to_load_from_cache=lambda *_: str(file)))
+    model = load_model("someone/some-model", base=tmp_path)
+    assert (model.name, model.config_path) == ("someone/some-model", None)
+
+
+def test_a_hub_that_fails_is_an_error_for_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError("401 Client Error.\nlong text")
+
+    hub = fake_hub(try_to_load_from_cache=lambda *_: None, hf_hub_download=refuse)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    with pytest.raises(ModelError, match=r"did not give its config\.json \(401 Client Error\)"):
+        load_model("someone/some-model", base=tmp_path)
+
+
+def test_a_hub_out_of_reach_is_given_up_before_its_client_repeats_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = fake_hub(try_to_load_from_cache=lambda *_: None)  # no hf_hub_download: calling it would be an AttributeError
+    hub.constants.HF_HUB_OFFLINE = False
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with pytest.raises(ModelError, match="Connection refused"):
+        load_model("someone/some-model", base=tmp_path)

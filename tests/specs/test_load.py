@@ -1,0 +1,399 @@
+import contextlib
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from topoplan.errors import InputError, LayoutError, ModelError, SpecError, TopoplanError, UnitError
+from topoplan.specs.load import load_spec, spec_from_document
+from topoplan.specs.spec import Spec
+
+SPEC = """\
+name: box
+nodes: 4
+gpus_per_node: 8
+gpu: h100-sxm-80gb
+nvlink_bandwidth: 900GB/s
+ib_bandwidth: 400Gb/s
+nics_per_node: 8
+model: Qwen/Qwen3-8B
+job:
+  seq_len: 4096
+  global_batch_size: 64
+  pin: {tp: 4}
+"""
+DOCUMENT: dict[str, Any] = {
+    "id": "any",
+    "cluster": {"gpu": "h100-sxm-80gb", "nodes": 4, "gpus_per_node": 8},
+    "model": {"name": "Qwen/Qwen3-8B"},
+    "job": {"seq_len": 4096, "global_batch_size": 64, "precision": "bf16", "finetuning": "full"},
+    "layout": {"backend": "megatron", "tp": 4, "pp": 1, "micro_batch_size": 1},
+}
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path) -> Path:
+    path = tmp_path / "box.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+def _load(tmp_path: Path, old: str, new: str, **options: Any) -> Spec:
+    assert old in SPEC
+    path = tmp_path / "box.yaml"
+    path.write_text(SPEC.replace(old, new, 1))
+    return load_spec(path, **options)
+
+
+def _refused(tmp_path: Path, old: str, new: str, kind: type[InputError] = SpecError, **options: Any) -> str:
+    with pytest.raises(kind) as error:
+        _load(tmp_path, old, new, **options)
+    assert error.value.exit_code == 2
+    return str(error.value).replace(f"{tmp_path}/", "")
+
+
+class TestASpecFile:
+    def test_becomes_a_cluster_a_model_and_a_job(self, spec_file: Path) -> None:
+        spec = load_spec(spec_file)
+        assert spec.cluster.world_size == 32
+        assert spec.cluster.nvlink_bytes_per_s == 450e9
+        assert spec.model.name == "Qwen/Qwen3-8B"
+        assert (spec.job.seq_len, spec.job.global_batch_size, spec.job.pin) == (4096, 64, {"tp": 4})
+        assert spec.path == str(spec_file)
+
+    def test_may_be_named_by_text(self, spec_file: Path) -> None:
+        assert load_spec(str(spec_file)).cluster.name == "box"
+
+    def test_lends_its_name_to_the_cluster(self, tmp_path: Path) -> None:
+        assert _load(tmp_path, "name: box\n", "").cluster.name == "box"
+        odd = tmp_path / "..my box!.yaml"
+        odd.write_text(SPEC.replace("name: box\n", ""))
+        assert load_spec(odd).cluster.name == "my-box"
+
+    def test_may_name_its_schema(self, tmp_path: Path) -> None:
+        assert _load(tmp_path, "name: box", "$schema: ./spec.schema.json\nname: box").cluster.nodes == 4
+
+    def test_may_be_json(self, tmp_path: Path) -> None:
+        path = tmp_path / "box.json"
+        path.write_text(json.dumps({**DOCUMENT["cluster"], "model": "Qwen/Qwen3-8B", "job": DOCUMENT["job"]}))
+        assert load_spec(path).cluster.nvlink_bytes_per_s == 450e9
+
+    @pytest.mark.parametrize(
+        ("old", "new", "message"),
+        [
+            ("nodes: 4", "nodes: 0", "box.yaml:2: nodes: 0 is out of range; expected a whole number from 1 to 10000"),
+            ("nodes: 4", "ndoes: 4", "box.yaml:2: unknown key 'ndoes'; did you mean 'nodes'?"),
+            ("nodes: 4\n", "", "box.yaml: `nodes` is missing; add `nodes: 4`"),
+            ("gpu: h100-sxm-80gb\n", "", "box.yaml: `gpu` is missing; add `gpu: h100-sxm-80gb`"),
+            (
+                "  seq_len: 4096",
+                "  seq_len: 0",
+                "box.yaml:10: job.seq_len: 0 is out of range; expected a whole number from 1 to 10000000",
+            ),
+            ("  seq_len: 4096\n", "", "box.yaml:9: `seq_len` is missing in `job`; add `seq_len: 4096`"),
+            ("model: Qwen/Qwen3-8B\n", "", "box.yaml: `model` is missing; add `model: Qwen/Qwen3-8B`, or give --model"),
+            (
+                "nodes: 4",
+                "nodes: 4\nnodes: 4",
+                "box.yaml:3: key 'nodes' is given twice; first on line 2; keep one of them",
+            ),
+            (
+                "model: Qwen/Qwen3-8B",
+                "model: {}",
+                "box.yaml:8: model: neither `name` nor `config` is given; write `model: Qwen/Qwen3-8B`",
+            ),
+        ],
+    )
+    def test_says_file_line_and_remedy(self, tmp_path: Path, old: str, new: str, message: str) -> None:
+        assert _refused(tmp_path, old, new) == message
+
+    def test_keeps_file_and_line_in_messages_about_units(self, tmp_path: Path) -> None:
+        message = _refused(tmp_path, "900GB/s", "900", UnitError)
+        assert message == "box.yaml:5: nvlink_bandwidth: 900 has no unit; write 900GB/s (bytes) or 900Gb/s (bits)"
+        assert _refused(tmp_path, "900GB/s", "900Gb/s", UnitError).startswith(
+            "box.yaml:5: nvlink_bandwidth: 900Gb/s is"
+        )
+
+    def test_keeps_file_and_line_in_messages_about_models(self, tmp_path: Path) -> None:
+        message = _refused(tmp_path, "Qwen/Qwen3-8B", "Qwen3-8BB", ModelError)
+        assert message.startswith("box.yaml:8: model: ")
+        assert "Qwen3-8B'" in message
+
+    def test_keeps_file_and_line_in_messages_about_gpus(self, tmp_path: Path) -> None:
+        message = _refused(tmp_path, "h100-sxm-80gb", "h100-sxm-80")
+        assert message.startswith("box.yaml:4: gpu: ")
+        assert "h100-sxm-80gb" in message
+
+    def test_keeps_file_and_line_in_messages_about_pins(self, tmp_path: Path) -> None:
+        assert _refused(tmp_path, "{tp: 4}", "{tp: 16}", LayoutError).startswith("box.yaml:12: pin: tp 16 > 8 GPUs")
+
+    def test_without_a_job_says_what_to_add(self, tmp_path: Path) -> None:
+        message = _refused(tmp_path, SPEC[SPEC.index("job:") :], "")
+        assert message.startswith("box.yaml: `job` is missing; add a `job:` block with seq_len and global_batch_size")
+
+    def test_refuses_a_bare_no_for_a_key_of_the_trainer(self, tmp_path: Path) -> None:
+        message = _refused(tmp_path, "  pin: {tp: 4}", "  trainer:\n    eval_strategy: no")
+        assert message.startswith("box.yaml:13: job.trainer.eval_strategy: a bare no")
+        job = _load(tmp_path, "  pin: {tp: 4}", "  trainer: {eval_strategy: 'no', x: false}").job
+        assert job.trainer == {"eval_strategy": "no", "x": False}
+
+    def test_takes_a_bare_no_where_the_kind_of_value_is_known(self, tmp_path: Path) -> None:
+        assert _load(tmp_path, "name: box", "name: no").cluster.name == "no"
+        assert _load(tmp_path, "  pin: {tp: 4}", "  packing: no").job.packing is False
+
+    def test_may_hold_the_models_config(self, tmp_path: Path) -> None:
+        model = _load(tmp_path, "model: Qwen/Qwen3-8B", f"model: {{name: tiny, config: {json.dumps(CONFIG)}}}").model
+        assert (model.name, model.num_layers, model.hidden_size) == ("tiny", 2, 256)
+
+    def test_names_the_line_of_a_config_with_fields_missing(self, tmp_path: Path) -> None:
+        message = _refused(tmp_path, "model: Qwen/Qwen3-8B", "model:\n  config:\n    model_type: llama", ModelError)
+        assert message.startswith("box.yaml:9: model.config: ")
+
+    def test_finds_a_model_beside_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "tiny").mkdir()
+        (tmp_path / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+        monkeypatch.chdir("/")
+        assert _load(tmp_path, "Qwen/Qwen3-8B", "./tiny").model.num_layers == 2
+        assert _load(tmp_path, "Qwen/Qwen3-8B", "tiny/config.json").model.num_layers == 2
+
+
+class TestTheOptions:
+    def test_model_takes_the_place_of_the_files(self, spec_file: Path) -> None:
+        assert load_spec(spec_file, model="Qwen/Qwen3-14B").model.name == "Qwen/Qwen3-14B"
+
+    def test_model_is_relative_to_the_working_directory(
+        self, spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "cwd" / "tiny").mkdir(parents=True)
+        (tmp_path / "cwd" / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+        monkeypatch.chdir(tmp_path / "cwd")
+        assert load_spec(spec_file, model="./tiny").model.num_layers == 2
+        assert load_spec(spec_file, overrides=["model=./tiny"]).model.num_layers == 2
+
+    def test_model_is_named_in_its_own_errors(self, spec_file: Path) -> None:
+        with pytest.raises(ModelError, match="^--model: model: "):
+            load_spec(spec_file, model="Qwen3-8BB")
+
+    @pytest.mark.parametrize(
+        "text", ["seq_len: 8192\nglobal_batch_size: 32\n", "job: {seq_len: 8192, global_batch_size: 32}\n"]
+    )
+    def test_job_takes_the_place_of_the_files(self, spec_file: Path, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "job.yaml"
+        path.write_text(text)
+        job = load_spec(spec_file, job=path).job
+        assert (job.seq_len, job.global_batch_size, job.pin) == (8192, 32, {})
+
+    def test_job_may_bring_its_model_from_its_own_directory(self, spec_file: Path, tmp_path: Path) -> None:
+        (tmp_path / "jobs" / "tiny").mkdir(parents=True)
+        (tmp_path / "jobs" / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+        path = tmp_path / "jobs" / "job.yaml"
+        path.write_text("model: ./tiny\njob: {seq_len: 8192, global_batch_size: 32}\n")
+        assert load_spec(spec_file, job=path).model.num_layers == 2
+
+    def test_job_names_its_own_file_and_line(self, spec_file: Path, tmp_path: Path) -> None:
+        path = tmp_path / "job.yaml"
+        path.write_text("seq_len: 8192\n\nglobal_batch_size: 0\n")
+        with pytest.raises(SpecError, match=r"job\.yaml:3: job\.global_batch_size: 0 is out of range"):
+            load_spec(spec_file, job=path)
+        path.write_text("job: {seq_len: 1}\nnodes: 2\n")
+        with pytest.raises(SpecError, match=r"job\.yaml:2: unknown key 'nodes' in a job file"):
+            load_spec(spec_file, job=path)
+
+    @pytest.mark.parametrize(
+        ("override", "reached"),
+        [
+            ("seq_len=8192", lambda spec: spec.job.seq_len == 8192),
+            ("job.seq_len=8192", lambda spec: spec.job.seq_len == 8192),
+            ("nodes=2", lambda spec: spec.cluster.nodes == 2),
+            ("ib_bandwidth=200Gb/s", lambda spec: spec.cluster.nic_bytes_per_s == 25e9),
+            ("nvlink_bandwidth=", lambda spec: spec.cluster.nvlink_bytes_per_s == 0),
+            ("fabric.latency=8us", lambda spec: spec.cluster.fabric.latency_s == 8e-6),
+            ("trainer.save_steps=500", lambda spec: spec.job.trainer == {"save_steps": 500}),
+            ("pin.pp=2", lambda spec: spec.job.pin == {"tp": 4, "pp": 2}),
+            ("gpu=h200-sxm-141gb", lambda spec: spec.cluster.gpu.name == "h200-sxm-141gb"),
+            ("gpu.memory=95GiB", lambda spec: spec.cluster.gpu.memory_bytes == 95 * 2**30),
+            ("learning_rate=1e-6", lambda spec: spec.job.learning_rate == 1e-6),
+            ("env.NCCL_DEBUG=INFO", lambda spec: spec.cluster.env == {"NCCL_DEBUG": "INFO"}),
+            ("packing=no", lambda spec: spec.job.packing is False),
+            ("name=a=b", None),
+        ],
+    )
+    def test_set_reaches_every_key(self, spec_file: Path, override: str, reached: Any) -> None:
+        if reached is None:
+            with pytest.raises(SpecError, match="^--set name=a=b: name: 'a=b' is not usable"):
+                load_spec(spec_file, overrides=[override])
+        else:
+            assert reached(load_spec(spec_file, overrides=[override]))
+
+    @pytest.mark.parametrize(
+        ("override", "message"),
+        [
+            ("seq_len", "--set seq_len: is not key=value; write it as --set seq_len=8192"),
+            ("=5", "--set =5: is not key=value; write it as --set seq_len=8192"),
+            ("a..b=5", "--set a..b=5: 'a..b' is not a key; write it as --set seq_len=8192"),
+            ("seqlen=8192", "--set seqlen=8192: unknown key 'seqlen'; did you mean 'seq_len'?"),
+            ("cutoff_len=8192", "--set cutoff_len=8192: unknown key 'cutoff_len'; did you mean 'seq_len'?"),
+            ("tp=4", "--set tp=4: unknown key 'tp'; a layout key is held with --pin tp=..."),
+            (
+                "save_steps=4",
+                "--set save_steps=4: unknown key 'save_steps'; other keys of the trainer are set as --set trainer.KEY=VALUE",
+            ),
+            ("nodes=0", "--set nodes=0: nodes: 0 is out of range; expected a whole number from 1 to 10000"),
+            ("nodes.x=0", "--set nodes.x=0: `nodes` is 4, not a block of keys (box.yaml:2)"),
+            ("fabric.ralis=2", "--set fabric.ralis=2: unknown key 'ralis' in `fabric`; did you mean 'rails'?"),
+        ],
+    )
+    def test_set_names_itself_in_its_errors(self, spec_file: Path, override: str, message: str) -> None:
+        with pytest.raises(SpecError) as error:
+            load_spec(spec_file, overrides=[override])
+        assert str(error.value).replace(f"{spec_file.parent}/", "") == message
+
+    def test_set_refuses_what_is_broken(self, spec_file: Path) -> None:
+        with pytest.raises(SpecError, match="is not valid YAML"):
+            load_spec(spec_file, overrides=["seq_len=[1"])
+
+    @pytest.mark.parametrize("pins", ["tp=2,pp=2", " tp = 2 , pp=2,", ["tp=2", "pp=2"], {"tp": 2, "pp": 2}])
+    def test_pins_win_over_the_files(self, spec_file: Path, pins: Any) -> None:
+        assert load_spec(spec_file, pins=pins).job.pin == {"tp": 2, "pp": 2}
+
+    def test_pins_of_recompute_may_be_short_or_dotted(self, spec_file: Path) -> None:
+        assert load_spec(spec_file, pins="recompute=full").job.pin["recompute"] == {"granularity": "full"}
+        pins = "recompute.granularity=selective,recompute.modules=core_attn+mlp"
+        recompute = load_spec(spec_file, pins=pins).job.pin["recompute"]
+        assert recompute == {"granularity": "selective", "modules": ["core_attn", "mlp"]}
+
+    @pytest.mark.parametrize(
+        ("pins", "kind", "message"),
+        [
+            ("tpp=3", SpecError, "--pin tpp=3: unknown key 'tpp' in `job.pin`; did you mean 'tp'?"),
+            ("tp", SpecError, "--pin tp: is not key=value; write it as --pin tp=4,pp=1"),
+            ("tp=4,tp=2", LayoutError, "--pin tp=2: tp is pinned to 4 and to 2; keep one of them"),
+            ("tp=16", LayoutError, "--pin tp=16: pin: tp 16 > 8 GPUs of the NVLink domain; expected tp of at most 8"),
+            (
+                "tp=4,dp=16",
+                LayoutError,
+                "--pin dp=16: pin: 32 GPUs (4 nodes * 8) % (tp 4 * dp 16) (64) = 32; expected a divisor of 32",
+            ),
+        ],
+    )
+    def test_pins_name_themselves_in_their_errors(self, spec_file: Path, pins: str, kind: Any, message: str) -> None:
+        with pytest.raises(kind) as error:
+            load_spec(spec_file, pins=pins)
+        assert str(error.value) == message
+
+
+class TestARunDocument:
+    def test_becomes_a_spec(self) -> None:
+        spec = spec_from_document(DOCUMENT, where="runs.jsonl:3")
+        assert (spec.cluster.world_size, spec.model.name, spec.job.seq_len) == (32, "Qwen/Qwen3-8B", 4096)
+        assert spec.path is None
+
+    def test_is_left_as_it_was(self) -> None:
+        before = copy.deepcopy(DOCUMENT)
+        spec_from_document(DOCUMENT, where="runs.jsonl:3")
+        assert before == DOCUMENT
+
+    def test_may_hold_a_config(self) -> None:
+        document = {**DOCUMENT, "model": {"config": CONFIG}}
+        assert spec_from_document(document, where="runs.jsonl:3").model.num_layers == 2
+
+    def test_may_hold_a_whole_spec_with_model_and_job(self) -> None:
+        whole = {**DOCUMENT["cluster"], "model": "Qwen/Qwen3-14B", "job": DOCUMENT["job"]}
+        assert spec_from_document({"cluster": whole}, where="x").model.name == "Qwen/Qwen3-14B"
+        document = {"cluster": whole, "model": {"name": "Qwen/Qwen3-8B"}}
+        assert spec_from_document(document, where="x").model.name == "Qwen/Qwen3-8B"
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"cluster": None}, "runs.jsonl:3: `cluster` is missing; give it as"),
+            ({"cluster": "h100"}, "runs.jsonl:3: cluster: h100 is not a block of keys"),
+            ({"cluster": {1: 2}}, "runs.jsonl:3: has a key that is not text"),
+            ({"cluster": {"gpu": "h100"}}, "runs.jsonl:3: gpu: GPU 'h100' is not known"),
+            ({"cluster": {"nodes": 4}}, "runs.jsonl:3: `gpu` is missing"),
+            ({"model": None}, "runs.jsonl:3: `model` is missing"),
+            ({"model": {"name": "Qwen3-8BB"}}, "runs.jsonl:3: model: "),
+            ({"model": {"config": {}}}, "runs.jsonl:3: model.config: "),
+            ({"job": None}, "runs.jsonl:3: `job` is missing"),
+            ({"job": {"seq_len": 1}}, "runs.jsonl:3: `global_batch_size` is missing in `job`"),
+            ({"job": []}, "runs.jsonl:3: job: a list is not a block of keys"),
+        ],
+    )
+    def test_names_itself_in_its_errors(self, change: dict[str, Any], message: str) -> None:
+        with pytest.raises(InputError) as error:
+            spec_from_document({**DOCUMENT, **change}, where="runs.jsonl:3")
+        assert str(error.value).startswith(message)
+
+    def test_that_is_no_mapping_is_refused(self) -> None:
+        with pytest.raises(SpecError, match=r"^runs\.jsonl:3: is not a run document"):
+            spec_from_document([1], where="runs.jsonl:3")  # type: ignore[arg-type]
+
+
+_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(["900GB/s", "400Gb/s", "h100-sxm-80gb", "Qwen/Qwen3-8B", "8%", "no", "tp", "full", "5us"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+_cluster_keys = st.sampled_from(
+    "name nodes gpus_per_node gpu nvlink_bandwidth ib_bandwidth nics_per_node hosts fabric host_memory cpu_cores "
+    "pcie_bandwidth env margin model job $schema".split()
+)
+_job_keys = st.sampled_from(
+    "seq_len global_batch_size finetuning stage precision dataset template packing samples epochs learning_rate "
+    "lora_rank freeze_language_model trainer pin image_max_pixels".split()
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.dictionaries(_cluster_keys, _values, max_size=3), st.dictionaries(_job_keys, _values, max_size=3))
+def test_no_document_gives_anything_but_a_spec_or_a_topoplan_error(cluster: Any, job: Any) -> None:
+    document = {**DOCUMENT, "cluster": {**DOCUMENT["cluster"], **cluster}, "job": {**DOCUMENT["job"], **job}}
+    with contextlib.suppress(TopoplanError):
+        assert isinstance(spec_from_document(document, where="x"), Spec)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+@given(
+    st.one_of(
+        st.binary(max_size=300),
+        st.text(max_size=300).map(lambda text: text.encode("utf-8", "surrogatepass")),
+        st.tuples(st.integers(0, len(SPEC)), st.integers(0, 12), st.text(max_size=12)).map(
+            lambda cut: (SPEC[: cut[0]] + cut[2] + SPEC[cut[0] + cut[1] :]).encode("utf-8", "surrogatepass")
+        ),
+    )
+)
+def test_no_file_gives_anything_but_a_spec_or_a_topoplan_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_bytes(content)
+    with contextlib.suppress(TopoplanError):
+        assert isinstance(load_spec(path), Spec)
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(max_size=30), max_size=2), st.text(max_size=30))
+def test_no_option_gives_anything_but_a_spec_or_a_topoplan_error(overrides: list[str], pins: str) -> None:
+    path = Path(__file__).parents[2] / "cluster_specs" / "h100-4x8.yaml"
+    with contextlib.suppress(TopoplanError):
+        load_spec(path, overrides=overrides)
+    with contextlib.suppress(TopoplanError):
+        load_spec(path, pins=pins)

@@ -1,0 +1,184 @@
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topoplan.errors import SpecError
+from topoplan.specs.source import MAX_FILE_BYTES, parse_source, parse_value, read_source
+
+
+def _refused(text: str) -> str:
+    with pytest.raises(SpecError) as error:
+        parse_source(text, name="spec.yaml")
+    return str(error.value)
+
+
+def test_every_key_and_item_keeps_its_line() -> None:
+    source = parse_source("a: 1\nb:\n  c:\n  - x\n  - {d: 2,\n     e: 3}\n", name="spec.yaml")
+    assert source.data == {"a": 1, "b": {"c": ["x", {"d": 2, "e": 3}]}}
+    assert source.place(("a",)) == "spec.yaml:1"
+    assert source.place(("b", "c")) == "spec.yaml:3"
+    assert source.place(("b", "c", 1)) == "spec.yaml:5"
+    assert source.place(("b", "c", 1, "e")) == "spec.yaml:6"
+    assert source.place(("b", "c", 0, "absent")) == "spec.yaml:4"
+    assert source.place(()) == "spec.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("no", "no"),
+        ("off", "off"),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("", None),
+        ("null", None),
+        ("2e-5", 2e-5),
+        ("1.0e-4", 1e-4),
+        ("100_000", 100_000),
+        ("-3", -3),
+        ("1:30", "1:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("'12'", "12"),
+        ("!!str 12", "12"),
+        ('"true"', "true"),
+        ("400Gb/s", "400Gb/s"),
+        (".inf", float("inf")),
+        ("[1, a]", [1, "a"]),
+        ("9" * 5000, "9" * 5000),
+    ],
+)
+def test_plain_values_follow_yaml_1_2(text: str, value: object) -> None:
+    assert parse_value(text, name="--set") == value
+
+
+def test_a_bare_no_is_remembered_and_a_quoted_one_is_not() -> None:
+    source = parse_source("a: no\nb: 'no'\nc: {d: Yes}\n", name="spec.yaml")
+    assert source.old_booleans == {("a",), ("c", "d")}
+
+
+def test_json_is_read_too() -> None:
+    assert parse_source('{"a": [1, 2.5, "x", true, null]}', name="x.json").data == {"a": [1, 2.5, "x", True, None]}
+
+
+def test_aliases_are_followed() -> None:
+    assert parse_source("a: &x {b: 1}\nc: *x\n", name="spec.yaml").data == {"a": {"b": 1}, "c": {"b": 1}}
+
+
+def test_a_duplicate_key_names_both_lines() -> None:
+    message = _refused("nodes: 4\nname: x\nnodes: 8\n")
+    assert message == "spec.yaml:3: key 'nodes' is given twice; first on line 1; keep one of them"
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("a: b: c\n", "spec.yaml:1:5"),
+        ("a: 1\nb: [1, 2\n", "spec.yaml:3:1"),
+        ("a:\n\t- b\n", "spec.yaml:2:1"),
+        ("a: 1\nb: 'x\n", "spec.yaml:3:1"),
+        ("a: 1\n b: 2\n", "spec.yaml:2:3"),
+        ("a: @x\n", "spec.yaml:1:4"),
+    ],
+)
+def test_broken_yaml_names_line_and_column(text: str, where: str) -> None:
+    assert _refused(text).startswith(f"{where}: is not valid YAML: ")
+
+
+def test_a_tab_gets_its_remedy() -> None:
+    assert "indent with spaces" in _refused("a:\n\t- b\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "is empty"),
+        ("# only a comment\n", "is empty"),
+        ("- 1\n", "holds a list"),
+        ("word\n", "holds one value"),
+        ("a: 1\n--- \nb: 2\n", "a second document starts here"),
+        ("a: *x\n", "alias *x names no finished anchor"),
+        ("a: &x [*x]\n", "alias *x names no finished anchor"),
+        ("a: !!python/object:os.system x\n", "tag tag:yaml.org,2002:python/object:os.system is not supported"),
+        ("a: !secret x\n", "tag !secret is not supported"),
+        ("? [a]\n: 1\n", "a key that is not plain text"),
+        ("a: \x07\n", "is not valid YAML"),
+        ("x: " + "[" * 200_000, "nested more than"),
+        ("{a: " * 5000, "nested more than"),
+    ],
+)
+def test_what_is_no_mapping_is_one_spec_error(text: str, what: str) -> None:
+    message = _refused(text)
+    assert what in message
+    assert "\n" not in message
+
+
+def test_an_alias_bomb_is_refused_while_it_is_small() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    assert "aliases written out" in _refused("\n".join(lines))
+
+
+class TestReadingFiles:
+    def refused(self, path: Path | str) -> str:
+        with pytest.raises(SpecError) as error:
+            read_source(Path(path))
+        return str(error.value)
+
+    def test_a_missing_file_names_the_nearest_one(self, tmp_path: Path) -> None:
+        (tmp_path / "h100-4x8.yaml").write_text("a: 1\n")
+        message = self.refused(tmp_path / "h100-4x9.yaml")
+        assert message == f"{tmp_path}/h100-4x9.yaml: no such file; did you mean 'h100-4x8.yaml'?"
+
+    def test_a_file_in_no_directory_is_missing(self, tmp_path: Path) -> None:
+        assert "no such file" in self.refused(tmp_path / "absent" / "a.yaml")
+
+    def test_a_file_below_a_file_cannot_be_read(self, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_text("a: 1\n")
+        assert "cannot be read" in self.refused(tmp_path / "a.yaml" / "b.yaml")
+
+    def test_a_directory_says_what_it_holds(self, tmp_path: Path) -> None:
+        (tmp_path / "one.yaml").write_text("a: 1\n")
+        assert self.refused(tmp_path) == f"{tmp_path}: is a directory, not a file; it holds one.yaml"
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+    def test_an_unreadable_file_says_why(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.yaml"
+        path.write_text("a: 1\n")
+        path.chmod(0)
+        assert "cannot be read: Permission denied" in self.refused(path)
+
+    @pytest.mark.parametrize(
+        "content", [b"\x00\x01\x02", b"\x7fELF\x02\x01\x00", b"\xff\xfea\x00", "é: 1".encode("latin-1")]
+    )
+    def test_a_file_that_is_not_utf_8_text_is_refused(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "a.yaml"
+        path.write_bytes(content)
+        assert "is not a text file in UTF-8" in self.refused(path)
+
+    def test_a_huge_file_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.yaml"
+        path.write_bytes(b"# " + b"x" * MAX_FILE_BYTES)
+        assert "is larger than 1 MB" in self.refused(path)
+
+    def test_an_endless_device_is_refused(self) -> None:
+        assert "/dev/zero" in self.refused("/dev/zero")
+
+    def test_a_path_that_no_system_has_is_refused_on_one_line(self) -> None:
+        assert "cannot be read" in self.refused("a\0b\nc.yaml")
+        assert "\n" not in self.refused("a\0b\nc.yaml")
+
+    def test_a_byte_order_mark_and_dos_line_ends_do_no_harm(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.yaml"
+        path.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n")
+        assert read_source(path).data == {"a": 1, "b": 2}
+
+
+@given(st.one_of(st.text(), st.text(alphabet="abc:-[]{}&*!|>'\"%@`#?, \n\t~0.<")))
+def test_no_text_gives_anything_but_a_mapping_or_a_spec_error(text: str) -> None:
+    with contextlib.suppress(SpecError):
+        assert all(isinstance(key, str) for key in parse_source(text, name="spec.yaml").data)

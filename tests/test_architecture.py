@@ -1,0 +1,146 @@
+"""Decisions that every module has to keep: imports go one way, planning stays light, the public surface is small."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import topoplan
+
+ROOT = Path(topoplan.__file__).parent
+
+# The floors of the hallway. A module imports from its own floor or from lower ones.
+FLOORS = {
+    "errors": 0,
+    "units": 0,
+    "catalog": 1,
+    "specs": 1,
+    "layout": 2,
+    "backends": 3,
+    "cost": 4,
+    "planner": 5,
+    "emit": 6,
+    "hosts": 6,
+    "launch": 7,
+    "report": 8,
+    "cli": 8,
+    "__init__": 9,
+    "__main__": 9,
+}
+HEAVY = {"torch", "transformers", "llamafactory", "megatron", "deepspeed", "accelerate"}
+MODULES = sorted(ROOT.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    """The package, or the module at the top, that a file belongs to."""
+    first = path.relative_to(ROOT).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that a file imports, anywhere in it: `topoplan.specs.spec`, `yaml`, ..."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import; write the whole name"
+            module = node.module or ""
+            # `from topoplan import cli` names a room in its second half.
+            names |= {f"{module}.{alias.name}" for alias in node.names} if module == "topoplan" else {module}
+    return names
+
+
+def ids(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {room(path) for path in MODULES} <= set(FLOORS)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=ids)
+def test_imports_go_down_the_hallway(path: Path) -> None:
+    own = FLOORS[room(path)]
+    for name in imported(path):
+        parts = name.split(".")
+        if parts[0] != "topoplan" or len(parts) < 2:
+            continue
+        target = parts[1] if parts[1] in FLOORS else "__init__"
+        if target == "__init__" and parts[1] == "__version__":
+            continue  # a constant of the package; reading it pulls in nothing
+        assert FLOORS[target] <= own, f"{ids(path)} (floor {own}) imports {name} (floor {FLOORS[target]})"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=ids)
+def test_no_module_imports_a_trainer(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imported(path)} & HEAVY
+
+
+def test_planning_loads_no_trainer() -> None:
+    code = (
+        "import sys, topoplan\n"
+        "for name in topoplan.__all__: getattr(topoplan, name)\n"
+        f"print(*sorted({HEAVY!r} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_help_reads_nothing_of_the_planner() -> None:
+    code = (
+        "import sys\n"
+        "from topoplan.cli.main import app\n"
+        "loaded = {name.split('.')[1] for name in sys.modules if name.startswith('topoplan.')}\n"
+        "print(*sorted(loaded), *sorted({'pydantic', 'yaml', 'rich', 'jinja2'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["cli", "errors"]
+
+
+def test_public_names_are_sorted_and_all_there() -> None:
+    assert topoplan.__all__ == sorted(topoplan.__all__)
+    assert set(topoplan.__all__) == {
+        "InputError",
+        "LayoutError",
+        "ModelError",
+        "NoLayoutFits",
+        "OutputError",
+        "SpecError",
+        "TopoplanError",
+        "UnitError",
+        "__version__",
+        "generate",
+        "load_spec",
+        "predict",
+        "rank",
+    }
+    assert dir(topoplan) == topoplan.__all__
+    for name in topoplan.__all__:
+        assert getattr(topoplan, name) is not None
+
+
+def test_an_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'plan_everything'"):
+        topoplan.plan_everything  # noqa: B018
+
+
+def test_errors_of_the_exception_tree_are_all_public() -> None:
+    from topoplan import errors
+
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert classes <= set(topoplan.__all__)
+
+
+def test_input_is_never_checked_with_assert() -> None:
+    found = [
+        f"{ids(path)}:{node.lineno}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assert)
+    ]
+    assert not found

@@ -1,0 +1,182 @@
+"""The GPUs and models that topoplan knows, as data.
+
+`gpus.json` has the vendors' figures in the vendors' units; they become bytes, seconds and FLOP/s here. `models.json`
+lists the names, and `models/<architecture>.json` holds the config.json fields that matter and the exact parameter count
+of the architecture that these names share. Each file is read when it is first needed, and once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from topoplan.errors import ModelError, SpecError, nearest
+from topoplan.specs.config_json import model_from_config
+from topoplan.specs.gpu import Gpu
+from topoplan.specs.model import Model
+
+_MIB = 2**20
+_GIGA = 1e9
+_TERA = 1e12
+
+
+def _load(*path: str) -> Any:
+    return json.loads(files("topoplan").joinpath("catalog", *path).read_text(encoding="utf-8"))
+
+
+def _suggestion(word: str, known: Iterable[str]) -> str:
+    """`did you mean ...?` for the nearest known name, else for up to three that share most words with it.
+
+    The words help where the spelling is far off: `H100`, or `NVIDIA A100-SXM4-80GB` as the driver calls it.
+    """
+    names = list(known)
+    if guess := nearest(word, names):
+        return guess
+    words = set(re.split(r"[^a-z0-9.]+", word.lower()))
+    shared = {name: len(words & set(re.split(r"[^a-z0-9.]+", name.lower()))) for name in names}
+    close = sorted((name for name in names if shared[name]), key=lambda name: -shared[name])[:3]
+    return f"did you mean {' or '.join(repr(name) for name in close)}?" if close else ""
+
+
+@lru_cache(maxsize=1)
+def _gpu_table() -> dict[str, dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = _load("gpus.json")
+    return table
+
+
+def _flops(row: Mapping[str, Any], key: str) -> float | None:
+    return row[key] * _TERA if row[key] is not None else None
+
+
+@lru_cache(maxsize=64)
+def gpu(name: str) -> Gpu:
+    """The GPU of that catalog name, in any case. Raises SpecError, with the nearest known name."""
+    table = _gpu_table()
+    key = name.strip().lower()
+    if key not in table:
+        raise SpecError(
+            f"GPU {name!r} is not known",
+            expected=_suggestion(name, table) or f"known are {', '.join(table)}",
+            remedy="`topoplan gpus` lists the known ones, and a gpu: block of its own describes any other",
+        )
+    row = table[key]
+    return Gpu(
+        name=key,
+        architecture=row["architecture"],
+        memory_bytes=row["memory_mib"] * _MIB,
+        memory_bytes_per_s=row["memory_gb_per_s"] * _GIGA,
+        bf16_flops=row["bf16_tflops"] * _TERA,
+        fp16_flops=row["fp16_tflops"] * _TERA,
+        fp8_flops=_flops(row, "fp8_tflops"),
+        fp4_flops=_flops(row, "fp4_tflops"),
+        sm_count=row["sm_count"],
+        nvlink_bytes_per_s=row["nvlink_gb_per_s_both_ways"] / 2 * _GIGA,
+        nvlink_domain_gpus=row["nvlink_domain_gpus"],
+        pcie_bytes_per_s=row["host_link_gb_per_s_each_way"] * _GIGA,
+        gpus_per_node=row["gpus_per_node"],
+        nics_per_node=row["nics_per_node"],
+        nic_bytes_per_s=row["nic_gbit_per_s"] / 8 * _GIGA,
+        source=row["source"],
+    )
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Catalog names of the GPUs, in the order of `gpus.json`."""
+    return tuple(_gpu_table())
+
+
+class _Names:
+    """Who is called what: published names, mirrors of them, and short names without the organisation."""
+
+    def __init__(self, table: Mapping[str, Mapping[str, Any]]) -> None:
+        self.published: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        """Published name -> architecture (file name), and the config values in which it differs."""
+        self._by_lower: dict[str, str] = {}
+        self._by_short: dict[str, list[str]] = {}
+        for architecture, entry in table.items():
+            for name, differences in entry["names"].items():
+                self.published[name] = (architecture, differences)
+                self._by_lower[name.lower()] = name
+                self._by_short.setdefault(name.lower().rpartition("/")[2], []).append(name)
+            for mirror, name in entry.get("mirrors", {}).items():
+                self._by_lower[mirror.lower()] = name
+
+    def matches(self, name: str) -> list[str]:
+        """Published names that `name` stands for: none, one, or several for an ambiguous short name."""
+        key = name.strip().lower()
+        if key in self._by_lower:
+            return [self._by_lower[key]]
+        return self._by_short.get(key, [])
+
+    def known(self) -> list[str]:
+        """Everything that is accepted, for the nearest name."""
+        return [*self.published, *self._by_short]
+
+
+@lru_cache(maxsize=1)
+def _names() -> _Names:
+    return _Names(_load("models.json"))
+
+
+@lru_cache(maxsize=256)
+def _architecture(name: str) -> dict[str, Any]:
+    architecture: dict[str, Any] = _load("models", f"{name}.json")
+    return architecture
+
+
+def knows_model(name: str) -> bool:
+    """Whether the catalog has a model of that name: a Hugging Face id in any case, a mirror of it, or its last part."""
+    return bool(_names().matches(name))
+
+
+def unknown_model(name: str) -> ModelError:
+    """The error for a model that the catalog does not have, with the nearest name that it has."""
+    return ModelError(
+        f"model {name!r} is not known",
+        expected=_suggestion(name, _names().known()),
+        remedy="`topoplan models` lists the known ones, and the path of any other's config.json is read",
+    )
+
+
+def _published_name(name: str) -> str:
+    matches = _names().matches(name)
+    if not matches:
+        raise unknown_model(name)
+    if len(matches) > 1:
+        raise ModelError(f"model {name!r} is ambiguous", expected=f"expected one of {', '.join(matches)}")
+    return matches[0]
+
+
+def model_config(name: str) -> dict[str, Any]:
+    """The config.json fields of that model. Raises ModelError for an unknown or ambiguous name."""
+    architecture, differences = _names().published[_published_name(name)]
+    return {**_architecture(architecture)["config"], **differences}
+
+
+def model_parameters(name: str) -> int:
+    """The published number of parameters, multi-token prediction left out. Raises ModelError for an unknown name."""
+    architecture, _ = _names().published[_published_name(name)]
+    count: int = _architecture(architecture)["parameters"]
+    return count
+
+
+@lru_cache(maxsize=256)
+def _model(published_name: str) -> Model:
+    return model_from_config(model_config(published_name), name=published_name, where=f"catalog: {published_name}")
+
+
+def model(name: str) -> Model:
+    """The model of that name. `name` is a Hugging Face id in any case, with or without its organisation.
+
+    Raises ModelError for an unknown or ambiguous name, with the nearest known one.
+    """
+    return _model(_published_name(name))
+
+
+def model_names() -> tuple[str, ...]:
+    """Published names of the models, mirrors left out."""
+    return tuple(_names().published)

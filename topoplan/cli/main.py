@@ -1,0 +1,97 @@
+"""The command line: which verbs there are, and what a user sees when something is wrong.
+
+Each verb has a file of its own and imports what it needs when it runs, so that `topoplan --help` reads none of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import typer
+
+from topoplan.cli import generate, gpus, models, predict, rank, schema, version
+from topoplan.errors import TopoplanError
+
+# `128 + signal` is what a shell reports for a program ended by SIGINT or SIGPIPE.
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+
+# The base of typer's own complaints about options. Older typers take it from click, newer ones carry a copy.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+app = typer.Typer(
+    name="topoplan",
+    help="Rank parallel layouts of LLM fine-tuning on a GPU cluster, and write the files that start one.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("rank")(rank.rank)
+app.command("generate")(generate.generate)
+app.command("predict")(predict.predict)
+app.command("models")(models.models)
+app.command("gpus")(gpus.gpus)
+app.command("schema")(schema.schema)
+app.command("version")(version.version)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        version.version()
+        raise typer.Exit
+
+
+@app.callback()
+def _topoplan(
+    _version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", callback=_show_version, is_eager=True
+    ),
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 when it worked, 1 when nothing fits, 2 for bad input."""
+    # A name that the terminal cannot show (a path that is not UTF-8, a Latin-1 locale) must not end the program.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has left (`topoplan rank ... | head`). Point stdout elsewhere, or Python complains when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = _BROKEN_PIPE
+    except OSError as error:  # the disk behind `> file` is full, for one
+        code = _complain(error.strerror or str(error), 1)
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(arguments or ["--help"], prog_name="topoplan", standalone_mode=False)
+    except TopoplanError as error:
+        return _complain(str(error), error.exit_code)
+    except _UsageError as error:
+        return _complain(_usage(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        return _INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def _usage(error: Exception) -> str:
+    message = getattr(error, "format_message", error.__str__)().rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{message}; see `{context.command_path if context else 'topoplan'} --help`"
+
+
+def _complain(message: str, code: int) -> int:
+    sys.stdout.flush()
+    sys.stderr.write(f"topoplan: {message}\n")
+    return code

@@ -1,0 +1,64 @@
+"""Arguments that several verbs share, and how they become a Spec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topoplan.errors import LayoutError
+
+if TYPE_CHECKING:
+    from topoplan.specs.spec import Spec
+
+SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="The cluster spec, a YAML file.", show_default=False)]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help="Model to use in place of the spec's: a name (`topoplan models`), a directory or a config.json.",
+        show_default=False,
+    ),
+]
+JobPath = Annotated[
+    str | None,
+    typer.Option(
+        "--job", metavar="FILE", help="YAML file whose job takes the place of the spec's.", show_default=False
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set one key of the job or the cluster; may be repeated.", show_default=False
+    ),
+]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pin", metavar="KEY=N,...", help="Layout keys that must hold, such as tp=4,pp=1.", show_default=False
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def read_spec(
+    spec: str, *, model: str | None, job: str | None, overrides: list[str] | None, pins: list[str] | None
+) -> Spec:
+    """The spec file with everything that the command line says on top of it."""
+    from topoplan.specs.load import load_spec
+
+    _refuse_contradictions(pins or ())
+    return load_spec(spec, model=model, job=job, overrides=tuple(overrides or ()), pins=tuple(pins or ()))
+
+
+def _refuse_contradictions(pins: Sequence[str]) -> None:
+    """The same key with two values: the last one would win in silence."""
+    values: dict[str, str] = {}
+    for part in ",".join(pins).split(","):
+        key, _, value = (word.strip() for word in part.partition("="))
+        if values.setdefault(key, value) != value:
+            raise LayoutError(
+                f"{key} is pinned to {values[key]} and to {value}", where="--pin", remedy="keep one of them"
+            )

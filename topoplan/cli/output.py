@@ -1,0 +1,38 @@
+"""Writing to standard output, as JSON or as text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPE_COLUMNS = 100
+"""Width where there is no terminal to ask."""
+_MAX_COLUMNS = 140
+_MIN_COLUMNS = 40
+
+
+def print_json(value: Any, *, indent: int | None = 2) -> None:
+    """One JSON value, in ASCII, so that no terminal or pipe can garble it."""
+    sys.stdout.write(json.dumps(value, indent=indent, allow_nan=False) + "\n")
+
+
+def stdout_console() -> Console:
+    """Standard output for people: the terminal's width, or 100 columns and no colour where there is none."""
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    columns = shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns if terminal else PIPE_COLUMNS
+    return Console(
+        file=sys.stdout,
+        width=max(_MIN_COLUMNS, min(columns, _MAX_COLUMNS)),
+        force_terminal=terminal,
+        color_system="auto" if terminal else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )

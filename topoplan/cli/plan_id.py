@@ -1,0 +1,64 @@
+"""From the id of a plan back to its layout."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from topoplan.errors import LayoutError
+
+_DEGREES = {
+    "tp": "tp",
+    "pp": "pp",
+    "vpp": "vpp",
+    "cp": "cp",
+    "ep": "ep",
+    "etp": "etp",
+    "dp": "dp",
+    "mbs": "micro_batch_size",
+}
+
+
+def layout_of_id(plan_id: str) -> dict[str, Any]:
+    """The layout keys that `Layout.id` was made of: `tp4-pp2-dp4-mbs1-full` -> {"tp": 4, "pp": 2, ...}."""
+    layout: dict[str, Any] = {}
+    words = plan_id.split("-")
+    position = 0
+    while position < len(words):
+        word, following = words[position], words[position + 1 : position + 2]
+        degree = re.fullmatch(r"([a-z]+)([0-9]+)", word)
+        if degree and degree[1] in _DEGREES and _DEGREES[degree[1]] not in layout:
+            layout[_DEGREES[degree[1]]] = int(degree[2])
+        elif degree and degree[1] == "offload":
+            layout["optimizer_offload_fraction"] = int(degree[2]) / 100
+        elif word == "nosp":
+            layout["sequence_parallel"] = False
+        elif word == "sel" and following:
+            layout["recompute"] = {"granularity": "selective", "modules": following[0].split("+")}
+            position += 1
+        elif word == "full":
+            method = re.fullmatch(r"(uniform|block)([0-9]+)", following[0]) if following else None
+            name, layers = (method[1], int(method[2])) if method else ("uniform", 1)
+            layout["recompute"] = {"granularity": "full", "method": name, "num_layers": layers}
+            position += 1 if method else 0
+        elif word == "uneven":
+            raise LayoutError(
+                f"{plan_id!r} does not say where its uneven stages begin and end",
+                where="--plan",
+                remedy="choose it by its rank",
+            )
+        else:
+            raise _unknown(plan_id)
+        position += 1
+    if "tp" not in layout or "pp" not in layout:
+        raise _unknown(plan_id)
+    layout.setdefault("sequence_parallel", layout["tp"] > 1)
+    return layout
+
+
+def _unknown(plan_id: str) -> LayoutError:
+    return LayoutError(
+        f"{plan_id!r} is not a plan",
+        where="--plan",
+        expected="expected a rank such as 3, or an id such as tp4-pp1-dp8-mbs1 from `topoplan rank`",
+    )

@@ -1,0 +1,63 @@
+"""`topoplan rank`: search the layouts of a job and print the best."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from topoplan.cli.options import AsJson, JobPath, ModelName, Overrides, Pins, SpecPath, read_spec
+
+
+def rank(
+    spec: SpecPath,
+    model: ModelName = None,
+    job: JobPath = None,
+    overrides: Overrides = None,
+    pin: Pins = None,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Plans to show.")] = 10,
+    rejected: Annotated[bool, typer.Option("--rejected", help="Also show the layouts that are out, and why.")] = False,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print one row a plan.")] = False,
+) -> None:
+    """Rank the layouts of a job by predicted speed.
+
+    Exit code 1: no layout fits; 2: bad input.
+    """
+    from topoplan.cli.search import search
+    from topoplan.errors import InputError
+
+    if as_json and as_csv:
+        raise InputError("--json and --csv cannot be used together", remedy="leave one out")
+    if as_csv and rejected:
+        raise InputError("--csv has no rows for rejected layouts", remedy="use --rejected --json")
+
+    read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin)
+    ranking = search(read, keep_rejected=rejected)
+
+    from topoplan.cli.output import print_json, stdout_console
+
+    if as_json:
+        from topoplan.report.document import ranking_to_dict
+
+        print_json(ranking_to_dict(ranking, top=top, rejected=rejected))
+    elif as_csv:
+        import sys
+
+        from topoplan.report.rows import write_rows
+
+        write_rows(sys.stdout, ranking, top=top)
+    else:
+        from topoplan.report.ranking import print_ranking
+        from topoplan.report.rejected import print_rejected
+
+        console = stdout_console()
+        if ranking.plans:
+            print_ranking(console, ranking, top=top)
+        if rejected:
+            print_rejected(console, ranking)
+
+    if not ranking.plans:
+        from topoplan.report.nothing_fits import nothing_fits
+
+        raise nothing_fits(ranking)

@@ -1,0 +1,126 @@
+"""Reading run documents: a cluster, a model, a job and a layout each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from topoplan.errors import InputError, SpecError
+from topoplan.specs.source import parse_source
+
+_MAX_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDocument:
+    """One run document, or why it is none."""
+
+    id: Any = None
+    where: str
+    """File and line, for messages."""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+def read_run_documents(source: str) -> Iterator[RunDocument]:
+    """The documents of a .jsonl, .json or .yaml file, or of standard input when `source` is `-`."""
+    text, where = (_standard_input(), "standard input") if source == "-" else (_file(source), source)
+    suffix = "" if source == "-" else Path(source).suffix.lower()
+    if not text.strip():
+        raise SpecError("nothing in it", where=where, expected="expected at least one run document")
+    if suffix in (".yaml", ".yml"):
+        yield _document(parse_source(text, name=where).data, where)
+    elif suffix == ".jsonl" or (suffix != ".json" and _looks_like_lines(text)):
+        yield from _lines(text, where)
+    elif text.lstrip()[0] in "{[":
+        yield _from_json(text, where)
+    else:
+        yield _document(parse_source(text, name=where).data, where)
+
+
+def _lines(text: str, where: str) -> Iterator[RunDocument]:
+    # Not splitlines(): JSON strings may hold U+2028 and other separators that are no line ends in JSON Lines.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield _from_json(line, f"{where}:{number}")
+
+
+def _looks_like_lines(text: str) -> bool:
+    """Whether text without a telling name is JSON Lines: some line is an object, and the whole is not one value."""
+    lines = text.strip().split("\n")
+    if len(lines) == 1 or not any(line.strip().startswith("{") and line.strip().endswith("}") for line in lines):
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return lines[0].lstrip().startswith("{")
+    return False
+
+
+def _from_json(text: str, where: str) -> RunDocument:
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        return RunDocument(where=where, error=f"{where}: not JSON that can be read: nested too deeply")
+    except ValueError as error:
+        detail = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        return RunDocument(where=where, error=f"{where}: not JSON: {detail}")
+    return _document(value, where)
+
+
+def _document(value: Any, where: str) -> RunDocument:
+    if not isinstance(value, Mapping):
+        return RunDocument(where=where, error=f"{where}: a run document is a mapping, this is {_kind(value)}")
+    layout = value.get("layout")
+    if not isinstance(layout, Mapping):
+        problem = "no `layout`" if layout is None else f"`layout` is {_kind(layout)}"
+        error = f"{where}: {problem}; expected a mapping such as {{tp: 4, pp: 1, micro_batch_size: 1}}"
+        return RunDocument(id=_plain_id(value.get("id")), where=where, error=error)
+    spec = {key: item for key, item in value.items() if key not in ("id", "layout")}
+    return RunDocument(id=_plain_id(value.get("id")), where=where, spec=spec, layout=layout)
+
+
+def _plain_id(value: Any) -> Any:
+    """The id as JSON can give it back: YAML also knows dates and such."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return str(value)
+    return value
+
+
+def _file(path: str) -> str:
+    file = Path(path)
+    try:
+        if file.is_dir():
+            raise InputError("a directory", where=path, expected="expected a .jsonl, .yaml or .json file")
+        with file.open("rb") as stream:
+            return _decode(stream.read(_MAX_BYTES + 1), path)
+    except FileNotFoundError as error:
+        raise InputError("no such file", where=path) from error
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=path) from error
+
+
+def _standard_input() -> str:
+    return _decode(sys.stdin.buffer.read(_MAX_BYTES + 1), "standard input")
+
+
+def _decode(data: bytes, where: str) -> str:
+    if len(data) > _MAX_BYTES:
+        raise InputError("larger than 256 MiB", where=where, remedy="split it")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 text (byte {error.start})", where=where) from error
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "empty"
+    return "a list" if isinstance(value, list) else f"{value!r:.40}"

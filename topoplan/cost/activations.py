@@ -1,0 +1,248 @@
+"""What a layer keeps for its backward pass, tensor by tensor, on one rank and for one micro batch.
+
+Source: what the autograd functions of Transformer Engine save (`pytorch/module/layernorm_linear.py`, `linear.py`,
+`grouped_linear.py`, `attention/`: `ctx.save_for_backward`) in the modules that megatron-core builds for
+`transformer_impl: transformer_engine` (`core/models/gpt/gpt_layer_specs.py`). The shape of the argument is that of
+Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, section 4), with
+flash attention, gated MLPs, MoE and MLA in place of GPT-3's layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from topoplan.cost.shard import Shard
+from topoplan.layout.layout import Recompute
+from topoplan.specs.model import Attention, Layer, LatentAttention, LinearAttention, Mlp, Model, Moe, VisionTower
+
+BF16 = 2
+FP32 = 4
+MXFP8_BYTES = 1 + 1 / 32
+"""One byte and a shared scale for 32 values."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """One tensor that backward needs."""
+
+    name: str
+    saved_bytes: float
+    freed_by: tuple[str, ...] = ()
+    """Megatron recompute modules that drop it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerActivations:
+    """Memory of one layer and one micro batch besides its weights, in bytes."""
+
+    saved: tuple[SavedTensor, ...]
+    input_bytes: float
+    """The layer's input: all that full recomputation keeps."""
+    backward_bytes: float
+    """Gradients alive at the worst moment of the layer's own backward, less what has been freed by then."""
+    weight_shapes: tuple[tuple[int, int], ...]
+    """Shapes of this rank's weight matrices. Transformer Engine keeps one dummy gradient for each distinct shape
+    (`pytorch/module/base.py::get_dummy_wgrad`) when weight gradients are accumulated in place."""
+
+    @property
+    def saved_bytes(self) -> float:
+        return sum(tensor.saved_bytes for tensor in self.saved)
+
+
+def _linear_input_bytes(shard: Shard) -> float:
+    """Bytes an element of a saved GEMM input: fp8 layers keep the quantised copy."""
+    return MXFP8_BYTES if shard.eight_bit else BF16
+
+
+def _attention(model: Model, attention: Attention, shard: Shard) -> tuple[list[SavedTensor], list[tuple[int, int]]]:
+    hidden, tokens, local = model.hidden_size, shard.tokens, shard.local_tokens
+    heads, kv_heads = attention.heads / shard.tp, max(attention.kv_heads / shard.tp, 1)
+    width = attention.head_dim
+    linear = _linear_input_bytes(shard)
+    saved = [
+        SavedTensor("layernorm input", BF16 * local * hidden),
+        SavedTensor("linear_qkv input", linear * local * hidden),
+        SavedTensor("layernorm statistics", FP32 * local),
+    ]
+    if attention.qk_norm:
+        saved.append(SavedTensor("q, k before their norm", BF16 * tokens * (heads + kv_heads) * width))
+        saved.append(SavedTensor("q, k norm statistics", FP32 * tokens * (heads + kv_heads)))
+    if attention.output_gate:
+        saved.append(SavedTensor("output gate", 2 * BF16 * tokens * heads * width))
+    saved += [
+        SavedTensor("q", BF16 * tokens * heads * width),
+        SavedTensor("k, v", 2 * BF16 * tokens * kv_heads * width),
+        SavedTensor("attention output", BF16 * tokens * heads * width),
+        SavedTensor("softmax statistics", FP32 * tokens * heads, ("core_attn",)),
+    ]
+    if shard.eight_bit:
+        saved.append(SavedTensor("linear_proj input", linear * tokens * heads * width))
+    query = int(heads * width) * (2 if attention.output_gate else 1)
+    shapes = [(query + int(2 * kv_heads * width), hidden), (hidden, int(heads * width))]
+    return saved, shapes
+
+
+def _latent_attention(
+    model: Model, attention: LatentAttention, shard: Shard
+) -> tuple[list[SavedTensor], list[tuple[int, int]]]:
+    hidden, tokens, local = model.hidden_size, shard.tokens, shard.local_tokens
+    heads = attention.heads // shard.tp
+    key = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+    q_rank, kv_rank, rope = attention.q_lora_rank, attention.kv_lora_rank, attention.qk_rope_head_dim
+    linear = _linear_input_bytes(shard)
+    up = ("mla_up_proj",)
+    saved = [
+        SavedTensor("layernorm input", BF16 * local * hidden),
+        SavedTensor("down projection input", linear * local * hidden, ("layernorm",)),
+        SavedTensor("kv compressed", BF16 * local * (kv_rank + rope)),
+        SavedTensor("kv compressed, normed", linear * local * kv_rank, up),
+        SavedTensor("q", BF16 * tokens * heads * key, up),
+        SavedTensor("k", BF16 * tokens * heads * key, up),
+        SavedTensor("v", BF16 * tokens * heads * attention.v_head_dim, up),
+        SavedTensor("attention output", BF16 * tokens * heads * attention.v_head_dim),
+        SavedTensor("softmax statistics", FP32 * tokens * heads, ("core_attn",)),
+        SavedTensor("norm statistics", 3 * FP32 * local),
+    ]
+    if q_rank:
+        saved.append(SavedTensor("q compressed", BF16 * local * q_rank))
+        saved.append(SavedTensor("q compressed, normed", linear * local * q_rank, up))
+    if shard.eight_bit:
+        saved.append(SavedTensor("linear_proj input", linear * tokens * heads * attention.v_head_dim))
+    shapes = [
+        (kv_rank + rope, hidden),
+        (heads * (attention.qk_nope_head_dim + attention.v_head_dim), kv_rank),
+        (hidden, heads * attention.v_head_dim),
+    ]
+    shapes += [(q_rank, hidden), (heads * key, q_rank)] if q_rank else [(heads * key, hidden)]
+    return saved, shapes
+
+
+def _linear_attention(
+    model: Model, attention: LinearAttention, shard: Shard
+) -> tuple[list[SavedTensor], list[tuple[int, int]]]:
+    hidden, tokens, local = model.hidden_size, shard.tokens, shard.local_tokens
+    key = attention.key_heads * attention.key_head_dim // shard.tp
+    value = attention.value_heads * attention.value_head_dim // shard.tp
+    heads = attention.value_heads / shard.tp
+    saved = [
+        SavedTensor("layernorm input", BF16 * local * hidden),
+        SavedTensor("in_proj input", _linear_input_bytes(shard) * local * hidden),
+        SavedTensor("convolution input", BF16 * tokens * (2 * key + value)),
+        SavedTensor("convolution output (q, k, v)", BF16 * tokens * (2 * key + value)),
+        SavedTensor("decay and beta", 2 * FP32 * tokens * heads),
+        SavedTensor("normed q, k", BF16 * tokens * 2 * key),
+        SavedTensor("chunk products", 2 * BF16 * tokens * value),
+        SavedTensor("output and gate", 2 * BF16 * tokens * value),
+        SavedTensor("out_proj input", _linear_input_bytes(shard) * tokens * value),
+    ]
+    shapes = [(2 * key + 2 * value + int(2 * heads), hidden), (hidden, value)]
+    return saved, shapes
+
+
+def _mlp(model: Model, mlp: Mlp, shard: Shard) -> tuple[list[SavedTensor], float, list[tuple[int, int]]]:
+    hidden, tokens, local = model.hidden_size, shard.tokens, shard.local_tokens
+    width = mlp.intermediate_size / shard.tp
+    first = width * (2 if mlp.gated else 1)
+    linear = _linear_input_bytes(shard)
+    freed = ("mlp",)
+    saved = [
+        SavedTensor("mlp layernorm input", BF16 * local * hidden),
+        SavedTensor("linear_fc1 input", linear * local * hidden, freed),
+        SavedTensor("mlp layernorm statistics", FP32 * local),
+        SavedTensor("linear_fc1 output", BF16 * tokens * first, freed),
+        SavedTensor("linear_fc2 input", linear * tokens * width, freed),
+    ]
+    # At the activation's backward: the layer's output gradient, and the gradients of fc2's input (whose saved copy is
+    # freed) and of fc1's output.
+    backward = BF16 * tokens * (hidden + width + first) - linear * tokens * width
+    return saved, backward, [(int(first), hidden), (hidden, int(width))]
+
+
+def _moe(model: Model, moe: Moe, shard: Shard) -> tuple[list[SavedTensor], float, list[tuple[int, int]]]:
+    hidden, tokens, local = model.hidden_size, shard.tokens, shard.local_tokens
+    routed = shard.routed_tokens(moe)
+    width = moe.intermediate_size / shard.etp
+    first = width * (2 if moe.gated else 1)
+    linear = _linear_input_bytes(shard)
+    saved = [
+        SavedTensor("mlp layernorm input", BF16 * local * hidden),
+        SavedTensor("router and dispatch input", BF16 * local * hidden, ("layernorm",)),
+        SavedTensor("router logits, probabilities, map", (2 * FP32 + 1) * local * moe.experts, ("moe",)),
+        SavedTensor("experts.linear_fc1 input", linear * routed * hidden, ("moe",)),
+        SavedTensor("experts.linear_fc1 output", BF16 * routed * first, ("moe",)),
+        SavedTensor("experts.linear_fc2 input", linear * routed * width, ("moe", "moe_act")),
+        SavedTensor("routing weights and row maps", 2 * FP32 * routed, ("moe",)),
+    ]
+    shapes = [(int(first), hidden), (hidden, int(width))]
+    if moe.shared_intermediate_size:
+        shared = moe.shared_intermediate_size / shard.tp
+        shared_first = shared * (2 if moe.gated else 1)
+        freed = ("moe", "shared_experts")
+        saved += [
+            SavedTensor("shared_experts.linear_fc1 output", BF16 * tokens * shared_first, freed),
+            SavedTensor("shared_experts.linear_fc2 input", linear * tokens * shared, freed),
+        ]
+        shapes += [(int(shared_first), hidden), (hidden, int(shared))]
+    # Gradients on their way back through combine: the layer's output gradient, its permuted copy before and after the
+    # all-to-all and after the sort by expert, then the experts' own.
+    backward = BF16 * (local * hidden + routed * (4 * hidden + first))
+    return saved, backward, shapes
+
+
+@lru_cache(maxsize=1 << 16)
+def layer_activations(model: Model, layer: Layer, shard: Shard) -> LayerActivations:
+    """Everything that one layer keeps for one micro batch."""
+    if isinstance(layer.attention, LatentAttention):
+        saved, shapes = _latent_attention(model, layer.attention, shard)
+    elif isinstance(layer.attention, LinearAttention):
+        saved, shapes = _linear_attention(model, layer.attention, shard)
+    else:
+        saved, shapes = _attention(model, layer.attention, shard)
+    ffn_saved, backward, ffn_shapes = (
+        _mlp(model, layer.ffn, shard) if isinstance(layer.ffn, Mlp) else _moe(model, layer.ffn, shard)
+    )
+    return LayerActivations(
+        saved=(*saved, *ffn_saved),
+        input_bytes=BF16 * shard.local_tokens * model.hidden_size,
+        backward_bytes=backward,
+        weight_shapes=(*shapes, *ffn_shapes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptActivations:
+    """Memory of one layer under a recompute mode, in bytes a micro batch."""
+
+    kept_bytes: float
+    """From forward to backward, when the layer is recomputed or not as its mode says."""
+    plain_bytes: float
+    """The same for a layer that full recomputation leaves alone (method block)."""
+    peak_bytes: float
+    """On top of it during the layer's own backward: what was recomputed, and gradients."""
+
+
+@lru_cache(maxsize=1 << 16)
+def kept_activations(model: Model, layer: Layer, shard: Shard, recompute: Recompute) -> KeptActivations:
+    """What a layer keeps and what its backward adds, with selective or full recomputation."""
+    activations = layer_activations(model, layer, shard)
+    everything = activations.saved_bytes
+    if recompute.granularity == "full":
+        # A recomputed layer holds all its activations again, beside the input that was kept.
+        recomputed = everything - activations.input_bytes
+        return KeptActivations(activations.input_bytes, everything, recomputed + activations.backward_bytes)
+    dropped = sum(t.saved_bytes for t in activations.saved if set(t.freed_by) & set(recompute.modules))
+    return KeptActivations(everything - dropped, everything - dropped, dropped + activations.backward_bytes)
+
+
+def vision_activation_bytes(tower: VisionTower, patches: int, *, recompute: bool) -> float:
+    """What the Hugging Face vision tower keeps for `patches` patches: unsplit, SDPA, elementwise kernels unfused.
+
+    Per block: two norms (input and output), q, k, v before and after rotation, attention output, fc1 output and its
+    activation. With gradient checkpointing each block keeps its input.
+    """
+    hidden, width = tower.hidden_size, tower.intermediate_size
+    block = BF16 * (12 * hidden + (3 if tower.gated else 2) * width)
+    if recompute:
+        return patches * (tower.layers * BF16 * hidden + block)
+    return patches * tower.layers * block

@@ -1,0 +1,331 @@
+"""Seconds of the kernels of one layer: a table of operators, each with its forward and backward.
+
+GEMMs and attention follow a roofline whose height is the profile's efficiency, lowered by tile and wave quantisation
+(NVIDIA, "Matrix Multiplication Background User's Guide", sections 3 and 4); elementwise kernels go by bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from typing import Literal
+
+from topoplan.cost.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
+from topoplan.cost.profile import Profile
+from topoplan.cost.shard import Shard
+from topoplan.layout.layout import Recompute
+from topoplan.layout.placement import Group
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.gpu import Gpu
+from topoplan.specs.model import Attention, Layer, LatentAttention, LinearAttention, Mlp, Model, Moe
+
+Part = Literal["gemm", "attention", "elementwise", "tp_comm", "cp_comm", "ep_comm"]
+PARTS: tuple[Part, ...] = ("gemm", "attention", "elementwise", "tp_comm", "cp_comm", "ep_comm")
+BF16 = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One kernel, or one collective, of a layer and a micro batch."""
+
+    name: str
+    part: Part
+    forward_s: float
+    backward_s: float
+    recomputed_by: tuple[str, ...] = ()
+    """Megatron recompute modules that run its forward again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """Seconds of one layer and one micro batch, by part in the order of PARTS."""
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    recompute_s: float
+    """Forward work that backward repeats; not in backward_s."""
+
+
+def peak_flops(gpu: Gpu, precision: str) -> float:
+    """Dense peak of linear layers in a precision. A precision that the card lacks falls back to the next one up."""
+    if precision == "fp16":
+        return gpu.fp16_flops
+    if precision == "nvfp4" and gpu.fp4_flops:
+        return gpu.fp4_flops
+    if precision in ("fp8", "mxfp8", "nvfp4") and gpu.fp8_flops:
+        return gpu.fp8_flops
+    return gpu.bf16_flops
+
+
+def gemm_s(rows: float, columns: float, inner: float, gpu: Gpu, profile: Profile, precision: str, *, count: float = 1) -> float:
+    """One GEMM of rows x inner by inner x columns, or `count` of them run as one grouped kernel."""
+    peak = peak_flops(gpu, precision)
+    efficiency = profile.gemm_efficiency if peak <= gpu.fp16_flops else profile.fp8_gemm_efficiency
+    if count > 1:
+        efficiency *= profile.grouped_gemm_efficiency / profile.gemm_efficiency
+    height, width = profile.gemm_tile
+    best = float("inf")
+    # The library picks a smaller tile where it fills the card better; smaller tiles reread more operands.
+    for tile_height, tile_width, penalty in ((height, width, 1.0), (height, width // 2, 0.93), (height // 2, width // 2, 0.8)):
+        tiles = ceil(rows / tile_height) * ceil(columns / tile_width) * count
+        waves = max(1.0, tiles / gpu.sm_count)
+        waves = ceil(waves) if waves < 8 else waves + 0.5
+        flops = waves * gpu.sm_count * 2.0 * tile_height * tile_width * (inner + profile.gemm_prologue)
+        best = min(best, flops / penalty)
+    moved = (BF16 if peak <= gpu.fp16_flops else 1) * inner * (rows + columns) + BF16 * rows * columns
+    memory = count * moved / (gpu.memory_bytes_per_s * profile.memory_efficiency)
+    return profile.kernel_launch_s + max(best / (peak * efficiency), memory)
+
+
+def elementwise_s(moved_bytes: float, gpu: Gpu, profile: Profile, *, kernels: int = 1) -> float:
+    """Memory-bound kernels that move so many bytes in all."""
+    return kernels * profile.kernel_launch_s + moved_bytes / (gpu.memory_bytes_per_s * profile.memory_efficiency)
+
+
+class _Builder:
+    """Collects the operators of one layer."""
+
+    def __init__(self, model: Model, shard: Shard, cluster: Cluster, profile: Profile) -> None:
+        self.hidden, self.shard, self.cluster, self.profile = model.hidden_size, shard, cluster, profile
+        self.gpu = cluster.gpu
+        self.operators: list[Operator] = []
+
+    def linear(
+        self, name: str, rows: float, outputs: float, inputs: float, *, count: float = 1, by: tuple[str, ...] = ()
+    ) -> tuple[float, float]:
+        """A linear layer: forward, input gradient and weight gradient. Returns the seconds of the two gradients."""
+        gpu, profile, precision = self.gpu, self.profile, self.shard.precision
+        forward = gemm_s(rows, outputs, inputs, gpu, profile, precision, count=count)
+        dgrad = gemm_s(rows, inputs, outputs, gpu, profile, precision, count=count)
+        wgrad = gemm_s(outputs, inputs, rows, gpu, profile, precision, count=count)
+        # Gradient accumulation reads and writes the fp32 gradient buffer in the GEMM's epilogue.
+        wgrad += elementwise_s(8 * count * outputs * inputs, gpu, profile, kernels=0)
+        self.operators.append(Operator(name, "gemm", forward, dgrad + wgrad, by))
+        if self.shard.eight_bit:
+            # Casts: the input and the output gradient are read in bf16 and written twice, rowwise and columnwise.
+            cast = count * rows * (BF16 + 2)
+            self.elementwise(f"{name} casts", cast * inputs, cast * outputs, kernels=1, by=by)
+        return dgrad, wgrad
+
+    def elementwise(
+        self, name: str, forward_bytes: float, backward_bytes: float, *, kernels: int = 1, by: tuple[str, ...] = ()
+    ) -> None:
+        """Memory-bound work."""
+        forward = elementwise_s(forward_bytes, self.gpu, self.profile, kernels=kernels)
+        backward = elementwise_s(backward_bytes, self.gpu, self.profile, kernels=kernels)
+        self.operators.append(Operator(name, "elementwise", forward, backward, by))
+
+    def norm(self, name: str, elements: float, by: tuple[str, ...] = ()) -> None:
+        """A norm: reads and writes once forward; backward reads input and gradient and writes one."""
+        self.elementwise(name, 2 * BF16 * elements, 3 * BF16 * elements, by=by)
+
+    def tensor_parallel(self, name: str, hidden_s: float, by: tuple[str, ...] = ()) -> None:
+        """Collectives around one pair of column- and row-parallel layers.
+
+        With sequence parallelism, forward: all-gather and reduce-scatter, both exposed. Backward: the all-gather of
+        the output gradient is exposed; gathering the input again and scattering its gradient run beside the two
+        gradient GEMMs (`hidden_s`) of the column-parallel layer. Without it: one all-reduce forward, and one backward
+        beside the weight gradient (`core/tensor_parallel/layers.py`).
+        """
+        shard = self.shard
+        if shard.tp == 1:
+            return
+        whole = BF16 * shard.tokens * self.hidden
+        group = Group(shard.tp, 1)
+        overlap = self.profile.tp_overlap
+        if shard.sequence_parallel:
+            one = all_gather_s(group, whole, self.cluster, self.profile)
+            forward, backward = 2 * one, 3 * one - min(2 * one, hidden_s) * overlap
+        else:
+            one = all_reduce_s(group, whole, self.cluster, self.profile)
+            forward, backward = one, one - min(one, hidden_s / 2) * overlap
+        self.operators.append(Operator(name, "tp_comm", forward, backward, by))
+
+
+def _core_attention(build: _Builder, heads: float, kv_heads: float, key_dim: int, value_dim: int, window: int) -> None:
+    """Causal flash attention; backward is 2.5 times forward (arXiv 2307.08691, section 4)."""
+    shard, gpu, profile = build.shard, build.gpu, build.profile
+    extent = min(shard.seq_len / 2, window) if window else shard.seq_len / 2
+    flops = 2.0 * shard.tokens * extent * heads * (key_dim + value_dim)
+    # The softmax costs the same for every score, so a narrow head spends a larger share of its time on it.
+    width = (key_dim + value_dim) / 2
+    narrow = width / (width + 32) * (128 + 32) / 128
+    rate = gpu.fp16_flops * narrow
+    forward = profile.kernel_launch_s + flops / (rate * profile.attention_forward_efficiency)
+    backward = profile.kernel_launch_s + 2.5 * flops / (rate * profile.attention_backward_efficiency)
+    build.operators.append(Operator("core_attn", "attention", forward, backward, ("core_attn",)))
+    if shard.cp > 1:
+        # Ring attention: every step hands on the keys and values (and, backward, their gradients) while it computes.
+        step = point_to_point_s(
+            shard.tp, BF16 * shard.tokens * kv_heads * (key_dim + value_dim), build.cluster, profile
+        )
+        hops = shard.cp - 1
+        # Each hop's partial output is rescaled and added in fp32.
+        merged = 12 * shard.tokens * heads * value_dim
+        build.elementwise("cp merge", hops * merged, hops * merged, kernels=4 * hops, by=("core_attn",))
+        build.operators.append(
+            Operator(
+                "cp ring",
+                "cp_comm",
+                hops * max(0.0, step - forward / shard.cp) + step / 2,
+                hops * max(0.0, 2 * step - backward / shard.cp) + step,
+                ("core_attn",),
+            )
+        )
+
+
+def _attention(build: _Builder, attention: Attention) -> None:
+    hidden, shard = build.hidden, build.shard
+    heads, kv_heads, width = attention.heads / shard.tp, max(attention.kv_heads / shard.tp, 1), attention.head_dim
+    query = heads * width * (2 if attention.output_gate else 1)
+    build.norm("input_layernorm", shard.local_tokens * hidden)
+    dgrad, wgrad = build.linear("linear_qkv", shard.tokens, query + 2 * kv_heads * width, hidden)
+    moved = 2 * BF16 * shard.tokens * (heads + kv_heads) * width
+    # Splitting q out of the mixed projection, and rotation; with a norm on q and k a third pass.
+    passes = 3 if attention.qk_norm else 2
+    build.elementwise("split, rotate, qk norm", passes * moved, (passes + 0.5) * moved, kernels=2 * passes)
+    _core_attention(build, heads, kv_heads, width, width, attention.window)
+    build.linear("linear_proj", shard.tokens, hidden, heads * width)
+    build.tensor_parallel("attention collectives", dgrad + wgrad)
+
+
+def _latent_attention(build: _Builder, attention: LatentAttention) -> None:
+    hidden, shard = build.hidden, build.shard
+    heads = attention.heads / shard.tp
+    key_dim, value_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim, attention.v_head_dim
+    local, up = shard.local_tokens, ("mla_up_proj",)
+    build.norm("input_layernorm", local * hidden, ("layernorm",))
+    if attention.q_lora_rank:
+        build.linear("linear_q_down_proj", local, attention.q_lora_rank, hidden)
+        build.norm("q_layernorm", local * attention.q_lora_rank, up)
+    query_in = attention.q_lora_rank or hidden
+    dgrad_q, wgrad_q = build.linear("linear_q_up_proj", shard.tokens, heads * key_dim, query_in, by=up)
+    build.linear("linear_kv_down_proj", local, attention.kv_lora_rank + attention.qk_rope_head_dim, hidden)
+    build.norm("kv_layernorm", local * attention.kv_lora_rank, up)
+    build.linear(
+        "linear_kv_up_proj", shard.tokens, heads * (attention.qk_nope_head_dim + value_dim), attention.kv_lora_rank, by=up
+    )
+    moved = 2 * BF16 * shard.tokens * heads * (2 * key_dim + value_dim)
+    build.elementwise("rotate, assemble q k v", moved, 1.5 * moved, kernels=4, by=up)
+    _core_attention(build, heads, heads, key_dim, value_dim, 0)
+    build.linear("linear_proj", shard.tokens, hidden, heads * value_dim)
+    build.tensor_parallel("attention collectives", dgrad_q + wgrad_q)
+
+
+def _linear_attention(build: _Builder, attention: LinearAttention) -> None:
+    hidden, shard, gpu, profile = build.hidden, build.shard, build.gpu, build.profile
+    key = attention.key_heads * attention.key_head_dim / shard.tp
+    value = attention.value_heads * attention.value_head_dim / shard.tp
+    heads = attention.value_heads / shard.tp
+    build.norm("input_layernorm", shard.local_tokens * hidden)
+    dgrad, wgrad = build.linear("in_proj", shard.tokens, 2 * key + 2 * value + 2 * heads, hidden)
+    moved = 2 * BF16 * shard.tokens * (2 * key + value)
+    build.elementwise("convolution, gates, norms", 4 * moved, 6 * moved, kernels=8)
+    # Chunked delta rule (arXiv 2412.06464, section 3): products within a chunk of 64 tokens and with the state.
+    chunk, key_dim, value_dim = 64, attention.key_head_dim, attention.value_head_dim
+    flops = 2.0 * shard.tokens * heads * (3 * chunk * (key_dim + value_dim) / 2 + 3 * key_dim * value_dim)
+    forward = 4 * profile.kernel_launch_s + flops / (gpu.fp16_flops * profile.attention_forward_efficiency / 2)
+    build.operators.append(Operator("gated delta rule", "attention", forward, 2.5 * forward, ("core_attn",)))
+    build.linear("out_proj", shard.tokens, hidden, value)
+    build.tensor_parallel("attention collectives", dgrad + wgrad)
+
+
+def _mlp(build: _Builder, mlp: Mlp) -> None:
+    hidden, shard, by = build.hidden, build.shard, ("mlp",)
+    width = mlp.intermediate_size / shard.tp
+    first = width * (2 if mlp.gated else 1)
+    build.norm("pre_mlp_layernorm", shard.local_tokens * hidden, by)
+    dgrad, wgrad = build.linear("linear_fc1", shard.tokens, first, hidden, by=by)
+    moved = BF16 * shard.tokens
+    build.elementwise("activation", moved * (first + width), moved * (2 * first + width), by=by)
+    build.linear("linear_fc2", shard.tokens, hidden, width, by=by)
+    build.tensor_parallel("mlp collectives", dgrad + wgrad, by)
+
+
+def _moe(build: _Builder, moe: Moe) -> None:
+    hidden, shard, by = build.hidden, build.shard, ("moe",)
+    local, routed = shard.local_tokens, shard.routed_tokens(moe)
+    width = moe.intermediate_size / shard.etp
+    first = width * (2 if moe.gated else 1)
+    experts = moe.experts / shard.ep
+    build.norm("pre_mlp_layernorm", local * hidden, ("layernorm",))
+    router = 2.0 * local * hidden * moe.experts / (build.gpu.fp16_flops * build.profile.gemm_efficiency / 4)
+    build.operators.append(Operator("router", "gemm", router, 2 * router, by))
+    build.elementwise("top-k, maps", 24 * local * moe.experts, 24 * local * moe.experts, kernels=12, by=by)
+    build.elementwise(
+        "permute, sort, unpermute",
+        BF16 * hidden * (7 * routed + local),
+        BF16 * hidden * (7 * routed + local),
+        kernels=6,
+        by=by,
+    )
+    build.linear("experts.linear_fc1", routed / experts, first, hidden, count=experts, by=by)
+    moved = BF16 * routed
+    build.elementwise(
+        "experts.activation", moved * (first + width), moved * (2 * first + width), by=("moe", "moe_act")
+    )
+    build.linear("experts.linear_fc2", routed / experts, hidden, width, count=experts, by=by)
+    if moe.shared_intermediate_size:
+        shared = moe.shared_intermediate_size / shard.tp
+        shared_first = shared * (2 if moe.gated else 1)
+        shared_by = ("moe", "shared_experts")
+        dgrad, wgrad = build.linear("shared_experts.linear_fc1", shard.tokens, shared_first, hidden, by=shared_by)
+        moved = BF16 * shard.tokens
+        build.elementwise(
+            "shared_experts.activation", moved * (shared_first + shared), moved * (2 * shared_first + shared), by=shared_by
+        )
+        build.linear("shared_experts.linear_fc2", shard.tokens, hidden, shared, by=shared_by)
+        build.tensor_parallel("shared expert collectives", dgrad + wgrad, shared_by)
+    cluster, profile = build.cluster, build.profile
+    if shard.ep > 1:
+        # Dispatch and combine, and their mirror images backward; nothing hides them.
+        one = all_to_all_s(
+            Group(shard.ep, shard.etp), BF16 * local * moe.experts_per_token * hidden, cluster, profile
+        )
+        build.operators.append(Operator("dispatch, combine", "ep_comm", 2 * one, 2 * one, by))
+    if shard.etp > 1:
+        one = all_gather_s(Group(shard.etp, 1), BF16 * routed * hidden, cluster, profile)
+        build.operators.append(Operator("expert tensor collectives", "tp_comm", 2 * one, 2 * one, by))
+
+
+@lru_cache(maxsize=1 << 14)
+def layer_operators(
+    model: Model, layer: Layer, shard: Shard, cluster: Cluster, profile: Profile
+) -> tuple[Operator, ...]:
+    """All kernels and collectives of one layer and one micro batch."""
+    build = _Builder(model, shard, cluster, profile)
+    if isinstance(layer.attention, LatentAttention):
+        _latent_attention(build, layer.attention)
+    elif isinstance(layer.attention, LinearAttention):
+        _linear_attention(build, layer.attention)
+    else:
+        _attention(build, layer.attention)
+    if isinstance(layer.ffn, Mlp):
+        _mlp(build, layer.ffn)
+    else:
+        _moe(build, layer.ffn)
+    # Two residual additions: two reads and a write each, and as much backward.
+    residual = 2 * 3 * BF16 * shard.local_tokens * model.hidden_size
+    build.elementwise("residual additions", residual, residual, kernels=2)
+    return tuple(build.operators)
+
+
+@lru_cache(maxsize=1 << 15)
+def layer_time(
+    model: Model, layer: Layer, shard: Shard, cluster: Cluster, profile: Profile, recompute: Recompute
+) -> LayerTime:
+    """Forward and backward of one layer and one micro batch, with what its recompute mode repeats.
+
+    `recompute` with granularity full means this very layer is recomputed.
+    """
+    forward = dict.fromkeys(PARTS, 0.0)
+    backward = dict.fromkeys(PARTS, 0.0)
+    repeated = 0.0
+    modules = set(recompute.modules)
+    for operator in layer_operators(model, layer, shard, cluster, profile):
+        forward[operator.part] += operator.forward_s
+        backward[operator.part] += operator.backward_s
+        if recompute.granularity == "full" or modules.intersection(operator.recomputed_by):
+            repeated += operator.forward_s
+    return LayerTime(tuple(forward.values()), tuple(backward.values()), repeated)

@@ -1,0 +1,62 @@
+"""Model FLOPs: what the mathematics of a step needs, whatever is recomputed.
+
+As Megatron-LM's `training/training.py::num_floating_point_operations` counts: every matrix product, attention with its
+causal half, the output layer over the true vocabulary, backward twice forward; nothing elementwise.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from topoplan.cost.params import layer_tensors
+from topoplan.cost.vision import patches_per_image
+from topoplan.specs.job import Job
+from topoplan.specs.model import Layer, LatentAttention, LinearAttention, Model, Moe
+
+
+def _matrix_parameters(model: Model, layer: Layer) -> float:
+    """Weights that one token is multiplied with; of the routed experts only the chosen ones."""
+    total = 0.0
+    for tensor in layer_tensors(model, layer):
+        if "norm" in tensor.name or "bias" in tensor.name or tensor.name in ("softmax_offset", "dt_bias+A_log"):
+            continue
+        share = 1.0
+        if tensor.split == "expert" and isinstance(layer.ffn, Moe):
+            share = layer.ffn.experts_per_token / layer.ffn.experts
+        total += tensor.elements * share
+    return total
+
+
+def _score_flops(layer: Layer, seq_len: int) -> float:
+    """Forward FLOPs of attention's two products for one token, averaged over the sequence."""
+    attention = layer.attention
+    if isinstance(attention, LinearAttention):
+        # State update and read-out, `num_floating_point_operations` (gated_delta_net).
+        return 6.0 * attention.value_heads * attention.key_head_dim * attention.value_head_dim
+    extent = seq_len / 2
+    if isinstance(attention, LatentAttention):
+        widths = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
+        return 2.0 * extent * attention.heads * widths
+    if attention.window:
+        extent = min(extent, attention.window)
+    return 2.0 * extent * attention.heads * 2 * attention.head_dim
+
+
+@lru_cache(maxsize=256)
+def flops_per_sequence(model: Model, seq_len: int) -> float:
+    """Forward and backward FLOPs of the language model for one sequence."""
+    per_token = 2.0 * model.vocab_size * model.hidden_size
+    for layer in model.layers:
+        per_token += 2.0 * _matrix_parameters(model, layer) + _score_flops(layer, seq_len)
+    return 3.0 * per_token * seq_len
+
+
+def model_flops_per_step(model: Model, job: Job) -> float:
+    """FLOPs of one optimizer step, vision tower included."""
+    total = flops_per_sequence(model, job.seq_len)
+    if model.vision:
+        tower = model.vision
+        patches = job.images_per_sequence * patches_per_image(tower, job.image_max_pixels)
+        trained = not (job.freeze_vision_tower and job.freeze_multi_modal_projector)
+        total += (6.0 if trained else 2.0) * patches * tower.encoder_parameters
+    return total * job.global_batch_size

@@ -1,0 +1,57 @@
+"""How one micro batch lies on one GPU: everything that a layer's memory and time depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topoplan.layout.layout import Layout
+from topoplan.specs.job import Job
+from topoplan.specs.model import Moe
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The share of a micro batch and of a layer that one rank works on. Token counts are of one micro batch."""
+
+    tokens: int
+    """micro batch * sequence / cp: what attention and the TP-split GEMMs see."""
+    seq_len: int
+    """Whole sequence: the extent of attention."""
+    tp: int
+    cp: int
+    ep: int
+    etp: int
+    sequence_parallel: bool
+    precision: str
+    """bf16, fp16, fp8, mxfp8 or nvfp4: which GEMM peak, and how linear inputs are saved."""
+
+    @property
+    def local_tokens(self) -> float:
+        """Tokens in the regions that sequence parallelism splits: norms, dropout, the router."""
+        return self.tokens / self.tp if self.sequence_parallel else float(self.tokens)
+
+    def routed_tokens(self, moe: Moe) -> float:
+        """Token copies that this rank's experts work on, with balanced routing.
+
+        EP trades tokens between ranks and leaves their number alone; ETP gathers the tokens of its group.
+        """
+        return self.local_tokens * moe.experts_per_token * self.etp
+
+    @property
+    def eight_bit(self) -> bool:
+        """Linear layers run in fp8 or below."""
+        return self.precision in ("fp8", "mxfp8", "nvfp4")
+
+
+def shard_of(layout: Layout, job: Job) -> Shard:
+    """The shard that a layout makes of a job's micro batch."""
+    return Shard(
+        tokens=layout.micro_batch_size * job.seq_len // layout.cp,
+        seq_len=job.seq_len,
+        tp=layout.tp,
+        cp=layout.cp,
+        ep=layout.ep,
+        etp=layout.etp,
+        sequence_parallel=layout.sequence_parallel,
+        precision=job.precision,
+    )

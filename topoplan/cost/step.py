@@ -1,0 +1,252 @@
+"""Seconds of one optimizer step: micro batches through the pipeline, then gradients, optimizer and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from topoplan.backends.megatron import Traits
+from topoplan.cost.activations import BF16, FP32
+from topoplan.cost.collectives import all_gather_s, all_reduce_s, point_to_point_s
+from topoplan.cost.compute import PARTS, elementwise_s, gemm_s, layer_time
+from topoplan.cost.memory import chunk_layers, stage_parameters
+from topoplan.cost.params import padded_vocab_size
+from topoplan.cost.pipeline import schedule_s
+from topoplan.cost.profile import Profile
+from topoplan.cost.shard import Shard, shard_of
+from topoplan.cost.vision import patches_per_microbatch
+from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.placement import Group, group
+from topoplan.layout.stages import Chunk, split_stages
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.job import Job
+from topoplan.specs.model import Model, VisionTower
+
+ADAM_STEP_BYTES = 34
+"""Moved per optimizer element: gradient, fp32 weight and two moments read, three written, the bf16 weight written
+(30 bytes, TE FusedAdam), and the gradient once more for its norm."""
+HOST_ADAM_BYTES_PER_S = 100e9
+"""Host memory traffic that a CPU Adam sustains per node, two sockets of DDR5."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Time:
+    """One optimizer step."""
+
+    step_s: float
+    band_s: tuple[float, float]
+    """Interval that the step time is expected in."""
+    parts_s: Mapping[str, float]
+    """What the step is spent on; adds up to step_s."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StageTime:
+    """One pipeline rank and one micro batch."""
+
+    parts: tuple[float, ...]
+    """Forward and backward together, by part in the order of PARTS."""
+    recompute_s: float
+    ends_s: float
+    """Embedding, output layer, loss and vision tower."""
+    forward_s: float
+    backward_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_s
+
+
+@lru_cache(maxsize=1 << 15)
+def _chunk_time(
+    model: Model, chunk: Chunk, shard: Shard, cluster: Cluster, profile: Profile, recompute: Recompute
+) -> tuple[tuple[float, ...], tuple[float, ...], float]:
+    """(forward by part, backward by part, recomputation) of one micro batch through a chunk's layers, in seconds."""
+    forward, backward, repeated = [0.0] * len(PARTS), [0.0] * len(PARTS), 0.0
+    recomputed_layers = chunk.num_layers
+    if recompute.granularity == "full" and recompute.method == "block":
+        recomputed_layers = min(recompute.num_layers or 0, chunk.num_layers)
+    for layer, count in chunk_layers(model, chunk):
+        one = layer_time(model, layer, shard, cluster, profile, recompute)
+        for part in range(len(PARTS)):
+            forward[part] += count * one.forward_s[part]
+            backward[part] += count * one.backward_s[part]
+        repeated += count * one.recompute_s * recomputed_layers / chunk.num_layers
+    return tuple(forward), tuple(backward), repeated
+
+
+@lru_cache(maxsize=1 << 12)
+def _head_s(
+    model: Model, shard: Shard, cluster: Cluster, profile: Profile, vocabulary: int, *, fused: bool
+) -> tuple[float, float]:
+    """(forward, backward) seconds of final norm, output layer and loss for one micro batch."""
+    gpu, hidden = cluster.gpu, model.hidden_size
+    rows, columns = shard.tokens, vocabulary / shard.tp
+    # The output layer stays in bf16 whatever the precision of the layers.
+    forward = gemm_s(rows, columns, hidden, gpu, profile, "bf16")
+    backward = gemm_s(rows, hidden, columns, gpu, profile, "bf16") + gemm_s(columns, hidden, rows, gpu, profile, "bf16")
+    # Bytes a logit (`core/tensor_parallel/cross_entropy.py`): copy to fp32, maximum, subtraction, exponential, sum and
+    # division, each a pass; backward scales and casts. The fused kernel reads twice and writes the gradient.
+    forward += elementwise_s((6 if fused else 6 + 4 + 8 + 8 + 4 + 8) * rows * columns, gpu, profile, kernels=8)
+    backward += elementwise_s((4 if fused else 8 + 6) * rows * columns, gpu, profile, kernels=3)
+    if shard.tp > 1:
+        whole = BF16 * shard.tokens * hidden
+        one = all_gather_s(Group(shard.tp, 1), whole, cluster, profile)
+        forward += one if shard.sequence_parallel else 0.0
+        backward += one
+    return forward, backward
+
+
+def _embedding_s(model: Model, shard: Shard, cluster: Cluster, profile: Profile, vocabulary: int) -> tuple[float, float]:
+    """(forward, backward) seconds of the embedding: a lookup, and a dense gradient added to the fp32 buffer."""
+    rows = BF16 * shard.tokens * model.hidden_size
+    forward = elementwise_s(3 * rows, cluster.gpu, profile, kernels=3)
+    table = vocabulary / shard.tp * model.hidden_size
+    backward = elementwise_s(rows + (BF16 + BF16 + 2 * FP32) * table, cluster.gpu, profile, kernels=3)
+    return forward, backward
+
+
+def _vision_s(tower: VisionTower, patches: int, job: Job, cluster: Cluster, profile: Profile, *, recompute: bool) -> tuple[float, float]:
+    """(forward, backward) seconds of the vision tower on one rank; it is not split by TP."""
+    gpu, hidden = cluster.gpu, tower.hidden_size
+    first = tower.intermediate_size * (2 if tower.gated else 1)
+    block = (
+        gemm_s(patches, 3 * hidden, hidden, gpu, profile, "bf16")
+        + gemm_s(patches, hidden, hidden, gpu, profile, "bf16")
+        + gemm_s(patches, first, hidden, gpu, profile, "bf16")
+        + gemm_s(patches, hidden, tower.intermediate_size, gpu, profile, "bf16")
+    )
+    # Every image attends to itself alone.
+    per_image = patches / max(1.0, job.images_per_sequence)
+    scores = 4.0 * patches * per_image * hidden / (gpu.fp16_flops * profile.attention_forward_efficiency)
+    moved = BF16 * patches * (16 * hidden + 4 * first)
+    forward = tower.layers * (block + scores + elementwise_s(moved, gpu, profile, kernels=14))
+    trained = not (job.freeze_vision_tower and job.freeze_multi_modal_projector)
+    backward = forward * ((2.0 + recompute) if trained else 0.0)
+    return forward, backward
+
+
+def _stage_time(
+    model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile, shard: Shard, rank: int
+) -> _StageTime:
+    chunks = split_stages(model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)[rank]
+    parts = [0.0] * len(PARTS)
+    forward = backward = recompute = ends = 0.0
+    for chunk in chunks:
+        ahead, back, repeated = _chunk_time(model, chunk, shard, cluster, profile, layout.recompute)
+        for part in range(len(PARTS)):
+            parts[part] += ahead[part] + back[part]
+        forward += sum(ahead)
+        backward += sum(back) + repeated
+        recompute += repeated
+        vocabulary = padded_vocab_size(model, layout.tp, traits.vocab_multiple)
+        extra = []
+        if chunk.embedding:
+            extra.append(_embedding_s(model, shard, cluster, profile, vocabulary))
+            if model.vision:
+                patches = patches_per_microbatch(model.vision, job, layout)
+                full = layout.recompute.granularity == "full"
+                extra.append(_vision_s(model.vision, patches, job, cluster, profile, recompute=full))
+        if chunk.head:
+            fused = layout.cross_entropy_fusion
+            extra.append(_head_s(model, shard, cluster, profile, vocabulary, fused=fused))
+        for ahead_s, back_s in extra:
+            forward += ahead_s
+            backward += back_s
+            ends += ahead_s + back_s
+    return _StageTime(tuple(parts), recompute, ends, forward, backward)
+
+
+def _data_parallel_s(
+    model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile, stage: _StageTime, rank: int
+) -> float:
+    """Seconds of gradient reduction and weight gathering that backward and forward of one micro batch do not hide."""
+    parameters = stage_parameters(model, job, layout, traits, rank)
+    gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
+    dense, expert = group(layout, "dp_cp"), group(layout, "edp")
+    if not layout.distributed_optimizer:
+        reduce = all_reduce_s(dense, gradient * parameters.dense, cluster, profile)
+        reduce += all_reduce_s(expert, gradient * parameters.expert, cluster, profile)
+        gather = 0.0
+    else:
+        reduce = all_gather_s(dense, gradient * parameters.dense, cluster, profile)
+        reduce += all_gather_s(expert, gradient * parameters.expert, cluster, profile)
+        gather = all_gather_s(dense, BF16 * parameters.dense, cluster, profile)
+        gather += all_gather_s(expert, BF16 * parameters.expert, cluster, profile)
+    # The last bucket has nothing left to hide behind: its share is that of one layer.
+    chunks = split_stages(model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)[rank]
+    layers = max(1, sum(chunk.num_layers for chunk in chunks))
+    exposed = max(reduce - stage.backward_s, reduce / layers) if layout.overlap_grad_reduce else reduce
+    hidden_gather = layout.overlap_param_gather and layout.overlap_grad_reduce
+    return exposed + (max(gather - stage.forward_s, gather / layers) if hidden_gather else gather)
+
+
+def _optimizer_s(
+    model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile, rank: int
+) -> float:
+    """Seconds of gradient norm, Adam and zeroing the gradient buffer on one rank."""
+    parameters = stage_parameters(model, job, layout, traits, rank)
+    shards = (layout.dp * layout.cp, layout.expert_dp) if layout.distributed_optimizer else (1, 1)
+    elements = parameters.dense / shards[0] + parameters.expert / shards[1]
+    gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
+    on_card = elements * (1.0 - layout.optimizer_offload_fraction)
+    moved = ADAM_STEP_BYTES * on_card + gradient * (parameters.dense + parameters.expert)
+    seconds = elementwise_s(moved, cluster.gpu, profile, kernels=8)
+    if layout.optimizer_offload_fraction:
+        away = elements * layout.optimizer_offload_fraction
+        seconds += away * (FP32 + BF16) / (cluster.pcie_bytes_per_s * profile.pcie_efficiency)
+        seconds += away * ADAM_STEP_BYTES * cluster.gpus_per_node / HOST_ADAM_BYTES_PER_S
+    return seconds + profile.step_overhead_s
+
+
+def predict_time(
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    layout: Layout,
+    traits: Traits,
+    profile: Profile,
+    ranks: tuple[tuple[int, int], ...],
+) -> Time:
+    """Seconds of one optimizer step of a layout.
+
+    `ranks`: for each distinct pipeline rank, the first of its kind and how many there are
+    (`topoplan.cost.memory.distinct_ranks`).
+    """
+    shard = shard_of(layout, job)
+    stages = [
+        _stage_time(model, job, layout, traits, cluster, profile, shard, rank) for rank, _ in ranks
+    ]
+    slowest = max(range(len(stages)), key=lambda index: stages[index].total_s)
+    worst, rank = stages[slowest], ranks[slowest][0]
+    microbatches = layout.gradient_accumulation_steps
+    forward = [stage.forward_s for stage, (_, count) in zip(stages, ranks, strict=True) for _ in range(count)]
+    backward = [stage.backward_s for stage, (_, count) in zip(stages, ranks, strict=True) for _ in range(count)]
+    total = schedule_s(forward, backward, layout.vpp, microbatches)
+
+    parts = {name: microbatches * seconds for name, seconds in zip(PARTS, worst.parts, strict=True)}
+    parts["recompute"] = microbatches * worst.recompute_s
+    parts["ends"] = microbatches * worst.ends_s
+    parts["pp_bubble"] = total - microbatches * worst.total_s
+    parts["pp_comm"] = 0.0
+    if layout.pp > 1:
+        sent = BF16 * shard.local_tokens * model.hidden_size
+        one = point_to_point_s(group(layout, "pp").stride, sent, cluster, profile)
+        transfers = 2 * layout.vpp * microbatches
+        if layout.vpp == 1:
+            # 1F1B waits for its neighbour twice a micro batch.
+            parts["pp_comm"] = one * (transfers + 2 * (layout.pp - 1))
+        else:
+            # Interleaved, transfers run beside the other chunks' work; starting them and filling the pipeline remain.
+            beside = max(0.0, transfers * one - microbatches * worst.total_s)
+            parts["pp_comm"] = beside + transfers * profile.collective_latency_s + one * 2 * (layout.pp - 1)
+    parts["dp_comm"] = _data_parallel_s(model, job, layout, traits, cluster, profile, worst, rank)
+    parts["optimizer"] = _optimizer_s(model, job, layout, traits, cluster, profile, rank)
+    parts = {name: seconds for name, seconds in parts.items() if seconds > 0.0}
+    step_s = sum(parts.values())
+    return Time(
+        step_s=step_s,
+        band_s=(step_s * (1.0 - profile.time_band), step_s * (1.0 + profile.time_band)),
+        parts_s=parts,
+    )

@@ -1,0 +1,205 @@
+"""The files of one plan. Pure: the same spec and plan give the same text, byte for byte; nothing is written here."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import topoplan
+from topoplan.emit.templating import code_span, render
+from topoplan.emit.torchrun import local_dataset_dir, master_address, master_port, node_script, script_name
+from topoplan.emit.trainer_keys import trainer_versions
+from topoplan.emit.trainer_yaml import DATASET_TO_FILL_IN, TrainerFile, is_hub_id, trainer_file, training_steps
+from topoplan.errors import SpecError
+from topoplan.planner.plan import Plan
+from topoplan.planner.view import plan_to_dict, spec_to_dict
+from topoplan.specs.cluster import Host
+from topoplan.specs.spec import Spec
+
+PLAN_SCHEMA = "topoplan.plan/1"
+HOSTS_SCHEMA = "topoplan.hosts/1"
+
+_MOST_COMMANDS = 8  # in the README; hosts.json has them all
+
+
+def generate(spec: Spec, plan: Plan) -> dict[str, str]:
+    """Relative path -> text: train.yaml, one script a node, hosts.json, plan.json and README.md.
+
+    An error says what the trainer cannot do, which key of the user contradicts the plan, or which name cannot be
+    written into a script.
+    """
+    _check_hosts(spec)
+    _check_printable(spec)
+    trainer = trainer_file(spec, plan)
+    files = {"train.yaml": trainer.text}
+    files |= {script_name(node): node_script(spec, plan.layout, trainer, node) for node in range(spec.cluster.nodes)}
+    files["hosts.json"] = _json(_hosts(spec, trainer))
+    files["plan.json"] = _json(_plan(spec, plan, trainer))
+    files["README.md"] = _readme(spec, plan, trainer)
+    return files
+
+
+def bundle_warnings(spec: Spec, plan: Plan) -> tuple[str, ...]:
+    """What the README of the bundle warns of, for a terminal."""
+    return trainer_file(spec, plan).warnings
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+# Input ---------------------------------------------------------------------------------------------------------------
+
+
+def _check_hosts(spec: Spec) -> None:
+    nodes, hosts = spec.cluster.nodes, len(spec.cluster.hosts)
+    if hosts not in (0, nodes):
+        raise SpecError(f"{hosts} hosts for {nodes} nodes", where="hosts", expected=f"expected {nodes}, or none at all")
+
+
+def _check_printable(spec: Spec) -> None:
+    """Line breaks and control characters in a name would break a comment, a log line or a terminal: none is right."""
+    for where, text in _names(spec):
+        if not text.isprintable():
+            raise SpecError(f"{text!r} holds a line break or another control character", where=where)
+
+
+def _names(spec: Spec) -> Iterator[tuple[str, str]]:
+    cluster, model, job = spec.cluster, spec.model, spec.job
+    yield from (
+        ("name", cluster.name),
+        ("gpu", cluster.gpu.name),
+        ("model", model.name),
+        ("model", model.config_path or ""),
+    )
+    yield from (("job.dataset", job.dataset or ""), ("job.dataset_dir", job.dataset_dir or ""))
+    yield ("job.template", job.template or "")
+    for node, host in enumerate(cluster.hosts):
+        for field in ("address", "user", "workdir", "venv", "socket_interface"):
+            yield (f"hosts[{node}].{field}", getattr(host, field) or "")
+    for key in ("model_name_or_path", "dataset", "dataset_dir", "output_dir"):
+        value = job.trainer.get(key)
+        if isinstance(value, str):
+            yield (f"job.trainer.{key}", value)
+
+
+# hosts.json, plan.json -----------------------------------------------------------------------------------------------
+
+
+def _hosts(spec: Spec, trainer: TrainerFile) -> dict[str, Any]:
+    hosts: tuple[Host | None, ...] = spec.cluster.hosts or (None,) * spec.cluster.nodes
+    return {
+        "schema": HOSTS_SCHEMA,
+        "run": trainer.run_name,
+        "master": {"address": master_address(spec), "port": master_port(spec, trainer)},
+        "nodes": [
+            {
+                "node": node,
+                "address": host.address if host else None,
+                "user": host.user if host else None,
+                "port": host.port if host else None,
+                "workdir": host.workdir if host else None,
+                "venv": host.venv if host else None,
+                "script": script_name(node),
+            }
+            for node, host in enumerate(hosts)
+        ],
+    }
+
+
+def _plan(spec: Spec, plan: Plan, trainer: TrainerFile) -> dict[str, Any]:
+    prediction = plan_to_dict(plan)
+    layout = prediction.pop("layout")
+    return {
+        "schema": PLAN_SCHEMA,
+        "version": topoplan.__version__,
+        "id": prediction.pop("id"),
+        "run": trainer.run_name,
+        "inputs": spec_to_dict(spec),
+        "layout": layout,
+        "prediction": prediction,
+        "trainer_versions": trainer_versions(),
+    }
+
+
+# README.md -----------------------------------------------------------------------------------------------------------
+
+
+def _readme(spec: Spec, plan: Plan, trainer: TrainerFile) -> str:
+    cluster, model, values = spec.cluster, spec.model, trainer.values
+    # Numbers are taken as plan.json has them, so that the README can be written again from plan.json.
+    view = plan_to_dict(plan)
+    steps = training_steps(spec.job, values.get("max_steps"))
+    hours = None if steps is None else steps * view["time"]["step_s"] / 3600
+    model_dir = str(values["model_name_or_path"])
+    from_hub = model.config_path is None and is_hub_id(model.name)
+    layout = plan.layout
+    context: dict[str, Any] = {
+        "version": topoplan.__version__,
+        "versions": trainer_versions(),
+        "model": model.name,
+        "cluster": cluster.name,
+        "gpu": cluster.gpu.name,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "plan": view,
+        "batch": layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
+        "seq_len": spec.job.seq_len,
+        "total_tokens_per_s": view["tokens_per_s_per_gpu"] * layout.world_size,
+        "steps": steps,
+        "hours": hours,
+        "gpu_hours": None if hours is None else hours * layout.world_size,
+        "warnings": trainer.warnings,
+        "scripts": [
+            {
+                "node": node,
+                "name": script_name(node),
+                "address": cluster.hosts[node].address if cluster.hosts else None,
+            }
+            for node in range(cluster.nodes)
+        ],
+        "workdir_words": _workdir_words(cluster.hosts),
+        "venv": cluster.hosts[0].venv if cluster.hosts else None,
+        "model_dir": model_dir,
+        "download": shlex.join(["hf", "download", model.name, "--local-dir", model_dir]) if from_hub else None,
+        "dataset": str(values["dataset"]),
+        "dataset_missing": values["dataset"] == DATASET_TO_FILL_IN,
+        "dataset_dir": local_dataset_dir(trainer),
+        "output_dir": str(values["output_dir"]),
+        "commands": _commands(spec, trainer),
+        "master_known": master_address(spec) is not None,
+        "master_port": master_port(spec, trainer),
+        "log_dir": f"logs/{trainer.run_name}",
+    }
+    return render("README.md.j2", context)
+
+
+def _workdir_words(hosts: tuple[Host, ...]) -> str:
+    directories = {host.workdir for host in hosts}
+    if len(directories) == 1 and (only := directories.pop()) is not None:
+        return code_span(only)
+    return "the working directory of the host in the spec" if any(directories) else "this directory on the node"
+
+
+def _commands(spec: Spec, trainer: TrainerFile) -> list[str]:
+    """Copy and start, host by host: what a person would type. None without hosts that say where to put the files."""
+    hosts = spec.cluster.hosts
+    if not hosts or any(host.workdir is None for host in hosts):
+        return []
+    commands = []
+    for node, host in enumerate(hosts[:_MOST_COMMANDS]):
+        there = str(PurePosixPath(host.workdir or "/", "bundles", trainer.run_name))
+        target = f"{host.user}@{host.address}" if host.user else host.address
+        port = [] if host.port == 22 else ["-p", str(host.port)]
+        # Each command goes through two shells, this one and the host's: quoted once for each.
+        ssh = ["ssh", *port, "--", target] if target.startswith("-") else ["ssh", *port, target]
+        copy = f"mkdir -p {shlex.quote(there)} && tar -xf - -C {shlex.quote(there)}"
+        commands.append(f"tar -cf - --exclude=logs . | {shlex.join([*ssh, copy])}")
+        start = shlex.join(["bash", f"{there}/{script_name(node)}"])
+        commands.append(shlex.join([*ssh[:1], "-t", *ssh[1:], start]))
+    if len(hosts) > _MOST_COMMANDS:
+        commands.append(f"# and so on for the other {len(hosts) - _MOST_COMMANDS}: see hosts.json")
+    return commands

@@ -1,0 +1,131 @@
+"""The environment of the trainer on one node: each variable with the reason that stands beside it in the script.
+
+NCCL's defaults are right for almost everything. NVIDIA keeps a list of variables that are for debugging only and
+"should not be used in production nor retained in scripts" (NCCL user guide, Environment Variables); none of them is
+set here, but for NCCL_IB_DISABLE=1 on a fabric that has no RDMA.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from topoplan.errors import SpecError
+from topoplan.layout.layout import Layout
+from topoplan.specs.cluster import Cluster, Host
+from topoplan.specs.spec import Spec
+
+_MOST_HCAS = 32  # NCCL user guide, NCCL_IB_HCA
+_THREADS_WHEN_UNKNOWN = 4
+_DEVICE_NAME = re.compile(r"[A-Za-z0-9_.@-]+(?::[0-9]+)?")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_NAME = re.compile(
+    r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY)$"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvVar:
+    """One exported variable."""
+
+    name: str
+    value: str
+    reason: str
+
+
+def node_environment(spec: Spec, layout: Layout, node: int) -> tuple[EnvVar, ...]:
+    """What node number `node` exports before it starts the trainer; the `env` of the spec comes last and wins."""
+    cluster = spec.cluster
+    chosen = {variable.name: variable for variable in (*_trainer(cluster, layout), *_network(cluster, node))}
+    for name, value in cluster.env.items():
+        _check_user_variable(name, value)
+        chosen.pop(name, None)
+        chosen[name] = EnvVar(name=name, value=value, reason="from env in the cluster spec")
+    return tuple(chosen.values())
+
+
+def _trainer(cluster: Cluster, layout: Layout) -> Iterator[EnvVar]:
+    yield EnvVar(name="USE_MCA", value="1", reason="LLaMA-Factory trains with Megatron-core, through mcore_adapter")
+    if cluster.gpu.architecture != "blackwell" and (layout.tp > 1 or layout.cp > 1):
+        # Megatron-LM asserts this in training/arguments.py, which the adapter does not go through.
+        yield EnvVar(
+            name="CUDA_DEVICE_MAX_CONNECTIONS",
+            value="1",
+            reason="kernels start in the order of their launch: before Blackwell, TP and CP overlap needs it",
+        )
+    yield EnvVar(
+        name="PYTORCH_CUDA_ALLOC_CONF",
+        value="expandable_segments:True",
+        reason="less fragmentation; llamafactory-cli sets it too",
+    )
+    yield EnvVar(
+        name="TORCH_NCCL_AVOID_RECORD_STREAMS",
+        value="1",
+        reason="buffers of collectives are freed as soon as they are done with; llamafactory-cli sets it too",
+    )
+    if cluster.cpu_cores is None:
+        threads, reason = _THREADS_WHEN_UNKNOWN, "torchrun would set 1; cpu_cores is not in the cluster spec"
+    else:
+        threads = max(1, cluster.cpu_cores // cluster.gpus_per_node)
+        reason = f"{cluster.cpu_cores} CPU cores / {cluster.gpus_per_node} GPUs; torchrun would set 1"
+    yield EnvVar(name="OMP_NUM_THREADS", value=str(threads), reason=reason)
+    yield EnvVar(
+        name="TOKENIZERS_PARALLELISM", value="false", reason="tokenizers' threads do not survive forked data workers"
+    )
+
+
+def _network(cluster: Cluster, node: int) -> Iterator[EnvVar]:
+    yield EnvVar(name="NCCL_DEBUG", value="WARN", reason="errors with their cause, and nothing else")
+    if cluster.nodes == 1:
+        return
+    host = cluster.hosts[node] if cluster.hosts else None
+    if host is not None and host.socket_interface:
+        interface = _device(host.socket_interface, "socket_interface", node)
+        yield EnvVar(
+            name="NCCL_SOCKET_IFNAME",
+            value=f"={interface}",
+            reason="socket_interface in the spec; `=` stops NCCL from taking every name that begins alike",
+        )
+        yield EnvVar(name="GLOO_SOCKET_IFNAME", value=interface, reason="the same for Gloo, which takes plain names")
+    if cluster.fabric.kind == "ethernet":
+        yield EnvVar(
+            name="NCCL_IB_DISABLE", value="1", reason="fabric kind in the spec is ethernet: no RDMA to look for"
+        )
+    elif host is not None and host.hcas:
+        yield EnvVar(
+            name="NCCL_IB_HCA",
+            value=_hca_list(host, node),
+            reason="hcas in the spec; one `=` for the whole list, or mlx5_1 would take mlx5_10 as well",
+        )
+
+
+def _hca_list(host: Host, node: int) -> str:
+    if len(host.hcas) > _MOST_HCAS:
+        raise SpecError(f"{len(host.hcas)} HCAs, and NCCL takes {_MOST_HCAS} at most", where=f"hosts[{node}].hcas")
+    return "=" + ",".join(_device(name, "hcas", node) for name in host.hcas)
+
+
+def _device(name: str, field: str, node: int) -> str:
+    bare = name.removeprefix("=")
+    if not _DEVICE_NAME.fullmatch(bare):
+        raise SpecError(
+            f"{name!r} is not the name of a device",
+            where=f"hosts[{node}].{field}",
+            expected="expected eth0 or mlx5_0:1",
+        )
+    return bare
+
+
+def _check_user_variable(name: str, value: str) -> None:
+    where = f"env.{name}"
+    if not _VARIABLE_NAME.fullmatch(name):
+        raise SpecError(f"{name!r} cannot be the name of an environment variable", where="env")
+    if "\0" in value:
+        raise SpecError("a NUL byte cannot be in an environment variable", where=where)
+    if _SECRET_NAME.search(name.upper()):
+        raise SpecError(
+            "a token or password is never written to a file",
+            where=where,
+            remedy="set it in the environment of the nodes, from where the script inherits it",
+        )

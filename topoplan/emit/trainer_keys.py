@@ -1,0 +1,236 @@
+"""What the trainer's YAML may hold: its keys with their types, and the user's own keys checked against them.
+
+LLaMA-Factory's parser refuses unknown keys but checks neither types nor choices (`sequence_parallel: maybe` passes and
+counts as true), and its Megatron path reads only some of the keys that the parser takes. Both are caught here.
+The lists are data: `topoplan/catalog/trainer_keys/`, with the versions that they were taken from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from topoplan.errors import SpecError, nearest
+
+_CATALOG = "trainer_keys"
+
+SECRET_KEYS = frozenset(
+    [
+        "hf_hub_token",
+        "ms_hub_token",
+        "om_hub_token",
+        "hub_token",
+        "swanlab_api_key",
+        "swanlab_lark_secret",
+        "swanlab_lark_webhook_url",
+    ]
+)
+"""Keys that hold a token or a password; none is ever written to a file."""
+
+_GONE = {
+    "evaluation_strategy": "write eval_strategy",
+    "logging_dir": "leave it out: it is deprecated, and the trainer logs below output_dir",
+    "overwrite_output_dir": "leave it out: every plan has an output_dir of its own",
+    "save_safetensors": "leave it out: safetensors is what the trainer writes",
+    "warmup_ratio": "write warmup_steps, as a whole number",
+}
+"""Keys that not every supported transformers accepts, and what to do instead."""
+
+_UNUSED = {
+    "add_special_tokens": "the Megatron workflow does not resize the embedding: add the tokens to the model beforehand",
+    "add_tokens": "the Megatron workflow does not resize the embedding: add the tokens to the model beforehand",
+    "deepspeed": "remove it: sharding is decided by the layout (use_distributed_optimizer)",
+    "disable_shuffling": "remove it: the Megatron trainer never shuffles",
+    "fsdp": "remove it: sharding is decided by the layout (use_distributed_optimizer)",
+    "fsdp_config": "remove it: sharding is decided by the layout (use_distributed_optimizer)",
+    "gradient_checkpointing": "remove it and pin the layout's recompute instead",
+    "optim": "remove it: the optimizer is Megatron's Adam; `optimizer: sgd` is the only other one",
+}
+"""Remedies for keys that the Megatron workflow does not use, where a general sentence would not do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key of the trainer's YAML."""
+
+    name: str
+    types: tuple[str, ...]
+    """str, int, float, bool, dict, list: any of them will do."""
+    nullable: bool
+    choices: tuple[Any, ...]
+    """The only strings that work; empty when any does."""
+    default: Any
+    package: str
+    """llamafactory, transformers or mcore_adapter."""
+    transformers: str
+    """Major version that knows the key when not all supported ones do, else empty."""
+    ignored: bool
+    """The parser takes it, and the Megatron workflow never reads it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Templates:
+    """LLaMA-Factory's chat templates, and the model types that its Megatron path takes."""
+
+    names: frozenset[str]
+    by_model: Mapping[str, str]
+    by_model_type: Mapping[str, str]
+    supported_model_types: tuple[str, ...]
+    version: str
+    """Of LLaMA-Factory."""
+
+
+@cache
+def known_keys() -> Mapping[str, Key]:
+    """Every key that the parser accepts with USE_MCA=1."""
+    return {
+        name: Key(
+            name=name,
+            types=tuple(entry["types"]),
+            nullable=entry.get("nullable", False),
+            choices=tuple(entry.get("choices", ())),
+            default=entry["default"],
+            package=entry["from"],
+            transformers=entry.get("transformers", ""),
+            ignored=entry.get("ignored", False),
+        )
+        for name, entry in _document("llamafactory_mca.json")["keys"].items()
+    }
+
+
+@cache
+def trainer_versions() -> Mapping[str, Any]:
+    """The versions that the key list was taken from."""
+    versions: Mapping[str, Any] = _document("llamafactory_mca.json")["versions"]
+    return versions
+
+
+@cache
+def templates() -> Templates:
+    """The chat templates of the catalog."""
+    document = _document("llamafactory_templates.json")
+    return Templates(
+        names=frozenset(document["names"]),
+        by_model=document["by_model"],
+        by_model_type=document["by_model_type"],
+        supported_model_types=tuple(document["supported_model_types"]),
+        version=document["versions"]["llamafactory"],
+    )
+
+
+def default_template(model: str, model_type: str) -> str | None:
+    """The template that LLaMA-Factory lists for a model, by its id or the last part of its path, else by its type."""
+    known = templates()
+    if model in known.by_model:
+        return known.by_model[model]
+    last_part = model.rstrip("/").rpartition("/")[2].lower()
+    for name, template in known.by_model.items():
+        if name.rpartition("/")[2].lower() == last_part:
+            return template
+    return known.by_model_type.get(model_type)
+
+
+def check_key(name: str, value: Any, where: str) -> Any:
+    """`value` as it is written for the key `name`; an error says what would be wrong with it, or never be read."""
+    if name in SECRET_KEYS:
+        raise SpecError(
+            "a token or password is never written to a file",
+            where=where,
+            remedy="set it in the environment of the nodes",
+        )
+    if name in _GONE:
+        raise SpecError(f"{name} is not accepted by every transformers", where=where, remedy=_GONE[name])
+    keys = known_keys()
+    if name not in keys:
+        _refuse_unknown(name, where)
+    key = keys[name]
+    checked = _typed(key, value, where)
+    if (key.ignored or name in ("add_tokens", "add_special_tokens")) and checked not in (key.default, None):
+        remedy = _UNUSED.get(name, "remove it, so that the file says what happens")
+        raise SpecError(f"LLaMA-Factory's Megatron path never reads {name}", where=where, remedy=remedy)
+    if name == "report_to" and "wandb" in (checked if isinstance(checked, list) else [checked]):
+        raise SpecError(
+            "the Megatron adapter silently drops wandb from report_to",
+            where=where,
+            remedy="use tensorboard, mlflow or use_swanlab",
+        )
+    return checked
+
+
+def _refuse_unknown(name: str, where: str) -> None:
+    removed = _document("llamafactory_mca.json")["removed_in_transformers_5"]
+    if name in removed:
+        raise SpecError(f"{name} is gone from transformers 5", where=where, remedy="leave it out")
+    raise SpecError(
+        f"the trainer has no key {name!r}",
+        where=where,
+        remedy=nearest(name, known_keys()) or "settings of Megatron-core's own go into additional_configs: {...}",
+    )
+
+
+def _typed(key: Key, value: Any, where: str) -> Any:
+    """`value` in the type that the key declares, or an error."""
+    if value is None:
+        if key.nullable:
+            return None
+        raise SpecError(f"{key.name} cannot be null", where=where, expected=_expected(key))
+    types = key.types
+    if isinstance(value, bool):
+        if "bool" in types:
+            return value
+        hint = 'YAML reads an unquoted yes, no, on or off as true or false; write "no" in quotes'
+        raise SpecError(f"{key.name} is {str(value).lower()}", where=where, expected=_expected(key), remedy=hint)
+    if isinstance(value, int):
+        if "int" in types:
+            return value
+        if "float" in types:
+            return float(value)
+    if isinstance(value, float):
+        if "float" in types:
+            return value
+        if "int" in types and value.is_integer():
+            return int(value)
+    if isinstance(value, str):
+        number = _number(value)  # PyYAML takes 2e-5 for a string; the user meant what every other reader sees
+        if "str" not in types and "float" in types and number is not None:
+            return number
+        if "str" in types:
+            if key.choices and value not in key.choices:
+                remedy = nearest(value, [str(choice) for choice in key.choices])
+                raise SpecError(f"{key.name} is {value!r}", where=where, expected=_expected(key), remedy=remedy)
+            if "${" in value:
+                raise SpecError(
+                    f"{key.name} holds '${{', which LLaMA-Factory's YAML reader takes for a variable", where=where
+                )
+            return value
+    if isinstance(value, Mapping) and "dict" in types:
+        return dict(value)
+    if isinstance(value, list | tuple) and "list" in types:
+        return list(value)
+    raise SpecError(f"{key.name} is {value!r}", where=where, expected=_expected(key))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _expected(key: Key) -> str:
+    if key.choices and key.types == ("str",):
+        return "expected one of " + ", ".join(str(choice) for choice in key.choices)
+    names = {"str": "a string", "int": "a whole number", "float": "a number", "bool": "true or false"}
+    names |= {"dict": "a mapping", "list": "a list"}
+    return "expected " + " or ".join(names[kind] for kind in key.types)
+
+
+@cache
+def _document(name: str) -> Mapping[str, Any]:
+    text = files("topoplan.catalog").joinpath(_CATALOG, name).read_text(encoding="utf-8")
+    document: Mapping[str, Any] = json.loads(text)
+    return document

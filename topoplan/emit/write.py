@@ -1,0 +1,165 @@
+"""Puts a bundle into a directory: all of it or nothing, and never over a file that somebody edited."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from topoplan.errors import OutputError
+
+MANIFEST = ".topoplan-manifest.json"
+"""Names the files of the bundle with their SHA-256: how an edited file is told from an untouched one."""
+
+_SCHEMA = "topoplan.manifest/1"
+_MOST_NAMED = 3
+
+
+def write_bundle(files: Mapping[str, str], directory: Path, *, force: bool = False) -> list[Path]:
+    """Write `files` (relative path -> text) below `directory` and return the paths, in order.
+
+    A bundle that is already there is replaced if nobody touched it; its files that the new one lacks are removed, and
+    other files beside it (logs, checkpoints) stay. Refused without `force`: a directory with files but no bundle, and
+    a bundle with an edited file. On an error the directory is as it was before.
+    """
+    for name in files:
+        _check_name(name)
+    try:
+        if directory.exists() and not directory.is_dir():
+            raise OutputError("is a file", where=str(directory), expected="expected a directory")
+        earlier = _manifest(directory)
+        if not force:
+            _refuse_foreign(files, directory, earlier)
+        stale = [name for name in earlier if name not in files and _unedited(directory / name, earlier[name])]
+        with _staged({**files, MANIFEST: _manifest_text(files)}, directory) as staging:
+            if directory.is_dir():
+                _move_into(staging, directory, [*files, MANIFEST], stale)
+            else:
+                staging.rename(directory)
+    except OSError as error:
+        at = error.filename or directory
+        raise OutputError(
+            f"cannot write: {error.strerror or error}", where=str(at), remedy="name another directory with -o"
+        ) from error
+    return [directory / name for name in files]
+
+
+def _check_name(name: str) -> None:
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or "\0" in name or name == MANIFEST:
+        raise ValueError(f"not a path inside a bundle: {name!r}")
+
+
+def _manifest(directory: Path) -> dict[str, str]:
+    """File name -> SHA-256 of the bundle in `directory`; empty where there is none, or none that can be read."""
+    try:
+        document = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        if document["schema"] != _SCHEMA:
+            return {}
+        entries = {str(name): str(digest) for name, digest in document["files"].items()}
+        for name in entries:
+            _check_name(name)
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return entries
+
+
+def _manifest_text(files: Mapping[str, str]) -> str:
+    digests = {name: hashlib.sha256(files[name].encode("utf-8")).hexdigest() for name in sorted(files)}
+    return json.dumps({"schema": _SCHEMA, "files": digests}, indent=2) + "\n"
+
+
+def _unedited(path: Path, digest: str) -> bool:
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest
+
+
+def _refuse_foreign(files: Mapping[str, str], directory: Path, earlier: Mapping[str, str]) -> None:
+    if not directory.is_dir():
+        return
+    if not earlier:
+        names = sorted(path.name for path in directory.iterdir())
+        if names:
+            raise OutputError(
+                f"holds files that are not a bundle of topoplan: {_named(names)}",
+                where=str(directory),
+                remedy="name another directory with -o, or overwrite with --force",
+            )
+        return
+    edited = [
+        name for name in earlier if os.path.lexists(directory / name) and not _unedited(directory / name, earlier[name])
+    ]
+    if edited:
+        raise OutputError(
+            f"was edited since topoplan wrote it: {_named(edited)}",
+            where=str(directory),
+            remedy="name another directory with -o, or overwrite with --force",
+        )
+    foreign = [name for name in files if name not in earlier and os.path.lexists(directory / name)]
+    if foreign:
+        raise OutputError(
+            f"holds a file of the same name that topoplan did not write: {_named(foreign)}",
+            where=str(directory),
+            remedy="name another directory with -o, or overwrite with --force",
+        )
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+@contextlib.contextmanager
+def _staged(files: Mapping[str, str], directory: Path) -> Iterator[Path]:
+    """A directory beside the target, with all the files in it; what is left of it is removed at the end."""
+    target = directory.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target, so that it is on the same file system and a rename is atomic.
+    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    try:
+        staging.chmod(0o777 & ~_umask())  # mkdtemp makes 0700, and this directory may become the bundle
+        for name, text in files.items():
+            path = staging / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.encode("utf-8"))
+            if path.suffix == ".sh":
+                path.chmod(0o755)
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _move_into(staging: Path, directory: Path, names: list[str], stale: list[str]) -> None:
+    """Replace files one by one; the old ones wait in `staging` until all are in place, and come back on an error."""
+    kept = staging / ".replaced"
+    moved: list[str] = []
+    created: list[str] = []
+    try:
+        for name in [*stale, *names]:
+            target, source = directory / name, staging / name
+            if target.is_dir() and not target.is_symlink():
+                raise IsADirectoryError(21, "a directory is in the way", str(target))
+            if os.path.lexists(target):
+                (kept / name).parent.mkdir(parents=True, exist_ok=True)
+                target.rename(kept / name)
+                moved.append(name)
+            if name in names:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                source.rename(target)
+                created.append(name)
+    except BaseException:
+        for name in created:
+            (directory / name).unlink(missing_ok=True)
+        for name in moved:
+            (kept / name).rename(directory / name)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)  # the only way to read it is to set it
+    os.umask(mask)
+    return mask

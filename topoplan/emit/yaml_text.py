@@ -1,0 +1,91 @@
+"""YAML text with comments, read alike by YAML 1.1, YAML 1.2 and OmegaConf (LLaMA-Factory's reader)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+# Written without quotes only if no reader can take it for anything but a string: it starts with a letter, `/` or `./`,
+# holds nothing that YAML reads as syntax, and is none of the words below.
+_PLAIN_STRING = re.compile(r"(?:[A-Za-z_]|\.?/)[A-Za-z0-9_./+-]*")
+_YAML_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf", "infinity"])
+_COMMENT_COLUMN = 52
+_WIDTH = 116
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of a YAML mapping."""
+
+    key: str
+    value: Any
+    comment: str = ""
+    """Why the line is there; empty where the key says it all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Lines that belong together, under a heading."""
+
+    title: str
+    entries: tuple[Entry, ...]
+    notes: tuple[str, ...] = ()
+    """Comment lines below the entries: what was left out, and why."""
+
+
+def mapping_text(head: Iterable[str], sections: Iterable[Section]) -> str:
+    """The whole file: `head` as comment lines, then the sections that have something to say."""
+    blocks = ["\n".join(_comment_line(line) for line in head)]
+    for section in sections:
+        if not section.entries and not section.notes:
+            continue
+        lines = [_comment_line(section.title)]
+        lines += [_entry_line(entry) for entry in section.entries]
+        lines += [_comment_line(note) for note in section.notes]
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+def one_line(text: str) -> str:
+    """`text` fit for a comment: no line break, nothing that does not print."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def scalar(value: Any) -> str:
+    """`value` as it stands behind a key; mappings and lists in flow style."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        if _PLAIN_STRING.fullmatch(value) and value.lower() not in _YAML_WORDS:
+            return value
+        return _dumped(value, style='"')
+    if isinstance(value, int | float):
+        return _dumped(value)  # PyYAML writes 2e-05 as 2.0e-05, which YAML 1.1 needs to see a number
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{scalar(str(key))}: {scalar(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(scalar(item) for item in value) + "]"
+    raise TypeError(f"no YAML form for {type(value).__name__}")
+
+
+def _dumped(value: Any, style: str | None = None) -> str:
+    text: str = yaml.safe_dump(value, default_style=style, width=float("inf"), allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _entry_line(entry: Entry) -> str:
+    line = f"{entry.key}: {scalar(entry.value)}"
+    if not entry.comment:
+        return line
+    beside = f"{line:<{_COMMENT_COLUMN}}  # {one_line(entry.comment)}"
+    return beside if len(beside) <= _WIDTH else f"{_comment_line(entry.comment)}\n{line}"
+
+
+def _comment_line(text: str) -> str:
+    return f"# {one_line(text)}".rstrip()

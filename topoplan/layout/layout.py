@@ -1,0 +1,78 @@
+"""A layout: the numbers that split one training step over the GPUs of a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """Megatron's activation recomputation."""
+
+    granularity: str = "none"
+    """none, selective or full."""
+    modules: tuple[str, ...] = ()
+    """With selective: core_attn, mlp, moe, moe_act, layernorm, mla_up_proj, shared_experts."""
+    method: str | None = None
+    """With full: uniform or block."""
+    num_layers: int | None = None
+    """With full: layers per recomputed chunk (uniform), or layers recomputed per virtual stage (block)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One way to run the job. `dp` and `gradient_accumulation_steps` are always filled in."""
+
+    backend: str = "mca"
+    """mca (LLaMA-Factory's adapter) or megatron; they share one cost model."""
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    dp: int
+    micro_batch_size: int = 1
+    gradient_accumulation_steps: int
+    """Also Megatron's number of micro batches per step."""
+    sequence_parallel: bool = False
+    recompute: Recompute = Recompute()
+    distributed_optimizer: bool = True
+    pipeline_layout: str | None = None
+    """Megatron's pipeline_model_parallel_layout string; None is the even split."""
+    optimizer_offload_fraction: float = 0.0
+    grad_reduce_in_fp32: bool = True
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    cross_entropy_fusion: bool = False
+    precision_aware_optimizer: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def expert_dp(self) -> int:
+        """Data-parallel size of the experts' own grid: world / (etp * ep * pp)."""
+        return self.world_size // (self.etp * self.ep * self.pp)
+
+    @property
+    def id(self) -> str:
+        """Short, stable name; keys at their usual value are left out."""
+        parts = [f"tp{self.tp}", f"pp{self.pp}"]
+        parts += [f"{key}{value}" for key, value in (("vpp", self.vpp), ("cp", self.cp), ("ep", self.ep)) if value > 1]
+        if self.ep > 1 and self.etp > 1:
+            parts.append(f"etp{self.etp}")
+        parts += [f"dp{self.dp}", f"mbs{self.micro_batch_size}"]
+        if self.tp > 1 and not self.sequence_parallel:
+            parts.append("nosp")
+        if self.recompute.granularity == "selective":
+            parts.append("sel-" + "+".join(self.recompute.modules))
+        elif self.recompute.granularity == "full":
+            method, layers = self.recompute.method, self.recompute.num_layers
+            parts.append("full" if (method, layers) == ("uniform", 1) else f"full-{method}{layers}")
+        if self.pipeline_layout:
+            parts.append("uneven")
+        if self.optimizer_offload_fraction:
+            parts.append(f"offload{round(self.optimizer_offload_fraction * 100)}")
+        return "-".join(parts)

@@ -1,0 +1,88 @@
+"""Which ranks form a group, and where they sit.
+
+Megatron numbers its ranks in the order tp-cp-ep-dp-pp, the first fastest: every group is one arithmetic progression of
+ranks. Experts have a grid of their own, etp-ep-edp-pp. Source: megatron-core 0.16 `core/parallel_state.py`
+(RankGenerator, initialize_model_parallel).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from topoplan.layout.layout import Layout
+
+GroupName = Literal["tp", "cp", "dp", "dp_cp", "pp", "etp", "ep", "tp_ep", "edp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`size` ranks, `stride` apart. All groups of one name have the same shape."""
+
+    size: int
+    stride: int
+
+    def ranks(self, first: int) -> range:
+        """Members of the group whose lowest rank is `first`."""
+        return range(first, first + self.size * self.stride, self.stride)
+
+
+def group(layout: Layout, name: GroupName) -> Group:
+    """Shape of the groups of one kind."""
+    tp, cp, dp, pp, ep, etp = layout.tp, layout.cp, layout.dp, layout.pp, layout.ep, layout.etp
+    stage = tp * cp * dp
+    shapes = {
+        "tp": (tp, 1),
+        "cp": (cp, tp),
+        "dp": (dp, tp * cp),
+        "dp_cp": (dp * cp, tp),
+        "pp": (pp, stage),
+        "etp": (etp, 1),
+        "ep": (ep, etp),
+        "tp_ep": (etp * ep, 1),
+        "edp": (stage // (etp * ep), etp * ep),
+    }
+    return Group(*shapes[name])
+
+
+def first_ranks(shape: Group, world_size: int) -> list[int]:
+    """Lowest rank of every group of this shape in the world."""
+    block = shape.size * shape.stride
+    return [start + offset for start in range(0, world_size, block) for offset in range(shape.stride)]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How a group is spread over domains (nodes, or NVLink domains)."""
+
+    domains: int
+    """Domains that the worst placed group touches."""
+    members: int
+    """Members in one domain where that group has fewest: they share its links to the others."""
+    largest: int
+    """Members in one domain where it has most."""
+
+
+@lru_cache(maxsize=65536)
+def span(shape: Group, domain_size: int) -> Span:
+    """Spread of the worst placed group over domains of `domain_size` consecutive ranks."""
+    block = shape.size * shape.stride
+    if shape.size == 1 or (domain_size % block == 0):
+        return Span(1, shape.size, shape.size)
+    if shape.stride % domain_size == 0:
+        return Span(shape.size, 1, 1)
+    if domain_size % shape.stride == 0 and block % domain_size == 0:
+        members = domain_size // shape.stride
+        return Span(shape.size // members, members, members)
+    # Sizes that do not divide each other: walk the groups until their position in the domain repeats.
+    worst = Span(1, shape.size, shape.size)
+    for start in range(0, block * domain_size, block):
+        for offset in {0, shape.stride - 1}:
+            counts: dict[int, int] = {}
+            for rank in shape.ranks(start + offset):
+                counts[rank // domain_size] = counts.get(rank // domain_size, 0) + 1
+            here = Span(len(counts), min(counts.values()), max(counts.values()))
+            if (here.domains, -here.members) > (worst.domains, -worst.members):
+                worst = here
+    return worst

@@ -1,0 +1,101 @@
+"""Which layers a pipeline stage holds.
+
+Source: megatron-core 0.16 `core/transformer/pipeline_parallel_layer_layout.py` (the layout string) and
+`core/transformer/transformer_block.py::get_num_layers_to_build` (the even split).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from topoplan.errors import LayoutError
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The part of a model that one virtual stage holds."""
+
+    first_layer: int
+    num_layers: int
+    embedding: bool
+    head: bool
+    """Final norm, output layer and loss."""
+
+    @property
+    def layers(self) -> range:
+        return range(self.first_layer, self.first_layer + self.num_layers)
+
+
+Stages = tuple[tuple[Chunk, ...], ...]
+"""Indexed by pipeline rank, then by virtual stage."""
+
+_REPEAT = (re.compile(r"\(([^()]+)\)\*(\d+)"), re.compile(r"([^()*\d])\*(\d+)"))
+_LONGEST_EXPANSION = 100_000
+
+
+def parse_pipeline_layout(text: str) -> list[str]:
+    """Expand Megatron's layout string to one string of E, t, m and L for each virtual stage.
+
+    `"Et*3|(tt|)*2t*2L"` -> `["Ettt", "tt", "tt", "ttL"]`. Raises LayoutError for other characters.
+    """
+    expanded = text.replace(",", "").replace(" ", "")
+    for pattern in _REPEAT:
+        length = len(expanded) + sum(len(body) * int(times) for body, times in pattern.findall(expanded))
+        if length > _LONGEST_EXPANSION:
+            raise LayoutError(f"pipeline_layout expands to {length} characters", expected="one character a layer")
+        expanded = pattern.sub(lambda match: match.group(1) * int(match.group(2)), expanded)
+    if wrong := set(expanded) - set("EtmL|"):
+        raise LayoutError(
+            f"pipeline_layout {text!r} has {', '.join(repr(c) for c in sorted(wrong))}",
+            expected="expected E (embedding), t (layer), m (multi-token prediction), L (loss), | between stages, and x*n",
+        )
+    return expanded.split("|")
+
+
+@lru_cache(maxsize=4096)
+def split_stages(num_layers: int, pp: int, vpp: int, pipeline_layout: str | None) -> Stages:
+    """Cut a model into pp * vpp virtual stages; virtual stage i sits on pipeline rank i % pp.
+
+    Raises LayoutError when the layers do not divide or the layout string does not hold the model.
+    """
+    count = pp * vpp
+    if pipeline_layout is None:
+        if num_layers % count:
+            raise LayoutError(f"{num_layers} layers % (pp {pp} * vpp {vpp}) = {num_layers % count}")
+        sizes = [num_layers // count] * count
+    else:
+        parts = parse_pipeline_layout(pipeline_layout)
+        if len(parts) != count:
+            raise LayoutError(f"pipeline_layout has {len(parts)} stages, pp {pp} * vpp {vpp} = {count}")
+        sizes = [part.count("t") for part in parts]
+        if sum(sizes) != num_layers:
+            raise LayoutError(f"pipeline_layout holds {sum(sizes)} layers, the model has {num_layers}")
+        whole = "".join(parts)
+        if whole.count("E") != 1 or not whole.startswith("E") or whole.count("L") != 1 or not whole.endswith("L"):
+            raise LayoutError(f"pipeline_layout {pipeline_layout!r} must start with its one E and end with its one L")
+    chunks, first = [], 0
+    for index, size in enumerate(sizes):
+        chunks.append(Chunk(first, size, embedding=index == 0, head=index == count - 1))
+        first += size
+    return tuple(tuple(chunks[virtual * pp + rank] for virtual in range(vpp)) for rank in range(pp))
+
+
+@lru_cache(maxsize=4096)
+def balanced_pipeline_layout(num_layers: int, pp: int, vpp: int) -> str | None:
+    """A layout string for layers that do not divide: embedding and loss count as one layer each.
+
+    The last stage may hold the loss alone; None when another would be left without a layer.
+    """
+    count = pp * vpp
+    size, longer = divmod(num_layers + 2, count)
+    # The longer stages sit in the middle, where neither the embedding's nor the loss's memory is.
+    start = (count - longer) // 2
+    sizes = [size + (start <= index < start + longer) for index in range(count)]
+    sizes[0] -= 1
+    sizes[-1] -= 1
+    if min(sizes[:-1], default=0) < 1 or sizes[-1] < 0:
+        return None
+    parts = [f"t*{n}" if n else "" for n in sizes]
+    return "|".join(["E" + parts[0], *parts[1:-1], parts[-1] + "L"])

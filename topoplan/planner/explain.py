@@ -1,0 +1,105 @@
+"""Sentences about plans: what a rejected one would need, what the usual alternatives to the best would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.rules import broken_rule
+from topoplan.planner.plan import Plan, Rejection
+from topoplan.planner.predict import memory_of
+from topoplan.specs.spec import Spec
+
+GIB = 2**30
+FULL = Recompute(granularity="full", method="uniform", num_layers=1)
+
+
+def memory_rejection(spec: Spec, layout: Layout) -> Rejection:
+    """Why a legal layout does not fit, and the nearest change after which it would."""
+    memory = memory_of(spec, layout)
+    worst = max(memory.by_stage, key=lambda stage: stage.allocated_bytes)
+    over = memory.device_bytes + memory.margin_bytes - memory.capacity_bytes
+    usable = memory.capacity_bytes - memory.margin_bytes
+    largest = max(worst.parts_bytes, key=lambda part: worst.parts_bytes[part])
+    return Rejection(
+        layout=layout,
+        rule="memory",
+        reason=(
+            f"stage {worst.stage} needs {memory.device_bytes / GIB:.1f} GiB of {usable / GIB:.1f} usable, "
+            f"{over / GIB:.1f} GiB over; most is {largest} ({worst.parts_bytes[largest] / GIB:.1f} GiB)"
+        ),
+        fix=_fitting_change(spec, layout),
+    )
+
+
+def _changes(spec: Spec, layout: Layout) -> list[tuple[str, Layout]]:
+    """Single changes that save memory, the mildest first."""
+    changes: list[tuple[str, Layout]] = []
+    if layout.tp > 1 and not layout.sequence_parallel:
+        changes.append(("sequence_parallel", replace(layout, sequence_parallel=True)))
+    if layout.micro_batch_size > 1:
+        smaller = replace(
+            layout,
+            micro_batch_size=layout.micro_batch_size // 2,
+            gradient_accumulation_steps=layout.gradient_accumulation_steps * 2,
+        )
+        if layout.micro_batch_size % 2 == 0:
+            changes.append((f"micro_batch_size {smaller.micro_batch_size}", smaller))
+    if layout.recompute.granularity != "full":
+        changes.append(("recompute full", replace(layout, recompute=FULL)))
+    for key in ("tp", "pp", "cp"):
+        if layout.dp % 2 == 0:
+            twice = {key: getattr(layout, key) * 2}
+            steps = layout.gradient_accumulation_steps * 2
+            dp = layout.dp // 2
+            changed = replace(layout, dp=dp, gradient_accumulation_steps=steps, pipeline_layout=None, **twice)
+            if key == "tp":
+                changed = replace(changed, sequence_parallel=True)
+            changes.append((f"{key} {twice[key]}", changed))
+            if layout.recompute.granularity != "full":
+                changes.append((f"{key} {twice[key]} and recompute full", replace(changed, recompute=FULL)))
+    changes.append(("optimizer_offload_fraction 1.0", replace(layout, optimizer_offload_fraction=1.0)))
+    return changes
+
+
+def _fitting_change(spec: Spec, layout: Layout) -> str:
+    for name, changed in _changes(spec, layout):
+        if broken_rule(spec, changed) is None:
+            memory = memory_of(spec, changed)
+            if memory.fits:
+                return f"{name} would fit ({memory.device_bytes / GIB:.1f} GiB)"
+    return "no single change makes it fit: more GPUs, or a smaller model"
+
+
+_Choice = tuple[str, Callable[[Layout], object]]
+_CHOICES: tuple[_Choice, ...] = (
+    ("tp", lambda layout: layout.tp),
+    ("pp", lambda layout: layout.pp),
+    ("cp", lambda layout: layout.cp),
+    ("ep", lambda layout: layout.ep),
+    ("micro batch", lambda layout: layout.micro_batch_size),
+    ("recompute", lambda layout: layout.recompute.granularity),
+)
+MAX_NOTES = 6
+
+
+def alternatives(order: Sequence[Plan]) -> list[str]:
+    """For every choice of the best plan, the best plan that chose otherwise: what it gains and loses."""
+    if not order:
+        return []
+    best = order[0]
+    found: list[tuple[float, str]] = []
+    told: set[str] = set()
+    for name, choice in _CHOICES:
+        mine = choice(best.layout)
+        other = next((plan for plan in order if choice(plan.layout) != mine), None)
+        if other is None or other.id in told:
+            continue
+        told.add(other.id)
+        slower = 1.0 - other.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu
+        spared = (best.memory.device_bytes - other.memory.device_bytes) / GIB
+        speed = "as fast" if abs(slower) < 0.005 else f"{abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
+        memory = f"{abs(spared):.1f} GiB {'less' if spared > 0 else 'more'}"
+        found.append((slower, f"{name} {choice(other.layout)} instead of {mine}: {speed}, {memory} ({other.id})"))
+    return [text for _, text in sorted(found, key=lambda pair: pair[0])[:MAX_NOTES]]

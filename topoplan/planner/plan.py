@@ -1,0 +1,71 @@
+"""What a prediction, a rejection and a ranking look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from topoplan.cost.memory import Memory, StageMemory
+from topoplan.cost.step import Time
+from topoplan.layout.layout import Layout
+from topoplan.specs.spec import Spec
+
+__all__ = ["Counts", "Memory", "Plan", "Ranking", "Rejection", "StageMemory", "Time"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A layout with its predicted memory and time."""
+
+    layout: Layout
+    memory: Memory
+    time: Time
+    tokens_per_s_per_gpu: float
+    model_flops_per_s_per_gpu: float
+    """Model FLOP/s, without recomputation."""
+    mfu: float
+    """model_flops_per_s_per_gpu over the card's dense peak at the job's precision."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return self.layout.id
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A layout that is out, and why."""
+
+    layout: Layout
+    rule: str
+    """Name of the rule, or `memory`."""
+    reason: str
+    """The failed equation with its numbers, or the stage and the GiB by which it is over."""
+    fix: str = ""
+    """The nearest change that would make it legal or make it fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    candidates: int = 0
+    illegal: int = 0
+    out_of_memory: int = 0
+    ranked: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """Result of a search. `plans` is sorted, best first."""
+
+    spec: Spec
+    plans: tuple[Plan, ...]
+    counts: Counts
+    elapsed_s: float
+    rejected: tuple[Rejection, ...] = ()
+    """All of them when asked for, else only the nearest misses."""
+    notes: tuple[str, ...] = field(default=())
+    """Sentences on what the usual alternatives would cost."""

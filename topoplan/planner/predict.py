@@ -1,0 +1,94 @@
+"""One layout in, one plan out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from topoplan.backends.mca import check_precision
+from topoplan.backends.megatron import TRAITS
+from topoplan.cost.compute import peak_flops
+from topoplan.cost.flops import model_flops_per_step
+from topoplan.cost.memory import Memory, distinct_ranks, predict_memory
+from topoplan.cost.profile import profile_of
+from topoplan.cost.step import predict_time
+from topoplan.errors import LayoutError, SpecError
+from topoplan.layout.forms import layout_from_dict
+from topoplan.layout.layout import Layout
+from topoplan.layout.rules import broken_rule, facts_of
+from topoplan.layout.stages import balanced_pipeline_layout
+from topoplan.planner.plan import Plan
+from topoplan.specs.spec import Spec
+
+
+def memory_of(spec: Spec, layout: Layout, *, all_stages: bool = False) -> Memory:
+    """Memory of a layout that is known to be legal."""
+    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
+    return predict_memory(spec.model, spec.cluster, spec.job, layout, traits, profile, all_stages=all_stages)
+
+
+def plan_of(spec: Spec, layout: Layout, memory: Memory) -> Plan:
+    """The plan of a legal layout whose memory is known."""
+    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
+    ranks = distinct_ranks(spec.model, layout.pp, layout.vpp, layout.pipeline_layout)
+    time = predict_time(spec.model, spec.cluster, spec.job, layout, traits, profile, ranks)
+    gpus = spec.cluster.world_size
+    rate = model_flops_per_step(spec.model, spec.job) / time.step_s / gpus
+    return Plan(
+        layout=layout,
+        memory=memory,
+        time=time,
+        tokens_per_s_per_gpu=spec.job.global_batch_size * spec.job.seq_len / time.step_s / gpus,
+        model_flops_per_s_per_gpu=rate,
+        mfu=rate / peak_flops(spec.cluster.gpu, spec.job.precision),
+        warnings=_warnings(spec, layout),
+    )
+
+
+def predict(spec: Spec, layout: Layout | Mapping[str, Any]) -> Plan:
+    """Memory and time of one layout, whether it fits or not; every pipeline stage is listed.
+
+    Layers that do not divide by pp * vpp are spread evenly, which the plan's warnings say.
+
+    Raises LayoutError for a layout that breaks a rule, SpecError for a job that is not predicted.
+    """
+    if spec.job.finetuning in ("lora", "qlora"):
+        raise SpecError(
+            f"finetuning {spec.job.finetuning!r} is not predicted yet", expected="expected full", where="job.finetuning"
+        )
+    check_precision(spec)
+    if not isinstance(layout, Layout):
+        layout = layout_from_dict(_with_stages(layout, spec), spec.cluster, spec.model, spec.job)
+    if broken := broken_rule(spec, layout):
+        rule, equation = broken
+        raise LayoutError(equation, where=f"layout breaks rule {rule.name}", remedy=rule.fix)
+    return plan_of(spec, layout, memory_of(spec, layout, all_stages=True))
+
+
+def _with_stages(form: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
+    """The form with a pipeline layout where its layers do not divide, as the trainers' users have to write one."""
+    pp, vpp = form.get("pp", 1), form.get("vpp", 1)
+    if form.get("pipeline_layout") or not (isinstance(pp, int) and isinstance(vpp, int)) or pp < 1 or vpp < 1:
+        return form
+    if spec.model.num_layers % (pp * vpp) and (even := balanced_pipeline_layout(spec.model.num_layers, pp, vpp)):
+        return {**form, "pipeline_layout": even}
+    return form
+
+
+def _warnings(spec: Spec, layout: Layout) -> tuple[str, ...]:
+    """What a user should know before choosing the plan."""
+    found = []
+    if layout.pipeline_layout:
+        found.append(f"{spec.model.num_layers} layers in uneven stages: {layout.pipeline_layout}")
+    if layout.tp > 1 and not spec.cluster.nvlink_bytes_per_s:
+        found.append(f"tp {layout.tp} over PCIe: no NVLink in these nodes")
+    if any(layout.tp > n for n in facts_of(spec.model).kv_heads):
+        found.append(f"tp {layout.tp} exceeds the KV heads: needs megatron-core 0.16 or newer")
+    if layout.vpp > 1 and layout.distributed_optimizer and layout.backend == "mca":
+        found.append("vpp with the distributed optimizer: one CPU trial of mcore_adapter diverged; watch the first losses")
+    if spec.model.vision and spec.job.images_per_sequence:
+        count, pixels = spec.job.images_per_sequence, spec.job.image_max_pixels
+        found.append(f"assumes {count:g} image(s) a sequence of {pixels} pixels")
+    if 0 < spec.model.max_position_embeddings < spec.job.seq_len:
+        found.append(f"seq_len {spec.job.seq_len} exceeds the model's {spec.model.max_position_embeddings} positions")
+    return tuple(found)

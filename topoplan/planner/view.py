@@ -1,0 +1,128 @@
+"""The JSON forms of a spec and of a plan, as `topoplan rank --json` prints them and `plan.json` keeps them.
+
+Results are rounded to six significant digits: far below what a prediction can know, and stable
+against the last bits of floating point. Inputs are kept exactly, in the fields and units of `topoplan.specs`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from itertools import groupby
+from typing import Any
+
+from topoplan.layout.forms import layout_to_dict
+from topoplan.planner.plan import Plan
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.job import Job
+from topoplan.specs.model import Attention, LatentAttention, Layer, LinearAttention, Mlp, Model, Moe
+from topoplan.specs.spec import Spec
+
+_GIB = 2**30
+_TERA = 1e12
+_SIGNIFICANT_DIGITS = 6
+
+LAYER_KINDS: Mapping[type, str] = {
+    Attention: "attention",
+    LatentAttention: "latent_attention",
+    LinearAttention: "linear_attention",
+    Mlp: "mlp",
+    Moe: "moe",
+}
+"""The `kind` that tells the parts of a layer apart in JSON."""
+
+
+def rounded(value: float) -> float:
+    """`value` to six significant digits; a whole number stays readable, infinity and NaN are left as they are."""
+    if not math.isfinite(value):
+        return value
+    return float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
+
+
+def plan_to_dict(plan: Plan, rank: int | None = None) -> dict[str, Any]:
+    """One entry of `plans` in `topoplan.rank/1`; without a rank (a lone prediction) the key `rank` is left out."""
+    memory, time = plan.memory, plan.time
+    view: dict[str, Any] = {} if rank is None else {"rank": rank}
+    view |= {
+        "id": plan.id,
+        "layout": layout_to_dict(plan.layout),
+        "fits": plan.fits,
+        "memory": {
+            "allocated_gib": rounded(memory.allocated_bytes / _GIB),
+            "reserved_gib": rounded(memory.reserved_bytes / _GIB),
+            "device_gib": rounded(memory.device_bytes / _GIB),
+            "capacity_gib": rounded(memory.capacity_bytes / _GIB),
+            "margin_gib": rounded(memory.margin_bytes / _GIB),
+            "host_gib": rounded(memory.host_bytes / _GIB),
+            "by_stage": [
+                {
+                    "stage": stage.stage,
+                    "allocated_gib": rounded(stage.allocated_bytes / _GIB),
+                    "parts_gib": {name: rounded(size / _GIB) for name, size in stage.parts_bytes.items()},
+                }
+                for stage in memory.by_stage
+            ],
+        },
+        "time": {
+            "step_s": rounded(time.step_s),
+            "band": [rounded(bound) for bound in time.band_s],
+            "parts_s": {name: rounded(seconds) for name, seconds in time.parts_s.items()},
+        },
+        "tokens_per_s_per_gpu": rounded(plan.tokens_per_s_per_gpu),
+        "tflops_per_gpu": rounded(plan.model_flops_per_s_per_gpu / _TERA),
+        "mfu": rounded(plan.mfu),
+        "warnings": list(plan.warnings),
+    }
+    return view
+
+
+def spec_to_dict(spec: Spec) -> dict[str, Any]:
+    """`cluster`, `model` and `job`: everything that a prediction depends on, without the path of the spec file."""
+    return {
+        "cluster": cluster_to_dict(spec.cluster),
+        "model": model_to_dict(spec.model),
+        "job": job_to_dict(spec.job),
+    }
+
+
+def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
+    """The fields of `Cluster`, its GPU and its hosts."""
+    return _fields_of(cluster)
+
+
+def job_to_dict(job: Job) -> dict[str, Any]:
+    """The fields of `Job`."""
+    return _fields_of(job)
+
+
+def model_to_dict(model: Model) -> dict[str, Any]:
+    """The fields of `Model`; runs of equal layers are one entry with their `count`."""
+    view = {field.name: _plain(getattr(model, field.name)) for field in fields(model) if field.name != "layers"}
+    view["num_layers"] = model.num_layers
+    view["layers"] = [{"count": len(list(run)), **_layer_to_dict(layer)} for layer, run in groupby(model.layers)]
+    return view
+
+
+def _layer_to_dict(layer: Layer) -> dict[str, Any]:
+    return {
+        "attention": {"kind": LAYER_KINDS[type(layer.attention)], **_fields_of(layer.attention)},
+        "ffn": {"kind": LAYER_KINDS[type(layer.ffn)], **_fields_of(layer.ffn)},
+    }
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+
+
+def _plain(value: Any) -> Any:
+    """`value` in the types that JSON has."""
+    if is_dataclass(value):
+        return _fields_of(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    return str(value)  # a date in the user's trainer keys, for one

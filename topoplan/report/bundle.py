@@ -1,0 +1,54 @@
+"""What `topoplan generate` says when it is done."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from topoplan.planner.plan import Plan
+from topoplan.planner.view import plan_to_dict
+from topoplan.report.paragraphs import paragraph
+from topoplan.report.sentences import spec_line
+from topoplan.report.text import gib, interval, significant
+from topoplan.specs.spec import Spec
+
+SCHEMA = "topoplan.generate/1"
+
+
+def bundle_to_dict(plan: Plan, directory: Path, files: Sequence[Path]) -> dict[str, Any]:
+    """The plan that was taken and the files that were written."""
+    return {
+        "schema": SCHEMA,
+        "directory": str(directory),
+        "files": [str(file) for file in files],
+        "plan": plan_to_dict(plan),
+    }
+
+
+def print_bundle(console: Console, spec: Spec, plan: Plan, directory: Path, files: Sequence[Path]) -> None:
+    """The plan, the files and the command to type next."""
+    memory, time = plan.memory, plan.time
+    paragraph(console, spec_line(spec), style="bold")
+    paragraph(
+        console,
+        f"Plan {plan.id}: {gib(memory.device_bytes)} of {gib(memory.capacity_bytes)} GiB,"
+        f" {significant(time.step_s)} s a step ({interval(*time.band_s)}),"
+        f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s per GPU.",
+    )
+    for warning in plan.warnings:
+        paragraph(console, f"Mind: {warning}")
+    console.print(f"\nWrote {len(files)} files:")
+    for file in files:
+        console.print(f"  {file}", soft_wrap=True)
+    scripts = sorted(file for file in files if file.name.startswith("node-") and file.suffix == ".sh")
+    console.print("\nNext:")
+    console.print(f"  less {shlex.quote(str(directory / 'README.md'))}", soft_wrap=True)
+    if len(scripts) == 1:
+        console.print(f"  bash {shlex.quote(str(scripts[0]))}", soft_wrap=True)
+    elif scripts:
+        first = shlex.quote(str(scripts[0]))
+        console.print(f"  bash {first}   # on the first node, and each other script on its own node", soft_wrap=True)

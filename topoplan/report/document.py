@@ -1,0 +1,53 @@
+"""A ranking as JSON: the form `topoplan.rank/1`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topoplan.layout.forms import layout_to_dict
+from topoplan.planner.plan import Plan, Ranking
+from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
+from topoplan.report.effort import job_effort
+from topoplan.specs.job import Job
+
+SCHEMA = "topoplan.rank/1"
+
+
+def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool) -> dict[str, Any]:
+    """The best `top` plans; the rejected layouts only when asked for."""
+    counts = ranking.counts
+    view: dict[str, Any] = {
+        "schema": SCHEMA,
+        **spec_to_dict(ranking.spec),
+        "counts": {
+            "candidates": counts.candidates,
+            "illegal": counts.illegal,
+            "out_of_memory": counts.out_of_memory,
+            "ranked": counts.ranked,
+        },
+        "elapsed_s": round(ranking.elapsed_s, 3),
+        "plans": [
+            plan_to_dict(plan, rank) | _job_time(ranking.spec.job, plan)
+            for rank, plan in enumerate(ranking.plans[:top], start=1)
+        ],
+        "notes": list(ranking.notes),
+    }
+    if rejected:
+        view["rejected"] = [
+            {"layout": layout_to_dict(out.layout), "rule": out.rule, "reason": out.reason, "fix": out.fix}
+            for out in ranking.rejected
+        ]
+    return view
+
+
+def _job_time(job: Job, plan: Plan) -> dict[str, Any]:
+    effort = job_effort(job, plan)
+    if effort is None:
+        return {}
+    return {
+        "job_time": {
+            "steps": effort.steps,
+            "hours": rounded(effort.hours),
+            "gpu_hours": rounded(effort.gpu_hours),
+        }
+    }

@@ -1,0 +1,34 @@
+"""How long a whole job takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topoplan.planner.plan import Plan
+from topoplan.specs.job import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """The whole job under one plan."""
+
+    steps: int
+    hours: float
+    gpu_hours: float
+
+
+def job_steps(job: Job) -> int | None:
+    """Optimizer steps of the job, or None when the spec does not say how many samples there are."""
+    from topoplan.emit.trainer_yaml import training_steps
+
+    limit = job.trainer.get("max_steps")
+    return training_steps(job, limit if isinstance(limit, int) else None)
+
+
+def job_effort(job: Job, plan: Plan) -> Effort | None:
+    """Steps, hours and GPU-hours of the job, without start-up, evaluation and checkpoints."""
+    steps = job_steps(job)
+    if steps is None:
+        return None
+    hours = steps * plan.time.step_s / 3600
+    return Effort(steps=steps, hours=hours, gpu_hours=hours * plan.layout.world_size)

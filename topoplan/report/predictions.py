@@ -1,0 +1,69 @@
+"""Predictions of given layouts, as JSON and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from topoplan.planner.plan import Plan
+from topoplan.planner.view import plan_to_dict
+from topoplan.report.paragraphs import bullets
+from topoplan.report.text import band, gib, layout_label, significant
+
+_MAX_ID = 28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The answer to one run document: a plan, or why there is none."""
+
+    id: Any
+    plan: Plan | None = None
+    error: str = ""
+
+
+def prediction_to_dict(prediction: Prediction) -> dict[str, Any]:
+    """The answer as one JSON object."""
+    if prediction.plan is None:
+        return {"id": prediction.id, "error": prediction.error}
+    view = plan_to_dict(prediction.plan)
+    return {**view, "id": prediction.id, "plan_id": view["id"]}
+
+
+def print_predictions(console: Console, predictions: Sequence[Prediction]) -> None:
+    """A row for each prediction, then the documents without one."""
+    done = [(prediction, prediction.plan) for prediction in predictions if prediction.plan is not None]
+    if done:
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+        table.add_column(Text("id"), max_width=_MAX_ID, overflow="fold")
+        table.add_column(Text("layout"), overflow="fold")
+        for header in ("GiB/GPU", "of", "fits", "step s", "band", "tok/s/GPU", "MFU"):
+            table.add_column(Text(header), justify="right", no_wrap=True)
+        for prediction, plan in done:
+            memory = plan.memory
+            table.add_row(
+                Text("-" if prediction.id is None else str(prediction.id)),
+                Text(layout_label(plan.layout)),
+                gib(memory.device_bytes),
+                gib(memory.capacity_bytes),
+                Text("yes") if plan.fits else Text("no", style="red"),
+                significant(plan.time.step_s),
+                band(plan.time, ascii_only=console.options.ascii_only),
+                f"{plan.tokens_per_s_per_gpu:,.0f}",
+                f"{100 * plan.mfu:.0f}%",
+            )
+        console.print(table)
+    failed = [prediction for prediction in predictions if prediction.error]
+    if failed:
+        console.print(f"\n{len(failed)} of {len(predictions)} could not be predicted:")
+        bullets(console, (_failure(prediction) for prediction in failed))
+
+
+def _failure(prediction: Prediction) -> str:
+    return prediction.error if prediction.id is None else f"{prediction.id}: {prediction.error}"

@@ -1,0 +1,43 @@
+"""One line on standard error while a search runs."""
+
+from __future__ import annotations
+
+import sys
+from time import monotonic
+from types import TracebackType
+from typing import Self, TextIO
+
+_QUIET_S = 1.0
+_EVERY_S = 0.1
+_ERASE = "\r\x1b[2K"
+
+
+class ProgressLine:
+    """Call it with (done, total). It shows itself after a second, on a terminal only, and erases itself at the end."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self.visible = self._stream.isatty()
+        self._next_s = monotonic() + _QUIET_S
+        self._drawn = False
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show how far the search is, ten times a second at most."""
+        now_s = monotonic()
+        if not self.visible or now_s < self._next_s:
+            return
+        self._next_s = now_s + _EVERY_S
+        self._drawn = True
+        of = f" of {total:,} ({100 * done // total}%)" if total else ""
+        self._stream.write(f"{_ERASE}topoplan: {done:,}{of} layouts, Ctrl-C stops")
+        self._stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._drawn:
+            self._stream.write(_ERASE)
+            self._stream.flush()

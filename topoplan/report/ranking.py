@@ -1,0 +1,184 @@
+"""The table that `topoplan rank` prints."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from topoplan.planner.plan import Plan, Ranking
+from topoplan.report.effort import job_effort, job_steps
+from topoplan.report.paragraphs import bullets, paragraph
+from topoplan.report.sentences import counts_line, nearest_misses, reason_line, spec_line
+from topoplan.report.text import band, counted, gib, hours, layout_label, significant, time_shares
+from topoplan.specs.spec import Spec
+
+_GAP = 2
+_MIN_LAYOUT = 17
+_MIN_SHARES = 12
+_GOOD_SHARES = 24
+"""Three entries such as `gemm 64`: worth a second line for the longer layouts."""
+_TIGHT = 0.97
+"""From this fraction of the card on, the GiB are coloured."""
+_MISSES = 3
+_RULES = 2
+_WARNINGS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """A column of figures."""
+
+    header: str
+    """Two lines at most."""
+    cells: tuple[Text, ...]
+    drop: int = 0
+    """Columns with the highest number leave first when the terminal is narrow; 0 stays."""
+
+    @property
+    def width(self) -> int:
+        return max(
+            len(line) for text in (self.header, *(cell.plain for cell in self.cells)) for line in text.split("\n")
+        )
+
+
+def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
+    """Cluster, model and counts; the best `top` plans; then what speaks for and against the alternatives."""
+    plans = ranking.plans[:top]
+    paragraph(console, f"{spec_line(ranking.spec)}. {counts_line(ranking.counts)}.", style="bold")
+    console.print()
+    console.print(_table(console, ranking.spec, plans))
+    console.print()
+    paragraph(console, _legend(ranking.spec), style="dim")
+    _print_warnings(console, plans)
+    if ranking.notes:
+        console.print("\nThe usual alternatives, against plan 1:")
+        bullets(console, ranking.notes)
+    if ranking.rejected:
+        console.print("\nOut, and what would bring it in:")
+        bullets(console, (reason_line(out) for out in nearest_misses(ranking, memory=_MISSES, rules=_RULES)))
+
+
+def _table(console: Console, spec: Spec, plans: Sequence[Plan]) -> Table:
+    ranks = [str(rank) for rank in range(1, len(plans) + 1)]
+    labels = [layout_label(plan.layout) for plan in plans]
+    shares = [time_shares(plan.time.parts_s, plan.time.step_s) for plan in plans]
+    figures = _figures(spec, plans, ascii_only=console.options.ascii_only)
+
+    # What the figures leave is shared by two columns of text; figures leave when that is too little.
+    def left_over() -> int:
+        taken = len(ranks[-1]) + sum(column.width for column in figures)
+        return console.width - taken - _GAP * (len(figures) + 2)
+
+    while left_over() < _MIN_LAYOUT + _MIN_SHARES and any(column.drop for column in figures):
+        figures.remove(max(figures, key=lambda column: column.drop))
+    layout_width, shares_width = _text_widths(
+        left_over(), max(map(len, labels)), max(len(", ".join(entries)) for entries in shares)
+    )
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+    table.add_column(Text("\n#"), justify="right")
+    table.add_column(Text("\nlayout"), width=layout_width)
+    for column in figures:
+        table.add_column(Text(column.header), justify="right", no_wrap=True)
+    if shares_width:
+        table.add_column(Text("spent on,\n% of step"), width=shares_width)
+    for row in range(len(plans)):
+        label = textwrap.wrap(labels[row], layout_width)
+        cells = [Text(ranks[row]), Text("\n".join(label)), *(column.cells[row] for column in figures)]
+        if shares_width:
+            cells.append(Text(_fitting(shares[row], shares_width, len(label))))
+        table.add_row(*cells, style="bold" if row == 0 else None)
+    return table
+
+
+def _text_widths(space: int, layout: int, shares: int) -> tuple[int, int]:
+    """Widths of the columns of layouts and of shares of time, from what their texts would take; 0 leaves one out."""
+    wanted = max(space - layout, min(_GOOD_SHARES, space - _MIN_LAYOUT))
+    shares_width = max(_MIN_SHARES, min(shares, wanted))
+    if space - shares_width >= _MIN_LAYOUT:
+        return min(layout, space - shares_width), shares_width
+    return min(layout, max(_MIN_LAYOUT, space + _GAP)), 0
+
+
+def _fitting(entries: Sequence[str], width: int, lines: int) -> str:
+    """The first entries of a list such as `gemm 64, attn 12` that fit into so many lines; none is cut in two."""
+    text = [""]
+    for entry in entries:
+        joined = f"{text[-1]}, {entry}" if text[-1] else entry
+        if len(joined) <= width:
+            text[-1] = joined
+        elif len(text) < lines and len(entry) <= width:
+            text.append(entry)
+        else:
+            break
+    return "\n".join(text)
+
+
+def _figures(spec: Spec, plans: Sequence[Plan], *, ascii_only: bool) -> list[_Column]:
+    capacity = gib(max((plan.memory.capacity_bytes for plan in plans), default=0.0))
+    columns = [
+        _Column(header=f"GiB of\n{capacity}", cells=tuple(_memory_cell(plan) for plan in plans)),
+        _Column(header="step\ns", cells=tuple(Text(significant(plan.time.step_s)) for plan in plans)),
+        _Column(header="\nband", cells=tuple(Text(band(plan.time, ascii_only=ascii_only)) for plan in plans), drop=3),
+        _Column(header="tok/s\n/GPU", cells=tuple(Text(f"{plan.tokens_per_s_per_gpu:,.0f}") for plan in plans)),
+        _Column(header="\nMFU", cells=tuple(Text(f"{100 * plan.mfu:.0f}%") for plan in plans), drop=1),
+    ]
+    efforts = [job_effort(spec.job, plan) for plan in plans]
+    known = [effort for effort in efforts if effort is not None]
+    if known:
+        columns.append(_Column(header="\nhours", cells=tuple(Text(hours(effort.hours)) for effort in known), drop=2))
+        columns.append(
+            _Column(header="\nGPU-h", cells=tuple(Text(hours(effort.gpu_hours)) for effort in known), drop=4)
+        )
+    return columns
+
+
+def _memory_cell(plan: Plan) -> Text:
+    memory = plan.memory
+    return Text(
+        gib(memory.device_bytes), style="yellow" if memory.device_bytes > _TIGHT * memory.capacity_bytes else ""
+    )
+
+
+def _first_lines(text: str, width: int, lines: int) -> str:
+    """The entries of a list such as `compute 71, tp 12` that fit into so many lines."""
+    entries = text.split(", ")
+    while len(entries) > 1 and len(textwrap.wrap(", ".join(entries), width)) > lines:
+        entries.pop()
+    return ", ".join(entries)
+
+
+def _legend(spec: Spec) -> str:
+    text = (
+        "GiB: what nvidia-smi will show on the fullest GPU. step: one optimizer step, and the band that it is expected"
+        " in. MFU: without recomputation."
+    )
+    steps, job = job_steps(spec.job), spec.job
+    if steps is not None and job.samples is not None:
+        epochs = "1 epoch" if job.epochs == 1 else f"{job.epochs:g} epochs"
+        text += f" hours: {counted(steps, 'step')}, {counted(job.samples, 'sample')} x {epochs}."
+    return text
+
+
+def _print_warnings(console: Console, plans: Sequence[Plan]) -> None:
+    """Each warning once, with the ranks it concerns."""
+    ranks: dict[str, list[int]] = {}
+    for rank, plan in enumerate(plans, start=1):
+        for warning in plan.warnings:
+            ranks.setdefault(warning, []).append(rank)
+    if not ranks:
+        return
+    console.print("\nMind:")
+    lines = [
+        warning if len(which) == len(plans) else f"plan {', '.join(map(str, which))}: {warning}"
+        for warning, which in ranks.items()
+    ]
+    bullets(console, lines[:_WARNINGS])
+    if len(lines) > _WARNINGS:
+        paragraph(console, f"{len(lines) - _WARNINGS} more in --json.")

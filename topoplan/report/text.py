@@ -1,0 +1,77 @@
+"""Numbers and names as people read them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from topoplan.layout.layout import Layout
+from topoplan.planner.plan import Time
+
+_GIB = 2**30
+
+# Names of the parts of a step, short enough for a column. A part without an entry keeps its own name.
+_SHORT_PARTS = {
+    "attention": "attn",
+    "elementwise": "elem",
+    "tp_comm": "tp",
+    "cp_comm": "cp",
+    "ep_comm": "ep",
+    "pp_comm": "pp",
+    "dp_comm": "dp",
+    "pp_bubble": "bubble",
+    "optimizer": "optim",
+    "recompute": "recomp",
+}
+
+
+def gib(size_bytes: float) -> str:
+    """Bytes in GiB with one decimal."""
+    return f"{size_bytes / _GIB:.1f}"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A positive number to `digits` significant digits, never in exponential form: 0.0123, 1.23, 12.3, 12,345."""
+    if value == 0:
+        return "0"
+    exponent = int(f"{value:.{digits - 1}e}".split("e")[1])
+    return f"{value:,.{max(0, digits - 1 - exponent)}f}"
+
+
+def hours(value: float) -> str:
+    """Hours or GPU-hours: 0.08, 4.18, 16.0, 1,234."""
+    return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def interval(low: float, high: float) -> str:
+    """Two bounds, to the decimals of the lower one."""
+    decimals = len(significant(low).partition(".")[2])
+    return f"{low:,.{decimals}f}-{high:,.{decimals}f}"
+
+
+def band(time: Time, *, ascii_only: bool = False) -> str:
+    """The expected interval around the step time, in percent of it: `±12%`, or `-8+15%` where the sides differ."""
+    below, above = (round(100 * abs(bound / time.step_s - 1)) for bound in time.band_s)
+    sign = "+-" if ascii_only else "±"
+    return f"{sign}{above}%" if below == above else f"-{below}+{above}%"
+
+
+def billions(count: int) -> str:
+    """A number of parameters: 8.19B, 671B, 0.6B."""
+    return f"{significant(count / 1e9)}B"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 layout`, `2 layouts`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def layout_label(layout: Layout) -> str:
+    """The id with spaces: `tp4 pp2 dp4 mbs1 sel:core_attn`. It wraps at a space where a table is narrow."""
+    return re.sub(r"-(sel|full)-(?!uneven|offload)", r"-\1:", layout.id).replace("-", " ")
+
+
+def time_shares(parts_s: Mapping[str, float], step_s: float) -> list[str]:
+    """What a step is spent on, in percent, the largest first: `compute 71`. Parts below half a percent are left out."""
+    shares = sorted(((100 * seconds / step_s, name) for name, seconds in parts_s.items()), key=lambda s: (-s[0], s[1]))
+    return [f"{_SHORT_PARTS.get(name, name)} {percent:.0f}" for percent, name in shares if percent >= 0.5]

@@ -1,0 +1,73 @@
+"""A cluster: nodes, their GPUs, the links inside a node and between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from topoplan.specs.gpu import Gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One machine that a run can be started on. Everything but the address is optional."""
+
+    address: str
+    """Name or address that SSH and the rendezvous use."""
+    user: str | None = None
+    port: int = 22
+    workdir: str | None = None
+    """Absolute directory on the host in which the run starts."""
+    venv: str | None = None
+    """Absolute path of the Python virtual environment of the trainer."""
+    socket_interface: str | None = None
+    """Network interface for NCCL's and Gloo's sockets, such as `eth0`."""
+    hcas: tuple[str, ...] = ()
+    """InfiniBand or RoCE adapters to use, such as `mlx5_0:1`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """The network between nodes."""
+
+    kind: str = "infiniband"
+    """infiniband, roce or ethernet (plain TCP sockets, no RDMA)."""
+    latency_s: float = 5e-6
+    """One message, NIC to NIC, through the switches."""
+    rails: int | None = None
+    """Separate leaf planes that NIC i of every node shares; None when not said."""
+    nodes_per_leaf: int | None = None
+    """Nodes that one leaf switch connects; None when not said."""
+    oversubscription: float = 1.0
+    """Downlink over uplink capacity of a leaf: 1 is non-blocking."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cluster:
+    """A homogeneous set of nodes. Rates are bytes per second each way. Compared and hashed by identity."""
+
+    name: str
+    nodes: int
+    gpus_per_node: int
+    gpu: Gpu
+    nvlink_bytes_per_s: float
+    """Per GPU and each way; 0 means the GPUs of a node talk over PCIe."""
+    nvlink_domain_gpus: int
+    """GPUs that reach each other over NVLink: gpus_per_node in a box, more in an NVL72 rack, 1 without NVLink."""
+    pcie_bytes_per_s: float
+    nics_per_node: int
+    nic_bytes_per_s: float
+    fabric: Fabric = field(default_factory=Fabric)
+    host_memory_bytes: int | None = None
+    """Memory of one node."""
+    cpu_cores: int | None = None
+    hosts: tuple[Host, ...] = ()
+    """Empty, or one for each node."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Extra environment of the trainer, passed through."""
+    margin: float | None = None
+    """Fraction of the card that a plan must leave free; None takes the default."""
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.gpus_per_node

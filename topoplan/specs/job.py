@@ -1,0 +1,45 @@
+"""A fine-tuning job: what is trained, on what, in which numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One fine-tuning job."""
+
+    seq_len: int
+    """Tokens a sequence: LLaMA-Factory's cutoff_len."""
+    global_batch_size: int
+    """Sequences per optimizer step."""
+    precision: str = "bf16"
+    """bf16, fp16, fp8, mxfp8 or nvfp4."""
+    finetuning: str = "full"
+    """full, freeze, lora or qlora."""
+    stage: str = "sft"
+    """pt, sft or dpo."""
+    dataset: str | None = None
+    dataset_dir: str | None = None
+    template: str | None = None
+    packing: bool = True
+    """Samples are packed to seq_len, so that every position is a real token."""
+    samples: int | None = None
+    """Sequences in the data set (packed ones with packing)."""
+    epochs: float = 3.0
+    learning_rate: float = 2e-5
+    lora_rank: int | None = None
+    freeze_vision_tower: bool = True
+    """LLaMA-Factory's own default."""
+    freeze_multi_modal_projector: bool = True
+    freeze_language_model: bool = False
+    image_max_pixels: int = 589824
+    """LLaMA-Factory's own default; 768 x 768 pixels."""
+    images_per_sequence: float = 1.0
+    """Images in one (packed) sequence, on average; counts for vision-language models alone."""
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of the trainer's YAML, passed through."""
+    pin: Mapping[str, Any] = field(default_factory=dict)
+    """Layout keys that must hold, such as {"tp": 4}."""

@@ -1,0 +1,237 @@
+"""From a spec file, or one run document of `topoplan predict`, to a Spec."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from topoplan.errors import InputError, LayoutError, SpecError
+from topoplan.specs.build import Builder, relocated
+from topoplan.specs.model import Model
+from topoplan.specs.source import KeyPath, Source, parse_value, read_source
+from topoplan.specs.spec import Spec
+from topoplan.units import quote, shown
+
+_SCHEMA_KEY = "$schema"
+
+
+def load_spec(
+    path: str | Path,
+    *,
+    model: str | None = None,
+    job: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    pins: Mapping[str, Any] | str | Sequence[str] | None = None,
+) -> Spec:
+    """The spec in a file.
+
+    `model` takes the place of the file's model, and `job` (a file with a job's keys, or with `job:` and perhaps
+    `model:`) of its job. `overrides` are `key=value` texts: a key of the job or of the cluster, or a dotted one such
+    as `job.seq_len`, `trainer.save_steps`, `fabric.latency`. `pins` are layout keys, as a mapping, as `tp=4,pp=1`, or
+    as several such texts. A relative model path is relative to the file that holds it; in `model` and `overrides`, to
+    the working directory.
+
+    Raises SpecError, UnitError, ModelError or LayoutError (for a pin), each with file and line.
+    """
+    path = Path(path)
+    draft = _Draft(read_source(path), base=path.parent)
+    if job is not None:
+        draft.replace_job(Path(job))
+    if model is not None:
+        draft.put(("model",), model, Source(name="--model", data={}), base=Path.cwd())
+    for override in overrides:
+        draft.override(override)
+    draft.pin(pins or {})
+    return draft.spec(default_name=_name_of_file(path), path=str(path))
+
+
+def spec_from_document(document: Mapping[str, Any], *, where: str, base: Path | None = None) -> Spec:
+    """The spec of one run document: `cluster` (the short form or a whole spec), `model` and `job`.
+
+    `where` names the document in messages; a relative model path is relative to `base`, or to the working directory.
+    Other keys, such as `id` and `layout`, are left to the caller. Raises what `load_spec` raises.
+    """
+    if not isinstance(document, Mapping):
+        raise SpecError("is not a run document", where=where, expected="expected keys `cluster`, `model` and `job`")
+    cluster = document.get("cluster")
+    if not isinstance(cluster, Mapping):
+        what = "`cluster` is missing" if cluster is None else f"cluster: {quote(cluster)} is not a block of keys"
+        raise SpecError(what, where=where, remedy='give it as {"gpu": "h100-sxm-80gb", "nodes": 4, "gpus_per_node": 8}')
+    merged = {**cluster, **{key: document[key] for key in ("model", "job") if document.get(key) is not None}}
+    if not all(isinstance(key, str) for key in merged):
+        raise SpecError("has a key that is not text", where=where)
+    draft = _Draft(Source(name=where, data=merged), base=base or Path.cwd(), is_run_document=True)
+    return draft.spec(default_name="", path=None)
+
+
+def spec_json_schema() -> dict[str, Any]:
+    """JSON Schema of the spec file, for editors and `topoplan schema`."""
+    from topoplan.specs.schema import schema_of_spec
+
+    return schema_of_spec()
+
+
+def _name_of_file(path: Path) -> str:
+    """The file's name as a cluster's name, or an empty string where it will not do."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.")[:64]
+    return stem if stem.isascii() else ""
+
+
+class _Draft:
+    """The document of a spec while files and options are laid over it, with the origin of every part."""
+
+    def __init__(self, source: Source, *, base: Path, is_run_document: bool = False) -> None:
+        self._data = dict(source.data)
+        self._data.pop(_SCHEMA_KEY, None)
+        self._is_run_document = is_run_document
+        self._origins: dict[KeyPath, tuple[Source, KeyPath]] = {(): (source, ())}
+        self._model_base = base
+
+    def place(self, path: KeyPath) -> str:
+        """`file:line` or the option that a value came from."""
+        source, there = self._origin(path)
+        return source.place(there)
+
+    def _origin(self, path: KeyPath) -> tuple[Source, KeyPath]:
+        """The source of a value, and its path there."""
+        for end in range(len(path), -1, -1):
+            if path[:end] in self._origins:
+                source, start = self._origins[path[:end]]
+                return source, (*start, *path[end:])
+        raise KeyError(path)
+
+    def put(self, path: KeyPath, value: Any, source: Source, *, base: Path | None = None, at: KeyPath = ()) -> None:
+        """Set one value, making the blocks above it; it came from `at` in `source`."""
+        block = self._data
+        for depth, key in enumerate(path[:-1]):
+            inner = block.get(str(key))
+            if key == "gpu" and isinstance(inner, str):
+                inner = {"name": inner}
+            if inner is not None and not isinstance(inner, Mapping):
+                there = path[: depth + 1]
+                what = f"`{'.'.join(map(str, there))}` is {shown(inner)}, not a block of keys ({self.place(there)})"
+                raise SpecError(what, where=source.name)
+            # A copy: a document given by a caller, or shared by aliases, stays as it was.
+            block[str(key)] = dict(inner or {})
+            block = block[str(key)]
+        block[str(path[-1])] = value
+        for known in [known for known in self._origins if known[: len(path)] == path]:
+            del self._origins[known]
+        self._origins[path] = (source, at)
+        if path[0] == "model":
+            self._model_base = base or Path.cwd()
+
+    def replace_job(self, path: Path) -> None:
+        """Take the job, and the model if there is one, from a job file."""
+        source = read_source(path)
+        if "job" not in source.data:
+            self.put(("job",), {k: v for k, v in source.data.items() if k != _SCHEMA_KEY}, source)
+            return
+        for key in source.data:
+            if key not in ("job", "model", _SCHEMA_KEY):
+                raise SpecError(
+                    f"unknown key {quote(key)!r} in a job file",
+                    where=source.place((key,)),
+                    expected="expected `job:` and perhaps `model:`, or the keys of a job alone",
+                )
+        for key in ("job", "model"):
+            if key in source.data:
+                self.put((key,), source.data[key], source, base=path.parent, at=(key,))
+
+    def override(self, text: str) -> None:
+        """Apply one `--set key=value`."""
+        name, equals, written = text.partition("=")
+        option = f"--set {quote(text)}"
+        if not equals or not name.strip():
+            raise SpecError("is not key=value", where=option, remedy="write it as --set seq_len=8192")
+        path = _override_path(name.strip(), option)
+        self.put(path, parse_value(written, name=option), Source(name=option, data={}))
+
+    def pin(self, pins: Mapping[str, Any] | str | Sequence[str]) -> None:
+        """Lay pins over those of the job."""
+        items: list[tuple[str, Any, str]] = []
+        if isinstance(pins, Mapping):
+            items = [(str(key), value, f"pin {key}") for key, value in pins.items()]
+        else:
+            texts = [pins] if isinstance(pins, str) else pins
+            for part in filter(None, (part.strip() for text in texts for part in text.split(","))):
+                key, equals, written = part.partition("=")
+                option = f"--pin {quote(part)}"
+                if not equals or not key.strip():
+                    raise SpecError("is not key=value", where=option, remedy="write it as --pin tp=4,pp=1")
+                items.append((key.strip(), parse_value(written, name=option), option))
+        seen: dict[str, Any] = {}
+        for key, value, option in items:
+            if seen.setdefault(key, value) != value:
+                raise LayoutError(
+                    f"{key} is pinned to {seen[key]} and to {value}", where=option, remedy="keep one of them"
+                )
+            self.put(("job", "pin", *key.split(".")), value, Source(name=option, data={}))
+
+    def spec(self, *, default_name: str, path: str | None) -> Spec:
+        """Check everything, and build it."""
+        from topoplan.specs.forms import check_form
+
+        self._check_trainer_words()
+        form = check_form(self._data, self.place)
+        builder = Builder(form=form, place=self.place, raw=self._data, is_run_document=self._is_run_document)
+        cluster = builder.cluster(default_name)
+        if form.model is None:
+            remedy = "add `model: Qwen/Qwen3-8B`, or give --model"
+            raise SpecError("`model` is missing", where=self.place(()), remedy=remedy)
+        if form.job is None:
+            remedy = "add a `job:` block with seq_len and global_batch_size, or give --job FILE"
+            raise SpecError("`job` is missing", where=self.place(()), remedy=remedy)
+        model = self._model(form.model.name, form.model.config, form.job.seq_len)
+        return Spec(cluster=cluster, model=model, job=builder.job(form.job, cluster, model), path=path)
+
+    def _check_trainer_words(self) -> None:
+        """Refuse a bare yes or no under `trainer`: some of its keys want the word, others true or false."""
+        job = self._data.get("job")
+        trainer = job.get("trainer") if isinstance(job, Mapping) else None
+        for key, word in trainer.items() if isinstance(trainer, Mapping) else ():
+            source, there = self._origin(("job", "trainer", str(key)))
+            if there in source.old_booleans:
+                raise SpecError(
+                    f"job.trainer.{key}: a bare {word} is a word to some readers of YAML and a boolean to others",
+                    where=source.place(there),
+                    remedy=f'write "{word}" in quotes, or true or false',
+                )
+
+    def _model(self, name: str | None, config: Mapping[str, Any] | None, seq_len: int) -> Model:
+        from topoplan.specs.config_json import load_model, model_from_config
+
+        place = self.place(("model",))
+        try:
+            if config is not None:
+                where = self.place(("model", "config"))
+                where = f"{where}: model.config"
+                return model_from_config(config, name=name or "model", where=where, default_positions=seq_len)
+            if name is not None:
+                return load_model(name, base=self._model_base, default_positions=seq_len)
+        except InputError as error:
+            raise error if error.where.startswith(place) else relocated(error, f"{place}: model") from None
+        raise SpecError(
+            "model: neither `name` nor `config` is given", where=place, remedy="write `model: Qwen/Qwen3-8B`"
+        )
+
+
+def _override_path(name: str, option: str) -> KeyPath:
+    """Where a key of `--set` sits in the document."""
+    from topoplan.specs.forms import JobForm, PinForm, SpecForm, likely_key
+
+    parts = tuple(name.split("."))
+    if not all(parts):
+        raise SpecError(f"{shown(name)} is not a key", where=option, remedy="write it as --set seq_len=8192")
+    if parts[0] in SpecForm.model_fields:
+        return parts
+    if parts[0] in JobForm.model_fields:
+        return ("job", *parts)
+    remedy = "other keys of the trainer are set as --set trainer.KEY=VALUE"
+    if likely := likely_key(parts[0], [*SpecForm.model_fields, *JobForm.model_fields]):
+        remedy = f"did you mean {likely!r}?"
+    elif likely := likely_key(parts[0], PinForm.model_fields):
+        remedy = f"a layout key is held with --pin {likely}=..."
+    raise SpecError(f"unknown key {shown(parts[0])}", where=option, remedy=remedy)

@@ -1,0 +1,151 @@
+"""A model as the cost formulas see it: layers, their attention and MLP, the ends, the vision tower."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Softmax attention with grouped queries (MHA and MQA are its ends)."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    """RMSNorm over head_dim on queries and keys (Qwen3)."""
+    output_gate: bool = False
+    """A gate as wide as the query, projected with it (Qwen3-Next)."""
+    sinks: bool = False
+    """One learned sink logit a head (gpt-oss)."""
+    window: int = 0
+    """Sliding window in tokens; 0 is full causal attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention, DeepSeek-V2 (arXiv 2405.04434, section 2.1)."""
+
+    heads: int
+    q_lora_rank: int
+    """0: queries come from one full matrix (DeepSeek-V2-Lite, Moonlight)."""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention:
+    """Gated DeltaNet (Qwen3-Next): linear attention with a short convolution."""
+
+    key_heads: int
+    value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    """A dense feed-forward block."""
+
+    intermediate_size: int
+    gated: bool = True
+    """Three matrices (SwiGLU) instead of two."""
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moe:
+    """A routed feed-forward block. Every expert is an MLP of `intermediate_size`."""
+
+    experts: int
+    experts_per_token: int
+    intermediate_size: int
+    shared_intermediate_size: int = 0
+    """Width of the always-on expert(s) together; 0 for none."""
+    shared_gate: bool = False
+    """A sigmoid gate of one output on the shared expert (Qwen2-MoE, Qwen3-Next)."""
+    gated: bool = True
+    bias: bool = False
+    """Experts have biases (gpt-oss)."""
+    router_bias: bool = False
+    """The router's linear layer has a bias parameter (gpt-oss)."""
+
+
+AnyAttention = Attention | LatentAttention | LinearAttention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One transformer block: attention and a feed-forward, each behind its norm."""
+
+    attention: AnyAttention
+    ffn: Mlp | Moe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionTower:
+    """A ViT with a patch merger in front of the language model (Qwen2.5-VL, Qwen3-VL)."""
+
+    layers: int
+    hidden_size: int
+    heads: int
+    intermediate_size: int
+    gated: bool
+    out_hidden_size: int
+    """Width of the merged tokens: the language model's hidden size."""
+    patch_size: int
+    spatial_merge_size: int
+    """Patches merged along each side into one token."""
+    encoder_parameters: int
+    """Parameters of patch embedding, positions and blocks (what freeze_vision_tower freezes)."""
+    projector_parameters: int
+    """Parameters of the patch merger (what freeze_multi_modal_projector freezes)."""
+    deepstack_parameters: int = 0
+    """Parameters of Qwen3-VL's deepstack mergers. LLaMA-Factory freezes them with the tower, but not in its Megatron
+    workflow, whose list of name prefixes leaves them out (train/mca/workflow.py, _freeze_model_parameters)."""
+    min_first_stage_layers: int = 0
+    """Language layers that must sit with the tower on the first stage (Qwen3-VL's deepstack inputs)."""
+
+    @property
+    def parameters(self) -> int:
+        """All parameters of the tower."""
+        return self.encoder_parameters + self.projector_parameters + self.deepstack_parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Model:
+    """A decoder-only language model, with a vision tower or without.
+
+    Compared and hashed by identity: it is the key of every cache in the search, and hashing a hundred layers costs
+    more than the formulas behind the caches.
+    """
+
+    name: str
+    """Hugging Face id, or the directory that the config came from."""
+    model_type: str
+    hidden_size: int
+    vocab_size: int
+    layers: tuple[Layer, ...]
+    """One entry a layer; equal layers are one shared object."""
+    tie_word_embeddings: bool
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_bias: bool = False
+    learned_positions: int = 0
+    """Rows of a learned position table (GPT-2); 0 with rotary embeddings."""
+    max_position_embeddings: int = 0
+    """Longest context of the config; 0 when it does not say."""
+    mtp_layers: int = 0
+    """Multi-token-prediction layers in the checkpoint. Not counted in parameters: fine-tuning leaves them out."""
+    vision: VisionTower | None = None
+    config_path: str | None = None
+    """Local directory of the model, when it was given as one."""
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)

@@ -1,0 +1,241 @@
+"""Reading a YAML (or JSON) file while keeping the line of every key, so that any later error can name it.
+
+Built on PyYAML's event stream, not on its loader: composing a deeply nested document crashes the C library's
+binding, PyYAML resolves YAML 1.1 (`no` is False, `2e-5` is text), and neither reports a duplicate key. Plain
+scalars follow YAML 1.2's core schema, as editors do: only true and false are booleans.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from topoplan.errors import SpecError, nearest
+from topoplan.units import quote
+
+KeyPath = tuple[str | int, ...]
+"""Where a value sits in a document: `("hosts", 0, "port")`."""
+
+MAX_FILE_BYTES = 1_000_000
+_MAX_VALUES = 100_000
+_MAX_DEPTH = 40
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_INT = re.compile(r"[-+]?[0-9][0-9_]*")
+_FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_INF = re.compile(r"([-+]?)\.(?:inf|Inf|INF)")
+_TAG = "tag:yaml.org,2002:"
+_KNOWN_TAGS = {None, "!", *(_TAG + kind for kind in ("str", "int", "float", "bool", "null", "seq", "map"))}
+_OLD_BOOLEANS = frozenset({"yes", "no", "on", "off", "y", "n"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A document with the place of each of its values."""
+
+    name: str
+    """The file as the user named it, or what stands for it: `runs.jsonl:3`, `--set`."""
+    data: dict[str, Any]
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    """Line of each key and list item; empty when the document did not come from a file of its own."""
+    old_booleans: frozenset[KeyPath] = frozenset()
+    """Values written as a bare yes, no, on or off: text here, a boolean in YAML 1.1."""
+
+    def place(self, path: KeyPath) -> str:
+        """`file:line` of a value, or of the nearest block that holds it."""
+        for end in range(len(path), 0, -1):
+            if line := self.lines.get(path[:end]):
+                return f"{self.name}:{line}"
+        return self.name
+
+
+def read_source(path: Path) -> Source:
+    """The mapping in a YAML or JSON file. Raises SpecError for anything else that the path may lead to."""
+    return parse_source(read_text(path), name=shown_path(path))
+
+
+def shown_path(path: Path) -> str:
+    """A path for messages: as it was given, with control characters escaped."""
+    return str(path) if str(path).isprintable() else repr(str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a small file. Raises SpecError when it is missing, unreadable, huge or not text."""
+    name = shown_path(path)
+    try:
+        if path.is_dir():
+            found = sorted(entry.name for entry in path.glob("*.yaml"))[:3]
+            remedy = f"it holds {', '.join(found)}" if found else "give a YAML file"
+            raise SpecError("is a directory, not a file", where=name, remedy=remedy)
+        with path.open("rb") as file:
+            # Never more than the limit: the path may be a device or a pipe.
+            content = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise SpecError("no such file", where=name, remedy=_nearest_file(path)) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise SpecError(f"cannot be read: {reason}", where=name) from None
+    if len(content) > MAX_FILE_BYTES:
+        raise SpecError(
+            f"is larger than {MAX_FILE_BYTES // 10**6} MB", where=name, remedy="a spec is a short YAML file"
+        )
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise SpecError("is not a text file in UTF-8", where=name, remedy="a spec is a YAML file")
+    return text
+
+
+def _nearest_file(path: Path) -> str:
+    try:
+        return nearest(path.name, (entry.name for entry in path.parent.iterdir()))
+    except (OSError, ValueError):
+        return ""
+
+
+def parse_source(text: str, *, name: str) -> Source:
+    """The mapping that `text` holds. Raises SpecError with `name` and the line."""
+    reader = _Reader(name)
+    value = reader.document(text)
+    if value is None:
+        raise SpecError("is empty", where=name, expected="expected keys and values, such as `nodes: 4`")
+    if not isinstance(value, dict):
+        kind = "a list" if isinstance(value, list) else "one value"
+        raise SpecError(f"holds {kind}", where=name, expected="expected keys and values, such as `nodes: 4`")
+    return Source(name=name, data=value, lines=reader.lines, old_booleans=frozenset(reader.old_booleans))
+
+
+def parse_value(text: str, *, name: str) -> Any:
+    """One value as it would stand behind a key, for options such as `--set key=value`. Raises SpecError."""
+    return _Reader(name).document(text)
+
+
+def plain_scalar(text: str) -> bool | int | float | str | None:
+    """Meaning of an unquoted YAML 1.2 scalar."""
+    if text in ("", "~", "null", "Null", "NULL"):
+        return None
+    if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
+        return text[0] in "tT"
+    # A number of a thousand digits is text: int() would refuse it, and no key takes it.
+    if len(text) <= 400:
+        if _INT.fullmatch(text):
+            return int(text)
+        if _FLOAT.fullmatch(text):
+            return float(text.replace("_", ""))
+    if match := _INF.fullmatch(text):
+        return float(match.group(1) + "inf")
+    return float("nan") if text in (".nan", ".NaN", ".NAN") else text
+
+
+class _Reader:
+    """Turns one event stream into values. Depth and size are bounded, whatever the file says."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lines: dict[KeyPath, int] = {}
+        self.old_booleans: set[KeyPath] = set()
+        self._anchors: dict[str, tuple[Any, int]] = {}
+        self._values = 0
+
+    def document(self, text: str) -> Any:
+        try:
+            return self._document(iter(yaml.parse(text, Loader=_LOADER)))
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            where = self.name if mark is None else f"{self.name}:{mark.line + 1}:{mark.column + 1}"
+            problem = error.problem or "cannot be parsed"
+            remedy = ""
+            if "\\t" in problem or "tab" in problem or "cannot start any token" in problem:
+                remedy = "indent with spaces, and put text that starts with a special character in quotes"
+            elif "mapping values" in problem:
+                remedy = "a value that holds `: ` needs quotes"
+            raise SpecError(f"is not valid YAML: {problem}", where=where, remedy=remedy) from None
+        except yaml.YAMLError as error:
+            reason = str(error).splitlines()[0]
+            raise SpecError(f"is not valid YAML: {reason}", where=self.name) from None
+
+    def _document(self, events: Iterator[Any]) -> Any:
+        value: Any = None
+        documents = 0
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise self._error("a second document starts here", event, remedy="keep one document in a file")
+            elif isinstance(event, yaml.NodeEvent):
+                value = self._value(event, events, ())
+        return value
+
+    def _error(self, what: str, event: Any, *, expected: str = "", remedy: str = "") -> SpecError:
+        return SpecError(what, where=f"{self.name}:{event.start_mark.line + 1}", expected=expected, remedy=remedy)
+
+    def _value(self, event: Any, events: Iterator[Any], path: KeyPath) -> Any:
+        if len(path) > _MAX_DEPTH:
+            raise self._error(f"is nested more than {_MAX_DEPTH} levels deep", event)
+        before = self._values
+        self._values += 1
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                raise self._error(f"alias *{event.anchor} names no finished anchor", event)
+            value, size = self._anchors[event.anchor]
+            self._values += size
+        else:
+            tag = event.tag
+            if tag not in _KNOWN_TAGS:
+                raise self._error(f"tag {quote(tag)} is not supported", event, remedy="leave it out")
+            if isinstance(event, yaml.ScalarEvent):
+                value = self._scalar(event, path)
+            elif isinstance(event, yaml.SequenceStartEvent):
+                value = self._sequence(events, path)
+            else:
+                value = self._mapping(events, path)
+            if event.anchor:
+                self._anchors[event.anchor] = (value, self._values - before)
+        # Aliases of aliases grow without bound; what counts is the size written out.
+        if self._values > _MAX_VALUES:
+            raise self._error(f"holds more than {_MAX_VALUES} values, aliases written out", event)
+        return value
+
+    def _scalar(self, event: Any, path: KeyPath) -> Any:
+        text: str = event.value
+        if not event.implicit[0] and event.tag in (None, "!", _TAG + "str"):
+            return text
+        if text.lower() in _OLD_BOOLEANS:
+            self.old_booleans.add(path)
+        return plain_scalar(text)
+
+    def _sequence(self, events: Iterator[Any], path: KeyPath) -> list[Any]:
+        items: list[Any] = []
+        for event in events:
+            if isinstance(event, yaml.SequenceEndEvent):
+                break
+            item_path = (*path, len(items))
+            self.lines[item_path] = event.start_mark.line + 1
+            items.append(self._value(event, events, item_path))
+        return items
+
+    def _mapping(self, events: Iterator[Any], path: KeyPath) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        for event in events:
+            if isinstance(event, yaml.MappingEndEvent):
+                break
+            line: int = event.start_mark.line + 1
+            if not isinstance(event, yaml.ScalarEvent):
+                raise self._error("a key that is not plain text", event, expected="expected `key: value`")
+            key: str = event.value
+            key_path = (*path, key)
+            if key in mapping:
+                first = self.lines[key_path]
+                raise self._error(
+                    f"key {key!r} is given twice; first on line {first}", event, remedy="keep one of them"
+                )
+            self.lines[key_path] = line
+            mapping[key] = self._value(next(events), events, key_path)
+        return mapping

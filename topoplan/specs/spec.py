@@ -1,0 +1,20 @@
+"""What a search starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.job import Job
+from topoplan.specs.model import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A cluster, a model and a job."""
+
+    cluster: Cluster
+    model: Model
+    job: Job
+    path: str | None = None
+    """The spec file as it was named, for messages."""

@@ -1,0 +1,214 @@
+"""Quantities as people write them, to and from base units: bytes, bytes per second, FLOP/s, seconds.
+
+Parsing is strict. A quantity needs its unit, `b` is bits and `B` is bytes, and a spelling that leaves the
+choice open (`400gb/s`) is refused: a factor of eight in a link rate is a wrong plan, not a rounding error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+from topoplan.errors import UnitError
+
+GIB = 2**30
+
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+_PREFIX = _DECIMAL | _BINARY
+# As (times, divided by): 30 / 10**6 is the number nearest to 30us, 30 * 1e-6 is not.
+_SECONDS = {
+    "ns": (1, 10**9),
+    "us": (1, 10**6),
+    "µs": (1, 10**6),  # U+00B5, micro sign
+    "μs": (1, 10**6),  # U+03BC, Greek mu
+    "ms": (1, 10**3),
+    "s": (1, 1),
+    "min": (60, 1),
+    "h": (3600, 1),
+    "d": (86400, 1),
+}
+
+# The number part takes no `e` without digits behind it, so that `1EFLOPS` is one exa-FLOP/s.
+_NUMBER = r"[+-]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_QUANTITY = re.compile(rf"({_NUMBER})\s*(.*)", re.DOTALL)
+_AMOUNT_UNIT = re.compile(r"([kKMGTP]i?)?(?:B|[Bb]ytes?)")
+_RATE_UNIT = re.compile(r"([kKMGTP]i?)?(?:(B|[Bb]ytes?)|(b|[Bb]its?))(?:/s|/sec|ps)")
+_FLOPS_UNIT = re.compile(r"([kKMGTPEmgtpe])?[Ff][Ll][Oo][Pp](?:[Ss]|/s|s/s)")
+
+# The same as whole patterns, for JSON Schema.
+AMOUNT_PATTERN, RATE_PATTERN, FLOPS_PATTERN, SECONDS_PATTERN = (
+    f"^{_NUMBER} *{unit}$" for unit in (_AMOUNT_UNIT.pattern, _RATE_UNIT.pattern, _FLOPS_UNIT.pattern, "(?:ns|us|ms|s)")
+)
+_LONGEST_QUOTE = 60
+
+
+def quote(value: object) -> str:
+    """`value` for a message: on one line, and short."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, dict | list | tuple):
+        return "a block" if isinstance(value, dict) else "a list"
+    text = value if isinstance(value, str) else repr(value)
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "..."
+
+
+def shown(value: object) -> str:
+    """`quote`, with quotation marks around text: for a message in which it stands among words."""
+    return f"{quote(value)!r}" if isinstance(value, str) and value.isprintable() else quote(value)
+
+
+def _split(text: object, kind: str, examples: str, remedy: Callable[[str], str]) -> tuple[float, str, str]:
+    """Value, number as written, and unit; `remedy` completes the number with the units that would do."""
+    expected = f"expected {kind} such as {examples}"
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        raise UnitError(f"{quote(text)} is not {kind}", expected=expected)
+    written = (text if isinstance(text, str) else repr(text)).strip()
+    match = _QUANTITY.fullmatch(written)
+    if match is None:
+        raise UnitError(f"{quote(text)!r} is not {kind}", expected=expected)
+    number, unit = match.group(1), match.group(2)
+    value = float(number.replace("_", ""))
+    if not math.isfinite(value):
+        raise UnitError(f"{quote(written)} is not a finite number", expected=expected)
+    if value <= 0:
+        raise UnitError(f"{quote(written)} is not above zero", expected=expected)
+    if not unit:
+        raise UnitError(f"{quote(number)} has no unit", remedy=remedy(quote(number)))
+    return value, quote(number), unit
+
+
+def _checked(value: float, text: object) -> float:
+    if not 0 < value < math.inf:
+        raise UnitError(f"{quote(text)} is too {'large' if value else 'small'} to be meant")
+    return value
+
+
+def parse_bytes(text: object) -> int:
+    """Bytes of an amount such as `80GB` (10^9) or `79.6GiB` (2^30). Raises UnitError."""
+
+    def remedy(number: str) -> str:
+        return f"write {number}GB (10^9 bytes) or {number}GiB (2^30 bytes)"
+
+    value, number, unit = _split(text, "an amount of memory", "80GB or 81559MiB", remedy)
+    match = _AMOUNT_UNIT.fullmatch(unit)
+    if match is None:
+        raise UnitError(f"{quote(text)} is not an amount of memory: no unit {quote(unit)!r}", remedy=remedy(number))
+    amount = round(_checked(value * _PREFIX[match.group(1) or ""], text))
+    return int(_checked(amount, text))
+
+
+def parse_rate(text: object) -> float:
+    """Bytes per second of a rate such as `900GB/s` (bytes) or `400Gb/s`, `400Gbps` (bits). Raises UnitError."""
+
+    def remedy(number: str) -> str:
+        return f"write {number}GB/s (bytes) or {number}Gb/s (bits)"
+
+    value, number, unit = _split(text, "a rate", "900GB/s (bytes) or 400Gb/s (bits)", remedy)
+    match = _RATE_UNIT.fullmatch(unit)
+    if match is None:
+        if re.fullmatch(r"[kmgtp]i?b(?:/s|/sec|ps)", unit, re.IGNORECASE):
+            prefix = unit[0].upper() if unit[0] not in "kK" else "k"
+            what = f"{quote(text)} is ambiguous: it could be bits or bytes"
+            raise UnitError(what, remedy=f"write {number}{prefix}b/s (bits) or {number}{prefix}B/s (bytes)")
+        if _AMOUNT_UNIT.fullmatch(unit):
+            raise UnitError(f"{quote(text)} is an amount, not a rate", remedy=f"write {number}{unit}/s")
+        raise UnitError(f"{quote(text)} is not a rate: no unit {quote(unit)!r}", remedy=remedy(number))
+    bits = 8 if match.group(3) else 1
+    return _checked(value * _PREFIX[match.group(1) or ""] / bits, text)
+
+
+def parse_flops(text: object) -> float:
+    """FLOP/s of a speed such as `989TFLOPS`, `989 TFLOP/s` or `1.9PFLOPS`. Raises UnitError."""
+
+    def remedy(number: str) -> str:
+        return f"write {number}TFLOPS"
+
+    value, number, unit = _split(text, "a speed", "989TFLOPS", remedy)
+    match = _FLOPS_UNIT.fullmatch(unit)
+    if match is None:
+        raise UnitError(f"{quote(text)} is not a speed: no unit {quote(unit)!r}", remedy=remedy(number))
+    return _checked(value * _DECIMAL[(match.group(1) or "").upper()], text)
+
+
+def parse_seconds(text: object) -> float:
+    """Seconds of a time such as `5us`, `1.5ms` or `24h`. Raises UnitError."""
+
+    def remedy(number: str) -> str:
+        return f"write {number}us, {number}ms, {number}s or {number}h"
+
+    value, number, unit = _split(text, "a time", "5us or 1.5ms", remedy)
+    if unit not in _SECONDS:
+        raise UnitError(f"{quote(text)} is not a time: no unit {quote(unit)!r}", remedy=remedy(number))
+    times, divided_by = _SECONDS[unit]
+    return _checked(value * times / divided_by, text)
+
+
+def probably_meant(text: str, parse: Callable[[object], float], lowest: float, highest: float) -> str:
+    """`text` with bits and bytes exchanged, or a thousand times less or more, where that is in range; else ''."""
+    exchanged = [text.replace("B/s", "b/s"), text.replace("b/s", "B/s"), text.replace("Bps", "bps")]
+    ladder = "kMGTPE"
+    scaled = [
+        text.replace(old, ladder[index + step], 1)
+        for step in (-1, 1)
+        for index, old in enumerate(ladder)
+        if 0 <= index + step < len(ladder) and old in text
+    ]
+    for candidate in exchanged + scaled:
+        try:
+            if candidate != text and lowest <= parse(candidate) <= highest:
+                return candidate
+        except UnitError:
+            continue
+    return ""
+
+
+def gib(amount_bytes: float) -> float:
+    """Bytes as GiB."""
+    return amount_bytes / GIB
+
+
+def _number(value: float) -> str:
+    """Up to four significant digits, without an exponent or zeros at the end."""
+    if value >= 1000:
+        return f"{value:.0f}"
+    return f"{value:.4g}"
+
+
+def _scaled(value: float, unit: str) -> str:
+    for prefix in ("P", "T", "G", "M", "k"):
+        if value >= _DECIMAL[prefix]:
+            return f"{_number(value / _DECIMAL[prefix])}{prefix}{unit}"
+    return f"{_number(value)}{unit}"
+
+
+def format_gib(amount_bytes: float) -> str:
+    """`79.6GiB`."""
+    return f"{gib(amount_bytes):.1f}GiB"
+
+
+def format_byte_rate(rate_bytes_per_s: float) -> str:
+    """`900GB/s`, the form in which NVLink and memory are quoted."""
+    return _scaled(rate_bytes_per_s, "B/s")
+
+
+def format_bit_rate(rate_bytes_per_s: float) -> str:
+    """`400Gb/s`, the form in which networks are quoted. A Tb/s is shown as 1000Gb/s, as vendors do."""
+    rate = rate_bytes_per_s * 8
+    return f"{_number(rate / 1e9)}Gb/s" if rate >= 1e9 else _scaled(rate, "b/s")
+
+
+def format_flops(rate_flops: float) -> str:
+    """`989TFLOPS`. A PFLOPS is shown as 1000TFLOPS, as the vendors' tables do."""
+    return f"{_number(rate_flops / 1e12)}TFLOPS" if rate_flops >= 1e12 else _scaled(rate_flops, "FLOPS")
+
+
+def format_seconds(time_s: float) -> str:
+    """`5us`, `1.5ms`, `12s`, `4min` or `2.5h`: the unit in which the number reads best."""
+    for unit, least in (("h", 3600.0), ("min", 120.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if time_s >= least:
+            times, divided_by = _SECONDS[unit]
+            return f"{_number(time_s * divided_by / times)}{unit}"
+    return f"{_number(time_s * 1e9)}ns"
