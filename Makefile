@@ -13,7 +13,7 @@ VERIFY_VENV ?= $(VENV)/verify
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format typecheck bench verify clean
+.PHONY: help demo test lint format typecheck bench readme verify clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,9 @@ typecheck: $(VENV)/.installed-dev  ## Check types
 
 bench: $(VENV)/.installed  ## Print CPU time and memory of two searches
 	@$(BIN)/python tests/bench/bench.py
+
+readme: $(VENV)/.installed  ## Put the present output into README.md
+	$(BIN)/python tests/readme.py
 
 verify: $(VERIFY_VENV)/.installed  ## Check the output against the real trainers (installs them: some GB)
 	$(VERIFY_VENV)/bin/python -m pytest -m verify

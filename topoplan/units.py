@@ -50,6 +50,8 @@ def quote(value: object) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, dict | list | tuple):
         return "a block" if isinstance(value, dict) else "a list"
+    if isinstance(value, int) and abs(value) > 10**300:
+        return "a number of hundreds of digits"
     text = value if isinstance(value, str) else repr(value)
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "..."
@@ -65,7 +67,7 @@ def _split(text: object, kind: str, examples: str, remedy: Callable[[str], str])
     expected = f"expected {kind} such as {examples}"
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise UnitError(f"{quote(text)} is not {kind}", expected=expected)
-    written = (text if isinstance(text, str) else repr(text)).strip()
+    written = (text if isinstance(text, str) else quote(text)).strip()
     match = _QUANTITY.fullmatch(written)
     if match is None:
         raise UnitError(f"{quote(text)!r} is not {kind}", expected=expected)

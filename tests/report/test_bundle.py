@@ -17,7 +17,14 @@ def test_the_next_command_can_be_pasted() -> None:
     assert "Plan tp4-pp1-dp8-mbs1: 58.3 of 79.6 GiB, 3.21 s a step (2.82-3.60)" in text
     assert "Wrote 5 files" in text
     assert "less 'out dir/README.md'" in text
-    assert "bash 'out dir/node-00.sh'   # on the first node" in text
+    assert "MASTER_ADDR=10.0.0.1 bash 'out dir/node-00.sh'   # on node 0" in text
+
+
+def test_one_node_needs_no_address() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, color_system=None, highlight=False)
+    print_bundle(console, make_spec(nodes=1), make_plan(), Path("out"), [Path("out/node-00.sh")])
+    assert "  bash out/node-00.sh   # on node 0\n" in stream.getvalue()
 
 
 def test_the_json_twin_has_a_schema_and_the_files() -> None:

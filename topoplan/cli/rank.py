@@ -53,7 +53,7 @@ def rank(
 
         console = stdout_console()
         if ranking.plans:
-            print_ranking(console, ranking, top=top)
+            print_ranking(console, ranking, top=top, misses=not rejected)
         if rejected:
             print_rejected(console, ranking)
 

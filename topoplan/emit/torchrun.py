@@ -78,6 +78,9 @@ def node_script(spec: Spec, layout: Layout, trainer: TrainerFile, node: int) -> 
         "rdma": cluster.nodes > 1 and cluster.fabric.kind != "ethernet",
         "log_dir": f"logs/{trainer.run_name}/{script_name(node).removesuffix('.sh')}",
     }
+    words = (workdir, venv, context["model_dir"], context["dataset_dir"], context["master_addr"])
+    quoted = [*filter(None, words), *(variable.value for variable in context["environment"])]
+    context["has_dollars"] = any(char in word for word in quoted for char in "$`")
     return render("node.sh.j2", context)
 
 

@@ -57,6 +57,17 @@ class Layout:
         return self.world_size // (self.etp * self.ep * self.pp)
 
     @property
+    def complexity(self) -> int:
+        """How many things are switched on: every degree above 1, recomputation, uneven stages, offload."""
+        degrees = (self.tp, self.pp, self.vpp, self.cp, self.ep, self.etp)
+        return (
+            sum(degree > 1 for degree in degrees)
+            + (self.recompute.granularity != "none")
+            + (self.pipeline_layout is not None)
+            + (self.optimizer_offload_fraction > 0)
+        )
+
+    @property
     def id(self) -> str:
         """Short, stable name; keys at their usual value are left out."""
         parts = [f"tp{self.tp}", f"pp{self.pp}"]

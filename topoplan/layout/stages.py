@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 
 from topoplan.errors import LayoutError
 
@@ -97,5 +98,9 @@ def balanced_pipeline_layout(num_layers: int, pp: int, vpp: int) -> str | None:
     sizes[-1] -= 1
     if min(sizes[:-1], default=0) < 1 or sizes[-1] < 0:
         return None
-    parts = [f"t*{n}" if n else "" for n in sizes]
-    return "|".join(["E" + parts[0], *parts[1:-1], parts[-1] + "L"])
+    parts = ["t" * n if n < 2 else f"t*{n}" for n in sizes]
+    middle = ""
+    for part, run in groupby(parts[1:-1]):
+        times = len(list(run))
+        middle += f"({part}|)*{times}" if times > 2 else f"{part}|" * times
+    return f"E{parts[0]}|{middle}{parts[-1]}L"

@@ -67,9 +67,11 @@ def _fitting_change(spec: Spec, layout: Layout) -> str:
     for name, changed in _changes(spec, layout):
         if broken_rule(spec, changed) is None:
             memory = memory_of(spec, changed)
-            if memory.fits:
-                return f"{name} would fit ({memory.device_bytes / GIB:.1f} GiB)"
-    return "no single change makes it fit: more GPUs, or a smaller model"
+            host = spec.cluster.host_memory_bytes
+            if memory.fits and (host is None or memory.host_bytes <= host):
+                beside = f" and {memory.host_bytes / GIB:.0f} GiB of host memory a node" if memory.host_bytes else ""
+                return f"{name} would fit ({memory.device_bytes / GIB:.1f} GiB{beside})"
+    return "no single change makes it fit"
 
 
 _Choice = tuple[str, Callable[[Layout], object]]

@@ -11,18 +11,6 @@ TIE = 0.01
 GIB = 2**30
 
 
-def complexity(plan: Plan) -> int:
-    """How many things are switched on: every degree above 1, recomputation, uneven stages, offload."""
-    layout = plan.layout
-    degrees = (layout.tp, layout.pp, layout.vpp, layout.cp, layout.ep, layout.etp)
-    return (
-        sum(degree > 1 for degree in degrees)
-        + (layout.recompute.granularity != "none")
-        + (layout.pipeline_layout is not None)
-        + (layout.optimizer_offload_fraction > 0)
-    )
-
-
 def ranked(plans: Sequence[Plan]) -> list[Plan]:
     """Fastest first. Within 1% of the fastest that is left: more memory to spare (in whole GiB), then the simpler."""
     by_speed = sorted(plans, key=lambda plan: (-plan.tokens_per_s_per_gpu, plan.id))
@@ -35,7 +23,7 @@ def ranked(plans: Sequence[Plan]) -> list[Plan]:
             end += 1
         order += sorted(
             by_speed[start:end],
-            key=lambda plan: (plan.memory.device_bytes // GIB, complexity(plan), -plan.tokens_per_s_per_gpu, plan.id),
+            key=lambda plan: (plan.memory.device_bytes // GIB, plan.layout.complexity, -plan.tokens_per_s_per_gpu, plan.id),
         )
         start = end
     return order

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,15 +10,19 @@ from topoplan.backends.mca import check_job, check_precision
 from topoplan.errors import LayoutError
 from topoplan.layout.enumerate import shapes, steps
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import Rule
+from topoplan.layout.rules import RULES, Rule
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.plan import Counts, Plan, Ranking, Rejection
 from topoplan.planner.predict import memory_of, plan_of
 from topoplan.planner.rank import ranked
 from topoplan.specs.spec import Spec
 
-NEAREST_MISSES = 5
+KEPT_MISSES = 5
 """Layouts over the card's memory that are kept with a fix, when not all are asked for."""
+
+_Degrees = tuple[int, ...]
+_Miss = tuple[float, int, Layout]
+"""What it is sorted by, a running number that keeps the order stable, and the layout."""
 
 Progress = Callable[[int, int], None]
 """Called with the shapes searched so far and their number."""
@@ -41,17 +44,24 @@ def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = 
         check_precision(spec)
 
     illegal: list[Rejection] = []
+    examples: dict[str, Rejection] = {}
     seen_rules: Counter[str] = Counter()
     plans: list[Plan] = []
     over: list[Layout] = []
-    misses: list[tuple[float, int, Layout]] = []
+    nearest: dict[_Degrees, _Miss] = {}
+    simplest: dict[_Degrees, _Miss] = {}
     candidates = out_of_memory = 0
 
     def refuse(layout: Layout, broken: tuple[Rule, str]) -> None:
         rule, equation = broken
         seen_rules[rule.name] += 1
-        if keep_rejected or seen_rules[rule.name] == 1:
-            illegal.append(Rejection(layout=layout, rule=rule.name, reason=equation, fix=rule.fix))
+        rejection = Rejection(layout=layout, rule=rule.name, reason=equation, fix=rule.fix)
+        if keep_rejected:
+            illegal.append(rejection)
+        else:
+            example = examples.setdefault(rule.name, rejection)
+            if layout.complexity < example.layout.complexity:
+                examples[rule.name] = rejection
 
     all_shapes = list(shapes(spec, backend))
     for position, (shape, broken_shape) in enumerate(all_shapes):
@@ -74,21 +84,25 @@ def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = 
             if keep_rejected:
                 over.append(layout)
             excess = memory.device_bytes + memory.margin_bytes - memory.capacity_bytes
-            # A max-heap of the smallest excesses; the running number breaks ties and keeps the order stable.
-            item = (-excess, -out_of_memory, layout)
-            if len(misses) < NEAREST_MISSES:
-                heapq.heappush(misses, item)
-            else:
-                heapq.heappushpop(misses, item)
+            degrees = (layout.tp, layout.pp, layout.cp, layout.ep, layout.etp)
+            _keep_least(nearest, degrees, (excess, out_of_memory, layout))
+            effort = 100.0 * layout.complexity + layout.micro_batch_size + (not layout.sequence_parallel)
+            _keep_least(simplest, degrees, (effort, out_of_memory, layout))
 
+    if not keep_rejected:
+        # In the order of the rules: what people try first, a tp beyond the node or a pp that does not divide, leads.
+        illegal = [examples[rule.name] for rule in RULES if rule.name in examples]
     legal = len(plans) + out_of_memory
     if not legal:
         raise _nothing_legal(spec, illegal, seen_rules)
     if progress is not None:
         progress(len(all_shapes), len(all_shapes))
     order = ranked(plans)
-    nearest = over if keep_rejected else [layout for _, _, layout in sorted(misses, reverse=True)]
-    rejected = [memory_rejection(spec, layout) for layout in nearest] + illegal
+    if not keep_rejected:
+        # With plans to choose from, what people try first is worth a reason; without, what is closest to fitting.
+        kept = sorted((simplest if plans else nearest).values(), key=lambda miss: miss[:2])
+        over = [layout for _, _, layout in kept[:KEPT_MISSES]]
+    rejected = [memory_rejection(spec, layout) for layout in over] + illegal
     return Ranking(
         spec=spec,
         plans=tuple(order),
@@ -99,6 +113,12 @@ def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = 
         rejected=tuple(rejected),
         notes=tuple(alternatives(order)),
     )
+
+
+def _keep_least(misses: dict[_Degrees, _Miss], degrees: _Degrees, miss: _Miss) -> None:
+    """Keep one miss for each set of degrees, the one that comes first."""
+    if degrees not in misses or miss[:2] < misses[degrees][:2]:
+        misses[degrees] = miss
 
 
 def _nothing_legal(spec: Spec, illegal: list[Rejection], seen: Counter[str]) -> LayoutError:

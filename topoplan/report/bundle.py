@@ -44,11 +44,11 @@ def print_bundle(console: Console, spec: Spec, plan: Plan, directory: Path, file
     console.print(f"\nWrote {len(files)} files:")
     for file in files:
         console.print(f"  {file}", soft_wrap=True)
-    scripts = sorted(file for file in files if file.name.startswith("node-") and file.suffix == ".sh")
     console.print("\nNext:")
     console.print(f"  less {shlex.quote(str(directory / 'README.md'))}", soft_wrap=True)
-    if len(scripts) == 1:
-        console.print(f"  bash {shlex.quote(str(scripts[0]))}", soft_wrap=True)
-    elif scripts:
-        first = shlex.quote(str(scripts[0]))
-        console.print(f"  bash {first}   # on the first node, and each other script on its own node", soft_wrap=True)
+    for script in sorted(file for file in files if file.match("node-*.sh"))[:1]:
+        # Without hosts in the spec, the scripts have to be told where the first node is.
+        unknown = spec.cluster.nodes > 1 and not spec.cluster.hosts
+        address = "MASTER_ADDR=10.0.0.1 " if unknown else ""
+        note = "on node 0, at its address" if unknown else "on node 0"
+        console.print(f"  {address}bash {shlex.quote(str(script))}   # {note}", soft_wrap=True)

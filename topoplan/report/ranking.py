@@ -47,8 +47,11 @@ class _Column:
         )
 
 
-def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
-    """Cluster, model and counts; the best `top` plans; then what speaks for and against the alternatives."""
+def print_ranking(console: Console, ranking: Ranking, *, top: int, misses: bool = True) -> None:
+    """Cluster, model and counts; the best `top` plans; then what speaks for and against the alternatives.
+
+    `misses` adds the nearest of the layouts that are out.
+    """
     plans = ranking.plans[:top]
     paragraph(console, f"{spec_line(ranking.spec)}. {counts_line(ranking.counts)}.", style="bold")
     console.print()
@@ -59,7 +62,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     if ranking.notes:
         console.print("\nThe usual alternatives, against plan 1:")
         bullets(console, ranking.notes)
-    if ranking.rejected:
+    if misses and ranking.rejected:
         console.print("\nOut, and what would bring it in:")
         bullets(console, (reason_line(out) for out in nearest_misses(ranking, memory=_MISSES, rules=_RULES)))
 

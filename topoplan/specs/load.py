@@ -172,7 +172,7 @@ class _Draft:
 
     def spec(self, *, default_name: str, path: str | None) -> Spec:
         """Check everything, and build it."""
-        from topoplan.specs.forms import check_form
+        from topoplan.specs.mistakes import check_form
 
         self._check_trainer_words()
         form = check_form(self._data, self.place)
@@ -203,24 +203,23 @@ class _Draft:
     def _model(self, name: str | None, config: Mapping[str, Any] | None, seq_len: int) -> Model:
         from topoplan.specs.config_json import load_model, model_from_config
 
+        if config is not None:
+            where = f"{self.place(('model', 'config'))}: model.config"
+            return model_from_config(config, name=name or "model", where=where, default_positions=seq_len)
         place = self.place(("model",))
+        if name is None:
+            remedy = "write `model: Qwen/Qwen3-8B`"
+            raise SpecError("model: neither `name` nor `config` is given", where=place, remedy=remedy)
         try:
-            if config is not None:
-                where = self.place(("model", "config"))
-                where = f"{where}: model.config"
-                return model_from_config(config, name=name or "model", where=where, default_positions=seq_len)
-            if name is not None:
-                return load_model(name, base=self._model_base, default_positions=seq_len)
+            return load_model(name, base=self._model_base, default_positions=seq_len)
         except InputError as error:
-            raise error if error.where.startswith(place) else relocated(error, f"{place}: model") from None
-        raise SpecError(
-            "model: neither `name` nor `config` is given", where=place, remedy="write `model: Qwen/Qwen3-8B`"
-        )
+            raise relocated(error, f"{place}: model") from None
 
 
 def _override_path(name: str, option: str) -> KeyPath:
     """Where a key of `--set` sits in the document."""
-    from topoplan.specs.forms import JobForm, PinForm, SpecForm, likely_key
+    from topoplan.specs.forms import JobForm, PinForm, SpecForm
+    from topoplan.specs.mistakes import likely_key
 
     parts = tuple(name.split("."))
     if not all(parts):

@@ -18,7 +18,8 @@ def schema_of_spec() -> dict[str, Any]:
     definitions = schema["$defs"]
     _add_defaults(definitions["JobForm"], Job)
     _add_defaults(definitions["FabricForm"], Fabric)
-    # A name in `gpu:` is one of the catalog; in a block it may be new.
+    # A name alone is one of the catalog; in a block it may be new.
+    definitions["GpuForm"] = definitions["GpuForm"]["anyOf"][1]
     gpu = schema["properties"]["gpu"]
     gpu["anyOf"] = [{"type": "string", "enum": list(catalog.gpu_names())}, {"$ref": "#/$defs/GpuForm"}]
     gpu.pop("$ref", None)

@@ -1,0 +1,351 @@
+"""The node scripts, run by a real bash with a stand-in for Python that notes what it was started with."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.emit.samples import CLUSTER, HOSTS, ONE_NODE, QWEN3_30B, make_spec_and_plan
+from topoplan.emit.bundle import generate
+from topoplan.emit.torchrun import HIJACKERS, master_port, script_name
+from topoplan.emit.trainer_yaml import trainer_file
+from topoplan.emit.write import write_bundle
+from topoplan.errors import SpecError
+from topoplan.specs.cluster import Cluster
+
+FAKE_PYTHON = r"""#!/bin/bash
+if [[ "$1" == -c ]]; then exit "${PROBE_IMPORT:-0}"; fi
+printf '%s\0' "$@" > "$PROBE/argv"
+env -0 > "$PROBE/env"
+printf '%s' "$PWD" > "$PROBE/cwd"
+printf '%s' "$$" > "$PROBE/pid"
+"""
+
+
+@dataclass
+class Started:
+    """What the stand-in saw, and how the script ended."""
+
+    code: int
+    stderr: str
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+
+    def option(self, name: str) -> str:
+        return self.argv[self.argv.index(name) + 1]
+
+
+def make_python(venv: Path) -> None:
+    python = venv / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(FAKE_PYTHON)
+    python.chmod(0o755)
+    (venv / "bin" / "python3").symlink_to("python")
+
+
+def start(
+    script: Path,
+    probe: Path,
+    *arguments: str,
+    path: str = "",
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Started:
+    probe.mkdir(exist_ok=True)
+    environment = {"PATH": f"{path}:{os.environ['PATH']}".lstrip(":"), "HOME": "/", "PROBE": str(probe), **(env or {})}
+    process = subprocess.Popen(
+        ["bash", str(script), *arguments],
+        env=environment,
+        cwd=cwd or probe,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _, stderr = process.communicate(timeout=60)
+    if not (probe / "argv").exists():
+        return Started(code=process.returncode, stderr=stderr, argv=[], env={}, cwd="")
+    assert int((probe / "pid").read_text()) == process.pid, "the script did not exec"
+    return Started(
+        code=process.returncode,
+        stderr=stderr,
+        argv=(probe / "argv").read_text().split("\0")[:-1],
+        env=dict(line.split("=", 1) for line in (probe / "env").read_text().split("\0")[:-1]),
+        cwd=(probe / "cwd").read_text(),
+    )
+
+
+def fill(workdir: Path, *, model: str = "models/Qwen/Qwen3-VL-8B-Instruct", data: str = "data") -> None:
+    """What a node has to have: the model and the list of data sets."""
+    for directory, name in ((workdir / model, "config.json"), (workdir / data, "dataset_info.json")):
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text("{}")
+
+
+def cluster_in(root: Path, **changes: Any) -> Cluster:
+    """Four hosts whose directories are all below `root`."""
+    workdir, venv = root / "work", root / "venv"
+    workdir.mkdir()
+    make_python(venv)
+    fill(workdir)
+    hosts = tuple(replace(host, workdir=str(workdir), venv=str(venv)) for host in HOSTS)
+    return replace(CLUSTER, hosts=hosts, **changes)
+
+
+def bundle_at(root: Path, **what: Any) -> Path:
+    write_bundle(generate(*make_spec_and_plan(**what)), root)
+    return root
+
+
+def test_the_script_becomes_one_torchrun_that_runs_the_launcher_module(tmp_path: Path) -> None:
+    bundle = bundle_at(tmp_path / "bundle", cluster=cluster_in(tmp_path))
+    started = start(bundle / "node-02.sh", tmp_path / "probe")
+    assert started.code == 0, started.stderr
+    launcher = started.argv.index("llamafactory.launcher")
+    assert started.argv[:2] == ["-m", "torch.distributed.run"]
+    assert started.argv[launcher - 1 :] == ["-m", "llamafactory.launcher", f"{bundle}/train.yaml"]
+    assert started.option("--nnodes") == "4"
+    assert started.option("--node_rank") == "2"
+    assert started.option("--nproc_per_node") == "8"
+    assert started.option("--master_addr") == "10.0.0.1"
+    assert 20000 <= int(started.option("--master_port")) < 30000
+    assert started.cwd == str(tmp_path / "work")
+    log_dir = Path(started.option("--log_dir"))
+    assert log_dir.is_dir()
+    assert log_dir.name == "node-02"
+    assert started.env["VIRTUAL_ENV"] == str(tmp_path / "venv")
+    assert started.env["PATH"].startswith(f"{tmp_path}/venv/bin:")
+    assert started.env["NCCL_SOCKET_IFNAME"] == "=eth0"
+    assert started.env["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
+    assert started.env["USE_MCA"] == "1"
+
+
+def test_all_nodes_meet_at_one_port_that_belongs_to_the_plan(tmp_path: Path) -> None:
+    spec, plan = make_spec_and_plan(cluster=cluster_in(tmp_path))
+    files = generate(spec, plan)
+    ports = {re.search(r"^master_port=(\d+)$", files[script_name(node)], re.MULTILINE)[1] for node in range(4)}  # type: ignore[index]
+    assert ports == {str(master_port(spec, trainer_file(spec, plan)))}
+    other_spec, other = make_spec_and_plan(cluster=spec.cluster, tp=2)
+    assert master_port(other_spec, trainer_file(other_spec, other)) != int(ports.pop())
+
+
+def test_variables_that_hijack_the_launcher_are_gone(tmp_path: Path) -> None:
+    bundle = bundle_at(tmp_path / "bundle", cluster=cluster_in(tmp_path))
+    poison = dict.fromkeys(HIJACKERS, "7") | {"PET_NNODES": "9", "PET_RDZV_BACKEND": "c10d", "TORCHELASTIC_RUN_ID": "x"}
+    started = start(bundle / "node-01.sh", tmp_path / "probe", env={**poison, "CDPATH": "/", "PYTHONHOME": "/nowhere"})
+    assert started.code == 0, started.stderr
+    assert not set(poison) & set(started.env)
+    assert "PYTHONHOME" not in started.env
+    assert started.option("--node_rank") == "1"
+    assert started.option("--master_addr") == "10.0.0.1"
+
+
+@pytest.mark.parametrize("form", ["variable", "argument"])
+def test_without_hosts_the_address_of_node_0_is_given_at_the_start(tmp_path: Path, form: str) -> None:
+    bundle = bundle_at(tmp_path / "bundle")
+    make_python(tmp_path / "env")
+    fill(bundle)
+    given = {"env": {"MASTER_ADDR": "10.9.9.9"}} if form == "variable" else {}
+    arguments = ["10.9.9.9"] if form == "argument" else []
+    started = start(bundle / "node-03.sh", tmp_path / "probe", *arguments, path=str(tmp_path / "env/bin"), **given)  # type: ignore[arg-type]
+    assert started.code == 0, started.stderr
+    assert started.option("--master_addr") == "10.9.9.9"
+    assert started.cwd == str(bundle)
+
+
+def test_without_an_address_there_is_one_line_that_says_how(tmp_path: Path) -> None:
+    bundle = bundle_at(tmp_path / "bundle")
+    started = start(bundle / "node-01.sh", tmp_path / "probe")
+    assert started.code == 2
+    assert started.stderr.count("\n") == 1
+    assert "MASTER_ADDR=10.0.0.1 bash node-01.sh" in started.stderr
+
+
+def test_one_node_meets_itself(tmp_path: Path) -> None:
+    bundle = bundle_at(tmp_path / "bundle", cluster=ONE_NODE)
+    make_python(tmp_path / "env")
+    fill(bundle)
+    started = start(bundle / "node-00.sh", tmp_path / "probe", path=str(tmp_path / "env/bin"))
+    assert started.code == 0, started.stderr
+    assert started.option("--master_addr") == "127.0.0.1"
+    assert not [name for name in started.env if name.startswith(("NCCL_IB", "NCCL_SOCKET", "GLOO"))]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("work/models", "download it as README.md says"),
+        ("work/data", "no dataset_info.json in data"),
+        ("venv", "no Python at"),
+        ("bundle/train.yaml", "copy the whole directory"),
+        ("work", "cannot enter the working directory"),
+    ],
+)
+def test_what_is_missing_on_the_node_is_said_in_one_line(tmp_path: Path, broken: str, message: str) -> None:
+    bundle = bundle_at(tmp_path / "bundle", cluster=cluster_in(tmp_path))
+    gone = tmp_path / broken
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    started = start(bundle / "node-00.sh", tmp_path / "probe")
+    assert started.code == 2
+    assert not started.argv
+    lines = [line for line in started.stderr.splitlines() if line.startswith("node-00.sh: ")]
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+def test_an_environment_without_the_trainer_is_said_in_one_line(tmp_path: Path) -> None:
+    bundle = bundle_at(tmp_path / "bundle", cluster=cluster_in(tmp_path))
+    started = start(bundle / "node-00.sh", tmp_path / "probe", env={"PROBE_IMPORT": "1"})
+    assert started.code == 2
+    assert "no torch or no llamafactory" in started.stderr
+    assert not started.argv
+
+
+def test_a_data_set_that_was_never_named_stops_the_start_until_somebody_names_it(tmp_path: Path) -> None:
+    bundle = bundle_at(tmp_path / "bundle", cluster=cluster_in(tmp_path), job={"dataset": None})
+    assert "no data set is named" in start(bundle / "node-00.sh", tmp_path / "probe").stderr
+    yaml = bundle / "train.yaml"
+    yaml.write_text(yaml.read_text().replace("dataset: SET_ME", "dataset: mine"))
+    assert start(bundle / "node-00.sh", tmp_path / "probe").code == 0
+
+
+@pytest.mark.parametrize(
+    "keys", [{"dataset_dir": "ONLINE"}, {"dataset_dir": "REMOTE:org/data"}, {"tokenized_path": "/t"}]
+)
+def test_data_from_elsewhere_needs_no_list_of_data_sets(tmp_path: Path, keys: dict[str, str]) -> None:
+    bundle = bundle_at(tmp_path / "bundle", cluster=cluster_in(tmp_path), job={"trainer": keys})
+    shutil.rmtree(tmp_path / "work/data")
+    assert start(bundle / "node-00.sh", tmp_path / "probe").code == 0
+
+
+@pytest.mark.parametrize("field", ["workdir", "venv"])
+def test_a_relative_directory_is_refused(field: str) -> None:
+    hosts = (replace(HOSTS[0], **{field: "~/run"}), *HOSTS[1:])
+    with pytest.raises(SpecError, match=rf"hosts\[0\]\.{field}: '~/run' is not absolute"):
+        generate(*make_spec_and_plan(cluster=replace(CLUSTER, hosts=hosts)))
+
+
+def test_sigterm_to_the_script_reaches_the_trainer(tmp_path: Path) -> None:
+    bundle = bundle_at(tmp_path / "bundle", cluster=cluster_in(tmp_path))
+    python = tmp_path / "venv/bin/python"
+    python.write_text(
+        '#!/bin/bash\n[[ "$1" == -c ]] && exit 0\ntrap "exit 42" TERM\necho ready\nwhile :; do sleep 0.05; done\n'
+    )
+    process = subprocess.Popen(["bash", str(bundle / "node-00.sh")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.terminate()
+    assert process.wait(timeout=20) == 42
+    process.stdout.close()
+
+
+# Every script is good bash
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "hosts": {"cluster": replace(CLUSTER, hosts=HOSTS)},
+    "no hosts": {},
+    "one node": {"cluster": ONE_NODE},
+    "no data": {"job": {"dataset": None}},
+    "online data": {"job": {"dataset_dir": "ONLINE"}},
+    "moe": {"model": QWEN3_30B, "tp": 2, "pp": 4, "ep": 4},
+    "odd names": {
+        "cluster": replace(
+            CLUSTER,
+            hosts=tuple(replace(host, workdir="/a b/'c'/$(d)/`e`/\"f\"/ü", venv="/v v/$HOME") for host in HOSTS),
+            env={"X": "a'b\"c $(d) `e` \\ \n !", "Y": "=z"},
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_script_passes_bash_and_shellcheck(case: str, tmp_path: Path) -> None:
+    bundle = bundle_at(tmp_path / "bundle", **CASES[case])
+    scripts = [str(path) for path in sorted(bundle.glob("node-*.sh"))]
+    assert scripts
+    for script in scripts:
+        assert stat.S_IMODE(Path(script).stat().st_mode) == 0o755
+        subprocess.run(["bash", "-n", script], check=True)
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    checked = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+# Any name that a file can have, in any field
+
+
+NASTY = [
+    "$(touch PWNED)",
+    "`touch PWNED`",
+    "'; touch PWNED; '",
+    '"; touch PWNED; "',
+    "a b",
+    "-x",
+    "$HOME",
+    "*",
+    "ü漢",
+    "\\",
+    "!",
+    "a:b",
+]
+# Control characters and odd spaces are refused before anything is written (test_bundle.py).
+PRINTABLE = st.characters(
+    codec="utf-8", categories=["L", "M", "N", "P", "S"], exclude_characters="/", include_characters=" "
+)
+NAMES = st.lists(st.sampled_from(NASTY) | st.text(PRINTABLE, min_size=1, max_size=12), min_size=1, max_size=3).map(
+    # OmegaConf would take `${` for a variable, and `.` and `..` are no names of their own.
+    lambda parts: re.sub(r"^\.+$", "dots", "".join(parts).replace("${", "$("))
+)
+VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30) | st.sampled_from(NASTY)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory).resolve()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(place=NAMES, workdir=NAMES, venv=NAMES, model=NAMES, data=NAMES, user=NAMES, value=VALUES)
+def test_no_name_can_break_a_script_or_run_a_command(
+    place: str, workdir: str, venv: str, model: str, data: str, user: str, value: str
+) -> None:
+    with scratch() as root:
+        inside, python = root / "work" / workdir, root / "venv" / venv
+        inside.mkdir(parents=True)
+        make_python(python)
+        fill(inside, model=f"models/{model}", data=f"data/{data}")
+        hosts = tuple(
+            replace(host, address=user.strip() or "h", user=user, workdir=str(inside), venv=str(python))
+            for host in HOSTS
+        )
+        trainer = {"model_name_or_path": f"models/{model}", "output_dir": f"saves/{data}"}
+        cluster = replace(CLUSTER, name=place, hosts=hosts, env={"MINE": value})
+        bundle = bundle_at(
+            root / "bundles" / place,
+            cluster=cluster,
+            job={"dataset": user, "dataset_dir": f"data/{data}", "trainer": trainer},
+        )
+        started = start(bundle / "node-01.sh", root / "probe")
+        assert started.code == 0, started.stderr
+        assert started.cwd == str(inside)
+        assert started.env["MINE"] == value
+        assert started.env["VIRTUAL_ENV"] == str(python)
+        assert started.argv[-1] == f"{bundle}/train.yaml"
+        assert started.option("--master_addr") == (user.strip() or "h")
+        assert not list(root.rglob("PWNED"))

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import pytest
+
+from topoplan.emit.trainer_keys import (
+    SECRET_KEYS,
+    check_key,
+    default_template,
+    known_keys,
+    templates,
+    trainer_versions,
+)
+from topoplan.errors import SpecError
+
+WHERE = "job.trainer.x"
+
+
+def test_the_list_has_the_keys_of_every_argument_class_and_names_its_versions() -> None:
+    keys = known_keys()
+    assert len(keys) > 350
+    assert {key.package for key in keys.values()} == {"llamafactory", "transformers", "mcore_adapter"}
+    assert keys["tensor_model_parallel_size"].package == "mcore_adapter"
+    assert keys["tensor_model_parallel_size"].types == ("int",)
+    assert keys["cutoff_len"].default == 2048
+    assert trainer_versions()["llamafactory"] == "0.9.5"
+
+
+def test_every_choice_and_default_of_the_list_is_of_its_own_type() -> None:
+    kinds = {"str": str, "int": int, "float": (int, float), "bool": bool, "dict": dict, "list": list}
+    for key in known_keys().values():
+        assert set(key.types) <= set(kinds), key.name
+        allowed = tuple(
+            kind for name in key.types for kind in (kinds[name] if isinstance(kinds[name], tuple) else (kinds[name],))
+        )
+        assert key.default is None or isinstance(key.default, allowed), key.name
+        assert all(isinstance(choice, str) for choice in key.choices), key.name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "written"),
+    [
+        ("weight_decay", 0.1, 0.1),
+        ("weight_decay", 1, 1.0),
+        ("learning_rate", "2e-5", 2e-5),  # what PyYAML makes of an unquoted 2e-5
+        ("save_steps", 100, 100.0),
+        ("save_total_limit", 3.0, 3),
+        ("save_total_limit", None, None),
+        ("eval_strategy", "no", "no"),
+        ("report_to", ["tensorboard", "mlflow"], ["tensorboard", "mlflow"]),
+        ("lr_scheduler_kwargs", {"min_lr": 1e-6}, {"min_lr": 1e-6}),
+        ("recompute_method", "block", "block"),
+        ("gradient_checkpointing", False, False),
+    ],
+)
+def test_a_right_value_passes(name: str, value: object, written: object) -> None:
+    assert check_key(name, value, WHERE) == written
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("sequence_parallel", "maybe", "expected true or false"),
+        ("sequence_parallel", "false", "expected true or false"),
+        ("sequence_parallel", 1, "expected true or false"),
+        ("tensor_model_parallel_size", "four", "expected a whole number"),
+        ("save_total_limit", 2.5, "expected a whole number"),
+        ("save_total_limit", True, "expected a whole number"),
+        ("cutoff_len", None, "cannot be null"),
+        ("eval_strategy", False, 'write "no" in quotes'),
+        ("save_strategy", "stpes", "did you mean 'steps'"),
+        ("lr_scheduler_type", "polynomial", "expected one of"),
+        ("weight_decay", [0.1], "expected a number"),
+        ("dataset", ["a", "b"], "expected a string"),
+        ("media_dir", "${HOME}/images", "variable"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_was_expected(name: str, value: object, expected: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        check_key(name, value, WHERE)
+    assert expected in str(caught.value)
+    assert str(caught.value).startswith(WHERE)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("learnig_rate", "did you mean 'learning_rate'"),
+        ("num_layers_in_first_pipeline_stage", "additional_configs"),
+        ("evaluation_strategy", "write eval_strategy"),
+        ("overwrite_output_dir", "every plan has an output_dir of its own"),
+        ("warmup_ratio", "write warmup_steps"),
+        ("save_safetensors", "leave it out"),
+        ("logging_dir", "leave it out"),
+        ("group_by_length", "gone from transformers 5"),
+    ],
+)
+def test_a_key_that_the_parser_refuses_says_what_to_write(name: str, remedy: str) -> None:
+    with pytest.raises(SpecError, match=remedy):
+        check_key(name, 1, WHERE)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("deepspeed", "z3.json"),
+        ("gradient_checkpointing", True),
+        ("optim", "adamw_8bit"),
+        ("lora_rank", 16),
+        ("quantization_bit", 4),
+        ("report_to", "wandb"),
+        ("report_to", ["tensorboard", "wandb"]),
+        ("neftune_noise_alpha", 5.0),
+        ("add_tokens", "<a>,<b>"),
+        ("temperature", 0.1),
+    ],
+)
+def test_a_key_that_the_megatron_path_never_reads_is_refused(name: str, value: object) -> None:
+    with pytest.raises(SpecError, match=r"never reads|silently drops"):
+        check_key(name, value, WHERE)
+
+
+@pytest.mark.parametrize("name", sorted(SECRET_KEYS))
+def test_a_secret_is_never_written(name: str) -> None:
+    with pytest.raises(SpecError, match="never written to a file") as caught:
+        check_key(name, "hf_secret", WHERE)
+    assert "hf_secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "model_type", "template"),
+    [
+        ("Qwen/Qwen3-VL-8B-Instruct", "qwen3_vl", "qwen3_vl_nothink"),
+        ("/models/Qwen3-30B-A3B-Instruct-2507/", "qwen3_moe", "qwen3_nothink"),
+        ("/models/my-own-vl", "qwen3_vl", "qwen3_vl"),
+        ("meta-llama/Llama-2-7b-hf", "llama", "llama2"),
+        ("/models/my-own-llama", "llama", None),
+    ],
+)
+def test_the_template_follows_the_model_and_then_its_type(model: str, model_type: str, template: str | None) -> None:
+    assert default_template(model, model_type) == template
+
+
+def test_every_default_template_exists() -> None:
+    known = templates()
+    assert set(known.by_model.values()) | set(known.by_model_type.values()) <= known.names
+    assert set(known.by_model_type) <= set(known.supported_model_types)
