@@ -3,30 +3,63 @@
 from __future__ import annotations
 
 from topoplan.errors import ModelError, SpecError
+from topoplan.specs.model import LinearAttention
 from topoplan.specs.spec import Spec
 
 SUPPORTED_MODEL_TYPES = frozenset(
-    "deepseek_v3 glm4_moe llama mistral mixtral qwen2 qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3 qwen3_moe "
-    "qwen3_next qwen3_5 qwen3_5_moe".split()
+    {
+        "deepseek_v3",
+        "glm4_moe",
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "qwen3",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+    }
 )
 """MCA_SUPPORTED_MODELS in LLaMA-Factory 0.9.5, `extras/constants.py`."""
+
+FP8_RECIPES = {"hopper": "blockwise", "blackwell": "mxfp8"}
+"""GPU architecture -> recipe. mcore_adapter `training_args.py`, fp8_recipe: "Other recipes are not tested yet"."""
 
 
 def check_job(spec: Spec) -> None:
     """Raise ModelError or SpecError for a model or a job that no layout would help."""
-    model_type = spec.model.model_type
-    if model_type not in SUPPORTED_MODEL_TYPES:
+    model, job, gpu = spec.model, spec.job, spec.cluster.gpu
+    where = spec.path or ""
+    if model.model_type not in SUPPORTED_MODEL_TYPES:
         raise ModelError(
-            f"the MCA trainer does not support model_type {model_type!r} ({spec.model.name})",
-            where=spec.path or "",
+            f"the MCA trainer does not support model_type {model.model_type!r} ({model.name})",
+            where=where,
             expected=f"expected one of {', '.join(sorted(SUPPORTED_MODEL_TYPES))}",
             remedy="`topoplan predict` with backend megatron still predicts it",
         )
+    linear_attention = any(isinstance(layer.attention, LinearAttention) for layer in model.layers)
+    if gpu.architecture == "volta" and linear_attention:
+        # models/qwen3_next and qwen3_5, _get_transformer_layer_spec: only the 'transformer_engine' implementation.
+        raise ModelError(
+            f"{model.name} needs Transformer Engine, which has no kernels for {gpu.name} (volta)", where=where
+        )
     check_precision(spec)
-    if spec.job.finetuning != "full":
+    recipe = FP8_RECIPES.get(gpu.architecture)
+    if job.precision not in ("bf16", "fp16", "fp8" if recipe else "bf16", recipe):
         raise SpecError(
-            f"finetuning {spec.job.finetuning!r}: the MCA trainer parses it and trains all weights all the same",
-            where=spec.path or "",
+            f"the MCA trainer has no {job.precision} recipe for {gpu.name} ({gpu.architecture})",
+            where=where,
+            expected="expected bf16, fp8 on Hopper, or fp8 or mxfp8 on Blackwell",
+        )
+    if job.finetuning != "full":
+        raise SpecError(
+            f"finetuning {job.finetuning!r}: the MCA trainer parses it and trains all weights all the same",
+            where=where,
             expected="expected full",
         )
 
@@ -43,6 +76,6 @@ def check_precision(spec: Spec) -> None:
     if precision == "mxfp8" and gpu.architecture != "blackwell":
         raise SpecError(f"{gpu.name} has no mxfp8; Blackwell does", where=spec.path or "", remedy="set precision: fp8")
     if precision == "nvfp4" and not gpu.fp4_flops:
-        raise SpecError(f"{gpu.name} has no fp4 tensor cores", where=spec.path or "", remedy="set precision: bf16 or fp8")
-
-
+        raise SpecError(
+            f"{gpu.name} has no fp4 tensor cores", where=spec.path or "", remedy="set precision: bf16 or fp8"
+        )

@@ -49,12 +49,13 @@ def rank(
         write_rows(sys.stdout, ranking, top=top)
     else:
         from topoplan.report.ranking import print_ranking
-        from topoplan.report.rejected import print_rejected
 
         console = stdout_console()
         if ranking.plans:
             print_ranking(console, ranking, top=top, misses=not rejected)
         if rejected:
+            from topoplan.report.rejected import print_rejected
+
             print_rejected(console, ranking)
 
     if not ranking.plans:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,5 +15,10 @@ def search(spec: Spec, *, keep_rejected: bool = False) -> Ranking:
     from topoplan.planner.search import rank
     from topoplan.report.progress import ProgressLine
 
-    with ProgressLine() as progress:
-        return rank(spec, progress=progress if progress.visible else None, keep_rejected=keep_rejected)
+    # A search makes many small objects and no cycles: collecting garbage costs a tenth of its time and frees nothing.
+    gc.disable()
+    try:
+        with ProgressLine() as progress:
+            return rank(spec, progress=progress if progress.visible else None, keep_rejected=keep_rejected)
+    finally:
+        gc.enable()

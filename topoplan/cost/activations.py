@@ -14,12 +14,12 @@ from functools import lru_cache
 
 from topoplan.cost.shard import Shard
 from topoplan.layout.layout import Recompute
-from topoplan.specs.model import Attention, Layer, LatentAttention, LinearAttention, Mlp, Model, Moe, VisionTower
+from topoplan.specs.model import Attention, LatentAttention, Layer, LinearAttention, Mlp, Model, Moe, VisionTower
 
 BF16 = 2
 FP32 = 4
-MXFP8_BYTES = 1 + 1 / 32
-"""One byte and a shared scale for 32 values."""
+QUANTISED_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+"""Bytes of a quantised value: mxfp8 has a scale byte for 32 values, nvfp4 one for 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,13 @@ class LayerActivations:
 
     @property
     def saved_bytes(self) -> float:
+        """All of `saved` together."""
         return sum(tensor.saved_bytes for tensor in self.saved)
 
 
 def _linear_input_bytes(shard: Shard) -> float:
-    """Bytes an element of a saved GEMM input: fp8 layers keep the quantised copy."""
-    return MXFP8_BYTES if shard.eight_bit else BF16
+    """Bytes an element of a saved GEMM input: low-precision layers keep the quantised copy."""
+    return QUANTISED_BYTES.get(shard.precision, BF16)
 
 
 def _attention(model: Model, attention: Attention, shard: Shard) -> tuple[list[SavedTensor], list[tuple[int, int]]]:

@@ -19,10 +19,10 @@ def nvlink_domain_size(cluster: Cluster) -> int:
     """Consecutive ranks that reach each other over NVLink.
 
     A job larger than an NVL72 rack is given whole segments of trays, a power of two of GPUs in each rack, by the
-    schedulers that place it; rank blocks then never straddle racks.
+    schedulers that place it; rank blocks then never straddle racks. A job that one domain holds is one domain.
     """
-    domain = cluster.nvlink_domain_gpus if cluster.nvlink_bytes_per_s else 1
-    if domain <= cluster.gpus_per_node or domain >= cluster.world_size:
+    domain = min(cluster.nvlink_domain_gpus if cluster.nvlink_bytes_per_s else 1, cluster.world_size)
+    if domain <= cluster.gpus_per_node or domain == cluster.world_size:
         return domain
     size = cluster.gpus_per_node
     while size * 2 <= domain:
@@ -59,7 +59,9 @@ def ring(group: Group, cluster: Cluster, profile: Profile) -> tuple[float, float
     rate = between if spread.largest == 1 else min(local, between)
     # NCCL runs trees or rings with pipelined chunks: latency grows with the logarithm of the domains.
     inside = profile.hop_latency_s * (spread.largest - 1)
-    return rate, profile.collective_latency_s + inside + 2 * cluster.fabric.latency_s * (spread.domains - 1).bit_length()
+    return rate, profile.collective_latency_s + inside + 2 * cluster.fabric.latency_s * (
+        spread.domains - 1
+    ).bit_length()
 
 
 def all_gather_s(group: Group, total_bytes: float, cluster: Cluster, profile: Profile) -> float:
@@ -98,10 +100,21 @@ def all_to_all_s(group: Group, sent_bytes: float, cluster: Cluster, profile: Pro
     return latency_s + sent_bytes * per_byte
 
 
-def point_to_point_s(stride: int, sent_bytes: float, cluster: Cluster, profile: Profile) -> float:
-    """One message to the rank `stride` further, all ranks of the node sending at once."""
-    domain = max(nvlink_domain_size(cluster), cluster.gpus_per_node)
-    if stride < domain:
-        return profile.collective_latency_s + sent_bytes / _local_bytes_per_s(cluster, profile)
-    latency_s = profile.collective_latency_s + cluster.fabric.latency_s
-    return latency_s + sent_bytes / _network_bytes_per_s_per_gpu(cluster, profile)
+@lru_cache(maxsize=1 << 14)
+def _neighbour(group: Group, cluster: Cluster, profile: Profile) -> tuple[float, float]:
+    """(bytes per second, latency in seconds) between neighbours of a group, where they are farthest apart."""
+    spread = span(group, max(nvlink_domain_size(cluster), cluster.gpus_per_node))
+    if spread.domains == 1:
+        return _local_bytes_per_s(cluster, profile), profile.collective_latency_s
+    # Only the last member in a domain sends out of it: it has the share of all members, up to its own NICs' rate.
+    share = _network_bytes_per_s_per_gpu(cluster, profile)
+    own = share * max(1.0, cluster.gpus_per_node / cluster.nics_per_node)
+    return min(spread.members * share, own), profile.collective_latency_s + cluster.fabric.latency_s
+
+
+def point_to_point_s(group: Group, sent_bytes: float, cluster: Cluster, profile: Profile) -> float:
+    """One message from every member of a group to the next: the slowest of them, which may leave the node."""
+    if group.size == 1 or sent_bytes == 0:
+        return 0.0
+    rate, latency_s = _neighbour(group, cluster, profile)
+    return latency_s + sent_bytes / rate

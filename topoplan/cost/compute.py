@@ -12,13 +12,14 @@ from math import ceil
 from typing import Literal
 
 from topoplan.cost.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
+from topoplan.cost.flops import attended_tokens
 from topoplan.cost.profile import Profile
 from topoplan.cost.shard import Shard
 from topoplan.layout.layout import Recompute
 from topoplan.layout.placement import Group
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu import Gpu
-from topoplan.specs.model import Attention, Layer, LatentAttention, LinearAttention, Mlp, Model, Moe
+from topoplan.specs.model import Attention, LatentAttention, Layer, LinearAttention, Mlp, Model, Moe
 
 Part = Literal["gemm", "attention", "elementwise", "tp_comm", "cp_comm", "ep_comm"]
 PARTS: tuple[Part, ...] = ("gemm", "attention", "elementwise", "tp_comm", "cp_comm", "ep_comm")
@@ -58,7 +59,9 @@ def peak_flops(gpu: Gpu, precision: str) -> float:
     return gpu.bf16_flops
 
 
-def gemm_s(rows: float, columns: float, inner: float, gpu: Gpu, profile: Profile, precision: str, *, count: float = 1) -> float:
+def gemm_s(
+    rows: float, columns: float, inner: float, gpu: Gpu, profile: Profile, precision: str, *, count: float = 1
+) -> float:
     """One GEMM of rows x inner by inner x columns, or `count` of them run as one grouped kernel."""
     peak = peak_flops(gpu, precision)
     efficiency = profile.gemm_efficiency if peak <= gpu.fp16_flops else profile.fp8_gemm_efficiency
@@ -67,7 +70,11 @@ def gemm_s(rows: float, columns: float, inner: float, gpu: Gpu, profile: Profile
     height, width = profile.gemm_tile
     best = float("inf")
     # The library picks a smaller tile where it fills the card better; smaller tiles reread more operands.
-    for tile_height, tile_width, penalty in ((height, width, 1.0), (height, width // 2, 0.93), (height // 2, width // 2, 0.8)):
+    for tile_height, tile_width, penalty in (
+        (height, width, 1.0),
+        (height, width // 2, 0.93),
+        (height // 2, width // 2, 0.8),
+    ):
         tiles = ceil(rows / tile_height) * ceil(columns / tile_width) * count
         waves = max(1.0, tiles / gpu.sm_count)
         waves = ceil(waves) if waves < 8 else waves + 0.5
@@ -120,34 +127,37 @@ class _Builder:
         """A norm: reads and writes once forward; backward reads input and gradient and writes one."""
         self.elementwise(name, 2 * BF16 * elements, 3 * BF16 * elements, by=by)
 
-    def tensor_parallel(self, name: str, hidden_s: float, by: tuple[str, ...] = ()) -> None:
+    def tensor_parallel(
+        self, name: str, hidden_s: float, by: tuple[str, ...] = (), *, inputs: tuple[int, ...] = ()
+    ) -> None:
         """Collectives around one pair of column- and row-parallel layers.
 
         With sequence parallelism, forward: all-gather and reduce-scatter, both exposed. Backward: the all-gather of
         the output gradient is exposed; gathering the input again and scattering its gradient run beside the two
         gradient GEMMs (`hidden_s`) of the column-parallel layer. Without it: one all-reduce forward, and one backward
-        beside the weight gradient (`core/tensor_parallel/layers.py`).
+        beside the weight gradient (`core/tensor_parallel/layers.py`). `inputs` are the widths of what the
+        column-parallel layers take in, where that is not the hidden state.
         """
         shard = self.shard
         if shard.tp == 1:
             return
-        whole = BF16 * shard.tokens * self.hidden
-        group = Group(shard.tp, 1)
-        overlap = self.profile.tp_overlap
+        group, overlap = Group(shard.tp, 1), self.profile.tp_overlap
+        collective = all_gather_s if shard.sequence_parallel else all_reduce_s
+        out = collective(group, BF16 * shard.tokens * self.hidden, self.cluster, self.profile)
+        into = out
+        if inputs:
+            into = sum(collective(group, BF16 * shard.tokens * n, self.cluster, self.profile) for n in inputs)
         if shard.sequence_parallel:
-            one = all_gather_s(group, whole, self.cluster, self.profile)
-            forward, backward = 2 * one, 3 * one - min(2 * one, hidden_s) * overlap
+            forward, backward = into + out, out + 2 * into - min(2 * into, hidden_s) * overlap
         else:
-            one = all_reduce_s(group, whole, self.cluster, self.profile)
-            forward, backward = one, one - min(one, hidden_s / 2) * overlap
+            forward, backward = out, into - min(into, hidden_s / 2) * overlap
         self.operators.append(Operator(name, "tp_comm", forward, backward, by))
 
 
 def _core_attention(build: _Builder, heads: float, kv_heads: float, key_dim: int, value_dim: int, window: int) -> None:
     """Causal flash attention; backward is 2.5 times forward (arXiv 2307.08691, section 4)."""
     shard, gpu, profile = build.shard, build.gpu, build.profile
-    extent = min(shard.seq_len / 2, window) if window else shard.seq_len / 2
-    flops = 2.0 * shard.tokens * extent * heads * (key_dim + value_dim)
+    flops = 2.0 * shard.tokens * attended_tokens(shard.seq_len, window) * heads * (key_dim + value_dim)
     # The softmax costs the same for every score, so a narrow head spends a larger share of its time on it.
     width = (key_dim + value_dim) / 2
     narrow = width / (width + 32) * (128 + 32) / 128
@@ -157,9 +167,8 @@ def _core_attention(build: _Builder, heads: float, kv_heads: float, key_dim: int
     build.operators.append(Operator("core_attn", "attention", forward, backward, ("core_attn",)))
     if shard.cp > 1:
         # Ring attention: every step hands on the keys and values (and, backward, their gradients) while it computes.
-        step = point_to_point_s(
-            shard.tp, BF16 * shard.tokens * kv_heads * (key_dim + value_dim), build.cluster, profile
-        )
+        ring = Group(shard.cp, shard.tp)
+        step = point_to_point_s(ring, BF16 * shard.tokens * kv_heads * (key_dim + value_dim), build.cluster, profile)
         hops = shard.cp - 1
         # Each hop's partial output is rescaled and added in fp32.
         merged = 12 * shard.tokens * heads * value_dim
@@ -204,13 +213,20 @@ def _latent_attention(build: _Builder, attention: LatentAttention) -> None:
     build.linear("linear_kv_down_proj", local, attention.kv_lora_rank + attention.qk_rope_head_dim, hidden)
     build.norm("kv_layernorm", local * attention.kv_lora_rank, up)
     build.linear(
-        "linear_kv_up_proj", shard.tokens, heads * (attention.qk_nope_head_dim + value_dim), attention.kv_lora_rank, by=up
+        "linear_kv_up_proj",
+        shard.tokens,
+        heads * (attention.qk_nope_head_dim + value_dim),
+        attention.kv_lora_rank,
+        by=up,
     )
     moved = 2 * BF16 * shard.tokens * heads * (2 * key_dim + value_dim)
     build.elementwise("rotate, assemble q k v", moved, 1.5 * moved, kernels=4, by=up)
     _core_attention(build, heads, heads, key_dim, value_dim, 0)
     build.linear("linear_proj", shard.tokens, hidden, heads * value_dim)
-    build.tensor_parallel("attention collectives", dgrad_q + wgrad_q)
+    # The down projections are not split: what is gathered over the sequence are their outputs (and, with one matrix
+    # for the queries, the hidden state), each on its own.
+    inputs = (query_in, attention.kv_lora_rank, attention.qk_rope_head_dim)
+    build.tensor_parallel("attention collectives", dgrad_q + wgrad_q, inputs=inputs)
 
 
 def _linear_attention(build: _Builder, attention: LinearAttention) -> None:
@@ -262,9 +278,7 @@ def _moe(build: _Builder, moe: Moe) -> None:
     )
     build.linear("experts.linear_fc1", routed / experts, first, hidden, count=experts, by=by)
     moved = BF16 * routed
-    build.elementwise(
-        "experts.activation", moved * (first + width), moved * (2 * first + width), by=("moe", "moe_act")
-    )
+    build.elementwise("experts.activation", moved * (first + width), moved * (2 * first + width), by=("moe", "moe_act"))
     build.linear("experts.linear_fc2", routed / experts, hidden, width, count=experts, by=by)
     if moe.shared_intermediate_size:
         shared = moe.shared_intermediate_size / shard.tp
@@ -273,16 +287,17 @@ def _moe(build: _Builder, moe: Moe) -> None:
         dgrad, wgrad = build.linear("shared_experts.linear_fc1", shard.tokens, shared_first, hidden, by=shared_by)
         moved = BF16 * shard.tokens
         build.elementwise(
-            "shared_experts.activation", moved * (shared_first + shared), moved * (2 * shared_first + shared), by=shared_by
+            "shared_experts.activation",
+            moved * (shared_first + shared),
+            moved * (2 * shared_first + shared),
+            by=shared_by,
         )
         build.linear("shared_experts.linear_fc2", shard.tokens, hidden, shared, by=shared_by)
         build.tensor_parallel("shared expert collectives", dgrad + wgrad, shared_by)
     cluster, profile = build.cluster, build.profile
     if shard.ep > 1:
         # Dispatch and combine, and their mirror images backward; nothing hides them.
-        one = all_to_all_s(
-            Group(shard.ep, shard.etp), BF16 * local * moe.experts_per_token * hidden, cluster, profile
-        )
+        one = all_to_all_s(Group(shard.ep, shard.etp), BF16 * local * moe.experts_per_token * hidden, cluster, profile)
         build.operators.append(Operator("dispatch, combine", "ep_comm", 2 * one, 2 * one, by))
     if shard.etp > 1:
         one = all_gather_s(Group(shard.etp, 1), BF16 * routed * hidden, cluster, profile)

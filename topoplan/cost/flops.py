@@ -11,7 +11,7 @@ from functools import lru_cache
 from topoplan.cost.params import layer_tensors
 from topoplan.cost.vision import patches_per_image
 from topoplan.specs.job import Job
-from topoplan.specs.model import Layer, LatentAttention, LinearAttention, Model, Moe
+from topoplan.specs.model import LatentAttention, Layer, LinearAttention, Model, Moe
 
 
 def _matrix_parameters(model: Model, layer: Layer) -> float:
@@ -27,19 +27,23 @@ def _matrix_parameters(model: Model, layer: Layer) -> float:
     return total
 
 
+def attended_tokens(seq_len: int, window: int) -> float:
+    """Tokens that one token attends to, averaged over the sequence: half of it, or what a sliding window leaves."""
+    if 0 < window < seq_len:
+        return window * (1.0 - window / (2.0 * seq_len))
+    return seq_len / 2
+
+
 def _score_flops(layer: Layer, seq_len: int) -> float:
     """Forward FLOPs of attention's two products for one token, averaged over the sequence."""
     attention = layer.attention
     if isinstance(attention, LinearAttention):
-        # State update and read-out, `num_floating_point_operations` (gated_delta_net).
-        return 6.0 * attention.value_heads * attention.key_head_dim * attention.value_head_dim
-    extent = seq_len / 2
+        # KK^T, VK^T, S(a(I-bKK^T)) and SQ, as `num_floating_point_operations` counts the gated delta rule.
+        return 8.0 * attention.value_heads * attention.key_head_dim * attention.value_head_dim
     if isinstance(attention, LatentAttention):
         widths = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
-        return 2.0 * extent * attention.heads * widths
-    if attention.window:
-        extent = min(extent, attention.window)
-    return 2.0 * extent * attention.heads * 2 * attention.head_dim
+        return 2.0 * attended_tokens(seq_len, 0) * attention.heads * widths
+    return 2.0 * attended_tokens(seq_len, attention.window) * attention.heads * 2 * attention.head_dim
 
 
 @lru_cache(maxsize=256)
@@ -56,7 +60,10 @@ def model_flops_per_step(model: Model, job: Job) -> float:
     total = flops_per_sequence(model, job.seq_len)
     if model.vision:
         tower = model.vision
-        patches = job.images_per_sequence * patches_per_image(tower, job.image_max_pixels)
-        trained = not (job.freeze_vision_tower and job.freeze_multi_modal_projector)
-        total += (6.0 if trained else 2.0) * patches * tower.encoder_parameters
+        per_image = patches_per_image(tower, job.image_max_pixels)
+        # Every patch attends to its whole image.
+        per_patch = 2.0 * tower.encoder_parameters + 4.0 * tower.layers * per_image * tower.hidden_size
+        # A frozen tower has no backward, whether its projector is trained or not: nothing before it is.
+        passes = 1.0 if job.freeze_vision_tower else 3.0
+        total += passes * per_patch * per_image * job.images_per_sequence
     return total * job.global_batch_size

@@ -12,9 +12,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from topoplan.backends.megatron import Traits
-from topoplan.cost.activations import BF16, FP32, kept_activations, layer_activations, vision_activation_bytes
+from topoplan.cost.activations import (
+    BF16,
+    FP32,
+    QUANTISED_BYTES,
+    kept_activations,
+    layer_activations,
+    vision_activation_bytes,
+)
 from topoplan.cost.params import RankParameters, embedding_tensors, head_tensors, layer_parameters, padded_vocab_size
-from topoplan.cost.pipeline import in_flight
+from topoplan.cost.pipeline import in_flight, most_in_flight
 from topoplan.cost.profile import Profile
 from topoplan.cost.shard import Shard, shard_of
 from topoplan.cost.vision import patches_per_microbatch
@@ -28,6 +35,9 @@ ADAM_BYTES = 12
 """fp32 weight, first and second moment."""
 PRECISION_AWARE_ADAM_BYTES = 10
 """The same with the fp32 weight kept as a 16-bit remainder of the bf16 one (TE FusedAdam, store_param_remainders)."""
+HOST_ADAM_BYTES = 16
+"""Pinned host memory of an offloaded element: fp32 weight, two moments and gradient
+(`core/optimizer/cpu_offloading/hybrid_optimizer.py`, param_update_in_fp32)."""
 GROUPED_GEMM_STREAMS = 4
 """cuBLAS streams of Transformer Engine's grouped GEMM, a workspace each (nvte_get_num_compute_streams)."""
 DEFAULT_MARGIN = 0.04
@@ -42,6 +52,8 @@ class StageMemory:
     allocated_bytes: float
     parts_bytes: Mapping[str, float]
     """By purpose: weights, gradients, optimizer, activations, ... They add up to allocated_bytes."""
+    host_bytes: float = 0.0
+    """Pinned host memory of one rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +76,7 @@ class Memory:
 
     @property
     def fits(self) -> bool:
+        """Device memory and margin are within the card."""
         return self.device_bytes + self.margin_bytes <= self.capacity_bytes
 
 
@@ -162,11 +175,39 @@ def _backward_peak_bytes(model: Model, chunks: tuple[Chunk, ...], shard: Shard, 
     group = recompute.num_layers or 1 if recompute.granularity == "full" and recompute.method == "uniform" else 1
     peak = 0.0
     for chunk in chunks:
+        if recompute.granularity == "full" and recompute.method == "block":
+            peak = max(peak, _block_backward_peak_bytes(model, chunk, shard, recompute))
+            continue
         for layer, _ in chunk_layers(model, chunk):
             one = kept_activations(model, layer, shard, recompute)
             extra = (min(group, chunk.num_layers) - 1) * one.plain_bytes if group > 1 else 0.0
             peak = max(peak, one.peak_bytes + extra)
     return peak
+
+
+def _block_backward_peak_bytes(model: Model, chunk: Chunk, shard: Shard, recompute: Recompute) -> float:
+    """The same for recompute method block: the last layers keep all, and are freed before the first are recomputed."""
+    peak = freed = 0.0
+    for position in reversed(range(chunk.num_layers)):
+        layer = model.layers[chunk.layers[position]]
+        one = kept_activations(model, layer, shard, recompute)
+        if position < (recompute.num_layers or 0):
+            peak = max(peak, one.peak_bytes - freed)
+            freed += one.kept_bytes
+        else:
+            peak = max(peak, layer_activations(model, layer, shard).backward_bytes - freed)
+            freed += one.plain_bytes
+    return peak
+
+
+@lru_cache(maxsize=1 << 15)
+def _layer_elements(model: Model, chunks: tuple[Chunk, ...], tp: int, ep: int, etp: int) -> int:
+    """Elements of the transformer blocks on one rank, without the ends."""
+    return sum(
+        layer_parameters(model, layer, tp, ep, etp).total * count
+        for chunk in chunks
+        for layer, count in chunk_layers(model, chunk)
+    )
 
 
 @lru_cache(maxsize=1 << 15)
@@ -182,9 +223,30 @@ def _dummy_gradient_bytes(model: Model, chunks: tuple[Chunk, ...], shard: Shard,
     return BF16 * (elements + (vocabulary if any(chunk.head for chunk in chunks) else 0))
 
 
-def stage_memory(
-    model: Model, job: Job, layout: Layout, traits: Traits, profile: Profile, rank: int
-) -> StageMemory:
+def _vision_kept_bytes(model: Model, job: Job, layout: Layout) -> float:
+    """What the vision tower keeps of a micro batch: nothing when it is frozen, whatever becomes of its projector."""
+    if model.vision is None or job.freeze_vision_tower:
+        return 0.0
+    patches = patches_per_microbatch(model.vision, job, layout)
+    return vision_activation_bytes(model.vision, patches, recompute=layout.recompute.granularity == "full")
+
+
+def _activations_in_flight(layout: Layout, rank: int, kept: list[float], tower: float) -> tuple[float, float]:
+    """(activations of the layers, of the vision tower) at the fullest moment of the schedule.
+
+    `kept` has what a micro batch leaves in each model chunk; the tower's come with the first chunk's.
+    """
+    pp, vpp, microbatches = layout.pp, layout.vpp, layout.gradient_accumulation_steps
+    if not tower and min(kept) == max(kept):
+        return most_in_flight(pp, vpp, rank, microbatches) * kept[0], 0.0
+    moments = [
+        (sum(count * size for count, size in zip(held, kept, strict=True)), held[0] * tower)
+        for held in in_flight(pp, vpp, rank, microbatches)
+    ]
+    return max(moments, key=sum)
+
+
+def stage_memory(model: Model, job: Job, layout: Layout, traits: Traits, profile: Profile, rank: int) -> StageMemory:
     """Peak of one pipeline stage: the worst of three moments.
 
     Backward of a layer with all micro batches in flight; on the last stage the loss; on the first the gradient of the
@@ -196,36 +258,32 @@ def stage_memory(
     dense_shards = layout.dp * layout.cp if layout.distributed_optimizer else 1
     expert_shards = layout.expert_dp if layout.distributed_optimizer else 1
     trainable = parameters.dense + parameters.expert
-    adam = PRECISION_AWARE_ADAM_BYTES if layout.precision_aware_optimizer else ADAM_BYTES
-    optimizer = adam * (parameters.dense / dense_shards + parameters.expert / expert_shards)
-    weights = BF16 * parameters.total
+    shard_elements = parameters.dense / dense_shards + parameters.expert / expert_shards
+    offloaded = layout.optimizer_offload_fraction
+    # Remainders need the bf16 weight to be the one that is trained, and an optimizer that is TE's throughout.
+    remainders = layout.precision_aware_optimizer and job.precision == "bf16" and not offloaded
+    adam = PRECISION_AWARE_ADAM_BYTES if remainders else ADAM_BYTES
+    weights = float(BF16 * parameters.total)
     if shard.eight_bit:
-        # Quantised rowwise and columnwise copies of the weights are cached over the micro batches of a step.
-        weights += 2 * parameters.total
+        # Rowwise and columnwise quantised copies of the blocks' weights are cached over the micro batches of a step.
+        elements = _layer_elements(model, chunks, layout.tp, layout.ep, layout.etp)
+        weights += 2 * QUANTISED_BYTES[shard.precision] * elements
     moe = any(isinstance(layer.ffn, Moe) for chunk in chunks for layer, _ in chunk_layers(model, chunk))
     parts = {
-        "weights": float(weights),
+        "weights": weights,
         "gradients": float((FP32 if layout.grad_reduce_in_fp32 else BF16) * trainable),
-        "optimizer": optimizer * (1.0 - layout.optimizer_offload_fraction),
+        "optimizer": adam * shard_elements * (1.0 - offloaded),
         "workspace": float(profile.cublas_workspace_bytes * (2 + (GROUPED_GEMM_STREAMS if moe else 0))),
     }
 
-    alive = in_flight(layout.pp, layout.vpp, rank, layout.gradient_accumulation_steps)
     kept = [_chunk_kept_bytes(model, chunk, shard, layout.recompute) for chunk in chunks]
-    activations = sum(count * kept_bytes for count, kept_bytes in zip(alive, kept, strict=True))
+    tower = _vision_kept_bytes(model, job, layout) if rank == 0 else 0.0
+    activations, vision = _activations_in_flight(layout, rank, kept, tower)
     vocabulary = _vocabulary_elements(model, traits, layout.tp)
     hidden_bytes = BF16 * model.hidden_size
     dummies = _dummy_gradient_bytes(model, chunks, shard, vocabulary)
     # With sequence parallelism a whole-sequence copy of a GEMM's input, and of its gradient, exists for a moment.
     gathered = 2 * hidden_bytes * shard.tokens if layout.sequence_parallel else 0.0
-
-    vision = 0.0
-    if model.vision and rank == 0:
-        patches = patches_per_microbatch(model.vision, job, layout)
-        full = layout.recompute.granularity == "full"
-        if not (job.freeze_vision_tower and job.freeze_multi_modal_projector):
-            vision = alive[0] * vision_activation_bytes(model.vision, patches, recompute=full)
-        activations += vision
 
     moments = {"backward": dummies + gathered + _backward_peak_bytes(model, chunks, shard, layout.recompute)}
     if any(chunk.head for chunk in chunks):
@@ -237,12 +295,21 @@ def stage_memory(
         moments["loss"] = (dummies if layout.gradient_accumulation_steps > 1 else 0.0) + per_logit * logits + ends
     if any(chunk.embedding for chunk in chunks) and not job.freeze_language_model:
         moments["embedding gradient"] = dummies + BF16 * vocabulary - kept[0]
+    if not (layout.grad_reduce_in_fp32 or layout.precision_aware_optimizer or offloaded):
+        # The fp32 optimizer casts its shard of the bf16 gradients when all activations are gone
+        # (`core/optimizer/distrib_optimizer.py::_copy_model_grads_to_main_grads`).
+        moments["optimizer step"] = FP32 * shard_elements - activations - vision
     peak = max(moments, key=lambda name: moments[name])
-    parts["activations"] = activations - vision
+    parts["activations"] = activations
     if vision:
         parts["vision activations"] = vision
     parts[f"peak ({peak})"] = moments[peak]
-    return StageMemory(stage=rank, allocated_bytes=sum(parts.values()), parts_bytes=parts)
+    return StageMemory(
+        stage=rank,
+        allocated_bytes=sum(parts.values()),
+        parts_bytes=parts,
+        host_bytes=HOST_ADAM_BYTES * shard_elements * offloaded,
+    )
 
 
 def communicators(layout: Layout, model: Model) -> int:
@@ -276,18 +343,12 @@ def predict_memory(
     allocated = max(stage.allocated_bytes for stage in stages)
     reserved = allocated * (1.0 + profile.fragmentation)
     device = reserved + profile.context_bytes + profile.nccl_bytes_per_communicator * communicators(layout, model)
-    host = 0.0
-    if layout.optimizer_offload_fraction:
-        heaviest = max(
-            stage.parts_bytes["optimizer"] / (1.0 - layout.optimizer_offload_fraction or 1.0) for stage in stages
-        )
-        host = heaviest * layout.optimizer_offload_fraction * cluster.gpus_per_node
     return Memory(
         allocated_bytes=allocated,
         reserved_bytes=reserved,
         device_bytes=device,
         capacity_bytes=cluster.gpu.memory_bytes,
         margin_bytes=margin_fraction(cluster) * cluster.gpu.memory_bytes,
-        host_bytes=host,
+        host_bytes=max(stage.host_bytes for stage in stages) * cluster.gpus_per_node,
         by_stage=stages,
     )

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from topoplan.specs.model import AnyAttention, Attention, Layer, LatentAttention, Mlp, Model, Moe
+from topoplan.specs.model import AnyAttention, Attention, LatentAttention, Layer, Mlp, Model, Moe
 
-Split = Literal["replicated", "tp", "kv", "expert", "expert_replicated"]
+Split = Literal["replicated", "tp", "expert", "expert_replicated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,9 @@ class Tensor:
     name: str
     elements: int
     split: Split
-    """tp: over the tensor-parallel group; kv: the same, but whole heads are duplicated once tp exceeds them; expert:
-    over the expert and expert-tensor groups; expert_replicated: over the expert group alone."""
-    kv_heads: int = 0
-    """With split kv: into how many heads the tensor can be cut."""
+    """tp: over the tensor-parallel group, keys and values too when tp exceeds their heads (a rank then holds a part of
+    a head and gathers the rest); expert: over the expert and expert-tensor groups; expert_replicated: over the expert
+    group alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,7 @@ class RankParameters:
 
     @property
     def total(self) -> int:
+        """Every element on the rank."""
         return self.dense + self.expert + self.frozen
 
 
@@ -57,14 +57,13 @@ def _attention_tensors(model: Model, attention: AnyAttention) -> list[Tensor]:
     hidden = model.hidden_size
     if isinstance(attention, Attention):
         query = attention.heads * attention.head_dim * (2 if attention.output_gate else 1)
-        key_value = 2 * attention.kv_heads * attention.head_dim
+        mixed = query + 2 * attention.kv_heads * attention.head_dim
         tensors = [
-            Tensor("linear_q", hidden * query, "tp"),
-            Tensor("linear_kv", hidden * key_value, "kv", attention.kv_heads),
+            Tensor("linear_qkv", hidden * mixed, "tp"),
             Tensor("linear_proj", attention.heads * attention.head_dim * hidden, "tp"),
         ]
         if attention.qkv_bias:
-            tensors += [Tensor("linear_q.bias", query, "tp"), Tensor("linear_kv.bias", key_value, "kv", attention.kv_heads)]
+            tensors.append(Tensor("linear_qkv.bias", mixed, "tp"))
         if attention.out_bias:
             tensors.append(Tensor("linear_proj.bias", hidden, "replicated"))
         if attention.qk_norm:
@@ -105,7 +104,10 @@ def _mlp_tensors(hidden: int, width: int, *, gated: bool, bias: bool, prefix: st
     first = width * (2 if gated else 1)
     tensors = [Tensor(f"{prefix}linear_fc1", hidden * first, "tp"), Tensor(f"{prefix}linear_fc2", width * hidden, "tp")]
     if bias:
-        tensors += [Tensor(f"{prefix}linear_fc1.bias", first, "tp"), Tensor(f"{prefix}linear_fc2.bias", hidden, "replicated")]
+        tensors += [
+            Tensor(f"{prefix}linear_fc1.bias", first, "tp"),
+            Tensor(f"{prefix}linear_fc2.bias", hidden, "replicated"),
+        ]
     return tensors
 
 
@@ -125,7 +127,9 @@ def _ffn_tensors(model: Model, ffn: Mlp | Moe) -> list[Tensor]:
         tensors.append(Tensor("experts.linear_fc1.bias", ffn.experts * first, "expert"))
         tensors.append(Tensor("experts.linear_fc2.bias", ffn.experts * hidden, "expert_replicated"))
     if ffn.shared_intermediate_size:
-        tensors += _mlp_tensors(hidden, ffn.shared_intermediate_size, gated=ffn.gated, bias=False, prefix="shared_experts.")
+        tensors += _mlp_tensors(
+            hidden, ffn.shared_intermediate_size, gated=ffn.gated, bias=False, prefix="shared_experts."
+        )
     if ffn.shared_gate:
         tensors.append(Tensor("shared_experts.gate", hidden, "replicated"))
     return tensors
@@ -153,7 +157,9 @@ def embedding_tensors(model: Model) -> tuple[Tensor, ...]:
 def head_tensors(model: Model) -> tuple[Tensor, ...]:
     """Final norm and, unless tied, the output layer."""
     norm = (_norm(model, "final_layernorm"),)
-    return norm if model.tie_word_embeddings else (*norm, Tensor("output_layer", model.vocab_size * model.hidden_size, "tp"))
+    if model.tie_word_embeddings:
+        return norm
+    return (*norm, Tensor("output_layer", model.vocab_size * model.hidden_size, "tp"))
 
 
 def parameter_count(model: Model) -> int:
@@ -167,7 +173,7 @@ def parameter_count(model: Model) -> int:
 
 
 def active_parameter_count(model: Model) -> int:
-    """Parameters that one token passes through: of the routed experts only the chosen ones, the embedding not at all."""
+    """Parameters that one token passes through: of the experts only the chosen ones, the embedding not at all."""
     inactive = sum(tensor.elements for tensor in embedding_tensors(model))
     for layer in model.layers:
         if isinstance(layer.ffn, Moe):
@@ -181,8 +187,6 @@ def active_parameter_count(model: Model) -> int:
 def _cut(tensor: Tensor, tp: int, ep: int, etp: int) -> int:
     if tensor.split == "tp":
         return tensor.elements // tp
-    if tensor.split == "kv":
-        return tensor.elements // min(tp, tensor.kv_heads)
     if tensor.split == "expert":
         return tensor.elements // (ep * etp)
     if tensor.split == "expert_replicated":
@@ -204,6 +208,6 @@ def layer_parameters(model: Model, layer: Layer, tp: int, ep: int, etp: int) -> 
 
 
 def padded_vocab_size(model: Model, tp: int, multiple: int) -> int:
-    """Rows of the embedding after padding to a multiple of `multiple` * tp (Megatron's make_vocab_size_divisible_by)."""
+    """Rows of the embedding, padded to a multiple of `multiple` * tp (Megatron's make_vocab_size_divisible_by)."""
     unit = multiple * tp
     return -(-model.vocab_size // unit) * unit

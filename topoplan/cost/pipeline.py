@@ -10,26 +10,40 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 
-@lru_cache(maxsize=1 << 16)
-def in_flight(pp: int, vpp: int, rank: int, microbatches: int) -> tuple[int, ...]:
-    """Micro batches of each model chunk whose activations a pipeline rank holds at its fullest.
+def most_in_flight(pp: int, vpp: int, rank: int, microbatches: int) -> int:
+    """Forwards whose activations a pipeline rank holds at its fullest, all its model chunks together.
 
     1F1B: the warm-up forwards and one more, min(M, pp - rank). Interleaved: (pp - rank - 1) * 2 + (vpp - 1) * pp
-    warm-up forwards, dealt to the chunks pp at a time, and one more.
+    warm-up forwards and one more.
     """
+    warmup = pp - rank - 1 if vpp == 1 else (pp - rank - 1) * 2 + (vpp - 1) * pp
+    return min(microbatches * vpp, warmup + 1)
+
+
+@lru_cache(maxsize=1 << 14)
+def in_flight(pp: int, vpp: int, rank: int, microbatches: int) -> tuple[tuple[int, ...], ...]:
+    """Micro batches of each model chunk that a pipeline rank holds, at all moments that no other one exceeds.
+
+    All of them hold `most_in_flight` forwards. With interleaving there are several: while forwards and backwards take
+    turns, the forwards move on to the next chunk and the backwards to the one before.
+    """
+    most = most_in_flight(pp, vpp, rank, microbatches)
     if vpp == 1:
-        return (min(microbatches, pp - rank),)
-    alive = min(microbatches * vpp, (pp - rank - 1) * 2 + (vpp - 1) * pp + 1)
-    counts = [0] * vpp
-    group_start = 0
-    while alive > 0:
-        group = min(pp, microbatches - group_start)
-        for chunk in range(vpp):
-            taken = min(group, alive)
-            counts[chunk] += taken
-            alive -= taken
-        group_start += group
-    return tuple(counts)
+        return ((most,),)
+    # The schedule repeats itself every pp micro batches; four rounds hold every moment of it.
+    rounds = min(microbatches, 4 * pp)
+    table = [
+        chunk for start in range(0, rounds, pp) for chunk in range(vpp) for _ in range(start, min(start + pp, rounds))
+    ]
+    held = [0] * vpp
+    for chunk in table[:most]:
+        held[chunk] += 1
+    moments = {tuple(held)}
+    for backward, forward in enumerate(table[most:]):
+        held[vpp - 1 - table[backward]] -= 1
+        held[forward] += 1
+        moments.add(tuple(held))
+    return tuple(sorted(moments))
 
 
 def schedule_s(forward_s: Sequence[float], backward_s: Sequence[float], vpp: int, microbatches: int) -> float:

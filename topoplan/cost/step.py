@@ -15,7 +15,7 @@ from topoplan.cost.params import padded_vocab_size
 from topoplan.cost.pipeline import schedule_s
 from topoplan.cost.profile import Profile
 from topoplan.cost.shard import Shard, shard_of
-from topoplan.cost.vision import patches_per_microbatch
+from topoplan.cost.vision import patches_per_image, patches_per_microbatch
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.placement import Group, group
 from topoplan.layout.stages import Chunk, split_stages
@@ -55,6 +55,7 @@ class _StageTime:
 
     @property
     def total_s(self) -> float:
+        """Forward, backward and what backward repeats."""
         return self.forward_s + self.backward_s
 
 
@@ -76,6 +77,11 @@ def _chunk_time(
     return tuple(forward), tuple(backward), repeated
 
 
+def _unquantised(precision: str) -> str:
+    """Precision of what stays out of fp8: the output layer and the vision tower."""
+    return "fp16" if precision == "fp16" else "bf16"
+
+
 @lru_cache(maxsize=1 << 12)
 def _head_s(
     model: Model, shard: Shard, cluster: Cluster, profile: Profile, vocabulary: int, *, fused: bool
@@ -83,47 +89,65 @@ def _head_s(
     """(forward, backward) seconds of final norm, output layer and loss for one micro batch."""
     gpu, hidden = cluster.gpu, model.hidden_size
     rows, columns = shard.tokens, vocabulary / shard.tp
-    # The output layer stays in bf16 whatever the precision of the layers.
-    forward = gemm_s(rows, columns, hidden, gpu, profile, "bf16")
-    backward = gemm_s(rows, hidden, columns, gpu, profile, "bf16") + gemm_s(columns, hidden, rows, gpu, profile, "bf16")
+    precision = _unquantised(shard.precision)
+    forward = gemm_s(rows, columns, hidden, gpu, profile, precision)
+    wgrad = gemm_s(columns, hidden, rows, gpu, profile, precision)
+    gradients = gemm_s(rows, hidden, columns, gpu, profile, precision) + wgrad
+    backward = gradients
     # Bytes a logit (`core/tensor_parallel/cross_entropy.py`): copy to fp32, maximum, subtraction, exponential, sum and
     # division, each a pass; backward scales and casts. The fused kernel reads twice and writes the gradient.
     forward += elementwise_s((6 if fused else 6 + 4 + 8 + 8 + 4 + 8) * rows * columns, gpu, profile, kernels=8)
     backward += elementwise_s((4 if fused else 8 + 6) * rows * columns, gpu, profile, kernels=3)
     if shard.tp > 1:
-        whole = BF16 * shard.tokens * hidden
-        one = all_gather_s(Group(shard.tp, 1), whole, cluster, profile)
-        forward += one if shard.sequence_parallel else 0.0
-        backward += one
+        # As around any column-parallel layer (`compute.py::_Builder.tensor_parallel`).
+        tensor_group, whole = Group(shard.tp, 1), BF16 * shard.tokens * hidden
+        if shard.sequence_parallel:
+            gather = all_gather_s(tensor_group, whole, cluster, profile)
+            forward += gather
+            backward += 2 * gather - min(2 * gather, gradients) * profile.tp_overlap
+        else:
+            reduce = all_reduce_s(tensor_group, whole, cluster, profile)
+            backward += reduce - min(reduce, wgrad) * profile.tp_overlap
     return forward, backward
 
 
-def _embedding_s(model: Model, shard: Shard, cluster: Cluster, profile: Profile, vocabulary: int) -> tuple[float, float]:
-    """(forward, backward) seconds of the embedding: a lookup, and a dense gradient added to the fp32 buffer."""
+def _embedding_s(
+    model: Model, shard: Shard, cluster: Cluster, profile: Profile, vocabulary: int
+) -> tuple[float, float]:
+    """(forward, backward) seconds of the embedding: a lookup, and a dense gradient added to the fp32 buffer.
+
+    Each rank looks up its part of the vocabulary; the parts are reduced (`VocabParallelEmbedding`), scattered over the
+    sequence with sequence parallelism, whose gradient is then gathered.
+    """
     rows = BF16 * shard.tokens * model.hidden_size
     forward = elementwise_s(3 * rows, cluster.gpu, profile, kernels=3)
     table = vocabulary / shard.tp * model.hidden_size
     backward = elementwise_s(rows + (BF16 + BF16 + 2 * FP32) * table, cluster.gpu, profile, kernels=3)
-    return forward, backward
+    if shard.sequence_parallel:
+        gather = all_gather_s(Group(shard.tp, 1), rows, cluster, profile)
+        return forward + gather, backward + gather
+    return forward + all_reduce_s(Group(shard.tp, 1), rows, cluster, profile), backward
 
 
-def _vision_s(tower: VisionTower, patches: int, job: Job, cluster: Cluster, profile: Profile, *, recompute: bool) -> tuple[float, float]:
+def _vision_s(
+    tower: VisionTower, patches: int, job: Job, cluster: Cluster, profile: Profile, *, recompute: bool
+) -> tuple[float, float]:
     """(forward, backward) seconds of the vision tower on one rank; it is not split by TP."""
-    gpu, hidden = cluster.gpu, tower.hidden_size
+    gpu, hidden, precision = cluster.gpu, tower.hidden_size, _unquantised(job.precision)
     first = tower.intermediate_size * (2 if tower.gated else 1)
     block = (
-        gemm_s(patches, 3 * hidden, hidden, gpu, profile, "bf16")
-        + gemm_s(patches, hidden, hidden, gpu, profile, "bf16")
-        + gemm_s(patches, first, hidden, gpu, profile, "bf16")
-        + gemm_s(patches, hidden, tower.intermediate_size, gpu, profile, "bf16")
+        gemm_s(patches, 3 * hidden, hidden, gpu, profile, precision)
+        + gemm_s(patches, hidden, hidden, gpu, profile, precision)
+        + gemm_s(patches, first, hidden, gpu, profile, precision)
+        + gemm_s(patches, hidden, tower.intermediate_size, gpu, profile, precision)
     )
     # Every image attends to itself alone.
-    per_image = patches / max(1.0, job.images_per_sequence)
+    per_image = min(patches, patches_per_image(tower, job.image_max_pixels))
     scores = 4.0 * patches * per_image * hidden / (gpu.fp16_flops * profile.attention_forward_efficiency)
     moved = BF16 * patches * (16 * hidden + 4 * first)
     forward = tower.layers * (block + scores + elementwise_s(moved, gpu, profile, kernels=14))
-    trained = not (job.freeze_vision_tower and job.freeze_multi_modal_projector)
-    backward = forward * ((2.0 + recompute) if trained else 0.0)
+    # Nothing in front of a frozen tower is trained, so it has no backward, whatever becomes of its projector.
+    backward = 0.0 if job.freeze_vision_tower else forward * (2.0 + recompute)
     return forward, backward
 
 
@@ -159,7 +183,14 @@ def _stage_time(
 
 
 def _data_parallel_s(
-    model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile, stage: _StageTime, rank: int
+    model: Model,
+    job: Job,
+    layout: Layout,
+    traits: Traits,
+    cluster: Cluster,
+    profile: Profile,
+    stage: _StageTime,
+    rank: int,
 ) -> float:
     """Seconds of gradient reduction and weight gathering that backward and forward of one micro batch do not hide."""
     parameters = stage_parameters(model, job, layout, traits, rank)
@@ -179,7 +210,24 @@ def _data_parallel_s(
     layers = max(1, sum(chunk.num_layers for chunk in chunks))
     exposed = max(reduce - stage.backward_s, reduce / layers) if layout.overlap_grad_reduce else reduce
     hidden_gather = layout.overlap_param_gather and layout.overlap_grad_reduce
-    return exposed + (max(gather - stage.forward_s, gather / layers) if hidden_gather else gather)
+    exposed += max(gather - stage.forward_s, gather / layers) if hidden_gather else gather
+    return exposed + _tied_embedding_s(model, job, layout, traits, cluster, profile)
+
+
+def _tied_embedding_s(
+    model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile
+) -> float:
+    """Seconds in which the first and the last stage add up the gradients of their two copies of a tied embedding.
+
+    The whole gradient buffer of the weight, after everything else
+    (`core/distributed/finalize_model_grads.py::_allreduce_word_embedding_grads`).
+    """
+    if not model.tie_word_embeddings or layout.pp == 1 or job.freeze_language_model:
+        return 0.0
+    elements = padded_vocab_size(model, layout.tp, traits.vocab_multiple) // layout.tp * model.hidden_size
+    gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
+    ends = Group(2, (layout.pp - 1) * group(layout, "pp").stride)
+    return all_reduce_s(ends, gradient * elements, cluster, profile)
 
 
 def _optimizer_s(
@@ -215,9 +263,7 @@ def predict_time(
     (`topoplan.cost.memory.distinct_ranks`).
     """
     shard = shard_of(layout, job)
-    stages = [
-        _stage_time(model, job, layout, traits, cluster, profile, shard, rank) for rank, _ in ranks
-    ]
+    stages = [_stage_time(model, job, layout, traits, cluster, profile, shard, rank) for rank, _ in ranks]
     slowest = max(range(len(stages)), key=lambda index: stages[index].total_s)
     worst, rank = stages[slowest], ranks[slowest][0]
     microbatches = layout.gradient_accumulation_steps
@@ -225,14 +271,14 @@ def predict_time(
     backward = [stage.backward_s for stage, (_, count) in zip(stages, ranks, strict=True) for _ in range(count)]
     total = schedule_s(forward, backward, layout.vpp, microbatches)
 
-    parts = {name: microbatches * seconds for name, seconds in zip(PARTS, worst.parts, strict=True)}
+    parts: dict[str, float] = {name: microbatches * seconds for name, seconds in zip(PARTS, worst.parts, strict=True)}
     parts["recompute"] = microbatches * worst.recompute_s
     parts["ends"] = microbatches * worst.ends_s
     parts["pp_bubble"] = total - microbatches * worst.total_s
     parts["pp_comm"] = 0.0
     if layout.pp > 1:
         sent = BF16 * shard.local_tokens * model.hidden_size
-        one = point_to_point_s(group(layout, "pp").stride, sent, cluster, profile)
+        one = point_to_point_s(group(layout, "pp"), sent, cluster, profile)
         transfers = 2 * layout.vpp * microbatches
         if layout.vpp == 1:
             # 1F1B waits for its neighbour twice a micro batch.

@@ -11,8 +11,9 @@ from typing import Any
 import topoplan
 from topoplan.emit.templating import code_span, render
 from topoplan.emit.torchrun import local_dataset_dir, master_address, master_port, node_script, script_name
+from topoplan.emit.trainer_facts import is_hub_id, training_steps
 from topoplan.emit.trainer_keys import trainer_versions
-from topoplan.emit.trainer_yaml import DATASET_TO_FILL_IN, TrainerFile, is_hub_id, trainer_file, training_steps
+from topoplan.emit.trainer_yaml import DATASET_TO_FILL_IN, TrainerFile, trainer_file
 from topoplan.errors import SpecError
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, spec_to_dict

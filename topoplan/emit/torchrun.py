@@ -14,7 +14,8 @@ from typing import Any
 import topoplan
 from topoplan.emit.nccl import node_environment
 from topoplan.emit.templating import render
-from topoplan.emit.trainer_yaml import DATASET_TO_FILL_IN, TrainerFile, is_hub_id
+from topoplan.emit.trainer_facts import is_hub_id
+from topoplan.emit.trainer_yaml import DATASET_TO_FILL_IN, TrainerFile
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec

@@ -6,15 +6,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from topoplan.layout.forms import recompute_from_value
+from topoplan.errors import LayoutError
+from topoplan.layout.forms import recompute_from_value, with_overlap
 from topoplan.layout.layout import Layout, Recompute
-from topoplan.layout.rules import SHAPE_RULES, STEP_RULES, Rule, broken_rule, facts_of, tensor_parallel_domain
-from topoplan.layout.stages import balanced_pipeline_layout
+from topoplan.layout.rules import (
+    GRID_RULES,
+    MODE_RULES,
+    SEARCH_RULES,
+    SPLIT_RULES,
+    STEP_RULES,
+    Rule,
+    broken_rule,
+    facts_of,
+    tensor_parallel_domain,
+)
+from topoplan.layout.stages import balanced_pipeline_layout, vpp_of
 from topoplan.specs.model import LatentAttention
 from topoplan.specs.spec import Spec
 
 MIN_TOKENS_PER_CP_RANK = 1024
-"""Below this a context-parallel rank's attention is shorter than the messages that feed it; not searched unless pinned."""
+"""Below this a context-parallel rank's attention takes less time than its messages. Not searched unless pinned."""
 MAX_MICRO_BATCH_SIZE = 32
 """Sequences; a larger micro batch only makes the pipeline's bubble larger. Not searched unless pinned."""
 
@@ -60,77 +71,76 @@ class _Choices:
         return [self.pin[key]] if key in self.pin else values
 
 
+SWITCHES = (
+    "distributed_optimizer",
+    "optimizer_offload_fraction",
+    "grad_reduce_in_fp32",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "cross_entropy_fusion",
+    "precision_aware_optimizer",
+)
+"""Keys that a search leaves at their usual value unless they are pinned."""
+
+
 def shapes(spec: Spec, backend: str = "mca") -> Iterator[tuple[Layout, tuple[Rule, str] | None]]:
     """Every combination of degrees, with the rule it breaks, if any. Micro batch and recompute are at their simplest.
 
     Degrees run over the divisors of the world; tp goes one step beyond the domain, so that the rule shows.
     """
-    world, model = spec.cluster.world_size, spec.model
-    facts = facts_of(model)
-    choices = _Choices(dict(spec.job.pin))
-    domain = tensor_parallel_domain(spec)
+    world, pin = spec.cluster.world_size, spec.job.pin
+    facts = facts_of(spec.model)
+    choices = _Choices(dict(pin))
     longest_cp = max(1, spec.job.seq_len // MIN_TOKENS_PER_CP_RANK)
-    fixed = {
-        key: spec.job.pin[key]
-        for key in (
-            "distributed_optimizer",
-            "optimizer_offload_fraction",
-            "grad_reduce_in_fp32",
-            "overlap_grad_reduce",
-            "overlap_param_gather",
-            "cross_entropy_fusion",
-            "precision_aware_optimizer",
-        )
-        if key in spec.job.pin
-    }
-    for tp in choices.of("tp", [n for n in _divisors(world, 2 * domain)]):
-        for pp in choices.of("pp", _divisors(max(1, world // tp), model.num_layers)):
+    switches = with_overlap({key: pin[key] for key in SWITCHES if key in pin})
+    for tp in choices.of("tp", _divisors(world, 2 * tensor_parallel_domain(spec))):
+        for pp in choices.of("pp", _divisors(max(1, world // tp), spec.model.num_layers)):
+            splits = _splits(spec, pp, choices)
             for cp in choices.of("cp", [n for n in _powers_of_two(longest_cp) if (world // (tp * pp)) % n == 0]):
-                if world < tp * pp * cp or ("dp" in choices.pin and choices.pin["dp"] * tp * pp * cp != world):
+                if world < tp * pp * cp or pin.get("dp", world // (tp * pp * cp)) * tp * pp * cp != world:
                     continue
                 dp = world // (tp * pp * cp)
-                base = Layout(
-                    backend=backend, tp=tp, pp=pp, cp=cp, dp=dp, gradient_accumulation_steps=1, **fixed
-                )
-                early = broken_rule(spec, replace(base, etp=1), SHAPE_RULES[:6])
-                if early:
-                    yield base, early
+                base = Layout(backend=backend, tp=tp, pp=pp, cp=cp, dp=dp, gradient_accumulation_steps=1, **switches)
+                if broken := broken_rule(spec, base, SPLIT_RULES):
+                    yield base, broken
                     continue
                 stage = tp * cp * dp
-                eps = [n for n in _divisors(max(facts.experts), stage)] if facts.is_moe else [1]
-                for ep in choices.of("ep", [n for n in eps if stage % n == 0]):
+                eps = [n for n in _divisors(max(facts.experts), stage) if stage % n == 0] if facts.is_moe else [1]
+                for ep in choices.of("ep", eps):
                     for etp in choices.of("etp", sorted({1, tp}) if facts.is_moe else [1]):
-                        for vpp, pipeline_layout in _splits(spec, pp, choices):
-                            layout = replace(
-                                base, ep=ep, etp=etp, vpp=vpp, pipeline_layout=pipeline_layout
-                            )
-                            yield layout, broken_rule(spec, layout, SHAPE_RULES)
+                        for vpp, pipeline_layout in splits:
+                            layout = replace(base, ep=ep, etp=etp, vpp=vpp, pipeline_layout=pipeline_layout)
+                            yield layout, broken_rule(spec, layout, _REST)
+
+
+_REST = GRID_RULES + SEARCH_RULES
 
 
 def _splits(spec: Spec, pp: int, choices: _Choices) -> list[tuple[int, str | None]]:
     """(vpp, pipeline layout) pairs: even splits, or a balanced uneven one where the layers do not divide."""
     layers = spec.model.num_layers
-    if "pipeline_layout" in choices.pin:
-        return [(choices.pin.get("vpp", 1), choices.pin["pipeline_layout"])]
-    if pp == 1:
-        return [(n, None) for n in choices.of("vpp", [1])]
-    if layers % pp:
-        return [(n, balanced_pipeline_layout(layers, pp, n)) for n in choices.of("vpp", [1])]
-    return [(n, None) for n in choices.of("vpp", _divisors(layers // pp, layers))]
+    if text := choices.pin.get("pipeline_layout"):
+        try:
+            return [(n, text) for n in choices.of("vpp", [vpp_of(text, pp)])]
+        except LayoutError:
+            return [(choices.pin.get("vpp", 1), text)]  # the rule says what is wrong with it
+    usual = [1] if pp == 1 or layers % pp else _divisors(layers // pp, layers)
+    return [
+        (n, balanced_pipeline_layout(layers, pp, n) if layers % (pp * n) else None) for n in choices.of("vpp", usual)
+    ]
 
 
 def steps(spec: Spec, shape: Layout) -> Iterator[tuple[Layout, tuple[Rule, str] | None]]:
     """Every micro batch, sequence-parallel switch and recompute mode of a legal shape."""
-    choices = _Choices(dict(spec.job.pin))
-    batch = spec.job.global_batch_size
-    if batch % shape.dp and "micro_batch_size" not in choices.pin:
+    pin, batch = spec.job.pin, spec.job.global_batch_size
+    choices = _Choices(dict(pin))
+    if batch % shape.dp and "micro_batch_size" not in pin:
         yield shape, broken_rule(spec, shape, STEP_RULES)
         return
-    modes = [recompute_from_value(choices.pin["recompute"])] if "recompute" in choices.pin else recompute_modes(spec)
-    micro_batches = _divisors(max(1, batch // shape.dp), MAX_MICRO_BATCH_SIZE)
-    for micro_batch in choices.of("micro_batch_size", micro_batches):
+    modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else recompute_modes(spec)
+    for micro_batch in choices.of("micro_batch_size", _divisors(max(1, batch // shape.dp), MAX_MICRO_BATCH_SIZE)):
         accumulation = max(1, batch // (micro_batch * shape.dp))
-        if choices.pin.get("gradient_accumulation_steps", accumulation) != accumulation:
+        if pin.get("gradient_accumulation_steps", accumulation) != accumulation:
             continue
         for sequence_parallel in choices.of("sequence_parallel", [True, False] if shape.tp > 1 else [False]):
             layout = replace(
@@ -139,9 +149,9 @@ def steps(spec: Spec, shape: Layout) -> Iterator[tuple[Layout, tuple[Rule, str] 
                 gradient_accumulation_steps=accumulation,
                 sequence_parallel=sequence_parallel,
             )
-            broken = broken_rule(spec, layout, STEP_RULES)
-            if broken:
+            if broken := broken_rule(spec, layout, STEP_RULES):
                 yield layout, broken
                 continue
             for mode in modes:
-                yield (layout if mode == layout.recompute else replace(layout, recompute=mode)), None
+                candidate = layout if mode == layout.recompute else replace(layout, recompute=mode)
+                yield candidate, broken_rule(spec, candidate, MODE_RULES)

@@ -49,6 +49,7 @@ class Layout:
 
     @property
     def world_size(self) -> int:
+        """GPUs that the degrees multiply to."""
         return self.tp * self.pp * self.cp * self.dp
 
     @property
@@ -72,7 +73,7 @@ class Layout:
         """Short, stable name; keys at their usual value are left out."""
         parts = [f"tp{self.tp}", f"pp{self.pp}"]
         parts += [f"{key}{value}" for key, value in (("vpp", self.vpp), ("cp", self.cp), ("ep", self.ep)) if value > 1]
-        if self.ep > 1 and self.etp > 1:
+        if self.etp > 1:
             parts.append(f"etp{self.etp}")
         parts += [f"dp{self.dp}", f"mbs{self.micro_batch_size}"]
         if self.tp > 1 and not self.sequence_parallel:

@@ -7,6 +7,8 @@ ranks. Experts have a grid of their own, etp-ep-edp-pp. Source: megatron-core 0.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -75,14 +77,12 @@ def span(shape: Group, domain_size: int) -> Span:
     if domain_size % shape.stride == 0 and block % domain_size == 0:
         members = domain_size // shape.stride
         return Span(shape.size // members, members, members)
-    # Sizes that do not divide each other: walk the groups until their position in the domain repeats.
+    # Sizes that do not divide each other: walk the groups until their position in the domain repeats. The world is a
+    # multiple of both, so each of these positions occurs in it.
     worst = Span(1, shape.size, shape.size)
-    for start in range(0, block * domain_size, block):
-        for offset in {0, shape.stride - 1}:
-            counts: dict[int, int] = {}
-            for rank in shape.ranks(start + offset):
-                counts[rank // domain_size] = counts.get(rank // domain_size, 0) + 1
-            here = Span(len(counts), min(counts.values()), max(counts.values()))
-            if (here.domains, -here.members) > (worst.domains, -worst.members):
-                worst = here
+    for first in first_ranks(shape, math.lcm(block, domain_size)):
+        by_domain = Counter(rank // domain_size for rank in shape.ranks(first)).values()
+        here = Span(len(by_domain), min(by_domain), max(by_domain))
+        if (here.domains, -here.members) > (worst.domains, -worst.members):
+            worst = here
     return worst

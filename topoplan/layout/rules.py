@@ -1,10 +1,12 @@
 """What makes a layout illegal. Each rule has a name, a source and, when it fails, its equation with the numbers in it.
 
-MLM is megatron-core 0.16 (`megatron/core/`), MCA is mcore_adapter 0.10 (`mcore_adapter/`).
+MLM is megatron-core 0.16 (`megatron/core/`), MCA is mcore_adapter 0.10 (`mcore_adapter/`), LF is LLaMA-Factory 0.9.5
+(`llamafactory/`), TE is Transformer Engine (`transformer_engine/`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,11 +14,11 @@ from functools import lru_cache
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
 from topoplan.layout.stages import split_stages
-from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Mlp, Model, Moe
+from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Mlp, Model
 from topoplan.specs.spec import Spec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """The divisors that a model offers, gathered once."""
 
@@ -26,9 +28,15 @@ class Facts:
     expert_widths: tuple[int, ...]
     experts: tuple[int, ...]
     linear_attention: bool
+    latent_attention: bool
+    grouped: tuple[Attention, ...]
+    """The distinct softmax attentions."""
+    split_widths: tuple[tuple[str, int], ...]
+    """Sides of matrices that tp splits, by name; the experts' are in `expert_widths`."""
 
     @property
     def is_moe(self) -> bool:
+        """Whether some layer has experts."""
         return bool(self.experts)
 
 
@@ -40,25 +48,58 @@ def facts_of(model: Model) -> Facts:
     mlp: set[int] = set()
     expert: set[int] = set()
     experts: set[int] = set()
-    linear = False
+    linear = latent = False
+    # Dictionaries as sets that keep their order.
+    grouped: dict[Attention, None] = {}
+    widths: dict[tuple[str, int], None] = {}
     for layer in {id(layer): layer for layer in model.layers}.values():
-        if isinstance(layer.attention, LinearAttention):
+        attention, ffn = layer.attention, layer.ffn
+        if isinstance(attention, LinearAttention):
             linear = True
-            heads |= {layer.attention.key_heads, layer.attention.value_heads}
-        elif isinstance(layer.attention, LatentAttention):
-            heads.add(layer.attention.heads)
-        elif isinstance(layer.attention, Attention):
-            heads.add(layer.attention.heads)
-            kv_heads.add(layer.attention.kv_heads)
-        if isinstance(layer.ffn, Mlp):
-            mlp.add(layer.ffn.intermediate_size)
-        elif isinstance(layer.ffn, Moe):
-            experts.add(layer.ffn.experts)
-            expert.add(layer.ffn.intermediate_size)
-            if layer.ffn.shared_intermediate_size:
-                mlp.add(layer.ffn.shared_intermediate_size)
-    as_tuple = (tuple(sorted(values)) for values in (heads, kv_heads, mlp, expert, experts))
-    return Facts(*as_tuple, linear_attention=linear)
+            heads |= {attention.key_heads, attention.value_heads}
+            keys, values = (
+                attention.key_heads * attention.key_head_dim,
+                attention.value_heads * attention.value_head_dim,
+            )
+            widths["linear attention projection", 2 * (keys + values + attention.value_heads)] = None
+            widths["linear attention width", values] = None
+        elif isinstance(attention, LatentAttention):
+            latent = True
+            heads.add(attention.heads)
+            nope, rope = attention.qk_nope_head_dim, attention.qk_rope_head_dim
+            for dim in (nope + rope, nope + attention.v_head_dim, attention.v_head_dim):
+                widths["latent attention width", attention.heads * dim] = None
+        else:
+            heads.add(attention.heads)
+            kv_heads.add(attention.kv_heads)
+            grouped[attention] = None
+            widths["attention width", attention.heads * attention.head_dim] = None
+            widths["QKV width", _qkv_width(attention)] = None
+        if isinstance(ffn, Mlp):
+            mlp.add(ffn.intermediate_size)
+        else:
+            experts.add(ffn.experts)
+            expert.add(ffn.intermediate_size)
+            if ffn.shared_intermediate_size:
+                mlp.add(ffn.shared_intermediate_size)
+    widths |= {("MLP width", width): None for width in sorted(mlp)}
+    return Facts(
+        heads=tuple(sorted(heads)),
+        kv_heads=tuple(sorted(kv_heads)),
+        mlp_widths=tuple(sorted(mlp)),
+        expert_widths=tuple(sorted(expert)),
+        experts=tuple(sorted(experts)),
+        linear_attention=linear,
+        latent_attention=latent,
+        grouped=tuple(grouped),
+        split_widths=tuple(widths),
+    )
+
+
+def _qkv_width(attention: Attention) -> int:
+    """Rows of the one matrix of queries, gate, keys and values."""
+    query_heads = attention.heads * (2 if attention.output_gate else 1)
+    return (query_heads + 2 * attention.kv_heads) * attention.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,40 +123,66 @@ def _remainder(what: str, value: int, by: str, divisor: int) -> str | None:
     return f"{what} {value} % {by} {divisor} = {value % divisor}" if value % divisor else None
 
 
+def _first_remainder(what: str, values: tuple[int, ...], by: str, divisor: int) -> str | None:
+    for value in values:
+        if value % divisor:
+            return _remainder(what, value, by, divisor)
+    return None
+
+
+def _fits_domain(spec: Spec, words: str, ranks: int) -> str | None:
+    """Consecutive groups of `ranks` GPUs, each inside one domain. `words` say what `ranks` is made of."""
+    domain = tensor_parallel_domain(spec)
+    kind = "NVLink domain" if spec.cluster.nvlink_bytes_per_s else "node"
+    if ranks > domain:
+        return f"{words} > {kind} of {domain} GPUs"
+    if spec.cluster.world_size > domain and domain % ranks:
+        return f"{domain} GPUs of a {kind} % ({words}) = {domain % ranks}"
+    return None
+
+
+# Tensor, pipeline and context parallel -------------------------------------------------------------------------------
+
+
 def _world(spec: Spec, layout: Layout) -> str | None:
     product = layout.tp * layout.pp * layout.cp
     world = spec.cluster.world_size
     if world % product:
         return f"world size {world} % (tp {layout.tp} * pp {layout.pp} * cp {layout.cp}) = {world % product}"
+    if product * layout.dp != world:
+        return (
+            f"tp {layout.tp} * pp {layout.pp} * cp {layout.cp} * dp {layout.dp} = {product * layout.dp}"
+            f" != world size {world}"
+        )
     return None
 
 
 def _tp_domain(spec: Spec, layout: Layout) -> str | None:
-    domain = tensor_parallel_domain(spec)
-    kind = "NVLink domain" if spec.cluster.nvlink_bytes_per_s else "node"
-    if layout.tp > domain:
-        return f"tp {layout.tp} > {kind} of {domain} GPUs"
-    if spec.cluster.world_size > domain:
-        return _remainder(f"GPUs a {kind}", domain, "tp", layout.tp)
-    return None
+    return _fits_domain(spec, f"tp {layout.tp}", layout.tp)
 
 
 def _heads(spec: Spec, layout: Layout) -> str | None:
-    return next(filter(None, (_remainder("heads", n, "tp", layout.tp) for n in facts_of(spec.model).heads)), None)
+    return _first_remainder("heads", facts_of(spec.model).heads, "tp", layout.tp)
 
 
 def _kv_heads(spec: Spec, layout: Layout) -> str | None:
-    for n in facts_of(spec.model).kv_heads:
-        if n % layout.tp and layout.tp % n:
-            return f"KV heads {n} % tp {layout.tp} = {n % layout.tp}, tp {layout.tp} % KV heads {n} = {layout.tp % n}"
+    tp = layout.tp
+    for attention in facts_of(spec.model).grouped:
+        kv_heads = attention.kv_heads
+        if kv_heads % tp == 0:
+            continue
+        if tp % kv_heads:
+            return f"KV heads {kv_heads} % tp {tp} = {kv_heads % tp}, tp {tp} % KV heads {kv_heads} = {tp % kv_heads}"
+        # Fewer KV heads than ranks: the one QKV matrix is cut all the same, and gathered again.
+        if attention.output_gate:
+            return f"tp {tp} > KV heads {kv_heads} with an output gate"
+        if equation := _remainder("QKV width", _qkv_width(attention), "tp", tp):
+            return equation
     return None
 
 
 def _widths(spec: Spec, layout: Layout) -> str | None:
-    facts = facts_of(spec.model)
-    mlp = (_remainder("MLP width", n, "tp", layout.tp) for n in facts.mlp_widths)
-    experts = (_remainder("expert width", n, "etp", layout.etp) for n in facts.expert_widths)
-    return next(filter(None, (*mlp, *experts)), None)
+    return _first_remainder("MLP width", facts_of(spec.model).mlp_widths, "tp", layout.tp)
 
 
 def _vocabulary(spec: Spec, layout: Layout) -> str | None:
@@ -124,23 +191,51 @@ def _vocabulary(spec: Spec, layout: Layout) -> str | None:
     return _remainder("vocabulary", spec.model.vocab_size, "tp", layout.tp)
 
 
-def _sequence_parallel(spec: Spec, layout: Layout) -> str | None:
-    if layout.sequence_parallel and layout.tp == 1:
-        return "sequence_parallel with tp 1"
-    if not layout.sequence_parallel and layout.tp > 1 and facts_of(spec.model).is_moe:
-        return f"a mixture of experts with tp {layout.tp} and no sequence_parallel"
-    return None
-
-
-def _sequence_length(spec: Spec, layout: Layout) -> str | None:
-    pieces = (2 * layout.cp if layout.cp > 1 else 1) * (layout.tp if layout.sequence_parallel else 1)
-    return _remainder("seq_len", spec.job.seq_len, "(2 * cp) * tp" if layout.cp > 1 else "tp", pieces)
-
-
 def _context_parallel(spec: Spec, layout: Layout) -> str | None:
-    if layout.cp > 1 and facts_of(spec.model).linear_attention:
+    if layout.cp == 1:
+        return None
+    if facts_of(spec.model).linear_attention:
         return f"cp {layout.cp} with linear attention layers"
+    if layout.backend == "mca" and spec.model.vision is not None:
+        return f"cp {layout.cp} with images: the trainer cuts every tensor of a batch at its second dimension"
+    if spec.cluster.gpu.architecture == "volta":
+        return f"cp {layout.cp} without Transformer Engine, which Volta lacks"
     return None
+
+
+# Switches ------------------------------------------------------------------------------------------------------------
+
+
+def _overlap(spec: Spec, layout: Layout) -> str | None:
+    if not layout.overlap_param_gather:
+        return None
+    if not layout.distributed_optimizer:
+        return "overlap_param_gather without distributed_optimizer"
+    if not layout.overlap_grad_reduce:
+        return "overlap_param_gather without overlap_grad_reduce"
+    return None
+
+
+def _adapter(spec: Spec, layout: Layout) -> str | None:
+    """What mcore_adapter has no key for, or overrides."""
+    if layout.backend != "mca":
+        return None
+    if layout.precision_aware_optimizer:
+        return "precision_aware_optimizer, which the adapter does not pass on"
+    if not layout.grad_reduce_in_fp32 and spec.job.precision != "fp16":
+        return f"grad_reduce_in_fp32 false with precision {spec.job.precision}: the adapter switches it on"
+    if layout.cross_entropy_fusion and layout.tp > 1:
+        return f"cross_entropy_fusion with tp {layout.tp}: the adapter fuses it with tp 1 alone"
+    return None
+
+
+def _precision_aware(spec: Spec, layout: Layout) -> str | None:
+    if layout.precision_aware_optimizer and not layout.distributed_optimizer:
+        return "precision_aware_optimizer without distributed_optimizer"
+    return None
+
+
+# Experts -------------------------------------------------------------------------------------------------------------
 
 
 def _experts(spec: Spec, layout: Layout) -> str | None:
@@ -149,7 +244,7 @@ def _experts(spec: Spec, layout: Layout) -> str | None:
         if layout.ep > 1 or layout.etp > 1:
             return f"ep {layout.ep}, etp {layout.etp} on a model without experts"
         return None
-    return next(filter(None, (_remainder("experts", n, "ep", layout.ep) for n in facts.experts)), None)
+    return _first_remainder("experts", facts.experts, "ep", layout.ep)
 
 
 def _expert_grid(spec: Spec, layout: Layout) -> str | None:
@@ -161,12 +256,50 @@ def _expert_grid(spec: Spec, layout: Layout) -> str | None:
     return None
 
 
+def _expert_widths(spec: Spec, layout: Layout) -> str | None:
+    return _first_remainder("expert width", facts_of(spec.model).expert_widths, "etp", layout.etp)
+
+
 def _expert_domain(spec: Spec, layout: Layout) -> str | None:
-    asked = {"ep", "etp"} & set(spec.job.pin)
-    domain = tensor_parallel_domain(spec)
-    if layout.backend == "mca" and not asked and layout.ep > 1 and layout.ep * layout.etp > domain:
-        return f"ep {layout.ep} * etp {layout.etp} > NVLink domain of {domain} GPUs"
+    if layout.ep == 1 or {"ep", "etp"} & set(spec.job.pin):
+        return None
+    ranks = layout.etp * layout.ep
+    return _fits_domain(
+        spec, f"etp {layout.etp} * ep {layout.ep} = {ranks}" if layout.etp > 1 else f"ep {ranks}", ranks
+    )
+
+
+# Quantized matrix multiplications ------------------------------------------------------------------------------------
+
+
+def fp8_alignment(spec: Spec, layout: Layout) -> int:
+    """What both sides of a matrix must be a multiple of in the job's precision; 1 without quantization.
+
+    MLM `fp8_utils.py::get_fp8_align_size`, `fp4_utils.py::get_fp4_align_size`; TE `pytorch/utils.py::
+    assert_dim_for_fp8_exec` and `pytorch/tensor/mxfp8_tensor.py`. On Blackwell mcore_adapter's fp8 is mxfp8.
+    """
+    precision = spec.job.precision
+    if precision in ("bf16", "fp16"):
+        return 1
+    block_scaled = layout.backend == "mca" and spec.cluster.gpu.architecture == "blackwell"
+    return 32 if precision in ("mxfp8", "nvfp4") or block_scaled else 16
+
+
+def _fp8_widths(spec: Spec, layout: Layout) -> str | None:
+    align = fp8_alignment(spec, layout)
+    if align == 1:
+        return None
+    facts, tp, etp, precision = facts_of(spec.model), layout.tp, layout.etp, spec.job.precision
+    for what, width in facts.split_widths:
+        if width // tp % align:
+            return f"{what} {width} / tp {tp} % {align} = {width // tp % align} in {precision}"
+    for width in facts.expert_widths:
+        if width // etp % align:
+            return f"expert width {width} / etp {etp} % {align} = {width // etp % align} in {precision}"
     return None
+
+
+# Stages --------------------------------------------------------------------------------------------------------------
 
 
 def _pipeline_split(spec: Spec, layout: Layout) -> str | None:
@@ -181,57 +314,168 @@ def _pipeline_split(spec: Spec, layout: Layout) -> str | None:
 
 def _vision_first_stage(spec: Spec, layout: Layout) -> str | None:
     tower = spec.model.vision
-    if tower is None or layout.pp == 1 or not tower.min_first_stage_layers:
+    if tower is None or not tower.min_first_stage_layers:
         return None
+    inputs = tower.min_first_stage_layers
     first = split_stages(spec.model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)[0][0].num_layers
-    if first < tower.min_first_stage_layers:
-        return f"{first} layers on the first stage < {tower.min_first_stage_layers} deepstack inputs of the vision tower"
+    if layout.backend == "mca" and first <= inputs:
+        return f"{first} layers on the first stage <= {inputs} deepstack inputs of the vision tower"
+    if first < inputs:
+        return f"{first} layers on the first stage < {inputs} deepstack inputs of the vision tower"
     return None
+
+
+# A step --------------------------------------------------------------------------------------------------------------
 
 
 def _batch(spec: Spec, layout: Layout) -> str | None:
     batch, product = spec.job.global_batch_size, layout.micro_batch_size * layout.dp
+    product_words = f"micro_batch_size {layout.micro_batch_size} * dp {layout.dp}"
     if batch % product:
-        micro = layout.micro_batch_size
-        return f"global_batch_size {batch} % (micro_batch_size {micro} * dp {layout.dp}) = {batch % product}"
+        return f"global_batch_size {batch} % ({product_words}) = {batch % product}"
+    if product * layout.gradient_accumulation_steps != batch:
+        return (
+            f"{product_words} * gradient_accumulation_steps {layout.gradient_accumulation_steps}"
+            f" != global_batch_size {batch}"
+        )
+    if layout.backend == "mca" and spec.job.samples is not None and spec.job.samples < product:
+        return f"samples {spec.job.samples} < {product_words} = {product}: no rank would get a full micro batch"
     return None
 
 
 def _interleaving(spec: Spec, layout: Layout) -> str | None:
+    # With microbatch_group_size_per_vp_stage at its default, pp, "0 or at least pp" leaves 0.
     steps = layout.gradient_accumulation_steps
     if layout.vpp > 1 and steps % layout.pp:
         return f"gradient_accumulation_steps {steps} % pp {layout.pp} = {steps % layout.pp} with vpp {layout.vpp}"
     return None
 
 
+def _sequence_parallel(spec: Spec, layout: Layout) -> str | None:
+    if layout.sequence_parallel and layout.tp == 1:
+        return "sequence_parallel with tp 1"
+    if not layout.sequence_parallel and layout.tp > 1 and facts_of(spec.model).is_moe:
+        return f"a mixture of experts with tp {layout.tp} and no sequence_parallel"
+    return None
+
+
+PT_PAD, SFT_PAD = 8, 64
+"""LLaMA-Factory's collators pad to a multiple of these (LF `train/mca/workflow.py`, run_pt and run_sft)."""
+
+
+def _sequence_length(spec: Spec, layout: Layout) -> str | None:
+    """Ring attention cuts a sequence into 2 * cp pieces, sequence parallel a rank's own part of it into tp."""
+    cp, tp, job = layout.cp, layout.tp, spec.job
+    parts, words = (2 * cp, f"(2 * cp {cp})") if cp > 1 else (1, "")
+    if layout.sequence_parallel:
+        words = f"lcm(2 * cp {cp}, cp {cp} * tp {tp})" if cp > 1 else f"tp {tp}"
+        parts = math.lcm(parts, cp * tp)
+    align = fp8_alignment(spec, layout)
+    if parts == 1 and align == 1:
+        return None
+    length, what = job.seq_len, "seq_len"
+    if layout.backend == "mca":
+        pad = PT_PAD if job.stage == "pt" else SFT_PAD
+        # SFT and DPO pad to seq_len under expert parallel; without packing a sequence may else be one pad long.
+        if (job.packing and job.stage != "dpo") or (layout.ep > 1 and job.stage != "pt"):
+            length = -(-job.seq_len // pad) * pad
+            what = "seq_len" if length == job.seq_len else f"seq_len {job.seq_len} padded to"
+        else:
+            length, what = pad, "sequences padded to multiples of"
+    if length % parts:
+        return f"{what} {length} % {words} = {length % parts}"
+    tokens = length // cp * layout.micro_batch_size
+    if tokens % align:
+        micro_batch = f"micro_batch_size {layout.micro_batch_size}"
+        return f"{what} {length} / cp {cp} * {micro_batch} % {align} = {tokens % align} in {job.precision}"
+    return None
+
+
+RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+"""What selective recomputation may name (MLM `transformer/transformer_config.py`)."""
+
+
+def _recompute(spec: Spec, layout: Layout) -> str | None:
+    recompute, facts = layout.recompute, facts_of(spec.model)
+    if recompute.granularity == "none":
+        return None
+    mca = layout.backend == "mca"
+    if recompute.granularity == "full":
+        deepstack = spec.model.vision is not None and spec.model.vision.min_first_stage_layers
+        if mca and deepstack and recompute.method == "uniform" and (recompute.num_layers or 1) > 1:
+            return f"recompute num_layers {recompute.num_layers} != 1 with deepstack inputs"
+        return None
+    modules = recompute.modules
+    if unknown := [module for module in modules if module not in RECOMPUTE_MODULES]:
+        return f"no module {unknown[0]!r} to recompute"
+    if "mla_up_proj" in modules and not facts.latent_attention:
+        return "recompute mla_up_proj without latent attention"
+    if "moe_act" in modules and not facts.is_moe:
+        return "recompute moe_act on a model without experts"
+    if "moe_act" in modules and mca and spec.cluster.gpu.architecture == "volta":
+        return "recompute moe_act without grouped GEMM, which Volta lacks"
+    if "moe" in modules and facts.is_moe and mca and fp8_alignment(spec, layout) == 32:
+        return "recompute moe in mxfp8"
+    return None
+
+
 _STATE = "MLM parallel_state.py::initialize_model_parallel"
 _CONFIG = "MLM transformer/transformer_config.py::__post_init__"
+_CP_SOURCE = (
+    _CONFIG + " (gated_delta_net); MCA models/model_factory.py::get_batch_on_this_cp_rank;"
+    " MLM transformer/dot_product_attention.py"
+)
+_KV_SOURCE = _CONFIG + "; transformer/attention.py::SelfAttention.get_query_key_value_tensors"
+_VISION_SOURCE = "MCA models/qwen3_vl/transformer_block.py::forward"
+_BATCH_SOURCE = "MLM num_microbatches_calculator.py; MCA trainer/trainer.py::_get_train_cyclic_iterator"
+_SEQUENCE_SOURCE = "MLM utils.py::get_batch_on_this_cp_rank, tensor_parallel/mappings.py; LF train/mca/workflow.py"
+_RECOMPUTE_SOURCE = _CONFIG + "; MCA models/qwen3_vl/transformer_block.py, training_args.py (fp8_recipe)"
 
-SHAPE_RULES = (
+SPLIT_RULES = (
     Rule("world-size", _STATE, _world, "choose degrees whose product divides the number of GPUs"),
-    Rule("tp-in-nvlink-domain", "tensor parallel moves every activation twice a layer", _tp_domain, "lower tp, raise pp"),
+    Rule(
+        "tp-in-nvlink-domain", "tensor parallel moves every activation twice a layer", _tp_domain, "lower tp, raise pp"
+    ),
     Rule("heads", _CONFIG, _heads, "choose tp among the divisors of the head count"),
-    Rule("kv-heads", _CONFIG, _kv_heads, "choose tp among the divisors or multiples of the KV head count"),
-    Rule("widths", "MLM tensor_parallel/layers.py (divide)", _widths, "lower tp or etp"),
+    Rule("kv-heads", _KV_SOURCE, _kv_heads, "choose tp among the divisors of the KV head count"),
+    Rule("widths", "MLM tensor_parallel/layers.py (divide)", _widths, "lower tp"),
     Rule("vocabulary", "MCA models: padded_vocab_size is the checkpoint's", _vocabulary, "lower tp"),
-    Rule("context-parallel", _CONFIG + " (gated_delta_net)", _context_parallel, "set cp to 1"),
+    Rule("context-parallel", _CP_SOURCE, _context_parallel, "set cp to 1"),
+    Rule("overlap", "MCA training_args.py; Megatron-LM arguments.py", _overlap, "set overlap_param_gather to false"),
+    Rule("adapter", "MCA training_args.py, trainer/trainer.py", _adapter, "leave it out, or predict backend megatron"),
+    Rule("optimizer", "MLM optimizer/optimizer_config.py", _precision_aware, "set distributed_optimizer to true"),
+)
+"""Rules on tp, pp, cp and the switches."""
+
+GRID_RULES = (
     Rule("experts", "MLM transformer/moe/moe_layer.py", _experts, "choose ep among the divisors of the expert count"),
     Rule("expert-grid", _STATE, _expert_grid, "lower ep or etp"),
-    Rule("ep-in-nvlink-domain", "all-to-all across nodes; pin ep to allow it", _expert_domain, "lower ep, or pin it"),
+    Rule("expert-widths", "MLM tensor_parallel/layers.py (divide)", _expert_widths, "lower etp"),
+    Rule("fp8-widths", "TE pytorch/utils.py::assert_dim_for_fp8_exec", _fp8_widths, "lower tp or etp"),
     Rule("pipeline-split", "MCA models/model_config.py", _pipeline_split, "choose pp and vpp that divide the layers"),
-    Rule("vision-first-stage", "MCA models/qwen3_vl/modeling_qwen3_vl.py", _vision_first_stage, "lower pp or vpp"),
+    Rule("vision-first-stage", _VISION_SOURCE, _vision_first_stage, "lower pp or vpp"),
 )
-"""Rules on degrees alone: the same for every micro batch and recompute mode."""
+"""Rules that also look at ep, etp, vpp and the stages."""
+
+SHAPE_RULES = SPLIT_RULES + GRID_RULES
+"""Rules on degrees and switches: the same for every micro batch and recompute mode."""
 
 STEP_RULES = (
-    Rule("batch", "MLM num_microbatches_calculator.py", _batch, "change global_batch_size, or lower micro_batch_size"),
+    Rule("batch", _BATCH_SOURCE, _batch, "change global_batch_size, or lower micro_batch_size"),
     Rule("interleaving", "MLM pipeline_parallel/schedules.py", _interleaving, "set vpp to 1 or change the micro batch"),
     Rule("sequence-parallel", "MLM model_parallel_config.py; moe/moe_layer.py", _sequence_parallel, "switch it"),
-    Rule("sequence-length", "MLM utils.py::get_batch_on_this_cp_rank", _sequence_length, "lengthen seq_len to a multiple"),
+    Rule("sequence-length", _SEQUENCE_SOURCE, _sequence_length, "lengthen seq_len to a multiple, or lower cp or tp"),
 )
-"""Rules that also look at the micro batch and the switches."""
+"""Rules that also look at the micro batch and sequence parallel."""
 
-RULES = SHAPE_RULES + STEP_RULES
+MODE_RULES = (Rule("recompute", _RECOMPUTE_SOURCE, _recompute, "choose another recompute mode"),)
+"""Rules that also look at the recompute mode."""
+
+SEARCH_RULES = (Rule("ep-in-nvlink-domain", "all-to-all across nodes", _expert_domain, "lower ep, or pin it"),)
+"""What a search leaves out unless a pin asks for it: such a layout would run."""
+
+RULES = SHAPE_RULES + SEARCH_RULES + STEP_RULES + MODE_RULES
+"""All rules, in the order in which a search meets them."""
 
 
 def broken_rule(spec: Spec, layout: Layout, rules: tuple[Rule, ...] = RULES) -> tuple[Rule, str] | None:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import groupby
 
 from topoplan.errors import LayoutError
+from topoplan.units import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,33 +27,56 @@ class Chunk:
 
     @property
     def layers(self) -> range:
+        """Indices of its layers."""
         return range(self.first_layer, self.first_layer + self.num_layers)
 
 
 Stages = tuple[tuple[Chunk, ...], ...]
 """Indexed by pipeline rank, then by virtual stage."""
 
-_REPEAT = (re.compile(r"\(([^()]+)\)\*(\d+)"), re.compile(r"([^()*\d])\*(\d+)"))
-_LONGEST_EXPANSION = 100_000
+# Megatron's own patterns in `parse_str_to_list`, in its order: groups first, then single characters.
+_REPEAT = (re.compile(r"\(([^)]+)\)\*(\d+)"), re.compile(r"(.)\*(\d+)"))
+_LONGEST_TEXT = 4096
+_LONGEST_LAYOUT = 100_000
+_MOST_DIGITS = 6
 
 
 def parse_pipeline_layout(text: str) -> list[str]:
     """Expand Megatron's layout string to one string of E, t, m and L for each virtual stage.
 
-    `"Et*3|(tt|)*2t*2L"` -> `["Ettt", "tt", "tt", "ttL"]`. Raises LayoutError for other characters.
+    `"Et*3|(tt|)*2t*2L"` -> `["Ettt", "tt", "tt", "ttL"]`. Commas are for the eye; spaces are refused, as there. Raises
+    LayoutError for other characters.
     """
-    expanded = text.replace(",", "").replace(" ", "")
+    if len(text) > _LONGEST_TEXT:
+        raise LayoutError(f"pipeline_layout has {len(text)} characters", expected=f"expected at most {_LONGEST_TEXT}")
+    expanded = text.replace(",", "")
     for pattern in _REPEAT:
-        length = len(expanded) + sum(len(body) * int(times) for body, times in pattern.findall(expanded))
-        if length > _LONGEST_EXPANSION:
-            raise LayoutError(f"pipeline_layout expands to {length} characters", expected="one character a layer")
+        length = len(expanded)
+        for body, times in pattern.findall(expanded):
+            length += len(body) * int(times) if len(times) <= _MOST_DIGITS else _LONGEST_LAYOUT
+        if length > _LONGEST_LAYOUT:
+            raise LayoutError(
+                f"pipeline_layout {shown(text)} stands for more than {_LONGEST_LAYOUT} characters",
+                expected="expected one character a layer",
+            )
         expanded = pattern.sub(lambda match: match.group(1) * int(match.group(2)), expanded)
     if wrong := set(expanded) - set("EtmL|"):
         raise LayoutError(
-            f"pipeline_layout {text!r} has {', '.join(repr(c) for c in sorted(wrong))}",
-            expected="expected E (embedding), t (layer), m (multi-token prediction), L (loss), | between stages, and x*n",
+            f"pipeline_layout {shown(text)} has {', '.join(repr(c) for c in sorted(wrong)[:5])}",
+            expected="expected E (embedding), t (layer), m (token prediction), L (loss), | between stages, and x*n",
         )
     return expanded.split("|")
+
+
+def vpp_of(pipeline_layout: str, pp: int) -> int:
+    """Virtual stages a rank in a layout string. Raises LayoutError when its stages do not divide by pp.
+
+    Source: MCA `training_args.py::DistributingParallelArguments.__post_init__`.
+    """
+    stages = len(parse_pipeline_layout(pipeline_layout))
+    if stages % pp:
+        raise LayoutError(f"pipeline_layout has {stages} stages % pp {pp} = {stages % pp}")
+    return stages // pp
 
 
 @lru_cache(maxsize=4096)
@@ -74,8 +98,15 @@ def split_stages(num_layers: int, pp: int, vpp: int, pipeline_layout: str | None
         if sum(sizes) != num_layers:
             raise LayoutError(f"pipeline_layout holds {sum(sizes)} layers, the model has {num_layers}")
         whole = "".join(parts)
+        if "m" in whole:
+            # validate_layer_layout counts m against mtp_num_layers, which fine-tuning leaves at 0.
+            raise LayoutError(
+                f"pipeline_layout {shown(pipeline_layout)} has m", expected="expected no multi-token-prediction layer"
+            )
         if whole.count("E") != 1 or not whole.startswith("E") or whole.count("L") != 1 or not whole.endswith("L"):
-            raise LayoutError(f"pipeline_layout {pipeline_layout!r} must start with its one E and end with its one L")
+            raise LayoutError(
+                f"pipeline_layout {shown(pipeline_layout)} must start with its one E and end with its one L"
+            )
     chunks, first = [], 0
     for index, size in enumerate(sizes):
         chunks.append(Chunk(first, size, embedding=index == 0, head=index == count - 1))
@@ -87,7 +118,8 @@ def split_stages(num_layers: int, pp: int, vpp: int, pipeline_layout: str | None
 def balanced_pipeline_layout(num_layers: int, pp: int, vpp: int) -> str | None:
     """A layout string for layers that do not divide: embedding and loss count as one layer each.
 
-    The last stage may hold the loss alone; None when another would be left without a layer.
+    The last stage may hold the loss alone; None when another would be left without a layer, and for a single stage,
+    which needs no string.
     """
     count = pp * vpp
     size, longer = divmod(num_layers + 2, count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from topoplan.cost.memory import Memory, StageMemory
@@ -29,10 +28,12 @@ class Plan:
 
     @property
     def id(self) -> str:
+        """Short, stable name of the layout."""
         return self.layout.id
 
     @property
     def fits(self) -> bool:
+        """The memory is within the card, less its margin."""
         return self.memory.fits
 
 
@@ -51,6 +52,8 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
+    """How many layouts a search met, and what became of them."""
+
     candidates: int = 0
     illegal: int = 0
     out_of_memory: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from topoplan.backends.mca import check_precision
+from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_precision
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.compute import peak_flops
 from topoplan.cost.flops import model_flops_per_step
@@ -13,12 +13,16 @@ from topoplan.cost.memory import Memory, distinct_ranks, predict_memory
 from topoplan.cost.profile import profile_of
 from topoplan.cost.step import predict_time
 from topoplan.errors import LayoutError, SpecError
-from topoplan.layout.forms import layout_from_dict
+from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import broken_rule, facts_of
+from topoplan.layout.rules import RULES, broken_rule, facts_of, tensor_parallel_domain
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
+
+GIB = 2**30
+_RULES_OF_A_GIVEN_LAYOUT = tuple(rule for rule in RULES if rule.name != "ep-in-nvlink-domain")
+"""What a search leaves out as slow is predicted when it is asked for by name."""
 
 
 def memory_of(spec: Spec, layout: Layout, *, all_stages: bool = False) -> Memory:
@@ -41,7 +45,7 @@ def plan_of(spec: Spec, layout: Layout, memory: Memory) -> Plan:
         tokens_per_s_per_gpu=spec.job.global_batch_size * spec.job.seq_len / time.step_s / gpus,
         model_flops_per_s_per_gpu=rate,
         mfu=rate / peak_flops(spec.cluster.gpu, spec.job.precision),
-        warnings=_warnings(spec, layout),
+        warnings=_warnings(spec, layout, memory),
     )
 
 
@@ -52,14 +56,14 @@ def predict(spec: Spec, layout: Layout | Mapping[str, Any]) -> Plan:
 
     Raises LayoutError for a layout that breaks a rule, SpecError for a job that is not predicted.
     """
-    if spec.job.finetuning in ("lora", "qlora"):
+    if spec.job.finetuning != "full":
         raise SpecError(
             f"finetuning {spec.job.finetuning!r} is not predicted yet", expected="expected full", where="job.finetuning"
         )
     check_precision(spec)
-    if not isinstance(layout, Layout):
-        layout = layout_from_dict(_with_stages(layout, spec), spec.cluster, spec.model, spec.job)
-    if broken := broken_rule(spec, layout):
+    form = layout_to_dict(layout) if isinstance(layout, Layout) else _with_stages(layout, spec)
+    layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)
+    if broken := broken_rule(spec, layout, _RULES_OF_A_GIVEN_LAYOUT):
         rule, equation = broken
         raise LayoutError(equation, where=f"layout breaks rule {rule.name}", remedy=rule.fix)
     return plan_of(spec, layout, memory_of(spec, layout, all_stages=True))
@@ -75,17 +79,28 @@ def _with_stages(form: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
     return form
 
 
-def _warnings(spec: Spec, layout: Layout) -> tuple[str, ...]:
+def _warnings(spec: Spec, layout: Layout, memory: Memory) -> tuple[str, ...]:
     """What a user should know before choosing the plan."""
     found = []
+    if layout.backend == "mca" and spec.model.model_type not in SUPPORTED_MODEL_TYPES:
+        found.append(f"the MCA trainer does not support model_type {spec.model.model_type!r}")
+    if spec.job.stage == "dpo":
+        found.append("dpo: the reference model and the second half of each pair are not counted")
+    host = spec.cluster.host_memory_bytes
+    if host is not None and memory.host_bytes > host:
+        found.append(f"offload needs {memory.host_bytes / GIB:.0f} GiB of a node's {host / GIB:.0f} GiB host memory")
     if layout.pipeline_layout:
         found.append(f"{spec.model.num_layers} layers in uneven stages: {layout.pipeline_layout}")
     if layout.tp > 1 and not spec.cluster.nvlink_bytes_per_s:
         found.append(f"tp {layout.tp} over PCIe: no NVLink in these nodes")
+    if layout.ep * layout.etp > (domain := tensor_parallel_domain(spec)):
+        found.append(f"ep {layout.ep} * etp {layout.etp} crosses nodes: an NVLink domain has {domain} GPUs")
     if any(layout.tp > n for n in facts_of(spec.model).kv_heads):
         found.append(f"tp {layout.tp} exceeds the KV heads: needs megatron-core 0.16 or newer")
     if layout.vpp > 1 and layout.distributed_optimizer and layout.backend == "mca":
-        found.append("vpp with the distributed optimizer: one CPU trial of mcore_adapter diverged; watch the first losses")
+        found.append(
+            "vpp with the distributed optimizer: one CPU trial of mcore_adapter diverged; watch the first losses"
+        )
     if spec.model.vision and spec.job.images_per_sequence:
         count, pixels = spec.job.images_per_sequence, spec.job.image_max_pixels
         found.append(f"assumes {count:g} image(s) a sequence of {pixels} pixels")

@@ -23,7 +23,12 @@ def ranked(plans: Sequence[Plan]) -> list[Plan]:
             end += 1
         order += sorted(
             by_speed[start:end],
-            key=lambda plan: (plan.memory.device_bytes // GIB, plan.layout.complexity, -plan.tokens_per_s_per_gpu, plan.id),
+            key=lambda plan: (
+                plan.memory.device_bytes // GIB,
+                plan.layout.complexity,
+                -plan.tokens_per_s_per_gpu,
+                plan.id,
+            ),
         )
         start = end
     return order

@@ -47,7 +47,7 @@ def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = 
     examples: dict[str, Rejection] = {}
     seen_rules: Counter[str] = Counter()
     plans: list[Plan] = []
-    over: list[Layout] = []
+    over: list[_Miss] = []
     nearest: dict[_Degrees, _Miss] = {}
     simplest: dict[_Degrees, _Miss] = {}
     candidates = out_of_memory = 0
@@ -81,9 +81,10 @@ def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = 
                 plans.append(plan_of(spec, layout, memory))
                 continue
             out_of_memory += 1
-            if keep_rejected:
-                over.append(layout)
             excess = memory.device_bytes + memory.margin_bytes - memory.capacity_bytes
+            if keep_rejected:
+                over.append((excess, out_of_memory, layout))
+                continue
             degrees = (layout.tp, layout.pp, layout.cp, layout.ep, layout.etp)
             _keep_least(nearest, degrees, (excess, out_of_memory, layout))
             effort = 100.0 * layout.complexity + layout.micro_batch_size + (not layout.sequence_parallel)
@@ -100,9 +101,10 @@ def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = 
     order = ranked(plans)
     if not keep_rejected:
         # With plans to choose from, what people try first is worth a reason; without, what is closest to fitting.
-        kept = sorted((simplest if plans else nearest).values(), key=lambda miss: miss[:2])
-        over = [layout for _, _, layout in kept[:KEPT_MISSES]]
-    rejected = [memory_rejection(spec, layout) for layout in over] + illegal
+        over = list((simplest if plans else nearest).values())
+    over.sort(key=lambda miss: miss[:2])
+    kept = over if keep_rejected else over[:KEPT_MISSES]
+    rejected = [memory_rejection(spec, layout) for _, _, layout in kept] + illegal
     return Ranking(
         spec=spec,
         plans=tuple(order),

@@ -28,8 +28,8 @@ class ProgressLine:
             return
         self._next_s = now_s + _EVERY_S
         self._drawn = True
-        of = f" of {total:,} ({100 * done // total}%)" if total else ""
-        self._stream.write(f"{_ERASE}topoplan: {done:,}{of} layouts, Ctrl-C stops")
+        percent = 100 * done // total if total else 0
+        self._stream.write(f"{_ERASE}topoplan: {percent}% of the search, Ctrl-C stops it")
         self._stream.flush()
 
     def __enter__(self) -> Self:

@@ -70,4 +70,5 @@ class Cluster:
 
     @property
     def world_size(self) -> int:
+        """GPUs of the whole cluster."""
         return self.nodes * self.gpus_per_node

@@ -148,4 +148,5 @@ class Model:
 
     @property
     def num_layers(self) -> int:
+        """Transformer blocks of the language model."""
         return len(self.layers)

@@ -1,0 +1,80 @@
+"""Specs, layouts and costs of catalog models on the usual machines, for tests of the formulas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from topoplan.backends.megatron import TRAITS
+from topoplan.cost.memory import Memory, StageMemory, distinct_ranks, predict_memory, stage_memory
+from topoplan.cost.profile import profile_of
+from topoplan.cost.step import Time, predict_time
+from topoplan.layout.forms import layout_from_dict
+from topoplan.layout.layout import Layout
+from topoplan.specs.load import spec_from_document
+from topoplan.specs.spec import Spec
+
+DATA = Path(__file__).parent.parent / "data"
+MIXED = "Qwen/Qwen3-30B-A3B"
+DENSE = "Qwen/Qwen3-8B"
+TIED = "Qwen/Qwen3-4B"
+LATENT = "deepseek-ai/DeepSeek-V3"
+VISION = "Qwen/Qwen3-VL-8B-Instruct"
+
+
+def spec_of(
+    model: str = DENSE,
+    *,
+    gpu: str = "h100-sxm-80gb",
+    nodes: int = 4,
+    gpus_per_node: int = 8,
+    cluster: dict[str, Any] | None = None,
+    **job: Any,
+) -> Spec:
+    """A catalog model on the usual machines of a GPU."""
+    document = {
+        "cluster": {"gpu": gpu, "nodes": nodes, "gpus_per_node": gpus_per_node, **(cluster or {})},
+        "model": {"name": model},
+        "job": {"seq_len": 4096, "global_batch_size": 64} | job,
+    }
+    return spec_from_document(document, where="test")
+
+
+def layout_of(spec: Spec, **form: Any) -> Layout:
+    """A layout of the megatron backend, completed as for `topoplan predict`."""
+    return layout_from_dict({"backend": "megatron"} | form, spec.cluster, spec.model, spec.job)
+
+
+def stage_of(spec: Spec, layout: Layout, rank: int = 0) -> StageMemory:
+    """Memory of one pipeline stage."""
+    return stage_memory(spec.model, spec.job, layout, TRAITS[layout.backend], profile_of(spec.cluster.gpu), rank)
+
+
+def memory_of(spec: Spec, layout: Layout) -> Memory:
+    """Memory of all stages."""
+    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
+    return predict_memory(spec.model, spec.cluster, spec.job, layout, traits, profile, all_stages=True)
+
+
+def time_of(spec: Spec, layout: Layout) -> Time:
+    """Time of a step."""
+    ranks = distinct_ranks(spec.model, layout.pp, layout.vpp, layout.pipeline_layout)
+    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
+    return predict_time(spec.model, spec.cluster, spec.job, layout, traits, profile, ranks)
+
+
+def measured_rows(name: str) -> list[dict[str, Any]]:
+    """The rows of a file of measured runs: a run document each, with what was measured."""
+    return list(_rows(DATA / name))
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        yield json.loads(line)
+
+
+def spec_of_row(row: dict[str, Any]) -> Spec:
+    """The spec of a measured run."""
+    return spec_from_document({key: row[key] for key in ("cluster", "model", "job")}, where=row["id"])

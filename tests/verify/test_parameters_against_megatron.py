@@ -1,0 +1,228 @@
+"""Parameters per rank and stage equal those of megatron-core's own GPTModel, built on the meta device."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from topoplan import catalog
+from topoplan.backends.megatron import MCA
+from topoplan.cost.memory import stage_parameters
+from topoplan.layout.layout import Layout
+from topoplan.layout.stages import balanced_pipeline_layout
+from topoplan.specs.job import Job
+from topoplan.specs.model import Attention, LatentAttention, Model, Moe
+
+pytestmark = pytest.mark.verify
+pytest.importorskip("megatron.core", reason="needs megatron-core (make verify)")
+torch = pytest.importorskip("torch")
+
+DENSE = [
+    # tp, pp, vpp, cp, dp
+    (1, 1, 1, 1, 1),
+    (2, 1, 1, 1, 2),
+    (4, 2, 1, 1, 1),
+    (8, 1, 1, 1, 2),
+    (2, 4, 1, 1, 2),
+    (4, 4, 3, 1, 1),
+    (1, 2, 2, 1, 4),
+    (16, 1, 1, 1, 1),
+]
+MOE = [
+    # tp, pp, ep, etp, dp
+    (1, 1, 1, 1, 1),
+    (1, 1, 8, 1, 8),
+    (2, 4, 4, 1, 4),
+    (2, 2, 2, 2, 4),
+    (4, 1, 8, 1, 4),
+    (4, 2, 2, 4, 2),
+    (1, 2, 16, 1, 16),
+]
+CASES = (
+    [
+        (name, (tp, pp, vpp, cp, 1, 1, dp))
+        for name in ("Qwen/Qwen3-8B", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-0.6B")
+        for tp, pp, vpp, cp, dp in DENSE
+    ]
+    + [("Qwen/Qwen3-30B-A3B", (tp, pp, 1, 1, ep, etp, dp)) for tp, pp, ep, etp, dp in MOE]
+    + [("mistralai/Mixtral-8x7B-v0.1", (tp, pp, 1, 1, ep, etp, dp)) for tp, pp, ep, etp, dp in MOE if ep <= 8]
+    + [("moonshotai/Moonlight-16B-A3B", (tp, pp, 1, 1, ep, etp, dp)) for tp, pp, ep, etp, dp in MOE]
+    + [("deepseek-ai/DeepSeek-V3", (tp, pp, 1, 1, ep, etp, dp)) for tp, pp, ep, etp, dp in MOE[1:4]]
+)
+
+
+def layout_of(model: Model, degrees: tuple[int, ...]) -> Layout | None:
+    """The layout, or None where the model does not allow the degrees (KV heads, widths)."""
+    tp, pp, vpp, cp, ep, etp, dp = degrees
+    attention = model.layers[0].attention
+    if attention.heads % tp or (
+        isinstance(attention, Attention) and attention.kv_heads % tp and tp % attention.kv_heads
+    ):
+        return None
+    uneven = balanced_pipeline_layout(model.num_layers, pp, vpp) if model.num_layers % (pp * vpp) else None
+    return Layout(
+        tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep, etp=etp, dp=dp, gradient_accumulation_steps=1, pipeline_layout=uneven
+    )
+
+
+def transformer_config(model: Model, layout: Layout):
+    """The model as megatron-core's configuration, local implementation (Transformer Engine needs a GPU)."""
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+    dense = next((layer.ffn for layer in model.layers if not isinstance(layer.ffn, Moe)), None)
+    moe = next((layer.ffn for layer in model.layers if isinstance(layer.ffn, Moe)), None)
+    attention = model.layers[0].attention
+    shape = {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": attention.heads,
+        "ffn_hidden_size": dense.intermediate_size if dense else moe.intermediate_size,
+        "add_bias_linear": False,
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "normalization": "RMSNorm",
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
+        "context_parallel_size": layout.cp,
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.etp,
+        "pipeline_model_parallel_layout": layout.pipeline_layout,
+        "pipeline_dtype": torch.bfloat16,
+        "bf16": True,
+        "params_dtype": torch.bfloat16,
+        "perform_initialization": False,
+        "use_cpu_initialization": True,
+        "init_model_with_meta_device": True,
+    }
+    if moe:
+        shape |= {
+            "num_moe_experts": moe.experts,
+            "moe_router_topk": moe.experts_per_token,
+            "moe_ffn_hidden_size": moe.intermediate_size,
+            "moe_shared_expert_intermediate_size": moe.shared_intermediate_size or None,
+            "moe_layer_freq": [int(isinstance(layer.ffn, Moe)) for layer in model.layers],
+            "moe_token_dispatcher_type": "alltoall",
+        }
+    if isinstance(attention, LatentAttention):
+        return MLATransformerConfig(
+            **shape,
+            multi_latent_attention=True,
+            q_lora_rank=attention.q_lora_rank or None,
+            kv_lora_rank=attention.kv_lora_rank,
+            qk_head_dim=attention.qk_nope_head_dim,
+            qk_pos_emb_head_dim=attention.qk_rope_head_dim,
+            v_head_dim=attention.v_head_dim,
+            qk_layernorm=True,
+        )
+    return TransformerConfig(
+        **shape,
+        num_query_groups=attention.kv_heads,
+        kv_channels=attention.head_dim,
+        add_qkv_bias=attention.qkv_bias,
+        qk_layernorm=attention.qk_norm,
+    )
+
+
+class DuplicatedLinear(torch.nn.Module):
+    """What MLA's down projections are with Transformer Engine: a whole copy on every tensor-parallel rank."""
+
+    def __init__(self, inputs, outputs, **kwargs):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(outputs, inputs))
+
+
+def with_duplicated_down_projections(spec):
+    """The local specification with the down projections that the Transformer Engine one has."""
+    for layer in spec.layer_specs:
+        attention = layer.submodules.self_attention.submodules
+        for name in ("linear_q_down_proj", "linear_kv_down_proj"):
+            if getattr(attention, name, None) is not None:
+                setattr(attention, name, DuplicatedLinear)
+    return spec
+
+
+def built_parameters(model: Model, layout: Layout) -> list[int]:
+    """Parameters of megatron-core's model on the first rank of every pipeline stage."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    counts = []
+    for stage in range(layout.pp):
+        rank = stage * layout.tp * layout.cp * layout.dp
+        dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
+        try:
+            parallel_state.initialize_model_parallel(
+                layout.tp,
+                layout.pp,
+                layout.vpp if layout.vpp > 1 else None,
+                context_parallel_size=layout.cp,
+                expert_model_parallel_size=layout.ep,
+                expert_tensor_parallel_size=layout.etp,
+                create_gloo_process_groups=False,
+            )
+            config = transformer_config(model, layout)
+            total = 0
+            for virtual in range(layout.vpp):
+                vp_stage = virtual if layout.vpp > 1 else None
+                spec = with_duplicated_down_projections(
+                    get_gpt_decoder_block_spec(config, use_transformer_engine=False, vp_stage=vp_stage)
+                )
+                with torch.device("meta"):
+                    chunk = GPTModel(
+                        config,
+                        spec,
+                        vocab_size=model.vocab_size,
+                        max_sequence_length=4096,
+                        pre_process=stage == 0 and virtual == 0,
+                        post_process=stage == layout.pp - 1 and virtual == layout.vpp - 1,
+                        share_embeddings_and_output_weights=model.tie_word_embeddings,
+                        position_embedding_type="rope",
+                        vp_stage=vp_stage,
+                    )
+                total += sum(parameter.numel() for parameter in chunk.parameters())
+            counts.append(total)
+        finally:
+            parallel_state.destroy_model_parallel()
+            dist.destroy_process_group()
+    return counts
+
+
+@pytest.fixture(autouse=True)
+def without_a_gpu(monkeypatch):
+    """megatron-core asks for the CUDA device, its streams and Transformer Engine's classes even where none is used."""
+    from megatron.core.models.common.language_module.language_module import LanguageModule
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "meta")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *args, **kwargs: None)
+    # Copies the tied embedding's values to the last stage; no parameter comes or goes.
+    monkeypatch.setattr(LanguageModule, "setup_embeddings_and_output_layer", lambda self: None)
+    monkeypatch.setattr(multi_latent_attention, "TELinear", DuplicatedLinear)
+    build = DotProductAttention.__init__
+
+    def without_mla_widths(self, *args, k_channels=None, v_channels=None, **kwargs):
+        # Only Transformer Engine's attention takes MLA's widths; neither has a parameter.
+        build(self, *args, **kwargs)
+
+    monkeypatch.setattr(DotProductAttention, "__init__", without_mla_widths)
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees"), CASES, ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else value
+)
+def test_every_stage_holds_what_megatron_builds(name, degrees):
+    model = catalog.model(name)
+    layout = layout_of(model, degrees)
+    if layout is None:
+        pytest.skip("the model's heads do not allow these degrees")
+    job = Job(seq_len=4096, global_batch_size=layout.dp)
+    if any(isinstance(layer.ffn, Moe) for layer in model.layers):
+        layout = replace(layout, sequence_parallel=layout.tp > 1)
+    ours = [stage_parameters(model, job, layout, MCA, rank).total for rank in range(layout.pp)]
+    assert ours == built_parameters(model, replace(layout, sequence_parallel=False))

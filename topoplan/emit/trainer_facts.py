@@ -1,0 +1,58 @@
+"""What a job and a model mean to the Megatron (MCA) trainer of LLaMA-Factory."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import PurePosixPath
+
+from topoplan.specs.job import Job
+from topoplan.specs.model import Mlp, Model, Moe
+from topoplan.specs.spec import Spec
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def training_steps(job: Job, max_steps: int | None = None) -> int | None:
+    """Optimizer steps of the job; None when the spec does not say how many samples there are.
+
+    The trainer drops the last incomplete batch of each epoch (mcore_adapter trainer.py, _prepare_train_loop).
+    """
+    if max_steps is not None and max_steps > 0:
+        return max_steps
+    if job.samples is None:
+        return None
+    return math.ceil(max(1, job.samples // job.global_batch_size) * job.epochs)
+
+
+def packs(job: Job) -> bool:
+    """True when samples share sequences: DPO takes its pairs one by one, whatever `packing` says."""
+    return job.packing and job.stage != "dpo"
+
+
+def model_directory(model: Model) -> str:
+    """Where the model lies on every node: its own directory, or below the working directory for a hub id."""
+    if model.config_path is not None:
+        path = PurePosixPath(model.config_path)
+        return str(path.parent if path.name == "config.json" else path)
+    return str(PurePosixPath("models", model.name))
+
+
+def is_hub_id(name: str) -> bool:
+    """True for `org/name`, which the Megatron adapter cannot load: it reads local directories only."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def is_moe(model: Model) -> bool:
+    """True when some layer routes tokens to experts."""
+    return any(isinstance(layer.ffn, Moe) for layer in model.layers)
+
+
+def is_gated(model: Model) -> bool:
+    """True when every feed-forward is a gated one (SwiGLU)."""
+    return all(layer.ffn.gated for layer in model.layers if isinstance(layer.ffn, Mlp | Moe))
+
+
+def place_of(spec: Spec, name: str) -> str:
+    """Where a trainer key of the user stands, for messages."""
+    return ": ".join(part for part in (spec.path, f"job.trainer.{name}") if part)

@@ -1,0 +1,169 @@
+"""The trainer keys of the user (`job.trainer`), held against the key list and against the plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from topoplan.emit.trainer_facts import is_hub_id, is_moe, model_directory, packs, place_of, training_steps
+from topoplan.emit.trainer_keys import check_key, known_keys
+from topoplan.errors import LayoutError, SpecError
+from topoplan.layout.layout import Layout
+from topoplan.specs.spec import Spec
+
+_JOB_KEYS = {
+    "bf16": "precision",
+    "cutoff_len": "seq_len",
+    "finetuning_type": "finetuning",
+    "fp16": "precision",
+    "fp8": "precision",
+    "fp8_recipe": "precision",
+    "freeze_language_model": "freeze_language_model",
+    "freeze_multi_modal_projector": "freeze_multi_modal_projector",
+    "freeze_vision_tower": "freeze_vision_tower",
+    "image_max_pixels": "image_max_pixels",
+    "num_train_epochs": "epochs",
+    "packing": "packing",
+    "stage": "stage",
+}
+"""Trainer keys that follow from a key of the job, on which memory and time were predicted."""
+
+_ACCOUNT_FLAGS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+
+
+def user_keys(spec: Spec, layout: Layout, warnings: list[str]) -> dict[str, Any]:
+    """`job.trainer`, checked key by key and against the plan."""
+    given = dict(spec.job.trainer)
+    if "warmup_ratio" in given and "warmup_steps" not in given:
+        given = _with_warmup_steps(given, spec)
+    fixed = _fixed_values(spec, layout)
+    checked: dict[str, Any] = {}
+    for name, value in given.items():
+        where = place_of(spec, str(name))
+        checked[name] = check_key(str(name), value, where)
+        if name in fixed and checked[name] not in fixed[name]:
+            _refuse_contradiction(name, checked[name], fixed[name][0], where)
+        if known_keys()[name].transformers:
+            only = known_keys()[name].transformers
+            warnings.append(f"the key {name} is known to transformers {only} only: version 4 refuses the file")
+    _check_combinations(checked, spec, layout)
+    return checked
+
+
+def _with_warmup_steps(given: dict[str, Any], spec: Spec) -> dict[str, Any]:
+    """A ratio as the number of steps that it stands for: transformers 5 has given up warmup_ratio."""
+    ratio, steps = given["warmup_ratio"], training_steps(spec.job)
+    is_ratio = isinstance(ratio, int | float) and not isinstance(ratio, bool) and 0 <= ratio < 1
+    if steps is None or not is_ratio:
+        return given  # check_key refuses it, and says what to write
+    return {
+        **{key: value for key, value in given.items() if key != "warmup_ratio"},
+        "warmup_steps": math.ceil(ratio * steps),
+    }
+
+
+def _fixed_values(spec: Spec, layout: Layout) -> dict[str, tuple[Any, ...]]:
+    """Key -> the values that agree with the plan; the first one is its own. For the keys that the plan decides."""
+    job, recompute = spec.job, layout.recompute
+    full, selective = recompute.granularity == "full", recompute.granularity == "selective"
+    fp8 = job.precision not in ("bf16", "fp16")
+    fixed: dict[str, tuple[Any, ...]] = {
+        "tensor_model_parallel_size": (layout.tp,),
+        "pipeline_model_parallel_size": (layout.pp,),
+        "virtual_pipeline_model_parallel_size": (layout.vpp,) if layout.vpp > 1 else (None,),
+        "pipeline_model_parallel_layout": (layout.pipeline_layout,),
+        "context_parallel_size": (layout.cp,),
+        "expert_model_parallel_size": (layout.ep,) if layout.ep > 1 else (1, None),
+        "expert_tensor_parallel_size": (layout.etp,) if is_moe(spec.model) else (None, 1),
+        "sequence_parallel": (layout.sequence_parallel,),
+        "per_device_train_batch_size": (layout.micro_batch_size,),
+        "gradient_accumulation_steps": (layout.gradient_accumulation_steps,),
+        "use_distributed_optimizer": (layout.distributed_optimizer,),
+        "overlap_grad_reduce": (layout.overlap_grad_reduce,),
+        "overlap_param_gather": (layout.overlap_param_gather,),
+        "accumulate_allreduce_grads_in_fp32": (True,) if job.precision != "fp16" else (False, True),
+        "optimizer_cpu_offload": (layout.optimizer_offload_fraction > 0,),
+        "optimizer_offload_fraction": (float(layout.optimizer_offload_fraction),),
+        "cross_entropy_loss_fusion": (layout.cross_entropy_fusion,),
+        "recompute_granularity": (None if recompute.granularity == "none" else recompute.granularity,),
+        "recompute_method": (recompute.method or "uniform",) if full else (None,),
+        "recompute_num_layers": (recompute.num_layers or 1,) if full else (None,),
+        "recompute_modules": (",".join(recompute.modules) or "core_attn",) if selective else (None,),
+        "moe_layer_recompute": (False,),
+        **dict.fromkeys(_ACCOUNT_FLAGS, (None, False)),
+        "stage": (job.stage,),
+        "do_train": (True,),
+        "finetuning_type": ("full",),
+        "cutoff_len": (job.seq_len,),
+        "num_train_epochs": (float(job.epochs),),
+        "packing": (True, None) if packs(job) else (False, None, job.packing),
+        "bf16": (job.precision != "fp16",),
+        "fp16": (job.precision == "fp16",),
+    }
+    if not fp8:
+        fixed |= {"fp8": (None,), "fp8_recipe": (None,)}
+    if spec.model.vision is not None:
+        fixed |= {
+            "freeze_vision_tower": (job.freeze_vision_tower,),
+            "freeze_multi_modal_projector": (job.freeze_multi_modal_projector,),
+            "freeze_language_model": (job.freeze_language_model,),
+            "image_max_pixels": (job.image_max_pixels,),
+        }
+    return fixed
+
+
+def _refuse_contradiction(name: str, value: Any, planned: Any, where: str) -> None:
+    what = f"{name} is {value!r}, and the plan was made for {planned!r}"
+    if name in _JOB_KEYS:
+        raise SpecError(what, where=where, remedy=f"set job.{_JOB_KEYS[name]} and leave {name} out")
+    raise LayoutError(what, where=where, remedy="leave it out, or ask for it under job.pin, so that it is predicted")
+
+
+def _check_combinations(user: Mapping[str, Any], spec: Spec, layout: Layout) -> None:
+    """Keys that are right alone and wrong together, or with this plan."""
+    packs_exactly = user.get("neat_packing") or user.get("sequence_packing")
+    if packs_exactly:
+        key = "neat_packing" if user.get("neat_packing") else "sequence_packing"
+        where = place_of(spec, key)
+        if spec.job.stage != "sft" or not spec.job.packing:
+            raise SpecError(f"{key} packs, which needs stage sft and packing: true", where=where)
+        if layout.cp > 1:
+            raise LayoutError(
+                f"{key} fails under context parallelism (cp {layout.cp}): sub-sequences are not multiples of 2 * cp",
+                where=where,
+                remedy="leave it out or pin cp=1",
+            )
+    if user.get("moe_token_dispatcher_type") == "allgather" and (
+        is_moe(spec.model) or user.get("variable_seq_lengths")
+    ):
+        raise LayoutError(
+            "the plan was made for the alltoall dispatcher",
+            where=place_of(spec, "moe_token_dispatcher_type"),
+            remedy="leave it out",
+        )
+    path = user.get("model_name_or_path")
+    if path == spec.model.name and spec.model.config_path is None and is_hub_id(path):
+        raise SpecError(
+            f"{path!r} is a hub id, and the Megatron adapter reads local directories only",
+            where=place_of(spec, "model_name_or_path"),
+            remedy=f"leave it out ({model_directory(spec.model)} is the default) or name a directory on every node",
+        )
+    additional = user.get("additional_configs")
+    if isinstance(additional, Mapping):
+        _check_additional_configs(additional, spec, layout)
+
+
+def _check_additional_configs(additional: Mapping[str, Any], spec: Spec, layout: Layout) -> None:
+    where = place_of(spec, "additional_configs")
+    for name in additional:
+        if str(name).startswith(("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")):
+            raise LayoutError(
+                f"the adapter refuses {name}: layers must divide evenly by its own count",
+                where=where,
+                remedy="pin a pipeline_layout for uneven stages",
+            )
+        if name in _fixed_values(spec, layout):
+            raise LayoutError(
+                f"{name} is decided by the plan", where=where, remedy="leave it out, or ask for it under job.pin"
+            )
