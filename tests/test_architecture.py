@@ -108,7 +108,7 @@ def test_public_names_are_sorted_and_all_there() -> None:
         "InputError",
         "LayoutError",
         "ModelError",
-        "NoLayoutFits",
+        "NoLayoutFitsError",
         "OutputError",
         "SpecError",
         "TopoplanError",

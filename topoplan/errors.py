@@ -7,7 +7,7 @@
     |   |-- ModelError            a model that is unknown, incomplete or of an unsupported architecture
     |   |-- LayoutError           a layout or a pin that no rule allows
     |   `-- OutputError           a place to write to that cannot be used
-    `-- NoLayoutFits              the search ended, and nothing fits
+    `-- NoLayoutFitsError         the search ended, and nothing fits
 
 A message says what is wrong, where, what was expected and what to do, in one or two lines.
 """
@@ -30,7 +30,10 @@ class InputError(TopoplanError):
     exit_code = 2
 
     def __init__(self, what: str, *, where: str = "", expected: str = "", remedy: str = "") -> None:
-        """`where` is a file with its line, a key or an option; `expected` and `remedy` are whole sentences without a full stop."""
+        """Compose the message; each part is a phrase without a full stop.
+
+        `where` is a file with its line, a key or an option; `expected` what would be right; `remedy` what to do.
+        """
         self.what, self.where, self.expected, self.remedy = what, where, expected, remedy
         head = f"{where}: {what}" if where else what
         super().__init__("; ".join(part for part in (head, expected, remedy) if part))
@@ -56,7 +59,7 @@ class OutputError(InputError):
     """A place to write to that cannot be used."""
 
 
-class NoLayoutFits(TopoplanError):
+class NoLayoutFitsError(TopoplanError):
     """The search ended, and nothing fits."""
 
 

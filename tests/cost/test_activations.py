@@ -1,6 +1,7 @@
 """What layers keep for backward, against counts of saved tensors and the switches that change them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,12 @@ from topoplan.cost.activations import (
 )
 from topoplan.cost.shard import Shard, shard_of
 from topoplan.layout.layout import Recompute
+from topoplan.specs.model import Attention, Layer, Mlp, Moe
 
 FULL = Recompute(granularity="full", method="uniform", num_layers=1)
 
 
-def shard(**changes) -> Shard:
+def shard(**changes: Any) -> Shard:
     plain = Shard(tokens=4096, seq_len=4096, tp=1, cp=1, ep=1, etp=1, sequence_parallel=False, precision="bf16")
     return replace(plain, **changes)
 
@@ -60,20 +62,15 @@ def test_a_dense_layer_keeps_what_was_counted_less_the_second_copy_of_q(
 
 
 def test_the_gpt3_layer_keeps_34_sbh_less_the_dropout_masks_and_the_scores() -> None:
-    # Korthikanti et al., equation (1): sbh * (34 + 5as/h). Without dropout its three masks go (2 sbh of one byte each in
-    # attention's and the MLP's output), with flash attention the scores; there are softmax statistics instead.
+    # Korthikanti et al., equation (1): sbh * (34 + 5as/h). Without dropout the two masks of a byte an element go, with
+    # flash attention the scores; their statistics stay.
     spec = spec_of(DENSE)
-    model = replace(
-        spec.model,
-        layers=(
-            replace(
-                spec.model.layers[0], attention=replace(spec.model.layers[0].attention, kv_heads=32, qk_norm=False)
-            ),
-        )
-        * 2,
+    attention = spec.model.layers[0].attention
+    assert isinstance(attention, Attention)
+    gpt3 = Layer(
+        attention=replace(attention, kv_heads=32, qk_norm=False), ffn=Mlp(intermediate_size=4 * 4096, gated=False)
     )
-    dense = replace(model.layers[0], ffn=replace(model.layers[0].ffn, intermediate_size=4 * 4096, gated=False))
-    found = layer_activations(model, dense, shard())
+    found = layer_activations(spec.model, gpt3, shard())
     sbh = 4096 * 4096
     assert found.saved_bytes / sbh == pytest.approx(32, rel=0.01)
 
@@ -192,7 +189,8 @@ def test_shard_of_a_layout_divides_the_sequence_and_not_its_attention() -> None:
     assert found.seq_len == 8192
     assert found.local_tokens == found.tokens / 2
     moe = spec.model.layers[0].ffn
-    assert found.routed_tokens(moe) == found.local_tokens * 8  # type: ignore[arg-type]
+    assert isinstance(moe, Moe)
+    assert found.routed_tokens(moe) == found.local_tokens * 8
 
 
 def test_a_checkpointed_vision_tower_keeps_block_inputs_and_one_block() -> None:

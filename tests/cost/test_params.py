@@ -1,5 +1,7 @@
 """Parameters of every rank, against counts of real megatron-core models built without storage."""
 
+from typing import Any
+
 import pytest
 
 from tests.cost.samples import DENSE, LATENT, MIXED, TIED, VISION, layout_of, spec_of
@@ -16,13 +18,15 @@ from topoplan.cost.params import (
 )
 
 
-def rank_parameters(model: str, *, world: int = 32, job: dict | None = None, **form) -> list[RankParameters]:
+def rank_parameters(
+    model: str, *, world: int = 32, job: dict[str, Any] | None = None, **form: Any
+) -> list[RankParameters]:
     spec = spec_of(model, nodes=max(1, world // 8), gpus_per_node=min(8, world), **(job or {}))
     layout = layout_of(spec, backend="mca", **form)
     return [stage_parameters(spec.model, spec.job, layout, MCA, rank) for rank in range(layout.pp)]
 
 
-# McaGPTModel of mcore_adapter (ROLL 8eb27cc) on megatron-core 0.16.1, built on the meta device with a fake process group.
+# McaGPTModel of mcore_adapter (ROLL 8eb27cc) on megatron-core 0.16.1, on the meta device with a fake process group.
 COUNTED = [
     (DENSE, {}, [8_190_735_360]),
     (DENSE, {"tp": 4, "pp": 2}, [1_023_955_456, 1_023_959_552]),
@@ -34,7 +38,9 @@ COUNTED = [
 
 
 @pytest.mark.parametrize(("model", "form", "counted"), COUNTED)
-def test_a_rank_holds_as_many_parameters_as_the_real_model(model: str, form: dict, counted: list[int]) -> None:
+def test_a_rank_holds_as_many_parameters_as_the_model_itself(
+    model: str, form: dict[str, Any], counted: list[int]
+) -> None:
     assert [stage.total for stage in rank_parameters(model, **form)] == counted
 
 

@@ -127,7 +127,7 @@ DEEPSEEK = Model(
     tie_word_embeddings=False,
 )
 
-JOB = Job(seq_len=4096, global_batch_size=64, dataset="identity", samples=100_000)
+JOB = Job(seq_len=4096, global_batch_size=64, dataset="identity", packing=True, samples=100_000)
 
 
 def make_layout(cluster: Cluster = CLUSTER, **changes: Any) -> Layout:

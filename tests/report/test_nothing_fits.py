@@ -1,5 +1,5 @@
 from tests.samples import make_ranking, make_rejection
-from topoplan.errors import NoLayoutFits
+from topoplan.errors import NoLayoutFitsError
 from topoplan.planner.plan import Counts
 from topoplan.report.nothing_fits import nothing_fits
 
@@ -14,7 +14,7 @@ def test_a_lack_of_memory_exits_with_1_and_shows_the_nearest_misses() -> None:
             ),
         )
     )
-    assert isinstance(error, NoLayoutFits)
+    assert isinstance(error, NoLayoutFitsError)
     assert error.exit_code == 1
     lines = str(error).splitlines()
     assert lines[0].startswith("no layout fits: h100-4x8")

@@ -52,7 +52,7 @@ def test_it_completes_gpu_names() -> None:
 
 def test_it_tells_the_defaults_of_the_job() -> None:
     job = spec_json_schema()["$defs"]["JobForm"]["properties"]
-    assert (job["precision"]["default"], job["epochs"]["default"], job["packing"]["default"]) == ("bf16", 3.0, True)
+    assert (job["precision"]["default"], job["epochs"]["default"], job["packing"]["default"]) == ("bf16", 3.0, False)
 
 
 def test_the_smallest_spec_and_every_block_are_valid() -> None:

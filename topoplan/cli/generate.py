@@ -70,7 +70,7 @@ def bundle_name(cluster: str) -> str:
 
 def _choose(ranking: Ranking, wanted: str) -> Plan:
     """The plan of that rank or id; a legal id that the ranking does not hold is predicted."""
-    from topoplan.errors import LayoutError, NoLayoutFits
+    from topoplan.errors import LayoutError, NoLayoutFitsError
 
     # The table shows ids with spaces and colons; they may be pasted from there.
     wanted = wanted.strip().replace(" ", "-").replace(":", "-")
@@ -94,7 +94,7 @@ def _choose(ranking: Ranking, wanted: str) -> Plan:
         from topoplan.report.text import gib
 
         memory = plan.memory
-        raise NoLayoutFits(
+        raise NoLayoutFitsError(
             f"plan {wanted} does not fit: {gib(memory.device_bytes)} GiB and a margin of {gib(memory.margin_bytes)} GiB"
             f" on a card of {gib(memory.capacity_bytes)} GiB; the best plan that fits is {ranking.plans[0].id}"
         )

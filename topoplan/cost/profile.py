@@ -64,7 +64,11 @@ class Profile:
     memory_band: float
     """Half width of the interval that measured memory fell in, as a fraction."""
     time_band: float
-    """The same for step time."""
+    """The same for the step time of a dense model in bf16."""
+    moe_time_band: float
+    """The same for a mixture of experts."""
+    eight_bit_time_band: float
+    """The same in fp8 and below."""
     source: str
 
 

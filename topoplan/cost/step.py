@@ -21,7 +21,7 @@ from topoplan.layout.placement import Group, group
 from topoplan.layout.stages import Chunk, split_stages
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
-from topoplan.specs.model import Model, VisionTower
+from topoplan.specs.model import Model, Moe, VisionTower
 
 ADAM_STEP_BYTES = 34
 """Moved per optimizer element: gradient, fp32 weight and two moments read, three written, the bf16 weight written
@@ -291,8 +291,13 @@ def predict_time(
     parts["optimizer"] = _optimizer_s(model, job, layout, traits, cluster, profile, rank)
     parts = {name: seconds for name, seconds in parts.items() if seconds > 0.0}
     step_s = sum(parts.values())
+    band = profile.time_band
+    if any(isinstance(layer.ffn, Moe) for layer in (model.layers[0], model.layers[-1])):
+        band = max(band, profile.moe_time_band)
+    if shard.eight_bit:
+        band = max(band, profile.eight_bit_time_band)
     return Time(
         step_s=step_s,
-        band_s=(step_s * (1.0 - profile.time_band), step_s * (1.0 + profile.time_band)),
+        band_s=(step_s * (1.0 - band), step_s * (1.0 + band)),
         parts_s=parts,
     )

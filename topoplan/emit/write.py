@@ -42,9 +42,12 @@ def write_bundle(files: Mapping[str, str], directory: Path, *, force: bool = Fal
             else:
                 staging.rename(directory)
     except OSError as error:
-        at = error.filename or directory
+        # A file at fault that is none of the bundle's is a temporary one, which nobody knows.
+        at = Path(str(error.filename or directory))
         raise OutputError(
-            f"cannot write: {error.strerror or error}", where=str(at), remedy="name another directory with -o"
+            f"cannot write: {error.strerror or error}",
+            where=str(at if directory in at.parents else directory),
+            remedy="name another directory with -o",
         ) from error
     return [directory / name for name in files]
 

@@ -432,6 +432,9 @@ _SEQUENCE_SOURCE = "MLM utils.py::get_batch_on_this_cp_rank, tensor_parallel/map
 _RECOMPUTE_SOURCE = _CONFIG + "; MCA models/qwen3_vl/transformer_block.py, training_args.py (fp8_recipe)"
 
 SPLIT_RULES = (
+    Rule("overlap", "MCA training_args.py; Megatron-LM arguments.py", _overlap, "set overlap_param_gather to false"),
+    Rule("adapter", "MCA training_args.py, trainer/trainer.py", _adapter, "leave it out, or predict backend megatron"),
+    Rule("optimizer", "MLM optimizer/optimizer_config.py", _precision_aware, "set distributed_optimizer to true"),
     Rule("world-size", _STATE, _world, "choose degrees whose product divides the number of GPUs"),
     Rule(
         "tp-in-nvlink-domain", "tensor parallel moves every activation twice a layer", _tp_domain, "lower tp, raise pp"
@@ -441,11 +444,8 @@ SPLIT_RULES = (
     Rule("widths", "MLM tensor_parallel/layers.py (divide)", _widths, "lower tp"),
     Rule("vocabulary", "MCA models: padded_vocab_size is the checkpoint's", _vocabulary, "lower tp"),
     Rule("context-parallel", _CP_SOURCE, _context_parallel, "set cp to 1"),
-    Rule("overlap", "MCA training_args.py; Megatron-LM arguments.py", _overlap, "set overlap_param_gather to false"),
-    Rule("adapter", "MCA training_args.py, trainer/trainer.py", _adapter, "leave it out, or predict backend megatron"),
-    Rule("optimizer", "MLM optimizer/optimizer_config.py", _precision_aware, "set distributed_optimizer to true"),
 )
-"""Rules on tp, pp, cp and the switches."""
+"""Rules on the switches, which are first so that a pin which nothing can meet is told as such, and on tp, pp and cp."""
 
 GRID_RULES = (
     Rule("experts", "MLM transformer/moe/moe_layer.py", _experts, "choose ep among the divisors of the expert count"),

@@ -140,5 +140,3 @@ def _nothing_legal(spec: Spec, illegal: list[Rejection], seen: Counter[str]) -> 
         where=spec.path or "",
         remedy=example.fix,
     )
-
-

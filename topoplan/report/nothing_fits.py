@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from topoplan.errors import NoLayoutFits
+from topoplan.errors import NoLayoutFitsError
 from topoplan.planner.plan import Ranking
 from topoplan.report.sentences import counts_line, nearest_misses, reason_line, spec_line
 
 _MISSES = 5
 
 
-def nothing_fits(ranking: Ranking) -> NoLayoutFits:
+def nothing_fits(ranking: Ranking) -> NoLayoutFitsError:
     """The error with the nearest misses and what would make each fit."""
     lines = [f"no layout fits: {spec_line(ranking.spec)}. {counts_line(ranking.counts)}"]
     misses = nearest_misses(ranking, memory=_MISSES, rules=0)
     if misses:
         lines.append("nearest misses:")
     lines += (f"  - {reason_line(miss)}" for miss in misses)
-    return NoLayoutFits("\n".join(lines))
+    return NoLayoutFitsError("\n".join(lines))

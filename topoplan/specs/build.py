@@ -208,6 +208,7 @@ class Builder:
         """The job, checked against the cluster and the model. Raises SpecError, and LayoutError for a pin."""
         pin = form.pin.given() if form.pin else {}
         given = {key: value for key, value in form.given().items() if key != "pin"}
+        given.setdefault("packing", given.get("stage") == "pt")
         job = Job(**given, pin=pin)
         self._check_precision(job, cluster.gpu)
         self._check_something_trained(job, model)

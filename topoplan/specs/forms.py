@@ -232,7 +232,8 @@ class JobForm(Form):
         default=None, description="LLaMA-Factory's chat template.", examples=["qwen3_vl"]
     )
     packing: Annotated[bool | None, Switch()] = Field(
-        default=None, description="Samples are packed to seq_len, so that every position is a real token."
+        default=None,
+        description="Samples are packed to seq_len, so that every position is a real token. In stage pt on by default.",
     )
     samples: Annotated[int | None, Count(1, 10**12)] = Field(
         default=None, description="Sequences in the data set (packed ones with packing); gives hours and GPU-hours."

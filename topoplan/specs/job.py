@@ -24,8 +24,9 @@ class Job:
     dataset: str | None = None
     dataset_dir: str | None = None
     template: str | None = None
-    packing: bool = True
-    """Samples are packed to seq_len, so that every position is a real token."""
+    packing: bool = False
+    """Samples are packed to seq_len, so that every position is a real token. The trainer's own default: only stage pt
+    packs. Without packing every sequence is taken to be seq_len long, which none exceeds."""
     samples: int | None = None
     """Sequences in the data set (packed ones with packing)."""
     epochs: float = 3.0

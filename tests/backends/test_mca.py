@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.layout.specs import DENSE, LINEAR, make_spec
+from topoplan.backends.mca import FP8_RECIPES, SUPPORTED_MODEL_TYPES, check_job, check_precision
+from topoplan.backends.megatron import MCA, MEGATRON, TRAITS
+from topoplan.emit.trainer_keys import templates
+from topoplan.errors import ModelError, SpecError
+
+
+def test_the_usual_job_is_fine() -> None:
+    check_job(make_spec(DENSE))
+
+
+def test_the_model_types_are_those_that_the_emitter_knows() -> None:
+    assert set(templates().supported_model_types) == SUPPORTED_MODEL_TYPES
+
+
+@pytest.mark.parametrize("name", ["openai/gpt-oss-20b", "moonshotai/Kimi-K2-Instruct", "deepseek-ai/DeepSeek-V2"])
+def test_an_unsupported_model_type_is_named_with_the_ones_that_are(name: str) -> None:
+    with pytest.raises(ModelError, match=r"does not support model_type .*; expected one of deepseek_v3, glm4_moe"):
+        check_job(make_spec(name))
+
+
+@pytest.mark.parametrize("finetuning", ["freeze", "lora", "qlora"])
+def test_only_full_fine_tuning_reaches_the_trainer(finetuning: str) -> None:
+    with pytest.raises(SpecError, match=f"finetuning '{finetuning}': .* trains all weights all the same"):
+        check_job(make_spec(finetuning=finetuning))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision"),
+    [
+        ("h100-sxm-80gb", "bf16"),
+        ("h100-sxm-80gb", "fp8"),
+        ("b200-sxm-180gb", "fp8"),
+        ("b200-sxm-180gb", "mxfp8"),
+        ("v100-sxm-32gb", "fp16"),
+    ],
+)
+def test_a_precision_with_a_recipe_is_fine(gpu: str, precision: str) -> None:
+    check_job(make_spec(gpu=gpu, precision=precision))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "said"),
+    [
+        ("v100-sxm-32gb", "bf16", "v100-sxm-32gb has no bf16 tensor cores; set precision: fp16"),
+        ("a100-sxm-80gb", "fp8", "a100-sxm-80gb has no fp8 tensor cores"),
+        ("h100-sxm-80gb", "mxfp8", "h100-sxm-80gb has no mxfp8; Blackwell does"),
+        ("h100-sxm-80gb", "nvfp4", "h100-sxm-80gb has no fp4 tensor cores"),
+    ],
+)
+def test_a_precision_that_the_card_lacks_is_refused(gpu: str, precision: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        check_precision(make_spec(gpu=gpu, precision=precision))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "said"),
+    [
+        ("l40s-48gb", "fp8", r"no fp8 recipe for l40s-48gb \(ada\); expected bf16, fp8 on Hopper"),
+        ("b200-sxm-180gb", "nvfp4", r"no nvfp4 recipe for b200-sxm-180gb \(blackwell\)"),
+    ],
+)
+def test_a_precision_that_only_the_adapter_lacks_is_refused(gpu: str, precision: str, said: str) -> None:
+    spec = make_spec(gpu=gpu, precision=precision)
+    check_precision(spec)
+    with pytest.raises(SpecError, match=said):
+        check_job(spec)
+
+
+def test_linear_attention_needs_kernels_that_volta_lacks() -> None:
+    with pytest.raises(ModelError, match="needs Transformer Engine, which has no kernels for v100-sxm-32gb"):
+        check_job(make_spec(LINEAR, gpu="v100-sxm-32gb", precision="fp16"))
+
+
+def test_a_message_starts_with_the_file() -> None:
+    with pytest.raises(SpecError, match=r"^cluster\.yaml: finetuning"):
+        check_job(replace(make_spec(finetuning="lora"), path="cluster.yaml"))
+
+
+def test_the_adapter_neither_pads_the_vocabulary_nor_splits_one_that_does_not_divide() -> None:
+    assert TRAITS == {"mca": MCA, "megatron": MEGATRON}
+    assert (MCA.vocab_multiple, MCA.vocab_must_divide) == (1, True)
+    assert (MEGATRON.vocab_multiple, MEGATRON.vocab_must_divide) == (128, False)
+    assert set(FP8_RECIPES) == {"hopper", "blackwell"}

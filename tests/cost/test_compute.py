@@ -1,0 +1,256 @@
+"""Kernels: never quicker than the card, and longer with more work."""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.cost.samples import DENSE, LATENT, MIXED, layout_of, spec_of
+from topoplan import catalog
+from topoplan.cost.compute import PARTS, Operator, elementwise_s, gemm_s, layer_operators, layer_time, peak_flops
+from topoplan.cost.flops import attended_tokens
+from topoplan.cost.profile import profile_of
+from topoplan.cost.shard import shard_of
+from topoplan.layout.layout import Recompute
+from topoplan.specs.model import Attention
+
+H100 = catalog.gpu("h100-sxm-80gb")
+GPUS = ["v100-sxm-32gb", "a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "rtx4090-24gb"]
+EXTENT = st.integers(1, 40_000)
+
+
+def gemm(rows: float, columns: float, inner: float, *, gpu: str = "h100-sxm-80gb", **kwargs: Any) -> float:
+    card = catalog.gpu(gpu)
+    precision = kwargs.pop("precision", "fp16")
+    return gemm_s(rows, columns, inner, card, profile_of(card), precision, **kwargs)
+
+
+@lru_cache
+def operators(name: str, index: int = -1, precision: str = "bf16", **form: Any) -> dict[str, Operator]:
+    seq_len = form.pop("seq_len", 4096)
+    spec = spec_of(name, nodes=16, gpu="b200-sxm-180gb", precision=precision, seq_len=seq_len, global_batch_size=256)
+    shard = shard_of(layout_of(spec, **form), spec.job)
+    profile = profile_of(spec.cluster.gpu)
+    found = layer_operators(spec.model, spec.model.layers[index], shard, spec.cluster, profile)
+    assert len({operator.name for operator in found}) == len(found)
+    return {operator.name: operator for operator in found}
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows=EXTENT, columns=EXTENT, inner=EXTENT, gpu=st.sampled_from(GPUS))
+def test_a_gemm_is_never_quicker_than_its_flops_at_peak_nor_its_bytes_at_bandwidth(
+    rows: int, columns: int, inner: int, gpu: str
+) -> None:
+    card = catalog.gpu(gpu)
+    seconds = gemm(rows, columns, inner, gpu=gpu)
+    assert seconds >= 2.0 * rows * columns * inner / card.fp16_flops
+    assert seconds >= 2.0 * (rows * inner + inner * columns + rows * columns) / card.memory_bytes_per_s
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows=EXTENT, columns=EXTENT, inner=EXTENT, more=st.integers(1, 5_000), gpu=st.sampled_from(GPUS))
+def test_a_gemm_takes_no_less_time_when_any_extent_grows(
+    rows: int, columns: int, inner: int, more: int, gpu: str
+) -> None:
+    base = gemm(rows, columns, inner, gpu=gpu)
+    slack = 1.0 - 1e-12
+    assert gemm(rows + more, columns, inner, gpu=gpu) >= base * slack
+    assert gemm(rows, columns + more, inner, gpu=gpu) >= base * slack
+    assert gemm(rows, columns, inner + more, gpu=gpu) >= base * slack
+
+
+def test_a_large_gemm_comes_near_the_efficiency_of_the_profile() -> None:
+    size = 16_384
+    flops = 2.0 * size**3
+    reached = flops / gemm(size, size, size) / H100.fp16_flops
+    assert reached == pytest.approx(profile_of(H100).gemm_efficiency, rel=0.03)
+
+
+def test_small_gemms_waste_the_card() -> None:
+    def rate(size: int) -> float:
+        return 2.0 * size**3 / gemm(size, size, size)
+
+    assert rate(256) < 0.1 * rate(8192)
+
+
+def test_a_grouped_gemm_costs_at_least_as_much_as_one_of_the_same_rows() -> None:
+    one = gemm(8192, 1536, 2048)
+    grouped = gemm(8192 / 32, 1536, 2048, count=32)
+    assert grouped > one
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "field"),
+    [
+        ("h100-sxm-80gb", "bf16", "bf16_flops"),
+        ("h100-sxm-80gb", "fp8", "fp8_flops"),
+        ("h100-sxm-80gb", "nvfp4", "fp8_flops"),
+        ("b200-sxm-180gb", "mxfp8", "fp8_flops"),
+        ("b200-sxm-180gb", "nvfp4", "fp4_flops"),
+        ("a100-sxm-80gb", "fp8", "bf16_flops"),
+        ("a100-sxm-80gb", "nvfp4", "bf16_flops"),
+        ("v100-sxm-32gb", "fp16", "fp16_flops"),
+        ("v100-sxm-32gb", "bf16", "bf16_flops"),
+    ],
+)
+def test_a_precision_that_the_card_lacks_falls_back_to_the_next_one_up(gpu: str, precision: str, field: str) -> None:
+    card = catalog.gpu(gpu)
+    assert peak_flops(card, precision) == getattr(card, field)
+
+
+def test_fp8_layers_are_quicker_and_pay_for_their_casts() -> None:
+    plain, low = operators(DENSE), operators(DENSE, precision="fp8")
+    for name in ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"):
+        assert low[name].forward_s < plain[name].forward_s
+        assert low[f"{name} casts"].forward_s > 0
+        assert f"{name} casts" not in plain
+
+
+def test_elementwise_kernels_go_by_bytes_and_launches() -> None:
+    profile = profile_of(H100)
+    rate = H100.memory_bytes_per_s * profile.memory_efficiency
+    assert elementwise_s(1e9, H100, profile) == pytest.approx(profile.kernel_launch_s + 1e9 / rate)
+    assert elementwise_s(0, H100, profile, kernels=3) == pytest.approx(3 * profile.kernel_launch_s)
+
+
+def test_attention_grows_with_the_square_of_the_sequence() -> None:
+    short = operators(DENSE, seq_len=8192)["core_attn"]
+    long = operators(DENSE, seq_len=32768)["core_attn"]
+    assert long.forward_s / short.forward_s == pytest.approx(16, rel=0.02)
+    assert long.backward_s > 2.5 * long.forward_s
+
+
+def test_attention_is_never_quicker_than_its_flops_at_peak() -> None:
+    card = catalog.gpu("b200-sxm-180gb")
+    for name, heads, width in ((DENSE, 32, 128), (LATENT, 128, (192 + 128) / 2)):
+        flops = 2 * 4096 * (4096 / 2) * heads * 2 * width
+        assert operators(name)["core_attn"].forward_s > flops / card.bf16_flops
+
+
+def test_a_sliding_window_counts_the_tokens_it_leaves() -> None:
+    for seq_len, window in ((1000, 100), (1000, 999), (1000, 1000), (512, 4096), (64, 0)):
+        seen = [min(position, window) if window else position for position in range(seq_len)]
+        assert attended_tokens(seq_len, window) == pytest.approx(sum(seen) / seq_len, abs=0.51)
+
+
+def test_a_window_makes_attention_cheaper() -> None:
+    spec = spec_of(DENSE, gpu="b200-sxm-180gb", seq_len=32768)
+    layer = spec.model.layers[0]
+    assert isinstance(layer.attention, Attention)
+    narrow = replace(layer, attention=replace(layer.attention, window=1024))
+    shard, profile = shard_of(layout_of(spec), spec.job), profile_of(spec.cluster.gpu)
+    times = [
+        next(o for o in layer_operators(spec.model, one, shard, spec.cluster, profile) if o.name == "core_attn")
+        for one in (layer, narrow)
+    ]
+    assert times[1].forward_s == pytest.approx(times[0].forward_s / 16, rel=0.05)
+
+
+def test_tensor_parallel_layers_do_a_tp_th_of_the_work() -> None:
+    whole, split = operators(DENSE), operators(DENSE, tp=4)
+    for name in ("linear_qkv", "linear_fc1", "linear_fc2", "core_attn"):
+        assert whole[name].forward_s / split[name].forward_s == pytest.approx(4, rel=0.25)
+    assert "attention collectives" not in whole
+    assert split["attention collectives"].part == split["mlp collectives"].part == "tp_comm"
+
+
+def test_sequence_parallelism_moves_as_many_bytes_and_spares_the_norms() -> None:
+    with_sp, without = (operators(DENSE, tp=4, sequence_parallel=on, seq_len=65_536) for on in (True, False))
+    assert with_sp["input_layernorm"].forward_s < without["input_layernorm"].forward_s
+    # An all-gather and a reduce-scatter are one all-reduce, with one more start; backward gathers the input once more.
+    assert with_sp["mlp collectives"].forward_s == pytest.approx(without["mlp collectives"].forward_s, rel=0.05)
+    assert with_sp["mlp collectives"].backward_s > without["mlp collectives"].backward_s
+
+
+def test_latent_attention_gathers_its_compressed_states() -> None:
+    # DeepSeek-V3: 1536 + 512 + 64 wide, not 7168.
+    found = operators(LATENT, 0, tp=8, ep=8, etp=1, seq_len=65_536)  # a dense layer: its MLP gathers all of it
+    expected = (2112 / 7168 + 1) / 2
+    ratio = found["attention collectives"].forward_s / found["mlp collectives"].forward_s
+    assert ratio == pytest.approx(expected, rel=0.1)  # and two starts more
+
+
+def test_the_ring_of_context_parallelism_hides_behind_attention_when_sequences_are_long() -> None:
+    plain = operators(DENSE, seq_len=131_072)
+    split = operators(DENSE, cp=4, seq_len=131_072)
+    assert "cp ring" not in plain
+    assert split["core_attn"].forward_s == pytest.approx(plain["core_attn"].forward_s / 4, rel=0.01)
+    assert split["cp ring"].forward_s < 0.05 * split["core_attn"].forward_s
+
+
+def test_a_ring_of_keys_and_values_is_cheaper_with_fewer_heads() -> None:
+    spec = spec_of(DENSE)
+    layer = spec.model.layers[0]
+    assert isinstance(layer.attention, Attention)
+    shard, profile = shard_of(layout_of(spec, cp=4), spec.job), profile_of(spec.cluster.gpu)
+    rings = [
+        next(
+            o
+            for o in layer_operators(
+                spec.model,
+                replace(layer, attention=replace(layer.attention, kv_heads=kv_heads)),
+                shard,
+                spec.cluster,
+                profile,
+            )
+            if o.name == "cp ring"
+        ).backward_s
+        for kv_heads in (2, 8, 32)
+    ]
+    assert rings == sorted(rings)
+    assert rings[0] < rings[2]
+
+
+def test_experts_trade_tokens_only_when_they_are_spread() -> None:
+    assert "dispatch, combine" not in operators(MIXED)
+    inside, across = operators(MIXED, ep=8), operators(MIXED, ep=16)
+    assert inside["dispatch, combine"].forward_s < across["dispatch, combine"].forward_s
+    assert inside["experts.linear_fc1"].forward_s == pytest.approx(across["experts.linear_fc1"].forward_s, rel=0.3)
+
+
+def test_all_to_all_volume_shrinks_with_tensor_parallelism() -> None:
+    alone, split = operators(MIXED, ep=4), operators(MIXED, ep=4, tp=2, etp=1)
+    ratio = alone["dispatch, combine"].forward_s / split["dispatch, combine"].forward_s
+    assert ratio == pytest.approx(2, rel=0.15)
+
+
+def test_expert_tensor_parallelism_gathers_and_scatters_every_way() -> None:
+    split = operators(MIXED, ep=4, tp=2, etp=2)["expert tensor collectives"]
+    assert split.part == "tp_comm"
+    assert split.forward_s == split.backward_s > 0
+    assert "expert tensor collectives" not in operators(MIXED, ep=4, tp=2, etp=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "repeated"),
+    [
+        (DENSE, ("core_attn",), {"core_attn"}),
+        (DENSE, ("mlp",), {"pre_mlp_layernorm", "linear_fc1", "activation", "linear_fc2"}),
+        (DENSE, ("moe",), set()),
+        (MIXED, ("moe_act",), {"experts.activation"}),
+        (LATENT, ("mla_up_proj",), {"q_layernorm", "kv_layernorm", "linear_q_up_proj", "linear_kv_up_proj"}),
+    ],
+)
+def test_a_recompute_module_repeats_the_forward_of_its_operators(
+    name: str, modules: tuple[str, ...], repeated: set[str]
+) -> None:
+    found = {key for key, operator in operators(name).items() if set(modules) & set(operator.recomputed_by)}
+    assert repeated <= found
+    assert found - repeated <= {"rotate, assemble q k v"}
+
+
+@pytest.mark.parametrize("name", [DENSE, MIXED, LATENT, "Qwen/Qwen3-Next-80B-A3B-Instruct"])
+def test_full_recomputation_repeats_the_whole_forward(name: str) -> None:
+    spec = spec_of(name)
+    shard, profile = shard_of(layout_of(spec), spec.job), profile_of(spec.cluster.gpu)
+    layer = spec.model.layers[-1]
+    full = Recompute(granularity="full", method="uniform", num_layers=1)
+    again = layer_time(spec.model, layer, shard, spec.cluster, profile, full)
+    plain = layer_time(spec.model, layer, shard, spec.cluster, profile, Recompute())
+    assert again.recompute_s == pytest.approx(sum(plain.forward_s))
+    assert plain.recompute_s == 0
+    assert len(plain.forward_s) == len(plain.backward_s) == len(PARTS)
+    assert (again.forward_s, again.backward_s) == (plain.forward_s, plain.backward_s)

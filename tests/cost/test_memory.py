@@ -1,0 +1,297 @@
+"""Memory of the stages: measured runs, and what every switch is worth."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.cost.samples import (
+    DENSE,
+    LATENT,
+    MIXED,
+    TIED,
+    VISION,
+    layout_of,
+    measured_rows,
+    memory_of,
+    spec_of,
+    spec_of_row,
+    stage_of,
+)
+from topoplan.backends.megatron import TRAITS
+from topoplan.cost.activations import layer_activations
+from topoplan.cost.memory import communicators, margin_fraction, predict_memory, stage_parameters
+from topoplan.cost.profile import profile_of
+from topoplan.cost.shard import shard_of
+from topoplan.layout.forms import layout_from_dict
+
+GIB = 2**30
+ROWS = measured_rows("measured_memory.jsonl")
+STAGES = [(row, stage) for row in ROWS for stage in range(len(row["measured"]["stage_allocated_gib"]))]
+ALLOWED_ERROR = 0.01
+
+
+@pytest.mark.parametrize(("row", "stage"), STAGES, ids=[f"{row['id']}-{stage}" for row, stage in STAGES])
+def test_a_measured_stage_is_predicted_within_one_percent(row: dict[str, Any], stage: int) -> None:
+    spec = spec_of_row(row)
+    layout = layout_from_dict(row["layout"], spec.cluster, spec.model, spec.job)
+    measured = row["measured"]["stage_allocated_gib"][stage]
+    assert stage_of(spec, layout, stage).allocated_bytes / GIB == pytest.approx(measured, rel=ALLOWED_ERROR)
+
+
+def test_every_measured_row_says_where_it_is_from() -> None:
+    assert len(STAGES) == 8
+    assert all(row["source"] and row["notes"] for row in ROWS)
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    (DENSE, {}),
+    (DENSE, {"tp": 4, "pp": 4, "vpp": 3}),
+    (DENSE, {"tp": 2, "cp": 2, "recompute": "full"}),
+    (MIXED, {"tp": 2, "pp": 4, "ep": 8, "recompute": {"granularity": "selective", "modules": ["moe"]}}),
+    (LATENT, {"pp": 4, "ep": 8, "pipeline_layout": "Et*15|t*15|t*15|t*16L"}),
+    (VISION, {"tp": 2, "pp": 2}),
+]
+
+
+@pytest.mark.parametrize(("model", "form"), CASES)
+def test_the_parts_of_a_stage_add_up_to_what_it_allocates(model: str, form: dict[str, Any]) -> None:
+    spec = spec_of(model)
+    memory = memory_of(spec, layout_of(spec, **form))
+    for stage in memory.by_stage:
+        assert sum(stage.parts_bytes.values()) == pytest.approx(stage.allocated_bytes)
+        assert all(size >= 0 for size in stage.parts_bytes.values())
+    assert memory.allocated_bytes == max(stage.allocated_bytes for stage in memory.by_stage)
+
+
+@pytest.mark.parametrize(("model", "form"), CASES)
+def test_distinct_stages_hold_the_worst_one(model: str, form: dict[str, Any]) -> None:
+    spec = spec_of(model)
+    layout = layout_of(spec, **form)
+    some = predict_memory(
+        spec.model,
+        spec.cluster,
+        spec.job,
+        layout,
+        TRAITS["megatron"],
+        profile_of(spec.cluster.gpu),
+        all_stages=False,
+    )
+    everything = memory_of(spec, layout)
+    assert len(everything.by_stage) == layout.pp
+    assert (some.device_bytes, some.host_bytes) == (everything.device_bytes, everything.host_bytes)
+
+
+def test_the_states_are_2_bytes_of_weight_4_of_gradient_and_12_sharded() -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, tp=2, cp=2, pp=2)
+    elements = stage_parameters(spec.model, spec.job, layout, TRAITS["megatron"], 0).total
+    parts = stage_of(spec, layout).parts_bytes
+    assert parts["weights"] == 2 * elements
+    assert parts["gradients"] == 4 * elements
+    assert parts["optimizer"] == 12 * elements / (layout.dp * layout.cp)
+
+
+def test_fp16_training_keeps_the_same_states_as_bf16() -> None:
+    half, bfloat = spec_of(DENSE, gpu="v100-sxm-32gb", precision="fp16"), spec_of(DENSE)
+    sizes = [stage_of(spec, layout_of(spec, tp=2, pp=2)).parts_bytes for spec in (half, bfloat)]
+    for part in ("weights", "gradients", "optimizer", "activations"):
+        assert sizes[0][part] == sizes[1][part]
+
+
+def test_without_the_distributed_optimizer_every_rank_holds_all_of_it() -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, tp=2)
+    alone = stage_of(spec, replace(layout, distributed_optimizer=False)).parts_bytes
+    assert alone["optimizer"] == layout.dp * stage_of(spec, layout).parts_bytes["optimizer"]
+
+
+def test_experts_are_sharded_over_their_own_data_parallel_group() -> None:
+    spec = spec_of(MIXED)
+    layout = layout_of(spec, tp=2, ep=8, etp=1)
+    parameters = stage_parameters(spec.model, spec.job, layout, TRAITS["megatron"], 0)
+    assert layout.expert_dp == 32 // 8
+    expected = 12 * (parameters.dense / 16 + parameters.expert / 4)
+    assert stage_of(spec, layout).parts_bytes["optimizer"] == expected
+
+
+def test_bf16_gradients_take_half_and_are_cast_for_the_optimizer_step() -> None:
+    spec = spec_of(DENSE, seq_len=512, global_batch_size=32)
+    layout = layout_of(spec, tp=8, pp=4, recompute="full")  # one replica: the whole optimizer on every rank
+    full, half = stage_of(spec, layout), stage_of(spec, replace(layout, grad_reduce_in_fp32=False))
+    elements = full.parts_bytes["gradients"] / 4
+    assert half.parts_bytes["gradients"] == 2 * elements
+    # fp32 gradients of the shard are made when the activations are gone.
+    assert half.parts_bytes["peak (optimizer step)"] + half.parts_bytes["activations"] == pytest.approx(4 * elements)
+
+
+def test_a_precision_aware_optimizer_keeps_two_bytes_of_the_master_weight() -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, tp=2)
+    plain = stage_of(spec, layout).parts_bytes["optimizer"]
+    assert stage_of(spec, replace(layout, precision_aware_optimizer=True)).parts_bytes["optimizer"] == plain * 10 / 12
+    low = spec_of(DENSE, precision="fp8")
+    assert stage_of(low, replace(layout, precision_aware_optimizer=True)).parts_bytes["optimizer"] == plain
+
+
+@pytest.mark.parametrize("fraction", [0.25, 1.0])
+def test_an_offloaded_optimizer_moves_to_the_host_with_its_gradient(fraction: float) -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, tp=2, pp=2)
+    moved = replace(layout, optimizer_offload_fraction=fraction)
+    on_card = stage_of(spec, layout).parts_bytes["optimizer"]
+    memory = memory_of(spec, moved)
+    assert memory.by_stage[0].parts_bytes["optimizer"] == on_card * (1 - fraction)
+    # fp32 weight, two moments and gradient in pinned memory, for each of the eight ranks of a node.
+    heaviest = max(stage.parts_bytes["optimizer"] for stage in memory_of(spec, layout).by_stage)
+    assert memory.host_bytes == pytest.approx(8 * fraction * heaviest * 16 / 12)
+    assert memory_of(spec, layout).host_bytes == 0
+
+
+def test_offload_saves_what_it_moves() -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, tp=2)
+    plain, moved = stage_of(spec, layout), stage_of(spec, replace(layout, optimizer_offload_fraction=1.0))
+    assert plain.allocated_bytes - moved.allocated_bytes == pytest.approx(plain.parts_bytes["optimizer"])
+
+
+def test_low_precision_caches_two_copies_of_the_blocks_and_none_of_the_ends() -> None:
+    layout = layout_of(spec_of(DENSE), tp=2)
+    plain = stage_of(spec_of(DENSE), layout).parts_bytes["weights"]
+    cached = stage_of(spec_of(DENSE, precision="fp8"), layout).parts_bytes["weights"] - plain
+    ends = 2 * 151_936 * 4096 / 2 + 4096
+    assert cached == pytest.approx(2 * (plain / 2 - ends), rel=1e-3)
+
+
+def test_frozen_parts_have_weights_alone() -> None:
+    frozen = spec_of(VISION)
+    whole = spec_of(VISION, freeze_vision_tower=False, freeze_multi_modal_projector=False)
+    tower = frozen.model.vision
+    assert tower is not None
+    layout = layout_of(frozen, tp=2, pp=2)
+    still, moving = stage_of(frozen, layout).parts_bytes, stage_of(whole, layout).parts_bytes
+    elements = tower.encoder_parameters + tower.projector_parameters
+    assert moving["weights"] == still["weights"]
+    assert moving["gradients"] - still["gradients"] == 4 * elements
+    assert moving["optimizer"] - still["optimizer"] == pytest.approx(12 * elements / layout.dp)
+    assert "vision activations" not in still
+    assert moving["vision activations"] > 0
+
+
+def test_a_trained_projector_alone_needs_no_activations_of_the_tower() -> None:
+    spec = spec_of(VISION, freeze_multi_modal_projector=False)
+    assert "vision activations" not in stage_of(spec, layout_of(spec, tp=2)).parts_bytes
+
+
+def test_the_vision_tower_is_held_for_every_micro_batch_in_flight_of_the_first_chunk() -> None:
+    spec = spec_of(VISION, freeze_vision_tower=False, global_batch_size=128)
+    one = stage_of(spec, layout_of(spec)).parts_bytes["vision activations"]
+    plain = stage_of(spec, layout_of(spec, pp=2)).parts_bytes["vision activations"]
+    interleaved = stage_of(spec, layout_of(spec, pp=2, vpp=2)).parts_bytes["vision activations"]
+    assert plain == 2 * one
+    assert interleaved == 4 * one
+
+
+def test_the_tied_embedding_has_states_on_both_ends_of_the_pipeline() -> None:
+    spec = spec_of(TIED)
+    table = spec.model.vocab_size * spec.model.hidden_size
+    first, last = (stage_of(spec, layout_of(spec, pp=2), rank).parts_bytes for rank in (0, 1))
+    assert first["gradients"] + last["gradients"] == pytest.approx(
+        stage_of(spec, layout_of(spec)).parts_bytes["gradients"] + 4 * table
+    )
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_a_stage_keeps_the_activations_of_pp_micro_batches_at_first_and_one_at_last(pp: int) -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, pp=pp)
+    a_layer = layer_activations(spec.model, spec.model.layers[0], shard_of(layout, spec.job)).saved_bytes
+    for rank in range(pp):
+        expected = (pp - rank) * 36 / pp * a_layer
+        assert stage_of(spec, layout, rank).parts_bytes["activations"] == pytest.approx(expected)
+
+
+def test_the_loss_is_a_peak_of_the_last_stage_with_a_large_vocabulary() -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, pp=4)
+    logits = 4096 * 151_936
+    peaks = [next(name for name in s.parts_bytes if name.startswith("peak")) for s in memory_of(spec, layout).by_stage]
+    assert peaks[-1] == "peak (loss)"
+    assert "peak (loss)" not in peaks[:-1]
+    fused = stage_of(spec, replace(layout, cross_entropy_fusion=True), 3)
+    plain = stage_of(spec, layout, 3)
+    assert plain.parts_bytes["peak (loss)"] - fused.parts_bytes["peak (loss)"] == 4 * logits
+
+
+def full(method: str, num_layers: int) -> dict[str, Any]:
+    return {"granularity": "full", "method": method, "num_layers": num_layers}
+
+
+def test_uniform_recomputation_keeps_one_input_a_group_and_brings_back_the_group() -> None:
+    spec = spec_of(DENSE)
+    layouts = {n: layout_of(spec, pp=2, recompute=full("uniform", n)) for n in (1, 3)}
+    one = layer_activations(spec.model, spec.model.layers[0], shard_of(layouts[1], spec.job))
+    sizes = {n: stage_of(spec, layout).parts_bytes for n, layout in layouts.items()}
+    assert sizes[1]["activations"] == 2 * 18 * one.input_bytes
+    assert sizes[3]["activations"] == 2 * 6 * one.input_bytes
+    assert sizes[3]["peak (backward)"] - sizes[1]["peak (backward)"] == pytest.approx(2 * one.saved_bytes)
+
+
+def test_block_recomputation_recomputes_the_first_layers_of_every_chunk() -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, pp=2, recompute=full("block", 10))
+    one = layer_activations(spec.model, spec.model.layers[0], shard_of(layout, spec.job))
+    parts = stage_of(spec, layout).parts_bytes
+    assert parts["activations"] == pytest.approx(2 * (10 * one.input_bytes + 8 * one.saved_bytes))
+    everything = stage_of(spec, layout_of(spec, pp=2, recompute=full("block", 18))).parts_bytes
+    uniform = stage_of(spec, layout_of(spec, pp=2, recompute="full")).parts_bytes
+    assert everything["activations"] == uniform["activations"]
+    # The eight layers that keep everything are freed before the first one is recomputed.
+    plain = stage_of(spec, layout_of(spec, pp=2)).parts_bytes
+    assert parts["peak (backward)"] == plain["peak (backward)"]
+    assert everything["peak (backward)"] == uniform["peak (backward)"]
+
+
+def test_recomputation_saves_more_the_more_it_repeats() -> None:
+    spec = spec_of(DENSE)
+    modes: list[Any] = ["none", {"granularity": "selective", "modules": ["mlp"]}, full("block", 30), "full"]
+    sizes = [stage_of(spec, layout_of(spec, recompute=mode)).allocated_bytes for mode in modes]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("model", [DENSE, MIXED])
+def test_longer_sequences_and_larger_micro_batches_need_more(model: str) -> None:
+    sizes = []
+    for seq_len, micro_batch in ((2048, 1), (4096, 1), (4096, 2), (8192, 2)):
+        spec = spec_of(model, seq_len=seq_len)
+        sizes.append(memory_of(spec, layout_of(spec, tp=2, micro_batch_size=micro_batch)).device_bytes)
+    assert sizes == sorted(sizes)
+
+
+def test_reserved_is_above_allocated_and_device_above_reserved() -> None:
+    spec = spec_of(DENSE)
+    memory = memory_of(spec, layout_of(spec, tp=2, pp=2))
+    assert memory.allocated_bytes < memory.reserved_bytes < memory.device_bytes
+    assert memory.capacity_bytes == spec.cluster.gpu.memory_bytes
+
+
+def test_only_groups_of_more_than_one_rank_have_a_communicator() -> None:
+    dense, mixed, tied = (spec_of(name) for name in (DENSE, MIXED, TIED))
+    one = spec_of(DENSE, nodes=1, gpus_per_node=1)
+    assert communicators(layout_of(one), one.model) == 1
+    assert communicators(layout_of(dense), dense.model) == 2  # the world, data parallel
+    assert communicators(layout_of(dense, tp=2, pp=2, cp=2), dense.model) == 5
+    assert communicators(layout_of(mixed, ep=8), mixed.model) == 4  # and ep, expert data parallel
+    assert communicators(layout_of(tied, pp=2), tied.model) == communicators(layout_of(dense, pp=2), dense.model) + 1
+
+
+def test_a_plan_fits_up_to_the_margin_and_not_beyond() -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, tp=2)
+    device = memory_of(spec, layout).device_bytes
+    room = 1.0 - device / spec.cluster.gpu.memory_bytes
+    for margin, fits in ((room - 0.001, True), (room + 0.001, False)):
+        narrow = spec_of(DENSE, cluster={"margin": margin})
+        assert memory_of(narrow, layout).fits is fits
+        assert margin_fraction(narrow.cluster) == pytest.approx(margin)
+    assert margin_fraction(spec.cluster) == 0.04

@@ -1,0 +1,231 @@
+"""Time of a step: its parts, what scales it and what the overlap switches hide; and measured runs."""
+
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.cost.samples import (
+    DENSE,
+    LATENT,
+    MIXED,
+    TIED,
+    VISION,
+    layout_of,
+    measured_rows,
+    spec_of,
+    spec_of_row,
+    time_of,
+)
+from topoplan.cost.profile import profile_of
+from topoplan.layout.forms import layout_from_dict
+
+ROWS = measured_rows("measured_throughput.jsonl")
+CASES: list[tuple[str, dict[str, Any]]] = [
+    (DENSE, {}),
+    (DENSE, {"tp": 4, "pp": 4, "vpp": 3}),
+    (DENSE, {"tp": 2, "cp": 2, "recompute": "full"}),
+    (MIXED, {"tp": 2, "pp": 4, "ep": 8, "recompute": {"granularity": "selective", "modules": ["moe"]}}),
+    (LATENT, {"pp": 4, "ep": 8, "pipeline_layout": "Et*15|t*15|t*15|t*16L"}),
+    (VISION, {"tp": 2, "pp": 2}),
+]
+
+
+def test_throughput_of_measured_runs_is_within_fifteen_percent_at_the_median() -> None:
+    errors = []
+    for row in ROWS:
+        spec = spec_of_row(row)
+        layout = layout_from_dict(row["layout"], spec.cluster, spec.model, spec.job)
+        errors.append(abs(time_of(spec, layout).step_s / row["measured"]["step_s"] - 1))
+    assert len(errors) == 19
+    assert median(errors) < 0.15
+    assert max(errors) < 0.30
+
+
+def test_measured_layouts_of_one_model_are_put_in_the_measured_order() -> None:
+    def rate(row: dict[str, Any], step_s: float) -> float:
+        return float(row["job"]["global_batch_size"] / step_s)
+
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for row in ROWS:
+        if row["id"].endswith("preview"):
+            continue
+        spec = spec_of_row(row)
+        layout = layout_from_dict(row["layout"], spec.cluster, spec.model, spec.job)
+        key = f"{row['model']} {layout.gradient_accumulation_steps}"
+        pair = (rate(row, time_of(spec, layout).step_s), rate(row, row["measured"]["step_s"]))
+        groups.setdefault(key, []).append(pair)
+    assert len(groups) == 6
+    for members in groups.values():
+        assert max(members)[1] == max(measured for _, measured in members)
+
+
+@pytest.mark.parametrize(("model", "form"), CASES)
+def test_the_parts_add_up_to_the_step_exactly(model: str, form: dict[str, Any]) -> None:
+    spec = spec_of(model)
+    time = time_of(spec, layout_of(spec, **form))
+    assert sum(time.parts_s.values()) == time.step_s
+    assert all(seconds > 0 for seconds in time.parts_s.values())
+
+
+@pytest.mark.parametrize(("model", "form"), CASES)
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_the_band_is_even_and_at_least_as_wide_as_the_profile_says(
+    model: str, form: dict[str, Any], precision: str
+) -> None:
+    spec = spec_of(model, precision=precision)
+    time = time_of(spec, layout_of(spec, **form))
+    low, high = (bound / time.step_s for bound in time.band_s)
+    assert 0 < low < 1 < high
+    assert high - 1 == pytest.approx(1 - low)
+    assert high - 1 >= profile_of(spec.cluster.gpu).time_band - 1e-9
+
+
+def test_experts_and_low_precision_are_no_surer_than_a_dense_bf16_model() -> None:
+    def width(model: str, precision: str) -> float:
+        spec = spec_of(model, precision=precision)
+        time = time_of(spec, layout_of(spec, tp=2))
+        return time.band_s[1] / time.step_s
+
+    assert width(MIXED, "bf16") >= width(DENSE, "bf16")
+    assert width(DENSE, "fp8") >= width(DENSE, "bf16")
+
+
+@pytest.mark.parametrize(("model", "form"), CASES)
+def test_every_further_micro_batch_takes_the_same_time(model: str, form: dict[str, Any]) -> None:
+    steps = []
+    for batch in (256, 512, 768):
+        spec = spec_of(model, global_batch_size=batch)
+        steps.append(time_of(spec, layout_of(spec, **form)).step_s)
+    assert steps[1] - steps[0] == pytest.approx(steps[2] - steps[1], rel=1e-6)
+    assert steps[1] < 2 * steps[0]  # gradients, optimizer and the bubble come once a step
+
+
+def test_the_bubble_is_there_with_a_pipeline_alone_and_shrinks_with_interleaving() -> None:
+    spec = spec_of(DENSE)
+    assert "pp_bubble" not in time_of(spec, layout_of(spec, tp=2)).parts_s
+    plain = time_of(spec, layout_of(spec, pp=4)).parts_s["pp_bubble"]
+    assert time_of(spec, layout_of(spec, pp=4, vpp=3)).parts_s["pp_bubble"] < plain
+
+
+def test_parts_appear_with_what_causes_them() -> None:
+    spec, mixed = spec_of(DENSE), spec_of(MIXED)
+    one = spec_of(DENSE, nodes=1, gpus_per_node=1)
+    assert {"tp_comm", "cp_comm", "ep_comm", "pp_comm", "dp_comm", "recompute"}.isdisjoint(
+        time_of(one, layout_of(one)).parts_s
+    )
+    assert "tp_comm" in time_of(spec, layout_of(spec, tp=2)).parts_s
+    assert "cp_comm" in time_of(spec, layout_of(spec, cp=2)).parts_s
+    assert "pp_comm" in time_of(spec, layout_of(spec, pp=2)).parts_s
+    assert "ep_comm" in time_of(mixed, layout_of(mixed, ep=8)).parts_s
+    assert "recompute" in time_of(spec, layout_of(spec, recompute="full")).parts_s
+
+
+def test_overlap_hides_gradient_reduction_and_weight_gathering() -> None:
+    spec = spec_of(DENSE)
+    hidden = layout_of(spec, tp=2)
+    bare = replace(hidden, overlap_grad_reduce=False, overlap_param_gather=False)
+    only_gradients = replace(hidden, overlap_param_gather=False)
+    times = [time_of(spec, layout).parts_s["dp_comm"] for layout in (hidden, only_gradients, bare)]
+    assert times == sorted(times)
+    assert times[0] < times[2] / 4
+    # Reduce-scatter of 4 bytes and all-gather of 2 an element, over the network.
+    assert (times[2] - times[1]) > (times[1] - times[0])
+
+
+def test_gradients_in_bf16_take_half_the_time_to_reduce() -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, overlap_grad_reduce=False, overlap_param_gather=False)
+    full = time_of(spec, layout).parts_s["dp_comm"]
+    half = time_of(spec, replace(layout, grad_reduce_in_fp32=False)).parts_s["dp_comm"]
+    assert half == pytest.approx(full * (2 + 2) / (4 + 2), rel=0.02)
+
+
+def test_without_the_distributed_optimizer_gradients_are_reduced_whole_and_no_weights_gathered() -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, overlap_grad_reduce=False, overlap_param_gather=False)
+    sharded = time_of(spec, layout).parts_s["dp_comm"]
+    whole = time_of(spec, replace(layout, distributed_optimizer=False)).parts_s["dp_comm"]
+    assert whole == pytest.approx(sharded * (4 + 4) / (4 + 2), rel=0.02)
+
+
+def test_the_ends_of_a_pipeline_add_up_the_gradients_of_a_tied_embedding() -> None:
+    spec = spec_of(TIED)
+    layout = layout_of(spec, pp=2)
+    tied = time_of(spec, layout).parts_s["dp_comm"]
+    loose = replace(spec, model=replace(spec.model, tie_word_embeddings=False))
+    extra = tied - time_of(loose, layout).parts_s["dp_comm"]
+    # One all-reduce of two ranks in different nodes: the whole fp32 gradient once each way, over one NIC.
+    network = 50e9 * profile_of(spec.cluster.gpu).network_efficiency
+    assert extra == pytest.approx(4 * 151_936 * 2560 / network, rel=0.02)
+
+
+def test_full_recomputation_repeats_about_a_third_of_the_work() -> None:
+    spec = spec_of(DENSE)
+    plain = time_of(spec, layout_of(spec, tp=2)).step_s
+    full = time_of(spec, layout_of(spec, tp=2, recompute="full")).step_s
+    assert 1.2 < full / plain < 1.4
+
+
+def test_block_recomputation_costs_its_share_of_the_layers() -> None:
+    spec = spec_of(DENSE)
+
+    def repeated(method: str, num_layers: int) -> float:
+        mode = {"granularity": "full", "method": method, "num_layers": num_layers}
+        return time_of(spec, layout_of(spec, tp=2, recompute=mode)).parts_s["recompute"]
+
+    assert repeated("block", 9) == pytest.approx(repeated("uniform", 1) / 4)
+    assert repeated("uniform", 4) == repeated("uniform", 1)
+
+
+def test_offload_pays_for_the_host() -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, tp=2)
+    card, host = time_of(spec, layout), time_of(spec, replace(layout, optimizer_offload_fraction=1.0))
+    assert host.parts_s["optimizer"] > 3 * card.parts_s["optimizer"]
+
+
+def test_a_frozen_tower_has_a_forward_alone() -> None:
+    frozen, trained = spec_of(VISION), spec_of(VISION, freeze_vision_tower=False)
+    projector = spec_of(VISION, freeze_multi_modal_projector=False)
+    layout = layout_of(frozen, tp=2)
+    language = time_of(spec_of(DENSE), layout).parts_s["ends"]
+    forward = time_of(frozen, layout).parts_s["ends"] - language
+    assert forward > 0
+    assert time_of(trained, layout).parts_s["ends"] - language == pytest.approx(3 * forward)
+    assert time_of(projector, layout).parts_s["ends"] == time_of(frozen, layout).parts_s["ends"]
+
+
+def test_images_attend_to_themselves_whatever_the_micro_batch() -> None:
+    spec = spec_of(VISION, global_batch_size=256)
+    language = spec_of(DENSE, global_batch_size=256)
+    towers = []
+    for micro_batch in (1, 4):
+        layout = layout_of(spec, micro_batch_size=micro_batch)
+        towers.append(time_of(spec, layout).parts_s["ends"] - time_of(language, layout).parts_s["ends"])
+    assert towers[1] <= towers[0]
+
+
+def test_fp16_on_a_card_without_bf16_runs_the_loss_on_its_tensor_cores_too() -> None:
+    spec = spec_of("Qwen/Qwen3-1.7B", gpu="v100-sxm-32gb", precision="fp16")
+    parts = time_of(spec, layout_of(spec)).parts_s
+    # The output layer has a quarter of the blocks' weights; on the fp32 units it would take longer than all of them.
+    assert parts["ends"] < 0.6 * parts["gemm"]
+
+
+def test_fp8_makes_the_layers_quicker_and_leaves_the_ends() -> None:
+    plain, low = spec_of(DENSE), spec_of(DENSE, precision="fp8")
+    layout = layout_of(plain, tp=2)
+    before, after = time_of(plain, layout).parts_s, time_of(low, layout).parts_s
+    assert after["gemm"] < 0.75 * before["gemm"]
+    assert after["ends"] == before["ends"]
+    assert after["elementwise"] > before["elementwise"]
+
+
+def test_slower_networks_and_cards_take_longer() -> None:
+    fast, slow = spec_of(DENSE), spec_of(DENSE, cluster={"ib_bandwidth": "100Gb/s", "nvlink_bandwidth": "900GB/s"})
+    layout = layout_of(fast, pp=2, overlap_grad_reduce=False, overlap_param_gather=False)
+    assert time_of(slow, layout).step_s > time_of(fast, layout).step_s
+    ampere = spec_of(DENSE, gpu="a100-sxm-80gb")
+    assert time_of(ampere, layout).step_s > 1.5 * time_of(fast, layout).step_s

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.layout.specs import DENSE, MLA, MOE, make_spec
+from topoplan.errors import LayoutError
+from topoplan.layout.enumerate import shapes, steps
+from topoplan.layout.forms import OTHER_BACKENDS, layout_from_dict, layout_to_dict, recompute_from_value
+from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.rules import RECOMPUTE_MODULES
+from topoplan.specs.spec import Spec
+
+SPEC = make_spec()
+
+
+def read(form: Any, spec: Spec = SPEC) -> Layout:
+    return layout_from_dict(form, spec.cluster, spec.model, spec.job)
+
+
+@pytest.mark.parametrize("model", [DENSE, MOE, MLA])
+def test_every_candidate_of_a_search_comes_back_from_its_json_form(model: str) -> None:
+    spec = make_spec(model, nodes=2, pin={"cp": 1})
+    seen = 0
+    for shape, broken in shapes(spec):
+        if broken:
+            continue
+        for layout, broken_step in steps(spec, shape):
+            if not broken_step:
+                seen += 1
+                assert read(json.loads(json.dumps(layout_to_dict(layout))), spec) == layout
+    assert seen > 100
+
+
+def test_the_json_form_has_every_key_of_the_contract() -> None:
+    layout = read({"tp": 4, "recompute": {"granularity": "selective", "modules": ["mlp"]}})
+    assert layout_to_dict(layout) == {
+        "backend": "mca",
+        **{"tp": 4, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "etp": 1, "dp": 8},
+        "micro_batch_size": 1,
+        "gradient_accumulation_steps": 8,
+        "sequence_parallel": True,
+        "recompute": {"granularity": "selective", "modules": ["mlp"]},
+        "distributed_optimizer": True,
+        "pipeline_layout": None,
+        "optimizer_offload_fraction": 0.0,
+        "grad_reduce_in_fp32": True,
+        "overlap_grad_reduce": True,
+        "overlap_param_gather": True,
+        "cross_entropy_fusion": False,
+        "precision_aware_optimizer": False,
+    }
+
+
+def test_what_is_left_out_is_derived() -> None:
+    layout = read({"tp": 4, "pp": 2, "micro_batch_size": 2})
+    assert (layout.backend, layout.dp, layout.gradient_accumulation_steps) == ("mca", 4, 8)
+    assert layout.sequence_parallel
+    assert not read({}).sequence_parallel
+    assert read({"tp": None, "vpp": None, "backend": None, "recompute": None}) == read({})
+
+
+def test_expert_tensor_parallel_follows_tp_without_expert_parallel() -> None:
+    moe = make_spec(MOE)
+    assert read({"tp": 4}, moe).etp == 4
+    assert read({"tp": 4, "ep": 4}, moe).etp == 1
+    assert read({"tp": 4, "etp": 2}, moe).etp == 2
+    assert read({"tp": 4}).etp == 1
+
+
+def test_virtual_stages_follow_from_a_pipeline_layout() -> None:
+    assert read({"pp": 2, "pipeline_layout": "Et*9|t*9|t*9|t*9L"}).vpp == 2
+    assert read({"pp": 4, "pipeline_layout": "Et*9|t*9|t*9|t*9L"}).vpp == 1
+    assert read({"pp": 2, "vpp": 1, "pipeline_layout": "Et*9|t*9|t*9|t*9L"}).vpp == 1  # the rule will tell
+    with pytest.raises(LayoutError, match="pipeline_layout has 3 stages % pp 2 = 1"):
+        read({"pp": 2, "pipeline_layout": "Et*9|t*9|t*18L"})
+
+
+@pytest.mark.parametrize("off", ["distributed_optimizer", "overlap_grad_reduce"])
+def test_gathering_parameters_is_not_overlapped_where_what_it_needs_is_off(off: str) -> None:
+    assert not read({off: False}).overlap_param_gather
+    assert read({off: False, "overlap_param_gather": True}).overlap_param_gather
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"tp": 3}, r"layout: world size 32 % \(tp 3 \* pp 1 \* cp 1\) = 2"),
+        ({"tp": 4, "dp": 4}, r"layout.dp: tp 4 \* pp 1 \* cp 1 \* dp 4 = 16, the cluster has 32 GPUs; leave dp out"),
+        ({"micro_batch_size": 3}, r"layout: global_batch_size 64 % \(micro_batch_size 3 \* dp 32\) = 64"),
+        (
+            {"gradient_accumulation_steps": 3},
+            r"micro_batch_size 1 \* dp 32 \* gradient_accumulation_steps 3 != global_batch_size 64",
+        ),
+        ({"tensor_parallel": 4}, "layout: unknown key 'tensor_parallel'"),
+        ({"distributed_optimiser": True}, "did you mean 'distributed_optimizer'?"),
+        ({7: 4}, "layout: unknown key 7"),
+        ({"tp": "4"}, "layout.tp: '4'; expected a whole number from 1"),
+        ({"tp": 4.0}, "layout.tp: 4.0; expected a whole number"),
+        ({"tp": True}, "layout.tp: true; expected a whole number"),
+        ({"tp": 0}, "layout.tp: 0; expected a whole number from 1"),
+        ({"tp": -2}, "layout.tp: -2; expected a whole number from 1"),
+        ({"tp": 10**5000}, "layout.tp: a number of hundreds of digits; expected"),
+        ({"sequence_parallel": "false"}, "layout.sequence_parallel: 'false'; expected true or false"),
+        ({"sequence_parallel": 1}, "layout.sequence_parallel: 1; expected true or false"),
+        (
+            {"optimizer_offload_fraction": 1.5},
+            "layout.optimizer_offload_fraction: 1.5; expected a fraction from 0 to 1",
+        ),
+        ({"optimizer_offload_fraction": float("nan")}, "expected a fraction from 0 to 1"),
+        ({"pipeline_layout": ["E"]}, "layout.pipeline_layout: a list; expected a string"),
+        ({"backend": "nemo"}, "layout.backend: unknown backend 'nemo'; expected mca or megatron"),
+        ({"backend": ["mca"]}, "unknown backend a list"),
+        ({"recompute": 3}, "layout.recompute: 3 is not a recompute mode"),
+        ({"recompute": "partial"}, "layout.recompute: granularity 'partial'; expected none, selective or full"),
+        (
+            {"recompute": {"granularity": "full", "method": "recompute"}},
+            "method 'recompute'; expected uniform or block",
+        ),
+        ({"recompute": {"granularity": "full", "num_layers": 0}}, "num_layers 0; expected a whole number from 1"),
+        ({"recompute": {"granularity": "selective", "num_layers": 1}}, "num_layers with granularity selective"),
+        ({"recompute": {"granularity": "none", "modules": ["mlp"]}}, "modules with granularity none"),
+        ({"recompute": {"layers": 1}}, "layout.recompute: unknown key 'layers'"),
+        ({"recompute": {1: 1, "a": 2}}, "layout.recompute: unknown key 1"),
+        ({"recompute": {"granularity": "selective", "modules": 5}}, "modules 5; expected a list"),
+        (
+            {"recompute": {"granularity": "selective", "modules": ["core_atn"]}},
+            "layout.recompute.modules: unknown module 'core_atn'; expected some of .* did you mean 'core_attn'",
+        ),
+        ({"recompute": {"granularity": "selective", "modules": [["mlp"]]}}, "unknown module a list"),
+        ([], "layout: a list is not a layout; expected a mapping"),
+        ("tp4", "layout: 'tp4' is not a layout"),
+    ],
+)
+def test_a_wrong_form_is_named_with_its_key(form: Any, said: str) -> None:
+    with pytest.raises(LayoutError, match=said):
+        read(form)
+
+
+@pytest.mark.parametrize("backend", OTHER_BACKENDS)
+def test_other_backends_are_not_predicted_yet(backend: str) -> None:
+    with pytest.raises(LayoutError, match=f"backend '{backend}' is not predicted yet; expected mca or megatron"):
+        read({"backend": backend, "zero_stage": 3})
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-3, 10) | st.floats() | st.text(max_size=6) | st.just(10**400)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCALARS, inner, max_size=3))
+KEYS = st.sampled_from([*layout_to_dict(read({})), "junk"]) | SCALARS
+RECOMPUTES = st.dictionaries(
+    st.sampled_from(["granularity", "modules", "method", "num_layers"]),
+    VALUES | st.sampled_from(["selective", "full", "block", ["mlp"]]),
+)
+
+
+@given(st.dictionaries(KEYS, VALUES | RECOMPUTES, max_size=5) | VALUES)
+def test_junk_is_a_layout_error_or_a_layout(form: Any) -> None:
+    try:
+        layout = read(form)
+    except LayoutError:
+        return
+    assert layout.world_size == SPEC.cluster.world_size
+    assert read(layout_to_dict(layout)) == layout
+
+
+@pytest.mark.parametrize(
+    ("value", "mode"),
+    [
+        ("none", Recompute()),
+        ({}, Recompute()),
+        ("selective", Recompute(granularity="selective", modules=("core_attn",))),
+        ({"modules": ["mlp", "mlp"]}, Recompute(granularity="selective", modules=("mlp",))),
+        (
+            {"granularity": "selective", "modules": "mlp,moe"},
+            Recompute(granularity="selective", modules=("mlp", "moe")),
+        ),
+        ("full", Recompute(granularity="full", method="uniform", num_layers=1)),
+        ({"method": "block", "num_layers": 4}, Recompute(granularity="full", method="block", num_layers=4)),
+        ({"granularity": "full", "modules": [], "method": None}, recompute_from_value("full")),
+    ],
+)
+def test_a_recompute_mode_is_completed(value: Any, mode: Recompute) -> None:
+    assert recompute_from_value(value) == mode
+
+
+def test_every_module_of_megatron_is_accepted() -> None:
+    assert recompute_from_value({"modules": list(RECOMPUTE_MODULES)}).modules == RECOMPUTE_MODULES

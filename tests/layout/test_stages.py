@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topoplan.errors import LayoutError
+from topoplan.layout.stages import balanced_pipeline_layout, parse_pipeline_layout, split_stages, vpp_of
+
+COUNTS = st.integers(1, 12)
+
+
+@given(per_stage=COUNTS, pp=COUNTS, vpp=COUNTS)
+def test_an_even_split_covers_all_layers_once_in_the_order_of_virtual_stages(per_stage: int, pp: int, vpp: int) -> None:
+    layers = per_stage * pp * vpp
+    stages = split_stages(layers, pp, vpp, None)
+    assert [len(chunks) for chunks in stages] == [vpp] * pp
+    in_order = [stages[rank][virtual] for virtual in range(vpp) for rank in range(pp)]
+    assert [layer for chunk in in_order for layer in chunk.layers] == list(range(layers))
+    assert {chunk.num_layers for chunk in in_order} == {per_stage}
+
+
+@given(pp=COUNTS, vpp=COUNTS, sizes=st.data())
+def test_an_uneven_split_covers_all_layers_once(pp: int, vpp: int, sizes: st.DataObject) -> None:
+    counts = sizes.draw(st.lists(st.integers(0, 5), min_size=pp * vpp, max_size=pp * vpp))
+    parts = ["t" * count for count in counts]
+    stages = split_stages(sum(counts), pp, vpp, "E" + "|".join(parts) + "L")
+    in_order = [stages[rank][virtual] for virtual in range(vpp) for rank in range(pp)]
+    assert [layer for chunk in in_order for layer in chunk.layers] == list(range(sum(counts)))
+    assert [chunk.num_layers for chunk in in_order] == counts
+
+
+@given(per_stage=COUNTS, pp=COUNTS, vpp=COUNTS)
+def test_the_first_virtual_stage_has_the_embedding_and_the_last_one_the_head(per_stage: int, pp: int, vpp: int) -> None:
+    stages = split_stages(per_stage * pp * vpp, pp, vpp, None)
+    assert [(rank, virtual) for rank in range(pp) for virtual in range(vpp) if stages[rank][virtual].embedding] == [
+        (0, 0)
+    ]
+    heads = [(rank, virtual) for rank in range(pp) for virtual in range(vpp) if stages[rank][virtual].head]
+    assert heads == [(pp - 1, vpp - 1)]
+
+
+@given(layers=st.integers(1, 200), pp=st.integers(2, 16), vpp=st.integers(1, 4))
+def test_a_balanced_layout_parses_back_and_its_slots_differ_by_one_at_most(layers: int, pp: int, vpp: int) -> None:
+    text = balanced_pipeline_layout(layers, pp, vpp)
+    if text is None:
+        assert (layers + 2) // (pp * vpp) < 2  # a stage in the middle would be without a layer
+        return
+    parts = parse_pipeline_layout(text)
+    assert len(parts) == pp * vpp
+    assert sum(part.count("t") for part in parts) == layers
+    slots = [len(part) for part in parts]  # the embedding and the loss fill one slot each
+    assert max(slots) - min(slots) <= 1
+    assert min(part.count("t") for part in parts[:-1]) >= 1
+    assert vpp_of(text, pp) == vpp
+    assert len(split_stages(layers, pp, vpp, text)) == pp
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "text", "sizes"),
+    [
+        (61, 8, "Et*7|(t*8|)*6t*6L", [7, 8, 8, 8, 8, 8, 8, 6]),
+        (61, 16, "Et*3|(t*4|)*14t*2L", [3, *[4] * 14, 2]),
+        (36, 5, "Et*6|(t*8|)*3t*6L", [6, 8, 8, 8, 6]),
+        (35, 9, "Et*3|(t*4|)*3t*5|(t*4|)*3t*3L", [3, 4, 4, 4, 5, 4, 4, 4, 3]),
+        (4, 3, "Et|t*2|tL", [1, 2, 1]),
+        (3, 3, "Et|t*2|L", [1, 2, 0]),  # the last stage may hold the loss alone
+    ],
+)
+def test_the_longer_stages_of_a_balanced_layout_are_in_the_middle(
+    layers: int, pp: int, text: str, sizes: list[int]
+) -> None:
+    assert balanced_pipeline_layout(layers, pp, 1) == text
+    assert [chunk.num_layers for (chunk,) in split_stages(layers, pp, 1, text)] == sizes
+
+
+@pytest.mark.parametrize(("layers", "pp"), [(2, 3), (9, 10), (4, 8)])
+def test_too_few_layers_have_no_balanced_layout(layers: int, pp: int) -> None:
+    assert balanced_pipeline_layout(layers, pp, 1) is None
+
+
+def test_one_stage_needs_no_balanced_layout() -> None:
+    assert balanced_pipeline_layout(36, 1, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("Et*3|(tt|)*2t*2L", ["Ettt", "tt", "tt", "ttL"]),
+        ("Et*4|t*5|t*3,L", ["Etttt", "ttttt", "tttL"]),
+        ("E|t||L", ["E", "t", "", "L"]),
+        ("(E)*1t*0|L", ["E", "L"]),
+        ("Ett|*3L", ["Ett", "", "", "L"]),
+        ("E,t,t|t,L", ["Ett", "tL"]),
+        ("Et*3|t*2|(tt|)*29,m|L", ["Ettt", "tt", *["tt"] * 29, "m", "L"]),
+    ],
+)
+def test_a_layout_string_is_written_out(text: str, parts: list[str]) -> None:
+    assert parse_pipeline_layout(text) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Et*4 | t*4 L", r"has ' '; expected E \(embedding\)"),
+        ("Ettx|tL", "has 'x'"),
+        ("E(t)*2)|L", r"has '\)'"),
+        ("Et*2*3|L", r"has '\*', '3'"),
+        ("Et*999999|L", "stands for more than 100000 characters"),
+        ("(t*99999)*99999", "stands for more than 100000 characters"),
+        ("Et*" + "9" * 4000, "stands for more than 100000 characters"),
+        ("(" * 5000, "has 5000 characters"),
+    ],
+)
+def test_what_megatron_would_not_read_is_refused(text: str, said: str) -> None:
+    with pytest.raises(LayoutError, match=said):
+        parse_pipeline_layout(text)
+
+
+@given(st.text(alphabet="EtmL|*(),0123456789 x", max_size=40))
+def test_junk_is_a_layout_error_or_a_split(text: str) -> None:
+    for use in (parse_pipeline_layout, lambda junk: vpp_of(junk, 2), lambda junk: split_stages(4, 2, 1, junk)):
+        with contextlib.suppress(LayoutError):
+            use(text)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "vpp", "text", "said"),
+    [
+        (36, 4, 2, None, r"36 layers % \(pp 4 \* vpp 2\) = 4"),
+        (36, 8, 1, None, r"36 layers % \(pp 8 \* vpp 1\) = 4"),
+        (4, 2, 1, "Ett|t|tL", r"pipeline_layout has 3 stages, pp 2 \* vpp 1 = 2"),
+        (5, 2, 1, "Ett|ttL", "pipeline_layout holds 4 layers, the model has 5"),
+        (4, 2, 1, "tt|ttL", "must start with its one E and end with its one L"),
+        (4, 2, 1, "Ett|ttLL", "must start with its one E and end with its one L"),
+        (4, 2, 1, "Ett|tLt", "must start with its one E and end with its one L"),
+        (4, 2, 1, "Ett|ttmL", "has m; expected no multi-token-prediction layer"),
+    ],
+)
+def test_a_split_that_does_not_hold_the_model_is_refused(
+    layers: int, pp: int, vpp: int, text: str | None, said: str
+) -> None:
+    with pytest.raises(LayoutError, match=said):
+        split_stages(layers, pp, vpp, text)
+
+
+def test_virtual_stages_follow_from_the_string() -> None:
+    assert vpp_of("Ett|tt|tt|ttL", 2) == 2
+    with pytest.raises(LayoutError, match="pipeline_layout has 4 stages % pp 3 = 1"):
+        vpp_of("Ett|tt|tt|ttL", 3)

@@ -1,0 +1,115 @@
+"""Sentences: why a layout is out and what would bring it in, and what the alternatives to the best plan cost."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from tests.cost.samples import DENSE, MIXED, layout_of, spec_of
+from tests.samples import FULL, make_plan
+from topoplan.planner.explain import alternatives, memory_rejection
+from topoplan.planner.plan import Plan
+from topoplan.planner.predict import memory_of, predict
+from topoplan.specs.spec import Spec
+
+GIB = 2**30
+
+
+def rejection(spec: Spec, **form: object) -> tuple[str, str]:
+    found = memory_rejection(spec, layout_of(spec, **form))
+    assert found.rule == "memory"
+    return found.reason, found.fix
+
+
+def test_a_rejection_names_the_stage_and_the_gib_by_which_it_is_over() -> None:
+    spec = spec_of(DENSE, nodes=1, seq_len=16_384)
+    layout = layout_of(spec, pp=2, micro_batch_size=2)
+    memory = memory_of(spec, layout)
+    reason, _ = rejection(spec, pp=2, micro_batch_size=2)
+    numbers = re.match(
+        r"stage (\d) needs ([\d.]+) GiB of ([\d.]+) usable, ([\d.]+) GiB over; most is activations", reason
+    )
+    assert numbers is not None
+    stage, needed, usable, over = (float(text) for text in numbers.groups())
+    assert stage == 0
+    assert needed == pytest.approx(memory.device_bytes / GIB, abs=0.06)
+    assert needed - usable == pytest.approx(over, abs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("form", "seq_len", "fix"),
+    [
+        ({"micro_batch_size": 8, "tp": 4}, 4096, "micro_batch_size 4"),
+        ({"tp": 2}, 16_384, "recompute full"),
+        ({"recompute": "full", "cp": 1}, 4096, "tp 2"),
+    ],
+)
+def test_the_mildest_change_that_fits_is_told(form: dict[str, object], seq_len: int, fix: str) -> None:
+    spec = spec_of(DENSE, nodes=1, seq_len=seq_len)
+    assert rejection(spec, **form)[1].startswith(f"{fix} would fit (")
+
+
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [(DENSE, {"tp": 4, "micro_batch_size": 2}), (DENSE, {"recompute": "full"}), (MIXED, {"tp": 2, "ep": 8})],
+)
+def test_what_is_said_to_fit_does_fit(model: str, form: dict[str, object]) -> None:
+    spec = spec_of(model, nodes=2, seq_len=32_768)
+    layout = layout_of(spec, **form)
+    assert not memory_of(spec, layout).fits
+    fix = memory_rejection(spec, layout).fix
+    changes = re.findall(
+        r"(tp|pp|cp|micro_batch_size|optimizer_offload_fraction) ([\d.]+)(?= |$)", fix.split(" would fit")[0]
+    )
+    assert changes or "recompute full" in fix
+    changed = dict(form) | {key: float(value) if "." in value else int(value) for key, value in changes}
+    if "recompute full" in fix:
+        changed["recompute"] = "full"
+    plan = predict(spec, {"backend": "megatron", **changed})
+    assert plan.fits
+    assert f"{plan.memory.device_bytes / GIB:.1f} GiB" in fix
+
+
+def test_offload_is_the_last_resort_and_says_what_the_host_needs() -> None:
+    spec = spec_of("Qwen/Qwen3-4B", nodes=1, gpus_per_node=1, global_batch_size=8)
+    _, fix = rejection(spec, recompute="full")
+    assert "optimizer_offload_fraction 1.0 would fit" in fix
+    host = memory_of(spec, layout_of(spec, recompute="full", optimizer_offload_fraction=1.0)).host_bytes
+    assert host == pytest.approx(16 * 4.02e9, rel=0.01)
+    assert f"{host / GIB:.0f} GiB of host memory a node" in fix
+
+
+def test_offload_beyond_the_hosts_memory_is_not_told() -> None:
+    spec = spec_of("Qwen/Qwen3-4B", nodes=1, gpus_per_node=1, global_batch_size=8, cluster={"host_memory": "32GiB"})
+    assert "no single change" in rejection(spec, recompute="full")[1]
+
+
+def test_a_model_far_too_large_has_no_single_change() -> None:
+    spec = spec_of("Qwen/Qwen2.5-72B", nodes=1, gpu="rtx4090-24gb")
+    assert "no single change" in rejection(spec)[1]
+
+
+def plan(speed: float, gib: float, **degrees: object) -> Plan:
+    return replace(make_plan(device_gib=gib, **degrees), tokens_per_s_per_gpu=speed)  # type: ignore[arg-type]
+
+
+def test_an_alternative_says_what_it_gains_and_loses() -> None:
+    best = plan(1000.0, 60.0, tp=2)
+    notes = alternatives([best, plan(950.0, 50.0, tp=4), plan(900.0, 65.0, tp=2, pp=2)])
+    assert notes == [
+        "tp 4 instead of 2: 5% slower, 10.0 GiB less (tp4-pp1-dp8-mbs1)",
+        "pp 2 instead of 1: 10% slower, 5.0 GiB more (tp2-pp2-dp8-mbs1)",
+    ]
+
+
+def test_alternatives_are_told_once_each_and_the_fastest_first() -> None:
+    best = plan(1000.0, 60.0, tp=2)
+    both = plan(900.0, 40.0, tp=4, recompute=FULL)
+    assert len(alternatives([best, both])) == 1
+    notes = alternatives([best, plan(1005.0, 70.0, tp=1), both])
+    assert notes[0].startswith("tp 1 instead of 2: 1% faster") or notes[0].startswith("tp 1 instead of 2: as fast")
+    assert notes[1].startswith("recompute full instead of none: 10% slower")
+
+
+def test_the_only_plan_has_no_alternatives() -> None:
+    assert alternatives([]) == alternatives([plan(1.0, 1.0)]) == []

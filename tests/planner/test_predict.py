@@ -1,0 +1,208 @@
+"""One layout in, one plan out: run documents of the contract, what is refused, and what is only warned about."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.cost.samples import DENSE, LATENT, MIXED, VISION, layout_of, spec_of
+from topoplan.cost.flops import model_flops_per_step
+from topoplan.errors import LayoutError, SpecError
+from topoplan.planner.predict import predict
+from topoplan.specs.load import spec_from_document
+from topoplan.specs.spec import Spec
+
+GIB = 2**30
+
+
+def spec_from(document: dict[str, Any]) -> Spec:
+    spec = {key: value for key, value in document.items() if key not in ("id", "layout")}
+    return spec_from_document(spec, where="test")
+
+
+CONTRACT = {
+    "id": "any",
+    "cluster": {"gpu": "h100-sxm-80gb", "nodes": 4, "gpus_per_node": 8},
+    "model": {"name": "Qwen/Qwen3-8B"},
+    "job": {"seq_len": 4096, "global_batch_size": 64, "precision": "bf16", "finetuning": "full"},
+    "layout": {"backend": "megatron", "tp": 4, "pp": 1, "micro_batch_size": 1},
+}
+
+
+def test_the_document_of_the_contract_is_predicted() -> None:
+    plan = predict(spec_from(CONTRACT), CONTRACT["layout"])  # type: ignore[arg-type]
+    assert plan.layout.dp == 8
+    assert plan.layout.gradient_accumulation_steps == 8
+    assert plan.layout.sequence_parallel
+    assert plan.fits
+    assert 20 * GIB < plan.memory.allocated_bytes < 60 * GIB
+    assert 0.3 < plan.mfu < 0.6
+
+
+def test_rates_follow_from_the_step_time() -> None:
+    spec = spec_of(DENSE)
+    plan = predict(spec, {"backend": "megatron", "tp": 2})
+    tokens = 64 * 4096 / plan.time.step_s / 32
+    assert plan.tokens_per_s_per_gpu == pytest.approx(tokens)
+    rate = model_flops_per_step(spec.model, spec.job) / plan.time.step_s / 32
+    assert plan.model_flops_per_s_per_gpu == pytest.approx(rate)
+    assert plan.mfu == pytest.approx(rate / spec.cluster.gpu.bf16_flops)
+
+
+def test_mfu_of_an_fp8_job_is_of_the_fp8_peak() -> None:
+    spec = spec_of(DENSE, precision="fp8")
+    plan = predict(spec, {"backend": "megatron", "tp": 2})
+    assert spec.cluster.gpu.fp8_flops is not None
+    assert plan.mfu == pytest.approx(plan.model_flops_per_s_per_gpu / spec.cluster.gpu.fp8_flops)
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {
+        "model_type": "llama",
+        "num_hidden_layers": 8,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "intermediate_size": 8192,
+        "vocab_size": 32000,
+        "hidden_act": "silu",
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "num_hidden_layers": 8,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "intermediate_size": 8192,
+        "vocab_size": 51200,
+        "hidden_act": "gelu",
+    },
+    "moe": {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 8,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "vocab_size": 32000,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 1024,
+        "hidden_act": "silu",
+    },
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("form", [{}, {"tp": 2, "pp": 2}, {"pp": 2, "vpp": 2, "recompute": "full"}])
+def test_a_model_given_by_its_config_is_predicted(kind: str, form: dict[str, Any]) -> None:
+    document = CONTRACT | {"model": {"config": CONFIGS[kind]}}
+    plan = predict(spec_from(document), {"backend": "megatron", **form})
+    assert plan.time.step_s > 0
+    assert len(plan.memory.by_stage) == plan.layout.pp
+
+
+@pytest.mark.parametrize("model", [DENSE, MIXED, LATENT, VISION])
+def test_every_stage_is_listed(model: str) -> None:
+    spec = spec_of(model)
+    pp = 4
+    plan = predict(spec, {"backend": "megatron", "pp": pp, "ep": 8 if model in (MIXED, LATENT) else 1})
+    assert [stage.stage for stage in plan.memory.by_stage] == list(range(pp))
+
+
+def test_a_layout_that_does_not_fit_is_predicted_all_the_same() -> None:
+    plan = predict(spec_of("Qwen/Qwen2.5-72B"), {"backend": "megatron"})
+    assert not plan.fits
+    assert plan.memory.device_bytes > plan.memory.capacity_bytes
+    assert plan.time.step_s > 0
+
+
+def test_layers_that_do_not_divide_are_spread_evenly_with_a_warning() -> None:
+    plan = predict(spec_of(DENSE), {"backend": "megatron", "pp": 8})
+    assert plan.layout.pipeline_layout is not None
+    assert any(plan.layout.pipeline_layout in warning for warning in plan.warnings)
+
+
+def test_a_completed_layout_gives_the_same_plan_as_its_short_form() -> None:
+    spec = spec_of(MIXED)
+    form = {
+        "backend": "megatron",
+        "tp": 2,
+        "pp": 2,
+        "ep": 4,
+        "recompute": {"granularity": "selective", "modules": ["moe"]},
+    }
+    assert predict(spec, layout_of(spec, **form)) == predict(spec, form)
+
+
+def test_a_layout_of_another_cluster_is_refused() -> None:
+    layout = layout_of(spec_of(DENSE, nodes=4), tp=2)
+    with pytest.raises(LayoutError, match=r"dp 16"):
+        predict(spec_of(DENSE, nodes=2), layout)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"tp": 3}, r"world size 32 % \(tp 3"),
+        ({"tp": 32}, "tp 32 > NVLink domain of 8 GPUs"),
+        ({"micro_batch_size": 3}, "global_batch_size 64 %"),
+        ({"ep": 2}, "on a model without experts"),
+        ({"tp": 2, "cpp": 2}, "unknown key 'cpp'"),
+        ({"tp": "four"}, "expected a whole number"),
+        ({"vpp": 2}, "vpp 2 with pp 1"),
+        ({"backend": "fsdp2"}, "not predicted yet"),
+        ({"backend": "horovod"}, "unknown backend"),
+        ({"pp": 4, "vpp": 9, "micro_batch_size": 2, "tp": 8}, "32 % pp 4|"),
+        ({"recompute": "some"}, "granularity 'some'"),
+        ({"pp": 2, "pipeline_layout": "Et*18|t*17L"}, "holds 35 layers"),
+    ],
+)
+def test_a_layout_that_breaks_a_rule_says_which(form: dict[str, Any], message: str) -> None:
+    spec = spec_of(DENSE)
+    if message.endswith("|"):
+        assert predict(spec, {"backend": "megatron", **form}).layout.vpp == 9
+        return
+    with pytest.raises(LayoutError, match=message):
+        predict(spec, {"backend": "megatron", **form})
+
+
+@pytest.mark.parametrize("finetuning", ["lora", "qlora", "freeze"])
+def test_other_ways_of_fine_tuning_are_refused_and_not_taken_for_full(finetuning: str) -> None:
+    with pytest.raises(SpecError, match="not predicted yet"):
+        predict(spec_of(DENSE, finetuning=finetuning), {"backend": "megatron"})
+
+
+def warnings_of(spec: Spec, **form: Any) -> str:
+    return "\n".join(predict(spec, form).warnings)
+
+
+def test_what_a_user_should_know_is_a_warning() -> None:
+    assert warnings_of(spec_of(DENSE), backend="megatron", tp=2) == ""
+    assert "over PCIe" in warnings_of(spec_of(DENSE, gpu="rtx4090-24gb"), backend="megatron", tp=2)
+    assert "exceeds the model's" in warnings_of(spec_of(DENSE, seq_len=65_536), backend="megatron", tp=2)
+    assert "image(s) a sequence" in warnings_of(spec_of(VISION), backend="megatron", tp=2)
+    assert "reference model" in warnings_of(spec_of(DENSE, stage="dpo"), backend="megatron", tp=2)
+    assert "does not support model_type 'gpt_oss'" in warnings_of(spec_of("openai/gpt-oss-20b"), tp=2, ep=8)
+
+
+def test_experts_across_nodes_are_predicted_when_asked_for_with_a_warning() -> None:
+    spec = spec_of(MIXED)
+    assert "crosses nodes" in warnings_of(spec, ep=16)
+    assert predict(spec, {"ep": 16}).time.parts_s["ep_comm"] > predict(spec, {"ep": 8}).time.parts_s["ep_comm"]
+    assert "crosses nodes" not in warnings_of(spec, ep=8)
+
+
+def test_host_memory_that_offload_lacks_is_a_warning() -> None:
+    roomy, narrow = (spec_of(DENSE, cluster={"host_memory": size}) for size in ("2TiB", "16GiB"))
+    form = {"backend": "megatron", "tp": 2, "optimizer_offload_fraction": 1.0}
+    assert "host memory" not in warnings_of(roomy, **form)
+    assert "host memory" in warnings_of(narrow, **form)
+
+
+def test_prediction_is_pure() -> None:
+    spec = spec_of(DENSE)
+    first = predict(spec, {"tp": 2})
+    predict(spec, {"tp": 4, "pp": 2})
+    predict(replace(spec, job=replace(spec.job, seq_len=8192)), {"tp": 2})
+    assert predict(spec, {"tp": 2}) == first

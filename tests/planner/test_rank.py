@@ -1,0 +1,89 @@
+"""The order of plans: fast first, and among equally fast ones the one with memory to spare, then the simple one."""
+
+from dataclasses import replace
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.samples import FULL, NO_RECOMPUTE, make_plan
+from topoplan.planner.plan import Plan
+from topoplan.planner.rank import TIE, ranked
+
+
+def plan(speed: float, gib: float = 50.0, *, tp: int = 1, full: bool = False) -> Plan:
+    made = make_plan(tp=tp, device_gib=gib, recompute=FULL if full else NO_RECOMPUTE)
+    return replace(made, tokens_per_s_per_gpu=speed)
+
+
+def speeds(plans: list[Plan]) -> list[float]:
+    return [one.tokens_per_s_per_gpu for one in plans]
+
+
+PLANS = st.lists(
+    st.builds(
+        plan,
+        st.floats(900.0, 1100.0),
+        st.floats(20.0, 75.0),
+        tp=st.sampled_from([1, 2, 4, 8]),
+        full=st.booleans(),
+    ),
+    max_size=25,
+)
+
+
+def test_more_than_one_percent_faster_always_leads() -> None:
+    assert speeds(ranked([plan(980.0, 10.0), plan(1000.0, 70.0)])) == [1000.0, 980.0]
+
+
+def test_within_one_percent_memory_to_spare_leads() -> None:
+    assert speeds(ranked([plan(1000.0, 70.0), plan(995.0, 60.0)])) == [995.0, 1000.0]
+
+
+def test_less_than_a_gib_to_spare_is_no_reason() -> None:
+    simple, involved = plan(995.0, 60.9, tp=1), plan(1000.0, 60.1, tp=4, full=True)
+    assert ranked([involved, simple]) == [simple, involved]
+
+
+def test_as_simple_and_as_large_the_faster_one_leads() -> None:
+    assert speeds(ranked([plan(998.0), plan(1000.0), plan(999.0)])) == [1000.0, 999.0, 998.0]
+
+
+def test_ties_do_not_chain() -> None:
+    # Each is within 1% of the one before; the last is 2.4% below the first, so that memory does not bring it forward.
+    order = ranked([plan(1000.0, 70.0), plan(992.0, 60.0), plan(984.0, 50.0), plan(976.0, 40.0)])
+    assert speeds(order) == [992.0, 1000.0, 976.0, 984.0]
+
+
+def test_nothing_to_rank_is_an_empty_order() -> None:
+    assert ranked([]) == []
+
+
+@given(PLANS)
+def test_no_plan_stands_ahead_of_one_that_is_more_than_one_percent_faster(plans: list[Plan]) -> None:
+    order = speeds(ranked(plans))
+    assert sorted(order) == sorted(speeds(plans))
+    for position, speed in enumerate(order):
+        assert all(speed >= later * (1.0 - TIE) for later in order[position:])
+
+
+@given(PLANS, st.randoms(use_true_random=False))
+def test_the_order_does_not_depend_on_the_order_of_the_search(plans: list[Plan], random: Random) -> None:
+    shuffled = list(plans)
+    random.shuffle(shuffled)
+    key = [(p.tokens_per_s_per_gpu, p.memory.device_bytes, p.id) for p in ranked(plans)]
+    assert [(p.tokens_per_s_per_gpu, p.memory.device_bytes, p.id) for p in ranked(shuffled)] == key
+
+
+@given(PLANS)
+def test_within_a_tie_the_order_is_by_whole_gib_then_by_complexity(plans: list[Plan]) -> None:
+    order = ranked(plans)
+    start = 0
+    while start < len(order):
+        # A tie: the fastest of what is left, and all that are within 1% of it. It stands in one piece.
+        fastest = max(speeds(order[start:]))
+        tie = [one for one in order[start:] if one.tokens_per_s_per_gpu >= fastest * (1.0 - TIE)]
+        assert order[start : start + len(tie)] == tie
+        keys = [(one.memory.device_bytes // 2**30, one.layout.complexity) for one in tie]
+        assert keys == sorted(keys)
+        start += len(tie)

@@ -1,0 +1,156 @@
+"""The search: nothing lost, nothing invented, and the same plan as a lone prediction."""
+
+from collections import Counter
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from tests.cost.samples import DENSE, LATENT, MIXED, VISION, spec_of
+from topoplan.errors import LayoutError, ModelError, SpecError
+from topoplan.layout.rules import broken_rule
+from topoplan.planner.plan import Ranking
+from topoplan.planner.predict import predict
+from topoplan.planner.rank import TIE
+from topoplan.planner.search import rank
+from topoplan.specs.spec import Spec
+
+JOBS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dense": (DENSE, {"nodes": 2}),
+    "experts": (MIXED, {"nodes": 2, "global_batch_size": 16}),
+    "latent": (LATENT, {"nodes": 16, "gpu": "b200-sxm-180gb", "global_batch_size": 128}),
+    "vision": (VISION, {"nodes": 2}),
+    "pcie": ("Qwen/Qwen3-1.7B", {"nodes": 1, "gpu": "rtx4090-24gb"}),
+}
+
+
+def spec_named(name: str) -> Spec:
+    model, options = JOBS[name]
+    return spec_of(model, **options)
+
+
+@lru_cache
+def searched(name: str) -> Ranking:
+    return rank(spec_named(name))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_layout_met_is_counted_once(name: str) -> None:
+    counts = searched(name).counts
+    assert counts.ranked == len(searched(name).plans) > 0
+    assert counts.candidates == counts.illegal + counts.out_of_memory + counts.ranked
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_plans_are_legal_and_fit_and_have_ids_of_their_own(name: str) -> None:
+    ranking = searched(name)
+    for plan in ranking.plans:
+        assert plan.fits
+        assert broken_rule(ranking.spec, plan.layout) is None
+        assert plan.layout.world_size == ranking.spec.cluster.world_size
+        batch = plan.layout.micro_batch_size * plan.layout.gradient_accumulation_steps * plan.layout.dp
+        assert batch == ranking.spec.job.global_batch_size
+    ids = Counter(plan.id for plan in ranking.plans)
+    assert ids.most_common(1)[0][1] == 1
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_lone_prediction_of_a_ranked_layout_is_the_same_plan(name: str) -> None:
+    ranking = searched(name)
+    for plan in ranking.plans[:: max(1, len(ranking.plans) // 60)]:
+        alone = predict(ranking.spec, plan.layout)
+        assert alone.layout == plan.layout
+        assert alone.time == plan.time
+        assert (alone.mfu, alone.tokens_per_s_per_gpu) == (plan.mfu, plan.tokens_per_s_per_gpu)
+        assert alone.memory.device_bytes == plan.memory.device_bytes
+        assert alone.memory.host_bytes == plan.memory.host_bytes
+        assert all(stage in alone.memory.by_stage for stage in plan.memory.by_stage)
+        assert alone.warnings == plan.warnings
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_first_plan_is_within_a_tie_of_the_fastest(name: str) -> None:
+    plans = searched(name).plans
+    assert plans[0].tokens_per_s_per_gpu >= (1 - TIE) * max(plan.tokens_per_s_per_gpu for plan in plans)
+
+
+def test_the_same_search_twice_is_the_same_ranking() -> None:
+    first, second = rank(spec_named("dense")), rank(spec_named("dense"))
+    assert first.plans == second.plans
+    assert first.rejected == second.rejected
+    assert first.notes == second.notes
+
+
+def test_all_that_is_out_is_kept_on_request() -> None:
+    spec = spec_of(MIXED, nodes=1, global_batch_size=16)
+    everything, some = rank(spec, keep_rejected=True), rank(spec)
+    assert everything.plans == some.plans
+    assert len(everything.rejected) == everything.counts.illegal + everything.counts.out_of_memory
+    assert len(some.rejected) < 20
+    assert {rejection.rule for rejection in some.rejected} == {rejection.rule for rejection in everything.rejected}
+    assert all(rejection.reason and rejection.fix for rejection in everything.rejected)
+
+
+def test_pins_hold() -> None:
+    pins = {"tp": 2, "pp": 2, "micro_batch_size": 1, "recompute": "full", "sequence_parallel": True}
+    ranking = rank(spec_of(DENSE, nodes=2, pin=pins))
+    assert ranking.plans
+    for plan in ranking.plans:
+        layout = plan.layout
+        assert (layout.tp, layout.pp, layout.micro_batch_size) == (2, 2, 1)
+        assert layout.recompute.granularity == "full"
+        assert layout.sequence_parallel
+
+
+def test_a_pinned_backend_is_searched() -> None:
+    ranking = rank(spec_of(DENSE, nodes=1, pin={"backend": "megatron"}))
+    assert {plan.layout.backend for plan in ranking.plans} == {"megatron"}
+
+
+def test_tensor_parallel_stays_in_the_node_and_experts_too() -> None:
+    for name in ("dense", "experts"):
+        for plan in searched(name).plans:
+            assert plan.layout.tp <= 8
+            assert plan.layout.ep * plan.layout.etp <= 8
+
+
+def test_an_example_of_each_broken_rule_is_the_simplest_and_in_the_order_of_the_rules() -> None:
+    illegal = [rejection for rejection in searched("dense").rejected if rejection.rule != "memory"]
+    assert len({rejection.rule for rejection in illegal}) == len(illegal) > 0
+    first = next(rejection for rejection in illegal if rejection.rule == "tp-in-nvlink-domain")
+    assert first.layout.tp == 16
+    assert "16 > NVLink domain of 8" in first.reason
+
+
+def test_progress_is_told_from_none_to_all() -> None:
+    seen: list[tuple[int, int]] = []
+    rank(spec_of(DENSE, nodes=1), progress=lambda done, total: seen.append((done, total)))
+    totals = {total for _, total in seen}
+    assert len(totals) == 1
+    assert seen[0][0] == 0
+    assert seen[-1] == (totals.pop(),) * 2
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_nothing_that_fits_is_a_result_with_the_nearest_misses() -> None:
+    ranking = rank(spec_of("Qwen/Qwen2.5-72B", nodes=1, gpu="rtx4090-24gb"))
+    assert ranking.plans == ()
+    assert ranking.notes == ()
+    misses = [rejection for rejection in ranking.rejected if rejection.rule == "memory"]
+    assert misses
+    assert all("GiB over" in miss.reason for miss in misses)
+
+
+def test_no_legal_layout_is_an_error_that_names_a_rule() -> None:
+    with pytest.raises(LayoutError, match=r"no layout is legal.*batch"):
+        rank(spec_of(DENSE, nodes=2, global_batch_size=1, pin={"tp": 2, "pp": 1, "cp": 1}))
+
+
+def test_a_model_that_the_adapter_lacks_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match="gpt_oss"):
+        rank(spec_of("openai/gpt-oss-20b"))
+
+
+def test_a_job_that_the_adapter_does_not_train_is_refused() -> None:
+    with pytest.raises(SpecError, match="lora"):
+        rank(spec_of(DENSE, finetuning="lora", lora_rank=8))

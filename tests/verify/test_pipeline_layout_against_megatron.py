@@ -1,0 +1,159 @@
+"""Pipeline layout strings and stages, against megatron-core's PipelineParallelLayerLayout and its even split."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from topoplan.errors import LayoutError
+from topoplan.layout.stages import balanced_pipeline_layout, parse_pipeline_layout, split_stages, vpp_of
+
+pytestmark = pytest.mark.verify
+
+LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+REASON = "megatron-core is not installed (the verify extra has it)"
+
+
+@pytest.fixture(scope="module")
+def megatron() -> Any:
+    return pytest.importorskip(
+        "megatron.core.transformer.pipeline_parallel_layer_layout", reason=REASON
+    ).PipelineParallelLayerLayout
+
+
+def random_string(rng: random.Random) -> str:
+    """Something like a layout string: mostly readable, sometimes not."""
+    # No digits in what is repeated: "(t*3)*9" is a count of nine digits.
+    alphabet = rng.choice(["tE|L", "t|", "tm|L,", "t|*", "t()|*,EL"])
+    pieces = []
+    for _ in range(rng.randint(1, 8)):
+        piece = "".join(rng.choice(alphabet) for _ in range(rng.randint(1, 4)))
+        if rng.random() < 0.4:
+            piece = f"({piece})*{rng.randint(0, 4)}"
+        elif rng.random() < 0.4:
+            piece += f"*{rng.randint(0, 12)}"
+        pieces.append(piece)
+    text = "".join(pieces)
+    return f"E{text}L" if rng.random() < 0.5 else text
+
+
+def parsed_by_megatron(megatron: Any, text: str) -> list[str] | None:
+    try:
+        return ["".join(LETTERS[layer.name] for layer in stage) for stage in megatron.parse_str_to_list(text)]
+    except AssertionError:
+        return None
+
+
+def parsed_here(text: str) -> list[str] | None:
+    try:
+        return parse_pipeline_layout(text)
+    except LayoutError:
+        return None
+
+
+def test_strings_are_read_as_megatron_reads_them(megatron: Any) -> None:
+    rng = random.Random(7)
+    told = [
+        "Et*3|(tt|)*29,m|L",
+        "Et*4 | t L",
+        "((t)*2)*3L",
+        "E(t|t)*2*3L",
+        "Et*2*3|L",
+        "**3",
+        "|*3",
+        "",
+        "E,,t|L",
+        "t*2*3",
+    ]
+    texts = told + [random_string(rng) for _ in range(20_000)]
+    read = 0
+    for text in texts:
+        theirs = parsed_by_megatron(megatron, text)
+        assert parsed_here(text) == theirs, text
+        read += theirs is not None
+    assert read > 2000
+
+
+def stages_by_megatron(megatron: Any, text: str, pp: int, layers: int) -> list[list[list[int]]] | None:
+    """Layer numbers by pipeline rank and virtual stage, or None where the string is refused."""
+    try:
+        layout = megatron(text, pp)
+        layout.validate_layer_layout(num_layers=layers, mtp_num_layers=None)
+    except AssertionError:
+        return None
+    decoder = next(layer for stage in layout.layout for chunk in stage for layer in chunk if layer.name == "decoder")
+    found: list[list[list[int]]] = []
+    for rank in range(pp):
+        found.append([])
+        for virtual in range(layout.virtual_pipeline_model_parallel_size):
+            offset = sum(
+                layout.layout[r][v].count(decoder)
+                for v in range(virtual + 1)
+                for r in range(pp if v < virtual else rank)
+            )
+            found[-1].append(list(range(offset, offset + layout.layout[rank][virtual].count(decoder))))
+    return found
+
+
+def stages_here(text: str, pp: int, layers: int) -> list[list[list[int]]] | None:
+    try:
+        return [[list(chunk.layers) for chunk in rank] for rank in split_stages(layers, pp, vpp_of(text, pp), text)]
+    except LayoutError:
+        return None
+
+
+def test_stages_hold_the_layers_that_megatron_gives_them(megatron: Any) -> None:
+    rng = random.Random(8)
+    accepted = 0
+    for _ in range(3000):
+        pp, vpp = rng.randint(1, 8), rng.randint(1, 4)
+        sizes = [rng.randint(0, 5) for _ in range(pp * vpp)]
+        text = "E" + "|".join("t" * n if n < 3 else f"t*{n}" for n in sizes) + "L"
+        if rng.random() < 0.2:
+            text = text.replace("t", "m", 1) if rng.random() < 0.5 else text.replace("|", "", 1)
+        layers = sum(sizes) + rng.choice([0, 0, 0, 1])
+        if not layers:
+            continue
+        theirs = stages_by_megatron(megatron, text, pp, layers)
+        assert stages_here(text, pp, layers) == theirs, (text, pp, layers)
+        accepted += theirs is not None
+    assert accepted > 1000
+
+
+def test_balanced_strings_are_accepted(megatron: Any) -> None:
+    written = 0
+    for layers in range(1, 130):
+        for pp in (2, 3, 4, 5, 6, 8, 12, 16, 32):
+            for vpp in (1, 2, 3):
+                if text := balanced_pipeline_layout(layers, pp, vpp):
+                    written += 1
+                    assert stages_by_megatron(megatron, text, pp, layers) == stages_here(text, pp, layers), text
+    assert written > 1500
+
+
+def test_an_even_split_is_that_of_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = pytest.importorskip("megatron.core.transformer.transformer_block", reason=REASON)
+    layer = pytest.importorskip("megatron.core.transformer.transformer_layer", reason=REASON)
+    for pp in (1, 2, 4, 8):
+        for vpp in (1, 2, 3):
+            if pp == 1 < vpp:
+                continue
+            config = SimpleNamespace(
+                num_layers=24 * 8,
+                pipeline_model_parallel_size=pp,
+                virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
+                pipeline_model_parallel_layout=None,
+                num_layers_in_first_pipeline_stage=None,
+                num_layers_in_last_pipeline_stage=None,
+                account_for_embedding_in_pipeline_split=False,
+                account_for_loss_in_pipeline_split=False,
+            )
+            for rank, chunks in enumerate(split_stages(config.num_layers, pp, vpp, None)):
+                for virtual, chunk in enumerate(chunks):
+                    stage = virtual if vpp > 1 else None
+                    built = block.get_num_layers_to_build(config, vp_stage=stage, pp_rank=rank)
+                    offset = layer.get_transformer_layer_offset(config, vp_stage=stage, pp_rank=rank)
+                    assert list(chunk.layers) == list(range(offset, offset + built))
