@@ -197,6 +197,13 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
         "6 GPUs of a NVLink domain % (ep 4) = 2",
         {"ep": 2},
     ),
+    (
+        "expert-tensor",
+        {"model": MOE},
+        {"tp": 2, "etp": 1},
+        "etp 1 != tp 2 with ep 1: gradients of the experts' copies are not summed",
+        {"tp": 2, "etp": 2},
+    ),
     ("ep-in-nvlink-domain", {"model": MOE, "nvlink": False}, {"ep": 16}, "ep 16 > node of 8 GPUs", {"ep": 8}),
     (
         "batch",
@@ -355,7 +362,7 @@ def test_every_rule_belongs_to_one_stage_of_the_search() -> None:
         (DENSE, {"tp": 8, "pp": 4, "vpp": 9}),
         (DENSE, {"tp": 8, "cp": 4}),
         (MOE, {"tp": 4, "pp": 2, "ep": 8}),
-        (MOE, {"tp": 8}),
+        (MOE, {"tp": 8, "etp": 8}),
         (MLA, {"tp": 8, "ep": 8}),
         (VISION, {"tp": 2, "pp": 4, "vpp": 1}),
         (LINEAR, {"tp": 2, "ep": 8, "pp": 4, "vpp": 4}),

@@ -182,7 +182,6 @@ def test_what_a_user_should_know_is_a_warning() -> None:
     assert "over PCIe" in warnings_of(spec_of(DENSE, gpu="rtx4090-24gb"), backend="megatron", tp=2)
     assert "exceeds the model's" in warnings_of(spec_of(DENSE, seq_len=65_536), backend="megatron", tp=2)
     assert "image(s) a sequence" in warnings_of(spec_of(VISION), backend="megatron", tp=2)
-    assert "reference model" in warnings_of(spec_of(DENSE, stage="dpo"), backend="megatron", tp=2)
     assert "does not support model_type 'gpt_oss'" in warnings_of(spec_of("openai/gpt-oss-20b"), tp=2, ep=8)
 
 
@@ -193,11 +192,26 @@ def test_experts_across_nodes_are_predicted_when_asked_for_with_a_warning() -> N
     assert "crosses nodes" not in warnings_of(spec, ep=8)
 
 
-def test_host_memory_that_offload_lacks_is_a_warning() -> None:
+def test_dpo_holds_a_second_model_and_works_on_pairs() -> None:
+    form = {"backend": "megatron", "tp": 2}
+    alone, pairs = (predict(spec_of(DENSE, stage=stage), form) for stage in ("sft", "dpo"))
+    (stage,) = pairs.memory.by_stage
+    assert stage.parts_bytes["reference model"] == stage.parts_bytes["weights"]
+    # Twice the tokens, and a forward pass more; a step's other costs stay.
+    assert 2.0 < pairs.time.step_s / alone.time.step_s < 2.8
+    assert pairs.time.parts_s["reference"] > 0.5 * alone.time.parts_s["gemm"]
+    assert pairs.tokens_per_s_per_gpu < alone.tokens_per_s_per_gpu
+    assert pairs.model_flops_per_s_per_gpu * pairs.time.step_s == pytest.approx(
+        2 * alone.model_flops_per_s_per_gpu * alone.time.step_s
+    )
+
+
+def test_host_memory_that_offload_lacks_is_a_warning_and_no_fit() -> None:
     roomy, narrow = (spec_of(DENSE, cluster={"host_memory": size}) for size in ("2TiB", "16GiB"))
     form = {"backend": "megatron", "tp": 2, "optimizer_offload_fraction": 1.0}
     assert "host memory" not in warnings_of(roomy, **form)
     assert "host memory" in warnings_of(narrow, **form)
+    assert not predict(narrow, form).fits
 
 
 def test_prediction_is_pure() -> None:

@@ -64,6 +64,14 @@ def check_job(spec: Spec) -> None:
         )
 
 
+def check_finetuning(spec: Spec) -> None:
+    """Raise SpecError for a job that trains anything but the whole weights."""
+    if spec.job.finetuning != "full":
+        raise SpecError(
+            f"finetuning {spec.job.finetuning!r} is not predicted yet", where=spec.path or "", expected="expected full"
+        )
+
+
 def check_precision(spec: Spec) -> None:
     """Raise SpecError when the card lacks the job's precision."""
     gpu, precision = spec.cluster.gpu, spec.job.precision

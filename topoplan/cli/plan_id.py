@@ -53,6 +53,7 @@ def layout_of_id(plan_id: str) -> dict[str, Any]:
     if "tp" not in layout or "pp" not in layout:
         raise _unknown(plan_id)
     layout.setdefault("sequence_parallel", layout["tp"] > 1)
+    layout.setdefault("etp", 1)
     return layout
 
 

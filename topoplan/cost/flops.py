@@ -66,4 +66,4 @@ def model_flops_per_step(model: Model, job: Job) -> float:
         # A frozen tower has no backward, whether its projector is trained or not: nothing before it is.
         passes = 1.0 if job.freeze_vision_tower else 3.0
         total += passes * per_patch * per_image * job.images_per_sequence
-    return total * job.global_batch_size
+    return total * job.global_batch_size * job.sequences_per_sample

@@ -72,12 +72,20 @@ class Memory:
     """What must stay free on the card for `fits`."""
     host_bytes: float
     """Pinned host memory per node."""
+    host_capacity_bytes: float | None = None
+    """Host memory of a node; None when the spec does not say."""
     by_stage: tuple[StageMemory, ...]
 
     @property
+    def excess_bytes(self) -> float:
+        """By how much device memory and margin are over the card; negative when they are within."""
+        return self.device_bytes + self.margin_bytes - self.capacity_bytes
+
+    @property
     def fits(self) -> bool:
-        """Device memory and margin are within the card."""
-        return self.device_bytes + self.margin_bytes <= self.capacity_bytes
+        """Device memory and margin are within the card, and what is offloaded is within the host's memory."""
+        fits_host = self.host_capacity_bytes is None or self.host_bytes <= self.host_capacity_bytes
+        return self.excess_bytes <= 0.0 and fits_host
 
 
 @lru_cache(maxsize=1 << 14)
@@ -276,6 +284,9 @@ def stage_memory(model: Model, job: Job, layout: Layout, traits: Traits, profile
         "workspace": float(profile.cublas_workspace_bytes * (2 + (GROUPED_GEMM_STREAMS if moe else 0))),
     }
 
+    if job.stage == "dpo":
+        # A second model in bf16, forward only (mcore_adapter `trainer/dpo_trainer.py`, ref_model).
+        parts["reference model"] = float(BF16 * parameters.total)
     kept = [_chunk_kept_bytes(model, chunk, shard, layout.recompute) for chunk in chunks]
     tower = _vision_kept_bytes(model, job, layout) if rank == 0 else 0.0
     activations, vision = _activations_in_flight(layout, rank, kept, tower)
@@ -350,5 +361,6 @@ def predict_memory(
         capacity_bytes=cluster.gpu.memory_bytes,
         margin_bytes=margin_fraction(cluster) * cluster.gpu.memory_bytes,
         host_bytes=max(stage.host_bytes for stage in stages) * cluster.gpus_per_node,
+        host_capacity_bytes=cluster.host_memory_bytes,
         by_stage=stages,
     )

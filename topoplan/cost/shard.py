@@ -46,7 +46,7 @@ class Shard:
 def shard_of(layout: Layout, job: Job) -> Shard:
     """The shard that a layout makes of a job's micro batch."""
     return Shard(
-        tokens=layout.micro_batch_size * job.seq_len // layout.cp,
+        tokens=layout.micro_batch_size * job.sequences_per_sample * job.seq_len // layout.cp,
         seq_len=job.seq_len,
         tp=layout.tp,
         cp=layout.cp,

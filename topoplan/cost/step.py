@@ -275,6 +275,9 @@ def predict_time(
     parts["recompute"] = microbatches * worst.recompute_s
     parts["ends"] = microbatches * worst.ends_s
     parts["pp_bubble"] = total - microbatches * worst.total_s
+    if job.stage == "dpo":
+        # The reference model sees all micro batches first, forward only (mcore_adapter `trainer/dpo_trainer.py`).
+        parts["reference"] = microbatches * max(forward) + (sum(forward) - max(forward)) / layout.vpp
     parts["pp_comm"] = 0.0
     if layout.pp > 1:
         sent = BF16 * shard.local_tokens * model.hidden_size

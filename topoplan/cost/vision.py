@@ -20,7 +20,7 @@ def patches_per_microbatch(tower: VisionTower, job: Job, layout: Layout) -> int:
     The adapter deals images out over the tp * cp ranks only when there are at least as many; with fewer every rank
     encodes them all (mcore_adapter `models/qwen3_vl/modeling_qwen3_vl.py`).
     """
-    images = layout.micro_batch_size * job.images_per_sequence
+    images = layout.micro_batch_size * job.sequences_per_sample * job.images_per_sequence
     ranks = layout.tp * layout.cp
     share = -(-images // ranks) if images >= ranks else images
     # A batch without images still runs the tower, on four dummy patches.

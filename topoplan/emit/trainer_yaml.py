@@ -243,7 +243,7 @@ def _layout_section(spec: Spec, layout: Layout) -> Section:
         entries.append(
             Entry(key="expert_model_parallel_size", value=layout.ep, comment="carved out of the data-parallel ranks")
         )
-        if layout.tp > 1:
+        if layout.tp > 1 or layout.etp > 1:
             comment = "unset it follows TP"
             if layout.etp != layout.tp:
                 comment += "; checkpoints are torch_dist"

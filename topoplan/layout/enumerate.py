@@ -29,6 +29,9 @@ MIN_TOKENS_PER_CP_RANK = 1024
 MAX_MICRO_BATCH_SIZE = 32
 """Sequences; a larger micro batch only makes the pipeline's bubble larger. Not searched unless pinned."""
 
+MIN_LAYERS_PER_VIRTUAL_STAGE = 2
+"""With one layer a chunk every layer waits for a message, and its gradients travel alone. Searched only when pinned."""
+
 
 def _divisors(number: int, limit: int) -> list[int]:
     return [n for n in range(1, min(number, limit) + 1) if number % n == 0]
@@ -124,7 +127,9 @@ def _splits(spec: Spec, pp: int, choices: _Choices) -> list[tuple[int, str | Non
             return [(n, text) for n in choices.of("vpp", [vpp_of(text, pp)])]
         except LayoutError:
             return [(choices.pin.get("vpp", 1), text)]  # the rule says what is wrong with it
-    usual = [1] if pp == 1 or layers % pp else _divisors(layers // pp, layers)
+    usual = (
+        [1] if pp == 1 or layers % pp else _divisors(layers // pp, max(1, layers // pp // MIN_LAYERS_PER_VIRTUAL_STAGE))
+    )
     return [
         (n, balanced_pipeline_layout(layers, pp, n) if layers % (pp * n) else None) for n in choices.of("vpp", usual)
     ]

@@ -269,6 +269,12 @@ def _expert_domain(spec: Spec, layout: Layout) -> str | None:
     )
 
 
+def _expert_tensor(spec: Spec, layout: Layout) -> str | None:
+    if layout.ep == 1 and layout.etp != layout.tp and facts_of(spec.model).is_moe and "etp" not in spec.job.pin:
+        return f"etp {layout.etp} != tp {layout.tp} with ep 1: gradients of the experts' copies are not summed"
+    return None
+
+
 # Quantized matrix multiplications ------------------------------------------------------------------------------------
 
 
@@ -471,7 +477,15 @@ STEP_RULES = (
 MODE_RULES = (Rule("recompute", _RECOMPUTE_SOURCE, _recompute, "choose another recompute mode"),)
 """Rules that also look at the recompute mode."""
 
-SEARCH_RULES = (Rule("ep-in-nvlink-domain", "all-to-all across nodes", _expert_domain, "lower ep, or pin it"),)
+SEARCH_RULES = (
+    Rule("ep-in-nvlink-domain", "all-to-all across nodes", _expert_domain, "lower ep, or pin it"),
+    Rule(
+        "expert-tensor",
+        "MLM extensions/transformer_engine.py: with ep 1 experts count as dense weights (until 0.19)",
+        _expert_tensor,
+        "set etp to tp",
+    ),
+)
 """What a search leaves out unless a pin asks for it: such a layout would run."""
 
 RULES = SHAPE_RULES + SEARCH_RULES + STEP_RULES + MODE_RULES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.rules import broken_rule
 from topoplan.planner.plan import Plan, Rejection
@@ -19,18 +20,17 @@ def memory_rejection(spec: Spec, layout: Layout) -> Rejection:
     """Why a legal layout does not fit, and the nearest change after which it would."""
     memory = memory_of(spec, layout)
     worst = max(memory.by_stage, key=lambda stage: stage.allocated_bytes)
-    over = memory.device_bytes + memory.margin_bytes - memory.capacity_bytes
     usable = memory.capacity_bytes - memory.margin_bytes
     largest = max(worst.parts_bytes, key=lambda part: worst.parts_bytes[part])
-    return Rejection(
-        layout=layout,
-        rule="memory",
-        reason=(
+    if memory.excess_bytes > 0.0:
+        reason = (
             f"stage {worst.stage} needs {memory.device_bytes / GIB:.1f} GiB of {usable / GIB:.1f} usable, "
-            f"{over / GIB:.1f} GiB over; most is {largest} ({worst.parts_bytes[largest] / GIB:.1f} GiB)"
-        ),
-        fix=_fitting_change(spec, layout),
-    )
+            f"{memory.excess_bytes / GIB:.1f} GiB over; most is {largest} ({worst.parts_bytes[largest] / GIB:.1f} GiB)"
+        )
+    else:
+        capacity = memory.host_capacity_bytes or 0.0
+        reason = f"a node needs {memory.host_bytes / GIB:.0f} GiB of host memory and has {capacity / GIB:.0f}"
+    return Rejection(layout=layout, rule="memory", reason=reason, fix=_fitting_change(spec, layout))
 
 
 def _changes(spec: Spec, layout: Layout) -> list[tuple[str, Layout]]:
@@ -55,7 +55,8 @@ def _changes(spec: Spec, layout: Layout) -> list[tuple[str, Layout]]:
             dp = layout.dp // 2
             changed = replace(layout, dp=dp, gradient_accumulation_steps=steps, pipeline_layout=None, **twice)
             if key == "tp":
-                changed = replace(changed, sequence_parallel=True)
+                etp = changed.tp if layout.etp == layout.tp > 1 else layout.etp
+                changed = replace(changed, sequence_parallel=True, etp=etp)
             changes.append((f"{key} {twice[key]}", changed))
             if layout.recompute.granularity != "full":
                 changes.append((f"{key} {twice[key]} and recompute full", replace(changed, recompute=FULL)))
@@ -63,12 +64,16 @@ def _changes(spec: Spec, layout: Layout) -> list[tuple[str, Layout]]:
     return changes
 
 
+def _keeps_pins(spec: Spec, layout: Layout) -> bool:
+    pin = {key: recompute_from_value(value) if key == "recompute" else value for key, value in spec.job.pin.items()}
+    return all(getattr(layout, key) == value for key, value in pin.items())
+
+
 def _fitting_change(spec: Spec, layout: Layout) -> str:
     for name, changed in _changes(spec, layout):
-        if broken_rule(spec, changed) is None:
+        if _keeps_pins(spec, changed) and broken_rule(spec, changed) is None:
             memory = memory_of(spec, changed)
-            host = spec.cluster.host_memory_bytes
-            if memory.fits and (host is None or memory.host_bytes <= host):
+            if memory.fits:
                 beside = f" and {memory.host_bytes / GIB:.0f} GiB of host memory a node" if memory.host_bytes else ""
                 return f"{name} would fit ({memory.device_bytes / GIB:.1f} GiB{beside})"
     return "no single change makes it fit"

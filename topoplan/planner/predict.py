@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_precision
+from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_finetuning, check_precision
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.compute import peak_flops
 from topoplan.cost.flops import model_flops_per_step
 from topoplan.cost.memory import Memory, distinct_ranks, predict_memory
 from topoplan.cost.profile import profile_of
 from topoplan.cost.step import predict_time
-from topoplan.errors import LayoutError, SpecError
+from topoplan.errors import LayoutError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import RULES, broken_rule, facts_of, tensor_parallel_domain
+from topoplan.layout.rules import MODE_RULES, SHAPE_RULES, STEP_RULES, broken_rule, facts_of, tensor_parallel_domain
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
 
 GIB = 2**30
-_RULES_OF_A_GIVEN_LAYOUT = tuple(rule for rule in RULES if rule.name != "ep-in-nvlink-domain")
+_RULES_OF_A_GIVEN_LAYOUT = SHAPE_RULES + STEP_RULES + MODE_RULES
 """What a search leaves out as slow is predicted when it is asked for by name."""
 
 
@@ -42,7 +42,7 @@ def plan_of(spec: Spec, layout: Layout, memory: Memory) -> Plan:
         layout=layout,
         memory=memory,
         time=time,
-        tokens_per_s_per_gpu=spec.job.global_batch_size * spec.job.seq_len / time.step_s / gpus,
+        tokens_per_s_per_gpu=spec.job.tokens_per_step / time.step_s / gpus,
         model_flops_per_s_per_gpu=rate,
         mfu=rate / peak_flops(spec.cluster.gpu, spec.job.precision),
         warnings=_warnings(spec, layout, memory),
@@ -56,10 +56,7 @@ def predict(spec: Spec, layout: Layout | Mapping[str, Any]) -> Plan:
 
     Raises LayoutError for a layout that breaks a rule, SpecError for a job that is not predicted.
     """
-    if spec.job.finetuning != "full":
-        raise SpecError(
-            f"finetuning {spec.job.finetuning!r} is not predicted yet", expected="expected full", where="job.finetuning"
-        )
+    check_finetuning(spec)
     check_precision(spec)
     form = layout_to_dict(layout) if isinstance(layout, Layout) else _with_stages(layout, spec)
     layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)
@@ -84,11 +81,13 @@ def _warnings(spec: Spec, layout: Layout, memory: Memory) -> tuple[str, ...]:
     found = []
     if layout.backend == "mca" and spec.model.model_type not in SUPPORTED_MODEL_TYPES:
         found.append(f"the MCA trainer does not support model_type {spec.model.model_type!r}")
-    if spec.job.stage == "dpo":
-        found.append("dpo: the reference model and the second half of each pair are not counted")
-    host = spec.cluster.host_memory_bytes
+    host = memory.host_capacity_bytes
     if host is not None and memory.host_bytes > host:
         found.append(f"offload needs {memory.host_bytes / GIB:.0f} GiB of a node's {host / GIB:.0f} GiB host memory")
+    if layout.backend == "mca" and spec.model.model_type == "qwen3_next":
+        found.append(
+            "mcore_adapter 0.10 cannot build Qwen3-Next on megatron-core 0.15.3 to 0.16.1: try the trainer first"
+        )
     if layout.pipeline_layout:
         found.append(f"{spec.model.num_layers} layers in uneven stages: {layout.pipeline_layout}")
     if layout.tp > 1 and not spec.cluster.nvlink_bytes_per_s:
@@ -97,6 +96,10 @@ def _warnings(spec: Spec, layout: Layout, memory: Memory) -> tuple[str, ...]:
         found.append(f"ep {layout.ep} * etp {layout.etp} crosses nodes: an NVLink domain has {domain} GPUs")
     if any(layout.tp > n for n in facts_of(spec.model).kv_heads):
         found.append(f"tp {layout.tp} exceeds the KV heads: needs megatron-core 0.16 or newer")
+    if facts_of(spec.model).is_moe and layout.ep == 1 and layout.etp != layout.tp:
+        found.append(
+            f"ep 1 with etp {layout.etp} and tp {layout.tp}: megatron-core before 0.19 lets the experts drift apart"
+        )
     if layout.vpp > 1 and layout.distributed_optimizer and layout.backend == "mca":
         found.append(
             "vpp with the distributed optimizer: one CPU trial of mcore_adapter diverged; watch the first losses"

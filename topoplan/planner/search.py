@@ -6,11 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from topoplan.backends.mca import check_job, check_precision
+from topoplan.backends.mca import check_finetuning, check_job, check_precision
 from topoplan.errors import LayoutError
 from topoplan.layout.enumerate import shapes, steps
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import RULES, Rule
+from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES, Rule
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.plan import Counts, Plan, Ranking, Rejection
 from topoplan.planner.predict import memory_of, plan_of
@@ -41,6 +41,7 @@ def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = 
     if backend == "mca":
         check_job(spec)
     else:
+        check_finetuning(spec)
         check_precision(spec)
 
     illegal: list[Rejection] = []
@@ -81,7 +82,7 @@ def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = 
                 plans.append(plan_of(spec, layout, memory))
                 continue
             out_of_memory += 1
-            excess = memory.device_bytes + memory.margin_bytes - memory.capacity_bytes
+            excess = memory.excess_bytes
             if keep_rejected:
                 over.append((excess, out_of_memory, layout))
                 continue
@@ -132,7 +133,7 @@ def _nothing_legal(spec: Spec, illegal: list[Rejection], seen: Counter[str]) -> 
             where=spec.path or "",
             remedy="loosen the pin",
         )
-    last = {"batch", "interleaving", "sequence-parallel", "sequence-length"}
+    last = {rule.name for rule in STEP_RULES + MODE_RULES}
     name = max(seen, key=lambda rule: (rule in last, seen[rule]))
     example = next(rejection for rejection in illegal if rejection.rule == name)
     return LayoutError(

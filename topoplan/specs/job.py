@@ -44,3 +44,13 @@ class Job:
     """Further keys of the trainer's YAML, passed through."""
     pin: Mapping[str, Any] = field(default_factory=dict)
     """Layout keys that must hold, such as {"tp": 4}."""
+
+    @property
+    def sequences_per_sample(self) -> int:
+        """Sequences that one sample of the batch brings: in DPO, a chosen and a rejected answer."""
+        return 2 if self.stage == "dpo" else 1
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Token positions of one optimizer step."""
+        return self.global_batch_size * self.sequences_per_sample * self.seq_len
