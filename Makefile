@@ -38,8 +38,9 @@ typecheck: $(VENV)/.installed-dev  ## Check types
 bench: $(VENV)/.installed  ## Print CPU time and memory of two searches
 	@$(BIN)/python tests/bench/bench.py
 
-readme: $(VENV)/.installed  ## Put the present output into README.md
+readme: $(VENV)/.installed  ## Put the present output into README.md and the example bundle
 	$(BIN)/python tests/readme.py
+	$(BIN)/topoplan generate $(DEMO_SPEC) -o generated/h100-4x8
 
 verify: $(VERIFY_VENV)/.installed  ## Check the output against the real trainers (installs them: some GB)
 	$(VERIFY_VENV)/bin/python -m pytest -m verify

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Node 2 of 4 (counted from 0): starts the 8 trainer processes of this machine.
+# Run the script of every node, in any order; they wait for each other.
+# Written by topoplan 0.1.0. README.md, beside this file, says how to use it.
+set -euo pipefail
+unset CDPATH
+
+fail() {
+  printf '%s: %s\n' node-02.sh "$*" >&2
+  exit 2
+}
+
+bundle_dir="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+workdir="$bundle_dir"
+# As in train.yaml:
+model_dir=models/Qwen/Qwen3-VL-8B-Instruct
+dataset_dir=data
+
+# The cluster spec names no hosts: node 0 is named when the script is started.
+master_addr="${1:-${MASTER_ADDR:-}}"
+[[ -n "$master_addr" ]] ||
+  fail "the address of node 0 is missing; start every node with it: MASTER_ADDR=10.0.0.1 bash node-02.sh"
+master_port=23901
+
+# What an earlier job, a container or a scheduler may have left behind, and torchrun or LLaMA-Factory would obey.
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK MASTER_ADDR MASTER_PORT NNODES NODE_RANK NPROC_PER_NODE RDZV_ID MIN_NNODES MAX_NNODES MAX_RESTARTS FORCE_TORCHRUN USE_RAY USE_KT USE_MEGATRON_BRIDGE ALLOW_EXTRA_ARGS
+unset "${!PET_@}" "${!TORCHELASTIC_@}"
+
+cd -- "$workdir" || fail "cannot enter the working directory $workdir"
+python="$(command -v python3)" || fail "python3 is not on PATH; activate the trainer's environment first"
+
+# What torchrun would report in a hundred lines, or only after minutes.
+"$python" -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec("torch") and u.find_spec("llamafactory")))' ||
+  fail "$python has no torch or no llamafactory; install them there, or activate the trainer's environment first"
+[[ -f "$bundle_dir/train.yaml" ]] || fail "train.yaml is not beside this script; copy the whole directory to each node"
+if grep -q '^dataset: SET_ME\b' -- "$bundle_dir/train.yaml"; then
+  fail "no data set is named; set dataset in train.yaml on every node, or job.dataset in the spec and generate again"
+fi
+[[ -f "$model_dir/config.json" || -f "$model_dir/mca_config.json" ]] ||
+  fail "no model in $model_dir (from $PWD): config.json is missing; download it as README.md says"
+[[ -f "$dataset_dir/dataset_info.json" ]] || fail "no dataset_info.json in $dataset_dir (from $PWD)"
+
+# LLaMA-Factory trains with Megatron-core, through mcore_adapter
+export USE_MCA=1
+# kernels start in the order of their launch: before Blackwell, TP and CP overlap needs it
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+# less fragmentation; llamafactory-cli sets it too
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+# buffers of collectives are freed as soon as they are done with; llamafactory-cli sets it too
+export TORCH_NCCL_AVOID_RECORD_STREAMS=1
+# torchrun would set 1; cpu_cores is not in the cluster spec
+export OMP_NUM_THREADS=4
+# tokenizers' threads do not survive forked data workers
+export TOKENIZERS_PARALLELISM=false
+# errors with their cause, and nothing else
+export NCCL_DEBUG=WARN
+
+# Limits of this shell, raised where the system lets us: pinned memory, stack in KiB, open files.
+ulimit -l unlimited 2>/dev/null || true
+ulimit -Ss 65536 2>/dev/null || true
+ulimit -Sn 1048576 2>/dev/null || ulimit -Sn "$(ulimit -Hn)" 2>/dev/null || true
+[[ "$(ulimit -l)" == unlimited ]] ||
+  printf '%s: memory locking is limited to %s KiB; RDMA may fail (memlock in limits.conf)\n' node-02.sh "$(ulimit -l)" >&2
+
+# Each rank writes its own files below log_dir, beside what is shown here.
+log_dir="$PWD"/logs/Qwen3-VL-8B-Instruct-tp2-pp1-dp16-mbs2-12463bf8/node-02
+mkdir -p -- "$log_dir"
+
+# The launcher module under one torchrun: `llamafactory-cli train` would start a second one in each process.
+# exec, so that signals reach torchrun, which ends its workers.
+exec "$python" -m torch.distributed.run \
+  --nnodes 4 --node_rank 2 --nproc_per_node 8 \
+  --master_addr "$master_addr" --master_port "$master_port" \
+  --max_restarts 0 --log_dir "$log_dir" --tee 3 \
+  -m llamafactory.launcher "$bundle_dir/train.yaml"
