@@ -28,6 +28,7 @@ def ranked(plans: Sequence[Plan]) -> list[Plan]:
                 plan.layout.complexity,
                 -plan.tokens_per_s_per_gpu,
                 plan.id,
+                plan.memory.device_bytes,
             ),
         )
         start = end
