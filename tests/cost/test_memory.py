@@ -18,12 +18,14 @@ from tests.cost.samples import (
     spec_of_row,
     stage_of,
 )
+from topoplan import catalog
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.activations import layer_activations
-from topoplan.cost.memory import communicators, margin_fraction, predict_memory, stage_parameters
+from topoplan.cost.memory import communicators, predict_memory, stage_parameters
 from topoplan.cost.profile import profile_of
 from topoplan.cost.shard import shard_of
 from topoplan.layout.forms import layout_from_dict
+from topoplan.specs.config_json import model_from_config
 
 GIB = 2**30
 ROWS = measured_rows("measured_memory.jsonl")
@@ -293,5 +295,32 @@ def test_a_plan_fits_up_to_the_margin_and_not_beyond() -> None:
     for margin, fits in ((room - 0.001, True), (room + 0.001, False)):
         narrow = spec_of(DENSE, cluster={"margin": margin})
         assert memory_of(narrow, layout).fits is fits
-        assert margin_fraction(narrow.cluster) == pytest.approx(margin)
-    assert margin_fraction(spec.cluster) == 0.04
+        assert memory_of(narrow, layout).margin_bytes == pytest.approx(margin * spec.cluster.gpu.memory_bytes)
+
+
+def test_the_margin_is_the_error_band_unless_the_spec_has_one() -> None:
+    dense, mixed = spec_of(DENSE), spec_of(MIXED)
+    profile = profile_of(dense.cluster.gpu)
+    for spec, layout, band in (
+        (dense, layout_of(dense, tp=2), profile.memory_band),
+        (mixed, layout_of(mixed, ep=8), profile.moe_memory_band),
+    ):
+        memory = memory_of(spec, layout)
+        assert memory.margin_bytes == pytest.approx(band * memory.device_bytes)
+    assert profile.memory_band < profile.moe_memory_band
+
+
+def test_dropout_keeps_a_byte_an_element_twice_a_layer() -> None:
+    config = catalog.model_config(DENSE) | {"model_type": "gpt2"}
+    with_masks, without = (
+        replace(spec_of(DENSE), model=model_from_config(config | {"resid_pdrop": rate}, name="x", where="x"))
+        for rate in (0.1, 0.0)
+    )
+    assert model_from_config(config, name="x", where="x").hidden_dropout == 0.1
+    layout = layout_of(without)
+    kept = [
+        sum(stage.parts_bytes["activations"] for stage in memory_of(spec, layout).by_stage)
+        for spec in (with_masks, without)
+    ]
+    model, tokens = without.model, layout.micro_batch_size * without.job.seq_len
+    assert kept[0] - kept[1] == 2 * tokens * model.hidden_size * model.num_layers

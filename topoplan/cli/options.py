@@ -40,17 +40,33 @@ Pins = Annotated[
         "--pin", metavar="KEY=N,...", help="Layout keys that must hold, such as tp=4,pp=1.", show_default=False
     ),
 ]
+Margin = Annotated[
+    str | None,
+    typer.Option(
+        "--margin",
+        metavar="SHARE",
+        help="Share of the card that a plan must leave free, such as 5%; 0% takes predictions at their word.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def read_spec(
-    spec: str, *, model: str | None, job: str | None, overrides: list[str] | None, pins: list[str] | None
+    spec: str,
+    *,
+    model: str | None,
+    job: str | None,
+    overrides: list[str] | None,
+    pins: list[str] | None,
+    margin: str | None = None,
 ) -> Spec:
     """The spec file with everything that the command line says on top of it."""
     from topoplan.specs.load import load_spec
 
     _refuse_contradictions(pins or ())
-    return load_spec(spec, model=model, job=job, overrides=tuple(overrides or ()), pins=tuple(pins or ()))
+    keys = [*(overrides or ()), *([f"margin={margin}"] if margin is not None else [])]
+    return load_spec(spec, model=model, job=job, overrides=tuple(keys), pins=tuple(pins or ()))
 
 
 def _refuse_contradictions(pins: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, JobPath, ModelName, Overrides, Pins, SpecPath, read_spec
+from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, SpecPath, read_spec
 
 
 def rank(
@@ -15,6 +15,7 @@ def rank(
     job: JobPath = None,
     overrides: Overrides = None,
     pin: Pins = None,
+    margin: Margin = None,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Plans to show.")] = 10,
     rejected: Annotated[bool, typer.Option("--rejected", help="Also show the layouts that are out, and why.")] = False,
     as_json: AsJson = False,
@@ -32,7 +33,7 @@ def rank(
     if as_csv and rejected:
         raise InputError("--csv has no rows for rejected layouts", remedy="use --rejected --json")
 
-    read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin)
+    read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin)
     ranking = search(read, keep_rejected=rejected)
 
     from topoplan.cli.output import print_json, stdout_console

@@ -203,6 +203,9 @@ def layer_activations(model: Model, layer: Layer, shard: Shard) -> LayerActivati
     ffn_saved, backward, ffn_shapes = (
         _mlp(model, layer.ffn, shard) if isinstance(layer.ffn, Mlp) else _moe(model, layer.ffn, shard)
     )
+    if model.hidden_dropout:
+        # One byte an element behind attention and one behind the MLP (`core/fusions/fused_bias_dropout.py`).
+        ffn_saved.append(SavedTensor("dropout masks", 2 * shard.local_tokens * model.hidden_size))
     return LayerActivations(
         saved=(*saved, *ffn_saved),
         input_bytes=BF16 * shard.local_tokens * model.hidden_size,

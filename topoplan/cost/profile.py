@@ -59,10 +59,10 @@ class Profile:
     """CUDA context and loaded kernels: device memory that torch does not see."""
     nccl_bytes_per_communicator: int
     """Device memory of one NCCL communicator's buffers."""
-    fragmentation: float
-    """Reserved over allocated, less one, with expandable segments."""
     memory_band: float
-    """Half width of the interval that measured memory fell in, as a fraction."""
+    """Half width of the interval that measured memory fell in, as a fraction; what `fits` leaves free by default."""
+    moe_memory_band: float
+    """The same for a mixture of experts, whose busiest rank gets more tokens than the average."""
     time_band: float
     """The same for the step time of a dense model in bf16."""
     moe_time_band: float

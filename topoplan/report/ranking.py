@@ -57,7 +57,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int, misses: bool 
     console.print()
     console.print(_table(console, ranking.spec, plans))
     console.print()
-    paragraph(console, _legend(ranking.spec), style="dim")
+    paragraph(console, _legend(ranking.spec, plans), style="dim")
     _print_warnings(console, plans)
     if ranking.notes:
         console.print("\nThe usual alternatives, against plan 1:")
@@ -157,10 +157,14 @@ def _first_lines(text: str, width: int, lines: int) -> str:
     return ", ".join(entries)
 
 
-def _legend(spec: Spec) -> str:
+def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
+    if spec.cluster.margin is not None:
+        margin = f"{spec.cluster.margin:.0%} of the card stays free"
+    else:
+        margin = f"{plans[0].memory.margin_bytes / plans[0].memory.device_bytes:.0%} more must fit too" if plans else ""
     text = (
-        "GiB: what nvidia-smi will show on the fullest GPU. step: one optimizer step, and the band that it is expected"
-        " in. MFU: without recomputation."
+        f"GiB: what nvidia-smi will show on the fullest GPU{'; ' if margin else ''}{margin}. step: one optimizer step,"
+        " and the band that it is expected in. MFU: without recomputation."
     )
     steps, job = job_steps(spec.job), spec.job
     if steps is not None and job.samples is not None:

@@ -66,7 +66,7 @@ class Cluster:
     env: Mapping[str, str] = field(default_factory=dict)
     """Extra environment of the trainer, passed through."""
     margin: float | None = None
-    """Fraction of the card that a plan must leave free; None takes the default."""
+    """Fraction of the card that a plan must leave free; None takes the error band of the prediction."""
 
     @property
     def world_size(self) -> int:

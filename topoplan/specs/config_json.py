@@ -47,6 +47,7 @@ _EXPERT_WIDTH = ("moe_intermediate_size", "moe_ffn_hidden_size", "expert_interme
 _SHARED_WIDTH = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
 _SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts")
 _FIRST_DENSE = ("first_k_dense_replace", "moe_first_k_dense_replace")
+_DROPOUT = ("resid_pdrop", "hidden_dropout", "hidden_dropout_prob")
 _MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_layers", "mtp_num_hidden_layers")
 _QK_NORM = ("use_qk_norm", "qk_layernorm", "qk_norm")
 
@@ -75,6 +76,8 @@ class _Family:
     """First-generation Qwen writes the width of both gate halves together."""
     learned_positions: int = 0
     """Rows of a learned position table when the config does not say."""
+    dropout: float = 0.0
+    """Dropout behind attention and MLP when the config does not say."""
     window_layers: Literal["none", "all", "alternate", "from_max_window_layers"] = "none"
     """Which layers use `sliding_window` when there is no `layer_types`."""
     linear_interval: int = 0
@@ -133,6 +136,7 @@ _FAMILIES: dict[str, _Family] = {
         norm="layernorm",
         tied=True,
         learned_positions=1024,
+        dropout=0.1,
     ),
 }
 
@@ -222,6 +226,16 @@ class _Fields:
         if not least <= value <= most:
             raise self.wrong(name, f"an integer from {least:,} to {most:,}")
         return value
+
+    def fraction(self, *names: str, default: float) -> float:
+        """A number from 0 to 1."""
+        name = self.find(names)
+        if name is None:
+            return default
+        value = self._config[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            raise self.wrong(name, "a number from 0 to 1")
+        return float(value)
 
     def boolean(self, *names: str, default: bool) -> bool:
         name = self.find(names)
@@ -583,6 +597,7 @@ def model_from_config(
         norm=norm,
         norm_bias=norm == "layernorm",
         learned_positions=positions,
+        hidden_dropout=fields.fraction(*_DROPOUT, default=family.dropout),
         max_position_embeddings=positions or fields.integer(*_POSITIONS, default=0, least=0),
         mtp_layers=fields.integer(*_MTP_LAYERS, default=0, least=0),
         vision=_vision(vision_config, model_type, hidden, where) if vision_config is not None else None,

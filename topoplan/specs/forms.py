@@ -311,5 +311,7 @@ class SpecForm(Form):
         default=None, description="Environment variables for the trainer, passed through."
     )
     margin: Annotated[float | None, Fraction()] = Field(
-        default=None, description="Part of the card's memory that a plan must leave free.", examples=["8%"]
+        default=None,
+        description="Part of the card that a plan must leave free; by default the error band of the prediction.",
+        examples=["8%"],
     )

@@ -138,6 +138,8 @@ class Model:
     norm_bias: bool = False
     learned_positions: int = 0
     """Rows of a learned position table (GPT-2); 0 with rotary embeddings."""
+    hidden_dropout: float = 0.0
+    """Dropout behind attention, MLP and embedding; backward keeps its masks."""
     max_position_embeddings: int = 0
     """Longest context of the config; 0 when it does not say."""
     mtp_layers: int = 0
