@@ -52,7 +52,9 @@ def test_the_json_form_has_every_key_of_the_contract() -> None:
         "overlap_grad_reduce": True,
         "overlap_param_gather": True,
         "cross_entropy_fusion": False,
+        "cross_entropy_fusion_impl": "te",
         "precision_aware_optimizer": False,
+        "fp8_param": False,
     }
 
 

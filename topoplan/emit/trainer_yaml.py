@@ -92,7 +92,7 @@ def _sections(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> list[Secti
     return [
         _model_section(spec),
         _data_section(spec),
-        _training_section(spec, user),
+        _training_section(spec, layout, user),
         _layout_section(spec, layout),
         _memory_section(spec, layout),
         _speed_section(spec, layout, user),
@@ -171,7 +171,7 @@ def _loader_workers(spec: Spec) -> int:
     return max(1, min(usual, spec.cluster.cpu_cores // spec.cluster.gpus_per_node // 2))
 
 
-def _training_section(spec: Spec, user: Mapping[str, Any]) -> Section:
+def _training_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Section:
     job = spec.job
     steps = training_steps(job, user.get("max_steps"))
     if steps is None:
@@ -183,7 +183,7 @@ def _training_section(spec: Spec, user: Mapping[str, Any]) -> Section:
         Entry(key="learning_rate", value=float(job.learning_rate)),
         Entry(key="lr_scheduler_type", value="cosine"),
         Entry(key="warmup_steps", value=warmup, comment=f"{why}; a whole number, for transformers 4 and 5"),
-        *_precision_entries(spec),
+        *_precision_entries(spec, layout),
         Entry(
             key="ddp_timeout",
             value=_DDP_TIMEOUT_S,
@@ -193,10 +193,14 @@ def _training_section(spec: Spec, user: Mapping[str, Any]) -> Section:
     return Section(title="Training", entries=tuple(entries))
 
 
-def _precision_entries(spec: Spec) -> list[Entry]:
+def _precision_entries(spec: Spec, layout: Layout) -> list[Entry]:
     precision, architecture = spec.job.precision, spec.cluster.gpu.architecture
     if precision == "fp16":
-        return [Entry(key="fp16", value=True)]
+        comment = "unset, fp16 sums gradients in fp16"
+        return [
+            Entry(key="fp16", value=True),
+            Entry(key="accumulate_allreduce_grads_in_fp32", value=layout.grad_reduce_in_fp32, comment=comment),
+        ]
     bf16 = Entry(key="bf16", value=True, comment="gradients are then summed in fp32")
     if precision == "bf16":
         return [bf16]
@@ -208,9 +212,11 @@ def _precision_entries(spec: Spec) -> list[Entry]:
             where="job.precision",
             expected="expected bf16, fp8 on Hopper (blockwise), or fp8 or mxfp8 on Blackwell",
         )
+    kept = "fp8 alone" if layout.fp8_param else "bf16"
     return [
         bf16,
-        Entry(key="fp8", value="e4m3", comment="matrix multiplications only; weights stay in bf16"),
+        Entry(key="fp8", value="e4m3", comment=f"matrix multiplications only; weights stay in {kept}"),
+        *([Entry(key="fp8_param", value=True)] if layout.fp8_param else []),
         Entry(key="fp8_recipe", value=recipe, comment=f"what the adapter tests on {architecture.capitalize()}"),
     ]
 

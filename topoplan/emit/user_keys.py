@@ -82,7 +82,7 @@ def _fixed_values(spec: Spec, layout: Layout) -> dict[str, tuple[Any, ...]]:
         "use_distributed_optimizer": (layout.distributed_optimizer,),
         "overlap_grad_reduce": (layout.overlap_grad_reduce,),
         "overlap_param_gather": (layout.overlap_param_gather,),
-        "accumulate_allreduce_grads_in_fp32": (True,) if job.precision != "fp16" else (False, True),
+        "accumulate_allreduce_grads_in_fp32": (True,) if job.precision != "fp16" else (layout.grad_reduce_in_fp32,),
         "optimizer_cpu_offload": (layout.optimizer_offload_fraction > 0,),
         "optimizer_offload_fraction": (float(layout.optimizer_offload_fraction),),
         "cross_entropy_loss_fusion": (layout.cross_entropy_fusion,),
@@ -101,6 +101,7 @@ def _fixed_values(spec: Spec, layout: Layout) -> dict[str, tuple[Any, ...]]:
         "bf16": (job.precision != "fp16",),
         "fp16": (job.precision == "fp16",),
     }
+    fixed["fp8_param"] = (layout.fp8_param,)
     if not fp8:
         fixed |= {"fp8": (None,), "fp8_recipe": (None,)}
     if spec.model.vision is not None:

@@ -81,7 +81,9 @@ SWITCHES = (
     "overlap_grad_reduce",
     "overlap_param_gather",
     "cross_entropy_fusion",
+    "cross_entropy_fusion_impl",
     "precision_aware_optimizer",
+    "fp8_param",
 )
 """Keys that a search leaves at their usual value unless they are pinned."""
 

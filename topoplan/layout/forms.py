@@ -113,6 +113,8 @@ def _checked(key: str, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
             raise LayoutError(shown(value), where=where, expected="expected a fraction from 0 to 1")
         return float(value)
+    elif key == "cross_entropy_fusion_impl" and value not in ("te", "native"):
+        raise LayoutError(shown(value), where=where, expected="expected te or native")
     elif key == "pipeline_layout" and not isinstance(value, str):
         raise LayoutError(shown(value), where=where, expected='expected a string such as "Et*3|t*4L"')
     return value

@@ -45,7 +45,11 @@ class Layout:
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     cross_entropy_fusion: bool = False
+    cross_entropy_fusion_impl: str = "te"
+    """With cross_entropy_fusion: te (Transformer Engine) or native (megatron-core's own, its default)."""
     precision_aware_optimizer: bool = False
+    fp8_param: bool = False
+    """In fp8, the blocks' weights are kept in fp8 alone (Megatron's fp8_param_gather)."""
 
     @property
     def world_size(self) -> int:

@@ -201,6 +201,8 @@ class PinForm(Form):
     overlap_grad_reduce: Annotated[bool | None, Switch()] = Field(default=None)
     overlap_param_gather: Annotated[bool | None, Switch()] = Field(default=None)
     cross_entropy_fusion: Annotated[bool | None, Switch()] = Field(default=None)
+    fp8_param: Annotated[bool | None, Switch()] = Field(default=None)
+    cross_entropy_fusion_impl: Annotated[str | None, Choice(("te", "native"))] = Field(default=None)
     precision_aware_optimizer: Annotated[bool | None, Switch()] = Field(default=None)
 
 
