@@ -200,3 +200,17 @@ def test_a_checkpointed_vision_tower_keeps_block_inputs_and_one_block() -> None:
     short = vision_activation_bytes(tower, 1024, recompute=True)
     assert short == pytest.approx(1024 * tower.layers * 2 * tower.hidden_size + plain / tower.layers)
     assert short < plain / 8
+
+
+def test_without_flash_attention_the_score_matrix_is_kept_and_core_attn_frees_it() -> None:
+    model = catalog.model("Qwen/Qwen3-8B")
+    flash = Shard(tokens=4096, seq_len=4096, tp=2, cp=1, ep=1, etp=1, sequence_parallel=True, precision="fp16")
+    unfused = replace(flash, flash_attention=False)
+    with_flash, without = (layer_activations(model, model.layers[0], shard) for shard in (flash, unfused))
+    # arXiv 2205.05198, equation (1): 2 bytes for each of a * s * s scores of the softmax's output (no dropout here).
+    scores = 2 * 16 * 4096 * 4096
+    repeated = 2 * 2 * 4096 * 16 * 128
+    assert without.saved_bytes - with_flash.saved_bytes == scores + repeated
+    core = Recompute(granularity="selective", modules=("core_attn",))
+    kept = [kept_activations(model, model.layers[0], shard, core).kept_bytes for shard in (flash, unfused)]
+    assert kept[0] == kept[1]

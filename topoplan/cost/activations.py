@@ -56,6 +56,13 @@ def _linear_input_bytes(shard: Shard) -> float:
     return QUANTISED_BYTES.get(shard.precision, BF16)
 
 
+def _score_matrix(shard: Shard, heads: float) -> list[SavedTensor]:
+    """Without flash attention, the softmax's output (`core/transformer/dot_product_attention.py`)."""
+    if shard.flash_attention:
+        return []
+    return [SavedTensor("attention probabilities", BF16 * shard.tokens * shard.seq_len * heads, ("core_attn",))]
+
+
 def _attention(model: Model, attention: Attention, shard: Shard) -> tuple[list[SavedTensor], list[tuple[int, int]]]:
     hidden, tokens, local = model.hidden_size, shard.tokens, shard.local_tokens
     heads, kv_heads = attention.heads / shard.tp, max(attention.kv_heads / shard.tp, 1)
@@ -77,6 +84,9 @@ def _attention(model: Model, attention: Attention, shard: Shard) -> tuple[list[S
         SavedTensor("attention output", BF16 * tokens * heads * width),
         SavedTensor("softmax statistics", FP32 * tokens * heads, ("core_attn",)),
     ]
+    saved += _score_matrix(shard, heads)
+    if not shard.flash_attention and kv_heads < heads:
+        saved.append(SavedTensor("k, v repeated for every head", 2 * BF16 * tokens * heads * width, ("core_attn",)))
     if shard.eight_bit:
         saved.append(SavedTensor("linear_proj input", linear * tokens * heads * width))
     query = int(heads * width) * (2 if attention.output_gate else 1)
@@ -108,6 +118,7 @@ def _latent_attention(
     if q_rank:
         saved.append(SavedTensor("q compressed", BF16 * local * q_rank))
         saved.append(SavedTensor("q compressed, normed", linear * local * q_rank, up))
+    saved += _score_matrix(shard, heads)
     if shard.eight_bit:
         saved.append(SavedTensor("linear_proj input", linear * tokens * heads * attention.v_head_dim))
     shapes = [

@@ -155,8 +155,18 @@ class _Builder:
 
 
 def _core_attention(build: _Builder, heads: float, kv_heads: float, key_dim: int, value_dim: int, window: int) -> None:
-    """Causal flash attention; backward is 2.5 times forward (arXiv 2307.08691, section 4)."""
+    """Causal flash attention; backward is 2.5 times forward (arXiv 2307.08691, section 4).
+
+    Without a flash kernel both products run over the whole square, and the scores pass through memory.
+    """
     shard, gpu, profile = build.shard, build.gpu, build.profile
+    if not shard.flash_attention:
+        scores = shard.tokens * shard.seq_len * heads
+        forward = 2.0 * scores * (key_dim + value_dim) / (gpu.fp16_flops * profile.gemm_efficiency)
+        build.operators.append(Operator("core_attn", "attention", forward, 2 * forward, ("core_attn",)))
+        # Masked softmax reads and writes them; backward reads probabilities and gradients and writes gradients.
+        build.elementwise("softmax", 2 * BF16 * scores, 3 * BF16 * scores, by=("core_attn",))
+        return
     flops = 2.0 * shard.tokens * attended_tokens(shard.seq_len, window) * heads * (key_dim + value_dim)
     # The softmax costs the same for every score, so a narrow head spends a larger share of its time on it.
     width = (key_dim + value_dim) / 2
@@ -177,8 +187,8 @@ def _core_attention(build: _Builder, heads: float, kv_heads: float, key_dim: int
             Operator(
                 "cp ring",
                 "cp_comm",
-                hops * max(0.0, step - forward / shard.cp) + step / 2,
-                hops * max(0.0, 2 * step - backward / shard.cp) + step,
+                hops * max(0.0, step - forward / shard.cp),
+                hops * max(0.0, 2 * step - backward / shard.cp),
                 ("core_attn",),
             )
         )

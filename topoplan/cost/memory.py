@@ -277,7 +277,7 @@ def stage_memory(model: Model, job: Job, layout: Layout, traits: Traits, profile
     Backward of a layer with all micro batches in flight; on the last stage the loss; on the first the gradient of the
     embedding, which is dense, once the layers of that micro batch are freed.
     """
-    shard = shard_of(layout, job)
+    shard = shard_of(layout, job, flash_attention=profile.flash_attention)
     chunks = split_stages(model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)[rank]
     parameters = stage_parameters(model, job, layout, traits, rank)
     dense_shards = layout.dp * layout.cp if layout.distributed_optimizer else 1

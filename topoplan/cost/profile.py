@@ -31,6 +31,8 @@ class Profile:
     attention_forward_efficiency: float
     """Of the bf16 peak, FlashAttention forward, causal, long sequences."""
     attention_backward_efficiency: float
+    flash_attention: bool
+    """Whether a flash attention kernel exists: FlashAttention 2 and cuDNN's start with Ampere."""
     memory_efficiency: float
     """Of the memory bandwidth, for elementwise kernels."""
     nvlink_efficiency: float

@@ -24,6 +24,8 @@ class Shard:
     sequence_parallel: bool
     precision: str
     """bf16, fp16, fp8, mxfp8 or nvfp4: which GEMM peak, and how linear inputs are saved."""
+    flash_attention: bool = True
+    """Attention never writes its score matrix to memory."""
 
     @property
     def local_tokens(self) -> float:
@@ -43,7 +45,7 @@ class Shard:
         return self.precision in ("fp8", "mxfp8", "nvfp4")
 
 
-def shard_of(layout: Layout, job: Job) -> Shard:
+def shard_of(layout: Layout, job: Job, *, flash_attention: bool = True) -> Shard:
     """The shard that a layout makes of a job's micro batch."""
     return Shard(
         tokens=layout.micro_batch_size * job.sequences_per_sample * job.seq_len // layout.cp,
@@ -54,4 +56,5 @@ def shard_of(layout: Layout, job: Job) -> Shard:
         etp=layout.etp,
         sequence_parallel=layout.sequence_parallel,
         precision=job.precision,
+        flash_attention=flash_attention,
     )

@@ -262,7 +262,7 @@ def predict_time(
     `ranks`: for each distinct pipeline rank, the first of its kind and how many there are
     (`topoplan.cost.memory.distinct_ranks`).
     """
-    shard = shard_of(layout, job)
+    shard = shard_of(layout, job, flash_attention=profile.flash_attention)
     stages = [_stage_time(model, job, layout, traits, cluster, profile, shard, rank) for rank, _ in ranks]
     slowest = max(range(len(stages)), key=lambda index: stages[index].total_s)
     worst, rank = stages[slowest], ranks[slowest][0]

@@ -44,11 +44,14 @@ def _powers_of_two(limit: int) -> list[int]:
 def recompute_modes(spec: Spec) -> list[Recompute]:
     """Recompute modes worth comparing for a model, from none to full.
 
-    Not core_attn: flash attention keeps nothing that recomputing it would free. Attention itself is the costly part of
-    a long sequence, so selective modes are the MLP or the experts, their activation, and MLA's up projections.
+    core_attn only on Volta: flash attention, from Ampere on, keeps nothing that recomputing it would free. Attention
+    itself is the costly part of a long sequence, so the other selective modes are the MLP or the experts, their
+    activation, and MLA's up projections.
     """
     facts = facts_of(spec.model)
     selective: list[tuple[str, ...]] = []
+    if spec.cluster.gpu.architecture == "volta":
+        selective.append(("core_attn",))
     if facts.is_moe:
         selective += [("moe_act",), ("moe",)]
     else:

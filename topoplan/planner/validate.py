@@ -1,0 +1,257 @@
+"""Predictions graded against runs that were measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+
+from topoplan.errors import TopoplanError
+from topoplan.planner.measured import MeasuredRun
+from topoplan.planner.plan import Plan
+from topoplan.planner.predict import predict
+from topoplan.specs.load import spec_from_document
+from topoplan.specs.spec import Spec
+
+GIB = 2**30
+ALLOCATED, BY_STAGE, RESERVED, THROUGHPUT = "allocated", "allocated, by stage", "reserved", "throughput"
+"""Kinds of figures; throughput is followed by the precision of the job."""
+APART = 0.03
+"""Runs of a group whose measured throughput differs by less are equally fast, and their order is not graded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One measured figure beside its prediction."""
+
+    id: str
+    """Of the run."""
+    family: str
+    kind: str
+    stage: int | None = None
+    unit: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one: above zero when the prediction is too high."""
+        return self.predicted / self.measured - 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Errors of the figures of one kind and one source."""
+
+    family: str
+    kind: str
+    count: int
+    median: float
+    """Of the errors without their sign."""
+    at_90_percent: float
+    worst: float
+    signed_median: float
+    """Of the errors with their sign."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankingGrade:
+    """How far the predicted order of layouts is the measured one."""
+
+    groups: int
+    """Sets of runs that differ in their layout alone."""
+    pairs: int
+    """Two runs of a group whose measured throughput differs by more than 3%."""
+    pairs_in_order: int
+    mean_loss: float
+    """Throughput lost by taking the layout that is predicted to be the fastest, as a fraction; mean over the groups."""
+    worst_loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitGrade:
+    """One run whose fit was predicted otherwise than it ended."""
+
+    id: str
+    family: str
+    device_gib: float
+    capacity_gib: float
+    unstated: tuple[str, ...] = ()
+    """What the source does not say of how the run saves memory: with any, the run may have saved more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fits:
+    """What ran and what ran out of memory, against what was predicted."""
+
+    ran: int
+    """Runs that ended well and whose source says how they save memory."""
+    ran_unstated: int
+    """Runs that ended well and whose source does not."""
+    ran_but_over: tuple[FitGrade, ...]
+    """Those of both kinds that are predicted to need more than the card, at margin 0."""
+    out_of_memory: int
+    out_of_memory_but_fit: tuple[FitGrade, ...]
+    """Runs that ended out of memory and are predicted to fit at the default margin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """Predictions of a set of measured runs, graded."""
+
+    figures: tuple[Figure, ...]
+    spreads: tuple[Spread, ...]
+    ranking: RankingGrade | None
+    """None without two runs to rank against each other."""
+    fits: Fits
+    runs: int
+    """Runs that were predicted."""
+    failed: Mapping[str, str]
+    """Runs that could not be predicted: id to error."""
+    left_out: Mapping[str, int]
+    """Rows of the sources that are not graded: reason to their number, the most frequent first."""
+
+
+def validate(runs: Sequence[MeasuredRun], *, base: Path | None = None) -> Validation:
+    """Predict every run and grade what it measured. `base` is where relative paths of models start."""
+    figures: list[Figure] = []
+    failed: dict[str, str] = {}
+    plans: list[tuple[MeasuredRun, Plan]] = []
+    for run in runs:
+        if run.left_out:
+            continue
+        try:
+            spec = _spec_of(run, base)
+            plan = predict(spec, run.document["layout"])
+        except TopoplanError as error:
+            failed[run.id] = str(error)
+            continue
+        plans.append((run, plan))
+        figures += _figures(run, spec, plan)
+    return Validation(
+        figures=tuple(figures),
+        spreads=tuple(spread_of(members) for members in _grouped(figures)),
+        ranking=_ranking(plans, figures),
+        fits=_fits(plans),
+        runs=len(plans),
+        failed=failed,
+        left_out=dict(Counter(run.left_out for run in runs if run.left_out).most_common()),
+    )
+
+
+def spread_of(figures: Sequence[Figure]) -> Spread:
+    """The errors of some figures; family and kind are those of the first."""
+    errors = [figure.error for figure in figures]
+    sizes = sorted(map(abs, errors))
+    return Spread(
+        family=figures[0].family,
+        kind=figures[0].kind,
+        count=len(errors),
+        median=statistics.median(sizes),
+        at_90_percent=sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
+        worst=sizes[-1],
+        signed_median=statistics.median(errors),
+    )
+
+
+def _spec_of(run: MeasuredRun, base: Path | None) -> Spec:
+    form = {key: value for key, value in run.document.items() if key not in ("id", "layout")}
+    return spec_from_document(form, where=run.where or run.id, base=base)
+
+
+def _grouped(figures: Sequence[Figure]) -> list[list[Figure]]:
+    """By kind (memory first, then throughput), then by source as the file has them."""
+    order = {ALLOCATED: 0, BY_STAGE: 1, RESERVED: 2}
+    groups: dict[tuple[str, str], list[Figure]] = {}
+    for figure in figures:
+        groups.setdefault((figure.kind, figure.family), []).append(figure)
+    families = list(dict.fromkeys(figure.family for figure in figures))
+    keys = sorted(groups, key=lambda key: (order.get(key[0], 3), families.index(key[1]), key[0]))
+    return [groups[key] for key in keys]
+
+
+def _figures(run: MeasuredRun, spec: Spec, plan: Plan) -> Iterator[Figure]:
+    measured, memory = run.measured, plan.memory
+
+    def figure(kind: str, unit: str, predicted: float, real: float, stage: int | None = None) -> Figure:
+        return Figure(
+            id=run.id, family=run.family, kind=kind, unit=unit, predicted=predicted, measured=real, stage=stage
+        )
+
+    if measured.allocated_gib is not None:
+        yield figure(ALLOCATED, "GiB", memory.allocated_bytes / GIB, measured.allocated_gib)
+    for stage, real in zip(memory.by_stage, measured.stage_allocated_gib, strict=False):
+        if real is not None:
+            yield figure(BY_STAGE, "GiB", stage.allocated_bytes / GIB, real, stage.stage)
+    if measured.reserved_gib is not None:
+        yield figure(RESERVED, "GiB", memory.reserved_bytes / GIB, measured.reserved_gib)
+    speed = f"{THROUGHPUT} {spec.job.precision}"
+    tokens = measured.tokens_per_s_per_gpu
+    if tokens is None and measured.step_s is not None:
+        tokens = spec.job.tokens_per_step / measured.step_s / spec.cluster.world_size
+    if tokens is not None:
+        yield figure(speed, "tokens/s/GPU", plan.tokens_per_s_per_gpu, tokens)
+    elif measured.tflops_per_gpu is not None:
+        yield figure(speed, "TFLOP/s/GPU", plan.model_flops_per_s_per_gpu / 1e12, measured.tflops_per_gpu)
+
+
+def _ranking(plans: Sequence[tuple[MeasuredRun, Plan]], figures: Sequence[Figure]) -> RankingGrade | None:
+    speeds = {figure.id: figure for figure in figures if figure.kind.startswith(THROUGHPUT)}
+    groups: dict[str, list[Figure]] = {}
+    for run, _ in plans:
+        if run.rank_group and run.id in speeds:
+            groups.setdefault(run.rank_group, []).append(speeds[run.id])
+    losses: list[float] = []
+    pairs = in_order = 0
+    for members in groups.values():
+        if len(members) < 2:
+            continue
+        chosen = max(members, key=lambda figure: figure.predicted)
+        losses.append(1.0 - chosen.measured / max(figure.measured for figure in members))
+        for one, other in combinations(members, 2):
+            if abs(one.measured / other.measured - 1.0) > APART:
+                pairs += 1
+                in_order += (one.predicted > other.predicted) == (one.measured > other.measured)
+    if not losses:
+        return None
+    return RankingGrade(
+        groups=len(losses),
+        pairs=pairs,
+        pairs_in_order=in_order,
+        mean_loss=statistics.mean(losses),
+        worst_loss=max(losses),
+    )
+
+
+def _fits(plans: Sequence[tuple[MeasuredRun, Plan]]) -> Fits:
+    over: list[FitGrade] = []
+    too_good: list[FitGrade] = []
+    ran = ran_unstated = out_of_memory = 0
+    for run, plan in plans:
+        memory = plan.memory
+        grade = FitGrade(
+            id=run.id,
+            family=run.family,
+            device_gib=memory.device_bytes / GIB,
+            capacity_gib=memory.capacity_bytes / GIB,
+            unstated=run.unstated,
+        )
+        if run.measured.oom:
+            out_of_memory += 1
+            if plan.fits:
+                too_good.append(grade)
+            continue
+        ran += not run.unstated
+        ran_unstated += bool(run.unstated)
+        if not replace(memory, margin_bytes=0.0).fits:
+            over.append(grade)
+    return Fits(
+        ran=ran,
+        ran_unstated=ran_unstated,
+        ran_but_over=tuple(over),
+        out_of_memory=out_of_memory,
+        out_of_memory_but_fit=tuple(too_good),
+    )
