@@ -13,7 +13,7 @@ VERIFY_VENV ?= $(VENV)/verify
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format typecheck bench readme verify clean
+.PHONY: help demo test lint format typecheck bench accuracy readme verify clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,9 @@ typecheck: $(VENV)/.installed-dev  ## Check types
 
 bench: $(VENV)/.installed  ## Print CPU time and memory of two searches
 	@$(BIN)/python tests/bench/bench.py
+
+accuracy: $(VENV)/.installed  ## Grade predictions against measured runs, into docs/accuracy.md
+	$(BIN)/topoplan validate -o docs/accuracy.md
 
 readme: $(VENV)/.installed  ## Put the present output into README.md and the example bundle
 	$(BIN)/python tests/readme.py

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from topoplan.backends.megatron import TRAITS
@@ -13,10 +10,10 @@ from topoplan.cost.profile import profile_of
 from topoplan.cost.step import Time, predict_time
 from topoplan.layout.forms import layout_from_dict
 from topoplan.layout.layout import Layout
+from topoplan.planner.measured import MeasuredRun, shipped_runs
 from topoplan.specs.load import spec_from_document
 from topoplan.specs.spec import Spec
 
-DATA = Path(__file__).parent.parent / "data"
 MIXED = "Qwen/Qwen3-30B-A3B"
 DENSE = "Qwen/Qwen3-8B"
 TIED = "Qwen/Qwen3-4B"
@@ -65,16 +62,17 @@ def time_of(spec: Spec, layout: Layout) -> Time:
     return predict_time(spec.model, spec.cluster, spec.job, layout, traits, profile, ranks)
 
 
-def measured_rows(name: str) -> list[dict[str, Any]]:
-    """The rows of a file of measured runs: a run document each, with what was measured."""
-    return list(_rows(DATA / name))
+def measured_runs(family: str) -> list[MeasuredRun]:
+    """The shipped measured runs of a source, those that are graded."""
+    return [run for run in shipped_runs() if run.family == family and not run.left_out]
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        yield json.loads(line)
-
-
-def spec_of_row(row: dict[str, Any]) -> Spec:
+def spec_of_run(run: MeasuredRun) -> Spec:
     """The spec of a measured run."""
-    return spec_from_document({key: row[key] for key in ("cluster", "model", "job")}, where=row["id"])
+    return spec_from_document({key: run.document[key] for key in ("cluster", "model", "job")}, where=run.id)
+
+
+def layout_of_run(run: MeasuredRun) -> Layout:
+    """The layout of a measured run."""
+    spec = spec_of_run(run)
+    return layout_from_dict(run.document["layout"], spec.cluster, spec.model, spec.job)

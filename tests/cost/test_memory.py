@@ -12,10 +12,11 @@ from tests.cost.samples import (
     TIED,
     VISION,
     layout_of,
-    measured_rows,
+    layout_of_run,
+    measured_runs,
     memory_of,
     spec_of,
-    spec_of_row,
+    spec_of_run,
     stage_of,
 )
 from topoplan import catalog
@@ -24,26 +25,25 @@ from topoplan.cost.activations import layer_activations
 from topoplan.cost.memory import communicators, predict_memory, stage_parameters
 from topoplan.cost.profile import profile_of
 from topoplan.cost.shard import shard_of
-from topoplan.layout.forms import layout_from_dict
+from topoplan.planner.measured import MeasuredRun
 from topoplan.specs.config_json import model_from_config
 
 GIB = 2**30
-ROWS = measured_rows("measured_memory.jsonl")
-STAGES = [(row, stage) for row in ROWS for stage in range(len(row["measured"]["stage_allocated_gib"]))]
+RUNS = [run for run in measured_runs("SimuMax B200") if run.measured.stage_allocated_gib]
+STAGES = [(run, stage) for run in RUNS for stage in range(len(run.measured.stage_allocated_gib))]
 ALLOWED_ERROR = 0.01
 
 
-@pytest.mark.parametrize(("row", "stage"), STAGES, ids=[f"{row['id']}-{stage}" for row, stage in STAGES])
-def test_a_measured_stage_is_predicted_within_one_percent(row: dict[str, Any], stage: int) -> None:
-    spec = spec_of_row(row)
-    layout = layout_from_dict(row["layout"], spec.cluster, spec.model, spec.job)
-    measured = row["measured"]["stage_allocated_gib"][stage]
-    assert stage_of(spec, layout, stage).allocated_bytes / GIB == pytest.approx(measured, rel=ALLOWED_ERROR)
+@pytest.mark.parametrize(("run", "stage"), STAGES, ids=[f"{run.id}-{stage}" for run, stage in STAGES])
+def test_a_measured_stage_is_predicted_within_one_percent(run: MeasuredRun, stage: int) -> None:
+    measured = run.measured.stage_allocated_gib[stage]
+    predicted = stage_of(spec_of_run(run), layout_of_run(run), stage).allocated_bytes / GIB
+    assert predicted == pytest.approx(measured, rel=ALLOWED_ERROR)
 
 
 def test_every_measured_row_says_where_it_is_from() -> None:
     assert len(STAGES) == 8
-    assert all(row["source"] and row["notes"] for row in ROWS)
+    assert all(run.source and run.notes for run in RUNS)
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [

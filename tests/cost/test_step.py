@@ -13,15 +13,16 @@ from tests.cost.samples import (
     TIED,
     VISION,
     layout_of,
-    measured_rows,
+    layout_of_run,
+    measured_runs,
     spec_of,
-    spec_of_row,
+    spec_of_run,
     time_of,
 )
 from topoplan.cost.profile import profile_of
-from topoplan.layout.forms import layout_from_dict
+from topoplan.planner.measured import MeasuredRun
 
-ROWS = measured_rows("measured_throughput.jsonl")
+RUNS = measured_runs("SimuMax B200")
 CASES: list[tuple[str, dict[str, Any]]] = [
     (DENSE, {}),
     (DENSE, {"tp": 4, "pp": 4, "vpp": 3}),
@@ -32,29 +33,27 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def error_of(run: MeasuredRun) -> float:
+    assert run.measured.step_s is not None
+    return abs(time_of(spec_of_run(run), layout_of_run(run)).step_s / run.measured.step_s - 1)
+
+
 def test_throughput_of_measured_runs_is_within_fifteen_percent_at_the_median() -> None:
-    errors = []
-    for row in ROWS:
-        spec = spec_of_row(row)
-        layout = layout_from_dict(row["layout"], spec.cluster, spec.model, spec.job)
-        errors.append(abs(time_of(spec, layout).step_s / row["measured"]["step_s"] - 1))
+    errors = [error_of(run) for run in RUNS]
     assert len(errors) == 19
     assert median(errors) < 0.15
     assert max(errors) < 0.30
 
 
 def test_measured_layouts_of_one_model_are_put_in_the_measured_order() -> None:
-    def rate(row: dict[str, Any], step_s: float) -> float:
-        return float(row["job"]["global_batch_size"] / step_s)
-
     groups: dict[str, list[tuple[float, float]]] = {}
-    for row in ROWS:
-        if row["id"].endswith("preview"):
+    for run in RUNS:
+        if run.id.endswith("preview"):
             continue
-        spec = spec_of_row(row)
-        layout = layout_from_dict(row["layout"], spec.cluster, spec.model, spec.job)
-        key = f"{row['model']} {layout.gradient_accumulation_steps}"
-        pair = (rate(row, time_of(spec, layout).step_s), rate(row, row["measured"]["step_s"]))
+        layout, batch = layout_of_run(run), run.document["job"]["global_batch_size"]
+        key = f"{run.document['model']} {layout.gradient_accumulation_steps}"
+        assert run.measured.step_s is not None
+        pair = (batch / time_of(spec_of_run(run), layout).step_s, batch / run.measured.step_s)
         groups.setdefault(key, []).append(pair)
     assert len(groups) == 6
     for members in groups.values():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, SpecPath, read_spec
+from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking
 
 if TYPE_CHECKING:
     from topoplan.planner.plan import Plan, Ranking
@@ -14,9 +15,7 @@ if TYPE_CHECKING:
 
 def generate(
     spec: SpecPath,
-    plan: Annotated[
-        str, typer.Option("--plan", metavar="N|ID", help="Which plan: its rank, or its id such as tp4-pp1-dp8-mbs1.")
-    ] = "1",
+    plan: PlanChoice = "1",
     directory: Annotated[
         str | None,
         typer.Option(
@@ -71,32 +70,19 @@ def bundle_name(cluster: str) -> str:
 
 def _choose(ranking: Ranking, wanted: str) -> Plan:
     """The plan of that rank or id; a legal id that the ranking does not hold is predicted."""
-    from topoplan.errors import LayoutError, NoLayoutFitsError
+    from topoplan.errors import NoLayoutFitsError
 
-    # The table shows ids with spaces and colons; they may be pasted from there.
-    wanted = wanted.strip().replace(" ", "-").replace(":", "-")
-    if wanted.isdecimal():
-        if 1 <= int(wanted) <= len(ranking.plans):
-            return ranking.plans[int(wanted) - 1]
-        raise LayoutError(f"there is no plan {wanted}", where="--plan", expected=f"expected 1 to {len(ranking.plans)}")
-    for plan in ranking.plans:
-        if plan.id == wanted:
-            return plan
-
-    from topoplan.cli.plan_id import layout_of_id
-    from topoplan.planner.predict import predict
-
-    plan = predict(ranking.spec, layout_of_id(wanted))
-    if plan.id != wanted:
-        raise LayoutError(
-            f"{wanted!r} is not the id of a layout of this job", where="--plan", remedy=f"it is {plan.id}"
-        )
+    plan = plan_of_ranking(ranking, wanted)
+    if plan is not None:
+        return plan
+    plan = plan_of_id(ranking.spec, wanted)
     if not plan.fits:
         from topoplan.report.text import gib
 
         memory = plan.memory
         raise NoLayoutFitsError(
-            f"plan {wanted} does not fit: {gib(memory.device_bytes)} GiB and a margin of {gib(memory.margin_bytes)} GiB"
-            f" on a card of {gib(memory.capacity_bytes)} GiB; the best plan that fits is {ranking.plans[0].id}"
+            f"plan {plan.id} does not fit: {gib(memory.device_bytes)} GiB and a margin of"
+            f" {gib(memory.margin_bytes)} GiB on a card of {gib(memory.capacity_bytes)} GiB;"
+            f" the best plan that fits is {ranking.plans[0].id}"
         )
     return plan

@@ -29,7 +29,7 @@ class RunDocument:
 
 def read_run_documents(source: str) -> Iterator[RunDocument]:
     """The documents of a .jsonl, .json or .yaml file, or of standard input when `source` is `-`."""
-    text, where = (_standard_input(), "standard input") if source == "-" else (_file(source), source)
+    text, where = source_text(source)
     suffix = "" if source == "-" else Path(source).suffix.lower()
     if not text.strip():
         raise SpecError("nothing in it", where=where, expected="expected at least one run document")
@@ -41,6 +41,11 @@ def read_run_documents(source: str) -> Iterator[RunDocument]:
         yield _from_json(text, where)
     else:
         yield _document(parse_source(text, name=where).data, where)
+
+
+def source_text(source: str) -> tuple[str, str]:
+    """The text of a file, or of standard input when `source` is `-`, and what messages call it."""
+    return (_standard_input(), "standard input") if source == "-" else (_file(source), source)
 
 
 def _lines(text: str, where: str) -> Iterator[RunDocument]:

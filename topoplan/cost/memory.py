@@ -7,7 +7,7 @@ moments sharded over the data-parallel group; ZeRO stage 1, arXiv 1910.02054, se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,7 +20,14 @@ from topoplan.cost.activations import (
     layer_activations,
     vision_activation_bytes,
 )
-from topoplan.cost.params import RankParameters, embedding_tensors, head_tensors, layer_parameters, padded_vocab_size
+from topoplan.cost.params import (
+    RankParameters,
+    Tensor,
+    embedding_tensors,
+    head_tensors,
+    layer_parameters,
+    padded_vocab_size,
+)
 from topoplan.cost.pipeline import in_flight, most_in_flight
 from topoplan.cost.profile import Profile
 from topoplan.cost.shard import Shard, shard_of
@@ -132,14 +139,26 @@ def chunk_parameters(
     for layer, count in chunk_layers(model, chunk):
         one = layer_parameters(model, layer, tp, ep, etp)
         total += RankParameters(one.dense * count, one.expert * count)
+    ends = end_tensors(model, chunk, traits, tp, whole_model=whole_model)
+    return total + RankParameters(sum(elements for _, elements in ends))
+
+
+def end_tensors(model: Model, chunk: Chunk, traits: Traits, tp: int, *, whole_model: bool) -> list[tuple[Tensor, int]]:
+    """Weights before and behind the layers of a chunk, with the elements of them that one rank holds."""
     vocabulary = _vocabulary_elements(model, traits, tp)
+    ends: list[tuple[Tensor, int]] = []
     if chunk.embedding:
-        positions = sum(t.elements for t in embedding_tensors(model)[1:])
-        total += RankParameters(vocabulary + positions)
+        words, *positions = embedding_tensors(model)
+        ends += [(words, vocabulary), *((tensor, tensor.elements) for tensor in positions)]
     if chunk.head:
-        final_norm = head_tensors(model)[0].elements
-        total += RankParameters(final_norm + (0 if model.tie_word_embeddings and whole_model else vocabulary))
-    return total
+        final_norm, *output = head_tensors(model)
+        ends.append((final_norm, final_norm.elements))
+        if output:
+            ends.append((output[0], vocabulary))
+        elif not whole_model:
+            table = embedding_tensors(model)[0]
+            ends.append((Tensor("output_layer (copy of the embedding)", table.elements, table.split), vocabulary))
+    return ends
 
 
 def stage_parameters(model: Model, job: Job, layout: Layout, traits: Traits, rank: int) -> RankParameters:
@@ -164,7 +183,7 @@ def stage_parameters(model: Model, job: Job, layout: Layout, traits: Traits, ran
 
 
 @lru_cache(maxsize=1 << 15)
-def _chunk_kept_bytes(model: Model, chunk: Chunk, shard: Shard, recompute: Recompute) -> float:
+def chunk_kept_bytes(model: Model, chunk: Chunk, shard: Shard, recompute: Recompute) -> float:
     """Activations of one micro batch that a chunk keeps from forward to backward."""
     if recompute.granularity != "full":
         return sum(
@@ -236,7 +255,7 @@ def _dummy_gradient_bytes(model: Model, chunks: tuple[Chunk, ...], shard: Shard,
     return BF16 * (elements + (vocabulary if any(chunk.head for chunk in chunks) else 0))
 
 
-def _vision_kept_bytes(model: Model, job: Job, layout: Layout) -> float:
+def vision_kept_bytes(model: Model, job: Job, layout: Layout) -> float:
     """What the vision tower keeps of a micro batch: nothing when it is frozen, whatever becomes of its projector."""
     if model.vision is None or job.freeze_vision_tower:
         return 0.0
@@ -252,11 +271,16 @@ def _activations_in_flight(layout: Layout, rank: int, kept: list[float], tower: 
     pp, vpp, microbatches = layout.pp, layout.vpp, layout.gradient_accumulation_steps
     if not tower and min(kept) == max(kept):
         return most_in_flight(pp, vpp, rank, microbatches) * kept[0], 0.0
-    moments = [
-        (sum(count * size for count, size in zip(held, kept, strict=True)), held[0] * tower)
-        for held in in_flight(pp, vpp, rank, microbatches)
-    ]
-    return max(moments, key=sum)
+    held = fullest_moment(layout, rank, kept, tower)
+    return sum(count * size for count, size in zip(held, kept, strict=True)), held[0] * tower
+
+
+def fullest_moment(layout: Layout, rank: int, kept: Sequence[float], tower: float) -> tuple[int, ...]:
+    """Micro batches of each model chunk that a stage holds when its activations are at their most."""
+    return max(
+        in_flight(layout.pp, layout.vpp, rank, layout.gradient_accumulation_steps),
+        key=lambda held: sum(count * size for count, size in zip(held, kept, strict=True)) + held[0] * tower,
+    )
 
 
 def bytes_per_logit(layout: Layout) -> int:
@@ -304,8 +328,8 @@ def stage_memory(model: Model, job: Job, layout: Layout, traits: Traits, profile
     if job.stage == "dpo":
         # A second model in bf16, forward only (mcore_adapter `trainer/dpo_trainer.py`, ref_model).
         parts["reference model"] = float(BF16 * parameters.total)
-    kept = [_chunk_kept_bytes(model, chunk, shard, layout.recompute) for chunk in chunks]
-    tower = _vision_kept_bytes(model, job, layout) if rank == 0 else 0.0
+    kept = [chunk_kept_bytes(model, chunk, shard, layout.recompute) for chunk in chunks]
+    tower = vision_kept_bytes(model, job, layout) if rank == 0 else 0.0
     activations, vision = _activations_in_flight(layout, rank, kept, tower)
     vocabulary = _vocabulary_elements(model, traits, layout.tp)
     hidden_bytes = BF16 * model.hidden_size
@@ -339,14 +363,24 @@ def stage_memory(model: Model, job: Job, layout: Layout, traits: Traits, profile
     )
 
 
-def communicators(layout: Layout, model: Model) -> int:
-    """NCCL communicators that a rank really uses: the world, and every group of more than one rank."""
-    sizes = [layout.tp, layout.cp, layout.dp * layout.cp, layout.pp]
+def communicator_sizes(layout: Layout, model: Model) -> dict[str, int]:
+    """NCCL communicators that a rank really uses, with their ranks: the world, and every group of more than one.
+
+    Groups: megatron-core `core/parallel_state.py::initialize_model_parallel`.
+    """
+    sizes = {"tp": layout.tp, "cp": layout.cp, "dp x cp": layout.dp * layout.cp, "pp": layout.pp}
     if layout.ep > 1 or layout.etp > 1:
-        sizes += [layout.ep, layout.etp if layout.etp != layout.tp else 1, layout.expert_dp]
+        sizes |= {"ep": layout.ep, "expert dp": layout.expert_dp}
+        if layout.etp != layout.tp:
+            sizes["etp"] = layout.etp
     if model.tie_word_embeddings:
-        sizes.append(layout.pp)
-    return 1 + sum(size > 1 for size in sizes)
+        sizes["embedding (first and last stage)"] = min(layout.pp, 2)
+    return {"world": layout.world_size} | {name: size for name, size in sizes.items() if size > 1}
+
+
+def communicators(layout: Layout, model: Model) -> int:
+    """Number of `communicator_sizes`."""
+    return len(communicator_sizes(layout, model))
 
 
 def fragmentation(model: Model, layout: Layout) -> float:

@@ -184,7 +184,8 @@ def active_parameter_count(model: Model) -> int:
     return parameter_count(model) - inactive - vision + tied
 
 
-def _cut(tensor: Tensor, tp: int, ep: int, etp: int) -> int:
+def cut(tensor: Tensor, tp: int, ep: int, etp: int) -> int:
+    """Elements of a weight that one rank holds."""
     if tensor.split == "tp":
         return tensor.elements // tp
     if tensor.split == "expert":
@@ -199,7 +200,7 @@ def layer_parameters(model: Model, layer: Layer, tp: int, ep: int, etp: int) -> 
     """Elements of one block on one rank."""
     dense = expert = 0
     for tensor in layer_tensors(model, layer):
-        elements = _cut(tensor, tp, ep, etp)
+        elements = cut(tensor, tp, ep, etp)
         if tensor.split.startswith("expert"):
             expert += elements
         else:

@@ -201,7 +201,8 @@ class _Draft:
                 )
 
     def _model(self, name: str | None, config: Mapping[str, Any] | None, seq_len: int) -> Model:
-        from topoplan.specs.config_json import load_model, model_from_config
+        from topoplan.specs.config_json import model_from_config
+        from topoplan.specs.model_source import load_model
 
         if config is not None:
             where = f"{self.place(('model', 'config'))}: model.config"

@@ -1,0 +1,102 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Cli
+from topoplan.cli.plan_choice import wanted_id
+
+PLAN = "tp2-pp2-dp8-mbs1"
+
+
+def test_a_plan_is_explained_by_its_id_without_a_search(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    result = cli("explain", spec_file, "--plan", PLAN, "--memory")
+    assert result.code == 0
+    assert not fake_search
+    assert "Plan tp2 pp2 dp8 mbs1 fits" in result.out
+    assert max(map(len, result.out.splitlines())) <= 100
+    assert "\x1b" not in result.out
+
+
+def test_without_memory_it_prints_the_same(cli: Cli, spec_file: Path) -> None:
+    plain, memory = (cli("explain", spec_file, "--plan", PLAN, *more).out for more in ((), ("--memory",)))
+    assert plain == memory
+
+
+def test_json_has_a_schema(cli: Cli, spec_file: Path) -> None:
+    view = json.loads(cli("explain", spec_file, "--plan", "tp2 pp2 dp8 mbs1", "--memory", "--json").out)
+    assert view["schema"] == "topoplan.explain/1"
+    assert view["plan"]["id"] == PLAN
+    assert [row["stages"] for row in view["memory"]["stages"]] == [[0], [1]]
+
+
+def test_a_rank_takes_a_search(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    view = json.loads(cli("explain", spec_file, "--plan", "2", "--memory", "--json").out)
+    assert len(fake_search) == 1
+    assert view["plan"]["id"] == "tp4-pp1-dp8-mbs1"  # the second plan of the usual ranking
+    result = cli("explain", spec_file, "--plan", "9")
+    assert result.code == 2
+    assert "there is no plan 9" in result.err
+
+
+def test_options_and_pins_hold(cli: Cli, spec_file: Path) -> None:
+    options = ["--set", "seq_len=8192", "--pin", "backend=megatron,grad_reduce_in_fp32=false", "--margin", "10%"]
+    view = json.loads(cli("explain", spec_file, "--plan", PLAN, "--json", *options).out)
+    assert view["job"]["seq_len"] == 8192
+    assert view["plan"]["layout"]["backend"] == "megatron"
+    assert view["memory"]["device"]["margin_from"] == "spec"
+
+
+def test_a_plan_that_does_not_fit_is_explained(cli: Cli, spec_file: Path) -> None:
+    options = ["--model", "Qwen/Qwen2.5-72B", "--set", "template=x"]
+    result = cli("explain", spec_file, "--plan", "tp8-pp1-dp4-mbs1", *options)
+    assert result.code == 0, result.err
+    assert "does not fit" in result.out
+
+
+def test_a_run_document_is_explained(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    document = {
+        "cluster": {"gpu": "h100-sxm-80gb", "nodes": 4, "gpus_per_node": 8},
+        "model": {"name": "Qwen/Qwen3-8B"},
+        "job": {"seq_len": 4096, "global_batch_size": 64},
+        "layout": {"backend": "megatron", "tp": 4},
+    }
+    path.write_text(json.dumps(document))
+    assert "Plan tp4 pp1 dp8 mbs1 fits" in cli("explain", "--run", path, "--memory").out
+    path.write_text(json.dumps(document) + "\n" + json.dumps(document))
+    result = cli("explain", "--run", path)
+    assert result.code == 2
+    path.write_text(json.dumps({"cluster": {}}))
+    assert "no `layout`" in cli("explain", "--run", path).err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explain"], "expected either a SPEC or --run FILE"),
+        (["explain", "x.yaml", "--run", "y.json"], "expected either a SPEC or --run FILE"),
+        (["explain", "--run", "y.json", "--plan", "2"], "leave the other options out"),
+        (["explain", "absent.yaml"], "no such file"),
+        (["explain", "--run", "absent.json"], "no such file"),
+    ],
+)
+def test_bad_arguments_are_one_message(cli: Cli, arguments: list[str], message: str) -> None:
+    result = cli(*arguments)
+    assert result.code == 2
+    assert message in result.err
+    assert result.out == ""
+
+
+@pytest.mark.parametrize("plan", ["tp3-pp1", "nonsense", "tp2-pp2-dp16-mbs1"])
+def test_what_is_no_plan_of_the_job_is_refused(cli: Cli, spec_file: Path, plan: str) -> None:
+    assert cli("explain", spec_file, "--plan", plan).code == 2
+
+
+def test_an_id_may_be_pasted_from_the_table() -> None:
+    assert wanted_id(" tp1 pp2 dp16 mbs1 sel:mlp ") == "tp1-pp2-dp16-mbs1-sel-mlp"
+
+
+def test_help_says_that_memory_is_all_there_is(cli: Cli) -> None:
+    assert "time will follow" in " ".join(cli("explain", "--help").out.split())

@@ -1,0 +1,105 @@
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Cli
+from topoplan.report.accuracy_page import MARK
+
+
+def row(name: str = "a", **changes: Any) -> str:
+    return json.dumps(
+        {
+            "id": name,
+            "family": "bench",
+            "document": {
+                "cluster": {"gpu": "h100-sxm-80gb", "nodes": 1, "gpus_per_node": 8},
+                "model": {"name": "Qwen/Qwen3-8B"},
+                "job": {"seq_len": 4096, "global_batch_size": 64},
+                "layout": {"backend": "megatron", "tp": 2},
+            },
+            "measured": {"allocated_gib": 50, "step_s": 4},
+        }
+        | changes
+    )
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    path = tmp_path / "runs.jsonl"
+    path.write_text(row() + "\n" + row("b", measured={"reserved_gib": 60}) + "\n")
+    return path
+
+
+def test_the_shipped_runs_are_graded_by_default(cli: Cli) -> None:
+    result = cli("validate")
+    assert result.code == 0
+    assert "SimuMax B200" in result.out
+    assert "pairs as measured" in result.out
+    assert max(map(len, result.out.splitlines())) <= 100
+    assert "\x1b" not in result.out
+
+
+def test_a_file_of_ones_own_is_graded(cli: Cli, runs: Path) -> None:
+    result = cli("validate", runs, "--rows")
+    assert result.code == 0
+    assert "2 measured runs, 3 figures." in result.out
+    assert "reserved GiB" in result.out
+
+
+def test_json_has_a_schema(cli: Cli, runs: Path) -> None:
+    view = json.loads(cli("validate", runs, "--json").out)
+    assert view["schema"] == "topoplan.validate/1"
+    assert [figure["id"] for figure in view["rows"]] == ["a", "a", "b"]
+
+
+def test_standard_input_is_read(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(row().encode())))
+    assert json.loads(cli("validate", "-", "--json").out)["runs"] == 1
+
+
+def test_a_page_is_written_and_written_again(cli: Cli, runs: Path, tmp_path: Path) -> None:
+    page = tmp_path / "accuracy.md"
+    for _ in range(2):
+        result = cli("validate", runs, "-o", page)
+        assert result.code == 0
+        assert result.out == f"Wrote {page}\n"
+    assert page.read_text().startswith(MARK)
+
+
+def test_a_file_that_is_no_such_page_is_left_alone(cli: Cli, runs: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.md"
+    notes.write_text("# mine\n")
+    result = cli("validate", runs, "-o", notes)
+    assert result.code == 2
+    assert "was not written by" in result.err
+    assert notes.read_text() == "# mine\n"
+
+
+def test_a_place_that_cannot_be_written_is_named(cli: Cli, runs: Path, tmp_path: Path) -> None:
+    result = cli("validate", runs, "-o", tmp_path / "absent" / "accuracy.md")
+    assert result.code == 2
+    assert "cannot be written" in result.err
+
+
+def test_bad_input_is_one_message(cli: Cli, tmp_path: Path, runs: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text("")
+    assert "nothing in it" in cli("validate", path).err
+    path.write_text("{}\n")
+    result = cli("validate", path)
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert "no `id`" in result.err
+    assert "no such file" in cli("validate", tmp_path / "absent.jsonl").err
+    assert "cannot be used together" in cli("validate", runs, "--json", "-o", tmp_path / "x").err
+
+
+def test_when_nothing_can_be_predicted_the_input_is_bad(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text(row(measured={"oom": True}).replace('"tp": 2', '"tp": 3'))
+    result = cli("validate", path)
+    assert result.code == 2
+    assert "1 run could not be predicted" in result.out

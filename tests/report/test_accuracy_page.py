@@ -1,0 +1,36 @@
+import re
+from pathlib import Path
+
+from topoplan.planner.measured import shipped_runs
+from topoplan.planner.validate import validate
+from topoplan.report.accuracy_page import MARK, accuracy_page
+
+PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
+
+
+def test_the_committed_page_is_what_the_formulas_give() -> None:
+    fresh = accuracy_page(validate(shipped_runs()))
+    assert PAGE.read_text(encoding="utf-8") == fresh, "predictions have changed: run `make accuracy`"
+
+
+def test_the_page_says_what_is_graded_and_what_was_not_measured() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.startswith(MARK)
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert headings == [
+        "What is graded",
+        "Memory",
+        "Throughput",
+        "Order of layouts",
+        "What fits",
+        "What is not graded",
+        "What was not measured",
+        "Where the numbers of each GPU come from",
+    ]
+    for what in ("CUDA context", "NCCL's buffers", "fragmentation", "Hopper's kernels"):
+        assert what in text.partition("## What was not measured")[2]
+
+
+def test_prose_is_wrapped() -> None:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    assert max(len(line) for line in lines if not line.startswith("|")) <= 120

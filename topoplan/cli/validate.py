@@ -1,0 +1,81 @@
+"""`topoplan validate`: grade predictions against measured runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topoplan.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from topoplan.planner.validate import Validation
+
+
+def validate(
+    runs: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUNS]",
+            help="A .jsonl file with one measured run a line, or - for standard input; by default the shipped ones.",
+            show_default=False,
+        ),
+    ] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="Also print every figure beside its prediction.")] = False,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write a page (Markdown) to a file.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Grade predictions against measured runs.
+
+    Errors are predicted over measured, less one. Exit code 2: bad input, or nothing could be predicted.
+    """
+    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.errors import InputError
+    from topoplan.report.validation import print_validation, validation_to_dict
+
+    if output is not None and as_json:
+        raise InputError("--output and --json cannot be used together", remedy="leave one out")
+    graded = _graded(runs)
+    if output is not None:
+        _write_page(Path(output), graded)
+        stdout_console().print(f"Wrote {output}", soft_wrap=True)
+    elif as_json:
+        print_json(validation_to_dict(graded))
+    else:
+        print_validation(stdout_console(), graded, rows=rows)
+    if not graded.runs:
+        raise typer.Exit(2)
+
+
+def _graded(runs: str | None) -> Validation:
+    from topoplan.cli.run_documents import source_text
+    from topoplan.errors import SpecError
+    from topoplan.planner.measured import parse_runs, shipped_runs
+    from topoplan.planner.validate import validate as grade
+
+    if runs is None:
+        return grade(shipped_runs())
+    text, name = source_text(runs)
+    found = list(parse_runs(text, name=name))
+    if not found:
+        raise SpecError("nothing in it", where=name, expected="expected at least one measured run")
+    return grade(found, base=Path.cwd() if runs == "-" else Path(runs).parent)
+
+
+def _write_page(path: Path, graded: Validation) -> None:
+    """Write the page. A file that is not such a page is left alone."""
+    from topoplan.errors import OutputError
+    from topoplan.report.accuracy_page import MARK, accuracy_page
+
+    try:
+        if path.exists() and not path.read_bytes().startswith(MARK.encode()):
+            raise OutputError(
+                "exists and was not written by `topoplan validate`", where=str(path), remedy="name another"
+            )
+        path.write_text(accuracy_page(graded), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot be written: {error.strerror}", where=str(path)) from error

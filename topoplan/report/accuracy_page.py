@@ -1,0 +1,191 @@
+"""docs/accuracy.md: what predictions were graded against, how far off they were, and what nobody measured."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from topoplan.catalog import gpu, gpu_names
+from topoplan.cost.profile import profile_of
+from topoplan.planner.validate import ALLOCATED, BY_STAGE, RESERVED, Spread, Validation
+from topoplan.report.text import counted
+from topoplan.report.validation import (
+    figure_name,
+    fit_line,
+    fit_sentences,
+    percent,
+    ranking_sentence,
+    signed_percent,
+)
+
+MARK = "<!-- written by `topoplan validate -o`"
+_WIDTH = 120
+_UNMEASURED = (
+    (
+        "CUDA context and loaded kernels (`context_bytes`)",
+        "assumed from public figures; it depends on the driver and on which kernels a run loads",
+    ),
+    (
+        "NCCL's buffers (`nccl_bytes_per_communicator`)",
+        "assumed for each communicator of more than one rank; they depend on the version, the number of channels and"
+        " the topology",
+    ),
+    (
+        "fragmentation (`FRAGMENTATION` and `IRREGULAR_FRAGMENTATION` of `cost/memory.py`)",
+        "taken from published reserved and allocated peaks of the same runs, which are few; allocator settings were not"
+        " compared",
+    ),
+    (
+        "device memory as nvidia-smi shows it",
+        "no run of this set reports it beside torch's own figures, so the last step, from reserved to device, is graded"
+        " nowhere",
+    ),
+    (
+        "Hopper's kernels",
+        "usual sustained rates of public libraries, not timed kernel by kernel; throughput on H100 is graded as a whole"
+        " above",
+    ),
+    (
+        "runs that end out of memory",
+        "none of this set did; what fits is graded by runs that did run",
+    ),
+)
+
+
+def accuracy_page(graded: Validation) -> str:
+    """The page. The same runs and formulas give the same text."""
+    blocks = [
+        f"{MARK}; change the formulas, then run `make accuracy` -->",
+        "# Accuracy",
+        _prose(
+            "How far predictions are from runs that others measured and published. `make accuracy` writes this page"
+            " from the rows in `topoplan/catalog/measured/megatron.jsonl`, and `topoplan validate --rows` prints every"
+            " figure. A test compares the page with a fresh one."
+        ),
+        "## What is graded",
+        _prose(
+            f"{counted(graded.runs, 'run')} of Megatron-core with {counted(len(graded.figures), 'figure')}: full"
+            " fine-tuning and pretraining, dense and mixture-of-experts models, on A100, H100, H20, B200, GB200 and"
+            " GB300. Each row names its source. Error is predicted over measured, less one: the median, the 90th"
+            " percentile and the worst are of its size, and the signed median tells whether predictions are high (+) or"
+            " low (-)."
+        ),
+        _prose(
+            "This is no test on unseen data. The formulas of memory were written with the SimuMax B200 rows at hand,"
+            " and the shares of fragmentation are medians over them: errors there are those of a fit. A few numbers of"
+            " `topoplan/catalog/profiles.json` come from the step times of such rows too; the end of this page repeats"
+            " what each profile says. For a new model or machine the errors of the other sources tell more."
+        ),
+        "## Memory",
+        _bulleted(
+            [
+                "**allocated**: torch's peak of live tensors on the fullest GPU.",
+                "**allocated, by stage**: the same, for each pipeline stage that was measured.",
+                "**reserved**: what torch's allocator holds. Some sources round it to 1 GiB, or 1 GB.",
+            ]
+        ),
+        _spread_table(spread for spread in graded.spreads if spread.kind in (ALLOCATED, BY_STAGE, RESERVED)),
+        "Every figure:",
+        _memory_rows(graded),
+        "## Throughput",
+        _prose(
+            "Tokens, or model FLOP/s where only those were published, per second and GPU. *Functional runs* are checks"
+            " that a recipe works, with natural routing, short steps and safety checks on, and *CI* runs are"
+            " deterministic: both are slower than the hardware allows. Most rows do not say how they recompute, overlap"
+            " and dispatch, and are predicted without recomputation. *Summaries* of one layout differ by up to a factor"
+            " of 2.8 from one software release to the next, which no formula here can know."
+        ),
+        _spread_table(spread for spread in graded.spreads if spread.kind not in (ALLOCATED, BY_STAGE, RESERVED)),
+    ]
+    if graded.ranking is not None:
+        blocks += ["## Order of layouts", _prose(ranking_sentence(graded.ranking))]
+    blocks += ["## What fits", _prose(" ".join(fit_sentences(graded)))]
+    if over := (*graded.fits.out_of_memory_but_fit, *graded.fits.ran_but_over):
+        blocks += [
+            "Predicted otherwise than they ended:",
+            _bulleted(fit_line(grade) for grade in over),
+        ]
+    blocks += [
+        "## What is not graded",
+        _prose(f"{counted(sum(graded.left_out.values()), 'row')} of the same sources, because:"),
+        _table(("rows", "reason"), ([str(count), reason] for reason, count in graded.left_out.items()), right=1),
+    ]
+    if graded.failed:
+        blocks += ["Not predicted:", _bulleted(f"{name}: {error}" for name, error in graded.failed.items())]
+    blocks += [
+        "## What was not measured",
+        _prose("No GPU was at hand. These rest on public figures or on assumptions:"),
+        _bulleted(f"**{what}**: {how}." for what, how in _UNMEASURED),
+        "## Where the numbers of each GPU come from",
+        _prose(
+            "`memory` and `time` are the half widths of the bands: the interval that a measured value is expected in is"
+            " the prediction, less and plus that much. A dense model in bf16 has the first, a mixture of experts"
+            " the second. A plan fits when device memory and the memory band are within the card, unless the spec or"
+            " `--margin` says otherwise. A wide band means that little was measured, not that runs scatter that much."
+        ),
+        _profiles(),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _prose(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _bulleted(texts: Iterable[str]) -> str:
+    return "\n".join(
+        textwrap.fill(f"- {text}", _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for text in texts
+    )
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: int | Sequence[int] = ()) -> str:
+    """A Markdown table. `right`: the columns that are aligned to the right, or how many of the first."""
+    columns = range(right) if isinstance(right, int) else right
+    rule = ["---:" if column in columns else "---" for column in range(len(header))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
+
+
+def _spread_table(spreads: Iterable[Spread]) -> str:
+    rows = (
+        [
+            spread.family,
+            spread.kind,
+            str(spread.count),
+            percent(spread.median),
+            percent(spread.at_90_percent),
+            percent(spread.worst),
+            signed_percent(spread.signed_median),
+        ]
+        for spread in spreads
+    )
+    return _table(("source", "figure", "n", "median", "90%", "worst", "signed median"), rows, right=range(2, 7))
+
+
+def _memory_rows(graded: Validation) -> str:
+    rows = (
+        [
+            f"`{figure.id}`",
+            figure_name(figure),
+            f"{figure.predicted:.2f}",
+            f"{figure.measured:.2f}",
+            signed_percent(figure.error),
+        ]
+        for figure in graded.figures
+        if figure.kind in (ALLOCATED, BY_STAGE, RESERVED)
+    )
+    return _table(("run", "figure", "predicted", "measured", "error"), rows, right=range(2, 5))
+
+
+def _profiles() -> str:
+    profiles = {profile.name: profile for profile in (profile_of(gpu(name)) for name in gpu_names())}
+    rows = (
+        [
+            name,
+            f"{100 * profile.memory_band:.0f}% / {100 * profile.moe_memory_band:.0f}%",
+            f"{100 * profile.time_band:.0f}% / {100 * profile.moe_time_band:.0f}%",
+            profile.source,
+        ]
+        for name, profile in profiles.items()
+    )
+    return _table(("GPU", "memory", "time", "source"), rows)

@@ -1,0 +1,378 @@
+"""Where the memory of a plan goes, as JSON (`topoplan.explain/1`) and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from topoplan.planner.breakdown import Breakdown, LayerRows, StageRow, WeightRow
+from topoplan.planner.plan import Plan, StageMemory
+from topoplan.planner.view import LAYER_KINDS, plan_to_dict, rounded, spec_to_dict
+from topoplan.report.paragraphs import paragraph
+from topoplan.report.sentences import spec_line
+from topoplan.report.text import counted, gib, layout_label, significant
+from topoplan.specs.spec import Spec
+
+SCHEMA = "topoplan.explain/1"
+_GIB = 2**30
+_MIB = 2**20
+
+# What a reader opens to check a figure: file and function of the formula, and what that is taken from.
+SOURCES = {
+    "stages": "cost/memory.py stage_memory, the worst of its moments",
+    "weights": "cost/memory.py stage_parameters",
+    "gradients": "cost/memory.py stage_memory; Megatron param_and_grad_buffer.py",
+    "optimizer": "cost/memory.py stage_memory; ZeRO-1, arXiv 1910.02054, section 5",
+    "workspace": "cost/memory.py stage_memory; catalog/profiles.json",
+    "reference model": "cost/memory.py stage_memory; mcore_adapter dpo_trainer.py",
+    "activations": "cost/memory.py chunk_kept_bytes; arXiv 2205.05198, section 4",
+    "vision activations": "cost/activations.py vision_activation_bytes",
+    "peak": "cost/memory.py stage_memory",
+    "saved": "cost/activations.py layer_activations; arXiv 2205.05198, section 4",
+    "recomputation": "cost/activations.py kept_activations",
+    "in flight": "cost/pipeline.py in_flight; Megatron schedules.py, arXiv 2104.04473, section 2.2",
+    "parameters": "cost/params.py layer_tensors and cut; Megatron attention.py, mlp.py, experts.py",
+    "ends": "cost/memory.py end_tensors",
+    "fragmentation": "cost/memory.py fragmentation",
+    "context": "cost/memory.py predict_memory; context_bytes of catalog/profiles.json",
+    "communicators": "cost/memory.py communicator_sizes; nccl_bytes_per_communicator of catalog/profiles.json",
+    "margin": "cost/memory.py margin_bytes; the bands of catalog/profiles.json",
+    "host": "cost/memory.py stage_memory; Megatron hybrid_optimizer.py",
+}
+
+_PEAKS = {
+    "backward": "the largest backward of a layer, and buffers that all layers share",
+    "loss": "logits, their gradient, and the inputs of the output layer",
+    "embedding gradient": "the dense gradient of the embedding, when a micro batch's layers are freed",
+    "optimizer step": "fp32 copies of the gradients, beyond the activations that are freed by then",
+}
+_QUANTISED = ("fp8", "mxfp8", "nvfp4")
+_SPLITS = {
+    "tp": "tp",
+    "expert": "ep x etp",
+    "expert_replicated": "ep",
+    "replicated": "replicated",
+}
+
+
+def memory_to_dict(spec: Spec, plan: Plan, account: Breakdown) -> dict[str, Any]:
+    """The plan with every term of its memory; bytes are in GiB or MiB, as the names say."""
+    memory = plan.memory
+    return {
+        "schema": SCHEMA,
+        **spec_to_dict(spec),
+        "plan": plan_to_dict(plan),
+        "memory": {
+            "stages": [
+                {
+                    "stages": list(row.stages),
+                    "layers": row.layers,
+                    "in_flight": list(row.in_flight),
+                    "allocated_gib": rounded(row.memory.allocated_bytes / _GIB),
+                    "parts_gib": {name: rounded(size / _GIB) for name, size in row.memory.parts_bytes.items()},
+                }
+                for row in account.stages
+            ],
+            "worst_stage": account.worst,
+            "chunks": [
+                {"layers": row.layers, "kept_mib": rounded(row.kept_bytes / _MIB), "in_flight": row.in_flight}
+                for row in account.chunks
+            ],
+            "vision_kept_mib": rounded(account.vision_kept_bytes / _MIB),
+            "layers": [_layer_to_dict(rows) for rows in account.layers],
+            "ends": [_weight_to_dict(row) for row in account.ends],
+            "parameters": {
+                "dense": account.parameters.dense,
+                "expert": account.parameters.expert,
+                "frozen": account.parameters.frozen,
+                "dense_shards": account.dense_shards,
+                "expert_shards": account.expert_shards,
+            },
+            "device": {
+                "allocated_gib": rounded(memory.allocated_bytes / _GIB),
+                "fragmentation": rounded(account.fragmentation),
+                "reserved_gib": rounded(memory.reserved_bytes / _GIB),
+                "context_gib": rounded(account.context_bytes / _GIB),
+                "communicators": dict(account.communicators),
+                "communicator_gib": rounded(account.communicator_bytes / _GIB),
+                "device_gib": rounded(memory.device_bytes / _GIB),
+                "margin_gib": rounded(memory.margin_bytes / _GIB),
+                "margin_from": "spec" if account.margin_stated else "band",
+                "capacity_gib": rounded(memory.capacity_bytes / _GIB),
+            },
+            "sources": dict(SOURCES),
+        },
+    }
+
+
+def _layer_to_dict(rows: LayerRows) -> dict[str, Any]:
+    return {
+        "attention": LAYER_KINDS[type(rows.layer.attention)],
+        "ffn": LAYER_KINDS[type(rows.layer.ffn)],
+        "count": rows.count,
+        "saved": [
+            {
+                "name": row.name,
+                "mib": rounded(row.saved_bytes / _MIB),
+                "freed_by": list(row.freed_by),
+                "kept": row.kept,
+            }
+            for row in rows.saved
+        ],
+        "saved_mib": rounded(rows.saved_bytes / _MIB),
+        "kept_mib": rounded(rows.kept_bytes / _MIB),
+        "backward_mib": rounded(rows.peak_bytes / _MIB),
+        "weights": [_weight_to_dict(row) for row in rows.weights],
+    }
+
+
+def _weight_to_dict(row: WeightRow) -> dict[str, Any]:
+    return {"name": row.name, "elements": row.elements, "split": row.split, "rank_elements": row.rank_elements}
+
+
+def print_memory(console: Console, spec: Spec, plan: Plan, account: Breakdown) -> None:
+    """Stages, the parts of the worst one, its activations and weights, and from allocated memory to the card."""
+    memory = plan.memory
+    verdict = "fits" if plan.fits else "does not fit"
+    paragraph(console, f"{spec_line(spec)}.", style="bold")
+    paragraph(
+        console,
+        f"Plan {layout_label(plan.layout)} {verdict}: {gib(memory.device_bytes)} GiB of {gib(memory.capacity_bytes)},"
+        f" margin {gib(memory.margin_bytes)}. Files are in the package topoplan/.",
+    )
+    worst = next(row for row in account.stages if account.worst in row.stages)
+    if len(account.stages) > 1:
+        _heading(console, "Stages, GiB", SOURCES["stages"])
+        console.print(_stages(account))
+    _heading(console, f"{_stage_name(worst)}, by part", "")
+    console.print(_parts(spec, account, worst.memory))
+    _print_activations(console, plan, account)
+    _print_weights(console, plan, account)
+    _print_device(console, plan, account)
+    if memory.host_bytes:
+        host = memory.host_capacity_bytes
+        _heading(console, "Host memory of a node", SOURCES["host"])
+        paragraph(
+            console,
+            f"{gib(memory.host_bytes)} GiB pinned for the offloaded optimizer,"
+            f" {f'of {gib(host)}' if host is not None else 'and the spec does not say how much there is'}.",
+        )
+
+
+def _heading(console: Console, title: str, source: str) -> None:
+    console.print()
+    paragraph(console, title, style="bold")
+    if source:
+        paragraph(console, f"formula: {source}", style="dim")
+
+
+def _table(*left: str, right: Sequence[str] = (), last: Sequence[str] = ()) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+    for header in left:
+        table.add_column(Text(header), overflow="fold")
+    for header in right:
+        table.add_column(Text(header), justify="right", no_wrap=True)
+    for header in last:
+        table.add_column(Text(header), overflow="fold")
+    return table
+
+
+def _stage_name(row: StageRow) -> str:
+    first, last = row.stages[0], row.stages[-1]
+    return f"Stage {first}" if first == last else f"Stages {first} to {last}"
+
+
+def _stages(account: Breakdown) -> Table:
+    names = list(dict.fromkeys(_part_kind(name) for row in account.stages for name in row.memory.parts_bytes))
+    short = {"activations": "activ.", "vision activations": "vision\nactiv.", "reference model": "reference\nmodel"}
+    headers = [short.get(name, name) for name in names]
+    table = _table("stage", right=("layers", *headers, "allocated"), last=("peak in",))
+    for row in account.stages:
+        parts = {_part_kind(name): size for name, size in row.memory.parts_bytes.items()}
+        peak = next((name for name in row.memory.parts_bytes if name.startswith("peak")), "")
+        span = str(row.stages[0]) if len(row.stages) == 1 else f"{row.stages[0]}-{row.stages[-1]}"
+        table.add_row(
+            span,
+            str(row.layers),
+            *(gib(parts[name]) if name in parts else "-" for name in names),
+            gib(row.memory.allocated_bytes),
+            Text(peak.removeprefix("peak (").removesuffix(")")),
+            style="bold" if account.worst in row.stages else None,
+        )
+    return table
+
+
+def _part_kind(name: str) -> str:
+    """`peak` for `peak (loss)` and the like, so that the stages share a column."""
+    return "peak" if name.startswith("peak") else name
+
+
+def _parts(spec: Spec, account: Breakdown, stage: StageMemory) -> Table:
+    table = _table("part", right=("GiB", "%"), last=("what", "formula"))
+    total = stage.allocated_bytes
+    for name, size in stage.parts_bytes.items():
+        table.add_row(
+            Text(name),
+            gib(size),
+            f"{100 * size / total:.0f}",
+            Text(_what(spec, account, name, size)),
+            Text(SOURCES[_part_kind(name)], style="dim"),
+        )
+    table.add_row("allocated", gib(total), "100", "", "", style="bold")
+    return table
+
+
+def _what(spec: Spec, account: Breakdown, name: str, size: float) -> str:
+    """A part in one phrase, with the numbers that it is a product of."""
+    parameters = account.parameters
+    trainable = parameters.dense + parameters.expert
+    if name in ("weights", "reference model"):
+        each = f"{size / parameters.total:.4g} bytes x {_count(parameters.total)} elements"
+        return f"{each}, quantised copies included" if spec.job.precision in _QUANTISED else each
+    if name == "gradients":
+        return f"{size / trainable:.4g} bytes x {_count(trainable)} elements" if trainable else "all frozen"
+    if name == "optimizer":
+        shards = f"dense / {account.dense_shards}"
+        if parameters.expert:
+            shards += f", experts / {account.expert_shards}"
+        held = parameters.dense / account.dense_shards + parameters.expert / account.expert_shards
+        return f"{size / held:.4g} bytes x {_count(round(held))} elements ({shards})" if held else "all frozen"
+    if name == "activations":
+        held = sum(row.in_flight for row in account.chunks)
+        batches = "1 micro batch" if held == 1 else f"{held} micro batches"
+        chunks = f", of {len(account.chunks)} chunks," if len(account.chunks) > 1 else ""
+        return f"{batches}{chunks} in flight, see below"
+    if name == "vision activations":
+        return f"{_mib(account.vision_kept_bytes)} MiB a micro batch x {account.chunks[0].in_flight} in flight"
+    if name == "workspace":
+        return "cuBLAS, of torch and of Transformer Engine"
+    return _PEAKS.get(name.removeprefix("peak (").removesuffix(")"), "")
+
+
+def _print_activations(console: Console, plan: Plan, account: Breakdown) -> None:
+    recompute = plan.layout.recompute
+    for rows in account.layers:
+        _heading(
+            console,
+            f"Activations that a layer saves, one micro batch: {_kind(rows)}, {counted(rows.count, 'layer')}",
+            SOURCES["saved"],
+        )
+        table = _table("tensor", right=("MiB",), last=("freed by recomputing", "in this plan"))
+        for row in rows.saved:
+            table.add_row(
+                Text(row.name),
+                _mib(row.saved_bytes),
+                Text(", ".join((*row.freed_by, "full"))),
+                "kept" if row.kept else "recomputed",
+                style=None if row.kept else "dim",
+            )
+        table.add_row("saved", _mib(rows.saved_bytes), "", "", style="bold")
+        kept = "the layer's input alone" if recompute.granularity == "full" else ""
+        table.add_row("kept to backward", _mib(rows.kept_bytes), Text(kept), "", style="bold")
+        table.add_row("added in its backward", _mib(rows.peak_bytes), "", "")
+        console.print(table)
+    if recompute.granularity == "full":
+        which = (
+            f"one input for each {counted(recompute.num_layers or 1, 'layer')}"
+            if recompute.method == "uniform"
+            else f"the first {counted(recompute.num_layers or 0, 'layer')} of each chunk; the others keep all"
+        )
+        paragraph(console, f"Full recomputation, {recompute.method}: {which}.")
+    _heading(console, "Micro batches in flight", SOURCES["in flight"])
+    for number, chunk in enumerate(account.chunks):
+        name = f"chunk {number}: " if len(account.chunks) > 1 else ""
+        size = chunk.kept_bytes * chunk.in_flight
+        paragraph(
+            console,
+            f"{name}{counted(chunk.layers, 'layer')} keep {_mib(chunk.kept_bytes)} MiB of a micro batch,"
+            f" x {chunk.in_flight} in flight = {gib(size)} GiB",
+        )
+
+
+def _kind(rows: LayerRows) -> str:
+    names = (LAYER_KINDS[type(rows.layer.attention)], LAYER_KINDS[type(rows.layer.ffn)])
+    window = getattr(rows.layer.attention, "window", 0)
+    words = " + ".join(name.replace("_", " ") for name in names)
+    return f"{words}, window {window}" if window else words
+
+
+def _print_weights(console: Console, plan: Plan, account: Breakdown) -> None:
+    layout = plan.layout
+    cuts = f"tp {layout.tp}, ep {layout.ep}, etp {layout.etp}"
+    for rows in account.layers:
+        _heading(
+            console,
+            f"Weights of a layer, elements: {_kind(rows)}, {counted(rows.count, 'layer')} ({cuts})",
+            SOURCES["parameters"],
+        )
+        console.print(_weights(rows.weights, rows.count))
+    if account.ends:
+        _heading(console, "Weights before and behind the layers, elements", SOURCES["ends"])
+        console.print(_weights(account.ends, 1))
+    total = account.parameters.total
+    frozen = f", {account.parameters.frozen:,} of them frozen" if account.parameters.frozen else ""
+    paragraph(console, f"On a rank of the stage: {total:,} elements{frozen}.")
+
+
+def _weights(rows: Iterable[WeightRow], count: int) -> Table:
+    rows = list(rows)
+    table = _table("weight", right=("whole", "on a rank"), last=("cut by",))
+    for row in rows:
+        table.add_row(Text(row.name), f"{row.elements:,}", f"{row.rank_elements:,}", _SPLITS[row.split])
+    whole, own = sum(row.elements for row in rows), sum(row.rank_elements for row in rows)
+    table.add_row("together", f"{whole:,}", f"{own:,}", "", style="bold")
+    if count > 1:
+        table.add_row(f"x {count} layers", f"{count * whole:,}", f"{count * own:,}", "", style="bold")
+    return table
+
+
+def _print_device(console: Console, plan: Plan, account: Breakdown) -> None:
+    memory = plan.memory
+    _heading(console, "From allocated to the card", "")
+    table = _table("", right=("GiB",), last=("what", "formula"))
+    table.add_row("allocated", gib(memory.allocated_bytes), "torch's peak of live tensors", "", style="bold")
+    table.add_row(
+        "fragmentation",
+        gib(memory.reserved_bytes - memory.allocated_bytes),
+        f"{100 * account.fragmentation:.1f}% that the allocator holds back",
+        Text(SOURCES["fragmentation"], style="dim"),
+    )
+    table.add_row("reserved", gib(memory.reserved_bytes), "what torch's allocator holds", "", style="bold")
+    table.add_row(
+        "CUDA context",
+        gib(account.context_bytes),
+        "driver, and loaded kernels",
+        Text(SOURCES["context"], style="dim"),
+    )
+    names = ", ".join(f"{name} {size}" for name, size in account.communicators.items())
+    count = len(account.communicators)
+    table.add_row(
+        "NCCL",
+        gib(count * account.communicator_bytes),
+        Text(f"{counted(count, 'communicator')} of {_mib(account.communicator_bytes)} MiB: {names}"),
+        Text(SOURCES["communicators"], style="dim"),
+    )
+    table.add_row("device", gib(memory.device_bytes), "what nvidia-smi shows", "", style="bold")
+    table.add_row(
+        "margin",
+        gib(memory.margin_bytes),
+        "as the spec or --margin says" if account.margin_stated else "the error band of the prediction",
+        Text(SOURCES["margin"], style="dim"),
+    )
+    spare = -memory.excess_bytes
+    table.add_row("card", gib(memory.capacity_bytes), "", "", style="bold")
+    table.add_row("to spare" if spare >= 0 else "over", gib(abs(spare)), "", "", style="" if spare >= 0 else "red")
+    console.print(table)
+
+
+def _mib(size_bytes: float) -> str:
+    return f"{size_bytes / _MIB:,.1f}"
+
+
+def _count(elements: int) -> str:
+    return f"{significant(elements / 1e9)}B" if elements >= 1e9 else f"{significant(elements / 1e6)}M"

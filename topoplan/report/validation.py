@@ -1,0 +1,211 @@
+"""Predictions graded against measured runs, as JSON (`topoplan.validate/1`) and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from topoplan.planner.validate import Figure, FitGrade, RankingGrade, Validation
+from topoplan.planner.view import rounded
+from topoplan.report.paragraphs import bullets, paragraph
+from topoplan.report.text import counted, significant
+
+SCHEMA = "topoplan.validate/1"
+_MOST_REASONS = 3
+
+
+def validation_to_dict(graded: Validation) -> dict[str, Any]:
+    """Everything that was graded. Errors are fractions; memory is in GiB."""
+    fits = graded.fits
+    return {
+        "schema": SCHEMA,
+        "runs": graded.runs,
+        "spreads": [
+            {
+                "source": spread.family,
+                "kind": spread.kind,
+                "n": spread.count,
+                "median": rounded(spread.median),
+                "p90": rounded(spread.at_90_percent),
+                "worst": rounded(spread.worst),
+                "signed_median": rounded(spread.signed_median),
+            }
+            for spread in graded.spreads
+        ],
+        "rows": [
+            {
+                "id": figure.id,
+                "source": figure.family,
+                "kind": figure.kind,
+                "stage": figure.stage,
+                "unit": figure.unit,
+                "predicted": rounded(figure.predicted),
+                "measured": rounded(figure.measured),
+                "error": rounded(figure.error),
+            }
+            for figure in graded.figures
+        ],
+        "ranking": None if graded.ranking is None else _rounded_fields(asdict(graded.ranking)),
+        "fits": {
+            "ran": fits.ran,
+            "ran_unstated": fits.ran_unstated,
+            "ran_but_over": [_fit_to_dict(grade) for grade in fits.ran_but_over],
+            "out_of_memory": fits.out_of_memory,
+            "out_of_memory_but_fit": [_fit_to_dict(grade) for grade in fits.out_of_memory_but_fit],
+        },
+        "failed": [{"id": name, "error": error} for name, error in graded.failed.items()],
+        "left_out": [{"reason": reason, "n": count} for reason, count in graded.left_out.items()],
+    }
+
+
+def _fit_to_dict(grade: FitGrade) -> dict[str, Any]:
+    view = _rounded_fields(asdict(grade))
+    return {**view, "source": view.pop("family"), "unstated": list(grade.unstated)}
+
+
+def _rounded_fields(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: rounded(value) if isinstance(value, float) else value for key, value in values.items()}
+
+
+def print_validation(console: Console, graded: Validation, *, rows: bool) -> None:
+    """The errors by source and kind, the order of layouts, what fits; with `rows` every figure."""
+    paragraph(
+        console, f"{counted(graded.runs, 'measured run')}, {counted(len(graded.figures), 'figure')}.", style="bold"
+    )
+    if graded.spreads:
+        console.print()
+        console.print(_spreads(graded))
+        console.print()
+        paragraph(
+            console,
+            "Error: predicted over measured, less one. median, 90%, worst: of its size; signed: its median with the"
+            " sign, above zero when predictions are high. allocated: the fullest GPU.",
+            style="dim",
+        )
+    if graded.ranking is not None:
+        console.print()
+        paragraph(console, ranking_sentence(graded.ranking))
+    console.print()
+    for sentence in fit_sentences(graded):
+        paragraph(console, sentence)
+    bullets(console, (fit_line(grade) for grade in _held_first(graded)))
+    if rows:
+        console.print()
+        console.print(_rows(graded.figures))
+    if graded.failed:
+        console.print(f"\n{counted(len(graded.failed), 'run')} could not be predicted:")
+        bullets(console, (f"{name}: {error}" for name, error in graded.failed.items()))
+    if graded.left_out:
+        reasons = list(graded.left_out.items())
+        shown = "; ".join(f"{reason} ({count})" for reason, count in reasons[:_MOST_REASONS])
+        more = f"; {counted(len(reasons) - _MOST_REASONS, 'more reason')} in --json" if reasons[_MOST_REASONS:] else ""
+        console.print()
+        paragraph(console, f"{counted(sum(graded.left_out.values()), 'row')} of the sources not graded: {shown}{more}.")
+
+
+def ranking_sentence(ranking: RankingGrade) -> str:
+    """How far the predicted order is the measured one."""
+    return (
+        f"Order of layouts: {ranking.pairs_in_order} of {ranking.pairs} pairs as measured, in"
+        f" {counted(ranking.groups, 'group')} of runs that differ in their layout alone; taking the predicted winner"
+        f" loses {ranking.mean_loss:.1%} of throughput in the mean and {ranking.worst_loss:.1%} at worst."
+    )
+
+
+def fit_sentences(graded: Validation) -> list[str]:
+    """What ran and what ran out of memory, against what is predicted to fit."""
+    fits = graded.fits
+    held = sum(not grade.unstated for grade in fits.ran_but_over)
+    apart = len(fits.ran_but_over) - held
+    sentences = [
+        f"Fit: of {counted(fits.ran, 'run')} that ended well and whose source says how memory was saved, {held} are"
+        " predicted to be over the card at margin 0."
+    ]
+    if fits.ran_unstated:
+        sentences.append(
+            f"Of {fits.ran_unstated} whose source does not (recomputation is taken to be off), {apart} are."
+        )
+    if fits.out_of_memory:
+        sentences.append(
+            f"Of {fits.out_of_memory} that ran out of memory, {len(fits.out_of_memory_but_fit)} are predicted to fit at"
+            " the default margin."
+        )
+    else:
+        sentences.append("No run of this set ended out of memory.")
+    return sentences
+
+
+def _held_first(graded: Validation) -> list[FitGrade]:
+    over = sorted(graded.fits.ran_but_over, key=lambda grade: bool(grade.unstated))
+    return [*graded.fits.out_of_memory_but_fit, *over]
+
+
+def fit_line(grade: FitGrade) -> str:
+    """One run that is predicted to fit or not to fit, otherwise than it ended."""
+    line = f"{grade.id}: {grade.device_gib:.1f} GiB predicted, {grade.capacity_gib:.1f} on the card"
+    return f"{line}; not stated: {', '.join(grade.unstated)}" if grade.unstated else line
+
+
+def _table() -> Table:
+    return Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+
+
+def _spreads(graded: Validation) -> Table:
+    table = _table()
+    table.add_column(Text("source"), overflow="fold")
+    table.add_column(Text("figure"), overflow="fold")
+    for header in ("n", "median", "90%", "worst", "signed"):
+        table.add_column(Text(header), justify="right", no_wrap=True)
+    for spread in graded.spreads:
+        table.add_row(
+            Text(spread.family),
+            Text(spread.kind),
+            str(spread.count),
+            percent(spread.median),
+            percent(spread.at_90_percent),
+            percent(spread.worst),
+            signed_percent(spread.signed_median),
+        )
+    return table
+
+
+def _rows(figures: Sequence[Figure]) -> Table:
+    table = _table()
+    table.add_column(Text("run"), overflow="fold")
+    table.add_column(Text("figure"), overflow="fold")
+    for header in ("predicted", "measured", "error"):
+        table.add_column(Text(header), justify="right", no_wrap=True)
+    for figure in figures:
+        table.add_row(
+            Text(figure.id),
+            Text(figure_name(figure)),
+            significant(figure.predicted, 4),
+            significant(figure.measured, 4),
+            signed_percent(figure.error),
+        )
+    return table
+
+
+def figure_name(figure: Figure) -> str:
+    """`allocated GiB, stage 1`, `tokens/s/GPU bf16`."""
+    kind, _, precision = figure.kind.partition(" ")
+    if kind == "throughput":
+        return f"{figure.unit} {precision}"
+    return f"allocated GiB, stage {figure.stage}" if figure.stage is not None else f"{figure.kind} GiB"
+
+
+def percent(fraction: float) -> str:
+    """A fraction in percent with one decimal."""
+    return f"{100 * fraction:.1f}%"
+
+
+def signed_percent(fraction: float) -> str:
+    """The same with its sign; what rounds to zero has none."""
+    text = f"{100 * fraction:+.1f}%"
+    return text.lstrip("+-") if float(text[:-1]) == 0 else text
