@@ -25,7 +25,7 @@ B200_THROUGHPUT_MEDIAN = 0.08
 PAIRS_IN_ORDER = 0.90
 OTHER_ALLOCATED_MEDIAN = 0.04
 """Of rows with an allocator's figure from other sources."""
-MS_SWIFT_RESERVED_MEDIAN = 0.10
+MS_SWIFT_RESERVED_MEDIAN = 0.08
 
 
 @lru_cache(maxsize=1)
