@@ -214,3 +214,16 @@ def test_without_flash_attention_the_score_matrix_is_kept_and_core_attn_frees_it
     core = Recompute(granularity="selective", modules=("core_attn",))
     kept = [kept_activations(model, model.layers[0], shard, core).kept_bytes for shard in (flash, unfused)]
     assert kept[0] == kept[1]
+
+
+def test_imbalance_gives_the_busiest_rank_more_tokens_unless_it_has_all_experts() -> None:
+    spec = spec_of(MIXED, token_imbalance=1.5)
+    layer = spec.model.layers[-1]
+    assert isinstance(layer.ffn, Moe)
+    for ep, share in ((8, 1.5), (1, 1.0)):
+        uneven = shard_of(layout_of(spec, ep=ep), spec.job)
+        even = replace(uneven, token_imbalance=1.0)
+        assert uneven.routed_tokens(layer.ffn) == share * even.routed_tokens(layer.ffn)
+        more, less = (layer_activations(spec.model, layer, one) for one in (uneven, even))
+        routed = sum(t.saved_bytes for t in less.saved if t.name.startswith(("experts.", "routing weights")))
+        assert more.saved_bytes - less.saved_bytes == pytest.approx((share - 1.0) * routed)

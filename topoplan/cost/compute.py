@@ -306,8 +306,9 @@ def _moe(build: _Builder, moe: Moe) -> None:
         build.tensor_parallel("shared expert collectives", dgrad + wgrad, shared_by)
     cluster, profile = build.cluster, build.profile
     if shard.ep > 1:
-        # Dispatch and combine, and their mirror images backward; nothing hides them.
-        one = all_to_all_s(Group(shard.ep, shard.etp), BF16 * local * moe.experts_per_token * hidden, cluster, profile)
+        # Dispatch and combine, and their mirror images backward; nothing hides them, and the busiest rank is last.
+        sent = BF16 * routed / shard.etp * hidden
+        one = all_to_all_s(Group(shard.ep, shard.etp), sent, cluster, profile)
         build.operators.append(Operator("dispatch, combine", "ep_comm", 2 * one, 2 * one, by))
     if shard.etp > 1:
         one = all_gather_s(Group(shard.etp, 1), BF16 * routed * hidden, cluster, profile)

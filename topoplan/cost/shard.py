@@ -26,6 +26,8 @@ class Shard:
     """bf16, fp16, fp8, mxfp8 or nvfp4: which GEMM peak, and how linear inputs are saved."""
     flash_attention: bool = True
     """Attention never writes its score matrix to memory."""
+    token_imbalance: float = 1.0
+    """Tokens that this rank's experts get, over the average of the expert-parallel group."""
 
     @property
     def local_tokens(self) -> float:
@@ -33,11 +35,13 @@ class Shard:
         return self.tokens / self.tp if self.sequence_parallel else float(self.tokens)
 
     def routed_tokens(self, moe: Moe) -> float:
-        """Token copies that this rank's experts work on, with balanced routing.
+        """Token copies that this rank's experts work on.
 
-        EP trades tokens between ranks and leaves their number alone; ETP gathers the tokens of its group.
+        EP trades tokens between ranks and leaves their number alone, up to the imbalance; ETP gathers the tokens of
+        its group. With ep 1 a rank has all experts, and all its tokens whatever the routing.
         """
-        return self.local_tokens * moe.experts_per_token * self.etp
+        share = self.token_imbalance if self.ep > 1 else 1.0
+        return self.local_tokens * moe.experts_per_token * self.etp * share
 
     @property
     def eight_bit(self) -> bool:
@@ -57,4 +61,5 @@ def shard_of(layout: Layout, job: Job, *, flash_attention: bool = True) -> Shard
         sequence_parallel=layout.sequence_parallel,
         precision=job.precision,
         flash_attention=flash_attention,
+        token_imbalance=job.token_imbalance,
     )

@@ -104,6 +104,8 @@ def _warnings(spec: Spec, layout: Layout, memory: Memory) -> tuple[str, ...]:
         found.append(
             "vpp with the distributed optimizer: one CPU trial of mcore_adapter diverged; watch the first losses"
         )
+    if layout.ep > 1 and spec.job.token_imbalance == 1.0:
+        found.append("assumes that tokens are spread evenly over the experts (token_imbalance of the job)")
     if spec.model.vision and spec.job.images_per_sequence:
         count, pixels = spec.job.images_per_sequence, spec.job.image_max_pixels
         found.append(f"assumes {count:g} image(s) a sequence of {pixels} pixels")

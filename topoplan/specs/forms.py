@@ -258,6 +258,10 @@ class JobForm(Form):
     images_per_sequence: Annotated[float | None, Number(0, 10_000)] = Field(
         default=None, description="Images in a (packed) sequence, on average; for vision-language models."
     )
+    token_imbalance: Annotated[float | None, Number(1, 64)] = Field(
+        default=None,
+        description="Tokens of the busiest rank's experts over the average; for a mixture of experts with ep > 1.",
+    )
     trainer: Annotated[dict[str, Any] | None, PassedThrough()] = Field(
         default=None, description="Any other keys of the trainer's YAML, passed through."
     )

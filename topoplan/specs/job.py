@@ -40,6 +40,8 @@ class Job:
     """LLaMA-Factory's own default; 768 x 768 pixels."""
     images_per_sequence: float = 1.0
     """Images in one (packed) sequence, on average; counts for vision-language models alone."""
+    token_imbalance: float = 1.0
+    """Tokens that the busiest rank's experts get, over the average; 1 is perfectly balanced routing."""
     trainer: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of the trainer's YAML, passed through."""
     pin: Mapping[str, Any] = field(default_factory=dict)
