@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from topoplan.backends.mca import FP8_RECIPES
 from topoplan.emit.trainer_facts import is_gated, is_moe, model_directory, training_steps
 from topoplan.emit.trainer_keys import default_template, trainer_versions
 from topoplan.emit.trainer_support import check_supported, trainer_warnings
@@ -25,7 +26,7 @@ from topoplan.planner.plan import Plan
 from topoplan.specs.model import LatentAttention, Model
 from topoplan.specs.spec import Spec
 
-__all__ = ["DATASET_TO_FILL_IN", "FREEZABLE_MODEL_TYPES", "TrainerFile", "trainer_file", "training_steps"]
+__all__ = ["DATASET_TO_FILL_IN", "FREEZABLE_MODEL_TYPES", "TrainerFile", "trainer_file"]
 
 DATASET_TO_FILL_IN = "SET_ME"
 """Stands for the dataset that the spec does not name; the node scripts refuse to start with it."""
@@ -204,8 +205,7 @@ def _precision_entries(spec: Spec, layout: Layout) -> list[Entry]:
     bf16 = Entry(key="bf16", value=True, comment="gradients are then summed in fp32")
     if precision == "bf16":
         return [bf16]
-    # training_args.py, fp8_recipe: "'mxfp8' on blackwell, 'blockwise' on hopper. Other recipes are not tested yet."
-    recipe = {"hopper": "blockwise", "blackwell": "mxfp8"}.get(architecture)
+    recipe = FP8_RECIPES.get(architecture)
     if recipe is None or precision not in ("fp8", recipe):
         raise SpecError(
             f"the Megatron adapter has no {precision} recipe for {spec.cluster.gpu.name}",
