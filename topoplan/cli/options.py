@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from topoplan.errors import LayoutError
 
 if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
@@ -64,17 +61,5 @@ def read_spec(
     """The spec file with everything that the command line says on top of it."""
     from topoplan.specs.load import load_spec
 
-    _refuse_contradictions(pins or ())
     keys = [*(overrides or ()), *([f"margin={margin}"] if margin is not None else [])]
     return load_spec(spec, model=model, job=job, overrides=tuple(keys), pins=tuple(pins or ()))
-
-
-def _refuse_contradictions(pins: Sequence[str]) -> None:
-    """The same key with two values: the last one would win in silence."""
-    values: dict[str, str] = {}
-    for part in ",".join(pins).split(","):
-        key, _, value = (word.strip() for word in part.partition("="))
-        if values.setdefault(key, value) != value:
-            raise LayoutError(
-                f"{key} is pinned to {values[key]} and to {value}", where="--pin", remedy="keep one of them"
-            )

@@ -33,6 +33,7 @@ from topoplan.cost.profile import Profile
 from topoplan.cost.shard import Shard, shard_of
 from topoplan.cost.vision import patches_per_microbatch
 from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.rules import facts_of
 from topoplan.layout.stages import Chunk, split_stages
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
@@ -304,8 +305,7 @@ def stage_memory(model: Model, job: Job, layout: Layout, traits: Traits, profile
     shard = shard_of(layout, job, flash_attention=profile.flash_attention)
     chunks = split_stages(model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)[rank]
     parameters = stage_parameters(model, job, layout, traits, rank)
-    dense_shards = layout.dp * layout.cp if layout.distributed_optimizer else 1
-    expert_shards = layout.expert_dp if layout.distributed_optimizer else 1
+    dense_shards, expert_shards = layout.optimizer_shards
     trainable = parameters.dense + parameters.expert
     shard_elements = parameters.dense / dense_shards + parameters.expert / expert_shards
     offloaded = layout.optimizer_offload_fraction
@@ -385,7 +385,7 @@ def communicators(layout: Layout, model: Model) -> int:
 
 def fragmentation(model: Model, layout: Layout) -> float:
     """What torch's allocator holds beyond live tensors, as a share of them."""
-    irregular = layout.pp > 1 or any(isinstance(layer.ffn, Moe) for layer in (model.layers[0], model.layers[-1]))
+    irregular = layout.pp > 1 or facts_of(model).is_moe
     return IRREGULAR_FRAGMENTATION if irregular else FRAGMENTATION
 
 
@@ -393,8 +393,7 @@ def margin_bytes(model: Model, cluster: Cluster, profile: Profile, device_bytes:
     """What `fits` leaves free: the spec's share of the card, else the error band of the prediction."""
     if cluster.margin is not None:
         return cluster.margin * cluster.gpu.memory_bytes
-    moe = any(isinstance(layer.ffn, Moe) for layer in (model.layers[0], model.layers[-1]))
-    return device_bytes * (profile.moe_memory_band if moe else profile.memory_band)
+    return device_bytes * (profile.moe_memory_band if facts_of(model).is_moe else profile.memory_band)
 
 
 def predict_memory(

@@ -18,10 +18,11 @@ from topoplan.cost.shard import Shard, shard_of
 from topoplan.cost.vision import patches_per_image, patches_per_microbatch
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.placement import Group, group
+from topoplan.layout.rules import facts_of
 from topoplan.layout.stages import Chunk, split_stages
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
-from topoplan.specs.model import Model, Moe, VisionTower
+from topoplan.specs.model import Model, VisionTower
 
 ADAM_STEP_BYTES = 34
 """Moved per optimizer element: gradient, fp32 weight and two moments read, three written, the bf16 weight written
@@ -235,8 +236,8 @@ def _optimizer_s(
 ) -> float:
     """Seconds of gradient norm, Adam and zeroing the gradient buffer on one rank."""
     parameters = stage_parameters(model, job, layout, traits, rank)
-    shards = (layout.dp * layout.cp, layout.expert_dp) if layout.distributed_optimizer else (1, 1)
-    elements = parameters.dense / shards[0] + parameters.expert / shards[1]
+    dense_shards, expert_shards = layout.optimizer_shards
+    elements = parameters.dense / dense_shards + parameters.expert / expert_shards
     gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
     on_card = elements * (1.0 - layout.optimizer_offload_fraction)
     moved = ADAM_STEP_BYTES * on_card + gradient * (parameters.dense + parameters.expert)
@@ -295,7 +296,7 @@ def predict_time(
     parts = {name: seconds for name, seconds in parts.items() if seconds > 0.0}
     step_s = sum(parts.values())
     band = profile.time_band
-    if any(isinstance(layer.ffn, Moe) for layer in (model.layers[0], model.layers[-1])):
+    if facts_of(model).is_moe:
         band = max(band, profile.moe_time_band)
     if shard.eight_bit:
         band = max(band, profile.eight_bit_time_band)

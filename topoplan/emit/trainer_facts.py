@@ -25,11 +25,6 @@ def training_steps(job: Job, max_steps: int | None = None) -> int | None:
     return math.ceil(max(1, job.samples // job.global_batch_size) * job.epochs)
 
 
-def packs(job: Job) -> bool:
-    """True when samples share sequences: DPO takes its pairs one by one, whatever `packing` says."""
-    return job.packing and job.stage != "dpo"
-
-
 def model_directory(model: Model) -> str:
     """Where the model lies on every node: its own directory, or below the working directory for a hub id."""
     if model.config_path is not None:
@@ -41,11 +36,6 @@ def model_directory(model: Model) -> str:
 def is_hub_id(name: str) -> bool:
     """True for `org/name`, which the Megatron adapter cannot load: it reads local directories only."""
     return _HUB_ID.fullmatch(name) is not None
-
-
-def is_moe(model: Model) -> bool:
-    """True when some layer routes tokens to experts."""
-    return any(isinstance(layer.ffn, Moe) for layer in model.layers)
 
 
 def is_gated(model: Model) -> bool:

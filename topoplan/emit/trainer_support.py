@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 
-from topoplan.emit.trainer_facts import packs
 from topoplan.emit.trainer_keys import templates
 from topoplan.errors import LayoutError, ModelError, SpecError, nearest
 from topoplan.layout.layout import Layout
+from topoplan.layout.rules import pad_multiple, pads_to_seq_len, sequence_parts
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 
 _STAGES = ("pt", "sft", "dpo")
-_SFT_PAD, _PT_PAD = 64, 8  # pad_to_multiple_of of the collators in train/mca/workflow.py
 
 
 def check_supported(spec: Spec, layout: Layout) -> None:
@@ -52,10 +51,7 @@ def check_supported(spec: Spec, layout: Layout) -> None:
 
 def _check_sequence_padding(job: Job, layout: Layout) -> None:
     """Sequences that are not packed are padded by the collator, to a length that CP and SP must be able to split."""
-    parts = math.lcm(2 * layout.cp if layout.cp > 1 else 1, layout.cp * layout.tp if layout.sequence_parallel else 1)
-    pad = _PT_PAD if job.stage == "pt" else _SFT_PAD
-    # SFT and DPO with EP pad to cutoff_len, rounded up (pad_to_max in train/mca/workflow.py).
-    fixed_length = packs(job) or (layout.ep > 1 and job.stage != "pt")
+    parts, pad, fixed_length = sequence_parts(layout), pad_multiple(job), pads_to_seq_len(job, layout)
     length = math.ceil(job.seq_len / pad) * pad if fixed_length else pad
     if length % parts:
         what = (
@@ -78,7 +74,7 @@ def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
         found.append(
             f"{job.samples} samples are fewer than the global batch of {job.global_batch_size}: no step can be filled"
         )
-    pad = _PT_PAD if job.stage == "pt" else _SFT_PAD
+    pad = pad_multiple(job)
     if job.seq_len % pad:
         longest = math.ceil(job.seq_len / pad) * pad
         found.append(f"cutoff_len {job.seq_len} is no multiple of {pad}: full sequences are padded to {longest} tokens")

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from topoplan.backends.mca import FP8_RECIPES
-from topoplan.emit.trainer_facts import is_gated, is_moe, model_directory, training_steps
+from topoplan.emit.trainer_facts import is_gated, model_directory, training_steps
 from topoplan.emit.trainer_keys import default_template, trainer_versions
 from topoplan.emit.trainer_support import check_supported, trainer_warnings
 from topoplan.emit.user_keys import user_keys
 from topoplan.emit.yaml_text import Entry, Section, mapping_text
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
+from topoplan.layout.rules import facts_of
 from topoplan.planner.plan import Plan
 from topoplan.specs.model import LatentAttention, Model
 from topoplan.specs.spec import Spec
@@ -152,7 +153,7 @@ def _data_section(spec: Spec) -> Section:
         entries.append(Entry(key="packing", value=False, comment="stage pt packs unless told not to"))
     elif job.stage == "sft":
         comment = "samples share sequences; longer ones are dropped" if job.packing else "padded to the longest"
-        if not job.packing and is_moe(model):
+        if not job.packing and facts_of(model).is_moe:
             comment = "padded; with expert parallelism always to cutoff_len"
         entries.append(Entry(key="packing", value=job.packing, comment=comment))
     if model.vision is not None:
@@ -245,7 +246,7 @@ def _layout_section(spec: Spec, layout: Layout) -> Section:
             )
         )
     entries.append(Entry(key="context_parallel_size", value=layout.cp))
-    if is_moe(spec.model):
+    if facts_of(spec.model).is_moe:
         entries.append(
             Entry(key="expert_model_parallel_size", value=layout.ep, comment="carved out of the data-parallel ranks")
         )
@@ -335,7 +336,7 @@ def _speed_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Secti
     entries.append(_rope_fusion(model, layout, local=local))
     if layout.cross_entropy_fusion:
         entries.append(Entry(key="cross_entropy_loss_fusion", value=True, comment="takes effect with TP 1 only"))
-    if is_moe(model):
+    if facts_of(model).is_moe:
         entries += [
             Entry(
                 key="moe_token_dispatcher_type",

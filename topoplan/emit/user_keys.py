@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from topoplan.emit.trainer_facts import is_hub_id, is_moe, model_directory, packs, place_of, training_steps
+from topoplan.emit.trainer_facts import is_hub_id, model_directory, place_of, training_steps
 from topoplan.emit.trainer_keys import check_key, known_keys
 from topoplan.errors import LayoutError, SpecError
 from topoplan.layout.layout import Layout
+from topoplan.layout.rules import facts_of
 from topoplan.specs.spec import Spec
 
 _JOB_KEYS = {
@@ -75,7 +76,7 @@ def _fixed_values(spec: Spec, layout: Layout) -> dict[str, tuple[Any, ...]]:
         "pipeline_model_parallel_layout": (layout.pipeline_layout,),
         "context_parallel_size": (layout.cp,),
         "expert_model_parallel_size": (layout.ep,) if layout.ep > 1 else (1, None),
-        "expert_tensor_parallel_size": (layout.etp,) if is_moe(spec.model) else (None, 1),
+        "expert_tensor_parallel_size": (layout.etp,) if facts_of(spec.model).is_moe else (None, 1),
         "sequence_parallel": (layout.sequence_parallel,),
         "per_device_train_batch_size": (layout.micro_batch_size,),
         "gradient_accumulation_steps": (layout.gradient_accumulation_steps,),
@@ -97,7 +98,7 @@ def _fixed_values(spec: Spec, layout: Layout) -> dict[str, tuple[Any, ...]]:
         "finetuning_type": ("full",),
         "cutoff_len": (job.seq_len,),
         "num_train_epochs": (float(job.epochs),),
-        "packing": (True, None) if packs(job) else (False, None, job.packing),
+        "packing": (True, None) if job.packs else (False, None, job.packing),
         "bf16": (job.precision != "fp16",),
         "fp16": (job.precision == "fp16",),
     }
@@ -136,7 +137,7 @@ def _check_combinations(user: Mapping[str, Any], spec: Spec, layout: Layout) -> 
                 remedy="leave it out or pin cp=1",
             )
     if user.get("moe_token_dispatcher_type") == "allgather" and (
-        is_moe(spec.model) or user.get("variable_seq_lengths")
+        facts_of(spec.model).is_moe or user.get("variable_seq_lengths")
     ):
         raise LayoutError(
             "the plan was made for the alltoall dispatcher",

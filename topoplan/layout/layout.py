@@ -62,6 +62,11 @@ class Layout:
         return self.world_size // (self.etp * self.ep * self.pp)
 
     @property
+    def optimizer_shards(self) -> tuple[int, int]:
+        """Ranks that share the optimizer state of (dense weights, an expert's weights); 1 without sharding."""
+        return (self.dp * self.cp, self.expert_dp) if self.distributed_optimizer else (1, 1)
+
+    @property
     def complexity(self) -> int:
         """How many things are switched on: every degree above 1, recomputation, uneven stages, offload."""
         degrees = (self.tp, self.pp, self.vpp, self.cp, self.ep, self.etp)

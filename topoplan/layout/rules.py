@@ -14,6 +14,7 @@ from functools import lru_cache
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
 from topoplan.layout.stages import split_stages
+from topoplan.specs.job import Job
 from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Mlp, Model
 from topoplan.specs.spec import Spec
 
@@ -369,21 +370,37 @@ PT_PAD, SFT_PAD = 8, 64
 """LLaMA-Factory's collators pad to a multiple of these (LF `train/mca/workflow.py`, run_pt and run_sft)."""
 
 
+def pad_multiple(job: Job) -> int:
+    """What the trainer's collator pads every sequence to a multiple of."""
+    return PT_PAD if job.stage == "pt" else SFT_PAD
+
+
+def pads_to_seq_len(job: Job, layout: Layout) -> bool:
+    """All sequences get seq_len, rounded up: packed ones, and those of SFT and DPO under expert parallel.
+
+    Without either a sequence may be one pad long (LF `train/mca/workflow.py`, pad_to_max).
+    """
+    return job.packs or (layout.ep > 1 and job.stage != "pt")
+
+
+def sequence_parts(layout: Layout) -> int:
+    """Pieces that a sequence is cut into: 2 * cp by ring attention, a rank's own part of it into tp by SP."""
+    parts = 2 * layout.cp if layout.cp > 1 else 1
+    return math.lcm(parts, layout.cp * layout.tp) if layout.sequence_parallel else parts
+
+
 def _sequence_length(spec: Spec, layout: Layout) -> str | None:
-    """Ring attention cuts a sequence into 2 * cp pieces, sequence parallel a rank's own part of it into tp."""
     cp, tp, job = layout.cp, layout.tp, spec.job
-    parts, words = (2 * cp, f"(2 * cp {cp})") if cp > 1 else (1, "")
+    parts, words = sequence_parts(layout), f"(2 * cp {cp})"
     if layout.sequence_parallel:
         words = f"lcm(2 * cp {cp}, cp {cp} * tp {tp})" if cp > 1 else f"tp {tp}"
-        parts = math.lcm(parts, cp * tp)
     align = fp8_alignment(spec, layout)
     if parts == 1 and align == 1:
         return None
     length, what = job.seq_len, "seq_len"
     if layout.backend == "mca":
-        pad = PT_PAD if job.stage == "pt" else SFT_PAD
-        # SFT and DPO pad to seq_len under expert parallel; without packing a sequence may else be one pad long.
-        if (job.packing and job.stage != "dpo") or (layout.ep > 1 and job.stage != "pt"):
+        pad = pad_multiple(job)
+        if pads_to_seq_len(job, layout):
             length = -(-job.seq_len // pad) * pad
             what = "seq_len" if length == job.seq_len else f"seq_len {job.seq_len} padded to"
         else:

@@ -11,8 +11,8 @@ from topoplan.layout.rules import broken_rule
 from topoplan.planner.plan import Plan, Rejection
 from topoplan.planner.predict import memory_of
 from topoplan.specs.spec import Spec
+from topoplan.units import GIB
 
-GIB = 2**30
 FULL = Recompute(granularity="full", method="uniform", num_layers=1)
 
 

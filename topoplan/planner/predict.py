@@ -19,8 +19,8 @@ from topoplan.layout.rules import MODE_RULES, SHAPE_RULES, STEP_RULES, broken_ru
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
+from topoplan.units import GIB
 
-GIB = 2**30
 _RULES_OF_A_GIVEN_LAYOUT = SHAPE_RULES + STEP_RULES + MODE_RULES
 """What a search leaves out as slow is predicted when it is asked for by name."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from topoplan.planner.plan import Plan
+from topoplan.units import GIB
 
 TIE = 0.01
 """Plans whose throughput differs by less are equally fast: predictions do not see further."""
-GIB = 2**30
 
 
 def ranked(plans: Sequence[Plan]) -> list[Plan]:

@@ -15,8 +15,8 @@ from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.specs.load import spec_from_document
 from topoplan.specs.spec import Spec
+from topoplan.units import GIB
 
-GIB = 2**30
 ALLOCATED, BY_STAGE, RESERVED, THROUGHPUT = "allocated", "allocated, by stage", "reserved", "throughput"
 """Kinds of figures; throughput is followed by the precision of the job."""
 APART = 0.03

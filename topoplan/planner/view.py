@@ -18,8 +18,8 @@ from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
 from topoplan.specs.model import Attention, LatentAttention, Layer, LinearAttention, Mlp, Model, Moe
 from topoplan.specs.spec import Spec
+from topoplan.units import GIB
 
-_GIB = 2**30
 _TERA = 1e12
 _SIGNIFICANT_DIGITS = 6
 
@@ -49,17 +49,17 @@ def plan_to_dict(plan: Plan, rank: int | None = None) -> dict[str, Any]:
         "layout": layout_to_dict(plan.layout),
         "fits": plan.fits,
         "memory": {
-            "allocated_gib": rounded(memory.allocated_bytes / _GIB),
-            "reserved_gib": rounded(memory.reserved_bytes / _GIB),
-            "device_gib": rounded(memory.device_bytes / _GIB),
-            "capacity_gib": rounded(memory.capacity_bytes / _GIB),
-            "margin_gib": rounded(memory.margin_bytes / _GIB),
-            "host_gib": rounded(memory.host_bytes / _GIB),
+            "allocated_gib": rounded(memory.allocated_bytes / GIB),
+            "reserved_gib": rounded(memory.reserved_bytes / GIB),
+            "device_gib": rounded(memory.device_bytes / GIB),
+            "capacity_gib": rounded(memory.capacity_bytes / GIB),
+            "margin_gib": rounded(memory.margin_bytes / GIB),
+            "host_gib": rounded(memory.host_bytes / GIB),
             "by_stage": [
                 {
                     "stage": stage.stage,
-                    "allocated_gib": rounded(stage.allocated_bytes / _GIB),
-                    "parts_gib": {name: rounded(size / _GIB) for name, size in stage.parts_bytes.items()},
+                    "allocated_gib": rounded(stage.allocated_bytes / GIB),
+                    "parts_gib": {name: rounded(size / GIB) for name, size in stage.parts_bytes.items()},
                 }
                 for stage in memory.by_stage
             ],

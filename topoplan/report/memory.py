@@ -17,9 +17,9 @@ from topoplan.report.paragraphs import paragraph
 from topoplan.report.sentences import spec_line
 from topoplan.report.text import counted, gib, layout_label, significant
 from topoplan.specs.spec import Spec
+from topoplan.units import GIB
 
 SCHEMA = "topoplan.explain/1"
-_GIB = 2**30
 _MIB = 2**20
 
 # What a reader opens to check a figure: file and function of the formula, and what that is taken from.
@@ -73,8 +73,8 @@ def memory_to_dict(spec: Spec, plan: Plan, account: Breakdown) -> dict[str, Any]
                     "stages": list(row.stages),
                     "layers": row.layers,
                     "in_flight": list(row.in_flight),
-                    "allocated_gib": rounded(row.memory.allocated_bytes / _GIB),
-                    "parts_gib": {name: rounded(size / _GIB) for name, size in row.memory.parts_bytes.items()},
+                    "allocated_gib": rounded(row.memory.allocated_bytes / GIB),
+                    "parts_gib": {name: rounded(size / GIB) for name, size in row.memory.parts_bytes.items()},
                 }
                 for row in account.stages
             ],
@@ -94,16 +94,16 @@ def memory_to_dict(spec: Spec, plan: Plan, account: Breakdown) -> dict[str, Any]
                 "expert_shards": account.expert_shards,
             },
             "device": {
-                "allocated_gib": rounded(memory.allocated_bytes / _GIB),
+                "allocated_gib": rounded(memory.allocated_bytes / GIB),
                 "fragmentation": rounded(account.fragmentation),
-                "reserved_gib": rounded(memory.reserved_bytes / _GIB),
-                "context_gib": rounded(account.context_bytes / _GIB),
+                "reserved_gib": rounded(memory.reserved_bytes / GIB),
+                "context_gib": rounded(account.context_bytes / GIB),
                 "communicators": dict(account.communicators),
-                "communicator_gib": rounded(account.communicator_bytes / _GIB),
-                "device_gib": rounded(memory.device_bytes / _GIB),
-                "margin_gib": rounded(memory.margin_bytes / _GIB),
+                "communicator_gib": rounded(account.communicator_bytes / GIB),
+                "device_gib": rounded(memory.device_bytes / GIB),
+                "margin_gib": rounded(memory.margin_bytes / GIB),
                 "margin_from": "spec" if account.margin_stated else "band",
-                "capacity_gib": rounded(memory.capacity_bytes / _GIB),
+                "capacity_gib": rounded(memory.capacity_bytes / GIB),
             },
             "sources": dict(SOURCES),
         },

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from topoplan.layout.layout import Layout
 from topoplan.planner.plan import Time
-
-_GIB = 2**30
+from topoplan.units import GIB
 
 # Names of the parts of a step, short enough for a column. A part without an entry keeps its own name.
 _SHORT_PARTS = {
@@ -27,7 +26,7 @@ _SHORT_PARTS = {
 
 def gib(size_bytes: float) -> str:
     """Bytes in GiB with one decimal."""
-    return f"{size_bytes / _GIB:.1f}"
+    return f"{size_bytes / GIB:.1f}"
 
 
 def significant(value: float, digits: int = 3) -> str:

@@ -48,6 +48,11 @@ class Job:
     """Layout keys that must hold, such as {"tp": 4}."""
 
     @property
+    def packs(self) -> bool:
+        """Samples share sequences: DPO takes its pairs one by one, whatever `packing` says."""
+        return self.packing and self.stage != "dpo"
+
+    @property
     def sequences_per_sample(self) -> int:
         """Sequences that one sample of the batch brings: in DPO, a chosen and a rejected answer."""
         return 2 if self.stage == "dpo" else 1
