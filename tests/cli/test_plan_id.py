@@ -1,12 +1,13 @@
 from dataclasses import fields
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from topoplan.cli.plan_id import layout_of_id
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.stages import spread_pipeline_layout
 
 RECOMPUTES = st.sampled_from(
     [
@@ -52,7 +53,7 @@ def test_an_id_says_all_of_an_even_layout(
         recompute=recompute,
         optimizer_offload_fraction=offload,
     )
-    keys = layout_of_id(layout.id)
+    keys = layout_of_id(layout.id, 64)
     keys["recompute"] = as_recompute(keys.get("recompute", {"granularity": "none"}))
     assert Layout(**keys, gradient_accumulation_steps=3) == layout
 
@@ -69,9 +70,34 @@ def as_recompute(keys: dict[str, object]) -> Recompute:
 )
 def test_what_is_no_id_is_refused(text: str) -> None:
     with pytest.raises(LayoutError, match=r"--plan: .* is not a plan; expected a rank such as 3, or an id"):
-        layout_of_id(text)
+        layout_of_id(text, 64)
 
 
 def test_an_uneven_layout_cannot_be_read_from_its_id() -> None:
     with pytest.raises(LayoutError, match="choose it by its rank"):
-        layout_of_id("tp4-pp4-dp2-mbs1-uneven")
+        layout_of_id("tp4-pp4-dp2-mbs1-uneven", 64)
+
+
+@given(
+    layers=st.integers(2, 96),
+    pp=st.integers(2, 8),
+    vpp=st.integers(1, 3),
+    first=st.integers(1, 20),
+    last=st.integers(0, 20),
+)
+def test_an_id_names_the_ends_of_an_uneven_split(layers: int, pp: int, vpp: int, first: int, last: int) -> None:
+    text = spread_pipeline_layout(layers, pp, vpp, first, last)
+    assume(text is not None)
+    layout = Layout(tp=1, pp=pp, vpp=vpp, dp=1, gradient_accumulation_steps=8, pipeline_layout=text)
+    assert layout.id.endswith(f"ends{first}+{last}")
+    assert layout_of_id(layout.id, layers)["pipeline_layout"] == text
+
+
+def test_ends_that_the_layers_do_not_have_are_refused() -> None:
+    with pytest.raises(LayoutError, match="36 layers cannot have 30 in the first stage and 20 in the last"):
+        layout_of_id("tp1-pp4-dp2-mbs1-ends30+20", 36)
+
+
+def test_a_split_of_ones_own_has_no_ends_in_its_id() -> None:
+    layout = Layout(tp=1, pp=4, dp=1, gradient_accumulation_steps=8, pipeline_layout="Et*3|t*20|t*3|t*10L")
+    assert layout.id.endswith("uneven")

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.layout.specs import DENSE, LINEAR, MLA, MOE, VISION, make_spec
-from topoplan.layout.enumerate import MAX_MICRO_BATCH_SIZE, SWITCHES, recompute_modes, shapes, steps
+from topoplan.layout.enumerate import (
+    MAX_MICRO_BATCH_SIZE,
+    OFFLOAD_FRACTIONS,
+    SWITCHES,
+    UNEVEN_SPLITS,
+    milder,
+    offloaded,
+    recompute_modes,
+    shapes,
+    steps,
+    uneven_pipeline_layouts,
+)
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.rules import broken_rule
-from topoplan.layout.stages import balanced_pipeline_layout
+from topoplan.layout.stages import balanced_pipeline_layout, end_sizes, split_stages, spread_pipeline_layout
 from topoplan.specs.spec import Spec
 
 NODES = {DENSE: 4, MOE: 2, MLA: 4, VISION: 4, LINEAR: 2}
@@ -23,10 +35,11 @@ def candidates(spec: Spec) -> Iterator[tuple[Layout, str | None]]:
     """Every layout that a search looks at, with the name of the rule that it breaks."""
     for shape, broken in shapes(spec, spec.job.pin.get("backend", "mca")):
         if broken:
-            yield shape, broken[0].name
+            yield shape[0], broken[0].name
             continue
-        for layout, broken_step in steps(spec, shape):
-            yield layout, broken_step[0].name if broken_step else None
+        for layouts, broken_step in steps(spec, shape):
+            for layout in layouts:
+                yield layout, broken_step[0].name if broken_step else None
 
 
 def legal(spec: Spec) -> list[Layout]:
@@ -139,11 +152,77 @@ def test_virtual_stages_follow_from_a_pinned_pipeline_layout() -> None:
     assert {(layout.pp, layout.vpp) for layout in found} == {(8, 1), (4, 2), (2, 4)}
 
 
-def test_layers_that_do_not_divide_get_a_balanced_split() -> None:
-    found = legal(make_spec(pin={"pp": 8}))
-    assert {(layout.vpp, layout.pipeline_layout) for layout in found} == {(1, balanced_pipeline_layout(36, 8, 1))}
-    pinned = legal(make_spec(pin={"pp": 4, "vpp": 2}))
-    assert {layout.pipeline_layout for layout in pinned} == {balanced_pipeline_layout(36, 4, 2)}
+def test_layers_that_do_not_divide_get_balanced_splits() -> None:
+    found = {(layout.vpp, layout.pipeline_layout) for layout in legal(make_spec(pin={"pp": 8}))}
+    assert (1, balanced_pipeline_layout(36, 8, 1)) in found
+    assert None not in {text for _, text in found}
+    pinned = {layout.pipeline_layout for layout in legal(make_spec(pin={"pp": 4, "vpp": 2}))}
+    assert balanced_pipeline_layout(36, 4, 2) in pinned
+    assert 1 < len(pinned) <= UNEVEN_SPLITS
+
+
+def test_layers_that_divide_get_the_even_split_and_lighter_ends() -> None:
+    found = {layout.pipeline_layout for layout in legal(make_spec(pin={"pp": 4, "vpp": 1}))}
+    assert None in found
+    assert 1 < len(found) <= 1 + UNEVEN_SPLITS
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    layers=st.integers(2, 96),
+    pp=st.integers(2, 16),
+    vpp=st.integers(1, 4),
+    before=st.floats(0, 2),
+    behind=st.floats(0, 8),
+)
+def test_the_first_uneven_split_is_the_best_of_all_pairs_of_ends(
+    layers: int, pp: int, vpp: int, before: float, behind: float
+) -> None:
+    def load(text: str) -> float:
+        sizes = [chunk.num_layers for stage in split_stages(layers, pp, vpp, text) for chunk in stage]
+        first, last = end_sizes(text, pp, vpp) or (0, 0)
+        return max(*sizes, first + before, last + behind)
+
+    pairs = itertools.product(range(1, layers + 1), range(layers + 1))
+    texts = {spread_pipeline_layout(layers, pp, vpp, first, last) for first, last in pairs}
+    possible = [text for text in texts if text is not None]
+    found = uneven_pipeline_layouts(layers, pp, vpp, (before, behind))
+    assert set(found) <= set(possible)
+    mean = layers // (pp * vpp) if layers % (pp * vpp) == 0 else None
+    rest = [load(text) for text in possible if end_sizes(text, pp, vpp) != (mean, mean)]
+    if found:
+        assert load(found[0]) == min(rest)
+        assert [load(text) for text in found] == sorted(load(text) for text in found)
+    elif rest:
+        # Nothing that would relieve the even split.
+        assert mean is not None
+        assert min(rest) >= mean + max(before, behind)
+
+
+def test_a_heavy_output_layer_makes_the_last_stage_shorter() -> None:
+    text = uneven_pipeline_layouts(36, 4, 1, (0.0, 3.2))[0]
+    assert [chunk.num_layers for (chunk,) in split_stages(36, 4, 1, text)] == [10, 10, 10, 6]
+
+
+def test_fewer_recomputed_layers_are_tried_only_where_all_are() -> None:
+    full = Recompute(granularity="full", method="uniform", num_layers=1)
+    spec = make_spec()
+    layout = next(layout for layout in legal(spec) if layout.recompute == full and layout.pp == 4 and layout.vpp == 1)
+    longest = max(chunk.num_layers for (chunk,) in split_stages(36, 4, 1, layout.pipeline_layout))
+    assert [one.recompute.num_layers for one in milder(spec, layout)] == list(range(1, longest))
+    assert {one.recompute.method for one in milder(spec, layout)} == {"block"}
+    assert milder(spec, replace(layout, recompute=Recompute())) == []
+    assert milder(make_spec(pin={"recompute": "full"}), layout) == []
+
+
+def test_offload_is_tried_where_host_memory_is_stated_and_not_pinned() -> None:
+    layout = legal(make_spec())[0]
+    with_host = replace(make_spec().cluster, host_memory_bytes=10**12)
+    assert offloaded(make_spec(), layout) == []
+    spec = replace(make_spec(), cluster=with_host)
+    assert [one.optimizer_offload_fraction for one in offloaded(spec, layout)] == list(OFFLOAD_FRACTIONS)
+    pinned = replace(make_spec(pin={"optimizer_offload_fraction": 0.0}), cluster=with_host)
+    assert offloaded(pinned, layout) == []
 
 
 def test_seven_gpus_a_node_leave_no_tensor_parallelism_for_32_heads() -> None:

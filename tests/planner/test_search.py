@@ -1,16 +1,20 @@
 """The search: nothing lost, nothing invented, and the same plan as a lone prediction."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import pytest
 
 from tests.cost.samples import DENSE, LATENT, MIXED, VISION, spec_of
+from topoplan.cost.flops import ends_in_layers
 from topoplan.errors import LayoutError, ModelError, SpecError
+from topoplan.layout.enumerate import OFFLOAD_FRACTIONS, uneven_pipeline_layouts
+from topoplan.layout.layout import Recompute
 from topoplan.layout.rules import broken_rule
 from topoplan.planner.plan import Ranking
-from topoplan.planner.predict import predict
+from topoplan.planner.predict import memory_of, predict
 from topoplan.planner.rank import TIE
 from topoplan.planner.search import rank
 from topoplan.specs.spec import Spec
@@ -38,7 +42,7 @@ def searched(name: str) -> Ranking:
 def test_every_layout_met_is_counted_once(name: str) -> None:
     counts = searched(name).counts
     assert counts.ranked == len(searched(name).plans) > 0
-    assert counts.candidates == counts.illegal + counts.out_of_memory + counts.ranked
+    assert counts.candidates == counts.illegal + counts.out_of_memory + counts.dominated + counts.ranked
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -124,7 +128,7 @@ def test_an_example_of_each_broken_rule_is_the_simplest_and_in_the_order_of_the_
 
 def test_progress_is_told_from_none_to_all() -> None:
     seen: list[tuple[int, int]] = []
-    rank(spec_of(DENSE, nodes=1), progress=lambda done, total: seen.append((done, total)))
+    rank(spec_of(DENSE, nodes=1), progress=lambda done, total: bool(seen.append((done, total))))  # type: ignore[func-returns-value]
     totals = {total for _, total in seen}
     assert len(totals) == 1
     assert seen[0][0] == 0
@@ -154,3 +158,55 @@ def test_a_model_that_the_adapter_lacks_is_refused_by_name() -> None:
 def test_a_job_that_the_adapter_does_not_train_is_refused() -> None:
     with pytest.raises(SpecError, match="lora"):
         rank(spec_of(DENSE, finetuning="lora", lora_rank=8))
+
+
+def test_of_splits_that_differ_in_nothing_else_the_fastest_is_ranked() -> None:
+    spec = spec_of(
+        DENSE, nodes=1, pin={"pp": 4, "tp": 1, "micro_batch_size": 1, "recompute": "none", "cp": 1, "vpp": 1}
+    )
+    (plan,) = rank(spec).plans
+    splits = [None, *uneven_pipeline_layouts(spec.model.num_layers, 4, 1, ends_in_layers(spec.model, spec.job))]
+    all_of_them = [predict(spec, replace(plan.layout, pipeline_layout=split)) for split in splits]
+    assert plan.time.step_s == min(one.time.step_s for one in all_of_them if one.fits)
+    assert plan.layout.pipeline_layout is not None
+    assert len({one.time.step_s for one in all_of_them}) > 1
+
+
+@pytest.mark.parametrize("name", ["dense", "experts", "latent", "pcie"])
+def test_no_plan_recomputes_more_layers_than_it_must(name: str) -> None:
+    ranking = searched(name)
+    fewer = [plan for plan in ranking.plans if plan.layout.recompute.method == "block"]
+    assert fewer or name in ("experts", "latent")
+    for plan in fewer[:: max(1, len(fewer) // 25)]:
+        mode = plan.layout.recompute
+        assert mode.num_layers is not None
+        for count in range(mode.num_layers):
+            less = Recompute() if count == 0 else replace(mode, num_layers=count)
+            assert not memory_of(ranking.spec, replace(plan.layout, recompute=less)).fits
+
+
+def test_no_plan_offloads_more_than_it_must() -> None:
+    spec = spec_of("Qwen/Qwen3-8B", nodes=1, gpu="a100-sxm-40gb")
+    spec = replace(spec, cluster=replace(spec.cluster, host_memory_bytes=10**12))
+    away = [plan for plan in rank(spec).plans if plan.layout.optimizer_offload_fraction]
+    assert away
+    for plan in away[:: max(1, len(away) // 25)]:
+        for fraction in (0.0, *OFFLOAD_FRACTIONS):
+            if fraction >= plan.layout.optimizer_offload_fraction:
+                break
+            less = memory_of(spec, replace(plan.layout, optimizer_offload_fraction=fraction))
+            assert not less.fits or plan.layout.recompute.method == "block"
+
+
+def test_a_search_that_is_stopped_returns_what_it_has() -> None:
+    spec, whole = spec_named("dense"), searched("dense")
+    part = rank(spec, progress=lambda done, total: done > total // 2)
+    assert 0.4 < part.searched < 0.6
+    assert whole.searched == 1.0
+    assert 0 < part.counts.candidates < whole.counts.candidates
+    assert {plan.id for plan in part.plans} < {plan.id for plan in whole.plans}
+
+
+def test_a_search_that_is_stopped_at_once_is_empty_and_no_error() -> None:
+    nothing = rank(spec_named("dense"), progress=lambda done, total: True)
+    assert (nothing.plans, nothing.counts.candidates, nothing.searched) == ((), 0, 0.0)

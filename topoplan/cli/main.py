@@ -13,11 +13,8 @@ from typing import NoReturn
 import typer
 
 from topoplan.cli import explain, generate, gpus, models, predict, rank, schema, validate, version
+from topoplan.cli.exit_codes import BROKEN_PIPE, INTERRUPTED
 from topoplan.errors import TopoplanError
-
-# `128 + signal` is what a shell reports for a program ended by SIGINT or SIGPIPE.
-_INTERRUPTED = 130
-_BROKEN_PIPE = 141
 
 # The base of typer's own complaints about options. Older typers take it from click, newer ones carry a copy.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -68,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         # The reader has left (`topoplan rank ... | head`). Point stdout elsewhere, or Python complains when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = _BROKEN_PIPE
+        code = BROKEN_PIPE
     except OSError as error:  # the disk behind `> file` is full, for one
         code = _complain(error.strerror or str(error), 1)
     sys.exit(code)
@@ -83,7 +80,7 @@ def _run(arguments: list[str]) -> int:
     except _UsageError as error:
         return _complain(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
-        return _INTERRUPTED
+        return INTERRUPTED
     return code if isinstance(code, int) else 0
 
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from topoplan.errors import LayoutError
+from topoplan.layout.stages import spread_pipeline_layout
 
 _DEGREES = {
     "tp": "tp",
@@ -19,9 +20,13 @@ _DEGREES = {
 }
 
 
-def layout_of_id(plan_id: str) -> dict[str, Any]:
-    """The layout keys that `Layout.id` was made of: `tp4-pp2-dp4-mbs1-full` -> {"tp": 4, "pp": 2, ...}."""
+def layout_of_id(plan_id: str, num_layers: int) -> dict[str, Any]:
+    """The layout keys that `Layout.id` was made of: `tp4-pp2-dp4-mbs1-full` -> {"tp": 4, "pp": 2, ...}.
+
+    `num_layers` of the model: what an uneven split has between its ends.
+    """
     layout: dict[str, Any] = {}
+    ends: tuple[int, int] | None = None
     words = plan_id.split("-")
     position = 0
     while position < len(words):
@@ -41,6 +46,8 @@ def layout_of_id(plan_id: str) -> dict[str, Any]:
             name, layers = (method[1], int(method[2])) if method else ("uniform", 1)
             layout["recompute"] = {"granularity": "full", "method": name, "num_layers": layers}
             position += 1 if method else 0
+        elif split := re.fullmatch(r"ends([0-9]+)\+([0-9]+)", word):
+            ends = int(split[1]), int(split[2])
         elif word == "uneven":
             raise LayoutError(
                 f"{plan_id!r} does not say where its uneven stages begin and end",
@@ -52,6 +59,14 @@ def layout_of_id(plan_id: str) -> dict[str, Any]:
         position += 1
     if "tp" not in layout or "pp" not in layout:
         raise _unknown(plan_id)
+    if ends:
+        layout["pipeline_layout"] = spread_pipeline_layout(num_layers, layout["pp"], layout.get("vpp", 1), *ends)
+        if layout["pipeline_layout"] is None:
+            raise LayoutError(
+                f"{plan_id!r}: {num_layers} layers cannot have {ends[0]} in the first stage and {ends[1]} in the last",
+                where="--plan",
+                remedy="choose a plan by its rank",
+            )
     layout.setdefault("sequence_parallel", layout["tp"] > 1)
     layout.setdefault("etp", 1)
     return layout

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from topoplan.cli.exit_codes import INTERRUPTED
 from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, SpecPath, read_spec
 
 
@@ -23,7 +24,7 @@ def rank(
 ) -> None:
     """Rank the layouts of a job by predicted speed.
 
-    Exit code 1: no layout fits; 2: bad input.
+    Exit code 1: no layout fits; 2: bad input; 130: stopped by Ctrl-C, after the best of what was searched.
     """
     from topoplan.cli.search import search
     from topoplan.errors import InputError
@@ -34,7 +35,7 @@ def rank(
         raise InputError("--csv has no rows for rejected layouts", remedy="use --rejected --json")
 
     read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin)
-    ranking = search(read, keep_rejected=rejected)
+    ranking = search(read, keep_rejected=rejected, partial=True)
 
     from topoplan.cli.output import print_json, stdout_console
 
@@ -63,3 +64,5 @@ def rank(
         from topoplan.report.nothing_fits import nothing_fits
 
         raise nothing_fits(ranking)
+    if ranking.searched < 1.0:
+        raise typer.Exit(INTERRUPTED)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from topoplan.cost.params import layer_tensors
 from topoplan.cost.vision import patches_per_image
 from topoplan.specs.job import Job
-from topoplan.specs.model import LatentAttention, Layer, LinearAttention, Model, Moe
+from topoplan.specs.model import LatentAttention, Layer, LinearAttention, Model, Moe, VisionTower
 
 
 def _matrix_parameters(model: Model, layer: Layer) -> float:
@@ -55,15 +55,30 @@ def flops_per_sequence(model: Model, seq_len: int) -> float:
     return 3.0 * per_token * seq_len
 
 
+def ends_in_layers(model: Model, job: Job) -> tuple[float, float]:
+    """Work before the first layer and behind the last, counted in layers of average work.
+
+    Before: the vision tower; the embedding's lookup is no matrix product. Behind: the output layer.
+    """
+    layers = sum(2.0 * _matrix_parameters(model, layer) + _score_flops(layer, job.seq_len) for layer in model.layers)
+    layer = 3.0 * layers / model.num_layers * job.seq_len
+    before = _vision_flops(model.vision, job) / layer if model.vision else 0.0
+    return before, 6.0 * model.vocab_size * model.hidden_size * job.seq_len / layer
+
+
+def _vision_flops(tower: VisionTower, job: Job) -> float:
+    """FLOPs of the vision tower for the images of one sequence."""
+    per_image = patches_per_image(tower, job.image_max_pixels)
+    # Every patch attends to its whole image.
+    per_patch = 2.0 * tower.encoder_parameters + 4.0 * tower.layers * per_image * tower.hidden_size
+    # A frozen tower has no backward, whether its projector is trained or not: nothing before it is.
+    passes = 1.0 if job.freeze_vision_tower else 3.0
+    return passes * per_patch * per_image * job.images_per_sequence
+
+
 def model_flops_per_step(model: Model, job: Job) -> float:
     """FLOPs of one optimizer step, vision tower included."""
     total = flops_per_sequence(model, job.seq_len)
     if model.vision:
-        tower = model.vision
-        per_image = patches_per_image(tower, job.image_max_pixels)
-        # Every patch attends to its whole image.
-        per_patch = 2.0 * tower.encoder_parameters + 4.0 * tower.layers * per_image * tower.hidden_size
-        # A frozen tower has no backward, whether its projector is trained or not: nothing before it is.
-        passes = 1.0 if job.freeze_vision_tower else 3.0
-        total += passes * per_patch * per_image * job.images_per_sequence
+        total += _vision_flops(model.vision, job)
     return total * job.global_batch_size * job.sequences_per_sample

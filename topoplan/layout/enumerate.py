@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from topoplan.errors import LayoutError
@@ -20,7 +21,7 @@ from topoplan.layout.rules import (
     facts_of,
     tensor_parallel_domain,
 )
-from topoplan.layout.stages import balanced_pipeline_layout, vpp_of
+from topoplan.layout.stages import split_stages, spread_pipeline_layout, vpp_of
 from topoplan.specs.model import LatentAttention
 from topoplan.specs.spec import Spec
 
@@ -31,6 +32,16 @@ MAX_MICRO_BATCH_SIZE = 32
 
 MIN_LAYERS_PER_VIRTUAL_STAGE = 2
 """With one layer a chunk every layer waits for a message, and its gradients travel alone. Searched only when pinned."""
+MAX_UNEVEN_VPP = 4
+"""Virtual stages a rank up to which uneven splits are searched: more of them are too short to even out anything."""
+UNEVEN_SPLITS = 3
+"""Uneven splits that are searched for each pp and vpp."""
+
+OFFLOAD_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
+"""Shares of the optimizer that are searched where host memory is stated, so that it can be checked."""
+
+Broken = tuple[Rule, str]
+"""A rule and its failed equation."""
 
 
 def _divisors(number: int, limit: int) -> list[int]:
@@ -91,10 +102,14 @@ SWITCHES = (
 """Keys that a search leaves at their usual value unless they are pinned."""
 
 
-def shapes(spec: Spec, backend: str = "mca") -> Iterator[tuple[Layout, tuple[Rule, str] | None]]:
-    """Every combination of degrees, with the rule it breaks, if any. Micro batch and recompute are at their simplest.
+def shapes(
+    spec: Spec, backend: str = "mca", ends_in_layers: tuple[float, float] = (1.0, 1.0)
+) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
+    """Every combination of degrees. Micro batch and recompute are at their simplest.
 
+    Layouts that differ only in their pipeline split come together; one that breaks a rule comes alone, with the rule.
     Degrees run over the divisors of the world; tp goes one step beyond the domain, so that the rule shows.
+    `ends_in_layers` as in `uneven_pipeline_layouts`.
     """
     world, pin = spec.cluster.world_size, spec.job.pin
     facts = facts_of(spec.model)
@@ -103,65 +118,138 @@ def shapes(spec: Spec, backend: str = "mca") -> Iterator[tuple[Layout, tuple[Rul
     switches = with_overlap({key: pin[key] for key in SWITCHES if key in pin})
     for tp in choices.of("tp", _divisors(world, 2 * tensor_parallel_domain(spec))):
         for pp in choices.of("pp", _divisors(max(1, world // tp), spec.model.num_layers)):
-            splits = _splits(spec, pp, choices)
+            splits = _splits(spec, pp, choices, ends_in_layers)
             for cp in choices.of("cp", [n for n in _powers_of_two(longest_cp) if (world // (tp * pp)) % n == 0]):
                 if world < tp * pp * cp or pin.get("dp", world // (tp * pp * cp)) * tp * pp * cp != world:
                     continue
                 dp = world // (tp * pp * cp)
                 base = Layout(backend=backend, tp=tp, pp=pp, cp=cp, dp=dp, gradient_accumulation_steps=1, **switches)
                 if broken := broken_rule(spec, base, SPLIT_RULES):
-                    yield base, broken
+                    yield (base,), broken
                     continue
                 stage = tp * cp * dp
                 eps = [n for n in _divisors(max(facts.experts), stage) if stage % n == 0] if facts.is_moe else [1]
                 for ep in choices.of("ep", eps):
                     for etp in choices.of("etp", sorted({1, tp}) if facts.is_moe else [1]):
-                        for vpp, pipeline_layout in splits:
-                            layout = replace(base, ep=ep, etp=etp, vpp=vpp, pipeline_layout=pipeline_layout)
-                            yield layout, broken_rule(spec, layout, _REST)
+                        for vpp, pipeline_layouts in splits.items():
+                            shape = replace(base, ep=ep, etp=etp, vpp=vpp)
+                            yield from _legal_splits(spec, shape, pipeline_layouts)
+
+
+def _legal_splits(
+    spec: Spec, shape: Layout, pipeline_layouts: Sequence[str | None]
+) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
+    """A shape with each of its pipeline splits: those that break a rule one by one, then the legal ones together."""
+    legal: list[Layout] = []
+    for text in pipeline_layouts:
+        layout = replace(shape, pipeline_layout=text) if text else shape
+        if broken := broken_rule(spec, layout, _REST):
+            yield (layout,), broken
+        else:
+            legal.append(layout)
+    if legal:
+        yield tuple(legal), None
 
 
 _REST = GRID_RULES + SEARCH_RULES
 
 
-def _splits(spec: Spec, pp: int, choices: _Choices) -> list[tuple[int, str | None]]:
-    """(vpp, pipeline layout) pairs: even splits, or a balanced uneven one where the layers do not divide."""
+def _splits(
+    spec: Spec, pp: int, choices: _Choices, ends_in_layers: tuple[float, float]
+) -> dict[int, tuple[str | None, ...]]:
+    """Pipeline layouts by vpp: the even split where the layers divide, and the best balanced uneven ones."""
     layers = spec.model.num_layers
     if text := choices.pin.get("pipeline_layout"):
         try:
-            return [(n, text) for n in choices.of("vpp", [vpp_of(text, pp)])]
+            return dict.fromkeys(choices.of("vpp", [vpp_of(text, pp)]), (text,))
         except LayoutError:
-            return [(choices.pin.get("vpp", 1), text)]  # the rule says what is wrong with it
-    usual = (
-        [1] if pp == 1 or layers % pp else _divisors(layers // pp, max(1, layers // pp // MIN_LAYERS_PER_VIRTUAL_STAGE))
-    )
+            return {choices.pin.get("vpp", 1): (text,)}  # the rule says what is wrong with it
+    if pp == 1:
+        return dict.fromkeys(choices.of("vpp", [1]), (None,))
+    longest = max(1, layers // pp // MIN_LAYERS_PER_VIRTUAL_STAGE)
+    usual = [n for n in range(1, longest + 1) if n <= MAX_UNEVEN_VPP or layers % (pp * n) == 0]
+    splits: dict[int, tuple[str | None, ...]] = {}
+    for vpp in choices.of("vpp", usual):
+        uneven = uneven_pipeline_layouts(layers, pp, vpp, ends_in_layers) if vpp <= MAX_UNEVEN_VPP else ()
+        # Where nothing else is left, the even split says why it is not legal.
+        splits[vpp] = (None, *uneven) if layers % (pp * vpp) == 0 or not uneven else uneven
+    return splits
+
+
+@lru_cache(maxsize=1 << 12)
+def uneven_pipeline_layouts(layers: int, pp: int, vpp: int, ends_in_layers: tuple[float, float]) -> tuple[str, ...]:
+    """Layout strings of the splits whose slowest virtual stage has least to do, least first.
+
+    `ends_in_layers`: work before the first layer (embedding, vision tower) and behind the last (output layer, loss), in
+    layers. Each string differs from the even split.
+    """
+    count, (before, behind) = pp * vpp, ends_in_layers
+    mean = layers / count
+    found: dict[str, tuple[float, float, int]] = {}
+    for last in range(max(0, int(mean - behind)), int(mean) + 2):
+        rest = (layers - last) / (count - 1)
+        for first in {layers - last} if count == 2 else range(max(1, int(rest - before)), int(rest) + 2):
+            text = spread_pipeline_layout(layers, pp, vpp, first, last)
+            if text is None or (layers % count == 0 and first == last == layers // count):
+                continue
+            middle = -(-(layers - first - last) // (count - 2)) if count > 2 else 0
+            loads = (first + before, float(middle), last + behind)
+            # Of equally slow ones, the one whose first stage, which holds most micro batches, is shorter.
+            found[text] = (max(loads), sum(load * load for load in loads), first)
+    return tuple(sorted(found, key=lambda text: found[text])[:UNEVEN_SPLITS])
+
+
+def steps(spec: Spec, shape: tuple[Layout, ...]) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
+    """Every micro batch, sequence-parallel switch and recompute mode of a legal shape, with each of its splits."""
+    pin, batch = spec.job.pin, spec.job.global_batch_size
+    choices = _Choices(dict(pin))
+    first = shape[0]
+    if batch % first.dp and "micro_batch_size" not in pin:
+        yield shape, broken_rule(spec, first, STEP_RULES)
+        return
+    modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else recompute_modes(spec)
+    for micro_batch in choices.of("micro_batch_size", _divisors(max(1, batch // first.dp), MAX_MICRO_BATCH_SIZE)):
+        accumulation = max(1, batch // (micro_batch * first.dp))
+        if pin.get("gradient_accumulation_steps", accumulation) != accumulation:
+            continue
+        for sequence_parallel in choices.of("sequence_parallel", [True, False] if first.tp > 1 else [False]):
+            layouts = tuple(
+                replace(
+                    layout,
+                    micro_batch_size=micro_batch,
+                    gradient_accumulation_steps=accumulation,
+                    sequence_parallel=sequence_parallel,
+                )
+                for layout in shape
+            )
+            # None of these rules looks at the split.
+            if broken := broken_rule(spec, layouts[0], STEP_RULES):
+                yield layouts, broken
+                continue
+            for mode in modes:
+                same = mode == first.recompute
+                candidates = layouts if same else tuple(replace(layout, recompute=mode) for layout in layouts)
+                yield candidates, broken_rule(spec, candidates[0], MODE_RULES)
+
+
+def milder(spec: Spec, layout: Layout) -> list[Layout]:
+    """For a layout that recomputes every layer, the ones that recompute fewer, fewest first.
+
+    Method block: Megatron recomputes the first `num_layers` layers of each virtual stage. Each of them is faster and
+    holds more than the next.
+    """
+    if "recompute" in spec.job.pin or layout.recompute.granularity != "full":
+        return []
+    stages = split_stages(spec.model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)
+    longest = max(chunk.num_layers for stage in stages for chunk in stage)
     return [
-        (n, balanced_pipeline_layout(layers, pp, n) if layers % (pp * n) else None) for n in choices.of("vpp", usual)
+        replace(layout, recompute=Recompute(granularity="full", method="block", num_layers=n))
+        for n in range(1, longest)
     ]
 
 
-def steps(spec: Spec, shape: Layout) -> Iterator[tuple[Layout, tuple[Rule, str] | None]]:
-    """Every micro batch, sequence-parallel switch and recompute mode of a legal shape."""
-    pin, batch = spec.job.pin, spec.job.global_batch_size
-    choices = _Choices(dict(pin))
-    if batch % shape.dp and "micro_batch_size" not in pin:
-        yield shape, broken_rule(spec, shape, STEP_RULES)
-        return
-    modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else recompute_modes(spec)
-    for micro_batch in choices.of("micro_batch_size", _divisors(max(1, batch // shape.dp), MAX_MICRO_BATCH_SIZE)):
-        accumulation = max(1, batch // (micro_batch * shape.dp))
-        if pin.get("gradient_accumulation_steps", accumulation) != accumulation:
-            continue
-        for sequence_parallel in choices.of("sequence_parallel", [True, False] if shape.tp > 1 else [False]):
-            layout = replace(
-                shape,
-                micro_batch_size=micro_batch,
-                gradient_accumulation_steps=accumulation,
-                sequence_parallel=sequence_parallel,
-            )
-            if broken := broken_rule(spec, layout, STEP_RULES):
-                yield layout, broken
-                continue
-            for mode in modes:
-                candidate = layout if mode == layout.recompute else replace(layout, recompute=mode)
-                yield candidate, broken_rule(spec, candidate, MODE_RULES)
+def offloaded(spec: Spec, layout: Layout) -> list[Layout]:
+    """The same layout with parts of its optimizer in host memory, the smallest first: each is faster than the next."""
+    if "optimizer_offload_fraction" in spec.job.pin or spec.cluster.host_memory_bytes is None:
+        return []
+    return [replace(layout, optimizer_offload_fraction=fraction) for fraction in OFFLOAD_FRACTIONS]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from topoplan.errors import LayoutError
+from topoplan.layout.stages import end_sizes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
@@ -93,7 +96,16 @@ class Layout:
             method, layers = self.recompute.method, self.recompute.num_layers
             parts.append("full" if (method, layers) == ("uniform", 1) else f"full-{method}{layers}")
         if self.pipeline_layout:
-            parts.append("uneven")
+            parts.append(_uneven_name(self.pipeline_layout, self.pp, self.vpp))
         if self.optimizer_offload_fraction:
             parts.append(f"offload{round(self.optimizer_offload_fraction * 100)}")
         return "-".join(parts)
+
+
+def _uneven_name(pipeline_layout: str, pp: int, vpp: int) -> str:
+    """`ends8+6`: the layers of the first and the last virtual stage, the others evenly between; else `uneven`."""
+    try:
+        ends = end_sizes(pipeline_layout, pp, vpp)
+    except LayoutError:
+        ends = None
+    return f"ends{ends[0]}+{ends[1]}" if ends else "uneven"

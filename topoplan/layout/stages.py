@@ -114,25 +114,46 @@ def split_stages(num_layers: int, pp: int, vpp: int, pipeline_layout: str | None
     return tuple(tuple(chunks[virtual * pp + rank] for virtual in range(vpp)) for rank in range(pp))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 14)
+def spread_pipeline_layout(num_layers: int, pp: int, vpp: int, first: int, last: int) -> str | None:
+    """A layout string with so many layers in the first and in the last virtual stage, the others as even as can be.
+
+    The last stage may hold the loss alone; None when another would be left without a layer, when the layers do not
+    add up, and for a single stage, which needs no string.
+    """
+    middle, left = pp * vpp - 2, num_layers - first - last
+    if middle < 0 or first < 1 or last < 0 or left < middle or (middle == 0 and left):
+        return None
+    size, longer = divmod(left, middle) if middle else (0, 0)
+    # The longer stages sit in the middle, where neither the embedding's nor the loss's memory is.
+    start = (middle - longer) // 2
+    sizes = [first, *(size + (start <= index < start + longer) for index in range(middle)), last]
+    parts = ["t" * n if n < 2 else f"t*{n}" for n in sizes]
+    text = ""
+    for part, run in groupby(parts[1:-1]):
+        times = len(list(run))
+        text += f"({part}|)*{times}" if times > 2 else f"{part}|" * times
+    return f"E{parts[0]}|{text}{parts[-1]}L"
+
+
 def balanced_pipeline_layout(num_layers: int, pp: int, vpp: int) -> str | None:
     """A layout string for layers that do not divide: embedding and loss count as one layer each.
 
-    The last stage may hold the loss alone; None when another would be left without a layer, and for a single stage,
-    which needs no string.
+    None where a stage would be left without a layer, and for a single stage.
     """
     count = pp * vpp
     size, longer = divmod(num_layers + 2, count)
-    # The longer stages sit in the middle, where neither the embedding's nor the loss's memory is.
-    start = (count - longer) // 2
-    sizes = [size + (start <= index < start + longer) for index in range(count)]
-    sizes[0] -= 1
-    sizes[-1] -= 1
-    if min(sizes[:-1], default=0) < 1 or sizes[-1] < 0:
-        return None
-    parts = ["t" * n if n < 2 else f"t*{n}" for n in sizes]
-    middle = ""
-    for part, run in groupby(parts[1:-1]):
-        times = len(list(run))
-        middle += f"({part}|)*{times}" if times > 2 else f"{part}|" * times
-    return f"E{parts[0]}|{middle}{parts[-1]}L"
+    # With one stage more to lengthen than there are in the middle, the first is next: the last has the logits.
+    return spread_pipeline_layout(num_layers, pp, vpp, size - 1 + (longer == count - 1), size - 1)
+
+
+@lru_cache(maxsize=1 << 14)
+def end_sizes(pipeline_layout: str, pp: int, vpp: int) -> tuple[int, int] | None:
+    """(first, last) of a string that `spread_pipeline_layout` wrote; None for any other string.
+
+    Raises LayoutError for characters that do not belong in a layout string.
+    """
+    sizes = [part.count("t") for part in parse_pipeline_layout(pipeline_layout)]
+    if spread_pipeline_layout(sum(sizes), pp, vpp, sizes[0], sizes[-1]) == pipeline_layout:
+        return sizes[0], sizes[-1]
+    return None

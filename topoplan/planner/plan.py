@@ -52,11 +52,13 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How many layouts a search met, and what became of them."""
+    """How many layouts a search met, and what became of them: the others add up to `candidates`."""
 
     candidates: int = 0
     illegal: int = 0
     out_of_memory: int = 0
+    dominated: int = 0
+    """Fit, and slower than a ranked one that differs in its pipeline split alone."""
     ranked: int = 0
 
 
@@ -68,6 +70,8 @@ class Ranking:
     plans: tuple[Plan, ...]
     counts: Counts
     elapsed_s: float
+    searched: float = 1.0
+    """Share of the search that was done before it was stopped; 1 is all."""
     rejected: tuple[Rejection, ...] = ()
     """All of them when asked for, else only the nearest misses."""
     notes: tuple[str, ...] = field(default=())

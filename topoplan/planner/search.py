@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from topoplan.backends.mca import check_finetuning, check_job, check_precision
+from topoplan.cost.flops import ends_in_layers
 from topoplan.errors import LayoutError
-from topoplan.layout.enumerate import shapes, steps
-from topoplan.layout.layout import Layout
-from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES, Rule
+from topoplan.layout.enumerate import Broken, milder, offloaded, shapes, steps
+from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES
 from topoplan.planner.explain import alternatives, memory_rejection
-from topoplan.planner.plan import Counts, Plan, Ranking, Rejection
+from topoplan.planner.plan import Counts, Memory, Plan, Ranking, Rejection
 from topoplan.planner.predict import memory_of, plan_of
 from topoplan.planner.rank import ranked
 from topoplan.specs.spec import Spec
@@ -24,13 +27,15 @@ _Degrees = tuple[int, ...]
 _Miss = tuple[float, int, Layout]
 """What it is sorted by, a running number that keeps the order stable, and the layout."""
 
-Progress = Callable[[int, int], None]
-"""Called with the shapes searched so far and their number."""
+Progress = Callable[[int, int], bool | None]
+"""Called with the shapes searched so far and their number. The search ends with what it has when it returns True."""
 
 
 def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = False) -> Ranking:
     """Search all layouts of a spec.
 
+    Of layouts that differ only in their pipeline split, in how many layers they recompute or in how much of the
+    optimizer they offload, the fastest that fits is ranked: the others would be slower and differ in nothing else.
     `keep_rejected` keeps every layout that is out, else only the nearest misses and one example of each broken rule.
     The result may have no plan; its `rejected` then says what would fit.
 
@@ -44,78 +49,149 @@ def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = 
         check_finetuning(spec)
         check_precision(spec)
 
-    illegal: list[Rejection] = []
-    examples: dict[str, Rejection] = {}
-    seen_rules: Counter[str] = Counter()
-    plans: list[Plan] = []
-    over: list[_Miss] = []
-    nearest: dict[_Degrees, _Miss] = {}
-    simplest: dict[_Degrees, _Miss] = {}
-    candidates = out_of_memory = 0
-
-    def refuse(layout: Layout, broken: tuple[Rule, str]) -> None:
-        rule, equation = broken
-        seen_rules[rule.name] += 1
-        rejection = Rejection(layout=layout, rule=rule.name, reason=equation, fix=rule.fix)
-        if keep_rejected:
-            illegal.append(rejection)
-        else:
-            example = examples.setdefault(rule.name, rejection)
-            if layout.complexity < example.layout.complexity:
-                examples[rule.name] = rejection
-
-    all_shapes = list(shapes(spec, backend))
+    found = _Found(spec, keep_rejected=keep_rejected)
+    all_shapes = list(shapes(spec, backend, ends_in_layers(spec.model, spec.job)))
+    searched = len(all_shapes)
     for position, (shape, broken_shape) in enumerate(all_shapes):
-        if progress is not None:
-            progress(position, len(all_shapes))
+        if progress is not None and progress(position, len(all_shapes)):
+            searched = position
+            break
         if broken_shape:
-            candidates += 1
-            refuse(shape, broken_shape)
+            found.refuse(shape, broken_shape)
             continue
-        for layout, broken in steps(spec, shape):
-            candidates += 1
+        for layouts, broken in steps(spec, shape):
             if broken:
-                refuse(layout, broken)
-                continue
-            memory = memory_of(spec, layout)
-            if memory.fits:
-                plans.append(plan_of(spec, layout, memory))
-                continue
-            out_of_memory += 1
-            excess = memory.excess_bytes
-            if keep_rejected:
-                over.append((excess, out_of_memory, layout))
-                continue
-            degrees = (layout.tp, layout.pp, layout.cp, layout.ep, layout.etp)
-            _keep_least(nearest, degrees, (excess, out_of_memory, layout))
-            effort = 100.0 * layout.complexity + layout.micro_batch_size + (not layout.sequence_parallel)
-            _keep_least(simplest, degrees, (effort, out_of_memory, layout))
+                found.refuse(layouts, broken)
+            else:
+                found.choose(layouts)
+    else:
+        if progress is not None:
+            progress(len(all_shapes), len(all_shapes))
+    return found.ranking(time.perf_counter() - started, searched / len(all_shapes))
 
-    if not keep_rejected:
-        # In the order of the rules: what people try first, a tp beyond the node or a pp that does not divide, leads.
-        illegal = [examples[rule.name] for rule in RULES if rule.name in examples]
-    legal = len(plans) + out_of_memory
-    if not legal:
-        raise _nothing_legal(spec, illegal, seen_rules)
-    if progress is not None:
-        progress(len(all_shapes), len(all_shapes))
-    order = ranked(plans)
-    if not keep_rejected:
-        # With plans to choose from, what people try first is worth a reason; without, what is closest to fitting.
-        over = list((simplest if plans else nearest).values())
-    over.sort(key=lambda miss: miss[:2])
-    kept = over if keep_rejected else over[:KEPT_MISSES]
-    rejected = [memory_rejection(spec, layout) for _, _, layout in kept] + illegal
-    return Ranking(
-        spec=spec,
-        plans=tuple(order),
-        counts=Counts(
-            candidates=candidates, illegal=candidates - legal, out_of_memory=out_of_memory, ranked=len(plans)
-        ),
-        elapsed_s=time.perf_counter() - started,
-        rejected=tuple(rejected),
-        notes=tuple(alternatives(order)),
-    )
+
+class _Found:
+    """What a search has met so far."""
+
+    def __init__(self, spec: Spec, *, keep_rejected: bool) -> None:
+        self.spec, self.keep_rejected = spec, keep_rejected
+        self.plans: list[Plan] = []
+        self.illegal: list[Rejection] = []
+        self.examples: dict[str, Rejection] = {}
+        self.seen_rules: Counter[str] = Counter()
+        self.over: list[_Miss] = []
+        self.nearest: dict[_Degrees, _Miss] = {}
+        self.simplest: dict[_Degrees, _Miss] = {}
+        self.out_of_memory = self.dominated = 0
+
+    def refuse(self, layouts: Sequence[Layout], broken: Broken) -> None:
+        """Layouts that break one and the same rule."""
+        rule, equation = broken
+        self.seen_rules[rule.name] += len(layouts)
+        for layout in layouts if self.keep_rejected else layouts[:1]:
+            rejection = Rejection(layout=layout, rule=rule.name, reason=equation, fix=rule.fix)
+            if self.keep_rejected:
+                self.illegal.append(rejection)
+            else:
+                example = self.examples.setdefault(rule.name, rejection)
+                if layout.complexity < example.layout.complexity:
+                    self.examples[rule.name] = rejection
+
+    def choose(self, layouts: Sequence[Layout]) -> None:
+        """Keep the fastest of some legal layouts that differ in their pipeline split alone."""
+        plans: list[Plan] = []
+        for layout in layouts:
+            memory = memory_of(self.spec, layout)
+            if fitting := self._fitting(layout, memory):
+                plans.append(min((plan_of(self.spec, *one) for one in fitting), key=_slowness))
+            else:
+                self._miss(layout, memory)
+        if plans:
+            self.dominated += len(plans) - 1
+            self.plans.append(min(plans, key=_slowness))
+
+    def _fitting(self, layout: Layout, memory: Memory) -> list[tuple[Layout, Memory]]:
+        """The layout if it fits, or what it takes for it to fit; more than one where only their times can tell.
+
+        A smaller share of the optimizer in host memory is faster, and so are fewer recomputed layers.
+        """
+        if memory.fits:
+            return [self._least_recomputing(layout, memory)]
+        fitting = []
+        for one in offloaded(self.spec, layout):
+            needed = memory_of(self.spec, one)
+            if needed.fits:
+                fitting.append(self._least_recomputing(one, needed))
+                if fitting[-1][0] is one:
+                    break  # recomputing as much and offloading more is slower
+        return fitting
+
+    def _least_recomputing(self, layout: Layout, memory: Memory) -> tuple[Layout, Memory]:
+        """Of a layout that fits and those that recompute fewer of its layers, the first that fits.
+
+        All of them that recompute more layers than one that fits do so too: what they keep shrinks, and what the
+        backward of a recomputed layer needs on top is at its most when all are. A layout that fits without any
+        recomputation stays as it is: it is ranked as what recomputation would cost.
+        """
+        fewer = milder(self.spec, layout)
+        needs: dict[int, Memory] = {}
+
+        def fits(count: int) -> bool:
+            needs[count] = memory_of(self.spec, fewer[count])
+            return needs[count].fits
+
+        least = bisect_left(range(len(fewer)), True, key=fits)
+        if least == len(fewer) or (least == 0 and memory_of(self.spec, replace(layout, recompute=Recompute())).fits):
+            return layout, memory
+        return fewer[least], needs[least]
+
+    def _miss(self, layout: Layout, memory: Memory) -> None:
+        """A legal layout that does not fit."""
+        self.out_of_memory += 1
+        excess = memory.excess_bytes
+        if self.keep_rejected:
+            self.over.append((excess, self.out_of_memory, layout))
+            return
+        degrees = (layout.tp, layout.pp, layout.cp, layout.ep, layout.etp)
+        _keep_least(self.nearest, degrees, (excess, self.out_of_memory, layout))
+        effort = 100.0 * layout.complexity + layout.micro_batch_size + (not layout.sequence_parallel)
+        _keep_least(self.simplest, degrees, (effort, self.out_of_memory, layout))
+
+    def ranking(self, elapsed_s: float, searched: float) -> Ranking:
+        """What was found, sorted. Raises LayoutError when nothing legal was met in a search that was not stopped."""
+        plans, illegal, over = self.plans, self.illegal, self.over
+        if not self.keep_rejected:
+            # In the order of the rules: what people try first, a tp beyond the node or an odd pp, leads.
+            illegal = [self.examples[rule.name] for rule in RULES if rule.name in self.examples]
+            # With plans to choose from, what people try first is worth a reason; without, what nearly fits.
+            over = list((self.simplest if plans else self.nearest).values())
+        refused = self.seen_rules.total()
+        legal = len(plans) + self.dominated + self.out_of_memory
+        if not legal and searched == 1.0:
+            raise _nothing_legal(self.spec, illegal, self.seen_rules)
+        over.sort(key=lambda miss: miss[:2])
+        kept = over if self.keep_rejected else over[:KEPT_MISSES]
+        order = ranked(plans)
+        return Ranking(
+            spec=self.spec,
+            plans=tuple(order),
+            counts=Counts(
+                candidates=refused + legal,
+                illegal=refused,
+                out_of_memory=self.out_of_memory,
+                dominated=self.dominated,
+                ranked=len(plans),
+            ),
+            elapsed_s=elapsed_s,
+            searched=searched,
+            rejected=tuple([memory_rejection(self.spec, layout) for _, _, layout in kept] + illegal),
+            notes=tuple(alternatives(order)),
+        )
+
+
+def _slowness(plan: Plan) -> tuple[float, float, str]:
+    """Sorts plans of one kind: the fastest first, then the one that needs least."""
+    return plan.time.step_s, plan.memory.device_bytes, plan.id
 
 
 def _keep_least(misses: dict[_Degrees, _Miss], degrees: _Degrees, miss: _Miss) -> None:

@@ -23,9 +23,11 @@ def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool) -> dict[str, 
             "candidates": counts.candidates,
             "illegal": counts.illegal,
             "out_of_memory": counts.out_of_memory,
+            "dominated": counts.dominated,
             "ranked": counts.ranked,
         },
         "elapsed_s": round(ranking.elapsed_s, 3),
+        "searched": round(ranking.searched, 4),
         "plans": [
             plan_to_dict(plan, rank) | _job_time(ranking.spec.job, plan)
             for rank, plan in enumerate(ranking.plans[:top], start=1)

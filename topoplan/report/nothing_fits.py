@@ -11,7 +11,7 @@ _MISSES = 5
 
 def nothing_fits(ranking: Ranking) -> NoLayoutFitsError:
     """The error with the nearest misses and what would make each fit."""
-    lines = [f"no layout fits: {spec_line(ranking.spec)}. {counts_line(ranking.counts)}"]
+    lines = [f"no layout fits: {spec_line(ranking.spec)}. {counts_line(ranking)}"]
     misses = nearest_misses(ranking, memory=_MISSES, rules=0)
     if misses:
         lines.append("nearest misses:")

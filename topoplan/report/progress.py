@@ -29,7 +29,7 @@ class ProgressLine:
         self._next_s = now_s + _EVERY_S
         self._drawn = True
         percent = 100 * done // total if total else 0
-        self._stream.write(f"{_ERASE}topoplan: {percent}% of the search, Ctrl-C stops it")
+        self._stream.write(f"{_ERASE}topoplan: {percent}% of the search; Ctrl-C ends it with what it has")
         self._stream.flush()
 
     def __enter__(self) -> Self:

@@ -53,7 +53,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int, misses: bool 
     `misses` adds the nearest of the layouts that are out.
     """
     plans = ranking.plans[:top]
-    paragraph(console, f"{spec_line(ranking.spec)}. {counts_line(ranking.counts)}.", style="bold")
+    paragraph(console, f"{spec_line(ranking.spec)}. {counts_line(ranking)}.", style="bold")
     console.print()
     console.print(_table(console, ranking.spec, plans))
     console.print()

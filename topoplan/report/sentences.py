@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topoplan.planner.plan import Counts, Ranking, Rejection
+from topoplan.planner.plan import Ranking, Rejection
 from topoplan.report.text import counted, layout_label
 from topoplan.specs.spec import Spec
 
@@ -16,12 +16,14 @@ def spec_line(spec: Spec) -> str:
     return f"{place}: {spec.model.name}, {work}"
 
 
-def counts_line(counts: Counts) -> str:
-    """How many layouts there were, and what became of them."""
-    return (
-        f"{counted(counts.candidates, 'layout')}: {counts.ranked:,} fit,"
+def counts_line(ranking: Ranking) -> str:
+    """How many layouts there were, what became of them, and how far the search came."""
+    counts = ranking.counts
+    line = (
+        f"{counted(counts.candidates, 'layout')}: {counts.ranked + counts.dominated:,} fit,"
         f" {counts.out_of_memory:,} out of memory, {counts.illegal:,} illegal"
     )
+    return line if ranking.searched == 1.0 else f"{line}; stopped after {ranking.searched:.0%} of the search"
 
 
 def reason_line(rejection: Rejection) -> str:

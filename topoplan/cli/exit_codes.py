@@ -1,0 +1,6 @@
+"""Exit codes beside those that errors carry (`topoplan.errors`)."""
+
+INTERRUPTED = 130
+"""128 + SIGINT, as shells have it."""
+BROKEN_PIPE = 141
+"""128 + SIGPIPE."""
