@@ -95,6 +95,13 @@ class Memory:
         return self.device_bytes + self.margin_bytes - self.capacity_bytes
 
     @property
+    def excess_without_optimizer_bytes(self) -> float:
+        """At least so much would be over the card if all optimizer states were elsewhere."""
+        allocated = max(stage.allocated_bytes - stage.parts_bytes["optimizer"] for stage in self.by_stage)
+        device = self.device_bytes - (self.allocated_bytes - allocated) * self.reserved_bytes / self.allocated_bytes
+        return device + self.margin_bytes * min(1.0, device / self.device_bytes) - self.capacity_bytes
+
+    @property
     def fits(self) -> bool:
         """Device memory and margin are within the card, and what is offloaded is within the host's memory."""
         fits_host = self.host_capacity_bytes is None or self.host_bytes <= self.host_capacity_bytes

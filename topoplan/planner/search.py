@@ -117,6 +117,8 @@ class _Found:
         """
         if memory.fits:
             return [self._least_recomputing(layout, memory)]
+        if memory.excess_without_optimizer_bytes > 0.0:
+            return []
         fitting = []
         for one in offloaded(self.spec, layout):
             needed = memory_of(self.spec, one)
