@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from topoplan.cost.params import layer_tensors
+from topoplan.cost.params import layer_tensors, mtp_layer
 from topoplan.cost.vision import patches_per_image
 from topoplan.specs.job import Job
 from topoplan.specs.model import LatentAttention, Layer, LinearAttention, Model, Moe
@@ -47,17 +47,17 @@ def _score_flops(layer: Layer, seq_len: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def flops_per_sequence(model: Model, seq_len: int) -> float:
+def flops_per_sequence(model: Model, seq_len: int, mtp_layers: int = 0) -> float:
     """Forward and backward FLOPs of the language model for one sequence."""
-    per_token = 2.0 * model.vocab_size * model.hidden_size
-    for layer in model.layers:
+    per_token = 2.0 * model.vocab_size * model.hidden_size * (1 + mtp_layers)
+    for layer in (*model.layers, *(mtp_layers * (mtp_layer(model),) if mtp_layers else ())):
         per_token += 2.0 * _matrix_parameters(model, layer) + _score_flops(layer, seq_len)
     return 3.0 * per_token * seq_len
 
 
 def model_flops_per_step(model: Model, job: Job) -> float:
     """FLOPs of one optimizer step, vision tower included."""
-    total = flops_per_sequence(model, job.seq_len)
+    total = flops_per_sequence(model, job.seq_len, job.mtp_num_layers)
     if model.vision:
         tower = model.vision
         per_image = patches_per_image(tower, job.image_max_pixels)

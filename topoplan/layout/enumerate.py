@@ -136,7 +136,8 @@ def _splits(spec: Spec, pp: int, choices: _Choices) -> list[tuple[int, str | Non
         [1] if pp == 1 or layers % pp else _divisors(layers // pp, max(1, layers // pp // MIN_LAYERS_PER_VIRTUAL_STAGE))
     )
     return [
-        (n, balanced_pipeline_layout(layers, pp, n) if layers % (pp * n) else None) for n in choices.of("vpp", usual)
+        (n, balanced_pipeline_layout(layers, pp, n, spec.job.mtp_num_layers) if layers % (pp * n) else None)
+        for n in choices.of("vpp", usual)
     ]
 
 
