@@ -25,6 +25,24 @@ def test_an_unsupported_model_type_is_named_with_the_ones_that_are(name: str) ->
         check_job(make_spec(name))
 
 
+@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V3", "zai-org/GLM-4.5"])
+def test_token_prediction_of_the_types_whose_weights_the_adapter_loads_is_fine(name: str) -> None:
+    check_job(make_spec(name, mtp_num_layers=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "said"),
+    [
+        (DENSE, 1, r"loads no multi-token-prediction layers of qwen3; expected 0, or a model_type of deepseek_v3"),
+        (LINEAR, 1, "loads no multi-token-prediction layers of qwen3_next"),
+        ("deepseek-ai/DeepSeek-V3", 2, r"has 1, and the MCA trainer loads all of them or none; expected 0 or 1"),
+    ],
+)
+def test_other_token_prediction_is_refused(name: str, count: int, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        check_job(make_spec(name, mtp_num_layers=count))
+
+
 @pytest.mark.parametrize("finetuning", ["freeze", "lora", "qlora"])
 def test_only_full_fine_tuning_reaches_the_trainer(finetuning: str) -> None:
     with pytest.raises(SpecError, match=f"finetuning '{finetuning}': .* trains all weights all the same"):

@@ -57,7 +57,7 @@ def memory_of(spec: Spec, layout: Layout) -> Memory:
 
 def time_of(spec: Spec, layout: Layout) -> Time:
     """Time of a step."""
-    ranks = distinct_ranks(spec.model, layout.pp, layout.vpp, layout.pipeline_layout)
+    ranks = distinct_ranks(spec.model, spec.job, layout)
     traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
     return predict_time(spec.model, spec.cluster, spec.job, layout, traits, profile, ranks)
 

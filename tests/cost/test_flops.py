@@ -67,6 +67,17 @@ def test_deepseek_v3_has_the_flops_of_megatrons_formula_and_its_router() -> None
     assert flops_per_sequence(catalog.model(LATENT), 4096) == pytest.approx(expected, rel=1e-9)
 
 
+def test_token_prediction_adds_a_layer_a_projection_and_the_output_layer_as_in_megatrons_formula() -> None:
+    hidden, heads, q_rank, kv_rank, nope, rope, value = 7168, 128, 1536, 512, 128, 64, 128
+    attention = q_rank * (hidden + heads * (nope + rope)) + kv_rank * (hidden + heads * (nope + value))
+    attention += hidden * rope + heads * value * hidden
+    weights = attention + 3 * hidden * 2048 * (8 + 1) + hidden * 256 + 2 * hidden**2 + hidden * 129_280
+    expected = 6 * 4096 * weights + 6 * 4096**2 * heads * (nope + rope + value) / 2
+    model = catalog.model(LATENT)
+    extra = flops_per_sequence(model, 4096, 2) - flops_per_sequence(model, 4096)
+    assert extra == pytest.approx(2 * expected, rel=1e-9)
+
+
 @pytest.mark.parametrize("name", [DENSE, MIXED, LATENT, "meta-llama/Llama-3.1-70B", "mistralai/Mixtral-8x7B-v0.1"])
 def test_short_sequences_need_six_flops_an_active_parameter_and_token(name: str) -> None:
     model = catalog.model(name)

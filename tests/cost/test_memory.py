@@ -21,8 +21,9 @@ from tests.cost.samples import (
 )
 from topoplan import catalog
 from topoplan.backends.megatron import TRAITS
-from topoplan.cost.activations import layer_activations
+from topoplan.cost.activations import kept_activations, layer_activations
 from topoplan.cost.memory import communicators, predict_memory, stage_parameters
+from topoplan.cost.params import mtp_layer
 from topoplan.cost.profile import profile_of
 from topoplan.cost.shard import shard_of
 from topoplan.planner.measured import MeasuredRun
@@ -64,6 +65,25 @@ def test_the_parts_of_a_stage_add_up_to_what_it_allocates(model: str, form: dict
         assert sum(stage.parts_bytes.values()) == pytest.approx(stage.allocated_bytes)
         assert all(size >= 0 for size in stage.parts_bytes.values())
     assert memory.allocated_bytes == max(stage.allocated_bytes for stage in memory.by_stage)
+
+
+@pytest.mark.parametrize("mtp_num_layers", [0, 1, 2])
+@pytest.mark.parametrize(("model", "form"), CASES[:4])
+def test_the_peak_is_the_largest_moment_and_a_moment_the_sum_of_its_terms(
+    model: str, form: dict[str, Any], mtp_num_layers: int
+) -> None:
+    spec = spec_of(model, mtp_num_layers=mtp_num_layers)
+    for stage in memory_of(spec, layout_of(spec, **form)).by_stage:
+        worst = max(stage.moments, key=lambda moment: moment.total_bytes)
+        assert stage.parts_bytes[f"peak ({worst.name})"] == worst.total_bytes
+        for moment in stage.moments:
+            assert sum(size for _, size in moment.terms_bytes) == moment.total_bytes
+            assert all(size >= 0 for name, size in moment.terms_bytes if name != "activations freed by then")
+
+
+def test_the_search_does_without_the_moments() -> None:
+    spec = spec_of(DENSE)
+    assert stage_of(spec, layout_of(spec)).moments == ()
 
 
 @pytest.mark.parametrize(("model", "form"), CASES)
@@ -280,11 +300,14 @@ def test_reserved_is_above_allocated_and_device_above_reserved() -> None:
 def test_only_groups_of_more_than_one_rank_have_a_communicator() -> None:
     dense, mixed, tied = (spec_of(name) for name in (DENSE, MIXED, TIED))
     one = spec_of(DENSE, nodes=1, gpus_per_node=1)
-    assert communicators(layout_of(one), one.model) == 1
-    assert communicators(layout_of(dense), dense.model) == 2  # the world, data parallel
-    assert communicators(layout_of(dense, tp=2, pp=2, cp=2), dense.model) == 5
-    assert communicators(layout_of(mixed, ep=8), mixed.model) == 4  # and ep, expert data parallel
-    assert communicators(layout_of(tied, pp=2), tied.model) == communicators(layout_of(dense, pp=2), dense.model) + 1
+    assert communicators(layout_of(one), one.model, one.job) == 1
+    assert communicators(layout_of(dense), dense.model, dense.job) == 2  # the world, data parallel
+    assert communicators(layout_of(dense, tp=2, pp=2, cp=2), dense.model, dense.job) == 5
+    assert communicators(layout_of(mixed, ep=8), mixed.model, mixed.job) == 4  # and ep, expert data parallel
+    assert (
+        communicators(layout_of(tied, pp=2), tied.model, tied.job)
+        == communicators(layout_of(dense, pp=2), dense.model, dense.job) + 1
+    )
 
 
 def test_a_plan_fits_up_to_the_margin_and_not_beyond() -> None:
@@ -324,3 +347,64 @@ def test_dropout_keeps_a_byte_an_element_twice_a_layer() -> None:
     ]
     model, tokens = without.model, layout.micro_batch_size * without.job.seq_len
     assert kept[0] - kept[1] == 2 * tokens * model.hidden_size * model.num_layers
+
+
+def terms_of(spec: Any, layout: Any, rank: int) -> dict[str, dict[str, float]]:
+    stage = memory_of(spec, layout).by_stage[rank]
+    return {moment.name: dict(moment.terms_bytes) for moment in stage.moments}
+
+
+def test_token_prediction_keeps_its_inputs_its_projections_and_its_layers_activations() -> None:
+    plain, deep = spec_of(DENSE), spec_of(DENSE, mtp_num_layers=1)
+    layout = layout_of(plain, tp=2, pp=2)
+    shard = shard_of(layout, plain.job)
+    local, hidden = 4096 / 2, 4096
+    block = layer_activations(plain.model, plain.model.layers[-1], shard).saved_bytes
+    extra = [
+        there.parts_bytes["activations"] - here.parts_bytes["activations"]
+        for there, here in zip(memory_of(deep, layout).by_stage, memory_of(plain, layout).by_stage, strict=True)
+    ]
+    # enorm, hnorm, eh_proj (twice as wide) and final norm; the slice that the block takes keeps the gathered whole.
+    assert extra == [0, block + 2 * hidden * (5 * local + (4096 - local)) + 3 * 4 * local]
+
+
+def test_token_prediction_is_recomputed_with_method_uniform_alone() -> None:
+    spec = spec_of(DENSE, mtp_num_layers=1)
+    layouts = {method: layout_of(spec, recompute=full(method, 1)) for method in ("uniform", "block")}
+    layer = mtp_layer(spec.model)
+    one = {
+        method: kept_activations(spec.model, layer, shard_of(layout, spec.job), layout.recompute)
+        for method, layout in layouts.items()
+    }
+    assert one["uniform"].kept_bytes == 2 * 2 * 4096 * 4096
+    assert one["block"].kept_bytes == one["uniform"].plain_bytes
+    assert one["block"].recomputed_bytes == 0
+
+
+def test_the_losses_of_all_depths_are_alive_together() -> None:
+    depths = [spec_of(DENSE, mtp_num_layers=n) for n in (0, 1, 2)]
+    layout = layout_of(depths[0], pp=2)
+    logits = 4096 * 151_936
+    losses = [terms_of(spec, layout, 1)["loss"] for spec in depths]
+    assert "logits of multi-token prediction" not in losses[0]
+    assert [loss["logits of multi-token prediction"] / logits for loss in losses[1:]] == [4 + 2, 8 + 2]
+    fused = replace(layout, cross_entropy_fusion=True)
+    assert terms_of(depths[2], fused, 1)["loss"]["logits of multi-token prediction"] == 2 * 2 * logits
+    native = replace(fused, cross_entropy_fusion_impl="native")
+    assert terms_of(depths[2], native, 1)["loss"]["logits of multi-token prediction"] == 2 * 4 * logits
+
+
+def test_one_table_looked_up_twice_has_its_first_gradient_wait_through_the_backward_of_the_layers() -> None:
+    spec = spec_of(DENSE, mtp_num_layers=1)
+    table = 2 * spec.model.vocab_size * spec.model.hidden_size
+    shared = terms_of(spec, layout_of(spec), 0)
+    assert shared["embedding gradient"]["gradient of the table"] == 2 * table
+    apart = terms_of(spec, layout_of(spec, pp=2), 1)
+    assert apart["embedding gradient"]["gradient of the table"] == table
+    assert apart["backward"]["embedding gradient that waits"] == 0
+
+
+def test_token_prediction_needs_a_communicator_for_its_embedding() -> None:
+    plain, deep = spec_of(DENSE), spec_of(DENSE, mtp_num_layers=1)
+    layout = layout_of(plain, pp=2)
+    assert communicators(layout, deep.model, deep.job) == communicators(layout, plain.model, plain.job) + 1

@@ -44,6 +44,21 @@ def test_a_rank_holds_as_many_parameters_as_the_model_itself(
     assert [stage.total for stage in rank_parameters(model, **form)] == counted
 
 
+# GPTModel of megatron-core 0.16.1, in the same way (tests/verify/test_parameters_against_megatron.py counts more).
+def test_token_prediction_brings_a_layer_its_norms_its_projection_and_a_copy_of_the_embedding() -> None:
+    spec = spec_of(LATENT)
+    block = layer_parameters(spec.model, spec.model.layers[-1], 2, 8, 1).total
+    hidden, table = 7168, 129_280 * 7168 // 2
+    form = {"tp": 2, "pp": 4, "ep": 8, "etp": 1, "pipeline_layout": "Et*15|t*15|t*15|t*16"}
+    without = rank_parameters(LATENT, **form | {"pipeline_layout": form["pipeline_layout"] + "L"})
+    beside = rank_parameters(
+        LATENT, job={"mtp_num_layers": 1}, **form | {"pipeline_layout": form["pipeline_layout"] + "mL"}
+    )
+    extra = [there.total - here.total for there, here in zip(beside, without, strict=True)]
+    assert extra == [0, 0, 0, block + 3 * hidden + 2 * hidden * hidden // 2 + table]
+    assert parameter_count(spec_of(LATENT, mtp_num_layers=1).model) == parameter_count(spec.model)
+
+
 def test_experts_of_a_rank_are_counted_apart() -> None:
     stages = rank_parameters(MIXED, tp=2, pp=4, ep=4, etp=1)
     assert [stage.expert for stage in stages] == [1_811_939_328] * 4

@@ -162,6 +162,25 @@ def test_the_ends_of_a_pipeline_add_up_the_gradients_of_a_tied_embedding() -> No
     assert extra == pytest.approx(4 * 151_936 * 2560 / network, rel=0.02)
 
 
+def test_token_prediction_takes_a_layer_a_lookup_and_a_loss_more() -> None:
+    plain, deep = spec_of(DENSE), spec_of(DENSE, mtp_num_layers=1)
+    layout = layout_of(plain, tp=2)
+    less, more = time_of(plain, layout).parts_s, time_of(deep, layout).parts_s
+    assert more["ends"] == pytest.approx(2 * less["ends"])
+    for part in ("attention", "elementwise", "tp_comm"):
+        assert 37 / 36 <= more[part] / less[part] < 39 / 36, part
+    # eh_proj has 2 h^2 weights beside the 9.4 h^2 of a layer of this model.
+    assert more["gemm"] / less["gemm"] == pytest.approx(1 + (1 + 2 / 11.5) / 36, abs=0.002)
+
+
+def test_the_copies_of_the_embedding_are_added_up_with_token_prediction_too() -> None:
+    plain, deep = spec_of(DENSE), spec_of(DENSE, mtp_num_layers=1)
+    layout = layout_of(plain, pp=2, tp=8)
+    network = 50e9 * profile_of(plain.cluster.gpu).network_efficiency
+    extra = time_of(deep, layout).parts_s["dp_comm"] - time_of(plain, layout).parts_s["dp_comm"]
+    assert extra > 4 * 151_936 * 4096 / 8 / network
+
+
 def test_full_recomputation_repeats_about_a_third_of_the_work() -> None:
     spec = spec_of(DENSE)
     plain = time_of(spec, layout_of(spec, tp=2)).step_s

@@ -308,3 +308,11 @@ def test_warnings_say_what_is_right_to_write_and_may_still_surprise() -> None:
     assert "transformers 5 only" in warned(**with_keys(project="mine"))
     assert "stage pt freezes nothing" in warned(job={"stage": "pt"})
     assert warned() == ""
+
+
+def test_token_prediction_is_asked_for_and_never_left_to_the_checkpoint() -> None:
+    assert "mtp_num_layers" not in written(model=DEEPSEEK, tp=1, ep=8)
+    assert written(model=DEEPSEEK, tp=1, ep=8, job={"mtp_num_layers": 1})["mtp_num_layers"] == 1
+    said = refused(model=DEEPSEEK, tp=1, ep=8, job={"trainer": {"mtp_num_layers": 1}})
+    assert "mtp_num_layers is 1, and the plan was made for 0" in said
+    assert "set job.mtp_num_layers and leave mtp_num_layers out" in said

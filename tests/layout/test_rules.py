@@ -182,6 +182,20 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
         "1 layers on the first stage < 3 deepstack inputs of the vision tower",
         {"pp": 4, "vpp": 3, "backend": "megatron"},
     ),
+    (
+        "mtp-stage",
+        {"model": MLA, "mtp_num_layers": 1},
+        {"pp": 4, "pipeline_layout": "Et*20|t*20|t*21m|L"},
+        "multi-token prediction before the last stage, where the adapter loads its weights",
+        {"pp": 4, "pipeline_layout": "Et*20|t*20|t*21m|L", "backend": "megatron"},
+    ),
+    (
+        "mtp-stage",
+        {"model": MLA, "mtp_num_layers": 1},
+        {"pp": 4, "pipeline_layout": "Et*20|t*20|t*21|mL"},
+        "no layer beside multi-token prediction on the last stage, whose last one it is built as",
+        {"pp": 4, "pipeline_layout": "Et*15|t*15|t*16|t*15mL"},
+    ),
     ("ep-in-nvlink-domain", {"model": MOE}, {"ep": 16}, "ep 16 > NVLink domain of 8 GPUs", {"ep": 8}),
     (
         "ep-in-nvlink-domain",
@@ -303,6 +317,13 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
         {"cp": 64},
         "seq_len 1024 / cp 64 * micro_batch_size 1 % 32 = 16 in mxfp8",
         {"cp": 32},
+    ),
+    (
+        "recompute",
+        {"mtp_num_layers": 1},
+        {"recompute": FULL_2, "backend": "megatron"},
+        "recompute num_layers 2 != 1 with multi-token prediction",
+        {"recompute": BLOCK_2, "backend": "megatron"},
     ),
     ("recompute", {}, {"recompute": selective("mla_up_proj")}, "recompute mla_up_proj without latent attention", {}),
     (

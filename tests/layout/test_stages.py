@@ -136,7 +136,7 @@ def test_junk_is_a_layout_error_or_a_split(text: str) -> None:
         (4, 2, 1, "tt|ttL", "must start with its one E and end with its one L"),
         (4, 2, 1, "Ett|ttLL", "must start with its one E and end with its one L"),
         (4, 2, 1, "Ett|tLt", "must start with its one E and end with its one L"),
-        (4, 2, 1, "Ett|ttmL", "has m; expected no multi-token-prediction layer"),
+        (4, 2, 1, "Ett|ttmL", "has 1 m, mtp_num_layers is 0; expected one m for each"),
     ],
 )
 def test_a_split_that_does_not_hold_the_model_is_refused(
@@ -150,3 +150,43 @@ def test_virtual_stages_follow_from_the_string() -> None:
     assert vpp_of("Ett|tt|tt|ttL", 2) == 2
     with pytest.raises(LayoutError, match="pipeline_layout has 4 stages % pp 3 = 1"):
         vpp_of("Ett|tt|tt|ttL", 3)
+
+
+def test_token_prediction_is_behind_the_last_layer_with_the_loss() -> None:
+    stages = split_stages(8, 2, 2, None, 2)
+    assert [[chunk.mtp_layers for chunk in rank] for rank in stages] == [[0, 0], [0, 2]]
+    last = stages[-1][-1]
+    assert (last.num_layers, last.final_norm, last.head) == (2, True, True)
+
+
+def test_the_final_norm_goes_with_the_loss_and_with_token_prediction_with_the_last_layer() -> None:
+    text = "Ett|tt|L"
+    assert [chunk.final_norm for (chunk,) in split_stages(4, 3, 1, text)] == [False, False, True]
+    stages = split_stages(4, 3, 1, "Ett|tt|mL", 1)
+    assert [chunk.final_norm for (chunk,) in stages] == [False, True, False]
+    stages = split_stages(4, 3, 1, "Ett|ttm|L", 1)
+    assert [(chunk.final_norm, chunk.mtp_layers) for (chunk,) in stages] == [(False, 0), (True, 1), (False, 0)]
+
+
+@pytest.mark.parametrize(
+    ("pp", "text", "mtp_layers", "said"),
+    [
+        (2, "Ett|ttL", 1, "has 0 m, mtp_num_layers is 1"),
+        (2, "Ett|ttmmL", 1, "has 2 m, mtp_num_layers is 1"),
+        (2, "Ett|mttL", 1, "has a t behind its m"),
+        (2, "Ett|tt|m|mL", 2, "has m in more than one stage"),
+        (2, "Ett|ttm||L", 1, "has m before the last virtual stage of its rank; expected m in one of the last 2"),
+    ],
+)
+def test_token_prediction_where_megatron_does_not_take_it_is_refused(
+    pp: int, text: str, mtp_layers: int, said: str
+) -> None:
+    with pytest.raises(LayoutError, match=said):
+        split_stages(4, pp, vpp_of(text, pp), text, mtp_layers)
+
+
+def test_a_balanced_layout_counts_token_prediction_as_a_layer() -> None:
+    text = balanced_pipeline_layout(61, 16, 1, 1)
+    assert text == "Et*3|(t*4|)*14t*2mL"
+    assert len(split_stages(61, 16, 1, text, 1)) == 16
+    assert balanced_pipeline_layout(61, 32, 1, 2) is None  # no room for two beside the loss

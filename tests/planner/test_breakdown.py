@@ -72,6 +72,18 @@ def test_reserved_and_device_memory_follow_from_the_terms(model: str, form: dict
     assert all(size > 1 for size in account.communicators.values())
 
 
+@pytest.mark.parametrize("recompute", ["none", "full", {"granularity": "full", "method": "block", "num_layers": 3}])
+def test_token_prediction_is_a_kind_of_layer_of_its_own(recompute: Any) -> None:
+    form = {"pp": 2, "tp": 8, "pipeline_layout": "Et*3|t*33mL", "recompute": recompute}
+    plan, account = account_of(DENSE, form, mtp_num_layers=1)
+    assert account.worst == 1
+    assert [(rows.layer.predicts_next, rows.count) for rows in account.layers] == [(False, 33), (True, 1)]
+    layers = sum(rows.count * row.rank_elements for rows in account.layers for row in rows.weights)
+    assert layers + sum(row.rank_elements for row in account.ends) == account.parameters.total
+    kept = sum(chunk.kept_bytes * chunk.in_flight for chunk in account.chunks)
+    assert kept == pytest.approx(plan.memory.by_stage[1].parts_bytes["activations"])
+
+
 def test_each_stage_is_in_one_row_and_equal_neighbours_share_it() -> None:
     plan, account = account_of(DENSE, {"pp": 4, "tp": 8}, global_batch_size=1)  # one micro batch: none waits
     assert [stage for row in account.stages for stage in row.stages] == list(range(plan.layout.pp))

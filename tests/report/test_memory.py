@@ -77,6 +77,7 @@ def test_the_blocks_lead_from_the_stages_to_the_card() -> None:
         "Plan tp2 pp2 ep4 dp8 mbs1 sel:moe fits",
         "Stages, GiB",
         "Stage 0, by part",
+        "Moments that may be the peak",
         "Activations that a layer saves, one micro batch: attention + moe, 24 layers",
         "Micro batches in flight",
         "Weights of a layer, elements: attention + moe, 24 layers (tp 2, ep 4, etp 1)",
@@ -90,6 +91,29 @@ def test_the_blocks_lead_from_the_stages_to_the_card() -> None:
     assert "6 communicators of 286.1 MiB" in text
     assert list(breakdown(spec, plan).communicators) == ["world", "tp", "dp x cp", "pp", "ep", "expert dp"]
     assert "the error band of the prediction" in text
+
+
+def test_every_moment_of_the_worst_stage_is_taken_apart() -> None:
+    spec, plan = sample(tp=2, recompute="full")
+    text = flat(rendered(spec, plan))
+    assert "the peak" in text
+    assert "bf16 logits" in text
+    assert "dummy weight gradients" in text
+    moments = memory_to_dict(spec, plan, breakdown(spec, plan))["memory"]["moments"]
+    assert {moment["name"] for moment in moments} == {"backward", "loss", "embedding gradient"}
+    sizes = [moment["mib"] for moment in moments]
+    assert sizes == sorted(sizes, reverse=True)
+    for moment in moments:
+        assert sum(moment["terms_mib"].values()) == pytest.approx(moment["mib"], rel=1e-4)
+    parts = plan.memory.by_stage[0].parts_bytes
+    assert parts[f"peak ({moments[0]['name']})"] / 2**20 == pytest.approx(moments[0]["mib"], rel=1e-4)
+
+
+def test_token_prediction_is_named_in_the_account() -> None:
+    text = flat(rendered(*sample(tp=2, job={"mtp_num_layers": 1})))
+    assert "multi-token prediction of attention + mlp, 1 layer" in text
+    assert "eh_proj input" in text
+    assert "logits of multi-token prediction" in text
 
 
 def test_one_stage_needs_no_table_of_stages() -> None:

@@ -186,6 +186,17 @@ class TestTheJob:
         message = _refused(SpecError, gpu=gpu, job={"precision": precision})
         assert f"does not compute in {precision}; expected bf16" in message
 
+    @pytest.mark.parametrize(
+        ("model", "job", "said"),
+        [
+            ("deepseek-ai/DeepSeek-V3", {}, "job.mtp_num_layers: 2 > 1 multi-token-prediction layers of deepseek-ai"),
+            ("Qwen/Qwen3-8B", {"stage": "dpo"}, "take their loss from labels, which stage dpo has none of"),
+        ],
+    )
+    def test_predicts_only_tokens_that_it_can(self, model: str, job: dict[str, Any], said: str) -> None:
+        assert said in _refused(SpecError, model=model, job={"mtp_num_layers": 2, **job})
+        assert _spec(BOX, "Qwen/Qwen3-8B", mtp_num_layers=2).job.mtp_num_layers == 2
+
     def test_trains_something(self) -> None:
         message = _refused(SpecError, job={"freeze_language_model": True})
         assert "everything is frozen" in message

@@ -2,10 +2,11 @@
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from topoplan.cost.memory import bytes_per_logit
+from topoplan.cost.memory import bytes_per_logit, mtp_bytes_per_logit
 from topoplan.layout.layout import Layout
 
 pytestmark = pytest.mark.verify
@@ -30,14 +31,33 @@ def one_rank():
     dist.destroy_process_group()
 
 
-def peak_bytes_per_logit(loss_of) -> float:
-    """Peak of the loss, forward and backward, over the number of logits; the caller lets go of the logits."""
+def peak_bytes_per_logit(loss_of, mtp_layers: int = 0) -> float:
+    """Peak of the loss, forward and backward, over the number of logits of one depth.
+
+    The loss is megatron-core's own end of GPTModel, with an output layer that is one matrix.
+    """
+    from megatron.core.models.gpt.gpt_model import GPTModel
 
     def step() -> None:
-        hidden = torch.randn(TOKENS, 1, 8, dtype=torch.bfloat16, requires_grad=True)
+        hidden = torch.randn(TOKENS * (1 + mtp_layers), 1, 8, dtype=torch.bfloat16, requires_grad=True)
         weight = torch.randn(VOCABULARY, 8, dtype=torch.bfloat16, requires_grad=True)
-        labels = torch.randint(0, VOCABULARY, (TOKENS, 1))
-        loss_of(torch.matmul(hidden, weight.t()), labels).sum().backward()
+        labels = torch.randint(0, VOCABULARY, (1, TOKENS))
+        model = SimpleNamespace(
+            config=SimpleNamespace(
+                mtp_num_layers=mtp_layers or None,
+                mtp_loss_scaling_factor=0.1,
+                calculate_per_token_loss=False,
+                config_logger_dir="",
+            ),
+            training=False,  # else it logs over the data-parallel group
+            post_process=True,
+            share_embeddings_and_output_weights=False,
+            cp_group=None,
+            output_layer=lambda hidden_states, **keys: (torch.matmul(hidden_states, weight.t()), None),
+            compute_language_model_loss=lambda labels, logits: loss_of(logits, labels.transpose(0, 1).contiguous()),
+        )
+        ends = dict.fromkeys(("input_ids", "position_ids", "rotary_pos_emb", "rotary_pos_cos", "rotary_pos_sin"))
+        GPTModel._postprocess(model, hidden, **ends, labels=labels).sum().backward()
 
     step()  # compiles, where there is something to compile
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -51,17 +71,28 @@ def peak_bytes_per_logit(loss_of) -> float:
     return peak / (TOKENS * VOCABULARY)
 
 
-def test_the_unfused_cross_entropy(one_rank):
+def predicted(layout: Layout, mtp_layers: int) -> int:
+    return sum(bytes_per_logit(layout)) + (mtp_bytes_per_logit(layout, mtp_layers)[0] if mtp_layers else 0)
+
+
+DEPTHS = pytest.mark.parametrize("mtp_layers", [0, 1, 2])
+
+
+@DEPTHS
+def test_the_unfused_cross_entropy(one_rank, mtp_layers):
     from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 
-    measured = peak_bytes_per_logit(vocab_parallel_cross_entropy)
-    assert measured == pytest.approx(bytes_per_logit(LAYOUT), rel=0.02)
+    measured = peak_bytes_per_logit(vocab_parallel_cross_entropy, mtp_layers)
+    assert measured == pytest.approx(predicted(LAYOUT, mtp_layers), rel=0.02)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_the_native_fused_cross_entropy(one_rank):
+@DEPTHS
+def test_the_native_fused_cross_entropy(one_rank, mtp_layers):
     from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
 
-    measured = peak_bytes_per_logit(lambda logits, labels: fused_vocab_parallel_cross_entropy(logits, labels, one_rank))
+    measured = peak_bytes_per_logit(
+        lambda logits, labels: fused_vocab_parallel_cross_entropy(logits, labels, one_rank), mtp_layers
+    )
     native = replace(LAYOUT, cross_entropy_fusion=True, cross_entropy_fusion_impl="native")
-    assert measured == pytest.approx(bytes_per_logit(native), rel=0.02)
+    assert measured == pytest.approx(predicted(native, mtp_layers), rel=0.02)

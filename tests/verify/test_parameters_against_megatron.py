@@ -65,7 +65,7 @@ def layout_of(model: Model, degrees: tuple[int, ...]) -> Layout | None:
     )
 
 
-def transformer_config(model: Model, layout: Layout):
+def transformer_config(model: Model, layout: Layout, mtp_layers: int = 0):
     """The model as megatron-core's configuration, local implementation (Transformer Engine needs a GPU)."""
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
@@ -88,6 +88,7 @@ def transformer_config(model: Model, layout: Layout):
         "expert_model_parallel_size": layout.ep,
         "expert_tensor_parallel_size": layout.etp,
         "pipeline_model_parallel_layout": layout.pipeline_layout,
+        "mtp_num_layers": mtp_layers or None,
         "pipeline_dtype": torch.bfloat16,
         "bf16": True,
         "params_dtype": torch.bfloat16,
@@ -132,17 +133,27 @@ class DuplicatedLinear(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(outputs, inputs))
 
 
-def with_duplicated_down_projections(spec):
-    """The local specification with the down projections that the Transformer Engine one has."""
-    for layer in spec.layer_specs:
+def with_duplicated_down_projections(layers):
+    """Local layer specifications with the down projections that the Transformer Engine ones have."""
+    for layer in layers:
         attention = layer.submodules.self_attention.submodules
         for name in ("linear_q_down_proj", "linear_kv_down_proj"):
             if getattr(attention, name, None) is not None:
                 setattr(attention, name, DuplicatedLinear)
-    return spec
 
 
-def built_parameters(model: Model, layout: Layout) -> list[int]:
+def mtp_block_spec(config, vp_stage):
+    """As Megatron-LM's `gpt_builders.py` asks for it: after the last layer of the whole decoder."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_layer_specs, get_gpt_mtp_block_spec
+
+    if config.mtp_num_layers is None:
+        return None
+    layers = get_gpt_decoder_layer_specs(config, use_transformer_engine=False, normalization="RMSNorm")
+    with_duplicated_down_projections(layers)
+    return get_gpt_mtp_block_spec(config, layers[-1], use_transformer_engine=False, vp_stage=vp_stage)
+
+
+def built_parameters(model: Model, layout: Layout, mtp_layers: int = 0) -> list[int]:
     """Parameters of megatron-core's model on the first rank of every pipeline stage."""
     import torch.distributed as dist
     from megatron.core import parallel_state
@@ -164,13 +175,12 @@ def built_parameters(model: Model, layout: Layout) -> list[int]:
                 expert_tensor_parallel_size=layout.etp,
                 create_gloo_process_groups=False,
             )
-            config = transformer_config(model, layout)
+            config = transformer_config(model, layout, mtp_layers)
             total = 0
             for virtual in range(layout.vpp):
                 vp_stage = virtual if layout.vpp > 1 else None
-                spec = with_duplicated_down_projections(
-                    get_gpt_decoder_block_spec(config, use_transformer_engine=False, vp_stage=vp_stage)
-                )
+                spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, vp_stage=vp_stage)
+                with_duplicated_down_projections(spec.layer_specs)
                 with torch.device("meta"):
                     chunk = GPTModel(
                         config,
@@ -181,6 +191,7 @@ def built_parameters(model: Model, layout: Layout) -> list[int]:
                         post_process=stage == layout.pp - 1 and virtual == layout.vpp - 1,
                         share_embeddings_and_output_weights=model.tie_word_embeddings,
                         position_embedding_type="rope",
+                        mtp_block_spec=mtp_block_spec(config, vp_stage),
                         vp_stage=vp_stage,
                     )
                 total += sum(parameter.numel() for parameter in chunk.parameters())
@@ -226,3 +237,47 @@ def test_every_stage_holds_what_megatron_builds(name, degrees):
         layout = replace(layout, sequence_parallel=layout.tp > 1)
     ours = [stage_parameters(model, job, layout, MCA, rank).total for rank in range(layout.pp)]
     assert ours == built_parameters(model, replace(layout, sequence_parallel=False))
+
+
+MTP = [
+    # model, multi-token-prediction layers, (tp, pp, vpp, cp, ep, etp, dp), pipeline layout
+    ("Qwen/Qwen3-8B", 1, (1, 1, 1, 1, 1, 1, 1), None),
+    ("Qwen/Qwen3-8B", 2, (4, 1, 1, 1, 1, 1, 2), None),
+    ("Qwen/Qwen3-8B", 1, (2, 4, 3, 1, 1, 1, 2), None),
+    ("Qwen/Qwen3-8B", 2, (2, 2, 2, 1, 1, 1, 1), "Et*9|t*9|t*9|t*9mmL"),
+    ("Qwen/Qwen3-8B", 1, (2, 4, 1, 1, 1, 1, 1), "Et*12|t*12|t*12m|L"),
+    ("Qwen/Qwen3-8B", 1, (2, 4, 1, 1, 1, 1, 1), "Et*12|t*12|t*12|mL"),
+    ("Qwen/Qwen3-8B", 1, (1, 2, 2, 1, 1, 1, 1), "Et*12|t*12|t*12m|L"),
+    ("Qwen/Qwen3-8B", 1, (1, 4, 1, 1, 1, 1, 1), "Et*12|t*12|t*12|mL"),
+    ("Qwen/Qwen3-0.6B", 1, (2, 1, 1, 1, 1, 1, 1), None),
+    ("Qwen/Qwen3-0.6B", 1, (2, 2, 1, 1, 1, 1, 1), None),
+    ("Qwen/Qwen3-0.6B", 2, (1, 2, 2, 1, 1, 1, 1), "Et*7|t*7|t*7|t*7mmL"),
+    ("Qwen/Qwen3-0.6B", 1, (1, 4, 1, 1, 1, 1, 1), "Et*14|t*7|t*7m|L"),
+    ("Qwen/Qwen3-30B-A3B", 1, (1, 1, 1, 1, 8, 1, 8), None),
+    ("Qwen/Qwen3-30B-A3B", 1, (2, 4, 1, 1, 4, 1, 4), None),
+    ("Qwen/Qwen3-30B-A3B", 1, (2, 2, 2, 1, 2, 2, 4), None),
+    ("deepseek-ai/DeepSeek-V3", 1, (1, 1, 1, 1, 8, 1, 8), None),
+    ("deepseek-ai/DeepSeek-V3", 1, (2, 16, 1, 1, 4, 1, 4), "Et*3|(t*4|)*14ttmL"),
+    ("deepseek-ai/DeepSeek-V3", 1, (2, 2, 2, 1, 2, 2, 4), "Et*15|t*15|t*15|t*16mL"),
+    ("deepseek-ai/DeepSeek-V3", 2, (4, 4, 1, 1, 4, 1, 4), "Et*20|t*21|t*20|mmL"),
+]
+
+
+@pytest.mark.parametrize(("name", "mtp_layers", "degrees", "pipeline_layout"), MTP, ids=str)
+def test_every_stage_holds_the_token_prediction_that_megatron_builds(name, mtp_layers, degrees, pipeline_layout):
+    model = catalog.model(name)
+    tp, pp, vpp, cp, ep, etp, dp = degrees
+    layout = Layout(
+        tp=tp,
+        pp=pp,
+        vpp=vpp,
+        cp=cp,
+        ep=ep,
+        etp=etp,
+        dp=dp,
+        gradient_accumulation_steps=1,
+        pipeline_layout=pipeline_layout,
+    )
+    job = Job(seq_len=4096, global_batch_size=dp, mtp_num_layers=mtp_layers)
+    ours = [stage_parameters(model, job, layout, MCA, rank).total for rank in range(pp)]
+    assert ours == built_parameters(model, layout, mtp_layers)

@@ -77,11 +77,13 @@ def test_strings_are_read_as_megatron_reads_them(megatron: Any) -> None:
     assert read > 2000
 
 
-def stages_by_megatron(megatron: Any, text: str, pp: int, layers: int) -> list[list[list[int]]] | None:
+def stages_by_megatron(
+    megatron: Any, text: str, pp: int, layers: int, mtp_layers: int = 0
+) -> list[list[list[int]]] | None:
     """Layer numbers by pipeline rank and virtual stage, or None where the string is refused."""
     try:
         layout = megatron(text, pp)
-        layout.validate_layer_layout(num_layers=layers, mtp_num_layers=None)
+        layout.validate_layer_layout(num_layers=layers, mtp_num_layers=mtp_layers or None)
     except AssertionError:
         return None
     decoder = next(layer for stage in layout.layout for chunk in stage for layer in chunk if layer.name == "decoder")
@@ -98,9 +100,10 @@ def stages_by_megatron(megatron: Any, text: str, pp: int, layers: int) -> list[l
     return found
 
 
-def stages_here(text: str, pp: int, layers: int) -> list[list[list[int]]] | None:
+def stages_here(text: str, pp: int, layers: int, mtp_layers: int = 0) -> list[list[list[int]]] | None:
     try:
-        return [[list(chunk.layers) for chunk in rank] for rank in split_stages(layers, pp, vpp_of(text, pp), text)]
+        stages = split_stages(layers, pp, vpp_of(text, pp), text, mtp_layers)
+        return [[list(chunk.layers) for chunk in rank] for rank in stages]
     except LayoutError:
         return None
 
@@ -123,14 +126,41 @@ def test_stages_hold_the_layers_that_megatron_gives_them(megatron: Any) -> None:
     assert accepted > 1000
 
 
+def test_token_prediction_may_stand_where_megatron_lets_it(megatron: Any) -> None:
+    rng = random.Random(9)
+    accepted = refused = 0
+    for _ in range(4000):
+        pp, vpp, mtp_layers = rng.randint(1, 4), rng.randint(1, 3), rng.randint(1, 3)
+        parts = ["t" * rng.randint(0, 3) for _ in range(pp * vpp)]
+        layers = sum(map(len, parts))
+        if not layers:
+            continue
+        last = max(index for index, part in enumerate(parts) if part)
+        where = rng.choice([last, len(parts) - 1, rng.randrange(len(parts))])
+        parts[where] += "m" * mtp_layers
+        if rng.random() < 0.2:
+            where = rng.randrange(len(parts))
+            parts[where] = rng.choice(["m", "tm", "mt"]) + parts[where]
+            layers += rng.randint(0, 1)
+        text = "E" + "|".join(parts) + "L"
+        theirs = stages_by_megatron(megatron, text, pp, layers, mtp_layers)
+        assert stages_here(text, pp, layers, mtp_layers) == theirs, (text, pp, layers, mtp_layers)
+        accepted += theirs is not None
+        refused += theirs is None
+    assert min(accepted, refused) > 500
+
+
 def test_balanced_strings_are_accepted(megatron: Any) -> None:
     written = 0
     for layers in range(1, 130):
         for pp in (2, 3, 4, 5, 6, 8, 12, 16, 32):
             for vpp in (1, 2, 3):
-                if text := balanced_pipeline_layout(layers, pp, vpp):
-                    written += 1
-                    assert stages_by_megatron(megatron, text, pp, layers) == stages_here(text, pp, layers), text
+                for mtp_layers in (0, 1):
+                    if text := balanced_pipeline_layout(layers, pp, vpp, mtp_layers):
+                        written += 1
+                        theirs = stages_by_megatron(megatron, text, pp, layers, mtp_layers)
+                        assert theirs is not None
+                        assert theirs == stages_here(text, pp, layers, mtp_layers), text
     assert written > 1500
 
 

@@ -30,6 +30,11 @@ SUPPORTED_MODEL_TYPES = frozenset(
 FP8_RECIPES = {"hopper": "blockwise", "blackwell": "mxfp8"}
 """GPU architecture -> recipe. mcore_adapter `training_args.py`, fp8_recipe: "Other recipes are not tested yet"."""
 
+MTP_MODEL_TYPES = frozenset({"deepseek_v3", "glm4_moe"})
+"""Types whose multi-token-prediction weights the adapter loads under megatron-core 0.16: convert_mtp_name in
+`models/deepseek_v3/__init__.py` and `models/glm4_moe/__init__.py`. That of qwen3_5 writes the names of a later
+megatron-core (mtp_model_layer), and qwen3_next drops the weights."""
+
 
 def check_job(spec: Spec) -> None:
     """Raise ModelError or SpecError for a model or a job that no layout would help."""
@@ -61,6 +66,33 @@ def check_job(spec: Spec) -> None:
             f"finetuning {job.finetuning!r}: the MCA trainer parses it and trains all weights all the same",
             where=where,
             expected="expected full",
+        )
+    check_token_prediction(spec)
+
+
+def check_token_prediction(spec: Spec) -> None:
+    """Raise SpecError for multi-token-prediction layers that the adapter cannot train.
+
+    `training_args.py` has mtp_num_layers at 0, which `McaModelConfig.update_with_args` puts over the checkpoint's
+    number: without the key there are none. With it `McaGPTModel._get_mtp_block_spec` builds them, and
+    `PretrainedModel.from_pretrained` refuses weights that are missing or left over.
+    """
+    model, count, where = spec.model, spec.job.mtp_num_layers, spec.path or ""
+    if not count:
+        return
+    if model.model_type not in MTP_MODEL_TYPES:
+        raise SpecError(
+            f"mtp_num_layers {count}: the MCA trainer loads no multi-token-prediction layers of {model.model_type}",
+            where=where,
+            expected=f"expected 0, or a model_type of {', '.join(sorted(MTP_MODEL_TYPES))}",
+            remedy="`topoplan predict` with backend megatron predicts it",
+        )
+    if count != model.mtp_layers:
+        raise SpecError(
+            f"mtp_num_layers {count}: the checkpoint of {model.name} has {model.mtp_layers}, and the MCA trainer"
+            " loads all of them or none",
+            where=where,
+            expected=f"expected 0 or {model.mtp_layers}" if model.mtp_layers else "expected 0",
         )
 
 

@@ -38,7 +38,7 @@ def plan_of_id(spec: Spec, wanted: str) -> Plan:
     from topoplan.planner.predict import predict
 
     wanted = wanted_id(wanted)
-    plan = predict(spec, {**spec.job.pin, **layout_of_id(wanted, spec.model.num_layers)})
+    plan = predict(spec, {**spec.job.pin, **layout_of_id(wanted, spec.model.num_layers, spec.job.mtp_num_layers)})
     if plan.id != wanted:
         raise LayoutError(
             f"{wanted!r} is not the id of a layout of this job", where="--plan", remedy=f"it is {plan.id}"

@@ -20,10 +20,10 @@ _DEGREES = {
 }
 
 
-def layout_of_id(plan_id: str, num_layers: int) -> dict[str, Any]:
+def layout_of_id(plan_id: str, num_layers: int, mtp_layers: int = 0) -> dict[str, Any]:
     """The layout keys that `Layout.id` was made of: `tp4-pp2-dp4-mbs1-full` -> {"tp": 4, "pp": 2, ...}.
 
-    `num_layers` of the model: what an uneven split has between its ends.
+    `num_layers` of the model and the multi-token-prediction layers of the job: what an uneven split is made of.
     """
     layout: dict[str, Any] = {}
     ends: tuple[int, int] | None = None
@@ -60,7 +60,8 @@ def layout_of_id(plan_id: str, num_layers: int) -> dict[str, Any]:
     if "tp" not in layout or "pp" not in layout:
         raise _unknown(plan_id)
     if ends:
-        layout["pipeline_layout"] = spread_pipeline_layout(num_layers, layout["pp"], layout.get("vpp", 1), *ends)
+        pp, vpp = layout["pp"], layout.get("vpp", 1)
+        layout["pipeline_layout"] = spread_pipeline_layout(num_layers, pp, vpp, *ends, mtp_layers)
         if layout["pipeline_layout"] is None:
             raise LayoutError(
                 f"{plan_id!r}: {num_layers} layers cannot have {ends[0]} in the first stage and {ends[1]} in the last",

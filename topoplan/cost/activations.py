@@ -38,7 +38,7 @@ class LayerActivations:
 
     saved: tuple[SavedTensor, ...]
     input_bytes: float
-    """The layer's input: all that full recomputation keeps."""
+    """The layer's input: all that full recomputation keeps. A multi-token-prediction layer has two."""
     backward_bytes: float
     """Gradients alive at the worst moment of the layer's own backward, less what has been freed by then."""
     weight_shapes: tuple[tuple[int, int], ...]
@@ -202,6 +202,26 @@ def _moe(model: Model, moe: Moe, shard: Shard) -> tuple[list[SavedTensor], float
     return saved, backward, shapes
 
 
+def _mtp(model: Model, shard: Shard) -> tuple[list[SavedTensor], float, tuple[int, int]]:
+    """What a multi-token-prediction layer saves around its block, what its backward adds, and its weight's shape.
+
+    Source: megatron-core 0.16 `core/transformer/multi_token_prediction.py` (MultiTokenPredictionLayer).
+    """
+    hidden, local = model.hidden_size, shard.local_tokens
+    saved = [
+        SavedTensor("enorm input", BF16 * local * hidden),
+        SavedTensor("hnorm input", BF16 * local * hidden),
+        SavedTensor("eh_proj input", _linear_input_bytes(shard) * local * 2 * hidden),
+        SavedTensor("mtp final_layernorm input", BF16 * local * hidden),
+        SavedTensor("mtp norm statistics", 3 * FP32 * local),
+    ]
+    if shard.sequence_parallel:
+        # The block's input is a slice of eh_proj's output, gathered over the tensor-parallel group, and keeps it alive.
+        saved.append(SavedTensor("eh_proj output, gathered", BF16 * (shard.tokens - local) * hidden))
+    # At the block's own worst moment the input of the norm behind it is freed.
+    return saved, -BF16 * local * hidden, (hidden // shard.tp, 2 * hidden)
+
+
 @lru_cache(maxsize=1 << 16)
 def layer_activations(model: Model, layer: Layer, shard: Shard) -> LayerActivations:
     """Everything that one layer keeps for one micro batch."""
@@ -217,9 +237,14 @@ def layer_activations(model: Model, layer: Layer, shard: Shard) -> LayerActivati
     if model.hidden_dropout:
         # One byte an element behind attention and one behind the MLP (`core/fusions/fused_bias_dropout.py`).
         ffn_saved.append(SavedTensor("dropout masks", 2 * shard.local_tokens * model.hidden_size))
+    inputs = 1
+    if layer.predicts_next:
+        mtp_saved, freed, shape = _mtp(model, shard)
+        saved, backward, inputs = [*mtp_saved, *saved], backward + freed, 2
+        shapes = [shape, *shapes]
     return LayerActivations(
         saved=(*saved, *ffn_saved),
-        input_bytes=BF16 * shard.local_tokens * model.hidden_size,
+        input_bytes=inputs * BF16 * shard.local_tokens * model.hidden_size,
         backward_bytes=backward,
         weight_shapes=(*shapes, *ffn_shapes),
     )
@@ -233,21 +258,31 @@ class KeptActivations:
     """From forward to backward, when the layer is recomputed or not as its mode says."""
     plain_bytes: float
     """The same for a layer that full recomputation leaves alone (method block)."""
-    peak_bytes: float
-    """On top of it during the layer's own backward: what was recomputed, and gradients."""
+    recomputed_bytes: float
+    """Brought back for the layer's own backward."""
+    backward_bytes: float
+    """Gradients at the worst moment of that backward, less what has been freed by then."""
+
+    @property
+    def peak_bytes(self) -> float:
+        """What the layer's own backward adds to what is kept."""
+        return self.recomputed_bytes + self.backward_bytes
 
 
 @lru_cache(maxsize=1 << 16)
 def kept_activations(model: Model, layer: Layer, shard: Shard, recompute: Recompute) -> KeptActivations:
     """What a layer keeps and what its backward adds, with selective or full recomputation."""
     activations = layer_activations(model, layer, shard)
-    everything = activations.saved_bytes
+    everything, backward = activations.saved_bytes, activations.backward_bytes
     if recompute.granularity == "full":
+        if layer.predicts_next and recompute.method == "block":
+            # `MultiTokenPredictionLayer._checkpointed_forward` warns and recomputes nothing.
+            return KeptActivations(everything, everything, 0.0, backward)
         # A recomputed layer holds all its activations again, beside the input that was kept.
-        recomputed = everything - activations.input_bytes
-        return KeptActivations(activations.input_bytes, everything, recomputed + activations.backward_bytes)
+        inputs = activations.input_bytes
+        return KeptActivations(inputs, everything, everything - inputs, backward)
     dropped = sum(t.saved_bytes for t in activations.saved if set(t.freed_by) & set(recompute.modules))
-    return KeptActivations(everything - dropped, everything - dropped, dropped + activations.backward_bytes)
+    return KeptActivations(everything - dropped, everything - dropped, dropped, backward)
 
 
 def vision_activation_bytes(tower: VisionTower, patches: int, *, recompute: bool) -> float:

@@ -315,12 +315,39 @@ def _moe(build: _Builder, moe: Moe) -> None:
         build.operators.append(Operator("expert tensor collectives", "tp_comm", 2 * one, 2 * one, by))
 
 
+def _mtp(build: _Builder) -> None:
+    """What a multi-token-prediction layer does around its block (`core/transformer/multi_token_prediction.py`)."""
+    hidden, shard = build.hidden, build.shard
+    for name in ("enorm", "hnorm", "mtp final_layernorm"):
+        build.norm(name, shard.local_tokens * hidden)
+    joined = 2 * BF16 * shard.local_tokens * 2 * hidden
+    build.elementwise("concatenation", joined, joined)
+    dgrad, wgrad = build.linear("eh_proj", shard.tokens, hidden / shard.tp, 2 * hidden)
+    if shard.tp == 1:
+        return
+    tensor_group, cluster, profile = Group(shard.tp, 1), build.cluster, build.profile
+    output, whole = BF16 * shard.tokens * hidden, BF16 * shard.tokens * 2 * hidden
+    # Its output is gathered over the tensor-parallel group. With sequence parallelism its input is too, and its part
+    # for the block is cut out, whose gradient is gathered.
+    forward = all_gather_s(tensor_group, output, cluster, profile)
+    if shard.sequence_parallel:
+        into = all_gather_s(tensor_group, whole, cluster, profile)
+        backward = forward + 2 * into - min(2 * into, dgrad + wgrad) * profile.tp_overlap
+        forward += into
+    else:
+        into = all_reduce_s(tensor_group, whole, cluster, profile)
+        backward = into - min(into, wgrad) * profile.tp_overlap
+    build.operators.append(Operator("eh_proj collectives", "tp_comm", forward, backward))
+
+
 @lru_cache(maxsize=1 << 14)
 def layer_operators(
     model: Model, layer: Layer, shard: Shard, cluster: Cluster, profile: Profile
 ) -> tuple[Operator, ...]:
     """All kernels and collectives of one layer and one micro batch."""
     build = _Builder(model, shard, cluster, profile)
+    if layer.predicts_next:
+        _mtp(build)
     if isinstance(layer.attention, LatentAttention):
         _latent_attention(build, layer.attention)
     elif isinstance(layer.attention, LinearAttention):

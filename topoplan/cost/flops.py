@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from topoplan.cost.params import layer_tensors
+from topoplan.cost.params import layer_tensors, mtp_layer
 from topoplan.cost.vision import patches_per_image
 from topoplan.specs.job import Job
 from topoplan.specs.model import LatentAttention, Layer, LinearAttention, Model, Moe, VisionTower
@@ -46,24 +46,30 @@ def _score_flops(layer: Layer, seq_len: int) -> float:
     return 2.0 * attended_tokens(seq_len, attention.window) * attention.heads * 2 * attention.head_dim
 
 
+def _layer_flops(model: Model, layer: Layer, seq_len: int) -> float:
+    """Forward FLOPs of one layer for one token."""
+    return 2.0 * _matrix_parameters(model, layer) + _score_flops(layer, seq_len)
+
+
 @lru_cache(maxsize=256)
-def flops_per_sequence(model: Model, seq_len: int) -> float:
+def flops_per_sequence(model: Model, seq_len: int, mtp_layers: int = 0) -> float:
     """Forward and backward FLOPs of the language model for one sequence."""
-    per_token = 2.0 * model.vocab_size * model.hidden_size
-    for layer in model.layers:
-        per_token += 2.0 * _matrix_parameters(model, layer) + _score_flops(layer, seq_len)
+    per_token = 2.0 * model.vocab_size * model.hidden_size * (1 + mtp_layers)
+    for layer in (*model.layers, *(mtp_layers * (mtp_layer(model),) if mtp_layers else ())):
+        per_token += _layer_flops(model, layer, seq_len)
     return 3.0 * per_token * seq_len
 
 
 def ends_in_layers(model: Model, job: Job) -> tuple[float, float]:
     """Work before the first layer and behind the last, counted in layers of average work.
 
-    Before: the vision tower; the embedding's lookup is no matrix product. Behind: the output layer.
+    Before: the vision tower; the embedding's lookup is no matrix product. Behind: the multi-token-prediction layers and
+    the output layer, which each of them uses once more.
     """
-    layers = sum(2.0 * _matrix_parameters(model, layer) + _score_flops(layer, job.seq_len) for layer in model.layers)
-    layer = 3.0 * layers / model.num_layers * job.seq_len
-    before = _vision_flops(model.vision, job) / layer if model.vision else 0.0
-    return before, 6.0 * model.vocab_size * model.hidden_size * job.seq_len / layer
+    whole = flops_per_sequence(model, job.seq_len, job.mtp_num_layers)
+    layers = sum(_layer_flops(model, layer, job.seq_len) for layer in model.layers) * 3.0 * job.seq_len
+    one = layers / model.num_layers
+    return _vision_flops(model.vision, job) / one if model.vision else 0.0, (whole - layers) / one
 
 
 def _vision_flops(tower: VisionTower, job: Job) -> float:
@@ -78,7 +84,7 @@ def _vision_flops(tower: VisionTower, job: Job) -> float:
 
 def model_flops_per_step(model: Model, job: Job) -> float:
     """FLOPs of one optimizer step, vision tower included."""
-    total = flops_per_sequence(model, job.seq_len)
+    total = flops_per_sequence(model, job.seq_len, job.mtp_num_layers)
     if model.vision:
         total += _vision_flops(model.vision, job)
     return total * job.global_batch_size * job.sequences_per_sample

@@ -8,7 +8,7 @@ moments sharded over the data-parallel group; ZeRO stage 1, arXiv 1910.02054, se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from topoplan.backends.megatron import Traits
@@ -26,13 +26,14 @@ from topoplan.cost.params import (
     embedding_tensors,
     head_tensors,
     layer_parameters,
+    mtp_layer,
     padded_vocab_size,
 )
 from topoplan.cost.pipeline import in_flight, most_in_flight
 from topoplan.cost.profile import Profile
 from topoplan.cost.shard import Shard, shard_of
 from topoplan.cost.vision import patches_per_microbatch
-from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.layout import Layout, Recompute, stages_of
 from topoplan.layout.rules import facts_of
 from topoplan.layout.stages import Chunk, split_stages
 from topoplan.specs.cluster import Cluster
@@ -57,6 +58,26 @@ Both: medians over the ranks of the six B200 runs published with SimuMax 1.2, wi
 expandable segments would take off was not measured; nothing is taken off."""
 
 
+FREED = "activations freed by then"
+"""The name of what a moment no longer holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment of the step at which a stage may be at its peak."""
+
+    name: str
+    """backward, loss, loss backward, embedding gradient or optimizer step."""
+    terms_bytes: tuple[tuple[str, float], ...]
+    """What is alive then beside weights, gradients, optimizer, workspace and all activations in flight, by name; below
+    zero for activations that are freed by then."""
+
+    @property
+    def total_bytes(self) -> float:
+        """All terms together."""
+        return sum([size for _, size in self.terms_bytes])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
     """Peak of one pipeline stage."""
@@ -67,6 +88,8 @@ class StageMemory:
     """By purpose: weights, gradients, optimizer, activations, ... They add up to allocated_bytes."""
     host_bytes: float = 0.0
     """Pinned host memory of one rank."""
+    moments: tuple[Moment, ...] = field(default=(), compare=False)
+    """All that may be the peak, where they were asked for; the largest is in `parts_bytes` as peak (its name)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,21 +133,33 @@ class Memory:
 
 @lru_cache(maxsize=1 << 14)
 def chunk_layers(model: Model, chunk: Chunk) -> tuple[tuple[Layer, int], ...]:
-    """The distinct layers of a chunk with their counts."""
+    """The distinct layers of a chunk with their counts, multi-token-prediction layers last."""
     counts: dict[int, tuple[Layer, int]] = {}
     for index in chunk.layers:
         layer = model.layers[index]
         counts[id(layer)] = (layer, counts.get(id(layer), (layer, 0))[1] + 1)
+    if chunk.mtp_layers:
+        layer = mtp_layer(model)
+        counts[id(layer)] = (layer, chunk.mtp_layers)
     return tuple(counts.values())
 
 
-@lru_cache(maxsize=1 << 14)
-def distinct_ranks(model: Model, pp: int, vpp: int, pipeline_layout: str | None) -> tuple[tuple[int, int], ...]:
+def distinct_ranks(model: Model, job: Job, layout: Layout) -> tuple[tuple[int, int], ...]:
     """Pipeline ranks that hold different layers: the first of each kind, which has most in flight, and their number."""
+    return _distinct_ranks(model, layout.pp, layout.vpp, layout.pipeline_layout, job.mtp_num_layers)
+
+
+@lru_cache(maxsize=1 << 14)
+def _distinct_ranks(
+    model: Model, pp: int, vpp: int, pipeline_layout: str | None, mtp_layers: int
+) -> tuple[tuple[int, int], ...]:
     seen: dict[object, list[int]] = {}
-    for rank, chunks in enumerate(split_stages(model.num_layers, pp, vpp, pipeline_layout)):
+    for rank, chunks in enumerate(split_stages(model.num_layers, pp, vpp, pipeline_layout, mtp_layers)):
         key = tuple(
-            (chunk.embedding, chunk.head, tuple((id(layer), n) for layer, n in chunk_layers(model, chunk)))
+            (
+                *(chunk.embedding, chunk.final_norm, chunk.head),
+                *((id(layer), n) for layer, n in chunk_layers(model, chunk)),
+            )
             for chunk in chunks
         )
         seen.setdefault(key, [rank, 0])[1] += 1
@@ -136,34 +171,34 @@ def _vocabulary_elements(model: Model, traits: Traits, tp: int) -> int:
 
 
 @lru_cache(maxsize=1 << 15)
-def chunk_parameters(
-    model: Model, chunk: Chunk, traits: Traits, tp: int, ep: int, etp: int, *, whole_model: bool
-) -> RankParameters:
-    """Elements that one rank holds of a chunk, the vision tower left out.
-
-    `whole_model`: the chunk is the entire model, so that tied embeddings are one tensor and not two copies.
-    """
+def chunk_parameters(model: Model, chunk: Chunk, traits: Traits, tp: int, ep: int, etp: int) -> RankParameters:
+    """Elements that one rank holds of a chunk, the vision tower left out."""
     total = RankParameters()
     for layer, count in chunk_layers(model, chunk):
         one = layer_parameters(model, layer, tp, ep, etp)
         total += RankParameters(one.dense * count, one.expert * count)
-    ends = end_tensors(model, chunk, traits, tp, whole_model=whole_model)
-    return total + RankParameters(sum(elements for _, elements in ends))
+    return total + RankParameters(sum(elements for _, elements in end_tensors(model, chunk, traits, tp)))
 
 
-def end_tensors(model: Model, chunk: Chunk, traits: Traits, tp: int, *, whole_model: bool) -> list[tuple[Tensor, int]]:
-    """Weights before and behind the layers of a chunk, with the elements of them that one rank holds."""
+def end_tensors(model: Model, chunk: Chunk, traits: Traits, tp: int) -> list[tuple[Tensor, int]]:
+    """Weights before and behind the layers of a chunk, with the elements of them that one rank holds.
+
+    Tied embeddings are one tensor in a chunk that holds both ends of the model, and two copies elsewhere; then
+    multi-token prediction uses its copy of the embedding for the output too, and the output layer's lies idle beside it
+    (`core/models/gpt/gpt_model.py`, skip_weight_param_allocation).
+    """
     vocabulary = _vocabulary_elements(model, traits, tp)
     ends: list[tuple[Tensor, int]] = []
-    if chunk.embedding:
+    if chunk.embedding or chunk.mtp_layers:
         words, *positions = embedding_tensors(model)
         ends += [(words, vocabulary), *((tensor, tensor.elements) for tensor in positions)]
-    if chunk.head:
-        final_norm, *output = head_tensors(model)
+    final_norm, *output = head_tensors(model)
+    if chunk.final_norm:
         ends.append((final_norm, final_norm.elements))
+    if chunk.head:
         if output:
             ends.append((output[0], vocabulary))
-        elif not whole_model:
+        elif not chunk.embedding:
             table = embedding_tensors(model)[0]
             ends.append((Tensor("output_layer (copy of the embedding)", table.elements, table.split), vocabulary))
     return ends
@@ -171,12 +206,9 @@ def end_tensors(model: Model, chunk: Chunk, traits: Traits, tp: int, *, whole_mo
 
 def stage_parameters(model: Model, job: Job, layout: Layout, traits: Traits, rank: int) -> RankParameters:
     """Elements on one rank of a pipeline stage: trainable dense, trainable expert, frozen."""
-    chunks = split_stages(model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)[rank]
     language = RankParameters()
-    for chunk in chunks:
-        language += chunk_parameters(
-            model, chunk, traits, layout.tp, layout.ep, layout.etp, whole_model=layout.pp * layout.vpp == 1
-        )
+    for chunk in stages_of(model, job, layout)[rank]:
+        language += chunk_parameters(model, chunk, traits, layout.tp, layout.ep, layout.etp)
     if job.freeze_language_model:
         language = RankParameters(frozen=language.total)
     if model.vision and rank == 0:
@@ -190,54 +222,98 @@ def stage_parameters(model: Model, job: Job, layout: Layout, traits: Traits, ran
     return language
 
 
-@lru_cache(maxsize=1 << 15)
 def chunk_kept_bytes(model: Model, chunk: Chunk, shard: Shard, recompute: Recompute) -> float:
     """Activations of one micro batch that a chunk keeps from forward to backward."""
+    beside = _mtp_kept_bytes(model, chunk, shard, recompute)
+    if chunk.final_norm and not chunk.head:
+        # The final norm's input; on the last stage it is part of the loss, whose backward follows at once.
+        beside += BF16 * shard.local_tokens * model.hidden_size
+    group = recompute.num_layers or 1
     if recompute.granularity != "full":
-        return sum(
+        kept = sum(
             kept_activations(model, layer, shard, recompute).kept_bytes * count
             for layer, count in chunk_layers(model, chunk)
+            if not layer.predicts_next
         )
-    group = recompute.num_layers or 1
-    if recompute.method == "block":
+    elif recompute.method == "block":
         kept = 0.0
         for position, index in enumerate(chunk.layers):
             one = kept_activations(model, model.layers[index], shard, recompute)
             kept += one.kept_bytes if position < group else one.plain_bytes
-        return kept
-    inputs = -(-chunk.num_layers // group)
-    return inputs * BF16 * shard.local_tokens * model.hidden_size
+    else:
+        inputs = -(-chunk.num_layers // group)
+        kept = inputs * BF16 * shard.local_tokens * model.hidden_size
+    return kept + beside
 
 
-@lru_cache(maxsize=1 << 15)
-def _backward_peak_bytes(model: Model, chunks: tuple[Chunk, ...], shard: Shard, recompute: Recompute) -> float:
-    """Most that the backward of one layer (or of one recomputed group) adds to what is kept."""
+def _mtp_kept_bytes(model: Model, chunk: Chunk, shard: Shard, recompute: Recompute) -> float:
+    """The part of multi-token-prediction layers in what a chunk keeps; theirs are the first to be freed."""
+    if not chunk.mtp_layers:
+        return 0.0
+    return kept_activations(model, mtp_layer(model), shard, recompute).kept_bytes * chunk.mtp_layers
+
+
+_Backward = tuple[float, float, float, float]
+"""What the backward of one layer (or of one recomputed group) adds to what is kept: activations brought back, gradients
+in the layer, embedding gradients that wait, and, below zero, activations that are freed by then."""
+
+
+def _backward_peak(
+    model: Model, chunks: tuple[Chunk, ...], shard: Shard, recompute: Recompute, table_bytes: float
+) -> _Backward:
+    """The backward that adds most.
+
+    `table_bytes`: the embedding's gradient. Autograd adds up the gradients of all uses of a weight before it hands them
+    on, so that of a multi-token-prediction layer waits where the chunk looks up the same table earlier in forward.
+    """
     group = recompute.num_layers or 1 if recompute.granularity == "full" and recompute.method == "uniform" else 1
-    peak = 0.0
+    found: list[_Backward] = [(0.0, 0.0, 0.0, 0.0)]
     for chunk in chunks:
+        freed = waiting = 0.0
+        if chunk.mtp_layers:
+            found += _mtp_backwards(model, chunk, shard, recompute, table_bytes)
+            freed = _mtp_kept_bytes(model, chunk, shard, recompute)
+            waiting = table_bytes if chunk.embedding else 0.0
         if recompute.granularity == "full" and recompute.method == "block":
-            peak = max(peak, _block_backward_peak_bytes(model, chunk, shard, recompute))
+            found += _block_backwards(model, chunk, shard, recompute, freed, waiting)
             continue
         for layer, _ in chunk_layers(model, chunk):
+            if layer.predicts_next:
+                continue
             one = kept_activations(model, layer, shard, recompute)
             extra = (min(group, chunk.num_layers) - 1) * one.plain_bytes if group > 1 else 0.0
-            peak = max(peak, one.peak_bytes + extra)
-    return peak
+            found.append((one.recomputed_bytes + extra, one.backward_bytes, waiting, -freed))
+    return max(found, key=sum)
 
 
-def _block_backward_peak_bytes(model: Model, chunk: Chunk, shard: Shard, recompute: Recompute) -> float:
+def _mtp_backwards(
+    model: Model, chunk: Chunk, shard: Shard, recompute: Recompute, table_bytes: float
+) -> list[_Backward]:
+    """The same for the last and the last but one of the multi-token-prediction layers of a chunk."""
+    one = kept_activations(model, mtp_layer(model), shard, recompute)
+    # All depths get their gradients in one tensor (`MultiTokenPredictionBlock.forward` concatenates their outputs).
+    outputs = (1 + chunk.mtp_layers) * BF16 * shard.local_tokens * model.hidden_size
+    gradient = one.backward_bytes + outputs
+    return [
+        (one.recomputed_bytes, gradient, depth * table_bytes, -depth * one.kept_bytes)
+        for depth in range(min(2, chunk.mtp_layers))
+    ]
+
+
+def _block_backwards(
+    model: Model, chunk: Chunk, shard: Shard, recompute: Recompute, freed: float, waiting: float
+) -> list[_Backward]:
     """The same for recompute method block: the last layers keep all, and are freed before the first are recomputed."""
-    peak = freed = 0.0
+    found: list[_Backward] = []
     for position in reversed(range(chunk.num_layers)):
-        layer = model.layers[chunk.layers[position]]
-        one = kept_activations(model, layer, shard, recompute)
+        one = kept_activations(model, model.layers[chunk.layers[position]], shard, recompute)
         if position < (recompute.num_layers or 0):
-            peak = max(peak, one.peak_bytes - freed)
+            found.append((one.recomputed_bytes, one.backward_bytes, waiting, -freed))
             freed += one.kept_bytes
         else:
-            peak = max(peak, layer_activations(model, layer, shard).backward_bytes - freed)
+            found.append((0.0, one.backward_bytes, waiting, -freed))
             freed += one.plain_bytes
-    return peak
+    return found
 
 
 @lru_cache(maxsize=1 << 15)
@@ -291,26 +367,132 @@ def fullest_moment(layout: Layout, rank: int, kept: Sequence[float], tower: floa
     )
 
 
-def bytes_per_logit(layout: Layout) -> int:
-    """Memory of the loss for one logit: the bf16 logit and what its cross entropy makes of it.
+def bytes_per_logit(layout: Layout) -> tuple[int, int]:
+    """Memory of the loss for one logit: (its bf16 value, what its cross entropy makes of it).
 
     Unfused, an fp32 copy becomes the softmax and then the gradient (`core/tensor_parallel/cross_entropy.py`); compiled,
-    two more fp32 copies live for a moment (`core/fusions/fused_cross_entropy.py`). Measured with megatron-core 0.16.1
-    and torch's profiler: 6.03 and 10.03 bytes. Transformer Engine 2 writes the gradient over the logits.
+    two fp32 copies live for a moment of backward (`core/fusions/fused_cross_entropy.py`). Measured with megatron-core
+    0.16.1 and torch's profiler: 6.03 and 10.03 bytes. Transformer Engine 2 writes the gradient over the logits.
     """
     if not layout.cross_entropy_fusion:
-        return BF16 + FP32
-    return BF16 + 2 * FP32 if layout.cross_entropy_fusion_impl == "native" else BF16
+        return BF16, FP32
+    return BF16, 2 * FP32 if layout.cross_entropy_fusion_impl == "native" else 0
 
 
-def stage_memory(model: Model, job: Job, layout: Layout, traits: Traits, profile: Profile, rank: int) -> StageMemory:
-    """Peak of one pipeline stage: the worst of three moments.
+def mtp_bytes_per_logit(layout: Layout, depths: int) -> tuple[int, int]:
+    """What multi-token prediction adds to `bytes_per_logit`: (beside the main loss, alone once that one is done).
 
-    Backward of a layer with all micro batches in flight; on the last stage the loss; on the first the gradient of the
-    embedding, which is dense, once the layers of that micro batch are freed.
+    Every depth keeps its softmax to its backward, which comes after that of the main loss; unfused, the peak is in
+    forward, where the last depth's bf16 logits are still in a variable (`core/models/gpt/gpt_model.py::_postprocess`).
+    """
+    value, copies = bytes_per_logit(layout)
+    kept = FP32 if copies else BF16
+    variable = 0 if layout.cross_entropy_fusion else BF16
+    return kept * depths + variable, kept * (depths - 1) + value + copies
+
+
+def stage_moments(
+    model: Model,
+    job: Job,
+    layout: Layout,
+    shard: Shard,
+    chunks: tuple[Chunk, ...],
+    vocabulary: int,
+    shard_elements: float,
+    kept: list[float],
+    in_flight_bytes: float,
+) -> list[Moment]:
+    """The moments at which a stage may be at its peak, with all that is alive then and not for the whole step.
+
+    `kept` is what a micro batch leaves in each chunk, `in_flight_bytes` what all of them do.
+
+    Backward of a layer with all micro batches in flight; on the last stage the loss; where there is an embedding its
+    gradient, which is dense, once the layers behind it are freed.
+    """
+    table = 0.0 if job.freeze_language_model else float(BF16 * vocabulary)
+    dummies = ("dummy weight gradients", _dummy_gradient_bytes(model, chunks, shard, vocabulary))
+    # With sequence parallelism a whole-sequence copy of a GEMM's input, and of its gradient, exists for a moment.
+    gathered = 2 * BF16 * model.hidden_size * shard.tokens if layout.sequence_parallel else 0.0
+    recomputed, gradients, waiting, freed = _backward_peak(model, chunks, shard, layout.recompute, table)
+    backward = (
+        dummies,
+        ("gathered input and its gradient", gathered),
+        ("recomputed activations", recomputed),
+        ("gradients in the layer", gradients),
+        ("embedding gradient that waits", waiting),
+        (FREED, freed),
+    )
+    moments = [Moment("backward", backward)]
+    for chunk, kept_bytes in zip(chunks, kept, strict=True):
+        if chunk.head:
+            moments += _losses(model, job, layout, shard, chunk, vocabulary, dummies)
+        if table and (chunk.embedding or chunk.mtp_layers):
+            # The last lookup's gradient, and the sum of the others.
+            tables = min(2, chunk.embedding + chunk.mtp_layers) * table
+            behind = kept_bytes if chunk.embedding else _mtp_kept_bytes(model, chunk, shard, layout.recompute)
+            moments.append(Moment("embedding gradient", (dummies, ("gradient of the table", tables), (FREED, -behind))))
+    if not (layout.grad_reduce_in_fp32 or layout.precision_aware_optimizer or layout.optimizer_offload_fraction):
+        # The fp32 optimizer casts its shard of the bf16 gradients when all activations are gone
+        # (`core/optimizer/distrib_optimizer.py::_copy_model_grads_to_main_grads`).
+        cast = ("fp32 copy of the gradients", FP32 * shard_elements)
+        moments.append(Moment("optimizer step", (cast, (FREED, -in_flight_bytes))))
+    return moments
+
+
+def _losses(
+    model: Model,
+    job: Job,
+    layout: Layout,
+    shard: Shard,
+    chunk: Chunk,
+    vocabulary: int,
+    dummies: tuple[str, float],
+) -> list[Moment]:
+    """Forward of the loss and, with multi-token prediction, its backward."""
+    depths = job.mtp_num_layers
+    hidden_bytes, logits = BF16 * model.hidden_size, shard.tokens * (vocabulary // model.hidden_size)
+    value, copies = bytes_per_logit(layout)
+    # With multi-token prediction the norm's output is among what its layers keep, and a copy of it goes to the loss.
+    ends = (
+        (
+            "inputs of the final norm and the output layer",
+            hidden_bytes * (chunk.final_norm + 1 + depths) * shard.local_tokens,
+        ),
+        ("gathered input of the output layer and its gradient", hidden_bytes * 2 * shard.tokens),
+    )
+    first = dummies if layout.gradient_accumulation_steps > 1 else (dummies[0], 0.0)
+    values, fp32 = ("bf16 logits", value * logits), ("fp32 copies of the logits", copies * logits)
+    if not depths:
+        return [Moment("loss", (first, values, fp32, *ends))]
+    others = "logits of multi-token prediction"
+    # The output layer's weight is used by all depths, and autograd adds up their (dummy) gradients out of place.
+    added = (
+        "sum of the output layer's dummy gradients",
+        0.0 if job.freeze_language_model else float(BF16 * vocabulary),
+    )
+    beside, alone = mtp_bytes_per_logit(layout, depths)
+    return [
+        Moment("loss", (first, values, fp32, (others, beside * logits), *ends)),
+        Moment("loss backward", (dummies, added, (others, alone * logits), *ends)),
+    ]
+
+
+def stage_memory(
+    model: Model,
+    job: Job,
+    layout: Layout,
+    traits: Traits,
+    profile: Profile,
+    rank: int,
+    *,
+    with_moments: bool = False,
+) -> StageMemory:
+    """Peak of one pipeline stage: what stays all the step, activations in flight, and the worst of its moments.
+
+    `with_moments` hands out the moments too.
     """
     shard = shard_of(layout, job, flash_attention=profile.flash_attention)
-    chunks = split_stages(model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)[rank]
+    chunks = stages_of(model, job, layout)[rank]
     parameters = stage_parameters(model, job, layout, traits, rank)
     dense_shards, expert_shards = layout.optimizer_shards
     trainable = parameters.dense + parameters.expert
@@ -339,38 +521,34 @@ def stage_memory(model: Model, job: Job, layout: Layout, traits: Traits, profile
     tower = vision_kept_bytes(model, job, layout) if rank == 0 else 0.0
     activations, vision = _activations_in_flight(layout, rank, kept, tower)
     vocabulary = _vocabulary_elements(model, traits, layout.tp)
-    hidden_bytes = BF16 * model.hidden_size
-    dummies = _dummy_gradient_bytes(model, chunks, shard, vocabulary)
-    # With sequence parallelism a whole-sequence copy of a GEMM's input, and of its gradient, exists for a moment.
-    gathered = 2 * hidden_bytes * shard.tokens if layout.sequence_parallel else 0.0
-
-    moments = {"backward": dummies + gathered + _backward_peak_bytes(model, chunks, shard, layout.recompute)}
-    if any(chunk.head for chunk in chunks):
-        logits = shard.tokens * (vocabulary // model.hidden_size)
-        # Beside the loss: final norm in and out, and the output layer's gathered input.
-        ends = hidden_bytes * (2 * shard.local_tokens + 2 * shard.tokens)
-        later = dummies if layout.gradient_accumulation_steps > 1 else 0.0
-        moments["loss"] = later + bytes_per_logit(layout) * logits + ends
-    if any(chunk.embedding for chunk in chunks) and not job.freeze_language_model:
-        moments["embedding gradient"] = dummies + BF16 * vocabulary - kept[0]
-    if not (layout.grad_reduce_in_fp32 or layout.precision_aware_optimizer or offloaded):
-        # The fp32 optimizer casts its shard of the bf16 gradients when all activations are gone
-        # (`core/optimizer/distrib_optimizer.py::_copy_model_grads_to_main_grads`).
-        moments["optimizer step"] = FP32 * shard_elements - activations - vision
-    peak = max(moments, key=lambda name: moments[name])
+    moments = stage_moments(model, job, layout, shard, chunks, vocabulary, shard_elements, kept, activations + vision)
+    peak = max(moments, key=lambda moment: moment.total_bytes)
     parts["activations"] = activations
     if vision:
         parts["vision activations"] = vision
-    parts[f"peak ({peak})"] = moments[peak]
+    parts[f"peak ({peak.name})"] = peak.total_bytes
     return StageMemory(
         stage=rank,
         allocated_bytes=sum(parts.values()),
         parts_bytes=parts,
         host_bytes=HOST_ADAM_BYTES * shard_elements * offloaded,
+        moments=tuple(moments) if with_moments else (),
     )
 
 
-def communicator_sizes(layout: Layout, model: Model) -> dict[str, int]:
+def embedding_ranks(model: Model, job: Job, layout: Layout) -> tuple[int, ...]:
+    """Pipeline ranks that hold a copy of the word embedding.
+
+    Source: Megatron-LM `pretrain_gpt.py::get_embedding_ranks`.
+    """
+    ranks = {0, layout.pp - 1} if model.tie_word_embeddings else {0}
+    for rank, chunks in enumerate(stages_of(model, job, layout) if job.mtp_num_layers else ()):
+        if chunks[-1].mtp_layers:
+            ranks.add(rank)
+    return tuple(sorted(ranks))
+
+
+def communicator_sizes(layout: Layout, model: Model, job: Job) -> dict[str, int]:
     """NCCL communicators that a rank really uses, with their ranks: the world, and every group of more than one.
 
     Groups: megatron-core `core/parallel_state.py::initialize_model_parallel`.
@@ -380,14 +558,14 @@ def communicator_sizes(layout: Layout, model: Model) -> dict[str, int]:
         sizes |= {"ep": layout.ep, "expert dp": layout.expert_dp}
         if layout.etp != layout.tp:
             sizes["etp"] = layout.etp
-    if model.tie_word_embeddings:
-        sizes["embedding (first and last stage)"] = min(layout.pp, 2)
+    if model.tie_word_embeddings or job.mtp_num_layers:
+        sizes["embedding (first and last stage)"] = len(embedding_ranks(model, job, layout))
     return {"world": layout.world_size} | {name: size for name, size in sizes.items() if size > 1}
 
 
-def communicators(layout: Layout, model: Model) -> int:
+def communicators(layout: Layout, model: Model, job: Job) -> int:
     """Number of `communicator_sizes`."""
-    return len(communicator_sizes(layout, model))
+    return len(communicator_sizes(layout, model, job))
 
 
 def fragmentation(model: Model, layout: Layout) -> float:
@@ -408,17 +586,13 @@ def predict_memory(
 ) -> Memory:
     """Memory of the worst GPU of a layout.
 
-    `all_stages` lists every pipeline stage; without it only those that can be the worst.
+    `all_stages` lists every pipeline stage, with its moments; without it only those that can be the worst.
     """
-    ranks = (
-        range(layout.pp)
-        if all_stages
-        else [rank for rank, _ in distinct_ranks(model, layout.pp, layout.vpp, layout.pipeline_layout)]
-    )
-    stages = tuple(stage_memory(model, job, layout, traits, profile, rank) for rank in ranks)
+    ranks = range(layout.pp) if all_stages else [rank for rank, _ in distinct_ranks(model, job, layout)]
+    stages = tuple(stage_memory(model, job, layout, traits, profile, rank, with_moments=all_stages) for rank in ranks)
     allocated = max(stage.allocated_bytes for stage in stages)
     reserved = allocated * (1.0 + fragmentation(model, layout))
-    device = reserved + profile.context_bytes + profile.nccl_bytes_per_communicator * communicators(layout, model)
+    device = reserved + profile.context_bytes + profile.nccl_bytes_per_communicator * communicators(layout, model, job)
     return Memory(
         allocated_bytes=allocated,
         reserved_bytes=reserved,

@@ -3,12 +3,13 @@
 The table gives the exact count of a model (tp = ep = 1) and of any rank. Which tensor is split how is read off
 megatron-core 0.16: `core/transformer/attention.py` (SelfAttention), `multi_latent_attention.py` (q_down and kv_down
 projections are duplicated, not split), `ssm/gated_delta_net.py`, `mlp.py`, `moe/experts.py` (TEGroupedMLP),
-`moe/router.py`, `moe/shared_experts.py`, `tensor_parallel/layers.py` (VocabParallelEmbedding).
+`moe/router.py`, `moe/shared_experts.py`, `multi_token_prediction.py`, `tensor_parallel/layers.py`
+(VocabParallelEmbedding).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -135,10 +136,30 @@ def _ffn_tensors(model: Model, ffn: Mlp | Moe) -> list[Tensor]:
     return tensors
 
 
+@lru_cache(maxsize=64)
+def mtp_layer(model: Model) -> Layer:
+    """A multi-token-prediction layer of a model: its block is as the last one of the decoder.
+
+    Source: `core/models/gpt/gpt_layer_specs.py::get_gpt_mtp_block_spec_for_backend`.
+    """
+    return replace(model.layers[-1], predicts_next=True)
+
+
+def _mtp_tensors(model: Model) -> tuple[Tensor, ...]:
+    """What a multi-token-prediction layer has beside its block (MultiTokenPredictionLayer)."""
+    return (
+        _norm(model, "enorm"),
+        _norm(model, "hnorm"),
+        Tensor("eh_proj", 2 * model.hidden_size * model.hidden_size, "tp"),
+        _norm(model, "mtp final_layernorm"),
+    )
+
+
 @lru_cache(maxsize=4096)
 def layer_tensors(model: Model, layer: Layer) -> tuple[Tensor, ...]:
-    """All weights of one transformer block, its two norms included."""
+    """All weights of one layer, its norms included."""
     return (
+        *(_mtp_tensors(model) if layer.predicts_next else ()),
         _norm(model, "input_layernorm"),
         *_attention_tensors(model, layer.attention),
         _norm(model, "pre_mlp_layernorm"),

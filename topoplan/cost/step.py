@@ -10,16 +10,16 @@ from topoplan.backends.megatron import Traits
 from topoplan.cost.activations import BF16, FP32
 from topoplan.cost.collectives import all_gather_s, all_reduce_s, point_to_point_s
 from topoplan.cost.compute import PARTS, elementwise_s, gemm_s, layer_time
-from topoplan.cost.memory import chunk_layers, stage_parameters
+from topoplan.cost.memory import chunk_layers, embedding_ranks, stage_parameters
 from topoplan.cost.params import padded_vocab_size
 from topoplan.cost.pipeline import schedule_s
 from topoplan.cost.profile import Profile
 from topoplan.cost.shard import Shard, shard_of
 from topoplan.cost.vision import patches_per_image, patches_per_microbatch
-from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.layout import Layout, Recompute, stages_of
 from topoplan.layout.placement import Group, group
 from topoplan.layout.rules import facts_of
-from topoplan.layout.stages import Chunk, split_stages
+from topoplan.layout.stages import Chunk
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model, VisionTower
@@ -74,7 +74,10 @@ def _chunk_time(
         for part in range(len(PARTS)):
             forward[part] += count * one.forward_s[part]
             backward[part] += count * one.backward_s[part]
-        repeated += count * one.recompute_s * recomputed_layers / chunk.num_layers
+        if not layer.predicts_next:
+            repeated += count * one.recompute_s * recomputed_layers / chunk.num_layers
+        elif recompute.method != "block":
+            repeated += count * one.recompute_s
     return tuple(forward), tuple(backward), repeated
 
 
@@ -155,7 +158,7 @@ def _vision_s(
 def _stage_time(
     model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile, shard: Shard, rank: int
 ) -> _StageTime:
-    chunks = split_stages(model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)[rank]
+    chunks = stages_of(model, job, layout)[rank]
     parts = [0.0] * len(PARTS)
     forward = backward = recompute = ends = 0.0
     for chunk in chunks:
@@ -167,15 +170,17 @@ def _stage_time(
         recompute += repeated
         vocabulary = padded_vocab_size(model, layout.tp, traits.vocab_multiple)
         extra = []
-        if chunk.embedding:
-            extra.append(_embedding_s(model, shard, cluster, profile, vocabulary))
-            if model.vision:
-                patches = patches_per_microbatch(model.vision, job, layout)
-                full = layout.recompute.granularity == "full"
-                extra.append(_vision_s(model.vision, patches, job, cluster, profile, recompute=full))
-        if chunk.head:
+        # Every multi-token-prediction layer looks up its tokens, and every depth has a loss.
+        lookups, losses = chunk.embedding + chunk.mtp_layers, chunk.head * (1 + job.mtp_num_layers)
+        if lookups:
+            extra += lookups * [_embedding_s(model, shard, cluster, profile, vocabulary)]
+        if chunk.embedding and model.vision:
+            patches = patches_per_microbatch(model.vision, job, layout)
+            full = layout.recompute.granularity == "full"
+            extra.append(_vision_s(model.vision, patches, job, cluster, profile, recompute=full))
+        if losses:
             fused = layout.cross_entropy_fusion
-            extra.append(_head_s(model, shard, cluster, profile, vocabulary, fused=fused))
+            extra += losses * [_head_s(model, shard, cluster, profile, vocabulary, fused=fused)]
         for ahead_s, back_s in extra:
             forward += ahead_s
             backward += back_s
@@ -207,8 +212,8 @@ def _data_parallel_s(
         gather = all_gather_s(dense, BF16 * parameters.dense, cluster, profile)
         gather += all_gather_s(expert, BF16 * parameters.expert, cluster, profile)
     # The last bucket has nothing left to hide behind: its share is that of one layer.
-    chunks = split_stages(model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)[rank]
-    layers = max(1, sum(chunk.num_layers for chunk in chunks))
+    chunks = stages_of(model, job, layout)[rank]
+    layers = max(1, sum(chunk.num_layers + chunk.mtp_layers for chunk in chunks))
     exposed = max(reduce - stage.backward_s, reduce / layers) if layout.overlap_grad_reduce else reduce
     hidden_gather = layout.overlap_param_gather and layout.overlap_grad_reduce
     exposed += max(gather - stage.forward_s, gather / layers) if hidden_gather else gather
@@ -218,17 +223,18 @@ def _data_parallel_s(
 def _tied_embedding_s(
     model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile
 ) -> float:
-    """Seconds in which the first and the last stage add up the gradients of their two copies of a tied embedding.
+    """Seconds in which the stages that hold a copy of the embedding add up the gradients of their copies.
 
     The whole gradient buffer of the weight, after everything else
     (`core/distributed/finalize_model_grads.py::_allreduce_word_embedding_grads`).
     """
-    if not model.tie_word_embeddings or layout.pp == 1 or job.freeze_language_model:
+    ranks = embedding_ranks(model, job, layout)
+    if len(ranks) == 1 or job.freeze_language_model:
         return 0.0
     elements = padded_vocab_size(model, layout.tp, traits.vocab_multiple) // layout.tp * model.hidden_size
     gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
-    ends = Group(2, (layout.pp - 1) * group(layout, "pp").stride)
-    return all_reduce_s(ends, gradient * elements, cluster, profile)
+    copies = Group(len(ranks), ranks[1] * group(layout, "pp").stride)
+    return all_reduce_s(copies, gradient * elements, cluster, profile)
 
 
 def _optimizer_s(

@@ -114,6 +114,14 @@ def _model_section(spec: Spec) -> Section:
         Entry(key="do_train", value=True),
         Entry(key="finetuning_type", value="full", comment="the only one that the Megatron trainer implements"),
     ]
+    if job.mtp_num_layers:
+        entries.append(
+            Entry(
+                key="mtp_num_layers",
+                value=job.mtp_num_layers,
+                comment="multi-token prediction is trained too; the adapter's default drops it",
+            )
+        )
     if model.vision is not None and model.model_type in FREEZABLE_MODEL_TYPES:
         entries += [
             Entry(key="freeze_vision_tower", value=job.freeze_vision_tower),

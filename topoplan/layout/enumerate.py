@@ -9,7 +9,7 @@ from typing import Any
 
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import recompute_from_value, with_overlap
-from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.layout import Layout, Recompute, stages_of
 from topoplan.layout.rules import (
     GRID_RULES,
     MODE_RULES,
@@ -21,7 +21,7 @@ from topoplan.layout.rules import (
     facts_of,
     tensor_parallel_domain,
 )
-from topoplan.layout.stages import split_stages, spread_pipeline_layout, vpp_of
+from topoplan.layout.stages import spread_pipeline_layout, vpp_of
 from topoplan.specs.model import LatentAttention
 from topoplan.specs.spec import Spec
 
@@ -170,18 +170,22 @@ def _splits(
     usual = [n for n in range(1, longest + 1) if n <= MAX_UNEVEN_VPP or layers % (pp * n) == 0]
     splits: dict[int, tuple[str | None, ...]] = {}
     for vpp in choices.of("vpp", usual):
-        uneven = uneven_pipeline_layouts(layers, pp, vpp, ends_in_layers) if vpp <= MAX_UNEVEN_VPP else ()
+        uneven: tuple[str, ...] = ()
+        if vpp <= MAX_UNEVEN_VPP:
+            uneven = uneven_pipeline_layouts(layers, pp, vpp, ends_in_layers, spec.job.mtp_num_layers)
         # Where nothing else is left, the even split says why it is not legal.
         splits[vpp] = (None, *uneven) if layers % (pp * vpp) == 0 or not uneven else uneven
     return splits
 
 
 @lru_cache(maxsize=1 << 12)
-def uneven_pipeline_layouts(layers: int, pp: int, vpp: int, ends_in_layers: tuple[float, float]) -> tuple[str, ...]:
+def uneven_pipeline_layouts(
+    layers: int, pp: int, vpp: int, ends_in_layers: tuple[float, float], mtp_layers: int = 0
+) -> tuple[str, ...]:
     """Layout strings of the splits whose slowest virtual stage has least to do, least first.
 
-    `ends_in_layers`: work before the first layer (embedding, vision tower) and behind the last (output layer, loss), in
-    layers. Each string differs from the even split.
+    `ends_in_layers`: work before the first layer (vision tower) and behind the last (multi-token prediction, output
+    layer), in layers. Each string differs from the even split.
     """
     count, (before, behind) = pp * vpp, ends_in_layers
     mean = layers / count
@@ -189,7 +193,7 @@ def uneven_pipeline_layouts(layers: int, pp: int, vpp: int, ends_in_layers: tupl
     for last in range(max(0, int(mean - behind)), int(mean) + 2):
         rest = (layers - last) / (count - 1)
         for first in {layers - last} if count == 2 else range(max(1, int(rest - before)), int(rest) + 2):
-            text = spread_pipeline_layout(layers, pp, vpp, first, last)
+            text = spread_pipeline_layout(layers, pp, vpp, first, last, mtp_layers)
             if text is None or (layers % count == 0 and first == last == layers // count):
                 continue
             middle = -(-(layers - first - last) // (count - 2)) if count > 2 else 0
@@ -240,7 +244,7 @@ def milder(spec: Spec, layout: Layout) -> list[Layout]:
     """
     if "recompute" in spec.job.pin or layout.recompute.granularity != "full":
         return []
-    stages = split_stages(spec.model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)
+    stages = stages_of(spec.model, spec.job, layout)
     longest = max(chunk.num_layers for stage in stages for chunk in stage)
     return [
         replace(layout, recompute=Recompute(granularity="full", method="block", num_layers=n))

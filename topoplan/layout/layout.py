@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from topoplan.errors import LayoutError
-from topoplan.layout.stages import end_sizes
+from topoplan.layout.stages import Stages, end_sizes, split_stages
+from topoplan.specs.job import Job
+from topoplan.specs.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,11 @@ class Layout:
         if self.optimizer_offload_fraction:
             parts.append(f"offload{round(self.optimizer_offload_fraction * 100)}")
         return "-".join(parts)
+
+
+def stages_of(model: Model, job: Job, layout: Layout) -> Stages:
+    """The stages of a layout. Raises LayoutError as `split_stages`."""
+    return split_stages(model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout, job.mtp_num_layers)
 
 
 def _uneven_name(pipeline_layout: str, pp: int, vpp: int) -> str:

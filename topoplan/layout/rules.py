@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from topoplan.errors import LayoutError
-from topoplan.layout.layout import Layout
-from topoplan.layout.stages import split_stages
+from topoplan.layout.layout import Layout, stages_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Mlp, Model
 from topoplan.specs.spec import Spec
@@ -313,7 +312,7 @@ def _pipeline_split(spec: Spec, layout: Layout) -> str | None:
     if layout.vpp > 1 and layout.pp == 1:
         return f"vpp {layout.vpp} with pp 1"
     try:
-        split_stages(spec.model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)
+        stages_of(spec.model, spec.job, layout)
     except LayoutError as error:
         return error.what
     return None
@@ -324,11 +323,22 @@ def _vision_first_stage(spec: Spec, layout: Layout) -> str | None:
     if tower is None or not tower.min_first_stage_layers:
         return None
     inputs = tower.min_first_stage_layers
-    first = split_stages(spec.model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)[0][0].num_layers
+    first = stages_of(spec.model, spec.job, layout)[0][0].num_layers
     if layout.backend == "mca" and first <= inputs:
         return f"{first} layers on the first stage <= {inputs} deepstack inputs of the vision tower"
     if first < inputs:
         return f"{first} layers on the first stage < {inputs} deepstack inputs of the vision tower"
+    return None
+
+
+def _token_prediction(spec: Spec, layout: Layout) -> str | None:
+    if not spec.job.mtp_num_layers or layout.backend != "mca":
+        return None
+    last = stages_of(spec.model, spec.job, layout)[-1][-1]
+    if not last.mtp_layers:
+        return "multi-token prediction before the last stage, where the adapter loads its weights"
+    if not last.num_layers:
+        return "no layer beside multi-token prediction on the last stage, whose last one it is built as"
     return None
 
 
@@ -424,6 +434,8 @@ def _recompute(spec: Spec, layout: Layout) -> str | None:
         return None
     mca = layout.backend == "mca"
     if recompute.granularity == "full":
+        if spec.job.mtp_num_layers and recompute.method == "uniform" and (recompute.num_layers or 1) > 1:
+            return f"recompute num_layers {recompute.num_layers} != 1 with multi-token prediction"
         deepstack = spec.model.vision is not None and spec.model.vision.min_first_stage_layers
         if mca and deepstack and recompute.method == "uniform" and (recompute.num_layers or 1) > 1:
             return f"recompute num_layers {recompute.num_layers} != 1 with deepstack inputs"
@@ -450,6 +462,10 @@ _CP_SOURCE = (
 )
 _KV_SOURCE = _CONFIG + "; transformer/attention.py::SelfAttention.get_query_key_value_tensors"
 _VISION_SOURCE = "MCA models/qwen3_vl/transformer_block.py::forward"
+_MTP_SOURCE = (
+    "MCA models/converter/dist_converter.py::is_on_this_rank, models/model_factory.py::_get_mtp_block_spec;"
+    " MLM models/gpt/gpt_layer_specs.py::get_gpt_mtp_block_spec_for_backend"
+)
 _BATCH_SOURCE = "MLM num_microbatches_calculator.py; MCA trainer/trainer.py::_get_train_cyclic_iterator"
 _SEQUENCE_SOURCE = "MLM utils.py::get_batch_on_this_cp_rank, tensor_parallel/mappings.py; LF train/mca/workflow.py"
 _RECOMPUTE_SOURCE = _CONFIG + "; MCA models/qwen3_vl/transformer_block.py, training_args.py (fp8_recipe)"
@@ -476,6 +492,7 @@ GRID_RULES = (
     Rule("expert-widths", "MLM tensor_parallel/layers.py (divide)", _expert_widths, "lower etp"),
     Rule("fp8-widths", "TE pytorch/utils.py::assert_dim_for_fp8_exec", _fp8_widths, "lower tp or etp"),
     Rule("pipeline-split", "MCA models/model_config.py", _pipeline_split, "choose pp and vpp that divide the layers"),
+    Rule("mtp-stage", _MTP_SOURCE, _token_prediction, "choose pp and vpp that leave the last stage a layer"),
     Rule("vision-first-stage", _VISION_SOURCE, _vision_first_stage, "lower pp or vpp"),
 )
 """Rules that also look at ep, etp, vpp and the stages."""

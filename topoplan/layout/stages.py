@@ -1,7 +1,8 @@
 """Which layers a pipeline stage holds.
 
-Source: megatron-core 0.16 `core/transformer/pipeline_parallel_layer_layout.py` (the layout string) and
-`core/transformer/transformer_block.py::get_num_layers_to_build` (the even split).
+Source: megatron-core 0.16 `core/transformer/pipeline_parallel_layer_layout.py` (the layout string),
+`core/transformer/transformer_block.py::get_num_layers_to_build` (the even split) and
+`core/transformer/multi_token_prediction.py::get_mtp_num_layers_to_build` (multi-token-prediction layers).
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ class Chunk:
     first_layer: int
     num_layers: int
     embedding: bool
+    """The model's input. With `mtp_layers` a chunk has an embedding of its own as well."""
+    final_norm: bool
     head: bool
-    """Final norm, output layer and loss."""
+    """Output layer and loss."""
+    mtp_layers: int = 0
+    """Multi-token-prediction layers, behind `layers`."""
 
     @property
     def layers(self) -> range:
@@ -80,8 +85,11 @@ def vpp_of(pipeline_layout: str, pp: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def split_stages(num_layers: int, pp: int, vpp: int, pipeline_layout: str | None) -> Stages:
+def split_stages(num_layers: int, pp: int, vpp: int, pipeline_layout: str | None, mtp_layers: int = 0) -> Stages:
     """Cut a model into pp * vpp virtual stages; virtual stage i sits on pipeline rank i % pp.
+
+    Multi-token-prediction layers are in the last virtual stage, or where the layout string has its m. With them the
+    final norm goes with the last layer, else with the loss (`TransformerBlock.has_final_layernorm_in_this_stage`).
 
     Raises LayoutError when the layers do not divide or the layout string does not hold the model.
     """
@@ -90,36 +98,65 @@ def split_stages(num_layers: int, pp: int, vpp: int, pipeline_layout: str | None
         if num_layers % count:
             raise LayoutError(f"{num_layers} layers % (pp {pp} * vpp {vpp}) = {num_layers % count}")
         sizes = [num_layers // count] * count
+        mtp = [0] * (count - 1) + [mtp_layers]
     else:
         parts = parse_pipeline_layout(pipeline_layout)
         if len(parts) != count:
             raise LayoutError(f"pipeline_layout has {len(parts)} stages, pp {pp} * vpp {vpp} = {count}")
-        sizes = [part.count("t") for part in parts]
+        sizes, mtp = [part.count("t") for part in parts], [part.count("m") for part in parts]
         if sum(sizes) != num_layers:
             raise LayoutError(f"pipeline_layout holds {sum(sizes)} layers, the model has {num_layers}")
-        whole = "".join(parts)
-        if "m" in whole:
-            # validate_layer_layout counts m against mtp_num_layers, which fine-tuning leaves at 0.
-            raise LayoutError(
-                f"pipeline_layout {shown(pipeline_layout)} has m", expected="expected no multi-token-prediction layer"
-            )
-        if whole.count("E") != 1 or not whole.startswith("E") or whole.count("L") != 1 or not whole.endswith("L"):
-            raise LayoutError(
-                f"pipeline_layout {shown(pipeline_layout)} must start with its one E and end with its one L"
-            )
+        _check_ends(pipeline_layout, "".join(parts))
+        _check_mtp(pipeline_layout, parts, pp, mtp_layers)
+    last = max(index for index, size in enumerate(sizes) if size) if mtp_layers else count - 1
     chunks, first = [], 0
     for index, size in enumerate(sizes):
-        chunks.append(Chunk(first, size, embedding=index == 0, head=index == count - 1))
+        chunks.append(
+            Chunk(
+                first,
+                size,
+                embedding=index == 0,
+                final_norm=index == last,
+                head=index == count - 1,
+                mtp_layers=mtp[index],
+            )
+        )
         first += size
     return tuple(tuple(chunks[virtual * pp + rank] for virtual in range(vpp)) for rank in range(pp))
 
 
+def _check_ends(pipeline_layout: str, whole: str) -> None:
+    if whole.count("E") != 1 or not whole.startswith("E") or whole.count("L") != 1 or not whole.endswith("L"):
+        raise LayoutError(f"pipeline_layout {shown(pipeline_layout)} must start with its one E and end with its one L")
+
+
+def _check_mtp(pipeline_layout: str, parts: list[str], pp: int, mtp_layers: int) -> None:
+    """Raise LayoutError for an m that `validate_layer_layout` refuses."""
+    whole = "".join(parts)
+    if whole.count("m") != mtp_layers:
+        raise LayoutError(
+            f"pipeline_layout {shown(pipeline_layout)} has {whole.count('m')} m, mtp_num_layers is {mtp_layers}",
+            expected="expected one m for each multi-token-prediction layer",
+        )
+    if "t" in whole.partition("m")[2]:
+        raise LayoutError(f"pipeline_layout {shown(pipeline_layout)} has a t behind its m")
+    if sum("m" in part for part in parts) > 1:
+        raise LayoutError(f"pipeline_layout {shown(pipeline_layout)} has m in more than one stage")
+    if any("m" in part for part in parts[:-pp]):
+        raise LayoutError(
+            f"pipeline_layout {shown(pipeline_layout)} has m before the last virtual stage of its rank",
+            expected=f"expected m in one of the last {pp} stages",
+        )
+
+
 @lru_cache(maxsize=1 << 14)
-def spread_pipeline_layout(num_layers: int, pp: int, vpp: int, first: int, last: int) -> str | None:
+def spread_pipeline_layout(
+    num_layers: int, pp: int, vpp: int, first: int, last: int, mtp_layers: int = 0
+) -> str | None:
     """A layout string with so many layers in the first and in the last virtual stage, the others as even as can be.
 
-    The last stage may hold the loss alone; None when another would be left without a layer, when the layers do not
-    add up, and for a single stage, which needs no string.
+    The last stage also has the multi-token-prediction layers, and may hold the end of the model alone. None when
+    another would be left without a layer, when the layers do not add up, and for a single stage, which needs no string.
     """
     middle, left = pp * vpp - 2, num_layers - first - last
     if middle < 0 or first < 1 or last < 0 or left < middle or (middle == 0 and left):
@@ -133,18 +170,19 @@ def spread_pipeline_layout(num_layers: int, pp: int, vpp: int, first: int, last:
     for part, run in groupby(parts[1:-1]):
         times = len(list(run))
         text += f"({part}|)*{times}" if times > 2 else f"{part}|" * times
-    return f"E{parts[0]}|{text}{parts[-1]}L"
+    return f"E{parts[0]}|{text}{parts[-1]}{'m' * mtp_layers}L"
 
 
-def balanced_pipeline_layout(num_layers: int, pp: int, vpp: int) -> str | None:
-    """A layout string for layers that do not divide: embedding and loss count as one layer each.
+def balanced_pipeline_layout(num_layers: int, pp: int, vpp: int, mtp_layers: int = 0) -> str | None:
+    """A layout string for layers that do not divide: embedding, loss and multi-token-prediction layers count as one.
 
     None where a stage would be left without a layer, and for a single stage.
     """
     count = pp * vpp
-    size, longer = divmod(num_layers + 2, count)
+    size, longer = divmod(num_layers + 2 + mtp_layers, count)
     # With one stage more to lengthen than there are in the middle, the first is next: the last has the logits.
-    return spread_pipeline_layout(num_layers, pp, vpp, size - 1 + (longer == count - 1), size - 1)
+    first, last = size - 1 + (longer == count - 1), size - 1 - mtp_layers
+    return spread_pipeline_layout(num_layers, pp, vpp, first, last, mtp_layers)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -153,7 +191,9 @@ def end_sizes(pipeline_layout: str, pp: int, vpp: int) -> tuple[int, int] | None
 
     Raises LayoutError for characters that do not belong in a layout string.
     """
-    sizes = [part.count("t") for part in parse_pipeline_layout(pipeline_layout)]
-    if spread_pipeline_layout(sum(sizes), pp, vpp, sizes[0], sizes[-1]) == pipeline_layout:
+    parts = parse_pipeline_layout(pipeline_layout)
+    sizes = [part.count("t") for part in parts]
+    mtp_layers = parts[-1].count("m")
+    if spread_pipeline_layout(sum(sizes), pp, vpp, sizes[0], sizes[-1], mtp_layers) == pipeline_layout:
         return sizes[0], sizes[-1]
     return None

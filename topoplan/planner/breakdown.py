@@ -20,7 +20,8 @@ from topoplan.cost.memory import (
 from topoplan.cost.params import RankParameters, cut, layer_tensors
 from topoplan.cost.profile import profile_of
 from topoplan.cost.shard import shard_of
-from topoplan.layout.stages import Chunk, split_stages
+from topoplan.layout.layout import stages_of
+from topoplan.layout.stages import Chunk
 from topoplan.planner.plan import Plan, StageMemory
 from topoplan.specs.model import Layer, Model
 from topoplan.specs.spec import Spec
@@ -74,6 +75,7 @@ class ChunkRow:
     """A model chunk of the worst stage; there is one without interleaving."""
 
     layers: int
+    """Multi-token-prediction layers are among them."""
     kept_bytes: float
     """What a micro batch leaves in the chunk."""
     in_flight: int
@@ -86,6 +88,7 @@ class StageRow:
 
     stages: tuple[int, ...]
     layers: int
+    """Multi-token-prediction layers are among them."""
     in_flight: tuple[int, ...]
     """Micro batches that each model chunk holds when activations are at their most."""
     memory: StageMemory
@@ -126,14 +129,14 @@ def breakdown(spec: Spec, plan: Plan) -> Breakdown:
     model, job, layout, memory = spec.model, spec.job, plan.layout, plan.memory
     traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
     worst = max(memory.by_stage, key=lambda stage: stage.allocated_bytes).stage
-    all_chunks = split_stages(model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)
+    all_chunks = stages_of(model, job, layout)
     shard = shard_of(layout, job, flash_attention=profile.flash_attention)
 
     def chunk_rows(rank: int) -> tuple[ChunkRow, ...]:
         kept = [chunk_kept_bytes(model, chunk, shard, layout.recompute) for chunk in all_chunks[rank]]
         held = fullest_moment(layout, rank, kept, tower_bytes(rank))
         return tuple(
-            ChunkRow(layers=chunk.num_layers, kept_bytes=size, in_flight=count)
+            ChunkRow(layers=chunk.num_layers + chunk.mtp_layers, kept_bytes=size, in_flight=count)
             for chunk, size, count in zip(all_chunks[rank], kept, held, strict=True)
         )
 
@@ -173,14 +176,14 @@ def breakdown(spec: Spec, plan: Plan) -> Breakdown:
     ends = [
         WeightRow(name=tensor.name, elements=tensor.elements, split=tensor.split, rank_elements=elements)
         for chunk in all_chunks[worst]
-        for tensor, elements in end_tensors(model, chunk, traits, layout.tp, whole_model=layout.pp * layout.vpp == 1)
+        for tensor, elements in end_tensors(model, chunk, traits, layout.tp)
     ]
     if worst == 0:
         ends += _vision_rows(model)
     stages = [
         StageRow(
             stages=(stage.stage,),
-            layers=sum(chunk.num_layers for chunk in all_chunks[stage.stage]),
+            layers=sum(chunk.num_layers + chunk.mtp_layers for chunk in all_chunks[stage.stage]),
             in_flight=tuple(row.in_flight for row in chunk_rows(stage.stage)),
             memory=stage,
         )
@@ -198,7 +201,7 @@ def breakdown(spec: Spec, plan: Plan) -> Breakdown:
         expert_shards=layout.optimizer_shards[1],
         fragmentation=fragmentation(model, layout),
         context_bytes=profile.context_bytes,
-        communicators=communicator_sizes(layout, model),
+        communicators=communicator_sizes(layout, model, job),
         communicator_bytes=profile.nccl_bytes_per_communicator,
         margin_stated=spec.cluster.margin is not None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_finetuning, check_precision
+from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_finetuning, check_precision, check_token_prediction
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.compute import peak_flops
 from topoplan.cost.flops import model_flops_per_step
@@ -34,7 +34,7 @@ def memory_of(spec: Spec, layout: Layout, *, all_stages: bool = False) -> Memory
 def plan_of(spec: Spec, layout: Layout, memory: Memory) -> Plan:
     """The plan of a legal layout whose memory is known."""
     traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
-    ranks = distinct_ranks(spec.model, layout.pp, layout.vpp, layout.pipeline_layout)
+    ranks = distinct_ranks(spec.model, spec.job, layout)
     time = predict_time(spec.model, spec.cluster, spec.job, layout, traits, profile, ranks)
     gpus = spec.cluster.world_size
     rate = model_flops_per_step(spec.model, spec.job) / time.step_s / gpus
@@ -60,6 +60,8 @@ def predict(spec: Spec, layout: Layout | Mapping[str, Any]) -> Plan:
     check_precision(spec)
     form = layout_to_dict(layout) if isinstance(layout, Layout) else _with_stages(layout, spec)
     layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)
+    if layout.backend == "mca":
+        check_token_prediction(spec)
     if broken := broken_rule(spec, layout, _RULES_OF_A_GIVEN_LAYOUT):
         rule, equation = broken
         raise LayoutError(equation, where=f"layout breaks rule {rule.name}", remedy=rule.fix)
@@ -71,7 +73,8 @@ def _with_stages(form: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
     pp, vpp = form.get("pp", 1), form.get("vpp", 1)
     if form.get("pipeline_layout") or not (isinstance(pp, int) and isinstance(vpp, int)) or pp < 1 or vpp < 1:
         return form
-    if spec.model.num_layers % (pp * vpp) and (even := balanced_pipeline_layout(spec.model.num_layers, pp, vpp)):
+    layers, mtp_layers = spec.model.num_layers, spec.job.mtp_num_layers
+    if layers % (pp * vpp) and (even := balanced_pipeline_layout(layers, pp, vpp, mtp_layers)):
         return {**form, "pipeline_layout": even}
     return form
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from topoplan.cost.memory import Moment
 from topoplan.planner.breakdown import Breakdown, LayerRows, StageRow, WeightRow
 from topoplan.planner.plan import Plan, StageMemory
 from topoplan.planner.view import LAYER_KINDS, plan_to_dict, rounded, spec_to_dict
@@ -32,7 +33,8 @@ SOURCES = {
     "reference model": "cost/memory.py stage_memory; mcore_adapter dpo_trainer.py",
     "activations": "cost/memory.py chunk_kept_bytes; arXiv 2205.05198, section 4",
     "vision activations": "cost/activations.py vision_activation_bytes",
-    "peak": "cost/memory.py stage_memory",
+    "peak": "cost/memory.py stage_moments",
+    "moments": "cost/memory.py stage_moments and bytes_per_logit and mtp_bytes_per_logit",
     "saved": "cost/activations.py layer_activations; arXiv 2205.05198, section 4",
     "recomputation": "cost/activations.py kept_activations",
     "in flight": "cost/pipeline.py in_flight; Megatron schedules.py, arXiv 2104.04473, section 2.2",
@@ -48,6 +50,7 @@ SOURCES = {
 _PEAKS = {
     "backward": "the largest backward of a layer, and buffers that all layers share",
     "loss": "logits, their gradient, and the inputs of the output layer",
+    "loss backward": "logits of all depths that their losses keep, and gradients of the output layer",
     "embedding gradient": "the dense gradient of the embedding, when a micro batch's layers are freed",
     "optimizer step": "fp32 copies of the gradients, beyond the activations that are freed by then",
 }
@@ -83,6 +86,7 @@ def memory_to_dict(spec: Spec, plan: Plan, account: Breakdown) -> dict[str, Any]
                 {"layers": row.layers, "kept_mib": rounded(row.kept_bytes / _MIB), "in_flight": row.in_flight}
                 for row in account.chunks
             ],
+            "moments": [_moment_to_dict(moment) for moment in _moments(account)],
             "vision_kept_mib": rounded(account.vision_kept_bytes / _MIB),
             "layers": [_layer_to_dict(rows) for rows in account.layers],
             "ends": [_weight_to_dict(row) for row in account.ends],
@@ -110,8 +114,23 @@ def memory_to_dict(spec: Spec, plan: Plan, account: Breakdown) -> dict[str, Any]
     }
 
 
+def _moments(account: Breakdown) -> list[Moment]:
+    """The moments of the worst stage; the first one is its peak."""
+    worst = next(row for row in account.stages if account.worst in row.stages)
+    return sorted(worst.memory.moments, key=lambda moment: -moment.total_bytes)
+
+
+def _moment_to_dict(moment: Moment) -> dict[str, Any]:
+    return {
+        "name": moment.name,
+        "mib": rounded(moment.total_bytes / _MIB),
+        "terms_mib": {name: rounded(size / _MIB) for name, size in moment.terms_bytes if size},
+    }
+
+
 def _layer_to_dict(rows: LayerRows) -> dict[str, Any]:
     return {
+        "predicts_next": rows.layer.predicts_next,
         "attention": LAYER_KINDS[type(rows.layer.attention)],
         "ffn": LAYER_KINDS[type(rows.layer.ffn)],
         "count": rows.count,
@@ -151,6 +170,7 @@ def print_memory(console: Console, spec: Spec, plan: Plan, account: Breakdown) -
         console.print(_stages(account))
     _heading(console, f"{_stage_name(worst)}, by part", "")
     console.print(_parts(spec, account, worst.memory))
+    _print_moments(console, account)
     _print_activations(console, plan, account)
     _print_weights(console, plan, account)
     _print_device(console, plan, account)
@@ -254,6 +274,18 @@ def _what(spec: Spec, account: Breakdown, name: str, size: float) -> str:
     return _PEAKS.get(name.removeprefix("peak (").removesuffix(")"), "")
 
 
+def _print_moments(console: Console, account: Breakdown) -> None:
+    _heading(console, "Moments that may be the peak, beyond all that is in flight", SOURCES["moments"])
+    table = _table("moment", right=("MiB",), last=("term",))
+    for position, moment in enumerate(_moments(account)):
+        verdict = "the peak" if position == 0 else "below it"
+        table.add_row(Text(moment.name), _mib(moment.total_bytes), verdict, style="bold" if position == 0 else None)
+        for name, size in moment.terms_bytes:
+            if size:
+                table.add_row("", _mib(size), Text(name), style=None if position == 0 else "dim")
+    console.print(table)
+
+
 def _print_activations(console: Console, plan: Plan, account: Breakdown) -> None:
     recompute = plan.layout.recompute
     for rows in account.layers:
@@ -298,7 +330,8 @@ def _kind(rows: LayerRows) -> str:
     names = (LAYER_KINDS[type(rows.layer.attention)], LAYER_KINDS[type(rows.layer.ffn)])
     window = getattr(rows.layer.attention, "window", 0)
     words = " + ".join(name.replace("_", " ") for name in names)
-    return f"{words}, window {window}" if window else words
+    words = f"{words}, window {window}" if window else words
+    return f"multi-token prediction of {words}" if rows.layer.predicts_next else words
 
 
 def _print_weights(console: Console, plan: Plan, account: Breakdown) -> None:

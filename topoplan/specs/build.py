@@ -212,6 +212,7 @@ class Builder:
         job = Job(**given, pin=pin)
         self._check_precision(job, cluster.gpu)
         self._check_something_trained(job, model)
+        self._check_token_prediction(job, model)
         check_pin(pin, cluster, job, where=lambda key: self.place(("job", "pin", key)))
         return job
 
@@ -241,6 +242,24 @@ class Builder:
                 "job.freeze_language_model: everything is frozen, so nothing would be trained",
                 remedy="leave it out" if model.vision is None else "set one of the freeze_ keys to false",
             )
+
+    def _check_token_prediction(self, job: Job, model: Model) -> None:
+        count = job.mtp_num_layers
+        if not count:
+            return
+        path, key = ("job", "mtp_num_layers"), f"job.mtp_num_layers: {job.mtp_num_layers}"
+        if 0 < model.mtp_layers < count:
+            self.fail(
+                path,
+                f"{key} > {model.mtp_layers} multi-token-prediction layers of {model.name}",
+                expected=f"expected at most {model.mtp_layers}",
+            )
+        if model.learned_positions:
+            # Megatron-LM `training/arguments.py`: rotary positions or none.
+            self.fail(path, f"{key}: {model.name} has learned positions, and Megatron's layers need rotary ones")
+        if job.stage == "dpo":
+            # `core/models/gpt/gpt_model.py::_postprocess` clones the labels, which DPO keeps to itself.
+            self.fail(path, f"{key}: Megatron's layers take their loss from labels, which stage dpo has none of")
 
 
 def relocated(error: InputError, where: str) -> InputError:

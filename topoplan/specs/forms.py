@@ -262,6 +262,9 @@ class JobForm(Form):
         default=None,
         description="Tokens of the busiest rank's experts over the average; for a mixture of experts with ep > 1.",
     )
+    mtp_num_layers: Annotated[int | None, Count(0, 16)] = Field(
+        default=None, description="Multi-token-prediction layers that are trained with the model; left out: none."
+    )
     trainer: Annotated[dict[str, Any] | None, PassedThrough()] = Field(
         default=None, description="Any other keys of the trainer's YAML, passed through."
     )

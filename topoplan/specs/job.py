@@ -42,6 +42,8 @@ class Job:
     """Images in one (packed) sequence, on average; counts for vision-language models alone."""
     token_imbalance: float = 1.0
     """Tokens that the busiest rank's experts get, over the average; 1 is perfectly balanced routing."""
+    mtp_num_layers: int = 0
+    """Multi-token-prediction layers that are trained with the model, each a depth with a loss of its own."""
     trainer: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of the trainer's YAML, passed through."""
     pin: Mapping[str, Any] = field(default_factory=dict)

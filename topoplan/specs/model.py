@@ -86,6 +86,9 @@ class Layer:
 
     attention: AnyAttention
     ffn: Mlp | Moe
+    predicts_next: bool = False
+    """A multi-token-prediction layer: the block stands behind a projection of the hidden state and the embedding of the
+    token after, each behind a norm, and has a final norm of its own (arXiv 2412.19437, section 2.2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +146,8 @@ class Model:
     max_position_embeddings: int = 0
     """Longest context of the config; 0 when it does not say."""
     mtp_layers: int = 0
-    """Multi-token-prediction layers in the checkpoint. Not counted in parameters: fine-tuning leaves them out."""
+    """Multi-token-prediction layers in the checkpoint; 0 when it does not say. Not counted in parameters: a job trains
+    them only when it asks to (`Job.mtp_num_layers`)."""
     vision: VisionTower | None = None
     config_path: str | None = None
     """Local directory of the model, when it was given as one."""
