@@ -87,8 +87,8 @@ def test_experts_and_low_precision_are_no_surer_than_a_dense_bf16_model() -> Non
         time = time_of(spec, layout_of(spec, tp=2))
         return time.band_s[1] / time.step_s
 
-    assert width(MIXED, "bf16") >= width(DENSE, "bf16")
-    assert width(DENSE, "fp8") >= width(DENSE, "bf16")
+    assert width(MIXED, "bf16") >= width(DENSE, "bf16") - 1e-9
+    assert width(DENSE, "fp8") >= width(DENSE, "bf16") - 1e-9
 
 
 @pytest.mark.parametrize(("model", "form"), CASES)

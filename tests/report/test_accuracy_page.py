@@ -27,7 +27,7 @@ def test_the_page_says_what_is_graded_and_what_was_not_measured() -> None:
         "What was not measured",
         "Where the numbers of each GPU come from",
     ]
-    for what in ("CUDA context", "NCCL's buffers", "fragmentation", "Hopper's kernels"):
+    for what in ("CUDA context", "NCCL's buffers", "fragmentation"):
         assert what in text.partition("## What was not measured")[2]
 
 

@@ -15,7 +15,7 @@ def _place(path: KeyPath) -> str:
 
 
 def _check(**keys: Any) -> SpecForm:
-    return check_form({"gpu": "h100-sxm-80gb", "nodes": 4, **keys}, _place)
+    return check_form(SpecForm, {"gpu": "h100-sxm-80gb", "nodes": 4, **keys}, _place)
 
 
 def _refused(kind: type[InputError] = SpecError, **keys: Any) -> str:

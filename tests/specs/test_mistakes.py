@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from topoplan.errors import SpecError
-from topoplan.specs.forms import JobForm, PinForm
+from topoplan.specs.forms import JobForm, PinForm, SpecForm
 from topoplan.specs.mistakes import check_form, dotted, likely_key
 from topoplan.specs.source import KeyPath
 
@@ -16,7 +16,7 @@ def _place(path: KeyPath) -> str:
 
 def _refused(**keys: Any) -> str:
     with pytest.raises(SpecError) as error:
-        check_form({"gpu": "h100-sxm-80gb", "nodes": 4, **keys}, _place)
+        check_form(SpecForm, {"gpu": "h100-sxm-80gb", "nodes": 4, **keys}, _place)
     message = str(error.value)
     assert "pydantic" not in message
     return message
@@ -71,7 +71,7 @@ def test_a_missing_key_says_what_to_add() -> None:
 
 def test_several_mistakes_are_one_line_each_and_no_more_than_a_few() -> None:
     with pytest.raises(SpecError) as error:
-        check_form({"gpu": "x", "nodes": 0, "gpus_per_node": 0, "nics_per_node": 0, "cpu_cores": 0}, _place)
+        check_form(SpecForm, {"gpu": "x", "nodes": 0, "gpus_per_node": 0, "nics_per_node": 0, "cpu_cores": 0}, _place)
     lines = str(error.value).splitlines()
     assert len(lines) == 4
     assert lines[0].startswith("spec.yaml:8: nodes: 0 is out of range")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, read_spec
+from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, ProfilePath, read_spec
 from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking, wanted_id
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def explain(
     overrides: Overrides = None,
     pin: Pins = None,
     margin: Margin = None,
+    profile: ProfilePath = None,
     as_json: AsJson = False,
 ) -> None:
     """Show where each GiB of a plan goes, and where its formula is.
@@ -50,9 +51,9 @@ def explain(
     if run is not None:
         if model or job or overrides or pin or margin or plan != "1":
             raise InputError("--run has model, job and layout in its file", remedy="leave the other options out")
-        read, chosen = _of_run(run)
+        read, chosen = _of_run(run, profile)
     elif spec is not None:
-        read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin)
+        read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
         chosen = _of_spec(read, plan)
 
     from topoplan.cli.output import print_json, stdout_console
@@ -84,14 +85,16 @@ def _of_spec(spec: Spec, wanted: str) -> Plan:
     return plan_of_id(spec, name) if found is None else predict(spec, found.layout)
 
 
-def _of_run(source: str) -> tuple[Spec, Plan]:
+def _of_run(source: str, profile: str | None) -> tuple[Spec, Plan]:
     from pathlib import Path
 
     from topoplan.cli.run_documents import read_run_documents
     from topoplan.errors import SpecError
     from topoplan.planner.predict import predict
     from topoplan.specs.load import spec_from_document
+    from topoplan.specs.profile import read_profile
 
+    own = None if profile is None else read_profile(profile)
     documents = list(read_run_documents(source))
     if len(documents) != 1:
         raise SpecError(f"{len(documents)} run documents", where=source, expected="expected one")
@@ -99,5 +102,5 @@ def _of_run(source: str) -> tuple[Spec, Plan]:
     if document.error:
         raise SpecError(document.error)
     base = Path.cwd() if source == "-" else Path(source).parent
-    spec = spec_from_document(document.spec, where=document.where, base=base)
+    spec = spec_from_document(document.spec, where=document.where, base=base, profile=own)
     return spec, predict(spec, document.layout)

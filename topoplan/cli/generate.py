@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, SpecPath, read_spec
+from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, ProfilePath, SpecPath, read_spec
 from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def generate(
     overrides: Overrides = None,
     pin: Pins = None,
     margin: Margin = None,
+    profile: ProfilePath = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the trainer's YAML and one launch script a node.
@@ -38,7 +39,7 @@ def generate(
 
     from topoplan.cli.search import search
 
-    read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin)
+    read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
     ranking = search(read)
     if not ranking.plans:
         from topoplan.report.nothing_fits import nothing_fits

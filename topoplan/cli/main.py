@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from topoplan.cli import explain, generate, gpus, models, predict, rank, schema, validate, version
+from topoplan.cli import explain, generate, gpus, models, predict, profile, rank, schema, validate, version
 from topoplan.cli.exit_codes import BROKEN_PIPE, INTERRUPTED
 from topoplan.errors import TopoplanError
 
@@ -34,6 +34,7 @@ app.command("predict")(predict.predict)
 app.command("validate")(validate.validate)
 app.command("models")(models.models)
 app.command("gpus")(gpus.gpus)
+app.command("profile")(profile.profile)
 app.command("schema")(schema.schema)
 app.command("version")(version.version)
 

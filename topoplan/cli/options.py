@@ -46,6 +46,15 @@ Margin = Annotated[
         show_default=False,
     ),
 ]
+ProfilePath = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="FILE",
+        help="Calibration constants of your own, over those of the GPU; `topoplan profile GPU -o FILE` makes a start.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -57,9 +66,10 @@ def read_spec(
     overrides: list[str] | None,
     pins: list[str] | None,
     margin: str | None = None,
+    profile: str | None = None,
 ) -> Spec:
     """The spec file with everything that the command line says on top of it."""
     from topoplan.specs.load import load_spec
 
     keys = [*(overrides or ()), *([f"margin={margin}"] if margin is not None else [])]
-    return load_spec(spec, model=model, job=job, overrides=tuple(keys), pins=tuple(pins or ()))
+    return load_spec(spec, model=model, job=job, overrides=tuple(keys), pins=tuple(pins or ()), profile=profile)

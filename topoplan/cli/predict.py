@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topoplan.cli.options import ProfilePath
+
 if TYPE_CHECKING:
     from topoplan.cli.run_documents import RunDocument
     from topoplan.report.predictions import Prediction
+    from topoplan.specs.profile import OwnProfile
 
 
 def predict(
@@ -21,6 +24,7 @@ def predict(
             show_default=False,
         ),
     ],
+    profile: ProfilePath = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Predict memory and step time of given layouts.
@@ -31,10 +35,12 @@ def predict(
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.cli.run_documents import read_run_documents
     from topoplan.report.predictions import prediction_to_dict, print_predictions
+    from topoplan.specs.profile import read_profile
 
+    own = None if profile is None else read_profile(profile)
     # As in a spec, a relative path of a model is relative to the file that names it.
     base = Path.cwd() if runs == "-" else Path(runs).parent
-    predictions = (_predict_one(document, base) for document in read_run_documents(runs))
+    predictions = (_predict_one(document, base, own) for document in read_run_documents(runs))
     shown = []
     for prediction in predictions:
         if as_json:
@@ -46,7 +52,7 @@ def predict(
         raise typer.Exit(2)
 
 
-def _predict_one(document: RunDocument, base: Path) -> Prediction:
+def _predict_one(document: RunDocument, base: Path, profile: OwnProfile | None) -> Prediction:
     from topoplan.errors import TopoplanError
     from topoplan.planner.predict import predict as predict_layout
     from topoplan.report.predictions import Prediction
@@ -55,7 +61,7 @@ def _predict_one(document: RunDocument, base: Path) -> Prediction:
     if document.error:
         return Prediction(id=document.id, error=document.error)
     try:
-        spec = spec_from_document(document.spec, where=document.where, base=base)
+        spec = spec_from_document(document.spec, where=document.where, base=base, profile=profile)
         return Prediction(id=document.id, plan=predict_layout(spec, document.layout))
     except TopoplanError as error:
         return Prediction(id=document.id, error=str(error))

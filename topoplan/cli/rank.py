@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from topoplan.cli.exit_codes import INTERRUPTED
-from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, SpecPath, read_spec
+from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, ProfilePath, SpecPath, read_spec
 
 
 def rank(
@@ -17,6 +17,7 @@ def rank(
     overrides: Overrides = None,
     pin: Pins = None,
     margin: Margin = None,
+    profile: ProfilePath = None,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Plans to show.")] = 10,
     rejected: Annotated[bool, typer.Option("--rejected", help="Also show the layouts that are out, and why.")] = False,
     as_json: AsJson = False,
@@ -34,7 +35,7 @@ def rank(
     if as_csv and rejected:
         raise InputError("--csv has no rows for rejected layouts", remedy="use --rejected --json")
 
-    read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin)
+    read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
     ranking = search(read, keep_rejected=rejected, partial=True)
 
     from topoplan.cli.output import print_json, stdout_console

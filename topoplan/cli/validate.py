@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson
+from topoplan.cli.options import AsJson, ProfilePath
 
 if TYPE_CHECKING:
     from topoplan.planner.validate import Validation
@@ -23,9 +23,19 @@ def validate(
         ),
     ] = None,
     rows: Annotated[bool, typer.Option("--rows", help="Also print every figure beside its prediction.")] = False,
+    bands: Annotated[
+        bool, typer.Option("--bands", help="Print the error bands that the runs give, beside those of the catalog.")
+    ] = False,
+    profile: ProfilePath = None,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write a page (Markdown) to a file.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write a page (Markdown) to a file; with --bands, profiles.json with these bands.",
+            show_default=False,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -39,8 +49,10 @@ def validate(
 
     if output is not None and as_json:
         raise InputError("--output and --json cannot be used together", remedy="leave one out")
-    graded = _graded(runs)
-    if output is not None:
+    graded = _graded(runs, profile)
+    if bands:
+        _show_bands(graded, output, as_json=as_json)
+    elif output is not None:
         _write_page(Path(output), graded)
         stdout_console().print(f"Wrote {output}", soft_wrap=True)
     elif as_json:
@@ -51,31 +63,51 @@ def validate(
         raise typer.Exit(2)
 
 
-def _graded(runs: str | None) -> Validation:
+def _graded(runs: str | None, profile: str | None) -> Validation:
     from topoplan.cli.run_documents import source_text
     from topoplan.errors import SpecError
     from topoplan.planner.measured import parse_runs, shipped_runs
     from topoplan.planner.validate import validate as grade
+    from topoplan.specs.profile import read_profile
 
+    own = None if profile is None else read_profile(profile)
     if runs is None:
-        return grade(shipped_runs())
+        return grade(shipped_runs(), profile=own)
     text, name = source_text(runs)
     found = list(parse_runs(text, name=name))
     if not found:
         raise SpecError("nothing in it", where=name, expected="expected at least one measured run")
-    return grade(found, base=Path.cwd() if runs == "-" else Path(runs).parent)
+    return grade(found, base=Path.cwd() if runs == "-" else Path(runs).parent, profile=own)
+
+
+def _show_bands(graded: Validation, output: str | None, *, as_json: bool) -> None:
+    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.planner.bands import earned_bands, profiles_text
+    from topoplan.report.profile import bands_to_dict, print_bands
+
+    earned = earned_bands(graded.figures)
+    if output is not None:
+        _write(Path(output), profiles_text(earned), mark='{\n  "volta"', made_by="is no profiles.json")
+        stdout_console().print(f"Wrote {output}", soft_wrap=True)
+    elif as_json:
+        print_json(bands_to_dict(earned))
+    else:
+        print_bands(stdout_console(), earned)
 
 
 def _write_page(path: Path, graded: Validation) -> None:
-    """Write the page. A file that is not such a page is left alone."""
-    from topoplan.errors import OutputError
     from topoplan.report.accuracy_page import MARK, accuracy_page
 
+    _write(path, accuracy_page(graded), mark=MARK, made_by="was not written by `topoplan validate`")
+
+
+def _write(path: Path, text: str, *, mark: str, made_by: str) -> None:
+    """Write a file. One that is there and does not begin as such files do is left alone."""
+    from topoplan.errors import OutputError
+
     try:
-        if path.exists() and not path.read_bytes().startswith(MARK.encode()):
-            raise OutputError(
-                "exists and was not written by `topoplan validate`", where=str(path), remedy="name another"
-            )
-        path.write_text(accuracy_page(graded), encoding="utf-8")
+        if path.exists() and not path.read_bytes().startswith(mark.encode()):
+            raise OutputError(f"exists and {made_by}", where=str(path), remedy="name another")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror}", where=str(path)) from error

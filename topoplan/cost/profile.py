@@ -1,27 +1,60 @@
 """The few numbers that are fitted or measured, not derived: how much of a peak real kernels reach.
 
-They live in `catalog/profiles.json`, one entry an architecture, each with where it comes from and the error band that
-it has earned on measured runs.
+They live in `catalog/profiles.json`, one entry an architecture (or a card, whose entry goes before). Each constant says
+where it comes from. Each error band is earned: `planner/bands.py` works it out from the measured runs of that entry.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from importlib import resources
+from typing import Any
 
+from topoplan.layout.rules import facts_of
 from topoplan.specs.gpu import Gpu
+from topoplan.specs.job import Job
+from topoplan.specs.model import Model
+from topoplan.specs.profile import OwnProfile
+
+BANDS = ("memory_band", "moe_memory_band", "time_band", "moe_time_band", "eight_bit_time_band")
+"""The error bands of a profile; its other numbers are constants."""
+FEW_FIGURES = 5
+"""From this many measured figures on, a band is earned by them alone."""
+WIDER_FOR_FEW = 1.25
+"""What the kin's band is multiplied by where fewer were measured, and for constants of a user's own."""
+WIDER_FOR_NONE = 2.0
+"""The same where none were."""
+WIDENED = "wider for constants of your own"
+"""The source of such a band."""
+WIDEST = 0.6
+"""Above it a band says no more than that nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where one number of a profile comes from, for `topoplan profile`."""
+
+    kind: str
+    """measured (by the user), published, fitted (on step times), assumed, kin (another entry's), or earned (a band)."""
+    source: str
+    kin: str = ""
+    """The entry that the number, or the band that it is widened from, was taken from."""
+    figures: int = 0
+    """Of a band: measured figures that grade it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Profile:
     """Efficiencies and overheads of one GPU architecture. Fractions are of the vendor's peak.
 
-    Compared and hashed by identity; there is one object a GPU.
+    Compared and hashed by identity; there is one object a GPU (and file of a user's own).
     """
 
     name: str
+    """The entry that the constants are of."""
     gemm_efficiency: float
     """Of the dense peak, for a GEMM large enough that tiles and waves do not matter."""
     grouped_gemm_efficiency: float
@@ -68,27 +101,118 @@ class Profile:
     time_band: float
     """The same for the step time of a dense model in bf16."""
     moe_time_band: float
-    """The same for a mixture of experts."""
+    """The same for a mixture of experts, in any precision."""
     eight_bit_time_band: float
-    """The same in fp8 and below."""
-    source: str
+    """The same for a dense model in fp8 and below."""
+    kin: str
+    """The entry that bands are widened from where few runs were measured; empty for the one at the root."""
+    date: str
+    """Day on which the sources were last read."""
+    origins: Mapping[str, Origin]
+    """Constant or band -> where it comes from."""
+    own: OwnProfile | None = None
+    """The file of a user's own that some of the constants are from."""
+
+
+CONSTANTS = tuple(
+    field.name for field in fields(Profile) if field.name not in (*BANDS, "name", "kin", "date", "origins", "own")
+)
+"""The numbers of a profile that are no bands."""
 
 
 @lru_cache(maxsize=1)
-def _profiles() -> dict[str, dict[str, object]]:
+def profile_entries() -> Mapping[str, Mapping[str, Any]]:
+    """The entries of `catalog/profiles.json` by name."""
     text = resources.files("topoplan.catalog").joinpath("profiles.json").read_text(encoding="utf-8")
-    profiles: dict[str, dict[str, object]] = json.loads(text)
-    return profiles
+    entries: Mapping[str, Mapping[str, Any]] = json.loads(text)
+    return entries
+
+
+def entry_name(gpu: Gpu) -> str:
+    """The entry of the card itself if there is one, else that of its architecture."""
+    return gpu.name if gpu.name in profile_entries() else gpu.architecture
 
 
 @lru_cache(maxsize=64)
-def profile_of(gpu: Gpu) -> Profile:
-    """The profile of the card itself if there is one, else of its architecture.
+def profile_of(gpu: Gpu, own: OwnProfile | None = None) -> Profile:
+    """The profile of a GPU, with the constants of a user's own file in place of the catalog's.
+
+    Where such a file gives constants that differ and no band, the bands are widened as for a GPU with few runs.
 
     Raises KeyError for an architecture outside the catalog (spec forms refuse those earlier).
     """
-    profiles = _profiles()
-    values = profiles[gpu.architecture] | profiles.get(gpu.name, {})
-    known = {field.name for field in fields(Profile)}
-    values = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key in known}
-    return Profile(name=gpu.name if gpu.name in profiles else gpu.architecture, **values)  # type: ignore[arg-type]
+    name = entry_name(gpu)
+    entry = profile_entries()[name]
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for key in CONSTANTS:
+        values[key], origins[key] = _constant(name, gpu.architecture, key)
+    kin = entry.get("kin", "")
+    for key, band in entry["bands"].items():
+        values[key], origins[key] = band["value"], Origin(kind="earned", source="", kin=kin, figures=band["figures"])
+    if own is not None:
+        _put_own(values, origins, own)
+    return Profile(name=name, kin=kin, date=entry["date"], origins=origins, own=own, **values)
+
+
+def _constant(name: str, architecture: str, key: str) -> tuple[Any, Origin]:
+    """A constant of an entry, from its kin if it says so; a card's entry leaves the rest to its architecture's."""
+    constants = profile_entries()[name]["constants"]
+    if key not in constants:
+        return _constant(architecture, architecture, key)
+    found = constants[key]
+    if kin := found.get("kin"):
+        value, origin = _constant(kin, kin, key)
+        root = origin.kin or kin
+        return value, Origin(kind="kin", source=origin.source, kin=root)
+    value = found["value"]
+    return tuple(value) if isinstance(value, list) else value, Origin(kind=found["kind"], source=found["source"])
+
+
+def _put_own(values: dict[str, Any], origins: dict[str, Origin], own: OwnProfile) -> None:
+    source = f"{own.path}: {own.source}" if own.source else own.path
+    differs = any(values[key] != value for key, value in own.constants.items() if key not in BANDS)
+    for key, value in own.constants.items():
+        values[key], origins[key] = value, Origin(kind="measured", source=source)
+    for key in BANDS:
+        if differs and key not in own.constants:
+            values[key] = min(values[key] * WIDER_FOR_FEW, WIDEST)
+            origins[key] = replace(origins[key], source=WIDENED)
+
+
+def band_keys(model: Model, job: Job) -> tuple[str, str]:
+    """The bands of memory and of time that runs of such a job grade."""
+    if facts_of(model).is_moe:
+        return "moe_memory_band", "moe_time_band"
+    return "memory_band", "time_band" if job.precision in ("bf16", "fp16") else "eight_bit_time_band"
+
+
+def profile_notes(profile: Profile, gpu: Gpu, model: Model, job: Job) -> tuple[str, ...]:
+    """What a user should know of the constants behind a plan: a file of their own, and bands that are borrowed."""
+    return _notes(profile, gpu.name, band_keys(model, job))
+
+
+@lru_cache(maxsize=256)
+def _notes(profile: Profile, card: str, keys: tuple[str, str]) -> tuple[str, ...]:
+    notes = []
+    if profile.own is not None:
+        own = profile.own
+        given = sum(key not in BANDS for key in own.constants)
+        source = f" ({own.source})" if own.source else ""
+        widened = "; bands widened" if any(profile.origins[key].source == WIDENED for key in keys) else ""
+        notes.append(f"{given} of {len(CONSTANTS)} constants from {own.path}{source}{widened}")
+    borrowed = [key for key in keys if profile.origins[key].kind == "earned" and not profile.origins[key].figures]
+    if borrowed and profile.kin:
+        none_at_all = not any(profile.origins[key].figures for key in BANDS)
+        runs = "runs" if none_at_all else f"{' or '.join(map(_MEASURED_AS.__getitem__, borrowed))}"
+        notes.append(f"{card} has no measured {runs}: band{'s' * (len(borrowed) > 1)} from {profile.kin}, widened")
+    return tuple(notes)
+
+
+_MEASURED_AS = {
+    "memory_band": "memory of a dense model",
+    "moe_memory_band": "memory of a mixture of experts",
+    "time_band": "speed of a dense model in bf16",
+    "moe_time_band": "speed of a mixture of experts",
+    "eight_bit_time_band": "speed of a dense model in fp8",
+}

@@ -18,7 +18,7 @@ from topoplan.cost.memory import (
     vision_kept_bytes,
 )
 from topoplan.cost.params import RankParameters, cut, layer_tensors
-from topoplan.cost.profile import profile_of
+from topoplan.cost.profile import profile_notes, profile_of
 from topoplan.cost.shard import shard_of
 from topoplan.layout.layout import stages_of
 from topoplan.layout.stages import Chunk
@@ -122,12 +122,14 @@ class Breakdown:
     """Buffers of one of them."""
     margin_stated: bool
     """The margin is the user's; else it is the error band of the prediction."""
+    notes: tuple[str, ...]
+    """On the constants behind the plan: a file of the user's own, and bands that are borrowed."""
 
 
 def breakdown(spec: Spec, plan: Plan) -> Breakdown:
     """The terms of `plan.memory`, which has to list every stage (`planner.predict.predict`)."""
     model, job, layout, memory = spec.model, spec.job, plan.layout, plan.memory
-    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
+    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
     worst = max(memory.by_stage, key=lambda stage: stage.allocated_bytes).stage
     all_chunks = stages_of(model, job, layout)
     shard = shard_of(layout, job, flash_attention=profile.flash_attention)
@@ -204,6 +206,7 @@ def breakdown(spec: Spec, plan: Plan) -> Breakdown:
         communicators=communicator_sizes(layout, model, job),
         communicator_bytes=profile.nccl_bytes_per_communicator,
         margin_stated=spec.cluster.margin is not None,
+        notes=profile_notes(profile, spec.cluster.gpu, model, job),
     )
 
 

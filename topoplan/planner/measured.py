@@ -49,6 +49,8 @@ class MeasuredRun:
     measured: Measured = Measured()
     unstated: tuple[str, ...] = ()
     """Keys of the layout that memory depends on and that the source does not say."""
+    slowed: str = ""
+    """Why the run is slower than the hardware allows: its speed is graded, but no error band is taken from it."""
     rank_group: str | None = None
     """Runs with the same name here differ in their layout alone, and can be ranked against each other."""
     left_out: str = ""
@@ -90,7 +92,9 @@ def _run(row: Any, where: str) -> MeasuredRun:
     if not isinstance(row, Mapping):
         raise SpecError("not a measured run", where=where, expected="expected a mapping with id, document and measured")
     _refuse_unknown(row, _KEYS, where)
-    words = {key: _text(row, key, where) for key in ("id", "family", "source", "notes", "left_out", "rank_group")}
+    words = {
+        key: _text(row, key, where) for key in ("id", "family", "source", "notes", "left_out", "slowed", "rank_group")
+    }
     if not words["id"]:
         raise SpecError("no `id`", where=where)
     values: dict[str, Any] = {key: value for key, value in words.items() if value}

@@ -10,7 +10,7 @@ from topoplan.backends.megatron import TRAITS
 from topoplan.cost.compute import peak_flops
 from topoplan.cost.flops import model_flops_per_step
 from topoplan.cost.memory import Memory, distinct_ranks, predict_memory
-from topoplan.cost.profile import profile_of
+from topoplan.cost.profile import profile_notes, profile_of
 from topoplan.cost.step import predict_time
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
@@ -27,13 +27,13 @@ _RULES_OF_A_GIVEN_LAYOUT = SHAPE_RULES + STEP_RULES + MODE_RULES
 
 def memory_of(spec: Spec, layout: Layout, *, all_stages: bool = False) -> Memory:
     """Memory of a layout that is known to be legal."""
-    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
+    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
     return predict_memory(spec.model, spec.cluster, spec.job, layout, traits, profile, all_stages=all_stages)
 
 
 def plan_of(spec: Spec, layout: Layout, memory: Memory) -> Plan:
     """The plan of a legal layout whose memory is known."""
-    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
+    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
     ranks = distinct_ranks(spec.model, spec.job, layout)
     time = predict_time(spec.model, spec.cluster, spec.job, layout, traits, profile, ranks)
     gpus = spec.cluster.world_size
@@ -81,7 +81,7 @@ def _with_stages(form: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
 
 def _warnings(spec: Spec, layout: Layout, memory: Memory) -> tuple[str, ...]:
     """What a user should know before choosing the plan."""
-    found = []
+    found = list(profile_notes(profile_of(spec.cluster.gpu, spec.profile), spec.cluster.gpu, spec.model, spec.job))
     if layout.backend == "mca" and spec.model.model_type not in SUPPORTED_MODEL_TYPES:
         found.append(f"the MCA trainer does not support model_type {spec.model.model_type!r}")
     host = memory.host_capacity_bytes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,11 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
+from topoplan.cost.profile import band_keys, entry_name
 from topoplan.errors import TopoplanError
 from topoplan.planner.measured import MeasuredRun
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.specs.load import spec_from_document
+from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
 from topoplan.units import GIB
 
@@ -35,6 +39,12 @@ class Figure:
     unit: str
     predicted: float
     measured: float
+    entry: str = ""
+    """Entry of `catalog/profiles.json` that the prediction rests on."""
+    band: str = ""
+    """The band of that entry that the figure grades; empty for one that grades none."""
+    alike: str = ""
+    """Runs with the same text here differ in nothing that their source states but the layout."""
 
     @property
     def error(self) -> float:
@@ -115,8 +125,12 @@ class Validation:
     """Rows of the sources that are not graded: reason to their number, the most frequent first."""
 
 
-def validate(runs: Sequence[MeasuredRun], *, base: Path | None = None) -> Validation:
-    """Predict every run and grade what it measured. `base` is where relative paths of models start."""
+def validate(runs: Sequence[MeasuredRun], *, base: Path | None = None, profile: OwnProfile | None = None) -> Validation:
+    """Predict every run and grade what it measured.
+
+    `base` is where relative paths of models start. `profile` has constants for the runs on its GPU; the others keep
+    those of the catalog.
+    """
     figures: list[Figure] = []
     failed: dict[str, str] = {}
     plans: list[tuple[MeasuredRun, Plan]] = []
@@ -125,6 +139,8 @@ def validate(runs: Sequence[MeasuredRun], *, base: Path | None = None) -> Valida
             continue
         try:
             spec = _spec_of(run, base)
+            if profile is not None and profile.is_of(spec.cluster.gpu):
+                spec = replace(spec, profile=profile)
             plan = predict(spec, run.document["layout"])
         except TopoplanError as error:
             failed[run.id] = str(error)
@@ -142,6 +158,11 @@ def validate(runs: Sequence[MeasuredRun], *, base: Path | None = None) -> Valida
     )
 
 
+def at_90_percent(sizes: Sequence[float]) -> float:
+    """The 90th percentile by nearest rank: the smallest size that at least nine of ten do not exceed."""
+    return sorted(sizes)[math.ceil(0.9 * len(sizes)) - 1]
+
+
 def spread_of(figures: Sequence[Figure]) -> Spread:
     """The errors of some figures; family and kind are those of the first."""
     errors = [figure.error for figure in figures]
@@ -151,7 +172,7 @@ def spread_of(figures: Sequence[Figure]) -> Spread:
         kind=figures[0].kind,
         count=len(errors),
         median=statistics.median(sizes),
-        at_90_percent=sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
+        at_90_percent=at_90_percent(sizes),
         worst=sizes[-1],
         signed_median=statistics.median(errors),
     )
@@ -175,10 +196,23 @@ def _grouped(figures: Sequence[Figure]) -> list[list[Figure]]:
 
 def _figures(run: MeasuredRun, spec: Spec, plan: Plan) -> Iterator[Figure]:
     measured, memory = run.measured, plan.memory
+    memory_band, time_band = band_keys(spec.model, spec.job)
+    setup = {key: run.document[key] for key in ("cluster", "model", "job")}
+    alike = json.dumps(setup, sort_keys=True, default=str) if run.unstated else run.id
 
     def figure(kind: str, unit: str, predicted: float, real: float, stage: int | None = None) -> Figure:
+        of_speed = kind.startswith(THROUGHPUT)
         return Figure(
-            id=run.id, family=run.family, kind=kind, unit=unit, predicted=predicted, measured=real, stage=stage
+            id=run.id,
+            family=run.family,
+            kind=kind,
+            unit=unit,
+            predicted=predicted,
+            measured=real,
+            stage=stage,
+            entry=entry_name(spec.cluster.gpu),
+            band="" if of_speed and run.slowed else time_band if of_speed else memory_band,
+            alike=alike,
         )
 
     if measured.allocated_gib is not None:

@@ -78,12 +78,16 @@ def plan_to_dict(plan: Plan, rank: int | None = None) -> dict[str, Any]:
 
 
 def spec_to_dict(spec: Spec) -> dict[str, Any]:
-    """`cluster`, `model` and `job`: everything that a prediction depends on, without the path of the spec file."""
-    return {
+    """`cluster`, `model`, `job`, and a `profile` of the user's own: all that a prediction depends on.
+
+    The path of the spec file is left out.
+    """
+    view = {
         "cluster": cluster_to_dict(spec.cluster),
         "model": model_to_dict(spec.model),
         "job": job_to_dict(spec.job),
     }
+    return view if spec.profile is None else view | {"profile": _fields_of(spec.profile)}
 
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:

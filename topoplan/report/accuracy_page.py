@@ -5,9 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from topoplan.catalog import gpu, gpu_names
-from topoplan.cost.profile import profile_of
+from topoplan.cost.profile import FEW_FIGURES, WIDER_FOR_FEW, WIDER_FOR_NONE, WIDEST
+from topoplan.planner.bands import NARROWEST
 from topoplan.planner.validate import ALLOCATED, BY_STAGE, RESERVED, Spread, Validation
+from topoplan.report.profile import catalog_profiles, kinds_text, memory_bands, time_bands
 from topoplan.report.text import counted
 from topoplan.report.validation import (
     figure_name,
@@ -41,9 +42,8 @@ _UNMEASURED = (
         " nowhere",
     ),
     (
-        "Hopper's kernels",
-        "usual sustained rates of public libraries, not timed kernel by kernel; throughput on H100 is graded as a whole"
-        " above",
+        "the constants that `topoplan profile` calls assumed",
+        "the table below counts them; Hopper's grouped GEMMs and overlap, and most of Ada and Volta, are among them",
     ),
     (
         "runs that end out of memory",
@@ -72,9 +72,9 @@ def accuracy_page(graded: Validation) -> str:
         ),
         _prose(
             "This is no test on unseen data. The formulas of memory were written with the SimuMax B200 rows at hand,"
-            " and the shares of fragmentation are medians over them: errors there are those of a fit. A few numbers of"
-            " `topoplan/catalog/profiles.json` come from the step times of such rows too; the end of this page repeats"
-            " what each profile says. For a new model or machine the errors of the other sources tell more."
+            " and the shares of fragmentation are medians over them: errors there are those of a fit. Three constants"
+            " of Blackwell are fitted on step times of such rows too (`topoplan profile b200-sxm-180gb`). For a new"
+            " model or machine the errors of the other sources tell more."
         ),
         "## Memory",
         _bulleted(
@@ -119,9 +119,19 @@ def accuracy_page(graded: Validation) -> str:
         "## Where the numbers of each GPU come from",
         _prose(
             "`memory` and `time` are the half widths of the bands: the interval that a measured value is expected in is"
-            " the prediction, less and plus that much. A dense model in bf16 has the first, a mixture of experts"
-            " the second. A plan fits when device memory and the memory band are within the card, unless the spec or"
-            " `--margin` says otherwise. A wide band means that little was measured, not that runs scatter that much."
+            " the prediction, less and plus that much. Memory has one for a dense model and one for a mixture of"
+            " experts, time one for a dense model in bf16, a mixture of experts, and a dense model in fp8. A plan fits"
+            " when device memory and the memory band are within the card, unless the spec or `--margin` says otherwise."
+        ),
+        _prose(
+            f"A band is earned: the 90th percentile of the errors of at least {FEW_FIGURES} figures. With fewer it"
+            f" is that of the kin, times {WIDER_FOR_FEW:g}, or the median error where that is wider; with none, times"
+            f" {WIDER_FOR_NONE:g}. Runs that were slowed on purpose count for none, and of runs whose source leaves"
+            " settings out only the fastest of a cluster, model and job does. No band is narrower than"
+            f" {100 * NARROWEST['memory_band']:.0f}% of memory ({100 * NARROWEST['moe_memory_band']:.0f}% of a mixture"
+            f" of experts) and {100 * NARROWEST['time_band']:.0f}% of time, or wider than {100 * WIDEST:.0f}%. A wide"
+            " band means that little was measured, not that runs scatter that much. `topoplan validate --bands` works"
+            " them out, and a test holds the catalog to it."
         ),
         _profiles(),
     ]
@@ -178,14 +188,8 @@ def _memory_rows(graded: Validation) -> str:
 
 
 def _profiles() -> str:
-    profiles = {profile.name: profile for profile in (profile_of(gpu(name)) for name in gpu_names())}
     rows = (
-        [
-            name,
-            f"{100 * profile.memory_band:.0f}% / {100 * profile.moe_memory_band:.0f}%",
-            f"{100 * profile.time_band:.0f}% / {100 * profile.moe_time_band:.0f}%",
-            profile.source,
-        ]
-        for name, profile in profiles.items()
+        [profile.name, profile.kin or "-", memory_bands(profile), time_bands(profile), kinds_text(profile)]
+        for profile, _ in catalog_profiles()
     )
-    return _table(("GPU", "memory", "time", "source"), rows)
+    return _table(("GPU", "kin", "memory", "time", "constants"), rows)

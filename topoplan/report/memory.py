@@ -110,6 +110,7 @@ def memory_to_dict(spec: Spec, plan: Plan, account: Breakdown) -> dict[str, Any]
                 "capacity_gib": rounded(memory.capacity_bytes / GIB),
             },
             "sources": dict(SOURCES),
+            "notes": list(account.notes),
         },
     }
 
@@ -164,6 +165,8 @@ def print_memory(console: Console, spec: Spec, plan: Plan, account: Breakdown) -
         f"Plan {layout_label(plan.layout)} {verdict}: {gib(memory.device_bytes)} GiB of {gib(memory.capacity_bytes)},"
         f" margin {gib(memory.margin_bytes)}. Files are in the package topoplan/.",
     )
+    for note in account.notes:
+        paragraph(console, f"Mind: {note}.")
     worst = next(row for row in account.stages if account.worst in row.stages)
     if len(account.stages) > 1:
         _heading(console, "Stages, GiB", SOURCES["stages"])

@@ -1,4 +1,4 @@
-"""The spec file as people write it: its keys, block by block, and what each may hold.
+"""The files that people write: their keys, block by block, and what each may hold. Most of it is the spec file.
 
 A form checks one value at a time and parses quantities into base units; what several values mean together is worked
 out in `build`. Forms, their kinds of value and `mistakes` are the only modules that import pydantic.
@@ -15,6 +15,8 @@ from pydantic_core import core_schema
 
 from topoplan.specs.kinds import (
     DEGREE,
+    DELAY,
+    HELD,
     LATENCY,
     PATH,
     SPEED,
@@ -24,8 +26,10 @@ from topoplan.specs.kinds import (
     Fraction,
     Number,
     PassedThrough,
+    Share,
     Switch,
     Text,
+    Tile,
     Words,
     amount,
     rate,
@@ -324,3 +328,64 @@ class SpecForm(Form):
         description="Part of the card that a plan must leave free; by default the error band of the prediction.",
         examples=["8%"],
     )
+    profile: Annotated[str | None, Text(meaning="a path")] = Field(
+        default=None,
+        description="File of a calibration profile of your own, relative to this file; see `topoplan profile`.",
+        examples=["profiles/h100.yaml"],
+    )
+
+
+def _constant(meaning: str) -> Any:
+    return Field(default=None, description=meaning)
+
+
+class ProfileForm(Form):
+    """Constants of a GPU that are measured, not derived. Those left out are the GPU's own. Peaks are the vendor's."""
+
+    gpu: Annotated[str, Text(pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*", meaning="a GPU's name", longest=64)] = Field(
+        description="The card or the architecture that the constants are of.", examples=["h100-sxm-80gb"]
+    )
+    source: Annotated[str | None, Text()] = _constant("Where the constants come from.")
+    gemm_efficiency: Annotated[float | None, Share()] = _constant(
+        "Rate of a large GEMM, of the dense peak; tiles and waves are counted apart."
+    )
+    grouped_gemm_efficiency: Annotated[float | None, Share()] = _constant("The same of the experts' grouped GEMMs.")
+    fp8_gemm_efficiency: Annotated[float | None, Share()] = _constant(
+        "The same in fp8, of the fp8 peak, without casts."
+    )
+    gemm_tile: Annotated[tuple[int, int] | None, Tile()] = _constant(
+        "Output tile of a streaming multiprocessor's GEMM."
+    )
+    gemm_prologue: Annotated[int | None, Count(0, 65536)] = _constant("Elements of K that a tile's start and end cost.")
+    attention_forward_efficiency: Annotated[float | None, Share()] = _constant(
+        "Rate of causal attention's forward on long sequences, of the bf16 peak."
+    )
+    attention_backward_efficiency: Annotated[float | None, Share()] = _constant("The same of its backward.")
+    flash_attention: Annotated[bool | None, Switch()] = _constant(
+        "Whether a flash attention kernel exists for the card."
+    )
+    memory_efficiency: Annotated[float | None, Share()] = _constant(
+        "Rate of elementwise kernels, of the memory's bandwidth."
+    )
+    kernel_launch_s: Annotated[float | None, DELAY] = _constant("Least time of one kernel.")
+    nvlink_efficiency: Annotated[float | None, Share()] = _constant(
+        "Bus bandwidth of large collectives over NVLink, of its one-way rate."
+    )
+    pcie_efficiency: Annotated[float | None, Share()] = _constant("The same over PCIe inside a node.")
+    network_efficiency: Annotated[float | None, Share()] = _constant(
+        "The same between nodes, of the NICs' one-way rate."
+    )
+    collective_latency_s: Annotated[float | None, DELAY] = _constant("Fixed time of a collective inside a node.")
+    hop_latency_s: Annotated[float | None, DELAY] = _constant("Further time for each member of its ring but the first.")
+    tp_overlap: Annotated[float | None, Share(is_zero_allowed=True)] = _constant(
+        "Part of backward's tensor-parallel collectives that runs beside GEMMs."
+    )
+    step_overhead_s: Annotated[float | None, DELAY] = _constant("Host work of a step that no kernel hides.")
+    cublas_workspace_bytes: Annotated[int | None, HELD] = _constant("One cuBLAS workspace.")
+    context_bytes: Annotated[int | None, HELD] = _constant("CUDA context and loaded kernels.")
+    nccl_bytes_per_communicator: Annotated[int | None, HELD] = _constant("Buffers of one NCCL communicator.")
+    memory_band: Annotated[float | None, Share()] = _constant("Error band of the memory of a dense model.")
+    moe_memory_band: Annotated[float | None, Share()] = _constant("The same of a mixture of experts.")
+    time_band: Annotated[float | None, Share()] = _constant("Error band of the step time of a dense model in bf16.")
+    moe_time_band: Annotated[float | None, Share()] = _constant("The same of a mixture of experts, in any precision.")
+    eight_bit_time_band: Annotated[float | None, Share()] = _constant("The same of a dense model in fp8 and below.")

@@ -176,6 +176,52 @@ class Fraction(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class Share(Kind):
+    """A part of a peak or of a whole, up to all of it: `0.7` or `70%`."""
+
+    is_zero_allowed: bool = False
+
+    def check(self, value: Any) -> float:
+        """Raises SpecError."""
+        percent = isinstance(value, str) and value.strip().endswith("%")
+        number = _as_number(value.strip()[:-1] if percent else value)
+        above = "from 0" if self.is_zero_allowed else "above 0"
+        expected = f"expected a fraction {above} up to 1, such as 0.7 or 70%"
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise SpecError(f"{shown(value)} is not a fraction", expected=expected)
+        share = number / 100 if percent else float(number)
+        if not (0 < share <= 1 or (share == 0 and self.is_zero_allowed)):
+            remedy = f"did you mean {quote(value)}%?" if not percent and 5 <= share <= 100 else ""
+            raise SpecError(f"{shown(value)} is out of range", expected=expected, remedy=remedy)
+        return share
+
+    def schema(self) -> dict[str, Any]:
+        """A number, or a percentage as text."""
+        lowest = {"minimum": 0} if self.is_zero_allowed else {"exclusiveMinimum": 0}
+        return {"anyOf": [{"type": "number", **lowest, "maximum": 1}, {"type": "string", "pattern": r"^[0-9.]+ *%$"}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile(Kind):
+    """Rows and columns of a GEMM's tile: `[128, 256]`."""
+
+    def check(self, value: Any) -> tuple[int, int]:
+        """Raises SpecError."""
+        expected = "expected two even whole numbers from 16 to 1024, such as [128, 256]"
+        sides = value if isinstance(value, list | tuple) else ()
+        if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) for side in sides):
+            raise SpecError(f"{shown(value)} is not a tile", expected=expected)
+        if not all(16 <= side <= 1024 and side % 2 == 0 for side in sides):
+            raise SpecError(f"{shown(value)} is out of range", expected=expected)
+        return (sides[0], sides[1])
+
+    def schema(self) -> dict[str, Any]:
+        """Two integers."""
+        side = {"type": "integer", "minimum": 16, "maximum": 1024, "multipleOf": 2}
+        return {"type": "array", "items": side, "minItems": 2, "maxItems": 2}
+
+
+@dataclass(frozen=True, slots=True)
 class Switch(Kind):
     """true or false."""
 
@@ -378,6 +424,10 @@ def amount(lowest: float, highest: float, range_words: str) -> Quantity:
 
 SPEED = Quantity(units.parse_flops, 1e12, 1e17, "1TFLOPS to 100PFLOPS", units.FLOPS_PATTERN, bare_unit=1e12)
 LATENCY = Quantity(units.parse_seconds, 1e-7, 0.1, "100ns to 100ms", units.SECONDS_PATTERN)
+DELAY = Quantity(units.parse_seconds, 0, 1, "0s to 1s", units.SECONDS_PATTERN, bare_unit=1.0)
+"""Of a kernel, a collective or a step; a bare number is in seconds."""
+HELD = Quantity(units.parse_bytes, 0, 2**36, "0GiB to 64GiB", units.AMOUNT_PATTERN, bare_unit=1)
+"""Device memory; a bare number is in bytes."""
 PATH = Text(pattern=r"/.*", meaning="an absolute path")
 DEGREE = Count(1, 1_000_000)
 """Of parallelism, and anything else that a layout counts."""

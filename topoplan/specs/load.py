@@ -10,11 +10,14 @@ from typing import Any
 from topoplan.errors import InputError, LayoutError, SpecError
 from topoplan.specs.build import Builder, relocated
 from topoplan.specs.model import Model
+from topoplan.specs.profile import OwnProfile, read_profile
 from topoplan.specs.source import KeyPath, Source, parse_value, read_source
 from topoplan.specs.spec import Spec
 from topoplan.units import quote, shown
 
 _SCHEMA_KEY = "$schema"
+_PATHS = ("model", "profile")
+"""Keys of a spec that may hold a path."""
 
 
 def load_spec(
@@ -24,14 +27,16 @@ def load_spec(
     job: str | Path | None = None,
     overrides: Sequence[str] = (),
     pins: Mapping[str, Any] | str | Sequence[str] | None = None,
+    profile: str | Path | None = None,
 ) -> Spec:
     """The spec in a file.
 
     `model` takes the place of the file's model, and `job` (a file with a job's keys, or with `job:` and perhaps
     `model:`) of its job. `overrides` are `key=value` texts: a key of the job or of the cluster, or a dotted one such
     as `job.seq_len`, `trainer.save_steps`, `fabric.latency`. `pins` are layout keys, as a mapping, as `tp=4,pp=1`, or
-    as several such texts. A relative model path is relative to the file that holds it; in `model` and `overrides`, to
-    the working directory.
+    as several such texts. `profile` is a file of calibration constants, in place of the one that the spec may name. The
+    relative path of a model or a profile is relative to the file that holds it; given in an argument, to the working
+    directory.
 
     Raises SpecError, UnitError, ModelError or LayoutError (for a pin), each with file and line.
     """
@@ -44,14 +49,18 @@ def load_spec(
     for override in overrides:
         draft.override(override)
     draft.pin(pins or {})
-    return draft.spec(default_name=_name_of_file(path), path=str(path))
+    own = None if profile is None else read_profile(profile)
+    return draft.spec(default_name=_name_of_file(path), path=str(path), profile=own)
 
 
-def spec_from_document(document: Mapping[str, Any], *, where: str, base: Path | None = None) -> Spec:
+def spec_from_document(
+    document: Mapping[str, Any], *, where: str, base: Path | None = None, profile: OwnProfile | None = None
+) -> Spec:
     """The spec of one run document: `cluster` (the short form or a whole spec), `model` and `job`.
 
-    `where` names the document in messages; a relative model path is relative to `base`, or to the working directory.
-    Other keys, such as `id` and `layout`, are left to the caller. Raises what `load_spec` raises.
+    `where` names the document in messages; relative paths are relative to `base`, or to the working directory.
+    `profile` takes the place of the one that the document may name. Other keys, such as `id` and `layout`, are left to
+    the caller. Raises what `load_spec` raises.
     """
     if not isinstance(document, Mapping):
         raise SpecError("is not a run document", where=where, expected="expected keys `cluster`, `model` and `job`")
@@ -63,7 +72,7 @@ def spec_from_document(document: Mapping[str, Any], *, where: str, base: Path | 
     if not all(isinstance(key, str) for key in merged):
         raise SpecError("has a key that is not text", where=where)
     draft = _Draft(Source(name=where, data=merged), base=base or Path.cwd(), is_run_document=True)
-    return draft.spec(default_name="", path=None)
+    return draft.spec(default_name="", path=None, profile=profile)
 
 
 def spec_json_schema() -> dict[str, Any]:
@@ -87,7 +96,7 @@ class _Draft:
         self._data.pop(_SCHEMA_KEY, None)
         self._is_run_document = is_run_document
         self._origins: dict[KeyPath, tuple[Source, KeyPath]] = {(): (source, ())}
-        self._model_base = base
+        self._bases = dict.fromkeys(_PATHS, base)
 
     def place(self, path: KeyPath) -> str:
         """`file:line` or the option that a value came from."""
@@ -120,8 +129,8 @@ class _Draft:
         for known in [known for known in self._origins if known[: len(path)] == path]:
             del self._origins[known]
         self._origins[path] = (source, at)
-        if path[0] == "model":
-            self._model_base = base or Path.cwd()
+        if path[0] in _PATHS:
+            self._bases[str(path[0])] = base or Path.cwd()
 
     def replace_job(self, path: Path) -> None:
         """Take the job, and the model if there is one, from a job file."""
@@ -170,12 +179,13 @@ class _Draft:
                 )
             self.put(("job", "pin", *key.split(".")), value, Source(name=option, data={}))
 
-    def spec(self, *, default_name: str, path: str | None) -> Spec:
+    def spec(self, *, default_name: str, path: str | None, profile: OwnProfile | None) -> Spec:
         """Check everything, and build it."""
+        from topoplan.specs.forms import SpecForm
         from topoplan.specs.mistakes import check_form
 
         self._check_trainer_words()
-        form = check_form(self._data, self.place)
+        form = check_form(SpecForm, self._data, self.place)
         builder = Builder(form=form, place=self.place, raw=self._data, is_run_document=self._is_run_document)
         cluster = builder.cluster(default_name)
         if form.model is None:
@@ -185,7 +195,18 @@ class _Draft:
             remedy = "add a `job:` block with seq_len and global_batch_size, or give --job FILE"
             raise SpecError("`job` is missing", where=self.place(()), remedy=remedy)
         model = self._model(form.model.name, form.model.config, form.job.seq_len)
-        return Spec(cluster=cluster, model=model, job=builder.job(form.job, cluster, model), path=path)
+        job = builder.job(form.job, cluster, model)
+        if profile is None and form.profile is not None:
+            profile = self._profile(form.profile)
+        if profile is not None:
+            profile.check_gpu(cluster.gpu)
+        return Spec(cluster=cluster, model=model, job=job, profile=profile, path=path)
+
+    def _profile(self, path: str) -> OwnProfile:
+        try:
+            return read_profile(self._bases["profile"] / path)
+        except InputError as error:
+            raise relocated(error, f"{self.place(('profile',))}: profile") from None
 
     def _check_trainer_words(self) -> None:
         """Refuse a bare yes or no under `trainer`: some of its keys want the word, others true or false."""
@@ -212,7 +233,7 @@ class _Draft:
             remedy = "write `model: Qwen/Qwen3-8B`"
             raise SpecError("model: neither `name` nor `config` is given", where=place, remedy=remedy)
         try:
-            return load_model(name, base=self._model_base, default_positions=seq_len)
+            return load_model(name, base=self._bases["model"], default_positions=seq_len)
         except InputError as error:
             raise relocated(error, f"{place}: model") from None
 

@@ -1,9 +1,9 @@
-"""Pydantic's report on a spec as our own errors: one line for a mistake, with its file, line, key and remedy."""
+"""Pydantic's report on a file as our own errors: one line for a mistake, with its file, line, key and remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -17,6 +17,7 @@ from topoplan.specs.forms import (
     JobForm,
     ModelForm,
     PinForm,
+    ProfileForm,
     RecomputeForm,
     SpecForm,
 )
@@ -25,6 +26,7 @@ from topoplan.specs.source import KeyPath
 from topoplan.units import shown
 
 _MAX_MESSAGES = 3
+_AnyForm = TypeVar("_AnyForm", bound=Form)
 
 # Words of other tools, and what they are called here.
 _OTHER_WORDS: Mapping[str, str] = {
@@ -57,17 +59,17 @@ _FORM_OF_KEY: Mapping[str, type[Form]] = {
 }
 
 
-def check_form(data: Mapping[str, Any], place: Callable[[KeyPath], str]) -> SpecForm:
+def check_form(form: type[_AnyForm], data: Mapping[str, Any], place: Callable[[KeyPath], str]) -> _AnyForm:
     """The document as a form. Raises SpecError or UnitError, one line for each of the first mistakes."""
     try:
-        return SpecForm.model_validate(data)
+        return form.model_validate(data)
     except ValidationError as report:
         mistakes = report.errors(include_url=False)
     # A key under a name of someone else's is one mistake: the unknown key, not the missing one too.
     unknown = {mistake["loc"] for mistake in mistakes if mistake["type"] == "extra_forbidden"}
-    renamed = {(*path[:-1], likely_key(str(path[-1]), _form_holding(path).model_fields)) for path in unknown}
+    renamed = {(*path[:-1], likely_key(str(path[-1]), _form_holding(path, form).model_fields)) for path in unknown}
     mistakes = [mistake for mistake in mistakes if mistake["type"] != "missing" or mistake["loc"] not in renamed]
-    messages = [_explain(mistake, place) for mistake in mistakes[:_MAX_MESSAGES]]
+    messages = [_explain(mistake, place, form) for mistake in mistakes[:_MAX_MESSAGES]]
     if len(messages) == 1:
         raise messages[0]
     lines = [str(message) for message in messages]
@@ -92,13 +94,13 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
-def _form_holding(path: KeyPath) -> type[Form]:
-    """The form that has the last key of a path."""
+def _form_holding(path: KeyPath, document: type[Form]) -> type[Form]:
+    """The form that has the last key of a path in a document of that form."""
     names = [part for part in path[:-1] if isinstance(part, str)]
-    return _FORM_OF_KEY[names[-1]] if names else SpecForm
+    return _FORM_OF_KEY[names[-1]] if names else document
 
 
-def _explain(mistake: ErrorDetails, place: Callable[[KeyPath], str]) -> InputError:
+def _explain(mistake: ErrorDetails, place: Callable[[KeyPath], str], document: type[Form]) -> InputError:
     """One of pydantic's errors as ours."""
     path: KeyPath = tuple(mistake["loc"])
     what, expected, remedy = mistake["msg"], "", ""
@@ -110,9 +112,9 @@ def _explain(mistake: ErrorDetails, place: Callable[[KeyPath], str]) -> InputErr
             what, expected, remedy = parts["what"], parts["expected"], parts["remedy"]
             error = UnitError if mistake["type"] == "unit" else SpecError
         case "extra_forbidden":
-            return _unknown_key(path, place(path))
+            return _unknown_key(path, place(path), _form_holding(path, document))
         case "missing":
-            form, key = _form_holding(path), str(path[-1])
+            form, key = _form_holding(path, document), str(path[-1])
             examples = form.model_fields[key].examples
             remedy = f"add `{key}: {examples[0]}`" if examples else ""
             block = f" in `{dotted(path[:-1])}`" if path[:-1] else ""
@@ -126,13 +128,14 @@ def _explain(mistake: ErrorDetails, place: Callable[[KeyPath], str]) -> InputErr
     return error(f"{dotted(path)}: {what}" if path else what, where=place(path), expected=expected, remedy=remedy)
 
 
-def _unknown_key(path: KeyPath, where: str) -> SpecError:
+def _unknown_key(path: KeyPath, where: str, form: type[Form]) -> SpecError:
     key, block = str(path[-1]), dotted(path[:-1])
-    form = _form_holding(path)
     inside = f" in `{block}`" if block else ""
     what = f"unknown key {shown(key)}{inside}"
     if likely := likely_key(key, form.model_fields):
         return SpecError(what, where=where, remedy=f"did you mean {likely!r}?")
+    if form is ProfileForm:
+        return SpecError(what, where=where, remedy="`topoplan profile` lists the constants of a GPU")
     word = _OTHER_WORDS.get(key, key)
     if form is not JobForm and word in JobForm.model_fields:
         return SpecError(what, where=where, remedy=f"`{word}` belongs under `job:`")

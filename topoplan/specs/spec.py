@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
+from topoplan.specs.profile import OwnProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,5 +17,7 @@ class Spec:
     cluster: Cluster
     model: Model
     job: Job
+    profile: OwnProfile | None = None
+    """Constants of the GPU that take the place of the catalog's."""
     path: str | None = None
     """The spec file as it was named, for messages."""

@@ -1,0 +1,76 @@
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from topoplan import catalog
+from topoplan.cost.profile import BANDS, CONSTANTS, profile_of
+from topoplan.report.profile import (
+    kinds_text,
+    print_profile,
+    print_profiles,
+    profile_text,
+    profile_to_dict,
+    profiles_to_dict,
+    shown_value,
+    unit,
+)
+from topoplan.specs.profile import read_profile
+
+H100 = catalog.gpu("h100-sxm-80gb")
+
+
+def test_json_has_every_number_with_unit_meaning_and_source() -> None:
+    view = profile_to_dict(H100, profile_of(H100))
+    assert view["schema"] == "topoplan.profile/1"
+    assert [number["name"] for number in view["constants"]] == list(CONSTANTS)
+    assert [number["name"] for number in view["bands"]] == list(BANDS)
+    for number in (*view["constants"], *view["bands"]):
+        assert number["meaning"]
+        assert number["source"]
+    first = view["constants"][0]
+    assert (first["name"], first["value"], first["unit"], first["kind"]) == (
+        "gemm_efficiency",
+        profile_of(H100).gemm_efficiency,
+        "fraction",
+        "published",
+    )
+
+
+def test_the_list_has_every_gpu_once() -> None:
+    profiles = profiles_to_dict()["profiles"]
+    assert sorted(name for profile in profiles for name in profile["gpus"]) == sorted(catalog.gpu_names())
+    assert all(sum(profile["kinds"].values()) == len(CONSTANTS) for profile in profiles)
+
+
+def test_numbers_are_shown_in_the_units_of_people() -> None:
+    assert shown_value("gemm_efficiency", 0.535) == "53.5%"
+    assert shown_value("collective_latency_s", 2e-5) == "20 us"
+    assert shown_value("step_overhead_s", 0.01) == "10 ms"
+    assert shown_value("context_bytes", 600_000_000) == "600.0 MB"
+    assert shown_value("gemm_tile", (128, 256)) == "128 x 256"
+    assert shown_value("flash_attention", False) == "no"
+    assert unit("nccl_bytes_per_communicator") == "bytes"
+
+
+def test_the_tables_fit() -> None:
+    for name in ("h100-sxm-80gb", "v100-sxm-32gb"):
+        stream = io.StringIO()
+        console = Console(file=stream, width=100, color_system=None, highlight=False)
+        print_profile(console, catalog.gpu(name), profile_of(catalog.gpu(name)))
+        print_profiles(console)
+        text = stream.getvalue()
+        assert max(map(len, text.splitlines())) <= 100
+        assert all(key in text for key in (*CONSTANTS, *BANDS))
+
+
+def test_the_file_that_is_written_is_one_that_is_read_and_changes_nothing(tmp_path: Path) -> None:
+    for name in catalog.gpu_names():
+        card = catalog.gpu(name)
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(profile_text(card, profile_of(card)))
+        own = read_profile(path)
+        mine, plain = profile_of(card, own), profile_of(card)
+        assert set(own.constants) == set(CONSTANTS)
+        assert all(getattr(mine, key) == getattr(plain, key) for key in (*CONSTANTS, *BANDS))
+        assert kinds_text(mine) == f"{len(CONSTANTS)} measured"

@@ -1,0 +1,270 @@
+"""Calibration profiles: as JSON (`topoplan.profile/1`), as tables, and as the YAML file that `--profile` takes."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from topoplan.catalog import gpu as gpu_named
+from topoplan.catalog import gpu_names
+from topoplan.cost.profile import BANDS, CONSTANTS, FEW_FIGURES, Origin, Profile, profile_of
+from topoplan.planner.bands import EarnedBand
+from topoplan.planner.view import rounded
+from topoplan.report.paragraphs import paragraph
+from topoplan.report.text import counted
+from topoplan.specs.forms import ProfileForm
+from topoplan.specs.gpu import Gpu
+
+SCHEMA = "topoplan.profile/1"
+LIST_SCHEMA = "topoplan.profiles/1"
+BANDS_SCHEMA = "topoplan.bands/1"
+_WIDTH = 110
+
+
+def profile_to_dict(gpu: Gpu, profile: Profile) -> dict[str, Any]:
+    """Every number with its unit, meaning and origin; in base units."""
+    return {
+        "schema": SCHEMA,
+        "gpu": gpu.name,
+        "profile": profile.name,
+        "kin": profile.kin or None,
+        "date": profile.date,
+        "file": profile.own.path if profile.own else None,
+        "constants": [_number_to_dict(profile, key) for key in CONSTANTS],
+        "bands": [_number_to_dict(profile, key) for key in BANDS],
+    }
+
+
+def _number_to_dict(profile: Profile, key: str) -> dict[str, Any]:
+    origin, value = profile.origins[key], getattr(profile, key)
+    return {
+        "name": key,
+        "value": list(value) if isinstance(value, tuple) else value,
+        "unit": unit(key),
+        "meaning": meaning(key),
+        "kind": origin.kind,
+        "source": origin_text(profile, key),
+        **({"figures": origin.figures} if key in BANDS else {}),
+    }
+
+
+def profiles_to_dict() -> dict[str, Any]:
+    """All profiles of the catalog, in short."""
+    return {
+        "schema": LIST_SCHEMA,
+        "profiles": [
+            {
+                "name": profile.name,
+                "gpus": cards,
+                "date": profile.date,
+                "kin": profile.kin or None,
+                "kinds": dict(_kinds(profile)),
+                "bands": {key: getattr(profile, key) for key in BANDS},
+            }
+            for profile, cards in catalog_profiles()
+        ],
+    }
+
+
+def catalog_profiles() -> list[tuple[Profile, list[str]]]:
+    """The profiles that the GPUs of the catalog have, each with their names."""
+    cards: dict[str, list[str]] = {}
+    profiles: dict[str, Profile] = {}
+    for name in gpu_names():
+        profile = profile_of(gpu_named(name))
+        profiles.setdefault(profile.name, profile)
+        cards.setdefault(profile.name, []).append(name)
+    return [(profile, cards[name]) for name, profile in profiles.items()]
+
+
+def bands_to_dict(bands: Sequence[EarnedBand]) -> dict[str, Any]:
+    """The bands that measured runs give, beside those of the catalog."""
+    return {
+        "schema": BANDS_SCHEMA,
+        "bands": [
+            {
+                "profile": band.entry,
+                "band": band.key,
+                "value": rounded(band.value),
+                "figures": band.figures,
+                "stored": band.stored,
+            }
+            for band in bands
+        ],
+    }
+
+
+def unit(key: str) -> str:
+    """The unit of a constant, from the end of its name."""
+    for ending, name in (("_s", "s"), ("_bytes", "bytes"), ("_per_communicator", "bytes")):
+        if key.endswith(ending):
+            return name
+    return {"gemm_tile": "elements", "gemm_prologue": "elements", "flash_attention": ""}.get(key, "fraction")
+
+
+def meaning(key: str) -> str:
+    """A constant in a sentence, as the form of the file has it."""
+    return ProfileForm.model_fields[key].description or ""
+
+
+def shown_value(key: str, value: Any) -> str:
+    """A number as people read it: `76%`, `20 us`, `600 MB`, `128 x 256`."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return " x ".join(map(str, value))
+    match unit(key):
+        case "fraction":
+            return f"{100 * value:.3g}%"
+        case "s":
+            return f"{1e6 * value:g} us" if value < 1e-3 else f"{1e3 * value:g} ms"
+        case "bytes":
+            return f"{value / 1e6:,.1f} MB"
+    return f"{value:g}"
+
+
+def origin_text(profile: Profile, key: str) -> str:
+    """Where a number comes from, in a phrase."""
+    origin = profile.origins[key]
+    if origin.kind == "earned":
+        return _band_text(origin)
+    if origin.kind == "kin":
+        return f"as {origin.kin}: {origin.source}"
+    return f"{origin.kind}: {origin.source}"
+
+
+def _band_text(origin: Origin) -> str:
+    figures = counted(origin.figures, "measured figure") if origin.figures else "no measured figures"
+    widened = f"; {origin.source}" if origin.source else ""
+    if origin.figures >= FEW_FIGURES or not origin.kin:
+        return f"90th percentile of {figures}{widened}"
+    return f"{figures}: from {origin.kin}, widened{widened}"
+
+
+def _kinds(profile: Profile) -> Counter[str]:
+    return Counter(profile.origins[key].kind for key in CONSTANTS)
+
+
+def print_profile(console: Console, gpu: Gpu, profile: Profile) -> None:
+    """One number a row: value, meaning, origin."""
+    file = f" with the constants of {profile.own.path}" if profile.own else ""
+    paragraph(console, f"{gpu.name}: profile {profile.name}{file}, sources read {profile.date}.", style="bold")
+    for keys in (CONSTANTS, BANDS):
+        table = _table("constant" if keys is CONSTANTS else "error band", "value", "meaning", "from")
+        for key in keys:
+            table.add_row(
+                Text(key),
+                Text(shown_value(key, getattr(profile, key))),
+                Text(meaning(key)),
+                Text(origin_text(profile, key)),
+            )
+        console.print()
+        console.print(table)
+    console.print()
+    paragraph(
+        console,
+        "Efficiencies are parts of the vendor's peak. A band is the half width around a prediction that measured runs"
+        " fell in; `topoplan validate --bands` works it out.",
+        style="dim",
+    )
+
+
+def print_profiles(console: Console) -> None:
+    """One profile a row."""
+    table = _table("profile", "memory", "time", "constants", "GPUs")
+    for profile, cards in catalog_profiles():
+        table.add_row(
+            Text(profile.name),
+            Text(memory_bands(profile)),
+            Text(time_bands(profile)),
+            Text(kinds_text(profile)),
+            Text(", ".join(cards)),
+        )
+    console.print(table)
+    console.print()
+    paragraph(
+        console,
+        "memory: error band of a dense model / a mixture of experts. time: of a dense model in bf16 / a mixture of"
+        " experts / in fp8. `topoplan profile GPU` shows each number with its source.",
+        style="dim",
+    )
+
+
+def memory_bands(profile: Profile) -> str:
+    """`3% / 5%`: dense, mixture of experts."""
+    return f"{100 * profile.memory_band:.0f}% / {100 * profile.moe_memory_band:.0f}%"
+
+
+def time_bands(profile: Profile) -> str:
+    """`10% / 43% / 22%`: dense in bf16, mixture of experts, fp8."""
+    bands = (profile.time_band, profile.moe_time_band, profile.eight_bit_time_band)
+    return " / ".join(f"{100 * band:.0f}%" for band in bands)
+
+
+def kinds_text(profile: Profile) -> str:
+    """`8 published, 3 assumed, 11 kin`."""
+    return ", ".join(f"{count} {kind}" for kind, count in _kinds(profile).most_common())
+
+
+def print_bands(console: Console, bands: Sequence[EarnedBand]) -> None:
+    """Every band as the runs give it, and as the catalog has it."""
+    table = _table("profile", "band", right=("figures", "earned", "catalog"))
+    for band in bands:
+        table.add_row(
+            Text(band.entry),
+            Text(band.key),
+            str(band.figures),
+            f"{100 * band.value:.0f}%",
+            f"{100 * band.stored:.0f}%",
+            style=None if abs(band.value - band.stored) < 0.005 else "yellow",
+        )
+    console.print(table)
+
+
+def profile_text(gpu: Gpu, profile: Profile) -> str:
+    """The profile as a file to change. The bands are left to the rule, as comments."""
+    source = profile.own.source if profile.own else ""
+    lines = [
+        *_comment(
+            f"Calibration constants of {gpu.name}. Change what you measured and delete the rest: what is left out is"
+            " topoplan's own. Use the file with --profile, or as `profile: FILE` in a cluster spec."
+        ),
+        f"gpu: {gpu.name}",
+        f"source: {json.dumps(source or f'topoplan profile {profile.name}, {profile.date}')}",
+    ]
+    for key in CONSTANTS:
+        lines += ["", *_comment(meaning(key)), *_comment(origin_text(profile, key)), f"{key}: {_yaml(profile, key)}"]
+    lines += [
+        "",
+        *_comment("Error bands. Left out, they are the GPU's own, wider where a constant differs from its own."),
+    ]
+    lines += [f"# {key}: {getattr(profile, key):g}" for key in BANDS]
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="#   ", break_long_words=False)
+
+
+def _yaml(profile: Profile, key: str) -> str:
+    value = getattr(profile, key)
+    if unit(key) == "s":
+        return f"{1e6 * value:g}us" if value else "0"
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def _table(*left: str, right: Sequence[str] = ()) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+    for position, header in enumerate(left):
+        table.add_column(Text(header), overflow="fold", no_wrap=position == 0)
+    for header in right:
+        table.add_column(Text(header), justify="right", no_wrap=True)
+    return table
