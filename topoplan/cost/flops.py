@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from topoplan.cost.padding import content_of
 from topoplan.cost.params import layer_tensors
 from topoplan.cost.vision import patches_per_image
 from topoplan.specs.job import Job
@@ -27,14 +28,14 @@ def _matrix_parameters(model: Model, layer: Layer) -> float:
     return total
 
 
-def attended_tokens(seq_len: int, window: int) -> float:
+def attended_tokens(seq_len: float, window: int) -> float:
     """Tokens that one token attends to, averaged over the sequence: half of it, or what a sliding window leaves."""
     if 0 < window < seq_len:
         return window * (1.0 - window / (2.0 * seq_len))
     return seq_len / 2
 
 
-def _score_flops(layer: Layer, seq_len: int) -> float:
+def _score_flops(layer: Layer, seq_len: float) -> float:
     """Forward FLOPs of attention's two products for one token, averaged over the sequence."""
     attention = layer.attention
     if isinstance(attention, LinearAttention):
@@ -47,17 +48,18 @@ def _score_flops(layer: Layer, seq_len: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def flops_per_sequence(model: Model, seq_len: int) -> float:
-    """Forward and backward FLOPs of the language model for one sequence."""
+def flops_per_sequence(model: Model, tokens: float, extent: float | None = None) -> float:
+    """Forward and backward FLOPs of the language model for one sequence; its tokens attend within `extent`, or all."""
     per_token = 2.0 * model.vocab_size * model.hidden_size
     for layer in model.layers:
-        per_token += 2.0 * _matrix_parameters(model, layer) + _score_flops(layer, seq_len)
-    return 3.0 * per_token * seq_len
+        per_token += 2.0 * _matrix_parameters(model, layer) + _score_flops(layer, extent or tokens)
+    return 3.0 * per_token * tokens
 
 
 def model_flops_per_step(model: Model, job: Job) -> float:
-    """FLOPs of one optimizer step, vision tower included."""
-    total = flops_per_sequence(model, job.seq_len)
+    """FLOPs of one optimizer step, vision tower included, padding not."""
+    content = content_of(job)
+    total = flops_per_sequence(model, content.tokens, content.extent)
     if model.vision:
         tower = model.vision
         per_image = patches_per_image(tower, job.image_max_pixels)

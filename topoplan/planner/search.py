@@ -12,6 +12,7 @@ from topoplan.layout.enumerate import shapes, steps
 from topoplan.layout.layout import Layout
 from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES, Rule
 from topoplan.planner.explain import alternatives, memory_rejection
+from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Counts, Plan, Ranking, Rejection
 from topoplan.planner.predict import memory_of, plan_of
 from topoplan.planner.rank import ranked
@@ -115,6 +116,7 @@ def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = 
         elapsed_s=time.perf_counter() - started,
         rejected=tuple(rejected),
         notes=tuple(alternatives(order)),
+        data_notes=data_notes(spec, order[0]) if order else (),
     )
 
 

@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from topoplan.planner.breakdown import Breakdown, LayerRows, StageRow, WeightRow
+from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Plan, StageMemory
 from topoplan.planner.view import LAYER_KINDS, plan_to_dict, rounded, spec_to_dict
-from topoplan.report.paragraphs import paragraph
+from topoplan.report.paragraphs import bullets, paragraph
 from topoplan.report.sentences import spec_line
 from topoplan.report.text import counted, gib, layout_label, significant
 from topoplan.specs.spec import Spec
@@ -67,6 +68,7 @@ def memory_to_dict(spec: Spec, plan: Plan, account: Breakdown) -> dict[str, Any]
         "schema": SCHEMA,
         **spec_to_dict(spec),
         "plan": plan_to_dict(plan),
+        **({"data_notes": list(notes)} if (notes := data_notes(spec, plan)) else {}),
         "memory": {
             "stages": [
                 {
@@ -145,6 +147,7 @@ def print_memory(console: Console, spec: Spec, plan: Plan, account: Breakdown) -
         f"Plan {layout_label(plan.layout)} {verdict}: {gib(memory.device_bytes)} GiB of {gib(memory.capacity_bytes)},"
         f" margin {gib(memory.margin_bytes)}. Files are in the package topoplan/.",
     )
+    bullets(console, data_notes(spec, plan))
     worst = next(row for row in account.stages if account.worst in row.stages)
     if len(account.stages) > 1:
         _heading(console, "Stages, GiB", SOURCES["stages"])
