@@ -91,3 +91,35 @@ def test_when_nothing_fits_the_nearest_misses_are_on_stderr(
         assert result.out == ",".join(COLUMNS) + "\n"
     elif form == "":
         assert result.out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("broken.jsonl", '{"instruction": "a", "output": "b"}\n{"instruction\n', "broken.jsonl:2: is not JSON"),
+        ("other.json", '[{"foo": 1}]', "other.json:1: has no known column; it has foo"),
+        ("empty.json", "[]", "empty.json: is empty"),
+    ],
+)
+def test_a_bad_data_set_is_bad_input(cli: Cli, spec_file: Path, name: str, text: str, message: str) -> None:
+    spec_file.with_name(name).write_text(text)
+    spec_file.write_text(spec_file.read_text().replace("job:\n", f"job:\n  dataset: {name}\n"))
+    result = cli("rank", spec_file)
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.count("\n") == 1
+    assert message in result.err
+
+
+def test_known_lengths_are_told_in_the_table_and_in_json(cli: Cli, spec_file: Path) -> None:
+    options = ["--set", "lengths={128: 5000}", "--pin", "tp=2,pp=1,micro_batch_size=1"]
+    assert (
+        "The data, under plan 1:\n- lengths: 5,000 samples of job.lengths, mean 128"
+        in cli("rank", spec_file, *options).out
+    )
+    document = json.loads(cli("rank", spec_file, *options, "--json").out)
+    jsonschema.validate(document, SCHEMA)
+    assert document["data_notes"][0].startswith("lengths: 5,000 samples")
+    assert document["job"]["lengths"]["longest"] == 128
+    assert document["job"]["samples"] == 5000
+    assert document["plans"][0]["padding_share"] == 0.0

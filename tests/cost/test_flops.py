@@ -74,7 +74,7 @@ def test_token_prediction_adds_a_layer_a_projection_and_the_output_layer_as_in_m
     weights = attention + 3 * hidden * 2048 * (8 + 1) + hidden * 256 + 2 * hidden**2 + hidden * 129_280
     expected = 6 * 4096 * weights + 6 * 4096**2 * heads * (nope + rope + value) / 2
     model = catalog.model(LATENT)
-    extra = flops_per_sequence(model, 4096, 2) - flops_per_sequence(model, 4096)
+    extra = flops_per_sequence(model, 4096, mtp_layers=2) - flops_per_sequence(model, 4096)
     assert extra == pytest.approx(2 * expected, rel=1e-9)
 
 

@@ -16,6 +16,7 @@ import topoplan
 from tests.emit.samples import CLUSTER, HOSTS, ONE_NODE, QWEN3_8B, QWEN3_30B, make_layout, make_plan, make_spec_and_plan
 from topoplan.emit.bundle import bundle_warnings, generate
 from topoplan.errors import SpecError
+from topoplan.specs.lengths import Lengths
 
 ROOT = Path(__file__).parents[2]
 WITH_HOSTS = replace(CLUSTER, hosts=HOSTS)
@@ -202,3 +203,11 @@ def test_a_line_break_or_a_control_character_in_a_name_is_refused(what: dict[str
 def test_hosts_that_do_not_match_the_nodes_are_refused() -> None:
     with pytest.raises(SpecError, match="3 hosts for 4 nodes"):
         bundle(cluster=replace(CLUSTER, hosts=HOSTS[:3]))
+
+
+def test_a_data_set_that_is_a_file_and_its_padding_are_said() -> None:
+    lengths = Lengths(counts=((128, 9000),), samples=9000, source="mine.json")
+    spec, plan = make_spec_and_plan(job={"lengths": lengths, "dataset": "mine.json", "samples": 9000})
+    readme = generate(spec, replace(plan, padding_share=0.25))["README.md"]
+    assert "| padding | 25.0% of a step's positions" in readme
+    assert "enter mine.json in dataset\\_info.json" in readme or "enter mine.json in dataset_info.json" in readme

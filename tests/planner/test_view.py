@@ -20,6 +20,7 @@ from topoplan.layout.layout import Recompute
 from topoplan.planner.view import cluster_to_dict, job_to_dict, model_to_dict, plan_to_dict, rounded, spec_to_dict
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
+from topoplan.specs.lengths import Lengths
 from topoplan.specs.model import Layer, Mlp, Model
 
 
@@ -78,10 +79,18 @@ def test_a_spec_has_every_field_of_cluster_model_and_job() -> None:
     view = spec_to_dict(spec)
     assert set(view) == {"cluster", "model", "job"}
     assert set(view["cluster"]) == {field.name for field in fields(Cluster)}
-    assert set(view["job"]) == {field.name for field in fields(Job)}
+    assert set(view["job"]) == {field.name for field in fields(Job)} - {"lengths"}
     assert {field.name for field in fields(Model)} <= set(view["model"])
     assert view["cluster"]["hosts"][0]["hcas"] == ["mlx5_0:1", "mlx5_1:1"]
     assert json.loads(json.dumps(view)) == view
+
+
+def test_lengths_of_samples_are_summed_up() -> None:
+    lengths = Lengths(counts=((100, 98), (900, 2)), samples=100, source="a.json")
+    spec, _ = make_spec_and_plan(job={"lengths": lengths})
+    view = spec_to_dict(spec)["job"]["lengths"]
+    assert view["source"] == "a.json"
+    assert (view["samples"], view["mean"], view["median"], view["p99"], view["longest"]) == (100, 116.0, 100, 900, 900)
 
 
 def test_runs_of_equal_layers_are_one_entry() -> None:

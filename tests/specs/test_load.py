@@ -1,6 +1,7 @@
 import contextlib
 import copy
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -403,3 +404,53 @@ def test_no_option_gives_anything_but_a_spec_or_a_topoplan_error(overrides: list
         load_spec(path, overrides=overrides)
     with contextlib.suppress(TopoplanError):
         load_spec(path, pins=pins)
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["[[512, 10], [1024, 3]]", "{512: 10, 1024: 3}", "lengths.csv"],
+)
+def test_lengths_are_given_in_the_spec_or_in_a_file_beside_it(written: str, tmp_path: Path) -> None:
+    (tmp_path / "lengths.csv").write_text("tokens,count\n512,10\n1024,3\n")
+    (tmp_path / "spec.yaml").write_text(SPEC + f"  lengths: {written}\n")
+    job = load_spec(tmp_path / "spec.yaml").job
+    assert job.lengths is not None
+    assert job.lengths.counts == ((512, 10), (1024, 3))
+    assert job.samples == job.lengths.samples == 13
+
+
+def test_a_mistake_in_lengths_names_line_key_and_file(tmp_path: Path) -> None:
+    (tmp_path / "lengths.csv").write_text("512,0\n")
+    (tmp_path / "spec.yaml").write_text(SPEC + "  lengths: lengths.csv\n")
+    with pytest.raises(SpecError) as caught:
+        load_spec(tmp_path / "spec.yaml")
+    assert re.search(r"spec.yaml:13: job.lengths: \S*lengths.csv:1: the count '0' is out of range", str(caught.value))
+    (tmp_path / "spec.yaml").write_text(SPEC + "  lengths: [[512, -1]]\n")
+    with pytest.raises(SpecError, match=r"spec.yaml:13: job.lengths: entry 1: the count -1 is out of range"):
+        load_spec(tmp_path / "spec.yaml")
+
+
+def test_a_data_set_beside_the_spec_gives_lengths_and_samples(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_info.json").write_text('{"mine": {"file_name": "mine.json"}}')
+    (tmp_path / "data" / "mine.json").write_text(json.dumps([{"instruction": "x" * 43, "output": ""}] * 70))
+    (tmp_path / "spec.yaml").write_text(SPEC + "  dataset: mine\n")
+    job = load_spec(tmp_path / "spec.yaml").job
+    assert job.lengths is not None
+    assert (job.samples, job.lengths.source) == (70, "mine.json")
+    held_back = load_spec(tmp_path / "spec.yaml", overrides=["trainer.val_size=0.1"]).job
+    assert held_back.samples == 63
+    assert load_spec(tmp_path / "spec.yaml", overrides=["samples=5"]).job.samples == 5
+    assert load_spec(tmp_path / "spec.yaml", overrides=["trainer.streaming=true"]).job.lengths is None
+    named = load_spec(tmp_path / "spec.yaml", overrides=["dataset=mine", f"dataset_dir={tmp_path / 'data'}"]).job
+    assert named.lengths == job.lengths
+    elsewhere = load_spec(tmp_path / "spec.yaml", overrides=["dataset=org/name"]).job
+    assert (elsewhere.lengths, elsewhere.samples) == (None, None)
+
+
+def test_packed_samples_are_counted_in_sequences(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC + "  lengths: {1024: 400}\n  packing: true\n")
+    assert load_spec(tmp_path / "spec.yaml").job.samples == 100
+    assert load_spec(tmp_path / "spec.yaml", overrides=["stage=dpo"]).job.samples == 200
+    with pytest.raises(SpecError, match=r"400 samples of job.lengths fill no sequence of 1000000 tokens"):
+        load_spec(tmp_path / "spec.yaml", overrides=["stage=pt", "seq_len=1000000"])

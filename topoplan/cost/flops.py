@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from topoplan.cost.padding import content_of
 from topoplan.cost.params import layer_tensors, mtp_layer
 from topoplan.cost.vision import patches_per_image
 from topoplan.specs.job import Job
@@ -27,14 +28,14 @@ def _matrix_parameters(model: Model, layer: Layer) -> float:
     return total
 
 
-def attended_tokens(seq_len: int, window: int) -> float:
+def attended_tokens(seq_len: float, window: int) -> float:
     """Tokens that one token attends to, averaged over the sequence: half of it, or what a sliding window leaves."""
     if 0 < window < seq_len:
         return window * (1.0 - window / (2.0 * seq_len))
     return seq_len / 2
 
 
-def _score_flops(layer: Layer, seq_len: int) -> float:
+def _score_flops(layer: Layer, seq_len: float) -> float:
     """Forward FLOPs of attention's two products for one token, averaged over the sequence."""
     attention = layer.attention
     if isinstance(attention, LinearAttention):
@@ -46,18 +47,18 @@ def _score_flops(layer: Layer, seq_len: int) -> float:
     return 2.0 * attended_tokens(seq_len, attention.window) * attention.heads * 2 * attention.head_dim
 
 
-def _layer_flops(model: Model, layer: Layer, seq_len: int) -> float:
-    """Forward FLOPs of one layer for one token."""
-    return 2.0 * _matrix_parameters(model, layer) + _score_flops(layer, seq_len)
+def _layer_flops(model: Model, layer: Layer, extent: float) -> float:
+    """Forward FLOPs of one layer for one token, in a sequence as long as `extent`."""
+    return 2.0 * _matrix_parameters(model, layer) + _score_flops(layer, extent)
 
 
 @lru_cache(maxsize=256)
-def flops_per_sequence(model: Model, seq_len: int, mtp_layers: int = 0) -> float:
-    """Forward and backward FLOPs of the language model for one sequence."""
+def flops_per_sequence(model: Model, tokens: float, extent: float | None = None, mtp_layers: int = 0) -> float:
+    """Forward and backward FLOPs of the language model for one sequence; its tokens attend within `extent`, or all."""
     per_token = 2.0 * model.vocab_size * model.hidden_size * (1 + mtp_layers)
     for layer in (*model.layers, *(mtp_layers * (mtp_layer(model),) if mtp_layers else ())):
-        per_token += _layer_flops(model, layer, seq_len)
-    return 3.0 * per_token * seq_len
+        per_token += _layer_flops(model, layer, extent or tokens)
+    return 3.0 * per_token * tokens
 
 
 def ends_in_layers(model: Model, job: Job) -> tuple[float, float]:
@@ -66,7 +67,7 @@ def ends_in_layers(model: Model, job: Job) -> tuple[float, float]:
     Before: the vision tower; the embedding's lookup is no matrix product. Behind: the multi-token-prediction layers and
     the output layer, which each of them uses once more.
     """
-    whole = flops_per_sequence(model, job.seq_len, job.mtp_num_layers)
+    whole = flops_per_sequence(model, job.seq_len, mtp_layers=job.mtp_num_layers)
     layers = sum(_layer_flops(model, layer, job.seq_len) for layer in model.layers) * 3.0 * job.seq_len
     one = layers / model.num_layers
     return _vision_flops(model.vision, job) / one if model.vision else 0.0, (whole - layers) / one
@@ -83,8 +84,9 @@ def _vision_flops(tower: VisionTower, job: Job) -> float:
 
 
 def model_flops_per_step(model: Model, job: Job) -> float:
-    """FLOPs of one optimizer step, vision tower included."""
-    total = flops_per_sequence(model, job.seq_len, job.mtp_num_layers)
+    """FLOPs of one optimizer step, vision tower included, padding not."""
+    content = content_of(job)
+    total = flops_per_sequence(model, content.tokens, content.extent, job.mtp_num_layers)
     if model.vision:
         total += _vision_flops(model.vision, job)
     return total * job.global_batch_size * job.sequences_per_sample

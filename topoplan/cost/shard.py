@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from topoplan.cost.padding import load_of, longest_sequence
 from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
 from topoplan.specs.model import Moe
@@ -16,7 +17,7 @@ class Shard:
     tokens: int
     """micro batch * sequence / cp: what attention and the TP-split GEMMs see."""
     seq_len: int
-    """Whole sequence: the extent of attention."""
+    """Whole sequence: the extent of attention. On average over tokens, where sequences differ."""
     tp: int
     cp: int
     ep: int
@@ -50,10 +51,11 @@ class Shard:
 
 
 def shard_of(layout: Layout, job: Job, *, flash_attention: bool = True) -> Shard:
-    """The shard that a layout makes of a job's micro batch."""
+    """The shard that a layout makes of a job's micro batch, at the longest that its sequences may be."""
+    longest = longest_sequence(job, layout)
     return Shard(
-        tokens=layout.micro_batch_size * job.sequences_per_sample * job.seq_len // layout.cp,
-        seq_len=job.seq_len,
+        tokens=layout.micro_batch_size * job.sequences_per_sample * longest // layout.cp,
+        seq_len=longest,
         tp=layout.tp,
         cp=layout.cp,
         ep=layout.ep,
@@ -63,3 +65,10 @@ def shard_of(layout: Layout, job: Job, *, flash_attention: bool = True) -> Shard
         flash_attention=flash_attention,
         token_imbalance=job.token_imbalance,
     )
+
+
+def average_shard(shard: Shard, layout: Layout, job: Job) -> Shard:
+    """The shard with the tokens that it has on average, on the data-parallel rank that the step waits for."""
+    load = load_of(job, layout)
+    sequences = layout.micro_batch_size * job.sequences_per_sample
+    return replace(shard, tokens=round(sequences * load.positions) // layout.cp, seq_len=round(load.extent))

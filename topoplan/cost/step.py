@@ -14,7 +14,7 @@ from topoplan.cost.memory import chunk_layers, embedding_ranks, stage_parameters
 from topoplan.cost.params import padded_vocab_size
 from topoplan.cost.pipeline import schedule_s
 from topoplan.cost.profile import Profile
-from topoplan.cost.shard import Shard, shard_of
+from topoplan.cost.shard import Shard, average_shard, shard_of
 from topoplan.cost.vision import patches_per_image, patches_per_microbatch
 from topoplan.layout.layout import Layout, Recompute, stages_of
 from topoplan.layout.placement import Group, group
@@ -269,7 +269,7 @@ def predict_time(
     `ranks`: for each distinct pipeline rank, the first of its kind and how many there are
     (`topoplan.cost.memory.distinct_ranks`).
     """
-    shard = shard_of(layout, job, flash_attention=profile.flash_attention)
+    shard = average_shard(shard_of(layout, job, flash_attention=profile.flash_attention), layout, job)
     stages = [_stage_time(model, job, layout, traits, cluster, profile, shard, rank) for rank, _ in ranks]
     slowest = max(range(len(stages)), key=lambda index: stages[index].total_s)
     worst, rank = stages[slowest], ranks[slowest][0]

@@ -74,6 +74,11 @@ def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
         found.append(
             f"{job.samples} samples are fewer than the global batch of {job.global_batch_size}: no step can be filled"
         )
+    if job.dataset is not None and any(name.strip().endswith((".json", ".jsonl")) for name in job.dataset.split(",")):
+        found.append(
+            f"the trainer takes no files as data sets: enter {job.dataset} in dataset_info.json and set job.dataset to"
+            " the name there"
+        )
     pad = pad_multiple(job)
     if job.seq_len % pad:
         longest = math.ceil(job.seq_len / pad) * pad

@@ -20,11 +20,14 @@ class Plan:
     memory: Memory
     time: Time
     tokens_per_s_per_gpu: float
+    """Tokens of the sequences in a step, over seconds and GPUs; padding does not count where lengths are known."""
     model_flops_per_s_per_gpu: float
     """Model FLOP/s, without recomputation."""
     mfu: float
     """model_flops_per_s_per_gpu over the card's dense peak at the job's precision."""
     warnings: tuple[str, ...] = ()
+    padding_share: float | None = None
+    """Share of a step's positions that are padding; None where the lengths of the samples are not known."""
 
     @property
     def id(self) -> str:
@@ -76,3 +79,5 @@ class Ranking:
     """All of them when asked for, else only the nearest misses."""
     notes: tuple[str, ...] = field(default=())
     """Sentences on what the usual alternatives would cost."""
+    data_notes: tuple[str, ...] = ()
+    """Sentences on the lengths of the samples and what the best plan makes of them; none where they are not known."""

@@ -10,6 +10,7 @@ from topoplan.backends.megatron import TRAITS
 from topoplan.cost.compute import peak_flops
 from topoplan.cost.flops import model_flops_per_step
 from topoplan.cost.memory import Memory, distinct_ranks, predict_memory
+from topoplan.cost.padding import padding_share, tokens_per_step
 from topoplan.cost.profile import profile_notes, profile_of
 from topoplan.cost.step import predict_time
 from topoplan.errors import LayoutError
@@ -42,10 +43,11 @@ def plan_of(spec: Spec, layout: Layout, memory: Memory) -> Plan:
         layout=layout,
         memory=memory,
         time=time,
-        tokens_per_s_per_gpu=spec.job.tokens_per_step / time.step_s / gpus,
+        tokens_per_s_per_gpu=tokens_per_step(spec.job) / time.step_s / gpus,
         model_flops_per_s_per_gpu=rate,
         mfu=rate / peak_flops(spec.cluster.gpu, spec.job.precision),
         warnings=_warnings(spec, layout, memory),
+        padding_share=padding_share(spec.job, layout) if spec.job.lengths else None,
     )
 
 

@@ -15,6 +15,7 @@ from topoplan.layout.enumerate import Broken, milder, offloaded, shapes, steps
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES
 from topoplan.planner.explain import alternatives, memory_rejection
+from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Counts, Memory, Plan, Ranking, Rejection
 from topoplan.planner.predict import memory_of, plan_of
 from topoplan.planner.rank import ranked
@@ -188,6 +189,7 @@ class _Found:
             searched=searched,
             rejected=tuple([memory_rejection(self.spec, layout) for _, _, layout in kept] + illegal),
             notes=tuple(alternatives(order)),
+            data_notes=data_notes(self.spec, order[0]) if order else (),
         )
 
 

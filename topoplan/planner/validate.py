@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
+from topoplan.cost.padding import tokens_per_step
 from topoplan.cost.profile import band_keys, entry_name
 from topoplan.errors import TopoplanError
 from topoplan.planner.measured import MeasuredRun
@@ -225,7 +226,7 @@ def _figures(run: MeasuredRun, spec: Spec, plan: Plan) -> Iterator[Figure]:
     speed = f"{THROUGHPUT} {spec.job.precision}"
     tokens = measured.tokens_per_s_per_gpu
     if tokens is None and measured.step_s is not None:
-        tokens = spec.job.tokens_per_step / measured.step_s / spec.cluster.world_size
+        tokens = tokens_per_step(spec.job) / measured.step_s / spec.cluster.world_size
     if tokens is not None:
         yield figure(speed, "tokens/s/GPU", plan.tokens_per_s_per_gpu, tokens)
     elif measured.tflops_per_gpu is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -74,6 +74,8 @@ def plan_to_dict(plan: Plan, rank: int | None = None) -> dict[str, Any]:
         "mfu": rounded(plan.mfu),
         "warnings": list(plan.warnings),
     }
+    if plan.padding_share is not None:
+        view["padding_share"] = rounded(plan.padding_share)
     return view
 
 
@@ -96,8 +98,22 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
 
 
 def job_to_dict(job: Job) -> dict[str, Any]:
-    """The fields of `Job`."""
-    return _fields_of(job)
+    """The fields of `Job`; of the lengths of its samples a summary, and nothing where they are not known."""
+    view = _fields_of(replace(job, lengths=None))
+    del view["lengths"]
+    if (lengths := job.lengths) is not None:
+        view["lengths"] = {
+            "source": lengths.source,
+            "rule": lengths.rule,
+            "error": lengths.error,
+            "stride": lengths.stride,
+            "samples": lengths.samples,
+            "mean": rounded(lengths.mean),
+            "median": lengths.quantile(0.5),
+            "p99": lengths.quantile(0.99),
+            "longest": lengths.longest,
+        }
+    return view
 
 
 def model_to_dict(model: Model) -> dict[str, Any]:

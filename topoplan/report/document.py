@@ -34,6 +34,8 @@ def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool) -> dict[str, 
         ],
         "notes": list(ranking.notes),
     }
+    if ranking.data_notes:
+        view["data_notes"] = list(ranking.data_notes)
     if rejected:
         view["rejected"] = [
             {"layout": layout_to_dict(out.layout), "rule": out.rule, "reason": out.reason, "fix": out.fix}

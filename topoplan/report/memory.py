@@ -12,9 +12,10 @@ from rich.text import Text
 
 from topoplan.cost.memory import Moment
 from topoplan.planner.breakdown import Breakdown, LayerRows, StageRow, WeightRow
+from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Plan, StageMemory
 from topoplan.planner.view import LAYER_KINDS, plan_to_dict, rounded, spec_to_dict
-from topoplan.report.paragraphs import paragraph
+from topoplan.report.paragraphs import bullets, paragraph
 from topoplan.report.sentences import spec_line
 from topoplan.report.text import counted, gib, layout_label, significant
 from topoplan.specs.spec import Spec
@@ -70,6 +71,7 @@ def memory_to_dict(spec: Spec, plan: Plan, account: Breakdown) -> dict[str, Any]
         "schema": SCHEMA,
         **spec_to_dict(spec),
         "plan": plan_to_dict(plan),
+        **({"data_notes": list(notes)} if (notes := data_notes(spec, plan)) else {}),
         "memory": {
             "stages": [
                 {
@@ -167,6 +169,7 @@ def print_memory(console: Console, spec: Spec, plan: Plan, account: Breakdown) -
     )
     for note in account.notes:
         paragraph(console, f"Mind: {note}.")
+    bullets(console, data_notes(spec, plan))
     worst = next(row for row in account.stages if account.worst in row.stages)
     if len(account.stages) > 1:
         _heading(console, "Stages, GiB", SOURCES["stages"])

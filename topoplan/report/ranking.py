@@ -58,6 +58,9 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int, misses: bool 
     console.print(_table(console, ranking.spec, plans))
     console.print()
     paragraph(console, _legend(ranking.spec, plans), style="dim")
+    if ranking.data_notes:
+        console.print("\nThe data, under plan 1:")
+        bullets(console, ranking.data_notes)
     _print_warnings(console, plans)
     if ranking.notes:
         console.print("\nThe usual alternatives, against plan 1:")
@@ -167,6 +170,8 @@ def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
         " and the band that it is expected in. MFU: without recomputation."
     )
     steps, job = job_steps(spec.job), spec.job
+    if job.lengths is not None:
+        text += " tok/s and MFU count no padding."
     if steps is not None and job.samples is not None:
         epochs = "1 epoch" if job.epochs == 1 else f"{job.epochs:g} epochs"
         text += f" hours: {counted(steps, 'step')}, {counted(job.samples, 'sample')} x {epochs}."

@@ -22,6 +22,7 @@ from topoplan.errors import InputError, LayoutError, SpecError, UnitError
 from topoplan.specs.cluster import Cluster, Fabric, Host
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.job import Job
+from topoplan.specs.lengths import Lengths
 from topoplan.specs.model import Model
 from topoplan.specs.source import KeyPath
 from topoplan.units import format_byte_rate
@@ -204,17 +205,36 @@ class Builder:
 
     # -------------------------------------------------------------------------------------- job
 
-    def job(self, form: JobForm, cluster: Cluster, model: Model) -> Job:
+    def job(self, form: JobForm, cluster: Cluster, model: Model, lengths: Lengths | None = None) -> Job:
         """The job, checked against the cluster and the model. Raises SpecError, and LayoutError for a pin."""
         pin = form.pin.given() if form.pin else {}
-        given = {key: value for key, value in form.given().items() if key != "pin"}
+        given = {key: value for key, value in form.given().items() if key not in ("pin", "lengths")}
         given.setdefault("packing", given.get("stage") == "pt")
-        job = Job(**given, pin=pin)
+        job = Job(**given, pin=pin, lengths=lengths)
+        if lengths is not None and job.samples is None:
+            job = replace(job, samples=self._sequences_of(job, lengths))
         self._check_precision(job, cluster.gpu)
         self._check_something_trained(job, model)
         self._check_token_prediction(job, model)
         check_pin(pin, cluster, job, where=lambda key: self.place(("job", "pin", key)))
         return job
+
+    def _sequences_of(self, job: Job, lengths: Lengths) -> int:
+        """Sequences of one epoch: samples, or packed ones. The trainer's val_size is held back from them first."""
+        held_back = job.trainer.get("val_size")
+        rest = lengths.samples
+        if isinstance(held_back, int | float) and held_back > 0:
+            rest -= math.ceil(rest * held_back) if held_back < 1 else int(held_back)
+        if rest > 0:
+            packing = replace(job, lengths=replace(lengths, samples=rest)).packed
+            rest = packing.sequences if packing else rest
+        if rest < 1:
+            self.fail(
+                ("job", "seq_len"),
+                f"job.seq_len: {lengths.samples} samples of {lengths.source} fill no sequence of {job.seq_len} tokens",
+                remedy="lower seq_len, or take more data",
+            )
+        return rest
 
     def _check_precision(self, job: Job, gpu: Gpu) -> None:
         rates = {"fp8": gpu.fp8_flops, "mxfp8": gpu.fp8_flops, "nvfp4": gpu.fp4_flops}

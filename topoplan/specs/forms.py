@@ -24,6 +24,7 @@ from topoplan.specs.kinds import (
     Count,
     Environment,
     Fraction,
+    LengthHistogram,
     Number,
     PassedThrough,
     Share,
@@ -229,7 +230,9 @@ class JobForm(Form):
         default=None, description="Number format of the matrix multiplications."
     )
     dataset: Annotated[str | None, Text()] = Field(
-        default=None, description="Data sets by their names in dataset_info.json, with commas."
+        default=None,
+        description="Data sets by their names in dataset_info.json, with commas. When their JSON files are on this "
+        "machine, the lengths of their samples are read; so are those of a .json or .jsonl file given here.",
     )
     dataset_dir: Annotated[str | None, Text(meaning="a path")] = Field(
         default=None, description="Directory of dataset_info.json, on every node."
@@ -241,8 +244,16 @@ class JobForm(Form):
         default=None,
         description="Samples are packed to seq_len, so that every position is a real token. In stage pt on by default.",
     )
+    lengths: Annotated[tuple[tuple[int, int], ...] | str | None, LengthHistogram()] = Field(
+        default=None,
+        description="How many samples have how many tokens: [tokens, count] pairs, a mapping, or the path of a CSV or "
+        "JSON file, relative to this one. In place of reading the data set.",
+        examples=[[[512, 1000], [1024, 300]]],
+    )
     samples: Annotated[int | None, Count(1, 10**12)] = Field(
-        default=None, description="Sequences in the data set (packed ones with packing); gives hours and GPU-hours."
+        default=None,
+        description="Sequences in the data set (packed ones with packing); gives hours and GPU-hours. Left out: as the "
+        "lengths of the samples tell.",
     )
     epochs: Annotated[float | None, Number(1e-6, 10_000)] = Field(default=None, description="Passes over the data.")
     learning_rate: Annotated[float | None, Number(1e-12, 1)] = Field(default=None, description="Peak learning rate.")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from topoplan.specs.lengths import PREPROCESSING_BATCH, Lengths, Packing, packed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -26,7 +28,9 @@ class Job:
     template: str | None = None
     packing: bool = False
     """Samples are packed to seq_len, so that every position is a real token. The trainer's own default: only stage pt
-    packs. Without packing every sequence is taken to be seq_len long, which none exceeds."""
+    packs. Without packing and without `lengths` every sequence is taken to be seq_len long, which none exceeds."""
+    lengths: Lengths | None = None
+    """How long the samples are; None where nothing is known."""
     samples: int | None = None
     """Sequences in the data set (packed ones with packing)."""
     epochs: float = 3.0
@@ -55,11 +59,25 @@ class Job:
         return self.packing and self.stage != "dpo"
 
     @property
+    def keeps_samples_apart(self) -> bool:
+        """Attention stays within the samples of a packed sequence.
+
+        LLaMA-Factory's neat_packing, which turns on mcore_adapter's sequence_packing and the reverse
+        (`train/mca/workflow.py::run_sft`); else attention runs over the whole sequence. Stage pt knows neither.
+        """
+        apart = self.trainer.get("neat_packing") or self.trainer.get("sequence_packing")
+        return bool(apart) and self.packs and self.stage == "sft"
+
+    @property
+    def packed(self) -> Packing | None:
+        """How the samples fill packed sequences; None without packing, or where lengths are not known."""
+        if self.lengths is None or not self.packs:
+            return None
+        batch = self.trainer.get("preprocessing_batch_size")
+        size = batch if isinstance(batch, int) and batch > 0 else PREPROCESSING_BATCH
+        return packed(self.lengths, self.seq_len, size, joined=self.stage == "pt")
+
+    @property
     def sequences_per_sample(self) -> int:
         """Sequences that one sample of the batch brings: in DPO, a chosen and a rejected answer."""
         return 2 if self.stage == "dpo" else 1
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Token positions of one optimizer step."""
-        return self.global_batch_size * self.sequences_per_sample * self.seq_len

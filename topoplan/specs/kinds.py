@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from topoplan import units
 from topoplan.errors import InputError, SpecError, UnitError, nearest
+from topoplan.specs.length_file import EXPECTED, pairs_of
 from topoplan.specs.source import plain_scalar
 from topoplan.units import quote, shown
 
@@ -373,6 +374,27 @@ class PassedThrough(Kind):
     def schema(self) -> dict[str, Any]:
         """Any keys."""
         return {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class LengthHistogram(Kind):
+    """How many samples have how many tokens, or the path of a file that says it."""
+
+    def check(self, value: Any) -> tuple[tuple[int, int], ...] | str:
+        """Pairs of tokens and count, or the path. Raises SpecError."""
+        if isinstance(value, str) and value.strip() and value.isprintable():
+            return value
+        if not isinstance(value, list | Mapping):
+            raise SpecError(f"{shown(value)} is not a length histogram", expected=f"{EXPECTED}, or a file of either")
+        return pairs_of(value)
+
+    def schema(self) -> dict[str, Any]:
+        """A path, a list or a mapping."""
+        number = {"type": "integer", "minimum": 1}
+        pair = {"type": "array", "items": number, "minItems": 2, "maxItems": 2}
+        mapping = {"type": "object", "patternProperties": {"^[0-9]+$": number}, "additionalProperties": False}
+        several = {"type": "array", "items": {"anyOf": [number, pair]}, "minItems": 1}
+        return {"anyOf": [{"type": "string"}, several, mapping | {"minProperties": 1}]}
 
 
 @dataclass(frozen=True, slots=True)

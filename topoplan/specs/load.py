@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from topoplan.errors import InputError, LayoutError, SpecError
 from topoplan.specs.build import Builder, relocated
+from topoplan.specs.lengths import Lengths
 from topoplan.specs.model import Model
 from topoplan.specs.profile import OwnProfile, read_profile
-from topoplan.specs.source import KeyPath, Source, parse_value, read_source
+from topoplan.specs.source import KeyPath, Source, below, parse_value, read_source
 from topoplan.specs.spec import Spec
 from topoplan.units import quote, shown
 
+if TYPE_CHECKING:
+    from topoplan.specs.forms import JobForm
+
 _SCHEMA_KEY = "$schema"
-_PATHS = ("model", "profile")
-"""Keys of a spec that may hold a path."""
+_OTHER_DATA_KEYS = ("tokenized_path", "streaming")
+"""Keys of the trainer with which an epoch is not the samples of the data sets, one after the other."""
 
 
 def load_spec(
@@ -96,7 +100,8 @@ class _Draft:
         self._data.pop(_SCHEMA_KEY, None)
         self._is_run_document = is_run_document
         self._origins: dict[KeyPath, tuple[Source, KeyPath]] = {(): (source, ())}
-        self._bases = dict.fromkeys(_PATHS, base)
+        self._bases: dict[KeyPath, Path] = {(): base}
+        """Where the relative paths of a value start; of one that an option gave, in the working directory."""
 
     def place(self, path: KeyPath) -> str:
         """`file:line` or the option that a value came from."""
@@ -129,14 +134,16 @@ class _Draft:
         for known in [known for known in self._origins if known[: len(path)] == path]:
             del self._origins[known]
         self._origins[path] = (source, at)
-        if path[0] in _PATHS:
-            self._bases[str(path[0])] = base or Path.cwd()
+        for known in [known for known in self._bases if known[: len(path)] == path]:
+            del self._bases[known]
+        self._bases[path] = base or Path.cwd()
 
     def replace_job(self, path: Path) -> None:
         """Take the job, and the model if there is one, from a job file."""
         source = read_source(path)
         if "job" not in source.data:
-            self.put(("job",), {k: v for k, v in source.data.items() if k != _SCHEMA_KEY}, source)
+            data = {key: value for key, value in source.data.items() if key != _SCHEMA_KEY}
+            self.put(("job",), data, source, base=path.parent)
             return
         for key in source.data:
             if key not in ("job", "model", _SCHEMA_KEY):
@@ -195,7 +202,7 @@ class _Draft:
             remedy = "add a `job:` block with seq_len and global_batch_size, or give --job FILE"
             raise SpecError("`job` is missing", where=self.place(()), remedy=remedy)
         model = self._model(form.model.name, form.model.config, form.job.seq_len)
-        job = builder.job(form.job, cluster, model)
+        job = builder.job(form.job, cluster, model, self._lengths(form.job, model))
         if profile is None and form.profile is not None:
             profile = self._profile(form.profile)
         if profile is not None:
@@ -204,7 +211,7 @@ class _Draft:
 
     def _profile(self, path: str) -> OwnProfile:
         try:
-            return read_profile(self._bases["profile"] / path)
+            return read_profile(self._base(("profile",)) / path)
         except InputError as error:
             raise relocated(error, f"{self.place(('profile',))}: profile") from None
 
@@ -233,9 +240,49 @@ class _Draft:
             remedy = "write `model: Qwen/Qwen3-8B`"
             raise SpecError("model: neither `name` nor `config` is given", where=place, remedy=remedy)
         try:
-            return load_model(name, base=self._bases["model"], default_positions=seq_len)
+            return load_model(name, base=self._base(("model", "name")), default_positions=seq_len)
         except InputError as error:
             raise relocated(error, f"{place}: model") from None
+
+    def _lengths(self, job: JobForm, model: Model) -> Lengths | None:
+        """The lengths of the samples, as `lengths` says or as the data set has them; None where neither is known."""
+        path: KeyPath = ("job", "dataset" if job.lengths is None else "lengths")
+        try:
+            if isinstance(job.lengths, tuple):
+                counts, source = job.lengths, "job.lengths"
+            elif job.lengths is not None:
+                from topoplan.specs.length_file import read_length_file
+
+                file = below(self._base(path), job.lengths)
+                counts, source = read_length_file(file), file.name
+            else:
+                return self._lengths_of_dataset(job, model)
+        except InputError as error:
+            raise relocated(error, f"{self.place(path)}: {'.'.join(map(str, path))}") from None
+        sequences = sum(count for _, count in counts)
+        samples = max(1, sequences // 2) if job.stage == "dpo" else sequences
+        return Lengths(counts=counts, samples=samples, source=source)
+
+    def _lengths_of_dataset(self, job: JobForm, model: Model) -> Lengths | None:
+        from topoplan.specs.dataset import read_dataset
+
+        trainer = job.trainer or {}
+        is_mixed = trainer.get("mix_strategy") not in (None, "concat")
+        if job.dataset is None or is_mixed or any(trainer.get(key) for key in _OTHER_DATA_KEYS):
+            return None
+        limit = trainer.get("max_samples")
+        return read_dataset(
+            job.dataset,
+            below(self._base(("job", "dataset_dir")), job.dataset_dir or "data"),
+            base=self._base(("job", "dataset")),
+            stage=job.stage or "sft",
+            tokenizer=Path(model.config_path) / "tokenizer.json" if model.config_path else None,
+            max_samples=limit if isinstance(limit, int) and limit > 0 else None,
+        )
+
+    def _base(self, path: KeyPath) -> Path:
+        """Where the relative path that stands at `path` starts."""
+        return next(self._bases[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self._bases)
 
 
 def _override_path(name: str, option: str) -> KeyPath:

@@ -12,6 +12,7 @@ from topoplan import catalog
 from topoplan.errors import ModelError
 from topoplan.specs.config_json import model_from_config
 from topoplan.specs.model import Model
+from topoplan.specs.source import below
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
@@ -84,10 +85,7 @@ def load_model(reference: str, *, base: Path, default_positions: int | None = No
         raise ModelError("no model is named", expected="expected a catalog name, a directory or a config.json")
     if catalog.knows_model(reference):
         return catalog.model(reference)
-    try:
-        path = base / Path(reference).expanduser()
-    except RuntimeError:  # ~someone, and there is no such user
-        path = base / reference
+    path = below(base, reference)
     is_directory = _exists(path) and path.is_dir()
     file = path / "config.json" if is_directory else path
     if is_directory and not _exists(file):

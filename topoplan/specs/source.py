@@ -64,6 +64,14 @@ def shown_path(path: Path) -> str:
     return str(path) if str(path).isprintable() else repr(str(path))
 
 
+def below(base: Path, name: str) -> Path:
+    """A path that starts at `base` unless it is absolute."""
+    try:
+        return base / Path(name).expanduser()
+    except RuntimeError:  # ~someone, and there is no such user
+        return base / name
+
+
 def read_text(path: Path) -> str:
     """The text of a small file. Raises SpecError when it is missing, unreadable, huge or not text."""
     name = shown_path(path)

@@ -1,0 +1,90 @@
+"""Sentences about the lengths of the samples: what was assumed, what a plan makes of it, what packing would gain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from topoplan.cost.padding import is_padded_by_step, is_padded_to_seq_len, load_of
+from topoplan.layout.rules import broken_rule
+from topoplan.planner.plan import Plan
+from topoplan.planner.predict import memory_of, plan_of
+from topoplan.specs.job import Job
+from topoplan.specs.lengths import Lengths
+from topoplan.specs.spec import Spec
+
+_MUCH = 0.5
+"""Share of padding from which packing is recommended."""
+
+
+def data_notes(spec: Spec, plan: Plan) -> tuple[str, ...]:
+    """Where the lengths come from and what the plan makes of them; nothing where they are not known."""
+    job, lengths = spec.job, spec.job.lengths
+    if lengths is None or plan.padding_share is None:
+        return ()
+    notes = [f"lengths: {_known(lengths)}; {_made_of_it(job, plan)}"]
+    cut = lengths.share_above(job.seq_len)
+    if cut and not (job.packs and job.stage == "pt"):
+        notes.append(f"{_some(cut)} of the sequences are longer than seq_len {job.seq_len:,} and are cut to it")
+    if plan.padding_share > _MUCH and not job.packing and job.stage != "dpo":
+        notes.append(f"more than half of the work is padding: set packing: true{_gain(spec, plan)}")
+    if spec.model.vision and job.images_per_sequence and lengths.rule:
+        notes.append("the data set has no images: set images_per_sequence: 0")
+    return tuple(notes)
+
+
+def _known(lengths: Lengths) -> str:
+    text = (
+        f"{lengths.samples:,} sample{'' if lengths.samples == 1 else 's'} of {lengths.source},"
+        f" mean {lengths.mean:,.0f} tokens, 99% within {lengths.quantile(0.99):,}"
+    )
+    said = [lengths.rule] if lengths.rule else []
+    if lengths.stride > 1:
+        said.append(f"one in {lengths.stride} measured")
+    return f"{text} ({'; '.join(said)})" if said else text
+
+
+def _made_of_it(job: Job, plan: Plan) -> str:
+    waste, packing = plan.padding_share or 0.0, job.packed
+    if packing is not None and job.stage == "pt":
+        return f"joined and cut into sequences of {job.seq_len:,}, attention across samples"
+    if packing is not None:
+        each = (job.lengths.samples if job.lengths else 0) / packing.sequences
+        across = "within samples" if job.keeps_samples_apart else "across samples (neat_packing keeps it within)"
+        return f"packed, {each:.1f} samples a sequence, {waste:.1%} waste, attention {across}"
+    if is_padded_to_seq_len(job, plan.layout):
+        how = f"padded to {job.seq_len:,}"
+    else:
+        whole = "step" if is_padded_by_step(job, plan.layout) else "micro batch"
+        positions = load_of(job, plan.layout).mean_positions
+        how = f"padded to the longest of a {whole}, {positions:,.0f} on average"
+    return f"{how}: {_some(waste)} of the positions are padding"
+
+
+def _some(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 or not share else "less than 1%"
+
+
+def _gain(spec: Spec, plan: Plan) -> str:
+    """What the job would take with packed samples under the layout of the plan, where that layout can be used."""
+    job, lengths = spec.job, spec.job.lengths
+    if lengths is None or job.samples is None:
+        return ""
+    there = replace(job, packing=True, lengths=replace(lengths, samples=job.samples))
+    packing = there.packed
+    if packing is None or packing.sequences < job.global_batch_size:
+        return ""
+    then = replace(spec, job=replace(there, samples=packing.sequences))
+    if broken_rule(then, plan.layout):
+        return ""
+    memory = memory_of(then, plan.layout)
+    if not memory.fits:
+        return ""
+    packed_s = plan_of(then, plan.layout, memory).time.step_s * packing.sequences
+    hours = [
+        seconds / job.global_batch_size * job.epochs / 3600 for seconds in (packed_s, plan.time.step_s * job.samples)
+    ]
+    return f"; with this layout {_hours(hours[0])} in place of {_hours(hours[1])}"
+
+
+def _hours(value: float) -> str:
+    return f"{value:,.1f} h" if value >= 1 else f"{60 * value:,.1f} min"

@@ -1,0 +1,82 @@
+"""A length histogram that a user wrote down: in the spec, or in a CSV or JSON file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from topoplan.errors import SpecError
+from topoplan.specs.lengths import checked_pair, histogram
+from topoplan.specs.source import shown_path
+
+_MAX_FILE_BYTES = 100_000_000
+EXPECTED = "expected [tokens, count] pairs, or a mapping of tokens to counts"
+
+
+def pairs_of(value: Any) -> tuple[tuple[int, int], ...]:
+    """The histogram in a list of pairs, a list of lengths (one sample each) or a mapping. Raises SpecError."""
+    if isinstance(value, Mapping):
+        entries: list[Any] = list(value.items())
+    elif isinstance(value, list):
+        entries = [item if isinstance(item, list) else [item, 1] for item in value]
+    else:
+        raise SpecError("is not a length histogram", expected=EXPECTED)
+    if not entries:
+        raise SpecError("is an empty length histogram", expected=EXPECTED)
+    found = []
+    for number, entry in enumerate(entries, start=1):
+        try:
+            if len(entry) != 2:
+                raise SpecError("is no pair of two numbers", expected=EXPECTED)
+            found.append(checked_pair(*entry))
+        except SpecError as error:
+            raise SpecError(f"entry {number}: {error.what}", expected=error.expected) from None
+    return histogram(found)
+
+
+def read_length_file(path: Path) -> tuple[tuple[int, int], ...]:
+    """The histogram in a file: CSV with `tokens,count` a line, or JSON as in the spec. Raises SpecError."""
+    name = shown_path(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+        if len(content) > _MAX_FILE_BYTES:
+            raise SpecError(f"is larger than {_MAX_FILE_BYTES // 10**6} MB", where=name)
+        text = content.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise SpecError("no such file", where=name) from None
+    except UnicodeDecodeError:
+        raise SpecError("is not text in UTF-8", where=name) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise SpecError(f"cannot be read: {reason}", where=name) from None
+    if text.lstrip()[:1] not in ("[", "{"):
+        return histogram(_of_csv(text, name))
+    try:
+        return pairs_of(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise SpecError(f"is not JSON: {error.msg}", where=f"{name}:{error.lineno}") from None
+    except (ValueError, RecursionError):
+        raise SpecError("is not JSON that can be read", where=name) from None
+    except SpecError as error:
+        raise SpecError(error.what, where=name, expected=error.expected) from None
+
+
+def _of_csv(text: str, name: str) -> Iterator[tuple[int, int]]:
+    found = False
+    for number, line in enumerate(text.splitlines(), start=1):
+        cells = [cell.strip() for cell in line.split(",")]
+        if not any(cells) or (not found and cells == ["tokens", "count"]):
+            continue
+        where = f"{name}:{number}"
+        if len(cells) != 2:
+            raise SpecError(f"has {len(cells)} values", where=where, expected="expected `tokens,count` on a line")
+        try:
+            yield checked_pair(*cells)
+        except SpecError as error:
+            raise SpecError(error.what, where=where, expected=error.expected) from None
+        found = True
+    if not found:
+        raise SpecError("is empty", where=name, expected="expected `tokens,count` on a line")
