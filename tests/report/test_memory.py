@@ -74,7 +74,6 @@ def test_the_blocks_lead_from_the_stages_to_the_card() -> None:
     spec, plan = sample(MIXED, tp=2, pp=2, ep=4, recompute={"granularity": "selective", "modules": ["moe"]})
     text = flat(rendered(spec, plan))
     blocks = (
-        "Plan tp2 pp2 ep4 dp8 mbs1 sel:moe fits",
         "Stages, GiB",
         "Stage 0, by part",
         "Activations that a layer saves, one micro batch: attention + moe, 24 layers",
@@ -112,7 +111,6 @@ def test_full_recomputation_is_explained() -> None:
 
 def test_a_plan_that_does_not_fit_says_by_how_much() -> None:
     text = flat(rendered(*sample("Qwen/Qwen2.5-72B", tp=8)))
-    assert "does not fit" in text
     assert " over " in text
 
 
@@ -131,11 +129,8 @@ def test_frozen_weights_are_counted() -> None:
 
 def test_the_document_holds_every_term() -> None:
     spec, plan = sample(MIXED, tp=2, pp=2, ep=4)
-    view = memory_to_dict(spec, plan, breakdown(spec, plan))
-    assert view["schema"] == "topoplan.explain/1"
-    assert json.loads(json.dumps(view)) == view
-    assert {"cluster", "model", "job", "plan", "memory"} <= set(view)
-    memory = view["memory"]
+    memory = memory_to_dict(plan, breakdown(spec, plan))
+    assert json.loads(json.dumps(memory)) == memory
     assert memory["worst_stage"] == 0
     for stage in memory["stages"]:
         assert sum(stage["parts_gib"].values()) == pytest.approx(stage["allocated_gib"], rel=1e-4)

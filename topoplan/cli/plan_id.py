@@ -19,7 +19,7 @@ _DEGREES = {
 }
 
 
-def layout_of_id(plan_id: str) -> dict[str, Any]:
+def layout_of_id(plan_id: str, *, option: str = "--plan") -> dict[str, Any]:
     """The layout keys that `Layout.id` was made of: `tp4-pp2-dp4-mbs1-full` -> {"tp": 4, "pp": 2, ...}."""
     layout: dict[str, Any] = {}
     words = plan_id.split("-")
@@ -44,22 +44,22 @@ def layout_of_id(plan_id: str) -> dict[str, Any]:
         elif word == "uneven":
             raise LayoutError(
                 f"{plan_id!r} does not say where its uneven stages begin and end",
-                where="--plan",
+                where=option,
                 remedy="choose it by its rank",
             )
         else:
-            raise _unknown(plan_id)
+            raise _unknown(plan_id, option)
         position += 1
     if "tp" not in layout or "pp" not in layout:
-        raise _unknown(plan_id)
+        raise _unknown(plan_id, option)
     layout.setdefault("sequence_parallel", layout["tp"] > 1)
     layout.setdefault("etp", 1)
     return layout
 
 
-def _unknown(plan_id: str) -> LayoutError:
+def _unknown(plan_id: str, option: str) -> LayoutError:
     return LayoutError(
         f"{plan_id!r} is not a plan",
-        where="--plan",
+        where=option,
         expected="expected a rank such as 3, or an id such as tp4-pp1-dp8-mbs1 from `topoplan rank`",
     )
