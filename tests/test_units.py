@@ -179,3 +179,16 @@ def test_gib_is_binary() -> None:
 )
 def test_an_absurd_rate_is_taken_for_the_nearest_likely_slip(text: str, highest: float, meant: str) -> None:
     assert units.probably_meant(text, units.parse_rate, 1e7, highest) == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("2B", 2 * 10**9), ("1.5 T", 15 * 10**11), ("500M", 5 * 10**8), ("2e9", 2 * 10**9), ("64", 64)]
+)
+def test_a_count_may_have_a_prefix(text: str, count: int) -> None:
+    assert units.parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "B", "2X", "-1", "0", "0.2", "1e999", "two", "2BB"])
+def test_what_is_no_count_is_refused(text: str) -> None:
+    with pytest.raises(UnitError, match="is not a count"):
+        units.parse_count(text)

@@ -148,6 +148,15 @@ def parse_seconds(text: object) -> float:
     return _checked(value * times / divided_by, text)
 
 
+def parse_count(text: str) -> int:
+    """A number of things such as `2B` (10^9), `500M` (10^6), `2e9` or `2000000`. Raises UnitError."""
+    match = re.fullmatch(rf"({_NUMBER})\s*([kKMGBT]?)", text.strip())
+    value = float(match[1].replace("_", "")) * (_DECIMAL | {"B": 10**9})[match[2]] if match else 0.0
+    if not 1 <= value < math.inf:
+        raise UnitError(f"{quote(text)!r} is not a count", expected="expected one such as 2B, 500M or 2000000")
+    return round(value)
+
+
 def probably_meant(text: str, parse: Callable[[object], float], lowest: float, highest: float) -> str:
     """`text` with bits and bytes exchanged, or a thousand times less or more, where that is in range; else ''."""
     exchanged = [text.replace("B/s", "b/s"), text.replace("b/s", "B/s"), text.replace("Bps", "bps")]

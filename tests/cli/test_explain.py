@@ -19,9 +19,14 @@ def test_a_plan_is_explained_by_its_id_without_a_search(cli: Cli, spec_file: Pat
     assert "\x1b" not in result.out
 
 
-def test_without_memory_it_prints_the_same(cli: Cli, spec_file: Path) -> None:
-    plain, memory = (cli("explain", spec_file, "--plan", PLAN, *more).out for more in ((), ("--memory",)))
-    assert plain == memory
+def test_without_a_choice_the_time_comes_first_and_the_memory_follows(cli: Cli, spec_file: Path) -> None:
+    both, time, memory = (
+        cli("explain", spec_file, "--plan", PLAN, *more).out for more in ((), ("--time",), ("--memory",))
+    )
+    assert both.index("The step, by part") < both.index("From allocated to the card")
+    assert "From allocated" not in time
+    assert "The step, by part" not in memory
+    assert cli("explain", spec_file, "--plan", PLAN, "--time", "--memory").out == both
 
 
 def test_json_has_a_schema(cli: Cli, spec_file: Path) -> None:
@@ -98,5 +103,51 @@ def test_an_id_may_be_pasted_from_the_table() -> None:
     assert wanted_id(" tp1 pp2 dp16 mbs1 sel:mlp ") == "tp1-pp2-dp16-mbs1-sel-mlp"
 
 
-def test_help_says_that_memory_is_all_there_is(cli: Cli) -> None:
-    assert "time will follow" in " ".join(cli("explain", "--help").out.split())
+def test_json_has_the_time_and_the_memory_that_were_asked_for(cli: Cli, spec_file: Path) -> None:
+    view = json.loads(cli("explain", spec_file, "--plan", PLAN, "--json").out)
+    assert sum(row["step_s"] for row in view["time"]["rows"]) == pytest.approx(view["plan"]["time"]["step_s"], rel=1e-4)
+    assert "memory" in view
+    assert "memory" not in json.loads(cli("explain", spec_file, "--plan", PLAN, "--json", "--time").out)
+
+
+def test_two_plans_are_compared_by_their_ids_without_a_search(
+    cli: Cli, spec_file: Path, fake_search: list[Any]
+) -> None:
+    result = cli("explain", spec_file, "--plan", PLAN, "--versus", "tp8 pp1 dp4 mbs1")
+    assert result.code == 0
+    assert not fake_search
+    assert "wins: it is" in result.out
+    assert max(map(len, result.out.splitlines())) <= 100
+    view = json.loads(cli("explain", spec_file, "--plan", PLAN, "--versus", "tp4-pp1-dp8-mbs1", "--json").out)
+    assert view["schema"] == "topoplan.explain/1"
+    assert view["differences"]["layout"]["tp"] == [2, 4]
+    assert {"time_s", "memory_gib"} < set(view["differences"])
+
+
+def test_two_ranks_take_one_search(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    assert cli("explain", spec_file, "--plan", "1", "--versus", "2").code == 0
+    assert len(fake_search) == 1
+
+
+@pytest.mark.parametrize(
+    ("versus", "message"),
+    [
+        ("1", "--versus: '1' is the plan of --plan itself"),
+        ("tp2-pp1-dp16-mbs1", "is the plan of --plan itself"),
+        ("99", "--versus: there is no plan 99; expected 1 to 5"),
+        ("nonsense", "--versus: 'nonsense' is not a plan"),
+        ("tp2-pp1-dp16-mbs1-uneven", "--versus: "),
+        ("", "--versus: "),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    cli: Cli, spec_file: Path, fake_search: list[Any], versus: str, message: str
+) -> None:
+    result = cli("explain", spec_file, "--plan", "1", "--versus", versus)
+    assert result.code == 2
+    assert message in result.err
+    assert result.out == ""
+
+
+def test_a_run_document_is_not_compared(cli: Cli) -> None:
+    assert "leave the other options out" in cli("explain", "--run", "y.json", "--versus", "2").err

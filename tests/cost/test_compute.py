@@ -254,3 +254,22 @@ def test_full_recomputation_repeats_the_whole_forward(name: str) -> None:
     assert plain.recompute_s == 0
     assert len(plain.forward_s) == len(plain.backward_s) == len(PARTS)
     assert (again.forward_s, again.backward_s) == (plain.forward_s, plain.backward_s)
+
+
+def test_communication_and_nothing_else_names_a_call_of_its_collective() -> None:
+    table = operators(MIXED, tp=2, cp=2, ep=4, etp=2)
+    for operator in table.values():
+        assert (operator.collective is not None) == operator.part.endswith("_comm")
+    sizes = {name: operator.collective.group.size for name, operator in table.items() if operator.collective}
+    assert sizes == {"attention collectives": 2, "cp ring": 2, "dispatch, combine": 4, "expert tensor collectives": 2}
+    call = table["dispatch, combine"].collective
+    assert call is not None
+    assert table["dispatch, combine"].forward_s == 2 * call.call_s
+
+
+@pytest.mark.parametrize(("sequence_parallel", "kind"), [(True, "all-gather"), (False, "all-reduce")])
+def test_sequence_parallel_gathers_and_scatters_what_is_else_reduced(sequence_parallel: bool, kind: str) -> None:
+    call = operators(DENSE, tp=4, sequence_parallel=sequence_parallel)["mlp collectives"].collective
+    assert call is not None
+    assert call.kind == kind
+    assert call.sent_bytes == 2 * 4096 * 4096  # bf16, tokens x hidden

@@ -19,8 +19,14 @@ from tests.cost.samples import (
     spec_of_run,
     time_of,
 )
+from topoplan.backends.megatron import TRAITS
 from topoplan.cost.profile import profile_of
+from topoplan.cost.shard import shard_of
+from topoplan.cost.step import DataParallel, StageTime, data_parallel, optimizer_time, recomputed_share, stage_time
+from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.stages import Chunk
 from topoplan.planner.measured import MeasuredRun
+from topoplan.specs.spec import Spec
 
 RUNS = measured_runs("SimuMax B200")
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -249,3 +255,68 @@ def test_slower_networks_and_cards_take_longer() -> None:
     assert time_of(slow, layout).step_s > time_of(fast, layout).step_s
     ampere = spec_of(DENSE, gpu="a100-sxm-80gb")
     assert time_of(ampere, layout).step_s > 1.5 * time_of(fast, layout).step_s
+
+
+def stage_of_rank(spec: Spec, layout: Layout, rank: int) -> StageTime:
+    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
+    shard = shard_of(layout, spec.job)
+    return stage_time(spec.model, spec.job, layout, traits, spec.cluster, profile, shard, rank)
+
+
+def told_by(spec: Spec, layout: Layout, rank: int = 0) -> DataParallel:
+    stage = stage_of_rank(spec, layout, rank)
+    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
+    return data_parallel(spec.model, spec.job, layout, traits, spec.cluster, profile, stage, rank)
+
+
+def test_without_overlap_all_of_data_parallel_is_exposed() -> None:
+    spec = spec_of(DENSE)
+    told = told_by(spec, layout_of(spec, overlap_grad_reduce=False))
+    assert told.exposed_reduce_s == sum(one.call_s for _, one in told.reduces)
+    assert told.exposed_gather_s == sum(one.call_s for _, one in told.gathers)
+    assert told.exposed_s == told.exposed_reduce_s + told.exposed_gather_s
+
+
+def test_without_the_distributed_optimizer_one_all_reduce_is_told_and_no_gather() -> None:
+    spec = spec_of(DENSE)
+    told = told_by(spec, layout_of(spec, distributed_optimizer=False))
+    assert [one.kind for _, one in told.reduces] == ["all-reduce"]
+    assert told.gathers == ()
+
+
+def test_experts_are_reduced_over_their_own_ranks() -> None:
+    spec = spec_of(MIXED)
+    told = told_by(spec, layout_of(spec, ep=8))
+    assert {name: one.group.size for name, one in told.reduces} == {"dense": 32, "expert": 4}
+
+
+def test_a_tied_embedding_is_added_up_by_its_two_stages_alone() -> None:
+    spec = spec_of(TIED)
+    tied = told_by(spec, layout_of(spec, pp=2)).tied
+    assert tied is not None
+    assert tied.group.size == 2
+    assert told_by(spec, layout_of(spec)).tied is None
+
+
+def test_an_offloaded_optimizer_takes_the_way_over_pcie_and_the_host() -> None:
+    spec = spec_of(DENSE)
+
+    def names(**form: Any) -> list[str]:
+        layout = layout_of(spec, **form)
+        traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
+        times = optimizer_time(spec.model, spec.job, layout, traits, spec.cluster, profile, 0)
+        assert all(seconds > 0 for _, seconds in times)
+        return [name for name, _ in times]
+
+    assert names() == ["gradient norm, Adam", "host work of a step"]
+    assert "offload over PCIe" in names(optimizer_offload_fraction=1.0)
+
+
+def test_a_block_recomputes_its_own_layers_and_no_more_than_there_are() -> None:
+    chunk = Chunk(0, 6, embedding=False, final_norm=False, head=False)
+    layer = spec_of(DENSE).model.layers[0]
+    for number, share in ((4, 4 / 6), (9, 1.0)):
+        recompute = Recompute(granularity="full", method="block", num_layers=number)
+        assert recomputed_share(chunk, layer, recompute) == share
+        assert recomputed_share(chunk, replace(layer, predicts_next=True), recompute) == 0.0
+    assert recomputed_share(chunk, layer, Recompute()) == 1.0

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.samples import make_plan, make_spec
-from topoplan.report.effort import job_effort, job_steps
+from topoplan.report.effort import effort_of, effort_to_dict, job_effort, job_steps
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,14 @@ def test_gpu_hours_count_every_gpu() -> None:
 
 def test_without_samples_there_is_nothing_to_say() -> None:
     assert job_effort(make_spec().job, make_plan()) is None
+
+
+def test_hours_of_a_number_of_steps() -> None:
+    effort = effort_of(500, make_plan(tp=2, step_s=7.2))
+    assert (effort.steps, effort.hours, effort.gpu_hours) == (500, pytest.approx(1.0), pytest.approx(32.0))
+
+
+def test_the_document_has_the_job_time_where_it_is_known() -> None:
+    assert effort_to_dict(None) == {}
+    view = effort_to_dict(effort_of(1000, make_plan(step_s=3.6)))
+    assert view == {"job_time": {"steps": 1000, "hours": 1.0, "gpu_hours": 32.0}}

@@ -74,7 +74,6 @@ def test_the_blocks_lead_from_the_stages_to_the_card() -> None:
     spec, plan = sample(MIXED, tp=2, pp=2, ep=4, recompute={"granularity": "selective", "modules": ["moe"]})
     text = flat(rendered(spec, plan))
     blocks = (
-        "Plan tp2 pp2 ep4 dp8 mbs1 sel:moe fits",
         "Stages, GiB",
         "Stage 0, by part",
         "Moments that may be the peak",
@@ -99,7 +98,7 @@ def test_every_moment_of_the_worst_stage_is_taken_apart() -> None:
     assert "the peak" in text
     assert "bf16 logits" in text
     assert "dummy weight gradients" in text
-    moments = memory_to_dict(spec, plan, breakdown(spec, plan))["memory"]["moments"]
+    moments = memory_to_dict(plan, breakdown(spec, plan))["moments"]
     assert {moment["name"] for moment in moments} == {"backward", "loss", "embedding gradient"}
     sizes = [moment["mib"] for moment in moments]
     assert sizes == sorted(sizes, reverse=True)
@@ -136,7 +135,6 @@ def test_full_recomputation_is_explained() -> None:
 
 def test_a_plan_that_does_not_fit_says_by_how_much() -> None:
     text = flat(rendered(*sample("Qwen/Qwen2.5-72B", tp=8)))
-    assert "does not fit" in text
     assert " over " in text
 
 
@@ -155,11 +153,8 @@ def test_frozen_weights_are_counted() -> None:
 
 def test_the_document_holds_every_term() -> None:
     spec, plan = sample(MIXED, tp=2, pp=2, ep=4)
-    view = memory_to_dict(spec, plan, breakdown(spec, plan))
-    assert view["schema"] == "topoplan.explain/1"
-    assert json.loads(json.dumps(view)) == view
-    assert {"cluster", "model", "job", "plan", "memory"} <= set(view)
-    memory = view["memory"]
+    memory = memory_to_dict(plan, breakdown(spec, plan))
+    assert json.loads(json.dumps(memory)) == memory
     assert memory["worst_stage"] == 0
     for stage in memory["stages"]:
         assert sum(stage["parts_gib"].values()) == pytest.approx(stage["allocated_gib"], rel=1e-4)

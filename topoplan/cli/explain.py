@@ -1,4 +1,4 @@
-"""`topoplan explain`: where the memory of a plan goes."""
+"""`topoplan explain`: where the time and the memory of a plan go, and how two plans differ."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, 
 from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking, wanted_id
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from topoplan.planner.plan import Plan
     from topoplan.specs.spec import Spec
 
@@ -28,10 +30,17 @@ def explain(
             show_default=False,
         ),
     ] = None,
-    memory: Annotated[
-        bool,
-        typer.Option("--memory", help="Explain the memory. It is all that there is to explain yet; time will follow."),
-    ] = False,
+    versus: Annotated[
+        str | None,
+        typer.Option(
+            "--versus",
+            metavar="M|ID",
+            help="Compare with another plan: what differs, and what makes the faster one faster.",
+            show_default=False,
+        ),
+    ] = None,
+    time: Annotated[bool, typer.Option("--time", help="Only the time.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Only the memory.")] = False,
     model: ModelName = None,
     job: JobPath = None,
     overrides: Overrides = None,
@@ -40,7 +49,9 @@ def explain(
     profile: ProfilePath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where each GiB of a plan goes, and where its formula is.
+    """Show where the time and memory of a plan go, or how two differ.
+
+    Every figure comes with the place of its formula in the package.
 
     A plan that does not fit is explained too, by its id. Exit code 1: no layout fits; 2: bad input.
     """
@@ -49,43 +60,67 @@ def explain(
     if (spec is None) == (run is None):
         raise InputError("expected either a SPEC or --run FILE")
     if run is not None:
-        if model or job or overrides or pin or margin or plan != "1":
+        if model or job or overrides or pin or margin or versus is not None or plan != "1":
             raise InputError("--run has model, job and layout in its file", remedy="leave the other options out")
-        read, chosen = _of_run(run, profile)
+        read, plans = _of_run(run, profile)
     elif spec is not None:
         read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
-        chosen = _of_spec(read, plan)
+        plans = _of_spec(read, {"--plan": plan} | ({} if versus is None else {"--versus": versus}))
 
     from topoplan.cli.output import print_json, stdout_console
+
+    chosen, *others = plans
+    wants_time, wants_memory = time or not memory, memory or not time
+    if others:
+        from topoplan.planner.versus import compare
+        from topoplan.report.versus import comparison_to_dict, print_comparison
+
+        (other,) = others
+        if other.layout == chosen.layout:
+            raise InputError(
+                f"{versus!r} is the plan of --plan itself, {chosen.id}", where="--versus", remedy="name another"
+            )
+        comparison = compare(chosen, other)
+        if as_json:
+            print_json(comparison_to_dict(read, comparison, time=wants_time, memory=wants_memory))
+        else:
+            print_comparison(stdout_console(), read, comparison, time=wants_time, memory=wants_memory)
+        return
+
     from topoplan.planner.breakdown import breakdown
-    from topoplan.report.memory import memory_to_dict, print_memory
+    from topoplan.planner.time_breakdown import time_breakdown
+    from topoplan.report.explanation import explanation_to_dict, print_explanation
 
-    account = breakdown(read, chosen)
+    seconds = time_breakdown(read, chosen) if wants_time else None
+    size = breakdown(read, chosen) if wants_memory else None
     if as_json:
-        print_json(memory_to_dict(read, chosen, account))
+        print_json(explanation_to_dict(read, chosen, time=seconds, memory=size))
     else:
-        print_memory(stdout_console(), read, chosen, account)
+        print_explanation(stdout_console(), read, chosen, time=seconds, memory=size)
 
 
-def _of_spec(spec: Spec, wanted: str) -> Plan:
-    """The plan of that rank, which takes a search, or of that id, which does not unless its stages are uneven."""
+def _of_spec(spec: Spec, wanted: Mapping[str, str]) -> list[Plan]:
+    """The plans that each option wants, by rank, which takes a search, or by id, which does not unless uneven."""
     from topoplan.cli.search import search
     from topoplan.planner.predict import predict
 
-    name = wanted_id(wanted)
-    if not name.isdecimal() and "uneven" not in name.split("-"):
-        return plan_of_id(spec, name)
-    ranking = search(spec)
-    if not ranking.plans:
-        from topoplan.report.nothing_fits import nothing_fits
+    names = {option: wanted_id(text) for option, text in wanted.items()}
+    ranking = None
+    if any(name.isdecimal() or "uneven" in name.split("-") for name in names.values()):
+        ranking = search(spec)
+        if not ranking.plans:
+            from topoplan.report.nothing_fits import nothing_fits
 
-        raise nothing_fits(ranking)
-    found = plan_of_ranking(ranking, name)
-    # Predicted once more, since a search lists no more stages than it needs.
-    return plan_of_id(spec, name) if found is None else predict(spec, found.layout)
+            raise nothing_fits(ranking)
+    plans = []
+    for option, name in names.items():
+        found = None if ranking is None else plan_of_ranking(ranking, name, option=option)
+        # Predicted once more, since a search lists no more stages than it needs.
+        plans.append(plan_of_id(spec, name, option=option) if found is None else predict(spec, found.layout))
+    return plans
 
 
-def _of_run(source: str, profile: str | None) -> tuple[Spec, Plan]:
+def _of_run(source: str, profile: str | None) -> tuple[Spec, list[Plan]]:
     from pathlib import Path
 
     from topoplan.cli.run_documents import read_run_documents
@@ -103,4 +138,4 @@ def _of_run(source: str, profile: str | None) -> tuple[Spec, Plan]:
         raise SpecError(document.error)
     base = Path.cwd() if source == "-" else Path(source).parent
     spec = spec_from_document(document.spec, where=document.where, base=base, profile=own)
-    return spec, predict(spec, document.layout)
+    return spec, [predict(spec, document.layout)]

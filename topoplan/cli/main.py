@@ -12,7 +12,20 @@ from typing import NoReturn
 
 import typer
 
-from topoplan.cli import explain, generate, gpus, models, predict, profile, rank, schema, validate, version
+from topoplan.cli import (
+    explain,
+    generate,
+    gpus,
+    models,
+    predict,
+    profile,
+    rank,
+    schema,
+    size,
+    validate,
+    version,
+    what_if,
+)
 from topoplan.cli.exit_codes import BROKEN_PIPE, INTERRUPTED
 from topoplan.errors import TopoplanError
 
@@ -30,6 +43,8 @@ app = typer.Typer(
 app.command("rank")(rank.rank)
 app.command("generate")(generate.generate)
 app.command("explain")(explain.explain)
+app.command("what-if")(what_if.what_if)
+app.command("size")(size.size)
 app.command("predict")(predict.predict)
 app.command("validate")(validate.validate)
 app.command("models")(models.models)

@@ -73,3 +73,35 @@ def read_spec(
 
     keys = [*(overrides or ()), *([f"margin={margin}"] if margin is not None else [])]
     return load_spec(spec, model=model, job=job, overrides=tuple(keys), pins=tuple(pins or ()), profile=profile)
+
+
+def variations(overrides: list[str] | None, *, most: int) -> list[tuple[str, ...]]:
+    """Every combination of the values of `--set key=a,b,c` options, each as options of one value.
+
+    A value that holds a comma stands in quotes, or is a YAML list in brackets. Raises InputError for no option at all,
+    an empty value, a key that is set twice, and more than `most` combinations.
+    """
+    from itertools import product
+    from math import prod
+
+    from topoplan.errors import InputError, SpecError
+    from topoplan.units import quote
+
+    if not overrides:
+        raise InputError("nothing to change", where="--set", remedy="add it as in --set nodes=8, or --set nodes=2,4,8")
+    choices: dict[str, tuple[str, ...]] = {}
+    for text in overrides:
+        name, equals, written = text.partition("=")
+        key = name.strip()
+        whole = not equals or written.lstrip()[:1] in ("[", "{", '"', "'")
+        values = [value.strip() for value in ([written] if whole else written.split(","))]
+        if equals and not all(values):
+            what = "no value" if len(values) == 1 else "an empty value"
+            raise SpecError(what, where=f"--set {quote(text)}", expected="expected one such as nodes=8 or nodes=2,4,8")
+        # `job.seq_len` and `seq_len` are one key.
+        if (path := key.removeprefix("job.")) in choices:
+            raise InputError(f"{key} is set twice", where="--set", remedy=f"write its values as --set {key}=A,B")
+        choices[path] = tuple(dict.fromkeys(f"{key}={value}" if equals else text for value in values))
+    if (count := prod(map(len, choices.values()))) > most:
+        raise InputError(f"{count:,} combinations", where="--set", expected=f"expected at most {most}")
+    return list(product(*choices.values()))

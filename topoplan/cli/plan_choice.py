@@ -22,25 +22,24 @@ def wanted_id(wanted: str) -> str:
     return wanted.strip().replace(" ", "-").replace(":", "-")
 
 
-def plan_of_ranking(ranking: Ranking, wanted: str) -> Plan | None:
+def plan_of_ranking(ranking: Ranking, wanted: str, *, option: str = "--plan") -> Plan | None:
     """The plan of that rank or id; None for an id that the ranking does not hold."""
     wanted = wanted_id(wanted)
     if wanted.isdecimal():
         if 1 <= int(wanted) <= len(ranking.plans):
             return ranking.plans[int(wanted) - 1]
-        raise LayoutError(f"there is no plan {wanted}", where="--plan", expected=f"expected 1 to {len(ranking.plans)}")
+        raise LayoutError(f"there is no plan {wanted}", where=option, expected=f"expected 1 to {len(ranking.plans)}")
     return next((plan for plan in ranking.plans if plan.id == wanted), None)
 
 
-def plan_of_id(spec: Spec, wanted: str) -> Plan:
+def plan_of_id(spec: Spec, wanted: str, *, option: str = "--plan") -> Plan:
     """The plan of that id, whether it fits or not. What the id does not say is as the spec's pins have it."""
     from topoplan.cli.plan_id import layout_of_id
     from topoplan.planner.predict import predict
 
     wanted = wanted_id(wanted)
-    plan = predict(spec, {**spec.job.pin, **layout_of_id(wanted, spec.model.num_layers, spec.job.mtp_num_layers)})
+    keys = layout_of_id(wanted, spec.model.num_layers, spec.job.mtp_num_layers, option=option)
+    plan = predict(spec, {**spec.job.pin, **keys})
     if plan.id != wanted:
-        raise LayoutError(
-            f"{wanted!r} is not the id of a layout of this job", where="--plan", remedy=f"it is {plan.id}"
-        )
+        raise LayoutError(f"{wanted!r} is not the id of a layout of this job", where=option, remedy=f"it is {plan.id}")
     return plan

@@ -20,7 +20,7 @@ _DEGREES = {
 }
 
 
-def layout_of_id(plan_id: str, num_layers: int, mtp_layers: int = 0) -> dict[str, Any]:
+def layout_of_id(plan_id: str, num_layers: int, mtp_layers: int = 0, *, option: str = "--plan") -> dict[str, Any]:
     """The layout keys that `Layout.id` was made of: `tp4-pp2-dp4-mbs1-full` -> {"tp": 4, "pp": 2, ...}.
 
     `num_layers` of the model and the multi-token-prediction layers of the job: what an uneven split is made of.
@@ -51,21 +51,21 @@ def layout_of_id(plan_id: str, num_layers: int, mtp_layers: int = 0) -> dict[str
         elif word == "uneven":
             raise LayoutError(
                 f"{plan_id!r} does not say where its uneven stages begin and end",
-                where="--plan",
+                where=option,
                 remedy="choose it by its rank",
             )
         else:
-            raise _unknown(plan_id)
+            raise _unknown(plan_id, option)
         position += 1
     if "tp" not in layout or "pp" not in layout:
-        raise _unknown(plan_id)
+        raise _unknown(plan_id, option)
     if ends:
         pp, vpp = layout["pp"], layout.get("vpp", 1)
         layout["pipeline_layout"] = spread_pipeline_layout(num_layers, pp, vpp, *ends, mtp_layers)
         if layout["pipeline_layout"] is None:
             raise LayoutError(
                 f"{plan_id!r}: {num_layers} layers cannot have {ends[0]} in the first stage and {ends[1]} in the last",
-                where="--plan",
+                where=option,
                 remedy="choose a plan by its rank",
             )
     layout.setdefault("sequence_parallel", layout["tp"] > 1)
@@ -73,9 +73,9 @@ def layout_of_id(plan_id: str, num_layers: int, mtp_layers: int = 0) -> dict[str
     return layout
 
 
-def _unknown(plan_id: str) -> LayoutError:
+def _unknown(plan_id: str, option: str) -> LayoutError:
     return LayoutError(
         f"{plan_id!r} is not a plan",
-        where="--plan",
+        where=option,
         expected="expected a rank such as 3, or an id such as tp4-pp1-dp8-mbs1 from `topoplan rank`",
     )

@@ -27,6 +27,18 @@ BF16 = 2
 
 
 @dataclass(frozen=True, slots=True)
+class Collective:
+    """One call of a collective, before anything hides it."""
+
+    kind: str
+    """all-gather (a reduce-scatter costs the same), all-reduce, all-to-all or send."""
+    group: Group
+    sent_bytes: float
+    """The whole tensor; with all-to-all and send, what one rank sends."""
+    call_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Operator:
     """One kernel, or one collective, of a layer and a micro batch."""
 
@@ -36,6 +48,8 @@ class Operator:
     backward_s: float
     recomputed_by: tuple[str, ...] = ()
     """Megatron recompute modules that run its forward again."""
+    collective: Collective | None = None
+    """For communication, one of its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +157,8 @@ class _Builder:
             return
         group, overlap = Group(shard.tp, 1), self.profile.tp_overlap
         collective = all_gather_s if shard.sequence_parallel else all_reduce_s
-        out = collective(group, BF16 * shard.tokens * self.hidden, self.cluster, self.profile)
+        whole = BF16 * shard.tokens * self.hidden
+        out = collective(group, whole, self.cluster, self.profile)
         into = out
         if inputs:
             into = sum(collective(group, BF16 * shard.tokens * n, self.cluster, self.profile) for n in inputs)
@@ -151,7 +166,8 @@ class _Builder:
             forward, backward = into + out, out + 2 * into - min(2 * into, hidden_s) * overlap
         else:
             forward, backward = out, into - min(into, hidden_s / 2) * overlap
-        self.operators.append(Operator(name, "tp_comm", forward, backward, by))
+        kind = "all-gather" if shard.sequence_parallel else "all-reduce"
+        self.operators.append(Operator(name, "tp_comm", forward, backward, by, Collective(kind, group, whole, out)))
 
 
 def _core_attention(build: _Builder, heads: float, kv_heads: float, key_dim: int, value_dim: int, window: int) -> None:
@@ -178,7 +194,8 @@ def _core_attention(build: _Builder, heads: float, kv_heads: float, key_dim: int
     if shard.cp > 1:
         # Ring attention: every step hands on the keys and values (and, backward, their gradients) while it computes.
         ring = Group(shard.cp, shard.tp)
-        step = point_to_point_s(ring, BF16 * shard.tokens * kv_heads * (key_dim + value_dim), build.cluster, profile)
+        sent = BF16 * shard.tokens * kv_heads * (key_dim + value_dim)
+        step = point_to_point_s(ring, sent, build.cluster, profile)
         hops = shard.cp - 1
         # Each hop's partial output is rescaled and added in fp32.
         merged = 12 * shard.tokens * heads * value_dim
@@ -190,6 +207,7 @@ def _core_attention(build: _Builder, heads: float, kv_heads: float, key_dim: int
                 hops * max(0.0, step - forward / shard.cp),
                 hops * max(0.0, 2 * step - backward / shard.cp),
                 ("core_attn",),
+                Collective("send", ring, sent, step),
             )
         )
 
@@ -308,11 +326,15 @@ def _moe(build: _Builder, moe: Moe) -> None:
     if shard.ep > 1:
         # Dispatch and combine, and their mirror images backward; nothing hides them, and the busiest rank is last.
         sent = BF16 * routed / shard.etp * hidden
-        one = all_to_all_s(Group(shard.ep, shard.etp), sent, cluster, profile)
-        build.operators.append(Operator("dispatch, combine", "ep_comm", 2 * one, 2 * one, by))
+        group = Group(shard.ep, shard.etp)
+        one = all_to_all_s(group, sent, cluster, profile)
+        call = Collective("all-to-all", group, sent, one)
+        build.operators.append(Operator("dispatch, combine", "ep_comm", 2 * one, 2 * one, by, call))
     if shard.etp > 1:
-        one = all_gather_s(Group(shard.etp, 1), BF16 * routed * hidden, cluster, profile)
-        build.operators.append(Operator("expert tensor collectives", "tp_comm", 2 * one, 2 * one, by))
+        group, whole = Group(shard.etp, 1), BF16 * routed * hidden
+        one = all_gather_s(group, whole, cluster, profile)
+        call = Collective("all-gather", group, whole, one)
+        build.operators.append(Operator("expert tensor collectives", "tp_comm", 2 * one, 2 * one, by, call))
 
 
 def _mtp(build: _Builder) -> None:

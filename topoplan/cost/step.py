@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from topoplan.backends.megatron import Traits
 from topoplan.cost.activations import BF16, FP32
 from topoplan.cost.collectives import all_gather_s, all_reduce_s, point_to_point_s
-from topoplan.cost.compute import PARTS, elementwise_s, gemm_s, layer_time
+from topoplan.cost.compute import PARTS, Collective, elementwise_s, gemm_s, layer_time
 from topoplan.cost.memory import chunk_layers, embedding_ranks, stage_parameters
 from topoplan.cost.params import padded_vocab_size
 from topoplan.cost.pipeline import schedule_s
@@ -22,7 +22,7 @@ from topoplan.layout.rules import facts_of
 from topoplan.layout.stages import Chunk
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
-from topoplan.specs.model import Model, VisionTower
+from topoplan.specs.model import Layer, Model, VisionTower
 
 ADAM_STEP_BYTES = 34
 """Moved per optimizer element: gradient, fp32 weight and two moments read, three written, the bf16 weight written
@@ -43,8 +43,8 @@ class Time:
 
 
 @dataclass(frozen=True, slots=True)
-class _StageTime:
-    """One pipeline rank and one micro batch."""
+class StageTime:
+    """One pipeline rank and one micro batch, in seconds."""
 
     parts: tuple[float, ...]
     """Forward and backward together, by part in the order of PARTS."""
@@ -60,24 +60,51 @@ class _StageTime:
         return self.forward_s + self.backward_s
 
 
+@dataclass(frozen=True, slots=True)
+class DataParallel:
+    """What data-parallel ranks tell each other in a step."""
+
+    reduces: tuple[tuple[str, Collective], ...]
+    """Of the gradients: of `dense` weights, and of `expert` ones."""
+    gathers: tuple[tuple[str, Collective], ...]
+    """Of the weights, with the distributed optimizer."""
+    exposed_reduce_s: float
+    """What the backward of one micro batch does not hide."""
+    exposed_gather_s: float
+    """What the forward of one micro batch does not hide."""
+    tied: Collective | None
+    """Gradients of a tied embedding that first and last stage add up."""
+
+    @property
+    def exposed_s(self) -> float:
+        """All that adds to the step."""
+        return self.exposed_reduce_s + self.exposed_gather_s + (self.tied.call_s if self.tied else 0.0)
+
+
+def recomputed_share(chunk: Chunk, layer: Layer, recompute: Recompute) -> float:
+    """Share of a chunk's layers of one kind that its recompute mode is about.
+
+    Method block: the first ones, and no multi-token-prediction layer. Else all.
+    """
+    if recompute.granularity != "full" or recompute.method != "block":
+        return 1.0
+    if layer.predicts_next or not chunk.num_layers:
+        return 0.0
+    return min(recompute.num_layers or 0, chunk.num_layers) / chunk.num_layers
+
+
 @lru_cache(maxsize=1 << 15)
 def _chunk_time(
     model: Model, chunk: Chunk, shard: Shard, cluster: Cluster, profile: Profile, recompute: Recompute
 ) -> tuple[tuple[float, ...], tuple[float, ...], float]:
     """(forward by part, backward by part, recomputation) of one micro batch through a chunk's layers, in seconds."""
     forward, backward, repeated = [0.0] * len(PARTS), [0.0] * len(PARTS), 0.0
-    recomputed_layers = chunk.num_layers
-    if recompute.granularity == "full" and recompute.method == "block":
-        recomputed_layers = min(recompute.num_layers or 0, chunk.num_layers)
     for layer, count in chunk_layers(model, chunk):
         one = layer_time(model, layer, shard, cluster, profile, recompute)
         for part in range(len(PARTS)):
             forward[part] += count * one.forward_s[part]
             backward[part] += count * one.backward_s[part]
-        if not layer.predicts_next:
-            repeated += count * one.recompute_s * recomputed_layers / chunk.num_layers
-        elif recompute.method != "block":
-            repeated += count * one.recompute_s
+        repeated += count * one.recompute_s * recomputed_share(chunk, layer, recompute)
     return tuple(forward), tuple(backward), repeated
 
 
@@ -155,9 +182,39 @@ def _vision_s(
     return forward, backward
 
 
-def _stage_time(
+def chunk_ends(
+    model: Model,
+    job: Job,
+    layout: Layout,
+    traits: Traits,
+    cluster: Cluster,
+    profile: Profile,
+    shard: Shard,
+    chunk: Chunk,
+) -> list[tuple[str, float, float]]:
+    """(name, forward, backward) in seconds of what stands before and behind a chunk's layers, for one micro batch."""
+    ends = []
+    vocabulary = padded_vocab_size(model, layout.tp, traits.vocab_multiple)
+    # Every multi-token-prediction layer looks up its tokens, and every depth has a loss.
+    lookups, losses = chunk.embedding + chunk.mtp_layers, chunk.head * (1 + job.mtp_num_layers)
+    if lookups:
+        ahead, back = _embedding_s(model, shard, cluster, profile, vocabulary)
+        ends.append(("embedding", lookups * ahead, lookups * back))
+    if chunk.embedding and model.vision:
+        patches = patches_per_microbatch(model.vision, job, layout)
+        full = layout.recompute.granularity == "full"
+        ends.append(("vision tower", *_vision_s(model.vision, patches, job, cluster, profile, recompute=full)))
+    if losses:
+        fused = layout.cross_entropy_fusion
+        ahead, back = _head_s(model, shard, cluster, profile, vocabulary, fused=fused)
+        ends.append(("output layer, loss", losses * ahead, losses * back))
+    return ends
+
+
+def stage_time(
     model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile, shard: Shard, rank: int
-) -> _StageTime:
+) -> StageTime:
+    """One micro batch through the layers and the ends of a pipeline rank."""
     chunks = stages_of(model, job, layout)[rank]
     parts = [0.0] * len(PARTS)
     forward = backward = recompute = ends = 0.0
@@ -168,91 +225,107 @@ def _stage_time(
         forward += sum(ahead)
         backward += sum(back) + repeated
         recompute += repeated
-        vocabulary = padded_vocab_size(model, layout.tp, traits.vocab_multiple)
-        extra = []
-        # Every multi-token-prediction layer looks up its tokens, and every depth has a loss.
-        lookups, losses = chunk.embedding + chunk.mtp_layers, chunk.head * (1 + job.mtp_num_layers)
-        if lookups:
-            extra += lookups * [_embedding_s(model, shard, cluster, profile, vocabulary)]
-        if chunk.embedding and model.vision:
-            patches = patches_per_microbatch(model.vision, job, layout)
-            full = layout.recompute.granularity == "full"
-            extra.append(_vision_s(model.vision, patches, job, cluster, profile, recompute=full))
-        if losses:
-            fused = layout.cross_entropy_fusion
-            extra += losses * [_head_s(model, shard, cluster, profile, vocabulary, fused=fused)]
-        for ahead_s, back_s in extra:
+        for _, ahead_s, back_s in chunk_ends(model, job, layout, traits, cluster, profile, shard, chunk):
             forward += ahead_s
             backward += back_s
             ends += ahead_s + back_s
-    return _StageTime(tuple(parts), recompute, ends, forward, backward)
+    return StageTime(tuple(parts), recompute, ends, forward, backward)
 
 
-def _data_parallel_s(
+@lru_cache(maxsize=1 << 12)
+def _collectives(
+    tensors: tuple[tuple[str, Group, int], ...],
+    element_bytes: int,
+    is_sharded: bool,
+    cluster: Cluster,
+    profile: Profile,
+) -> tuple[tuple[str, Collective], ...]:
+    """One call for each of (name, ranks, elements): an all-reduce, or where each rank keeps a shard half of one."""
+    kind, seconds = ("all-gather", all_gather_s) if is_sharded else ("all-reduce", all_reduce_s)
+    return tuple(
+        (name, Collective(kind, ranks, whole := element_bytes * size, seconds(ranks, whole, cluster, profile)))
+        for name, ranks, size in tensors
+        if size
+    )
+
+
+def data_parallel(
     model: Model,
     job: Job,
     layout: Layout,
     traits: Traits,
     cluster: Cluster,
     profile: Profile,
-    stage: _StageTime,
+    stage: StageTime,
     rank: int,
-) -> float:
-    """Seconds of gradient reduction and weight gathering that backward and forward of one micro batch do not hide."""
+) -> DataParallel:
+    """Gradient reduction and weight gathering of one rank, and what backward and forward of one micro batch leave."""
     parameters = stage_parameters(model, job, layout, traits, rank)
     gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
-    dense, expert = group(layout, "dp_cp"), group(layout, "edp")
-    if not layout.distributed_optimizer:
-        reduce = all_reduce_s(dense, gradient * parameters.dense, cluster, profile)
-        reduce += all_reduce_s(expert, gradient * parameters.expert, cluster, profile)
-        gather = 0.0
-    else:
-        reduce = all_gather_s(dense, gradient * parameters.dense, cluster, profile)
-        reduce += all_gather_s(expert, gradient * parameters.expert, cluster, profile)
-        gather = all_gather_s(dense, BF16 * parameters.dense, cluster, profile)
-        gather += all_gather_s(expert, BF16 * parameters.expert, cluster, profile)
+    tensors = (("dense", group(layout, "dp_cp"), parameters.dense), ("expert", group(layout, "edp"), parameters.expert))
+    reduces = _collectives(tensors, gradient, layout.distributed_optimizer, cluster, profile)
+    gathers = _collectives(tensors, BF16, True, cluster, profile) if layout.distributed_optimizer else ()
+    reduce, gather = sum(one.call_s for _, one in reduces), sum(one.call_s for _, one in gathers)
     # The last bucket has nothing left to hide behind: its share is that of one layer.
     chunks = stages_of(model, job, layout)[rank]
     layers = max(1, sum(chunk.num_layers + chunk.mtp_layers for chunk in chunks))
-    exposed = max(reduce - stage.backward_s, reduce / layers) if layout.overlap_grad_reduce else reduce
     hidden_gather = layout.overlap_param_gather and layout.overlap_grad_reduce
-    exposed += max(gather - stage.forward_s, gather / layers) if hidden_gather else gather
-    return exposed + _tied_embedding_s(model, job, layout, traits, cluster, profile)
+    return DataParallel(
+        reduces,
+        gathers,
+        max(reduce - stage.backward_s, reduce / layers) if layout.overlap_grad_reduce else reduce,
+        max(gather - stage.forward_s, gather / layers) if hidden_gather else gather,
+        _tied_embedding(model, job, layout, traits, cluster, profile),
+    )
 
 
-def _tied_embedding_s(
+def _tied_embedding(
     model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile
-) -> float:
-    """Seconds in which the stages that hold a copy of the embedding add up the gradients of their copies.
+) -> Collective | None:
+    """The stages that hold a copy of the embedding add up the gradients of their copies.
 
     The whole gradient buffer of the weight, after everything else
     (`core/distributed/finalize_model_grads.py::_allreduce_word_embedding_grads`).
     """
     ranks = embedding_ranks(model, job, layout)
     if len(ranks) == 1 or job.freeze_language_model:
-        return 0.0
+        return None
     elements = padded_vocab_size(model, layout.tp, traits.vocab_multiple) // layout.tp * model.hidden_size
-    gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
+    whole = (FP32 if layout.grad_reduce_in_fp32 else BF16) * elements
     copies = Group(len(ranks), ranks[1] * group(layout, "pp").stride)
-    return all_reduce_s(copies, gradient * elements, cluster, profile)
+    return Collective("all-reduce", copies, whole, all_reduce_s(copies, whole, cluster, profile))
 
 
-def _optimizer_s(
+def optimizer_time(
     model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile, rank: int
-) -> float:
-    """Seconds of gradient norm, Adam and zeroing the gradient buffer on one rank."""
+) -> tuple[tuple[str, float], ...]:
+    """(name, seconds) of what one rank does between the last backward and the next step's first forward."""
     parameters = stage_parameters(model, job, layout, traits, rank)
     dense_shards, expert_shards = layout.optimizer_shards
     elements = parameters.dense / dense_shards + parameters.expert / expert_shards
     gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
     on_card = elements * (1.0 - layout.optimizer_offload_fraction)
     moved = ADAM_STEP_BYTES * on_card + gradient * (parameters.dense + parameters.expert)
-    seconds = elementwise_s(moved, cluster.gpu, profile, kernels=8)
-    if layout.optimizer_offload_fraction:
-        away = elements * layout.optimizer_offload_fraction
-        seconds += away * (FP32 + BF16) / (cluster.pcie_bytes_per_s * profile.pcie_efficiency)
-        seconds += away * ADAM_STEP_BYTES * cluster.gpus_per_node / HOST_ADAM_BYTES_PER_S
-    return seconds + profile.step_overhead_s
+    # Gradient norm, Adam, and zeroing the gradient buffer.
+    adam = ("gradient norm, Adam", elementwise_s(moved, cluster.gpu, profile, kernels=8))
+    overhead = ("host work of a step", profile.step_overhead_s)
+    if not layout.optimizer_offload_fraction:
+        return adam, overhead
+    away = elements * layout.optimizer_offload_fraction
+    copied_s = away * (FP32 + BF16) / (cluster.pcie_bytes_per_s * profile.pcie_efficiency)
+    host_s = away * ADAM_STEP_BYTES * cluster.gpus_per_node / HOST_ADAM_BYTES_PER_S
+    return adam, ("offload over PCIe", copied_s), ("Adam on the host", host_s), overhead
+
+
+def pipeline_send(model: Model, layout: Layout, shard: Shard, cluster: Cluster, profile: Profile) -> Collective:
+    """One micro batch's hidden states, or their gradients, from a stage to the next."""
+    ranks, sent = group(layout, "pp"), BF16 * shard.local_tokens * model.hidden_size
+    return Collective("send", ranks, sent, point_to_point_s(ranks, sent, cluster, profile))
+
+
+def slowest_of(stages: Sequence[StageTime]) -> int:
+    """Index of the stage that the others wait for."""
+    return max(range(len(stages)), key=lambda index: stages[index].total_s)
 
 
 def predict_time(
@@ -270,8 +343,8 @@ def predict_time(
     (`topoplan.cost.memory.distinct_ranks`).
     """
     shard = average_shard(shard_of(layout, job, flash_attention=profile.flash_attention), layout, job)
-    stages = [_stage_time(model, job, layout, traits, cluster, profile, shard, rank) for rank, _ in ranks]
-    slowest = max(range(len(stages)), key=lambda index: stages[index].total_s)
+    stages = [stage_time(model, job, layout, traits, cluster, profile, shard, rank) for rank, _ in ranks]
+    slowest = slowest_of(stages)
     worst, rank = stages[slowest], ranks[slowest][0]
     microbatches = layout.gradient_accumulation_steps
     forward = [stage.forward_s for stage, (_, count) in zip(stages, ranks, strict=True) for _ in range(count)]
@@ -287,8 +360,7 @@ def predict_time(
         parts["reference"] = microbatches * max(forward) + (sum(forward) - max(forward)) / layout.vpp
     parts["pp_comm"] = 0.0
     if layout.pp > 1:
-        sent = BF16 * shard.local_tokens * model.hidden_size
-        one = point_to_point_s(group(layout, "pp"), sent, cluster, profile)
+        one = pipeline_send(model, layout, shard, cluster, profile).call_s
         transfers = 2 * layout.vpp * microbatches
         if layout.vpp == 1:
             # 1F1B waits for its neighbour twice a micro batch.
@@ -297,8 +369,10 @@ def predict_time(
             # Interleaved, transfers run beside the other chunks' work; starting them and filling the pipeline remain.
             beside = max(0.0, transfers * one - microbatches * worst.total_s)
             parts["pp_comm"] = beside + transfers * profile.collective_latency_s + one * 2 * (layout.pp - 1)
-    parts["dp_comm"] = _data_parallel_s(model, job, layout, traits, cluster, profile, worst, rank)
-    parts["optimizer"] = _optimizer_s(model, job, layout, traits, cluster, profile, rank)
+    parts["dp_comm"] = data_parallel(model, job, layout, traits, cluster, profile, worst, rank).exposed_s
+    parts["optimizer"] = sum(
+        seconds for _, seconds in optimizer_time(model, job, layout, traits, cluster, profile, rank)
+    )
     parts = {name: seconds for name, seconds in parts.items() if seconds > 0.0}
     step_s = sum(parts.values())
     band = profile.time_band

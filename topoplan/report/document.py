@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from topoplan.layout.forms import layout_to_dict
-from topoplan.planner.plan import Plan, Ranking
-from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
-from topoplan.report.effort import job_effort
-from topoplan.specs.job import Job
+from topoplan.planner.plan import Ranking
+from topoplan.planner.view import plan_to_dict, spec_to_dict
+from topoplan.report.effort import effort_to_dict, job_effort
 
 SCHEMA = "topoplan.rank/1"
 
@@ -29,7 +28,7 @@ def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool) -> dict[str, 
         "elapsed_s": round(ranking.elapsed_s, 3),
         "searched": round(ranking.searched, 4),
         "plans": [
-            plan_to_dict(plan, rank) | _job_time(ranking.spec.job, plan)
+            plan_to_dict(plan, rank) | effort_to_dict(job_effort(ranking.spec.job, plan))
             for rank, plan in enumerate(ranking.plans[:top], start=1)
         ],
         "notes": list(ranking.notes),
@@ -42,16 +41,3 @@ def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool) -> dict[str, 
             for out in ranking.rejected
         ]
     return view
-
-
-def _job_time(job: Job, plan: Plan) -> dict[str, Any]:
-    effort = job_effort(job, plan)
-    if effort is None:
-        return {}
-    return {
-        "job_time": {
-            "steps": effort.steps,
-            "hours": rounded(effort.hours),
-            "gpu_hours": rounded(effort.gpu_hours),
-        }
-    }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from topoplan.planner.plan import Plan
+from topoplan.planner.view import rounded
 from topoplan.specs.job import Job
 
 
@@ -28,7 +30,23 @@ def job_steps(job: Job) -> int | None:
 def job_effort(job: Job, plan: Plan) -> Effort | None:
     """Steps, hours and GPU-hours of the job, without start-up, evaluation and checkpoints."""
     steps = job_steps(job)
-    if steps is None:
-        return None
+    return None if steps is None else effort_of(steps, plan)
+
+
+def effort_of(steps: int, plan: Plan) -> Effort:
+    """Hours and GPU-hours of so many steps."""
     hours = steps * plan.time.step_s / 3600
     return Effort(steps=steps, hours=hours, gpu_hours=hours * plan.layout.world_size)
+
+
+def effort_to_dict(effort: Effort | None) -> dict[str, Any]:
+    """`job_time` as an entry of a plan's JSON form; nothing when it is not known."""
+    if effort is None:
+        return {}
+    return {
+        "job_time": {
+            "steps": effort.steps,
+            "hours": rounded(effort.hours),
+            "gpu_hours": rounded(effort.gpu_hours),
+        }
+    }

@@ -1,27 +1,24 @@
-"""Where the memory of a plan goes, as JSON (`topoplan.explain/1`) and as tables."""
+"""Where the memory of a plan goes, as JSON and as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from topoplan.cost.memory import Moment
-from topoplan.planner.breakdown import Breakdown, LayerRows, StageRow, WeightRow
-from topoplan.planner.lengths import data_notes
+from topoplan.planner.breakdown import Breakdown, LayerRows, WeightRow
 from topoplan.planner.plan import Plan, StageMemory
-from topoplan.planner.view import LAYER_KINDS, plan_to_dict, rounded, spec_to_dict
-from topoplan.report.paragraphs import bullets, paragraph
-from topoplan.report.sentences import spec_line
-from topoplan.report.text import counted, gib, layout_label, significant
+from topoplan.planner.view import LAYER_KINDS, rounded
+from topoplan.report.paragraphs import paragraph
+from topoplan.report.tables import heading, layer_kind, stage_name, stage_span, table_of
+from topoplan.report.text import counted, gib, significant
 from topoplan.specs.spec import Spec
 from topoplan.units import GIB
 
-SCHEMA = "topoplan.explain/1"
 _MIB = 2**20
 
 # What a reader opens to check a figure: file and function of the formula, and what that is taken from.
@@ -64,56 +61,50 @@ _SPLITS = {
 }
 
 
-def memory_to_dict(spec: Spec, plan: Plan, account: Breakdown) -> dict[str, Any]:
-    """The plan with every term of its memory; bytes are in GiB or MiB, as the names say."""
+def memory_to_dict(plan: Plan, account: Breakdown) -> dict[str, Any]:
+    """Every term of a plan's memory; bytes are in GiB or MiB, as the names say."""
     memory = plan.memory
     return {
-        "schema": SCHEMA,
-        **spec_to_dict(spec),
-        "plan": plan_to_dict(plan),
-        **({"data_notes": list(notes)} if (notes := data_notes(spec, plan)) else {}),
-        "memory": {
-            "stages": [
-                {
-                    "stages": list(row.stages),
-                    "layers": row.layers,
-                    "in_flight": list(row.in_flight),
-                    "allocated_gib": rounded(row.memory.allocated_bytes / GIB),
-                    "parts_gib": {name: rounded(size / GIB) for name, size in row.memory.parts_bytes.items()},
-                }
-                for row in account.stages
-            ],
-            "worst_stage": account.worst,
-            "chunks": [
-                {"layers": row.layers, "kept_mib": rounded(row.kept_bytes / _MIB), "in_flight": row.in_flight}
-                for row in account.chunks
-            ],
-            "moments": [_moment_to_dict(moment) for moment in _moments(account)],
-            "vision_kept_mib": rounded(account.vision_kept_bytes / _MIB),
-            "layers": [_layer_to_dict(rows) for rows in account.layers],
-            "ends": [_weight_to_dict(row) for row in account.ends],
-            "parameters": {
-                "dense": account.parameters.dense,
-                "expert": account.parameters.expert,
-                "frozen": account.parameters.frozen,
-                "dense_shards": account.dense_shards,
-                "expert_shards": account.expert_shards,
-            },
-            "device": {
-                "allocated_gib": rounded(memory.allocated_bytes / GIB),
-                "fragmentation": rounded(account.fragmentation),
-                "reserved_gib": rounded(memory.reserved_bytes / GIB),
-                "context_gib": rounded(account.context_bytes / GIB),
-                "communicators": dict(account.communicators),
-                "communicator_gib": rounded(account.communicator_bytes / GIB),
-                "device_gib": rounded(memory.device_bytes / GIB),
-                "margin_gib": rounded(memory.margin_bytes / GIB),
-                "margin_from": "spec" if account.margin_stated else "band",
-                "capacity_gib": rounded(memory.capacity_bytes / GIB),
-            },
-            "sources": dict(SOURCES),
-            "notes": list(account.notes),
+        "stages": [
+            {
+                "stages": list(row.stages),
+                "layers": row.layers,
+                "in_flight": list(row.in_flight),
+                "allocated_gib": rounded(row.memory.allocated_bytes / GIB),
+                "parts_gib": {name: rounded(size / GIB) for name, size in row.memory.parts_bytes.items()},
+            }
+            for row in account.stages
+        ],
+        "worst_stage": account.worst,
+        "chunks": [
+            {"layers": row.layers, "kept_mib": rounded(row.kept_bytes / _MIB), "in_flight": row.in_flight}
+            for row in account.chunks
+        ],
+        "moments": [_moment_to_dict(moment) for moment in _moments(account)],
+        "vision_kept_mib": rounded(account.vision_kept_bytes / _MIB),
+        "layers": [_layer_to_dict(rows) for rows in account.layers],
+        "ends": [_weight_to_dict(row) for row in account.ends],
+        "parameters": {
+            "dense": account.parameters.dense,
+            "expert": account.parameters.expert,
+            "frozen": account.parameters.frozen,
+            "dense_shards": account.dense_shards,
+            "expert_shards": account.expert_shards,
         },
+        "device": {
+            "allocated_gib": rounded(memory.allocated_bytes / GIB),
+            "fragmentation": rounded(account.fragmentation),
+            "reserved_gib": rounded(memory.reserved_bytes / GIB),
+            "context_gib": rounded(account.context_bytes / GIB),
+            "communicators": dict(account.communicators),
+            "communicator_gib": rounded(account.communicator_bytes / GIB),
+            "device_gib": rounded(memory.device_bytes / GIB),
+            "margin_gib": rounded(memory.margin_bytes / GIB),
+            "margin_from": "spec" if account.margin_stated else "band",
+            "capacity_gib": rounded(memory.capacity_bytes / GIB),
+        },
+        "sources": dict(SOURCES),
+        "notes": list(account.notes),
     }
 
 
@@ -160,21 +151,11 @@ def _weight_to_dict(row: WeightRow) -> dict[str, Any]:
 def print_memory(console: Console, spec: Spec, plan: Plan, account: Breakdown) -> None:
     """Stages, the parts of the worst one, its activations and weights, and from allocated memory to the card."""
     memory = plan.memory
-    verdict = "fits" if plan.fits else "does not fit"
-    paragraph(console, f"{spec_line(spec)}.", style="bold")
-    paragraph(
-        console,
-        f"Plan {layout_label(plan.layout)} {verdict}: {gib(memory.device_bytes)} GiB of {gib(memory.capacity_bytes)},"
-        f" margin {gib(memory.margin_bytes)}. Files are in the package topoplan/.",
-    )
-    for note in account.notes:
-        paragraph(console, f"Mind: {note}.")
-    bullets(console, data_notes(spec, plan))
     worst = next(row for row in account.stages if account.worst in row.stages)
     if len(account.stages) > 1:
-        _heading(console, "Stages, GiB", SOURCES["stages"])
+        heading(console, "Stages, GiB", SOURCES["stages"])
         console.print(_stages(account))
-    _heading(console, f"{_stage_name(worst)}, by part", "")
+    heading(console, f"{stage_name(worst.stages)}, by part", "")
     console.print(_parts(spec, account, worst.memory))
     _print_moments(console, account)
     _print_activations(console, plan, account)
@@ -182,7 +163,7 @@ def print_memory(console: Console, spec: Spec, plan: Plan, account: Breakdown) -
     _print_device(console, plan, account)
     if memory.host_bytes:
         host = memory.host_capacity_bytes
-        _heading(console, "Host memory of a node", SOURCES["host"])
+        heading(console, "Host memory of a node", SOURCES["host"])
         paragraph(
             console,
             f"{gib(memory.host_bytes)} GiB pinned for the offloaded optimizer,"
@@ -190,40 +171,16 @@ def print_memory(console: Console, spec: Spec, plan: Plan, account: Breakdown) -
         )
 
 
-def _heading(console: Console, title: str, source: str) -> None:
-    console.print()
-    paragraph(console, title, style="bold")
-    if source:
-        paragraph(console, f"formula: {source}", style="dim")
-
-
-def _table(*left: str, right: Sequence[str] = (), last: Sequence[str] = ()) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
-    for header in left:
-        table.add_column(Text(header), overflow="fold")
-    for header in right:
-        table.add_column(Text(header), justify="right", no_wrap=True)
-    for header in last:
-        table.add_column(Text(header), overflow="fold")
-    return table
-
-
-def _stage_name(row: StageRow) -> str:
-    first, last = row.stages[0], row.stages[-1]
-    return f"Stage {first}" if first == last else f"Stages {first} to {last}"
-
-
 def _stages(account: Breakdown) -> Table:
     names = list(dict.fromkeys(_part_kind(name) for row in account.stages for name in row.memory.parts_bytes))
     short = {"activations": "activ.", "vision activations": "vision\nactiv.", "reference model": "reference\nmodel"}
     headers = [short.get(name, name) for name in names]
-    table = _table("stage", right=("layers", *headers, "allocated"), last=("peak in",))
+    table = table_of("stage", right=("layers", *headers, "allocated"), last=("peak in",))
     for row in account.stages:
         parts = {_part_kind(name): size for name, size in row.memory.parts_bytes.items()}
         peak = next((name for name in row.memory.parts_bytes if name.startswith("peak")), "")
-        span = str(row.stages[0]) if len(row.stages) == 1 else f"{row.stages[0]}-{row.stages[-1]}"
         table.add_row(
-            span,
+            stage_span(row.stages),
             str(row.layers),
             *(gib(parts[name]) if name in parts else "-" for name in names),
             gib(row.memory.allocated_bytes),
@@ -239,7 +196,7 @@ def _part_kind(name: str) -> str:
 
 
 def _parts(spec: Spec, account: Breakdown, stage: StageMemory) -> Table:
-    table = _table("part", right=("GiB", "%"), last=("what", "formula"))
+    table = table_of("part", right=("GiB", "%"), last=("what", "formula"))
     total = stage.allocated_bytes
     for name, size in stage.parts_bytes.items():
         table.add_row(
@@ -281,8 +238,8 @@ def _what(spec: Spec, account: Breakdown, name: str, size: float) -> str:
 
 
 def _print_moments(console: Console, account: Breakdown) -> None:
-    _heading(console, "Moments that may be the peak, beyond all that is in flight", SOURCES["moments"])
-    table = _table("moment", right=("MiB",), last=("term",))
+    heading(console, "Moments that may be the peak, beyond all that is in flight", SOURCES["moments"])
+    table = table_of("moment", right=("MiB",), last=("term",))
     for position, moment in enumerate(_moments(account)):
         verdict = "the peak" if position == 0 else "below it"
         table.add_row(Text(moment.name), _mib(moment.total_bytes), verdict, style="bold" if position == 0 else None)
@@ -295,12 +252,9 @@ def _print_moments(console: Console, account: Breakdown) -> None:
 def _print_activations(console: Console, plan: Plan, account: Breakdown) -> None:
     recompute = plan.layout.recompute
     for rows in account.layers:
-        _heading(
-            console,
-            f"Activations that a layer saves, one micro batch: {_kind(rows)}, {counted(rows.count, 'layer')}",
-            SOURCES["saved"],
-        )
-        table = _table("tensor", right=("MiB",), last=("freed by recomputing", "in this plan"))
+        layers = f"{layer_kind(rows.layer)}, {counted(rows.count, 'layer')}"
+        heading(console, f"Activations that a layer saves, one micro batch: {layers}", SOURCES["saved"])
+        table = table_of("tensor", right=("MiB",), last=("freed by recomputing", "in this plan"))
         for row in rows.saved:
             table.add_row(
                 Text(row.name),
@@ -321,7 +275,7 @@ def _print_activations(console: Console, plan: Plan, account: Breakdown) -> None
             else f"the first {counted(recompute.num_layers or 0, 'layer')} of each chunk; the others keep all"
         )
         paragraph(console, f"Full recomputation, {recompute.method}: {which}.")
-    _heading(console, "Micro batches in flight", SOURCES["in flight"])
+    heading(console, "Micro batches in flight", SOURCES["in flight"])
     for number, chunk in enumerate(account.chunks):
         name = f"chunk {number}: " if len(account.chunks) > 1 else ""
         size = chunk.kept_bytes * chunk.in_flight
@@ -332,26 +286,18 @@ def _print_activations(console: Console, plan: Plan, account: Breakdown) -> None
         )
 
 
-def _kind(rows: LayerRows) -> str:
-    names = (LAYER_KINDS[type(rows.layer.attention)], LAYER_KINDS[type(rows.layer.ffn)])
-    window = getattr(rows.layer.attention, "window", 0)
-    words = " + ".join(name.replace("_", " ") for name in names)
-    words = f"{words}, window {window}" if window else words
-    return f"multi-token prediction of {words}" if rows.layer.predicts_next else words
-
-
 def _print_weights(console: Console, plan: Plan, account: Breakdown) -> None:
     layout = plan.layout
     cuts = f"tp {layout.tp}, ep {layout.ep}, etp {layout.etp}"
     for rows in account.layers:
-        _heading(
+        heading(
             console,
-            f"Weights of a layer, elements: {_kind(rows)}, {counted(rows.count, 'layer')} ({cuts})",
+            f"Weights of a layer, elements: {layer_kind(rows.layer)}, {counted(rows.count, 'layer')} ({cuts})",
             SOURCES["parameters"],
         )
         console.print(_weights(rows.weights, rows.count))
     if account.ends:
-        _heading(console, "Weights before and behind the layers, elements", SOURCES["ends"])
+        heading(console, "Weights before and behind the layers, elements", SOURCES["ends"])
         console.print(_weights(account.ends, 1))
     total = account.parameters.total
     frozen = f", {account.parameters.frozen:,} of them frozen" if account.parameters.frozen else ""
@@ -360,7 +306,7 @@ def _print_weights(console: Console, plan: Plan, account: Breakdown) -> None:
 
 def _weights(rows: Iterable[WeightRow], count: int) -> Table:
     rows = list(rows)
-    table = _table("weight", right=("whole", "on a rank"), last=("cut by",))
+    table = table_of("weight", right=("whole", "on a rank"), last=("cut by",))
     for row in rows:
         table.add_row(Text(row.name), f"{row.elements:,}", f"{row.rank_elements:,}", _SPLITS[row.split])
     whole, own = sum(row.elements for row in rows), sum(row.rank_elements for row in rows)
@@ -372,8 +318,8 @@ def _weights(rows: Iterable[WeightRow], count: int) -> Table:
 
 def _print_device(console: Console, plan: Plan, account: Breakdown) -> None:
     memory = plan.memory
-    _heading(console, "From allocated to the card", "")
-    table = _table("", right=("GiB",), last=("what", "formula"))
+    heading(console, "From allocated to the card", "")
+    table = table_of("", right=("GiB",), last=("what", "formula"))
     table.add_row("allocated", gib(memory.allocated_bytes), "torch's peak of live tensors", "", style="bold")
     table.add_row(
         "fragmentation",

@@ -1,0 +1,34 @@
+import pytest
+
+from topoplan.cli.options import variations
+from topoplan.errors import InputError
+
+
+def test_one_value_is_one_combination() -> None:
+    assert variations(["nodes=8", "ib_bandwidth = 200Gb/s"], most=9) == [("nodes=8", "ib_bandwidth=200Gb/s")]
+
+
+def test_values_are_combined_with_the_last_key_the_fastest() -> None:
+    assert variations(["nodes=1,2", "seq_len=3, 4"], most=4) == [
+        ("nodes=1", "seq_len=3"),
+        ("nodes=1", "seq_len=4"),
+        ("nodes=2", "seq_len=3"),
+        ("nodes=2", "seq_len=4"),
+    ]
+
+
+def test_a_value_that_is_given_twice_is_tried_once() -> None:
+    assert variations(["nodes=4,4,2"], most=9) == [("nodes=4",), ("nodes=2",)]
+
+
+@pytest.mark.parametrize("text", ['dataset="a,b"', "hosts=[a, b]", "fabric={kind: roce, rails: 8}"])
+def test_quotes_and_brackets_hold_a_value_together(text: str) -> None:
+    assert variations([text], most=9) == [(text,)]
+
+
+@pytest.mark.parametrize(
+    "overrides", [None, [], ["nodes="], ["nodes=1,"], ["a=1", "a=2"], ["a=1", "job.a=2"], ["a=1,2,3", "b=1,2,3,4"]]
+)
+def test_what_cannot_be_tried_is_refused(overrides: list[str] | None) -> None:
+    with pytest.raises(InputError):
+        variations(overrides, most=9)

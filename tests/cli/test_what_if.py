@@ -1,0 +1,86 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import SPEC, Cli
+
+PIN = ("--pin", "tp=2,pp=1,cp=1")
+
+
+def test_before_and_after_with_the_fate_of_the_old_best(cli: Cli, spec_file: Path) -> None:
+    result = cli("what-if", spec_file, *PIN, "--set", "nodes=8", "--set", "ib_bandwidth=200Gb/s")
+    assert result.code == 0, result.err
+    assert "What if nodes=8, ib_bandwidth=200Gb/s?" in result.out
+    assert "The best plan of before, tp2 pp1 dp16" in result.out
+    assert max(map(len, result.out.splitlines())) <= 100
+
+
+def test_several_values_are_all_combined(cli: Cli, spec_file: Path) -> None:
+    sets = ("--set", "nodes=2,4", "--set", "seq_len=2048, 4096", "--set", "fabric.oversubscription=2")
+    view = json.loads(cli("what-if", spec_file, *PIN, *sets, "--json").out)
+    assert view["schema"] == "topoplan.what-if/1"
+    assert [(case["set"]["nodes"], case["set"]["seq_len"]) for case in view["cases"]] == [
+        ("2", "2048"),
+        ("2", "4096"),
+        ("4", "2048"),
+        ("4", "4096"),
+    ]
+    assert [case["gpus"] for case in view["cases"]] == [16, 16, 32, 32]
+    assert all(case["set"]["fabric.oversubscription"] == "2" for case in view["cases"])
+
+
+def test_the_machines_of_a_spec_do_not_hold_the_number_of_nodes(cli: Cli, tmp_path: Path) -> None:
+    spec = tmp_path / "hosts.yaml"
+    spec.write_text(SPEC + "hosts: [{address: a}, {address: b}, {address: c}, {address: d}]\n")
+    assert cli("what-if", spec, *PIN, "--set", "nodes=2").code == 0
+    result = cli("what-if", spec, *PIN, "--set", "nodes=2", "--set", "hosts=[{address: a}]")
+    assert "1 hosts != nodes 2" in result.err
+
+
+def test_a_pin_that_a_case_cannot_meet_is_told_and_the_others_go_on(cli: Cli, spec_file: Path) -> None:
+    result = cli("what-if", spec_file, "--pin", "tp=8,dp=4", "--set", "nodes=4,3")
+    assert result.code == 0
+    assert "none is legal" in result.out
+    assert "24 GPUs" in result.out
+
+
+def test_where_nothing_fits_the_exit_code_is_1(cli: Cli, spec_file: Path) -> None:
+    result = cli("what-if", spec_file, "--set", "model=Qwen/Qwen2.5-72B", "--set", "nodes=1", "--set", "template=x")
+    assert result.code == 1
+    assert "after: no layout fits; the nearest" in result.out
+
+
+def test_the_search_is_asked_once_for_each_case_and_once_before(
+    cli: Cli, spec_file: Path, fake_search: list[dict[str, Any]]
+) -> None:
+    assert cli("what-if", spec_file, "--set", "seq_len=1024,2048").code == 0
+    assert [call["spec"].job.seq_len for call in fake_search] == [4096, 1024, 2048]
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ([], "--set: nothing to change"),
+        (["nods=8"], "--set nods=8: unknown key 'nods'; did you mean 'nodes'?"),
+        (["nodes=zero"], "--set nodes=zero: nodes: 'zero' is not a whole number"),
+        (["nodes=1,zero"], "--set nodes=zero: nodes: 'zero' is not a whole number"),
+        (["nodes="], "--set nodes=: no value"),
+        (["nodes=1,,2"], "--set nodes=1,,2: an empty value"),
+        (["nodes"], "--set nodes: is not key=value"),
+        (["nodes=1", "nodes=2"], "nodes is set twice; write its values as --set nodes=A,B"),
+        (["tp=4"], "a layout key is held with --pin tp="),
+        (["ib_bandwidth=400"], "write 400GB/s (bytes) or 400Gb/s (bits)"),
+        (["seq_len=" + ",".join(map(str, range(1, 22))), "nodes=1,2,3,4,5,6,7,8,9,10"], "210 combinations"),
+    ],
+)
+def test_bad_changes_are_one_message_before_any_search(
+    cli: Cli, spec_file: Path, fake_search: list[Any], sets: list[str], message: str
+) -> None:
+    result = cli("what-if", spec_file, *(word for text in sets for word in ("--set", text)))
+    assert result.code == 2
+    assert message in result.err
+    assert len(result.err.splitlines()) == 1
+    assert result.out == ""
+    assert not fake_search

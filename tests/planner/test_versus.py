@@ -1,0 +1,54 @@
+from typing import Any
+
+import pytest
+
+from tests.cost.samples import DENSE, spec_of
+from tests.samples import make_plan
+from topoplan.planner.plan import Plan
+from topoplan.planner.predict import predict
+from topoplan.planner.versus import compare
+
+
+def plan_of(**form: Any) -> Plan:
+    return predict(spec_of(DENSE), {"backend": "megatron", **form})
+
+
+def test_differences_add_up_to_those_of_the_plans() -> None:
+    first, second = plan_of(tp=2), plan_of(tp=1, pp=4)
+    comparison = compare(first, second)
+    assert sum(row.more for row in comparison.time) == pytest.approx(second.time.step_s - first.time.step_s)
+    assert sum(row.first for row in comparison.time) == pytest.approx(first.time.step_s)
+    assert sum(row.second for row in comparison.memory) == pytest.approx(second.memory.device_bytes)
+
+
+def test_the_largest_difference_is_first() -> None:
+    comparison = compare(plan_of(tp=2), plan_of(tp=1, pp=4))
+    for rows in (comparison.time, comparison.memory):
+        sizes = [abs(row.more) for row in rows]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[0] > 0
+
+
+def test_only_layout_keys_that_differ_are_listed() -> None:
+    comparison = compare(plan_of(tp=2), plan_of(tp=4))
+    assert comparison.layout == {"tp": (2, 4), "dp": (16, 8), "gradient_accumulation_steps": (4, 8)}
+
+
+def test_the_faster_plan_wins_whichever_is_first() -> None:
+    fast, slow = make_plan(tp=2, step_s=3.0), make_plan(tp=4, step_s=4.0)
+    for comparison in (compare(fast, slow), compare(slow, fast)):
+        assert comparison.winner is fast
+        assert comparison.loser is slow
+        assert not comparison.is_tie
+
+
+def test_a_plan_that_fits_wins_over_a_faster_one_that_does_not() -> None:
+    fast, slow = make_plan(tp=2, step_s=3.0, device_gib=99.0), make_plan(tp=4, step_s=4.0)
+    assert compare(fast, slow).winner is slow
+
+
+def test_within_one_percent_memory_decides() -> None:
+    full, spare = make_plan(tp=2, step_s=3.0, device_gib=70.0), make_plan(tp=4, step_s=3.01, device_gib=40.0)
+    comparison = compare(full, spare)
+    assert comparison.is_tie
+    assert comparison.winner is spare

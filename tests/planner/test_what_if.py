@@ -1,0 +1,102 @@
+from typing import Any
+
+import pytest
+
+from tests.cost.samples import DENSE, spec_of
+from topoplan.planner.predict import predict
+from topoplan.planner.search import rank
+from topoplan.planner.what_if import fate_of, found_by, outcome
+from topoplan.specs.spec import Spec
+
+
+def small(**options: Any) -> Spec:
+    pin = {"tp": 2, "pp": 1, "cp": 1} | options.pop("pin", {})
+    return spec_of(DENSE, pin=pin, **options)
+
+
+def test_the_best_plan_is_that_of_the_ranking() -> None:
+    spec = small()
+    found, ranking = found_by(spec, rank)
+    assert ranking is not None
+    assert found.best == ranking.plans[0]
+    assert found.counts == ranking.counts
+    assert not found.reason
+
+
+def test_the_same_spec_leaves_the_best_plan_the_best() -> None:
+    spec = small()
+    best = rank(spec).plans[0]
+    case = outcome({}, spec, best, rank)
+    assert case.fate is not None
+    assert (case.fate.rank, case.fate.slower) == (1, 0)
+    assert case.found.best is not None
+    assert case.found.best.layout == best.layout
+
+
+def test_more_nodes_give_the_old_plan_more_data_parallel_ranks() -> None:
+    spec, twice = small(), small(nodes=8)
+    best = predict(spec, {"tp": 2, "micro_batch_size": 1})
+    fate = fate_of(twice, best, rank(twice))
+    assert fate.layout is not None
+    assert fate.layout.dp == 2 * best.layout.dp
+    assert fate.plan is not None
+    assert fate.rank is not None
+
+
+def test_a_slower_place_is_told_with_its_share() -> None:
+    spec = small()
+    ranking = rank(spec)
+    last = ranking.plans[-1]
+    fate = fate_of(spec, last, ranking)
+    assert fate.rank == len(ranking.plans)
+    assert fate.slower == pytest.approx(1 - last.tokens_per_s_per_gpu / ranking.plans[0].tokens_per_s_per_gpu)
+    assert fate.slower > 0
+
+
+def test_a_batch_that_no_longer_divides_is_illegal_with_its_equation() -> None:
+    old = predict(spec_of(DENSE), {"tp": 2})
+    fate = fate_of(spec_of(DENSE, nodes=3), old, None)
+    assert fate.rule == "layout"
+    assert fate.reason == "global_batch_size 64 % (micro_batch_size 1 * dp 12) = 4"
+    assert fate.plan is None
+
+
+def test_a_broken_rule_is_told_with_its_equation() -> None:
+    old = predict(spec_of(DENSE), {"tp": 8, "pp": 4})
+    fate = fate_of(spec_of(DENSE, gpu="rtx4090-24gb", gpus_per_node=4, nodes=8), old, None)
+    assert "tp 8" in fate.reason
+    assert fate.fix
+
+
+def test_what_no_longer_fits_is_told_with_its_gib() -> None:
+    old = predict(spec_of(DENSE), {"tp": 2})
+    fate = fate_of(spec_of(DENSE, seq_len=65536), old, None)
+    assert fate.rule == "memory"
+    assert "GiB over" in fate.reason
+
+
+def test_a_legal_plan_that_the_search_leaves_out_is_still_compared() -> None:
+    spec = small()
+    old = predict(spec_of(DENSE), {"tp": 4})
+    fate = fate_of(spec, old, rank(spec))
+    assert fate.rank is None
+    assert fate.plan is not None
+
+
+def test_a_spec_without_a_legal_layout_says_why() -> None:
+    found, ranking = found_by(spec_of(DENSE, pin={"tp": 1, "pp": 1, "cp": 1}, global_batch_size=63), rank)
+    assert ranking is None
+    assert found.best is None
+    assert not found.is_legal
+    assert "63" in found.reason
+
+
+def test_a_spec_in_which_nothing_fits_names_the_nearest() -> None:
+    found, _ = found_by(spec_of("Qwen/Qwen2.5-72B", nodes=1, template="x", pin={"tp": 8}), rank)
+    assert found.best is None
+    assert found.is_legal
+    assert "no layout fits; the nearest, tp8" in found.reason
+
+
+def test_without_a_plan_before_there_is_no_fate() -> None:
+    assert outcome({"nodes": "4"}, small(), None, rank).fate is None

@@ -1,0 +1,106 @@
+"""`topoplan size`: the fewest nodes that do a job in time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, SpecPath, read_spec
+
+if TYPE_CHECKING:
+    from topoplan.specs.spec import Spec
+
+
+def size(
+    spec: SpecPath,
+    max_hours: Annotated[
+        float, typer.Option("--max-hours", metavar="H", help="Hours that the job may take.", show_default=False)
+    ],
+    max_nodes: Annotated[
+        int, typer.Option("--max-nodes", metavar="N", min=1, max=10_000, help="Most nodes to try.")
+    ] = 64,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--tokens",
+            metavar="N",
+            help="Tokens of the whole job, such as 2B, in place of the spec's samples and epochs.",
+            show_default=False,
+        ),
+    ] = None,
+    sure: Annotated[bool, typer.Option("--sure", help="Hold the upper end of the band to the limit.")] = False,
+    price: Annotated[
+        float | None,
+        typer.Option("--gpu-hour-price", metavar="X", min=0.0, help="Price of a GPU-hour.", show_default=False),
+    ] = None,
+    model: ModelName = None,
+    job: JobPath = None,
+    overrides: Overrides = None,
+    pin: Pins = None,
+    margin: Margin = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the fewest nodes that do a job in time.
+
+    Searches 1, 2, 3, ... nodes, none left out, up to the first that is in time. Exit code 1: none is; 2: bad input.
+    """
+    from math import isfinite
+
+    from topoplan.cli.search import searches
+    from topoplan.errors import InputError
+
+    if not (isfinite(max_hours) and max_hours > 0):
+        raise InputError(f"{max_hours:g} hours", where="--max-hours", expected="expected a number above zero")
+    if price is not None and not isfinite(price):
+        raise InputError(f"{price:g} is not a price", where="--gpu-hour-price", expected="expected a number")
+
+    if any(text.partition("=")[0].strip() == "nodes" for text in overrides or ()):
+        raise InputError("nodes is what is looked for", where="--set", remedy="leave it out, or give --max-nodes")
+
+    def of_nodes(nodes: int) -> Spec:
+        # A list of machines is one of as many as the spec has; where they are does not matter here.
+        keys = [*(overrides or ()), f"nodes={nodes}", "hosts=null"]
+        return read_spec(spec, model=model, job=job, overrides=keys, pins=pin, margin=margin)
+
+    read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin)
+    steps = _steps(read, tokens)
+
+    from topoplan.planner.size import size as size_job
+
+    with searches(max_nodes) as search:
+        sizing = size_job(of_nodes, search, steps=steps, limit_s=max_hours * 3600, max_nodes=max_nodes, is_sure=sure)
+
+    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.report.size import print_sizing, sizing_to_dict
+
+    if as_json:
+        print_json(sizing_to_dict(read, sizing, price=price))
+    else:
+        print_sizing(stdout_console(), read, sizing, price=price)
+    if sizing.answer is None:
+        raise typer.Exit(1)
+
+
+def _steps(spec: Spec, tokens: str | None) -> int:
+    """Optimizer steps of the job: of so many tokens, else as the spec says."""
+    from math import ceil
+
+    from topoplan.cost.padding import tokens_per_step
+    from topoplan.errors import SpecError, UnitError
+    from topoplan.report.effort import job_steps
+    from topoplan.units import parse_count
+
+    if tokens is not None:
+        try:
+            return ceil(parse_count(tokens) / tokens_per_step(spec.job))
+        except UnitError as error:
+            raise UnitError(str(error), where="--tokens") from None
+    steps = job_steps(spec.job)
+    if steps is None:
+        raise SpecError(
+            "job.samples is missing, so the length of the job is not known",
+            where=spec.path or "",
+            remedy="add `samples: 100000` (and `epochs: 3`) to the job, or give --tokens 2B",
+        )
+    return steps

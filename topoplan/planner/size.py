@@ -1,0 +1,66 @@
+"""How many nodes a job needs: every number of them, from one up, until it is done in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from topoplan.errors import LayoutError
+from topoplan.planner.plan import Plan
+from topoplan.planner.what_if import Found, Search, found_by
+from topoplan.specs.spec import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRow:
+    """One number of nodes."""
+
+    nodes: int
+    found: Found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """Every number of nodes that was searched, from one up without a gap."""
+
+    steps: int
+    """Optimizer steps of the job."""
+    limit_s: float
+    is_sure: bool
+    """The limit holds for the upper end of the band, else for the prediction itself."""
+    rows: tuple[SizeRow, ...]
+
+    @property
+    def answer(self) -> SizeRow | None:
+        """The fewest nodes that are done in time."""
+        return next((row for row in self.rows if row.found.best and self.time_s(row.found.best) <= self.limit_s), None)
+
+    @property
+    def smallest(self) -> SizeRow | None:
+        """The fewest nodes on which the job fits at all."""
+        return next((row for row in self.rows if row.found.best), None)
+
+    def time_s(self, plan: Plan) -> float:
+        """Seconds of the job that are held against the limit."""
+        return self.steps * (plan.time.band_s[1] if self.is_sure else plan.time.step_s)
+
+
+def size(
+    spec_of: Callable[[int], Spec], search: Search, *, steps: int, limit_s: float, max_nodes: int, is_sure: bool
+) -> Sizing:
+    """Search 1, 2, 3, ... nodes and stop at the first number that is done in time, or at `max_nodes`.
+
+    None is skipped: more nodes are not always faster, since the batch and the layers have to divide by them.
+    `spec_of` gives the spec of so many nodes. Raises what it raises, but for a pin that this number cannot meet.
+    """
+    rows: list[SizeRow] = []
+    for nodes in range(1, max_nodes + 1):
+        try:
+            found, _ = found_by(spec_of(nodes), search)
+        except LayoutError as error:
+            found = Found(spec=None, reason=str(error), is_legal=False)
+        rows.append(SizeRow(nodes=nodes, found=found))
+        sizing = Sizing(steps=steps, limit_s=limit_s, is_sure=is_sure, rows=tuple(rows))
+        if sizing.answer:
+            break
+    return sizing

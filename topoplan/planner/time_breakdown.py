@@ -1,0 +1,274 @@
+"""Where each second of a step goes: the terms that `cost/step.py` adds up, one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topoplan.backends.megatron import TRAITS
+from topoplan.cost.compute import PARTS, Collective, Operator, layer_operators
+from topoplan.cost.memory import chunk_layers, distinct_ranks
+from topoplan.cost.profile import profile_of
+from topoplan.cost.shard import average_shard, shard_of
+from topoplan.cost.step import (
+    chunk_ends,
+    data_parallel,
+    optimizer_time,
+    pipeline_send,
+    recomputed_share,
+    slowest_of,
+    stage_time,
+)
+from topoplan.layout.layout import Recompute, stages_of
+from topoplan.layout.placement import span
+from topoplan.layout.stages import Chunk
+from topoplan.planner.plan import Plan
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.model import Layer, Model
+from topoplan.specs.spec import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeRow:
+    """Seconds of a step that belong together. All rows of a breakdown add up to the step."""
+
+    part: str
+    """The part of the step (`Time.parts_s`) that it belongs to."""
+    name: str
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRow:
+    """One kernel, or one collective, of one kind of layer."""
+
+    name: str
+    part: str
+    forward_s: float
+    """Of one layer and one micro batch, like the next two."""
+    backward_s: float
+    recompute_s: float
+    """Its forward once more, where the plan recomputes it."""
+    step_s: float
+    """Forward and backward of all such layers of the stage and all micro batches."""
+    step_recompute_s: float
+    """What recomputation adds to that; the step counts it as recompute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTimes:
+    """One kind of layer of the slowest stage."""
+
+    layer: Layer
+    count: int
+    """Layers of this kind on the stage."""
+    recomputed: float
+    """How many of them the plan's recomputation is about; a mean where the first layers of a chunk are."""
+    operators: tuple[OperatorRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRow:
+    """Embedding, vision tower, or output layer and loss, of the slowest stage."""
+
+    name: str
+    forward_s: float
+    """Of one micro batch."""
+    backward_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """One kind of call over one kind of group."""
+
+    name: str
+    kind: str
+    """all-gather (a reduce-scatter costs the same), all-reduce, all-to-all or send."""
+    ranks: int
+    nodes: int
+    """Nodes that the worst placed group touches."""
+    sent_bytes: float
+    """The whole tensor; with all-to-all and send, what one rank sends."""
+    call_s: float
+    """One call with nothing that hides it."""
+    bytes_per_s: float
+    """sent_bytes over call_s, latency included: the algorithm bandwidth of nccl-tests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimeRow:
+    """Pipeline stages that take the same time."""
+
+    stages: tuple[int, ...]
+    layers: int
+    forward_s: float
+    """Of one micro batch."""
+    backward_s: float
+    """Of one micro batch, recomputation included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeBreakdown:
+    """The time of a step, term by term."""
+
+    microbatches: int
+    stages: tuple[StageTimeRow, ...]
+    slowest: int
+    """The stage that the others wait for; what follows is of it."""
+    layers: tuple[LayerTimes, ...]
+    ends: tuple[EndRow, ...]
+    data_parallel: tuple[TimeRow, ...]
+    """What backward and forward do not hide."""
+    gradients_s: float
+    """All of the gradient reduction, hidden or not."""
+    weights_s: float
+    """All of the weight gathering, hidden or not."""
+    optimizer: tuple[TimeRow, ...]
+    other: tuple[TimeRow, ...]
+    """Parts that are one term: the bubble and the sends of the pipeline, DPO's reference model."""
+    collectives: tuple[CollectiveRow, ...]
+
+    @property
+    def rows(self) -> tuple[TimeRow, ...]:
+        """Every term once."""
+        operators = [row for times in self.layers for row in times.operators]
+        return (
+            *(TimeRow(part=row.part, name=row.name, step_s=row.step_s) for row in operators),
+            *(TimeRow(part="recompute", name=row.name, step_s=row.step_recompute_s) for row in operators),
+            *(TimeRow(part="ends", name=row.name, step_s=row.step_s) for row in self.ends),
+            *self.data_parallel,
+            *self.optimizer,
+            *self.other,
+        )
+
+
+_SPLIT = (*PARTS, "recompute", "ends", "dp_comm", "optimizer")
+"""Parts that have rows of their own; the others are one term."""
+
+
+def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
+    """The terms of `plan.time`."""
+    model, cluster, job, layout = spec.model, spec.cluster, spec.job, plan.layout
+    traits, profile = TRAITS[layout.backend], profile_of(cluster.gpu, spec.profile)
+    shard = average_shard(shard_of(layout, job, flash_attention=profile.flash_attention), layout, job)
+    microbatches = layout.gradient_accumulation_steps
+    chunks = stages_of(model, job, layout)
+    times = [stage_time(model, job, layout, traits, cluster, profile, shard, rank) for rank in range(layout.pp)]
+    # The same stage as in `predict_time`, which looks at the first of each kind.
+    ranks = [rank for rank, _ in distinct_ranks(model, job, layout)]
+    slowest = ranks[slowest_of([times[rank] for rank in ranks])]
+
+    layers = _layers_of(model, chunks[slowest], layout.recompute)
+    operators = {layer: layer_operators(model, layer, shard, cluster, profile) for layer in layers}
+    told = data_parallel(model, job, layout, traits, cluster, profile, times[slowest], slowest)
+    exposed = [("gradients, not hidden", told.exposed_reduce_s), ("weights, not hidden", told.exposed_gather_s)]
+    exposed += [("tied embedding", told.tied.call_s)] if told.tied else []
+    calls = [(one.name, one.collective) for table in operators.values() for one in table if one.collective]
+    calls += [("stage to stage", pipeline_send(model, layout, shard, cluster, profile))] if layout.pp > 1 else []
+    calls += [(f"{kind} gradients of a step", one) for kind, one in told.reduces]
+    calls += [(f"{kind} weights of a step", one) for kind, one in told.gathers]
+    calls += [("tied embedding", told.tied)] if told.tied else []
+    return TimeBreakdown(
+        microbatches=microbatches,
+        stages=_merged(
+            [
+                StageTimeRow(
+                    stages=(rank,),
+                    layers=sum(chunk.num_layers + chunk.mtp_layers for chunk in chunks[rank]),
+                    forward_s=time.forward_s,
+                    backward_s=time.backward_s,
+                )
+                for rank, time in enumerate(times)
+            ]
+        ),
+        slowest=slowest,
+        layers=tuple(
+            LayerTimes(
+                layer=layer,
+                count=count,
+                recomputed=recomputed,
+                operators=tuple(
+                    _operator_row(one, layout.recompute, microbatches * count, microbatches * recomputed)
+                    for one in operators[layer]
+                ),
+            )
+            for layer, (count, recomputed) in layers.items()
+        ),
+        ends=tuple(
+            EndRow(name=name, forward_s=forward, backward_s=backward, step_s=microbatches * (forward + backward))
+            for chunk in chunks[slowest]
+            for name, forward, backward in chunk_ends(model, job, layout, traits, cluster, profile, shard, chunk)
+        ),
+        data_parallel=tuple(
+            TimeRow(part="dp_comm", name=name, step_s=seconds) for name, seconds in exposed if seconds > 0
+        ),
+        gradients_s=sum(one.call_s for _, one in told.reduces),
+        weights_s=sum(one.call_s for _, one in told.gathers),
+        optimizer=tuple(
+            TimeRow(part="optimizer", name=name, step_s=seconds)
+            for name, seconds in optimizer_time(model, job, layout, traits, cluster, profile, slowest)
+        ),
+        other=tuple(
+            TimeRow(part=part, name=part, step_s=seconds)
+            for part, seconds in plan.time.parts_s.items()
+            if part not in _SPLIT
+        ),
+        # Equal calls of several kinds of layer are one.
+        collectives=tuple(
+            dict.fromkeys(_collective_row(name, call, cluster) for name, call in calls if call.group.size > 1)
+        ),
+    )
+
+
+def _layers_of(model: Model, chunks: tuple[Chunk, ...], recompute: Recompute) -> dict[Layer, tuple[int, float]]:
+    """The distinct layers of a stage: how many there are, and how many its recompute mode is about."""
+    kinds: dict[Layer, tuple[int, float]] = {}
+    for chunk in chunks:
+        for layer, number in chunk_layers(model, chunk):
+            count, recomputed = kinds.get(layer, (0, 0.0))
+            kinds[layer] = (count + number, recomputed + number * recomputed_share(chunk, layer, recompute))
+    return kinds
+
+
+def _operator_row(operator: Operator, recompute: Recompute, times: float, again: float) -> OperatorRow:
+    """`times` and `again`: how often a step runs it, and how often it may run once more."""
+    is_again = recompute.granularity == "full" or not set(recompute.modules).isdisjoint(operator.recomputed_by)
+    repeated = operator.forward_s if is_again else 0.0
+    return OperatorRow(
+        name=operator.name,
+        part=operator.part,
+        forward_s=operator.forward_s,
+        backward_s=operator.backward_s,
+        recompute_s=repeated,
+        step_s=times * (operator.forward_s + operator.backward_s),
+        step_recompute_s=again * repeated,
+    )
+
+
+def _collective_row(name: str, call: Collective, cluster: Cluster) -> CollectiveRow:
+    return CollectiveRow(
+        name=name,
+        kind=call.kind,
+        ranks=call.group.size,
+        nodes=span(call.group, cluster.gpus_per_node).domains,
+        sent_bytes=call.sent_bytes,
+        call_s=call.call_s,
+        bytes_per_s=call.sent_bytes / call.call_s if call.call_s else 0.0,
+    )
+
+
+def _merged(rows: list[StageTimeRow]) -> tuple[StageTimeRow, ...]:
+    """Stages that follow each other and take the same, as one row."""
+    merged: list[StageTimeRow] = []
+    for row in rows:
+        last = merged[-1] if merged else None
+        if last and (last.layers, last.forward_s, last.backward_s) == (row.layers, row.forward_s, row.backward_s):
+            merged[-1] = StageTimeRow(
+                stages=(*last.stages, *row.stages),
+                layers=row.layers,
+                forward_s=row.forward_s,
+                backward_s=row.backward_s,
+            )
+        else:
+            merged.append(row)
+    return tuple(merged)

@@ -1,0 +1,85 @@
+"""Two plans of one job side by side: what differs, and which is the better one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from topoplan.layout.forms import layout_to_dict
+from topoplan.planner.plan import Plan
+from topoplan.planner.rank import TIE, ranked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One figure of both plans: seconds of a step, or bytes of the GPU that needs most."""
+
+    name: str
+    first: float
+    second: float
+
+    @property
+    def more(self) -> float:
+        """What the second plan has above the first."""
+        return self.second - self.first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two plans and how they differ."""
+
+    first: Plan
+    second: Plan
+    layout: Mapping[str, tuple[Any, Any]]
+    """Layout keys that differ, in the values of their JSON form."""
+    time: tuple[Difference, ...]
+    """Every part of a step, in seconds, the largest difference first. They add up to the step."""
+    memory: tuple[Difference, ...]
+    """Every part of the worst stage, in bytes, the largest difference first. They add up to the device memory."""
+
+    @property
+    def winner(self) -> Plan:
+        """The plan that fits, and of two that do, the one that a ranking puts first."""
+        fitting = [plan for plan in (self.first, self.second) if plan.fits]
+        return ranked(fitting or (self.first, self.second))[0]
+
+    @property
+    def loser(self) -> Plan:
+        """The other plan."""
+        return self.second if self.winner is self.first else self.first
+
+    @property
+    def is_tie(self) -> bool:
+        """Their speeds are nearer to each other than a ranking tells apart."""
+        slow, fast = sorted((self.first.tokens_per_s_per_gpu, self.second.tokens_per_s_per_gpu))
+        return slow >= fast * (1.0 - TIE)
+
+
+def compare(first: Plan, second: Plan) -> Comparison:
+    """Two plans of one job, whose memory has to list every stage (`planner.predict.predict`)."""
+    one, two = layout_to_dict(first.layout), layout_to_dict(second.layout)
+    return Comparison(
+        first=first,
+        second=second,
+        layout={key: (one[key], two[key]) for key in one if one[key] != two[key]},
+        time=_differences(first.time.parts_s, second.time.parts_s),
+        memory=_differences(_memory_parts(first), _memory_parts(second)),
+    )
+
+
+def _memory_parts(plan: Plan) -> dict[str, float]:
+    """The worst stage's parts by purpose, and what the card holds beyond torch's tensors."""
+    memory = plan.memory
+    worst = max(memory.by_stage, key=lambda stage: stage.allocated_bytes)
+    parts: dict[str, float] = {}
+    for name, size in worst.parts_bytes.items():
+        purpose = "peak" if name.startswith("peak") else name
+        parts[purpose] = parts.get(purpose, 0.0) + size
+    return parts | {"beyond tensors": memory.device_bytes - memory.allocated_bytes}
+
+
+def _differences(first: Mapping[str, float], second: Mapping[str, float]) -> tuple[Difference, ...]:
+    names = dict.fromkeys((*first, *second))
+    rows = [Difference(name=name, first=first.get(name, 0.0), second=second.get(name, 0.0)) for name in names]
+    return tuple(sorted(rows, key=lambda row: (-abs(row.more), row.name)))

@@ -1,0 +1,106 @@
+"""How the best plan of a spec moves when the spec changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from topoplan.errors import LayoutError
+from topoplan.layout.forms import layout_from_dict, layout_to_dict
+from topoplan.layout.layout import Layout
+from topoplan.layout.rules import broken_rule
+from topoplan.planner.explain import memory_rejection
+from topoplan.planner.plan import Counts, Plan, Ranking
+from topoplan.planner.predict import memory_of, plan_of
+from topoplan.specs.spec import Spec
+
+Search = Callable[[Spec], Ranking]
+"""`planner.search.rank`, or what wraps it."""
+
+_DERIVED = ("dp", "gradient_accumulation_steps")
+"""Layout keys that follow from the others and the cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search of one spec found."""
+
+    spec: Spec | None
+    """None when the spec itself holds a pin that it cannot meet."""
+    best: Plan | None = None
+    counts: Counts = field(default_factory=Counts)
+    reason: str = ""
+    """Why there is no best plan."""
+    is_legal: bool = True
+    """Some layout is legal, whether it fits or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What becomes of a plan under other conditions. Its dp follows from the GPUs that are left for it."""
+
+    layout: Layout | None
+    """None where its degrees no longer divide the GPUs or the batch."""
+    plan: Plan | None = None
+    """None where it is illegal or does not fit."""
+    rank: int | None = None
+    """None where it is out, or where a search leaves it out."""
+    slower: float = 0.0
+    """Share of the best plan's throughput that it loses."""
+    rule: str = ""
+    """`memory`, or the rule that it breaks."""
+    reason: str = ""
+    """Why it is out."""
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One set of changes, and what they lead to."""
+
+    changes: Mapping[str, str]
+    """Key to the value as it was written."""
+    found: Found
+    fate: Fate | None
+    """Of the best plan of before; None where there was none, or where there is nothing to compare it with."""
+
+
+def found_by(spec: Spec, search: Search) -> tuple[Found, Ranking | None]:
+    """The best plan of a spec, or why there is none. Raises SpecError or ModelError as `planner.search.rank` does."""
+    try:
+        ranking = search(spec)
+    except LayoutError as error:
+        return Found(spec=spec, reason=str(error), is_legal=False), None
+    if ranking.plans:
+        return Found(spec=spec, best=ranking.plans[0], counts=ranking.counts), ranking
+    misses = [out for out in ranking.rejected if out.rule == "memory"]
+    nearest = f"; the nearest, {misses[0].layout.id}: {misses[0].reason}" if misses else ""
+    return Found(spec=spec, counts=ranking.counts, reason=f"no layout fits{nearest}"), ranking
+
+
+def outcome(changes: Mapping[str, str], spec: Spec, before: Plan | None, search: Search) -> Outcome:
+    """The best plan of a changed spec, and what becomes of the best plan of before."""
+    found, ranking = found_by(spec, search)
+    fate = None if before is None else fate_of(spec, before, ranking)
+    return Outcome(changes=changes, found=found, fate=fate)
+
+
+def fate_of(spec: Spec, plan: Plan, ranking: Ranking | None) -> Fate:
+    """What becomes of a plan of another spec in this one, whose ranking is known (None: no layout is legal)."""
+    form = {key: value for key, value in layout_to_dict(plan.layout).items() if key not in _DERIVED}
+    try:
+        layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)
+    except LayoutError as error:
+        return Fate(layout=None, rule="layout", reason=error.what, fix=error.remedy)
+    if broken := broken_rule(spec, layout):
+        rule, equation = broken
+        return Fate(layout=layout, rule=rule.name, reason=equation, fix=rule.fix)
+    memory = memory_of(spec, layout)
+    if not memory.fits:
+        out = memory_rejection(spec, layout)
+        return Fate(layout=layout, rule=out.rule, reason=out.reason, fix=out.fix)
+    plans = ranking.plans if ranking else ()
+    same = plan_of(spec, layout, memory)
+    rank = next((number for number, other in enumerate(plans, start=1) if other.layout == layout), None)
+    slower = 1.0 - same.tokens_per_s_per_gpu / plans[0].tokens_per_s_per_gpu if plans else 0.0
+    return Fate(layout=layout, plan=same, rank=rank, slower=slower)

@@ -1,0 +1,60 @@
+"""A plan explained, as JSON (`topoplan.explain/1`) and as text: its time, its memory, or both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from topoplan.cost.profile import profile_notes, profile_of
+from topoplan.planner.breakdown import Breakdown
+from topoplan.planner.lengths import data_notes
+from topoplan.planner.plan import Plan
+from topoplan.planner.time_breakdown import TimeBreakdown
+from topoplan.planner.view import plan_to_dict, spec_to_dict
+from topoplan.report.memory import memory_to_dict, print_memory
+from topoplan.report.paragraphs import bullets, paragraph
+from topoplan.report.sentences import spec_line
+from topoplan.report.text import band, gib, layout_label, significant
+from topoplan.report.time import print_time, time_to_dict
+from topoplan.specs.spec import Spec
+
+SCHEMA = "topoplan.explain/1"
+
+
+def explanation_to_dict(
+    spec: Spec, plan: Plan, *, time: TimeBreakdown | None, memory: Breakdown | None
+) -> dict[str, Any]:
+    """The plan with the terms of its time and of its memory; None leaves one out."""
+    view: dict[str, Any] = {"schema": SCHEMA, **spec_to_dict(spec), "plan": plan_to_dict(plan)}
+    if notes := data_notes(spec, plan):
+        view["data_notes"] = list(notes)
+    if time is not None:
+        view["time"] = time_to_dict(plan, time)
+    if memory is not None:
+        view["memory"] = memory_to_dict(plan, memory)
+    return view
+
+
+def print_explanation(
+    console: Console, spec: Spec, plan: Plan, *, time: TimeBreakdown | None, memory: Breakdown | None
+) -> None:
+    """What plan it is, then where its time goes, then where its memory goes; None leaves one out."""
+    paragraph(console, f"{spec_line(spec)}.", style="bold")
+    verdict = "fits" if plan.fits else "does not fit"
+    used = plan.memory
+    width = band(plan.time, ascii_only=console.options.ascii_only)
+    paragraph(
+        console,
+        f"Plan {layout_label(plan.layout)} {verdict}: {gib(used.device_bytes)} GiB of {gib(used.capacity_bytes)},"
+        f" margin {gib(used.margin_bytes)}. A step takes {significant(plan.time.step_s)} s {width},"
+        f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s a GPU. Files are in the package topoplan/.",
+    )
+    profile = profile_of(spec.cluster.gpu, spec.profile)
+    for note in profile_notes(profile, spec.cluster.gpu, spec.model, spec.job):
+        paragraph(console, f"Mind: {note}.")
+    bullets(console, data_notes(spec, plan))
+    if time is not None:
+        print_time(console, plan, time)
+    if memory is not None:
+        print_memory(console, spec, plan, memory)

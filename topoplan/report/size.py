@@ -1,0 +1,156 @@
+"""How many nodes a job needs, as JSON (`topoplan.size/1`) and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from topoplan.planner.plan import Plan
+from topoplan.planner.size import SizeRow, Sizing
+from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
+from topoplan.report.effort import effort_of, effort_to_dict
+from topoplan.report.paragraphs import bullets, paragraph
+from topoplan.report.tables import table_of
+from topoplan.report.text import counted, gib, hours, layout_label, significant
+from topoplan.specs.spec import Spec
+
+SCHEMA = "topoplan.size/1"
+
+
+def sizing_to_dict(spec: Spec, sizing: Sizing, *, price: float | None) -> dict[str, Any]:
+    """Every number of nodes that was searched, and the answer; None where there is none."""
+    answer, smallest = sizing.answer, sizing.smallest
+    return {
+        "schema": SCHEMA,
+        **spec_to_dict(spec),
+        "steps": sizing.steps,
+        "max_hours": rounded(sizing.limit_s / 3600),
+        "sure": sizing.is_sure,
+        "gpu_hour_price": price,
+        "answer": None if answer is None else answer.nodes,
+        "fits_from": None if smallest is None else smallest.nodes,
+        "searched": [1, sizing.rows[-1].nodes],
+        "rows": [_row_to_dict(row, sizing, price) for row in sizing.rows],
+    }
+
+
+def _row_to_dict(row: SizeRow, sizing: Sizing, price: float | None) -> dict[str, Any]:
+    view: dict[str, Any] = {"nodes": row.nodes, "plan": None, "reason": row.found.reason}
+    if plan := row.found.best:
+        effort = effort_of(sizing.steps, plan)
+        view["plan"] = plan_to_dict(plan)
+        view |= effort_to_dict(effort)
+        view["hours_band"] = [rounded(sizing.steps * bound / 3600) for bound in plan.time.band_s]
+        if price is not None:
+            view["cost"] = rounded(effort.gpu_hours * price)
+    return view
+
+
+def print_sizing(console: Console, spec: Spec, sizing: Sizing, *, price: float | None) -> None:
+    """The answer, the numbers of nodes with their best plans, and why the others have none."""
+    cluster, job = spec.cluster, spec.job
+    paragraph(
+        console,
+        f"{cluster.name}, nodes of {cluster.gpus_per_node} {cluster.gpu.name}: {spec.model.name}, {job.finetuning}"
+        f" {job.stage} {job.precision}, {counted(sizing.steps, 'step')} of {job.global_batch_size:,} x {job.seq_len:,}"
+        " tokens.",
+        style="bold",
+    )
+    console.print()
+    for sentence in _answer(sizing, price):
+        paragraph(console, sentence)
+    found = [row for row in sizing.rows if row.found.best]
+    if found:
+        console.print()
+        console.print(_table(sizing, found, price))
+        console.print()
+        paragraph(
+            console,
+            "hours: of the whole job, without start-up, evaluation and checkpoints; band: in which they are expected.",
+            style="dim",
+        )
+    reasons: dict[str, list[int]] = {}
+    examples: dict[str, str] = {}
+    for row in sizing.rows:
+        if row.found.best is None:
+            kind = "nothing fits" if row.found.is_legal else "no layout is legal"
+            reasons.setdefault(kind, []).append(row.nodes)
+            examples[kind] = f"{row.nodes}: {row.found.reason}"
+    if reasons:
+        console.print("\nOut, and why:")
+        bullets(console, (f"{kind} on {_spans(nodes)} nodes; on {examples[kind]}" for kind, nodes in reasons.items()))
+
+
+def _answer(sizing: Sizing, price: float | None) -> list[str]:
+    limit = f"{sizing.limit_s / 3600:g} h"
+    measure = "the upper end of the band" if sizing.is_sure else "the prediction"
+    last = sizing.rows[-1].nodes
+    searched = "Only 1 node was searched" if last == 1 else f"Searched: every number of nodes from 1 to {last}"
+    row, sentences = sizing.answer, []
+    if row is not None and (plan := row.found.best) is not None:
+        effort = effort_of(sizing.steps, plan)
+        cost = f", {effort.gpu_hours * price:,.2f} at {price:g} a GPU-hour" if price is not None else ""
+        sentences.append(
+            f"{counted(row.nodes, 'node')} ({counted(plan.layout.world_size, 'GPU')}) will do: {hours(effort.hours)} h"
+            f" predicted, within {_band(sizing, plan)} h, {hours(effort.gpu_hours)} GPU-h{cost}."
+        )
+        if row.nodes > 1:
+            sentences.append(f"Fewer do not keep {measure} within {limit}.")
+        if not sizing.is_sure and sizing.steps * plan.time.band_s[1] > sizing.limit_s:
+            sentences.append(f"The upper end of the band is above {limit}: --sure asks for nodes that keep it below.")
+    else:
+        sentences.append(f"No number of nodes up to {last} keeps {measure} within {limit}; --max-nodes N tries more.")
+        timed = [row for row in sizing.rows if row.found.best]
+        if timed:
+            best = min(timed, key=lambda row: sizing.time_s(row.found.best) if row.found.best else 0.0)
+            if best.found.best is not None:
+                nearest = hours(sizing.time_s(best.found.best) / 3600)
+                sentences.append(f"The nearest is {nearest} h on {counted(best.nodes, 'node')}.")
+    smallest = sizing.smallest
+    fits = f"the fewest on which the job fits: {smallest.nodes}" if smallest else "the job fits on none of them"
+    sentences.append(f"{searched}; {fits}.")
+    return sentences
+
+
+def _band(sizing: Sizing, plan: Plan) -> str:
+    return "-".join(hours(sizing.steps * bound / 3600) for bound in plan.time.band_s)
+
+
+def _table(sizing: Sizing, rows: Sequence[SizeRow], price: float | None) -> Table:
+    headers = ["GPUs", "GiB", "step s", "tok/s", "hours", "band", "GPU-h", *(["cost"] if price is not None else [])]
+    table = table_of("nodes", "best plan", right=headers)
+    for row in rows:
+        plan = row.found.best
+        if plan is None:
+            continue
+        effort = effort_of(sizing.steps, plan)
+        cost = [] if price is None else [f"{effort.gpu_hours * price:,.0f}"]
+        table.add_row(
+            str(row.nodes),
+            Text(layout_label(plan.layout)),
+            f"{plan.layout.world_size:,}",
+            gib(plan.memory.device_bytes),
+            significant(plan.time.step_s),
+            f"{plan.tokens_per_s_per_gpu * plan.layout.world_size:,.0f}",
+            hours(effort.hours),
+            _band(sizing, plan),
+            hours(effort.gpu_hours),
+            *cost,
+            style="bold" if row == sizing.answer else None,
+        )
+    return table
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """`1-3, 5, 7-9`."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    return ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)

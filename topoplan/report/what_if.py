@@ -1,0 +1,261 @@
+"""How the best plan moves, as JSON (`topoplan.what-if/1`) and as text: two columns, or a table of many cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from topoplan.layout.forms import layout_to_dict
+from topoplan.planner.plan import Plan
+from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
+from topoplan.planner.what_if import Fate, Found, Outcome
+from topoplan.report.effort import Effort, effort_to_dict, job_effort
+from topoplan.report.paragraphs import bullets, paragraph
+from topoplan.report.sentences import spec_line
+from topoplan.report.tables import table_of
+from topoplan.report.text import gib, hours, layout_label, significant
+from topoplan.specs.spec import Spec
+
+SCHEMA = "topoplan.what-if/1"
+_EQUAL = 0.005
+"""Differences of speed below this share are not told."""
+_COLUMNS = ("GPUs", "GiB", "step\ns", "tok/s", "tok/s\n/GPU", "hours", "GPU-h", "old\nbest")
+_DROPPED_FIRST = (6, 3, 0, 1)
+"""Columns that leave, in this order, when the terminal is narrow."""
+_MIN_LABEL = 17
+"""Of a layout: with less, figures leave."""
+
+
+def outcomes_to_dict(spec: Spec, before: Found, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The spec with its best plan, and every case with its own and with what became of that plan."""
+    return {
+        "schema": SCHEMA,
+        **spec_to_dict(spec),
+        "before": _found_to_dict(before),
+        "cases": [
+            {
+                "set": dict(case.changes),
+                **_found_to_dict(case.found),
+                "old_best": None if case.fate is None else _fate_to_dict(case.fate),
+            }
+            for case in outcomes
+        ],
+    }
+
+
+def _found_to_dict(found: Found) -> dict[str, Any]:
+    view: dict[str, Any] = {"plan": None, "reason": found.reason, "counts": None}
+    if found.spec is not None:
+        counts = found.counts
+        view["nodes"], view["gpus"] = found.spec.cluster.nodes, found.spec.cluster.world_size
+        view["counts"] = {"candidates": counts.candidates, "illegal": counts.illegal}
+        view["counts"] |= {"out_of_memory": counts.out_of_memory, "ranked": counts.ranked}
+        if found.best is not None:
+            view["plan"] = plan_to_dict(found.best) | effort_to_dict(job_effort(found.spec.job, found.best))
+    return view
+
+
+def _fate_to_dict(fate: Fate) -> dict[str, Any]:
+    return {
+        "id": None if fate.layout is None else fate.layout.id,
+        "layout": None if fate.layout is None else layout_to_dict(fate.layout),
+        "rank": fate.rank,
+        "slower": None if fate.plan is None else rounded(fate.slower),
+        "rule": fate.rule,
+        "reason": fate.reason,
+        "fix": fate.fix,
+    }
+
+
+def print_outcomes(console: Console, spec: Spec, before: Found, outcomes: Sequence[Outcome]) -> None:
+    """The spec, then before and after of one case, or a row for each of many."""
+    paragraph(console, f"{spec_line(spec)}.", style="bold")
+    if len(outcomes) == 1:
+        _print_one(console, before, outcomes[0])
+    else:
+        _print_many(console, before, outcomes)
+    if note := _batch_note(before, outcomes):
+        console.print()
+        paragraph(console, note)
+
+
+def _print_one(console: Console, before: Found, case: Outcome) -> None:
+    paragraph(console, f"What if {_words(case.changes)}?")
+    for name, found in (("before", before), ("after", case.found)):
+        if found.best is None:
+            console.print()
+            paragraph(console, f"{name}: {found.reason}")
+    if before.best or case.found.best:
+        console.print()
+        console.print(_two_columns(before, case.found))
+    if before.best and case.fate:
+        is_same = case.found.best is not None and case.found.best.layout == before.best.layout
+        fate = "stays the best" if is_same else _fate(case.fate)
+        console.print()
+        paragraph(console, f"The best plan of before, {layout_label(before.best.layout)}, {fate}.")
+
+
+def _words(changes: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in changes.items())
+
+
+def _two_columns(before: Found, after: Found) -> Table:
+    table = table_of("figure", right=("before", "after", "change"))
+    for column in table.columns[1:3]:
+        column.no_wrap, column.overflow = False, "fold"
+    sides = [(found.spec, found.best) for found in (before, after)]
+
+    def row(
+        name: str,
+        of: Callable[[Spec, Plan], float | None],
+        text: Callable[[float], str],
+        *,
+        absolute: bool = False,
+    ) -> None:
+        one, two = (None if spec is None or plan is None else of(spec, plan) for spec, plan in sides)
+        if one is None and two is None:
+            return
+        change = ""
+        if one and two is not None and abs(two / one - 1) >= _EQUAL:
+            change = f"{100 * (two / one - 1):+.0f}%"
+            if absolute:
+                change = f"{'+' if two > one else '-'}{text(abs(two - one))}, {change}"
+        table.add_row(name, *("-" if value is None else text(value) for value in (one, two)), change)
+
+    labels = ["none" if plan is None else layout_label(plan.layout) for _, plan in sides]
+    table.add_row("best plan", *map(Text, labels), "same" if labels[0] == labels[1] else "")
+    row("GPUs", lambda spec, plan: spec.cluster.world_size, lambda value: f"{value:,.0f}")
+    row("step, s", lambda spec, plan: plan.time.step_s, significant)
+    row("tokens/s", lambda spec, plan: plan.tokens_per_s_per_gpu * spec.cluster.world_size, lambda x: f"{x:,.0f}")
+    row("tokens/s a GPU", lambda spec, plan: plan.tokens_per_s_per_gpu, lambda value: f"{value:,.0f}")
+    row("MFU, %", lambda spec, plan: 100 * plan.mfu, lambda value: f"{value:.1f}")
+    row("memory, GiB", lambda spec, plan: plan.memory.device_bytes, gib)
+    if len({plan.memory.capacity_bytes for _, plan in sides if plan}) > 1:
+        row("of a card's", lambda spec, plan: plan.memory.capacity_bytes, gib)
+    row("hours", lambda spec, plan: _hours(spec, plan, lambda effort: effort.hours), hours, absolute=True)
+    row("GPU-hours", lambda spec, plan: _hours(spec, plan, lambda effort: effort.gpu_hours), hours, absolute=True)
+    return table
+
+
+def _hours(spec: Spec, plan: Plan, of: Callable[[Effort], float]) -> float | None:
+    effort = job_effort(spec.job, plan)
+    return None if effort is None else of(effort)
+
+
+def _fate(fate: Fate) -> str:
+    """What becomes of the old best plan, after its name."""
+    if fate.reason:
+        verb = "does not fit" if fate.rule == "memory" else "is illegal"
+        return f"{verb}: {fate.reason}{f'; {fate.fix}' if fate.fix else ''}"
+    becomes = layout_label(fate.layout) if fate.layout else ""
+    if fate.rank == 1:
+        return f"stays the best, as {becomes}"
+    speed = f"{abs(fate.slower):.1%} {'slower' if fate.slower >= 0 else 'faster'} than the best"
+    if abs(fate.slower) < _EQUAL:
+        speed = "as fast as the best"
+    where = f"number {fate.rank}" if fate.rank else "left out by the search"
+    return f"becomes {becomes}: {where}, {speed}"
+
+
+def _short_fate(fate: Fate | None) -> str:
+    if fate is None:
+        return "-"
+    if fate.reason:
+        return "over" if fate.rule == "memory" else "illegal"
+    rank = f"#{fate.rank}" if fate.rank else "unsearched"
+    return rank if abs(fate.slower) < _EQUAL else f"{rank}, {100 * -fate.slower:+.0f}%"
+
+
+def _print_many(console: Console, before: Found, outcomes: Sequence[Outcome]) -> None:
+    tried = {key: list(dict.fromkeys(case.changes[key] for case in outcomes)) for key in outcomes[0].changes}
+    keys = [key for key, values in tried.items() if len(values) > 1]
+    old = before.best
+    paragraph(console, f"What if {_words({key: ','.join(values) for key, values in tried.items()})}?")
+    console.print()
+    rows = [_figures(["as it is", *[""] * (len(keys) - 1)], before, "")]
+    rows += [_figures([case.changes[key] for key in keys], case.found, _short_fate(case.fate)) for case in outcomes]
+    console.print(_table(keys, rows, console.width))
+    console.print()
+    if old is not None:
+        paragraph(
+            console,
+            f"old best: {layout_label(old.layout)} with the dp that is left for it: its place, and its speed against"
+            " the best.",
+            style="dim",
+        )
+    out = [
+        f"{_words({key: case.changes[key] for key in keys})}: {text}"
+        for case in outcomes
+        for text in (
+            case.found.reason,
+            f"the old best {_fate(case.fate)}" if case.fate and case.fate.reason and case.found.best else "",
+        )
+        if text
+    ]
+    if out:
+        console.print("\nOut, and why:")
+        bullets(console, out)
+
+
+def _figures(values: Sequence[str], found: Found, fate: str) -> tuple[list[str], str, list[str]]:
+    """The values that were set, the label of the best plan, and its figures in the order of `_COLUMNS`."""
+    spec, plan = found.spec, found.best
+    gpus = "-" if spec is None else f"{spec.cluster.world_size:,}"
+    if spec is None or plan is None:
+        return list(values), "none fits" if found.is_legal else "none is legal", [gpus, *["-"] * 6, fate]
+    effort = job_effort(spec.job, plan)
+    figures = [
+        gpus,
+        gib(plan.memory.device_bytes),
+        significant(plan.time.step_s),
+        f"{plan.tokens_per_s_per_gpu * spec.cluster.world_size:,.0f}",
+        f"{plan.tokens_per_s_per_gpu:,.0f}",
+        *((hours(effort.hours), hours(effort.gpu_hours)) if effort else ("-", "-")),
+        fate,
+    ]
+    return list(values), layout_label(plan.layout), figures
+
+
+def _table(keys: Sequence[str], rows: Sequence[tuple[list[str], str, list[str]]], width: int) -> Table:
+    shown = [
+        column
+        for column, header in enumerate(_COLUMNS)
+        if header not in ("hours", "GPU-h") or any(figures[column] != "-" for _, _, figures in rows)
+    ]
+
+    def wide(texts: Sequence[str]) -> int:
+        return 2 + max(len(line) for text in texts for line in text.split("\n"))
+
+    def taken() -> int:
+        named = sum(wide([key, *(values[number] for values, _, _ in rows)]) for number, key in enumerate(keys))
+        return named + sum(wide([_COLUMNS[column], *(figures[column] for _, _, figures in rows)]) for column in shown)
+
+    for column in _DROPPED_FIRST:
+        if taken() + _MIN_LABEL > width and column in shown:
+            shown.remove(column)
+    names = [key.rpartition(".")[2] for key in keys]
+    table = table_of(*(f"\n{name}" for name in names), "\nbest plan")
+    for column in shown:
+        header = _COLUMNS[column]
+        table.add_column(Text(header if "\n" in header else f"\n{header}"), justify="right", no_wrap=True)
+    for values, label, figures in rows:
+        table.add_row(*map(Text, values), Text(label), *(figures[column] for column in shown))
+    return table
+
+
+def _batch_note(before: Found, outcomes: Sequence[Outcome]) -> str:
+    """That the batch stays as it is where the number of GPUs changes, and which numbers it does not divide by."""
+    if before.spec is None or any("global_batch_size" in key for key in outcomes[0].changes):
+        return ""
+    batch, gpus = before.spec.job.global_batch_size, before.spec.cluster.world_size
+    sizes = sorted({case.found.spec.cluster.world_size for case in outcomes if case.found.spec})
+    if sizes in ([], [gpus]):
+        return ""
+    text = f"global_batch_size is held at {batch:,} sequences, which micro_batch_size x dp has to divide"
+    if odd := [size for size in sizes if batch % size]:
+        text += f"; it is no multiple of {', '.join(map(str, odd))} GPUs, so there tp, pp or cp take a factor"
+    return f"{text}. --set global_batch_size=N changes it."
