@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, read_spec
-from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking, wanted_id
-
-if TYPE_CHECKING:
-    from topoplan.planner.plan import Plan
-    from topoplan.specs.spec import Spec
+from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins
+from topoplan.cli.plan_choice import OptionalSpecPath, PlanChoice, RunPath, plan_of_command
 
 
 def explain(
-    spec: Annotated[
-        str | None, typer.Argument(metavar="SPEC", help="The cluster spec, a YAML file.", show_default=False)
-    ] = None,
+    spec: OptionalSpecPath = None,
     plan: PlanChoice = "1",
-    run: Annotated[
-        str | None,
-        typer.Option(
-            "--run",
-            metavar="FILE",
-            help="A run document as `topoplan predict` reads it, in place of SPEC and --plan.",
-            show_default=False,
-        ),
-    ] = None,
+    run: RunPath = None,
     memory: Annotated[
         bool,
         typer.Option("--memory", help="Explain the memory. It is all that there is to explain yet; time will follow."),
@@ -43,17 +29,7 @@ def explain(
 
     A plan that does not fit is explained too, by its id. Exit code 1: no layout fits; 2: bad input.
     """
-    from topoplan.errors import InputError
-
-    if (spec is None) == (run is None):
-        raise InputError("expected either a SPEC or --run FILE")
-    if run is not None:
-        if model or job or overrides or pin or margin or plan != "1":
-            raise InputError("--run has model, job and layout in its file", remedy="leave the other options out")
-        read, chosen = _of_run(run)
-    elif spec is not None:
-        read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin)
-        chosen = _of_spec(read, plan)
+    read, chosen = plan_of_command(spec, run, plan, model=model, job=job, overrides=overrides, pins=pin, margin=margin)
 
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.planner.breakdown import breakdown
@@ -64,40 +40,3 @@ def explain(
         print_json(memory_to_dict(read, chosen, account))
     else:
         print_memory(stdout_console(), read, chosen, account)
-
-
-def _of_spec(spec: Spec, wanted: str) -> Plan:
-    """The plan of that rank, which takes a search, or of that id, which does not unless its stages are uneven."""
-    from topoplan.cli.search import search
-    from topoplan.planner.predict import predict
-
-    name = wanted_id(wanted)
-    if not name.isdecimal() and "uneven" not in name.split("-"):
-        return plan_of_id(spec, name)
-    ranking = search(spec)
-    if not ranking.plans:
-        from topoplan.report.nothing_fits import nothing_fits
-
-        raise nothing_fits(ranking)
-    found = plan_of_ranking(ranking, name)
-    # Predicted once more, since a search lists no more stages than it needs.
-    return plan_of_id(spec, name) if found is None else predict(spec, found.layout)
-
-
-def _of_run(source: str) -> tuple[Spec, Plan]:
-    from pathlib import Path
-
-    from topoplan.cli.run_documents import read_run_documents
-    from topoplan.errors import SpecError
-    from topoplan.planner.predict import predict
-    from topoplan.specs.load import spec_from_document
-
-    documents = list(read_run_documents(source))
-    if len(documents) != 1:
-        raise SpecError(f"{len(documents)} run documents", where=source, expected="expected one")
-    (document,) = documents
-    if document.error:
-        raise SpecError(document.error)
-    base = Path.cwd() if source == "-" else Path(source).parent
-    spec = spec_from_document(document.spec, where=document.where, base=base)
-    return spec, predict(spec, document.layout)

@@ -67,15 +67,7 @@ def _graded(runs: str | None) -> Validation:
 
 
 def _write_page(path: Path, graded: Validation) -> None:
-    """Write the page. A file that is not such a page is left alone."""
-    from topoplan.errors import OutputError
+    from topoplan.emit.write import write_file
     from topoplan.report.accuracy_page import MARK, accuracy_page
 
-    try:
-        if path.exists() and not path.read_bytes().startswith(MARK.encode()):
-            raise OutputError(
-                "exists and was not written by `topoplan validate`", where=str(path), remedy="name another"
-            )
-        path.write_text(accuracy_page(graded), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror}", where=str(path)) from error
+    write_file(path, accuracy_page(graded), mark=MARK, writer="topoplan validate")

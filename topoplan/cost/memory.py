@@ -7,6 +7,7 @@ moments sharded over the data-parallel group; ZeRO stage 1, arXiv 1910.02054, se
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -112,16 +113,25 @@ def chunk_layers(model: Model, chunk: Chunk) -> tuple[tuple[Layer, int], ...]:
 
 
 @lru_cache(maxsize=1 << 14)
+def rank_kinds(model: Model, pp: int, vpp: int, pipeline_layout: str | None) -> tuple[int, ...]:
+    """For each pipeline rank, the first one that holds the same kinds of layers in the same chunks."""
+    first: dict[object, int] = {}
+    return tuple(
+        first.setdefault(
+            tuple(
+                (chunk.embedding, chunk.head, tuple((id(layer), n) for layer, n in chunk_layers(model, chunk)))
+                for chunk in chunks
+            ),
+            rank,
+        )
+        for rank, chunks in enumerate(split_stages(model.num_layers, pp, vpp, pipeline_layout))
+    )
+
+
+@lru_cache(maxsize=1 << 14)
 def distinct_ranks(model: Model, pp: int, vpp: int, pipeline_layout: str | None) -> tuple[tuple[int, int], ...]:
     """Pipeline ranks that hold different layers: the first of each kind, which has most in flight, and their number."""
-    seen: dict[object, list[int]] = {}
-    for rank, chunks in enumerate(split_stages(model.num_layers, pp, vpp, pipeline_layout)):
-        key = tuple(
-            (chunk.embedding, chunk.head, tuple((id(layer), n) for layer, n in chunk_layers(model, chunk)))
-            for chunk in chunks
-        )
-        seen.setdefault(key, [rank, 0])[1] += 1
-    return tuple((rank, count) for rank, count in seen.values())
+    return tuple(Counter(rank_kinds(model, pp, vpp, pipeline_layout)).items())
 
 
 def _vocabulary_elements(model: Model, traits: Traits, tp: int) -> int:

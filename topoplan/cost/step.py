@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,7 +10,7 @@ from topoplan.backends.megatron import Traits
 from topoplan.cost.activations import BF16, FP32
 from topoplan.cost.collectives import all_gather_s, all_reduce_s, point_to_point_s
 from topoplan.cost.compute import PARTS, elementwise_s, gemm_s, layer_time
-from topoplan.cost.memory import chunk_layers, stage_parameters
+from topoplan.cost.memory import chunk_layers, rank_kinds, stage_parameters
 from topoplan.cost.params import padded_vocab_size
 from topoplan.cost.pipeline import schedule_s
 from topoplan.cost.profile import Profile
@@ -42,22 +42,25 @@ class Time:
     """What the step is spent on; adds up to step_s."""
 
 
-@dataclass(frozen=True, slots=True)
-class _StageTime:
-    """One pipeline rank and one micro batch."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTime:
+    """One pipeline rank and one micro batch; all in seconds."""
 
-    parts: tuple[float, ...]
-    """Forward and backward together, by part in the order of PARTS."""
-    recompute_s: float
+    forward_s: tuple[float, ...]
+    """By model chunk, with what stands before and behind its layers: embedding, vision tower, output layer, loss."""
+    backward_s: tuple[float, ...]
+    """By model chunk, with what it repeats of the forward."""
+    recompute_s: tuple[float, ...]
+    """By model chunk: what backward repeats."""
+    parts_s: tuple[float, ...]
+    """Layers, forward and backward together without recomputation, by part in the order of PARTS."""
     ends_s: float
-    """Embedding, output layer, loss and vision tower."""
-    forward_s: float
-    backward_s: float
+    """Embedding, output layer, loss and vision tower, forward and backward."""
 
     @property
     def total_s(self) -> float:
         """Forward, backward and what backward repeats."""
-        return self.forward_s + self.backward_s
+        return sum(self.forward_s) + sum(self.backward_s)
 
 
 @lru_cache(maxsize=1 << 15)
@@ -152,20 +155,20 @@ def _vision_s(
     return forward, backward
 
 
-def _stage_time(
-    model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile, shard: Shard, rank: int
-) -> _StageTime:
-    chunks = split_stages(model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)[rank]
-    parts = [0.0] * len(PARTS)
-    forward = backward = recompute = ends = 0.0
-    for chunk in chunks:
+def stage_time(
+    model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile, rank: int
+) -> StageTime:
+    """Seconds of one micro batch on a pipeline rank, chunk by chunk."""
+    shard = shard_of(layout, job, flash_attention=profile.flash_attention)
+    parts, ends = [0.0] * len(PARTS), 0.0
+    forward: list[float] = []
+    backward: list[float] = []
+    recompute: list[float] = []
+    vocabulary = padded_vocab_size(model, layout.tp, traits.vocab_multiple)
+    for chunk in split_stages(model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)[rank]:
         ahead, back, repeated = _chunk_time(model, chunk, shard, cluster, profile, layout.recompute)
         for part in range(len(PARTS)):
             parts[part] += ahead[part] + back[part]
-        forward += sum(ahead)
-        backward += sum(back) + repeated
-        recompute += repeated
-        vocabulary = padded_vocab_size(model, layout.tp, traits.vocab_multiple)
         extra = []
         if chunk.embedding:
             extra.append(_embedding_s(model, shard, cluster, profile, vocabulary))
@@ -176,24 +179,49 @@ def _stage_time(
         if chunk.head:
             fused = layout.cross_entropy_fusion
             extra.append(_head_s(model, shard, cluster, profile, vocabulary, fused=fused))
-        for ahead_s, back_s in extra:
-            forward += ahead_s
-            backward += back_s
-            ends += ahead_s + back_s
-    return _StageTime(tuple(parts), recompute, ends, forward, backward)
+        forward.append(sum(ahead) + sum(ahead_s for ahead_s, _ in extra))
+        backward.append(sum(back) + repeated + sum(back_s for _, back_s in extra))
+        recompute.append(repeated)
+        ends += sum(ahead_s + back_s for ahead_s, back_s in extra)
+    return StageTime(
+        forward_s=tuple(forward),
+        backward_s=tuple(backward),
+        recompute_s=tuple(recompute),
+        parts_s=tuple(parts),
+        ends_s=ends,
+    )
 
 
-def _data_parallel_s(
+def pipeline_times(
+    model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile
+) -> tuple[StageTime, ...]:
+    """Seconds of one micro batch on every pipeline rank; ranks that hold the same share one object."""
+    kinds = rank_kinds(model, layout.pp, layout.vpp, layout.pipeline_layout)
+    times = {rank: stage_time(model, job, layout, traits, cluster, profile, rank) for rank in dict.fromkeys(kinds)}
+    return tuple(times[kind] for kind in kinds)
+
+
+def message_s(model: Model, job: Job, layout: Layout, cluster: Cluster, profile: Profile) -> float:
+    """Seconds of one message between neighbours of the pipeline: the hidden states of a micro batch, or their gradient.
+
+    Where a pipeline leaves a node, all its messages are taken to be as slow as the one that does.
+    """
+    shard = shard_of(layout, job, flash_attention=profile.flash_attention)
+    sent = BF16 * shard.local_tokens * model.hidden_size
+    return point_to_point_s(group(layout, "pp"), sent, cluster, profile)
+
+
+def data_parallel_s(
     model: Model,
     job: Job,
     layout: Layout,
     traits: Traits,
     cluster: Cluster,
     profile: Profile,
-    stage: _StageTime,
+    stage: StageTime,
     rank: int,
-) -> float:
-    """Seconds of gradient reduction and weight gathering that backward and forward of one micro batch do not hide."""
+) -> tuple[float, float]:
+    """Seconds of (gradient reduction, weight gathering) that backward and forward of one micro batch do not hide."""
     parameters = stage_parameters(model, job, layout, traits, rank)
     gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
     dense, expert = group(layout, "dp_cp"), group(layout, "edp")
@@ -209,10 +237,11 @@ def _data_parallel_s(
     # The last bucket has nothing left to hide behind: its share is that of one layer.
     chunks = split_stages(model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout)[rank]
     layers = max(1, sum(chunk.num_layers for chunk in chunks))
-    exposed = max(reduce - stage.backward_s, reduce / layers) if layout.overlap_grad_reduce else reduce
-    hidden_gather = layout.overlap_param_gather and layout.overlap_grad_reduce
-    exposed += max(gather - stage.forward_s, gather / layers) if hidden_gather else gather
-    return exposed + _tied_embedding_s(model, job, layout, traits, cluster, profile)
+    if layout.overlap_grad_reduce:
+        reduce = max(reduce - sum(stage.backward_s), reduce / layers)
+        if layout.overlap_param_gather:
+            gather = max(gather - sum(stage.forward_s), gather / layers)
+    return reduce + _tied_embedding_s(model, job, layout, traits, cluster, profile), gather
 
 
 def _tied_embedding_s(
@@ -249,56 +278,43 @@ def _optimizer_s(
     return seconds + profile.step_overhead_s
 
 
-def predict_time(
-    model: Model,
-    cluster: Cluster,
-    job: Job,
-    layout: Layout,
-    traits: Traits,
-    profile: Profile,
-    ranks: tuple[tuple[int, int], ...],
-) -> Time:
+def busiest_rank(stages: Sequence[StageTime]) -> int:
+    """The pipeline rank with most to do in a micro batch, the first of equals."""
+    return max(range(len(stages)), key=lambda rank: stages[rank].total_s)
+
+
+def predict_time(model: Model, cluster: Cluster, job: Job, layout: Layout, traits: Traits, profile: Profile) -> Time:
     """Seconds of one optimizer step of a layout.
 
-    `ranks`: for each distinct pipeline rank, the first of its kind and how many there are
-    (`topoplan.cost.memory.distinct_ranks`).
+    The parts are those of the busiest pipeline rank; what it waits for the others is `pp_bubble`, and what the pipeline
+    takes longer because messages take time is `pp_comm`.
     """
-    shard = shard_of(layout, job, flash_attention=profile.flash_attention)
-    stages = [_stage_time(model, job, layout, traits, cluster, profile, shard, rank) for rank, _ in ranks]
-    slowest = max(range(len(stages)), key=lambda index: stages[index].total_s)
-    worst, rank = stages[slowest], ranks[slowest][0]
-    microbatches = layout.gradient_accumulation_steps
-    forward = [stage.forward_s for stage, (_, count) in zip(stages, ranks, strict=True) for _ in range(count)]
-    backward = [stage.backward_s for stage, (_, count) in zip(stages, ranks, strict=True) for _ in range(count)]
-    total = schedule_s(forward, backward, layout.vpp, microbatches)
+    stages = pipeline_times(model, job, layout, traits, cluster, profile)
+    rank = busiest_rank(stages)
+    worst, microbatches = stages[rank], layout.gradient_accumulation_steps
+    forward = [stage.forward_s for stage in stages]
+    backward = [stage.backward_s for stage in stages]
+    without_messages = total = schedule_s(forward, backward, microbatches)
+    if layout.pp > 1:
+        total = schedule_s(forward, backward, microbatches, message_s(model, job, layout, cluster, profile))
 
-    parts: dict[str, float] = {name: microbatches * seconds for name, seconds in zip(PARTS, worst.parts, strict=True)}
-    parts["recompute"] = microbatches * worst.recompute_s
+    parts: dict[str, float] = {name: microbatches * part for name, part in zip(PARTS, worst.parts_s, strict=True)}
+    parts["recompute"] = microbatches * sum(worst.recompute_s)
     parts["ends"] = microbatches * worst.ends_s
-    parts["pp_bubble"] = total - microbatches * worst.total_s
+    parts["pp_bubble"] = without_messages - microbatches * worst.total_s
     if job.stage == "dpo":
         # The reference model sees all micro batches first, forward only (mcore_adapter `trainer/dpo_trainer.py`).
-        parts["reference"] = microbatches * max(forward) + (sum(forward) - max(forward)) / layout.vpp
-    parts["pp_comm"] = 0.0
-    if layout.pp > 1:
-        sent = BF16 * shard.local_tokens * model.hidden_size
-        one = point_to_point_s(group(layout, "pp"), sent, cluster, profile)
-        transfers = 2 * layout.vpp * microbatches
-        if layout.vpp == 1:
-            # 1F1B waits for its neighbour twice a micro batch.
-            parts["pp_comm"] = one * (transfers + 2 * (layout.pp - 1))
-        else:
-            # Interleaved, transfers run beside the other chunks' work; starting them and filling the pipeline remain.
-            beside = max(0.0, transfers * one - microbatches * worst.total_s)
-            parts["pp_comm"] = beside + transfers * profile.collective_latency_s + one * 2 * (layout.pp - 1)
-    parts["dp_comm"] = _data_parallel_s(model, job, layout, traits, cluster, profile, worst, rank)
+        each = [sum(times) for times in forward]
+        parts["reference"] = microbatches * max(each) + (sum(each) - max(each)) / layout.vpp
+    parts["pp_comm"] = total - without_messages
+    parts["dp_comm"] = sum(data_parallel_s(model, job, layout, traits, cluster, profile, worst, rank))
     parts["optimizer"] = _optimizer_s(model, job, layout, traits, cluster, profile, rank)
     parts = {name: seconds for name, seconds in parts.items() if seconds > 0.0}
     step_s = sum(parts.values())
     band = profile.time_band
     if facts_of(model).is_moe:
         band = max(band, profile.moe_time_band)
-    if shard.eight_bit:
+    if shard_of(layout, job, flash_attention=profile.flash_attention).eight_bit:
         band = max(band, profile.eight_bit_time_band)
     return Time(
         step_s=step_s,
