@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from topoplan.backends.megatron import TRAITS
-from topoplan.cost.memory import Memory, StageMemory, distinct_ranks, predict_memory, stage_memory
+from topoplan.cost.memory import Memory, StageMemory, predict_memory, stage_memory
 from topoplan.cost.profile import profile_of
-from topoplan.cost.step import Time, predict_time
+from topoplan.cost.step import StageTime, Time, pipeline_times, predict_time
 from topoplan.layout.forms import layout_from_dict
 from topoplan.layout.layout import Layout
 from topoplan.planner.measured import MeasuredRun, shipped_runs
@@ -57,9 +57,14 @@ def memory_of(spec: Spec, layout: Layout) -> Memory:
 
 def time_of(spec: Spec, layout: Layout) -> Time:
     """Time of a step."""
-    ranks = distinct_ranks(spec.model, spec.job, layout)
     traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
-    return predict_time(spec.model, spec.cluster, spec.job, layout, traits, profile, ranks)
+    return predict_time(spec.model, spec.cluster, spec.job, layout, traits, profile)
+
+
+def pipeline_times_of(spec: Spec, layout: Layout) -> tuple[StageTime, ...]:
+    """Time of a micro batch on every pipeline rank."""
+    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
+    return pipeline_times(spec.model, spec.job, layout, traits, spec.cluster, profile)
 
 
 def measured_runs(family: str) -> list[MeasuredRun]:

@@ -15,11 +15,13 @@ from tests.cost.samples import (
     layout_of,
     layout_of_run,
     measured_runs,
+    pipeline_times_of,
     spec_of,
     spec_of_run,
     time_of,
 )
 from topoplan.backends.megatron import TRAITS
+from topoplan.cost.memory import rank_kinds
 from topoplan.cost.profile import profile_of
 from topoplan.cost.shard import shard_of
 from topoplan.cost.step import DataParallel, StageTime, data_parallel, optimizer_time, recomputed_share, stage_time
@@ -112,6 +114,37 @@ def test_the_bubble_is_there_with_a_pipeline_alone_and_shrinks_with_interleaving
     assert "pp_bubble" not in time_of(spec, layout_of(spec, tp=2)).parts_s
     plain = time_of(spec, layout_of(spec, pp=4)).parts_s["pp_bubble"]
     assert time_of(spec, layout_of(spec, pp=4, vpp=3)).parts_s["pp_bubble"] < plain
+
+
+def test_ranks_of_the_same_kind_keep_their_places_in_the_pipeline() -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, pp=4, pipeline_layout="Et*8|t*10|t*8|t*10L")
+    stages = pipeline_times_of(spec, layout)
+    layers = [seconds[0] for seconds in (stage.forward_s for stage in stages[1:3])]
+    assert layers[0] == pytest.approx(layers[1] * 10 / 8)
+    swapped = layout_of(spec, pp=4, pipeline_layout="Et*8|t*8|t*10|t*10L")
+    assert rank_kinds(spec.model, spec.job, swapped) == (0, 1, 2, 3)
+    even = layout_of(spec, pp=4)
+    assert rank_kinds(spec.model, spec.job, even) == (0, 1, 1, 3)
+
+
+@pytest.mark.parametrize(("model", "form"), CASES)
+def test_the_chunks_of_a_rank_add_up_to_its_parts(model: str, form: dict[str, Any]) -> None:
+    spec = spec_of(model)
+    layout = layout_of(spec, **form)
+    for stage in pipeline_times_of(spec, layout):
+        assert len(stage.forward_s) == len(stage.backward_s) == len(stage.recompute_s) == layout.vpp
+        parts = sum(stage.parts_s) + sum(stage.recompute_s) + stage.ends_s
+        assert stage.total_s == pytest.approx(parts)
+        assert all(part < whole for part, whole in zip(stage.recompute_s, stage.backward_s, strict=True))
+
+
+def test_messages_cost_most_where_nothing_runs_beside_them() -> None:
+    spec = spec_of(DENSE, global_batch_size=512)
+    plain = time_of(spec, layout_of(spec, pp=4)).parts_s["pp_comm"]
+    interleaved = time_of(spec, layout_of(spec, pp=4, vpp=3)).parts_s["pp_comm"]
+    # The first has twice a message a micro batch; the other three times as many, but waits for few of them.
+    assert interleaved < plain / 2
 
 
 def test_parts_appear_with_what_causes_them() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.emit.write import MANIFEST, write_bundle
+from topoplan.emit.write import MANIFEST, write_bundle, write_file
 from topoplan.errors import OutputError
 
 FILES = {"train.yaml": "a: 1\n", "node-00.sh": "#!/usr/bin/env bash\n", "node-01.sh": "#!/usr/bin/env bash\n"}
@@ -222,3 +222,47 @@ def test_a_link_to_a_directory_is_followed_and_the_working_directory_will_do(
     monkeypatch.chdir(tmp_path / "here")
     assert write_bundle(FILES, Path())[0].exists()
     assert not leftovers(tmp_path)
+
+
+def test_a_file_is_written_whole_and_replaces_only_ours(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    for text in ("# ours\none\n", "# ours\ntwo\n"):
+        write_file(path, text, mark="# ours", writer="a test")
+        assert path.read_text() == text
+    path.write_text("theirs")
+    with pytest.raises(OutputError, match=r"was not written by `a test`; name another$"):
+        write_file(path, "# ours\n", mark="# ours", writer="a test")
+    with pytest.raises(OutputError, match="overwrite with --force"):
+        write_file(path, "# ours\n", mark="# ours", writer="a test", force=False)
+    assert path.read_text() == "theirs"
+    write_file(path, "# ours\n", mark="# ours", writer="a test", force=True)
+    assert path.read_text() == "# ours\n"
+    assert not leftovers(tmp_path)
+
+
+def test_a_file_behind_a_link_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.md", tmp_path / "link.md"
+    target.write_text("# ours\n")
+    link.symlink_to(target)
+    write_file(link, "# ours\nnew\n", mark="# ours", writer="a test")
+    assert link.is_symlink()
+    assert target.read_text() == "# ours\nnew\n"
+
+
+def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("# ours\nold\n")
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OutputError, match=r"page\.md: cannot be written: No space left on device"):
+        write_file(path, "# ours\nnew\n", mark="# ours", writer="a test")
+    assert path.read_text() == "# ours\nold\n"
+    assert not leftovers(tmp_path)
+
+
+def test_a_directory_is_no_place_for_a_file(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="is a directory; expected a file"):
+        write_file(tmp_path, "x", mark="x", writer="a test", force=True)

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, ProfilePath, read_spec
-from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking, wanted_id
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from topoplan.planner.plan import Plan
-    from topoplan.specs.spec import Spec
+from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, ProfilePath
+from topoplan.cli.plan_choice import OptionalSpecPath, PlanChoice, RunPath, SpecOptions, plans_of_command
 
 
 def explain(
-    spec: Annotated[
-        str | None, typer.Argument(metavar="SPEC", help="The cluster spec, a YAML file.", show_default=False)
-    ] = None,
+    spec: OptionalSpecPath = None,
     plan: PlanChoice = "1",
-    run: Annotated[
-        str | None,
-        typer.Option(
-            "--run",
-            metavar="FILE",
-            help="A run document as `topoplan predict` reads it, in place of SPEC and --plan.",
-            show_default=False,
-        ),
-    ] = None,
+    run: RunPath = None,
     versus: Annotated[
         str | None,
         typer.Option(
@@ -55,19 +39,12 @@ def explain(
 
     A plan that does not fit is explained too, by its id. Exit code 1: no layout fits; 2: bad input.
     """
+    from topoplan.cli.output import print_json, stdout_console
     from topoplan.errors import InputError
 
-    if (spec is None) == (run is None):
-        raise InputError("expected either a SPEC or --run FILE")
-    if run is not None:
-        if model or job or overrides or pin or margin or versus is not None or plan != "1":
-            raise InputError("--run has model, job and layout in its file", remedy="leave the other options out")
-        read, plans = _of_run(run, profile)
-    elif spec is not None:
-        read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
-        plans = _of_spec(read, {"--plan": plan} | ({} if versus is None else {"--versus": versus}))
-
-    from topoplan.cli.output import print_json, stdout_console
+    wanted = {"--plan": plan} | ({} if versus is None else {"--versus": versus})
+    options = SpecOptions(model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
+    read, plans = plans_of_command(spec, run, wanted, options)
 
     chosen, *others = plans
     wants_time, wants_memory = time or not memory, memory or not time
@@ -97,45 +74,3 @@ def explain(
         print_json(explanation_to_dict(read, chosen, time=seconds, memory=size))
     else:
         print_explanation(stdout_console(), read, chosen, time=seconds, memory=size)
-
-
-def _of_spec(spec: Spec, wanted: Mapping[str, str]) -> list[Plan]:
-    """The plans that each option wants, by rank, which takes a search, or by id, which does not unless uneven."""
-    from topoplan.cli.search import search
-    from topoplan.planner.predict import predict
-
-    names = {option: wanted_id(text) for option, text in wanted.items()}
-    ranking = None
-    if any(name.isdecimal() or "uneven" in name.split("-") for name in names.values()):
-        ranking = search(spec)
-        if not ranking.plans:
-            from topoplan.report.nothing_fits import nothing_fits
-
-            raise nothing_fits(ranking)
-    plans = []
-    for option, name in names.items():
-        found = None if ranking is None else plan_of_ranking(ranking, name, option=option)
-        # Predicted once more, since a search lists no more stages than it needs.
-        plans.append(plan_of_id(spec, name, option=option) if found is None else predict(spec, found.layout))
-    return plans
-
-
-def _of_run(source: str, profile: str | None) -> tuple[Spec, list[Plan]]:
-    from pathlib import Path
-
-    from topoplan.cli.run_documents import read_run_documents
-    from topoplan.errors import SpecError
-    from topoplan.planner.predict import predict
-    from topoplan.specs.load import spec_from_document
-    from topoplan.specs.profile import read_profile
-
-    own = None if profile is None else read_profile(profile)
-    documents = list(read_run_documents(source))
-    if len(documents) != 1:
-        raise SpecError(f"{len(documents)} run documents", where=source, expected="expected one")
-    (document,) = documents
-    if document.error:
-        raise SpecError(document.error)
-    base = Path.cwd() if source == "-" else Path(source).parent
-    spec = spec_from_document(document.spec, where=document.where, base=base, profile=own)
-    return spec, [predict(spec, document.layout)]

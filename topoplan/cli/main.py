@@ -22,6 +22,7 @@ from topoplan.cli import (
     rank,
     schema,
     size,
+    timeline,
     validate,
     version,
     what_if,
@@ -45,6 +46,7 @@ app.command("generate")(generate.generate)
 app.command("explain")(explain.explain)
 app.command("what-if")(what_if.what_if)
 app.command("size")(size.size)
+app.command("timeline")(timeline.timeline)
 app.command("predict")(predict.predict)
 app.command("validate")(validate.validate)
 app.command("models")(models.models)

@@ -1,20 +1,45 @@
-"""Which plan `--plan N|ID` means."""
+"""Which plan `--plan N|ID` means, of a spec or of a run document."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from topoplan.errors import LayoutError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from topoplan.planner.plan import Plan, Ranking
     from topoplan.specs.spec import Spec
 
 PlanChoice = Annotated[
     str, typer.Option("--plan", metavar="N|ID", help="Which plan: its rank, or its id such as tp4-pp1-dp8-mbs1.")
 ]
+OptionalSpecPath = Annotated[
+    str | None, typer.Argument(metavar="SPEC", help="The cluster spec, a YAML file.", show_default=False)
+]
+RunPath = Annotated[
+    str | None,
+    typer.Option(
+        "--run",
+        metavar="FILE",
+        help="A run document as `topoplan predict` reads it, in place of SPEC and --plan.",
+        show_default=False,
+    ),
+]
+
+
+class SpecOptions(TypedDict):
+    """What a command line says of a spec beside its file (`cli/options.py::read_spec`)."""
+
+    model: str | None
+    job: str | None
+    overrides: list[str] | None
+    pins: list[str] | None
+    margin: str | None
+    profile: str | None
 
 
 def wanted_id(wanted: str) -> str:
@@ -43,3 +68,65 @@ def plan_of_id(spec: Spec, wanted: str, *, option: str = "--plan") -> Plan:
     if plan.id != wanted:
         raise LayoutError(f"{wanted!r} is not the id of a layout of this job", where=option, remedy=f"it is {plan.id}")
     return plan
+
+
+def plans_of_spec(spec: Spec, wanted: Mapping[str, str]) -> list[Plan]:
+    """The plans that options name: by rank, which takes a search, or by id, which does not unless it is `uneven`."""
+    from topoplan.cli.search import search
+    from topoplan.planner.predict import predict
+
+    names = {option: wanted_id(text) for option, text in wanted.items()}
+    ranking = None
+    if any(name.isdecimal() or "uneven" in name.split("-") for name in names.values()):
+        ranking = search(spec)
+        if not ranking.plans:
+            from topoplan.report.nothing_fits import nothing_fits
+
+            raise nothing_fits(ranking)
+    plans = []
+    for option, name in names.items():
+        found = None if ranking is None else plan_of_ranking(ranking, name, option=option)
+        # Predicted once more, since a search lists no more stages than it needs.
+        plans.append(plan_of_id(spec, name, option=option) if found is None else predict(spec, found.layout))
+    return plans
+
+
+def plans_of_command(
+    spec: str | None, run: str | None, wanted: Mapping[str, str], options: SpecOptions
+) -> tuple[Spec, list[Plan]]:
+    """The spec and the plans that a command line names, by SPEC and options such as --plan, or by --run."""
+    from topoplan.cli.options import read_spec
+    from topoplan.errors import InputError
+
+    if run is None:
+        if spec is None:
+            raise InputError("expected either a SPEC or --run FILE")
+        read = read_spec(spec, **options)
+        return read, plans_of_spec(read, wanted)
+    if spec is not None:
+        raise InputError("expected either a SPEC or --run FILE")
+    if any(value for name, value in options.items() if name != "profile") or dict(wanted) != {"--plan": "1"}:
+        raise InputError("--run has model, job and layout in its file", remedy="leave the other options out")
+    return plan_of_run(run, options["profile"])
+
+
+def plan_of_run(source: str, profile: str | None) -> tuple[Spec, list[Plan]]:
+    """The job of a run document, and its layout."""
+    from pathlib import Path
+
+    from topoplan.cli.run_documents import read_run_documents
+    from topoplan.errors import SpecError
+    from topoplan.planner.predict import predict
+    from topoplan.specs.load import spec_from_document
+    from topoplan.specs.profile import read_profile
+
+    own = None if profile is None else read_profile(profile)
+    documents = list(read_run_documents(source))
+    if len(documents) != 1:
+        raise SpecError(f"{len(documents)} run documents", where=source, expected="expected one")
+    (document,) = documents
+    if document.error:
+        raise SpecError(document.error)
+    base = Path.cwd() if source == "-" else Path(source).parent
+    spec = spec_from_document(document.spec, where=document.where, base=base, profile=own)
+    return spec, [predict(spec, document.layout)]

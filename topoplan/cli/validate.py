@@ -87,7 +87,9 @@ def _show_bands(graded: Validation, output: str | None, *, as_json: bool) -> Non
 
     earned = earned_bands(graded.figures)
     if output is not None:
-        _write(Path(output), profiles_text(earned), mark='{\n  "volta"', made_by="is no profiles.json")
+        from topoplan.emit.write import write_file
+
+        write_file(Path(output), profiles_text(earned), mark='{\n  "volta"', writer="topoplan validate --bands")
         stdout_console().print(f"Wrote {output}", soft_wrap=True)
     elif as_json:
         print_json(bands_to_dict(earned))
@@ -96,18 +98,7 @@ def _show_bands(graded: Validation, output: str | None, *, as_json: bool) -> Non
 
 
 def _write_page(path: Path, graded: Validation) -> None:
+    from topoplan.emit.write import write_file
     from topoplan.report.accuracy_page import MARK, accuracy_page
 
-    _write(path, accuracy_page(graded), mark=MARK, made_by="was not written by `topoplan validate`")
-
-
-def _write(path: Path, text: str, *, mark: str, made_by: str) -> None:
-    """Write a file. One that is there and does not begin as such files do is left alone."""
-    from topoplan.errors import OutputError
-
-    try:
-        if path.exists() and not path.read_bytes().startswith(mark.encode()):
-            raise OutputError(f"exists and {made_by}", where=str(path), remedy="name another")
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror}", where=str(path)) from error
+    write_file(path, accuracy_page(graded), mark=MARK, writer="topoplan validate")

@@ -144,26 +144,32 @@ def chunk_layers(model: Model, chunk: Chunk) -> tuple[tuple[Layer, int], ...]:
     return tuple(counts.values())
 
 
-def distinct_ranks(model: Model, job: Job, layout: Layout) -> tuple[tuple[int, int], ...]:
-    """Pipeline ranks that hold different layers: the first of each kind, which has most in flight, and their number."""
-    return _distinct_ranks(model, layout.pp, layout.vpp, layout.pipeline_layout, job.mtp_num_layers)
+def rank_kinds(model: Model, job: Job, layout: Layout) -> tuple[int, ...]:
+    """For each pipeline rank, the first one that holds the same kinds of layers in the same chunks."""
+    return _rank_kinds(model, layout.pp, layout.vpp, layout.pipeline_layout, job.mtp_num_layers)
 
 
 @lru_cache(maxsize=1 << 14)
-def _distinct_ranks(
-    model: Model, pp: int, vpp: int, pipeline_layout: str | None, mtp_layers: int
-) -> tuple[tuple[int, int], ...]:
-    seen: dict[object, list[int]] = {}
-    for rank, chunks in enumerate(split_stages(model.num_layers, pp, vpp, pipeline_layout, mtp_layers)):
-        key = tuple(
-            (
-                *(chunk.embedding, chunk.final_norm, chunk.head),
-                *((id(layer), n) for layer, n in chunk_layers(model, chunk)),
-            )
-            for chunk in chunks
+def _rank_kinds(model: Model, pp: int, vpp: int, pipeline_layout: str | None, mtp_layers: int) -> tuple[int, ...]:
+    first: dict[object, int] = {}
+    return tuple(
+        first.setdefault(
+            tuple(
+                (
+                    *(chunk.embedding, chunk.final_norm, chunk.head),
+                    *((id(layer), n) for layer, n in chunk_layers(model, chunk)),
+                )
+                for chunk in chunks
+            ),
+            rank,
         )
-        seen.setdefault(key, [rank, 0])[1] += 1
-    return tuple((rank, count) for rank, count in seen.values())
+        for rank, chunks in enumerate(split_stages(model.num_layers, pp, vpp, pipeline_layout, mtp_layers))
+    )
+
+
+def distinct_ranks(model: Model, job: Job, layout: Layout) -> tuple[int, ...]:
+    """Pipeline ranks that hold different layers: the first of each kind, which has most in flight."""
+    return tuple(dict.fromkeys(rank_kinds(model, job, layout)))
 
 
 def _vocabulary_elements(model: Model, traits: Traits, tp: int) -> int:
@@ -588,7 +594,7 @@ def predict_memory(
 
     `all_stages` lists every pipeline stage, with its moments; without it only those that can be the worst.
     """
-    ranks = range(layout.pp) if all_stages else [rank for rank, _ in distinct_ranks(model, job, layout)]
+    ranks = range(layout.pp) if all_stages else distinct_ranks(model, job, layout)
     stages = tuple(stage_memory(model, job, layout, traits, profile, rank, with_moments=all_stages) for rank in ranks)
     allocated = max(stage.allocated_bytes for stage in stages)
     reserved = allocated * (1.0 + fragmentation(model, layout))

@@ -10,7 +10,7 @@ from topoplan.backends.megatron import Traits
 from topoplan.cost.activations import BF16, FP32
 from topoplan.cost.collectives import all_gather_s, all_reduce_s, point_to_point_s
 from topoplan.cost.compute import PARTS, Collective, elementwise_s, gemm_s, layer_time
-from topoplan.cost.memory import chunk_layers, embedding_ranks, stage_parameters
+from topoplan.cost.memory import chunk_layers, embedding_ranks, rank_kinds, stage_parameters
 from topoplan.cost.params import padded_vocab_size
 from topoplan.cost.pipeline import schedule_s
 from topoplan.cost.profile import Profile
@@ -42,22 +42,25 @@ class Time:
     """What the step is spent on; adds up to step_s."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageTime:
-    """One pipeline rank and one micro batch, in seconds."""
+    """One pipeline rank and one micro batch; all in seconds."""
 
-    parts: tuple[float, ...]
-    """Forward and backward together, by part in the order of PARTS."""
-    recompute_s: float
+    forward_s: tuple[float, ...]
+    """By model chunk, with what stands before and behind its layers: embedding, vision tower, output layer, loss."""
+    backward_s: tuple[float, ...]
+    """By model chunk, with what it repeats of the forward."""
+    recompute_s: tuple[float, ...]
+    """By model chunk: what backward repeats."""
+    parts_s: tuple[float, ...]
+    """Layers, forward and backward together without recomputation, by part in the order of PARTS."""
     ends_s: float
-    """Embedding, output layer, loss and vision tower."""
-    forward_s: float
-    backward_s: float
+    """Embedding, output layer, loss and vision tower, forward and backward."""
 
     @property
     def total_s(self) -> float:
         """Forward, backward and what backward repeats."""
-        return self.forward_s + self.backward_s
+        return sum(self.forward_s) + sum(self.backward_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,22 +217,52 @@ def chunk_ends(
 def stage_time(
     model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile, shard: Shard, rank: int
 ) -> StageTime:
-    """One micro batch through the layers and the ends of a pipeline rank."""
-    chunks = stages_of(model, job, layout)[rank]
-    parts = [0.0] * len(PARTS)
-    forward = backward = recompute = ends = 0.0
-    for chunk in chunks:
+    """One micro batch through the layers and the ends of a pipeline rank, chunk by chunk."""
+    parts, ends = [0.0] * len(PARTS), 0.0
+    forward: list[float] = []
+    backward: list[float] = []
+    recompute: list[float] = []
+    for chunk in stages_of(model, job, layout)[rank]:
         ahead, back, repeated = _chunk_time(model, chunk, shard, cluster, profile, layout.recompute)
         for part in range(len(PARTS)):
             parts[part] += ahead[part] + back[part]
-        forward += sum(ahead)
-        backward += sum(back) + repeated
-        recompute += repeated
+        forward_s, backward_s = sum(ahead), sum(back) + repeated
         for _, ahead_s, back_s in chunk_ends(model, job, layout, traits, cluster, profile, shard, chunk):
-            forward += ahead_s
-            backward += back_s
+            forward_s += ahead_s
+            backward_s += back_s
             ends += ahead_s + back_s
-    return StageTime(tuple(parts), recompute, ends, forward, backward)
+        forward.append(forward_s)
+        backward.append(backward_s)
+        recompute.append(repeated)
+    return StageTime(
+        forward_s=tuple(forward),
+        backward_s=tuple(backward),
+        recompute_s=tuple(recompute),
+        parts_s=tuple(parts),
+        ends_s=ends,
+    )
+
+
+def pipeline_times(
+    model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile
+) -> tuple[StageTime, ...]:
+    """Seconds of one micro batch on every pipeline rank; ranks that hold the same share one object."""
+    shard = average_shard(shard_of(layout, job, flash_attention=profile.flash_attention), layout, job)
+    kinds = rank_kinds(model, job, layout)
+    times = {
+        rank: stage_time(model, job, layout, traits, cluster, profile, shard, rank) for rank in dict.fromkeys(kinds)
+    }
+    return tuple(times[kind] for kind in kinds)
+
+
+def pipeline_send(model: Model, job: Job, layout: Layout, cluster: Cluster, profile: Profile) -> Collective:
+    """One message between neighbours of the pipeline: the hidden states of a micro batch, or their gradients.
+
+    Where a pipeline leaves a node, all its messages are taken to be as slow as the one that does.
+    """
+    shard = average_shard(shard_of(layout, job, flash_attention=profile.flash_attention), layout, job)
+    ranks, sent = group(layout, "pp"), BF16 * shard.local_tokens * model.hidden_size
+    return Collective("send", ranks, sent, point_to_point_s(ranks, sent, cluster, profile))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -273,8 +306,8 @@ def data_parallel(
     return DataParallel(
         reduces,
         gathers,
-        max(reduce - stage.backward_s, reduce / layers) if layout.overlap_grad_reduce else reduce,
-        max(gather - stage.forward_s, gather / layers) if hidden_gather else gather,
+        max(reduce - sum(stage.backward_s), reduce / layers) if layout.overlap_grad_reduce else reduce,
+        max(gather - sum(stage.forward_s), gather / layers) if hidden_gather else gather,
         _tied_embedding(model, job, layout, traits, cluster, profile),
     )
 
@@ -317,58 +350,36 @@ def optimizer_time(
     return adam, ("offload over PCIe", copied_s), ("Adam on the host", host_s), overhead
 
 
-def pipeline_send(model: Model, layout: Layout, shard: Shard, cluster: Cluster, profile: Profile) -> Collective:
-    """One micro batch's hidden states, or their gradients, from a stage to the next."""
-    ranks, sent = group(layout, "pp"), BF16 * shard.local_tokens * model.hidden_size
-    return Collective("send", ranks, sent, point_to_point_s(ranks, sent, cluster, profile))
+def busiest_rank(stages: Sequence[StageTime]) -> int:
+    """The pipeline rank with most to do in a micro batch, the first of equals."""
+    return max(range(len(stages)), key=lambda rank: stages[rank].total_s)
 
 
-def slowest_of(stages: Sequence[StageTime]) -> int:
-    """Index of the stage that the others wait for."""
-    return max(range(len(stages)), key=lambda index: stages[index].total_s)
-
-
-def predict_time(
-    model: Model,
-    cluster: Cluster,
-    job: Job,
-    layout: Layout,
-    traits: Traits,
-    profile: Profile,
-    ranks: tuple[tuple[int, int], ...],
-) -> Time:
+def predict_time(model: Model, cluster: Cluster, job: Job, layout: Layout, traits: Traits, profile: Profile) -> Time:
     """Seconds of one optimizer step of a layout.
 
-    `ranks`: for each distinct pipeline rank, the first of its kind and how many there are
-    (`topoplan.cost.memory.distinct_ranks`).
+    The parts are those of the busiest pipeline rank; what it waits for the others is `pp_bubble`, and what the pipeline
+    takes longer because messages take time is `pp_comm`.
     """
-    shard = average_shard(shard_of(layout, job, flash_attention=profile.flash_attention), layout, job)
-    stages = [stage_time(model, job, layout, traits, cluster, profile, shard, rank) for rank, _ in ranks]
-    slowest = slowest_of(stages)
-    worst, rank = stages[slowest], ranks[slowest][0]
-    microbatches = layout.gradient_accumulation_steps
-    forward = [stage.forward_s for stage, (_, count) in zip(stages, ranks, strict=True) for _ in range(count)]
-    backward = [stage.backward_s for stage, (_, count) in zip(stages, ranks, strict=True) for _ in range(count)]
-    total = schedule_s(forward, backward, layout.vpp, microbatches)
+    stages = pipeline_times(model, job, layout, traits, cluster, profile)
+    rank = busiest_rank(stages)
+    worst, microbatches = stages[rank], layout.gradient_accumulation_steps
+    forward = [stage.forward_s for stage in stages]
+    backward = [stage.backward_s for stage in stages]
+    without_messages = total = schedule_s(forward, backward, microbatches)
+    if layout.pp > 1:
+        message_s = pipeline_send(model, job, layout, cluster, profile).call_s
+        total = schedule_s(forward, backward, microbatches, message_s)
 
-    parts: dict[str, float] = {name: microbatches * seconds for name, seconds in zip(PARTS, worst.parts, strict=True)}
-    parts["recompute"] = microbatches * worst.recompute_s
+    parts: dict[str, float] = {name: microbatches * part for name, part in zip(PARTS, worst.parts_s, strict=True)}
+    parts["recompute"] = microbatches * sum(worst.recompute_s)
     parts["ends"] = microbatches * worst.ends_s
-    parts["pp_bubble"] = total - microbatches * worst.total_s
+    parts["pp_bubble"] = without_messages - microbatches * worst.total_s
     if job.stage == "dpo":
         # The reference model sees all micro batches first, forward only (mcore_adapter `trainer/dpo_trainer.py`).
-        parts["reference"] = microbatches * max(forward) + (sum(forward) - max(forward)) / layout.vpp
-    parts["pp_comm"] = 0.0
-    if layout.pp > 1:
-        one = pipeline_send(model, layout, shard, cluster, profile).call_s
-        transfers = 2 * layout.vpp * microbatches
-        if layout.vpp == 1:
-            # 1F1B waits for its neighbour twice a micro batch.
-            parts["pp_comm"] = one * (transfers + 2 * (layout.pp - 1))
-        else:
-            # Interleaved, transfers run beside the other chunks' work; starting them and filling the pipeline remain.
-            beside = max(0.0, transfers * one - microbatches * worst.total_s)
-            parts["pp_comm"] = beside + transfers * profile.collective_latency_s + one * 2 * (layout.pp - 1)
+        each = [sum(times) for times in forward]
+        parts["reference"] = microbatches * max(each) + (sum(each) - max(each)) / layout.vpp
+    parts["pp_comm"] = total - without_messages
     parts["dp_comm"] = data_parallel(model, job, layout, traits, cluster, profile, worst, rank).exposed_s
     parts["optimizer"] = sum(
         seconds for _, seconds in optimizer_time(model, job, layout, traits, cluster, profile, rank)
@@ -378,7 +389,7 @@ def predict_time(
     band = profile.time_band
     if facts_of(model).is_moe:
         band = max(band, profile.moe_time_band)
-    if shard.eight_bit:
+    if shard_of(layout, job, flash_attention=profile.flash_attention).eight_bit:
         band = max(band, profile.eight_bit_time_band)
     return Time(
         step_s=step_s,

@@ -1,4 +1,4 @@
-"""Puts a bundle into a directory: all of it or nothing, and never over a file that somebody edited."""
+"""Puts a bundle into a directory, or one file into place: all of it or nothing, and never over somebody's own work."""
 
 from __future__ import annotations
 
@@ -50,6 +50,35 @@ def write_bundle(files: Mapping[str, str], directory: Path, *, force: bool = Fal
             remedy="name another directory with -o",
         ) from error
     return [directory / name for name in files]
+
+
+def write_file(path: Path, text: str, *, mark: str, writer: str, force: bool | None = None) -> None:
+    """Write one file, whole or not at all. `text` begins with `mark`, by which an earlier one of ours is known.
+
+    Raises OutputError for another file in the way, unless `force`; None says that there is no such option.
+    """
+    try:
+        if path.is_dir():
+            raise OutputError("is a directory", where=str(path), expected="expected a file")
+        if not force and os.path.lexists(path):
+            with path.open("rb") as earlier:
+                ours = earlier.read(len(mark.encode())) == mark.encode()
+            if not ours:
+                other = "name another" if force is None else "name another, or overwrite with --force"
+                raise OutputError(f"exists and was not written by `{writer}`", where=str(path), remedy=other)
+        target = path.resolve()  # what a link leads to is replaced, not the link
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        staged = Path(name)
+        try:
+            os.close(handle)
+            staged.write_bytes(text.encode("utf-8"))
+            staged.chmod(0o666 & ~_umask())  # mkstemp makes 0600
+            staged.replace(target)
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OutputError(f"cannot be written: {error.strerror or error}", where=str(path)) from error
 
 
 def _check_name(name: str) -> None:

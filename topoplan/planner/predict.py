@@ -9,7 +9,7 @@ from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_finetuning, check
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.compute import peak_flops
 from topoplan.cost.flops import model_flops_per_step
-from topoplan.cost.memory import Memory, distinct_ranks, predict_memory
+from topoplan.cost.memory import Memory, predict_memory
 from topoplan.cost.padding import padding_share, tokens_per_step
 from topoplan.cost.profile import profile_notes, profile_of
 from topoplan.cost.step import predict_time
@@ -35,8 +35,7 @@ def memory_of(spec: Spec, layout: Layout, *, all_stages: bool = False) -> Memory
 def plan_of(spec: Spec, layout: Layout, memory: Memory) -> Plan:
     """The plan of a legal layout whose memory is known."""
     traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
-    ranks = distinct_ranks(spec.model, spec.job, layout)
-    time = predict_time(spec.model, spec.cluster, spec.job, layout, traits, profile, ranks)
+    time = predict_time(spec.model, spec.cluster, spec.job, layout, traits, profile)
     gpus = spec.cluster.world_size
     rate = model_flops_per_step(spec.model, spec.job) / time.step_s / gpus
     return Plan(

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.compute import PARTS, Collective, Operator, layer_operators
-from topoplan.cost.memory import chunk_layers, distinct_ranks
+from topoplan.cost.memory import chunk_layers
 from topoplan.cost.profile import profile_of
 from topoplan.cost.shard import average_shard, shard_of
 from topoplan.cost.step import (
+    busiest_rank,
     chunk_ends,
     data_parallel,
     optimizer_time,
     pipeline_send,
+    pipeline_times,
     recomputed_share,
-    slowest_of,
-    stage_time,
 )
 from topoplan.layout.layout import Recompute, stages_of
 from topoplan.layout.placement import span
@@ -153,10 +153,8 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
     shard = average_shard(shard_of(layout, job, flash_attention=profile.flash_attention), layout, job)
     microbatches = layout.gradient_accumulation_steps
     chunks = stages_of(model, job, layout)
-    times = [stage_time(model, job, layout, traits, cluster, profile, shard, rank) for rank in range(layout.pp)]
-    # The same stage as in `predict_time`, which looks at the first of each kind.
-    ranks = [rank for rank, _ in distinct_ranks(model, job, layout)]
-    slowest = ranks[slowest_of([times[rank] for rank in ranks])]
+    times = pipeline_times(model, job, layout, traits, cluster, profile)
+    slowest = busiest_rank(times)
 
     layers = _layers_of(model, chunks[slowest], layout.recompute)
     operators = {layer: layer_operators(model, layer, shard, cluster, profile) for layer in layers}
@@ -164,7 +162,7 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
     exposed = [("gradients, not hidden", told.exposed_reduce_s), ("weights, not hidden", told.exposed_gather_s)]
     exposed += [("tied embedding", told.tied.call_s)] if told.tied else []
     calls = [(one.name, one.collective) for table in operators.values() for one in table if one.collective]
-    calls += [("stage to stage", pipeline_send(model, layout, shard, cluster, profile))] if layout.pp > 1 else []
+    calls += [("stage to stage", pipeline_send(model, job, layout, cluster, profile))] if layout.pp > 1 else []
     calls += [(f"{kind} gradients of a step", one) for kind, one in told.reduces]
     calls += [(f"{kind} weights of a step", one) for kind, one in told.gathers]
     calls += [("tied embedding", told.tied)] if told.tied else []
@@ -175,8 +173,8 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
                 StageTimeRow(
                     stages=(rank,),
                     layers=sum(chunk.num_layers + chunk.mtp_layers for chunk in chunks[rank]),
-                    forward_s=time.forward_s,
-                    backward_s=time.backward_s,
+                    forward_s=sum(time.forward_s),
+                    backward_s=sum(time.backward_s),
                 )
                 for rank, time in enumerate(times)
             ]

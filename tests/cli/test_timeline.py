@@ -1,0 +1,94 @@
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+PLAN = "tp2-pp2-dp8-mbs1"
+
+
+def test_a_timeline_is_printed(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    result = cli("timeline", spec_file, "--plan", PLAN)
+    assert result.code == 0
+    assert not fake_search
+    assert "2 pipeline ranks x 1 chunk, 8 micro batches a step" in result.out
+    assert max(map(len, result.out.splitlines())) <= 100
+    assert "\x1b" not in result.out
+
+
+def test_json_has_a_schema(cli: Cli, spec_file: Path) -> None:
+    view = json.loads(cli("timeline", spec_file, "--plan", PLAN, "--json").out)
+    assert view["schema"] == "topoplan.timeline/1"
+    assert len(view["timeline"]["ranks"]) == 2
+
+
+def test_the_best_plan_of_the_ranking_is_the_default(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    view = json.loads(cli("timeline", spec_file, "--json").out)
+    assert len(fake_search) == 1
+    assert view["plan"]["id"] == "tp2-pp1-dp16-mbs1"  # the first plan of the usual ranking
+
+
+def test_a_run_document_is_drawn(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    document = {
+        "id": "a",
+        "cluster": {"gpu": "h100-sxm-80gb", "nodes": 2, "gpus_per_node": 8},
+        "model": {"name": "Qwen/Qwen3-8B"},
+        "job": {"seq_len": 4096, "global_batch_size": 64},
+        "layout": {"backend": "megatron", "tp": 1, "pp": 4, "vpp": 3},
+    }
+    path.write_text(json.dumps(document))
+    assert "4 pipeline ranks x 3 chunks" in cli("timeline", "--run", path).out
+
+
+@pytest.mark.parametrize("name", ["step.svg", "step.json"])
+def test_a_file_is_written_and_written_again(cli: Cli, spec_file: Path, tmp_path: Path, name: str) -> None:
+    target = tmp_path / name
+    written = []
+    for _ in range(2):
+        result = cli("timeline", spec_file, "--plan", PLAN, "-o", target)
+        assert (result.code, result.out) == (0, f"Wrote {target}\n")
+        written.append(target.read_text())
+    assert written[0] == written[1]
+    if name.endswith(".svg"):
+        ElementTree.fromstring(written[0])
+    else:
+        assert json.loads(written[0])["traceEvents"]
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []
+
+
+def test_somebody_elses_file_is_left_alone_without_force(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
+    target = tmp_path / "mine.svg"
+    target.write_text("<svg/>")
+    result = cli("timeline", spec_file, "--plan", PLAN, "-o", target)
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert "was not written by `topoplan timeline`" in result.err
+    assert target.read_text() == "<svg/>"
+    assert cli("timeline", spec_file, "--plan", PLAN, "-o", target, "--force").code == 0
+    assert target.read_text() != "<svg/>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-o", "step.png"], "expected a name in .svg or .json"),
+        (["-o", "step.svg", "--json"], "cannot be used together"),
+        (["--force"], "--force is for --output"),
+        (["--plan", "tp3-pp1-dp8-mbs1"], "tp 3"),
+        (["--plan", PLAN, "-o", "absent/step.svg"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_message(
+    cli: Cli, spec_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = cli("timeline", spec_file, *arguments)
+    assert (result.code, len(result.err.splitlines())) == (2, 1), result.err
+    assert message in result.err
+
+
+def test_a_spec_or_a_run_is_needed(cli: Cli) -> None:
+    assert "expected either a SPEC or --run FILE" in cli("timeline").err

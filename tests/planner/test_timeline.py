@@ -1,0 +1,66 @@
+"""The step as every pipeline rank sees it adds up to what is ranked."""
+
+from typing import Any
+
+import pytest
+
+from tests.cost.samples import DENSE, MIXED, VISION, spec_of
+from topoplan.planner.predict import predict
+from topoplan.planner.timeline import Timeline, timeline
+
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (DENSE, {}, {"tp": 2}),
+    (DENSE, {}, {"tp": 2, "pp": 4, "recompute": "full"}),
+    (DENSE, {}, {"tp": 2, "pp": 4, "vpp": 3}),
+    (DENSE, {"nodes": 8}, {"tp": 2, "pp": 8}),
+    (VISION, {}, {"tp": 2, "pp": 2}),
+    (MIXED, {}, {"tp": 2, "pp": 4, "ep": 8, "recompute": {"granularity": "selective", "modules": ["moe"]}}),
+    (DENSE, {"stage": "dpo"}, {"tp": 2, "pp": 2}),
+]
+
+
+def drawn(model: str, job: dict[str, Any], form: dict[str, Any]) -> tuple[Any, Timeline]:
+    spec = spec_of(model, **job)
+    plan = predict(spec, {"backend": "megatron", **form})
+    return plan, timeline(spec, plan)
+
+
+@pytest.mark.parametrize(("model", "job", "form"), CASES)
+def test_the_step_is_the_ranked_one_but_for_the_closed_forms_deviation(
+    model: str, job: dict[str, Any], form: dict[str, Any]
+) -> None:
+    plan, line = drawn(model, job, form)
+    assert line.total_s - line.pipeline_s + line.closed_form_s == pytest.approx(plan.time.step_s, rel=1e-9)
+    assert abs(line.deviation) < 0.05
+    before_and_after = sum(phase.end_s - phase.start_s for phase in line.phases)
+    assert before_and_after + line.pipeline_s == pytest.approx(line.total_s)
+
+
+@pytest.mark.parametrize(("model", "job", "form"), CASES)
+def test_every_rank_accounts_for_the_whole_pipeline(model: str, job: dict[str, Any], form: dict[str, Any]) -> None:
+    _, line = drawn(model, job, form)
+    assert len(line.busy) == line.ranks
+    for rank in range(line.ranks):
+        assert sum(line.busy[rank].values()) == pytest.approx(line.pipeline_s)
+        assert 0.0 <= line.idle_share(rank) < 1.0
+    for event in line.events:
+        assert line.pipeline_start_s - 1e-9 <= event.start_s < event.end_s <= line.pipeline_end_s + 1e-9
+
+
+def test_phases_stand_where_they_belong() -> None:
+    _, line = drawn(DENSE, {"stage": "dpo"}, {"tp": 2, "pp": 2})
+    names = [phase.name for phase in line.phases]
+    assert names == ["reference", "gradient reduce", "optimizer", "parameter gather"]
+    assert line.phases[0].end_s == line.pipeline_start_s
+    assert line.phases[1].start_s == line.pipeline_end_s
+    assert line.phases[-1].end_s == line.total_s
+
+
+def test_recomputation_stands_apart_in_its_full_length() -> None:
+    plan, line = drawn(DENSE, {}, {"tp": 2, "pp": 4, "recompute": "full"})
+    assert max(mine["recompute"] for mine in line.busy) == pytest.approx(plan.time.parts_s["recompute"])
+
+
+def test_the_fill_ends_before_the_drain_starts_in_a_long_step() -> None:
+    _, line = drawn(DENSE, {"global_batch_size": 512}, {"tp": 2, "pp": 4})
+    assert 0.0 < line.fill_s < line.drain_s < line.total_s

@@ -1,0 +1,61 @@
+import io
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.report.timelines import line_of
+from topoplan.report.timeline import MARKS, print_timeline, timeline_to_dict
+
+
+def rendered(*, width: int = 100, **options: Any) -> list[str]:
+    spec, plan, line = line_of(**options)
+    stream = io.StringIO()
+    print_timeline(Console(file=stream, width=width, color_system=None, highlight=False), spec, plan, line)
+    return stream.getvalue().splitlines()
+
+
+def lanes(lines: list[str]) -> list[str]:
+    return [line for line in lines if re.match(r" *\d+ \S", line) and line.endswith("%")]
+
+
+@pytest.mark.parametrize("width", [80, 100, 140, 200])
+@pytest.mark.parametrize(
+    "form", [{}, {"pp": 4, "recompute": "full"}, {"pp": 4, "vpp": 3}, {"pp": 2, "job": {"global_batch_size": 2048}}]
+)
+def test_a_line_a_rank_fits_the_console(width: int, form: dict[str, Any]) -> None:
+    lines = rendered(width=width, **form)
+    assert max(map(len, lines)) <= width
+    assert len(lanes(lines)) == form.get("pp", 1)
+    assert len({len(lane) for lane in lanes(lines)}) == 1
+
+
+def test_four_equal_ranks_take_turns_as_in_the_textbook() -> None:
+    first, *_, last = lanes(rendered(pp=4, width=140))
+    assert re.match(r"0 F+[.-]+B", first)
+    assert re.match(r"3 [.-]+F+B", last)
+    assert float(first.split()[-1].rstrip("%")) > float(last.split()[-1].rstrip("%"))
+
+
+def test_the_legend_names_what_is_drawn_and_the_break() -> None:
+    text = " ".join(rendered(pp=4, recompute="full", job={"global_batch_size": 1024}))
+    assert "R recomputation" in text
+    assert "x reference model" not in text
+    assert "At ~" in text
+    assert "as ranked" in text
+    marks = [mark for mark, _, _ in MARKS.values()]
+    assert len(set(marks)) == len(marks)
+    assert not {mark.lower() for mark in "FBR"} & set(marks)  # a chunk beyond the first
+
+
+def test_the_summary_has_a_schema_and_its_figures_add_up() -> None:
+    spec, plan, line = line_of(pp=4, vpp=3)
+    view = timeline_to_dict(spec, plan, line)
+    assert view["schema"] == "topoplan.timeline/1"
+    summary = view["timeline"]
+    pipeline = summary["pipeline"]
+    assert pipeline["closed_form_s"] / pipeline["simulated_s"] - 1 == pytest.approx(pipeline["deviation"], abs=1e-4)
+    for rank in summary["ranks"]:
+        assert sum(rank["seconds"].values()) == pytest.approx(pipeline["simulated_s"], rel=1e-4)
+    assert summary["predicted_s"] == view["plan"]["time"]["step_s"]

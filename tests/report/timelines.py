@@ -1,0 +1,18 @@
+"""Timelines of predicted plans, for tests of their pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.cost.samples import DENSE, spec_of
+from topoplan.planner.plan import Plan
+from topoplan.planner.predict import predict
+from topoplan.planner.timeline import Timeline, timeline
+from topoplan.specs.spec import Spec
+
+
+def line_of(*, model: str = DENSE, job: dict[str, Any] | None = None, **form: Any) -> tuple[Spec, Plan, Timeline]:
+    """The timeline of a layout of the megatron backend on four nodes of H100s."""
+    spec = spec_of(model, **(job or {}))
+    plan = predict(spec, {"backend": "megatron", "tp": 2, **form})
+    return spec, plan, timeline(spec, plan)

@@ -1,0 +1,92 @@
+"""`topoplan timeline`: one optimizer step as every pipeline rank sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, ProfilePath
+from topoplan.cli.plan_choice import OptionalSpecPath, PlanChoice, RunPath, SpecOptions, plans_of_command
+
+if TYPE_CHECKING:
+    from topoplan.planner.plan import Plan
+    from topoplan.specs.spec import Spec
+
+
+def timeline(
+    spec: OptionalSpecPath = None,
+    plan: PlanChoice = "1",
+    run: RunPath = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write a picture (.svg), or a trace for chrome://tracing and Perfetto (.json).",
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that topoplan did not write.")] = False,
+    model: ModelName = None,
+    job: JobPath = None,
+    overrides: Overrides = None,
+    pin: Pins = None,
+    margin: Margin = None,
+    profile: ProfilePath = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a plan's pipeline schedule and show what every pipeline rank does when.
+
+    Exit code 1: no layout fits; 2: bad input, or a file of somebody else's is in the way.
+    """
+    from topoplan.errors import InputError
+
+    if output is not None and as_json:
+        raise InputError("--output and --json cannot be used together", remedy="leave one out")
+    target = None if output is None else _checked(output)
+    if force and target is None:
+        raise InputError("--force is for --output", remedy="leave it out")
+    options = SpecOptions(model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
+    read, (chosen,) = plans_of_command(spec, run, {"--plan": plan}, options)
+
+    from topoplan.cli.output import print_json, stdout_console
+
+    if target is not None:
+        _write(target, read, chosen, force=force)
+        stdout_console().print(f"Wrote {target}", soft_wrap=True)
+        return
+
+    from topoplan.planner.timeline import timeline as simulated
+    from topoplan.report.timeline import print_timeline, timeline_to_dict
+
+    drawn = simulated(read, chosen)
+    if as_json:
+        print_json(timeline_to_dict(read, chosen, drawn))
+    else:
+        print_timeline(stdout_console(), read, chosen, drawn)
+
+
+def _checked(output: str) -> Path:
+    """The file to write, refused before the search when its name does not say what it is to hold."""
+    from topoplan.errors import OutputError
+
+    if Path(output).suffix not in (".svg", ".json"):
+        raise OutputError("neither a picture nor a trace", where=output, expected="expected a name in .svg or .json")
+    return Path(output)
+
+
+def _write(target: Path, spec: Spec, plan: Plan, *, force: bool) -> None:
+    from topoplan.emit.write import write_file
+    from topoplan.planner.timeline import timeline as simulated
+    from topoplan.report import timeline_svg, timeline_trace
+    from topoplan.report.sentences import spec_line
+
+    title, drawn = spec_line(spec), simulated(spec, plan)
+    if target.suffix == ".svg":
+        text, mark = timeline_svg.svg(title, plan, drawn), timeline_svg.MARK
+    else:
+        text, mark = timeline_trace.trace(title, plan, drawn), timeline_trace.MARK
+    write_file(target, text, mark=mark, writer="topoplan timeline", force=force)

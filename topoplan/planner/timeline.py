@@ -1,0 +1,129 @@
+"""One optimizer step as every pipeline rank sees it: the simulated pipeline, and what comes before and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from topoplan.backends.megatron import TRAITS
+from topoplan.cost.pipeline import schedule_s
+from topoplan.cost.profile import profile_of
+from topoplan.cost.simulate import Event, simulate
+from topoplan.cost.step import busiest_rank, data_parallel, pipeline_send, pipeline_times
+from topoplan.planner.plan import Plan
+from topoplan.specs.spec import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """What all ranks do before or after the pipeline."""
+
+    name: str
+    """reference, gradient reduce, optimizer or parameter gather."""
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One optimizer step; all times are seconds from its start."""
+
+    ranks: int
+    """Pipeline ranks."""
+    chunks: int
+    """Model chunks of a rank."""
+    microbatches: int
+    events: tuple[Event, ...]
+    """Of the pipeline, by rank, then in time."""
+    phases: tuple[Phase, ...]
+    """Before and after the pipeline, in time. What the gradients and the weights take there is what is not hidden."""
+    pipeline_start_s: float
+    pipeline_end_s: float
+    total_s: float
+    closed_form_s: float
+    """Seconds of the pipeline as the ranking has them."""
+    fill_s: float
+    """From the start of the step until every rank has run its first backward."""
+    drain_s: float
+    """Of the last forward of the rank that ends its forwards first; the step's end is behind it."""
+    busy: tuple[Mapping[str, float], ...]
+    """By rank: seconds by kind of event, and `idle`, which together are the pipeline's."""
+
+    @property
+    def pipeline_s(self) -> float:
+        """Seconds of the simulated pipeline."""
+        return self.pipeline_end_s - self.pipeline_start_s
+
+    @property
+    def deviation(self) -> float:
+        """The closed form over the simulation, less one."""
+        return self.closed_form_s / self.pipeline_s - 1.0
+
+    def idle_share(self, rank: int) -> float:
+        """Share of the pipeline's time in which a rank has nothing to do: its bubble."""
+        return self.busy[rank]["idle"] / self.pipeline_s
+
+
+def timeline(spec: Spec, plan: Plan) -> Timeline:
+    """Simulate the step of a plan.
+
+    Before and after the pipeline all ranks are drawn as the busiest one, whose times the predicted step has: its
+    gradients are reduced, the norm of all gradients makes every rank wait, weights are updated and gathered.
+    """
+    layout, profile = plan.layout, profile_of(spec.cluster.gpu, spec.profile)
+    traits = TRAITS[layout.backend]
+    stages = pipeline_times(spec.model, spec.job, layout, traits, spec.cluster, profile)
+    forward = [stage.forward_s for stage in stages]
+    backward = [stage.backward_s for stage in stages]
+    messages = pipeline_send(spec.model, spec.job, layout, spec.cluster, profile).call_s
+    microbatches = layout.gradient_accumulation_steps
+    run = simulate(forward, backward, microbatches, p2p_s=messages, recompute_s=[stage.recompute_s for stage in stages])
+    rank = busiest_rank(stages)
+    told = data_parallel(spec.model, spec.job, layout, traits, spec.cluster, profile, stages[rank], rank)
+    start = plan.time.parts_s.get("reference", 0.0)
+    phases = [Phase(name="reference", start_s=0.0, end_s=start)]
+    end = start + run.total_s
+    for name, seconds in (
+        ("gradient reduce", told.exposed_s - told.exposed_gather_s),
+        ("optimizer", plan.time.parts_s["optimizer"]),
+        ("parameter gather", told.exposed_gather_s),
+    ):
+        phases.append(Phase(name=name, start_s=end, end_s=end + seconds))
+        end += seconds
+    events = tuple(
+        Event(
+            rank=event.rank,
+            chunk=event.chunk,
+            microbatch=event.microbatch,
+            kind=event.kind,
+            start_s=start + event.start_s,
+            end_s=start + event.end_s,
+        )
+        for event in run.events
+    )
+    first_backward = [run.total_s + start] * layout.pp
+    last_forward = [start] * layout.pp
+    busy: list[dict[str, float]] = [{} for _ in range(layout.pp)]
+    for event in events:
+        mine = busy[event.rank]
+        mine[event.kind] = mine.get(event.kind, 0.0) + event.end_s - event.start_s
+        if event.kind == "backward":
+            first_backward[event.rank] = min(first_backward[event.rank], event.end_s)
+        elif event.kind == "forward":
+            last_forward[event.rank] = max(last_forward[event.rank], event.start_s)
+    for mine in busy:
+        mine["idle"] = max(0.0, run.total_s - sum(mine.values()))
+    return Timeline(
+        ranks=layout.pp,
+        chunks=layout.vpp,
+        microbatches=microbatches,
+        events=events,
+        phases=tuple(phase for phase in phases if phase.end_s > phase.start_s),
+        pipeline_start_s=start,
+        pipeline_end_s=start + run.total_s,
+        total_s=end,
+        closed_form_s=schedule_s(forward, backward, microbatches, messages),
+        fill_s=max(first_backward),
+        drain_s=min(last_forward),
+        busy=tuple(busy),
+    )

@@ -1,0 +1,171 @@
+"""A timeline as text, and its summary as JSON (`topoplan.timeline/1`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from topoplan.planner.plan import Plan
+from topoplan.planner.timeline import Timeline
+from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
+from topoplan.report.paragraphs import paragraph
+from topoplan.report.sentences import spec_line
+from topoplan.report.text import counted, layout_label, significant
+from topoplan.report.windows import Window, windows
+from topoplan.specs.spec import Spec
+
+SCHEMA = "topoplan.timeline/1"
+
+# Letter in the terminal, its colour, and what the legend says. Chunks beyond the first are the same letter, small.
+MARKS = {
+    "forward": ("F", "blue", "forward"),
+    "backward": ("B", "green", "backward"),
+    "recompute": ("R", "cyan", "recomputation"),
+    "p2p": ("-", "yellow", "message between stages"),
+    "idle": (".", "dim", "idle"),
+    "reference": ("x", "magenta", "reference model"),
+    "gradient reduce": ("g", "red", "gradients reduced"),
+    "optimizer": ("o", "magenta", "optimizer"),
+    "parameter gather": ("w", "red", "weights gathered"),
+}
+_CUT = " ~ "
+_PER_FORWARD = 1.0
+
+
+def timeline_to_dict(spec: Spec, plan: Plan, drawn: Timeline) -> dict[str, Any]:
+    """The plan, what every rank spends the step on, and how far the ranking's formula is off; times in seconds."""
+    return {
+        "schema": SCHEMA,
+        **spec_to_dict(spec),
+        "plan": plan_to_dict(plan),
+        "timeline": {
+            "total_s": rounded(drawn.total_s),
+            "predicted_s": rounded(plan.time.step_s),
+            "pipeline": {
+                "start_s": rounded(drawn.pipeline_start_s),
+                "simulated_s": rounded(drawn.pipeline_s),
+                "closed_form_s": rounded(drawn.closed_form_s),
+                "deviation": rounded(drawn.deviation),
+                "microbatches": drawn.microbatches,
+                "chunks": drawn.chunks,
+            },
+            "phases": [
+                {"name": phase.name, "start_s": rounded(phase.start_s), "end_s": rounded(phase.end_s)}
+                for phase in drawn.phases
+            ],
+            "ranks": [
+                {
+                    "rank": rank,
+                    "seconds": {kind: rounded(seconds) for kind, seconds in drawn.busy[rank].items()},
+                    "bubble": rounded(drawn.idle_share(rank)),
+                }
+                for rank in range(drawn.ranks)
+            ],
+        },
+    }
+
+
+def totals_line(plan: Plan, drawn: Timeline) -> str:
+    """The simulated step beside the predicted one, and where they differ."""
+    simulated, ranked = significant(drawn.pipeline_s, 4), significant(drawn.closed_form_s, 4)
+    return (
+        f"Step {significant(drawn.total_s, 4)} s simulated, {significant(plan.time.step_s, 4)} s as ranked:"
+        f" the pipeline takes {simulated} s, {ranked} s by the ranking's formula ({100 * drawn.deviation:+.1f}%)."
+    )
+
+
+def print_timeline(console: Console, spec: Spec, plan: Plan, drawn: Timeline) -> None:
+    """A line a pipeline rank, as wide as the console; then the legend and the totals."""
+    paragraph(console, f"{spec_line(spec)}.", style="bold")
+    batches = "1 micro batch" if drawn.microbatches == 1 else f"{drawn.microbatches} micro batches"
+    stages = f"{counted(drawn.ranks, 'pipeline rank')} x {counted(drawn.chunks, 'chunk')}"
+    paragraph(console, f"Plan {layout_label(plan.layout)}: {stages}, {batches} a step.")
+    label = len(str(drawn.ranks - 1))
+    columns = console.width - label - len(" bubble") - 2
+    shown, column_s = windows(drawn, columns - len(_CUT), _PER_FORWARD)
+    counts = [max(1, round((window.end_s - window.start_s) / column_s)) for window in shown]
+    console.print()
+    console.print(Text(f"{'':{label}} {_ruler(shown, counts):{columns}} bubble", style="dim"))
+    for rank in range(drawn.ranks):
+        line = Text(f"{rank:>{label}} ")
+        for number, (window, count) in enumerate(zip(shown, counts, strict=True)):
+            line.append(_CUT if number else "")
+            for kind in _cells(drawn, rank, window, count):
+                mark, style, _ = MARKS[kind.removesuffix("'")]
+                line.append(mark.lower() if kind.endswith("'") else mark, style=style)
+        line.append(" " * (label + 1 + columns - len(line)))
+        line.append(f" {100 * drawn.idle_share(rank):5.1f}%", style="bold" if rank == _most_idle(drawn) else "")
+        console.print(line)
+    console.print()
+    paragraph(console, _legend(drawn, shown, column_s), style="dim")
+    paragraph(console, totals_line(plan, drawn))
+
+
+def _most_idle(drawn: Timeline) -> int:
+    return max(range(drawn.ranks), key=drawn.idle_share)
+
+
+def _ruler(shown: tuple[Window, ...], counts: list[int]) -> str:
+    """The times at which the stretches begin and end."""
+    parts = []
+    for window, count in zip(shown, counts, strict=True):
+        left, right = f"{significant(window.start_s)} s", f"{significant(window.end_s)} s"
+        parts.append(f"{left}{right:>{max(0, count - len(left))}}" if len(left + right) < count else " " * count)
+    return _CUT.join(parts)
+
+
+def _cells(drawn: Timeline, rank: int, window: Window, count: int) -> list[str]:
+    """A kind for each column, with a ' where it is of a chunk beyond the first.
+
+    It is the one in the column that has been shown least for its time, so that a line shows the shares of what is
+    narrower than a column too.
+    """
+    width = (window.end_s - window.start_s) / count
+    filled: list[dict[str, float]] = [{} for _ in range(count)]
+
+    def add(kind: str, start: float, end: float) -> None:
+        first = max(0, int((start - window.start_s) / width))
+        for column in range(first, min(count, int((end - window.start_s) / width) + 1)):
+            left = window.start_s + column * width
+            inside = min(end, left + width) - max(start, left)
+            if inside > 0.0:
+                filled[column][kind] = filled[column].get(kind, 0.0) + inside
+
+    for event in drawn.events:
+        if event.rank == rank and event.end_s > window.start_s and event.start_s < window.end_s:
+            later = event.chunk and event.kind in ("forward", "recompute", "backward")
+            add(f"{event.kind}'" if later else event.kind, event.start_s, event.end_s)
+    for phase in drawn.phases:
+        add(phase.name, phase.start_s, phase.end_s)
+    cells: list[str] = []
+    owed: dict[str, float] = {}
+    for column in filled:
+        column["idle"] = max(0.0, width - sum(column.values()))
+        for kind, seconds in column.items():
+            owed[kind] = owed.get(kind, 0.0) + seconds
+        cells.append(max((kind for kind in column if column[kind] > 0.0), key=owed.__getitem__))
+        owed[cells[-1]] -= width
+    return cells
+
+
+def _legend(drawn: Timeline, shown: tuple[Window, ...], column_s: float) -> str:
+    kinds = {kind for mine in drawn.busy for kind, seconds in mine.items() if seconds > 0.0}
+    kinds |= {phase.name for phase in drawn.phases}
+    words = ", ".join(f"{mark} {what}" for kind, (mark, _, what) in MARKS.items() if kind in kinds)
+    text = f"{words}."
+    if drawn.chunks > 1:
+        text += " Small letters: chunks beyond the first."
+    text += f" A column is {_milliseconds(column_s)}; what is narrower gets its share of the columns."
+    if len(shown) > 1:
+        text += f" At ~ {_seconds_left_out(shown)} s of the steady state are left out."
+    return f"{text} bubble: share of the pipeline's time in which the rank is idle."
+
+
+def _milliseconds(time_s: float) -> str:
+    return f"{significant(1e3 * time_s)} ms"
+
+
+def _seconds_left_out(shown: tuple[Window, ...]) -> str:
+    return significant(shown[1].start_s - shown[0].end_s)

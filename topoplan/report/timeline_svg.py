@@ -1,0 +1,163 @@
+"""A timeline as a picture: one lane a pipeline rank, a box for each piece of work."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from topoplan.planner.plan import Plan
+from topoplan.planner.timeline import Timeline
+from topoplan.report.text import layout_label, significant
+from topoplan.report.timeline import MARKS, totals_line
+from topoplan.report.windows import Window, windows
+
+MARK = "<!-- written by `topoplan timeline` -->"
+"""How such a file begins."""
+
+_LEFT, _RIGHT, _TOP, _DRAWN, _CUT = 70, 86, 70, 1440, 30
+_LANE, _GAP, _CHARACTER = 30, 6, 6.2
+_PER_FORWARD = 16.0
+_TICKS = 12
+_NARROWEST = 0.3
+"""Pixels; what is narrower is not drawn."""
+
+# Lightness in percent of the first and of the last chunk, behind hue and saturation.
+_SHADES = {"forward": (212, 62, 48, 78), "backward": (142, 42, 38, 72), "recompute": (178, 40, 42, 74)}
+_PLAIN = {
+    "p2p": "#f2b134",
+    "idle": "#eceff1",
+    "reference": "#8e6bbf",
+    "gradient reduce": "#d1495b",
+    "optimizer": "#6d4c8f",
+    "parameter gather": "#ef8354",
+}
+
+
+def svg(title: str, plan: Plan, drawn: Timeline) -> str:
+    """The picture, as text. The same timeline gives the same text."""
+    shown, pixel_s = windows(drawn, _DRAWN - _CUT, _PER_FORWARD)
+    lanes = _TOP + drawn.ranks * (_LANE + _GAP)
+    width, height = _LEFT + _DRAWN + _RIGHT, lanes + 118
+    out = [
+        MARK,
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+        ' font-family="Helvetica, Arial, sans-serif" font-size="11">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        _text(_LEFT, 22, title, 'font-size="15" font-weight="bold"'),
+        _text(_LEFT, 42, f"Plan {layout_label(plan.layout)}. {totals_line(plan, drawn)}", 'font-size="12"'),
+        _text(_LEFT + _DRAWN + 10, _TOP - 8, "bubble", 'fill="#555"'),
+    ]
+    for rank in range(drawn.ranks):
+        middle = _lane(rank) + _LANE / 2 + 4
+        out.append(_text(_LEFT - 8, middle, f"rank {rank}", 'text-anchor="end"'))
+        out.append(_text(_LEFT + _DRAWN + 10, middle, f"{100 * drawn.idle_share(rank):.1f}%"))
+    left = float(_LEFT)
+    for number, window in enumerate(shown):
+        if number:
+            out += _cut(left, lanes)
+            left += _CUT
+        right = left + (window.end_s - window.start_s) / pixel_s
+        out += _stretch(drawn, window, left, right, pixel_s)
+        out += _axis(window, left, right, lanes, pixel_s, last=number == len(shown) - 1)
+        left = right
+    out += _legend(drawn, lanes + 58)
+    if len(shown) > 1:
+        left_out = significant(shown[1].start_s - shown[0].end_s)
+        out.append(
+            _text(_LEFT, lanes + 104, f"At the break, {left_out} s of the steady state are left out.", 'fill="#555"')
+        )
+    return "\n".join([*out, "</svg>", ""])
+
+
+def _text(x: float, y: float, text: str, style: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'
+
+
+def _lane(rank: int) -> int:
+    return _TOP + rank * (_LANE + _GAP)
+
+
+def _colour(kind: str, chunk: int, chunks: int) -> str:
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    hue, saturation, dark, light = _SHADES[kind]
+    lightness = dark + (light - dark) * chunk / max(1, chunks - 1)
+    return f"hsl({hue},{saturation}%,{lightness:.0f}%)"
+
+
+def _stretch(drawn: Timeline, window: Window, left: float, right: float, pixel_s: float) -> list[str]:
+    """The boxes of a stretch of time, cut off at its ends."""
+    out: list[str] = []
+
+    def box(rank: int, start: float, end: float, colour: str, text: str = "", *, dark: bool = True) -> None:
+        x = left + max(0.0, start - window.start_s) / pixel_s
+        wide = min(right, left + (end - window.start_s) / pixel_s) - x
+        if wide < _NARROWEST:
+            return
+        edge = ' stroke="white" stroke-width="0.6"' if wide > 3 else ""
+        out.append(f'<rect x="{x:.2f}" y="{_lane(rank)}" width="{wide:.2f}" height="{_LANE}" fill="{colour}"{edge}/>')
+        if text and wide > len(text) * _CHARACTER + 3:
+            ink = "white" if dark else "#222"
+            middle = f'text-anchor="middle" fill="{ink}"'
+            out.append(_text(x + wide / 2, _lane(rank) + _LANE / 2 + 4, text, middle))
+
+    for rank in range(drawn.ranks):
+        idle_from, idle_to = drawn.pipeline_start_s, drawn.pipeline_end_s
+        box(rank, idle_from, idle_to, _PLAIN["idle"])
+    for event in drawn.events:
+        if event.end_s > window.start_s and event.start_s < window.end_s:
+            colour = _colour(event.kind, event.chunk, drawn.chunks)
+            number = "" if event.kind == "p2p" else str(event.microbatch + 1)
+            dark = drawn.chunks == 1 or event.chunk / (drawn.chunks - 1) < 0.6
+            box(event.rank, event.start_s, event.end_s, colour, number, dark=dark)
+    for phase in drawn.phases:
+        for rank in range(drawn.ranks):
+            box(rank, phase.start_s, phase.end_s, _PLAIN[phase.name])
+    return out
+
+
+def _cut(left: float, lanes: int) -> list[str]:
+    """A zigzag down all lanes where time is left out."""
+    x = left + _CUT / 2
+    points = " ".join(f"{x + (4 if step % 2 else -4)},{y}" for step, y in enumerate(range(_TOP - 6, lanes + 8, 8)))
+    return [f'<polyline points="{points}" fill="none" stroke="#555" stroke-width="1.4"/>']
+
+
+def _axis(window: Window, left: float, right: float, y: int, pixel_s: float, *, last: bool) -> list[str]:
+    """Ticks at round times, in seconds, from the start of the step."""
+    spacing = _round_up(_DRAWN * pixel_s / _TICKS)
+    decimals = max(0, -math.floor(math.log10(spacing) + 1e-9))
+    out = [f'<line x1="{left:.1f}" y1="{y}" x2="{right:.1f}" y2="{y}" stroke="#555"/>']
+    tick = math.ceil(window.start_s / spacing - 1e-9)
+    while tick * spacing <= window.end_s:
+        x = left + (tick * spacing - window.start_s) / pixel_s
+        out.append(f'<line x1="{x:.1f}" y1="{y}" x2="{x:.1f}" y2="{y + 5}" stroke="#555"/>')
+        out.append(_text(x, y + 18, f"{tick * spacing:.{decimals}f}", 'text-anchor="middle" fill="#333"'))
+        tick += 1
+    if last:
+        out.append(_text(right, y + 34, "seconds from the start of the step", 'text-anchor="end" fill="#333"'))
+    return out
+
+
+def _round_up(value: float) -> float:
+    """The next 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= value * (1 - 1e-9))
+
+
+def _legend(drawn: Timeline, y: int) -> list[str]:
+    kinds = {kind for mine in drawn.busy for kind, seconds in mine.items() if seconds > 0.0}
+    kinds |= {phase.name for phase in drawn.phases}
+    out, x = [], float(_LEFT)
+    for kind in (kind for kind in MARKS if kind in kinds):
+        chunks = range(drawn.chunks) if kind in _SHADES else range(1)
+        name = MARKS[kind][2] + (f", chunk 0 to {drawn.chunks - 1}" if len(chunks) > 1 else "")
+        for chunk in chunks:
+            colour = _colour(kind, chunk, drawn.chunks)
+            out.append(f'<rect x="{x:.1f}" y="{y}" width="14" height="14" fill="{colour}"/>')
+            x += 14
+        out.append(_text(x + 6, y + 11, name))
+        x += 6 + len(name) * _CHARACTER + 18
+    out.append(_text(_LEFT, y + 32, "Numbers in boxes: micro batches, from 1.", 'fill="#555"'))
+    return out

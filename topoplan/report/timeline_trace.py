@@ -1,0 +1,71 @@
+"""A timeline in Chrome's trace format, which chrome://tracing and Perfetto open.
+
+Source: "Trace Event Format" (Google, 2016): complete events (`ph` X) with `ts` and `dur` in microseconds, names of
+processes and threads as metadata events (`ph` M).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from topoplan.planner.plan import Plan
+from topoplan.planner.timeline import Timeline
+
+MARK = '{"otherData": {"writer": "topoplan timeline"'
+"""How such a file begins."""
+
+
+def trace(title: str, plan: Plan, drawn: Timeline) -> str:
+    """The file: one process, a thread for each pipeline rank, one event a line."""
+    head = {
+        "writer": "topoplan timeline",
+        "title": title,
+        "plan": plan.id,
+        "simulated_s": drawn.total_s,
+        "predicted_s": plan.time.step_s,
+    }
+    lines = [json.dumps(event, allow_nan=False) for event in _events(plan, drawn)]
+    return (
+        f'{{"otherData": {json.dumps(head, allow_nan=False)}, "displayTimeUnit": "ms", "traceEvents": [\n'
+        + ",\n".join(lines)
+        + "\n]}\n"
+    )
+
+
+def _events(plan: Plan, drawn: Timeline) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": f"step of {plan.id}"}}
+    ]
+    for rank in range(drawn.ranks):
+        name = {"name": f"pipeline rank {rank}"}
+        found.append({"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": name})
+        found.append({"ph": "M", "pid": 0, "tid": rank, "name": "thread_sort_index", "args": {"sort_index": rank}})
+    for event in drawn.events:
+        found.append(
+            _complete(event.kind, event.rank, event.start_s, event.end_s)
+            | {
+                "args": {
+                    "micro batch": event.microbatch,
+                    "chunk": event.chunk,
+                    "virtual stage": event.chunk * drawn.ranks + event.rank,
+                }
+            }
+        )
+    for phase in drawn.phases:
+        found += [_complete(phase.name, rank, phase.start_s, phase.end_s) for rank in range(drawn.ranks)]
+    return found
+
+
+def _complete(name: str, rank: int, start_s: float, end_s: float) -> dict[str, Any]:
+    """An event in whole nanoseconds, so that neighbours neither overlap nor part."""
+    start, end = round(1e9 * start_s), round(1e9 * end_s)
+    return {
+        "ph": "X",
+        "pid": 0,
+        "tid": rank,
+        "cat": name,
+        "name": name,
+        "ts": start / 1000,
+        "dur": (end - start) / 1000,
+    }
