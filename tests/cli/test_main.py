@@ -7,7 +7,7 @@ import topoplan
 from tests.cli.conftest import Cli
 from topoplan.cli.main import app
 
-VERBS = {"explain", "generate", "gpus", "models", "predict", "rank", "schema", "validate", "version"}
+VERBS = {"explain", "generate", "gpus", "models", "predict", "rank", "schema", "topology", "validate", "version"}
 
 
 def test_the_verbs_are_these_and_no_others() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, read_spec
-from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking, wanted_id
+from topoplan.cli.plan_choice import PlanChoice, chosen_plan
 
 if TYPE_CHECKING:
     from topoplan.planner.plan import Plan
@@ -53,7 +53,7 @@ def explain(
         read, chosen = _of_run(run)
     elif spec is not None:
         read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin)
-        chosen = _of_spec(read, plan)
+        chosen = chosen_plan(read, plan)
 
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.planner.breakdown import breakdown
@@ -64,24 +64,6 @@ def explain(
         print_json(memory_to_dict(read, chosen, account))
     else:
         print_memory(stdout_console(), read, chosen, account)
-
-
-def _of_spec(spec: Spec, wanted: str) -> Plan:
-    """The plan of that rank, which takes a search, or of that id, which does not unless its stages are uneven."""
-    from topoplan.cli.search import search
-    from topoplan.planner.predict import predict
-
-    name = wanted_id(wanted)
-    if not name.isdecimal() and "uneven" not in name.split("-"):
-        return plan_of_id(spec, name)
-    ranking = search(spec)
-    if not ranking.plans:
-        from topoplan.report.nothing_fits import nothing_fits
-
-        raise nothing_fits(ranking)
-    found = plan_of_ranking(ranking, name)
-    # Predicted once more, since a search lists no more stages than it needs.
-    return plan_of_id(spec, name) if found is None else predict(spec, found.layout)
 
 
 def _of_run(source: str) -> tuple[Spec, Plan]:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from topoplan.cli import explain, generate, gpus, models, predict, rank, schema, validate, version
+from topoplan.cli import explain, generate, gpus, models, predict, rank, schema, topology, validate, version
 from topoplan.errors import TopoplanError
 
 # `128 + signal` is what a shell reports for a program ended by SIGINT or SIGPIPE.
@@ -33,6 +33,7 @@ app = typer.Typer(
 app.command("rank")(rank.rank)
 app.command("generate")(generate.generate)
 app.command("explain")(explain.explain)
+app.command("topology")(topology.topology)
 app.command("predict")(predict.predict)
 app.command("validate")(validate.validate)
 app.command("models")(models.models)

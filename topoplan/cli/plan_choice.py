@@ -44,3 +44,21 @@ def plan_of_id(spec: Spec, wanted: str) -> Plan:
             f"{wanted!r} is not the id of a layout of this job", where="--plan", remedy=f"it is {plan.id}"
         )
     return plan
+
+
+def chosen_plan(spec: Spec, wanted: str) -> Plan:
+    """The plan of that rank, which takes a search, or of that id, which does not unless its stages are uneven."""
+    from topoplan.cli.search import search
+    from topoplan.planner.predict import predict
+
+    name = wanted_id(wanted)
+    if not name.isdecimal() and "uneven" not in name.split("-"):
+        return plan_of_id(spec, name)
+    ranking = search(spec)
+    if not ranking.plans:
+        from topoplan.report.nothing_fits import nothing_fits
+
+        raise nothing_fits(ranking)
+    found = plan_of_ranking(ranking, name)
+    # Predicted once more, since a search lists no more stages than it needs.
+    return plan_of_id(spec, name) if found is None else predict(spec, found.layout)
