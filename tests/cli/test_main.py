@@ -9,7 +9,7 @@ from topoplan.cli.main import app
 
 VERBS = {
     *("explain", "generate", "gpus", "models", "predict", "profile", "rank"),
-    *("schema", "size", "timeline", "validate", "version", "what-if"),
+    *("schema", "size", "timeline", "topology", "validate", "version", "what-if"),
 }
 
 

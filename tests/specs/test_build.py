@@ -154,6 +154,39 @@ class TestTheFabric:
         message = _refused(SpecError, **BOX, nics_per_node=8, fabric={"rails": 16})
         assert message.startswith("fabric.rails: rails 16 > nics_per_node 8")
 
+    def test_has_as_many_nics_on_every_rail(self) -> None:
+        message = _refused(SpecError, **BOX, nics_per_node=8, fabric={"rails": 3})
+        assert message.startswith("fabric.rails: nics_per_node 8 % rails 3 = 2; expected")
+        assert _cluster(**BOX, nics_per_node=8, fabric={"rails": 4}).fabric.rails == 4
+
+    def test_of_plain_ethernet_has_no_rdma_adapters(self) -> None:
+        hosts = ["a", {"address": "b", "hcas": ["mlx5_0"]}]
+        box = {**BOX, "nodes": 2, "hosts": hosts}
+        message = _refused(SpecError, **box, fabric={"kind": "ethernet"})
+        assert message.startswith("hosts[1].hcas: RDMA adapters with fabric.kind ethernet")
+        assert _cluster(**box, fabric={"kind": "roce"}).fabric.kind == "roce"
+
+
+class TestARack:
+    def test_is_made_of_whole_nodes(self) -> None:
+        message = _refused(SpecError, gpu="gb200-nvl72-186gb", nodes=4, gpus_per_node=5)
+        assert message.startswith("gpus_per_node: 72 GPUs of an NVLink domain % 5 GPUs of a node = 2; expected")
+
+    @pytest.mark.parametrize("gpus", [4, 8, 72])
+    def test_takes_nodes_of_any_size_that_divides_it(self, gpus: int) -> None:
+        assert _cluster(gpu="gb200-nvl72-186gb", nodes=18, gpus_per_node=gpus).nvlink_domain_gpus == 72
+
+    def test_is_not_asked_for_by_a_machine_alone(self) -> None:
+        assert _cluster(gpu="gb200-nvl72-186gb", nodes=1, gpus_per_node=5).nvlink_domain_gpus == 5
+
+
+class TestSockets:
+    def test_are_two_but_in_a_small_pcie_machine(self) -> None:
+        assert _cluster(**BOX).sockets == 2
+        assert _cluster(gpu="rtx4090-24gb", nodes=1, gpus_per_node=8).sockets == 2
+        assert _cluster(gpu="rtx4090-24gb", nodes=1, gpus_per_node=4).sockets == 1
+        assert _cluster(gpu="rtx4090-24gb", nodes=1, gpus_per_node=4, sockets=2).sockets == 2
+
 
 class TestHosts:
     def test_are_one_for_each_node(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import get_args
 
 import pytest
 
@@ -35,6 +36,10 @@ def sampled_layouts() -> list[Layout]:
         ep = rng.choice([n for n in range(1, stage + 1) if stage % (n * etp) == 0])
         layouts.add(Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, gradient_accumulation_steps=1))
     return sorted(layouts, key=repr)
+
+
+def test_every_kind_of_group_is_compared() -> None:
+    assert {*DENSE_TOKENS, *EXPERT_TOKENS} == set(get_args(GroupName))
 
 
 def our_groups(layout: Layout, name: GroupName) -> list[list[int]]:

@@ -23,6 +23,7 @@ from topoplan.cli import (
     schema,
     size,
     timeline,
+    topology,
     validate,
     version,
     what_if,
@@ -47,6 +48,7 @@ app.command("explain")(explain.explain)
 app.command("what-if")(what_if.what_if)
 app.command("size")(size.size)
 app.command("timeline")(timeline.timeline)
+app.command("topology")(topology.topology)
 app.command("predict")(predict.predict)
 app.command("validate")(validate.validate)
 app.command("models")(models.models)

@@ -1,120 +1,232 @@
 """Seconds of a collective, from the links that its group really crosses.
 
-Ring costs: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005),
-section 4; NCCL's bus bandwidth as defined in nccl-tests `doc/PERFORMANCE.md`. The other groups of the same kind run at
-the same time, so a node's NICs are shared by all its GPUs.
+Rates come from the edges of the cluster's graph and from who else is on them (`layout/traffic.py`), times what NCCL
+reaches of them (the profile). Of NCCL's algorithms and protocols the fastest is taken, as its tuner does
+(`graph/tuning.cc`, ncclTopoTuneModel and ncclTopoGetAlgoTime; NCCL 2.19 to 2.26):
+
+- Ring: n - 1 steps for an all-gather or a reduce-scatter, twice as many for an all-reduce (Thakur, Rabenseifner and
+  Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4). Groups that span nodes have
+  as many rings as members in a node, each with a NIC of its own.
+- Tree: all-reduce only; chains inside a node, two binary trees between nodes, the logarithm of the nodes in steps.
+- NVLS: all-reduce only; NVSwitches from Hopper on add up and multicast (NVLink SHARP). NCCL takes it for all-gather and
+  reduce-scatter too, but only with registered buffers, which PyTorch does not have by default. Between domains it is
+  joined with the trees.
+
+The other groups of the same kind run at the same time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 
 from topoplan.cost.profile import Profile
-from topoplan.layout.placement import Group, span
+from topoplan.layout.placement import Group, Span, span
+from topoplan.layout.topology import local_ranks
+from topoplan.layout.traffic import Crossing, Traffic, traffic
 from topoplan.specs.cluster import Cluster
 
-
-@lru_cache(maxsize=256)
-def nvlink_domain_size(cluster: Cluster) -> int:
-    """Consecutive ranks that reach each other over NVLink.
-
-    A job larger than an NVL72 rack is given whole segments of trays, a power of two of GPUs in each rack, by the
-    schedulers that place it; rank blocks then never straddle racks. A job that one domain holds is one domain.
-    """
-    domain = min(cluster.nvlink_domain_gpus if cluster.nvlink_bytes_per_s else 1, cluster.world_size)
-    if domain <= cluster.gpus_per_node or domain == cluster.world_size:
-        return domain
-    size = cluster.gpus_per_node
-    while size * 2 <= domain:
-        size *= 2
-    return size
+TREE_EFFICIENCY = 0.92
+"""Rate of trees over that of rings on the same links; `graph/tuning.cc`, Tree with Simple."""
+NVLS_EFFICIENCY = {"hopper": 0.85 * 5 / 6, "blackwell": 0.74 * 5 / 6}
+"""Bytes all-reduced per second over a ring's bus bandwidth; `graph/tuning.cc`, nvlsEfficiency, and the ratio to
+algorithm bandwidth beside it. 262 GB/s on an H100, where nccl-tests measure 274."""
+NVLS_LATENCY_S = 14.6e-6
+"""What setting up costs over a ring: base latencies of 23 and 8.4 us in `graph/tuning.cc`."""
+TCP_BYTES_PER_S = 2 * 12.5e9 / 4
+"""TCP rate of one group over one NIC: NCCL's least number of channels is two, each with one thread and one socket, and
+a 100 Gb/s network takes four of those (NCCL user guide, NCCL_SOCKET_NTHREADS)."""
 
 
-def _network_bytes_per_s_per_gpu(cluster: Cluster, profile: Profile) -> float:
-    """One GPU's share of its node's NICs, with all GPUs of the node sending."""
-    total = cluster.nics_per_node * cluster.nic_bytes_per_s / cluster.fabric.oversubscription
-    return total * profile.network_efficiency / cluster.gpus_per_node
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How NCCL moves a chunk, over how Simple does it. LL sends flags along with the data instead of waiting."""
+
+    rate: float
+    """Bus bandwidth."""
+    hop: float
+    """Time of a step inside a domain."""
+    network_hop: float
+    """Time that the software takes for a step between nodes."""
 
 
-def _local_bytes_per_s(cluster: Cluster, profile: Profile) -> float:
-    """One GPU's rate to others in its NVLink domain, or over PCIe in its node."""
-    if cluster.nvlink_bytes_per_s:
-        return cluster.nvlink_bytes_per_s * profile.nvlink_efficiency
-    return cluster.pcie_bytes_per_s * profile.pcie_efficiency
+SIMPLE = Protocol(1.0, 1.0, 1.0)
+LOW_LATENCY = Protocol(0.25, 0.6 / 3.4, 2.7 / 14.0)
+"""LL with rings: hwLatencies and bandwidths in `graph/tuning.cc`. LL128 lies between the two, at rates and sizes that
+depend on the number of channels, and is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One algorithm on one group."""
+
+    rate_bytes_per_s: float
+    """Bytes of a member that it moves in a second."""
+    start_s: float
+    """Fixed cost of the collective."""
+    hops_s: float = 0.0
+    """Steps of one pass inside domains, with Simple."""
+    network_hops_s: float = 0.0
+    """Software of the steps of one pass between domains, with Simple."""
+    network_s: float = 0.0
+    """What the network itself takes of those."""
+    protocols: tuple[Protocol, ...] = (SIMPLE, LOW_LATENCY)
+
+    def latency_s(self, passes: int, protocol: Protocol = SIMPLE) -> float:
+        """Seconds that no size makes less."""
+        hops_s = self.hops_s * protocol.hop + self.network_hops_s * protocol.network_hop + self.network_s
+        return self.start_s + passes * hops_s
+
+    def seconds(self, moved_bytes: float, passes: int = 1) -> float:
+        """With the protocol that is fastest for this size."""
+        plain_s = moved_bytes / self.rate_bytes_per_s
+        return min([self.latency_s(passes, one) + plain_s / one.rate for one in self.protocols])
+
+
+def _inside_bytes_per_s(crossings: Iterable[Crossing], profile: Profile) -> float:
+    """Rate of flows inside a domain: over NVLink, or over PCIe and between sockets."""
+    return _slowest(crossings, profile, profile.pcie_efficiency)
+
+
+def _between_bytes_per_s(crossings: Iterable[Crossing], members: int, cluster: Cluster, profile: Profile) -> float:
+    """Rate of flows between domains, for the `members` of a group that send from one."""
+    rate = _slowest(crossings, profile, profile.network_efficiency)
+    if cluster.fabric.kind == "ethernet":
+        nics = max(1.0, members * cluster.nics_per_node / cluster.gpus_per_node)
+        rate = min(rate, nics * TCP_BYTES_PER_S)
+    return rate
+
+
+def _slowest(crossings: Iterable[Crossing], profile: Profile, efficiency: float) -> float:
+    """The tightest link. Between sockets the rate in the graph is what GPUs get already."""
+    own = {"nvlink": profile.nvlink_efficiency, "socket": 1.0}
+    return min(one.member_bytes_per_s * own.get(one.kind, efficiency) for one in crossings)
+
+
+def member_bytes_per_s(flows: Traffic, members: int, cluster: Cluster, profile: Profile) -> float:
+    """Rate at which a pattern runs, for a group of which `members` send from one domain at a time."""
+    rates = []
+    if flows.inside:
+        rates.append(_inside_bytes_per_s(flows.inside, profile))
+    if flows.between:
+        rates.append(_between_bytes_per_s(flows.between, members, cluster, profile))
+    return min(rates)
+
+
+def _spread(group: Group, flows: Traffic, cluster: Cluster) -> Span:
+    """Over how many domains a group is spread, if any of its kind leaves one."""
+    return span(group, local_ranks(cluster)) if flows.between else Span(1, group.size, group.size)
 
 
 @lru_cache(maxsize=1 << 14)
-def ring(group: Group, cluster: Cluster, profile: Profile) -> tuple[float, float]:
-    """(bytes per second and rank, latency of a whole ring pass in seconds) of a ring over a group."""
-    domain = max(nvlink_domain_size(cluster), cluster.gpus_per_node)
-    spread = span(group, domain)
-    local = _local_bytes_per_s(cluster, profile)
-    if not cluster.nvlink_bytes_per_s:
-        # Groups whose members are not neighbours all cross the same host bridges, `stride` of them at a time.
-        local /= group.stride if spread.domains == 1 else 1
-    if spread.domains == 1:
-        return local, profile.collective_latency_s + profile.hop_latency_s * (group.size - 1)
-    # Every ring enters and leaves a domain once; a group's members in one domain bring their NICs along.
-    between = spread.members * _network_bytes_per_s_per_gpu(cluster, profile)
-    rate = between if spread.largest == 1 else min(local, between)
-    # NCCL runs trees or rings with pipelined chunks: latency grows with the logarithm of the domains.
-    inside = profile.hop_latency_s * (spread.largest - 1)
-    return rate, profile.collective_latency_s + inside + 2 * cluster.fabric.latency_s * (
-        spread.domains - 1
-    ).bit_length()
+def ring_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
+    """Rings over a group; a pass is once around."""
+    flows = traffic(group, "ring", cluster)
+    spread = _spread(group, flows, cluster)
+    rate = member_bytes_per_s(flows, spread.members, cluster, profile)
+    between = spread.domains - 1
+    return Way(
+        rate_bytes_per_s=rate,
+        start_s=profile.collective_latency_s,
+        hops_s=profile.hop_latency_s * (group.size - 1 - between),
+        network_hops_s=profile.hop_latency_s * between,
+        network_s=flows.latency_s * between,
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def tree_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
+    """Trees over a group of several domains; a pass is up or down. Inside domains NVLS, where there is, or chains."""
+    flows = traffic(group, "tree", cluster)
+    spread = _spread(group, flows, cluster)
+    rates = [TREE_EFFICIENCY * _between_bytes_per_s(flows.between, spread.members, cluster, profile)]
+    has_nvls = _has_nvls(cluster) and spread.members > 1
+    if has_nvls:
+        rates.append(_nvls_bytes_per_s(cluster, profile))
+    elif flows.inside:
+        rates.append(TREE_EFFICIENCY * _inside_bytes_per_s(flows.inside, profile))
+    steps = (spread.domains - 1).bit_length()
+    return Way(
+        rate_bytes_per_s=min(rates),
+        start_s=profile.collective_latency_s + (NVLS_LATENCY_S if has_nvls else 0.0),
+        hops_s=0.0 if has_nvls else profile.hop_latency_s * (spread.largest - 1),
+        network_hops_s=profile.hop_latency_s * steps,
+        network_s=flows.latency_s * steps,
+        protocols=(SIMPLE,) if has_nvls else (SIMPLE, LOW_LATENCY),
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def nvls_way(cluster: Cluster, profile: Profile) -> Way:
+    """NVSwitches that add up and multicast, inside one domain."""
+    rate = _nvls_bytes_per_s(cluster, profile)
+    return Way(rate, start_s=profile.collective_latency_s + NVLS_LATENCY_S, protocols=(SIMPLE,))
+
+
+def _has_nvls(cluster: Cluster) -> bool:
+    return bool(cluster.nvlink_bytes_per_s) and cluster.gpu.architecture in NVLS_EFFICIENCY
+
+
+def _nvls_bytes_per_s(cluster: Cluster, profile: Profile) -> float:
+    """Bytes that NVSwitches all-reduce in a second for each member."""
+    return cluster.nvlink_bytes_per_s * profile.nvlink_efficiency * NVLS_EFFICIENCY[cluster.gpu.architecture]
 
 
 def all_gather_s(group: Group, total_bytes: float, cluster: Cluster, profile: Profile) -> float:
-    """All-gather, or reduce-scatter, of a tensor that is `total_bytes` when whole."""
+    """All-gather of a tensor that is `total_bytes` when whole."""
     if group.size == 1 or total_bytes == 0:
         return 0.0
-    rate, latency_s = ring(group, cluster, profile)
-    return latency_s + (group.size - 1) / group.size * total_bytes / rate
+    return ring_way(group, cluster, profile).seconds((group.size - 1) / group.size * total_bytes)
+
+
+def reduce_scatter_s(group: Group, total_bytes: float, cluster: Cluster, profile: Profile) -> float:
+    """Reduce-scatter of a tensor that is `total_bytes` when whole: an all-gather backwards."""
+    return all_gather_s(group, total_bytes, cluster, profile)
 
 
 def all_reduce_s(group: Group, total_bytes: float, cluster: Cluster, profile: Profile) -> float:
-    """All-reduce of `total_bytes`: a reduce-scatter and an all-gather."""
+    """All-reduce of `total_bytes`, by ring, trees or NVLS."""
     if group.size == 1 or total_bytes == 0:
         return 0.0
-    rate, latency_s = ring(group, cluster, profile)
-    return latency_s + 2 * (group.size - 1) / group.size * total_bytes / rate
+    ring = ring_way(group, cluster, profile)
+    moved_bytes = 2 * (group.size - 1) / group.size * total_bytes
+    seconds = ring.seconds(moved_bytes, passes=2)
+    if traffic(group, "ring", cluster).between:
+        return min(seconds, tree_way(group, cluster, profile).seconds(total_bytes, passes=2))
+    if _has_nvls(cluster):
+        return min(seconds, nvls_way(cluster, profile).seconds(total_bytes))
+    return seconds
 
 
 @lru_cache(maxsize=1 << 14)
 def _all_to_all_rates(group: Group, cluster: Cluster, profile: Profile) -> tuple[float, float]:
-    """(seconds a byte that every rank sends, latency in seconds)."""
-    domain = max(nvlink_domain_size(cluster), cluster.gpus_per_node)
-    spread = span(group, domain)
-    inside = (spread.largest - 1) / group.size / _local_bytes_per_s(cluster, profile)
-    if spread.domains == 1:
-        return inside, profile.collective_latency_s
-    outside = (group.size - spread.members) / group.size / _network_bytes_per_s_per_gpu(cluster, profile)
-    return max(inside, outside), profile.collective_latency_s + cluster.fabric.latency_s * spread.domains
+    """(bytes per second and rank, latency in seconds)."""
+    flows = traffic(group, "all-to-all", cluster)
+    spread = _spread(group, flows, cluster)
+    rate = member_bytes_per_s(flows, spread.members, cluster, profile)
+    # Messages to one domain after another, those to one of them at the same time.
+    return rate, profile.collective_latency_s + flows.latency_s * spread.domains
 
 
 def all_to_all_s(group: Group, sent_bytes: float, cluster: Cluster, profile: Profile) -> float:
     """All-to-all in which every rank holds `sent_bytes`, spread evenly over the members, itself included."""
     if group.size == 1 or sent_bytes == 0:
         return 0.0
-    per_byte, latency_s = _all_to_all_rates(group, cluster, profile)
-    return latency_s + sent_bytes * per_byte
+    rate, latency_s = _all_to_all_rates(group, cluster, profile)
+    return latency_s + sent_bytes / rate
 
 
 @lru_cache(maxsize=1 << 14)
-def _neighbour(group: Group, cluster: Cluster, profile: Profile) -> tuple[float, float]:
+def _neighbour_rates(group: Group, cluster: Cluster, profile: Profile) -> tuple[float, float]:
     """(bytes per second, latency in seconds) between neighbours of a group, where they are farthest apart."""
-    spread = span(group, max(nvlink_domain_size(cluster), cluster.gpus_per_node))
-    if spread.domains == 1:
-        return _local_bytes_per_s(cluster, profile), profile.collective_latency_s
-    # Only the last member in a domain sends out of it: it has the share of all members, up to its own NICs' rate.
-    share = _network_bytes_per_s_per_gpu(cluster, profile)
-    own = share * max(1.0, cluster.gpus_per_node / cluster.nics_per_node)
-    return min(spread.members * share, own), profile.collective_latency_s + cluster.fabric.latency_s
+    flows = traffic(group, "neighbour", cluster)
+    return member_bytes_per_s(flows, 1, cluster, profile), profile.collective_latency_s + flows.latency_s
 
 
 def point_to_point_s(group: Group, sent_bytes: float, cluster: Cluster, profile: Profile) -> float:
     """One message from every member of a group to the next: the slowest of them, which may leave the node."""
     if group.size == 1 or sent_bytes == 0:
         return 0.0
-    rate, latency_s = _neighbour(group, cluster, profile)
+    rate, latency_s = _neighbour_rates(group, cluster, profile)
     return latency_s + sent_bytes / rate

@@ -71,7 +71,7 @@ class Profile:
     nvlink_efficiency: float
     """Bus bandwidth of large NCCL collectives inside the NVLink domain, of the one-way NVLink rate."""
     pcie_efficiency: float
-    """The same over PCIe inside a node."""
+    """The same over PCIe inside a node, where no link between CPU sockets is in the way."""
     network_efficiency: float
     """The same between nodes, of the NICs' one-way rate."""
     collective_latency_s: float

@@ -60,9 +60,9 @@ def billions(count: int) -> str:
     return f"{significant(count / 1e9)}B"
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, plural: str = "") -> str:
     """`1 layout`, `2 layouts`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"
 
 
 def layout_label(layout: Layout) -> str:

@@ -43,7 +43,7 @@ SOURCES = {
     "dp_comm": "cost/step.py data_parallel; Megatron distributed/param_and_grad_buffer.py",
     "tied embedding": "cost/step.py _tied_embedding; Megatron distributed/finalize_model_grads.py",
     "optimizer": "cost/step.py optimizer_time; Megatron optimizer/distrib_optimizer.py",
-    "collectives": "cost/collectives.py ring and all_gather_s and all_reduce_s and all_to_all_s and point_to_point_s;"
+    "collectives": "cost/collectives.py ring_way and all_gather_s and all_reduce_s and all_to_all_s and point_to_point_s;"
     " Thakur et al. 2005, section 4; nccl-tests PERFORMANCE.md",
     "band": "cost/step.py predict_time; the bands of catalog/profiles.json",
 }
@@ -58,7 +58,7 @@ _WHAT = {
     "recompute": "forward work that backward repeats",
     "ends": "embedding, output layer, loss, vision tower",
     "pp_bubble": "waiting for other stages",
-    "pp_comm": "sends between stages that nothing hides",
+    "pp_comm": "what messages between stages add",
     "reference": "DPO's reference model, forward only",
     "dp_comm": "gradients and weights, what is not hidden",
     "optimizer": "gradient norm, Adam, host work",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _TCP_LATENCY_S = 30e-6
 _PCIE_GEN4_BYTES_PER_S = 32e9
 _PCIE_GEN5_BYTES_PER_S = 64e9
+_PCIE_GPUS_OF_A_SOCKET = 4
 _OLDEST_WITH = {"fp4": "blackwell", "fp8": "hopper", "": "ampere"}
 
 
@@ -85,6 +86,7 @@ class Builder:
             pcie_bytes_per_s=form.pcie_bandwidth or gpu.pcie_bytes_per_s,
             nics_per_node=form.nics_per_node or usual_nics,
             nic_bytes_per_s=form.ib_bandwidth or gpu.nic_bytes_per_s,
+            sockets=form.sockets or (1 if gpus_per_node <= _PCIE_GPUS_OF_A_SOCKET and not nvlink else 2),
             fabric=Fabric(),
             host_memory_bytes=form.host_memory,
             cpu_cores=form.cpu_cores,
@@ -92,7 +94,30 @@ class Builder:
             env=form.env or {},
             margin=form.margin,
         )
+        self._check_rack(cluster)
+        self._check_hcas(cluster)
         return replace(cluster, fabric=self._fabric(cluster))
+
+    def _check_rack(self, cluster: Cluster) -> None:
+        rack, gpus = cluster.gpu.nvlink_domain_gpus, cluster.gpus_per_node
+        is_rack = cluster.nvlink_bytes_per_s and rack > cluster.gpu.gpus_per_node
+        if is_rack and cluster.nodes > 1 and rack % gpus:
+            self.fail(
+                ("gpus_per_node",) if self.form.gpus_per_node else (),
+                f"gpus_per_node: {rack} GPUs of an NVLink domain % {gpus} GPUs of a node = {rack % gpus}",
+                expected=f"expected a divisor of {rack}; the usual machine has {cluster.gpu.gpus_per_node}",
+            )
+
+    def _check_hcas(self, cluster: Cluster) -> None:
+        """HCAs are RDMA adapters, which NCCL_IB_DISABLE leaves unused."""
+        kind = self.form.fabric.kind if self.form.fabric else None
+        for index, host in enumerate(cluster.hosts):
+            if kind == "ethernet" and host.hcas:
+                self.fail(
+                    ("hosts", index, "hcas"),
+                    f"hosts[{index}].hcas: RDMA adapters with fabric.kind ethernet, which is TCP without RDMA",
+                    remedy="make it kind: roce, or leave hcas out",
+                )
 
     def _gpu(self) -> tuple[Gpu, bool]:
         """The GPU, and whether it is one of the catalog (with a usual machine)."""
@@ -179,6 +204,13 @@ class Builder:
                 ("fabric", "rails"),
                 f"fabric.rails: rails {form.rails} > nics_per_node {cluster.nics_per_node}",
                 expected="expected at most one rail for each NIC of a node",
+            )
+        if form.rails is not None and cluster.nics_per_node % form.rails:
+            self.fail(
+                ("fabric", "rails"),
+                f"fabric.rails: nics_per_node {cluster.nics_per_node} % rails {form.rails} ="
+                f" {cluster.nics_per_node % form.rails}",
+                expected="expected as many NICs of a node on each rail",
             )
         given = form.given()
         latency = given.pop("latency", _TCP_LATENCY_S if form.kind == "ethernet" else None)

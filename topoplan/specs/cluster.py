@@ -35,9 +35,9 @@ class Fabric:
     latency_s: float = 5e-6
     """One message, NIC to NIC, through the switches."""
     rails: int | None = None
-    """Separate leaf planes that NIC i of every node shares; None when not said."""
+    """Leaf planes: NIC i of every node is on plane i modulo rails. None is one plane for all NICs."""
     nodes_per_leaf: int | None = None
-    """Nodes that one leaf switch connects; None when not said."""
+    """Nodes on one leaf switch (in one plane). None is all of them, or with oversubscription each on its own."""
     oversubscription: float = 1.0
     """Downlink over uplink capacity of a leaf: 1 is non-blocking."""
 
@@ -57,6 +57,8 @@ class Cluster:
     pcie_bytes_per_s: float
     nics_per_node: int
     nic_bytes_per_s: float
+    sockets: int = 2
+    """CPU sockets of a node; its PCIe switches, and through them GPUs and NICs, are spread over them."""
     fabric: Fabric = field(default_factory=Fabric)
     host_memory_bytes: int | None = None
     """Memory of one node."""

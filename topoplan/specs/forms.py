@@ -155,10 +155,14 @@ class FabricForm(Form):
         default=None, description="Time of one small message, NIC to NIC, with unit.", examples=["5us"]
     )
     rails: Annotated[int | None, Count(1, 64)] = Field(
-        default=None, description="Leaf planes: NIC i of every node is on plane i modulo rails."
+        default=None,
+        description="Leaf planes: NIC i of every node is on plane i modulo rails. Left out: one plane for all NICs.",
     )
     nodes_per_leaf: Annotated[int | None, Count(1, 10_000)] = Field(
-        default=None, description="Nodes on one leaf switch (in one rail)."
+        default=None,
+        description=(
+            "Nodes on one leaf switch (in one rail). Left out: all of them; with oversubscription above 1 each its own."
+        ),
     )
     oversubscription: Annotated[float | None, Number(1, 64)] = Field(
         default=None, description="A leaf's downlinks over its uplinks; 1 is non-blocking."
@@ -330,6 +334,11 @@ class SpecForm(Form):
     cpu_cores: Annotated[int | None, Count(1, 10_000)] = Field(default=None, description="CPU cores of a machine.")
     pcie_bandwidth: Annotated[float | None, rate(2.5e8, 1e12, "250MB/s to 1TB/s")] = Field(
         default=None, description="PCIe link of one GPU, each way, with unit.", examples=["64GB/s"]
+    )
+    sockets: Annotated[int | None, Count(1, 8)] = Field(
+        default=None,
+        description="CPU sockets of a machine, over which its GPUs and NICs are spread; left out: 2, or 1 for up to "
+        "four PCIe cards.",
     )
     env: Annotated[dict[str, str] | None, Environment()] = Field(
         default=None, description="Environment variables for the trainer, passed through."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from topoplan.errors import InputError, LayoutError, SpecError
 from topoplan.specs.build import Builder, relocated
+from topoplan.specs.cluster import Cluster
 from topoplan.specs.lengths import Lengths
 from topoplan.specs.model import Model
 from topoplan.specs.profile import OwnProfile, read_profile
@@ -17,7 +18,7 @@ from topoplan.specs.spec import Spec
 from topoplan.units import quote, shown
 
 if TYPE_CHECKING:
-    from topoplan.specs.forms import JobForm
+    from topoplan.specs.forms import JobForm, SpecForm
 
 _SCHEMA_KEY = "$schema"
 _OTHER_DATA_KEYS = ("tokenized_path", "streaming")
@@ -55,6 +56,15 @@ def load_spec(
     draft.pin(pins or {})
     own = None if profile is None else read_profile(profile)
     return draft.spec(default_name=_name_of_file(path), path=str(path), profile=own)
+
+
+def load_cluster(path: str | Path, *, overrides: Sequence[str] = ()) -> Cluster:
+    """The cluster alone of a spec file, which may lack model and job. Raises SpecError or UnitError."""
+    path = Path(path)
+    draft = _Draft(read_source(path), base=path.parent)
+    for override in overrides:
+        draft.override(override)
+    return draft.cluster(default_name=_name_of_file(path))
 
 
 def spec_from_document(
@@ -186,14 +196,22 @@ class _Draft:
                 )
             self.put(("job", "pin", *key.split(".")), value, Source(name=option, data={}))
 
-    def spec(self, *, default_name: str, path: str | None, profile: OwnProfile | None) -> Spec:
-        """Check everything, and build it."""
+    def cluster(self, *, default_name: str) -> Cluster:
+        """Check everything, and build the cluster."""
+        _, builder = self._builder()
+        return builder.cluster(default_name)
+
+    def _builder(self) -> tuple[SpecForm, Builder]:
         from topoplan.specs.forms import SpecForm
         from topoplan.specs.mistakes import check_form
 
         self._check_trainer_words()
         form = check_form(SpecForm, self._data, self.place)
-        builder = Builder(form=form, place=self.place, raw=self._data, is_run_document=self._is_run_document)
+        return form, Builder(form=form, place=self.place, raw=self._data, is_run_document=self._is_run_document)
+
+    def spec(self, *, default_name: str, path: str | None, profile: OwnProfile | None) -> Spec:
+        """Check everything, and build it."""
+        form, builder = self._builder()
         cluster = builder.cluster(default_name)
         if form.model is None:
             remedy = "add `model: Qwen/Qwen3-8B`, or give --model"

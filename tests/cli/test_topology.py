@@ -1,0 +1,110 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Cli
+from topoplan.report.topology_drawing import MARK
+
+
+def test_it_draws_the_cluster(cli: Cli, spec_file: Path) -> None:
+    result = cli("topology", spec_file)
+    assert result.code == 0
+    assert "one of 4 nodes" in result.out
+    assert "Communication groups" not in result.out
+    assert max(map(len, result.out.splitlines())) <= 100
+
+
+def test_a_cluster_needs_neither_model_nor_job(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "machines.yaml"
+    path.write_text("gpu: h100-sxm-80gb\nnodes: 2\n")
+    assert cli("topology", path).code == 0
+    result = cli("topology", path, "--plan", "1")
+    assert result.code == 2
+    assert "`model` is missing" in result.err
+
+
+def test_degrees_bring_a_table(cli: Cli, spec_file: Path) -> None:
+    result = cli("topology", spec_file, "--layout", "tp=4, pp=2")
+    assert result.code == 0
+    assert "Communication groups of tp4 pp2 dp4" in result.out
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ("tp=3", "world size 32 % (tp 3 * pp 1 * cp 1) = 2"),
+        ("tp=4,dp=4", "tp 4 * pp 1 * cp 1 * dp 4 = 16 != world size 32"),
+        ("ep=5", "32 GPUs of a stage % (ep 5 * etp 1) = 2"),
+        ("tb=4", "unknown degree 'tb'"),
+        ("tp=x", "'tp=x' is not a degree"),
+        ("tp=0", "'tp=0' is not a degree"),
+        ("tp=2,tp=4", "tp is 2 and 4"),
+    ],
+)
+def test_degrees_that_make_no_sense_are_refused(cli: Cli, spec_file: Path, layout: str, message: str) -> None:
+    result = cli("topology", spec_file, "--layout", layout)
+    assert result.code == 2
+    assert result.out == ""
+    assert f"--layout: {message}" in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_a_plan_is_chosen_by_rank_or_id(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    by_id = json.loads(cli("topology", spec_file, "--plan", "tp2-pp2-dp8-mbs1", "--json").out)
+    assert not fake_search
+    assert by_id["layout"]["pp"] == 2
+    by_rank = json.loads(cli("topology", spec_file, "--plan", "2", "--json").out)
+    assert by_rank["layout"]["tp"] == 4
+    assert [row["name"] for row in by_rank["groups"]] == ["tp", "dp"]
+
+
+def test_options_change_the_cluster(cli: Cli, spec_file: Path) -> None:
+    view = json.loads(cli("topology", spec_file, "--set", "fabric.rails=8", "--json").out)
+    assert view["schema"] == "topoplan.topology/1"
+    assert sum(vertex["kind"] == "leaf" for vertex in view["nodes"]) == 8
+
+
+def test_a_drawing_is_written_and_replaced_but_nothing_else_is(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
+    target = tmp_path / "fabric.svg"
+    for _ in range(2):
+        result = cli("topology", spec_file, "-o", target)
+        assert (result.code, result.out) == (0, f"Wrote {target}\n")
+    assert target.read_text().startswith(MARK)
+    other = tmp_path / "mine.svg"
+    other.write_text("<svg/>")
+    result = cli("topology", spec_file, "-o", other)
+    assert result.code == 2
+    assert "was not written by `topoplan topology`" in result.err
+    assert other.read_text() == "<svg/>"
+    assert cli("topology", spec_file, "-o", tmp_path / "no" / "where.svg").code == 2
+
+
+@pytest.mark.parametrize(
+    "options", [("--json", "-o", "x.svg"), ("--layout", "tp=1", "--plan", "1"), ("--model", "Qwen/Qwen3-8B")]
+)
+def test_options_that_exclude_each_other_are_refused(cli: Cli, spec_file: Path, options: tuple[str, ...]) -> None:
+    result = cli("topology", spec_file, *options)
+    assert result.code == 2
+    assert len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("fabric: {rails: 3}", "fabric.rails: nics_per_node 8 % rails 3 = 2"),
+        ("fabric: {rails: 16}", "fabric.rails: rails 16 > nics_per_node 8"),
+        ("fabric: {oversubscription: 0.5}", "fabric.oversubscription: 0.5 is out of range"),
+        ("fabric: {nodes_per_leaf: 0}", "fabric.nodes_per_leaf: 0 is out of range"),
+        ("sockets: 0", "sockets: 0 is out of range"),
+    ],
+)
+def test_a_fabric_that_contradicts_itself_is_one_message_with_its_line(
+    cli: Cli, spec_file: Path, line: str, message: str
+) -> None:
+    spec_file.write_text(spec_file.read_text() + line + "\n")
+    result = cli("topology", spec_file)
+    assert result.code == 2
+    assert f"cluster.yaml:12: {message}" in result.err
+    assert len(result.err.splitlines()) == 1

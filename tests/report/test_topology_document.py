@@ -1,0 +1,40 @@
+import json
+
+from tests.layout.clusters import cluster_of
+from tests.planner.test_communication import layout_of
+from topoplan.planner.communication import group_links
+from topoplan.report.topology_document import topology_to_dict
+
+
+def test_one_node_stands_for_all_with_its_count() -> None:
+    cluster = cluster_of(nodes=32, rails=8, nodes_per_leaf=16)
+    view = topology_to_dict(cluster, None, ())
+    assert view["schema"] == "topoplan.topology/1"
+    counts = {vertex["id"]: vertex["count"] for vertex in view["nodes"]}
+    assert counts["node0.gpu7"] == 32
+    assert counts["domain0.nvswitch"] == 32
+    assert counts["leaf0.plane7"] == 2
+    assert counts["spine"] == 1
+    links = {tuple(link["ends"]): link for link in view["links"]}
+    assert links["node0.nic0", "leaf0.plane0"]["rate_bytes_per_s"] == 50e9
+    assert links["leaf0.plane0", "spine"]["count"] == 2
+    assert len(links) == len(view["links"])
+    assert "groups" not in view
+
+
+def test_every_end_of_a_link_is_a_node() -> None:
+    for cluster in (cluster_of(nodes=1), cluster_of("gb200-nvl72-186gb", nodes=36, gpus_per_node=4)):
+        view = topology_to_dict(cluster, None, ())
+        known = {vertex["id"] for vertex in view["nodes"]}
+        assert all(set(link["ends"]) <= known for link in view["links"])
+
+
+def test_a_layout_brings_its_groups() -> None:
+    cluster, layout = cluster_of(nodes=4), layout_of(tp=8, dp=4)
+    view = topology_to_dict(cluster, layout, group_links(cluster, layout))
+    assert view["layout"] == {"tp": 8, "pp": 1, "cp": 1, "dp": 4, "ep": 1, "etp": 1}
+    assert [row["name"] for row in view["groups"]] == ["tp", "dp"]
+    dp = view["groups"][1]
+    assert dp["worst"] == [0, 8, 16, 24]
+    assert dp["tightest"] == "nic"
+    json.dumps(view, allow_nan=False)

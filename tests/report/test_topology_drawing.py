@@ -1,0 +1,81 @@
+"""The drawing is well formed, holds what it should, and nothing lies over anything else."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import combinations
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.layout.clusters import cluster_of
+from tests.report.test_topology_picture import CLUSTERS
+from topoplan.report.topology_drawing import MARK, topology_svg
+
+SVG = "{http://www.w3.org/2000/svg}"
+MORE = {**CLUSTERS, "small-rails": cluster_of(nodes=2, rails=8), "two-leaves": cluster_of(nodes=4, nodes_per_leaf=2)}
+
+
+def parsed(text: str) -> ElementTree.Element:
+    return ElementTree.fromstring(text)
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_everything_is_inside_the_page(name: str) -> None:
+    root = parsed(topology_svg(MORE[name]))
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    for box in root.iter(f"{SVG}rect"):
+        x, y = float(box.get("x", 0)), float(box.get("y", 0))
+        assert x >= 0
+        assert y >= 0
+        assert x + float(box.attrib["width"]) <= width + 0.01
+        assert y + float(box.attrib["height"]) <= height + 0.01
+    for words in root.iter(f"{SVG}text"):
+        length = 0.6 * float(words.attrib["font-size"]) * len(words.text or "")
+        share = 0.5 if words.attrib["text-anchor"] == "middle" else 1.0
+        assert float(words.attrib["x"]) + share * length <= width
+        assert float(words.attrib["y"]) <= height
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_no_words_lie_over_others(name: str) -> None:
+    areas = []
+    for words in parsed(topology_svg(MORE[name])).iter(f"{SVG}text"):
+        size, text = float(words.attrib["font-size"]), words.text or ""
+        length = 0.52 * size * len(text)
+        x = float(words.attrib["x"]) - (length / 2 if words.attrib["text-anchor"] == "middle" else 0)
+        y = float(words.attrib["y"])
+        areas.append((x, y - 0.75 * size, x + length, y, text))
+    for one, other in combinations(areas, 2):
+        apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+        assert apart, (one, other)
+
+
+def labels(text: str) -> list[str]:
+    return [words.text or "" for words in parsed(text).iter(f"{SVG}text")]
+
+
+def test_a_small_cluster_is_drawn_whole() -> None:
+    drawn = labels(topology_svg(cluster_of(nodes=4, rails=8)))
+    assert [word for word in drawn if re.fullmatch(r"node \d", word)] == ["node 0", "node 1", "node 2", "node 3"]
+    assert drawn.count("GPU 7") == 4
+    assert "leaf rail 7" in drawn
+
+
+def test_a_large_one_is_a_node_that_stands_for_all() -> None:
+    drawn = labels(topology_svg(CLUSTERS["large"]))
+    assert drawn.count("GPU 0") == 1
+    assert "2,048" in drawn
+
+
+def test_a_name_cannot_break_the_file() -> None:
+    name = "<a & b>"
+    drawn = labels(topology_svg(replace(cluster_of(nodes=1), name=name)))
+    assert drawn[0].startswith(name)
+
+
+def test_every_drawing_is_marked_and_the_same_each_time() -> None:
+    text = topology_svg(CLUSTERS["rails"])
+    assert MARK in text[:500]
+    assert text == topology_svg(CLUSTERS["rails"])

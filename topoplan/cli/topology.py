@@ -1,0 +1,132 @@
+"""`topoplan topology`: a picture of the machines and the network, and what a layout's groups cross of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topoplan.cli.options import AsJson, JobPath, ModelName, Overrides, Pins, SpecPath, read_spec
+
+if TYPE_CHECKING:
+    from topoplan.layout.layout import Layout
+    from topoplan.specs.cluster import Cluster
+
+
+def topology(
+    spec: SpecPath,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            "--layout",
+            metavar="KEY=N,...",
+            help="Degrees of a layout, such as tp=4,pp=2: what its groups cross.",
+            show_default=False,
+        ),
+    ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            "--plan",
+            metavar="N|ID",
+            help="The same for a plan of the ranking, by its rank or its id.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write a drawing (SVG) to a file.", show_default=False),
+    ] = None,
+    model: ModelName = None,
+    job: JobPath = None,
+    overrides: Overrides = None,
+    pin: Pins = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a cluster is wired, and what each communication group of a layout gets of it.
+
+    The spec needs neither model nor job, but for --plan. Exit code 2: bad input.
+    """
+    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.errors import InputError
+    from topoplan.planner.communication import group_links
+    from topoplan.specs.load import load_cluster
+
+    if output is not None and as_json:
+        raise InputError("--output and --json cannot be used together", remedy="leave one out")
+    if layout is not None and plan is not None:
+        raise InputError("--layout and --plan cannot be used together", remedy="leave one out")
+    chosen: Layout | None = None
+    if plan is not None:
+        from topoplan.cli.plan_choice import plans_of_spec
+
+        read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin)
+        cluster, chosen = read.cluster, plans_of_spec(read, {"--plan": plan})[0].layout
+    else:
+        if model or job or pin:
+            raise InputError("--model, --job and --pin go with --plan", remedy="leave them out")
+        cluster = load_cluster(spec, overrides=tuple(overrides or ()))
+        chosen = _of_degrees(layout, cluster) if layout is not None else None
+    rows = group_links(cluster, chosen) if chosen is not None else ()
+
+    if as_json:
+        from topoplan.report.topology_document import topology_to_dict
+
+        print_json(topology_to_dict(cluster, chosen, rows))
+        return
+    console = stdout_console()
+    if output is not None:
+        from pathlib import Path
+
+        from topoplan.emit.write import write_file
+        from topoplan.report.topology_drawing import MARK, topology_svg
+
+        write_file(Path(output), topology_svg(cluster), mark=MARK, writer="topoplan topology")
+        console.print(f"Wrote {output}", soft_wrap=True)
+        if chosen is None:
+            return
+    else:
+        from topoplan.report.topology_picture import print_topology
+
+        print_topology(console, cluster)
+    if chosen is not None:
+        from topoplan.report.topology_groups import print_groups
+
+        print_groups(console, chosen, rows)
+
+
+def _of_degrees(text: str, cluster: Cluster) -> Layout:
+    """A layout of `tp=4,pp=2`; what is left out is 1, and dp the rest of the cluster. Raises LayoutError."""
+    from topoplan.errors import LayoutError, nearest
+    from topoplan.layout.layout import Layout
+
+    known = ("tp", "pp", "cp", "ep", "etp", "dp")
+    degrees: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if key not in known:
+            raise LayoutError(
+                f"unknown degree {key!r}",
+                where="--layout",
+                expected=f"expected {', '.join(known)}",
+                remedy=nearest(key, known),
+            )
+        if not equals or not value.isdecimal() or not 1 <= int(value) <= cluster.world_size:
+            raise LayoutError(
+                f"{part!r} is not a degree",
+                where="--layout",
+                expected=f"expected {key}=N with N from 1 to {cluster.world_size}",
+            )
+        if degrees.setdefault(key, int(value)) != int(value):
+            raise LayoutError(f"{key} is {degrees[key]} and {value}", where="--layout", remedy="keep one of them")
+    tp, pp, cp, ep, etp = (degrees.get(key, 1) for key in ("tp", "pp", "cp", "ep", "etp"))
+    product, words, world = tp * pp * cp, f"tp {tp} * pp {pp} * cp {cp}", cluster.world_size
+    if world % product:
+        raise LayoutError(f"world size {world} % ({words}) = {world % product}", where="--layout")
+    dp = degrees.get("dp", world // product)
+    if product * dp != world:
+        raise LayoutError(f"{words} * dp {dp} = {product * dp} != world size {world}", where="--layout")
+    stage = world // pp
+    if stage % (ep * etp):
+        raise LayoutError(f"{stage} GPUs of a stage % (ep {ep} * etp {etp}) = {stage % (ep * etp)}", where="--layout")
+    return Layout(tp=tp, pp=pp, cp=cp, dp=dp, ep=ep, etp=etp, gradient_accumulation_steps=1)

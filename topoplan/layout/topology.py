@@ -1,0 +1,369 @@
+"""The machines and the network of a cluster as a graph: what is wired to what, how fast, and which way traffic goes.
+
+GPUs hang on an NVSwitch (one for all planes of a box or a rack) and on PCIe switches, those on CPU sockets; NICs hang
+on the PCIe switches and on the leaf switches; a spine joins the leaves. Every edge goes one way and has a `kind`, a
+`rate_bytes_per_s` and a `latency_s`. All nodes are alike, so the graph of a few of them answers for all.
+
+Where a message leaves its NVLink domain it goes through the NICs nearest to its destination's GPU, and on the sending
+side through NICs of the same rail. A GPU whose own NIC is on another rail passes the message to the GPU beside the
+right one over NVLink: NCCL's PXN, on by default since NCCL 2.12 (`graph/paths.cc`, NCCL_PXN_DISABLE), so that traffic
+stays inside its rail. Without NVLink there is no PXN, and the message crosses the spine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, pairwise
+from typing import Literal
+
+import networkx as nx
+
+from topoplan.specs.cluster import Cluster
+
+LinkKind = Literal["nvlink", "pcie", "bridge", "socket", "nic", "uplink"]
+"""GPU to NVSwitch; GPU or NIC to PCIe switch; PCIe switch to CPU; CPU to CPU; NIC to leaf switch; leaf to spine."""
+KINDS: tuple[LinkKind, ...] = ("nvlink", "pcie", "bridge", "socket", "nic", "uplink")
+HOST_KINDS: tuple[LinkKind, ...] = ("pcie", "bridge", "socket")
+FABRIC_KINDS: tuple[LinkKind, ...] = ("nic", "uplink")
+
+SOCKET_BYTES_PER_S = ((16e9, 10e9), (33e9, 14e9), (math.inf, 22e9))
+"""(fastest PCIe link of a GPU, what GPUs get between two CPU sockets all together, each way). It is far below what the
+link itself carries, since GPUs reach each other through the CPUs. PCIe 4: SimuMax measured 11 to 16 GB/s in all, for
+one, two or four flows at once, on an eight-GPU A100 machine (`configs/system/a100_pcie.json`: collectives of eight,
+dp_fixed_bw). PCIe 3 and 5: what NCCL reckons with for their CPUs (`graph/topo.h`: SKL_QPI_BW, SRP_QPI_BW)."""
+
+# Orders of magnitude of one hop. Beside the microseconds that the software takes a hop they count for nothing: a
+# collective's latency is the profile's, plus that of the fabric.
+_LATENCY_S: dict[LinkKind, float] = {"nvlink": 3e-7, "pcie": 3.5e-7, "bridge": 5e-7, "socket": 5e-7, "uplink": 3e-7}
+
+_PCIE_5_BYTES_PER_S = 63e9
+"""Sixteen lanes, each way."""
+_NVLINK_BOX_GPUS_PER_SWITCH = 2
+"""HGX boards: four PCIe switches, each with two GPUs and their NICs."""
+_PCIE_BOX_GPUS_PER_SWITCH = 4
+"""Servers for eight PCIe cards: a switch with four of them on each socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction of an edge."""
+
+    name: str
+    """What it joins, inside its node or leaf: the same for every node, or leaf."""
+    kind: LinkKind
+    rate_bytes_per_s: float
+    latency_s: float
+    owner: str
+    """node or leaf: what there is one of this link for."""
+
+
+Leg = tuple[Link, ...]
+"""Part of a route, link after link."""
+
+
+@lru_cache(maxsize=256)
+def nvlink_domain_size(cluster: Cluster) -> int:
+    """Consecutive ranks that reach each other over NVLink.
+
+    A job larger than an NVL72 rack has whole racks when its size is a multiple of one. Else the schedulers that place
+    it give it segments of trays, a power of two of GPUs in each rack; rank blocks then never straddle racks. A job
+    that one domain holds is one domain.
+    """
+    domain = min(cluster.nvlink_domain_gpus if cluster.nvlink_bytes_per_s else 1, cluster.world_size)
+    if domain <= cluster.gpus_per_node or cluster.world_size % domain == 0:
+        return domain
+    size = cluster.gpus_per_node
+    while size * 2 <= domain:
+        size *= 2
+    return size
+
+
+def local_ranks(cluster: Cluster) -> int:
+    """Consecutive ranks that reach each other without the network: the NVLink domain, or the node."""
+    return max(nvlink_domain_size(cluster), cluster.gpus_per_node)
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Who hangs on what. Indices count inside a node, but for nodes, domains and leaves themselves."""
+
+    cluster: Cluster
+
+    @property
+    def has_nvlink(self) -> bool:
+        """Whether an NVSwitch joins the GPUs of a node."""
+        return self.cluster.nvlink_bytes_per_s > 0
+
+    @property
+    def nics(self) -> int:
+        """NICs of a node; none are wired on a machine alone."""
+        return self.cluster.nics_per_node
+
+    @property
+    def switches(self) -> int:
+        """PCIe switches of a node."""
+        gpus = self.cluster.gpus_per_node
+        each = _NVLINK_BOX_GPUS_PER_SWITCH if self.has_nvlink else _PCIE_BOX_GPUS_PER_SWITCH
+        return min(gpus, max(self.cluster.sockets, -(-gpus // each)))
+
+    @property
+    def sockets(self) -> int:
+        """CPU sockets of a node that have PCIe switches."""
+        return min(self.cluster.sockets, self.switches)
+
+    @property
+    def planes(self) -> int:
+        """Leaf planes, or rails."""
+        return self.cluster.fabric.rails or 1
+
+    @property
+    def nodes_per_leaf(self) -> int:
+        """Nodes on a leaf. When not said: all of them, or each its own where the leaves are oversubscribed."""
+        fabric = self.cluster.fabric
+        return fabric.nodes_per_leaf or (1 if fabric.oversubscription > 1 else self.cluster.nodes)
+
+    @property
+    def leaf_units(self) -> int:
+        """Leaf switches in one plane."""
+        return -(-self.cluster.nodes // self.nodes_per_leaf)
+
+    def switch_of_gpu(self, gpu: int) -> int:
+        """PCIe switch of a GPU."""
+        return gpu * self.switches // self.cluster.gpus_per_node
+
+    def switch_of_nic(self, nic: int) -> int:
+        """PCIe switch of a NIC."""
+        return nic * self.switches // self.nics
+
+    def socket_of_switch(self, switch: int) -> int:
+        """CPU socket of a PCIe switch."""
+        return switch * self.sockets // self.switches
+
+    def nics_of(self, gpu: int) -> range:
+        """NICs that a GPU's own traffic takes: the nearest, several where there are more NICs than GPUs."""
+        gpus = self.cluster.gpus_per_node
+        first = gpu * self.nics // gpus
+        return range(first, max(first + 1, (gpu + 1) * self.nics // gpus))
+
+    def plane_of(self, nic: int) -> int:
+        """Leaf plane of a NIC."""
+        return nic % self.planes
+
+    def node_of(self, rank: int) -> int:
+        """Node of a rank."""
+        return rank // self.cluster.gpus_per_node
+
+    def leaf_of(self, node: int) -> int:
+        """Which of a plane's leaves a node is on."""
+        return node // self.nodes_per_leaf
+
+    def domain_of(self, node: int) -> int:
+        """NVLink domain of a node."""
+        return node * self.cluster.gpus_per_node // local_ranks(self.cluster)
+
+    def nic_pairs(self, source: int, target: int) -> list[tuple[int, int]]:
+        """NICs that a message between two GPUs of different domains leaves and enters by, each an equal part of it."""
+        own = self.nics_of(source)
+        pairs = []
+        for position, nic in enumerate(self.nics_of(target)):
+            mine = own[position % len(own)]
+            same_rail = self.plane_of(mine) == self.plane_of(nic)
+            pairs.append((mine if same_rail or not self.has_nvlink else nic, nic))
+        return pairs
+
+
+def gpu_name(node: int, gpu: int) -> str:
+    """Vertex of a GPU."""
+    return f"node{node}.gpu{gpu}"
+
+
+def nic_name(node: int, nic: int) -> str:
+    """Vertex of a NIC."""
+    return f"node{node}.nic{nic}"
+
+
+def leaf_name(unit: int, plane: int) -> str:
+    """Vertex of a leaf switch."""
+    return f"leaf{unit}.plane{plane}"
+
+
+def socket_bytes_per_s(cluster: Cluster) -> float:
+    """Rate of the link between two CPU sockets, as GPUs get it."""
+    return next(rate for fastest_pcie, rate in SOCKET_BYTES_PER_S if cluster.pcie_bytes_per_s <= fastest_pcie)
+
+
+def gpu_link_bytes_per_s(cluster: Cluster) -> float:
+    """PCIe of a GPU. One whose NICs are faster than its link to the CPU has them on a switch of their own (ConnectX-8),
+    where there is NVLink."""
+    wiring = Wiring(cluster)
+    if not wiring.has_nvlink:
+        return cluster.pcie_bytes_per_s
+    return max(cluster.pcie_bytes_per_s, cluster.nic_bytes_per_s * len(wiring.nics_of(0)))
+
+
+def nic_slot_bytes_per_s(cluster: Cluster) -> float:
+    """PCIe of a NIC: of PCIe 5 at most where a GPU has more (NVLink-C2C), but no slot is slower than its NIC."""
+    return max(min(cluster.pcie_bytes_per_s, _PCIE_5_BYTES_PER_S), cluster.nic_bytes_per_s)
+
+
+def uplink_bytes_per_s(cluster: Cluster) -> float:
+    """All uplinks of one leaf together: those of a full leaf, whether all of its ports are in use or not."""
+    wiring = Wiring(cluster)
+    downlinks = wiring.nodes_per_leaf * wiring.nics / wiring.planes
+    return downlinks * cluster.nic_bytes_per_s / cluster.fabric.oversubscription
+
+
+def cluster_graph(cluster: Cluster, nodes: Iterable[int] | None = None) -> nx.DiGraph[str]:
+    """The graph of these nodes, or of all.
+
+    Vertices have a `kind` (gpu, nvswitch, pcie-switch, cpu, nic, leaf, spine) and, inside a node, its number; edges
+    have the fields of `Link`. A machine alone has no network.
+    """
+    wiring = Wiring(cluster)
+    graph: nx.DiGraph[str] = nx.DiGraph(name=cluster.name)
+    for node in range(cluster.nodes) if nodes is None else nodes:
+        _add_node(graph, wiring, node)
+        if cluster.nodes > 1:
+            _add_nics(graph, wiring, node)
+    return graph
+
+
+def _join(
+    graph: nx.DiGraph[str],
+    one: str,
+    other: str,
+    kind: LinkKind,
+    rate_bytes_per_s: float,
+    *,
+    latency_s: float | None = None,
+    names: tuple[str, str] | None = None,
+) -> None:
+    """Both directions of a link. The names of its ends leave out the number of their node."""
+    here, there = names or (one.partition(".")[2], other.partition(".")[2])
+    values = {
+        "kind": kind,
+        "rate_bytes_per_s": rate_bytes_per_s,
+        "latency_s": _LATENCY_S[kind] if latency_s is None else latency_s,
+        "owner": "leaf" if kind == "uplink" else "node",
+    }
+    graph.add_edge(one, other, name=f"{here}>{there}", **values)
+    graph.add_edge(other, one, name=f"{there}>{here}", **values)
+
+
+def _add_node(graph: nx.DiGraph[str], wiring: Wiring, node: int) -> None:
+    """GPUs, NVSwitch, PCIe switches and CPUs of one node."""
+    cluster = wiring.cluster
+    for gpu in range(cluster.gpus_per_node):
+        name = gpu_name(node, gpu)
+        graph.add_node(name, kind="gpu", node=node)
+        if wiring.has_nvlink:
+            domain = f"domain{wiring.domain_of(node)}.nvswitch"
+            graph.add_node(domain, kind="nvswitch")
+            _join(graph, name, domain, "nvlink", cluster.nvlink_bytes_per_s)
+        _join(graph, name, f"node{node}.pcie{wiring.switch_of_gpu(gpu)}", "pcie", gpu_link_bytes_per_s(cluster))
+    for number in range(wiring.switches):
+        switch, cpu = f"node{node}.pcie{number}", f"node{node}.cpu{wiring.socket_of_switch(number)}"
+        graph.add_node(switch, kind="pcie-switch", node=node)
+        graph.add_node(cpu, kind="cpu", node=node)
+        _join(graph, switch, cpu, "bridge", cluster.pcie_bytes_per_s)
+    for one, other in combinations(range(wiring.sockets), 2):
+        _join(graph, f"node{node}.cpu{one}", f"node{node}.cpu{other}", "socket", socket_bytes_per_s(cluster))
+
+
+def _add_nics(graph: nx.DiGraph[str], wiring: Wiring, node: int) -> None:
+    """NICs of one node, and the leaf switches that they hang on."""
+    cluster = wiring.cluster
+    for nic in range(wiring.nics):
+        name, plane = nic_name(node, nic), wiring.plane_of(nic)
+        graph.add_node(name, kind="nic", node=node)
+        _join(graph, name, f"node{node}.pcie{wiring.switch_of_nic(nic)}", "pcie", nic_slot_bytes_per_s(cluster))
+        leaf = leaf_name(wiring.leaf_of(node), plane)
+        if leaf not in graph:
+            graph.add_node(leaf, kind="leaf")
+            if wiring.leaf_units > 1 or wiring.planes > 1:
+                graph.add_node("spine", kind="spine")
+                _join(
+                    graph, leaf, "spine", "uplink", uplink_bytes_per_s(cluster), names=(f"leaf.plane{plane}", "spine")
+                )
+        # Half of the way from NIC to NIC.
+        half_s = cluster.fabric.latency_s / 2
+        _join(graph, name, leaf, "nic", cluster.nic_bytes_per_s, latency_s=half_s, names=(f"nic{nic}", "leaf"))
+
+
+class Routes:
+    """Routes between ranks, as legs that are the same in every node, read from the graph of a few nodes.
+
+    Node 0 stands for every node, the next one for its neighbours on the same leaf, and the first one of the next leaf
+    for nodes on other leaves.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.wiring = wiring = Wiring(cluster)
+        self._far = wiring.nodes_per_leaf if wiring.leaf_units > 1 else 0
+        nodes = sorted({0, 1, self._far} & set(range(cluster.nodes)))
+        graph = cluster_graph(cluster, nodes)
+        self._graph = graph
+        self._host = _only(graph, HOST_KINDS)
+        self._fabric = _only(graph, FABRIC_KINDS)
+        self._legs: dict[tuple[str, str], Leg] = {}
+
+    def inside(self, source: int, target: int) -> Leg:
+        """Between two GPUs of a domain, which without NVLink is a node."""
+        if not self.wiring.has_nvlink:
+            return self._shortest(self._host, gpu_name(0, source), gpu_name(0, target))
+        return (self._nvlink(source, up=True), self._nvlink(target, up=False))
+
+    def _nvlink(self, gpu: int, *, up: bool) -> Link:
+        name = gpu_name(0, gpu)
+        return self._link(name, "domain0.nvswitch") if up else self._link("domain0.nvswitch", name)
+
+    def leave(self, gpu: int, nic: int) -> Leg:
+        """From a GPU to a NIC of its node."""
+        proxy = self._proxy(gpu, nic)
+        leg = self._shortest(self._host, gpu_name(0, proxy), nic_name(0, nic))
+        return leg if proxy == gpu else (*self.inside(gpu, proxy), *leg)
+
+    def enter(self, nic: int, gpu: int) -> Leg:
+        """From a NIC to a GPU of its node."""
+        proxy = self._proxy(gpu, nic)
+        leg = self._shortest(self._host, nic_name(0, nic), gpu_name(0, proxy))
+        return leg if proxy == gpu else (*leg, *self.inside(proxy, gpu))
+
+    def _proxy(self, gpu: int, nic: int) -> int:
+        """The GPU that hands a message to a NIC: itself, or over NVLink one on the NIC's PCIe switch."""
+        wiring = self.wiring
+        switch = wiring.switch_of_nic(nic)
+        if not wiring.has_nvlink or wiring.switch_of_gpu(gpu) == switch:
+            return gpu
+        beside = [one for one in range(wiring.cluster.gpus_per_node) if wiring.switch_of_gpu(one) == switch]
+        return next((one for one in beside if nic in wiring.nics_of(one)), beside[0])
+
+    def across(self, source_nic: int, target_nic: int, *, same_leaf: bool) -> Leg:
+        """From a NIC to one of another node."""
+        other = 1 if same_leaf else self._far
+        return self._shortest(self._fabric, nic_name(0, source_nic), nic_name(other, target_nic))
+
+    def _shortest(self, graph: nx.DiGraph[str], source: str, target: str) -> Leg:
+        if (source, target) not in self._legs:
+            path = nx.shortest_path(graph, source, target)
+            self._legs[source, target] = tuple(self._link(*edge) for edge in pairwise(path))
+        return self._legs[source, target]
+
+    def _link(self, one: str, other: str) -> Link:
+        return Link(**self._graph.edges[one, other])
+
+
+def _only(graph: nx.DiGraph[str], kinds: Sequence[LinkKind]) -> nx.DiGraph[str]:
+    """The part of the graph that has these kinds of edges."""
+    part: nx.DiGraph[str] = nx.DiGraph()
+    part.add_edges_from(edge for edge in graph.edges if graph.edges[edge]["kind"] in kinds)
+    return part
+
+
+@lru_cache(maxsize=64)
+def routes_of(cluster: Cluster) -> Routes:
+    """The routes of a cluster, worked out once."""
+    return Routes(cluster)

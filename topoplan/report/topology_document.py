@@ -1,0 +1,77 @@
+"""A cluster's graph as JSON: the form `topoplan.topology/1`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from topoplan.layout.layout import Layout
+from topoplan.layout.topology import Wiring, cluster_graph, local_ranks
+from topoplan.planner.communication import GroupLinks
+from topoplan.planner.view import cluster_to_dict, rounded
+from topoplan.specs.cluster import Cluster
+
+SCHEMA = "topoplan.topology/1"
+
+
+def topology_to_dict(cluster: Cluster, layout: Layout | None, rows: Sequence[GroupLinks]) -> dict[str, Any]:
+    """The graph of the first node, with how often each part is there in the whole cluster, and the groups of a layout.
+
+    Rates are bytes a second each way; a link has one entry for both directions.
+    """
+    wiring, graph = Wiring(cluster), cluster_graph(cluster, [0])
+    times: dict[str, int] = {
+        "nvswitch": -(-cluster.world_size // local_ranks(cluster)),
+        "leaf": wiring.leaf_units,
+        "spine": 1,
+    }
+    position = {vertex: number for number, vertex in enumerate(graph)}
+    view: dict[str, Any] = {
+        "schema": SCHEMA,
+        "cluster": cluster_to_dict(cluster),
+        "nodes": [
+            {"id": vertex, "kind": kind, "count": times.get(str(kind), cluster.nodes)}
+            for vertex, kind in graph.nodes(data="kind")
+        ],
+        "links": [
+            {
+                "ends": [one, other],
+                "kind": link["kind"],
+                "rate_bytes_per_s": rounded(link["rate_bytes_per_s"]),
+                "latency_s": rounded(link["latency_s"]),
+                "count": wiring.leaf_units if link["owner"] == "leaf" else cluster.nodes,
+            }
+            for one, other, link in graph.edges(data=True)
+            if position[one] < position[other]
+        ],
+    }
+    if layout is not None:
+        keys = ("tp", "pp", "cp", "dp", "ep", "etp")
+        view["layout"] = {key: getattr(layout, key) for key in keys}
+        view["groups"] = [_group_to_dict(row) for row in rows]
+    return view
+
+
+def _group_to_dict(row: GroupLinks) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "pattern": row.pattern,
+        "size": row.shape.size,
+        "stride": row.shape.stride,
+        "groups": row.groups,
+        "first": list(row.first),
+        "worst": list(row.worst),
+        "domains": row.domains,
+        "links": [
+            {
+                "kind": one.kind,
+                "rate_bytes_per_s": rounded(one.rate_bytes_per_s),
+                "flows": one.flows,
+                "load": rounded(one.load),
+                "member_bytes_per_s": rounded(one.member_bytes_per_s),
+            }
+            for one in row.crossings
+        ],
+        "tightest": row.tightest.kind,
+        "member_bytes_per_s": rounded(row.member_bytes_per_s),
+    }

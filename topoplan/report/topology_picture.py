@@ -1,0 +1,100 @@
+"""A cluster as a picture of characters: one node with what is in it, and the network above."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from topoplan.layout.topology import gpu_link_bytes_per_s, nic_slot_bytes_per_s
+from topoplan.report.paragraphs import paragraph
+from topoplan.report.topology_words import (
+    SwitchView,
+    domain_nodes,
+    fabric_words,
+    leaves_words,
+    numbers,
+    nvlink_words,
+    sockets_words,
+    spine_words,
+    switches_of,
+    title,
+)
+from topoplan.specs.cluster import Cluster
+from topoplan.units import format_bit_rate, format_byte_rate
+
+_ASCII = str.maketrans("╭╮╰╯─│┴└┘", "++++-|+++")
+_FRAME = 4
+"""The border of a node and a space, on both sides."""
+_GUTTER = 9
+"""Rates of the links, left of them."""
+_COLUMN = 14
+"""A PCIe switch with what hangs on it."""
+
+
+def print_topology(console: Console, cluster: Cluster) -> None:
+    """Title, the network, one node, and what its lines cannot say."""
+    paragraph(console, f"{title(cluster)}.", style="bold")
+    console.print()
+    for line in _lines(cluster, console.width):
+        console.print(Text(line.translate(_ASCII) if console.options.ascii_only else line), soft_wrap=True)
+    console.print()
+    nvlink = ", that of NVLink both ways together as vendors quote it" if domain_nodes(cluster) else ""
+    paragraph(console, f"{sockets_words(cluster)}. Rates are each way{nvlink}.", style="dim")
+
+
+def _lines(cluster: Cluster, width: int) -> Iterator[str]:
+    views = switches_of(cluster)
+    fitting = max(1, (width - _FRAME - _GUTTER) // _COLUMN)
+    inner = max(_GUTTER + _COLUMN * min(fitting, max(2, len(views))), len(nvlink_words(cluster)))
+    if cluster.nodes > 1:
+        for words in (spine_words(cluster), leaves_words(cluster), fabric_words(cluster)):
+            if words:
+                yield _centred(words, inner + _FRAME)
+                yield _centred("│", inner + _FRAME)
+    name = " the node " if cluster.nodes == 1 else f" one of {cluster.nodes:,} nodes "
+    border = "─" + name + "─" * (inner + 1 - len(name))
+    if cluster.nodes > 1:
+        middle = (inner + _FRAME) // 2 - 1
+        border = f"{border[:middle]}┴{border[middle + 1 :]}"
+    yield f"╭{border}╮"
+    for start in range(0, len(views), fitting):
+        for line in _row(cluster, views[start : start + fitting]):
+            yield f"│ {line.ljust(inner)} │"
+    if nvlink := nvlink_words(cluster):
+        yield f"│ {_centred(nvlink, inner).ljust(inner)} │"
+    yield f"╰{'─' * (inner + 2)}╯"
+
+
+def _row(cluster: Cluster, views: Sequence[SwitchView]) -> Iterator[str]:
+    """Some of a node's PCIe switches side by side: NICs above, GPUs below."""
+    if any(view.nics for view in views):
+        yield _cells(
+            [f"NIC {numbers(view.nics)}" if view.nics else "" for view in views],
+            format_bit_rate(cluster.nic_bytes_per_s),
+        )
+        yield _cells(["│" if view.nics else "" for view in views], format_byte_rate(nic_slot_bytes_per_s(cluster)))
+    yield _cells([f"PCIe {view.number}" for view in views])
+    yield _cells(["│"] * len(views), format_byte_rate(gpu_link_bytes_per_s(cluster)))
+    yield _cells([f"GPU {numbers(view.gpus)}" for view in views])
+    if domain_nodes(cluster):
+        yield _bus(len(views))
+
+
+def _bus(count: int) -> str:
+    """A line under the GPUs of so many columns that joins them."""
+    middle = " " * (_GUTTER + _COLUMN // 2)
+    if count == 1:
+        return f"{middle}│"
+    line = "─" * (_COLUMN - 1)
+    return f"{middle}└{line}{f'┴{line}' * (count - 2)}┘"
+
+
+def _cells(texts: Sequence[str], rate: str = "") -> str:
+    return rate.rjust(_GUTTER) + "".join(_centred(text, _COLUMN).ljust(_COLUMN) for text in texts)
+
+
+def _centred(text: str, width: int) -> str:
+    """Its middle character in the middle column; nothing behind it."""
+    return " " * max(0, width // 2 - len(text) // 2) + text

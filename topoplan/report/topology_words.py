@@ -1,0 +1,121 @@
+"""Links and machines in the words and units that vendors use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from topoplan.layout.topology import LinkKind, Wiring, local_ranks, socket_bytes_per_s, uplink_bytes_per_s
+from topoplan.report.text import counted
+from topoplan.specs.cluster import Cluster
+from topoplan.units import format_bit_rate, format_byte_rate, format_seconds
+
+FABRICS = {"infiniband": "InfiniBand", "roce": "RoCE", "ethernet": "Ethernet (TCP)"}
+LINKS: dict[LinkKind, str] = {
+    "nvlink": "NVLink",
+    "pcie": "PCIe",
+    "bridge": "PCIe to CPU",
+    "socket": "CPU to CPU",
+    "nic": "NIC",
+    "uplink": "uplink",
+}
+
+
+def rate_words(kind: LinkKind, rate_bytes_per_s: float) -> str:
+    """NVLink both ways together, networks in bits, the rest in bytes each way."""
+    if kind == "nvlink":
+        return format_byte_rate(2 * rate_bytes_per_s)
+    return (format_bit_rate if kind in ("nic", "uplink") else format_byte_rate)(rate_bytes_per_s)
+
+
+def numbers(values: Sequence[int] | Iterable[int]) -> str:
+    """`0`, `0-3`, or `0, 2` where they do not follow each other."""
+    found = list(values)
+    if len(found) > 1 and found == list(range(found[0], found[-1] + 1)):
+        return f"{found[0]}-{found[-1]}"
+    return ", ".join(map(str, found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchView:
+    """One PCIe switch of a node with what hangs on it."""
+
+    number: int
+    socket: int
+    gpus: tuple[int, ...]
+    nics: tuple[int, ...]
+
+
+def switches_of(cluster: Cluster) -> list[SwitchView]:
+    """The PCIe switches of a node. A machine alone has no NICs."""
+    wiring = Wiring(cluster)
+    nics = range(wiring.nics if cluster.nodes > 1 else 0)
+    return [
+        SwitchView(
+            number=number,
+            socket=wiring.socket_of_switch(number),
+            gpus=tuple(gpu for gpu in range(cluster.gpus_per_node) if wiring.switch_of_gpu(gpu) == number),
+            nics=tuple(nic for nic in nics if wiring.switch_of_nic(nic) == number),
+        )
+        for number in range(wiring.switches)
+    ]
+
+
+def domain_nodes(cluster: Cluster) -> int:
+    """Nodes that one NVSwitch joins; 0 without NVLink."""
+    return max(1, local_ranks(cluster) // cluster.gpus_per_node) if cluster.nvlink_bytes_per_s else 0
+
+
+def title(cluster: Cluster) -> str:
+    """`h100-4x8: 4 nodes x 8 h100-sxm-80gb, 32 GPUs`."""
+    machines = f"{counted(cluster.nodes, 'node')} x {cluster.gpus_per_node} {cluster.gpu.name}"
+    return f"{cluster.name}: {machines}, {counted(cluster.world_size, 'GPU')}"
+
+
+def nvlink_words(cluster: Cluster) -> str:
+    """What joins the GPUs without PCIe; empty without NVLink."""
+    nodes = domain_nodes(cluster)
+    if not nodes:
+        return ""
+    reach = f", over {nodes:,} nodes" if nodes > 1 else ""
+    return f"NVSwitch, {rate_words('nvlink', cluster.nvlink_bytes_per_s)} a GPU{reach}"
+
+
+def sockets_words(cluster: Cluster) -> str:
+    """The CPUs, what hangs on them and what is between them."""
+    sockets = Wiring(cluster).sockets
+    by_socket = [[view.number for view in switches_of(cluster) if view.socket == one] for one in range(sockets)]
+    words = " and ".join(f"CPU {one} (PCIe {numbers(held)})" for one, held in enumerate(by_socket))
+    words += f", {format_byte_rate(cluster.pcie_bytes_per_s)} a switch"
+    return words + (f", {format_byte_rate(socket_bytes_per_s(cluster))} between sockets" if sockets > 1 else "")
+
+
+def leaves_words(cluster: Cluster) -> str:
+    """The leaf switches: how many, and who hangs on one."""
+    wiring = Wiring(cluster)
+    if wiring.leaf_units == 1 and not cluster.fabric.nodes_per_leaf:
+        # Nothing is said of the switches, but that nothing is slower between some nodes than between others.
+        rails = f"{wiring.planes} rails, each" if wiring.planes > 1 else "one network,"
+        return f"{rails} non-blocking for all nodes"
+    count = wiring.leaf_units * wiring.planes
+    on_each = min(wiring.nodes_per_leaf, cluster.nodes)
+    each = "all nodes" if wiring.leaf_units == 1 else counted(on_each, "node")
+    rails = f", {wiring.planes} rails" if wiring.planes > 1 else ""
+    return f"{counted(count, 'leaf switch', 'leaf switches')}{rails}, {each} on {'it' if count == 1 else 'each'}"
+
+
+def spine_words(cluster: Cluster) -> str:
+    """The spine and the way up to it; empty where one leaf is all there is."""
+    wiring = Wiring(cluster)
+    if wiring.leaf_units == wiring.planes == 1:
+        return ""
+    ratio = f"{cluster.fabric.oversubscription:g}:1"
+    blocking = "non-blocking" if cluster.fabric.oversubscription == 1 else f"{ratio} oversubscribed"
+    return f"spine, {format_bit_rate(uplink_bytes_per_s(cluster))} a leaf, {blocking}"
+
+
+def fabric_words(cluster: Cluster) -> str:
+    """Kind, rate and latency of the network."""
+    fabric = cluster.fabric
+    nics = f"{cluster.nics_per_node} x {format_bit_rate(cluster.nic_bytes_per_s)} a node"
+    return f"{FABRICS[fabric.kind]}, {nics}, {format_seconds(fabric.latency_s)} from NIC to NIC"
