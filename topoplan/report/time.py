@@ -43,8 +43,8 @@ SOURCES = {
     "dp_comm": "cost/step.py data_parallel; Megatron distributed/param_and_grad_buffer.py",
     "tied embedding": "cost/step.py _tied_embedding; Megatron distributed/finalize_model_grads.py",
     "optimizer": "cost/step.py optimizer_time; Megatron optimizer/distrib_optimizer.py",
-    "collectives": "cost/collectives.py ring_way and all_gather_s and all_reduce_s and all_to_all_s and point_to_point_s;"
-    " Thakur et al. 2005, section 4; nccl-tests PERFORMANCE.md",
+    "collectives": "cost/collectives.py ring_way and all_gather_s and all_reduce_s and all_to_all_s and"
+    " point_to_point_s; Thakur et al. 2005, section 4; nccl-tests PERFORMANCE.md",
     "band": "cost/step.py predict_time; the bands of catalog/profiles.json",
 }
 
