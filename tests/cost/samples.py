@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from topoplan.backends.megatron import TRAITS
-from topoplan.cost.memory import Memory, StageMemory, predict_memory, stage_memory
+from topoplan.cost.memory import Memory, StageMemory, predict_memory
 from topoplan.cost.profile import profile_of
 from topoplan.cost.step import StageTime, Time, pipeline_times, predict_time
 from topoplan.layout.forms import layout_from_dict
@@ -46,7 +46,7 @@ def layout_of(spec: Spec, **form: Any) -> Layout:
 
 def stage_of(spec: Spec, layout: Layout, rank: int = 0) -> StageMemory:
     """Memory of one pipeline stage."""
-    return stage_memory(spec.model, spec.job, layout, TRAITS[layout.backend], profile_of(spec.cluster.gpu), rank)
+    return memory_of(spec, layout).by_stage[rank]
 
 
 def memory_of(spec: Spec, layout: Layout) -> Memory:

@@ -22,10 +22,11 @@ from tests.cost.samples import (
 from topoplan import catalog
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.activations import kept_activations, layer_activations
-from topoplan.cost.memory import communicators, predict_memory, stage_parameters
+from topoplan.cost.memory import communicators, predict_memory
 from topoplan.cost.params import mtp_layer
 from topoplan.cost.profile import profile_of
 from topoplan.cost.shard import shard_of
+from topoplan.cost.states import stage_parameters
 from topoplan.planner.measured import MeasuredRun
 from topoplan.specs.config_json import model_from_config
 
@@ -83,7 +84,10 @@ def test_the_peak_is_the_largest_moment_and_a_moment_the_sum_of_its_terms(
 
 def test_the_search_does_without_the_moments() -> None:
     spec = spec_of(DENSE)
-    assert stage_of(spec, layout_of(spec)).moments == ()
+    traits, profile = TRAITS["megatron"], profile_of(spec.cluster.gpu)
+    memory = predict_memory(spec.model, spec.cluster, spec.job, layout_of(spec), traits, profile)
+    assert memory.by_stage[0].moments == ()
+    assert stage_of(spec, layout_of(spec)).moments != ()
 
 
 @pytest.mark.parametrize(("model", "form"), CASES)

@@ -7,7 +7,6 @@ import pytest
 from tests.cost.samples import DENSE, LATENT, MIXED, TIED, VISION, layout_of, spec_of
 from topoplan import catalog
 from topoplan.backends.megatron import MCA, MEGATRON
-from topoplan.cost.memory import stage_parameters
 from topoplan.cost.params import (
     RankParameters,
     active_parameter_count,
@@ -16,6 +15,7 @@ from topoplan.cost.params import (
     padded_vocab_size,
     parameter_count,
 )
+from topoplan.cost.states import stage_parameters
 
 
 def rank_parameters(

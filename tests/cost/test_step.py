@@ -21,9 +21,9 @@ from tests.cost.samples import (
     time_of,
 )
 from topoplan.backends.megatron import TRAITS
-from topoplan.cost.memory import rank_kinds
 from topoplan.cost.profile import profile_of
 from topoplan.cost.shard import shard_of
+from topoplan.cost.states import rank_kinds
 from topoplan.cost.step import DataParallel, StageTime, data_parallel, optimizer_time, recomputed_share, stage_time
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.stages import Chunk

@@ -7,7 +7,7 @@ import pytest
 
 from topoplan import catalog
 from topoplan.backends.megatron import MCA
-from topoplan.cost.memory import stage_parameters
+from topoplan.cost.states import stage_parameters
 from topoplan.layout.layout import Layout
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.specs.job import Job

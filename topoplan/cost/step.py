@@ -10,11 +10,12 @@ from topoplan.backends.megatron import Traits
 from topoplan.cost.activations import BF16, FP32
 from topoplan.cost.collectives import all_gather_s, all_reduce_s, point_to_point_s
 from topoplan.cost.compute import PARTS, Collective, elementwise_s, gemm_s, layer_time
-from topoplan.cost.memory import chunk_layers, embedding_ranks, rank_kinds, stage_parameters
+from topoplan.cost.memory import embedding_ranks
 from topoplan.cost.params import padded_vocab_size
 from topoplan.cost.pipeline import schedule_s
 from topoplan.cost.profile import Profile
 from topoplan.cost.shard import Shard, average_shard, shard_of
+from topoplan.cost.states import chunk_layers, rank_kinds, stage_parameters
 from topoplan.cost.vision import patches_per_image, patches_per_microbatch
 from topoplan.layout.layout import Layout, Recompute, stages_of
 from topoplan.layout.placement import Group, group

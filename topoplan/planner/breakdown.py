@@ -7,19 +7,12 @@ from dataclasses import dataclass
 
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.activations import kept_activations, layer_activations
-from topoplan.cost.memory import (
-    chunk_kept_bytes,
-    chunk_layers,
-    communicator_sizes,
-    end_tensors,
-    fragmentation,
-    fullest_moment,
-    stage_parameters,
-    vision_kept_bytes,
-)
+from topoplan.cost.memory import communicator_sizes, fragmentation, fullest_moment, vision_kept_bytes
+from topoplan.cost.moments import chunk_kept_bytes, kept_of
 from topoplan.cost.params import RankParameters, cut, layer_tensors
 from topoplan.cost.profile import profile_notes, profile_of
 from topoplan.cost.shard import shard_of
+from topoplan.cost.states import chunk_layers, end_tensors, stage_parameters
 from topoplan.layout.layout import stages_of
 from topoplan.layout.stages import Chunk
 from topoplan.planner.plan import Plan, StageMemory
@@ -133,9 +126,10 @@ def breakdown(spec: Spec, plan: Plan) -> Breakdown:
     worst = max(memory.by_stage, key=lambda stage: stage.allocated_bytes).stage
     all_chunks = stages_of(model, job, layout)
     shard = shard_of(layout, job, flash_attention=profile.flash_attention)
+    by_layer = kept_of(model, job, shard, layout.recompute)
 
     def chunk_rows(rank: int) -> tuple[ChunkRow, ...]:
-        kept = [chunk_kept_bytes(model, chunk, shard, layout.recompute) for chunk in all_chunks[rank]]
+        kept = [chunk_kept_bytes(model, chunk, shard, layout.recompute, by_layer) for chunk in all_chunks[rank]]
         held = fullest_moment(layout, rank, kept, tower_bytes(rank))
         return tuple(
             ChunkRow(layers=chunk.num_layers + chunk.mtp_layers, kept_bytes=size, in_flight=count)

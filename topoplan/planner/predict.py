@@ -9,9 +9,10 @@ from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_finetuning, check
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.compute import peak_flops
 from topoplan.cost.flops import model_flops_per_step
-from topoplan.cost.memory import Memory, predict_memory
+from topoplan.cost.memory import Memory, predict_memory, resident_excess_bytes
 from topoplan.cost.padding import padding_share, tokens_per_step
 from topoplan.cost.profile import profile_notes, profile_of
+from topoplan.cost.states import StageStates, distinct_ranks, stage_states
 from topoplan.cost.step import predict_time
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
@@ -26,10 +27,27 @@ _RULES_OF_A_GIVEN_LAYOUT = SHAPE_RULES + STEP_RULES + MODE_RULES
 """What a search leaves out as slow is predicted when it is asked for by name."""
 
 
-def memory_of(spec: Spec, layout: Layout, *, all_stages: bool = False) -> Memory:
-    """Memory of a layout that is known to be legal."""
+def memory_of(
+    spec: Spec, layout: Layout, *, all_stages: bool = False, states: tuple[StageStates, ...] | None = None
+) -> Memory:
+    """Memory of a layout that is known to be legal. `states` as in `predict_memory`."""
     traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
-    return predict_memory(spec.model, spec.cluster, spec.job, layout, traits, profile, all_stages=all_stages)
+    return predict_memory(
+        spec.model, spec.cluster, spec.job, layout, traits, profile, all_stages=all_stages, states=states
+    )
+
+
+def states_of(spec: Spec, layout: Layout) -> tuple[StageStates, ...]:
+    """States of the pipeline stages that can need most, for `memory_of`."""
+    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
+    ranks = distinct_ranks(spec.model, spec.job, layout)
+    return stage_states(spec.model, spec.job, layout, traits, profile, ranks)
+
+
+def excess_of(spec: Spec, layout: Layout, states: tuple[StageStates, ...]) -> float:
+    """At least so many bytes are over the card, whatever the micro batch and the recompute mode."""
+    profile = profile_of(spec.cluster.gpu, spec.profile)
+    return resident_excess_bytes(spec.model, spec.cluster, spec.job, layout, profile, states)
 
 
 def plan_of(spec: Spec, layout: Layout, memory: Memory) -> Plan:

@@ -6,18 +6,18 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from topoplan.backends.mca import check_finetuning, check_job, check_precision
 from topoplan.cost.flops import ends_in_layers
+from topoplan.cost.states import StageStates
 from topoplan.errors import LayoutError
 from topoplan.layout.enumerate import Broken, milder, offloaded, shapes, steps
-from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.layout import Layout
 from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Counts, Memory, Plan, Ranking, Rejection
-from topoplan.planner.predict import memory_of, plan_of
+from topoplan.planner.predict import excess_of, memory_of, plan_of, states_of
 from topoplan.planner.rank import ranked
 from topoplan.specs.spec import Spec
 
@@ -60,11 +60,7 @@ def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = 
         if broken_shape:
             found.refuse(shape, broken_shape)
             continue
-        for layouts, broken in steps(spec, shape):
-            if broken:
-                found.refuse(layouts, broken)
-            else:
-                found.choose(layouts)
+        found.search(shape)
     else:
         if progress is not None:
             progress(len(all_shapes), len(all_shapes))
@@ -84,11 +80,15 @@ class _Found:
         self.nearest: dict[_Degrees, _Miss] = {}
         self.simplest: dict[_Degrees, _Miss] = {}
         self.out_of_memory = self.dominated = 0
+        self.states: dict[str | None, tuple[StageStates, ...]] = {}
+        """Of the shape at hand, by pipeline split."""
+        self.fit_plainly: set[str | None] = set()
+        """Pipeline splits that fit without recomputation, of the micro batch at hand."""
 
-    def refuse(self, layouts: Sequence[Layout], broken: Broken) -> None:
-        """Layouts that break one and the same rule."""
+    def refuse(self, layouts: Sequence[Layout], broken: Broken, times: int = 1) -> None:
+        """Layouts that break one and the same rule, each of which stands for `times` layouts."""
         rule, equation = broken
-        self.seen_rules[rule.name] += len(layouts)
+        self.seen_rules[rule.name] += len(layouts) * times
         for layout in layouts if self.keep_rejected else layouts[:1]:
             rejection = Rejection(layout=layout, rule=rule.name, reason=equation, fix=rule.fix)
             if self.keep_rejected:
@@ -98,11 +98,45 @@ class _Found:
                 if layout.complexity < example.layout.complexity:
                     self.examples[rule.name] = rejection
 
-    def choose(self, layouts: Sequence[Layout]) -> None:
+    def search(self, shape: tuple[Layout, ...]) -> None:
+        """All layouts of a legal shape, given with each of its pipeline splits."""
+        self.states = {layout.pipeline_layout: states_of(self.spec, layout) for layout in shape}
+        if not self.keep_rejected and all(self._is_hopeless(layout) for layout in shape):
+            self._count_misses(shape)
+            return
+        for layouts, broken in steps(self.spec, shape):
+            if broken:
+                self.refuse(layouts, broken)
+            else:
+                self._choose(layouts)
+
+    def _is_hopeless(self, layout: Layout) -> bool:
+        """Weights, gradients and optimizer alone are over the card, as much of it as may be offloaded."""
+        least = [layout, *offloaded(self.spec, layout)[-1:]][-1]
+        return excess_of(self.spec, least, self.states[layout.pipeline_layout]) > 0.0
+
+    def _count_misses(self, shape: tuple[Layout, ...]) -> None:
+        """A hopeless shape: its simplest layouts stand for the others, which need more."""
+        smallest = None
+        for (layout,), broken in steps(self.spec, shape[:1]):
+            if broken:
+                self.refuse([layout], broken, times=len(shape))
+                continue
+            if smallest is None:
+                smallest = (layout.micro_batch_size, layout.sequence_parallel)
+            if (layout.micro_batch_size, layout.sequence_parallel) == smallest:
+                self._miss(layout, memory_of(self.spec, layout, states=self.states[layout.pipeline_layout]))
+                self.out_of_memory += len(shape) - 1
+            else:
+                self.out_of_memory += len(shape)
+
+    def _choose(self, layouts: Sequence[Layout]) -> None:
         """Keep the fastest of some legal layouts that differ in their pipeline split alone."""
+        if layouts[0].recompute.granularity == "none":
+            self.fit_plainly.clear()
         plans: list[Plan] = []
         for layout in layouts:
-            memory = memory_of(self.spec, layout)
+            memory = memory_of(self.spec, layout, states=self.states[layout.pipeline_layout])
             if fitting := self._fitting(layout, memory):
                 plans.append(min((plan_of(self.spec, *one) for one in fitting), key=_slowness))
             else:
@@ -117,12 +151,14 @@ class _Found:
         A smaller share of the optimizer in host memory is faster, and so are fewer recomputed layers.
         """
         if memory.fits:
+            if layout.recompute.granularity == "none":
+                self.fit_plainly.add(layout.pipeline_layout)
             return [self._least_recomputing(layout, memory)]
         if memory.excess_without_optimizer_bytes > 0.0:
             return []
         fitting = []
         for one in offloaded(self.spec, layout):
-            needed = memory_of(self.spec, one)
+            needed = memory_of(self.spec, one, states=self.states[layout.pipeline_layout])
             if needed.fits:
                 fitting.append(self._least_recomputing(one, needed))
                 if fitting[-1][0] is one:
@@ -136,17 +172,17 @@ class _Found:
         backward of a recomputed layer needs on top is at its most when all are. A layout that fits without any
         recomputation stays as it is: it is ranked as what recomputation would cost.
         """
+        if layout.pipeline_layout in self.fit_plainly:
+            return layout, memory
         fewer = milder(self.spec, layout)
         needs: dict[int, Memory] = {}
 
         def fits(count: int) -> bool:
-            needs[count] = memory_of(self.spec, fewer[count])
+            needs[count] = memory_of(self.spec, fewer[count], states=self.states[layout.pipeline_layout])
             return needs[count].fits
 
         least = bisect_left(range(len(fewer)), True, key=fits)
-        if least == len(fewer) or (least == 0 and memory_of(self.spec, replace(layout, recompute=Recompute())).fits):
-            return layout, memory
-        return fewer[least], needs[least]
+        return (layout, memory) if least == len(fewer) else (fewer[least], needs[least])
 
     def _miss(self, layout: Layout, memory: Memory) -> None:
         """A legal layout that does not fit."""

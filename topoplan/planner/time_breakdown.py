@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.compute import PARTS, Collective, Operator, layer_operators
-from topoplan.cost.memory import chunk_layers
 from topoplan.cost.profile import profile_of
 from topoplan.cost.shard import average_shard, shard_of
+from topoplan.cost.states import chunk_layers
 from topoplan.cost.step import (
     busiest_rank,
     chunk_ends,

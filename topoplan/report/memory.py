@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from topoplan.cost.memory import Moment
+from topoplan.cost.moments import Moment
 from topoplan.planner.breakdown import Breakdown, LayerRows, WeightRow
 from topoplan.planner.plan import Plan, StageMemory
 from topoplan.planner.view import LAYER_KINDS, rounded
@@ -24,20 +24,20 @@ _MIB = 2**20
 # What a reader opens to check a figure: file and function of the formula, and what that is taken from.
 SOURCES = {
     "stages": "cost/memory.py stage_memory, the worst of its moments",
-    "weights": "cost/memory.py stage_parameters",
-    "gradients": "cost/memory.py stage_memory; Megatron param_and_grad_buffer.py",
-    "optimizer": "cost/memory.py stage_memory; ZeRO-1, arXiv 1910.02054, section 5",
-    "workspace": "cost/memory.py stage_memory; catalog/profiles.json",
-    "reference model": "cost/memory.py stage_memory; mcore_adapter dpo_trainer.py",
-    "activations": "cost/memory.py chunk_kept_bytes; arXiv 2205.05198, section 4",
+    "weights": "cost/states.py stage_parameters",
+    "gradients": "cost/states.py stage_states; Megatron param_and_grad_buffer.py",
+    "optimizer": "cost/states.py stage_states; ZeRO-1, arXiv 1910.02054, section 5",
+    "workspace": "cost/states.py stage_states; catalog/profiles.json",
+    "reference model": "cost/states.py stage_states; mcore_adapter dpo_trainer.py",
+    "activations": "cost/moments.py chunk_kept_bytes; arXiv 2205.05198, section 4",
     "vision activations": "cost/activations.py vision_activation_bytes",
-    "peak": "cost/memory.py stage_moments",
-    "moments": "cost/memory.py stage_moments and bytes_per_logit and mtp_bytes_per_logit",
+    "peak": "cost/moments.py stage_moments",
+    "moments": "cost/moments.py stage_moments and bytes_per_logit and mtp_bytes_per_logit",
     "saved": "cost/activations.py layer_activations; arXiv 2205.05198, section 4",
     "recomputation": "cost/activations.py kept_activations",
     "in flight": "cost/pipeline.py in_flight; Megatron schedules.py, arXiv 2104.04473, section 2.2",
     "parameters": "cost/params.py layer_tensors and cut; Megatron attention.py, mlp.py, experts.py",
-    "ends": "cost/memory.py end_tensors",
+    "ends": "cost/states.py end_tensors",
     "fragmentation": "cost/memory.py fragmentation",
     "context": "cost/memory.py predict_memory; context_bytes of catalog/profiles.json",
     "communicators": "cost/memory.py communicator_sizes; nccl_bytes_per_communicator of catalog/profiles.json",
