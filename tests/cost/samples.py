@@ -6,8 +6,9 @@ from typing import Any
 
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.memory import Memory, StageMemory, predict_memory
+from topoplan.cost.microbatch import MicroBatch, StageTime, micro_batch, pipeline_times
 from topoplan.cost.profile import profile_of
-from topoplan.cost.step import StageTime, Time, pipeline_times, predict_time
+from topoplan.cost.step import Time, predict_time
 from topoplan.layout.forms import layout_from_dict
 from topoplan.layout.layout import Layout
 from topoplan.planner.measured import MeasuredRun, shipped_runs
@@ -63,8 +64,13 @@ def time_of(spec: Spec, layout: Layout) -> Time:
 
 def pipeline_times_of(spec: Spec, layout: Layout) -> tuple[StageTime, ...]:
     """Time of a micro batch on every pipeline rank."""
+    return pipeline_times(spec.model, spec.job, layout, micro_batch_of(spec, layout))
+
+
+def micro_batch_of(spec: Spec, layout: Layout) -> MicroBatch:
+    """Times of the pieces of a layout."""
     traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
-    return pipeline_times(spec.model, spec.job, layout, traits, spec.cluster, profile)
+    return micro_batch(spec.model, spec.job, layout, traits, spec.cluster, profile)
 
 
 def measured_runs(family: str) -> list[MeasuredRun]:

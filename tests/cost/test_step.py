@@ -15,17 +15,18 @@ from tests.cost.samples import (
     layout_of,
     layout_of_run,
     measured_runs,
+    micro_batch_of,
     pipeline_times_of,
     spec_of,
     spec_of_run,
     time_of,
 )
 from topoplan.backends.megatron import TRAITS
+from topoplan.cost.microbatch import StageTime, recomputed_share, stage_parts
 from topoplan.cost.profile import profile_of
-from topoplan.cost.shard import shard_of
 from topoplan.cost.states import rank_kinds
-from topoplan.cost.step import DataParallel, StageTime, data_parallel, optimizer_time, recomputed_share, stage_time
-from topoplan.layout.layout import Layout, Recompute
+from topoplan.cost.step import DataParallel, data_parallel, optimizer_time
+from topoplan.layout.layout import Layout, Recompute, stages_of
 from topoplan.layout.stages import Chunk
 from topoplan.planner.measured import MeasuredRun
 from topoplan.specs.spec import Spec
@@ -132,9 +133,11 @@ def test_ranks_of_the_same_kind_keep_their_places_in_the_pipeline() -> None:
 def test_the_chunks_of_a_rank_add_up_to_its_parts(model: str, form: dict[str, Any]) -> None:
     spec = spec_of(model)
     layout = layout_of(spec, **form)
-    for stage in pipeline_times_of(spec, layout):
+    pieces = micro_batch_of(spec, layout)
+    for stage, chunks in zip(pipeline_times_of(spec, layout), stages_of(spec.model, spec.job, layout), strict=True):
         assert len(stage.forward_s) == len(stage.backward_s) == len(stage.recompute_s) == layout.vpp
-        parts = sum(stage.parts_s) + sum(stage.recompute_s) + stage.ends_s
+        layers, ends = stage_parts(spec.model, spec.job, chunks, pieces)
+        parts = sum(layers) + sum(stage.recompute_s) + ends
         assert stage.total_s == pytest.approx(parts)
         assert all(part < whole for part, whole in zip(stage.recompute_s, stage.backward_s, strict=True))
 
@@ -291,9 +294,7 @@ def test_slower_networks_and_cards_take_longer() -> None:
 
 
 def stage_of_rank(spec: Spec, layout: Layout, rank: int) -> StageTime:
-    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
-    shard = shard_of(layout, spec.job)
-    return stage_time(spec.model, spec.job, layout, traits, spec.cluster, profile, shard, rank)
+    return pipeline_times_of(spec, layout)[rank]
 
 
 def told_by(spec: Spec, layout: Layout, rank: int = 0) -> DataParallel:

@@ -221,20 +221,28 @@ def predict_memory(
     *,
     all_stages: bool = False,
     states: tuple[StageStates, ...] | None = None,
+    until_over: bool = False,
 ) -> Memory:
     """Memory of the worst GPU of a layout.
 
     `all_stages` lists every pipeline stage, with its moments; without it only those that can be the worst. `states` of
-    these, where they are known from a layout that shares them.
+    these, where they are known from a layout that shares them. `until_over` goes no further than the first stage that
+    is over the card: the figures are then at least what the worst one needs.
     """
     if states is None:
         ranks = range(layout.pp) if all_stages else distinct_ranks(model, job, layout)
         states = stage_states(model, job, layout, traits, profile, ranks)
     shard = shard_of(layout, job, flash_attention=profile.flash_attention)
     kept = kept_of(model, job, shard, layout.recompute)
-    stages = tuple([stage_memory(model, job, layout, one, shard, kept, with_moments=all_stages) for one in states])
-    allocated = max([stage.allocated_bytes for stage in stages])
-    reserved, device, margin = _on_card(model, cluster, job, layout, profile, allocated)
+    stages: list[StageMemory] = []
+    allocated = reserved = device = margin = 0.0
+    for one in states:
+        stages.append(stage_memory(model, job, layout, one, shard, kept, with_moments=all_stages))
+        if stages[-1].allocated_bytes > allocated:
+            allocated = stages[-1].allocated_bytes
+            reserved, device, margin = _on_card(model, cluster, job, layout, profile, allocated)
+            if until_over and device + margin > cluster.gpu.memory_bytes:
+                break
     return Memory(
         allocated_bytes=allocated,
         reserved_bytes=reserved,
@@ -243,5 +251,5 @@ def predict_memory(
         margin_bytes=margin,
         host_bytes=max(stage.host_bytes for stage in stages) * cluster.gpus_per_node,
         host_capacity_bytes=cluster.host_memory_bytes,
-        by_stage=stages,
+        by_stage=tuple(stages),
     )

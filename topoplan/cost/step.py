@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from topoplan.backends.megatron import Traits
 from topoplan.cost.activations import BF16, FP32
 from topoplan.cost.collectives import all_gather_s, all_reduce_s, point_to_point_s
-from topoplan.cost.compute import PARTS, Collective, elementwise_s, gemm_s, layer_time
+from topoplan.cost.compute import PARTS, Collective, elementwise_s
 from topoplan.cost.memory import embedding_ranks
+from topoplan.cost.microbatch import MicroBatch, StageTime, busiest_rank, micro_batch, pipeline_times, stage_parts
 from topoplan.cost.params import padded_vocab_size
 from topoplan.cost.pipeline import schedule_s
 from topoplan.cost.profile import Profile
-from topoplan.cost.shard import Shard, average_shard, shard_of
-from topoplan.cost.states import chunk_layers, rank_kinds, stage_parameters
-from topoplan.cost.vision import patches_per_image, patches_per_microbatch
-from topoplan.layout.layout import Layout, Recompute, stages_of
+from topoplan.cost.shard import average_shard, shard_of
+from topoplan.cost.states import stage_parameters
+from topoplan.layout.layout import Layout, stages_of
 from topoplan.layout.placement import Group, group
 from topoplan.layout.rules import facts_of
-from topoplan.layout.stages import Chunk
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
-from topoplan.specs.model import Layer, Model, VisionTower
+from topoplan.specs.model import Model
 
 ADAM_STEP_BYTES = 34
 """Moved per optimizer element: gradient, fp32 weight and two moments read, three written, the bf16 weight written
@@ -41,27 +40,6 @@ class Time:
     """Interval that the step time is expected in."""
     parts_s: Mapping[str, float]
     """What the step is spent on; adds up to step_s."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTime:
-    """One pipeline rank and one micro batch; all in seconds."""
-
-    forward_s: tuple[float, ...]
-    """By model chunk, with what stands before and behind its layers: embedding, vision tower, output layer, loss."""
-    backward_s: tuple[float, ...]
-    """By model chunk, with what it repeats of the forward."""
-    recompute_s: tuple[float, ...]
-    """By model chunk: what backward repeats."""
-    parts_s: tuple[float, ...]
-    """Layers, forward and backward together without recomputation, by part in the order of PARTS."""
-    ends_s: float
-    """Embedding, output layer, loss and vision tower, forward and backward."""
-
-    @property
-    def total_s(self) -> float:
-        """Forward, backward and what backward repeats."""
-        return sum(self.forward_s) + sum(self.backward_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,177 +61,6 @@ class DataParallel:
     def exposed_s(self) -> float:
         """All that adds to the step."""
         return self.exposed_reduce_s + self.exposed_gather_s + (self.tied.call_s if self.tied else 0.0)
-
-
-def recomputed_share(chunk: Chunk, layer: Layer, recompute: Recompute) -> float:
-    """Share of a chunk's layers of one kind that its recompute mode is about.
-
-    Method block: the first ones, and no multi-token-prediction layer. Else all.
-    """
-    if recompute.granularity != "full" or recompute.method != "block":
-        return 1.0
-    if layer.predicts_next or not chunk.num_layers:
-        return 0.0
-    return min(recompute.num_layers or 0, chunk.num_layers) / chunk.num_layers
-
-
-@lru_cache(maxsize=1 << 15)
-def _chunk_time(
-    model: Model, chunk: Chunk, shard: Shard, cluster: Cluster, profile: Profile, recompute: Recompute
-) -> tuple[tuple[float, ...], tuple[float, ...], float]:
-    """(forward by part, backward by part, recomputation) of one micro batch through a chunk's layers, in seconds."""
-    forward, backward, repeated = [0.0] * len(PARTS), [0.0] * len(PARTS), 0.0
-    for layer, count in chunk_layers(model, chunk):
-        one = layer_time(model, layer, shard, cluster, profile, recompute)
-        for part in range(len(PARTS)):
-            forward[part] += count * one.forward_s[part]
-            backward[part] += count * one.backward_s[part]
-        repeated += count * one.recompute_s * recomputed_share(chunk, layer, recompute)
-    return tuple(forward), tuple(backward), repeated
-
-
-def _unquantised(precision: str) -> str:
-    """Precision of what stays out of fp8: the output layer and the vision tower."""
-    return "fp16" if precision == "fp16" else "bf16"
-
-
-@lru_cache(maxsize=1 << 12)
-def _head_s(
-    model: Model, shard: Shard, cluster: Cluster, profile: Profile, vocabulary: int, *, fused: bool
-) -> tuple[float, float]:
-    """(forward, backward) seconds of final norm, output layer and loss for one micro batch."""
-    gpu, hidden = cluster.gpu, model.hidden_size
-    rows, columns = shard.tokens, vocabulary / shard.tp
-    precision = _unquantised(shard.precision)
-    forward = gemm_s(rows, columns, hidden, gpu, profile, precision)
-    wgrad = gemm_s(columns, hidden, rows, gpu, profile, precision)
-    gradients = gemm_s(rows, hidden, columns, gpu, profile, precision) + wgrad
-    backward = gradients
-    # Bytes a logit (`core/tensor_parallel/cross_entropy.py`): copy to fp32, maximum, subtraction, exponential, sum and
-    # division, each a pass; backward scales and casts. The fused kernel reads twice and writes the gradient.
-    forward += elementwise_s((6 if fused else 6 + 4 + 8 + 8 + 4 + 8) * rows * columns, gpu, profile, kernels=8)
-    backward += elementwise_s((4 if fused else 8 + 6) * rows * columns, gpu, profile, kernels=3)
-    if shard.tp > 1:
-        # As around any column-parallel layer (`compute.py::_Builder.tensor_parallel`).
-        tensor_group, whole = Group(shard.tp, 1), BF16 * shard.tokens * hidden
-        if shard.sequence_parallel:
-            gather = all_gather_s(tensor_group, whole, cluster, profile)
-            forward += gather
-            backward += 2 * gather - min(2 * gather, gradients) * profile.tp_overlap
-        else:
-            reduce = all_reduce_s(tensor_group, whole, cluster, profile)
-            backward += reduce - min(reduce, wgrad) * profile.tp_overlap
-    return forward, backward
-
-
-def _embedding_s(
-    model: Model, shard: Shard, cluster: Cluster, profile: Profile, vocabulary: int
-) -> tuple[float, float]:
-    """(forward, backward) seconds of the embedding: a lookup, and a dense gradient added to the fp32 buffer.
-
-    Each rank looks up its part of the vocabulary; the parts are reduced (`VocabParallelEmbedding`), scattered over the
-    sequence with sequence parallelism, whose gradient is then gathered.
-    """
-    rows = BF16 * shard.tokens * model.hidden_size
-    forward = elementwise_s(3 * rows, cluster.gpu, profile, kernels=3)
-    table = vocabulary / shard.tp * model.hidden_size
-    backward = elementwise_s(rows + (BF16 + BF16 + 2 * FP32) * table, cluster.gpu, profile, kernels=3)
-    if shard.sequence_parallel:
-        gather = all_gather_s(Group(shard.tp, 1), rows, cluster, profile)
-        return forward + gather, backward + gather
-    return forward + all_reduce_s(Group(shard.tp, 1), rows, cluster, profile), backward
-
-
-def _vision_s(
-    tower: VisionTower, patches: int, job: Job, cluster: Cluster, profile: Profile, *, recompute: bool
-) -> tuple[float, float]:
-    """(forward, backward) seconds of the vision tower on one rank; it is not split by TP."""
-    gpu, hidden, precision = cluster.gpu, tower.hidden_size, _unquantised(job.precision)
-    first = tower.intermediate_size * (2 if tower.gated else 1)
-    block = (
-        gemm_s(patches, 3 * hidden, hidden, gpu, profile, precision)
-        + gemm_s(patches, hidden, hidden, gpu, profile, precision)
-        + gemm_s(patches, first, hidden, gpu, profile, precision)
-        + gemm_s(patches, hidden, tower.intermediate_size, gpu, profile, precision)
-    )
-    # Every image attends to itself alone.
-    per_image = min(patches, patches_per_image(tower, job.image_max_pixels))
-    scores = 4.0 * patches * per_image * hidden / (gpu.fp16_flops * profile.attention_forward_efficiency)
-    moved = BF16 * patches * (16 * hidden + 4 * first)
-    forward = tower.layers * (block + scores + elementwise_s(moved, gpu, profile, kernels=14))
-    # Nothing in front of a frozen tower is trained, so it has no backward, whatever becomes of its projector.
-    backward = 0.0 if job.freeze_vision_tower else forward * (2.0 + recompute)
-    return forward, backward
-
-
-def chunk_ends(
-    model: Model,
-    job: Job,
-    layout: Layout,
-    traits: Traits,
-    cluster: Cluster,
-    profile: Profile,
-    shard: Shard,
-    chunk: Chunk,
-) -> list[tuple[str, float, float]]:
-    """(name, forward, backward) in seconds of what stands before and behind a chunk's layers, for one micro batch."""
-    ends = []
-    vocabulary = padded_vocab_size(model, layout.tp, traits.vocab_multiple)
-    # Every multi-token-prediction layer looks up its tokens, and every depth has a loss.
-    lookups, losses = chunk.embedding + chunk.mtp_layers, chunk.head * (1 + job.mtp_num_layers)
-    if lookups:
-        ahead, back = _embedding_s(model, shard, cluster, profile, vocabulary)
-        ends.append(("embedding", lookups * ahead, lookups * back))
-    if chunk.embedding and model.vision:
-        patches = patches_per_microbatch(model.vision, job, layout)
-        full = layout.recompute.granularity == "full"
-        ends.append(("vision tower", *_vision_s(model.vision, patches, job, cluster, profile, recompute=full)))
-    if losses:
-        fused = layout.cross_entropy_fusion
-        ahead, back = _head_s(model, shard, cluster, profile, vocabulary, fused=fused)
-        ends.append(("output layer, loss", losses * ahead, losses * back))
-    return ends
-
-
-def stage_time(
-    model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile, shard: Shard, rank: int
-) -> StageTime:
-    """One micro batch through the layers and the ends of a pipeline rank, chunk by chunk."""
-    parts, ends = [0.0] * len(PARTS), 0.0
-    forward: list[float] = []
-    backward: list[float] = []
-    recompute: list[float] = []
-    for chunk in stages_of(model, job, layout)[rank]:
-        ahead, back, repeated = _chunk_time(model, chunk, shard, cluster, profile, layout.recompute)
-        for part in range(len(PARTS)):
-            parts[part] += ahead[part] + back[part]
-        forward_s, backward_s = sum(ahead), sum(back) + repeated
-        for _, ahead_s, back_s in chunk_ends(model, job, layout, traits, cluster, profile, shard, chunk):
-            forward_s += ahead_s
-            backward_s += back_s
-            ends += ahead_s + back_s
-        forward.append(forward_s)
-        backward.append(backward_s)
-        recompute.append(repeated)
-    return StageTime(
-        forward_s=tuple(forward),
-        backward_s=tuple(backward),
-        recompute_s=tuple(recompute),
-        parts_s=tuple(parts),
-        ends_s=ends,
-    )
-
-
-def pipeline_times(
-    model: Model, job: Job, layout: Layout, traits: Traits, cluster: Cluster, profile: Profile
-) -> tuple[StageTime, ...]:
-    """Seconds of one micro batch on every pipeline rank; ranks that hold the same share one object."""
-    shard = average_shard(shard_of(layout, job, flash_attention=profile.flash_attention), layout, job)
-    kinds = rank_kinds(model, job, layout)
-    times = {
-        rank: stage_time(model, job, layout, traits, cluster, profile, shard, rank) for rank in dict.fromkeys(kinds)
-    }
-    return tuple(times[kind] for kind in kinds)
 
 
 def pipeline_send(model: Model, job: Job, layout: Layout, cluster: Cluster, profile: Profile) -> Collective:
@@ -351,40 +158,93 @@ def optimizer_time(
     return adam, ("offload over PCIe", copied_s), ("Adam on the host", host_s), overhead
 
 
-def busiest_rank(stages: Sequence[StageTime]) -> int:
-    """The pipeline rank with most to do in a micro batch, the first of equals."""
-    return max(range(len(stages)), key=lambda rank: stages[rank].total_s)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTerms:
+    """What a step is made of, short of the schedule that puts it together."""
+
+    times: MicroBatch
+    stages: tuple[StageTime, ...]
+    """By pipeline rank."""
+    rank: int
+    """The busiest pipeline rank."""
+    microbatches: int
+    message_s: float
+    """One message between neighbours of the pipeline."""
+    reference_s: float
+    """DPO's reference model, forward only."""
+    data_parallel_s: float
+    optimizer_s: float
+
+    @property
+    def least_s(self) -> float:
+        """A step takes at least this: the busiest rank is never idle."""
+        return self.microbatches * self.stages[self.rank].total_s + self._around_s
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the step."""
+        return self.pipeline_s(self.message_s) + self._around_s
+
+    @property
+    def _around_s(self) -> float:
+        return self.reference_s + self.data_parallel_s + self.optimizer_s
+
+    def pipeline_s(self, message_s: float) -> float:
+        """Seconds of the pipeline's schedule."""
+        forward = [stage.forward_s for stage in self.stages]
+        backward = [stage.backward_s for stage in self.stages]
+        return schedule_s(forward, backward, self.microbatches, message_s)
 
 
-def predict_time(model: Model, cluster: Cluster, job: Job, layout: Layout, traits: Traits, profile: Profile) -> Time:
-    """Seconds of one optimizer step of a layout.
+def step_terms(model: Model, cluster: Cluster, job: Job, layout: Layout, traits: Traits, profile: Profile) -> StepTerms:
+    """The terms of a layout's step."""
+    times = micro_batch(model, job, layout, traits, cluster, profile)
+    stages = pipeline_times(model, job, layout, times)
+    rank, microbatches = busiest_rank(stages), layout.gradient_accumulation_steps
+    reference = 0.0
+    if job.stage == "dpo":
+        # The reference model sees all micro batches first, forward only (mcore_adapter `trainer/dpo_trainer.py`).
+        each = [sum(stage.forward_s) for stage in stages]
+        reference = microbatches * max(each) + (sum(each) - max(each)) / layout.vpp
+    optimizer = optimizer_time(model, job, layout, traits, cluster, profile, rank)
+    return StepTerms(
+        times=times,
+        stages=stages,
+        rank=rank,
+        microbatches=microbatches,
+        message_s=pipeline_send(model, job, layout, cluster, profile).call_s if layout.pp > 1 else 0.0,
+        reference_s=reference,
+        data_parallel_s=data_parallel(model, job, layout, traits, cluster, profile, stages[rank], rank).exposed_s,
+        optimizer_s=sum(seconds for _, seconds in optimizer),
+    )
+
+
+def predict_time(
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    layout: Layout,
+    traits: Traits,
+    profile: Profile,
+    terms: StepTerms | None = None,
+) -> Time:
+    """Seconds of one optimizer step of a layout; `terms` are its `step_terms`, where they are known.
 
     The parts are those of the busiest pipeline rank; what it waits for the others is `pp_bubble`, and what the pipeline
     takes longer because messages take time is `pp_comm`.
     """
-    stages = pipeline_times(model, job, layout, traits, cluster, profile)
-    rank = busiest_rank(stages)
-    worst, microbatches = stages[rank], layout.gradient_accumulation_steps
-    forward = [stage.forward_s for stage in stages]
-    backward = [stage.backward_s for stage in stages]
-    without_messages = total = schedule_s(forward, backward, microbatches)
-    if layout.pp > 1:
-        message_s = pipeline_send(model, job, layout, cluster, profile).call_s
-        total = schedule_s(forward, backward, microbatches, message_s)
-
-    parts: dict[str, float] = {name: microbatches * part for name, part in zip(PARTS, worst.parts_s, strict=True)}
+    terms = terms or step_terms(model, cluster, job, layout, traits, profile)
+    worst, microbatches = terms.stages[terms.rank], terms.microbatches
+    without_messages = terms.pipeline_s(0.0)
+    layers, ends = stage_parts(model, job, stages_of(model, job, layout)[terms.rank], terms.times)
+    parts: dict[str, float] = {name: microbatches * part for name, part in zip(PARTS, layers, strict=True)}
     parts["recompute"] = microbatches * sum(worst.recompute_s)
-    parts["ends"] = microbatches * worst.ends_s
+    parts["ends"] = microbatches * ends
     parts["pp_bubble"] = without_messages - microbatches * worst.total_s
-    if job.stage == "dpo":
-        # The reference model sees all micro batches first, forward only (mcore_adapter `trainer/dpo_trainer.py`).
-        each = [sum(times) for times in forward]
-        parts["reference"] = microbatches * max(each) + (sum(each) - max(each)) / layout.vpp
-    parts["pp_comm"] = total - without_messages
-    parts["dp_comm"] = data_parallel(model, job, layout, traits, cluster, profile, worst, rank).exposed_s
-    parts["optimizer"] = sum(
-        seconds for _, seconds in optimizer_time(model, job, layout, traits, cluster, profile, rank)
-    )
+    parts["reference"] = terms.reference_s
+    parts["pp_comm"] = terms.pipeline_s(terms.message_s) - without_messages if terms.message_s else 0.0
+    parts["dp_comm"] = terms.data_parallel_s
+    parts["optimizer"] = terms.optimizer_s
     parts = {name: seconds for name, seconds in parts.items() if seconds > 0.0}
     step_s = sum(parts.values())
     band = profile.time_band

@@ -13,7 +13,7 @@ from topoplan.cost.memory import Memory, predict_memory, resident_excess_bytes
 from topoplan.cost.padding import padding_share, tokens_per_step
 from topoplan.cost.profile import profile_notes, profile_of
 from topoplan.cost.states import StageStates, distinct_ranks, stage_states
-from topoplan.cost.step import predict_time
+from topoplan.cost.step import StepTerms, predict_time, step_terms
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.layout.layout import Layout
@@ -28,12 +28,25 @@ _RULES_OF_A_GIVEN_LAYOUT = SHAPE_RULES + STEP_RULES + MODE_RULES
 
 
 def memory_of(
-    spec: Spec, layout: Layout, *, all_stages: bool = False, states: tuple[StageStates, ...] | None = None
+    spec: Spec,
+    layout: Layout,
+    *,
+    all_stages: bool = False,
+    states: tuple[StageStates, ...] | None = None,
+    until_over: bool = False,
 ) -> Memory:
-    """Memory of a layout that is known to be legal. `states` as in `predict_memory`."""
+    """Memory of a layout that is known to be legal; options as in `predict_memory`."""
     traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
     return predict_memory(
-        spec.model, spec.cluster, spec.job, layout, traits, profile, all_stages=all_stages, states=states
+        spec.model,
+        spec.cluster,
+        spec.job,
+        layout,
+        traits,
+        profile,
+        all_stages=all_stages,
+        states=states,
+        until_over=until_over,
     )
 
 
@@ -50,10 +63,16 @@ def excess_of(spec: Spec, layout: Layout, states: tuple[StageStates, ...]) -> fl
     return resident_excess_bytes(spec.model, spec.cluster, spec.job, layout, profile, states)
 
 
-def plan_of(spec: Spec, layout: Layout, memory: Memory) -> Plan:
-    """The plan of a legal layout whose memory is known."""
+def terms_of(spec: Spec, layout: Layout) -> StepTerms:
+    """What a step of a legal layout is made of."""
     traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
-    time = predict_time(spec.model, spec.cluster, spec.job, layout, traits, profile)
+    return step_terms(spec.model, spec.cluster, spec.job, layout, traits, profile)
+
+
+def plan_of(spec: Spec, layout: Layout, memory: Memory, terms: StepTerms | None = None) -> Plan:
+    """The plan of a legal layout whose memory is known, and its `terms_of` perhaps too."""
+    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
+    time = predict_time(spec.model, spec.cluster, spec.job, layout, traits, profile, terms)
     gpus = spec.cluster.world_size
     rate = model_flops_per_step(spec.model, spec.job) / time.step_s / gpus
     return Plan(

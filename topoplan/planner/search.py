@@ -6,10 +6,12 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from topoplan.backends.mca import check_finetuning, check_job, check_precision
 from topoplan.cost.flops import ends_in_layers
 from topoplan.cost.states import StageStates
+from topoplan.cost.step import StepTerms
 from topoplan.errors import LayoutError
 from topoplan.layout.enumerate import Broken, milder, offloaded, shapes, steps
 from topoplan.layout.layout import Layout
@@ -17,7 +19,7 @@ from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Counts, Memory, Plan, Ranking, Rejection
-from topoplan.planner.predict import excess_of, memory_of, plan_of, states_of
+from topoplan.planner.predict import excess_of, memory_of, plan_of, states_of, terms_of
 from topoplan.planner.rank import ranked
 from topoplan.specs.spec import Spec
 
@@ -25,8 +27,24 @@ KEPT_MISSES = 5
 """Layouts over the card's memory that are kept with a fix, when not all are asked for."""
 
 _Degrees = tuple[int, ...]
+_Fit = tuple[Layout, Memory]
 _Miss = tuple[float, int, Layout]
 """What it is sorted by, a running number that keeps the order stable, and the layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rival:
+    """A layout that fits, among others of which one is ranked."""
+
+    terms: StepTerms
+    layout: Layout
+    memory: Memory
+
+    @property
+    def key(self) -> tuple[float, float, str]:
+        """Sorts the fastest first, then the one that needs least."""
+        return self.terms.step_s, self.memory.device_bytes, self.layout.id
+
 
 Progress = Callable[[int, int], bool | None]
 """Called with the shapes searched so far and their number. The search ends with what it has when it returns True."""
@@ -110,6 +128,9 @@ class _Found:
             else:
                 self._choose(layouts)
 
+    def _memory(self, layout: Layout) -> Memory:
+        return memory_of(self.spec, layout, states=self.states[layout.pipeline_layout], until_over=True)
+
     def _is_hopeless(self, layout: Layout) -> bool:
         """Weights, gradients and optimizer alone are over the card, as much of it as may be offloaded."""
         least = [layout, *offloaded(self.spec, layout)[-1:]][-1]
@@ -125,7 +146,7 @@ class _Found:
             if smallest is None:
                 smallest = (layout.micro_batch_size, layout.sequence_parallel)
             if (layout.micro_batch_size, layout.sequence_parallel) == smallest:
-                self._miss(layout, memory_of(self.spec, layout, states=self.states[layout.pipeline_layout]))
+                self._miss(layout, self._memory(layout))
                 self.out_of_memory += len(shape) - 1
             else:
                 self.out_of_memory += len(shape)
@@ -134,18 +155,37 @@ class _Found:
         """Keep the fastest of some legal layouts that differ in their pipeline split alone."""
         if layouts[0].recompute.granularity == "none":
             self.fit_plainly.clear()
-        plans: list[Plan] = []
+        found: list[_Fit] = []
+        number = 0
         for layout in layouts:
-            memory = memory_of(self.spec, layout, states=self.states[layout.pipeline_layout])
+            memory = self._memory(layout)
             if fitting := self._fitting(layout, memory):
-                plans.append(min((plan_of(self.spec, *one) for one in fitting), key=_slowness))
+                number += 1
+                found += fitting
             else:
                 self._miss(layout, memory)
-        if plans:
-            self.dominated += len(plans) - 1
-            self.plans.append(min(plans, key=_slowness))
+        if found:
+            self.dominated += number - 1
+            self.plans.append(self._fastest(found))
 
-    def _fitting(self, layout: Layout, memory: Memory) -> list[tuple[Layout, Memory]]:
+    def _fastest(self, found: list[_Fit]) -> Plan:
+        """The plan of the fastest; of equally fast ones, of the one that needs least.
+
+        The schedule of a layout is worked out only where what its busiest rank has to do does not decide already.
+        """
+        rivals = [_Rival(terms_of(self.spec, layout), layout, memory) for layout, memory in found]
+        best = rivals[0]
+        if len(rivals) > 1:
+            best, *others = sorted(rivals, key=lambda rival: rival.terms.least_s)
+            best_key = best.key
+            for rival in others:
+                if rival.terms.least_s > best_key[0]:
+                    break
+                if (key := rival.key) < best_key:
+                    best, best_key = rival, key
+        return plan_of(self.spec, best.layout, best.memory, best.terms)
+
+    def _fitting(self, layout: Layout, memory: Memory) -> list[_Fit]:
         """The layout if it fits, or what it takes for it to fit; more than one where only their times can tell.
 
         A smaller share of the optimizer in host memory is faster, and so are fewer recomputed layers.
@@ -158,14 +198,14 @@ class _Found:
             return []
         fitting = []
         for one in offloaded(self.spec, layout):
-            needed = memory_of(self.spec, one, states=self.states[layout.pipeline_layout])
+            needed = self._memory(one)
             if needed.fits:
                 fitting.append(self._least_recomputing(one, needed))
                 if fitting[-1][0] is one:
                     break  # recomputing as much and offloading more is slower
         return fitting
 
-    def _least_recomputing(self, layout: Layout, memory: Memory) -> tuple[Layout, Memory]:
+    def _least_recomputing(self, layout: Layout, memory: Memory) -> _Fit:
         """Of a layout that fits and those that recompute fewer of its layers, the first that fits.
 
         All of them that recompute more layers than one that fits do so too: what they keep shrinks, and what the
@@ -178,7 +218,7 @@ class _Found:
         needs: dict[int, Memory] = {}
 
         def fits(count: int) -> bool:
-            needs[count] = memory_of(self.spec, fewer[count], states=self.states[layout.pipeline_layout])
+            needs[count] = self._memory(fewer[count])
             return needs[count].fits
 
         least = bisect_left(range(len(fewer)), True, key=fits)
@@ -227,11 +267,6 @@ class _Found:
             notes=tuple(alternatives(order)),
             data_notes=data_notes(self.spec, order[0]) if order else (),
         )
-
-
-def _slowness(plan: Plan) -> tuple[float, float, str]:
-    """Sorts plans of one kind: the fastest first, then the one that needs least."""
-    return plan.time.step_s, plan.memory.device_bytes, plan.id
 
 
 def _keep_least(misses: dict[_Degrees, _Miss], degrees: _Degrees, miss: _Miss) -> None:

@@ -6,18 +6,11 @@ from dataclasses import dataclass
 
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.compute import PARTS, Collective, Operator, layer_operators
+from topoplan.cost.microbatch import chunk_ends, recomputed_share
 from topoplan.cost.profile import profile_of
 from topoplan.cost.shard import average_shard, shard_of
 from topoplan.cost.states import chunk_layers
-from topoplan.cost.step import (
-    busiest_rank,
-    chunk_ends,
-    data_parallel,
-    optimizer_time,
-    pipeline_send,
-    pipeline_times,
-    recomputed_share,
-)
+from topoplan.cost.step import data_parallel, optimizer_time, pipeline_send, step_terms
 from topoplan.layout.layout import Recompute, stages_of
 from topoplan.layout.placement import span
 from topoplan.layout.stages import Chunk
@@ -153,8 +146,8 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
     shard = average_shard(shard_of(layout, job, flash_attention=profile.flash_attention), layout, job)
     microbatches = layout.gradient_accumulation_steps
     chunks = stages_of(model, job, layout)
-    times = pipeline_times(model, job, layout, traits, cluster, profile)
-    slowest = busiest_rank(times)
+    terms = step_terms(model, cluster, job, layout, traits, profile)
+    times, slowest = terms.stages, terms.rank
 
     layers = _layers_of(model, chunks[slowest], layout.recompute)
     operators = {layer: layer_operators(model, layer, shard, cluster, profile) for layer in layers}
@@ -195,7 +188,7 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
         ends=tuple(
             EndRow(name=name, forward_s=forward, backward_s=backward, step_s=microbatches * (forward + backward))
             for chunk in chunks[slowest]
-            for name, forward, backward in chunk_ends(model, job, layout, traits, cluster, profile, shard, chunk)
+            for name, forward, backward in chunk_ends(model, job, chunk, terms.times)
         ),
         data_parallel=tuple(
             TimeRow(part="dp_comm", name=name, step_s=seconds) for name, seconds in exposed if seconds > 0

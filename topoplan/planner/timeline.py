@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from topoplan.backends.megatron import TRAITS
-from topoplan.cost.pipeline import schedule_s
 from topoplan.cost.profile import profile_of
 from topoplan.cost.simulate import Event, simulate
-from topoplan.cost.step import busiest_rank, data_parallel, pipeline_send, pipeline_times
+from topoplan.cost.step import data_parallel, step_terms
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
 
@@ -72,13 +71,11 @@ def timeline(spec: Spec, plan: Plan) -> Timeline:
     """
     layout, profile = plan.layout, profile_of(spec.cluster.gpu, spec.profile)
     traits = TRAITS[layout.backend]
-    stages = pipeline_times(spec.model, spec.job, layout, traits, spec.cluster, profile)
+    terms = step_terms(spec.model, spec.cluster, spec.job, layout, traits, profile)
+    stages, rank, messages, microbatches = terms.stages, terms.rank, terms.message_s, terms.microbatches
     forward = [stage.forward_s for stage in stages]
     backward = [stage.backward_s for stage in stages]
-    messages = pipeline_send(spec.model, spec.job, layout, spec.cluster, profile).call_s
-    microbatches = layout.gradient_accumulation_steps
     run = simulate(forward, backward, microbatches, p2p_s=messages, recompute_s=[stage.recompute_s for stage in stages])
-    rank = busiest_rank(stages)
     told = data_parallel(spec.model, spec.job, layout, traits, spec.cluster, profile, stages[rank], rank)
     start = plan.time.parts_s.get("reference", 0.0)
     phases = [Phase(name="reference", start_s=0.0, end_s=start)]
@@ -122,7 +119,7 @@ def timeline(spec: Spec, plan: Plan) -> Timeline:
         pipeline_start_s=start,
         pipeline_end_s=start + run.total_s,
         total_s=end,
-        closed_form_s=schedule_s(forward, backward, microbatches, messages),
+        closed_form_s=terms.pipeline_s(messages),
         fill_s=max(first_backward),
         drain_s=min(last_forward),
         busy=tuple(busy),

@@ -22,7 +22,7 @@ _WITH_FORMULAS = 96
 # What a reader opens to check a figure: file and function of the formula, and what that is taken from.
 SOURCES = {
     "step": "cost/step.py predict_time",
-    "stages": "cost/step.py stage_time",
+    "stages": "cost/microbatch.py stage_time",
     "gemm": "cost/compute.py gemm_s; NVIDIA Matrix Multiplication User's Guide, sections 3 and 4",
     "attention": "cost/compute.py _core_attention; FlashAttention-2, arXiv 2307.08691, section 4",
     "gated delta rule": "cost/compute.py _linear_attention; arXiv 2412.06464, section 3",
@@ -33,10 +33,10 @@ SOURCES = {
     "expert tensor collectives": "cost/compute.py _moe; Megatron moe/token_dispatcher.py",
     "recompute": "cost/compute.py layer_time; arXiv 2205.05198, section 5",
     "layers": "cost/compute.py layer_operators",
-    "ends": "cost/step.py chunk_ends",
-    "embedding": "cost/step.py _embedding_s; Megatron tensor_parallel/layers.py",
-    "vision tower": "cost/step.py _vision_s",
-    "output layer, loss": "cost/step.py _head_s; Megatron tensor_parallel/cross_entropy.py",
+    "ends": "cost/microbatch.py chunk_ends",
+    "embedding": "cost/microbatch.py _embedding_s; Megatron tensor_parallel/layers.py",
+    "vision tower": "cost/microbatch.py _vision_s",
+    "output layer, loss": "cost/microbatch.py _head_s; Megatron tensor_parallel/cross_entropy.py",
     "pp_bubble": "cost/pipeline.py schedule_s; arXiv 2104.04473, section 2.2",
     "pp_comm": "cost/step.py predict_time and pipeline_send; Megatron pipeline_parallel/schedules.py",
     "reference": "cost/step.py predict_time; mcore_adapter trainer/dpo_trainer.py",
