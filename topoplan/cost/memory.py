@@ -189,25 +189,48 @@ def margin_bytes(model: Model, cluster: Cluster, profile: Profile, device_bytes:
     return device_bytes * (profile.moe_memory_band if facts_of(model).is_moe else profile.memory_band)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShapeStates:
+    """What layouts that differ in micro batch, recompute mode or offload share."""
+
+    stages: tuple[StageStates, ...]
+    fragmentation: float
+    """What torch's allocator holds beyond live tensors, as a share of them."""
+    beside_bytes: float
+    """Device memory that torch does not see: the CUDA context and NCCL's buffers."""
+
+
+def shape_states(
+    model: Model, job: Job, layout: Layout, traits: Traits, profile: Profile, *, all_stages: bool = False
+) -> ShapeStates:
+    """The states of a layout: of every pipeline stage, or only of those that can need most."""
+    ranks = range(layout.pp) if all_stages else distinct_ranks(model, job, layout)
+    return ShapeStates(
+        stages=stage_states(model, job, layout, traits, profile, ranks),
+        fragmentation=fragmentation(model, layout),
+        beside_bytes=profile.context_bytes + profile.nccl_bytes_per_communicator * communicators(layout, model, job),
+    )
+
+
 def resident_excess_bytes(
-    model: Model, cluster: Cluster, job: Job, layout: Layout, profile: Profile, states: Sequence[StageStates]
+    model: Model, cluster: Cluster, job: Job, layout: Layout, profile: Profile, states: ShapeStates
 ) -> float:
     """At least so much is over the card in every layout that shares these states and offloads as much.
 
     That is without activations and transients.
     """
     away = adam_bytes(job, layout) * layout.optimizer_offload_fraction
-    allocated = max(sum(one.parts_bytes.values()) - away * one.shard_elements for one in states)
-    _, device, margin = _on_card(model, cluster, job, layout, profile, allocated)
+    allocated = max(sum(one.parts_bytes.values()) - away * one.shard_elements for one in states.stages)
+    _, device, margin = _on_card(model, cluster, profile, states, allocated)
     return device + margin - cluster.gpu.memory_bytes
 
 
 def _on_card(
-    model: Model, cluster: Cluster, job: Job, layout: Layout, profile: Profile, allocated_bytes: float
+    model: Model, cluster: Cluster, profile: Profile, states: ShapeStates, allocated_bytes: float
 ) -> tuple[float, float, float]:
     """(reserved memory, device memory, margin) of allocated memory, in bytes."""
-    reserved = allocated_bytes * (1.0 + fragmentation(model, layout))
-    device = reserved + profile.context_bytes + profile.nccl_bytes_per_communicator * communicators(layout, model, job)
+    reserved = allocated_bytes * (1.0 + states.fragmentation)
+    device = reserved + states.beside_bytes
     return reserved, device, margin_bytes(model, cluster, profile, device)
 
 
@@ -220,27 +243,26 @@ def predict_memory(
     profile: Profile,
     *,
     all_stages: bool = False,
-    states: tuple[StageStates, ...] | None = None,
+    states: ShapeStates | None = None,
     until_over: bool = False,
 ) -> Memory:
     """Memory of the worst GPU of a layout.
 
-    `all_stages` lists every pipeline stage, with its moments; without it only those that can be the worst. `states` of
-    these, where they are known from a layout that shares them. `until_over` goes no further than the first stage that
-    is over the card: the figures are then at least what the worst one needs.
+    `all_stages` lists every pipeline stage, with its moments; without it only those that can be the worst. `states` are
+    its `shape_states`, where they are known from a layout that shares them. `until_over` goes no further than the first
+    stage that is over the card: the figures are then at least what the worst one needs.
     """
     if states is None:
-        ranks = range(layout.pp) if all_stages else distinct_ranks(model, job, layout)
-        states = stage_states(model, job, layout, traits, profile, ranks)
+        states = shape_states(model, job, layout, traits, profile, all_stages=all_stages)
     shard = shard_of(layout, job, flash_attention=profile.flash_attention)
-    kept = kept_of(model, job, shard, layout.recompute)
+    kept = kept_of(model, job.mtp_num_layers, shard, layout.recompute)
     stages: list[StageMemory] = []
     allocated = reserved = device = margin = 0.0
-    for one in states:
+    for one in states.stages:
         stages.append(stage_memory(model, job, layout, one, shard, kept, with_moments=all_stages))
         if stages[-1].allocated_bytes > allocated:
             allocated = stages[-1].allocated_bytes
-            reserved, device, margin = _on_card(model, cluster, job, layout, profile, allocated)
+            reserved, device, margin = _on_card(model, cluster, profile, states, allocated)
             if until_over and device + margin > cluster.gpu.memory_bytes:
                 break
     return Memory(

@@ -60,21 +60,33 @@ def micro_batch(
 ) -> MicroBatch:
     """Times of the pieces of a layout, for lengths as they are on average."""
     shard = average_shard(shard_of(layout, job, flash_attention=profile.flash_attention), layout, job)
+    vision = _vision_s(model.vision, job, layout, cluster, profile) if model.vision else (0.0, 0.0)
+    vocabulary, fused = padded_vocab_size(model, layout.tp, traits.vocab_multiple), layout.cross_entropy_fusion
+    return _micro_batch(model, job.mtp_num_layers, shard, cluster, profile, layout.recompute, vocabulary, fused, vision)
+
+
+@lru_cache(maxsize=1 << 12)
+def _micro_batch(
+    model: Model,
+    mtp_layers: int,
+    shard: Shard,
+    cluster: Cluster,
+    profile: Profile,
+    recompute: Recompute,
+    vocabulary: int,
+    fused: bool,
+    vision_s: ForwardBackward,
+) -> MicroBatch:
     layers: dict[int, tuple[float, float, LayerTime]] = {}
-    for layer in (*distinct_layers(model), *([mtp_layer(model)] if job.mtp_num_layers else [])):
-        time = layer_time(model, layer, shard, cluster, profile, layout.recompute)
+    for layer in (*distinct_layers(model), *([mtp_layer(model)] if mtp_layers else [])):
+        time = layer_time(model, layer, shard, cluster, profile, recompute)
         layers[id(layer)] = sum(time.forward_s), sum(time.backward_s), time
-    vocabulary = padded_vocab_size(model, layout.tp, traits.vocab_multiple)
-    vision = (0.0, 0.0)
-    if model.vision:
-        patches, full = patches_per_microbatch(model.vision, job, layout), layout.recompute.granularity == "full"
-        vision = _vision_s(model.vision, patches, job, cluster, profile, recompute=full)
     return MicroBatch(
-        recompute=layout.recompute,
+        recompute=recompute,
         layers=layers,
         embedding_s=_embedding_s(model, shard, cluster, profile, vocabulary),
-        vision_s=vision,
-        head_s=_head_s(model, shard, cluster, profile, vocabulary, fused=layout.cross_entropy_fusion),
+        vision_s=vision_s,
+        head_s=_head_s(model, shard, cluster, profile, vocabulary, fused=fused),
     )
 
 
@@ -142,11 +154,23 @@ def _embedding_s(
     return forward + all_reduce_s(Group(shard.tp, 1), rows, cluster, profile), backward
 
 
-def _vision_s(
-    tower: VisionTower, patches: int, job: Job, cluster: Cluster, profile: Profile, *, recompute: bool
-) -> tuple[float, float]:
+def _vision_s(tower: VisionTower, job: Job, layout: Layout, cluster: Cluster, profile: Profile) -> ForwardBackward:
     """(forward, backward) seconds of the vision tower on one rank; it is not split by TP."""
-    gpu, hidden, precision = cluster.gpu, tower.hidden_size, _unquantised(job.precision)
+    patches = patches_per_microbatch(tower, job, layout)
+    # Every image attends to itself alone.
+    per_image = min(patches, patches_per_image(tower, job.image_max_pixels))
+    forward = _tower_s(tower, patches, per_image, _unquantised(job.precision), cluster, profile)
+    # Nothing in front of a frozen tower is trained, so it has no backward, whatever becomes of its projector.
+    again = layout.recompute.granularity == "full"
+    return forward, 0.0 if job.freeze_vision_tower else forward * (2.0 + again)
+
+
+@lru_cache(maxsize=1 << 10)
+def _tower_s(
+    tower: VisionTower, patches: int, per_image: int, precision: str, cluster: Cluster, profile: Profile
+) -> float:
+    """Forward seconds of the vision tower."""
+    gpu, hidden = cluster.gpu, tower.hidden_size
     first = tower.intermediate_size * (2 if tower.gated else 1)
     block = (
         gemm_s(patches, 3 * hidden, hidden, gpu, profile, precision)
@@ -154,14 +178,9 @@ def _vision_s(
         + gemm_s(patches, first, hidden, gpu, profile, precision)
         + gemm_s(patches, hidden, tower.intermediate_size, gpu, profile, precision)
     )
-    # Every image attends to itself alone.
-    per_image = min(patches, patches_per_image(tower, job.image_max_pixels))
     scores = 4.0 * patches * per_image * hidden / (gpu.fp16_flops * profile.attention_forward_efficiency)
     moved = BF16 * patches * (16 * hidden + 4 * first)
-    forward = tower.layers * (block + scores + elementwise_s(moved, gpu, profile, kernels=14))
-    # Nothing in front of a frozen tower is trained, so it has no backward, whatever becomes of its projector.
-    backward = 0.0 if job.freeze_vision_tower else forward * (2.0 + recompute)
-    return forward, backward
+    return tower.layers * (block + scores + elementwise_s(moved, gpu, profile, kernels=14))
 
 
 def chunk_ends(model: Model, job: Job, chunk: Chunk, times: MicroBatch) -> list[tuple[str, float, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from topoplan.cost.activations import BF16, FP32, KeptActivations, kept_activations
 from topoplan.cost.params import mtp_layer
@@ -12,7 +13,7 @@ from topoplan.cost.states import StageStates, chunk_layers, chunk_runs, distinct
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.stages import Chunk
 from topoplan.specs.job import Job
-from topoplan.specs.model import Layer, Model
+from topoplan.specs.model import Model
 
 FREED = "activations freed by then"
 """The name of what a moment no longer holds."""
@@ -38,12 +39,11 @@ Kept = Mapping[int, KeptActivations]
 """What a micro batch leaves in each kind of layer, by the identity of the layer."""
 
 
-def kept_of(model: Model, job: Job, shard: Shard, recompute: Recompute) -> Kept:
+@lru_cache(maxsize=1 << 12)
+def kept_of(model: Model, mtp_layers: int, shard: Shard, recompute: Recompute) -> Kept:
     """What each kind of layer of a model keeps under a recompute mode."""
-    layers: dict[int, Layer] = {id(layer): layer for layer in distinct_layers(model)}
-    if job.mtp_num_layers:
-        layers[id(mtp_layer(model))] = mtp_layer(model)
-    return {key: kept_activations(model, layer, shard, recompute) for key, layer in layers.items()}
+    layers = [*distinct_layers(model), *([mtp_layer(model)] if mtp_layers else [])]
+    return {id(layer): kept_activations(model, layer, shard, recompute) for layer in layers}
 
 
 def _recomputed_in_runs(model: Model, chunk: Chunk, recompute: Recompute) -> list[tuple[int, int, int]]:

@@ -159,63 +159,82 @@ def optimizer_time(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTerms:
-    """What a step is made of, short of the schedule that puts it together."""
+class PipelineWork:
+    """What the pipeline stages have to do in a step."""
 
     times: MicroBatch
     stages: tuple[StageTime, ...]
-    """By pipeline rank."""
+    """By pipeline rank, of one micro batch."""
     rank: int
     """The busiest pipeline rank."""
     microbatches: int
-    message_s: float
-    """One message between neighbours of the pipeline."""
+
+    @property
+    def busiest_s(self) -> float:
+        """What the busiest rank has to do: a step takes longer."""
+        return self.microbatches * self.stages[self.rank].total_s
+
+    def schedule_s(self, message_s: float) -> float:
+        """Seconds of the pipeline's schedule, where a message between neighbours takes so long."""
+        forward = [stage.forward_s for stage in self.stages]
+        backward = [stage.backward_s for stage in self.stages]
+        return schedule_s(forward, backward, self.microbatches, message_s)
+
+
+def pipeline_work(
+    model: Model, cluster: Cluster, job: Job, layout: Layout, traits: Traits, profile: Profile
+) -> PipelineWork:
+    """The work of a layout's stages."""
+    times = micro_batch(model, job, layout, traits, cluster, profile)
+    stages = pipeline_times(model, job, layout, times)
+    return PipelineWork(
+        times=times, stages=stages, rank=busiest_rank(stages), microbatches=layout.gradient_accumulation_steps
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTerms:
+    """What a step is made of; the parts of `Time` that do not belong to a stage's work."""
+
+    work: PipelineWork
+    pipeline_s: float
+    """The schedule, messages included."""
     reference_s: float
     """DPO's reference model, forward only."""
     data_parallel_s: float
     optimizer_s: float
 
     @property
-    def least_s(self) -> float:
-        """A step takes at least this: the busiest rank is never idle."""
-        return self.microbatches * self.stages[self.rank].total_s + self._around_s
-
-    @property
     def step_s(self) -> float:
         """Seconds of the step."""
-        return self.pipeline_s(self.message_s) + self._around_s
-
-    @property
-    def _around_s(self) -> float:
-        return self.reference_s + self.data_parallel_s + self.optimizer_s
-
-    def pipeline_s(self, message_s: float) -> float:
-        """Seconds of the pipeline's schedule."""
-        forward = [stage.forward_s for stage in self.stages]
-        backward = [stage.backward_s for stage in self.stages]
-        return schedule_s(forward, backward, self.microbatches, message_s)
+        return self.pipeline_s + self.reference_s + self.data_parallel_s + self.optimizer_s
 
 
-def step_terms(model: Model, cluster: Cluster, job: Job, layout: Layout, traits: Traits, profile: Profile) -> StepTerms:
-    """The terms of a layout's step."""
-    times = micro_batch(model, job, layout, traits, cluster, profile)
-    stages = pipeline_times(model, job, layout, times)
-    rank, microbatches = busiest_rank(stages), layout.gradient_accumulation_steps
+def step_terms(
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    layout: Layout,
+    traits: Traits,
+    profile: Profile,
+    work: PipelineWork | None = None,
+) -> StepTerms:
+    """The terms of a layout's step; `work` is its `pipeline_work`, where it is known."""
+    work = work or pipeline_work(model, cluster, job, layout, traits, profile)
+    rank, stages = work.rank, work.stages
     reference = 0.0
     if job.stage == "dpo":
         # The reference model sees all micro batches first, forward only (mcore_adapter `trainer/dpo_trainer.py`).
         each = [sum(stage.forward_s) for stage in stages]
-        reference = microbatches * max(each) + (sum(each) - max(each)) / layout.vpp
+        reference = work.microbatches * max(each) + (sum(each) - max(each)) / layout.vpp
+    message = pipeline_send(model, job, layout, cluster, profile).call_s if layout.pp > 1 else 0.0
     optimizer = optimizer_time(model, job, layout, traits, cluster, profile, rank)
     return StepTerms(
-        times=times,
-        stages=stages,
-        rank=rank,
-        microbatches=microbatches,
-        message_s=pipeline_send(model, job, layout, cluster, profile).call_s if layout.pp > 1 else 0.0,
+        work=work,
+        pipeline_s=work.schedule_s(message),
         reference_s=reference,
         data_parallel_s=data_parallel(model, job, layout, traits, cluster, profile, stages[rank], rank).exposed_s,
-        optimizer_s=sum(seconds for _, seconds in optimizer),
+        optimizer_s=sum([seconds for _, seconds in optimizer]),
     )
 
 
@@ -234,15 +253,15 @@ def predict_time(
     takes longer because messages take time is `pp_comm`.
     """
     terms = terms or step_terms(model, cluster, job, layout, traits, profile)
-    worst, microbatches = terms.stages[terms.rank], terms.microbatches
-    without_messages = terms.pipeline_s(0.0)
-    layers, ends = stage_parts(model, job, stages_of(model, job, layout)[terms.rank], terms.times)
+    work, microbatches = terms.work, terms.work.microbatches
+    without_messages = work.schedule_s(0.0) if layout.pp > 1 else terms.pipeline_s
+    layers, ends = stage_parts(model, job, stages_of(model, job, layout)[work.rank], work.times)
     parts: dict[str, float] = {name: microbatches * part for name, part in zip(PARTS, layers, strict=True)}
-    parts["recompute"] = microbatches * sum(worst.recompute_s)
+    parts["recompute"] = microbatches * sum(work.stages[work.rank].recompute_s)
     parts["ends"] = microbatches * ends
-    parts["pp_bubble"] = without_messages - microbatches * worst.total_s
+    parts["pp_bubble"] = without_messages - work.busiest_s
     parts["reference"] = terms.reference_s
-    parts["pp_comm"] = terms.pipeline_s(terms.message_s) - without_messages if terms.message_s else 0.0
+    parts["pp_comm"] = terms.pipeline_s - without_messages
     parts["dp_comm"] = terms.data_parallel_s
     parts["optimizer"] = terms.optimizer_s
     parts = {name: seconds for name, seconds in parts.items() if seconds > 0.0}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import recompute_from_value, with_overlap
-from topoplan.layout.layout import Layout, Recompute, stages_of
+from topoplan.layout.layout import Layout, Recompute, changed, stages_of
 from topoplan.layout.rules import (
     GRID_RULES,
     MODE_RULES,
@@ -132,7 +131,7 @@ def shapes(
                 for ep in choices.of("ep", eps):
                     for etp in choices.of("etp", sorted({1, tp}) if facts.is_moe else [1]):
                         for vpp, pipeline_layouts in splits.items():
-                            shape = replace(base, ep=ep, etp=etp, vpp=vpp)
+                            shape = changed(base, ep=ep, etp=etp, vpp=vpp)
                             yield from _legal_splits(spec, shape, pipeline_layouts)
 
 
@@ -142,7 +141,7 @@ def _legal_splits(
     """A shape with each of its pipeline splits: those that break a rule one by one, then the legal ones together."""
     legal: list[Layout] = []
     for text in pipeline_layouts:
-        layout = replace(shape, pipeline_layout=text) if text else shape
+        layout = changed(shape, pipeline_layout=text) if text else shape
         if broken := broken_rule(spec, layout, _REST):
             yield (layout,), broken
         else:
@@ -218,7 +217,7 @@ def steps(spec: Spec, shape: tuple[Layout, ...]) -> Iterator[tuple[tuple[Layout,
             continue
         for sequence_parallel in choices.of("sequence_parallel", [True, False] if first.tp > 1 else [False]):
             layouts = tuple(
-                replace(
+                changed(
                     layout,
                     micro_batch_size=micro_batch,
                     gradient_accumulation_steps=accumulation,
@@ -232,7 +231,7 @@ def steps(spec: Spec, shape: tuple[Layout, ...]) -> Iterator[tuple[tuple[Layout,
                 continue
             for mode in modes:
                 same = mode == first.recompute
-                candidates = layouts if same else tuple(replace(layout, recompute=mode) for layout in layouts)
+                candidates = layouts if same else tuple(changed(layout, recompute=mode) for layout in layouts)
                 yield candidates, broken_rule(spec, candidates[0], MODE_RULES)
 
 
@@ -247,7 +246,7 @@ def milder(spec: Spec, layout: Layout) -> list[Layout]:
     stages = stages_of(spec.model, spec.job, layout)
     longest = max(chunk.num_layers for stage in stages for chunk in stage)
     return [
-        replace(layout, recompute=Recompute(granularity="full", method="block", num_layers=n))
+        changed(layout, recompute=Recompute(granularity="full", method="block", num_layers=n))
         for n in range(1, longest)
     ]
 
@@ -256,4 +255,4 @@ def offloaded(spec: Spec, layout: Layout) -> list[Layout]:
     """The same layout with parts of its optimizer in host memory, the smallest first: each is faster than the next."""
     if "optimizer_offload_fraction" in spec.job.pin or spec.cluster.host_memory_bytes is None:
         return []
-    return [replace(layout, optimizer_offload_fraction=fraction) for fraction in OFFLOAD_FRACTIONS]
+    return [changed(layout, optimizer_offload_fraction=fraction) for fraction in OFFLOAD_FRACTIONS]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any
 
 from topoplan.errors import LayoutError
 from topoplan.layout.stages import Stages, end_sizes, split_stages
@@ -102,6 +104,22 @@ class Layout:
         if self.optimizer_offload_fraction:
             parts.append(f"offload{round(self.optimizer_offload_fraction * 100)}")
         return "-".join(parts)
+
+
+_FIELDS = tuple(field.name for field in fields(Layout))
+_values = attrgetter(*_FIELDS)
+_put = {name: Layout.__dict__[name].__set__ for name in _FIELDS}
+_puts = tuple(_put.values())
+
+
+def changed(layout: Layout, **changes: Any) -> Layout:
+    """`dataclasses.replace` for a layout, at less than half its cost: a search makes some for every candidate."""
+    new: Layout = object.__new__(Layout)
+    for put, value in zip(_puts, _values(layout), strict=True):
+        put(new, value)
+    for name, value in changes.items():
+        _put[name](new, value)
+    return new
 
 
 def stages_of(model: Model, job: Job, layout: Layout) -> Stages:

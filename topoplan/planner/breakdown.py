@@ -126,7 +126,7 @@ def breakdown(spec: Spec, plan: Plan) -> Breakdown:
     worst = max(memory.by_stage, key=lambda stage: stage.allocated_bytes).stage
     all_chunks = stages_of(model, job, layout)
     shard = shard_of(layout, job, flash_attention=profile.flash_attention)
-    by_layer = kept_of(model, job, shard, layout.recompute)
+    by_layer = kept_of(model, job.mtp_num_layers, shard, layout.recompute)
 
     def chunk_rows(rank: int) -> tuple[ChunkRow, ...]:
         kept = [chunk_kept_bytes(model, chunk, shard, layout.recompute, by_layer) for chunk in all_chunks[rank]]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.rules import broken_rule
-from topoplan.planner.plan import Plan, Rejection
+from topoplan.planner.plan import Ranked, Rejection
 from topoplan.planner.predict import memory_of
 from topoplan.specs.spec import Spec
 from topoplan.units import GIB
@@ -91,7 +91,7 @@ _CHOICES: tuple[_Choice, ...] = (
 MAX_NOTES = 6
 
 
-def alternatives(order: Sequence[Plan]) -> list[str]:
+def alternatives(order: Sequence[Ranked]) -> list[str]:
     """For every choice of the best plan, the best plan that chose otherwise: what it gains and loses."""
     if not order:
         return []

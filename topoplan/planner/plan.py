@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import eq
+from typing import Protocol, overload
 
 from topoplan.cost.memory import Memory, StageMemory
 from topoplan.cost.step import Time
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 
-__all__ = ["Counts", "Memory", "Plan", "Ranking", "Rejection", "StageMemory", "Time"]
+__all__ = ["Counts", "Memory", "Plan", "Plans", "Ranked", "Ranking", "Rejection", "StageMemory", "Time"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,51 @@ class Plan:
     def fits(self) -> bool:
         """The memory is within the card, less its margin."""
         return self.memory.fits
+
+
+class Ranked(Protocol):
+    """What the order of plans goes by."""
+
+    @property
+    def layout(self) -> Layout: ...  # noqa: D102
+    @property
+    def memory(self) -> Memory: ...  # noqa: D102
+    @property
+    def tokens_per_s_per_gpu(self) -> float: ...  # noqa: D102
+    @property
+    def id(self) -> str: ...  # noqa: D102
+
+
+class Plans(Sequence[Plan]):
+    """Plans in their order, each put together when first asked for: a search finds thousands, and few are read."""
+
+    def __init__(self, count: int, plan: Callable[[int], Plan]) -> None:
+        """`plan` gives the plan at a place from 0 to `count` - 1."""
+        self._plan, self._known = plan, dict[int, Plan]()
+        self._places = range(count)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, place: int) -> Plan: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Plan, ...]: ...
+    def __getitem__(self, place: int | slice) -> Plan | tuple[Plan, ...]:
+        """The plan at a place, or a tuple of those of a slice."""
+        if isinstance(place, slice):
+            return tuple(self[each] for each in self._places[place])
+        place = self._places[place]
+        if place not in self._known:
+            self._known[place] = self._plan(place)
+        return self._known[place]
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to any sequence of equal plans."""
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +118,7 @@ class Ranking:
     """Result of a search. `plans` is sorted, best first."""
 
     spec: Spec
-    plans: tuple[Plan, ...]
+    plans: Sequence[Plan]
     counts: Counts
     elapsed_s: float
     searched: float = 1.0

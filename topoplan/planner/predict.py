@@ -9,11 +9,10 @@ from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_finetuning, check
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.compute import peak_flops
 from topoplan.cost.flops import model_flops_per_step
-from topoplan.cost.memory import Memory, predict_memory, resident_excess_bytes
+from topoplan.cost.memory import Memory, ShapeStates, predict_memory, resident_excess_bytes, shape_states
 from topoplan.cost.padding import padding_share, tokens_per_step
 from topoplan.cost.profile import profile_notes, profile_of
-from topoplan.cost.states import StageStates, distinct_ranks, stage_states
-from topoplan.cost.step import StepTerms, predict_time, step_terms
+from topoplan.cost.step import PipelineWork, StepTerms, pipeline_work, predict_time, step_terms
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.layout.layout import Layout
@@ -32,7 +31,7 @@ def memory_of(
     layout: Layout,
     *,
     all_stages: bool = False,
-    states: tuple[StageStates, ...] | None = None,
+    states: ShapeStates | None = None,
     until_over: bool = False,
 ) -> Memory:
     """Memory of a layout that is known to be legal; options as in `predict_memory`."""
@@ -50,23 +49,28 @@ def memory_of(
     )
 
 
-def states_of(spec: Spec, layout: Layout) -> tuple[StageStates, ...]:
-    """States of the pipeline stages that can need most, for `memory_of`."""
+def states_of(spec: Spec, layout: Layout) -> ShapeStates:
+    """What `memory_of` need not work out again for another micro batch, recompute mode or offload."""
     traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
-    ranks = distinct_ranks(spec.model, spec.job, layout)
-    return stage_states(spec.model, spec.job, layout, traits, profile, ranks)
+    return shape_states(spec.model, spec.job, layout, traits, profile)
 
 
-def excess_of(spec: Spec, layout: Layout, states: tuple[StageStates, ...]) -> float:
+def excess_of(spec: Spec, layout: Layout, states: ShapeStates) -> float:
     """At least so many bytes are over the card, whatever the micro batch and the recompute mode."""
     profile = profile_of(spec.cluster.gpu, spec.profile)
     return resident_excess_bytes(spec.model, spec.cluster, spec.job, layout, profile, states)
 
 
-def terms_of(spec: Spec, layout: Layout) -> StepTerms:
+def work_of(spec: Spec, layout: Layout) -> PipelineWork:
+    """What the stages of a legal layout have to do in a step."""
+    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
+    return pipeline_work(spec.model, spec.cluster, spec.job, layout, traits, profile)
+
+
+def terms_of(spec: Spec, layout: Layout, work: PipelineWork) -> StepTerms:
     """What a step of a legal layout is made of."""
     traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
-    return step_terms(spec.model, spec.cluster, spec.job, layout, traits, profile)
+    return step_terms(spec.model, spec.cluster, spec.job, layout, traits, profile, work)
 
 
 def plan_of(spec: Spec, layout: Layout, memory: Memory, terms: StepTerms | None = None) -> Plan:

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 
 from topoplan.backends.mca import check_finetuning, check_job, check_precision
 from topoplan.cost.flops import ends_in_layers
-from topoplan.cost.states import StageStates
-from topoplan.cost.step import StepTerms
+from topoplan.cost.memory import ShapeStates
+from topoplan.cost.padding import tokens_per_step
+from topoplan.cost.step import PipelineWork, StepTerms
 from topoplan.errors import LayoutError
 from topoplan.layout.enumerate import Broken, milder, offloaded, shapes, steps
 from topoplan.layout.layout import Layout
 from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.lengths import data_notes
-from topoplan.planner.plan import Counts, Memory, Plan, Ranking, Rejection
-from topoplan.planner.predict import excess_of, memory_of, plan_of, states_of, terms_of
+from topoplan.planner.plan import Counts, Memory, Plan, Plans, Ranking, Rejection
+from topoplan.planner.predict import excess_of, memory_of, plan_of, states_of, terms_of, work_of
 from topoplan.planner.rank import ranked
 from topoplan.specs.spec import Spec
 
@@ -33,17 +34,18 @@ _Miss = tuple[float, int, Layout]
 
 
 @dataclass(frozen=True, slots=True)
-class _Rival:
-    """A layout that fits, among others of which one is ranked."""
+class _Found:
+    """A layout that fits and is ranked."""
 
-    terms: StepTerms
     layout: Layout
     memory: Memory
+    terms: StepTerms
+    tokens_per_s_per_gpu: float
 
     @property
-    def key(self) -> tuple[float, float, str]:
-        """Sorts the fastest first, then the one that needs least."""
-        return self.terms.step_s, self.memory.device_bytes, self.layout.id
+    def id(self) -> str:
+        """Short, stable name of the layout."""
+        return self.layout.id
 
 
 Progress = Callable[[int, int], bool | None]
@@ -68,7 +70,7 @@ def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = 
         check_finetuning(spec)
         check_precision(spec)
 
-    found = _Found(spec, keep_rejected=keep_rejected)
+    found = _Search(spec, keep_rejected=keep_rejected)
     all_shapes = list(shapes(spec, backend, ends_in_layers(spec.model, spec.job)))
     searched = len(all_shapes)
     for position, (shape, broken_shape) in enumerate(all_shapes):
@@ -85,12 +87,13 @@ def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = 
     return found.ranking(time.perf_counter() - started, searched / len(all_shapes))
 
 
-class _Found:
+class _Search:
     """What a search has met so far."""
 
     def __init__(self, spec: Spec, *, keep_rejected: bool) -> None:
         self.spec, self.keep_rejected = spec, keep_rejected
-        self.plans: list[Plan] = []
+        self.plans: list[_Found] = []
+        self.tokens_per_gpu = tokens_per_step(spec.job) / spec.cluster.world_size
         self.illegal: list[Rejection] = []
         self.examples: dict[str, Rejection] = {}
         self.seen_rules: Counter[str] = Counter()
@@ -98,7 +101,7 @@ class _Found:
         self.nearest: dict[_Degrees, _Miss] = {}
         self.simplest: dict[_Degrees, _Miss] = {}
         self.out_of_memory = self.dominated = 0
-        self.states: dict[str | None, tuple[StageStates, ...]] = {}
+        self.states: dict[str | None, ShapeStates] = {}
         """Of the shape at hand, by pipeline split."""
         self.fit_plainly: set[str | None] = set()
         """Pipeline splits that fit without recomputation, of the micro batch at hand."""
@@ -168,22 +171,23 @@ class _Found:
             self.dominated += number - 1
             self.plans.append(self._fastest(found))
 
-    def _fastest(self, found: list[_Fit]) -> Plan:
-        """The plan of the fastest; of equally fast ones, of the one that needs least.
+    def _fastest(self, fits: list[_Fit]) -> _Found:
+        """The fastest; of equally fast ones, the one that needs least.
 
         The schedule of a layout is worked out only where what its busiest rank has to do does not decide already.
         """
-        rivals = [_Rival(terms_of(self.spec, layout), layout, memory) for layout, memory in found]
-        best = rivals[0]
-        if len(rivals) > 1:
-            best, *others = sorted(rivals, key=lambda rival: rival.terms.least_s)
-            best_key = best.key
-            for rival in others:
-                if rival.terms.least_s > best_key[0]:
-                    break
-                if (key := rival.key) < best_key:
-                    best, best_key = rival, key
-        return plan_of(self.spec, best.layout, best.memory, best.terms)
+        rivals = [(work_of(self.spec, layout), layout, memory) for layout, memory in fits]
+        rivals.sort(key=lambda rival: rival[0].busiest_s)
+        best = self._found(*rivals[0])
+        for work, layout, memory in rivals[1:]:
+            if work.busiest_s > best.terms.step_s:
+                break
+            best = min(best, self._found(work, layout, memory), key=_slowness)
+        return best
+
+    def _found(self, work: PipelineWork, layout: Layout, memory: Memory) -> _Found:
+        terms = terms_of(self.spec, layout, work)
+        return _Found(layout, memory, terms, self.tokens_per_gpu / terms.step_s)
 
     def _fitting(self, layout: Layout, memory: Memory) -> list[_Fit]:
         """The layout if it fits, or what it takes for it to fit; more than one where only their times can tell.
@@ -251,9 +255,15 @@ class _Found:
         over.sort(key=lambda miss: miss[:2])
         kept = over if self.keep_rejected else over[:KEPT_MISSES]
         order = ranked(plans)
+
+        def plan(place: int) -> Plan:
+            one = order[place]
+            return plan_of(self.spec, one.layout, one.memory, one.terms)
+
+        in_order = Plans(len(order), plan)
         return Ranking(
             spec=self.spec,
-            plans=tuple(order),
+            plans=in_order,
             counts=Counts(
                 candidates=refused + legal,
                 illegal=refused,
@@ -265,8 +275,13 @@ class _Found:
             searched=searched,
             rejected=tuple([memory_rejection(self.spec, layout) for _, _, layout in kept] + illegal),
             notes=tuple(alternatives(order)),
-            data_notes=data_notes(self.spec, order[0]) if order else (),
+            data_notes=data_notes(self.spec, in_order[0]) if order else (),
         )
+
+
+def _slowness(one: _Found) -> tuple[float, float, str]:
+    """Sorts the fastest first, then the one that needs least."""
+    return one.terms.step_s, one.memory.device_bytes, one.id
 
 
 def _keep_least(misses: dict[_Degrees, _Miss], degrees: _Degrees, miss: _Miss) -> None:

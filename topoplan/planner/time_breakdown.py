@@ -10,7 +10,7 @@ from topoplan.cost.microbatch import chunk_ends, recomputed_share
 from topoplan.cost.profile import profile_of
 from topoplan.cost.shard import average_shard, shard_of
 from topoplan.cost.states import chunk_layers
-from topoplan.cost.step import data_parallel, optimizer_time, pipeline_send, step_terms
+from topoplan.cost.step import data_parallel, optimizer_time, pipeline_send, pipeline_work
 from topoplan.layout.layout import Recompute, stages_of
 from topoplan.layout.placement import span
 from topoplan.layout.stages import Chunk
@@ -146,8 +146,8 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
     shard = average_shard(shard_of(layout, job, flash_attention=profile.flash_attention), layout, job)
     microbatches = layout.gradient_accumulation_steps
     chunks = stages_of(model, job, layout)
-    terms = step_terms(model, cluster, job, layout, traits, profile)
-    times, slowest = terms.stages, terms.rank
+    work = pipeline_work(model, cluster, job, layout, traits, profile)
+    times, slowest = work.stages, work.rank
 
     layers = _layers_of(model, chunks[slowest], layout.recompute)
     operators = {layer: layer_operators(model, layer, shard, cluster, profile) for layer in layers}
@@ -188,7 +188,7 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
         ends=tuple(
             EndRow(name=name, forward_s=forward, backward_s=backward, step_s=microbatches * (forward + backward))
             for chunk in chunks[slowest]
-            for name, forward, backward in chunk_ends(model, job, chunk, terms.times)
+            for name, forward, backward in chunk_ends(model, job, chunk, work.times)
         ),
         data_parallel=tuple(
             TimeRow(part="dp_comm", name=name, step_s=seconds) for name, seconds in exposed if seconds > 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.profile import profile_of
 from topoplan.cost.simulate import Event, simulate
-from topoplan.cost.step import data_parallel, step_terms
+from topoplan.cost.step import data_parallel, pipeline_send, step_terms
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
 
@@ -72,7 +72,8 @@ def timeline(spec: Spec, plan: Plan) -> Timeline:
     layout, profile = plan.layout, profile_of(spec.cluster.gpu, spec.profile)
     traits = TRAITS[layout.backend]
     terms = step_terms(spec.model, spec.cluster, spec.job, layout, traits, profile)
-    stages, rank, messages, microbatches = terms.stages, terms.rank, terms.message_s, terms.microbatches
+    stages, rank, microbatches = terms.work.stages, terms.work.rank, terms.work.microbatches
+    messages = pipeline_send(spec.model, spec.job, layout, spec.cluster, profile).call_s if layout.pp > 1 else 0.0
     forward = [stage.forward_s for stage in stages]
     backward = [stage.backward_s for stage in stages]
     run = simulate(forward, backward, microbatches, p2p_s=messages, recompute_s=[stage.recompute_s for stage in stages])
@@ -119,7 +120,7 @@ def timeline(spec: Spec, plan: Plan) -> Timeline:
         pipeline_start_s=start,
         pipeline_end_s=start + run.total_s,
         total_s=end,
-        closed_form_s=terms.pipeline_s(messages),
+        closed_form_s=terms.pipeline_s,
         fill_s=max(first_backward),
         drain_s=min(last_forward),
         busy=tuple(busy),
