@@ -20,6 +20,7 @@ from topoplan.cost.activations import (
     layer_activations,
     vision_activation_bytes,
 )
+from topoplan.cost.communicators import communicators_bytes
 from topoplan.cost.params import (
     RankParameters,
     Tensor,
@@ -542,38 +543,6 @@ def stage_memory(
     )
 
 
-def embedding_ranks(model: Model, job: Job, layout: Layout) -> tuple[int, ...]:
-    """Pipeline ranks that hold a copy of the word embedding.
-
-    Source: Megatron-LM `pretrain_gpt.py::get_embedding_ranks`.
-    """
-    ranks = {0, layout.pp - 1} if model.tie_word_embeddings else {0}
-    for rank, chunks in enumerate(stages_of(model, job, layout) if job.mtp_num_layers else ()):
-        if chunks[-1].mtp_layers:
-            ranks.add(rank)
-    return tuple(sorted(ranks))
-
-
-def communicator_sizes(layout: Layout, model: Model, job: Job) -> dict[str, int]:
-    """NCCL communicators that a rank really uses, with their ranks: the world, and every group of more than one.
-
-    Groups: megatron-core `core/parallel_state.py::initialize_model_parallel`.
-    """
-    sizes = {"tp": layout.tp, "cp": layout.cp, "dp x cp": layout.dp * layout.cp, "pp": layout.pp}
-    if layout.ep > 1 or layout.etp > 1:
-        sizes |= {"ep": layout.ep, "expert dp": layout.expert_dp}
-        if layout.etp != layout.tp:
-            sizes["etp"] = layout.etp
-    if model.tie_word_embeddings or job.mtp_num_layers:
-        sizes["embedding (first and last stage)"] = len(embedding_ranks(model, job, layout))
-    return {"world": layout.world_size} | {name: size for name, size in sizes.items() if size > 1}
-
-
-def communicators(layout: Layout, model: Model, job: Job) -> int:
-    """Number of `communicator_sizes`."""
-    return len(communicator_sizes(layout, model, job))
-
-
 def fragmentation(model: Model, layout: Layout) -> float:
     """What torch's allocator holds beyond live tensors, as a share of them."""
     irregular = layout.pp > 1 or facts_of(model).is_moe
@@ -598,7 +567,7 @@ def predict_memory(
     stages = tuple(stage_memory(model, job, layout, traits, profile, rank, with_moments=all_stages) for rank in ranks)
     allocated = max(stage.allocated_bytes for stage in stages)
     reserved = allocated * (1.0 + fragmentation(model, layout))
-    device = reserved + profile.context_bytes + profile.nccl_bytes_per_communicator * communicators(layout, model, job)
+    device = reserved + profile.context_bytes + communicators_bytes(layout, model, job, cluster)
     return Memory(
         allocated_bytes=allocated,
         reserved_bytes=reserved,

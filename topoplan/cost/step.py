@@ -9,8 +9,9 @@ from functools import lru_cache
 from topoplan.backends.megatron import Traits
 from topoplan.cost.activations import BF16, FP32
 from topoplan.cost.collectives import all_gather_s, all_reduce_s, point_to_point_s
+from topoplan.cost.communicators import embedding_ranks
 from topoplan.cost.compute import PARTS, Collective, elementwise_s, gemm_s, layer_time
-from topoplan.cost.memory import chunk_layers, embedding_ranks, rank_kinds, stage_parameters
+from topoplan.cost.memory import chunk_layers, rank_kinds, stage_parameters
 from topoplan.cost.params import padded_vocab_size
 from topoplan.cost.pipeline import schedule_s
 from topoplan.cost.profile import Profile
