@@ -22,7 +22,7 @@ from tests.cost.samples import (
 from topoplan import catalog
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.activations import kept_activations, layer_activations
-from topoplan.cost.memory import communicators, predict_memory
+from topoplan.cost.memory import predict_memory
 from topoplan.cost.params import mtp_layer
 from topoplan.cost.profile import profile_of
 from topoplan.cost.shard import shard_of
@@ -301,19 +301,6 @@ def test_reserved_is_above_allocated_and_device_above_reserved() -> None:
     assert memory.capacity_bytes == spec.cluster.gpu.memory_bytes
 
 
-def test_only_groups_of_more_than_one_rank_have_a_communicator() -> None:
-    dense, mixed, tied = (spec_of(name) for name in (DENSE, MIXED, TIED))
-    one = spec_of(DENSE, nodes=1, gpus_per_node=1)
-    assert communicators(layout_of(one), one.model, one.job) == 1
-    assert communicators(layout_of(dense), dense.model, dense.job) == 2  # the world, data parallel
-    assert communicators(layout_of(dense, tp=2, pp=2, cp=2), dense.model, dense.job) == 5
-    assert communicators(layout_of(mixed, ep=8), mixed.model, mixed.job) == 4  # and ep, expert data parallel
-    assert (
-        communicators(layout_of(tied, pp=2), tied.model, tied.job)
-        == communicators(layout_of(dense, pp=2), dense.model, dense.job) + 1
-    )
-
-
 def test_a_plan_fits_up_to_the_margin_and_not_beyond() -> None:
     spec = spec_of(DENSE)
     layout = layout_of(spec, tp=2)
@@ -406,9 +393,3 @@ def test_one_table_looked_up_twice_has_its_first_gradient_wait_through_the_backw
     apart = terms_of(spec, layout_of(spec, pp=2), 1)
     assert apart["embedding gradient"]["gradient of the table"] == table
     assert apart["backward"]["embedding gradient that waits"] == 0
-
-
-def test_token_prediction_needs_a_communicator_for_its_embedding() -> None:
-    plain, deep = spec_of(DENSE), spec_of(DENSE, mtp_num_layers=1)
-    layout = layout_of(plain, pp=2)
-    assert communicators(layout, deep.model, deep.job) == communicators(layout, plain.model, plain.job) + 1

@@ -66,10 +66,10 @@ def test_reserved_and_device_memory_follow_from_the_terms(model: str, form: dict
     plan, account = account_of(model, form)
     memory = plan.memory
     assert memory.reserved_bytes == pytest.approx(memory.allocated_bytes * (1 + account.fragmentation))
-    beyond = account.context_bytes + len(account.communicators) * account.communicator_bytes
+    beyond = account.context_bytes + sum(one.device_bytes for one in account.communicators)
     assert memory.device_bytes == pytest.approx(memory.reserved_bytes + beyond)
-    assert account.communicators["world"] == 32
-    assert all(size > 1 for size in account.communicators.values())
+    assert (account.communicators[0].name, account.communicators[0].size) == ("world", 32)
+    assert all(one.size > 1 for one in account.communicators)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full", {"granularity": "full", "method": "block", "num_layers": 3}])

@@ -87,8 +87,9 @@ def test_the_blocks_lead_from_the_stages_to_the_card() -> None:
     assert positions == sorted(positions)
     assert "experts.linear_fc1 input" in text
     assert "moe, full recomputed" in text
-    assert "6 communicators of 286.1 MiB" in text
-    assert list(breakdown(spec, plan).communicators) == ["world", "tp", "dp x cp", "pp", "ep", "expert dp"]
+    assert "8 communicators" in text
+    for one in breakdown(spec, plan).communicators:
+        assert f"{one.name}: {one.size} ranks, {one.device_bytes / 2**20:,.1f} MiB" in text
     assert "the error band of the prediction" in text
 
 

@@ -50,7 +50,7 @@ def test_numbers_are_shown_in_the_units_of_people() -> None:
     assert shown_value("context_bytes", 600_000_000) == "600.0 MB"
     assert shown_value("gemm_tile", (128, 256)) == "128 x 256"
     assert shown_value("flash_attention", False) == "no"
-    assert unit("nccl_bytes_per_communicator") == "bytes"
+    assert unit("cublas_workspace_bytes") == "bytes"
 
 
 def test_the_tables_fit() -> None:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from topoplan.backends.megatron import Traits
 from topoplan.cost.activations import vision_activation_bytes
+from topoplan.cost.communicators import communicators_bytes
 from topoplan.cost.moments import Kept, Moment, chunk_kept_bytes, kept_of, stage_moments
 from topoplan.cost.pipeline import in_flight, most_in_flight
 from topoplan.cost.profile import Profile
 from topoplan.cost.shard import Shard, shard_of
 from topoplan.cost.states import HOST_ADAM_BYTES, StageStates, adam_bytes, distinct_ranks, stage_states
 from topoplan.cost.vision import patches_per_microbatch
-from topoplan.layout.layout import Layout, stages_of
+from topoplan.layout.layout import Layout, changed
 from topoplan.layout.rules import facts_of
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
@@ -144,38 +145,6 @@ def stage_memory(
     )
 
 
-def embedding_ranks(model: Model, job: Job, layout: Layout) -> tuple[int, ...]:
-    """Pipeline ranks that hold a copy of the word embedding.
-
-    Source: Megatron-LM `pretrain_gpt.py::get_embedding_ranks`.
-    """
-    ranks = {0, layout.pp - 1} if model.tie_word_embeddings else {0}
-    for rank, chunks in enumerate(stages_of(model, job, layout) if job.mtp_num_layers else ()):
-        if chunks[-1].mtp_layers:
-            ranks.add(rank)
-    return tuple(sorted(ranks))
-
-
-def communicator_sizes(layout: Layout, model: Model, job: Job) -> dict[str, int]:
-    """NCCL communicators that a rank really uses, with their ranks: the world, and every group of more than one.
-
-    Groups: megatron-core `core/parallel_state.py::initialize_model_parallel`.
-    """
-    sizes = {"tp": layout.tp, "cp": layout.cp, "dp x cp": layout.dp * layout.cp, "pp": layout.pp}
-    if layout.ep > 1 or layout.etp > 1:
-        sizes |= {"ep": layout.ep, "expert dp": layout.expert_dp}
-        if layout.etp != layout.tp:
-            sizes["etp"] = layout.etp
-    if model.tie_word_embeddings or job.mtp_num_layers:
-        sizes["embedding (first and last stage)"] = len(embedding_ranks(model, job, layout))
-    return {"world": layout.world_size} | {name: size for name, size in sizes.items() if size > 1}
-
-
-def communicators(layout: Layout, model: Model, job: Job) -> int:
-    """Number of `communicator_sizes`."""
-    return len(communicator_sizes(layout, model, job))
-
-
 def fragmentation(model: Model, layout: Layout) -> float:
     """What torch's allocator holds beyond live tensors, as a share of them."""
     irregular = layout.pp > 1 or facts_of(model).is_moe
@@ -196,19 +165,30 @@ class ShapeStates:
     stages: tuple[StageStates, ...]
     fragmentation: float
     """What torch's allocator holds beyond live tensors, as a share of them."""
-    beside_bytes: float
-    """Device memory that torch does not see: the CUDA context and NCCL's buffers."""
+    beside_bytes: tuple[float, float]
+    """The CUDA context and NCCL's buffers, which torch does not see: without and with sequence parallel."""
 
 
 def shape_states(
-    model: Model, job: Job, layout: Layout, traits: Traits, profile: Profile, *, all_stages: bool = False
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    layout: Layout,
+    traits: Traits,
+    profile: Profile,
+    *,
+    all_stages: bool = False,
 ) -> ShapeStates:
     """The states of a layout: of every pipeline stage, or only of those that can need most."""
     ranks = range(layout.pp) if all_stages else distinct_ranks(model, job, layout)
+    without, with_it = (
+        profile.context_bytes + communicators_bytes(changed(layout, sequence_parallel=switch), model, job, cluster)
+        for switch in (False, True)
+    )
     return ShapeStates(
         stages=stage_states(model, job, layout, traits, profile, ranks),
         fragmentation=fragmentation(model, layout),
-        beside_bytes=profile.context_bytes + profile.nccl_bytes_per_communicator * communicators(layout, model, job),
+        beside_bytes=(without, with_it),
     )
 
 
@@ -221,16 +201,17 @@ def resident_excess_bytes(
     """
     away = adam_bytes(job, layout) * layout.optimizer_offload_fraction
     allocated = max(sum(one.parts_bytes.values()) - away * one.shard_elements for one in states.stages)
-    _, device, margin = _on_card(model, cluster, profile, states, allocated)
+    beside = min(states.beside_bytes)
+    _, device, margin = _on_card(model, cluster, profile, states.fragmentation, beside, allocated)
     return device + margin - cluster.gpu.memory_bytes
 
 
 def _on_card(
-    model: Model, cluster: Cluster, profile: Profile, states: ShapeStates, allocated_bytes: float
+    model: Model, cluster: Cluster, profile: Profile, fragments: float, beside_bytes: float, allocated_bytes: float
 ) -> tuple[float, float, float]:
     """(reserved memory, device memory, margin) of allocated memory, in bytes."""
-    reserved = allocated_bytes * (1.0 + states.fragmentation)
-    device = reserved + states.beside_bytes
+    reserved = allocated_bytes * (1.0 + fragments)
+    device = reserved + beside_bytes
     return reserved, device, margin_bytes(model, cluster, profile, device)
 
 
@@ -253,16 +234,17 @@ def predict_memory(
     stage that is over the card: the figures are then at least what the worst one needs.
     """
     if states is None:
-        states = shape_states(model, job, layout, traits, profile, all_stages=all_stages)
+        states = shape_states(model, cluster, job, layout, traits, profile, all_stages=all_stages)
     shard = shard_of(layout, job, flash_attention=profile.flash_attention)
     kept = kept_of(model, job.mtp_num_layers, shard, layout.recompute)
     stages: list[StageMemory] = []
-    allocated = reserved = device = margin = 0.0
+    beside, allocated = states.beside_bytes[layout.sequence_parallel], 0.0
+    reserved = device = margin = 0.0
     for one in states.stages:
         stages.append(stage_memory(model, job, layout, one, shard, kept, with_moments=all_stages))
         if stages[-1].allocated_bytes > allocated:
             allocated = stages[-1].allocated_bytes
-            reserved, device, margin = _on_card(model, cluster, profile, states, allocated)
+            reserved, device, margin = _on_card(model, cluster, profile, states.fragmentation, beside, allocated)
             if until_over and device + margin > cluster.gpu.memory_bytes:
                 break
     return Memory(

@@ -92,8 +92,6 @@ class Profile:
     """One cuBLAS workspace; PyTorch and Transformer Engine hold one each, grouped GEMMs four more."""
     context_bytes: int
     """CUDA context and loaded kernels: device memory that torch does not see."""
-    nccl_bytes_per_communicator: int
-    """Device memory of one NCCL communicator's buffers."""
     memory_band: float
     """Half width of the interval that measured memory fell in, as a fraction; what `fits` leaves free by default."""
     moe_memory_band: float

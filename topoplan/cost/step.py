@@ -9,8 +9,8 @@ from functools import lru_cache
 from topoplan.backends.megatron import Traits
 from topoplan.cost.activations import BF16, FP32
 from topoplan.cost.collectives import all_gather_s, all_reduce_s, point_to_point_s
+from topoplan.cost.communicators import embedding_ranks
 from topoplan.cost.compute import PARTS, Collective, elementwise_s
-from topoplan.cost.memory import embedding_ranks
 from topoplan.cost.microbatch import MicroBatch, StageTime, busiest_rank, micro_batch, pipeline_times, stage_parts
 from topoplan.cost.params import padded_vocab_size
 from topoplan.cost.pipeline import schedule_s

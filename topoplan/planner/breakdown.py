@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.activations import kept_activations, layer_activations
-from topoplan.cost.memory import communicator_sizes, fragmentation, fullest_moment, vision_kept_bytes
+from topoplan.cost.communicators import Communicator, communicators
+from topoplan.cost.memory import fragmentation, fullest_moment, vision_kept_bytes
 from topoplan.cost.moments import chunk_kept_bytes, kept_of
 from topoplan.cost.params import RankParameters, cut, layer_tensors
 from topoplan.cost.profile import profile_notes, profile_of
@@ -109,10 +109,8 @@ class Breakdown:
     fragmentation: float
     """What the allocator holds beyond live tensors, as a share of them."""
     context_bytes: int
-    communicators: Mapping[str, int]
-    """NCCL communicators of a rank: name to the number of its ranks."""
-    communicator_bytes: int
-    """Buffers of one of them."""
+    communicators: tuple[Communicator, ...]
+    """NCCL communicators of a rank."""
     margin_stated: bool
     """The margin is the user's; else it is the error band of the prediction."""
     notes: tuple[str, ...]
@@ -197,8 +195,7 @@ def breakdown(spec: Spec, plan: Plan) -> Breakdown:
         expert_shards=layout.optimizer_shards[1],
         fragmentation=fragmentation(model, layout),
         context_bytes=profile.context_bytes,
-        communicators=communicator_sizes(layout, model, job),
-        communicator_bytes=profile.nccl_bytes_per_communicator,
+        communicators=communicators(layout, model, job, spec.cluster),
         margin_stated=spec.cluster.margin is not None,
         notes=profile_notes(profile, spec.cluster.gpu, model, job),
     )

@@ -52,7 +52,7 @@ def memory_of(
 def states_of(spec: Spec, layout: Layout) -> ShapeStates:
     """What `memory_of` need not work out again for another micro batch, recompute mode or offload."""
     traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
-    return shape_states(spec.model, spec.job, layout, traits, profile)
+    return shape_states(spec.model, spec.cluster, spec.job, layout, traits, profile)
 
 
 def excess_of(spec: Spec, layout: Layout, states: ShapeStates) -> float:

@@ -27,9 +27,9 @@ _UNMEASURED = (
         "assumed from public figures; it depends on the driver and on which kernels a run loads",
     ),
     (
-        "NCCL's buffers (`nccl_bytes_per_communicator`)",
-        "assumed for each communicator of more than one rank; they depend on the version, the number of channels and"
-        " the topology",
+        "NCCL's buffers (`cost/communicators.py`)",
+        "counted from the source of NCCL, and compared with the few published figures of single communicators; they"
+        " depend on the version, on its environment variables and on which algorithms it chooses",
     ),
     (
         "fragmentation (`FRAGMENTATION` and `IRREGULAR_FRAGMENTATION` of `cost/memory.py`)",

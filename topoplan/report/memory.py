@@ -40,7 +40,7 @@ SOURCES = {
     "ends": "cost/states.py end_tensors",
     "fragmentation": "cost/memory.py fragmentation",
     "context": "cost/memory.py predict_memory; context_bytes of catalog/profiles.json",
-    "communicators": "cost/memory.py communicator_sizes; nccl_bytes_per_communicator of catalog/profiles.json",
+    "communicators": "cost/communicators.py communicators; NCCL init.cc, channel.cc, p2p.cc, net.cc, nvls.cc",
     "margin": "cost/memory.py margin_bytes; the bands of catalog/profiles.json",
     "host": "cost/memory.py stage_memory; Megatron hybrid_optimizer.py",
 }
@@ -96,8 +96,9 @@ def memory_to_dict(plan: Plan, account: Breakdown) -> dict[str, Any]:
             "fragmentation": rounded(account.fragmentation),
             "reserved_gib": rounded(memory.reserved_bytes / GIB),
             "context_gib": rounded(account.context_bytes / GIB),
-            "communicators": dict(account.communicators),
-            "communicator_gib": rounded(account.communicator_bytes / GIB),
+            "communicators": {
+                one.name: {"ranks": one.size, "mib": rounded(one.device_bytes / _MIB)} for one in account.communicators
+            },
             "device_gib": rounded(memory.device_bytes / GIB),
             "margin_gib": rounded(memory.margin_bytes / GIB),
             "margin_from": "spec" if account.margin_stated else "band",
@@ -334,14 +335,15 @@ def _print_device(console: Console, plan: Plan, account: Breakdown) -> None:
         "driver, and loaded kernels",
         Text(SOURCES["context"], style="dim"),
     )
-    names = ", ".join(f"{name} {size}" for name, size in account.communicators.items())
-    count = len(account.communicators)
     table.add_row(
         "NCCL",
-        gib(count * account.communicator_bytes),
-        Text(f"{counted(count, 'communicator')} of {_mib(account.communicator_bytes)} MiB: {names}"),
+        gib(sum(one.device_bytes for one in account.communicators)),
+        Text(counted(len(account.communicators), "communicator")),
         Text(SOURCES["communicators"], style="dim"),
     )
+    for one in account.communicators:
+        size = f"{one.name}: {counted(one.size, 'rank')}, {_mib(one.device_bytes)} MiB"
+        table.add_row("", "", Text(size, style="dim"), "")
     table.add_row("device", gib(memory.device_bytes), "what nvidia-smi shows", "", style="bold")
     table.add_row(
         "margin",

@@ -403,7 +403,6 @@ class ProfileForm(Form):
     step_overhead_s: Annotated[float | None, DELAY] = _constant("Host work of a step that no kernel hides.")
     cublas_workspace_bytes: Annotated[int | None, HELD] = _constant("One cuBLAS workspace.")
     context_bytes: Annotated[int | None, HELD] = _constant("CUDA context and loaded kernels.")
-    nccl_bytes_per_communicator: Annotated[int | None, HELD] = _constant("Buffers of one NCCL communicator.")
     memory_band: Annotated[float | None, Share()] = _constant("Error band of the memory of a dense model.")
     moe_memory_band: Annotated[float | None, Share()] = _constant("The same of a mixture of experts.")
     time_band: Annotated[float | None, Share()] = _constant("Error band of the step time of a dense model in bf16.")
