@@ -71,3 +71,10 @@ def test_micro_batches_and_recomputation_change_nothing() -> None:
     spec = spec_of(DENSE)
     plain, other = layout_of(spec, tp=2), layout_of(spec, tp=2, micro_batch_size=2, recompute="full")
     assert bytes_by_name(spec, plain) == bytes_by_name(spec, other)
+
+
+def test_the_flex_dispatcher_does_without_nccls_all_to_all() -> None:
+    spec = spec_of(MIXED)
+    sends = bytes_by_name(spec, layout_of(spec, ep=8, moe_token_dispatcher_type="alltoall"))["ep"]
+    kernels = bytes_by_name(spec, layout_of(spec, ep=8, moe_token_dispatcher_type="flex"))["ep"]
+    assert sends > 4 * kernels > 0

@@ -205,15 +205,32 @@ def test_a_ring_of_keys_and_values_is_cheaper_with_fewer_heads() -> None:
 
 
 def test_experts_trade_tokens_only_when_they_are_spread() -> None:
-    assert "dispatch, combine" not in operators(MIXED)
-    inside, across = operators(MIXED, ep=8), operators(MIXED, ep=16)
-    assert inside["dispatch, combine"].forward_s < across["dispatch, combine"].forward_s
+    name = "dispatch, combine (alltoall)"
+    alone, inside = operators(MIXED), operators(MIXED, ep=8)
+    across = operators(MIXED, ep=16, moe_token_dispatcher_type="alltoall")
+    assert name not in alone
+    assert inside[name].forward_s < across[name].forward_s
     assert inside["experts.linear_fc1"].forward_s == pytest.approx(across["experts.linear_fc1"].forward_s, rel=0.3)
+
+
+def test_flex_permutes_less_and_leaves_no_collectives_of_expert_tensor_parallelism() -> None:
+    form = {"ep": 16, "tp": 2, "etp": 2}
+    plain = operators(MIXED, moe_token_dispatcher_type="alltoall", **form)
+    flex = operators(MIXED, **form)
+    assert flex == operators(MIXED, moe_token_dispatcher_type="flex", **form)
+    permute = "permute, sort, unpermute"
+    assert flex[permute].forward_s < plain[permute].forward_s
+    assert set(plain) - set(flex) == {"dispatch, combine (alltoall)", "expert tensor collectives"}
+    assert set(flex) - set(plain) == {"dispatch, combine (flex)"}
+    call = flex["dispatch, combine (flex)"].collective
+    assert call is not None
+    assert call.group.size == 32
+    assert flex["dispatch, combine (flex)"].forward_s == 2 * call.call_s
 
 
 def test_all_to_all_volume_shrinks_with_tensor_parallelism() -> None:
     alone, split = operators(MIXED, ep=4), operators(MIXED, ep=4, tp=2, etp=1)
-    ratio = alone["dispatch, combine"].forward_s / split["dispatch, combine"].forward_s
+    ratio = alone["dispatch, combine (alltoall)"].forward_s / split["dispatch, combine (alltoall)"].forward_s
     assert ratio == pytest.approx(2, rel=0.15)
 
 
@@ -237,7 +254,9 @@ def test_expert_tensor_parallelism_gathers_and_scatters_every_way() -> None:
 def test_a_recompute_module_repeats_the_forward_of_its_operators(
     name: str, modules: tuple[str, ...], repeated: set[str]
 ) -> None:
-    found = {key for key, operator in operators(name).items() if set(modules) & set(operator.recomputed_by)}
+    mode = Recompute(granularity="selective", modules=modules)
+    found = {key for key, operator in operators(name).items() if operator.recompute_s(mode)}
+    assert all(operators(name)[key].recompute_s(mode) == operators(name)[key].forward_s for key in found)
     assert repeated <= found
     assert found - repeated <= {"rotate, assemble q k v"}
 
@@ -261,10 +280,15 @@ def test_communication_and_nothing_else_names_a_call_of_its_collective() -> None
     for operator in table.values():
         assert (operator.collective is not None) == operator.part.endswith("_comm")
     sizes = {name: operator.collective.group.size for name, operator in table.items() if operator.collective}
-    assert sizes == {"attention collectives": 2, "cp ring": 2, "dispatch, combine": 4, "expert tensor collectives": 2}
-    call = table["dispatch, combine"].collective
+    assert sizes == {
+        "attention collectives": 2,
+        "cp ring": 2,
+        "dispatch, combine (alltoall)": 4,
+        "expert tensor collectives": 2,
+    }
+    call = table["dispatch, combine (alltoall)"].collective
     assert call is not None
-    assert table["dispatch, combine"].forward_s == 2 * call.call_s
+    assert table["dispatch, combine (alltoall)"].forward_s == 2 * call.call_s
 
 
 @pytest.mark.parametrize(("sequence_parallel", "kind"), [(True, "all-gather"), (False, "all-reduce")])

@@ -55,7 +55,16 @@ def test_the_json_form_has_every_key_of_the_contract() -> None:
         "cross_entropy_fusion_impl": "te",
         "precision_aware_optimizer": False,
         "fp8_param": False,
+        "moe_token_dispatcher_type": None,
     }
+
+
+def test_a_dispatcher_is_kept_through_the_json_form() -> None:
+    spec = make_spec(MOE)
+    for dispatcher in (None, "alltoall", "flex"):
+        layout = read({"backend": "megatron", "ep": 16, "moe_token_dispatcher_type": dispatcher}, spec)
+        assert layout.moe_token_dispatcher_type == dispatcher
+        assert read(json.loads(json.dumps(layout_to_dict(layout))), spec) == layout
 
 
 def test_what_is_left_out_is_derived() -> None:
@@ -115,6 +124,10 @@ def test_gathering_parameters_is_not_overlapped_where_what_it_needs_is_off(off: 
         ),
         ({"optimizer_offload_fraction": float("nan")}, "expected a fraction from 0 to 1"),
         ({"pipeline_layout": ["E"]}, "layout.pipeline_layout: a list; expected a string"),
+        (
+            {"moe_token_dispatcher_type": "allgather"},
+            "layout.moe_token_dispatcher_type: 'allgather'; expected alltoall or flex",
+        ),
         ({"backend": "nemo"}, "layout.backend: unknown backend 'nemo'; expected mca or megatron"),
         ({"backend": ["mca"]}, "unknown backend a list"),
         ({"recompute": 3}, "layout.recompute: 3 is not a recompute mode"),

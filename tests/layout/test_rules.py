@@ -20,6 +20,7 @@ from topoplan.layout.rules import (
     fp8_alignment,
     tensor_parallel_domain,
 )
+from topoplan.specs.cluster import Fabric
 from topoplan.specs.spec import Spec
 
 RULE = {rule.name: rule for rule in RULES}
@@ -35,6 +36,8 @@ def selective(*modules: str) -> Recompute:
 def failed(name: str, spec: Spec, layout: Layout) -> str | None:
     return RULE[name].failed(spec, layout)
 
+
+FLEX = {"moe_token_dispatcher_type": "flex", "backend": "megatron"}
 
 # name, keys of the spec, keys of a layout that breaks the rule, its failed equation, keys of one that keeps it
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
@@ -119,6 +122,48 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
         {"cross_entropy_fusion": True, "tp": 2},
         "cross_entropy_fusion with tp 2: the adapter fuses it with tp 1 alone",
         {"cross_entropy_fusion": True, "tp": 1},
+    ),
+    (
+        "adapter",
+        {"model": MOE},
+        {"ep": 16, "moe_token_dispatcher_type": "flex"},
+        "moe_token_dispatcher_type flex: the adapter takes allgather and alltoall",
+        {"ep": 16, "moe_token_dispatcher_type": "alltoall"},
+    ),
+    (
+        "dispatcher",
+        {},
+        {"moe_token_dispatcher_type": "flex", "backend": "megatron"},
+        "flex on a model without experts",
+        {"backend": "megatron"},
+    ),
+    (
+        "dispatcher",
+        {"model": MOE},
+        {"ep": 1, **FLEX},
+        "flex with ep 1 and etp 1: nothing to exchange",
+        {"ep": 2, **FLEX},
+    ),
+    (
+        "dispatcher",
+        {"model": MOE, "gpu": "v100-sxm-32gb"},
+        {"ep": 8, **FLEX},
+        "flex on v100-sxm-32gb (volta): DeepEP starts with Ampere",
+        {"ep": 8, "backend": "megatron"},
+    ),
+    (
+        "dispatcher",
+        {"model": MOE, "nvlink": False},
+        {"ep": 8, **FLEX},
+        "flex without NVLink: DeepEP needs it between all GPUs of a node",
+        {"ep": 8, "backend": "megatron"},
+    ),
+    (
+        "dispatcher",
+        {"model": MOE, "gpus_per_node": 6},
+        {"ep": 4, **FLEX},
+        "flex with etp 1 * ep 4 = 4 ranks: neither in an NVLink domain of 6 GPUs nor whole ones",
+        {"ep": 2, "etp": 3, **FLEX},
     ),
     (
         "optimizer",
@@ -414,6 +459,17 @@ def test_tensor_parallel_may_span_a_rack_with_nvlink_and_a_node_without() -> Non
 def test_fewer_kv_heads_than_ranks_are_fine_when_the_matrix_divides() -> None:
     spec = make_spec(MOE)
     assert failed("kv-heads", spec, make_layout(spec, tp=8)) is None
+
+
+def test_flex_needs_rdma_only_where_experts_span_nodes() -> None:
+    spec = make_spec(MOE)
+    tcp = replace(spec, cluster=replace(spec.cluster, fabric=Fabric(kind="ethernet")))
+    inside, across = make_layout(spec, ep=8, **FLEX), make_layout(spec, ep=16, **FLEX)
+    assert failed("dispatcher", spec, across) is None
+    assert failed("dispatcher", tcp, inside) is None
+    assert failed("dispatcher", tcp, across) == (
+        "flex with etp 1 * ep 16 = 16 ranks over TCP: DeepEP needs RDMA between nodes"
+    )
 
 
 def test_fp16_gradients_may_be_reduced_in_fp16_by_the_adapter() -> None:

@@ -190,6 +190,9 @@ def test_experts_across_nodes_are_predicted_when_asked_for_with_a_warning() -> N
     assert "crosses nodes" in warnings_of(spec, ep=16)
     assert predict(spec, {"ep": 16}).time.parts_s["ep_comm"] > predict(spec, {"ep": 8}).time.parts_s["ep_comm"]
     assert "crosses nodes" not in warnings_of(spec, ep=8)
+    assert "flex" in warnings_of(spec, ep=16, backend="megatron")
+    for other in ({"backend": "mca"}, {"moe_token_dispatcher_type": "flex"}, {"ep": 8}):
+        assert "flex" not in warnings_of(spec, **{"ep": 16, "backend": "megatron"} | other)
 
 
 def test_dpo_holds_a_second_model_and_works_on_pairs() -> None:

@@ -103,7 +103,7 @@ def test_collectives_name_their_group_and_their_rate() -> None:
     _, account = account_of(MIXED, {"tp": 2, "pp": 2, "ep": 4})
     rows = {row.name: row for row in account.collectives}
     assert rows["attention collectives"].ranks == 2
-    assert rows["dispatch, combine"].kind == "all-to-all"
+    assert rows["dispatch, combine (alltoall)"].kind == "all-to-all"
     assert rows["stage to stage"].ranks == 2
     assert {"dense gradients of a step", "expert gradients of a step", "expert weights of a step"} <= set(rows)
     assert rows["attention collectives"].nodes == 1

@@ -77,7 +77,14 @@ def test_the_tables_lead_from_the_step_to_the_collectives() -> None:
     positions = [text.index(block) for block in blocks]
     assert positions == sorted(positions)
     assert "forward backward recomp. step" in text
-    assert "dispatch, combine" in text
+    assert "dispatch, combine (alltoall)" in text
+
+
+def test_the_dispatcher_is_named_beside_what_it_costs() -> None:
+    text = flat(rendered(MIXED, {}, {"ep": 16}))
+    assert "dispatch, combine (flex) ep_comm" in text
+    assert "alltoall" not in text
+    assert source_of("ep_comm", "dispatch, combine (flex)").startswith("cost/dispatch.py flex_s")
 
 
 def test_one_stage_needs_no_table_of_stages_and_no_recomputation_no_column() -> None:

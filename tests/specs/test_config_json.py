@@ -19,6 +19,7 @@ LLAMA: dict[str, Any] = {
     "vocab_size": 1000,
 }
 MOE = {**LLAMA, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+MOONLIGHT = "moonshotai/Moonlight-16B-A3B"
 MLA = {**LLAMA, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
 
 
@@ -47,6 +48,35 @@ def error_of(config: Any, **changes: Any) -> str:
         model_from_config({**config, **changes}, name="test", where="config.json")
     assert str(caught.value).startswith("config.json")
     return str(caught.value)
+
+
+def test_groups_of_experts_are_read_under_both_names() -> None:
+    def groups(config: dict[str, Any], **changes: Any) -> tuple[int, int]:
+        found = moe(read(config, **changes))
+        return found.groups, found.groups_per_token
+
+    assert groups(MOE) == (1, 1)
+    assert groups(MOE, n_group=4, topk_group=2) == (4, 2)
+    assert groups(MOE, moe_router_num_groups=4, moe_router_group_topk=1) == (4, 1)
+    # All groups are no limit.
+    assert groups(MOE, n_group=4, topk_group=4) == groups(MOE, n_group=4) == (1, 1)
+
+
+def test_deepseek_v3_limits_its_groups_where_the_config_does_not_say() -> None:
+    latent = {**MOE, **MLA, "model_type": "deepseek_v3", "num_experts": 256, "num_experts_per_tok": 8}
+    assert (moe(read(latent)).groups, moe(read(latent)).groups_per_token) == (8, 4)
+    assert moe(read(latent, num_experts=20)).groups == 1  # the default does not divide them
+    assert moe(read(latent, n_group=1, topk_group=1)).groups == 1
+    limits = {name: moe(catalog.model(name)).groups_per_token for name in ("deepseek-ai/DeepSeek-V3", MOONLIGHT)}
+    assert limits == {"deepseek-ai/DeepSeek-V3": 4, MOONLIGHT: 1}
+
+
+def test_groups_that_the_experts_do_not_fit_are_refused() -> None:
+    assert "n_group is 3; expected a divisor of the 8 experts" in error_of(MOE, n_group=3, topk_group=1)
+    assert "topk_group is 5; expected at most the 4 groups" in error_of(MOE, n_group=4, topk_group=5)
+    assert "topk_group is 1; expected at most the 8 groups, and as many as hold 2" in error_of(
+        MOE, n_group=8, topk_group=1
+    )
 
 
 def test_a_llama_is_read() -> None:

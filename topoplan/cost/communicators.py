@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from topoplan.cost.dispatch import dispatcher_of
 from topoplan.cost.nccl_buffers import Use, buffer_bytes
+from topoplan.cost.shard import shard_of
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.layout.placement import Group, group, span
 from topoplan.layout.topology import local_ranks
@@ -42,13 +44,17 @@ class _Member:
 def communicators(layout: Layout, model: Model, job: Job, cluster: Cluster) -> tuple[Communicator, ...]:
     """Communicators of a rank: the world, and every group of more than one.
 
-    Left out: groups used for checkpoints or logging alone, and what a trainer adds of its own.
+    Left out: groups used for checkpoints or logging alone, what a trainer adds of its own, and the flex dispatcher's own
+    buffers, which DeepEP allocates beside NCCL.
     """
-    return _communicators(_grid(layout), _shared_embedding(layout, model, job), cluster)
+    is_flex = layout.ep > 1 and dispatcher_of(shard_of(layout, job), cluster) == "flex"
+    return _communicators(_grid(layout), _shared_embedding(layout, model, job), cluster, is_flex)
 
 
 @lru_cache(maxsize=1 << 14)
-def _communicators(grid: Layout, embedding: tuple[int, ...], cluster: Cluster) -> tuple[Communicator, ...]:
+def _communicators(
+    grid: Layout, embedding: tuple[int, ...], cluster: Cluster, is_flex: bool
+) -> tuple[Communicator, ...]:
     domain = local_ranks(cluster)
     return tuple(
         Communicator(
@@ -56,7 +62,7 @@ def _communicators(grid: Layout, embedding: tuple[int, ...], cluster: Cluster) -
             member.shape.size,
             buffer_bytes(member.shape.size, span(member.shape, domain), member.uses, cluster),
         )
-        for member in _members(grid, embedding)
+        for member in _members(grid, embedding, is_flex=is_flex)
     )
 
 
@@ -83,7 +89,7 @@ def communicators_bytes(layout: Layout, model: Model, job: Job, cluster: Cluster
 
 def communicator_sizes(layout: Layout, model: Model, job: Job) -> dict[str, int]:
     """Communicators that a rank really uses, with their ranks."""
-    return {member.name: member.shape.size for member in _members(layout, _shared_embedding(layout, model, job))}
+    return {member.name: member.shape.size for member in _members(layout, _shared_embedding(layout, model, job), is_flex=False)}
 
 
 def embedding_ranks(model: Model, job: Job, layout: Layout) -> tuple[int, ...]:
@@ -112,7 +118,7 @@ def _exchange(name: str, shape: Group, *, is_batched: bool) -> list[_Member]:
     return [_Member(f"{name}, {end}", pair, frozenset({"neighbours"})) for end in ("rank before", "rank after")]
 
 
-def _members(layout: Layout, embedding: tuple[int, ...]) -> list[_Member]:
+def _members(layout: Layout, embedding: tuple[int, ...], *, is_flex: bool) -> list[_Member]:
     """Groups and what is sent in them.
 
     Groups: megatron-core 0.16 `core/parallel_state.py::initialize_model_parallel`. Operations: a barrier and scalars in
@@ -140,7 +146,8 @@ def _members(layout: Layout, embedding: tuple[int, ...]) -> list[_Member]:
     if layout.pp > 1:
         members += _exchange("pp", group(layout, "pp"), is_batched=layout.vpp == 1)
     if layout.ep > 1 or layout.etp > 1:
-        add("ep", group(layout, "ep"), "all-to-all")
+        # The flex dispatcher's kernels do without NCCL; its ranks gather addresses once.
+        add("ep", group(layout, "ep"), "gather" if is_flex else "all-to-all")
         add("etp", group(layout, "etp"), "gather")
         add("etp x ep", group(layout, "tp_ep"), "gather")
         add("expert dp", group(layout, "edp"), sharded)

@@ -12,6 +12,7 @@ from math import ceil
 from typing import Literal
 
 from topoplan.cost.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
+from topoplan.cost.dispatch import dispatcher_of, flex_copies, flex_s
 from topoplan.cost.flops import attended_tokens
 from topoplan.cost.profile import Profile
 from topoplan.cost.shard import Shard
@@ -50,6 +51,11 @@ class Operator:
     """Megatron recompute modules that run its forward again."""
     collective: Collective | None = None
     """For communication, one of its calls."""
+
+    def recompute_s(self, recompute: Recompute) -> float:
+        """Its forward once more, where a layer is recomputed in this mode and repeats it; else 0."""
+        is_again = recompute.granularity == "full" or not set(recompute.modules).isdisjoint(self.recomputed_by)
+        return self.forward_s if is_again else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,13 +303,13 @@ def _moe(build: _Builder, moe: Moe) -> None:
     router = 2.0 * local * hidden * moe.experts / (build.gpu.fp16_flops * build.profile.gemm_efficiency / 4)
     build.operators.append(Operator("router", "gemm", router, 2 * router, by))
     build.elementwise("top-k, maps", 24 * local * moe.experts, 24 * local * moe.experts, kernels=12, by=by)
-    build.elementwise(
-        "permute, sort, unpermute",
-        BF16 * hidden * (7 * routed + local),
-        BF16 * hidden * (7 * routed + local),
-        kernels=6,
-        by=by,
-    )
+    dispatcher = dispatcher_of(shard, build.cluster)
+    if dispatcher == "flex":
+        # Its kernels take tokens as they are and bring one to each rank: permuted to experts and back there.
+        permuted, kernels = BF16 * hidden * (3 * routed + flex_copies(moe, shard)), 2
+    else:
+        permuted, kernels = BF16 * hidden * (7 * routed + local), 6
+    build.elementwise("permute, sort, unpermute", permuted, permuted, kernels=kernels, by=by)
     build.linear("experts.linear_fc1", routed / experts, first, hidden, count=experts, by=by)
     moved = BF16 * routed
     build.elementwise("experts.activation", moved * (first + width), moved * (2 * first + width), by=("moe", "moe_act"))
@@ -323,13 +329,19 @@ def _moe(build: _Builder, moe: Moe) -> None:
         build.linear("shared_experts.linear_fc2", shard.tokens, hidden, shared, by=shared_by)
         build.tensor_parallel("shared expert collectives", dgrad + wgrad, shared_by)
     cluster, profile = build.cluster, build.profile
+    # Dispatch and combine, and their mirror images backward; nothing hides them, and the busiest rank is last.
+    if dispatcher == "flex":
+        # One group of both grids, so that no collectives of ETP are left.
+        group, sent = Group(shard.etp * shard.ep, 1), BF16 * hidden * flex_copies(moe, shard)
+        one = flex_s(moe, BF16 * hidden, shard, cluster, profile)
+        call = Collective("all-to-all", group, sent, one)
+        build.operators.append(Operator("dispatch, combine (flex)", "ep_comm", 2 * one, 2 * one, by, call))
+        return
     if shard.ep > 1:
-        # Dispatch and combine, and their mirror images backward; nothing hides them, and the busiest rank is last.
-        sent = BF16 * routed / shard.etp * hidden
-        group = Group(shard.ep, shard.etp)
+        group, sent = Group(shard.ep, shard.etp), BF16 * routed / shard.etp * hidden
         one = all_to_all_s(group, sent, cluster, profile)
         call = Collective("all-to-all", group, sent, one)
-        build.operators.append(Operator("dispatch, combine", "ep_comm", 2 * one, 2 * one, by, call))
+        build.operators.append(Operator("dispatch, combine (alltoall)", "ep_comm", 2 * one, 2 * one, by, call))
     if shard.etp > 1:
         group, whole = Group(shard.etp, 1), BF16 * routed * hidden
         one = all_gather_s(group, whole, cluster, profile)
@@ -397,10 +409,8 @@ def layer_time(
     forward = dict.fromkeys(PARTS, 0.0)
     backward = dict.fromkeys(PARTS, 0.0)
     repeated = 0.0
-    modules = set(recompute.modules)
     for operator in layer_operators(model, layer, shard, cluster, profile):
         forward[operator.part] += operator.forward_s
         backward[operator.part] += operator.backward_s
-        if recompute.granularity == "full" or modules.intersection(operator.recomputed_by):
-            repeated += operator.forward_s
+        repeated += operator.recompute_s(recompute)
     return LayerTime(tuple(forward.values()), tuple(backward.values()), repeated)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from topoplan.backends.megatron import TRAITS
 from topoplan.cost.padding import load_of, longest_sequence
 from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
@@ -29,6 +30,10 @@ class Shard:
     """Attention never writes its score matrix to memory."""
     token_imbalance: float = 1.0
     """Tokens that this rank's experts get, over the average of the expert-parallel group."""
+    dispatcher: str = "alltoall"
+    """moe_token_dispatcher_type of an expert group inside a node: what the layout says, or the trainer's usual one."""
+    dispatcher_across_nodes: str = "alltoall"
+    """The same of a group that spans nodes."""
 
     @property
     def local_tokens(self) -> float:
@@ -52,7 +57,7 @@ class Shard:
 
 def shard_of(layout: Layout, job: Job, *, flash_attention: bool = True) -> Shard:
     """The shard that a layout makes of a job's micro batch, at the longest that its sequences may be."""
-    longest = longest_sequence(job, layout)
+    longest, traits = longest_sequence(job, layout), TRAITS[layout.backend]
     return Shard(
         tokens=layout.micro_batch_size * job.sequences_per_sample * longest // layout.cp,
         seq_len=longest,
@@ -64,6 +69,8 @@ def shard_of(layout: Layout, job: Job, *, flash_attention: bool = True) -> Shard
         precision=job.precision,
         flash_attention=flash_attention,
         token_imbalance=job.token_imbalance,
+        dispatcher=layout.moe_token_dispatcher_type or traits.dispatcher,
+        dispatcher_across_nodes=layout.moe_token_dispatcher_type or traits.dispatcher_across_nodes,
     )
 
 

@@ -97,6 +97,7 @@ SWITCHES = (
     "cross_entropy_fusion_impl",
     "precision_aware_optimizer",
     "fp8_param",
+    "moe_token_dispatcher_type",
 )
 """Keys that a search leaves at their usual value unless they are pinned."""
 

@@ -115,6 +115,8 @@ def _checked(key: str, value: Any) -> Any:
         return float(value)
     elif key == "cross_entropy_fusion_impl" and value not in ("te", "native"):
         raise LayoutError(shown(value), where=where, expected="expected te or native")
+    elif key == "moe_token_dispatcher_type" and value not in ("alltoall", "flex"):
+        raise LayoutError(shown(value), where=where, expected="expected alltoall or flex")
     elif key == "pipeline_layout" and not isinstance(value, str):
         raise LayoutError(shown(value), where=where, expected='expected a string such as "Et*3|t*4L"')
     return value

@@ -57,6 +57,8 @@ class Layout:
     precision_aware_optimizer: bool = False
     fp8_param: bool = False
     """In fp8, the blocks' weights are kept in fp8 alone (Megatron's fp8_param_gather)."""
+    moe_token_dispatcher_type: str | None = None
+    """How tokens get to their experts: alltoall, flex (DeepEP, HybridEP), or None for the backend's usual one."""
 
     @property
     def world_size(self) -> int:

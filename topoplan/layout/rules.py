@@ -13,6 +13,8 @@ from functools import lru_cache
 
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout, stages_of
+from topoplan.layout.topology import local_ranks
+from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
 from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Mlp, Model
 from topoplan.specs.spec import Spec
@@ -226,6 +228,8 @@ def _adapter(spec: Spec, layout: Layout) -> str | None:
         return f"grad_reduce_in_fp32 false with precision {spec.job.precision}: the adapter switches it on"
     if layout.cross_entropy_fusion and layout.tp > 1:
         return f"cross_entropy_fusion with tp {layout.tp}: the adapter fuses it with tp 1 alone"
+    if layout.moe_token_dispatcher_type == "flex":
+        return "moe_token_dispatcher_type flex: the adapter takes allgather and alltoall"
     return None
 
 
@@ -258,6 +262,39 @@ def _expert_grid(spec: Spec, layout: Layout) -> str | None:
 
 def _expert_widths(spec: Spec, layout: Layout) -> str | None:
     return _first_remainder("expert width", facts_of(spec.model).expert_widths, "etp", layout.etp)
+
+
+def flex_obstacle(cluster: Cluster, ep: int, etp: int) -> str | None:
+    """Why the flex dispatcher cannot run on these expert groups, or None.
+
+    Megatron joins EP and ETP in one group for it. Source: MLM `moe/token_dispatcher.py::MoEFlexTokenDispatcher`;
+    DeepEP's README (requirements) and `csrc/deep_ep.cpp::Buffer` (a group inside a domain, or of whole ones);
+    Megatron-Bridge `training/flex_dispatcher_backend.py` (Ampere and later).
+    """
+    ranks, local = etp * ep, local_ranks(cluster)
+    if ranks == 1:
+        return "flex with ep 1 and etp 1: nothing to exchange"
+    if cluster.gpu.architecture == "volta":
+        return f"flex on {cluster.gpu.name} (volta): DeepEP starts with Ampere"
+    if not cluster.nvlink_bytes_per_s:
+        return "flex without NVLink: DeepEP needs it between all GPUs of a node"
+    if local % ranks == 0:
+        return None
+    if ranks % local or local % etp:
+        return (
+            f"flex with etp {etp} * ep {ep} = {ranks} ranks: neither in an NVLink domain of {local} GPUs nor whole ones"
+        )
+    if cluster.fabric.kind == "ethernet":
+        return f"flex with etp {etp} * ep {ep} = {ranks} ranks over TCP: DeepEP needs RDMA between nodes"
+    return None
+
+
+def _dispatcher(spec: Spec, layout: Layout) -> str | None:
+    if layout.moe_token_dispatcher_type != "flex" or layout.backend == "mca":
+        return None
+    if not facts_of(spec.model).is_moe:
+        return "flex on a model without experts"
+    return flex_obstacle(spec.cluster, layout.ep, layout.etp)
 
 
 def _expert_domain(spec: Spec, layout: Layout) -> str | None:
@@ -489,6 +526,7 @@ SPLIT_RULES = (
 GRID_RULES = (
     Rule("experts", "MLM transformer/moe/moe_layer.py", _experts, "choose ep among the divisors of the expert count"),
     Rule("expert-grid", _STATE, _expert_grid, "lower ep or etp"),
+    Rule("dispatcher", "MLM moe/token_dispatcher.py; DeepEP csrc/deep_ep.cpp", _dispatcher, "leave the dispatcher out"),
     Rule("expert-widths", "MLM tensor_parallel/layers.py (divide)", _expert_widths, "lower etp"),
     Rule("fp8-widths", "TE pytorch/utils.py::assert_dim_for_fp8_exec", _fp8_widths, "lower tp or etp"),
     Rule("pipeline-split", "MCA models/model_config.py", _pipeline_split, "choose pp and vpp that divide the layers"),

@@ -8,10 +8,12 @@ from typing import Any
 from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_finetuning, check_precision, check_token_prediction
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.compute import peak_flops
+from topoplan.cost.dispatch import dispatcher_of
 from topoplan.cost.flops import model_flops_per_step
 from topoplan.cost.memory import Memory, ShapeStates, predict_memory, resident_excess_bytes, shape_states
 from topoplan.cost.padding import padding_share, tokens_per_step
 from topoplan.cost.profile import profile_notes, profile_of
+from topoplan.cost.shard import shard_of
 from topoplan.cost.step import PipelineWork, StepTerms, pipeline_work, predict_time, step_terms
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
@@ -151,6 +153,9 @@ def _warnings(spec: Spec, layout: Layout, memory: Memory) -> tuple[str, ...]:
         )
     if layout.ep > 1 and spec.job.token_imbalance == 1.0:
         found.append("assumes that tokens are spread evenly over the experts (token_imbalance of the job)")
+    is_usual = layout.ep > 1 and layout.moe_token_dispatcher_type is None
+    if is_usual and dispatcher_of(shard_of(layout, spec.job), spec.cluster) == "flex":
+        found.append("assumes the flex dispatcher, DeepEP or HybridEP, between nodes (moe_token_dispatcher_type)")
     if spec.model.vision and spec.job.images_per_sequence:
         count, pixels = spec.job.images_per_sequence, spec.job.image_max_pixels
         found.append(f"assumes {count:g} image(s) a sequence of {pixels} pixels")

@@ -223,8 +223,7 @@ def _layers_of(model: Model, chunks: tuple[Chunk, ...], recompute: Recompute) ->
 
 def _operator_row(operator: Operator, recompute: Recompute, times: float, again: float) -> OperatorRow:
     """`times` and `again`: how often a step runs it, and how often it may run once more."""
-    is_again = recompute.granularity == "full" or not set(recompute.modules).isdisjoint(operator.recomputed_by)
-    repeated = operator.forward_s if is_again else 0.0
+    repeated = operator.recompute_s(recompute)
     return OperatorRow(
         name=operator.name,
         part=operator.part,

@@ -30,6 +30,7 @@ SOURCES = {
     "tp_comm": "cost/compute.py tensor_parallel; Megatron tensor_parallel/layers.py",
     "cp_comm": "cost/compute.py _core_attention; ring attention, arXiv 2310.01889",
     "ep_comm": "cost/compute.py _moe; Megatron moe/token_dispatcher.py",
+    "dispatch, combine (flex)": "cost/dispatch.py flex_s; arXiv 2412.19437, section 3.2.2; DeepEP",
     "expert tensor collectives": "cost/compute.py _moe; Megatron moe/token_dispatcher.py",
     "recompute": "cost/compute.py layer_time; arXiv 2205.05198, section 5",
     "layers": "cost/compute.py layer_operators",

@@ -9,7 +9,7 @@ name, never approximated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from topoplan.errors import ModelError
@@ -43,6 +43,8 @@ _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "
 _EXPERT_WIDTH = ("moe_intermediate_size", "moe_ffn_hidden_size", "expert_intermediate_size")
 _SHARED_WIDTH = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
 _SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts")
+_EXPERT_GROUPS = ("n_group", "moe_router_num_groups")
+_TOKEN_GROUPS = ("topk_group", "moe_router_group_topk")
 _FIRST_DENSE = ("first_k_dense_replace", "moe_first_k_dense_replace")
 _DROPOUT = ("resid_pdrop", "hidden_dropout", "hidden_dropout_prob")
 _MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_layers", "mtp_num_hidden_layers")
@@ -69,6 +71,8 @@ class _Family:
     """Value of `tie_word_embeddings` when the config does not have it."""
     shared_gate: bool = False
     expert_bias: bool = False
+    expert_groups: tuple[int, int] = (1, 1)
+    """Groups of experts, and how many of them a token may choose from, when the config does not say."""
     intermediate_divisor: int = 1
     """First-generation Qwen writes the width of both gate halves together."""
     learned_positions: int = 0
@@ -118,7 +122,7 @@ _FAMILIES: dict[str, _Family] = {
     "qwen3_5": _QWEN3_NEXT,
     "qwen3_5_moe": _QWEN3_NEXT,
     "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v3": replace(_DEEPSEEK, expert_groups=(8, 4)),
     "kimi_k2": _DEEPSEEK,
     "glm": _Family(out_bias=False, mlp_bias=False, gated=True, norm="rmsnorm"),
     "glm4_moe": _Family(out_bias=False, mlp_bias=False, gated=True, norm="rmsnorm"),
@@ -414,6 +418,26 @@ def _moe_layers(fields: _Fields, layers: int) -> tuple[bool, ...]:
     return tuple(i >= first and i % every == 0 and (i + 1) % step == 0 and i not in dense for i in range(layers))
 
 
+def _expert_groups(fields: _Fields, family: _Family, experts: int, top_k: int) -> tuple[int, int]:
+    """Groups of experts, and how many of them a token chooses from; (1, 1) where routing is not limited.
+
+    DeepseekV3TopkRouter in modeling_deepseek_v3.py. A default of the class that does not fit the experts is left out.
+    """
+    usual, usual_chosen = family.expert_groups
+    groups = fields.integer(*_EXPERT_GROUPS, default=usual)
+    chosen = fields.integer(*_TOKEN_GROUPS, default=usual_chosen if groups == usual else groups)
+    said, said_chosen = fields.find(_EXPERT_GROUPS), fields.find(_TOKEN_GROUPS)
+    if experts % groups:
+        if said is None:
+            return 1, 1
+        raise fields.wrong(said, f"a divisor of the {experts} experts")
+    if chosen > groups or top_k * groups > chosen * experts:
+        if said_chosen is None:
+            return 1, 1
+        raise fields.wrong(said_chosen, f"at most the {groups} groups, and as many as hold {top_k} experts")
+    return (groups, chosen) if chosen < groups else (1, 1)
+
+
 def _feed_forwards(fields: _Fields, family: _Family, layers: int, hidden: int) -> list[Mlp | Moe]:
     """The feed-forward block of each layer."""
     gated = family.gated
@@ -437,6 +461,7 @@ def _feed_forwards(fields: _Fields, family: _Family, layers: int, hidden: int) -
             where=fields.where,
             expected="expected at most num_experts",
         )
+    groups, token_groups = _expert_groups(fields, family, experts, top_k)
     width = fields.integer(*_EXPERT_WIDTH, *_INTERMEDIATE)
     shared = fields.integer(*_SHARED_WIDTH, default=0, least=0)
     if not fields.has(*_SHARED_WIDTH):
@@ -450,6 +475,8 @@ def _feed_forwards(fields: _Fields, family: _Family, layers: int, hidden: int) -
         gated=gated,
         bias=family.expert_bias,
         router_bias=family.expert_bias,
+        groups=groups,
+        groups_per_token=token_groups,
     )
     routed = _moe_layers(fields, layers)
     mlp = None if all(routed) else dense()

@@ -213,6 +213,7 @@ class PinForm(Form):
     fp8_param: Annotated[bool | None, Switch()] = Field(default=None)
     cross_entropy_fusion_impl: Annotated[str | None, Choice(("te", "native"))] = Field(default=None)
     precision_aware_optimizer: Annotated[bool | None, Switch()] = Field(default=None)
+    moe_token_dispatcher_type: Annotated[str | None, Choice(("alltoall", "flex"))] = Field(default=None)
 
 
 class JobForm(Form):

@@ -75,6 +75,10 @@ class Moe:
     """Experts have biases (gpt-oss)."""
     router_bias: bool = False
     """The router's linear layer has a bias parameter (gpt-oss)."""
+    groups: int = 1
+    """Equal runs of experts that the router first chooses among (arXiv 2412.19437, section 2.1.2: node-limited)."""
+    groups_per_token: int = 1
+    """Of how many of them a token's experts are."""
 
 
 AnyAttention = Attention | LatentAttention | LinearAttention
