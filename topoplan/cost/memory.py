@@ -45,7 +45,7 @@ ADAM_BYTES = 12
 PRECISION_AWARE_ADAM_BYTES = 10
 """The same with the fp32 weight kept as a 16-bit remainder of the bf16 one (TE FusedAdam, store_param_remainders)."""
 HOST_ADAM_BYTES = 16
-"""Pinned host memory of an offloaded element: fp32 weight, two moments and gradient
+"""Host memory of an offloaded element: fp32 weight, two moments and gradient
 (`core/optimizer/cpu_offloading/hybrid_optimizer.py`, param_update_in_fp32)."""
 GROUPED_GEMM_STREAMS = 4
 """cuBLAS streams of Transformer Engine's grouped GEMM, a workspace each (nvte_get_num_compute_streams)."""
@@ -437,7 +437,7 @@ def stage_moments(
             tables = min(2, chunk.embedding + chunk.mtp_layers) * table
             behind = kept_bytes if chunk.embedding else _mtp_kept_bytes(model, chunk, shard, layout.recompute)
             moments.append(Moment("embedding gradient", (dummies, ("gradient of the table", tables), (FREED, -behind))))
-    if not (layout.grad_reduce_in_fp32 or layout.precision_aware_optimizer or layout.optimizer_offload_fraction):
+    if not (layout.grad_reduce_in_fp32 or layout.precision_aware_optimizer):
         # The fp32 optimizer casts its shard of the bf16 gradients when all activations are gone
         # (`core/optimizer/distrib_optimizer.py::_copy_model_grads_to_main_grads`).
         cast = ("fp32 copy of the gradients", FP32 * shard_elements)
@@ -507,6 +507,12 @@ def stage_memory(
     # Remainders need the bf16 weight to be the one that is trained, and an optimizer that is TE's throughout.
     remainders = layout.precision_aware_optimizer and job.precision == "bf16" and not offloaded
     adam = PRECISION_AWARE_ADAM_BYTES if remainders else ADAM_BYTES
+    # What is offloaded is a copy of the fp32 weights, unless they are the optimizer's own
+    # (`core/optimizer/distrib_optimizer.py::_build_model_and_main_param_groups`).
+    left_behind = 0 if layout.precision_aware_optimizer else FP32 * offloaded
+    # The hybrid optimizer is built twice: first over all weights of the rank, then over its shard. The first is in a
+    # reference cycle, and nothing in the trainers runs the garbage collection that would free its fp32 copies.
+    whole = float(FP32 * trainable) if offloaded else 0.0
     weights = float(BF16 * parameters.total)
     if shard.eight_bit:
         # Rowwise and columnwise quantised copies of the blocks' weights are cached over the micro batches of a step.
@@ -516,10 +522,11 @@ def stage_memory(
     parts = {
         "weights": weights,
         "gradients": float((FP32 if layout.grad_reduce_in_fp32 else BF16) * trainable),
-        "optimizer": adam * shard_elements * (1.0 - offloaded),
+        "optimizer": shard_elements * (adam * (1.0 - offloaded) + left_behind),
         "workspace": float(profile.cublas_workspace_bytes * (2 + (GROUPED_GEMM_STREAMS if moe else 0))),
     }
-
+    if 0.0 < offloaded < 1.0:
+        parts["copies for offload"] = whole * (1.0 - offloaded)
     if job.stage == "dpo":
         # A second model in bf16, forward only (mcore_adapter `trainer/dpo_trainer.py`, ref_model).
         parts["reference model"] = float(BF16 * parameters.total)
@@ -537,7 +544,7 @@ def stage_memory(
         stage=rank,
         allocated_bytes=sum(parts.values()),
         parts_bytes=parts,
-        host_bytes=HOST_ADAM_BYTES * shard_elements * offloaded,
+        host_bytes=(HOST_ADAM_BYTES * shard_elements + whole) * offloaded,
         moments=tuple(moments) if with_moments else (),
     )
 

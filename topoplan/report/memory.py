@@ -28,6 +28,7 @@ SOURCES = {
     "gradients": "cost/memory.py stage_memory; Megatron param_and_grad_buffer.py",
     "optimizer": "cost/memory.py stage_memory; ZeRO-1, arXiv 1910.02054, section 5",
     "workspace": "cost/memory.py stage_memory; catalog/profiles.json",
+    "copies for offload": "cost/memory.py stage_memory; Megatron distrib_optimizer.py, hybrid_optimizer.py",
     "reference model": "cost/memory.py stage_memory; mcore_adapter dpo_trainer.py",
     "activations": "cost/memory.py chunk_kept_bytes; arXiv 2205.05198, section 4",
     "vision activations": "cost/activations.py vision_activation_bytes",
@@ -166,14 +167,19 @@ def print_memory(console: Console, spec: Spec, plan: Plan, account: Breakdown) -
         heading(console, "Host memory of a node", SOURCES["host"])
         paragraph(
             console,
-            f"{gib(memory.host_bytes)} GiB pinned for the offloaded optimizer,"
+            f"{gib(memory.host_bytes)} GiB for the offloaded optimizer,"
             f" {f'of {gib(host)}' if host is not None else 'and the spec does not say how much there is'}.",
         )
 
 
 def _stages(account: Breakdown) -> Table:
     names = list(dict.fromkeys(_part_kind(name) for row in account.stages for name in row.memory.parts_bytes))
-    short = {"activations": "activ.", "vision activations": "vision\nactiv.", "reference model": "reference\nmodel"}
+    short = {
+        "copies for offload": "offload\ncopies",
+        "activations": "activ.",
+        "vision activations": "vision\nactiv.",
+        "reference model": "reference\nmodel",
+    }
     headers = [short.get(name, name) for name in names]
     table = table_of("stage", right=("layers", *headers, "allocated"), last=("peak in",))
     for row in account.stages:
@@ -232,6 +238,8 @@ def _what(spec: Spec, account: Breakdown, name: str, size: float) -> str:
         return f"{batches}{chunks} in flight, see below"
     if name == "vision activations":
         return f"{_mib(account.vision_kept_bytes)} MiB a micro batch x {account.chunks[0].in_flight} in flight"
+    if name == "copies for offload":
+        return f"{size / trainable:.4g} bytes x {_count(trainable)} elements, not split over data parallel"
     if name == "workspace":
         return "cuBLAS, of torch and of Transformer Engine"
     return _PEAKS.get(name.removeprefix("peak (").removesuffix(")"), "")
