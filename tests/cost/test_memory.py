@@ -163,22 +163,50 @@ def test_a_precision_aware_optimizer_keeps_two_bytes_of_the_master_weight() -> N
 @pytest.mark.parametrize("fraction", [0.25, 1.0])
 def test_an_offloaded_optimizer_moves_to_the_host_with_its_gradient(fraction: float) -> None:
     spec = spec_of(DENSE)
-    layout = layout_of(spec, tp=2, pp=2)
+    layout = layout_of(spec, backend="megatron", tp=2, pp=2, precision_aware_optimizer=True)
     moved = replace(layout, optimizer_offload_fraction=fraction)
-    on_card = stage_of(spec, layout).parts_bytes["optimizer"]
+    on_card = stage_of(spec, replace(layout, precision_aware_optimizer=False)).parts_bytes["optimizer"]
     memory = memory_of(spec, moved)
     assert memory.by_stage[0].parts_bytes["optimizer"] == on_card * (1 - fraction)
-    # fp32 weight, two moments and gradient in pinned memory, for each of the eight ranks of a node.
-    heaviest = max(stage.parts_bytes["optimizer"] for stage in memory_of(spec, layout).by_stage)
-    assert memory.host_bytes == pytest.approx(8 * fraction * heaviest * 16 / 12)
+    # fp32 weight, two moments and gradient of the rank's shard, and fp32 weights from before there were shards: for
+    # each of the eight ranks of a node.
+    shard = max(stage.parts_bytes["optimizer"] for stage in memory_of(spec, layout).by_stage) / 10
+    assert memory.host_bytes == pytest.approx(8 * fraction * (16 + 4 * layout.dp) * shard)
     assert memory_of(spec, layout).host_bytes == 0
 
 
-def test_offload_saves_what_it_moves() -> None:
+def test_offload_without_the_precision_aware_optimizer_leaves_the_fp32_weights() -> None:
     spec = spec_of(DENSE)
     layout = layout_of(spec, tp=2)
     plain, moved = stage_of(spec, layout), stage_of(spec, replace(layout, optimizer_offload_fraction=1.0))
-    assert plain.allocated_bytes - moved.allocated_bytes == pytest.approx(plain.parts_bytes["optimizer"])
+    assert plain.allocated_bytes - moved.allocated_bytes == pytest.approx(plain.parts_bytes["optimizer"] * 8 / 12)
+    half = stage_of(spec, replace(layout, optimizer_offload_fraction=0.5))
+    assert half.parts_bytes["optimizer"] == pytest.approx(plain.parts_bytes["optimizer"] * 8 / 12)
+
+
+def test_what_is_not_offloaded_is_copied_whole_and_stays() -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, tp=2)
+    parts = {
+        fraction: stage_of(spec, replace(layout, optimizer_offload_fraction=fraction)).parts_bytes
+        for fraction in (0.0, 0.25, 1.0)
+    }
+    assert parts[0.25]["copies for offload"] == pytest.approx(0.75 * parts[0.0]["gradients"])  # fp32 both
+    assert all("copies for offload" not in parts[fraction] for fraction in (0.0, 1.0))
+
+
+def test_bf16_gradients_are_cast_for_the_optimizer_that_offload_starts_from() -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(
+        spec, backend="megatron", tp=2, grad_reduce_in_fp32=False, optimizer_offload_fraction=1.0, recompute="full"
+    )
+
+    def moments(precise: bool) -> set[str]:
+        one = replace(layout, precision_aware_optimizer=precise)
+        return {moment.name for moment in stage_of(spec, one).moments}
+
+    assert "optimizer step" in moments(precise=False)
+    assert "optimizer step" not in moments(precise=True)
 
 
 def test_low_precision_caches_two_copies_of_the_blocks_and_none_of_the_ends() -> None:

@@ -346,6 +346,17 @@ def test_an_offloaded_optimizer_takes_the_way_over_pcie_and_the_host() -> None:
     assert "offload over PCIe" in names(optimizer_offload_fraction=1.0)
 
 
+def test_weights_come_back_from_the_host_in_fp32_unless_bf16_is_all_there_is() -> None:
+    spec = spec_of(DENSE)
+
+    def over_pcie(**form: Any) -> float:
+        layout = layout_of(spec, optimizer_offload_fraction=1.0, backend="megatron", **form)
+        traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu)
+        return dict(optimizer_time(spec.model, spec.job, layout, traits, spec.cluster, profile, 0))["offload over PCIe"]
+
+    assert over_pcie() / over_pcie(precision_aware_optimizer=True) == pytest.approx(8 / 6)
+
+
 def test_a_block_recomputes_its_own_layers_and_no_more_than_there_are() -> None:
     chunk = Chunk(0, 6, embedding=False, final_norm=False, head=False)
     layer = spec_of(DENSE).model.layers[0]

@@ -172,6 +172,20 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
         "precision_aware_optimizer without distributed_optimizer",
         {"backend": "megatron", "precision_aware_optimizer": True},
     ),
+    (
+        "optimizer",
+        {},
+        {"optimizer_offload_fraction": 0.5, "distributed_optimizer": False, "overlap_param_gather": False},
+        "optimizer_offload_fraction 0.5 without distributed_optimizer",
+        {"optimizer_offload_fraction": 0.5},
+    ),
+    (
+        "adapter",
+        {"precision": "fp8"},
+        {"optimizer_offload_fraction": 1.0, "fp8_param": True},
+        "optimizer_offload_fraction with fp8_param: Megatron offloads for the delayed fp8 recipe alone",
+        {"optimizer_offload_fraction": 1.0, "backend": "megatron", "fp8_param": True},
+    ),
     ("experts", {}, {"ep": 2}, "ep 2, etp 1 on a model without experts", {"ep": 1}),
     ("experts", {"model": MOE, "gpus_per_node": 6}, {"ep": 3}, "experts 128 % ep 3 = 2", {"ep": 2}),
     (

@@ -143,7 +143,7 @@ def test_a_stated_margin_and_the_host_memory_are_named() -> None:
     cluster = {"margin": 0.1, "host_memory": "2TiB"}
     text = flat(rendered(*sample(tp=2, cluster=cluster, optimizer_offload_fraction=1.0)))
     assert "as the spec or --margin says" in text
-    assert "GiB pinned for the offloaded optimizer, of 2048.0" in text
+    assert "GiB for the offloaded optimizer, of 2048.0" in text
 
 
 def test_frozen_weights_are_counted() -> None:

@@ -1,33 +1,20 @@
-"""train.yaml through LLaMA-Factory's own reader and parser, on the path that USE_MCA=1 takes.
-
-mcore_adapter is not on PyPI. Where it is not installed, a stand-in with the fields of the key list takes its place, and
-everything around it is real: OmegaConf, HfArgumentParser, the argument classes of LLaMA-Factory and transformers.
-"""
+"""train.yaml through LLaMA-Factory's own reader and parser, on the path that USE_MCA=1 takes."""
 
 from __future__ import annotations
 
-import importlib.machinery
 import importlib.metadata
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-import types
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.emit.samples import DEEPSEEK, QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, make_spec_and_plan
+from tests.verify.llamafactory import need_llamafactory, parse
 from topoplan.emit.bundle import generate
 from topoplan.emit.trainer_keys import known_keys, templates, trainer_versions
 from topoplan.layout.layout import Recompute
 
 pytestmark = pytest.mark.verify
-
-ROOT = Path(__file__).parents[2]
 
 CASES: dict[str, dict[str, Any]] = {
     "dense": {"model": QWEN3_8B},
@@ -60,68 +47,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 
-# Reads each YAML as `python -m llamafactory.launcher FILE` does, and prints what the trainer would get.
-PARSE = """
-import json, sys
-from llamafactory.hparams import parser
-
-found = {}
-for path in json.loads(sys.argv[1]):
-    sys.argv = ["launcher", path, "use_cpu=true"]  # bf16 is refused without a GPU otherwise
-    try:
-        model, data, training, finetuning, _ = parser._parse_train_mca_args()
-    except Exception as error:
-        found[path] = {"error": f"{type(error).__name__}: {error}"}
-        continue
-    groups = (model, data, training, finetuning)
-    found[path] = {
-        key: repr(getattr(group, key)) for group in groups for key in vars(group) if not key.startswith("_")
-    }
-print(json.dumps(found))
-"""
-
-STAND_IN = """
-from dataclasses import field, make_dataclass
-from typing import Any, Optional
-
-import transformers
-
-KINDS = {"str": str, "int": int, "float": float, "bool": bool, "dict": dict, "list": list}
-
-
-def adapter_field(name, types, nullable, default):
-    kind = KINDS["dict" if "dict" in types else types[0]]
-    annotation = Optional[kind] if nullable else kind
-    if isinstance(default, (dict, list)):
-        return name, annotation, field(default_factory=lambda: type(default)(default))
-    return name, annotation, field(default=default)
-
-
-FIELDS = [adapter_field(*entry) for entry in __ENTRIES__]
-TrainingArguments = make_dataclass("TrainingArguments", FIELDS, bases=(transformers.TrainingArguments,))
-Seq2SeqTrainingArguments = make_dataclass(
-    "Seq2SeqTrainingArguments", FIELDS, bases=(transformers.Seq2SeqTrainingArguments,)
-)
-"""
-
 
 def is_listed_version(package: str) -> bool:
     """True when the installed version is the one, or the newest one, that the key list was taken from."""
     listed = trainer_versions()[package]
     return importlib.metadata.version(package) == (listed if isinstance(listed, str) else listed[-1])
-
-
-def need_llamafactory() -> None:
-    pytest.importorskip("llamafactory", reason="llamafactory is not installed (the verify extra has it)")
-    try:
-        import torchaudio  # noqa: F401
-    except (OSError, RuntimeError):
-        # Built for other CUDA libraries than this machine's torch; llamafactory imports it, and no test decodes sound.
-        stand_in = types.ModuleType("torchaudio")
-        stand_in.__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
-        sys.modules["torchaudio"] = stand_in
-    except ImportError:
-        pass  # llamafactory's own import says what it needs
 
 
 @pytest.fixture(scope="module")
@@ -141,34 +71,8 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str
         paths[case] = folder / f"{case}.yaml"
         paths[case].write_text(paths["dense"].read_text(encoding="utf-8") + line + "\n", encoding="utf-8")
 
-    search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    if importlib.util.find_spec("mcore_adapter") is None:
-        search.append(str(stand_in(tmp_path_factory.mktemp("adapter"))))
-    answer = subprocess.run(
-        [sys.executable, "-c", PARSE, json.dumps([str(path) for path in paths.values()])],
-        env={**os.environ, "USE_MCA": "1", "PYTHONPATH": os.pathsep.join(search), "DISABLE_VERSION_CHECK": "1"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert answer.returncode == 0, answer.stderr[-4000:]
-    by_path = json.loads(answer.stdout.splitlines()[-1])
+    by_path = parse(dict.fromkeys(paths.values()), tmp_path_factory.mktemp("parser"))
     return {case: by_path[str(path)] for case, path in paths.items()}
-
-
-def stand_in(folder: Path) -> Path:
-    """A package of the name mcore_adapter whose argument classes have the fields of the key list."""
-    entries = [
-        (key.name, list(key.types), key.nullable, key.default)
-        for key in known_keys().values()
-        if key.package == "mcore_adapter"
-    ]
-    package = folder / "mcore_adapter"
-    package.mkdir()
-    (package / "__init__.py").write_text(STAND_IN.replace("__ENTRIES__", repr(entries)), encoding="utf-8")
-    return folder
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.verify.megatron import stages_by_megatron
 from topoplan.errors import LayoutError
 from topoplan.layout.stages import balanced_pipeline_layout, parse_pipeline_layout, split_stages, vpp_of
 
@@ -75,29 +76,6 @@ def test_strings_are_read_as_megatron_reads_them(megatron: Any) -> None:
         assert parsed_here(text) == theirs, text
         read += theirs is not None
     assert read > 2000
-
-
-def stages_by_megatron(
-    megatron: Any, text: str, pp: int, layers: int, mtp_layers: int = 0
-) -> list[list[list[int]]] | None:
-    """Layer numbers by pipeline rank and virtual stage, or None where the string is refused."""
-    try:
-        layout = megatron(text, pp)
-        layout.validate_layer_layout(num_layers=layers, mtp_num_layers=mtp_layers or None)
-    except AssertionError:
-        return None
-    decoder = next(layer for stage in layout.layout for chunk in stage for layer in chunk if layer.name == "decoder")
-    found: list[list[list[int]]] = []
-    for rank in range(pp):
-        found.append([])
-        for virtual in range(layout.virtual_pipeline_model_parallel_size):
-            offset = sum(
-                layout.layout[r][v].count(decoder)
-                for v in range(virtual + 1)
-                for r in range(pp if v < virtual else rank)
-            )
-            found[-1].append(list(range(offset, offset + layout.layout[rank][virtual].count(decoder))))
-    return found
 
 
 def stages_here(text: str, pp: int, layers: int, mtp_layers: int = 0) -> list[list[list[int]]] | None:

@@ -89,7 +89,10 @@ def communicators_bytes(layout: Layout, model: Model, job: Job, cluster: Cluster
 
 def communicator_sizes(layout: Layout, model: Model, job: Job) -> dict[str, int]:
     """Communicators that a rank really uses, with their ranks."""
-    return {member.name: member.shape.size for member in _members(layout, _shared_embedding(layout, model, job), is_flex=False)}
+    return {
+        member.name: member.shape.size
+        for member in _members(layout, _shared_embedding(layout, model, job), is_flex=False)
+    }
 
 
 def embedding_ranks(model: Model, job: Job, layout: Layout) -> tuple[int, ...]:

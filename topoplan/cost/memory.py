@@ -12,7 +12,7 @@ from topoplan.cost.moments import Kept, Moment, chunk_kept_bytes, kept_of, stage
 from topoplan.cost.pipeline import in_flight, most_in_flight
 from topoplan.cost.profile import Profile
 from topoplan.cost.shard import Shard, shard_of
-from topoplan.cost.states import HOST_ADAM_BYTES, StageStates, adam_bytes, distinct_ranks, stage_states
+from topoplan.cost.states import StageStates, distinct_ranks, host_optimizer_bytes, optimizer_parts, stage_states
 from topoplan.cost.vision import patches_per_microbatch
 from topoplan.layout.layout import Layout, changed
 from topoplan.layout.rules import facts_of
@@ -124,15 +124,14 @@ def stage_memory(
 
     `shard` and `kept` are those of the layout; `with_moments` hands out the moments too.
     """
-    offloaded = layout.optimizer_offload_fraction
     chunks_kept = [chunk_kept_bytes(model, chunk, shard, layout.recompute, kept) for chunk in states.chunks]
     tower = vision_kept_bytes(model, job, layout) if states.rank == 0 else 0.0
     activations, vision = _activations_in_flight(layout, states.rank, chunks_kept, tower)
     moments = stage_moments(model, job, layout, shard, states, kept, chunks_kept, activations + vision)
     peak = max(moments, key=lambda moment: moment.total_bytes)
     parts = {**states.parts_bytes, "activations": activations}
-    if offloaded:
-        parts["optimizer"] = adam_bytes(job, layout) * states.shard_elements * (1.0 - offloaded)
+    if layout.optimizer_offload_fraction:
+        parts |= optimizer_parts(job, layout, states.parameters, states.shard_elements)
     if vision:
         parts["vision activations"] = vision
     parts[f"peak ({peak.name})"] = peak.total_bytes
@@ -140,7 +139,7 @@ def stage_memory(
         stage=states.rank,
         allocated_bytes=sum(parts.values()),
         parts_bytes=parts,
-        host_bytes=HOST_ADAM_BYTES * states.shard_elements * offloaded,
+        host_bytes=host_optimizer_bytes(layout, states),
         moments=tuple(moments) if with_moments else (),
     )
 
@@ -199,8 +198,10 @@ def resident_excess_bytes(
 
     That is without activations and transients.
     """
-    away = adam_bytes(job, layout) * layout.optimizer_offload_fraction
-    allocated = max(sum(one.parts_bytes.values()) - away * one.shard_elements for one in states.stages)
+    allocated = max(
+        sum({**one.parts_bytes, **optimizer_parts(job, layout, one.parameters, one.shard_elements)}.values())
+        for one in states.stages
+    )
     beside = min(states.beside_bytes)
     _, device, margin = _on_card(model, cluster, profile, states.fragmentation, beside, allocated)
     return device + margin - cluster.gpu.memory_bytes

@@ -207,7 +207,7 @@ def stage_moments(
             tables = min(2, chunk.embedding + chunk.mtp_layers) * table
             behind = kept_bytes if chunk.embedding else _mtp_kept_bytes(model, chunk, kept)
             moments.append(Moment("embedding gradient", (dummies, ("gradient of the table", tables), (FREED, -behind))))
-    if not (layout.grad_reduce_in_fp32 or layout.precision_aware_optimizer or layout.optimizer_offload_fraction):
+    if not (layout.grad_reduce_in_fp32 or layout.precision_aware_optimizer):
         # The fp32 optimizer casts its shard of the bf16 gradients when all activations are gone
         # (`core/optimizer/distrib_optimizer.py::_copy_model_grads_to_main_grads`).
         cast = ("fp32 copy of the gradients", FP32 * states.shard_elements)

@@ -25,7 +25,7 @@ from topoplan.cost.params import (
 )
 from topoplan.cost.profile import Profile
 from topoplan.cost.shard import shard_of
-from topoplan.layout.layout import Layout, stages_of
+from topoplan.layout.layout import Layout, changed, stages_of
 from topoplan.layout.stages import Chunk, split_stages
 from topoplan.specs.job import Job
 from topoplan.specs.model import Layer, Model, Moe
@@ -35,7 +35,7 @@ ADAM_BYTES = 12
 PRECISION_AWARE_ADAM_BYTES = 10
 """The same with the fp32 weight kept as a 16-bit remainder of the bf16 one (TE FusedAdam, store_param_remainders)."""
 HOST_ADAM_BYTES = 16
-"""Pinned host memory of an offloaded element: fp32 weight, two moments and gradient
+"""Host memory of an offloaded element: fp32 weight, two moments and gradient
 (`core/optimizer/cpu_offloading/hybrid_optimizer.py`, param_update_in_fp32)."""
 GROUPED_GEMM_STREAMS = 4
 """cuBLAS streams of Transformer Engine's grouped GEMM, a workspace each (nvte_get_num_compute_streams)."""
@@ -201,7 +201,7 @@ def _stage_states(
     parts = {
         "weights": weights,
         "gradients": float((FP32 if layout.grad_reduce_in_fp32 else BF16) * trainable),
-        "optimizer": adam_bytes(job, layout) * shard_elements,
+        **optimizer_parts(job, changed(layout, optimizer_offload_fraction=0.0), parameters, shard_elements),
         "workspace": float(profile.cublas_workspace_bytes * workspaces),
     }
     if job.stage == "dpo":
@@ -220,11 +220,29 @@ def _stage_states(
     )
 
 
-def adam_bytes(job: Job, layout: Layout) -> int:
-    """Bytes of optimizer state an element on the card."""
+def optimizer_parts(job: Job, layout: Layout, parameters: RankParameters, shard_elements: float) -> dict[str, float]:
+    """Bytes of optimizer state on the card, and of what offloading a part of it leaves there besides.
+
+    The hybrid optimizer is built twice: first over all weights of the rank, then over its shard. The first is in a
+    reference cycle, and nothing in the trainers runs the garbage collection that would free its fp32 copies.
+    """
+    offloaded = layout.optimizer_offload_fraction
     # Remainders need the bf16 weight to be the one that is trained, and an optimizer that is TE's throughout.
-    remainders = layout.precision_aware_optimizer and job.precision == "bf16" and not layout.optimizer_offload_fraction
-    return PRECISION_AWARE_ADAM_BYTES if remainders else ADAM_BYTES
+    remainders = layout.precision_aware_optimizer and job.precision == "bf16" and not offloaded
+    adam = PRECISION_AWARE_ADAM_BYTES if remainders else ADAM_BYTES
+    # What is offloaded is a copy of the fp32 weights, unless they are the optimizer's own
+    # (`core/optimizer/distrib_optimizer.py::_build_model_and_main_param_groups`).
+    left_behind = 0 if layout.precision_aware_optimizer else FP32 * offloaded
+    parts = {"optimizer": shard_elements * (adam * (1.0 - offloaded) + left_behind)}
+    if 0.0 < offloaded < 1.0:
+        parts["copies for offload"] = FP32 * (parameters.dense + parameters.expert) * (1.0 - offloaded)
+    return parts
+
+
+def host_optimizer_bytes(layout: Layout, states: StageStates) -> float:
+    """Host memory of one rank's offloaded states, and of the copies that `optimizer_parts` tells of."""
+    trainable = states.parameters.dense + states.parameters.expert
+    return (HOST_ADAM_BYTES * states.shard_elements + FP32 * trainable) * layout.optimizer_offload_fraction
 
 
 def _layer_elements(model: Model, chunks: tuple[Chunk, ...], tp: int, ep: int, etp: int) -> int:

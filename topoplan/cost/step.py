@@ -153,7 +153,9 @@ def optimizer_time(
     if not layout.optimizer_offload_fraction:
         return adam, overhead
     away = elements * layout.optimizer_offload_fraction
-    copied_s = away * (FP32 + BF16) / (cluster.pcie_bytes_per_s * profile.pcie_efficiency)
+    # Gradients go there in fp32; what comes back are the fp32 weights, or the bf16 ones where there are no others.
+    back = BF16 if layout.precision_aware_optimizer else FP32
+    copied_s = away * (FP32 + back) / (cluster.pcie_bytes_per_s * profile.pcie_efficiency)
     host_s = away * ADAM_STEP_BYTES * cluster.gpus_per_node / HOST_ADAM_BYTES_PER_S
     return adam, ("offload over PCIe", copied_s), ("Adam on the host", host_s), overhead
 

@@ -230,12 +230,20 @@ def _adapter(spec: Spec, layout: Layout) -> str | None:
         return f"cross_entropy_fusion with tp {layout.tp}: the adapter fuses it with tp 1 alone"
     if layout.moe_token_dispatcher_type == "flex":
         return "moe_token_dispatcher_type flex: the adapter takes allgather and alltoall"
+    if layout.fp8_param and layout.optimizer_offload_fraction:
+        # Megatron-LM training/arguments.py refuses it; the adapter does not look.
+        return "optimizer_offload_fraction with fp8_param: Megatron offloads for the delayed fp8 recipe alone"
     return None
 
 
-def _precision_aware(spec: Spec, layout: Layout) -> str | None:
-    if layout.precision_aware_optimizer and not layout.distributed_optimizer:
+def _optimizer(spec: Spec, layout: Layout) -> str | None:
+    if layout.distributed_optimizer:
+        return None
+    if layout.precision_aware_optimizer:
         return "precision_aware_optimizer without distributed_optimizer"
+    if layout.optimizer_offload_fraction:
+        # Float16OptimizerWithFloat16Params puts fp32 weights in its groups that the hybrid one then does not know.
+        return f"optimizer_offload_fraction {layout.optimizer_offload_fraction:g} without distributed_optimizer"
     return None
 
 
@@ -497,6 +505,7 @@ _CP_SOURCE = (
     _CONFIG + " (gated_delta_net); MCA models/model_factory.py::get_batch_on_this_cp_rank;"
     " MLM transformer/dot_product_attention.py"
 )
+_OPTIMIZER_SOURCE = "MLM optimizer/optimizer_config.py; optimizer/cpu_offloading/hybrid_optimizer.py::step"
 _KV_SOURCE = _CONFIG + "; transformer/attention.py::SelfAttention.get_query_key_value_tensors"
 _VISION_SOURCE = "MCA models/qwen3_vl/transformer_block.py::forward"
 _MTP_SOURCE = (
@@ -510,7 +519,7 @@ _RECOMPUTE_SOURCE = _CONFIG + "; MCA models/qwen3_vl/transformer_block.py, train
 SPLIT_RULES = (
     Rule("overlap", "MCA training_args.py; Megatron-LM arguments.py", _overlap, "set overlap_param_gather to false"),
     Rule("adapter", "MCA training_args.py, trainer/trainer.py", _adapter, "leave it out, or predict backend megatron"),
-    Rule("optimizer", "MLM optimizer/optimizer_config.py", _precision_aware, "set distributed_optimizer to true"),
+    Rule("optimizer", _OPTIMIZER_SOURCE, _optimizer, "set distributed_optimizer to true"),
     Rule("world-size", _STATE, _world, "choose degrees whose product divides the number of GPUs"),
     Rule(
         "tp-in-nvlink-domain", "tensor parallel moves every activation twice a layer", _tp_domain, "lower tp, raise pp"

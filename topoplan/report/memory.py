@@ -26,8 +26,9 @@ SOURCES = {
     "stages": "cost/memory.py stage_memory, the worst of its moments",
     "weights": "cost/states.py stage_parameters",
     "gradients": "cost/states.py stage_states; Megatron param_and_grad_buffer.py",
-    "optimizer": "cost/states.py stage_states; ZeRO-1, arXiv 1910.02054, section 5",
+    "optimizer": "cost/states.py optimizer_parts; ZeRO-1, arXiv 1910.02054, section 5",
     "workspace": "cost/states.py stage_states; catalog/profiles.json",
+    "copies for offload": "cost/states.py optimizer_parts; Megatron distrib_optimizer.py, hybrid_optimizer.py",
     "reference model": "cost/states.py stage_states; mcore_adapter dpo_trainer.py",
     "activations": "cost/moments.py chunk_kept_bytes; arXiv 2205.05198, section 4",
     "vision activations": "cost/activations.py vision_activation_bytes",
@@ -42,7 +43,7 @@ SOURCES = {
     "context": "cost/memory.py predict_memory; context_bytes of catalog/profiles.json",
     "communicators": "cost/communicators.py communicators; NCCL init.cc, channel.cc, p2p.cc, net.cc, nvls.cc",
     "margin": "cost/memory.py margin_bytes; the bands of catalog/profiles.json",
-    "host": "cost/memory.py stage_memory; Megatron hybrid_optimizer.py",
+    "host": "cost/states.py host_optimizer_bytes; Megatron hybrid_optimizer.py",
 }
 
 _PEAKS = {
@@ -167,14 +168,19 @@ def print_memory(console: Console, spec: Spec, plan: Plan, account: Breakdown) -
         heading(console, "Host memory of a node", SOURCES["host"])
         paragraph(
             console,
-            f"{gib(memory.host_bytes)} GiB pinned for the offloaded optimizer,"
+            f"{gib(memory.host_bytes)} GiB for the offloaded optimizer,"
             f" {f'of {gib(host)}' if host is not None else 'and the spec does not say how much there is'}.",
         )
 
 
 def _stages(account: Breakdown) -> Table:
     names = list(dict.fromkeys(_part_kind(name) for row in account.stages for name in row.memory.parts_bytes))
-    short = {"activations": "activ.", "vision activations": "vision\nactiv.", "reference model": "reference\nmodel"}
+    short = {
+        "copies for offload": "offload\ncopies",
+        "activations": "activ.",
+        "vision activations": "vision\nactiv.",
+        "reference model": "reference\nmodel",
+    }
     headers = [short.get(name, name) for name in names]
     table = table_of("stage", right=("layers", *headers, "allocated"), last=("peak in",))
     for row in account.stages:
@@ -233,6 +239,8 @@ def _what(spec: Spec, account: Breakdown, name: str, size: float) -> str:
         return f"{batches}{chunks} in flight, see below"
     if name == "vision activations":
         return f"{_mib(account.vision_kept_bytes)} MiB a micro batch x {account.chunks[0].in_flight} in flight"
+    if name == "copies for offload":
+        return f"{size / trainable:.4g} bytes x {_count(trainable)} elements, not split over data parallel"
     if name == "workspace":
         return "cuBLAS, of torch and of Transformer Engine"
     return _PEAKS.get(name.removeprefix("peak (").removesuffix(")"), "")

@@ -1,0 +1,126 @@
+"""LLaMA-Factory's own reader and parser of train.yaml, in a process of its own, on the path that USE_MCA=1 takes.
+
+mcore_adapter is not on PyPI. Where it is not installed, a stand-in with the fields of the key list takes its place, and
+everything around it is real: OmegaConf, HfArgumentParser, the argument classes of LLaMA-Factory and transformers.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from topoplan.emit.trainer_keys import known_keys
+
+ROOT = Path(__file__).parents[2]
+
+# Reads each YAML as `python -m llamafactory.launcher FILE` does, and prints what the trainer would get.
+PARSE = """
+import json, sys
+from llamafactory.hparams import parser
+
+found = {}
+wanted = json.load(open(sys.argv[1]))
+for path, checkpoint in wanted.items():
+    sys.argv = ["launcher", path, "use_cpu=true"]  # bf16 is refused without a GPU otherwise
+    try:
+        model, data, training, finetuning, _ = parser._parse_train_mca_args()
+        groups = [model, data, training, finetuning]
+        if checkpoint:
+            from mcore_adapter.models import AutoConfig, model_config
+
+            model_config.initialize_megatron = lambda args: None  # starts torch.distributed
+            training.apply_rope_fusion = False  # refused without Transformer Engine
+            groups.append(AutoConfig.from_pretrained(checkpoint, training))
+    except Exception as error:
+        found[path] = {"error": f"{type(error).__name__}: {error}"}
+        continue
+    found[path] = {
+        key: repr(getattr(group, key)) for group in groups for key in vars(group) if not key.startswith("_")
+    }
+print(json.dumps(found))
+"""
+
+STAND_IN = """
+from dataclasses import field, make_dataclass
+from typing import Any, Optional
+
+import transformers
+
+KINDS = {"str": str, "int": int, "float": float, "bool": bool, "dict": dict, "list": list}
+
+
+def adapter_field(name, types, nullable, default):
+    kind = KINDS["dict" if "dict" in types else types[0]]
+    annotation = Optional[kind] if nullable else kind
+    if isinstance(default, (dict, list)):
+        return name, annotation, field(default_factory=lambda: type(default)(default))
+    return name, annotation, field(default=default)
+
+
+FIELDS = [adapter_field(*entry) for entry in __ENTRIES__]
+TrainingArguments = make_dataclass("TrainingArguments", FIELDS, bases=(transformers.TrainingArguments,))
+Seq2SeqTrainingArguments = make_dataclass(
+    "Seq2SeqTrainingArguments", FIELDS, bases=(transformers.Seq2SeqTrainingArguments,)
+)
+"""
+
+
+def need_llamafactory() -> None:
+    """Skip the test where LLaMA-Factory is not installed."""
+    pytest.importorskip("llamafactory", reason="llamafactory is not installed (the verify extra has it)")
+    try:
+        import torchaudio  # noqa: F401
+    except (OSError, RuntimeError):
+        # Built for other CUDA libraries than this machine's torch; llamafactory imports it, and no test decodes sound.
+        stand_in = types.ModuleType("torchaudio")
+        stand_in.__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
+        sys.modules["torchaudio"] = stand_in
+    except ImportError:
+        pass  # llamafactory's own import says what it needs
+
+
+def parse(paths: Mapping[Path, Path | None], folder: Path) -> dict[str, dict[str, str]]:
+    """Path -> what the parser makes of that train.yaml, key by key, as repr; {"error": ...} where it refuses it.
+
+    Given a directory with a config.json for a path, the keys of the model's configuration are in it too, as the adapter
+    makes it from both; mcore_adapter must be installed. `folder` is the working directory.
+    """
+    search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    if importlib.util.find_spec("mcore_adapter") is None:
+        search.append(str(stand_in(folder)))
+    wanted = folder / "wanted.json"
+    wanted.write_text(json.dumps({str(path): str(checkpoint or "") for path, checkpoint in paths.items()}))
+    answer = subprocess.run(
+        [sys.executable, "-c", PARSE, str(wanted)],
+        env={**os.environ, "USE_MCA": "1", "PYTHONPATH": os.pathsep.join(search), "DISABLE_VERSION_CHECK": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert answer.returncode == 0, answer.stderr[-4000:]
+    found: dict[str, dict[str, str]] = json.loads(answer.stdout.splitlines()[-1])
+    return found
+
+
+def stand_in(folder: Path) -> Path:
+    """A package of the name mcore_adapter whose argument classes have the fields of the key list."""
+    entries = [
+        (key.name, list(key.types), key.nullable, key.default)
+        for key in known_keys().values()
+        if key.package == "mcore_adapter"
+    ]
+    package = folder / "mcore_adapter"
+    package.mkdir()
+    (package / "__init__.py").write_text(STAND_IN.replace("__ENTRIES__", repr(entries)), encoding="utf-8")
+    return folder

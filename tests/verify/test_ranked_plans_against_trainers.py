@@ -1,0 +1,201 @@
+"""Plans that a search ranks, through megatron-core, LLaMA-Factory's parser and, where it is installed, the adapter.
+
+The sample has a plan or more of every kind that a search brings: uneven and even stages, interleaved or not, each way
+of recomputing, offload, multi-token prediction.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.layout.specs import DENSE, MLA, MOE, VISION, make_spec
+from tests.verify.llamafactory import need_llamafactory, parse
+from tests.verify.megatron import refused_by_megatron, stages_by_megatron
+from topoplan import catalog
+from topoplan.emit.bundle import generate
+from topoplan.layout.layout import stages_of
+from topoplan.planner.plan import Plan
+from topoplan.planner.search import rank
+from topoplan.specs.spec import Spec
+
+pytestmark = pytest.mark.verify
+
+REASON = "megatron-core is not installed (the verify extra has it)"
+TIB = 2**40
+A_KIND = 1
+"""Plans of each kind that are tried."""
+
+SPECS: dict[str, dict[str, Any]] = {
+    "dense": {"model": DENSE, "nodes": 2},
+    "dense-small-cards": {"model": DENSE, "nodes": 1, "gpu": "a100-sxm-40gb"},
+    "long": {"model": "Qwen/Qwen2.5-32B", "nodes": 2, "seq_len": 32768, "global_batch_size": 16},
+    "moe": {"model": MOE, "nodes": 2, "seq_len": 8192},
+    "moe-small-cards": {"model": MOE, "nodes": 2, "gpu": "a100-sxm-40gb"},
+    "moe-mtp": {"model": "zai-org/GLM-4.5-Air", "nodes": 8, "mtp_num_layers": 1, "pin": {"cp": 1}},
+    "latent": {"model": MLA, "nodes": 32, "gpu": "b200-sxm-180gb", "global_batch_size": 512, "pin": {"cp": 1}},
+    "latent-mtp": {
+        "model": MLA,
+        "nodes": 32,
+        "gpu": "b200-sxm-180gb",
+        "global_batch_size": 512,
+        "mtp_num_layers": 1,
+        "pin": {"cp": 1, "etp": 1},
+    },
+    "vision": {"model": VISION, "nodes": 4},
+    "vision-small-cards": {"model": VISION, "nodes": 1, "gpu": "a100-sxm-40gb", "seq_len": 8192},
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    spec: Spec
+    plans: tuple[Plan, ...]
+
+
+def kind(plan: Plan) -> tuple[object, ...]:
+    layout = plan.layout
+    recompute = layout.recompute
+    return (
+        layout.pipeline_layout is not None,
+        min(layout.vpp, 5),
+        recompute.method or recompute.granularity,
+        layout.optimizer_offload_fraction > 0,
+        layout.etp == layout.tp,
+    )
+
+
+@cache
+def sample_of(name: str) -> Sample:
+    spec = make_spec(**SPECS[name])
+    spec = replace(spec, cluster=replace(spec.cluster, host_memory_bytes=2 * TIB))
+    rng = random.Random(f"{name} 1")
+    by_kind: dict[tuple[object, ...], list[Plan]] = {}
+    for plan in rank(spec).plans:
+        by_kind.setdefault(kind(plan), []).append(plan)
+    kinds = [by_kind[key] for key in sorted(by_kind, key=repr)]
+    return Sample(spec, tuple(plan for plans in kinds for plan in rng.sample(plans, min(A_KIND, len(plans)))))
+
+
+@pytest.fixture(params=SPECS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def sample(name: str) -> Sample:
+    return sample_of(name)
+
+
+@pytest.fixture(scope="module")
+def all_parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, str]]]:
+    """What the parser, and the adapter's configuration where there is one, make of each plan's train.yaml."""
+    need_llamafactory()
+    paths: dict[str, dict[Path, Path | None]] = {}
+    for name in SPECS:
+        sample, folder = sample_of(name), tmp_path_factory.mktemp(name)
+        adapter = importlib.util.find_spec("mcore_adapter") is not None
+        checkpoint = write_checkpoint(folder / "checkpoint", sample.spec.model.name) if adapter else None
+        paths[name] = {folder / f"{number}.yaml": checkpoint for number in range(len(sample.plans))}
+        for path, plan in zip(paths[name], sample.plans, strict=True):
+            path.write_text(generate(sample.spec, plan)["train.yaml"], encoding="utf-8")
+    every = {path: checkpoint for some in paths.values() for path, checkpoint in some.items()}
+    found = parse(every, tmp_path_factory.mktemp("parser"))
+    return {name: [found[str(path)] for path in some] for name, some in paths.items()}
+
+
+@pytest.fixture
+def parsed(name: str, all_parsed: dict[str, list[dict[str, str]]]) -> list[dict[str, str]]:
+    return all_parsed[name]
+
+
+def write_checkpoint(folder: Path, name: str) -> Path:
+    config = catalog.model_config(name)
+    if config["model_type"] == "deepseek_v3":
+        config = config | {"scoring_func": "sigmoid"}  # in the checkpoint, and no matter to a plan
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_megatron_accepts_every_ranked_layout(sample: Sample) -> None:
+    pytest.importorskip("megatron.core", reason=REASON)
+    for plan in sample.plans:
+        assert refused_by_megatron(sample.spec, plan.layout) is None, plan.id
+
+
+def test_every_ranked_split_is_read_by_megatron_as_it_was_meant(sample: Sample) -> None:
+    layouts = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout", reason=REASON)
+    model, job = sample.spec.model, sample.spec.job
+    uneven = 0
+    for plan in sample.plans:
+        text = plan.layout.pipeline_layout
+        if text is None:
+            continue
+        theirs = stages_by_megatron(
+            layouts.PipelineParallelLayerLayout, text, plan.layout.pp, model.num_layers, job.mtp_num_layers
+        )
+        stages = stages_of(model, job, plan.layout)
+        assert [[list(chunk.layers) for chunk in rank] for rank in stages] == theirs, plan.id
+        uneven += 1
+    assert uneven > 5
+
+
+def test_the_trainer_gets_every_ranked_layout_as_it_was_planned(sample: Sample, parsed: list[dict[str, str]]) -> None:
+    for plan, seen in zip(sample.plans, parsed, strict=True):
+        layout = plan.layout
+        assert "error" not in seen, (plan.id, seen.get("error"))
+        recompute, offload = layout.recompute, layout.optimizer_offload_fraction
+        expected = {
+            "tensor_model_parallel_size": layout.tp,
+            "pipeline_model_parallel_size": layout.pp,
+            "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
+            "context_parallel_size": layout.cp,
+            "per_device_train_batch_size": layout.micro_batch_size,
+            "gradient_accumulation_steps": layout.gradient_accumulation_steps,
+            "sequence_parallel": layout.sequence_parallel,
+            "recompute_granularity": None if recompute.granularity == "none" else recompute.granularity,
+            "recompute_method": recompute.method,
+            "recompute_num_layers": recompute.num_layers,
+            "optimizer_cpu_offload": offload > 0,
+            "optimizer_offload_fraction": float(offload),
+        }
+        assert {key: seen[key] for key in expected} == {key: repr(value) for key, value in expected.items()}, plan.id
+
+
+def test_the_adapters_configuration_of_every_ranked_layout_is_the_planned_one(
+    sample: Sample, parsed: list[dict[str, str]]
+) -> None:
+    if importlib.util.find_spec("mcore_adapter") is None:
+        pytest.skip("mcore_adapter is not installed (https://github.com/alibaba/ROLL, mcore_adapter/)")
+    model, job = sample.spec.model, sample.spec.job
+    for plan, seen in zip(sample.plans, parsed, strict=True):
+        assert seen["num_layers"] == repr(model.num_layers), plan.id
+        assert seen["mtp_num_layers"] == repr(job.mtp_num_layers or None), plan.id
+        # As an object: a string would have quotes.
+        assert seen["pipeline_model_parallel_layout"] == (plan.layout.pipeline_layout or "None"), plan.id
+
+
+def test_the_samples_have_every_kind_of_plan() -> None:
+    seen: Counter[str] = Counter()
+    for name in SPECS:
+        for plan in sample_of(name).plans:
+            layout = plan.layout
+            seen["all"] += 1
+            seen["uneven"] += layout.pipeline_layout is not None
+            seen["interleaved and uneven"] += layout.pipeline_layout is not None and layout.vpp > 1
+            seen["four virtual stages"] += layout.pipeline_layout is not None and layout.vpp == 4
+            seen["token prediction"] += sample_of(name).spec.job.mtp_num_layers > 0
+            seen["block"] += layout.recompute.method == "block"
+            seen["offload"] += layout.optimizer_offload_fraction > 0
+    assert seen["all"] > 300, seen
+    assert min(seen.values()) > 10, seen
