@@ -44,8 +44,8 @@ class _Member:
 def communicators(layout: Layout, model: Model, job: Job, cluster: Cluster) -> tuple[Communicator, ...]:
     """Communicators of a rank: the world, and every group of more than one.
 
-    Left out: groups used for checkpoints or logging alone, what a trainer adds of its own, and the flex dispatcher's own
-    buffers, which DeepEP allocates beside NCCL.
+    Left out: groups used for checkpoints or logging alone, what a trainer adds of its own, and the buffers of the flex
+    dispatcher, which DeepEP allocates beside NCCL.
     """
     is_flex = layout.ep > 1 and dispatcher_of(shard_of(layout, job), cluster) == "flex"
     return _communicators(_grid(layout), _shared_embedding(layout, model, job), cluster, is_flex)
@@ -89,10 +89,8 @@ def communicators_bytes(layout: Layout, model: Model, job: Job, cluster: Cluster
 
 def communicator_sizes(layout: Layout, model: Model, job: Job) -> dict[str, int]:
     """Communicators that a rank really uses, with their ranks."""
-    return {
-        member.name: member.shape.size
-        for member in _members(layout, _shared_embedding(layout, model, job), is_flex=False)
-    }
+    members = _members(layout, _shared_embedding(layout, model, job), is_flex=False)
+    return {member.name: member.shape.size for member in members}
 
 
 def embedding_ranks(model: Model, job: Job, layout: Layout) -> tuple[int, ...]:
