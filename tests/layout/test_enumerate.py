@@ -16,12 +16,14 @@ from topoplan.layout.enumerate import (
     OFFLOAD_FRACTIONS,
     SWITCHES,
     UNEVEN_SPLITS,
-    milder,
+    fewer_layers,
     offloaded,
     recompute_modes,
+    recomputing,
     shapes,
     steps,
     uneven_pipeline_layouts,
+    with_mode,
 )
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.rules import broken_rule
@@ -37,9 +39,10 @@ def candidates(spec: Spec) -> Iterator[tuple[Layout, str | None]]:
         if broken:
             yield shape[0], broken[0].name
             continue
-        for layouts, broken_step in steps(spec, shape):
-            for layout in layouts:
-                yield layout, broken_step[0].name if broken_step else None
+        for first, modes, broken_step in steps(spec, shape):
+            for layouts in (first, *(with_mode(first, mode) for mode in modes)):
+                for layout in layouts:
+                    yield layout, broken_step[0].name if broken_step else None
 
 
 def legal(spec: Spec) -> list[Layout]:
@@ -209,10 +212,10 @@ def test_fewer_recomputed_layers_are_tried_only_where_all_are() -> None:
     spec = make_spec()
     layout = next(layout for layout in legal(spec) if layout.recompute == full and layout.pp == 4 and layout.vpp == 1)
     longest = max(chunk.num_layers for (chunk,) in split_stages(36, 4, 1, layout.pipeline_layout))
-    assert [one.recompute.num_layers for one in milder(spec, layout)] == list(range(1, longest))
-    assert {one.recompute.method for one in milder(spec, layout)} == {"block"}
-    assert milder(spec, replace(layout, recompute=Recompute())) == []
-    assert milder(make_spec(pin={"recompute": "full"}), layout) == []
+    assert list(fewer_layers(spec, layout)) == list(range(1, longest))
+    assert recomputing(layout, 3).recompute == Recompute(granularity="full", method="block", num_layers=3)
+    assert not fewer_layers(spec, replace(layout, recompute=Recompute()))
+    assert not fewer_layers(make_spec(pin={"recompute": "full"}), layout)
 
 
 def test_offload_is_tried_where_host_memory_is_stated_and_not_pinned() -> None:

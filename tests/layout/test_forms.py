@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.layout.specs import DENSE, MLA, MOE, make_spec
 from topoplan.errors import LayoutError
-from topoplan.layout.enumerate import shapes, steps
+from topoplan.layout.enumerate import shapes, steps, with_mode
 from topoplan.layout.forms import OTHER_BACKENDS, layout_from_dict, layout_to_dict, recompute_from_value
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.rules import RECOMPUTE_MODULES
@@ -29,8 +30,10 @@ def test_every_candidate_of_a_search_comes_back_from_its_json_form(model: str) -
     for shape, broken in shapes(spec):
         if broken:
             continue
-        for layouts, broken_step in steps(spec, shape):
-            for layout in layouts if not broken_step else ():
+        for first, modes, broken_step in steps(spec, shape):
+            for layout in (
+                itertools.chain(first, *(with_mode(first, mode) for mode in modes)) if not broken_step else ()
+            ):
                 seen += 1
                 assert read(json.loads(json.dumps(layout_to_dict(layout))), spec) == layout
     assert seen > 100

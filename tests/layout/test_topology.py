@@ -15,7 +15,9 @@ from topoplan.layout.topology import (
     Routes,
     Wiring,
     cluster_graph,
+    gpu_name,
     local_ranks,
+    nic_name,
     nvlink_domain_size,
     uplink_bytes_per_s,
 )
@@ -117,6 +119,7 @@ def test_a_partly_filled_leaf_has_the_uplinks_of_a_full_one() -> None:
 )
 def test_routes_are_paths_of_the_whole_graph(cluster: Any) -> None:
     graph, routes, wiring = cluster_graph(cluster), Routes(cluster), Wiring(cluster)
+    host_graph = nx.DiGraph(edge for edge in graph.edges if graph.edges[edge]["kind"] in HOST_KINDS)
     names = {(one.partition(".")[2], other.partition(".")[2]) for one, other in graph.edges}
     for source in range(cluster.gpus_per_node):
         for target in range(cluster.gpus_per_node):
@@ -132,6 +135,9 @@ def test_routes_are_paths_of_the_whole_graph(cluster: Any) -> None:
                 for (_, end), (start, _) in pairwise(ends):
                     assert end.partition(".")[0] == start.partition(".")[0]
                 host = [end for end, link in zip(ends, legs, strict=True) if link.kind in HOST_KINDS]
+                if not wiring.has_nvlink:
+                    shortest = nx.shortest_path_length(host_graph, gpu_name(0, source), nic_name(0, from_nic))
+                    assert len(routes.leave(source, from_nic)) == shortest
                 assert set(host) <= names
 
 

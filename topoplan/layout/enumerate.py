@@ -203,13 +203,19 @@ def uneven_pipeline_layouts(
     return tuple(sorted(found, key=lambda text: found[text])[:UNEVEN_SPLITS])
 
 
-def steps(spec: Spec, shape: tuple[Layout, ...]) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
-    """Every micro batch, sequence-parallel switch and recompute mode of a legal shape, with each of its splits."""
+def steps(
+    spec: Spec, shape: tuple[Layout, ...]
+) -> Iterator[tuple[tuple[Layout, ...], tuple[Recompute, ...], Broken | None]]:
+    """Every micro batch and sequence-parallel switch of a legal shape, with each of its splits.
+
+    Layouts come with the first of their recompute modes, and the others beside it, each of which is slower. Those that
+    break a rule come alone, with the rule.
+    """
     pin, batch = spec.job.pin, spec.job.global_batch_size
     choices = _Choices(dict(pin))
     first = shape[0]
     if batch % first.dp and "micro_batch_size" not in pin:
-        yield shape, broken_rule(spec, first, STEP_RULES)
+        yield shape, (), broken_rule(spec, first, STEP_RULES)
         return
     modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else recompute_modes(spec)
     for micro_batch in choices.of("micro_batch_size", _divisors(max(1, batch // first.dp), MAX_MICRO_BATCH_SIZE)):
@@ -223,33 +229,44 @@ def steps(spec: Spec, shape: tuple[Layout, ...]) -> Iterator[tuple[tuple[Layout,
                     micro_batch_size=micro_batch,
                     gradient_accumulation_steps=accumulation,
                     sequence_parallel=sequence_parallel,
+                    recompute=modes[0],
                 )
                 for layout in shape
             )
-            # None of these rules looks at the split.
+            # Neither these rules nor those on the mode look at the split.
             if broken := broken_rule(spec, layouts[0], STEP_RULES):
-                yield layouts, broken
+                yield layouts, (), broken
                 continue
+            legal: list[Recompute] = []
             for mode in modes:
-                same = mode == first.recompute
-                candidates = layouts if same else tuple(changed(layout, recompute=mode) for layout in layouts)
-                yield candidates, broken_rule(spec, candidates[0], MODE_RULES)
+                one = layouts[0] if mode == modes[0] else changed(layouts[0], recompute=mode)
+                if broken := broken_rule(spec, one, MODE_RULES):
+                    yield with_mode(layouts, mode), (), broken
+                else:
+                    legal.append(mode)
+            if legal:
+                yield with_mode(layouts, legal[0]), tuple(legal[1:]), None
 
 
-def milder(spec: Spec, layout: Layout) -> list[Layout]:
-    """For a layout that recomputes every layer, the ones that recompute fewer, fewest first.
+def with_mode(layouts: tuple[Layout, ...], mode: Recompute) -> tuple[Layout, ...]:
+    """The same layouts under a recompute mode."""
+    return layouts if mode == layouts[0].recompute else tuple(changed(layout, recompute=mode) for layout in layouts)
 
-    Method block: Megatron recomputes the first `num_layers` layers of each virtual stage. Each of them is faster and
-    holds more than the next.
-    """
+
+def fewer_layers(spec: Spec, layout: Layout) -> range:
+    """For a layout that recomputes every layer, the numbers of layers that it may recompute instead (`recomputing`)."""
     if "recompute" in spec.job.pin or layout.recompute.granularity != "full":
-        return []
+        return range(0)
     stages = stages_of(spec.model, spec.job, layout)
-    longest = max(chunk.num_layers for stage in stages for chunk in stage)
-    return [
-        changed(layout, recompute=Recompute(granularity="full", method="block", num_layers=n))
-        for n in range(1, longest)
-    ]
+    return range(1, max(chunk.num_layers for stage in stages for chunk in stage))
+
+
+def recomputing(layout: Layout, layers: int) -> Layout:
+    """The same layout recomputing the first `layers` layers of each virtual stage (Megatron's method block).
+
+    Each number of layers is faster and holds more than the next.
+    """
+    return changed(layout, recompute=Recompute(granularity="full", method="block", num_layers=layers))
 
 
 def offloaded(spec: Spec, layout: Layout) -> list[Layout]:

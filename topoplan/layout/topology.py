@@ -13,15 +13,17 @@ stays inside its rail. Without NVLink there is no PXN, and the message crosses t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import combinations, pairwise
-from typing import Literal
-
-import networkx as nx
+from typing import TYPE_CHECKING, Literal
 
 from topoplan.specs.cluster import Cluster
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 LinkKind = Literal["nvlink", "pcie", "bridge", "socket", "nic", "uplink"]
 """GPU to NVSwitch; GPU or NIC to PCIe switch; PCIe switch to CPU; CPU to CPU; NIC to leaf switch; leaf to spine."""
@@ -216,81 +218,92 @@ def uplink_bytes_per_s(cluster: Cluster) -> float:
     return downlinks * cluster.nic_bytes_per_s / cluster.fabric.oversubscription
 
 
-def cluster_graph(cluster: Cluster, nodes: Iterable[int] | None = None) -> nx.DiGraph[str]:
-    """The graph of these nodes, or of all.
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """What some nodes are made of and wired with."""
 
-    Vertices have a `kind` (gpu, nvswitch, pcie-switch, cpu, nic, leaf, spine) and, inside a node, its number; edges
-    have the fields of `Link`. A machine alone has no network.
-    """
-    wiring = Wiring(cluster)
-    graph: nx.DiGraph[str] = nx.DiGraph(name=cluster.name)
+    vertices: dict[str, dict[str, str | int]]
+    """A `kind` (gpu, nvswitch, pcie-switch, cpu, nic, leaf, spine) and, inside a node, its number."""
+    links: dict[tuple[str, str], Link]
+    """From one vertex to another."""
+
+    def join(
+        self,
+        one: str,
+        other: str,
+        kind: LinkKind,
+        rate_bytes_per_s: float,
+        *,
+        latency_s: float | None = None,
+        names: tuple[str, str] | None = None,
+    ) -> None:
+        """Both directions of a link. The names of its ends leave out the number of their node."""
+        here, there = names or (one.partition(".")[2], other.partition(".")[2])
+        latency = _LATENCY_S[kind] if latency_s is None else latency_s
+        owner = "leaf" if kind == "uplink" else "node"
+        self.links[one, other] = Link(f"{here}>{there}", kind, rate_bytes_per_s, latency, owner)
+        self.links[other, one] = Link(f"{there}>{here}", kind, rate_bytes_per_s, latency, owner)
+
+
+def wires_of(cluster: Cluster, nodes: Iterable[int] | None = None) -> Wires:
+    """The wires of these nodes, or of all. A machine alone has no network."""
+    wiring, wires = Wiring(cluster), Wires({}, {})
     for node in range(cluster.nodes) if nodes is None else nodes:
-        _add_node(graph, wiring, node)
+        _add_node(wires, wiring, node)
         if cluster.nodes > 1:
-            _add_nics(graph, wiring, node)
+            _add_nics(wires, wiring, node)
+    return wires
+
+
+def cluster_graph(cluster: Cluster, nodes: Iterable[int] | None = None) -> nx.DiGraph[str]:
+    """The graph of these nodes, or of all: vertices as in `Wires.vertices`, edges with the fields of `Link`."""
+    # Here and not above: a short search takes less time than this import.
+    import networkx as nx
+
+    wires = wires_of(cluster, nodes)
+    graph: nx.DiGraph[str] = nx.DiGraph(name=cluster.name)
+    graph.add_nodes_from(wires.vertices.items())
+    graph.add_edges_from((*ends, asdict(link)) for ends, link in wires.links.items())
     return graph
 
 
-def _join(
-    graph: nx.DiGraph[str],
-    one: str,
-    other: str,
-    kind: LinkKind,
-    rate_bytes_per_s: float,
-    *,
-    latency_s: float | None = None,
-    names: tuple[str, str] | None = None,
-) -> None:
-    """Both directions of a link. The names of its ends leave out the number of their node."""
-    here, there = names or (one.partition(".")[2], other.partition(".")[2])
-    values = {
-        "kind": kind,
-        "rate_bytes_per_s": rate_bytes_per_s,
-        "latency_s": _LATENCY_S[kind] if latency_s is None else latency_s,
-        "owner": "leaf" if kind == "uplink" else "node",
-    }
-    graph.add_edge(one, other, name=f"{here}>{there}", **values)
-    graph.add_edge(other, one, name=f"{there}>{here}", **values)
-
-
-def _add_node(graph: nx.DiGraph[str], wiring: Wiring, node: int) -> None:
+def _add_node(wires: Wires, wiring: Wiring, node: int) -> None:
     """GPUs, NVSwitch, PCIe switches and CPUs of one node."""
     cluster = wiring.cluster
     for gpu in range(cluster.gpus_per_node):
         name = gpu_name(node, gpu)
-        graph.add_node(name, kind="gpu", node=node)
+        wires.vertices[name] = {"kind": "gpu", "node": node}
         if wiring.has_nvlink:
             domain = f"domain{wiring.domain_of(node)}.nvswitch"
-            graph.add_node(domain, kind="nvswitch")
-            _join(graph, name, domain, "nvlink", cluster.nvlink_bytes_per_s)
-        _join(graph, name, f"node{node}.pcie{wiring.switch_of_gpu(gpu)}", "pcie", gpu_link_bytes_per_s(cluster))
+            wires.vertices[domain] = {"kind": "nvswitch"}
+            wires.join(name, domain, "nvlink", cluster.nvlink_bytes_per_s)
+        wires.join(name, f"node{node}.pcie{wiring.switch_of_gpu(gpu)}", "pcie", gpu_link_bytes_per_s(cluster))
     for number in range(wiring.switches):
         switch, cpu = f"node{node}.pcie{number}", f"node{node}.cpu{wiring.socket_of_switch(number)}"
-        graph.add_node(switch, kind="pcie-switch", node=node)
-        graph.add_node(cpu, kind="cpu", node=node)
-        _join(graph, switch, cpu, "bridge", cluster.pcie_bytes_per_s)
+        wires.vertices[switch] = {"kind": "pcie-switch", "node": node}
+        wires.vertices[cpu] = {"kind": "cpu", "node": node}
+        wires.join(switch, cpu, "bridge", cluster.pcie_bytes_per_s)
     for one, other in combinations(range(wiring.sockets), 2):
-        _join(graph, f"node{node}.cpu{one}", f"node{node}.cpu{other}", "socket", socket_bytes_per_s(cluster))
+        wires.join(f"node{node}.cpu{one}", f"node{node}.cpu{other}", "socket", socket_bytes_per_s(cluster))
 
 
-def _add_nics(graph: nx.DiGraph[str], wiring: Wiring, node: int) -> None:
+def _add_nics(wires: Wires, wiring: Wiring, node: int) -> None:
     """NICs of one node, and the leaf switches that they hang on."""
     cluster = wiring.cluster
     for nic in range(wiring.nics):
         name, plane = nic_name(node, nic), wiring.plane_of(nic)
-        graph.add_node(name, kind="nic", node=node)
-        _join(graph, name, f"node{node}.pcie{wiring.switch_of_nic(nic)}", "pcie", nic_slot_bytes_per_s(cluster))
+        wires.vertices[name] = {"kind": "nic", "node": node}
+        wires.join(name, f"node{node}.pcie{wiring.switch_of_nic(nic)}", "pcie", nic_slot_bytes_per_s(cluster))
         leaf = leaf_name(wiring.leaf_of(node), plane)
-        if leaf not in graph:
-            graph.add_node(leaf, kind="leaf")
+        if leaf not in wires.vertices:
+            wires.vertices[leaf] = {"kind": "leaf"}
             if wiring.leaf_units > 1 or wiring.planes > 1:
-                graph.add_node("spine", kind="spine")
-                _join(
-                    graph, leaf, "spine", "uplink", uplink_bytes_per_s(cluster), names=(f"leaf.plane{plane}", "spine")
-                )
+                wires.vertices["spine"] = {"kind": "spine"}
+                ends = (f"leaf.plane{plane}", "spine")
+                wires.join(leaf, "spine", "uplink", uplink_bytes_per_s(cluster), names=ends)
         # Half of the way from NIC to NIC.
         half_s = cluster.fabric.latency_s / 2
-        _join(graph, name, leaf, "nic", cluster.nic_bytes_per_s, latency_s=half_s, names=(f"nic{nic}", "leaf"))
+        wires.join(name, leaf, "nic", cluster.nic_bytes_per_s, latency_s=half_s, names=(f"nic{nic}", "leaf"))
 
 
 class Routes:
@@ -304,10 +317,9 @@ class Routes:
         self.wiring = wiring = Wiring(cluster)
         self._far = wiring.nodes_per_leaf if wiring.leaf_units > 1 else 0
         nodes = sorted({0, 1, self._far} & set(range(cluster.nodes)))
-        graph = cluster_graph(cluster, nodes)
-        self._graph = graph
-        self._host = _only(graph, HOST_KINDS)
-        self._fabric = _only(graph, FABRIC_KINDS)
+        self._links = wires_of(cluster, nodes).links
+        self._host = _neighbours(self._links, HOST_KINDS)
+        self._fabric = _neighbours(self._links, FABRIC_KINDS)
         self._legs: dict[tuple[str, str], Leg] = {}
 
     def inside(self, source: int, target: int) -> Leg:
@@ -346,21 +358,33 @@ class Routes:
         other = 1 if same_leaf else self._far
         return self._shortest(self._fabric, nic_name(0, source_nic), nic_name(other, target_nic))
 
-    def _shortest(self, graph: nx.DiGraph[str], source: str, target: str) -> Leg:
+    def _shortest(self, neighbours: Mapping[str, Sequence[str]], source: str, target: str) -> Leg:
+        """The way of fewest links. The graph has some dozens of vertices, and importing a library takes longer."""
         if (source, target) not in self._legs:
-            path = nx.shortest_path(graph, source, target)
-            self._legs[source, target] = tuple(self._link(*edge) for edge in pairwise(path))
+            before, reached = {source: source}, deque([source])
+            while target not in before:
+                vertex = reached.popleft()
+                for other in neighbours[vertex]:
+                    if other not in before:
+                        before[other] = vertex
+                        reached.append(other)
+            path = [target]
+            while path[-1] != source:
+                path.append(before[path[-1]])
+            self._legs[source, target] = tuple(self._link(*edge) for edge in pairwise(reversed(path)))
         return self._legs[source, target]
 
     def _link(self, one: str, other: str) -> Link:
-        return Link(**self._graph.edges[one, other])
+        return self._links[one, other]
 
 
-def _only(graph: nx.DiGraph[str], kinds: Sequence[LinkKind]) -> nx.DiGraph[str]:
-    """The part of the graph that has these kinds of edges."""
-    part: nx.DiGraph[str] = nx.DiGraph()
-    part.add_edges_from(edge for edge in graph.edges if graph.edges[edge]["kind"] in kinds)
-    return part
+def _neighbours(links: Mapping[tuple[str, str], Link], kinds: Sequence[LinkKind]) -> dict[str, list[str]]:
+    """Where the links of these kinds lead to from each vertex."""
+    found: dict[str, list[str]] = {}
+    for (one, other), link in links.items():
+        if link.kind in kinds:
+            found.setdefault(one, []).append(other)
+    return found
 
 
 @lru_cache(maxsize=64)

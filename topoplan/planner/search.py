@@ -14,8 +14,8 @@ from topoplan.cost.memory import ShapeStates
 from topoplan.cost.padding import tokens_per_step
 from topoplan.cost.step import PipelineWork, StepTerms
 from topoplan.errors import LayoutError
-from topoplan.layout.enumerate import Broken, milder, offloaded, shapes, steps
-from topoplan.layout.layout import Layout
+from topoplan.layout.enumerate import Broken, fewer_layers, offloaded, recomputing, shapes, steps
+from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.lengths import data_notes
@@ -55,8 +55,8 @@ Progress = Callable[[int, int], bool | None]
 def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = False) -> Ranking:
     """Search all layouts of a spec.
 
-    Of layouts that differ only in their pipeline split, in how many layers they recompute or in how much of the
-    optimizer they offload, the fastest that fits is ranked: the others would be slower and differ in nothing else.
+    Of layouts that differ only in their pipeline split, in what they recompute or in how much of the optimizer they
+    offload, the fastest that fits is ranked: the others would be slower and differ in nothing else.
     `keep_rejected` keeps every layout that is out, else only the nearest misses and one example of each broken rule.
     The result may have no plan; its `rejected` then says what would fit.
 
@@ -100,11 +100,9 @@ class _Search:
         self.over: list[_Miss] = []
         self.nearest: dict[_Degrees, _Miss] = {}
         self.simplest: dict[_Degrees, _Miss] = {}
-        self.out_of_memory = self.dominated = 0
+        self.out_of_memory = self.dominated = self.misses = 0
         self.states: dict[str | None, ShapeStates] = {}
         """Of the shape at hand, by pipeline split."""
-        self.fit_plainly: set[str | None] = set()
-        """Pipeline splits that fit without recomputation, of the micro batch at hand."""
 
     def refuse(self, layouts: Sequence[Layout], broken: Broken, times: int = 1) -> None:
         """Layouts that break one and the same rule, each of which stands for `times` layouts."""
@@ -125,11 +123,11 @@ class _Search:
         if not self.keep_rejected and all(self._is_hopeless(layout) for layout in shape):
             self._count_misses(shape)
             return
-        for layouts, broken in steps(self.spec, shape):
+        for layouts, modes, broken in steps(self.spec, shape):
             if broken:
                 self.refuse(layouts, broken)
             else:
-                self._choose(layouts)
+                self._choose(layouts, modes)
 
     def _memory(self, layout: Layout) -> Memory:
         return memory_of(self.spec, layout, states=self.states[layout.pipeline_layout], until_over=True)
@@ -141,35 +139,42 @@ class _Search:
 
     def _count_misses(self, shape: tuple[Layout, ...]) -> None:
         """A hopeless shape: its simplest layouts stand for the others, which need more."""
-        smallest = None
-        for (layout,), broken in steps(self.spec, shape[:1]):
+        first = True
+        for (layout,), modes, broken in steps(self.spec, shape[:1]):
             if broken:
                 self.refuse([layout], broken, times=len(shape))
                 continue
-            if smallest is None:
-                smallest = (layout.micro_batch_size, layout.sequence_parallel)
-            if (layout.micro_batch_size, layout.sequence_parallel) == smallest:
-                self._miss(layout, self._memory(layout))
-                self.out_of_memory += len(shape) - 1
-            else:
-                self.out_of_memory += len(shape)
+            self.out_of_memory += len(shape) * (1 + len(modes))
+            for one in (layout, *(changed(layout, recompute=mode) for mode in modes)) if first else ():
+                self._miss(one, self._memory(one))
+            first = False
 
-    def _choose(self, layouts: Sequence[Layout]) -> None:
-        """Keep the fastest of some legal layouts that differ in their pipeline split alone."""
-        if layouts[0].recompute.granularity == "none":
-            self.fit_plainly.clear()
+    def _choose(self, layouts: tuple[Layout, ...], modes: tuple[Recompute, ...]) -> None:
+        """Keep the fastest of some legal layouts that differ in pipeline split and recompute mode alone.
+
+        Where a split fits as it is, the other modes would only be slower.
+        """
         found: list[_Fit] = []
-        number = 0
+        missed: list[_Fit] = []
         for layout in layouts:
             memory = self._memory(layout)
-            if fitting := self._fitting(layout, memory):
-                number += 1
-                found += fitting
-            else:
-                self._miss(layout, memory)
+            if memory.fits and layout.recompute.granularity == "none":
+                found.append((layout, memory))
+                continue
+            for one in (layout, *(changed(layout, recompute=mode) for mode in modes)):
+                needed = memory if one is layout else self._memory(one)
+                if fitting := self._fitting(one, needed):
+                    found += fitting
+                else:
+                    missed.append((one, needed))
+        number = len(layouts) * (1 + len(modes))
         if found:
             self.dominated += number - 1
             self.plans.append(self._fastest(found))
+        else:
+            self.out_of_memory += number
+            for miss in missed:
+                self._miss(*miss)
 
     def _fastest(self, fits: list[_Fit]) -> _Found:
         """The fastest; of equally fast ones, the one that needs least.
@@ -195,8 +200,6 @@ class _Search:
         A smaller share of the optimizer in host memory is faster, and so are fewer recomputed layers.
         """
         if memory.fits:
-            if layout.recompute.granularity == "none":
-                self.fit_plainly.add(layout.pipeline_layout)
             return [self._least_recomputing(layout, memory)]
         if memory.excess_without_optimizer_bytes > 0.0:
             return []
@@ -213,32 +216,30 @@ class _Search:
         """Of a layout that fits and those that recompute fewer of its layers, the first that fits.
 
         All of them that recompute more layers than one that fits do so too: what they keep shrinks, and what the
-        backward of a recomputed layer needs on top is at its most when all are. A layout that fits without any
-        recomputation stays as it is: it is ranked as what recomputation would cost.
+        backward of a recomputed layer needs on top is at its most when all are.
         """
-        if layout.pipeline_layout in self.fit_plainly:
-            return layout, memory
-        fewer = milder(self.spec, layout)
-        needs: dict[int, Memory] = {}
+        fewer = fewer_layers(self.spec, layout)
+        needs: dict[int, _Fit] = {}
 
-        def fits(count: int) -> bool:
-            needs[count] = self._memory(fewer[count])
-            return needs[count].fits
+        def fits(layers: int) -> bool:
+            one = recomputing(layout, layers)
+            needs[layers] = one, self._memory(one)
+            return needs[layers][1].fits
 
-        least = bisect_left(range(len(fewer)), True, key=fits)
-        return (layout, memory) if least == len(fewer) else (fewer[least], needs[least])
+        least = bisect_left(fewer, True, key=fits)
+        return (layout, memory) if least == len(fewer) else needs[fewer[least]]
 
     def _miss(self, layout: Layout, memory: Memory) -> None:
-        """A legal layout that does not fit."""
-        self.out_of_memory += 1
+        """A legal layout that does not fit, nor does any other of its pipeline split and recompute mode alone."""
+        self.misses += 1
         excess = memory.excess_bytes
         if self.keep_rejected:
-            self.over.append((excess, self.out_of_memory, layout))
+            self.over.append((excess, self.misses, layout))
             return
         degrees = (layout.tp, layout.pp, layout.cp, layout.ep, layout.etp)
-        _keep_least(self.nearest, degrees, (excess, self.out_of_memory, layout))
+        _keep_least(self.nearest, degrees, (excess, self.misses, layout))
         effort = 100.0 * layout.complexity + layout.micro_batch_size + (not layout.sequence_parallel)
-        _keep_least(self.simplest, degrees, (effort, self.out_of_memory, layout))
+        _keep_least(self.simplest, degrees, (effort, self.misses, layout))
 
     def ranking(self, elapsed_s: float, searched: float) -> Ranking:
         """What was found, sorted. Raises LayoutError when nothing legal was met in a search that was not stopped."""

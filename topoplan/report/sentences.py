@@ -19,8 +19,9 @@ def spec_line(spec: Spec) -> str:
 def counts_line(ranking: Ranking) -> str:
     """How many layouts there were, what became of them, and how far the search came."""
     counts = ranking.counts
+    slower = f", {counts.dominated:,} slower variants of these" if counts.dominated else ""
     line = (
-        f"{counted(counts.candidates, 'layout')}: {counts.ranked + counts.dominated:,} fit,"
+        f"{counted(counts.candidates, 'layout')}: {counts.ranked:,} fit{slower},"
         f" {counts.out_of_memory:,} out of memory, {counts.illegal:,} illegal"
     )
     return line if ranking.searched == 1.0 else f"{line}; stopped after {ranking.searched:.0%} of the search"
