@@ -150,6 +150,29 @@ class TestTheFabric:
         assert _cluster(**BOX, fabric={"kind": "ethernet"}).fabric.latency_s == 30e-6
         assert _cluster(**BOX, fabric={"kind": "ethernet", "latency": "20us"}).fabric.latency_s == 20e-6
 
+    def test_may_say_its_uplinks_in_place_of_its_oversubscription(self) -> None:
+        def ratio(**fabric: int) -> float:
+            return _cluster(**BOX | {"nodes": 8}, nics_per_node=8, fabric=fabric).fabric.oversubscription
+
+        assert ratio(nodes_per_leaf=4, uplinks_per_leaf=16) == 2.0
+        assert ratio(nodes_per_leaf=4, uplinks_per_leaf=64) == 1.0
+        assert ratio(nodes_per_leaf=4, uplinks_per_leaf=1, rails=8) == 4.0
+        assert ratio(nodes_per_leaf=8, uplinks_per_leaf=0) == 1.0
+
+    def test_cannot_have_a_leaf_without_uplink_among_others(self) -> None:
+        fabric = {"nodes_per_leaf": 4, "uplinks_per_leaf": 0}
+        message = _refused(SpecError, **BOX | {"nodes": 8}, nics_per_node=8, fabric=fabric)
+        assert message == (
+            "fabric.uplinks_per_leaf: a leaf of 4 nodes has no uplink, and the cluster has 8 nodes;"
+            " expected uplinks where nodes are on more than one leaf"
+        )
+
+    def test_cannot_say_its_uplinks_twice_or_without_a_leaf(self) -> None:
+        both = {"nodes_per_leaf": 4, "uplinks_per_leaf": 8, "oversubscription": 2}
+        assert "beside oversubscription" in _refused(SpecError, **BOX, nics_per_node=8, fabric=both)
+        alone = _refused(SpecError, **BOX, nics_per_node=8, fabric={"uplinks_per_leaf": 8})
+        assert alone.endswith("uplinks_per_leaf without nodes_per_leaf; add nodes_per_leaf")
+
     def test_cannot_have_more_rails_than_nics(self) -> None:
         message = _refused(SpecError, **BOX, nics_per_node=8, fabric={"rails": 16})
         assert message.startswith("fabric.rails: rails 16 > nics_per_node 8")

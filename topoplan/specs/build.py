@@ -28,7 +28,7 @@ from topoplan.specs.source import KeyPath
 from topoplan.units import format_byte_rate
 
 if TYPE_CHECKING:
-    from topoplan.specs.forms import GpuForm, JobForm, SpecForm
+    from topoplan.specs.forms import FabricForm, GpuForm, JobForm, SpecForm
 
 # One small message over TCP sockets passes two kernels; Fabric's own default is that of RDMA.
 _TCP_LATENCY_S = 30e-6
@@ -213,8 +213,27 @@ class Builder:
                 expected="expected as many NICs of a node on each rail",
             )
         given = form.given()
+        if form.uplinks_per_leaf is not None:
+            given["oversubscription"] = self._oversubscription(cluster, form, given.pop("uplinks_per_leaf"))
         latency = given.pop("latency", _TCP_LATENCY_S if form.kind == "ethernet" else None)
         return Fabric(**given) if latency is None else Fabric(**given, latency_s=latency)
+
+    def _oversubscription(self, cluster: Cluster, form: FabricForm, uplinks: int) -> float:
+        """Downlinks over uplinks of a full leaf, where it has as many uplinks; 1 where it has more."""
+        path = ("fabric", "uplinks_per_leaf")
+        if form.oversubscription is not None:
+            self.fail(path, "fabric: uplinks_per_leaf beside oversubscription", remedy="leave one of them out")
+        if form.nodes_per_leaf is None:
+            self.fail(path, "fabric: uplinks_per_leaf without nodes_per_leaf", remedy="add nodes_per_leaf")
+        if not uplinks and cluster.nodes > form.nodes_per_leaf:
+            self.fail(
+                path,
+                f"fabric.uplinks_per_leaf: a leaf of {form.nodes_per_leaf} nodes has no uplink, and the cluster has"
+                f" {cluster.nodes} nodes",
+                expected="expected uplinks where nodes are on more than one leaf",
+            )
+        downlinks = form.nodes_per_leaf * cluster.nics_per_node / (form.rails or 1)
+        return max(1.0, downlinks / uplinks) if uplinks else 1.0
 
     def _hosts(self, nodes: int) -> tuple[Host, ...]:
         forms = self.form.hosts or []

@@ -167,6 +167,10 @@ class FabricForm(Form):
     oversubscription: Annotated[float | None, Number(1, 64)] = Field(
         default=None, description="A leaf's downlinks over its uplinks; 1 is non-blocking."
     )
+    uplinks_per_leaf: Annotated[int | None, Count(0, 10_000)] = Field(
+        default=None,
+        description="The same said as the uplinks of a leaf, each as fast as a NIC; needs nodes_per_leaf.",
+    )
 
 
 class RecomputeForm(Form):
