@@ -22,7 +22,14 @@ from topoplan.planner.validate import (
 B200 = "SimuMax B200"
 B200_MEDIAN, B200_WORST, B200_STAGE_WORST = 0.01, 0.025, 0.025
 B200_THROUGHPUT_MEDIAN = 0.08
+KNOWN = (B200, "Korthikanti et al. 2022", "Megatron-Bridge summaries", "Megatron-LM CI")
+"""Sources of bf16 runs whose settings are known."""
+KNOWN_MEDIAN, KNOWN_MOST = 0.08, 0.20
+A100_PCIE_MEDIAN = 0.08
+EIGHT_BIT_SUMMARIES_MEDIAN = 0.15
 PAIRS_IN_ORDER = 0.90
+MEAN_LOSS = 0.015
+"""Of throughput, from taking the predicted winner."""
 OTHER_ALLOCATED_MEDIAN = 0.04
 """Of rows with an allocator's figure from other sources."""
 MS_SWIFT_RESERVED_MEDIAN = 0.08
@@ -60,6 +67,26 @@ def test_throughput_of_the_b200_rows() -> None:
     assert errors.median <= B200_THROUGHPUT_MEDIAN
 
 
+def test_throughput_of_the_bf16_rows_with_known_settings() -> None:
+    errors = spread(lambda figure: figure.family in KNOWN and figure.kind == "throughput bf16")
+    assert errors.count == 26
+    assert errors.median <= KNOWN_MEDIAN
+    assert errors.at_90_percent <= KNOWN_MOST
+
+
+def test_throughput_of_the_pcie_rows_which_tensor_parallelism_slows_down() -> None:
+    errors = spread(lambda figure: figure.family == "SimuMax A100 PCIe" and figure.kind == "throughput bf16")
+    assert errors.count == 12
+    assert errors.median <= A100_PCIE_MEDIAN
+
+
+def test_throughput_of_the_eight_bit_summaries() -> None:
+    kinds = ("throughput fp8", "throughput mxfp8")
+    errors = spread(lambda figure: figure.family == "Megatron-Bridge summaries" and figure.kind in kinds)
+    assert errors.count > 50
+    assert errors.median <= EIGHT_BIT_SUMMARIES_MEDIAN
+
+
 def test_allocated_memory_of_the_other_rows() -> None:
     errors = spread(lambda figure: figure.family != B200 and figure.kind in (ALLOCATED, BY_STAGE))
     assert errors.count == 4
@@ -78,6 +105,7 @@ def test_layouts_come_in_the_measured_order() -> None:
     assert ranking.groups >= 12
     assert ranking.pairs >= 40
     assert ranking.pairs_in_order / ranking.pairs >= PAIRS_IN_ORDER
+    assert ranking.mean_loss <= MEAN_LOSS
 
 
 def test_what_ran_is_predicted_to_fit_where_the_source_says_how_it_saved_memory() -> None:
