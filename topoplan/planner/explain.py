@@ -8,7 +8,7 @@ from dataclasses import replace
 from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.rules import broken_rule
-from topoplan.planner.plan import Ranked, Rejection
+from topoplan.planner.plan import Memory, Ranked, Rejection
 from topoplan.planner.predict import memory_of
 from topoplan.specs.spec import Spec
 from topoplan.units import GIB
@@ -20,17 +20,25 @@ def memory_rejection(spec: Spec, layout: Layout) -> Rejection:
     """Why a legal layout does not fit, and the nearest change after which it would."""
     memory = memory_of(spec, layout)
     worst = max(memory.by_stage, key=lambda stage: stage.allocated_bytes)
-    usable = memory.capacity_bytes - memory.margin_bytes
+    usable = _usable_bytes(spec, memory)
     largest = max(worst.parts_bytes, key=lambda part: worst.parts_bytes[part])
     if memory.excess_bytes > 0.0:
+        over = memory.device_bytes - usable
         reason = (
             f"stage {worst.stage} needs {memory.device_bytes / GIB:.1f} GiB of {usable / GIB:.1f} usable, "
-            f"{memory.excess_bytes / GIB:.1f} GiB over; most is {largest} ({worst.parts_bytes[largest] / GIB:.1f} GiB)"
+            f"{over / GIB:.1f} GiB over; most is {largest} ({worst.parts_bytes[largest] / GIB:.1f} GiB)"
         )
     else:
         capacity = memory.host_capacity_bytes or 0.0
         reason = f"a node needs {memory.host_bytes / GIB:.0f} GiB of host memory and has {capacity / GIB:.0f}"
     return Rejection(layout=layout, rule="memory", reason=reason, fix=_fitting_change(spec, layout))
+
+
+def _usable_bytes(spec: Spec, memory: Memory) -> float:
+    """The most that a prediction may be to fit: the card less a stated margin, or less the band of that prediction."""
+    if spec.cluster.margin is not None:
+        return memory.capacity_bytes - memory.margin_bytes
+    return memory.capacity_bytes / (1.0 + memory.margin_bytes / memory.device_bytes)
 
 
 def _changes(spec: Spec, layout: Layout) -> list[tuple[str, Layout]]:
