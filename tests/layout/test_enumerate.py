@@ -283,8 +283,17 @@ def test_images_are_never_split_by_context_parallelism() -> None:
     ("model", "modules"),
     [
         (DENSE, {("mlp",)}),
-        (MOE, {("moe_act",), ("moe",)}),
-        (MLA, {("moe_act",), ("moe",), ("mla_up_proj",), ("mla_up_proj", "moe_act"), ("mla_up_proj", "moe")}),
+        (MOE, {("moe_act",), ("moe",), ("layernorm",), ("layernorm", "moe_act"), ("layernorm", "moe")}),
+        (
+            MLA,
+            {
+                (*norm, *up, *ffn)
+                for norm in ((), ("layernorm",))
+                for up in ((), ("mla_up_proj",))
+                for ffn in ((), ("moe_act",), ("moe",), ("shared_experts",), ("moe_act", "shared_experts"))
+            }
+            - {()},
+        ),
     ],
 )
 def test_selective_recomputation_is_tried_for_what_the_model_has(model: str, modules: set[tuple[str, ...]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import chain, product
 from typing import Any
 
 from topoplan.errors import LayoutError
@@ -21,7 +22,7 @@ from topoplan.layout.rules import (
     tensor_parallel_domain,
 )
 from topoplan.layout.stages import spread_pipeline_layout, vpp_of
-from topoplan.specs.model import LatentAttention
+from topoplan.specs.model import LatentAttention, Moe
 from topoplan.specs.spec import Spec
 
 MIN_TOKENS_PER_CP_RANK = 1024
@@ -52,27 +53,28 @@ def _powers_of_two(limit: int) -> list[int]:
 
 
 def recompute_modes(spec: Spec) -> list[Recompute]:
-    """Recompute modes worth comparing for a model, from none to full.
+    """Recompute modes of a model: none, every set of modules that frees something on its own, and full.
 
-    core_attn only on Volta: flash attention, from Ampere on, keeps nothing that recomputing it would free. Attention
-    itself is the costly part of a long sequence, so the other selective modes are the MLP or the experts, their
-    activation, and MLA's up projections.
+    core_attn only on Volta: flash attention, from Ampere on, keeps nothing that recomputing it would free. layernorm
+    only beside experts and latent attention: elsewhere Transformer Engine fuses the norm into the linear layer. moe
+    has moe_act and shared_experts in it.
     """
-    facts = facts_of(spec.model)
-    selective: list[tuple[str, ...]] = []
-    if spec.cluster.gpu.architecture == "volta":
-        selective.append(("core_attn",))
-    if facts.is_moe:
-        selective += [("moe_act",), ("moe",)]
-    else:
-        selective.append(("mlp",))
-    if any(isinstance(layer.attention, LatentAttention) for layer in spec.model.layers):
-        selective += [("mla_up_proj",), ("mla_up_proj", "moe_act" if facts.is_moe else "mlp")]
-        if facts.is_moe:
-            selective.append(("mla_up_proj", "moe"))
+    layers = {id(layer): layer for layer in spec.model.layers}.values()
+    latent = any(isinstance(layer.attention, LatentAttention) for layer in layers)
+    experts = [layer.ffn for layer in layers if isinstance(layer.ffn, Moe)]
+    feed_forward: list[tuple[str, ...]] = [(), ("moe_act",), ("moe",)] if experts else [(), ("mlp",)]
+    if any(moe.shared_intermediate_size for moe in experts):
+        feed_forward += [("shared_experts",), ("moe_act", "shared_experts")]
+    choices = (
+        [(), ("core_attn",)] if spec.cluster.gpu.architecture == "volta" else [()],
+        [(), ("layernorm",)] if latent or experts else [()],
+        [(), ("mla_up_proj",)] if latent else [()],
+        feed_forward,
+    )
+    selective = [tuple(chain.from_iterable(modules)) for modules in product(*choices)]
     return [
         Recompute(),
-        *(Recompute(granularity="selective", modules=modules) for modules in selective),
+        *(Recompute(granularity="selective", modules=modules) for modules in selective if modules),
         Recompute(granularity="full", method="uniform", num_layers=1),
     ]
 
