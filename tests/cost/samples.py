@@ -21,6 +21,21 @@ TIED = "Qwen/Qwen3-4B"
 LATENT = "deepseek-ai/DeepSeek-V3"
 VISION = "Qwen/Qwen3-VL-8B-Instruct"
 
+CASES: list[tuple[str, dict[str, Any]]] = [
+    (DENSE, {}),
+    (DENSE, {"tp": 4, "pp": 4, "vpp": 3}),
+    (DENSE, {"tp": 2, "cp": 2, "recompute": "full"}),
+    (MIXED, {"tp": 2, "pp": 4, "ep": 8, "recompute": {"granularity": "selective", "modules": ["moe"]}}),
+    (LATENT, {"pp": 4, "ep": 8, "pipeline_layout": "Et*15|t*15|t*15|t*16L"}),
+    (VISION, {"tp": 2, "pp": 2}),
+]
+"""Layouts, in their JSON form, that have all kinds of stages between them."""
+
+
+def full_recompute(method: str, num_layers: int) -> dict[str, Any]:
+    """The JSON form of full recomputation by method uniform or block."""
+    return {"granularity": "full", "method": method, "num_layers": num_layers}
+
 
 def spec_of(
     model: str = DENSE,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.cost.samples import DENSE, LATENT, MIXED, VISION, layout_of, spec_of
+from tests.cost.samples import DENSE, LATENT, MIXED, VISION, full_recompute, layout_of, spec_of
 from topoplan import catalog
 from topoplan.cost.activations import (
     KeptActivations,
@@ -14,6 +14,7 @@ from topoplan.cost.activations import (
     layer_activations,
     vision_activation_bytes,
 )
+from topoplan.cost.params import mtp_layer
 from topoplan.cost.shard import Shard, shard_of
 from topoplan.layout.layout import Recompute
 from topoplan.specs.model import Attention, Layer, Mlp, Moe
@@ -227,3 +228,16 @@ def test_imbalance_gives_the_busiest_rank_more_tokens_unless_it_has_all_experts(
         more, less = (layer_activations(spec.model, layer, one) for one in (uneven, even))
         routed = sum(t.saved_bytes for t in less.saved if t.name.startswith(("experts.", "routing weights")))
         assert more.saved_bytes - less.saved_bytes == pytest.approx((share - 1.0) * routed)
+
+
+def test_token_prediction_is_recomputed_with_method_uniform_alone() -> None:
+    spec = spec_of(DENSE, mtp_num_layers=1)
+    layouts = {method: layout_of(spec, recompute=full_recompute(method, 1)) for method in ("uniform", "block")}
+    layer = mtp_layer(spec.model)
+    one = {
+        method: kept_activations(spec.model, layer, shard_of(layout, spec.job), layout.recompute)
+        for method, layout in layouts.items()
+    }
+    assert one["uniform"].kept_bytes == 2 * 2 * 4096 * 4096
+    assert one["block"].kept_bytes == one["uniform"].plain_bytes
+    assert one["block"].recomputed_bytes == 0

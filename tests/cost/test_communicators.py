@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cost.samples import DENSE, MIXED, TIED, layout_of, memory_of, spec_of
-from topoplan.cost.communicators import communicator_sizes, communicators, communicators_bytes
+from topoplan.cost.communicators import communicators, communicators_bytes
 from topoplan.cost.profile import profile_of
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
@@ -12,7 +12,11 @@ MIB = 2**20
 
 
 def names(spec: Spec, layout: Layout) -> list[str]:
-    return list(communicator_sizes(layout, spec.model, spec.job))
+    return list(sizes_by_name(spec, layout))
+
+
+def sizes_by_name(spec: Spec, layout: Layout) -> dict[str, int]:
+    return {one.name: one.size for one in communicators(layout, spec.model, spec.job, spec.cluster)}
 
 
 def bytes_by_name(spec: Spec, layout: Layout) -> dict[str, int]:
@@ -34,15 +38,15 @@ def test_copies_of_the_embedding_have_a_communicator() -> None:
     tied, untied = spec_of(TIED), spec_of(DENSE)
     deep = spec_of(DENSE, mtp_num_layers=1)
     name = "embedding (first and last stage)"
-    assert communicator_sizes(layout_of(tied, pp=2), tied.model, tied.job)[name] == 2
-    assert communicator_sizes(layout_of(untied, pp=2), deep.model, deep.job)[name] == 2
+    assert sizes_by_name(tied, layout_of(tied, pp=2))[name] == 2
+    assert sizes_by_name(deep, layout_of(untied, pp=2))[name] == 2
     assert name not in names(untied, layout_of(untied, pp=2))
     assert name not in names(tied, layout_of(tied))
 
 
 def test_single_sends_go_over_communicators_of_two_ranks() -> None:
     spec = spec_of(DENSE)
-    sizes = communicator_sizes(layout_of(spec, tp=2, pp=4, vpp=2), spec.model, spec.job)
+    sizes = sizes_by_name(spec, layout_of(spec, tp=2, pp=4, vpp=2))
     assert "pp" not in sizes
     assert sizes["pp, rank before"] == sizes["pp, rank after"] == 2
     assert "cp, rank after" in names(spec, layout_of(spec, cp=4))

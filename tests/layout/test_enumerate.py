@@ -16,10 +16,9 @@ from topoplan.layout.enumerate import (
     OFFLOAD_FRACTIONS,
     SWITCHES,
     UNEVEN_SPLITS,
-    fewer_layers,
+    lighter_modes,
     offloaded,
     recompute_modes,
-    recomputing,
     shapes,
     steps,
     uneven_pipeline_layouts,
@@ -212,10 +211,11 @@ def test_fewer_recomputed_layers_are_tried_only_where_all_are() -> None:
     spec = make_spec()
     layout = next(layout for layout in legal(spec) if layout.recompute == full and layout.pp == 4 and layout.vpp == 1)
     longest = max(chunk.num_layers for (chunk,) in split_stages(36, 4, 1, layout.pipeline_layout))
-    assert list(fewer_layers(spec, layout)) == list(range(1, longest))
-    assert recomputing(layout, 3).recompute == Recompute(granularity="full", method="block", num_layers=3)
-    assert not fewer_layers(spec, replace(layout, recompute=Recompute()))
-    assert not fewer_layers(make_spec(pin={"recompute": "full"}), layout)
+    *fewer, own = lighter_modes(spec, layout)
+    assert own == full
+    assert fewer == [Recompute(granularity="full", method="block", num_layers=layers) for layers in range(1, longest)]
+    assert lighter_modes(spec, replace(layout, recompute=Recompute())) == (Recompute(),)
+    assert lighter_modes(make_spec(pin={"recompute": "full"}), layout) == (full,)
 
 
 def test_offload_is_tried_where_host_memory_is_stated_and_not_pinned() -> None:

@@ -1,20 +1,30 @@
 """The search: nothing lost, nothing invented, and the same plan as a lone prediction."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from tests.cost.samples import DENSE, LATENT, MIXED, VISION, spec_of
 from topoplan.cost.flops import ends_in_layers
+from topoplan.cost.memory import ShapeStates
 from topoplan.errors import LayoutError, ModelError, SpecError
-from topoplan.layout.enumerate import OFFLOAD_FRACTIONS, uneven_pipeline_layouts
-from topoplan.layout.layout import Recompute
+from topoplan.layout.enumerate import (
+    OFFLOAD_FRACTIONS,
+    lighter_modes,
+    offloaded,
+    shapes,
+    steps,
+    uneven_pipeline_layouts,
+)
+from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.layout.rules import broken_rule
 from topoplan.planner.plan import Ranking
-from topoplan.planner.predict import memory_of, predict
+from topoplan.planner.predict import memory_of, predict, states_of, terms_of, work_of
 from topoplan.planner.rank import TIE
 from topoplan.planner.search import rank
 from topoplan.specs.spec import Spec
@@ -86,10 +96,14 @@ def test_the_same_search_twice_is_the_same_ranking() -> None:
 
 
 def test_all_that_is_out_is_kept_on_request() -> None:
-    spec = spec_of(MIXED, nodes=1, global_batch_size=16)
+    spec = spec_of(MIXED, nodes=1, global_batch_size=16, pin={"cp": 1, "micro_batch_size": 1})
     everything, some = rank(spec, keep_rejected=True), rank(spec)
     assert everything.plans == some.plans
+    # Shapes that cannot fit whatever is recomputed are worked out one by one in the first search alone.
+    assert everything.counts == some.counts
+    assert everything.counts.out_of_memory > 0
     assert len(everything.rejected) == everything.counts.illegal + everything.counts.out_of_memory
+    assert {out.layout for out in everything.rejected}.isdisjoint(plan.layout for plan in everything.plans)
     assert len(some.rejected) < 20
     assert {rejection.rule for rejection in some.rejected} == {rejection.rule for rejection in everything.rejected}
     assert all(rejection.reason and rejection.fix for rejection in everything.rejected)
@@ -170,6 +184,85 @@ def test_of_splits_that_differ_in_nothing_else_the_fastest_is_ranked() -> None:
     assert plan.time.step_s == min(one.time.step_s for one in all_of_them if one.fits)
     assert plan.layout.pipeline_layout is not None
     assert len({one.time.step_s for one in all_of_them}) > 1
+
+
+def on_smaller_cards(spec: Spec, gib: float, host_memory_bytes: int | None = None) -> Spec:
+    gpu = replace(spec.cluster.gpu, memory_bytes=int(gib * 2**30))
+    return replace(spec, cluster=replace(spec.cluster, gpu=gpu, host_memory_bytes=host_memory_bytes))
+
+
+SMALL: dict[str, Spec] = {
+    "dense": on_smaller_cards(spec_of(DENSE, nodes=1, global_batch_size=128, pin={"cp": 1, "micro_batch_size": 1}), 30),
+    "dense, offload": on_smaller_cards(
+        spec_of(DENSE, nodes=1, global_batch_size=128, pin={"cp": 1, "micro_batch_size": 1}), 30, 10**12
+    ),
+    "experts, offload": on_smaller_cards(
+        spec_of(MIXED, nodes=2, global_batch_size=16, pin={"tp": 2, "cp": 1, "etp": 1}), 45, 2 * 10**12
+    ),
+    "dense layers before experts": spec_of(
+        LATENT,
+        nodes=16,
+        gpu="b200-sxm-180gb",
+        global_batch_size=256,
+        mtp_num_layers=1,
+        pin={"cp": 1, "tp": 2, "ep": 32},
+    ),
+    "vision tower in front, offload": on_smaller_cards(
+        spec_of(VISION, nodes=1, global_batch_size=16, freeze_vision_tower=False, pin={"cp": 1, "tp": 1}), 40, 10**12
+    ),
+}
+
+
+def all_degrees(layout: Layout) -> tuple[object, ...]:
+    """All that a search ranks one layout each for."""
+    degrees = (layout.tp, layout.pp, layout.vpp, layout.cp, layout.ep, layout.etp)
+    return (*degrees, layout.micro_batch_size, layout.sequence_parallel)
+
+
+def shares(spec: Spec, layout: Layout) -> list[Layout]:
+    """The layout with every share of its optimizer in host memory, none first."""
+    return [layout, *offloaded(spec, layout)]
+
+
+def with_all_modes(spec: Spec) -> Iterator[tuple[Layout, ShapeStates, tuple[Recompute, ...]]]:
+    """Every legal layout of a spec, without the mode: with its states and the recompute modes that it may have."""
+    for shape, broken_shape in shapes(spec, "mca", ends_in_layers(spec.model, spec.job)):
+        states = {} if broken_shape else {layout.pipeline_layout: states_of(spec, layout) for layout in shape}
+        for layouts, modes, broken in steps(spec, shape) if states else ():
+            for layout in layouts if not broken else ():
+                yield layout, states[layout.pipeline_layout], (layout.recompute, *modes)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_of_all_ways_to_make_a_set_of_degrees_fit_the_fastest_is_ranked(name: str) -> None:
+    spec = SMALL[name]
+    fastest: dict[tuple[object, ...], float] = {}
+    for layout, states, modes in with_all_modes(spec):
+        for mode in modes:
+            for lighter in lighter_modes(spec, changed(layout, recompute=mode)):
+                for one in shares(spec, changed(layout, recompute=lighter)):
+                    if memory_of(spec, one, states=states, until_over=True).fits:
+                        step_s = terms_of(spec, one, work_of(spec, one)).step_s
+                        degrees = all_degrees(one)
+                        fastest[degrees] = min(step_s, fastest.get(degrees, step_s))
+    ranking = rank(spec)
+    found = {all_degrees(plan.layout): plan.time.step_s for plan in ranking.plans}
+    assert len(found) == ranking.counts.ranked > 0
+    # Data-parallel and optimizer time are those of the busiest rank, which may be another one with a layer more
+    # recomputed, so that more work can come out faster by less than a thousandth.
+    assert found == pytest.approx(fastest, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_fewer_recomputed_layers_never_need_less_memory(name: str) -> None:
+    spec, compared = SMALL[name], 0
+    for layout, states, modes in with_all_modes(spec):
+        for one in shares(spec, changed(layout, recompute=modes[-1])):
+            lighter = lighter_modes(spec, one)
+            needed = [memory_of(spec, changed(one, recompute=mode), states=states).device_bytes for mode in lighter]
+            compared += len(needed) - 1
+            assert all(less >= more * (1 - 1e-12) for less, more in pairwise(needed)), one.id
+    assert compared > 100
 
 
 @pytest.mark.parametrize("name", ["dense", "experts", "latent", "pcie"])

@@ -14,10 +14,6 @@ class Traits:
     """The vocabulary is padded to a multiple of this times tp (make_vocab_size_divisible_by); 1: not padded."""
     vocab_must_divide: bool
     """A vocabulary that tp does not divide is refused instead of padded."""
-    vision_on_first_stage: bool = True
-    """The vision tower sits whole on every rank of the first stage."""
-    expandable_segments: bool = True
-    """PyTorch's allocator runs with expandable_segments:True."""
     dispatcher: str = "alltoall"
     """Usual moe_token_dispatcher_type of expert groups inside a node."""
     dispatcher_across_nodes: str = "alltoall"

@@ -174,15 +174,10 @@ def _nvls_bytes_per_s(cluster: Cluster, profile: Profile) -> float:
 
 
 def all_gather_s(group: Group, total_bytes: float, cluster: Cluster, profile: Profile) -> float:
-    """All-gather of a tensor that is `total_bytes` when whole."""
+    """All-gather of a tensor that is `total_bytes` when whole, or its reduce-scatter: the same backwards."""
     if group.size == 1 or total_bytes == 0:
         return 0.0
     return ring_way(group, cluster, profile).seconds((group.size - 1) / group.size * total_bytes)
-
-
-def reduce_scatter_s(group: Group, total_bytes: float, cluster: Cluster, profile: Profile) -> float:
-    """Reduce-scatter of a tensor that is `total_bytes` when whole: an all-gather backwards."""
-    return all_gather_s(group, total_bytes, cluster, profile)
 
 
 def all_reduce_s(group: Group, total_bytes: float, cluster: Cluster, profile: Profile) -> float:

@@ -87,12 +87,6 @@ def communicators_bytes(layout: Layout, model: Model, job: Job, cluster: Cluster
     return sum([one.device_bytes for one in communicators(layout, model, job, cluster)])
 
 
-def communicator_sizes(layout: Layout, model: Model, job: Job) -> dict[str, int]:
-    """Communicators that a rank really uses, with their ranks."""
-    members = _members(layout, _shared_embedding(layout, model, job), is_flex=False)
-    return {member.name: member.shape.size for member in members}
-
-
 def embedding_ranks(model: Model, job: Job, layout: Layout) -> tuple[int, ...]:
     """Pipeline ranks that hold a copy of the word embedding.
 

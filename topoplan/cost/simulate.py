@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from topoplan.cost.pipeline import schedule_table, warmup_forwards
 
 FORWARD, RECOMPUTE, BACKWARD, P2P = "forward", "recompute", "backward", "p2p"
-KINDS = (FORWARD, RECOMPUTE, BACKWARD, P2P)
 
 Work = tuple[str, int, int]
 """forward or backward, micro batch, model chunk."""

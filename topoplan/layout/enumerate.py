@@ -255,20 +255,23 @@ def with_mode(layouts: tuple[Layout, ...], mode: Recompute) -> tuple[Layout, ...
     return layouts if mode == layouts[0].recompute else tuple(changed(layout, recompute=mode) for layout in layouts)
 
 
-def fewer_layers(spec: Spec, layout: Layout) -> range:
-    """For a layout that recomputes every layer, the numbers of layers that it may recompute instead (`recomputing`)."""
-    if "recompute" in spec.job.pin or layout.recompute.granularity != "full":
-        return range(0)
-    stages = stages_of(spec.model, spec.job, layout)
-    return range(1, max(chunk.num_layers for stage in stages for chunk in stage))
+def lighter_modes(spec: Spec, layout: Layout) -> tuple[Recompute, ...]:
+    """Recompute modes that a layout may do with, each faster than the next; the last is its own.
 
-
-def recomputing(layout: Layout, layers: int) -> Layout:
-    """The same layout recomputing the first `layers` layers of each virtual stage (Megatron's method block).
-
-    Each number of layers is faster and holds more than the next.
+    A layout that recomputes every layer may recompute the first ones of each virtual stage alone (Megatron's method
+    block). The others have no choice, nor has a pinned mode.
     """
-    return changed(layout, recompute=Recompute(granularity="full", method="block", num_layers=layers))
+    if "recompute" in spec.job.pin or layout.recompute.granularity != "full":
+        return (layout.recompute,)
+    stages = stages_of(spec.model, spec.job, layout)
+    most = max(chunk.num_layers for stage in stages for chunk in stage)
+    return (*_block_modes(most), layout.recompute)
+
+
+@lru_cache(maxsize=256)
+def _block_modes(most: int) -> tuple[Recompute, ...]:
+    """Recompute method block with fewer than `most` layers, from one up."""
+    return tuple(Recompute(granularity="full", method="block", num_layers=layers) for layers in range(1, most))
 
 
 def offloaded(spec: Spec, layout: Layout) -> list[Layout]:

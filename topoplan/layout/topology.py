@@ -154,10 +154,6 @@ class Wiring:
         """Leaf plane of a NIC."""
         return nic % self.planes
 
-    def node_of(self, rank: int) -> int:
-        """Node of a rank."""
-        return rank // self.cluster.gpus_per_node
-
     def leaf_of(self, node: int) -> int:
         """Which of a plane's leaves a node is on."""
         return node // self.nodes_per_leaf

@@ -109,7 +109,7 @@ class Counts:
     illegal: int = 0
     out_of_memory: int = 0
     dominated: int = 0
-    """Slower than a ranked one that differs in its pipeline split and in what it recomputes alone, or too large."""
+    """Slower than a ranked one that differs in its pipeline split, recomputation and offload alone, or too large."""
     ranked: int = 0
 
 

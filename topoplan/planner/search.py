@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -14,7 +15,7 @@ from topoplan.cost.memory import ShapeStates
 from topoplan.cost.padding import tokens_per_step
 from topoplan.cost.step import PipelineWork, StepTerms
 from topoplan.errors import LayoutError
-from topoplan.layout.enumerate import Broken, fewer_layers, offloaded, recomputing, shapes, steps
+from topoplan.layout.enumerate import Broken, lighter_modes, offloaded, shapes, steps
 from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES
 from topoplan.planner.explain import alternatives, memory_rejection
@@ -57,7 +58,8 @@ def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = 
 
     Of layouts that differ only in their pipeline split, in what they recompute or in how much of the optimizer they
     offload, the fastest that fits is ranked: the others would be slower and differ in nothing else.
-    `keep_rejected` keeps every layout that is out, else only the nearest misses and one example of each broken rule.
+    `keep_rejected` keeps every layout that breaks a rule or does not fit where no other of its degrees and micro batch
+    does either, else only the nearest misses and one example of each broken rule.
     The result may have no plan; its `rejected` then says what would fit.
 
     Raises LayoutError when no layout is even legal, ModelError or SpecError for a job that the trainer cannot run.
@@ -152,7 +154,7 @@ class _Search:
     def _choose(self, layouts: tuple[Layout, ...], modes: tuple[Recompute, ...]) -> None:
         """Keep the fastest of some legal layouts that differ in pipeline split and recompute mode alone.
 
-        Where a split fits as it is, the other modes would only be slower.
+        Where a split fits without recomputation, other modes are of use only with less offload.
         """
         found: list[_Fit] = []
         missed: list[_Fit] = []
@@ -161,12 +163,15 @@ class _Search:
             if memory.fits and layout.recompute.granularity == "none":
                 found.append((layout, memory))
                 continue
+            enough = math.inf
             for one in (layout, *(changed(layout, recompute=mode) for mode in modes)):
                 needed = memory if one is layout else self._memory(one)
-                if fitting := self._fitting(one, needed):
-                    found += fitting
-                else:
+                fitting = self._fitting(one, needed, enough)
+                found += fitting
+                if not fitting:
                     missed.append((one, needed))
+                elif one.recompute.granularity == "none":
+                    enough = fitting[0][0].optimizer_offload_fraction
         number = len(layouts) * (1 + len(modes))
         if found:
             self.dominated += number - 1
@@ -194,40 +199,51 @@ class _Search:
         terms = terms_of(self.spec, layout, work)
         return _Found(layout, memory, terms, self.tokens_per_gpu / terms.step_s)
 
-    def _fitting(self, layout: Layout, memory: Memory) -> list[_Fit]:
+    def _fitting(self, layout: Layout, memory: Memory, enough: float) -> list[_Fit]:
         """The layout if it fits, or what it takes for it to fit; more than one where only their times can tell.
 
-        A smaller share of the optimizer in host memory is faster, and so are fewer recomputed layers.
+        Of two that recompute as much the one with less of its optimizer in host memory is faster, and of two with as
+        much there the one that recomputes fewer layers: a larger share has to pay in fewer layers. From the share
+        `enough` on, the layout would fit without recomputation.
         """
-        if memory.fits:
-            return [self._least_recomputing(layout, memory)]
-        if memory.excess_without_optimizer_bytes > 0.0:
+        if not memory.fits and memory.excess_without_optimizer_bytes > 0.0:
             return []
-        fitting = []
-        for one in offloaded(self.spec, layout):
-            needed = self._memory(one)
+        fitting: list[_Fit] = []
+        modes = lighter_modes(self.spec, layout)
+        if memory.fits:
+            modes, fit = self._lightest(layout, modes, memory)
+            fitting.append(fit)
+        shares = [one for one in offloaded(self.spec, layout) if one.optimizer_offload_fraction < enough]
+        # The card holds least with the largest share.
+        if not modes or not shares or self._memory(changed(shares[-1], recompute=modes[-1])).excess_bytes > 0.0:
+            return fitting
+        for one in shares:
+            needed = self._memory(changed(one, recompute=modes[-1]))
             if needed.fits:
-                fitting.append(self._least_recomputing(one, needed))
-                if fitting[-1][0] is one:
-                    break  # recomputing as much and offloading more is slower
+                modes, fit = self._lightest(one, modes, needed)
+                fitting.append(fit)
+                if not modes:
+                    break
         return fitting
 
-    def _least_recomputing(self, layout: Layout, memory: Memory) -> _Fit:
-        """Of a layout that fits and those that recompute fewer of its layers, the first that fits.
+    def _lightest(
+        self, layout: Layout, modes: tuple[Recompute, ...], memory: Memory
+    ) -> tuple[tuple[Recompute, ...], _Fit]:
+        """A layout under the first of its `lighter_modes` with which it fits, behind the modes with which it does not.
 
-        All of them that recompute more layers than one that fits do so too: what they keep shrinks, and what the
+        It fits with the last one, in `memory`. All behind one that fits do so too: what they keep shrinks, and what the
         backward of a recomputed layer needs on top is at its most when all are.
         """
-        fewer = fewer_layers(self.spec, layout)
-        needs: dict[int, _Fit] = {}
+        last = len(modes) - 1
+        needs: dict[int, _Fit] = {last: (changed(layout, recompute=modes[last]), memory)}
 
-        def fits(layers: int) -> bool:
-            one = recomputing(layout, layers)
-            needs[layers] = one, self._memory(one)
-            return needs[layers][1].fits
+        def fits(place: int) -> bool:
+            one = changed(layout, recompute=modes[place])
+            needs[place] = one, self._memory(one)
+            return needs[place][1].fits
 
-        least = bisect_left(fewer, True, key=fits)
-        return (layout, memory) if least == len(fewer) else needs[fewer[least]]
+        lightest = bisect_left(range(last), True, key=fits)
+        return modes[:lightest], needs[lightest]
 
     def _miss(self, layout: Layout, memory: Memory) -> None:
         """A legal layout that does not fit, nor does any other of its pipeline split and recompute mode alone."""
