@@ -35,7 +35,7 @@ format: $(VENV)/.installed-dev  ## Put the code into its usual form
 typecheck: $(VENV)/.installed-dev  ## Check types
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed  ## Print CPU time and memory of two searches
+bench: $(VENV)/.installed  ## Print CPU time and memory of searches, small to huge
 	@$(BIN)/python tests/bench/bench.py
 
 accuracy: $(VENV)/.installed  ## Grade predictions against measured runs, into docs/accuracy.md

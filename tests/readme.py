@@ -1,32 +1,47 @@
-"""Keeps the output in README.md what the program prints: `make readme`."""
+"""Keeps the output in README.md, and its picture, what the program prints: `make readme`."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-COMMAND = ["rank", "cluster_specs/h100-4x8.yaml", "--top", "5"]
-_BLOCK = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- /table -->)", re.DOTALL)
+PICTURE = ROOT / "docs" / "timeline.svg"
+_BLOCK = re.compile(r"(?<=<!-- output -->\n)```console\n\$ (topoplan [^\n]*)\n.*?(?=<!-- /output -->)", re.DOTALL)
+_PICTURE = re.compile(r"`(topoplan timeline [^`]*) -o docs/timeline\.svg`")
 
 
-def present_output() -> str:
-    """What the README's example command prints now, as a block of Markdown."""
-    done = subprocess.run(
-        [sys.executable, "-m", "topoplan", *COMMAND], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    lines = [line.rstrip() for line in done.stdout.splitlines()]
-    return "\n".join(["```console", f"$ topoplan {' '.join(COMMAND)}", *lines, "```", ""])
+def _run(command: str) -> str:
+    """What a command line that begins with `topoplan` prints, in the root of the repository."""
+    script = f'topoplan() {{ "{sys.executable}" -m topoplan "$@"; }}; {command}'
+    done = subprocess.run(["bash", "-euc", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout
 
 
 def refreshed(text: str) -> str:
-    """README.md with that output in its place."""
-    output = present_output()
-    return _BLOCK.sub(lambda _: output, text)
+    """README.md with the present output of each command between its marks."""
+
+    def block(found: re.Match[str]) -> str:
+        lines = [line.rstrip() for line in _run(found[1]).rstrip().splitlines()]
+        return "\n".join(["```console", f"$ {found[1]}", *lines, "```", ""])
+
+    return _BLOCK.sub(block, text)
+
+
+def picture(text: str) -> str:
+    """The picture, drawn by the command that README.md names below it."""
+    commands = _PICTURE.findall(text)
+    with tempfile.TemporaryDirectory() as directory:
+        target = Path(directory) / PICTURE.name
+        _run(f"{commands[0]} -o '{target}'")
+        return target.read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":
-    README.write_text(refreshed(README.read_text(encoding="utf-8")), encoding="utf-8")
+    before = README.read_text(encoding="utf-8")
+    README.write_text(refreshed(before), encoding="utf-8")
+    PICTURE.write_text(picture(before), encoding="utf-8")

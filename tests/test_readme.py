@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.readme import README, ROOT, refreshed
+from tests.readme import PICTURE, README, ROOT, picture, refreshed
 
 TEXT = README.read_text(encoding="utf-8")
 
@@ -36,8 +36,13 @@ def run(command: list[str], clone: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=clone, capture_output=True, text=True, env=environment, timeout=300)
 
 
-def test_the_table_is_what_the_program_prints() -> None:
-    assert refreshed(TEXT) == TEXT, "the output of the example has changed: run `make readme`"
+def test_the_output_is_what_the_program_prints() -> None:
+    assert TEXT.count("<!-- output -->") == TEXT.count("<!-- /output -->") == 4
+    assert refreshed(TEXT) == TEXT, "the output of an example has changed: run `make readme`"
+
+
+def test_the_picture_is_what_the_program_draws() -> None:
+    assert picture(TEXT) == PICTURE.read_text(encoding="utf-8"), "the picture has changed: run `make readme`"
 
 
 def test_the_two_commands_of_the_quick_start(clone: Path) -> None:

@@ -35,6 +35,16 @@ def test_to_be_sure_takes_as_many_nodes_or_more(cli: Cli, job_file: Path) -> Non
     assert sure["rows"][-1]["hours_band"][1] <= 0.75
 
 
+def test_constants_of_ones_own_count(cli: Cli, job_file: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("gpu: h100-sxm-80gb\ngemm_efficiency: 0.4\n")
+    usual, slow = (
+        json.loads(cli("size", job_file, *PIN, "--max-hours", "0.8", "--json", *more).out)["answer"]
+        for more in ((), ("--profile", own))
+    )
+    assert slow > usual
+
+
 def test_tokens_take_the_place_of_samples(cli: Cli, spec_file: Path) -> None:
     view = json.loads(cli("size", spec_file, *PIN, "--max-hours", "9", "--tokens", "2B", "--json").out)
     assert view["steps"] == 7630  # 2e9 tokens in steps of 64 x 4,096

@@ -79,6 +79,21 @@ def test_a_drawing_is_written_and_replaced_but_nothing_else_is(cli: Cli, spec_fi
     assert "was not written by `topoplan topology`" in result.err
     assert other.read_text() == "<svg/>"
     assert cli("topology", spec_file, "-o", tmp_path / "no" / "where.svg").code == 2
+    text = tmp_path / "fabric.txt"
+    assert "expected a name in .svg" in cli("topology", spec_file, "-o", text).err
+    assert not text.exists()
+
+
+def test_a_plans_groups_get_what_constants_of_ones_own_say(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("gpu: h100-sxm-80gb\nnvlink_efficiency: 0.4\n")
+
+    def rate(*options: Any) -> float:
+        view = json.loads(cli("topology", spec_file, "--plan", "tp4-pp1-dp8-mbs1", "--json", *options).out)
+        (row,) = (row for row in view["groups"] if row["name"] == "tp")
+        return float(row["member_bytes_per_s"])
+
+    assert rate("--set", f"profile={own}") == pytest.approx(rate() / 2)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,17 @@ def test_several_values_are_all_combined(cli: Cli, spec_file: Path) -> None:
     assert all(case["set"]["fabric.oversubscription"] == "2" for case in view["cases"])
 
 
+def test_constants_of_ones_own_count(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("gpu: h100-sxm-80gb\ngemm_efficiency: 0.4\n")
+
+    def step_s(*options: Any) -> float:
+        view = json.loads(cli("what-if", spec_file, *PIN, "--set", "nodes=2", "--json", *options).out)
+        return float(view["cases"][0]["plan"]["time"]["step_s"])
+
+    assert step_s("--profile", own) > 1.2 * step_s()
+
+
 def test_the_machines_of_a_spec_do_not_hold_the_number_of_nodes(cli: Cli, tmp_path: Path) -> None:
     spec = tmp_path / "hosts.yaml"
     spec.write_text(SPEC + "hosts: [{address: a}, {address: b}, {address: c}, {address: d}]\n")

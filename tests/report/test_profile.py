@@ -64,6 +64,13 @@ def test_the_tables_fit() -> None:
         assert all(key in text for key in (*CONSTANTS, *BANDS))
 
 
+def test_times_are_written_in_the_unit_that_suits_them() -> None:
+    card = catalog.gpu("h100-sxm-80gb")
+    lines = profile_text(card, profile_of(card)).splitlines()
+    assert "step_overhead_s: 10ms" in lines
+    assert "kernel_launch_s: 4us" in lines
+
+
 def test_the_file_that_is_written_is_one_that_is_read_and_changes_nothing(tmp_path: Path) -> None:
     for name in catalog.gpu_names():
         card = catalog.gpu(name)

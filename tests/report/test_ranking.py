@@ -1,9 +1,12 @@
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from tests.samples import make_plan, make_ranking, make_spec, usual_ranking
+from topoplan.layout.layout import Recompute
+from topoplan.layout.stages import spread_pipeline_layout
 from topoplan.planner.plan import Ranking
 from topoplan.report.ranking import print_ranking
 from topoplan.report.rejected import print_rejected
@@ -59,6 +62,19 @@ def test_hours_appear_only_with_samples() -> None:
     text = rendered(usual_ranking(samples=100_000, epochs=1.5))
     assert "GPU-h" in text
     assert "2,343 steps, 100,000 samples x 1.5 epochs" in " ".join(text.split())
+
+
+def test_the_legend_explains_the_words_of_the_layouts_that_are_shown() -> None:
+    split = spread_pipeline_layout(36, 2, 3, 5, 3)
+    block = Recompute(granularity="full", method="block", num_layers=4)
+    plan = make_plan(tp=2, pp=2, vpp=3, recompute=block, pipeline_layout=split)
+    plan = replace(plan, layout=replace(plan.layout, sequence_parallel=False))
+    text = " ".join(rendered(make_ranking(plan)).split())
+    assert "nosp: without sequence parallel." in text
+    assert "full:block4: 4 layers of each chunk are recomputed." in text
+    assert "ends5+3: 5 layers in the first chunk, 3 in the last." in text
+    assert "offload" not in text
+    assert "nosp" not in rendered(usual_ranking())
 
 
 def test_top_limits_the_rows() -> None:

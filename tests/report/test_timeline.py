@@ -1,12 +1,13 @@
 import io
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from tests.report.timelines import line_of
-from topoplan.report.timeline import MARKS, print_timeline, timeline_to_dict
+from topoplan.report.timeline import MARKS, print_timeline, timeline_to_dict, totals_line
 
 
 def rendered(*, width: int = 100, **options: Any) -> list[str]:
@@ -47,6 +48,13 @@ def test_the_legend_names_what_is_drawn_and_the_break() -> None:
     marks = [mark for mark, _, _ in MARKS.values()]
     assert len(set(marks)) == len(marks)
     assert not {mark.lower() for mark in "FBR"} & set(marks)  # a chunk beyond the first
+
+
+def test_a_deviation_that_rounds_to_zero_has_no_minus() -> None:
+    _, plan, line = line_of()
+    barely = replace(line, closed_form_s=line.pipeline_s * (1 - 1e-6))
+    assert totals_line(plan, barely).endswith("(+0.0%).")
+    assert totals_line(plan, replace(line, closed_form_s=line.pipeline_s * 0.99)).endswith("(-1.0%).")
 
 
 def test_the_summary_has_a_schema_and_its_figures_add_up() -> None:

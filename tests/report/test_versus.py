@@ -66,7 +66,9 @@ def test_differences_have_a_sign_and_no_difference_has_none() -> None:
 
 
 def test_time_or_memory_alone() -> None:
-    assert "Memory of the stage" not in rendered(FAST, SLOW, memory=False)
+    alone = rendered(FAST, SLOW, memory=False)
+    assert "Memory of the stage" not in alone
+    assert "Beyond tensors" not in alone
     assert "Parts of a step" not in rendered(FAST, SLOW, time=False)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, SpecPath, read_spec
+from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, ProfilePath, SpecPath, read_spec
 
 if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
@@ -39,6 +39,7 @@ def size(
     overrides: Overrides = None,
     pin: Pins = None,
     margin: Margin = None,
+    profile: ProfilePath = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the fewest nodes that do a job in time.
@@ -61,9 +62,9 @@ def size(
     def of_nodes(nodes: int) -> Spec:
         # A list of machines is one of as many as the spec has; where they are does not matter here.
         keys = [*(overrides or ()), f"nodes={nodes}", "hosts=null"]
-        return read_spec(spec, model=model, job=job, overrides=keys, pins=pin, margin=margin)
+        return read_spec(spec, model=model, job=job, overrides=keys, pins=pin, margin=margin, profile=profile)
 
-    read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin)
+    read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
     steps = _steps(read, tokens)
 
     from topoplan.planner.size import size as size_job

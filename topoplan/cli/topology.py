@@ -11,6 +11,7 @@ from topoplan.cli.options import AsJson, JobPath, ModelName, Overrides, Pins, Sp
 if TYPE_CHECKING:
     from topoplan.layout.layout import Layout
     from topoplan.specs.cluster import Cluster
+    from topoplan.specs.profile import OwnProfile
 
 
 def topology(
@@ -48,26 +49,29 @@ def topology(
     The spec needs neither model nor job, but for --plan. Exit code 2: bad input.
     """
     from topoplan.cli.output import print_json, stdout_console
-    from topoplan.errors import InputError
+    from topoplan.errors import InputError, OutputError
     from topoplan.planner.communication import group_links
     from topoplan.specs.load import load_cluster
 
     if output is not None and as_json:
         raise InputError("--output and --json cannot be used together", remedy="leave one out")
+    if output is not None and not output.endswith(".svg"):
+        raise OutputError("not the name of a drawing", where=output, expected="expected a name in .svg")
     if layout is not None and plan is not None:
         raise InputError("--layout and --plan cannot be used together", remedy="leave one out")
     chosen: Layout | None = None
+    own: OwnProfile | None = None
     if plan is not None:
         from topoplan.cli.plan_choice import plans_of_spec
 
         read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin)
-        cluster, chosen = read.cluster, plans_of_spec(read, {"--plan": plan})[0].layout
+        cluster, own, chosen = read.cluster, read.profile, plans_of_spec(read, {"--plan": plan})[0].layout
     else:
         if model or job or pin:
             raise InputError("--model, --job and --pin go with --plan", remedy="leave them out")
         cluster = load_cluster(spec, overrides=tuple(overrides or ()))
         chosen = _of_degrees(layout, cluster) if layout is not None else None
-    rows = group_links(cluster, chosen) if chosen is not None else ()
+    rows = group_links(cluster, chosen, own) if chosen is not None else ()
 
     if as_json:
         from topoplan.report.topology_document import topology_to_dict

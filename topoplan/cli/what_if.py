@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Pins, SpecPath, read_spec, variations
+from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Pins, ProfilePath, SpecPath, read_spec, variations
 
 if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
@@ -29,6 +29,7 @@ def what_if(
     job: JobPath = None,
     pin: Pins = None,
     margin: Margin = None,
+    profile: ProfilePath = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how the best plan moves when the spec changes.
@@ -38,7 +39,9 @@ def what_if(
     from topoplan.cli.search import searches
 
     def read(overrides: tuple[str, ...]) -> Spec:
-        return read_spec(spec, model=model, job=job, overrides=list(overrides), pins=pin, margin=margin)
+        return read_spec(
+            spec, model=model, job=job, overrides=list(overrides), pins=pin, margin=margin, profile=profile
+        )
 
     combinations = variations(changes, most=_MOST)
     before = read(())

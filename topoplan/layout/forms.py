@@ -159,7 +159,9 @@ def layout_from_dict(form: Mapping[str, Any], cluster: Cluster, model: Model, jo
     world = cluster.world_size
     if world % (tp * pp * cp):
         raise LayoutError(
-            f"world size {world} % (tp {tp} * pp {pp} * cp {cp}) = {world % (tp * pp * cp)}", where="layout"
+            f"world size {world} % (tp {tp} * pp {pp} * cp {cp}) = {world % (tp * pp * cp)}",
+            where="layout",
+            expected="expected degrees whose product divides the number of GPUs",
         )
     dp = world // (tp * pp * cp)
     if values.setdefault("dp", dp) != dp:

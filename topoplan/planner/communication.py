@@ -11,6 +11,7 @@ from topoplan.layout.placement import Group, GroupName, group, span
 from topoplan.layout.topology import local_ranks
 from topoplan.layout.traffic import Crossing, Pattern, worst_group
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.profile import OwnProfile
 
 PATTERNS: dict[GroupName, Pattern] = {
     "tp": "ring",
@@ -49,8 +50,8 @@ class GroupLinks:
     """What one member sends in a second, with what NCCL reaches of the links."""
 
 
-def group_links(cluster: Cluster, layout: Layout) -> tuple[GroupLinks, ...]:
-    """A row for each kind that has more than one member."""
+def group_links(cluster: Cluster, layout: Layout, own: OwnProfile | None = None) -> tuple[GroupLinks, ...]:
+    """A row for each kind that has more than one member; `own` constants lie over those of the GPU."""
     rows = []
     for name, pattern in PATTERNS.items():
         shape = group(layout, name)
@@ -73,7 +74,7 @@ def group_links(cluster: Cluster, layout: Layout) -> tuple[GroupLinks, ...]:
                 domains=len({rank // local_ranks(cluster) for rank in shape.ranks(worst.first_rank)}),
                 crossings=crossings,
                 tightest=min(crossings, key=lambda one: one.member_bytes_per_s),
-                member_bytes_per_s=member_bytes_per_s(worst.traffic, sending, cluster, profile_of(cluster.gpu)),
+                member_bytes_per_s=member_bytes_per_s(worst.traffic, sending, cluster, profile_of(cluster.gpu, own)),
             )
         )
     return tuple(rows)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.rules import broken_rule
-from topoplan.planner.plan import Memory, Ranked, Rejection
+from topoplan.planner.plan import Ranked, Rejection
 from topoplan.planner.predict import memory_of
 from topoplan.specs.spec import Spec
 from topoplan.units import GIB
@@ -20,25 +20,17 @@ def memory_rejection(spec: Spec, layout: Layout) -> Rejection:
     """Why a legal layout does not fit, and the nearest change after which it would."""
     memory = memory_of(spec, layout)
     worst = max(memory.by_stage, key=lambda stage: stage.allocated_bytes)
-    usable = _usable_bytes(spec, memory)
     largest = max(worst.parts_bytes, key=lambda part: worst.parts_bytes[part])
     if memory.excess_bytes > 0.0:
-        over = memory.device_bytes - usable
         reason = (
-            f"stage {worst.stage} needs {memory.device_bytes / GIB:.1f} GiB of {usable / GIB:.1f} usable, "
-            f"{over / GIB:.1f} GiB over; most is {largest} ({worst.parts_bytes[largest] / GIB:.1f} GiB)"
+            f"stage {worst.stage} needs {memory.device_bytes / GIB:.1f} GiB and a margin of"
+            f" {memory.margin_bytes / GIB:.1f}, the card has {memory.capacity_bytes / GIB:.1f}:"
+            f" {memory.excess_bytes / GIB:.1f} GiB over; most is {largest} ({worst.parts_bytes[largest] / GIB:.1f} GiB)"
         )
     else:
         capacity = memory.host_capacity_bytes or 0.0
         reason = f"a node needs {memory.host_bytes / GIB:.0f} GiB of host memory and has {capacity / GIB:.0f}"
     return Rejection(layout=layout, rule="memory", reason=reason, fix=_fitting_change(spec, layout))
-
-
-def _usable_bytes(spec: Spec, memory: Memory) -> float:
-    """The most that a prediction may be to fit: the card less a stated margin, or less the band of that prediction."""
-    if spec.cluster.margin is not None:
-        return memory.capacity_bytes - memory.margin_bytes
-    return memory.capacity_bytes / (1.0 + memory.margin_bytes / memory.device_bytes)
 
 
 def _changes(spec: Spec, layout: Layout) -> list[tuple[str, Layout]]:
@@ -100,7 +92,10 @@ MAX_NOTES = 6
 
 
 def alternatives(order: Sequence[Ranked]) -> list[str]:
-    """For every choice of the best plan, the best plan that chose otherwise: what it gains and loses."""
+    """For every choice of the best plan, the best plan that chose otherwise: what it gains and loses.
+
+    A plan that recomputes does so to fit, so that recomputation is a choice only where the best plan has it.
+    """
     if not order:
         return []
     best = order[0]
@@ -109,12 +104,14 @@ def alternatives(order: Sequence[Ranked]) -> list[str]:
     for name, choice in _CHOICES:
         mine = choice(best.layout)
         other = next((plan for plan in order if choice(plan.layout) != mine), None)
-        if other is None or other.id in told:
+        if other is None or other.id in told or mine == "none":
             continue
         told.add(other.id)
         slower = 1.0 - other.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu
         spared = (best.memory.device_bytes - other.memory.device_bytes) / GIB
         speed = "as fast" if abs(slower) < 0.005 else f"{abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
-        memory = f"{abs(spared):.1f} GiB {'less' if spared > 0 else 'more'}"
+        memory = (
+            f"{abs(spared):.1f} GiB {'less' if spared > 0 else 'more'}" if abs(spared) >= 0.05 else "as much memory"
+        )
         found.append((slower, f"{name} {choice(other.layout)} instead of {mine}: {speed}, {memory} ({other.id})"))
     return [text for _, text in sorted(found, key=lambda pair: pair[0])[:MAX_NOTES]]

@@ -257,7 +257,7 @@ def _comment(text: str) -> list[str]:
 def _yaml(profile: Profile, key: str) -> str:
     value = getattr(profile, key)
     if unit(key) == "s":
-        return f"{1e6 * value:g}us" if value else "0"
+        return shown_value(key, value).replace(" ", "") if value else "0"
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 

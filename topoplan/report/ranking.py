@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -152,14 +153,6 @@ def _memory_cell(plan: Plan) -> Text:
     )
 
 
-def _first_lines(text: str, width: int, lines: int) -> str:
-    """The entries of a list such as `compute 71, tp 12` that fit into so many lines."""
-    entries = text.split(", ")
-    while len(entries) > 1 and len(textwrap.wrap(", ".join(entries), width)) > lines:
-        entries.pop()
-    return ", ".join(entries)
-
-
 def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
     if spec.cluster.margin is not None:
         margin = f"{spec.cluster.margin:.0%} of the card stays free"
@@ -169,6 +162,7 @@ def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
         f"GiB: what nvidia-smi will show on the fullest GPU{'; ' if margin else ''}{margin}. step: one optimizer step,"
         " and the band that it is expected in. MFU: without recomputation."
     )
+    text += "".join(f" {words}" for words in _layout_words(plans))
     steps, job = job_steps(spec.job), spec.job
     if job.lengths is not None:
         text += " tok/s and MFU count no padding."
@@ -176,6 +170,25 @@ def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
         epochs = "1 epoch" if job.epochs == 1 else f"{job.epochs:g} epochs"
         text += f" hours: {counted(steps, 'step')}, {counted(job.samples, 'sample')} x {epochs}."
     return text
+
+
+def _layout_words(plans: Sequence[Plan]) -> list[str]:
+    """What the words of the layout column mean that do not say so themselves, each by its first example."""
+    shown = [word for plan in plans for word in layout_label(plan.layout).split()]
+    meanings = (
+        (r"nosp", "without sequence parallel"),
+        (r"sel:.+", "the parts of each layer that are recomputed"),
+        (r"full:block(\d+)", "{} layers of each chunk are recomputed"),
+        (r"full:uniform(\d+)", "all layers are recomputed, {} at a time"),
+        (r"ends(\d+)\+(\d+)", "{} layers in the first chunk, {} in the last"),
+        (r"offload(\d+)", "{}% of the optimizer in host memory"),
+    )
+    sentences = []
+    for form, meaning in meanings:
+        example = next(filter(None, (re.fullmatch(form, word) for word in shown)), None)
+        if example:
+            sentences.append(f"{example[0]}: {meaning.format(*example.groups())}.")
+    return sentences
 
 
 def _print_warnings(console: Console, plans: Sequence[Plan]) -> None:

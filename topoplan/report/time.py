@@ -41,7 +41,7 @@ SOURCES = {
     "pp_bubble": "cost/pipeline.py schedule_s; arXiv 2104.04473, section 2.2",
     "pp_comm": "cost/step.py predict_time and pipeline_send; Megatron pipeline_parallel/schedules.py",
     "reference": "cost/step.py predict_time; mcore_adapter trainer/dpo_trainer.py",
-    "dp_comm": "cost/step.py data_parallel; Megatron distributed/param_and_grad_buffer.py",
+    "dp_comm": "cost/step.py data_parallel; Megatron param_and_grad_buffer.py",
     "tied embedding": "cost/step.py _tied_embedding; Megatron distributed/finalize_model_grads.py",
     "optimizer": "cost/step.py optimizer_time; Megatron optimizer/distrib_optimizer.py",
     "collectives": "cost/collectives.py ring_way and all_gather_s and all_reduce_s and all_to_all_s and"

@@ -69,10 +69,11 @@ def timeline_to_dict(spec: Spec, plan: Plan, drawn: Timeline) -> dict[str, Any]:
 
 def totals_line(plan: Plan, drawn: Timeline) -> str:
     """The simulated step beside the predicted one, and where they differ."""
+    off = round(100 * drawn.deviation, 1) or 0.0  # without the sign of what rounds to zero
     simulated, ranked = significant(drawn.pipeline_s, 4), significant(drawn.closed_form_s, 4)
     return (
         f"Step {significant(drawn.total_s, 4)} s simulated, {significant(plan.time.step_s, 4)} s as ranked:"
-        f" the pipeline takes {simulated} s, {ranked} s by the ranking's formula ({100 * drawn.deviation:+.1f}%)."
+        f" the pipeline takes {simulated} s, {ranked} s by the ranking's formula ({off:+.1f}%)."
     )
 
 

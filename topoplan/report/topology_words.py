@@ -85,7 +85,7 @@ def sockets_words(cluster: Cluster) -> str:
     """The CPUs, what hangs on them and what is between them."""
     sockets = Wiring(cluster).sockets
     by_socket = [[view.number for view in switches_of(cluster) if view.socket == one] for one in range(sockets)]
-    words = " and ".join(f"CPU {one} (PCIe {numbers(held)})" for one, held in enumerate(by_socket))
+    words = ", ".join(f"CPU {one} (PCIe {numbers(held)})" for one, held in enumerate(by_socket))
     words += f", {format_byte_rate(cluster.pcie_bytes_per_s)} a switch"
     return words + (f", {format_byte_rate(socket_bytes_per_s(cluster))} between sockets" if sockets > 1 else "")
 

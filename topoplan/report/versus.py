@@ -127,10 +127,10 @@ def print_comparison(console: Console, spec: Spec, comparison: Comparison, *, ti
         heading(console, "Memory of the stage that needs most, GiB")
         console.print(_table(comparison.memory, lambda size: f"{size / GIB:.2f}", "device"))
     console.print()
+    beyond = " Beyond tensors: fragmentation, CUDA context, NCCL." if memory else ""
     paragraph(
         console,
-        "Largest difference first. Beyond tensors: fragmentation, CUDA context, NCCL. `topoplan explain` of one plan"
-        " shows where each figure comes from.",
+        f"Largest difference first.{beyond} `topoplan explain` of one plan shows where each figure comes from.",
         style="dim",
     )
 

@@ -113,10 +113,10 @@ def parse_source(text: str, *, name: str) -> Source:
     reader = _Reader(name)
     value = reader.document(text)
     if value is None:
-        raise SpecError("is empty", where=name, expected="expected keys and values, such as `nodes: 4`")
+        raise SpecError("is empty", where=name, expected="expected keys with their values, a line each")
     if not isinstance(value, dict):
         kind = "a list" if isinstance(value, list) else "one value"
-        raise SpecError(f"holds {kind}", where=name, expected="expected keys and values, such as `nodes: 4`")
+        raise SpecError(f"holds {kind}", where=name, expected="expected keys with their values, a line each")
     return Source(name=name, data=value, lines=reader.lines, old_booleans=frozenset(reader.old_booleans))
 
 
