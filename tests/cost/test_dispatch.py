@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,16 +27,14 @@ def routing(experts: int, top_k: int, groups: int = 1, chosen: int = 1) -> Moe:
 
 def simulated(moe: Moe, parts: int, tokens: int = 20_000) -> float:
     """Mean number of parts that the experts of random tokens are in."""
-    random = np.random.default_rng(7)
-    groups = np.argsort(random.random((tokens, moe.groups)), axis=1)[:, : moe.groups_per_token]
-    scores = random.random((tokens, moe.groups, moe.experts // moe.groups))
-    allowed = np.zeros((tokens, moe.groups), dtype=bool)
-    np.put_along_axis(allowed, groups, True, axis=1)
-    scores[~allowed] = -1.0
-    experts = np.argsort(-scores.reshape(tokens, -1), axis=1)[:, : moe.experts_per_token]
-    reached = np.zeros((tokens, parts), dtype=bool)
-    np.put_along_axis(reached, experts // (moe.experts // parts), True, axis=1)
-    return float(reached.sum(axis=1).mean())
+    draw = random.Random(7)
+    size, part = moe.experts // moe.groups, moe.experts // parts
+    reached = 0
+    for _ in range(tokens):
+        groups = draw.sample(range(moe.groups), moe.groups_per_token)
+        allowed = [expert for group in groups for expert in range(group * size, (group + 1) * size)]
+        reached += len({expert // part for expert in draw.sample(allowed, moe.experts_per_token)})
+    return reached / tokens
 
 
 @pytest.mark.parametrize(
