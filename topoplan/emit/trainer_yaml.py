@@ -160,7 +160,7 @@ def _data_section(spec: Spec) -> Section:
     elif job.stage == "pt":
         entries.append(Entry(key="packing", value=False, comment="stage pt packs unless told not to"))
     elif job.stage == "sft":
-        comment = "samples share sequences; longer ones are dropped" if job.packing else "padded to the longest"
+        comment = "samples share sequences; longer ones are cut" if job.packing else "padded to the longest"
         if not job.packing and facts_of(model).is_moe:
             comment = "padded; with expert parallelism always to cutoff_len"
         entries.append(Entry(key="packing", value=job.packing, comment=comment))
