@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TypeVar
 
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.activations import kept_activations, layer_activations
@@ -224,17 +227,13 @@ def _vision_rows(model: Model) -> list[WeightRow]:
 
 def _merged(rows: list[StageRow]) -> tuple[StageRow, ...]:
     """Stages that follow each other and need the same, as one row."""
-    merged: list[StageRow] = []
-    for row in rows:
-        last = merged[-1] if merged else None
-        if last is not None and (last.layers, last.in_flight, last.memory.parts_bytes) == (
-            row.layers,
-            row.in_flight,
-            row.memory.parts_bytes,
-        ):
-            merged[-1] = StageRow(
-                stages=(*last.stages, *row.stages), layers=row.layers, in_flight=row.in_flight, memory=last.memory
-            )
-        else:
-            merged.append(row)
-    return tuple(merged)
+    runs = runs_of(rows, lambda row: (row.layers, row.in_flight, row.memory.parts_bytes))
+    return tuple(replace(run[0], stages=tuple(stage for row in run for stage in row.stages)) for run in runs)
+
+
+_Row = TypeVar("_Row")
+
+
+def runs_of(rows: Iterable[_Row], sameness: Callable[[_Row], object]) -> list[list[_Row]]:
+    """Rows that follow each other and are the same in what counts."""
+    return [list(run) for _, run in groupby(rows, key=sameness)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.compute import PARTS, Collective, Operator, layer_operators
@@ -14,6 +14,7 @@ from topoplan.cost.step import data_parallel, optimizer_time, pipeline_send, pip
 from topoplan.layout.layout import Recompute, stages_of
 from topoplan.layout.placement import span
 from topoplan.layout.stages import Chunk
+from topoplan.planner.breakdown import runs_of
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.model import Layer, Model
@@ -249,16 +250,5 @@ def _collective_row(name: str, call: Collective, cluster: Cluster) -> Collective
 
 def _merged(rows: list[StageTimeRow]) -> tuple[StageTimeRow, ...]:
     """Stages that follow each other and take the same, as one row."""
-    merged: list[StageTimeRow] = []
-    for row in rows:
-        last = merged[-1] if merged else None
-        if last and (last.layers, last.forward_s, last.backward_s) == (row.layers, row.forward_s, row.backward_s):
-            merged[-1] = StageTimeRow(
-                stages=(*last.stages, *row.stages),
-                layers=row.layers,
-                forward_s=row.forward_s,
-                backward_s=row.backward_s,
-            )
-        else:
-            merged.append(row)
-    return tuple(merged)
+    runs = runs_of(rows, lambda row: (row.layers, row.forward_s, row.backward_s))
+    return tuple(replace(run[0], stages=tuple(stage for row in run for stage in row.stages)) for run in runs)
