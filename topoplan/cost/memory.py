@@ -12,7 +12,7 @@ from topoplan.cost.moments import Kept, Moment, chunk_kept_bytes, kept_of, stage
 from topoplan.cost.pipeline import in_flight, most_in_flight
 from topoplan.cost.profile import Profile
 from topoplan.cost.shard import Shard, shard_of
-from topoplan.cost.states import StageStates, distinct_ranks, host_optimizer_bytes, optimizer_parts, stage_states
+from topoplan.cost.states import StageStates, distinct_ranks, host_optimizer_bytes, resident_parts, stage_states
 from topoplan.cost.vision import patches_per_microbatch
 from topoplan.layout.layout import Layout, changed
 from topoplan.layout.rules import facts_of
@@ -129,9 +129,8 @@ def stage_memory(
     activations, vision = _activations_in_flight(layout, states.rank, chunks_kept, tower)
     moments = stage_moments(model, job, layout, shard, states, kept, chunks_kept, activations + vision)
     peak = max(moments, key=lambda moment: moment.total_bytes)
-    parts = {**states.parts_bytes, "activations": activations}
-    if layout.optimizer_offload_fraction:
-        parts |= optimizer_parts(job, layout, states.parameters, states.shard_elements)
+    parts = resident_parts(job, layout, states)
+    parts["activations"] = activations
     if vision:
         parts["vision activations"] = vision
     parts[f"peak ({peak.name})"] = peak.total_bytes
@@ -198,10 +197,7 @@ def resident_excess_bytes(
 
     That is without activations and transients.
     """
-    allocated = max(
-        sum({**one.parts_bytes, **optimizer_parts(job, layout, one.parameters, one.shard_elements)}.values())
-        for one in states.stages
-    )
+    allocated = max(sum(resident_parts(job, layout, one).values()) for one in states.stages)
     beside = min(states.beside_bytes)
     _, device, margin = _on_card(model, cluster, profile, states.fragmentation, beside, allocated)
     return device + margin - cluster.gpu.memory_bytes

@@ -47,6 +47,8 @@ class StageTime:
 class MicroBatch:
     """What the stages of a layout are made of; forward and backward of one micro batch."""
 
+    shard: Shard
+    """What it is of a rank, for lengths as they are on average."""
     recompute: Recompute
     layers: Mapping[int, tuple[float, float, LayerTime]]
     """(forward, backward, by part) of each kind of layer, by the identity of the layer."""
@@ -82,6 +84,7 @@ def _micro_batch(
         time = layer_time(model, layer, shard, cluster, profile, recompute)
         layers[id(layer)] = sum(time.forward_s), sum(time.backward_s), time
     return MicroBatch(
+        shard=shard,
         recompute=recompute,
         layers=layers,
         embedding_s=_embedding_s(model, shard, cluster, profile, vocabulary),

@@ -239,6 +239,13 @@ def optimizer_parts(job: Job, layout: Layout, parameters: RankParameters, shard_
     return parts
 
 
+def resident_parts(job: Job, layout: Layout, states: StageStates) -> dict[str, float]:
+    """Bytes that a stage holds all the step, by purpose, with as much of the optimizer offloaded as the layout says."""
+    if not layout.optimizer_offload_fraction:
+        return dict(states.parts_bytes)
+    return {**states.parts_bytes, **optimizer_parts(job, layout, states.parameters, states.shard_elements)}
+
+
 def host_optimizer_bytes(layout: Layout, states: StageStates) -> float:
     """Host memory of one rank's offloaded states, and of the copies that `optimizer_parts` tells of."""
     trainable = states.parameters.dense + states.parameters.expert

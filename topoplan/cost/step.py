@@ -15,7 +15,7 @@ from topoplan.cost.microbatch import MicroBatch, StageTime, busiest_rank, micro_
 from topoplan.cost.params import padded_vocab_size
 from topoplan.cost.pipeline import schedule_s
 from topoplan.cost.profile import Profile
-from topoplan.cost.shard import average_shard, shard_of
+from topoplan.cost.shard import Shard
 from topoplan.cost.states import stage_parameters
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.layout.placement import Group, group
@@ -63,12 +63,11 @@ class DataParallel:
         return self.exposed_reduce_s + self.exposed_gather_s + (self.tied.call_s if self.tied else 0.0)
 
 
-def pipeline_send(model: Model, job: Job, layout: Layout, cluster: Cluster, profile: Profile) -> Collective:
+def pipeline_send(model: Model, layout: Layout, shard: Shard, cluster: Cluster, profile: Profile) -> Collective:
     """One message between neighbours of the pipeline: the hidden states of a micro batch, or their gradients.
 
     Where a pipeline leaves a node, all its messages are taken to be as slow as the one that does.
     """
-    shard = average_shard(shard_of(layout, job, flash_attention=profile.flash_attention), layout, job)
     ranks, sent = group(layout, "pp"), BF16 * shard.local_tokens * model.hidden_size
     return Collective("send", ranks, sent, point_to_point_s(ranks, sent, cluster, profile))
 
@@ -199,6 +198,8 @@ class StepTerms:
     """What a step is made of; the parts of `Time` that do not belong to a stage's work."""
 
     work: PipelineWork
+    message_s: float
+    """One message between neighbours of the pipeline."""
     pipeline_s: float
     """The schedule, messages included."""
     reference_s: float
@@ -229,10 +230,11 @@ def step_terms(
         # The reference model sees all micro batches first, forward only (mcore_adapter `trainer/dpo_trainer.py`).
         each = [sum(stage.forward_s) for stage in stages]
         reference = work.microbatches * max(each) + (sum(each) - max(each)) / layout.vpp
-    message = pipeline_send(model, job, layout, cluster, profile).call_s if layout.pp > 1 else 0.0
+    message = pipeline_send(model, layout, work.times.shard, cluster, profile).call_s if layout.pp > 1 else 0.0
     optimizer = optimizer_time(model, job, layout, traits, cluster, profile, rank)
     return StepTerms(
         work=work,
+        message_s=message,
         pipeline_s=work.schedule_s(message),
         reference_s=reference,
         data_parallel_s=data_parallel(model, job, layout, traits, cluster, profile, stages[rank], rank).exposed_s,
@@ -271,7 +273,7 @@ def predict_time(
     band = profile.time_band
     if facts_of(model).is_moe:
         band = max(band, profile.moe_time_band)
-    if shard_of(layout, job, flash_attention=profile.flash_attention).eight_bit:
+    if work.times.shard.eight_bit:
         band = max(band, profile.eight_bit_time_band)
     return Time(
         step_s=step_s,

@@ -8,7 +8,6 @@ from topoplan.backends.megatron import TRAITS
 from topoplan.cost.compute import PARTS, Collective, Operator, layer_operators
 from topoplan.cost.microbatch import chunk_ends, recomputed_share
 from topoplan.cost.profile import profile_of
-from topoplan.cost.shard import average_shard, shard_of
 from topoplan.cost.states import chunk_layers
 from topoplan.cost.step import data_parallel, optimizer_time, pipeline_send, pipeline_work
 from topoplan.layout.layout import Recompute, stages_of
@@ -144,11 +143,10 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
     """The terms of `plan.time`."""
     model, cluster, job, layout = spec.model, spec.cluster, spec.job, plan.layout
     traits, profile = TRAITS[layout.backend], profile_of(cluster.gpu, spec.profile)
-    shard = average_shard(shard_of(layout, job, flash_attention=profile.flash_attention), layout, job)
     microbatches = layout.gradient_accumulation_steps
     chunks = stages_of(model, job, layout)
     work = pipeline_work(model, cluster, job, layout, traits, profile)
-    times, slowest = work.stages, work.rank
+    times, slowest, shard = work.stages, work.rank, work.times.shard
 
     layers = _layers_of(model, chunks[slowest], layout.recompute)
     operators = {layer: layer_operators(model, layer, shard, cluster, profile) for layer in layers}
@@ -156,7 +154,7 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
     exposed = [("gradients, not hidden", told.exposed_reduce_s), ("weights, not hidden", told.exposed_gather_s)]
     exposed += [("tied embedding", told.tied.call_s)] if told.tied else []
     calls = [(one.name, one.collective) for table in operators.values() for one in table if one.collective]
-    calls += [("stage to stage", pipeline_send(model, job, layout, cluster, profile))] if layout.pp > 1 else []
+    calls += [("stage to stage", pipeline_send(model, layout, shard, cluster, profile))] if layout.pp > 1 else []
     calls += [(f"{kind} gradients of a step", one) for kind, one in told.reduces]
     calls += [(f"{kind} weights of a step", one) for kind, one in told.gathers]
     calls += [("tied embedding", told.tied)] if told.tied else []

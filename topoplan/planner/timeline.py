@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.profile import profile_of
 from topoplan.cost.simulate import Event, simulate
-from topoplan.cost.step import data_parallel, pipeline_send, step_terms
+from topoplan.cost.step import data_parallel, step_terms
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
 
@@ -73,10 +73,11 @@ def timeline(spec: Spec, plan: Plan) -> Timeline:
     traits = TRAITS[layout.backend]
     terms = step_terms(spec.model, spec.cluster, spec.job, layout, traits, profile)
     stages, rank, microbatches = terms.work.stages, terms.work.rank, terms.work.microbatches
-    messages = pipeline_send(spec.model, spec.job, layout, spec.cluster, profile).call_s if layout.pp > 1 else 0.0
     forward = [stage.forward_s for stage in stages]
     backward = [stage.backward_s for stage in stages]
-    run = simulate(forward, backward, microbatches, p2p_s=messages, recompute_s=[stage.recompute_s for stage in stages])
+    run = simulate(
+        forward, backward, microbatches, p2p_s=terms.message_s, recompute_s=[stage.recompute_s for stage in stages]
+    )
     told = data_parallel(spec.model, spec.job, layout, traits, spec.cluster, profile, stages[rank], rank)
     start = plan.time.parts_s.get("reference", 0.0)
     phases = [Phase(name="reference", start_s=0.0, end_s=start)]
