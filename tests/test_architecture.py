@@ -25,6 +25,7 @@ FLOORS = {
     "planner": 5,
     "emit": 6,
     "hosts": 6,
+    "check": 7,
     "launch": 7,
     "report": 8,
     "cli": 8,
