@@ -1,4 +1,4 @@
-"""A piece of configuration in a file of any kind: a whole YAML file, a script, one code block of a Markdown document."""
+"""A piece of configuration in a file: a whole YAML file, a script, one code block of a Markdown document."""
 
 from __future__ import annotations
 

@@ -106,6 +106,6 @@ class Setup:
             return False
         said = [one.value.strip().lower() for one in self.variables if one.name == "USE_MCA"]
         if said:
-            return said[-1] in ("1", "true", "y", "yes", "on")
+            return said[-1] in ("true", "y", "1")  # as extras/misc.py::is_env_enabled has it
         keys = known_keys()
         return any(key in keys and keys[key].package == "mcore_adapter" for key in configuration.source.data)
