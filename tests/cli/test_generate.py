@@ -6,6 +6,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 from topoplan.cli.generate import bundle_name
+from topoplan.emit.bundle import generate as write_out
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
 
@@ -111,3 +112,85 @@ def test_json_names_plan_and_files(cli: Cli, spec_file: Path) -> None:
 )
 def test_a_cluster_name_cannot_leave_its_directory(name: str, directory: str) -> None:
     assert bundle_name(name) == directory
+
+
+@pytest.fixture
+def bundle(cli: Cli, spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle as it really is, of a plan that is predicted and not searched."""
+    monkeypatch.setattr("topoplan.emit.bundle.generate", write_out)
+    assert cli("generate", spec_file, "--plan", "tp4-pp2-dp4-mbs1", "-o", "first").code == 0
+    return Path("first")
+
+
+def content(directory: str | Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(directory).iterdir()}
+
+
+@pytest.mark.parametrize("file", ["", "plan.json"])
+def test_a_bundle_is_written_again_from_its_plan(cli: Cli, bundle: Path, fake_search: list[Any], file: str) -> None:
+    fake_search.clear()
+    result = cli("generate", "--from", bundle / file, "-o", "second")
+    assert result.code == 0
+    assert result.err == ""
+    assert "Plan tp4-pp2-dp4-mbs1" in result.out
+    assert content("second") == content(bundle)
+    assert not fake_search
+    assert cli("generate", "--from", bundle / file).code == 0
+    assert content("generated/test-2x8") == content(bundle)
+
+
+def test_a_bundle_is_put_right_in_its_place_when_forced(cli: Cli, bundle: Path) -> None:
+    before = content(bundle)
+    (bundle / "train.yaml").write_text("edited\n")
+    result = cli("generate", "--from", bundle, "-o", bundle)
+    assert result.code == 2
+    assert "--force" in result.err
+    assert cli("generate", "--from", bundle, "-o", bundle, "--force").code == 0
+    assert content(bundle) == before
+
+
+def test_json_has_the_notes_on_a_plan_of_another_version(cli: Cli, bundle: Path) -> None:
+    assert json.loads(cli("generate", "--from", bundle, "-o", "second", "--json").out)["notes"] == []
+    text = (bundle / "plan.json").read_text()
+    Path("old.json").write_text(text.replace('"version": "', '"version": "0.0.', 1))
+    view = json.loads(cli("generate", "--from", "old.json", "-o", "second", "--json").out)
+    assert view["schema"] == "topoplan.generate/1"
+    assert view["notes"][0].startswith("the plan is of topoplan 0.0.")
+    assert view["plan"]["id"] == "tp4-pp2-dp4-mbs1"
+    assert "Mind: the plan is of topoplan 0.0." in cli("generate", "--from", "old.json", "-o", "second").out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["spec.yaml"], "--from has cluster, model, job and layout in its file; leave SPEC and the other options out"),
+        (["--plan", "2"], "--from has cluster, model, job and layout"),
+        (["--model", "Qwen/Qwen3-8B"], "--from has"),
+        (["--job", "job.yaml"], "--from has"),
+        (["--set", "seq_len=1"], "--from has"),
+        (["--pin", "tp=2"], "--from has"),
+        (["--margin", "1%"], "--from has"),
+        (["--profile", "own.yaml"], "--from has"),
+    ],
+)
+def test_a_plan_has_everything_in_it(cli: Cli, bundle: Path, options: list[str], message: str) -> None:
+    result = cli("generate", "--from", bundle, *options)
+    assert result.code == 2
+    assert result.err.startswith(f"topoplan: {message}")
+    assert result.err.count("\n") == 1
+    assert not Path("generated").exists()
+
+
+def test_either_a_spec_or_a_plan_is_needed(cli: Cli) -> None:
+    result = cli("generate")
+    assert result.code == 2
+    assert "expected either a SPEC or --from PLAN" in result.err
+
+
+def test_a_plan_that_cannot_be_read_writes_nothing(cli: Cli, bundle: Path) -> None:
+    (bundle / "plan.json").write_text((bundle / "plan.json").read_text().replace('"tp": 4', '"tp": 3'))
+    result = cli("generate", "--from", bundle)
+    assert result.code == 2
+    assert result.err.startswith("topoplan: first/plan.json:")
+    assert result.err.count("\n") == 1
+    assert not Path("generated").exists()

@@ -93,6 +93,20 @@ def test_lengths_of_samples_are_summed_up() -> None:
     assert (view["samples"], view["mean"], view["median"], view["p99"], view["longest"]) == (100, 116.0, 100, 900, 900)
 
 
+def test_all_lengths_are_there_where_the_whole_is_wanted() -> None:
+    lengths = Lengths(counts=((100, 98), (900, 2)), samples=100, source="a.json")
+    spec, _ = make_spec_and_plan(job={"lengths": lengths})
+    short, whole = (spec_to_dict(spec, whole=is_whole)["job"]["lengths"] for is_whole in (False, True))
+    assert whole == {**short, "counts": ["100:98 900:2"]}
+
+
+def test_a_layer_says_what_it_predicts_only_where_that_is_unusual() -> None:
+    usual, ahead = QWEN3_8B.layers[0], replace(QWEN3_8B.layers[0], predicts_next=True)
+    layers = model_to_dict(replace(QWEN3_8B, layers=(usual, ahead)))["layers"]
+    assert "predicts_next" not in layers[0]
+    assert layers[1]["predicts_next"] is True
+
+
 def test_runs_of_equal_layers_are_one_entry() -> None:
     dense = replace(QWEN3_8B.layers[0], ffn=Mlp(intermediate_size=10944))
     view = model_to_dict(replace(DEEPSEEK, layers=(dense,) * 3 + DEEPSEEK.layers[3:]))

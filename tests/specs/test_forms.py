@@ -198,6 +198,7 @@ def test_a_key_without_value_counts_as_left_out() -> None:
         ({"hub_token": "x"}, "looks like a secret"),
         ({"a b": 1}, "is not a key of the trainer"),
         ({"x": float("inf")}, "is not a finite number"),
+        ({"additional_configs": {"x": [1, float("nan")]}}, "holds an infinite number or a NaN"),
     ],
 )
 def test_trainer_keys_that_topoplan_writes_itself_are_refused(trainer: dict[str, Any], message: str) -> None:

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoplan.errors import SpecError
-from topoplan.specs.lengths import Lengths, checked_pair, histogram, knapsacks, packed
+from topoplan.specs.lengths import (
+    Lengths,
+    checked_pair,
+    histogram,
+    histogram_lines,
+    histogram_of_line,
+    knapsacks,
+    packed,
+)
 
 
 def of(counts: dict[int, int], **keys: object) -> Lengths:
@@ -74,3 +82,24 @@ def test_quantiles_of_a_batch_pack_like_shuffled_samples() -> None:
 def test_an_entry_that_is_no_count_of_a_length_is_refused(tokens: object, count: object) -> None:
     with pytest.raises(SpecError, match=r"is not a whole number|is out of range"):
         checked_pair(tokens, count)
+
+
+@given(st.dictionaries(st.integers(1, 10**9), st.integers(1, 10**12)))
+def test_lines_of_pairs_say_the_whole_histogram(counts: dict[int, int]) -> None:
+    pairs = histogram(counts.items())
+    lines = histogram_lines(pairs)
+    assert tuple(pair for line in lines for pair in histogram_of_line(line)) == pairs
+    assert all(len(line.split()) <= 12 for line in lines)
+
+
+def test_lines_of_pairs_are_short_to_read() -> None:
+    assert histogram_lines(((512, 1000), (1024, 300))) == ["512:1000 1024:300"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("512", "'512' is no pair; expected tokens:count"), ("5:x", "'x' is not a whole number"), ("0:1", "out of range")],
+)
+def test_a_line_without_pairs_is_refused(line: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        list(histogram_of_line(line))

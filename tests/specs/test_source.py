@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoplan.errors import SpecError
-from topoplan.specs.source import MAX_FILE_BYTES, parse_source, parse_value, read_source
+from topoplan.specs.source import MAX_FILE_BYTES, parse_source, parse_value, read_source, read_text
 
 
 def _refused(text: str) -> str:
@@ -164,6 +164,13 @@ class TestReadingFiles:
         path = tmp_path / "a.yaml"
         path.write_bytes(b"# " + b"x" * MAX_FILE_BYTES)
         assert "is larger than 1 MB" in self.refused(path)
+
+    def test_another_limit_comes_with_another_remedy(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.json"
+        path.write_bytes(b"x" * MAX_FILE_BYTES * 2)
+        assert len(read_text(path, most_bytes=2 * MAX_FILE_BYTES)) == 2 * MAX_FILE_BYTES
+        with pytest.raises(SpecError, match=r"is larger than 1 MB; give another$"):
+            read_text(path, most_bytes=MAX_FILE_BYTES, remedy="give another")
 
     def test_an_endless_device_is_refused(self) -> None:
         assert "/dev/zero" in self.refused("/dev/zero")

@@ -6,16 +6,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, ProfilePath, SpecPath, read_spec
-from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking
+from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, ProfilePath
+from topoplan.cli.plan_choice import OptionalSpecPath, PlanChoice, SpecOptions, plan_of_id, plan_of_ranking
 
 if TYPE_CHECKING:
     from topoplan.planner.plan import Plan, Ranking
+    from topoplan.specs.spec import Spec
 
 
 def generate(
-    spec: SpecPath,
+    spec: OptionalSpecPath = None,
     plan: PlanChoice = "1",
+    recorded: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="PLAN",
+            help="The plan.json of a bundle, or the bundle: writes it again, in place of SPEC and other options.",
+            show_default=False,
+        ),
+    ] = None,
     directory: Annotated[
         str | None,
         typer.Option(
@@ -31,35 +41,64 @@ def generate(
     profile: ProfilePath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the trainer's YAML and one launch script a node.
+    """Write the trainer's YAML and one launch script a node: of the best plan of SPEC, of another, or of a plan.json.
 
     Exit code 1: no layout fits; 2: bad input, or a bundle that was edited by hand is in the way.
     """
     from pathlib import Path
 
-    from topoplan.cli.search import search
-
-    read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
-    ranking = search(read)
-    if not ranking.plans:
-        from topoplan.report.nothing_fits import nothing_fits
-
-        raise nothing_fits(ranking)
-    chosen = _choose(ranking, plan)
-
-    from topoplan.emit.bundle import generate as make_bundle
     from topoplan.emit.write import write_bundle
 
+    options = SpecOptions(model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
+    read, chosen, files, notes = (
+        _from_plan(recorded, spec, plan, options) if recorded is not None else _planned(spec, plan, options)
+    )
     target = Path(directory) if directory is not None else Path("generated") / bundle_name(read.cluster.name)
-    written = write_bundle(make_bundle(read, chosen), target, force=force)
+    written = write_bundle(files, target, force=force)
 
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.report.bundle import bundle_to_dict, print_bundle
 
     if as_json:
-        print_json(bundle_to_dict(chosen, target, written))
+        print_json(bundle_to_dict(chosen, target, written, notes))
     else:
-        print_bundle(stdout_console(), read, chosen, target, written)
+        print_bundle(stdout_console(), read, chosen, target, written, notes)
+
+
+_Bundle = tuple["Spec", "Plan", "dict[str, str]", "tuple[str, ...]"]
+"""Spec, plan, files, and what there is to say of a plan that was read back."""
+
+
+def _planned(spec: str | None, wanted: str, options: SpecOptions) -> _Bundle:
+    """A plan of a spec."""
+    from topoplan.cli.options import read_spec
+    from topoplan.cli.search import search
+    from topoplan.emit.bundle import generate as make_bundle
+    from topoplan.errors import InputError
+
+    if spec is None:
+        raise InputError("expected either a SPEC or --from PLAN")
+    read = read_spec(spec, **options)
+    ranking = search(read)
+    if not ranking.plans:
+        from topoplan.report.nothing_fits import nothing_fits
+
+        raise nothing_fits(ranking)
+    chosen = _choose(ranking, wanted)
+    return read, chosen, make_bundle(read, chosen), ()
+
+
+def _from_plan(path: str, spec: str | None, wanted: str, options: SpecOptions) -> _Bundle:
+    """The plan of a plan.json, which has everything in it."""
+    from topoplan.emit.plan_file import read_plan_file, written_again
+    from topoplan.errors import InputError
+
+    if spec is not None or wanted != "1" or any(options.values()):
+        raise InputError(
+            "--from has cluster, model, job and layout in its file", remedy="leave SPEC and the other options out"
+        )
+    recorded = read_plan_file(path)
+    return recorded.spec, recorded.plan, written_again(recorded), recorded.notes
 
 
 def bundle_name(cluster: str) -> str:

@@ -20,6 +20,7 @@ from topoplan.planner.view import plan_to_dict, spec_to_dict
 from topoplan.specs.cluster import Host
 from topoplan.specs.spec import Spec
 
+PLAN_FILE = "plan.json"
 PLAN_SCHEMA = "topoplan.plan/1"
 HOSTS_SCHEMA = "topoplan.hosts/1"
 
@@ -38,7 +39,7 @@ def generate(spec: Spec, plan: Plan) -> dict[str, str]:
     files = {"train.yaml": trainer.text}
     files |= {script_name(node): node_script(spec, plan.layout, trainer, node) for node in range(spec.cluster.nodes)}
     files["hosts.json"] = _json(_hosts(spec, trainer))
-    files["plan.json"] = _json(_plan(spec, plan, trainer))
+    files[PLAN_FILE] = _json(_plan(spec, plan, trainer))
     files["README.md"] = _readme(spec, plan, trainer)
     return files
 
@@ -119,7 +120,7 @@ def _plan(spec: Spec, plan: Plan, trainer: TrainerFile) -> dict[str, Any]:
         "version": topoplan.__version__,
         "id": prediction.pop("id"),
         "run": trainer.run_name,
-        "inputs": spec_to_dict(spec),
+        "inputs": spec_to_dict(spec, whole=True),
         "layout": layout,
         "prediction": prediction,
         "trainer_versions": trainer_versions(),

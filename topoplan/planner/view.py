@@ -16,6 +16,7 @@ from topoplan.layout.forms import layout_to_dict
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
+from topoplan.specs.lengths import Lengths, histogram_lines
 from topoplan.specs.model import Attention, LatentAttention, Layer, LinearAttention, Mlp, Model, Moe
 from topoplan.specs.spec import Spec
 from topoplan.units import GIB
@@ -31,6 +32,9 @@ LAYER_KINDS: Mapping[type, str] = {
     Moe: "moe",
 }
 """The `kind` that tells the parts of a layer apart in JSON."""
+
+SUMMARY = ("mean", "median", "p99", "longest")
+"""What is said of the lengths of samples, in tokens."""
 
 
 def rounded(value: float) -> float:
@@ -79,15 +83,16 @@ def plan_to_dict(plan: Plan, rank: int | None = None) -> dict[str, Any]:
     return view
 
 
-def spec_to_dict(spec: Spec) -> dict[str, Any]:
+def spec_to_dict(spec: Spec, *, whole: bool = False) -> dict[str, Any]:
     """`cluster`, `model`, `job`, and a `profile` of the user's own: all that a prediction depends on.
 
-    The path of the spec file is left out.
+    The path of the spec file is left out, and the lengths of the samples but for a summary, unless it is `whole`: then
+    `topoplan.planner.inputs.spec_from_dict` makes the same spec of it again.
     """
     view = {
         "cluster": cluster_to_dict(spec.cluster),
         "model": model_to_dict(spec.model),
-        "job": job_to_dict(spec.job),
+        "job": job_to_dict(spec.job, whole=whole),
     }
     return view if spec.profile is None else view | {"profile": _fields_of(spec.profile)}
 
@@ -97,8 +102,11 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
     return _fields_of(cluster)
 
 
-def job_to_dict(job: Job) -> dict[str, Any]:
-    """The fields of `Job`; of the lengths of its samples a summary, and nothing where they are not known."""
+def job_to_dict(job: Job, *, whole: bool = False) -> dict[str, Any]:
+    """The fields of `Job`; of the lengths of its samples a summary, and nothing where they are not known.
+
+    With `whole` all lengths come with the summary.
+    """
     view = _fields_of(replace(job, lengths=None))
     del view["lengths"]
     if (lengths := job.lengths) is not None:
@@ -108,12 +116,16 @@ def job_to_dict(job: Job) -> dict[str, Any]:
             "error": lengths.error,
             "stride": lengths.stride,
             "samples": lengths.samples,
-            "mean": rounded(lengths.mean),
-            "median": lengths.quantile(0.5),
-            "p99": lengths.quantile(0.99),
-            "longest": lengths.longest,
+            **length_summary(lengths),
+            **({"counts": histogram_lines(lengths.counts)} if whole else {}),
         }
     return view
+
+
+def length_summary(lengths: Lengths) -> dict[str, float]:
+    """What the lengths of the samples say in four numbers, in tokens."""
+    values = (rounded(lengths.mean), lengths.quantile(0.5), lengths.quantile(0.99), lengths.longest)
+    return dict(zip(SUMMARY, values, strict=True))
 
 
 def model_to_dict(model: Model) -> dict[str, Any]:
@@ -128,6 +140,7 @@ def _layer_to_dict(layer: Layer) -> dict[str, Any]:
     return {
         "attention": {"kind": LAYER_KINDS[type(layer.attention)], **_fields_of(layer.attention)},
         "ffn": {"kind": LAYER_KINDS[type(layer.ffn)], **_fields_of(layer.ffn)},
+        **({"predicts_next": True} if layer.predicts_next else {}),
     }
 
 

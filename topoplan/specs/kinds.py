@@ -367,8 +367,10 @@ class PassedThrough(Kind):
                 raise _KeyError(key, "is part of the layout", remedy=f"hold it with `pin: {{{own}: ...}}` in `job`")
             if content is not None and _is_secret(key):
                 raise _KeyError(key, "looks like a secret, and a bundle holds none", remedy="set it on the hosts")
-            if isinstance(content, float) and not math.isfinite(content):
-                raise _KeyError(key, "is not a finite number")
+            if not _is_finite(content):
+                raise _KeyError(
+                    key, "is not a finite number" if isinstance(content, float) else "holds an infinite number or a NaN"
+                )
         return dict(value)
 
     def schema(self) -> dict[str, Any]:
@@ -427,6 +429,15 @@ class Environment(Kind):
             "patternProperties": {"^[A-Za-z_][A-Za-z0-9_]*$": value},
             "additionalProperties": False,
         }
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether every number in a value is one that JSON can hold."""
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _is_secret(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,6 +15,7 @@ from topoplan.units import shown
 LONGEST = 1_000_000_000
 """Tokens of a sample that no data set exceeds; more is a mistake."""
 _MOST = 10**12
+_PAIRS_OF_A_LINE = 12
 PREPROCESSING_BATCH = 1000
 """Samples that LLaMA-Factory packs among themselves: its default of preprocessing_batch_size (`data_args.py`)."""
 
@@ -87,6 +88,21 @@ def histogram(pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     for tokens, count in pairs:
         counts[tokens] += count
     return tuple(sorted(counts.items()))
+
+
+def histogram_lines(counts: tuple[tuple[int, int], ...]) -> list[str]:
+    """(tokens, count) pairs as `512:1000 1024:300`, a few on a line: JSON would take four lines for each."""
+    words = [f"{tokens}:{count}" for tokens, count in counts]
+    return [" ".join(words[start : start + _PAIRS_OF_A_LINE]) for start in range(0, len(words), _PAIRS_OF_A_LINE)]
+
+
+def histogram_of_line(line: str) -> Iterator[tuple[int, int]]:
+    """The pairs in one of `histogram_lines`. Raises SpecError without a place."""
+    for word in line.split():
+        tokens, colon, count = word.partition(":")
+        if not colon:
+            raise SpecError(f"{shown(word)} is no pair", expected="expected tokens:count, such as 512:1000")
+        yield checked_pair(tokens, count)
 
 
 def token_extent(counts: Iterable[tuple[int, int]]) -> float:

@@ -72,8 +72,11 @@ def below(base: Path, name: str) -> Path:
         return base / name
 
 
-def read_text(path: Path) -> str:
-    """The text of a small file. Raises SpecError when it is missing, unreadable, huge or not text."""
+def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES, remedy: str = "a spec is a short YAML file") -> str:
+    """The text of a file.
+
+    Raises SpecError when it is missing or unreadable, and with `remedy` when it is larger or not text.
+    """
     name = shown_path(path)
     try:
         if path.is_dir():
@@ -82,22 +85,20 @@ def read_text(path: Path) -> str:
             raise SpecError("is a directory, not a file", where=name, remedy=remedy)
         with path.open("rb") as file:
             # Never more than the limit: the path may be a device or a pipe.
-            content = file.read(MAX_FILE_BYTES + 1)
+            content = file.read(most_bytes + 1)
     except FileNotFoundError:
         raise SpecError("no such file", where=name, remedy=_nearest_file(path)) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpecError(f"cannot be read: {reason}", where=name) from None
-    if len(content) > MAX_FILE_BYTES:
-        raise SpecError(
-            f"is larger than {MAX_FILE_BYTES // 10**6} MB", where=name, remedy="a spec is a short YAML file"
-        )
+    if len(content) > most_bytes:
+        raise SpecError(f"is larger than {most_bytes // 10**6} MB", where=name, remedy=remedy)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise SpecError("is not a text file in UTF-8", where=name, remedy="a spec is a YAML file")
+        raise SpecError("is not a text file in UTF-8", where=name, remedy=remedy)
     return text
 
 
