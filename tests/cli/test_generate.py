@@ -12,12 +12,13 @@ from topoplan.specs.spec import Spec
 
 @pytest.fixture(autouse=True)
 def fake_bundle(monkeypatch: pytest.MonkeyPatch, fake_search: list[Any], tmp_path: Path) -> None:
-    def generate(spec: Spec, plan: Plan) -> dict[str, str]:
+    def generate(spec: Spec, plan: Plan, scheduler: str | None = None) -> dict[str, str]:
         scripts = {f"node-{node:02d}.sh": "true\n" for node in range(spec.cluster.nodes)}
         return {
-            "plan.json": json.dumps({"id": plan.id}),
+            "plan.json": json.dumps({"id": plan.id, "scheduler": scheduler}),
             "train.yaml": "do_train: true\n",
             **scripts,
+            **({"job.sbatch": "true\n"} if scheduler else {}),
             "README.md": "#\n",
         }
 
@@ -97,6 +98,34 @@ def test_json_names_plan_and_files(cli: Cli, spec_file: Path) -> None:
     assert view["schema"] == "topoplan.generate/1"
     assert "generated/test-2x8/train.yaml" in view["files"]
     assert all(Path(file).is_file() for file in view["files"])
+
+
+@pytest.mark.parametrize(
+    ("options", "scheduler"),
+    [
+        ([], None),
+        (["--scheduler", "slurm"], "slurm"),
+        (["--scheduler", "none"], None),
+        (["--set", "slurm.partition=gpu"], "slurm"),
+        (["--set", "slurm={time: 24:00:00}", "--scheduler", "none"], None),
+    ],
+)
+def test_the_scheduler_is_the_options_or_else_the_specs(
+    cli: Cli, spec_file: Path, options: list[str], scheduler: str | None
+) -> None:
+    result = cli("generate", spec_file, "-o", "out", *options)
+    assert result.code == 0
+    assert json.loads(Path("out/plan.json").read_text())["scheduler"] == scheduler
+    assert ("sbatch out/job.sbatch" in result.out) == (scheduler == "slurm")
+    assert ("bash out/node-00.sh" in result.out) == (scheduler is None)
+
+
+def test_an_unknown_scheduler_is_refused_before_the_search(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    result = cli("generate", spec_file, "--scheduler", "pbs")
+    assert result.code == 2
+    assert "--scheduler: 'pbs' is not a scheduler; expected slurm or none" in result.err
+    assert not fake_search
+    assert not Path("generated").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, 
 from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking
 
 if TYPE_CHECKING:
+    from topoplan.emit.bundle import Scheduler
     from topoplan.planner.plan import Plan, Ranking
+    from topoplan.specs.spec import Spec
 
 
 def generate(
@@ -20,6 +22,15 @@ def generate(
         str | None,
         typer.Option(
             "--output", "-o", metavar="DIR", help="Where to write; by default generated/<name of the cluster>."
+        ),
+    ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            "--scheduler",
+            metavar="slurm|none",
+            help="Write a job script for it too; by default as the spec has a `slurm` block or not.",
+            show_default=False,
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that were edited by hand.")] = False,
@@ -40,6 +51,7 @@ def generate(
     from topoplan.cli.search import search
 
     read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
+    wanted = _scheduler(scheduler, read)
     ranking = search(read)
     if not ranking.plans:
         from topoplan.report.nothing_fits import nothing_fits
@@ -51,7 +63,7 @@ def generate(
     from topoplan.emit.write import write_bundle
 
     target = Path(directory) if directory is not None else Path("generated") / bundle_name(read.cluster.name)
-    written = write_bundle(make_bundle(read, chosen), target, force=force)
+    written = write_bundle(make_bundle(read, chosen, wanted), target, force=force)
 
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.report.bundle import bundle_to_dict, print_bundle
@@ -60,6 +72,17 @@ def generate(
         print_json(bundle_to_dict(chosen, target, written))
     else:
         print_bundle(stdout_console(), read, chosen, target, written)
+
+
+def _scheduler(option: str | None, spec: Spec) -> Scheduler | None:
+    """What `--scheduler` says, or else the spec: a `slurm` block stands there for one reason."""
+    from topoplan.errors import InputError
+
+    if option is None:
+        return "slurm" if spec.cluster.slurm else None
+    if option not in ("slurm", "none"):
+        raise InputError(f"{option!r} is not a scheduler", where="--scheduler", expected="expected slurm or none")
+    return "slurm" if option == "slurm" else None
 
 
 def bundle_name(cluster: str) -> str:
