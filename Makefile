@@ -45,6 +45,7 @@ readme: $(VENV)/.installed  ## Put the present output into README.md and the exa
 	$(BIN)/python tests/readme.py
 	$(BIN)/topoplan generate $(DEMO_SPEC) -o generated/h100-4x8
 
+# Jobs under Slurm too, where slurmctld, slurmd, slurm-client and munge are installed: tests/verify/slurm.py.
 verify: $(VERIFY_VENV)/.installed  ## Check the output against the real trainers (installs them: some GB)
 	$(VERIFY_VENV)/bin/python -m pytest -m verify
 

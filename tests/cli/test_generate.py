@@ -13,12 +13,13 @@ from topoplan.specs.spec import Spec
 
 @pytest.fixture(autouse=True)
 def fake_bundle(monkeypatch: pytest.MonkeyPatch, fake_search: list[Any], tmp_path: Path) -> None:
-    def generate(spec: Spec, plan: Plan) -> dict[str, str]:
+    def generate(spec: Spec, plan: Plan, scheduler: str | None = None) -> dict[str, str]:
         scripts = {f"node-{node:02d}.sh": "true\n" for node in range(spec.cluster.nodes)}
         return {
-            "plan.json": json.dumps({"id": plan.id}),
+            "plan.json": json.dumps({"id": plan.id, "scheduler": scheduler}),
             "train.yaml": "do_train: true\n",
             **scripts,
+            **({"job.sbatch": "true\n"} if scheduler else {}),
             "README.md": "#\n",
         }
 
@@ -101,6 +102,34 @@ def test_json_names_plan_and_files(cli: Cli, spec_file: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "scheduler"),
+    [
+        ([], None),
+        (["--scheduler", "slurm"], "slurm"),
+        (["--scheduler", "none"], None),
+        (["--set", "slurm.partition=gpu"], "slurm"),
+        (["--set", "slurm={time: 24:00:00}", "--scheduler", "none"], None),
+    ],
+)
+def test_the_scheduler_is_the_options_or_else_the_specs(
+    cli: Cli, spec_file: Path, options: list[str], scheduler: str | None
+) -> None:
+    result = cli("generate", spec_file, "-o", "out", *options)
+    assert result.code == 0
+    assert json.loads(Path("out/plan.json").read_text())["scheduler"] == scheduler
+    assert ("sbatch out/job.sbatch" in result.out) == (scheduler == "slurm")
+    assert ("bash out/node-00.sh" in result.out) == (scheduler is None)
+
+
+def test_an_unknown_scheduler_is_refused_before_the_search(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    result = cli("generate", spec_file, "--scheduler", "pbs")
+    assert result.code == 2
+    assert "--scheduler: 'pbs' is not a scheduler; expected slurm or none" in result.err
+    assert not fake_search
+    assert not Path("generated").exists()
+
+
+@pytest.mark.parametrize(
     ("name", "directory"),
     [
         ("h100-4x8", "h100-4x8"),
@@ -179,6 +208,13 @@ def test_a_plan_has_everything_in_it(cli: Cli, bundle: Path, options: list[str],
     assert result.err.startswith(f"topoplan: {message}")
     assert result.err.count("\n") == 1
     assert not Path("generated").exists()
+
+
+def test_a_plan_is_written_for_another_scheduler_when_asked(cli: Cli, bundle: Path) -> None:
+    assert "sbatch" in cli("generate", "--from", bundle, "--scheduler", "slurm", "-o", "queued").out
+    assert Path("queued/job.sbatch").exists()
+    assert cli("generate", "--from", "queued", "--scheduler", "none", "-o", "plain").code == 0
+    assert content("plain") == content(bundle)
 
 
 def test_either_a_spec_or_a_plan_is_needed(cli: Cli) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import topoplan
 from topoplan.emit.bundle import PLAN_FILE, generate
 from topoplan.emit.plan_file import read_plan_file, recorded_plan, written_again
+from topoplan.emit.slurm import JOB_SCRIPT
 from topoplan.emit.write import MANIFEST, write_bundle
 from topoplan.errors import InputError, LayoutError, ModelError, SpecError
 from topoplan.planner.plan import Plan
@@ -137,6 +138,13 @@ def test_jobs_and_models_of_every_kind_come_back(
 ) -> None:
     spec = own_spec(tmp_path, model, *overrides)
     assert_comes_back(spec, predict(spec, layout))
+
+
+def test_a_job_script_comes_back(tmp_path: Path) -> None:
+    spec = own_spec(tmp_path, "Qwen/Qwen3-8B", "slurm={partition: 'a b', requeue: true, time: '24:00:00'}")
+    files = generate(spec, predict(spec, {"tp": 2}), "slurm")
+    assert JOB_SCRIPT in files
+    assert list(again(files).items()) == list(files.items())
 
 
 def test_pins_come_back(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ FULL = Spec(
         ),
         env={"Z": "1", "A": 'two "words"'},
         margin=0.0,
+        slurm={"partition": "a b", "requeue": True},
     ),
     model=Model(
         name="/data/my model",

@@ -27,6 +27,13 @@ def test_one_node_needs_no_address() -> None:
     assert "  bash out/node-00.sh   # on node 0\n" in stream.getvalue()
 
 
+def test_with_a_job_script_the_next_command_submits_it() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, color_system=None, highlight=False)
+    print_bundle(console, make_spec(), make_plan(), Path("out dir"), [*FILES, Path("out dir/job.sbatch")])
+    assert stream.getvalue().endswith("\n  less 'out dir/README.md'\n  sbatch 'out dir/job.sbatch'\n")
+
+
 def test_the_json_twin_has_a_schema_and_the_files() -> None:
     view = bundle_to_dict(make_plan(), Path("out dir"), FILES)
     assert view["schema"] == "topoplan.generate/1"

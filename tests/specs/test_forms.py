@@ -227,6 +227,19 @@ def test_environment_variables_become_text_unless_they_are_ambiguous() -> None:
     assert "is not a variable's name" in _refused(env={"X;rm": "a"})
 
 
+def test_options_of_sbatch_are_checked_one_by_one() -> None:
+    assert _check(slurm={"partition": "gpu", "time": 90, "mem_per_gpu": "9G", "requeue": True, "qos": None}).slurm == {
+        "partition": "gpu",
+        "time": "90",
+        "mem-per-gpu": "9G",
+        "requeue": True,
+    }
+    assert _refused(slurm="gpu").startswith("slurm: 'gpu' is not a block of keys; expected options of sbatch")
+    assert _refused(slurm={"nodes": 2}) == "slurm.nodes: is the spec's `nodes`; set `nodes` instead"
+    assert _refused(slurm={"p": "gpu"}).startswith("slurm.p: is not an option of sbatch")
+    assert _refused(slurm={"a-b": "1", "a_b": "2"}) == "slurm.a_b: is given twice; keep one of them"
+
+
 @pytest.mark.parametrize(
     "host",
     [

@@ -66,6 +66,7 @@ def test_the_smallest_spec_and_every_block_are_valid() -> None:
         "fabric": {"kind": "roce", "latency": "5us", "rails": 8},
         "margin": "8%",
         "env": {"NCCL_DEBUG": "INFO", "X": 1},
+        "slurm": {"partition": "gpu", "time": 90, "requeue": True},
         "job": {**SMALLEST["job"], "trainer": {"save_steps": 5}, "pin": {"tp": 4, "recompute": "full"}},
     }
     assert _mistakes(full) == []
@@ -84,6 +85,7 @@ def test_the_smallest_spec_and_every_block_are_valid() -> None:
         {"job": {"seq_len": 4096}},
         {"name": "a/b"},
         {"margin": 8},
+        {"slurm": {"p": "gpu"}},
     ],
 )
 def test_an_editor_marks_what_loading_refuses(change: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, field
 from typing import Any, Literal
 
 import pytest
@@ -29,6 +29,7 @@ class Box:
     words: tuple[str, ...] = ()
     color: Literal["red", "blue"] = "red"
     labels: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str | bool] = field(default_factory=dict)
     anything: Mapping[str, Any] = field(default_factory=dict)
     is_open: bool = False
     lid: Square | None = None
@@ -64,6 +65,10 @@ def test_the_kind_tells_members_of_a_union_apart() -> None:
     assert box(shape={"kind": "square"}).shape == Square()
 
 
+def test_a_union_of_plain_types_takes_each_of_them() -> None:
+    assert box(options={"a": "x", "b": True}).options == {"a": "x", "b": True}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -80,6 +85,7 @@ def test_the_kind_tells_members_of_a_union_apart() -> None:
         ({"color": "green"}, "color: 'green'; expected red or blue"),
         ({"color": []}, "color: a list; expected red or blue"),
         ({"labels": {"x": 1}}, "labels.x: 1 is not text"),
+        ({"options": {"x": 1}}, "options.x: 1 is not text or true or false"),
         ({"is_open": 1}, "is_open: 1 is not true or false"),
         ({"wrods": []}, "unknown key 'wrods'; did you mean 'words'?"),
     ],

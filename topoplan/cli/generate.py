@@ -10,6 +10,7 @@ from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, 
 from topoplan.cli.plan_choice import OptionalSpecPath, PlanChoice, SpecOptions, plan_of_id, plan_of_ranking
 
 if TYPE_CHECKING:
+    from topoplan.emit.bundle import Scheduler
     from topoplan.planner.plan import Plan, Ranking
     from topoplan.specs.spec import Spec
 
@@ -32,6 +33,15 @@ def generate(
             "--output", "-o", metavar="DIR", help="Where to write; by default generated/<name of the cluster>."
         ),
     ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            "--scheduler",
+            metavar="slurm|none",
+            help="Write a job script for it too; by default as the spec has a `slurm` block or not.",
+            show_default=False,
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that were edited by hand.")] = False,
     model: ModelName = None,
     job: JobPath = None,
@@ -51,7 +61,9 @@ def generate(
 
     options = SpecOptions(model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
     read, chosen, files, notes = (
-        _from_plan(recorded, spec, plan, options) if recorded is not None else _planned(spec, plan, options)
+        _from_plan(recorded, spec, plan, options, scheduler)
+        if recorded is not None
+        else _planned(spec, plan, options, scheduler)
     )
     target = Path(directory) if directory is not None else Path("generated") / bundle_name(read.cluster.name)
     written = write_bundle(files, target, force=force)
@@ -69,7 +81,7 @@ _Bundle = tuple["Spec", "Plan", "dict[str, str]", "tuple[str, ...]"]
 """Spec, plan, files, and what there is to say of a plan that was read back."""
 
 
-def _planned(spec: str | None, wanted: str, options: SpecOptions) -> _Bundle:
+def _planned(spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None) -> _Bundle:
     """A plan of a spec."""
     from topoplan.cli.options import read_spec
     from topoplan.cli.search import search
@@ -79,17 +91,20 @@ def _planned(spec: str | None, wanted: str, options: SpecOptions) -> _Bundle:
     if spec is None:
         raise InputError("expected either a SPEC or --from PLAN")
     read = read_spec(spec, **options)
+    starter = _scheduler(scheduler, read)
     ranking = search(read)
     if not ranking.plans:
         from topoplan.report.nothing_fits import nothing_fits
 
         raise nothing_fits(ranking)
     chosen = _choose(ranking, wanted)
-    return read, chosen, make_bundle(read, chosen), ()
+    return read, chosen, make_bundle(read, chosen, starter), ()
 
 
-def _from_plan(path: str, spec: str | None, wanted: str, options: SpecOptions) -> _Bundle:
+def _from_plan(path: str, spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None) -> _Bundle:
     """The plan of a plan.json, which has everything in it."""
+    from dataclasses import replace
+
     from topoplan.emit.plan_file import read_plan_file, written_again
     from topoplan.errors import InputError
 
@@ -98,7 +113,20 @@ def _from_plan(path: str, spec: str | None, wanted: str, options: SpecOptions) -
             "--from has cluster, model, job and layout in its file", remedy="leave SPEC and the other options out"
         )
     recorded = read_plan_file(path)
+    if scheduler is not None:
+        recorded = replace(recorded, scheduler=_scheduler(scheduler, recorded.spec))
     return recorded.spec, recorded.plan, written_again(recorded), recorded.notes
+
+
+def _scheduler(option: str | None, spec: Spec) -> Scheduler | None:
+    """What `--scheduler` says, or else the spec: a `slurm` block stands there for one reason."""
+    from topoplan.errors import InputError
+
+    if option is None:
+        return "slurm" if spec.cluster.slurm else None
+    if option not in ("slurm", "none"):
+        raise InputError(f"{option!r} is not a scheduler", where="--scheduler", expected="expected slurm or none")
+    return "slurm" if option == "slurm" else None
 
 
 def bundle_name(cluster: str) -> str:

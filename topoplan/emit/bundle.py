@@ -6,15 +6,16 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal, get_args
 
 import topoplan
+from topoplan.emit.slurm import JOB_SCRIPT, job_script, slurm_warnings
 from topoplan.emit.templating import code_span, render
 from topoplan.emit.torchrun import local_dataset_dir, master_address, master_port, node_script, script_name
 from topoplan.emit.trainer_facts import is_hub_id, training_steps
 from topoplan.emit.trainer_keys import trainer_versions
 from topoplan.emit.trainer_yaml import DATASET_TO_FILL_IN, TrainerFile, trainer_file
-from topoplan.errors import SpecError
+from topoplan.errors import InputError, SpecError
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, spec_to_dict
 from topoplan.specs.cluster import Host
@@ -24,29 +25,40 @@ PLAN_FILE = "plan.json"
 PLAN_SCHEMA = "topoplan.plan/1"
 HOSTS_SCHEMA = "topoplan.hosts/1"
 
+Scheduler = Literal["slurm"]
+"""What starts the node scripts, where nobody does it over SSH or by hand."""
+
 _MOST_COMMANDS = 8  # in the README; hosts.json has them all
 
 
-def generate(spec: Spec, plan: Plan) -> dict[str, str]:
+def generate(spec: Spec, plan: Plan, scheduler: Scheduler | None = None) -> dict[str, str]:
     """Relative path -> text: train.yaml, one script a node, hosts.json, plan.json and README.md.
 
-    An error says what the trainer cannot do, which key of the user contradicts the plan, or which name cannot be
-    written into a script.
+    With a scheduler the script for its queue too. An error says what the trainer cannot do, which key of the user
+    contradicts the plan, or which name cannot be written into a script.
     """
+    if scheduler not in (None, *get_args(Scheduler)):
+        raise InputError(f"{scheduler!r} is not a scheduler", expected=f"expected {' or '.join(get_args(Scheduler))}")
     _check_hosts(spec)
     _check_printable(spec)
     trainer = trainer_file(spec, plan)
     files = {"train.yaml": trainer.text}
     files |= {script_name(node): node_script(spec, plan.layout, trainer, node) for node in range(spec.cluster.nodes)}
+    if scheduler is not None:
+        files[JOB_SCRIPT] = job_script(spec, plan, trainer)
     files["hosts.json"] = _json(_hosts(spec, trainer))
-    files[PLAN_FILE] = _json(_plan(spec, plan, trainer))
-    files["README.md"] = _readme(spec, plan, trainer)
+    files[PLAN_FILE] = _json(_plan(spec, plan, trainer, scheduler))
+    files["README.md"] = _readme(spec, plan, trainer, scheduler)
     return files
 
 
-def bundle_warnings(spec: Spec, plan: Plan) -> tuple[str, ...]:
+def bundle_warnings(spec: Spec, plan: Plan, scheduler: Scheduler | None = None) -> tuple[str, ...]:
     """What the README of the bundle warns of, for a terminal."""
-    return trainer_file(spec, plan).warnings
+    return _warnings(spec, plan, trainer_file(spec, plan), scheduler)
+
+
+def _warnings(spec: Spec, plan: Plan, trainer: TrainerFile, scheduler: Scheduler | None) -> tuple[str, ...]:
+    return trainer.warnings if scheduler is None else (*trainer.warnings, *slurm_warnings(spec, plan, trainer))
 
 
 def _json(document: Mapping[str, Any]) -> str:
@@ -112,10 +124,10 @@ def _hosts(spec: Spec, trainer: TrainerFile) -> dict[str, Any]:
     }
 
 
-def _plan(spec: Spec, plan: Plan, trainer: TrainerFile) -> dict[str, Any]:
+def _plan(spec: Spec, plan: Plan, trainer: TrainerFile, scheduler: Scheduler | None) -> dict[str, Any]:
     prediction = plan_to_dict(plan)
     layout = prediction.pop("layout")
-    return {
+    document = {
         "schema": PLAN_SCHEMA,
         "version": topoplan.__version__,
         "id": prediction.pop("id"),
@@ -125,12 +137,13 @@ def _plan(spec: Spec, plan: Plan, trainer: TrainerFile) -> dict[str, Any]:
         "prediction": prediction,
         "trainer_versions": trainer_versions(),
     }
+    return document if scheduler is None else document | {"scheduler": scheduler}
 
 
 # README.md -----------------------------------------------------------------------------------------------------------
 
 
-def _readme(spec: Spec, plan: Plan, trainer: TrainerFile) -> str:
+def _readme(spec: Spec, plan: Plan, trainer: TrainerFile, scheduler: Scheduler | None) -> str:
     cluster, model, values = spec.cluster, spec.model, trainer.values
     # Numbers are taken as plan.json has them, so that the README can be written again from plan.json.
     view = plan_to_dict(plan)
@@ -154,7 +167,8 @@ def _readme(spec: Spec, plan: Plan, trainer: TrainerFile) -> str:
         "steps": steps,
         "hours": hours,
         "gpu_hours": None if hours is None else hours * layout.world_size,
-        "warnings": trainer.warnings,
+        "warnings": _warnings(spec, plan, trainer, scheduler),
+        "job_script": None if scheduler is None else JOB_SCRIPT,
         "scripts": [
             {
                 "node": node,
@@ -171,7 +185,7 @@ def _readme(spec: Spec, plan: Plan, trainer: TrainerFile) -> str:
         "dataset_missing": values["dataset"] == DATASET_TO_FILL_IN,
         "dataset_dir": local_dataset_dir(trainer),
         "output_dir": str(values["output_dir"]),
-        "commands": _commands(spec, trainer),
+        "commands": [] if scheduler is not None else _commands(spec, trainer),
         "master_known": master_address(spec) is not None,
         "master_port": master_port(spec, trainer),
         "log_dir": f"logs/{trainer.run_name}",

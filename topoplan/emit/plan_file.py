@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import topoplan
 from topoplan.emit import bundle
-from topoplan.emit.bundle import PLAN_FILE, PLAN_SCHEMA
+from topoplan.emit.bundle import PLAN_FILE, PLAN_SCHEMA, Scheduler
 from topoplan.errors import InputError, SpecError, nearest
 from topoplan.layout.forms import layout_from_dict
 from topoplan.planner.inputs import spec_from_dict
@@ -30,7 +30,7 @@ from topoplan.specs.source import KeyPath, Source, read_text, shown_path
 from topoplan.specs.spec import Spec
 from topoplan.units import GIB, quote, shown
 
-SCHEDULERS: tuple[str, ...] = ()
+SCHEDULERS = get_args(Scheduler)
 """What may stand under `scheduler`, beside null."""
 
 _MOST_BYTES = 100_000_000
@@ -52,7 +52,7 @@ class RecordedPlan:
     """Its layout, with memory and time as this version of the program predicts them."""
     version: str
     """The version of topoplan that wrote the file."""
-    scheduler: str | None = None
+    scheduler: Scheduler | None = None
     """What starts the scripts on the nodes; None where a person or SSH does."""
     notes: tuple[str, ...] = ()
     """Sentences on what this version says otherwise than the file."""
@@ -96,7 +96,7 @@ def recorded_plan(source: Source) -> RecordedPlan:
 def written_again(recorded: RecordedPlan) -> dict[str, str]:
     """The bundle of a plan.json, as `generate` gives it. Raises what `generate` raises, with the place in the file."""
     with _placed(recorded.source):
-        return bundle.generate(recorded.spec, recorded.plan)
+        return bundle.generate(recorded.spec, recorded.plan, recorded.scheduler)
 
 
 def _check_head(source: Source) -> None:

@@ -49,6 +49,9 @@ def print_bundle(
         console.print(f"  {file}", soft_wrap=True)
     console.print("\nNext:")
     console.print(f"  less {shlex.quote(str(directory / 'README.md'))}", soft_wrap=True)
+    if job_scripts := [file for file in files if file.match("*.sbatch")]:
+        console.print(f"  sbatch {shlex.quote(str(job_scripts[0]))}", soft_wrap=True)
+        return
     for script in sorted(file for file in files if file.match("node-*.sh"))[:1]:
         # Without hosts in the spec, the scripts have to be told where the first node is.
         unknown = spec.cluster.nodes > 1 and not spec.cluster.hosts

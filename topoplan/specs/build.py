@@ -92,6 +92,7 @@ class Builder:
             cpu_cores=form.cpu_cores,
             hosts=self._hosts(nodes),
             env=form.env or {},
+            slurm=form.slurm or {},
             margin=form.margin,
         )
         self._check_rack(cluster)

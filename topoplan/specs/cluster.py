@@ -67,6 +67,8 @@ class Cluster:
     """Empty, or one for each node."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Extra environment of the trainer, passed through."""
+    slurm: Mapping[str, str | bool] = field(default_factory=dict)
+    """Options of sbatch by their long names; true is one without a value, false leaves out one of topoplan's own."""
     margin: float | None = None
     """Fraction of the card that a plan must leave free; None takes the error band of the prediction."""
 

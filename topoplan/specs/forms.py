@@ -20,6 +20,7 @@ from topoplan.specs.kinds import (
     LATENCY,
     PATH,
     SPEED,
+    BatchOptions,
     Choice,
     Count,
     Environment,
@@ -347,6 +348,12 @@ class SpecForm(Form):
     )
     env: Annotated[dict[str, str] | None, Environment()] = Field(
         default=None, description="Environment variables for the trainer, passed through."
+    )
+    slurm: Annotated[dict[str, str | bool] | None, BatchOptions()] = Field(
+        default=None,
+        description="Options of sbatch for the job script of Slurm, by their long names; they take the place of "
+        "topoplan's own. true is an option without a value, false leaves out one of topoplan's.",
+        examples=[{"partition": "gpu", "time": "24:00:00"}],
     )
     margin: Annotated[float | None, Fraction()] = Field(
         default=None,

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from topoplan import units
 from topoplan.errors import InputError, SpecError, UnitError, nearest
+from topoplan.specs.batch_options import NAME_PATTERN, check_option
 from topoplan.specs.length_file import EXPECTED, pairs_of
 from topoplan.specs.source import plain_scalar
 from topoplan.units import quote, shown
@@ -429,6 +430,34 @@ class Environment(Kind):
             "patternProperties": {"^[A-Za-z_][A-Za-z0-9_]*$": value},
             "additionalProperties": False,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions(Kind):
+    """Options of sbatch by their long names, with text, a whole number, or true or false."""
+
+    def check(self, value: Any) -> dict[str, str | bool]:
+        """Raises SpecError."""
+        if not isinstance(value, Mapping):
+            expected = "expected options of sbatch, such as `partition: gpu`"
+            raise SpecError(f"{shown(value)} is not a block of keys", expected=expected)
+        options: dict[str, str | bool] = {}
+        for name, content in value.items():
+            if content is None:
+                continue
+            try:
+                option, usable = check_option(name, content)
+            except SpecError as error:
+                raise _KeyError(name, error.what, expected=error.expected, remedy=error.remedy) from None
+            if option in options:
+                raise _KeyError(name, "is given twice", remedy="keep one of them")
+            options[option] = usable
+        return options
+
+    def schema(self) -> dict[str, Any]:
+        """Names with text, integers or booleans."""
+        value = {"type": ["string", "integer", "boolean"]}
+        return {"type": "object", "patternProperties": {f"^{NAME_PATTERN}$": value}, "additionalProperties": False}
 
 
 def _is_finite(value: Any) -> bool:

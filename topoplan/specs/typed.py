@@ -151,6 +151,10 @@ class Reader:
             return None
         if len(others) == 1:
             return self._value(others[0], value, path)
+        if not any(is_dataclass(hint) for hint in others):
+            if type(value) not in others:
+                self.fail(path, f"{shown(value)} is not {' or '.join(_WORDS[hint] for hint in others)}")
+            return value
         data = dict(self.mapping(value, path))
         words = {self._kinds[hint]: hint for hint in others}
         word = data.pop("kind", None)

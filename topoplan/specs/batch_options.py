@@ -1,0 +1,43 @@
+"""Options of Slurm's sbatch in a spec: which names and values can stand on an `#SBATCH` line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from topoplan.errors import SpecError
+from topoplan.units import shown
+
+NAME_PATTERN = "[a-z][a-z0-9_-]{1,63}"
+
+# What the job script decides, because the plan does.
+_OURS: Mapping[str, tuple[str, str]] = {
+    "nodes": ("is the spec's `nodes`", "set `nodes` instead"),
+    "ntasks": ("is one a node, which starts the processes of all its GPUs", "leave it out"),
+    "ntasks-per-node": ("is 1, a task that starts the processes of all GPUs of its node", "leave it out"),
+    "array": ("would start one training several times", "leave it out"),
+    "wrap": ("would take the place of the job script", "leave it out"),
+}
+_LARGEST = 10**9
+
+
+def check_option(name: object, value: object) -> tuple[str, str | bool]:
+    """Name and value as sbatch takes them; true is an option without a value, false leaves out one of topoplan's.
+
+    `gpus_per_node` is read as `gpus-per-node`. Raises SpecError without a place.
+    """
+    if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
+        raise SpecError("is not an option of sbatch", expected="expected a long name, such as partition")
+    option = name.replace("_", "-")
+    if option in _OURS:
+        what, remedy = _OURS[option]
+        raise SpecError(what, remedy=remedy)
+    if isinstance(value, bool):
+        return option, value
+    if not isinstance(value, str | int):
+        raise SpecError(f"{shown(value)} is not text", remedy="put it in quotes")
+    text = value.strip() if isinstance(value, str) else str(value) if abs(value) <= _LARGEST else ""
+    # Neither ' nor \ can stand between the single quotes of an #SBATCH line.
+    if not text.isprintable() or not re.fullmatch(r"[^'\\]{1,1024}", text):
+        raise SpecError(f"{shown(value)} is not usable", expected="expected text on one line without ' and \\")
+    return option, text
