@@ -47,19 +47,21 @@ def generate(
         raise nothing_fits(ranking)
     chosen = _choose(ranking, plan)
 
+    from topoplan.emit.bundle import bundle_warnings
     from topoplan.emit.bundle import generate as make_bundle
     from topoplan.emit.write import write_bundle
 
     target = Path(directory) if directory is not None else Path("generated") / bundle_name(read.cluster.name)
     written = write_bundle(make_bundle(read, chosen), target, force=force)
+    warnings = bundle_warnings(read, chosen)
 
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.report.bundle import bundle_to_dict, print_bundle
 
     if as_json:
-        print_json(bundle_to_dict(chosen, target, written))
+        print_json(bundle_to_dict(chosen, target, written, warnings))
     else:
-        print_bundle(stdout_console(), read, chosen, target, written)
+        print_bundle(stdout_console(), read, chosen, target, written, warnings)
 
 
 def bundle_name(cluster: str) -> str:
