@@ -15,6 +15,7 @@ workdir="$bundle_dir"
 # As in train.yaml:
 model_dir=models/Qwen/Qwen3-VL-8B-Instruct
 dataset_dir=data
+output_dir=saves/Qwen3-VL-8B-Instruct-tp2-pp1-dp16-mbs2-12463bf8
 
 # The cluster spec names no hosts: node 0 is named when the script is started.
 master_addr="${1:-${MASTER_ADDR:-}}"
@@ -24,21 +25,47 @@ master_port=23901
 
 # What an earlier job, a container or a scheduler may have left behind, and torchrun or LLaMA-Factory would obey.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK MASTER_ADDR MASTER_PORT NNODES NODE_RANK NPROC_PER_NODE RDZV_ID MIN_NNODES MAX_NNODES MAX_RESTARTS FORCE_TORCHRUN USE_RAY USE_KT USE_MEGATRON_BRIDGE ALLOW_EXTRA_ARGS
-unset "${!PET_@}" "${!TORCHELASTIC_@}"
+unset "${!PET_@}" "${!TORCHELASTIC_@}" "${!ACCELERATE_@}"
 
 cd -- "$workdir" || fail "cannot enter the working directory $workdir"
 python="$(command -v python3)" || fail "python3 is not on PATH; activate the trainer's environment first"
 
 # What torchrun would report in a hundred lines, or only after minutes.
-"$python" -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec("torch") and u.find_spec("llamafactory")))' ||
-  fail "$python has no torch or no llamafactory; install them there, or activate the trainer's environment first"
+missing="$("$python" -c 'import sys; from importlib.util import find_spec; print(*[n for n in sys.argv[1:] if not find_spec(n)])' \
+  torch llamafactory mcore_adapter megatron transformer_engine)" || fail "$python does not run"
+[[ -z "$missing" ]] || fail "$python lacks ${missing// /, }; install it there, or activate the trainer's environment first"
+if [[ -n "${CUDA_VISIBLE_DEVICES+set}" ]]; then
+  IFS=, read -ra visible <<<"$CUDA_VISIBLE_DEVICES"
+  [[ "${#visible[@]}" -ge 8 ]] ||
+    fail "CUDA_VISIBLE_DEVICES leaves ${#visible[@]} of the 8 GPUs that the layout needs; unset it"
+elif command -v nvidia-smi >/dev/null; then
+  gpus="$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)"
+  [[ "$gpus" -ge 8 ]] || fail "nvidia-smi lists $gpus GPUs, and the layout needs 8 on this machine"
+fi
 [[ -f "$bundle_dir/train.yaml" ]] || fail "train.yaml is not beside this script; copy the whole directory to each node"
 if grep -q '^dataset: SET_ME\b' -- "$bundle_dir/train.yaml"; then
   fail "no data set is named; set dataset in train.yaml on every node, or job.dataset in the spec and generate again"
 fi
 [[ -f "$model_dir/config.json" || -f "$model_dir/mca_config.json" ]] ||
   fail "no model in $model_dir (from $PWD): config.json is missing; download it as README.md says"
+index="$model_dir/model.safetensors.index.json"
+if [[ -f "$index" ]]; then
+  # A download that broke off.
+  while IFS= read -r shard; do
+    [[ -s "$model_dir/$shard" ]] || fail "$model_dir (from $PWD) lacks $shard, which its index names; download it again"
+  done < <(grep -o '"[^"]*\.safetensors"' -- "$index" | tr -d '"' | sort -u)
+  # The adapter has no place for the scales of quantized weights, and ends at the first one.
+  if grep -qE '(weight_scale|weight_packed|qweight|absmax)[^"]*"' -- "$index"; then
+    fail "the weights in $model_dir are quantized, and the trainer reads none such; convert them to bf16, or take an unquantized model"
+  fi
+fi
 [[ -f "$dataset_dir/dataset_info.json" ]] || fail "no dataset_info.json in $dataset_dir (from $PWD)"
+for checkpoint in "$output_dir"/checkpoint-*; do
+  if [[ -d "$checkpoint" ]]; then
+    printf '%s: %s has checkpoints, and the trainer goes on from the last one\n' node-02.sh "$output_dir" >&2
+    break
+  fi
+done
 
 # LLaMA-Factory trains with Megatron-core, through mcore_adapter
 export USE_MCA=1
@@ -55,10 +82,13 @@ export TOKENIZERS_PARALLELISM=false
 # errors with their cause, and nothing else
 export NCCL_DEBUG=WARN
 
-# Limits of this shell, raised where the system lets us: pinned memory, stack in KiB, open files.
+# Limits of this shell, raised where the system lets us: pinned memory, which RDMA and data loading take; stack in KiB,
+# as NVIDIA starts its containers; open files, of which shared tensors and connections take many.
 ulimit -l unlimited 2>/dev/null || true
 ulimit -Ss 65536 2>/dev/null || true
 ulimit -Sn 1048576 2>/dev/null || ulimit -Sn "$(ulimit -Hn)" 2>/dev/null || true
+# No core files: each of a rank that crashes is as large as the rank.
+ulimit -Sc 0
 [[ "$(ulimit -l)" == unlimited ]] ||
   printf '%s: memory locking is limited to %s KiB; RDMA may fail (memlock in limits.conf)\n' node-02.sh "$(ulimit -l)" >&2
 

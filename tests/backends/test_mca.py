@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.layout.specs import DENSE, LINEAR, make_spec
+from tests.layout.specs import DENSE, LINEAR, VISION, make_spec
 from topoplan.backends.mca import FP8_RECIPES, SUPPORTED_MODEL_TYPES, check_job, check_precision
 from topoplan.backends.megatron import MCA, MEGATRON, TRAITS
 from topoplan.emit.trainer_keys import templates
@@ -41,6 +41,13 @@ def test_token_prediction_of_the_types_whose_weights_the_adapter_loads_is_fine(n
 def test_other_token_prediction_is_refused(name: str, count: int, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         check_job(make_spec(name, mtp_num_layers=count))
+
+
+def test_preferences_are_learned_by_text_models_alone() -> None:
+    check_job(make_spec(DENSE, stage="dpo"))
+    check_job(make_spec(VISION, stage="pt"))
+    with pytest.raises(SpecError, match=r"cannot find the images in it; expected stage pt or sft"):
+        check_job(make_spec(VISION, stage="dpo"))
 
 
 @pytest.mark.parametrize("finetuning", ["freeze", "lora", "qlora"])

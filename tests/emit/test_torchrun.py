@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -16,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
-from tests.emit.samples import CLUSTER, HOSTS, ONE_NODE, QWEN3_30B, make_spec_and_plan
+from tests.emit.samples import CLUSTER, HOSTS, ONE_NODE, QWEN3_8B, QWEN3_30B, make_spec_and_plan
 from topoplan.emit.bundle import generate
 from topoplan.emit.torchrun import HIJACKERS, master_port, script_name
 from topoplan.emit.trainer_yaml import trainer_file
@@ -28,7 +32,7 @@ from topoplan.errors import SpecError
 from topoplan.specs.cluster import Cluster
 
 FAKE_PYTHON = r"""#!/bin/bash
-if [[ "$1" == -c ]]; then exit "${PROBE_IMPORT:-0}"; fi
+if [[ "$1" == -c ]]; then printf '%s' "${PROBE_MISSING:-}"; exit "${PROBE_IMPORT:-0}"; fi
 printf '%s\0' "$@" > "$PROBE/argv"
 env -0 > "$PROBE/env"
 printf '%s' "$PWD" > "$PROBE/cwd"
@@ -67,6 +71,7 @@ def start(
     cwd: Path | None = None,
 ) -> Started:
     probe.mkdir(exist_ok=True)
+    (probe / "argv").unlink(missing_ok=True)
     environment = {"PATH": f"{path}:{os.environ['PATH']}".lstrip(":"), "HOME": "/", "PROBE": str(probe), **(env or {})}
     process = subprocess.Popen(
         ["bash", str(script), *arguments],
@@ -146,6 +151,7 @@ def test_all_nodes_meet_at_one_port_that_belongs_to_the_plan(tmp_path: Path) -> 
 def test_variables_that_hijack_the_launcher_are_gone(tmp_path: Path) -> None:
     bundle = bundle_at(tmp_path / "bundle", cluster=cluster_in(tmp_path))
     poison = dict.fromkeys(HIJACKERS, "7") | {"PET_NNODES": "9", "PET_RDZV_BACKEND": "c10d", "TORCHELASTIC_RUN_ID": "x"}
+    poison["ACCELERATE_USE_FSDP"] = "true"
     started = start(bundle / "node-01.sh", tmp_path / "probe", env={**poison, "CDPATH": "/", "PYTHONHOME": "/nowhere"})
     assert started.code == 0, started.stderr
     assert not set(poison) & set(started.env)
@@ -209,10 +215,130 @@ def test_what_is_missing_on_the_node_is_said_in_one_line(tmp_path: Path, broken:
 
 def test_an_environment_without_the_trainer_is_said_in_one_line(tmp_path: Path) -> None:
     bundle = bundle_at(tmp_path / "bundle", cluster=cluster_in(tmp_path))
-    started = start(bundle / "node-00.sh", tmp_path / "probe", env={"PROBE_IMPORT": "1"})
+    for env, said in (
+        ({"PROBE_MISSING": "torch mcore_adapter"}, "lacks torch, mcore_adapter; install it there"),
+        ({"PROBE_IMPORT": "127"}, "venv/bin/python does not run"),
+    ):
+        started = start(bundle / "node-00.sh", tmp_path / "probe", env=env)
+        assert started.code == 2
+        assert said in started.stderr
+        assert started.stderr.count("\n") == 1
+        assert not started.argv
+
+
+def test_modules_that_the_environment_lacks_are_found_by_the_real_python(tmp_path: Path) -> None:
+    bundle = bundle_at(tmp_path / "bundle", cluster=ONE_NODE)
+    fill(bundle)
+    modules = tmp_path / "modules"
+    for module in ("torch", "llamafactory", "megatron"):
+        (modules / module).mkdir(parents=True)
+        (modules / module / "__init__.py").touch()
+    env = {"PYTHONPATH": str(modules)}
+    binary = tmp_path / "bin"
+    binary.mkdir()
+    (binary / "python3").symlink_to(sys.executable)
+    said = start(bundle / "node-00.sh", tmp_path / "probe", path=str(binary), env=env).stderr
+    assert "python3 lacks mcore_adapter, transformer_engine; install it there" in said
+
+
+def one_node(root: Path, **what: Any) -> Path:
+    """A bundle for one machine that has all it needs; `root/env/bin` is to be on PATH."""
+    bundle = bundle_at(root / "bundle", cluster=ONE_NODE, **what)
+    make_python(root / "env")
+    fill(bundle)
+    return bundle
+
+
+def run_one(root: Path, **env: str) -> Started:
+    return start(root / "bundle/node-00.sh", root / "probe", path=str(root / "env/bin"), env=env)
+
+
+@pytest.mark.parametrize(
+    ("visible", "left"), [("0,1", 2), ("", 0), ("0,1,2,3,4,5,6,7", None), ("0,1,2,3,4,5,6,7,8", None)]
+)
+def test_gpus_that_the_shell_hides_are_missed_before_the_start(tmp_path: Path, visible: str, left: int | None) -> None:
+    one_node(tmp_path)
+    started = run_one(tmp_path, CUDA_VISIBLE_DEVICES=visible)
+    if left is None:
+        assert started.code == 0, started.stderr
+        assert started.env["CUDA_VISIBLE_DEVICES"] == visible
+    else:
+        assert started.code == 2
+        assert f"CUDA_VISIBLE_DEVICES leaves {left} of the 8 GPUs" in started.stderr
+
+
+@pytest.mark.parametrize(("gpus", "code"), [(7, 2), (8, 0), (0, 2)])
+def test_gpus_that_the_machine_lacks_are_missed_before_the_start(tmp_path: Path, gpus: int, code: int) -> None:
+    one_node(tmp_path)
+    tool = tmp_path / "env/bin/nvidia-smi"
+    lines = "".join(
+        f"echo 'GPU {gpu}: NVIDIA H100'; echo '  MIG 1g.10gb Device 0: (UUID: MIG-x)'\n" for gpu in range(gpus)
+    )
+    tool.write_text(f"#!/bin/bash\n{lines}" + ("" if gpus else "echo 'no driver' >&2; exit 9\n"))
+    tool.chmod(0o755)
+    started = run_one(tmp_path)
+    assert started.code == code, started.stderr
+    assert code == 0 or f"nvidia-smi lists {gpus} GPUs, and the layout needs 8" in started.stderr
+
+
+def write_index(model: Path, *weights: str) -> None:
+    shards = {name: f"model-{number:05d}-of-{len(weights):05d}.safetensors" for number, name in enumerate(weights, 1)}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}, indent=2))
+    for shard in shards.values():
+        (model / shard).write_text("x")
+
+
+def test_a_download_that_broke_off_is_said_with_the_file_that_is_missing(tmp_path: Path) -> None:
+    model = one_node(tmp_path) / "models/Qwen/Qwen3-VL-8B-Instruct"
+    write_index(model, "a.weight", "b.weight")
+    assert run_one(tmp_path).code == 0
+    (model / "model-00002-of-00002.safetensors").write_text("")
+    started = run_one(tmp_path)
     assert started.code == 2
-    assert "no torch or no llamafactory" in started.stderr
-    assert not started.argv
+    assert "lacks model-00002-of-00002.safetensors" in started.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["q_proj.weight_scale_inv", "q_proj.weight_scale", "q_proj.qweight", "q_proj.weight.absmax"]
+)
+def test_quantized_weights_are_refused_before_the_start(tmp_path: Path, name: str) -> None:
+    model = one_node(tmp_path) / "models/Qwen/Qwen3-VL-8B-Instruct"
+    write_index(model, "q_proj.weight", name)
+    started = run_one(tmp_path)
+    assert started.code == 2
+    assert "are quantized" in started.stderr
+
+
+def test_a_port_that_is_taken_is_said_on_the_node_that_needs_it(tmp_path: Path) -> None:
+    bundle = bundle_at(tmp_path / "bundle", cluster=cluster_in(tmp_path))
+    port = int(re.search(r"^master_port=(\d+)$", (bundle / "node-00.sh").read_text(), re.MULTILINE)[1])  # type: ignore[index]
+    with socket.create_server(("127.0.0.1", port)):
+        assert f"port {port} is taken" in start(bundle / "node-00.sh", tmp_path / "probe").stderr
+        assert start(bundle / "node-01.sh", tmp_path / "probe").code == 0
+    assert start(bundle / "node-00.sh", tmp_path / "probe").code == 0
+
+
+def test_a_checkpoint_that_is_resumed_is_said_and_one_that_cannot_be_stops_the_start(tmp_path: Path) -> None:
+    trainer = {"trainer": {"output_dir": "saves/my run", "model_name_or_path": "models/mine"}}
+    for folder, layout, code in (("whole", {"tp": 2, "etp": 2}, 0), ("resharded", {"tp": 2, "etp": 1}, 2)):
+        root = tmp_path / folder
+        bundle = one_node(root, model=QWEN3_30B, job=trainer, ep=2, **layout)
+        fill(bundle, model="models/mine")
+        assert "checkpoint" not in run_one(root).stderr
+        (bundle / "saves/my run/checkpoint-100").mkdir(parents=True)
+        started = run_one(root)
+        assert started.code == code
+        assert ("goes on from the last one" if code == 0 else "cannot be resumed from") in started.stderr
+
+
+def test_no_core_files_are_written_and_limits_are_raised(tmp_path: Path) -> None:
+    one_node(tmp_path)
+    python = tmp_path / "env/bin/python"
+    python.write_text('#!/bin/bash\n[[ "$1" == -c ]] || { ulimit -Sc; ulimit -Ss; } > "$PROBE/limits"\n')
+    run_one(tmp_path)
+    core, stack = (tmp_path / "probe/limits").read_text().split()
+    assert core == "0"
+    assert stack in ("unlimited", "65536") or int(stack) > 0
 
 
 def test_a_data_set_that_was_never_named_stops_the_start_until_somebody_names_it(tmp_path: Path) -> None:
@@ -324,9 +450,9 @@ def scratch() -> Iterator[Path]:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(place=NAMES, workdir=NAMES, venv=NAMES, model=NAMES, data=NAMES, user=NAMES, value=VALUES)
+@given(place=NAMES, workdir=NAMES, venv=NAMES, model=NAMES, data=NAMES, user=NAMES, value=VALUES, said=VALUES)
 def test_no_name_can_break_a_script_or_run_a_command(
-    place: str, workdir: str, venv: str, model: str, data: str, user: str, value: str
+    place: str, workdir: str, venv: str, model: str, data: str, user: str, value: str, said: str
 ) -> None:
     with scratch() as root:
         inside, python = root / "work" / workdir, root / "venv" / venv
@@ -337,13 +463,23 @@ def test_no_name_can_break_a_script_or_run_a_command(
             replace(host, address=user.strip() or "h", user=user, workdir=str(inside), venv=str(python))
             for host in HOSTS
         )
-        trainer = {"model_name_or_path": f"models/{model}", "output_dir": f"saves/{data}"}
+        (inside / "saves" / data / "checkpoint-1").mkdir(parents=True)
+        said = said.replace("${", "$(")
+        trainer = {
+            "model_name_or_path": f"models/{model}",
+            "output_dir": f"saves/{data}",
+            "default_system": said,
+            "run_name": user,
+        }
         cluster = replace(CLUSTER, name=place, hosts=hosts, env={"MINE": value})
         bundle = bundle_at(
             root / "bundles" / place,
             cluster=cluster,
-            job={"dataset": user, "dataset_dir": f"data/{data}", "trainer": trainer},
+            job={"dataset": user, "dataset_dir": f"data/{data}", "template": place, "trainer": trainer},
         )
+        read = yaml.safe_load((bundle / "train.yaml").read_text(encoding="utf-8"))
+        assert {key: read[key] for key in trainer} == trainer
+        assert (read["dataset"], read["dataset_dir"], read["template"]) == (user, f"data/{data}", place)
         started = start(bundle / "node-01.sh", root / "probe")
         assert started.code == 0, started.stderr
         assert started.cwd == str(inside)
@@ -351,4 +487,55 @@ def test_no_name_can_break_a_script_or_run_a_command(
         assert started.env["VIRTUAL_ENV"] == str(python)
         assert started.argv[-1] == f"{bundle}/train.yaml"
         assert started.option("--master_addr") == (user.strip() or "h")
+        assert f"saves/{data} has checkpoints" in started.stderr
+        obey_readme(bundle / "README.md", root / "probe")
         assert not list(root.rglob("PWNED"))
+
+
+def blocks_of(readme: str) -> list[tuple[str, str]]:
+    """Language and text of each code block, as a reader of Markdown has them."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(readme)
+    assert not [token for token in tokens if token.type in ("html_block", "code_block")]
+    return [(token.info, token.content) for token in tokens if token.type == "fence"]
+
+
+def obey_readme(path: Path, folder: Path) -> None:
+    """Run each command block as it stands, with an `ssh` that hands the command to a shell, as sshd does."""
+    tools = folder / "tools"
+    tools.mkdir(parents=True, exist_ok=True)
+    for tool in ("tar", "hf", "bash", "mkdir"):
+        (tools / tool).write_text("#!/bin/sh\n[ -t 0 ] || cat >/dev/null\n")
+    (tools / "ssh").write_text('#!/bin/bash\nexec /bin/sh -c "${@: -1}" </dev/null\n')
+    (tools / "cat").symlink_to("/bin/cat")
+    for tool in tools.iterdir():
+        tool.is_symlink() or tool.chmod(0o755)
+    blocks = [text for language, text in blocks_of(path.read_text(encoding="utf-8")) if language == "bash"]
+    assert blocks
+    for text in blocks:
+        ran = subprocess.run(
+            ["/bin/bash", "-euc", text],
+            env={"PATH": str(tools)},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, (text, ran.stderr)
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=NAMES, path=NAMES)
+def test_a_name_stays_where_it_is_in_the_readme(name: str, path: str) -> None:
+    def readme(name: str, path: str) -> str:
+        hosts = tuple(replace(host, address=name, venv=f"/v/{path}", workdir=None) for host in HOSTS)
+        cluster = replace(CLUSTER, name=name, hosts=hosts)
+        model = replace(QWEN3_8B, name=name, config_path=f"/m/{path}")
+        job = {"dataset": name, "dataset_dir": f"d/{path}", "trainer": {"output_dir": f"s/{path}"}}
+        return generate(*make_spec_and_plan(cluster=cluster, model=model, job=job))["README.md"]
+
+    plain, odd = blocks_of(readme("name", "path")), blocks_of(readme(name, path))
+    assert [language for language, _ in odd] == [language for language, _ in plain]
+    info, record = (json.loads(text) for language, text in odd if language == "json")
+    assert list(info) == [name.split(",")[0].strip() or "my_data"]
+    assert record[0]["messages"][1]["role"] == "assistant"

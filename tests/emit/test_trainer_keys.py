@@ -68,6 +68,8 @@ def test_a_right_value_passes(name: str, value: object, written: object) -> None
         ("cutoff_len", None, "cannot be null"),
         ("eval_strategy", False, 'write "no" in quotes'),
         ("save_strategy", "stpes", "did you mean 'steps'"),
+        ("save_strategy", "best", "expected one of no, steps, epoch"),
+        ("pref_loss", "simpo", "expected one of sigmoid, orpo"),
         ("lr_scheduler_type", "polynomial", "expected one of"),
         ("weight_decay", [0.1], "expected a number"),
         ("dataset", ["a", "b"], "expected a string"),
@@ -112,6 +114,8 @@ def test_a_key_that_the_parser_refuses_says_what_to_write(name: str, remedy: str
         ("neftune_noise_alpha", 5.0),
         ("add_tokens", "<a>,<b>"),
         ("temperature", 0.1),
+        ("moe_aux_loss_coef", 0.01),
+        ("load_best_model_at_end", True),
     ],
 )
 def test_a_key_that_the_megatron_path_never_reads_is_refused(name: str, value: object) -> None:

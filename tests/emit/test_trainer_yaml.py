@@ -60,7 +60,7 @@ CASES: dict[str, dict[str, Any]] = {
     "uneven": {"pp": 2, "tp": 1, "pipeline_layout": "Et*17|t*19,L"},
     "offload": {"optimizer_offload_fraction": 0.5},
     "pretraining": {"job": {"stage": "pt"}},
-    "preference": {"job": {"stage": "dpo"}},
+    "preference": {"model": QWEN3_8B, "job": {"stage": "dpo"}},
     "fp8": {"job": {"precision": "fp8"}},
     "no packing": {"job": {"packing": False}},
     "nothing known": {"job": {"dataset": None, "samples": None}},
@@ -168,7 +168,7 @@ def test_packing_is_left_to_its_default_in_pretraining() -> None:
     # Written out it would take one off cutoff_len (DataArguments.__post_init__) after run_pt has added one.
     assert "packing" not in written(job={"stage": "pt"})
     assert written(job={"stage": "pt", "packing": False})["packing"] is False
-    assert "packing" not in written(job={"stage": "dpo"})
+    assert "packing" not in written(model=QWEN3_8B, job={"stage": "dpo"})
     assert written()["packing"] is True
 
 
@@ -218,12 +218,13 @@ def with_keys(**keys: Any) -> dict[str, Any]:
 def test_keys_of_the_user_come_through() -> None:
     read = written(
         **with_keys(
-            weight_decay=0.1, learning_rate="1e-5", eval_strategy="steps", additional_configs={"moe_z_loss_coeff": 1e-3}
+            weight_decay=0.1, learning_rate="1e-5", eval_strategy="no", additional_configs={"moe_z_loss_coeff": 1e-3}
         )
     )
     assert read["weight_decay"] == 0.1
     assert read["learning_rate"] == 1e-5
-    assert read["eval_strategy"] == "steps"
+    assert read["eval_strategy"] == "no"
+    assert "per_device_eval_batch_size" not in read
     assert read["additional_configs"] == {"moe_z_loss_coeff": 1e-3}
 
 
@@ -270,8 +271,67 @@ def test_a_key_that_contradicts_the_plan_is_refused_with_the_reason(keys: dict[s
 
 def test_exact_packing_and_context_parallelism_exclude_each_other() -> None:
     assert "neat_packing fails under context parallelism" in refused(tp=2, cp=2, **with_keys(neat_packing=True))
-    assert "stage sft" in refused(job={"stage": "dpo", "trainer": {"neat_packing": True}})
-    assert written(**with_keys(neat_packing=True))["neat_packing"] is True
+    assert "stage sft" in refused(model=QWEN3_8B, job={"stage": "dpo", "trainer": {"neat_packing": True}})
+    assert written(model=QWEN3_8B, **with_keys(neat_packing=True))["neat_packing"] is True
+
+
+def test_exact_packing_is_refused_where_the_adapter_cannot_do_it() -> None:
+    assert "garbles the positions of images" in refused(**with_keys(neat_packing=True))
+    with_prediction = {"mtp_num_layers": 1, "trainer": {"sequence_packing": True}}
+    assert "exclude each other" in refused(model=DEEPSEEK, tp=1, ep=8, job=with_prediction)
+
+
+def test_an_evaluation_takes_the_micro_batch_of_the_plan_and_not_every_step() -> None:
+    read = written(**with_keys(eval_strategy="steps", val_size=0.1))
+    assert read["per_device_eval_batch_size"] == read["per_device_train_batch_size"] == 1
+    assert read["eval_steps"] == read["save_steps"]
+    read = written(**with_keys(eval_strategy="steps", val_size=0.1, per_device_eval_batch_size=2, eval_steps=50))
+    assert (read["per_device_eval_batch_size"], read["eval_steps"]) == (2, 50)
+    assert "eval_steps" not in written(**with_keys(eval_strategy="epoch", val_size=0.1))
+    assert "eval_steps" not in written(**with_keys(val_size=0.1))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"eval_strategy": "steps"}, "nothing to evaluate on"),
+        ({"eval_on_start": True}, "nothing to evaluate on"),
+        (
+            {"eval_strategy": "steps", "val_size": 63},
+            "val_size leaves 63 samples, and an evaluation takes 64 at a time",
+        ),
+        ({"eval_strategy": "epoch", "val_size": 0.0001}, "val_size leaves 10 samples"),
+        ({"eval_strategy": "epoch", "val_size": 100, "per_device_eval_batch_size": 2}, "takes 128 at a time"),
+    ],
+)
+def test_an_evaluation_that_would_end_in_an_error_is_refused(keys: dict[str, Any], said: str) -> None:
+    assert said in refused(**with_keys(**keys))
+    assert written(**with_keys(eval_strategy="steps", val_size=64))["val_size"] == 64
+    assert written(job={"samples": None, "trainer": {"eval_strategy": "steps", "val_size": 0.0001}})["val_size"] == 1e-4
+
+
+def test_fewer_steps_warm_up_than_there_are() -> None:
+    assert [written(job={"samples": 64 * steps, "epochs": 1.0})["warmup_steps"] for steps in (1, 2, 40, 100)] == [
+        0,
+        1,
+        1,
+        3,
+    ]
+    assert written(job={"samples": 100_000, "trainer": {"max_steps": 1}})["warmup_steps"] == 0
+    assert "warmup_steps 40 of a run of 40 steps" in refused(
+        job={"samples": 64 * 40, "epochs": 1.0, "trainer": {"warmup_steps": 40}}
+    )
+    assert written(job={"samples": None, "trainer": {"warmup_steps": 40}})["warmup_steps"] == 40
+
+
+def test_stage_dpo_counts_pairs_and_has_no_key_of_sft() -> None:
+    text = trainer_file(*make_spec_and_plan(model=QWEN3_8B, job={"stage": "dpo"})).text
+    assert "64 pairs a step" in text
+    assert "twice as many sequences" in text
+    assert "packing" not in text
+    assert written(model=QWEN3_8B, job={"stage": "dpo", "trainer": {"pref_loss": "orpo"}})["pref_loss"] == "orpo"
+    assert "pref_loss is 'simpo'" in refused(model=QWEN3_8B, job={"stage": "dpo", "trainer": {"pref_loss": "simpo"}})
+    assert "cannot find the images" in refused(job={"stage": "dpo"})
 
 
 # What the trainer cannot do
@@ -283,6 +343,8 @@ def test_what_the_trainer_cannot_do_is_refused() -> None:
     assert "'gpt2'" in refused(model=replace(QWEN3_8B, model_type="gpt2"))
     assert "expected mca" in refused(backend="megatron")
     assert "wait for ever" in refused(job={"samples": 5})
+    assert "division by zero after a step" in refused(job={"samples": 63})
+    assert written(job={"samples": 64})["warmup_steps"] == 1
 
 
 def test_a_layout_of_another_cluster_is_refused() -> None:
@@ -304,7 +366,18 @@ def test_warnings_say_what_is_right_to_write_and_may_still_surprise() -> None:
 
     assert warned(job={"template": "qwen3_v1"}).endswith("did you mean 'qwen3_vl'?")
     assert "4032 tokens" in warned(job={"seq_len": 4000})
-    assert "no step can be filled" in warned(job={"samples": 40})
+    assert "published quantized" in warned(model=replace(QWEN3_8B, name="Qwen/Qwen3-8B-FP8"))
+    assert "published quantized" in warned(model=DEEPSEEK, tp=1, ep=8)
+    assert "published quantized" not in warned(model=replace(DEEPSEEK, config_path="/models/v3-bf16"), tp=1, ep=8)
+    assert warned(model=replace(QWEN3_8B, name="deepseek-ai/DeepSeek-R1-0528-Qwen3-8B")) == ""
+    assert "steps of warm-up are a guess" in warned(job={"samples": None})
+    assert warned(job={"samples": None, "trainer": {"max_steps": 500}}) == ""
+    assert "linear_attention_type" in warned(model=replace(QWEN3_30B, model_type="qwen3_next"), ep=4, etp=4)
+    assert "cannot resume" in warned(model=QWEN3_30B, tp=2, ep=2)
+    assert warned(model=QWEN3_30B, tp=2, ep=2, etp=2) == ""
+    assert "the Hugging Face weights that it saves lack parts" in warned(
+        model=replace(QWEN3_30B, model_type="qwen3_vl_moe"), tp=2, ep=2, etp=2
+    )
     assert "transformers 5 only" in warned(**with_keys(project="mine"))
     assert "stage pt freezes nothing" in warned(job={"stage": "pt"})
     assert warned() == ""

@@ -89,6 +89,13 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
         {"cp": 1},
     ),
     (
+        "context-parallel",
+        {"model": MOE, "stage": "dpo"},
+        {"cp": 2},
+        "cp 2 in stage dpo with experts: the mask is a token longer than the sequence, and cannot be cut",
+        {"cp": 2, "backend": "megatron"},
+    ),
+    (
         "overlap",
         {},
         {"overlap_grad_reduce": False},

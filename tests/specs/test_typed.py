@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest

@@ -68,6 +68,23 @@ def check_job(spec: Spec) -> None:
             expected="expected full",
         )
     check_token_prediction(spec)
+    check_preferences(spec)
+
+
+def check_preferences(spec: Spec) -> None:
+    """Raise SpecError for stage dpo on a vision-language model, which ends at the first batch.
+
+    LLaMA-Factory train/mca/workflow.py, _data_collator_wrapper takes the last token off a pair's ids and leaves its
+    mask as it is. Transformers' get_rope_index looks up one by the other and raises an IndexError; a batch without
+    images gets a dummy one, and ends there too.
+    """
+    if spec.job.stage == "dpo" and spec.model.vision is not None:
+        raise SpecError(
+            f"stage dpo of {spec.model.name}: the MCA trainer cuts a pair's ids and not its mask, and then cannot find"
+            " the images in it",
+            where=spec.path or "",
+            expected="expected stage pt or sft for a vision-language model",
+        )
 
 
 def check_token_prediction(spec: Spec) -> None:

@@ -60,7 +60,7 @@ def generate(
     from topoplan.emit.write import write_bundle
 
     options = SpecOptions(model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
-    read, chosen, files, notes = (
+    read, chosen, starter, files, notes = (
         _from_plan(recorded, spec, plan, options, scheduler)
         if recorded is not None
         else _planned(spec, plan, options, scheduler)
@@ -69,16 +69,18 @@ def generate(
     written = write_bundle(files, target, force=force)
 
     from topoplan.cli.output import print_json, stdout_console
+    from topoplan.emit.bundle import bundle_warnings
     from topoplan.report.bundle import bundle_to_dict, print_bundle
 
+    warnings = bundle_warnings(read, chosen, starter)
     if as_json:
-        print_json(bundle_to_dict(chosen, target, written, notes))
+        print_json(bundle_to_dict(chosen, target, written, warnings, notes))
     else:
-        print_bundle(stdout_console(), read, chosen, target, written, notes)
+        print_bundle(stdout_console(), read, chosen, target, written, warnings, notes)
 
 
-_Bundle = tuple["Spec", "Plan", "dict[str, str]", "tuple[str, ...]"]
-"""Spec, plan, files, and what there is to say of a plan that was read back."""
+_Bundle = tuple["Spec", "Plan", "Scheduler | None", "dict[str, str]", "tuple[str, ...]"]
+"""Spec, plan, scheduler, files, and what there is to say of a plan that was read back."""
 
 
 def _planned(spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None) -> _Bundle:
@@ -98,7 +100,7 @@ def _planned(spec: str | None, wanted: str, options: SpecOptions, scheduler: str
 
         raise nothing_fits(ranking)
     chosen = _choose(ranking, wanted)
-    return read, chosen, make_bundle(read, chosen, starter), ()
+    return read, chosen, starter, make_bundle(read, chosen, starter), ()
 
 
 def _from_plan(path: str, spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None) -> _Bundle:
@@ -115,7 +117,7 @@ def _from_plan(path: str, spec: str | None, wanted: str, options: SpecOptions, s
     recorded = read_plan_file(path)
     if scheduler is not None:
         recorded = replace(recorded, scheduler=_scheduler(scheduler, recorded.spec))
-    return recorded.spec, recorded.plan, written_again(recorded), recorded.notes
+    return recorded.spec, recorded.plan, recorded.scheduler, written_again(recorded), recorded.notes
 
 
 def _scheduler(option: str | None, spec: Spec) -> Scheduler | None:

@@ -9,10 +9,12 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
 import topoplan
+from topoplan.emit.dataset_entry import dataset_entry
 from topoplan.emit.slurm import JOB_SCRIPT, job_script, slurm_warnings
-from topoplan.emit.templating import code_span, render
+from topoplan.emit.storage import CheckpointSize, checkpoint_size
+from topoplan.emit.templating import code_span, gigabytes, render
 from topoplan.emit.torchrun import local_dataset_dir, master_address, master_port, node_script, script_name
-from topoplan.emit.trainer_facts import is_hub_id, training_steps
+from topoplan.emit.trainer_facts import is_hub_id, resumable, training_steps
 from topoplan.emit.trainer_keys import trainer_versions
 from topoplan.emit.trainer_yaml import DATASET_TO_FILL_IN, TrainerFile, trainer_file
 from topoplan.errors import InputError, SpecError
@@ -152,6 +154,7 @@ def _readme(spec: Spec, plan: Plan, trainer: TrainerFile, scheduler: Scheduler |
     model_dir = str(values["model_name_or_path"])
     from_hub = model.config_path is None and is_hub_id(model.name)
     layout = plan.layout
+    checkpoint = checkpoint_size(spec, layout, values)
     context: dict[str, Any] = {
         "version": topoplan.__version__,
         "versions": trainer_versions(),
@@ -163,6 +166,7 @@ def _readme(spec: Spec, plan: Plan, trainer: TrainerFile, scheduler: Scheduler |
         "plan": view,
         "batch": layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
         "seq_len": spec.job.seq_len,
+        "vision": model.vision is not None,
         "total_tokens_per_s": view["tokens_per_s_per_gpu"] * layout.world_size,
         "steps": steps,
         "hours": hours,
@@ -184,13 +188,26 @@ def _readme(spec: Spec, plan: Plan, trainer: TrainerFile, scheduler: Scheduler |
         "dataset": str(values["dataset"]),
         "dataset_missing": values["dataset"] == DATASET_TO_FILL_IN,
         "dataset_dir": local_dataset_dir(trainer),
+        "dataset_entry": dataset_entry(spec.job, model),
         "output_dir": str(values["output_dir"]),
+        "checkpoint": checkpoint,
+        "checkpoint_parts": _checkpoint_parts(checkpoint),
+        "resumable": resumable(spec, layout),
         "commands": [] if scheduler is not None else _commands(spec, trainer),
         "master_known": master_address(spec) is not None,
         "master_port": master_port(spec, trainer),
         "log_dir": f"logs/{trainer.run_name}",
     }
     return render("README.md.j2", context)
+
+
+def _checkpoint_parts(checkpoint: CheckpointSize) -> str:
+    sizes = {
+        "weights for Megatron": checkpoint.megatron_bytes,
+        "for Hugging Face": checkpoint.hf_bytes,
+        "optimizer state": checkpoint.optimizer_bytes,
+    }
+    return ", ".join(f"{words} {gigabytes(size)}" for words, size in sizes.items() if size)
 
 
 def _workdir_words(hosts: tuple[Host, ...]) -> str:

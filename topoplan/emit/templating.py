@@ -34,6 +34,11 @@ def digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def gigabytes(amount_bytes: float) -> str:
+    """As disks are sold: GB of 10^9 bytes, TB from a thousand on."""
+    return f"{digits(amount_bytes / 1e9)} GB" if amount_bytes < 1e12 else f"{digits(amount_bytes / 1e12)} TB"
+
+
 def shell_word(text: str) -> str:
     """`text` as one word of a shell command, whatever it holds."""
     quoted = shlex.quote(text)
@@ -57,4 +62,5 @@ def _environment() -> Environment:
     environment.filters["code"] = code_span
     environment.filters["md"] = plain_markdown
     environment.filters["digits"] = digits
+    environment.filters["gigabytes"] = gigabytes
     return environment

@@ -14,7 +14,7 @@ from typing import Any
 import topoplan
 from topoplan.emit.nccl import node_environment
 from topoplan.emit.templating import render
-from topoplan.emit.trainer_facts import is_hub_id
+from topoplan.emit.trainer_facts import is_hub_id, resumable
 from topoplan.emit.trainer_yaml import DATASET_TO_FILL_IN, TrainerFile
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
@@ -71,6 +71,9 @@ def node_script(spec: Spec, layout: Layout, trainer: TrainerFile, node: int) -> 
         "model_dir": values["model_name_or_path"],
         "hub_id": spec.model.name if spec.model.config_path is None and is_hub_id(spec.model.name) else None,
         "dataset_dir": local_dataset_dir(trainer),
+        "output_dir": str(values["output_dir"]),
+        "modules": needed_modules(trainer),
+        "resumable": resumable(spec, layout),
         "dataset_placeholder": DATASET_TO_FILL_IN if values["dataset"] == DATASET_TO_FILL_IN else None,
         "master_addr": master_address(spec),
         "master_port": master_port(spec, trainer),
@@ -79,10 +82,16 @@ def node_script(spec: Spec, layout: Layout, trainer: TrainerFile, node: int) -> 
         "rdma": cluster.nodes > 1 and cluster.fabric.kind != "ethernet",
         "log_dir": f"logs/{trainer.run_name}/{script_name(node).removesuffix('.sh')}",
     }
-    words = (workdir, venv, context["model_dir"], context["dataset_dir"], context["master_addr"])
+    words = (workdir, venv, *(context[key] for key in ("model_dir", "dataset_dir", "output_dir", "master_addr")))
     quoted = [*filter(None, words), *(variable.value for variable in context["environment"])]
     context["has_dollars"] = any(char in word for word in quoted for char in "$`")
     return render("node.sh.j2", context)
+
+
+def needed_modules(trainer: TrainerFile) -> tuple[str, ...]:
+    """What the trainer imports, and each rank would report the lack of in its own time."""
+    engine = () if trainer.values.get("transformer_impl") == "local" else ("transformer_engine",)
+    return ("torch", "llamafactory", "mcore_adapter", "megatron", *engine)
 
 
 def local_dataset_dir(trainer: TrainerFile) -> str | None:

@@ -6,6 +6,8 @@ import math
 import re
 from pathlib import PurePosixPath
 
+from topoplan.layout.layout import Layout
+from topoplan.layout.rules import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Mlp, Model, Moe
 from topoplan.specs.spec import Spec
@@ -31,6 +33,15 @@ def model_directory(model: Model) -> str:
         path = PurePosixPath(model.config_path)
         return str(path.parent if path.name == "config.json" else path)
     return str(PurePosixPath("models", model.name))
+
+
+def resumable(spec: Spec, layout: Layout) -> bool:
+    """False where the adapter saves checkpoints that it cannot resume from.
+
+    Where etp differs from tp they are torch_dist (mcore_adapter training_args.py). trainer/trainer.py,
+    _load_from_checkpoint passes no models on to checkpointing.py, _load_dist_checkpoint, which asks them for shapes.
+    """
+    return not facts_of(spec.model).is_moe or layout.etp == layout.tp
 
 
 def is_hub_id(name: str) -> bool:

@@ -48,6 +48,7 @@ _UNUSED = {
     "fsdp": "remove it: sharding is decided by the layout (use_distributed_optimizer)",
     "fsdp_config": "remove it: sharding is decided by the layout (use_distributed_optimizer)",
     "gradient_checkpointing": "remove it and pin the layout's recompute instead",
+    "moe_aux_loss_coef": "write moe_aux_loss_coeff, the adapter's own key",
     "optim": "remove it: the optimizer is Megatron's Adam; `optimizer: sgd` is the only other one",
 }
 """Remedies for keys that the Megatron workflow does not use, where a general sentence would not do."""

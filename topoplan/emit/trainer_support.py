@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 
-from topoplan.emit.trainer_keys import templates
+from topoplan.backends.mca import check_preferences
+from topoplan.emit.trainer_facts import resumable
+from topoplan.emit.trainer_keys import templates, trainer_versions
 from topoplan.errors import LayoutError, ModelError, SpecError, nearest
 from topoplan.layout.layout import Layout
 from topoplan.layout.rules import pad_multiple, pads_to_seq_len, sequence_parts
@@ -12,6 +16,12 @@ from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 
 _STAGES = ("pt", "sft", "dpo")
+
+_QUANTIZED = re.compile(r"-(?:fp8|awq|gptq|int[48]|w[48]a16|bnb)\b", re.IGNORECASE)
+"""In hub ids whose weights are published quantized. DeepSeek's own of type deepseek_v3 are in fp8 and do not say so."""
+
+_FUSED_EXPERTS = frozenset(["qwen3_vl_moe", "qwen3_5_moe"])
+"""Types that Hugging Face keeps all experts of a layer in one tensor for, gathered by an export of its own."""
 
 
 def check_supported(spec: Spec, layout: Layout) -> None:
@@ -40,13 +50,27 @@ def check_supported(spec: Spec, layout: Layout) -> None:
             where="job.finetuning",
             expected="expected full",
         )
-    if job.samples is not None and job.samples < layout.micro_batch_size * layout.dp:
-        raise SpecError(
-            f"{job.samples} samples are fewer than micro batch {layout.micro_batch_size} * dp {layout.dp} ="
-            f" {layout.micro_batch_size * layout.dp}: the trainer would wait for ever for a full batch",
-            where="job.samples",
-        )
+    check_preferences(spec)
+    _check_samples(job, layout)
     _check_sequence_padding(job, layout)
+
+
+def _check_samples(job: Job, layout: Layout) -> None:
+    """An epoch needs a full batch: trainer/trainer.py divides by the number of them (_inner_training_loop)."""
+    if job.samples is None or job.samples >= job.global_batch_size:
+        return
+    full = layout.micro_batch_size * layout.dp
+    if job.samples < full:
+        so = (
+            f"micro batch {layout.micro_batch_size} * dp {layout.dp} = {full}: the trainer would wait for ever for them"
+        )
+    else:
+        so = f"the global batch of {job.global_batch_size}: the trainer would end in a division by zero after a step"
+    raise SpecError(
+        f"{job.samples} samples are fewer than {so}",
+        where="job.samples",
+        remedy="lower global_batch_size, or repeat the samples in the data set",
+    )
 
 
 def _check_sequence_padding(job: Job, layout: Layout) -> None:
@@ -69,10 +93,11 @@ def _check_sequence_padding(job: Job, layout: Layout) -> None:
 def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
     """What is right to write and may still surprise."""
     job, model = spec.job, spec.model
-    found = []
-    if job.samples is not None and job.samples < job.global_batch_size:
+    found = [*_model_warnings(spec, layout)]
+    if job.samples is None and not {"max_steps", "warmup_steps"} & set(job.trainer):
         found.append(
-            f"{job.samples} samples are fewer than the global batch of {job.global_batch_size}: no step can be filled"
+            "job.samples is not in the spec, so the steps of warm-up are a guess: a run that has no more steps than"
+            " these ends in an assertion of Megatron's scheduler"
         )
     if job.dataset is not None and any(name.strip().endswith((".json", ".jsonl")) for name in job.dataset.split(",")):
         found.append(
@@ -93,3 +118,32 @@ def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
     if spec.cluster.gpu.architecture == "volta" and job.precision == "bf16":
         found.append(f"{spec.cluster.gpu.name} has no bf16 units: precision fp16 is the faster one")
     return found
+
+
+def _model_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
+    """What the adapter does with checkpoints of this model, read and written."""
+    model = spec.model
+    adapter = f"mcore_adapter {trainer_versions()['mcore_adapter'].rpartition(' ')[2]}"
+    in_fp8 = model.model_type == "deepseek_v3" and model.name.startswith("deepseek-ai/")
+    if model.config_path is None and (in_fp8 or _QUANTIZED.search(model.name)):
+        yield (
+            f"the weights of {model.name} are published quantized, and the adapter reads none with scales beside them:"
+            " convert them to bf16, and name the directory as model"
+        )
+    if model.model_type == "qwen3_next":
+        # models/qwen3_next/__init__.py, constant_mca_config; megatron-core 0.16 transformer_config.py.
+        yield (
+            f"{adapter} calls a setting of qwen3_next linear_attention_type, which is experimental_attention_variant in"
+            " megatron-core 0.16, and ends in a TypeError: change the word in its models/qwen3_next/__init__.py"
+        )
+    if not resumable(spec, layout):
+        yield (
+            f"checkpoints are torch_dist where etp differs from tp, and {adapter} cannot resume a run from one: to go"
+            " on from its weights, name it as model_name_or_path, with an output_dir of its own"
+        )
+    if model.model_type in _FUSED_EXPERTS and layout.ep > 1 and layout.etp > 1:
+        # models/converter/model_converter.py, _convert_moe_weight_with_allgather.
+        yield (
+            f"{adapter} gathers the experts of {model.model_type} over ep and not over etp {layout.etp}: the Hugging"
+            " Face weights that it saves lack parts; pin etp 1, or convert them from the Megatron ones"
+        )

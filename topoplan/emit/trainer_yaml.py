@@ -18,7 +18,7 @@ from topoplan.backends.mca import FP8_RECIPES
 from topoplan.emit.trainer_facts import is_gated, model_directory, training_steps
 from topoplan.emit.trainer_keys import default_template, trainer_versions
 from topoplan.emit.trainer_support import check_supported, trainer_warnings
-from topoplan.emit.user_keys import user_keys
+from topoplan.emit.user_keys import evaluates, user_keys
 from topoplan.emit.yaml_text import Entry, Section, mapping_text
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
@@ -95,7 +95,7 @@ def _sections(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> list[Secti
         _model_section(spec),
         _data_section(spec),
         _training_section(spec, layout, user),
-        _layout_section(spec, layout),
+        _layout_section(spec, layout, user),
         _memory_section(spec, layout),
         _speed_section(spec, layout, user),
         _output_section(spec, layout, user),
@@ -185,9 +185,10 @@ def _training_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Se
     job = spec.job
     steps = training_steps(job, user.get("max_steps"))
     if steps is None:
-        warmup, why = _WARMUP_STEPS_WHEN_UNKNOWN, "job.samples is not in the spec"
+        warmup, why = _WARMUP_STEPS_WHEN_UNKNOWN, "a guess, to be fewer than the steps"
     else:
-        warmup, why = max(1, round(_WARMUP_FRACTION * steps)), f"3% of {steps} steps"
+        # Megatron's scheduler asserts that fewer than all steps warm up (core/optimizer_param_scheduler.py).
+        warmup, why = min(max(1, round(_WARMUP_FRACTION * steps)), steps - 1), f"3% of {steps} steps"
     entries = [
         Entry(key="num_train_epochs", value=float(job.epochs)),
         Entry(key="learning_rate", value=float(job.learning_rate)),
@@ -230,8 +231,9 @@ def _precision_entries(spec: Spec, layout: Layout) -> list[Entry]:
     ]
 
 
-def _layout_section(spec: Spec, layout: Layout) -> Section:
+def _layout_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Section:
     product = layout.tp * layout.pp * layout.cp
+    pairs = spec.job.sequences_per_sample > 1
     batch = layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp
     entries = [
         Entry(key="tensor_model_parallel_size", value=layout.tp),
@@ -269,13 +271,25 @@ def _layout_section(spec: Spec, layout: Layout) -> Section:
             value=layout.sequence_parallel,
             comment="norms split along the sequence, inside a TP group" if layout.tp > 1 else "needs TP > 1",
         ),
-        Entry(key="per_device_train_batch_size", value=layout.micro_batch_size, comment="Megatron's micro batch"),
+        Entry(
+            key="per_device_train_batch_size",
+            value=layout.micro_batch_size,
+            comment="pairs; Megatron's micro batch has twice as many sequences" if pairs else "Megatron's micro batch",
+        ),
         Entry(
             key="gradient_accumulation_steps",
             value=layout.gradient_accumulation_steps,
-            comment=f"micro batch * this * dp {layout.dp} = {batch} sequences a step",
+            comment=f"micro batch * this * dp {layout.dp} = {batch} {'pairs' if pairs else 'sequences'} a step",
         ),
     ]
+    if evaluates(user):
+        entries.append(
+            Entry(
+                key="per_device_eval_batch_size",
+                value=layout.micro_batch_size,
+                comment="as planned for training; unset it would be 8",
+            )
+        )
     title = f"Layout: dp {layout.dp} = {layout.world_size} GPUs / (tp {layout.tp} * pp {layout.pp} * cp {layout.cp})"
     return Section(title=title if product > 1 else f"Layout: dp {layout.dp}, one GPU a replica", entries=tuple(entries))
 
@@ -394,10 +408,17 @@ def _output_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Sect
             value=True,
             comment="Hugging Face weights too, for vLLM and the like",
         ),
+        *_evaluation_entries(user, save_steps),
         Entry(key="logging_steps", value=1),
         Entry(key="report_to", value="none", comment="tensorboard works; wandb would be dropped unsaid"),
     ]
     return Section(title=_OUTPUT_TITLE, entries=tuple(entries))
+
+
+def _evaluation_entries(user: Mapping[str, Any], save_steps: int) -> list[Entry]:
+    if user.get("eval_strategy") != "steps":
+        return []
+    return [Entry(key="eval_steps", value=save_steps, comment="unset it follows logging_steps: after every step")]
 
 
 def _with_output_dir(sections: list[Section], user: Mapping[str, Any], run_name: str) -> list[Section]:

@@ -124,20 +124,21 @@ def _refuse_contradiction(name: str, value: Any, planned: Any, where: str) -> No
     raise LayoutError(what, where=where, remedy="leave it out, or ask for it under job.pin, so that it is predicted")
 
 
+def evaluates(user: Mapping[str, Any]) -> bool:
+    """True when the user's keys make the trainer evaluate, which it does not by itself."""
+    return user.get("eval_strategy", "no") != "no" or bool(user.get("eval_on_start"))
+
+
 def _check_combinations(user: Mapping[str, Any], spec: Spec, layout: Layout) -> None:
     """Keys that are right alone and wrong together, or with this plan."""
-    packs_exactly = user.get("neat_packing") or user.get("sequence_packing")
-    if packs_exactly:
-        key = "neat_packing" if user.get("neat_packing") else "sequence_packing"
-        where = place_of(spec, key)
-        if spec.job.stage != "sft" or not spec.job.packing:
-            raise SpecError(f"{key} packs, which needs stage sft and packing: true", where=where)
-        if layout.cp > 1:
-            raise LayoutError(
-                f"{key} fails under context parallelism (cp {layout.cp}): sub-sequences are not multiples of 2 * cp",
-                where=where,
-                remedy="leave it out or pin cp=1",
-            )
+    _check_packing(user, spec, layout)
+    _check_evaluation(user, spec, layout)
+    steps, warmup = training_steps(spec.job, user.get("max_steps")), user.get("warmup_steps")
+    if steps is not None and warmup is not None and warmup >= steps:
+        raise SpecError(
+            f"warmup_steps {warmup:g} of a run of {steps} steps: Megatron's scheduler takes fewer than all of them",
+            where=place_of(spec, "warmup_steps"),
+        )
     if user.get("moe_token_dispatcher_type") == "allgather" and (
         facts_of(spec.model).is_moe or user.get("variable_seq_lengths")
     ):
@@ -156,6 +157,51 @@ def _check_combinations(user: Mapping[str, Any], spec: Spec, layout: Layout) -> 
     additional = user.get("additional_configs")
     if isinstance(additional, Mapping):
         _check_additional_configs(additional, spec, layout)
+
+
+def _check_packing(user: Mapping[str, Any], spec: Spec, layout: Layout) -> None:
+    packs_exactly = user.get("neat_packing") or user.get("sequence_packing")
+    if packs_exactly:
+        key = "neat_packing" if user.get("neat_packing") else "sequence_packing"
+        where = place_of(spec, key)
+        if spec.job.stage != "sft" or not spec.job.packing:
+            raise SpecError(f"{key} packs, which needs stage sft and packing: true", where=where)
+        if layout.cp > 1:
+            raise LayoutError(
+                f"{key} fails under context parallelism (cp {layout.cp}): sub-sequences are not multiples of 2 * cp",
+                where=where,
+                remedy="leave it out or pin cp=1",
+            )
+        if spec.model.vision is not None:
+            # trainer/trainer.py, _packing_sequence reshapes the 3 x batch x tokens of mRoPE as if batch came first.
+            raise SpecError(f"{key} garbles the positions of images: leave it out for {spec.model.name}", where=where)
+        if spec.job.mtp_num_layers:
+            # trainer/trainer.py, _prepare_train_inputs takes positions that it has made without packing alone.
+            raise SpecError(f"{key} and mtp_num_layers exclude each other in the Megatron adapter", where=where)
+
+
+def _check_evaluation(user: Mapping[str, Any], spec: Spec, layout: Layout) -> None:
+    """An evaluation needs samples, and a whole global batch of them.
+
+    trainer/trainer.py, _stream_eval_inputs takes as many micro batches at a time as a training step has; without one
+    such step gather_metrics ends in an IndexError.
+    """
+    if not evaluates(user):
+        return
+    where = place_of(spec, "eval_strategy" if "eval_strategy" in user else "eval_on_start")
+    share = user.get("val_size") or 0.0
+    if not share and not user.get("eval_dataset"):
+        raise SpecError("there is nothing to evaluate on", where=where, remedy="set eval_dataset or val_size too")
+    batch = user.get("per_device_eval_batch_size", layout.micro_batch_size)
+    least = batch * layout.dp * layout.gradient_accumulation_steps
+    samples = int(share) if share >= 1 else None if spec.job.samples is None else int(share * spec.job.samples)
+    if share and samples is not None and samples < least:
+        raise SpecError(
+            f"val_size leaves {samples} samples, and an evaluation takes {least} at a time (per_device_eval_batch_size"
+            f" {batch} * dp {layout.dp} * gradient accumulation {layout.gradient_accumulation_steps})",
+            where=place_of(spec, "val_size"),
+            remedy="raise val_size",
+        )
 
 
 def _check_additional_configs(additional: Mapping[str, Any], spec: Spec, layout: Layout) -> None:

@@ -200,6 +200,12 @@ def _context_parallel(spec: Spec, layout: Layout) -> str | None:
         return f"cp {layout.cp} with linear attention layers"
     if layout.backend == "mca" and spec.model.vision is not None:
         return f"cp {layout.cp} with images: the trainer cuts every tensor of a batch at its second dimension"
+    if layout.backend == "mca" and spec.job.stage == "dpo" and facts_of(spec.model).is_moe:
+        # LLaMA-Factory train/mca/workflow.py, _data_collator_wrapper shifts ids and labels but not a pair's mask, which
+        # the adapter drops in dense models alone (trainer/trainer.py, _prepare_train_inputs).
+        return (
+            f"cp {layout.cp} in stage dpo with experts: the mask is a token longer than the sequence, and cannot be cut"
+        )
     if spec.cluster.gpu.architecture == "volta":
         return f"cp {layout.cp} without Transformer Engine, which Volta lacks"
     return None

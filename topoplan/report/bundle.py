@@ -19,21 +19,30 @@ from topoplan.specs.spec import Spec
 SCHEMA = "topoplan.generate/1"
 
 
-def bundle_to_dict(plan: Plan, directory: Path, files: Sequence[Path], notes: Sequence[str] = ()) -> dict[str, Any]:
+def bundle_to_dict(
+    plan: Plan, directory: Path, files: Sequence[Path], warnings: Sequence[str], notes: Sequence[str] = ()
+) -> dict[str, Any]:
     """The plan that was taken and the files that were written; `notes` on a plan that was read back."""
     return {
         "schema": SCHEMA,
         "directory": str(directory),
         "files": [str(file) for file in files],
+        "warnings": list(warnings),
         "plan": plan_to_dict(plan),
         "notes": list(notes),
     }
 
 
 def print_bundle(
-    console: Console, spec: Spec, plan: Plan, directory: Path, files: Sequence[Path], notes: Sequence[str] = ()
+    console: Console,
+    spec: Spec,
+    plan: Plan,
+    directory: Path,
+    files: Sequence[Path],
+    warnings: Sequence[str],
+    notes: Sequence[str] = (),
 ) -> None:
-    """The plan, the files and the command to type next."""
+    """The plan, what to mind of it and of the trainer, the files and the command to type next."""
     memory, time = plan.memory, plan.time
     paragraph(console, spec_line(spec), style="bold")
     paragraph(
@@ -42,7 +51,7 @@ def print_bundle(
         f" {significant(time.step_s)} s a step ({interval(*time.band_s)}),"
         f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s per GPU.",
     )
-    for warning in (*notes, *plan.warnings):
+    for warning in (*notes, *warnings):
         paragraph(console, f"Mind: {warning}")
     console.print(f"\nWrote {len(files)} files:")
     for file in files:
