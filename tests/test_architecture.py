@@ -82,11 +82,11 @@ def test_no_module_imports_a_trainer(path: Path) -> None:
     assert not {name.split(".")[0] for name in imported(path)} & HEAVY
 
 
-def test_planning_loads_no_trainer() -> None:
+def test_planning_loads_no_trainer_and_no_ssh() -> None:
     code = (
         "import sys, topoplan\n"
         "for name in topoplan.__all__: getattr(topoplan, name)\n"
-        f"print(*sorted({HEAVY!r} & set(sys.modules)))"
+        f"print(*sorted({HEAVY | {'paramiko'}!r} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
@@ -97,7 +97,7 @@ def test_help_reads_nothing_of_the_planner() -> None:
         "import sys\n"
         "from topoplan.cli.main import app\n"
         "loaded = {name.split('.')[1] for name in sys.modules if name.startswith('topoplan.')}\n"
-        "print(*sorted(loaded), *sorted({'yaml', 'jinja2'} & set(sys.modules)))"
+        "print(*sorted(loaded), *sorted({'yaml', 'jinja2', 'paramiko'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["cli", "errors"]
@@ -106,6 +106,7 @@ def test_help_reads_nothing_of_the_planner() -> None:
 def test_public_names_are_sorted_and_all_there() -> None:
     assert topoplan.__all__ == sorted(topoplan.__all__)
     assert set(topoplan.__all__) == {
+        "HostError",
         "InputError",
         "LayoutError",
         "ModelError",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from topoplan.emit.bundle import generate
     from topoplan.errors import (
+        HostError,
         InputError,
         LayoutError,
         ModelError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "HostError",
     "InputError",
     "LayoutError",
     "ModelError",
@@ -46,6 +48,7 @@ __all__ = [
 
 # Name -> module that has it. Read on first use, so that `import topoplan` and `topoplan --help` stay quick.
 _HOME = {
+    "HostError": "topoplan.errors",
     "InputError": "topoplan.errors",
     "LayoutError": "topoplan.errors",
     "ModelError": "topoplan.errors",

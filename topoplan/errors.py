@@ -7,7 +7,8 @@
     |   |-- ModelError            a model that is unknown, incomplete or of an unsupported architecture
     |   |-- LayoutError           a layout or a pin that no rule allows
     |   `-- OutputError           a place to write to that cannot be used
-    `-- NoLayoutFitsError         the search ended, and nothing fits
+    |-- NoLayoutFitsError         the search ended, and nothing fits
+    `-- HostError                 a machine that cannot be reached, or does not do what it should
 
 A message says what is wrong, where, what was expected and what to do, in one or two lines.
 """
@@ -16,6 +17,28 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Literal
+
+HostProblem = Literal[
+    "unresolved",
+    "unreachable",
+    "refused",
+    "timeout",
+    "proxy",
+    "banner",
+    "protocol",
+    "key-unknown",
+    "key-changed",
+    "key-revoked",
+    "auth",
+    "lost",
+    "deadline",
+    "command",
+]
+"""What went wrong with a host, for programs. On the way in: `unresolved` name, `unreachable` network, `refused`
+connection, `timeout` (no answer), `proxy` (its command or jump host does not pass us on), `banner` (it hung up, and may
+not next time), `protocol` (no SSH server, or no common algorithm), `key-unknown`, `key-changed`, `key-revoked` (the
+host's key), `auth` (who we are). Later: `lost` connection, `deadline` of a command, `command` (it failed there)."""
 
 
 class TopoplanError(Exception):
@@ -61,6 +84,15 @@ class OutputError(InputError):
 
 class NoLayoutFitsError(TopoplanError):
     """The search ended, and nothing fits."""
+
+
+class HostError(TopoplanError):
+    """One machine that cannot be reached, or does not do what it should."""
+
+    def __init__(self, what: str, *, host: str, problem: HostProblem, remedy: str = "") -> None:
+        """Compose the message; `what` and `remedy` are phrases without a full stop, `host` the user's name for it."""
+        self.what, self.host, self.problem, self.remedy = what, host, problem, remedy
+        super().__init__("; ".join(part for part in (f"{host}: {what}", remedy) if part))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

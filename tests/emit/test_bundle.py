@@ -100,7 +100,7 @@ def test_hosts_json_says_which_script_belongs_where() -> None:
         "node": 2,
         "address": "10.0.0.3",
         "user": "ada",
-        "port": 22,
+        "port": None,
         "workdir": "/data/run",
         "venv": "/opt/trainer",
         "script": "node-02.sh",

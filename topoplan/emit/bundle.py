@@ -226,7 +226,7 @@ def _commands(spec: Spec, trainer: TrainerFile) -> list[str]:
     for node, host in enumerate(hosts[:_MOST_COMMANDS]):
         there = str(PurePosixPath(host.workdir or "/", "bundles", trainer.run_name))
         target = f"{host.user}@{host.address}" if host.user else host.address
-        port = [] if host.port == 22 else ["-p", str(host.port)]
+        port = [] if host.port is None else ["-p", str(host.port)]
         # Each command goes through two shells, this one and the host's: quoted once for each.
         ssh = ["ssh", *port, "--", target] if target.startswith("-") else ["ssh", *port, target]
         copy = f"mkdir -p {shlex.quote(there)} && tar -xf - -C {shlex.quote(there)}"

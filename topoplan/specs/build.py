@@ -250,7 +250,7 @@ class Builder:
         for index, form in enumerate(forms):
             given = form.given()
             host = Host(**{**given, "hcas": tuple(given.get("hcas", ()))})
-            if any((other.address, other.port) == (host.address, host.port) for other in hosts):
+            if any((other.address, other.port or 22) == (host.address, host.port or 22) for other in hosts):
                 self.fail(("hosts", index), f"hosts[{index}]: {host.address} is listed twice")
             hosts.append(host)
         return tuple(hosts)

@@ -15,7 +15,9 @@ class Host:
     address: str
     """Name or address that SSH and the rendezvous use."""
     user: str | None = None
-    port: int = 22
+    """None is what the SSH configuration says, else the user who runs this."""
+    port: int | None = None
+    """None is what the SSH configuration says, else 22."""
     workdir: str | None = None
     """Absolute directory on the host in which the run starts."""
     venv: str | None = None

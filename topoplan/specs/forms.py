@@ -130,7 +130,9 @@ class HostForm(Form):
     user: Annotated[str | None, Text(pattern=r"[A-Za-z0-9_][A-Za-z0-9._@-]*", meaning="a user name")] = Field(
         default=None, description="SSH user; left out: SSH's own default."
     )
-    port: Annotated[int | None, Count(1, 65535)] = Field(default=None, description="SSH port; left out: 22.")
+    port: Annotated[int | None, Count(1, 65535)] = Field(
+        default=None, description="SSH port; left out: SSH's own default."
+    )
     workdir: Annotated[str | None, PATH] = Field(
         default=None, description="Absolute directory on the host in which the run starts."
     )

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch.bed import Bed
+from topoplan.errors import HostError
+from topoplan.launch.connection import Chunk, Connection, Ended, File, Stream, follow
+from topoplan.launch.keys import Access
+from topoplan.launch.ssh import connect
+
+NOISE = 24 * 2**20
+"""Bytes on each output: many windows of the channel."""
+
+
+@pytest.fixture
+def alpha(bed: Bed) -> Iterator[Connection]:
+    with connect(bed.target("alpha"), Access(), deadline_s=10) as connection:
+        yield connection
+
+
+def collected(stream: Stream, deadline_s: float = 10) -> tuple[bytes, bytes, Ended]:
+    out = {"stdout": b"", "stderr": b""}
+    for item in stream.read(deadline_s):
+        if isinstance(item, Ended):
+            return out["stdout"], out["stderr"], item
+        out[item.source] += item.data
+    raise AssertionError("no end")
+
+
+def eventually(condition: object, limit_s: float = 3) -> bool:
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.02)
+    return False
+
+
+class TestRun:
+    def test_keeps_the_outputs_and_the_exit_code_apart(self, alpha: Connection) -> None:
+        done = alpha.run("echo out; echo err >&2; exit 3", deadline_s=5)
+        assert (done.code, done.stdout, done.stderr) == (3, b"out\n", b"err\n")
+
+    def test_passes_words_on_as_they_are(self, alpha: Connection) -> None:
+        words = ["a b", "$HOME", "'", '"', "`id`", "new\nline", "", "*", "-n", "\\", "é", "!x"]
+        shown = b"".join(word.encode() + b"\0" for word in words)
+        assert alpha.run(["printf", "%s\\0", *words], deadline_s=5).stdout == shown
+        assert alpha.run('printf "%s\\0" "$@"', *words, deadline_s=5).stdout == shown
+
+    def test_gives_a_script_the_rest_of_its_standard_input(self, alpha: Connection) -> None:
+        data = bytes(range(256)) * 64 + b"\necho not a command\n"
+        assert alpha.run("cat", stdin=data, deadline_s=5).stdout == data
+        assert alpha.run(["cat"], stdin=data, deadline_s=5).stdout == data
+
+    def test_tells_a_script_with_a_mistake_from_one_that_fails(self, alpha: Connection) -> None:
+        done = alpha.run("echo before; if then", deadline_s=5)
+        assert (done.code, done.stdout) == (2, b"")
+        assert b"syntax error" in done.stderr
+
+    def test_takes_much_on_both_outputs_at_once(self, alpha: Connection) -> None:
+        script = "head -c $1 /dev/zero >&2 & head -c $1 /dev/zero; wait"
+        done = alpha.run(script, str(NOISE), deadline_s=30, keep_bytes=2 * NOISE)
+        assert (len(done.stdout), len(done.stderr), done.dropped_bytes) == (NOISE, NOISE, 0)
+
+    def test_takes_all_of_one_output_before_the_other(self, alpha: Connection) -> None:
+        done = alpha.run("head -c $1 /dev/zero >&2; echo end", str(2**23), deadline_s=30, keep_bytes=2**24)
+        assert (len(done.stderr), done.stdout) == (2**23, b"end\n")
+
+    def test_sends_and_takes_binary_data_that_is_larger_than_a_window(self, alpha: Connection) -> None:
+        data = os.urandom(5 * 2**20)
+        assert alpha.run(["cat"], stdin=data, deadline_s=30, keep_bytes=2**24).stdout == data
+
+    def test_keeps_the_first_and_the_last_part_of_too_much(self, alpha: Connection) -> None:
+        done = alpha.run("echo first; head -c 1000000 /dev/zero; echo last", deadline_s=10, keep_bytes=1000)
+        assert done.stdout.startswith(b"first\n")
+        assert done.stdout.endswith(b"last\n")
+        assert (len(done.stdout), done.dropped_bytes) == (1000, 1000000 + 11 - 1000)
+
+    def test_ends_by_the_deadline_and_says_what_was_last_said(self, alpha: Connection) -> None:
+        started = time.monotonic()
+        with pytest.raises(HostError, match=r"^alpha: the script did not end within 0\.3 s: still waiting; ") as caught:
+            alpha.run("echo still waiting; sleep 5", deadline_s=0.3)
+        assert time.monotonic() - started < 2
+        assert caught.value.problem == "deadline"
+        assert alpha.run(["true"], deadline_s=5).code == 0
+
+    def test_does_not_wait_for_standard_input_that_nobody_reads(self, alpha: Connection) -> None:
+        assert alpha.run(["true"], stdin=b"x" * 2**23, deadline_s=10).code == 0
+        with pytest.raises(HostError, match="`sleep 5` did not end"):
+            alpha.run(["sleep", "5"], stdin=b"x" * 2**23, deadline_s=0.3)
+
+    def test_knows_the_end_by_a_signal(self, alpha: Connection) -> None:
+        assert alpha.run(["sh", "-c", "kill -9 $$"], deadline_s=5).code in (None, 137)
+        assert alpha.run("kill -9 $$", deadline_s=5).code in (None, 137)
+
+    def test_names_a_command_that_is_not_there(self, alpha: Connection) -> None:
+        done = alpha.run(["no-such-command"], deadline_s=5)
+        assert done.code == 127
+        assert b"no-such-command" in done.stderr
+
+    def test_starts_nothing_on_a_connection_that_is_closed(self, bed: Bed) -> None:
+        connection = connect(bed.target("alpha"), Access(), deadline_s=10)
+        connection.close()
+        connection.close()
+        with pytest.raises(HostError, match="the connection was lost"):
+            connection.run(["true"], deadline_s=5)
+
+    def test_is_told_when_the_host_starts_no_more_commands(self, bed: Bed) -> None:
+        bed.restart("beta", options=["MaxSessions 1"])
+        with connect(bed.target("beta"), Access(), deadline_s=10) as connection:
+            held = connection.start(["sleep", "5"])
+            with pytest.raises(HostError, match="MaxSessions") as caught:
+                connection.run(["true"], deadline_s=5)
+            held.close()
+        bed.restart("beta")
+        assert caught.value.problem == "command"
+
+    def test_does_not_wait_for_a_host_that_stopped_answering(self, bed: Bed) -> None:
+        with connect(bed.target("beta"), Access(), deadline_s=10) as connection, bed.frozen("beta"):
+            started = time.monotonic()
+            with pytest.raises(HostError, match=r"^beta: `true` was not started within 0\.5 s") as caught:
+                connection.run(["true"], deadline_s=0.5)
+        assert time.monotonic() - started < 2
+        assert caught.value.problem == "deadline"
+
+
+class TestStream:
+    def test_shows_output_when_it_comes(self, alpha: Connection) -> None:
+        stream = alpha.start("echo one; read -r word; echo got $word; exit 4", hold_stdin=True)
+        items = stream.read(10)
+        assert next(items) == Chunk(source="stdout", data=b"one\n")
+        stream.write(b"two\n")
+        assert next(items) == Chunk(source="stdout", data=b"got two\n")
+        assert list(items) == [Ended(code=4)]
+        assert list(stream) == []
+
+    def test_stops_at_the_deadline_and_goes_on_after_it(self, alpha: Connection) -> None:
+        stream = alpha.start("read -r word; echo $word", hold_stdin=True)
+        assert list(stream.read(0.1)) == []
+        stream.write(b"on\n")
+        assert collected(stream) == (b"on\n", b"", Ended(code=0))
+
+    def test_lets_the_command_run_when_it_is_closed(self, bed: Bed) -> None:
+        with connect(bed.target("alpha"), Access(), deadline_s=10) as connection:
+            stream = connection.start(["sleep", "417"])
+            assert eventually(lambda: "sleep 417" in bed.processes("alpha").values())
+            stream.close()
+        assert not eventually(lambda: "sleep 417" not in bed.processes("alpha").values(), 0.3)
+        with connect(bed.target("alpha"), Access(), deadline_s=10) as connection:
+            pid = next(pid for pid, line in bed.processes("alpha").items() if line == "sleep 417")
+            connection.run(["kill", str(pid)], deadline_s=5)
+        assert eventually(lambda: "sleep 417" not in bed.processes("alpha").values())
+
+    def test_ends_what_looks_at_its_standard_input(self, bed: Bed) -> None:
+        watched = "sleep 418 & pid=$!; { cat >/dev/null; kill $pid; } & wait $pid"
+        for end in ("stream", "connection"):
+            connection = connect(bed.target("alpha"), Access(), deadline_s=10)
+            # A script's standard input is the rest of what bash reads, also for what it starts in the background.
+            stream = connection.start(f"exec 3<&0; {watched.replace('cat', 'cat <&3')}", hold_stdin=True)
+            assert eventually(lambda: "sleep 418" in bed.processes("alpha").values())
+            (stream if end == "stream" else connection).close()
+            assert eventually(lambda: "sleep 418" not in bed.processes("alpha").values())
+            connection.close()
+
+    def test_reads_many_hosts_with_one_thread_in_the_order_in_which_they_speak(self, bed: Bed) -> None:
+        connections = {name: connect(bed.target(name), Access(), deadline_s=10) for name in ("alpha", "bare")}
+        script = "while read -r word; do echo $word; done; exit $1"
+        streams = {
+            name: one.start(script, str(code), hold_stdin=True) for code, (name, one) in enumerate(connections.items())
+        }
+        heard = follow(streams, deadline_s=10)
+        for name in ("bare", "alpha", "alpha", "bare"):
+            streams[name].write(b"hello\n")
+            assert next(heard) == (name, Chunk(source="stdout", data=b"hello\n"))
+        for stream in streams.values():
+            stream.end_stdin()
+        assert dict(heard) == {"alpha": Ended(code=0), "bare": Ended(code=1)}
+        for connection in connections.values():
+            connection.close()
+
+
+class TestAConnectionThatBreaks:
+    def test_by_a_cut_cable_is_noticed_within_6_s(self, cables: Bed) -> None:
+        name = "beta"
+        with connect(cables.target(name), Access(), deadline_s=10) as connection:
+            stream = connection.start("echo up; sleep 60")
+            assert next(stream.read(5)) == Chunk(source="stdout", data=b"up\n")
+            cables.cut(name)
+            started = time.monotonic()
+            try:
+                _, _, end = collected(stream, 12)
+                assert time.monotonic() - started < 6
+            finally:
+                cables.heal(name)
+            assert end.lost is not None
+            assert (end.lost.host, end.lost.problem) == (name, "lost")
+            assert "may still be running" in end.lost.remedy
+            assert not connection.is_alive
+        cables.restart(name)
+
+    def test_behind_a_jump_host_is_noticed_too(self, cables: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("topoplan.launch.wire._PROBE_S", 0.3)
+        monkeypatch.setattr("topoplan.launch.wire._SSH_SILENT_S", 1.2)
+        with connect(cables.target("inside", "jump"), Access(), deadline_s=10) as connection:
+            time.sleep(1.5)  # it answers, so it stays
+            assert connection.run(["true"], deadline_s=5).code == 0
+            with cables.partition("jump", "inside"):
+                started = time.monotonic()
+                with pytest.raises(HostError, match="the connection was lost"):
+                    connection.run(["sleep", "60"], deadline_s=20)
+                assert time.monotonic() - started < 6
+        cables.restart("inside")
+
+    def test_by_the_end_of_its_sshd_is_noticed_at_once(self, bed: Bed) -> None:
+        with connect(bed.target("beta"), Access(), deadline_s=10) as connection:
+            stream = connection.start("echo up; sleep 60")
+            next(stream.read(5))
+            bed.restart("beta")
+            assert collected(stream)[2].lost is not None
+
+    def test_for_two_seconds_only_loses_nothing(self, cables: Bed) -> None:
+        with connect(cables.target("beta"), Access(), deadline_s=10) as connection:
+            stream = connection.start("for i in 1 2 3 4 5 6; do echo $i; sleep 0.3; done")
+            assert next(stream.read(5)) == Chunk(source="stdout", data=b"1\n")
+            cables.cut("beta")
+            time.sleep(1.5)
+            cables.heal("beta")
+            assert collected(stream)[0].split() == [b"%d" % number for number in range(2, 7)]
+
+
+class TestUpload:
+    def test_puts_files_where_they_belong(self, alpha: Connection, tmp_path: Path) -> None:
+        there = tmp_path / "a directory's"
+        binary = os.urandom(3 * 2**20)
+        files = {
+            "node-00.sh": File(data=b"#!/bin/sh\necho started\n", mode=0o755),
+            "logs/deep/it's \\ a $file.bin": binary,
+            "-n": b"",
+        }
+        alpha.upload(files, str(there), deadline_s=20)
+        assert (there / "logs/deep/it's \\ a $file.bin").read_bytes() == binary
+        assert (there / "-n").read_bytes() == b""
+        assert subprocess.run([there / "node-00.sh"], capture_output=True).stdout == b"started\n"
+        assert sorted(path.name for path in there.iterdir()) == ["-n", "logs", "node-00.sh"]
+
+    def test_works_without_sftp(self, bed: Bed, tmp_path: Path) -> None:
+        with connect(bed.target("bare"), Access(), deadline_s=10) as connection:
+            connection.upload({"plan.json": b"{}"}, str(tmp_path), deadline_s=10)
+        assert (tmp_path / "plan.json").read_bytes() == b"{}"
+
+    def test_replaces_a_file_that_is_being_read_as_a_whole(self, alpha: Connection, tmp_path: Path) -> None:
+        alpha.upload({"script": b"old"}, str(tmp_path), deadline_s=10)
+        with (tmp_path / "script").open("rb") as reader:
+            alpha.upload({"script": b"new"}, str(tmp_path), deadline_s=10)
+            assert reader.read() == b"old"
+        assert (tmp_path / "script").read_bytes() == b"new"
+
+    def test_changes_nothing_when_the_files_came_damaged(
+        self, alpha: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wrong = hashlib.sha256(b"something else").hexdigest()
+        monkeypatch.setattr("topoplan.launch.connection._sum_line", lambda name, data: f"{wrong}  {name}\n")
+        (tmp_path / "script").write_bytes(b"old")
+        with pytest.raises(HostError, match="could not be put into") as caught:
+            alpha.upload({"script": b"new"}, str(tmp_path), deadline_s=10)
+        assert caught.value.problem == "command"
+        assert [path.name for path in tmp_path.iterdir()] == ["script"]
+        assert (tmp_path / "script").read_bytes() == b"old"
+
+    def test_says_what_the_host_says(self, alpha: Connection) -> None:
+        with pytest.raises(HostError, match=r"could not be put into /proc/nothing: mkdir: .*No such file"):
+            alpha.upload({"a": b""}, "/proc/nothing", deadline_s=10)
+
+    def test_is_in_the_home_directory_if_the_path_is_relative(self, bed: Bed, alpha: Connection) -> None:
+        home = alpha.run(["pwd"], deadline_s=5).stdout.decode().strip()
+        name = f".topoplan-test-{os.getpid()}"
+        alpha.upload({"a": b"here"}, name, deadline_s=10)
+        assert (Path(home) / name / "a").read_bytes() == b"here"
+        alpha.run(["rm", "-r", name], deadline_s=5)
+
+    @pytest.mark.parametrize("name", ["/etc/passwd", "../up", "a/../../up", ".", ".sha256", "a\nb"])
+    def test_refuses_names_that_lead_elsewhere(self, alpha: Connection, name: str) -> None:
+        with pytest.raises(ValueError, match="is not the relative name of a file"):
+            alpha.upload({name: b""}, "/tmp", deadline_s=10)

@@ -1,0 +1,269 @@
+"""How to reach a host: what the spec says, then what the user's SSH configuration says, then SSH's own defaults.
+
+The configuration is read by OpenSSH's own client (`ssh -G`), so that Include, every kind of Match, canonical names and
+the order of precedence mean here what they mean to `ssh HOST`. paramiko's reader has no Include, and takes criteria of
+Match that it does not know as met. As with ssh, a `Match exec` runs its command.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from topoplan.errors import InputError
+from topoplan.specs.cluster import Host
+
+_SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+_DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+_STRICT = {"true": "yes", "false": "no", "off": "no"}
+_READ_S = 20.0
+"""Longest time that reading may take: a `Match exec` or a canonical name can wait for a network."""
+_MOST_HOPS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One SSH server and how to log in there. The same settings make equal targets."""
+
+    name: str
+    """What the user calls it, in messages and as the key of results: the spec's address, with `:port` if given."""
+    alias: str
+    """The address in the spec, by which `ssh` on the command line finds the host's settings."""
+    hostname: str
+    """Name or address to connect to."""
+    user: str
+    port: int = 22
+    identity_files: tuple[Path, ...] = ()
+    """Private keys in the order in which they are offered. Files that do not exist are passed over."""
+    identities_only: bool = False
+    """Offer these keys and none else that the agent holds: servers hang up after some keys."""
+    agent: Path | None = None
+    """Socket of the agent; None asks none."""
+    jumps: tuple[Target, ...] = ()
+    """Hosts to go through, the first one first. They have no jumps of their own."""
+    proxy_command: str | None = None
+    """Shell command whose standard input and output are the connection; with jumps it leads to the first one."""
+    user_known_hosts_files: tuple[Path, ...] = ()
+    """New keys go into the first one."""
+    global_known_hosts_files: tuple[Path, ...] = ()
+    host_key_alias: str | None = None
+    """Name under which the known-hosts files have the key, instead of the host's own."""
+    hash_known_hosts: bool = False
+    """Write names into the known-hosts file as hashes."""
+    strict_host_key_checking: str = "ask"
+    """OpenSSH's value: yes and ask refuse unknown keys, accept-new and no take and note them. Changed ones are refused,
+    whatever it says."""
+    connect_timeout_s: float | None = None
+    """Longest time for the connection, before keys are exchanged; None leaves it to the caller."""
+    address_family: str = "any"
+    """any, inet or inet6."""
+
+    @property
+    def key_name(self) -> str:
+        """The name that known-hosts files have the host's key under."""
+        if self.host_key_alias:
+            return self.host_key_alias
+        return self.hostname.lower() if self.port == 22 else f"[{self.hostname.lower()}]:{self.port}"
+
+
+class SshConfig:
+    """Targets of hosts. Jump hosts that several hosts share are looked up once."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        """Read `file` in place of `~/.ssh/config` and the system's file, as `ssh -F file` does.
+
+        Raises:
+            InputError: the file cannot be read, or there is one and no `ssh` to read it.
+        """
+        self._home = Path.home()
+        own = self._home / ".ssh" / "config"
+        if file is not None:
+            try:
+                file.read_bytes()
+            except OSError as error:
+                raise InputError(
+                    f"cannot be read: {error.strerror}", where=str(file), expected="expected an SSH configuration"
+                ) from None
+        self._files = (file.absolute(),) if file is not None else (own, _SYSTEM_CONFIG)
+        self._ssh = shutil.which("ssh")
+        if self._ssh is None and (file is not None or own.exists()):
+            raise InputError(
+                "no `ssh` on this machine to read it with",
+                where=str(file or own),
+                remedy="install OpenSSH's client, or give address, user and port of each host in the spec",
+            )
+        self._hops: dict[str, tuple[Target, ...]] = {}
+
+    def target(self, host: Host) -> Target:
+        """The target of a host of the spec, whose user and port win over the configuration, as on ssh's command line.
+
+        Raises:
+            InputError: the configuration is wrong, or its jump hosts lead in a circle.
+        """
+        alias = _bare(host.address)
+        name = alias if host.port is None else f"[{alias}]:{host.port}" if ":" in alias else f"{alias}:{host.port}"
+        target, jump = self._look_up(name, alias, host.user, host.port)
+        return replace(target, jumps=self._chain(jump, (name,)))
+
+    def targets(self, hosts: Iterable[Host]) -> dict[str, Target]:
+        """The targets of hosts by name, in order.
+
+        Raises:
+            InputError: as `target`.
+        """
+        with ThreadPoolExecutor(8) as pool:
+            return {target.name: target for target in pool.map(self.target, hosts)}
+
+    def _chain(self, jump: str, trail: tuple[str, ...]) -> tuple[Target, ...]:
+        """The hosts that a ProxyJump value leads through. Only the first one's own ProxyJump counts, as in ssh."""
+        if not jump:
+            return ()
+        if jump not in self._hops:
+            hops: list[Target] = []
+            for position, word in enumerate(jump.split(",")):
+                if word in trail or len(trail) > _MOST_HOPS:
+                    raise InputError(
+                        "jump hosts lead in a circle: " + " -> ".join((*trail, word)),
+                        where=self._place,
+                        remedy="see ProxyJump of these hosts",
+                    )
+                hop, before = self._look_up(word, *_split_jump(word))
+                if position == 0:
+                    hops += self._chain(before, (*trail, word))
+                else:
+                    hop = replace(hop, proxy_command=None)
+                hops.append(hop)
+            self._hops[jump] = tuple(hops)
+        return self._hops[jump]
+
+    def _look_up(self, name: str, address: str, user: str | None, port: int | None) -> tuple[Target, str]:
+        """One host's own settings, without its jumps, and its ProxyJump value."""
+        said = self._ask_ssh(address, user, port) if self._ssh else {}
+
+        def one(key: str, otherwise: str = "") -> str:
+            value = said.get(key, [otherwise])[0]
+            return "" if value.lower() == "none" else value
+
+        hostname = one("hostname", address)
+        login = user or one("user", getpass.getuser())
+        at = port or int(one("port", "22"))
+        ssh_directory = self._home / ".ssh"
+        tokens = {
+            "%": "%",
+            "d": str(self._home),
+            "h": hostname,
+            "k": one("hostkeyalias", address),
+            "L": socket.gethostname().split(".")[0],
+            "l": socket.gethostname(),
+            "n": address,
+            "p": str(at),
+            "r": login,
+            "u": getpass.getuser(),
+            "i": str(os.getuid()),
+        }
+        agent = one("identityagent", "SSH_AUTH_SOCK")
+        agent = os.environ.get(agent, "") if agent == "SSH_AUTH_SOCK" else os.path.expandvars(_expand(agent, tokens))
+        keys = [one_key for one_key in said.get("identityfile", []) if one_key.lower() != "none"]
+        if not said:
+            keys = [str(ssh_directory / key) for key in _DEFAULT_KEYS]
+        return Target(
+            name=name,
+            alias=address,
+            hostname=_bare(hostname),
+            user=login,
+            port=at,
+            identity_files=tuple(Path(_expand(key, tokens)).expanduser() for key in keys),
+            identities_only=one("identitiesonly") == "yes",
+            agent=Path(agent).expanduser() if agent else None,
+            proxy_command=_expand(one("proxycommand"), tokens) or None,
+            user_known_hosts_files=_paths(one("userknownhostsfile", str(ssh_directory / "known_hosts")), tokens),
+            global_known_hosts_files=_paths(one("globalknownhostsfile", "/etc/ssh/ssh_known_hosts"), tokens),
+            host_key_alias=one("hostkeyalias") or None,
+            hash_known_hosts=one("hashknownhosts") == "yes",
+            strict_host_key_checking=_STRICT.get((strict := one("stricthostkeychecking", "ask")), strict),
+            connect_timeout_s=float(wait) if (wait := one("connecttimeout")) else None,
+            address_family=one("addressfamily", "any"),
+        ), one("proxyjump")
+
+    def _ask_ssh(self, address: str, user: str | None, port: int | None) -> Mapping[str, list[str]]:
+        """Every setting that ssh would use, by its name in lower case."""
+        command = [str(self._ssh), "-G", "-F", "/dev/stdin"]
+        command += ["-l", user] if user else []
+        command += ["-p", str(port)] if port else []
+        # ssh takes the home directory from the password database, whatever $HOME is. It counts here, as for other
+        # programs: the files are named, and the last line is what ssh would fill in itself.
+        quoted = [f'"{self._home}/.ssh/{name}"' for name in ("known_hosts", "known_hosts2")]
+        lines = [f'Include "{file}"' for file in self._files if file.exists()]
+        lines += ["Host *", "UserKnownHostsFile " + " ".join(quoted)]
+        try:
+            done = subprocess.run(
+                [*command, "--", address],
+                input="\n".join(lines) + "\n",
+                capture_output=True,
+                text=True,
+                errors="surrogateescape",
+                timeout=_READ_S,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            raise InputError(
+                f"ssh read it for {_READ_S:g} s without an end, for host {address}",
+                where=self._place,
+                remedy=f"try: ssh -G {address}",
+            ) from None
+        if done.returncode != 0:
+            said = [line for line in done.stderr.splitlines() if "terminating" not in line and "Pseudo-" not in line]
+            raise InputError(
+                f"ssh cannot use it for host {address}: {said[0] if said else f'exit code {done.returncode}'}",
+                where=self._place,
+                remedy=f"try: ssh -G {address}",
+            )
+        settings: dict[str, list[str]] = defaultdict(list)
+        for line in done.stdout.splitlines():
+            key, _, value = line.partition(" ")
+            settings[key].append(value)
+        return settings
+
+    @property
+    def _place(self) -> str:
+        return str(self._files[0])
+
+
+def _bare(address: str) -> str:
+    """An IPv6 address without its brackets."""
+    return address[1:-1] if address.startswith("[") and address.endswith("]") else address
+
+
+def _split_jump(word: str) -> tuple[str, str | None, int | None]:
+    """Address, user and port of one `[user@]host[:port]` or `ssh://` URI; ssh has checked their form."""
+    user, _, place = word.removeprefix("ssh://").rstrip("/").rpartition("@")
+    head, colon, tail = place.rpartition(":")
+    if colon and tail.isdigit() and (head.count(":") == 0 or head.endswith("]")):
+        return _bare(head), user or None, int(tail)
+    return _bare(place), user or None, None
+
+
+def _expand(text: str, tokens: Mapping[str, str]) -> str:
+    """`%h` and the like filled in; those that are unknown stay."""
+    head, *rest = text.split("%")
+    pieces = [head]
+    while rest:
+        piece = rest.pop(0)
+        if piece == "" and rest:  # "%%"
+            pieces.append("%" + rest.pop(0))
+        else:
+            pieces.append(tokens.get(piece[:1], "%" + piece[:1]) + piece[1:])
+    return "".join(pieces)
+
+
+def _paths(value: str, tokens: Mapping[str, str]) -> tuple[Path, ...]:
+    """The files of a setting. `ssh -G` prints them with blanks between, so a name with a blank in it cannot be told."""
+    return tuple(Path(_expand(word, tokens)).expanduser() for word in value.split())
