@@ -7,8 +7,14 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 DEMO_SPEC = cluster_specs/h100-4x8.yaml
 
-# Real trainers want versions of their own, so they get an environment of their own.
+# Real trainers want versions of their own, so they get an environment of their own, with a CPU build of torch where pip
+# finds one (on Linux most find only CUDA builds, some GB; an index of CPU builds can be named in PIP_EXTRA_INDEX_URL).
+#   make verify VERIFY_CONSTRAINTS=                 the newest versions that the extra allows
+#   make verify MCORE_ADAPTER=ROLL/mcore_adapter    with the Megatron adapter, which is not on PyPI, from a checkout
 VERIFY_VENV ?= $(VENV)/verify
+VERIFY_TORCH ?= torch==2.13.0
+VERIFY_CONSTRAINTS ?= tests/verify/constraints.txt
+MCORE_ADAPTER ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -47,7 +53,8 @@ readme: $(VENV)/.installed  ## Put the present output into README.md and the exa
 
 # Jobs under Slurm too, where slurmctld, slurmd, slurm-client and munge are installed: tests/verify/slurm.py.
 verify: $(VERIFY_VENV)/.installed  ## Check the output against the real trainers (installs them: some GB)
-	$(VERIFY_VENV)/bin/python -m pytest -m verify
+	$(if $(MCORE_ADAPTER),$(VERIFY_VENV)/bin/python -m pip install --quiet --no-deps '$(MCORE_ADAPTER)')
+	$(VERIFY_VENV)/bin/python -m pytest -v -rs --disable-warnings -n auto --maxprocesses 4 --dist loadfile -m verify tests/verify
 
 clean:  ## Remove the environment and the caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
@@ -65,7 +72,12 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
-$(VERIFY_VENV)/.installed: pyproject.toml | $(BIN)/python
+$(VERIFY_VENV)/.installed: pyproject.toml $(VERIFY_CONSTRAINTS) tests/verify/mend.py | $(BIN)/python
 	$(BIN)/python -m venv $(VERIFY_VENV)
-	$(VERIFY_VENV)/bin/python -m pip install --quiet --editable '.[dev,verify]'
+	$(VERIFY_VENV)/bin/python -m pip install --quiet '$(VERIFY_TORCH)+cpu' 2>/dev/null || \
+		{ echo "no $(VERIFY_TORCH)+cpu; the build that there is can take some GB"; \
+		$(VERIFY_VENV)/bin/python -m pip install --quiet '$(VERIFY_TORCH)'; }
+	$(VERIFY_VENV)/bin/python -m pip install --quiet $(VERIFY_CONSTRAINTS:%=--constraint %) \
+		'$(VERIFY_TORCH)' --editable '.[dev,verify]'
+	$(VERIFY_VENV)/bin/python tests/verify/mend.py
 	@touch $@

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.layout.specs import DENSE, VISION, make_layout, make_spec
+from tests.verify.llamafactory import NOT_BUILT_BY_THE_ADAPTER
 from topoplan import catalog
 from topoplan.backends.mca import SUPPORTED_MODEL_TYPES
 from topoplan.layout.layout import Recompute
@@ -127,6 +129,19 @@ def test_the_vocabulary_of_every_supported_model_is_the_checkpoints() -> None:
     for model_type in supported:
         mapping = get_template(model_type).config_hf_to_mca
         assert {key.rpartition(".")[2] for key, mca in mapping.items() if mca == "padded_vocab_size"} == {"vocab_size"}
+
+
+def test_the_adapter_sets_what_megatron_knows_for_every_model_type_but_one() -> None:
+    """qwen3_next: linear_attention_type is experimental_attention_variant in 0.16, and 0.15 has no linear attention."""
+    from mcore_adapter.models.auto.config_auto import get_config_cls
+    from mcore_adapter.models.converter.template import get_template
+
+    unknown = {}
+    for model_type in sorted(SUPPORTED_MODEL_TYPES):
+        known = {field.name for field in dataclasses.fields(get_config_cls(model_type))}
+        if not_known := get_template(model_type).constant_mca_config.keys() - known:
+            unknown[model_type] = not_known
+    assert unknown == {model_type: {"linear_attention_type"} for model_type in NOT_BUILT_BY_THE_ADAPTER}
 
 
 def test_the_supported_model_types_are_those_of_llamafactory() -> None:

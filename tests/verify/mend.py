@@ -1,0 +1,38 @@
+"""Run by `make verify` in the environment that it has installed: what cannot be imported there is put right.
+
+LLaMA-Factory asks for torchvision and torchaudio. Package indexes have them for the CUDA builds of torch, and beside a
+CPU build their libraries do not load. Nothing here looks at an image or listens to a sound.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+
+def can_import(name: str) -> bool:
+    done = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def main() -> None:
+    if not can_import("torchvision"):
+        # transformers imports it if it is there, and LLaMA-Factory for video alone.
+        print("torchvision does not load beside this torch; it is removed")
+        subprocess.run([sys.executable, "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision"], check=True)
+    if not can_import("torchaudio"):
+        # LLaMA-Factory imports it always. Without its libraries it can be imported, and computes nothing.
+        print("the libraries of torchaudio do not load beside this torch; they are removed")
+        found = importlib.util.find_spec("torchaudio")
+        for folder in (found.submodule_search_locations or ()) if found else ():
+            for library in Path(folder).rglob("*.so"):
+                library.unlink()
+    for name in ("torchaudio", "transformers.modeling_utils", "llamafactory.launcher", "megatron.core"):
+        if not can_import(name):
+            sys.exit(f"{name} cannot be imported; see: {sys.executable} -c 'import {name}'")
+
+
+if __name__ == "__main__":
+    main()
