@@ -72,8 +72,11 @@ def below(base: Path, name: str) -> Path:
         return base / name
 
 
-def read_text(path: Path) -> str:
-    """The text of a small file. Raises SpecError when it is missing, unreadable, huge or not text."""
+def read_text(path: Path, *, wanted: str = "a spec is a short YAML file") -> str:
+    """The text of a small file. Raises SpecError when it is missing, unreadable, huge or not text.
+
+    `wanted` says in the message what should have been given.
+    """
     name = shown_path(path)
     try:
         if path.is_dir():
@@ -82,22 +85,24 @@ def read_text(path: Path) -> str:
             raise SpecError("is a directory, not a file", where=name, remedy=remedy)
         with path.open("rb") as file:
             # Never more than the limit: the path may be a device or a pipe.
-            content = file.read(MAX_FILE_BYTES + 1)
+            return decoded(file.read(MAX_FILE_BYTES + 1), name=name, wanted=wanted)
     except FileNotFoundError:
         raise SpecError("no such file", where=name, remedy=_nearest_file(path)) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpecError(f"cannot be read: {reason}", where=name) from None
+
+
+def decoded(content: bytes, *, name: str, wanted: str = "a spec is a short YAML file") -> str:
+    """The text of what was read, at most one byte more than the limit. Raises SpecError for huge or binary content."""
     if len(content) > MAX_FILE_BYTES:
-        raise SpecError(
-            f"is larger than {MAX_FILE_BYTES // 10**6} MB", where=name, remedy="a spec is a short YAML file"
-        )
+        raise SpecError(f"is larger than {MAX_FILE_BYTES // 10**6} MB", where=name, remedy=wanted)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise SpecError("is not a text file in UTF-8", where=name, remedy="a spec is a YAML file")
+        raise SpecError("is not a text file in UTF-8", where=name, remedy=wanted)
     return text
 
 
