@@ -170,7 +170,7 @@ class TestReadingFiles:
         path.write_bytes(b"x" * MAX_FILE_BYTES * 2)
         assert len(read_text(path, most_bytes=2 * MAX_FILE_BYTES)) == 2 * MAX_FILE_BYTES
         with pytest.raises(SpecError, match=r"is larger than 1 MB; give another$"):
-            read_text(path, most_bytes=MAX_FILE_BYTES, remedy="give another")
+            read_text(path, most_bytes=MAX_FILE_BYTES, wanted="give another")
 
     def test_an_endless_device_is_refused(self) -> None:
         assert "/dev/zero" in self.refused("/dev/zero")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from topoplan.check.parts import Part
 from topoplan.specs.source import KeyPath, Source
 
-Trainer = Literal["llamafactory", "swift", "swift-megatron", "deepspeed", "trinity"]
+Trainer = Literal["llamafactory", "swift", "swift-megatron", "deepspeed", "trinity", "accelerate"]
 """Whose keys a configuration holds. swift: `swift sft` and the like; swift-megatron: `megatron sft` of ms-swift."""
 
 
@@ -47,6 +47,8 @@ class Variable:
     """With quotes removed; what the shell would put in place of `$...` is left as it is written."""
     part: Part
     line: int
+    assumed: bool = False
+    """The default of a `${NAME:-default}`: the environment may say otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ class Option:
 
     value: str
     line: int
+    assumed: bool = False
+    """The default of a `${NAME:-default}`: the environment may say otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +71,27 @@ class Launch:
     """It may go over several lines."""
     starter: Literal["torchrun", "deepspeed", "accelerate", ""]
     """What starts the processes; empty when the program does so itself."""
+    called: str = ""
+    """How the starter is called: torchrun, torch.distributed.run, torch.distributed.launch, ..."""
     options: dict[str, Option]
     """Options of the starter, with underscores: `nproc_per_node`, `master_port`."""
     program: str
-    """llamafactory-cli, llamafactory.launcher (as a module or a file), swift, megatron, or the script that is run."""
+    """llamafactory-cli, llamafactory.launcher (as a module or a file), swift, megatron, swift.cli.sft and the like (as
+    a module or a file), or the script that is run."""
     arguments: tuple[str, ...]
     """What comes behind the program."""
     variables: tuple[Variable, ...]
     """Set when it runs: exported before it in the same part, or in front of it. The last one of a name wins."""
     configuration: Configuration | None = None
     """The trainer's keys among the arguments."""
+    config_file: str = ""
+    """The configuration file among the arguments, as it is written."""
+    reads: Configuration | None = None
+    """What that file holds, where it was found or is one of the given files."""
+    background: bool = False
+    """It ends with `&`: the next command does not wait for it."""
+    wrappers: tuple[str, ...] = ()
+    """What stands in front of it: sudo, ssh, srun, ..."""
 
     def variable(self, name: str) -> Variable | None:
         """The variable of that name, as the command sees it."""

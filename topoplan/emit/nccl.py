@@ -34,6 +34,11 @@ class EnvVar:
     reason: str
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of that name holds a token or password."""
+    return _SECRET_NAME.search(name.upper()) is not None
+
+
 def node_environment(spec: Spec, layout: Layout, node: int) -> tuple[EnvVar, ...]:
     """What node number `node` exports before it starts the trainer; the `env` of the spec comes last and wins."""
     cluster = spec.cluster
@@ -123,7 +128,7 @@ def _check_user_variable(name: str, value: str) -> None:
         raise SpecError(f"{name!r} cannot be the name of an environment variable", where="env")
     if "\0" in value:
         raise SpecError("a NUL byte cannot be in an environment variable", where=where)
-    if _SECRET_NAME.search(name.upper()):
+    if is_secret_name(name):
         raise SpecError(
             "a token or password is never written to a file",
             where=where,

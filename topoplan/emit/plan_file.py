@@ -69,7 +69,7 @@ def read_plan_file(path: str | Path) -> RecordedPlan:
     path = Path(path)
     if path.is_dir():
         path = path / PLAN_FILE
-    text = read_text(path, most_bytes=_MOST_BYTES, remedy=_REMEDY)
+    text = read_text(path, most_bytes=_MOST_BYTES, wanted=_REMEDY)
     return recorded_plan(parse_json(text, name=shown_path(path), remedy=_REMEDY))
 
 

@@ -22,6 +22,7 @@ KeyPath = tuple[str | int, ...]
 """Where a value sits in a document: `("hosts", 0, "port")`."""
 
 MAX_FILE_BYTES = 1_000_000
+_A_SPEC = "a spec is a short YAML file"
 _MAX_VALUES = 100_000
 _MAX_DEPTH = 40
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -72,10 +73,10 @@ def below(base: Path, name: str) -> Path:
         return base / name
 
 
-def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES, remedy: str = "a spec is a short YAML file") -> str:
+def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES, wanted: str = _A_SPEC) -> str:
     """The text of a file.
 
-    Raises SpecError when it is missing or unreadable, and with `remedy` when it is larger or not text.
+    Raises SpecError when it is missing or unreadable, larger or not text; `wanted` says what should have been given.
     """
     name = shown_path(path)
     try:
@@ -85,20 +86,24 @@ def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES, remedy: str = "a 
             raise SpecError("is a directory, not a file", where=name, remedy=remedy)
         with path.open("rb") as file:
             # Never more than the limit: the path may be a device or a pipe.
-            content = file.read(most_bytes + 1)
+            return decoded(file.read(most_bytes + 1), name=name, most_bytes=most_bytes, wanted=wanted)
     except FileNotFoundError:
         raise SpecError("no such file", where=name, remedy=_nearest_file(path)) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpecError(f"cannot be read: {reason}", where=name) from None
+
+
+def decoded(content: bytes, *, name: str, most_bytes: int = MAX_FILE_BYTES, wanted: str = _A_SPEC) -> str:
+    """The text of what was read, at most one byte more than the limit. Raises SpecError for huge or binary content."""
     if len(content) > most_bytes:
-        raise SpecError(f"is larger than {most_bytes // 10**6} MB", where=name, remedy=remedy)
+        raise SpecError(f"is larger than {most_bytes // 10**6} MB", where=name, remedy=wanted)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise SpecError("is not a text file in UTF-8", where=name, remedy=remedy)
+        raise SpecError("is not a text file in UTF-8", where=name, remedy=wanted)
     return text
 
 
