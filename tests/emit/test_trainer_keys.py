@@ -6,7 +6,10 @@ from topoplan.emit.trainer_keys import (
     SECRET_KEYS,
     check_key,
     default_template,
+    judge_key,
     known_keys,
+    plain_keys,
+    removed_keys,
     templates,
     trainer_versions,
 )
@@ -148,3 +151,31 @@ def test_every_default_template_exists() -> None:
     known = templates()
     assert set(known.by_model.values()) | set(known.by_model_type.values()) <= known.names
     assert set(known.by_model_type) <= set(known.supported_model_types)
+
+
+def test_without_megatron_other_keys_are_known_and_none_is_left_unread() -> None:
+    plain = plain_keys()
+    assert "tensor_model_parallel_size" not in plain
+    assert {"overwrite_output_dir", "predict_with_generate", "ray_num_workers"} <= plain.keys()
+    assert plain["fp8"].types == ("bool",)
+    assert known_keys()["fp8"].types == ("str",)
+    assert not any(key.ignored for key in plain.values())
+    assert not removed_keys() & known_keys().keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "with_megatron", "without"),
+    [
+        ("lora_rank", 16, "ignored", ""),
+        ("report_to", "wandb", "dropped", ""),
+        ("overwrite_output_dir", True, "gone", ""),
+        ("lr_scheduler_type", "polynomial", "type", ""),
+        ("tensor_model_parallel_size", 2, "", "unknown"),
+        ("hub_token", "a", "secret", "secret"),
+        ("cutoff_len", 10**400, "", ""),
+        ("learning_rate", 10**400, "type", "type"),
+    ],
+)
+def test_a_key_is_judged_for_the_path_that_trains(name: str, value: object, with_megatron: str, without: str) -> None:
+    assert judge_key(name, value).trouble == with_megatron
+    assert judge_key(name, value, megatron=False).trouble == without

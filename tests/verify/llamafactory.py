@@ -1,4 +1,4 @@
-"""LLaMA-Factory's own reader and parser of train.yaml, in a process of its own, on the path that USE_MCA=1 takes.
+"""LLaMA-Factory's own reader and parser of train.yaml, in a process of its own, with USE_MCA=1 or without.
 
 mcore_adapter is not on PyPI. Where it is not installed, a stand-in with the fields of the key list takes its place, and
 everything around it is real: OmegaConf, HfArgumentParser, the argument classes of LLaMA-Factory and transformers.
@@ -30,10 +30,11 @@ from llamafactory.hparams import parser
 
 found = {}
 wanted = json.load(open(sys.argv[1]))
+read = getattr(parser, sys.argv[2])
 for path, checkpoint in wanted.items():
     sys.argv = ["launcher", path, "use_cpu=true"]  # bf16 is refused without a GPU otherwise
     try:
-        model, data, training, finetuning, _ = parser._parse_train_mca_args()
+        model, data, training, finetuning, _ = read()
         groups = [model, data, training, finetuning]
         if checkpoint:
             from mcore_adapter.models import AutoConfig, model_config
@@ -80,20 +81,31 @@ def need_llamafactory() -> None:
     pytest.importorskip("llamafactory", reason="llamafactory is not installed (the verify extra has it)")
 
 
-def parse(paths: Mapping[Path, Path | None], folder: Path) -> dict[str, dict[str, str]]:
+def parse(
+    paths: Mapping[Path, Path | None], folder: Path, *, megatron: bool = True, checked: bool = False
+) -> dict[str, dict[str, str]]:
     """Path -> what the parser makes of that train.yaml, key by key, as repr; {"error": ...} where it refuses it.
 
-    Given a directory with a config.json for a path, the keys of the model's configuration are in it too, as the adapter
-    makes it from both; mcore_adapter must be installed. `folder` is the working directory.
+    `checked` adds what LLaMA-Factory checks of keys together, as on one rank of a distributed run. Given a directory
+    with a config.json for a path, the keys of the model's configuration are in it too, as the adapter makes it from
+    both; mcore_adapter must be installed. `folder` is the working directory.
     """
     search = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    if importlib.util.find_spec("mcore_adapter") is None:
+    if megatron and importlib.util.find_spec("mcore_adapter") is None:
         search.append(str(stand_in(folder)))
     wanted = folder / "wanted.json"
     wanted.write_text(json.dumps({str(path): str(checkpoint or "") for path, checkpoint in paths.items()}))
+    read = "get_train_args" if checked else "_parse_train_mca_args"
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     answer = subprocess.run(
-        [sys.executable, "-c", PARSE, str(wanted)],
-        env={**os.environ, "USE_MCA": "1", "PYTHONPATH": os.pathsep.join(search), "DISABLE_VERSION_CHECK": "1"},
+        [sys.executable, "-c", PARSE, str(wanted), read],
+        env={
+            **os.environ,
+            **(rank if checked else {}),
+            "USE_MCA": str(int(megatron)),
+            "PYTHONPATH": os.pathsep.join(search),
+            "DISABLE_VERSION_CHECK": "1",
+        },
         cwd=folder,
         capture_output=True,
         text=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from tests.emit.samples import DEEPSEEK, QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, make_spec_and_plan
 from tests.verify.llamafactory import need_llamafactory, parse
 from topoplan.emit.bundle import generate
-from topoplan.emit.trainer_keys import known_keys, templates, trainer_versions
+from topoplan.emit.trainer_keys import Key, known_keys, plain_keys, templates, trainer_versions
 from topoplan.layout.layout import Recompute
 
 pytestmark = pytest.mark.verify
@@ -113,16 +113,32 @@ def test_the_key_list_is_the_one_of_the_installed_versions() -> None:
 
     import transformers
     from llamafactory.hparams import DataArguments, FinetuningArguments, GeneratingArguments, ModelArguments
+    from llamafactory.hparams.training_args import TrainingArguments
 
-    classes = {
-        "llamafactory": (ModelArguments, DataArguments, FinetuningArguments, GeneratingArguments),
-        "transformers": (transformers.TrainingArguments,),
-    }
+    shared = (ModelArguments, DataArguments, FinetuningArguments, GeneratingArguments)
+    compare_fields(known_keys(), {"llamafactory": shared, "transformers": (transformers.TrainingArguments,)})
+    # Without Megatron LLaMA-Factory adds some of its own to transformers' Seq2SeqTrainingArguments.
+    base = {field.name for field in dataclasses.fields(transformers.Seq2SeqTrainingArguments)}
+    own = {field.name for field in dataclasses.fields(TrainingArguments)} - base
+    compare_fields(
+        plain_keys(), {"llamafactory": shared, "transformers": (transformers.Seq2SeqTrainingArguments,)}, further=own
+    )
+
+
+def compare_fields(
+    keys: Mapping[str, Key], declared: Mapping[str, tuple[Any, ...]], further: Collection[str] = ()
+) -> None:
+    """The keys of each package are the fields of its argument classes; `further` ones are LLaMA-Factory's."""
+    import dataclasses
+
+    import transformers
+
     major = transformers.__version__.split(".")[0]
-    for package, declared in classes.items():
-        real = {field.name for group in declared for field in dataclasses.fields(group) if field.init}
-        listed = {key.name for key in known_keys().values() if key.package == package}
-        wanted = {name for name in listed if known_keys()[name].transformers in ("", major)}
+    for package, groups in declared.items():
+        real = {field.name for group in groups for field in dataclasses.fields(group) if field.init}
+        real |= set(further) if package == "llamafactory" else set()
+        listed = {key.name for key in keys.values() if key.package == package}
+        wanted = {name for name in listed if keys[name].transformers in ("", major)}
         assert wanted <= real, f"{package}: {sorted(wanted - real)} are gone"
         if is_listed_version(package):
             assert real <= listed, f"{package}: {sorted(real - listed)} are new"

@@ -115,12 +115,12 @@ class Setup:
 
     def uses_mca(self, configuration: Configuration) -> bool:
         """Whether LLaMA-Factory trains it with Megatron: USE_MCA says so, else the keys that only that path knows."""
-        from topoplan.emit.trainer_keys import known_keys
+        from topoplan.emit.trainer_keys import known_keys, plain_keys
 
         if configuration.trainer != "llamafactory":
             return False
         said = [one.value.strip().lower() for one in self.variables if one.name == "USE_MCA"]
         if said:
             return said[-1] in ("true", "y", "1")  # as extras/misc.py::is_env_enabled has it
-        keys = known_keys()
-        return any(key in keys and keys[key].package == "mcore_adapter" for key in configuration.source.data)
+        megatron_alone = known_keys().keys() - plain_keys().keys()
+        return any(key in megatron_alone for key in configuration.source.data)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from topoplan.errors import SpecError, nearest
 
@@ -88,25 +88,41 @@ class Templates:
 @cache
 def known_keys() -> Mapping[str, Key]:
     """Every key that the parser accepts with USE_MCA=1."""
-    return {
-        name: Key(
-            name=name,
-            types=tuple(entry["types"]),
-            nullable=entry.get("nullable", False),
-            choices=tuple(entry.get("choices", ())),
-            default=entry["default"],
-            package=entry["from"],
-            transformers=entry.get("transformers", ""),
-            ignored=entry.get("ignored", False),
-        )
-        for name, entry in _document("llamafactory_mca.json")["keys"].items()
+    return {name: _key(name, entry) for name, entry in _document("llamafactory.json")["keys"].items()}
+
+
+def _key(name: str, entry: Mapping[str, Any]) -> Key:
+    return Key(
+        name=name,
+        types=tuple(entry["types"]),
+        nullable=entry.get("nullable", False),
+        choices=tuple(entry.get("choices", ())),
+        default=entry["default"],
+        package=entry["from"],
+        transformers=entry.get("transformers", ""),
+        ignored=entry.get("ignored", False),
+    )
+
+
+@cache
+def plain_keys() -> Mapping[str, Key]:
+    """Every key that the parser accepts without Megatron: DeepSpeed, FSDP or plain data parallel training."""
+    shared = {name: replace(key, ignored=False) for name, key in known_keys().items() if key.package != "mcore_adapter"}
+    return shared | {
+        name: _key(name, entry) for name, entry in _document("llamafactory.json")["keys_without_megatron"].items()
     }
+
+
+@cache
+def removed_keys() -> frozenset[str]:
+    """Keys of transformers 4 that transformers 5 no longer has."""
+    return frozenset(_document("llamafactory.json")["removed_in_transformers_5"])
 
 
 @cache
 def trainer_versions() -> Mapping[str, Any]:
     """The versions that the key list was taken from."""
-    versions: Mapping[str, Any] = _document("llamafactory_mca.json")["versions"]
+    versions: Mapping[str, Any] = _document("llamafactory.json")["versions"]
     return versions
 
 
@@ -137,82 +153,100 @@ def default_template(model: str, model_type: str) -> str | None:
 
 def check_key(name: str, value: Any, where: str) -> Any:
     """`value` as it is written for the key `name`; an error says what would be wrong with it, or never be read."""
+    verdict = judge_key(name, value)
+    if verdict.trouble:
+        raise SpecError(verdict.what, where=where, expected=verdict.expected, remedy=verdict.remedy)
+    return verdict.value
+
+
+Trouble = Literal["", "secret", "gone", "unknown", "type", "ignored", "dropped"]
+"""gone: not every supported transformers has the key. type: the value is none that the key takes. ignored: the Megatron
+workflow never reads the key. dropped: it reads it, and leaves a part of the value out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A value for a trainer key, and what would be wrong with it."""
+
+    value: Any = None
+    """In the type that the key declares."""
+    trouble: Trouble = ""
+    what: str = ""
+    expected: str = ""
+    remedy: str = ""
+
+
+def judge_key(name: str, value: Any, *, megatron: bool = True) -> Verdict:
+    """What a key and its value come to on the Megatron path, or without it."""
     if name in SECRET_KEYS:
-        raise SpecError(
-            "a token or password is never written to a file",
-            where=where,
-            remedy="set it in the environment of the nodes",
-        )
-    if name in _GONE:
-        raise SpecError(f"{name} is not accepted by every transformers", where=where, remedy=_GONE[name])
-    keys = known_keys()
+        what, remedy = "a token or password is never written to a file", "set it in the environment of the nodes"
+        return Verdict(value=value, trouble="secret", what=what, remedy=remedy)
+    keys = known_keys() if megatron else plain_keys()
+    if name in _GONE and (megatron or name != "overwrite_output_dir"):
+        what = f"{name} is not accepted by every transformers"
+        return Verdict(value=value, trouble="gone", what=what, remedy=_GONE[name])
     if name not in keys:
-        _refuse_unknown(name, where)
-    key = keys[name]
-    checked = _typed(key, value, where)
-    if (key.ignored or name in ("add_tokens", "add_special_tokens")) and checked not in (key.default, None):
+        if name in removed_keys():
+            what = f"{name} is gone from transformers 5"
+            return Verdict(value=value, trouble="gone", what=what, remedy="leave it out")
+        further = "settings of Megatron-core's own go into additional_configs: {...}" if megatron else ""
+        what = f"the trainer has no key {name!r}"
+        return Verdict(value=value, trouble="unknown", what=what, remedy=nearest(name, keys) or further)
+    verdict = _typed(keys[name], value)
+    if verdict.trouble or not megatron:
+        return verdict
+    checked = verdict.value
+    unread = keys[name].ignored or name in ("add_tokens", "add_special_tokens")
+    if unread and checked not in (keys[name].default, None):
         remedy = _UNUSED.get(name, "remove it, so that the file says what happens")
-        raise SpecError(f"LLaMA-Factory's Megatron path never reads {name}", where=where, remedy=remedy)
+        what = f"LLaMA-Factory's Megatron path never reads {name}"
+        return Verdict(value=checked, trouble="ignored", what=what, remedy=remedy)
     if name == "report_to" and "wandb" in (checked if isinstance(checked, list) else [checked]):
-        raise SpecError(
-            "the Megatron adapter silently drops wandb from report_to",
-            where=where,
-            remedy="use tensorboard, mlflow or use_swanlab",
-        )
-    return checked
+        what = "the Megatron adapter silently drops wandb from report_to"
+        return Verdict(value=checked, trouble="dropped", what=what, remedy="use tensorboard, mlflow or use_swanlab")
+    return verdict
 
 
-def _refuse_unknown(name: str, where: str) -> None:
-    removed = _document("llamafactory_mca.json")["removed_in_transformers_5"]
-    if name in removed:
-        raise SpecError(f"{name} is gone from transformers 5", where=where, remedy="leave it out")
-    raise SpecError(
-        f"the trainer has no key {name!r}",
-        where=where,
-        remedy=nearest(name, known_keys()) or "settings of Megatron-core's own go into additional_configs: {...}",
-    )
+def _typed(key: Key, value: Any) -> Verdict:
+    """`value` in the type that the key declares, or what is wrong with it."""
 
+    def refused(what: str, remedy: str = "") -> Verdict:
+        return Verdict(value=value, trouble="type", what=what, expected=_expected(key), remedy=remedy)
 
-def _typed(key: Key, value: Any, where: str) -> Any:
-    """`value` in the type that the key declares, or an error."""
     if value is None:
-        if key.nullable:
-            return None
-        raise SpecError(f"{key.name} cannot be null", where=where, expected=_expected(key))
+        return Verdict() if key.nullable else refused(f"{key.name} cannot be null")
     types = key.types
     if isinstance(value, bool):
         if "bool" in types:
-            return value
+            return Verdict(value=value)
         hint = 'YAML reads an unquoted yes, no, on or off as true or false; write "no" in quotes'
-        raise SpecError(f"{key.name} is {str(value).lower()}", where=where, expected=_expected(key), remedy=hint)
+        return refused(f"{key.name} is {str(value).lower()}", hint)
     if isinstance(value, int):
         if "int" in types:
-            return value
-        if "float" in types:
-            return float(value)
+            return Verdict(value=value)
+        if "float" in types and abs(value) < 10**300:
+            return Verdict(value=float(value))
     if isinstance(value, float):
         if "float" in types:
-            return value
+            return Verdict(value=value)
         if "int" in types and value.is_integer():
-            return int(value)
+            return Verdict(value=int(value))
     if isinstance(value, str):
         number = _number(value)  # PyYAML takes 2e-5 for a string; the user meant what every other reader sees
         if "str" not in types and "float" in types and number is not None:
-            return number
+            return Verdict(value=number)
         if "str" in types:
             if key.choices and value not in key.choices:
-                remedy = nearest(value, [str(choice) for choice in key.choices])
-                raise SpecError(f"{key.name} is {value!r}", where=where, expected=_expected(key), remedy=remedy)
+                return refused(f"{key.name} is {value!r}", nearest(value, [str(choice) for choice in key.choices]))
             if "${" in value:
-                raise SpecError(
-                    f"{key.name} holds '${{', which LLaMA-Factory's YAML reader takes for a variable", where=where
-                )
-            return value
+                what = f"{key.name} holds '${{', which LLaMA-Factory's YAML reader takes for a variable"
+                return Verdict(value=value, trouble="type", what=what)
+            return Verdict(value=value)
     if isinstance(value, Mapping) and "dict" in types:
-        return dict(value)
+        return Verdict(value=dict(value))
     if isinstance(value, list | tuple) and "list" in types:
-        return list(value)
-    raise SpecError(f"{key.name} is {value!r}", where=where, expected=_expected(key))
+        return Verdict(value=list(value))
+    return refused(f"{key.name} is {value!r}")
 
 
 def _number(text: str) -> float | None:

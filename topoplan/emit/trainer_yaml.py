@@ -1,7 +1,7 @@
 """train.yaml: the plan in the keys of LLaMA-Factory's Megatron (MCA) trainer, each non-obvious line with its reason.
 
 Sources: LLaMA-Factory hparams/ and train/mca/workflow.py, mcore_adapter training_args.py and models/model_config.py,
-at the versions named in `topoplan/catalog/trainer_keys/llamafactory_mca.json`.
+at the versions named in `topoplan/catalog/trainer_keys/llamafactory.json`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,205 @@
+"""Files with one mistake each: LLaMA-Factory refuses what `topoplan check` calls an error, and takes the rest."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.check.samples import FULL, MEGATRON, MOE, PLAIN, make_setup, with_lines
+from tests.check.test_llamafactory_refusals import REFUSED, REFUSED_FULL, TAKEN
+from tests.verify.llamafactory import need_llamafactory, parse
+from topoplan import catalog
+from topoplan.check import llamafactory_rules, mca_rules, yaml_rules
+from topoplan.check.finding import Finding
+from topoplan.check.mca_rules import megatron_settings
+
+pytestmark = pytest.mark.verify
+
+PLAIN_REFUSED = (
+    "evaluation_strategy: steps",
+    "learnig_rate: 1.0e-4",
+    "save_safetensors: true",
+    "tensor_model_parallel_size: 2",
+    "eval_strategy: no",
+    "save_strategy: off",
+    "lr_scheduler_type: linaer",
+    "finetuning_type: fulll",
+    "model_name_or_path: -",
+    "dataset: -",
+    "media_dir: '${HOME'",
+)
+PLAIN_TAKEN = (
+    "overwrite_output_dir: true",
+    "warmup_ratio: 0.03",
+    "lora_rank: 8",
+    "save_steps: 5",
+    "val_size: 0.1",
+    "gradient_checkpointing: false",
+    "bf16: -",
+    "template: llama3",
+    "media_dir: ${HOME}/x",
+    "packing: 'false'",
+    "do_train: false",
+    "output_dir: -",
+    "lr_scheduler_type: polynomial",
+    "learning_rate: 2e-5",
+)
+MEGATRON_REFUSED = (
+    "evaluation_strategy: no",
+    "overwrite_output_dir: true",
+    "num_layers_in_first_pipeline_stage: 4",
+    "ray_num_workers: 4",
+    "fp16: true",
+    "streaming: true",
+)
+MEGATRON_TAKEN = (
+    "gradient_checkpointing: true",
+    "optim: adamw_8bit",
+    "disable_shuffling: true",
+    "report_to: wandb",
+    "finetuning_type: lora",
+    "sequence_parallel: false",
+    "sequence_parallel: 'false'",
+    "recompute_num_layers: 2",
+    "additional_configs: {moe_z_los_coeff: 0.1}",
+    "cutoff_len: 1000",
+)
+ADAPTER_REFUSED = (
+    "variable_seq_lengths: true",
+    "overlap_param_gather: true",
+    "pipeline_model_parallel_size: 8",
+    "expert_model_parallel_size: 2",
+    "recompute_granularity: full\nrecompute_method: uniform",
+    "recompute_granularity: full\nrecompute_num_layers: 2",
+    "recompute_granularity: full\nrecompute_method: recompute\nrecompute_num_layers: 1",
+    "recompute_granularity: selective\nrecompute_num_layers: 2",
+    "recompute_granularity: full\nmoe_layer_recompute: true",
+    'recompute_granularity: selective\nrecompute_modules: "core_attn, mlp"',
+    'recompute_granularity: "null"',
+    "tensor_model_parallel_size: 3",
+)
+ADAPTER_TAKEN = (
+    "deepspeed: no-such-file.json",
+    "sequence_parallel: true\ntensor_model_parallel_size: 1",
+    "recompute_granularity: full",
+    "recompute_granularity: selective\nrecompute_modules: core_attn,mlp",
+    "pipeline_model_parallel_size: 4\nvirtual_pipeline_model_parallel_size: 3\ngradient_accumulation_steps: 8",
+    "additional_configs: {moe_z_los_coeff: 0.1}",
+    "tensor_model_parallel_size: 16",
+)
+NO_ADAPTER = pytest.mark.skipif(
+    importlib.util.find_spec("mcore_adapter") is None,
+    reason="mcore_adapter is not installed (https://github.com/alibaba/ROLL, mcore_adapter/)",
+)
+
+
+def findings(text: str, *, megatron: bool) -> list[Finding]:
+    """What the rules find in a file."""
+    setup = make_setup(text, variables={"USE_MCA": str(int(megatron))})
+    return [one for module in (yaml_rules, llamafactory_rules, mca_rules) for one in module.findings(setup)]
+
+
+def answers(texts: Mapping[str, str], folder: Path, *, megatron: bool, model: str = "") -> dict[str, str]:
+    """Case -> what LLaMA-Factory stops with; empty where it takes the file. With `model` the adapter looks too."""
+    checkpoint = None
+    if model:
+        checkpoint = folder / "checkpoint"
+        checkpoint.mkdir()
+        (checkpoint / "config.json").write_text(json.dumps(catalog.model_config(model)), encoding="utf-8")
+    paths = {}
+    for number, (case, text) in enumerate(texts.items()):
+        paths[case] = folder / f"{number}.yaml"
+        paths[case].write_text(text, encoding="utf-8")
+    found = parse(dict.fromkeys(paths.values(), checkpoint), folder, megatron=megatron, checked=True)
+    return {case: found[str(path)].get("error", "") for case, path in paths.items()}
+
+
+def test_what_is_an_error_without_megatron_is_refused(tmp_path: Path) -> None:
+    need_llamafactory()
+    texts = {lines: with_lines(PLAIN, lines) for lines in (*PLAIN_REFUSED, *REFUSED)}
+    # DeepSpeed is not installed where these tests run, and refused for that.
+    texts |= {lines: with_lines(FULL, lines) for lines in REFUSED_FULL if "deepspeed" not in lines}
+    said = answers(texts, tmp_path, megatron=False)
+    assert {case for case, text in texts.items() if not _has_error(text, megatron=False)} == set()
+    assert {case for case, error in said.items() if not error} == set()
+
+
+def test_what_is_no_error_without_megatron_is_taken(tmp_path: Path) -> None:
+    need_llamafactory()
+    texts = {"as it is": PLAIN, **{lines: with_lines(PLAIN, lines) for lines in (*PLAIN_TAKEN, *TAKEN)}}
+    texts |= {"full": FULL, "full with lora_rank": with_lines(FULL, "lora_rank: 8")}
+    said = answers(texts, tmp_path, megatron=False)
+    assert {case: error for case, error in said.items() if error} == {}
+
+
+def test_what_is_an_error_with_megatron_is_refused(tmp_path: Path) -> None:
+    need_llamafactory()
+    texts = {lines: with_lines(MEGATRON, lines) for lines in MEGATRON_REFUSED}
+    said = answers(texts, tmp_path, megatron=True)
+    assert {case for case, text in texts.items() if not _has_error(text, megatron=True)} == set()
+    assert {case for case, error in said.items() if not error} == set()
+
+
+def test_what_is_ignored_with_megatron_is_taken(tmp_path: Path) -> None:
+    need_llamafactory()
+    texts = {"as it is": MEGATRON, **{lines: with_lines(MEGATRON, lines) for lines in MEGATRON_TAKEN}}
+    said = answers(texts, tmp_path, megatron=True)
+    assert {case: error for case, error in said.items() if error} == {}
+
+
+@NO_ADAPTER
+def test_what_is_an_error_for_the_adapter_is_refused_by_it(tmp_path: Path) -> None:
+    need_llamafactory()
+    texts = {lines: with_lines(MEGATRON, lines) for lines in ADAPTER_REFUSED}
+    said = answers(texts, tmp_path, megatron=True, model="Qwen/Qwen3-8B")
+    assert {case for case, text in texts.items() if not _has_error(text, megatron=True)} == set()
+    assert {case for case, error in said.items() if not error} == set()
+
+
+@NO_ADAPTER
+def test_what_is_no_error_for_the_adapter_is_taken_by_it(tmp_path: Path) -> None:
+    need_llamafactory()
+    texts = {"as it is": MEGATRON, **{lines: with_lines(MEGATRON, lines) for lines in ADAPTER_TAKEN}}
+    said = answers(texts, tmp_path, megatron=True, model="Qwen/Qwen3-8B")
+    assert {case for case, text in texts.items() if _has_error(text, megatron=True)} == set()
+    assert {case: error for case, error in said.items() if error} == {}
+
+
+@NO_ADAPTER
+def test_experts_are_told_what_the_adapter_makes_of_their_keys(tmp_path: Path) -> None:
+    need_llamafactory()
+    path, plain = tmp_path / "experts.yaml", tmp_path / "default.yaml"
+    path.write_text(with_lines(MOE, "sequence_parallel: false"), encoding="utf-8")
+    unset = "expert_tensor_parallel_size: -\nmoe_token_dispatcher_type: -\nmoe_grouped_gemm: -"
+    plain.write_text(with_lines(MOE, unset), encoding="utf-8")
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    config = catalog.model_config("Qwen/Qwen3-30B-A3B")
+    (checkpoint / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    found = parse({path: checkpoint, plain: checkpoint}, tmp_path)
+    assert found[str(path)]["sequence_parallel"] == "True"
+    assert found[str(plain)]["expert_tensor_parallel_size"] == "2"
+    assert found[str(plain)]["moe_token_dispatcher_type"] == "'allgather'"
+    assert found[str(plain)]["moe_grouped_gemm"] == "False"
+
+
+def test_the_settings_of_additional_configs_are_those_of_the_installed_version() -> None:
+    core = pytest.importorskip("megatron.core", reason="megatron-core is not installed (the verify extra has it)")
+    import dataclasses
+
+    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+
+    if core.__version__ != "0.16.1":
+        pytest.skip("the list is of megatron-core 0.16.1")
+    real = {field.name for group in (TransformerConfig, MLATransformerConfig) for field in dataclasses.fields(group)}
+    assert real <= megatron_settings()
+
+
+def _has_error(text: str, *, megatron: bool) -> bool:
+    return any(
+        finding.severity == "error" and finding.rule != "mca-hub-id" for finding in findings(text, megatron=megatron)
+    )
