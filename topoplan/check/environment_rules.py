@@ -1,0 +1,13 @@
+"""Stand-in until the rules of environment are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from topoplan.check.finding import Finding
+from topoplan.check.setup import Setup
+
+
+def findings(setup: Setup) -> Iterator[Finding]:
+    """None yet."""
+    return iter(())
