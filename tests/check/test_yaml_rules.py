@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.check.samples import fixed, make_command, make_setup, only, rules
@@ -105,3 +107,16 @@ def test_what_is_read_as_it_is_meant_gives_nothing(text: str) -> None:
 
 def test_a_command_is_no_yaml() -> None:
     assert rules(findings, make_command({"eval_strategy": "no", "packing": "false"}, "llamafactory")) == []
+
+
+@pytest.mark.parametrize(("label", "severity"), [("", "error"), ("yaml block 1", "note")])
+def test_a_configuration_whose_line_breaks_were_lost_is_told(label: str, severity: str) -> None:
+    setup = make_setup("stage: sft\nbf16: true\n")
+    (configuration,) = setup.configurations
+    part = replace(configuration.part, unfolded=True, label=label, lines=(9, 9))
+    folded = replace(setup, configurations=(replace(configuration, part=part),))
+    finding = only(findings, folded, "yaml-lost-line-breaks")
+    assert finding.severity == severity
+    assert finding.place == "train.yaml:9"
+    assert finding.what.startswith("2 keys stand on one line")
+    assert not rules(findings, setup)

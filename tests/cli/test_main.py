@@ -8,7 +8,7 @@ from tests.cli.conftest import Cli
 from topoplan.cli.main import app
 
 VERBS = {
-    *("explain", "generate", "gpus", "models", "predict", "profile", "rank"),
+    *("check", "explain", "generate", "gpus", "models", "predict", "profile", "rank"),
     *("schema", "size", "timeline", "topology", "validate", "version", "what-if"),
 }
 

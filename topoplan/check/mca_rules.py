@@ -298,7 +298,7 @@ def _sequence_parallel_off(configuration: Configuration, model: Model | None, tp
             line_key,
             f"sequence_parallel is off with tensor_model_parallel_size {tp}: each of the {tp} GPUs of a group keeps all"
             " activations of norms, dropout and residuals",
-            why="it costs no traffic: all-gather and reduce-scatter take the place of each all-reduce"
+            why="it costs hardly any traffic: all-gather and reduce-scatter take the place of each all-reduce"
             " (arXiv 2205.05198, section 4.2.2)",
             remedy="set sequence_parallel: true",
             edits=edits,

@@ -49,7 +49,12 @@ class UnknownKindError(SpecError):
 
 def read_setup(paths: Sequence[str]) -> Setup:
     """Everything that these files say. Raises SpecError for what cannot be read, or is no configuration of training."""
-    return _Reader().read(read_parts(paths))
+    return setup_of(read_parts(paths))
+
+
+def setup_of(parts: Sequence[Part]) -> Setup:
+    """Everything that these parts say, and the files that they name. Raises SpecError."""
+    return _Reader().read(parts)
 
 
 class _Reader:

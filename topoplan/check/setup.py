@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from topoplan.check.parts import Part
@@ -108,6 +109,8 @@ class Setup:
     launches: tuple[Launch, ...] = ()
     variables: tuple[Variable, ...] = ()
     """All that are set anywhere, in order."""
+    bundles: tuple[Path, ...] = ()
+    """Directories that `topoplan generate` wrote, among what was given."""
 
     def of(self, *trainers: Trainer) -> Iterator[Configuration]:
         """The configurations of these trainers."""

@@ -316,7 +316,7 @@ def _megatron(configuration: Configuration) -> Iterator[Finding]:
             "sequence_parallel" if "sequence_parallel" in configuration.source.data else _PARALLEL["tp"],
             f"--sequence_parallel is off with --tensor_model_parallel_size {tp}: every GPU of a group keeps all"
             " activations of norms, dropout and residuals",
-            why="it costs no traffic (arXiv 2205.05198, section 4.2.2)",
+            why="it costs hardly any traffic (arXiv 2205.05198, section 4.2.2)",
             remedy="add --sequence_parallel true",
             edits=change(configuration, ("sequence_parallel",), value=True)
             if "sequence_parallel" in configuration.source.data

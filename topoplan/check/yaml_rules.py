@@ -30,7 +30,10 @@ _WORD_FOR_NO = {"report_to": "none"}
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """Bare yes and no, quoted booleans, numbers and nulls, and `${`."""
+    """Lost line breaks; bare yes and no, quoted booleans, numbers and nulls, and `${`."""
+    for configuration in setup.configurations:
+        if configuration.part.unfolded and not configuration.from_command:
+            yield _lost_line_breaks(configuration)
     for configuration in setup.of("llamafactory"):
         if configuration.from_command:
             continue  # no YAML is read
@@ -38,6 +41,20 @@ def findings(setup: Setup) -> Iterator[Finding]:
             if finding := misread(setup, configuration, name):
                 yield finding
         yield from _interpolations(configuration)
+
+
+def _lost_line_breaks(configuration: Configuration) -> Finding:
+    """Of a block in a page nobody would think that it can be read so; a file somebody means to use."""
+    part = configuration.part
+    return Finding(
+        rule="yaml-lost-line-breaks",
+        severity="note" if part.label else "error",
+        part=part,
+        line=1,
+        what=f"{len(configuration.source.data)} keys stand on one line: line breaks were lost, and are put back here",
+        why="YAML ends a value at the end of its line, and takes all behind a # for a comment",
+        remedy="write each key on a line of its own",
+    )
 
 
 def misread(setup: Setup, configuration: Configuration, name: str) -> Finding | None:

@@ -13,6 +13,7 @@ from typing import NoReturn
 import typer
 
 from topoplan.cli import (
+    check,
     explain,
     generate,
     gpus,
@@ -46,6 +47,7 @@ app.command("rank")(rank.rank)
 app.command("generate")(generate.generate)
 app.command("explain")(explain.explain)
 app.command("what-if")(what_if.what_if)
+app.command("check")(check.check)
 app.command("size")(size.size)
 app.command("timeline")(timeline.timeline)
 app.command("topology")(topology.topology)

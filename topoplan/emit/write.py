@@ -101,6 +101,14 @@ def _manifest(directory: Path) -> dict[str, str]:
     return entries
 
 
+def bundle_changes(directory: Path) -> tuple[list[str], list[str]]:
+    """Files of the bundle in `directory` that were edited since it was written, and those that are missing."""
+    earlier = _manifest(directory)
+    missing = [name for name in earlier if not os.path.lexists(directory / name)]
+    edited = [name for name in earlier if name not in missing and not _unedited(directory / name, earlier[name])]
+    return edited, missing
+
+
 def _manifest_text(files: Mapping[str, str]) -> str:
     digests = {name: hashlib.sha256(files[name].encode("utf-8")).hexdigest() for name in sorted(files)}
     return json.dumps({"schema": _SCHEMA, "files": digests}, indent=2) + "\n"
@@ -122,9 +130,7 @@ def _refuse_foreign(files: Mapping[str, str], directory: Path, earlier: Mapping[
                 remedy="name another directory with -o, or overwrite with --force",
             )
         return
-    edited = [
-        name for name in earlier if os.path.lexists(directory / name) and not _unedited(directory / name, earlier[name])
-    ]
+    edited, _ = bundle_changes(directory)
     if edited:
         raise OutputError(
             f"was edited since topoplan wrote it: {_named(edited)}",

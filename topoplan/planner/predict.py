@@ -24,7 +24,7 @@ from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
 from topoplan.units import GIB
 
-_RULES_OF_A_GIVEN_LAYOUT = SHAPE_RULES + STEP_RULES + MODE_RULES
+RULES_OF_A_GIVEN_LAYOUT = SHAPE_RULES + STEP_RULES + MODE_RULES
 """What a search leaves out as slow is predicted when it is asked for by name."""
 
 
@@ -106,7 +106,7 @@ def predict(spec: Spec, layout: Layout | Mapping[str, Any]) -> Plan:
     layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)
     if layout.backend == "mca":
         check_token_prediction(spec)
-    if broken := broken_rule(spec, layout, _RULES_OF_A_GIVEN_LAYOUT):
+    if broken := broken_rule(spec, layout, RULES_OF_A_GIVEN_LAYOUT):
         rule, equation = broken
         raise LayoutError(equation, where=f"layout breaks rule {rule.name}", remedy=rule.fix)
     return plan_of(spec, layout, memory_of(spec, layout, all_stages=True))

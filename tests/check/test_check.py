@@ -1,0 +1,183 @@
+"""The whole check on files, with rules and searches of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.check.written import FULL_YAML, launch, setup, swift_zero2
+from topoplan.check import check as whole
+from topoplan.check.check import Against, check, check_setup, fix
+from topoplan.check.finding import Edit, Finding
+from topoplan.check.parts import Part
+from topoplan.check.setup import Configuration, Setup
+from topoplan.errors import InputError
+from topoplan.planner.plan import Ranking
+from topoplan.planner.search import rank
+from topoplan.specs.load import load_cluster
+from topoplan.specs.profile import OwnProfile
+from topoplan.specs.source import parse_source
+from topoplan.specs.spec import Spec
+
+
+def rules(setup: Setup) -> Iterator[Finding]:
+    """A rule on each of two lines: one for a person, one that a program can correct."""
+    for part in setup.parts:
+        for number, line in enumerate(part.text.splitlines(), start=1):
+            if line.startswith("sequence_parallel: false"):
+                edit = Edit(first_line=number, last_line=number, text="sequence_parallel: true")
+                yield Finding(rule="sp-off", severity="warning", part=part, line=number, what="is off", edits=(edit,))
+            if line.startswith("dataset:"):
+                yield Finding(rule="data", severity="error", part=part, line=number, what="is no data set")
+
+
+@pytest.fixture(autouse=True)
+def own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "RULES", (SimpleNamespace(findings=rules),))
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    path = tmp_path / "train.yaml"
+    path.write_text(FULL_YAML)
+    return path
+
+
+def against() -> Against:
+    """Four H100 machines."""
+    return Against(cluster=load_cluster("cluster_specs/h100-4x8.yaml"))
+
+
+def test_every_module_of_rules_is_listed() -> None:
+    files = {path.stem for path in Path(whole.__file__).parent.glob("*_rules.py")}
+    source = Path(whole.__file__).read_text()
+
+    assert all(f"    {name},\n" in source.partition("RULES = (")[2].partition(")")[0] for name in files)
+
+
+def test_findings_are_sorted_by_severity_and_then_by_place(train: Path) -> None:
+    checked = check([str(train)])
+
+    assert [(one.rule, one.severity) for one in checked.findings] == [("data", "error"), ("sp-off", "warning")]
+    assert (checked.count("error"), checked.count("warning"), checked.count("note")) == (1, 1, 0)
+    assert checked.predictions == ()
+    assert checked.not_understood == ()
+
+
+def test_with_a_cluster_the_configuration_is_predicted(train: Path) -> None:
+    checked = check([str(train)], against())
+
+    assert [one.rule for one in checked.findings] == ["data", "plan-slower", "sp-off"]
+    (prediction,) = checked.predictions
+    assert prediction.plan is not None
+    assert prediction.best is not None
+    assert prediction.best.tokens_per_s_per_gpu > prediction.plan.tokens_per_s_per_gpu
+
+
+def test_two_layouts_of_one_job_are_searched_once(tmp_path: Path) -> None:
+    searched: list[Spec] = []
+
+    def search(spec: Spec) -> Ranking:
+        searched.append(spec)
+        return rank(spec)
+
+    # The same global batch, so the same job; a third one with another.
+    for name, tp, steps in (("a", 4, 8), ("b", 8, 16), ("c", 4, 16)):
+        text = FULL_YAML.replace("parallel_size: 4 ", f"parallel_size: {tp} ")
+        text = text.replace("accumulation_steps: 8", f"accumulation_steps: {steps}")
+        (tmp_path / f"{name}.yaml").write_text(text)
+    checked = check(
+        [str(tmp_path / f"{name}.yaml") for name in "abc"], Against(cluster=against().cluster, search=search)
+    )
+
+    assert [spec.job.global_batch_size for spec in searched] == [64, 128]
+    assert len(checked.predictions) == 3
+
+
+def test_a_rule_on_the_keys_stands_for_the_layout_rule_at_the_same_place(
+    train: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train.write_text(FULL_YAML.replace("parallel_size: 4 ", "parallel_size: 3 "))
+    assert "layout-world-size" in [one.rule for one in check([str(train)], against()).findings]
+
+    def tells(setup: Setup) -> Iterator[Finding]:
+        (part,) = setup.parts
+        line = next(n for n, text in enumerate(part.text.splitlines(), start=1) if text.startswith("tensor_"))
+        yield Finding(rule="mca-tp", severity="error", part=part, line=line, what="3 divides nothing")
+
+    monkeypatch.setattr(whole, "RULES", (SimpleNamespace(findings=tells),))
+    assert [one.rule for one in check([str(train)], against()).findings if one.severity == "error"] == ["mca-tp"]
+
+
+def test_the_lower_bound_of_zero_needs_no_cluster() -> None:
+    _, where = swift_zero2()
+    checked = check_setup(where, Against())
+
+    assert [one.rule for one in checked.findings] == ["zero-cannot-fit"]
+    assert len(checked.predictions) == 1
+
+
+def test_a_part_without_keys_of_a_trainer_is_named() -> None:
+    stray = Part(kind="json", name="x.json", text="{}")
+    checked = check_setup(Setup(parts=(stray,)), Against())
+
+    assert checked.not_understood == (stray,)
+
+
+def test_a_correction_is_checked_again_with_its_prediction(train: Path) -> None:
+    checked = check([str(train)], against())
+    fixed = fix(checked, against())
+
+    (copy,) = fixed.copies
+    assert copy.path == train.with_name("train.fixed.yaml")
+    assert "sequence_parallel: true\n" in copy.text
+    assert copy.text.count("\n") == FULL_YAML.count("\n") + 1  # comments and order stay, one line says what it is
+    assert [one.rule for correction in copy.corrections for one in correction.findings] == ["sp-off"]
+    before, after = checked.predictions[0].plan, fixed.after.predictions[0].plan
+    assert before is not None
+    assert after is not None
+    assert (before.layout.sequence_parallel, after.layout.sequence_parallel) == (False, True)
+    assert "sp-off" not in [one.rule for one in fixed.after.findings]
+    assert "data" in [one.rule for one in fixed.after.findings]
+
+
+def test_without_edits_there_is_nothing_to_write(train: Path) -> None:
+    train.write_text(FULL_YAML.replace("sequence_parallel: false", "sequence_parallel: true"))
+    checked = check([str(train)])
+
+    assert fix(checked, Against()).copies == ()
+
+
+def test_a_profile_of_another_card_is_refused(train: Path) -> None:
+    profile = OwnProfile(gpu="a100-sxm-80gb", constants={}, source="", path="own.yaml")
+    with pytest.raises(InputError, match=r"own.yaml: the profile is of a100-sxm-80gb"):
+        check([str(train)], Against(cluster=against().cluster, profile=profile))
+
+
+def test_an_empty_setup_is_calm() -> None:
+    assert check_setup(setup(), Against()).findings == ()
+
+
+def test_what_can_be_run_of_a_document_becomes_a_file() -> None:
+    name = "article.md"
+    piece = Part(kind="yaml", name=name, text="tensor_model_parallel_size: 2\n", label="yaml block 1")
+    job = Part(kind="yaml", name=name, text=FULL_YAML, label="yaml block 2")
+    variables = Part(kind="shell", name=name, text="export USE_MCA=1\n", label="bash block 1")
+    command = replace(launch().part, name=name, label="bash block 2")
+    found = Setup(
+        parts=(piece, job, variables, command),
+        configurations=tuple(
+            Configuration(trainer="llamafactory", part=one, source=parse_source(one.text, name=name))
+            for one in (piece, job)
+        ),
+        launches=(replace(launch(), part=command),),
+    )
+
+    assert list(whole._files(found)) == [(job,), (variables, command)]
+    assert list(whole._files(replace(found, configurations=found.configurations[:1], launches=()))) == [
+        *((one,) for one in (piece, job, variables, command))
+    ]

@@ -1,0 +1,196 @@
+"""A configuration against the best plan of its job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.check.written import FULL_YAML, configuration, launch, mca, setup, swift_zero2
+from topoplan.check.compare import A_LITTLE_FASTER, Prediction, predicted
+from topoplan.check.finding import Finding
+from topoplan.check.setup import Configuration, Setup
+from topoplan.emit.trainer_yaml import trainer_file
+from topoplan.planner.plan import Ranking
+from topoplan.planner.search import rank
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.load import load_cluster, load_spec
+from topoplan.specs.source import parse_value
+from topoplan.specs.spec import Spec
+
+
+@pytest.fixture(scope="module")
+def h100s() -> Cluster:
+    return load_cluster("cluster_specs/h100-4x8.yaml")
+
+
+def compared(
+    one: Configuration, cluster: Cluster | None, where: Setup | None = None, **options: Any
+) -> tuple[Prediction, dict[str, Finding]]:
+    prediction, found = predicted(one, where or setup(one), cluster, search=options.pop("search", rank), **options)
+    return prediction, {finding.rule: finding for finding in found}
+
+
+def test_the_articles_scheme_fits_and_is_slower_than_the_best_plan(h100s: Cluster) -> None:
+    prediction, found = compared(configuration(FULL_YAML), h100s)
+
+    assert prediction.plan is not None
+    assert prediction.best is not None
+    assert prediction.plan.id == "tp4-pp1-dp8-mbs1-nosp"
+    assert prediction.plan.fits
+    assert prediction.faster is not None
+    assert prediction.faster > 1.15
+    assert found.keys() == {"plan-slower"}
+    finding = found["plan-slower"]
+    assert finding.severity == "warning"
+    assert finding.what == f"the best plan for this job on these GPUs is {prediction.faster - 1:.0%} faster"
+    assert (
+        prediction.best.layout.dp
+        * prediction.best.layout.micro_batch_size
+        * (prediction.best.layout.gradient_accumulation_steps)
+        == 64
+    )  # the global batch is kept
+
+
+def test_the_remedy_leads_to_the_best_plan_when_it_is_typed(h100s: Cluster) -> None:
+    prediction, found = compared(configuration(FULL_YAML), h100s)
+    assert prediction.best is not None
+    keys = dict(one.split(": ") for one in found["plan-slower"].remedy.removeprefix("set ").split(", "))
+    changed = dict(configuration(FULL_YAML).source.data)
+    changed |= {key: parse_value(value, name="") for key, value in keys.items()}
+    text = "".join(
+        f"{key}: {str(value).lower() if isinstance(value, bool) else value}\n" for key, value in changed.items()
+    )
+
+    again, left = compared(configuration(text), h100s)
+
+    assert again.plan is not None
+    assert again.plan.layout == prediction.best.layout
+    assert left == {}
+    assert again.changes == ()
+    # the fused rotary embedding has no kernel for micro batches of multimodal positions
+    assert keys["apply_rope_fusion"] == "false"
+
+
+def test_the_plan_that_generate_writes_is_found_to_be_right() -> None:
+    spec = load_spec("cluster_specs/h100-4x8.yaml")
+    one = configuration(trainer_file(spec, rank(spec).plans[0]).text)
+    prediction, found = compared(one, spec.cluster)
+
+    assert found == {}
+    assert prediction.faster == pytest.approx(1.0)
+
+
+def test_what_does_not_fit_is_an_error_with_the_stage_and_the_gib(h100s: Cluster) -> None:
+    one = mca(model_name_or_path="Qwen/Qwen2.5-72B", tensor_model_parallel_size=8, cutoff_len=8192)
+    prediction, found = compared(one, h100s)
+
+    finding = found["plan-does-not-fit"]
+    assert finding.severity == "error"
+    assert finding.what.startswith("does not fit: stage 0 needs ")
+    assert "GiB over" in finding.what
+    assert prediction.plan is not None
+    assert not prediction.plan.fits
+    assert prediction.best is not None
+    assert prediction.best.fits
+    assert "set pipeline_model_parallel_size: " in finding.remedy
+    assert "plan-slower" not in found
+
+
+def test_an_illegal_layout_has_no_plan_and_still_a_best_one(h100s: Cluster) -> None:
+    prediction, found = compared(mca(tensor_model_parallel_size=3), h100s)
+
+    assert "layout-world-size" in found
+    assert prediction.plan is None
+    assert prediction.reason.startswith("the layout breaks rule world-size")
+    assert prediction.best is not None
+    assert any(change.key == "tensor_model_parallel_size" for change in prediction.changes)
+
+
+def test_a_job_that_fits_nowhere_is_said_once() -> None:
+    small = load_cluster("cluster_specs/rtx4090-2x8-pcie.yaml")
+    one = mca(model_name_or_path="Qwen/Qwen2.5-72B", tensor_model_parallel_size=8, use_distributed_optimizer=True)
+    prediction, found = compared(one, small)
+
+    assert found["plan-does-not-fit"].severity == "error"
+    assert found["plan-nothing-fits"].severity == "warning"
+    assert prediction.best is None
+    assert prediction.changes == ()
+
+
+def test_small_gains_are_not_worth_a_word(h100s: Cluster) -> None:
+    spec = load_spec("cluster_specs/h100-4x8.yaml")
+    second = next(plan for plan in rank(spec).plans[1:] if plan.layout.recompute.granularity == "none")
+    prediction, found = compared(configuration(trainer_file(spec, second).text), h100s)
+
+    assert prediction.faster is not None
+    assert ("plan-slower" in found) == (prediction.faster - 1 >= A_LITTLE_FASTER)
+
+
+@pytest.mark.parametrize(
+    ("options", "severity"),
+    [({"nnodes": "8", "nproc_per_node": "8"}, "error"), ({"nproc_per_node": "8"}, "note")],
+)
+def test_a_command_for_another_cluster_is_told(h100s: Cluster, options: dict[str, str], severity: str) -> None:
+    one = mca(use_distributed_optimizer=True)
+    start = launch("llamafactory-cli", "train", "train.yaml", options=options)
+    prediction, found = compared(one, h100s, setup(one, launches=(start,)))
+
+    finding = found["launch-other-cluster"]
+    assert (finding.severity, finding.part, finding.line) == (severity, start.part, 3)
+    assert finding.what.endswith("and h100-4x8 has 4 x 8")
+    assert prediction.plan is not None
+    assert prediction.plan.layout.world_size == (32 if severity == "error" else 8)
+
+
+def test_a_model_that_the_trainer_does_not_take_is_an_error(h100s: Cluster) -> None:
+    prediction, found = compared(mca(model_name_or_path="openai/gpt-oss-20b"), h100s)
+
+    assert found["trainer-refuses"].severity == "error"
+    assert "gpt_oss" in found["trainer-refuses"].what
+    assert prediction.plan is None
+
+
+def test_too_few_samples_for_a_step_are_an_error(h100s: Cluster) -> None:
+    one = mca(dataset="a", max_samples=300, gradient_accumulation_steps=2, use_distributed_optimizer=True)
+    _, found = compared(one, h100s)
+
+    assert found["samples-below-batch"].what == "300 samples at most, and a step takes 512"
+    assert found["samples-below-batch"].severity == "error"
+
+
+def test_what_cannot_be_read_has_a_reason_and_no_finding(h100s: Cluster) -> None:
+    prediction, found = compared(mca(model_name_or_path="/data/final"), h100s)
+
+    assert found == {}
+    assert "was not found" in prediction.reason
+    named, _ = compared(mca(model_name_or_path="/data/final"), h100s, model="Qwen/Qwen3-8B")
+    assert named.plan is not None
+
+
+def test_other_trainers_get_their_lower_bound(h100s: Cluster) -> None:
+    one, where = swift_zero2()
+    prediction, found = compared(one, h100s, where)
+
+    assert "zero-cannot-fit" in found
+    assert prediction.bound is not None
+    assert prediction.bound.gpus == 5
+    assert prediction.reason == "only the Megatron trainers are predicted so far"
+
+
+def test_without_a_cluster_nothing_is_searched() -> None:
+    def search(spec: Spec) -> Ranking:
+        raise AssertionError(spec)
+
+    prediction, found = compared(configuration(FULL_YAML), None, search=search)
+
+    assert found == {}
+    assert prediction.plan is None
+
+
+def test_the_best_plan_of_samples_kept_apart_can_be_written(h100s: Cluster) -> None:
+    prediction, _ = compared(mca(neat_packing=True, cutoff_len=65536, use_distributed_optimizer=True), h100s)
+
+    assert prediction.best is not None
+    assert prediction.best.layout.cp == 1
+    assert prediction.changes

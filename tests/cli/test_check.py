@@ -1,0 +1,114 @@
+"""`topoplan check` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.check.written import FULL_YAML
+from tests.cli.conftest import Cli
+from topoplan.emit.bundle import generate
+from topoplan.emit.write import write_bundle
+from topoplan.planner.predict import predict
+from topoplan.specs.load import load_spec
+
+CLUSTER = "cluster_specs/h100-4x8.yaml"
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    path = tmp_path / "train.yaml"
+    path.write_text(FULL_YAML)
+    return path
+
+
+def test_the_articles_scheme_is_told_what_to_change(cli: Cli, train: Path) -> None:
+    result = cli("check", train, "--cluster", CLUSTER)
+
+    assert "[plan-slower]" in result.out
+    assert "remedy: set tensor_model_parallel_size: 2, sequence_parallel: true" in result.out
+    assert result.err == ""
+
+
+def test_json_has_its_schema_and_findings(cli: Cli, train: Path) -> None:
+    view = json.loads(cli("check", train, "--cluster", CLUSTER, "--json").out)
+
+    assert view["schema"] == "topoplan.check/1"
+    assert "plan-slower" in [one["rule"] for one in view["findings"]]
+    assert view["predictions"][0]["best"]["fits"]
+
+
+def test_what_does_not_fit_ends_with_1(cli: Cli, train: Path) -> None:
+    result = cli("check", train, "--cluster", "cluster_specs/rtx4090-2x8-pcie.yaml")
+
+    assert result.code == 1
+    assert "[plan-does-not-fit]" in result.out
+
+
+def test_keys_of_the_cluster_and_the_margin_count(cli: Cli, train: Path) -> None:
+    small = cli("check", train, "--cluster", CLUSTER, "--set", "gpu=l40s-48gb", "--set", "nvlink_bandwidth=null")
+    assert "l40s-48gb" in small.out
+    tight = cli("check", train, "--cluster", "cluster_specs/a100-40g-4x8.yaml", "--margin", "40%")
+    assert tight.code == 1
+    assert "[plan-does-not-fit]" in tight.out
+
+
+@pytest.mark.parametrize("option", [("--set", "nodes=2"), ("--margin", "5%"), ("--profile", "own.yaml")])
+def test_options_about_a_cluster_need_one(cli: Cli, train: Path, option: tuple[str, str]) -> None:
+    result = cli("check", train, *option)
+
+    assert (result.code, result.err) == (
+        2,
+        f"topoplan: {option[0]}: is about a cluster, and none is given; add --cluster SPEC\n",
+    )
+
+
+def test_a_model_can_be_named_for_a_path_that_says_nothing(cli: Cli, train: Path) -> None:
+    train.write_text(FULL_YAML.replace("Qwen/Qwen3-VL-8B-Instruct", "/data/final"))
+    assert "not predicted" in cli("check", train, "--cluster", CLUSTER).out
+    assert "tp4 pp1 dp8" in cli("check", train, "--cluster", CLUSTER, "--model", "Qwen/Qwen3-VL-8B-Instruct").out
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\1\2", b"a: [", b"x" * 1_000_001, b"- " * 60 + b"a\n"])
+def test_files_that_cannot_be_read_end_with_2_and_one_message(cli: Cli, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_bytes(content)
+    result = cli("check", path)
+
+    assert result.code == 2
+    assert result.err.startswith(f"topoplan: {path}")
+    assert result.err.count("\n") == 1
+    assert result.out == ""
+
+
+def test_a_missing_file_ends_with_2(cli: Cli, tmp_path: Path) -> None:
+    result = cli("check", tmp_path / "none.yaml")
+
+    assert (result.code, result.out) == (2, "")
+    assert "no such file" in result.err
+
+
+def test_force_alone_changes_nothing(cli: Cli, train: Path, tmp_path: Path) -> None:
+    cli("check", train, "--force")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["train.yaml"]
+
+
+@pytest.mark.parametrize("directory", ["generated/h100-4x8", ""])
+def test_our_own_bundles_have_no_errors_and_no_warnings(cli: Cli, tmp_path: Path, directory: str) -> None:
+    if not directory:
+        spec = load_spec(CLUSTER)
+        directory = str(tmp_path / "fresh")
+        write_bundle(generate(spec, predict(spec, {"tp": 2, "micro_batch_size": 2})), Path(directory))
+    view = json.loads(cli("check", directory, "--cluster", CLUSTER, "--json").out)
+
+    assert [one["what"] for one in view["findings"] if one["rule"] != "bundle-version"] == []
+    assert view["predictions"][0]["speed_of_best"] == pytest.approx(1.0)
+
+
+def test_the_same_input_gives_the_same_output(cli: Cli, train: Path) -> None:
+    first, second = (cli("check", train, "--cluster", CLUSTER, "--json").out for _ in range(2))
+
+    assert first == second

@@ -1,0 +1,200 @@
+"""The report of a check: what a person sees, at two widths, and its JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.check.written import FULL_YAML, configuration, mca, setup, swift_zero2
+from topoplan.check.check import Against, Checked, Fixed, check_setup
+from topoplan.check.finding import Edit, Finding
+from topoplan.check.fix import Copy, Correction
+from topoplan.check.parts import Part
+from topoplan.check.setup import Configuration, Setup
+from topoplan.report.check import SCHEMA, checked_to_dict, print_checked, print_fixed
+from topoplan.specs.load import load_cluster
+
+PART = Part(kind="yaml", name="train.yaml", text="a: 1\nb: 2\n")
+ERROR = Finding(
+    rule="mca-ignored-key",
+    severity="error",
+    part=PART,
+    line=2,
+    what="deepspeed is never read by the Megatron trainer [sic], which shards by its layout",
+    why="training_args.py sets it to None before anything reads it",
+    remedy="remove it",
+    edits=(Edit(first_line=2, last_line=2, text=""),),
+)
+NOTE = Finding(
+    rule="launch-idle", severity="note", part=Part(kind="shell", name="run.sh", text=""), what="two GPUs idle"
+)
+
+
+def checked(*findings: Finding, cluster: str | None = None, of: Configuration | None = None) -> Checked:
+    read = None if cluster is None else load_cluster(f"cluster_specs/{cluster}.yaml")
+    found = check_setup(setup(of) if of else Setup(parts=(PART, NOTE.part)), Against(cluster=read))
+    return replace(found, findings=(*findings, *found.findings), not_understood=())
+
+
+def shown(what: Checked, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
+    print_checked(console, what)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def test_a_finding_has_its_place_its_reason_and_its_remedy() -> None:
+    assert shown(checked(ERROR, NOTE)) == (
+        "train.yaml:2  error  deepspeed is never read by the Megatron trainer [sic], which shards by its\n"
+        "    layout  [mca-ignored-key]\n"
+        "    training_args.py sets it to None before anything reads it\n"
+        "    remedy: remove it\n"
+        "\n"
+        "run.sh  note  two GPUs idle  [launch-idle]\n"
+        "\n"
+        "1 error, 1 note. --fix corrects 1.\n"
+    )
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    text = shown(checked(ERROR, NOTE, cluster="h100-4x8", of=configuration(FULL_YAML)), width)
+
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_what_two_commands_on_one_line_have_in_common_is_said_once() -> None:
+    folded = Part(kind="shell", name="a.md", text="one\ntwo\n", lines=(7, 7), unfolded=True)
+    both = [replace(NOTE, part=folded, line=line) for line in (1, 2)]
+
+    assert shown(checked(*both)).startswith("a.md:7  note  two GPUs idle  [launch-idle] 2 times\n\n2 notes.")
+
+
+def test_configurations_that_are_predicted_alike_share_a_table() -> None:
+    longer = configuration(FULL_YAML + "logging_steps: 5\n", name="longer.yaml")
+    both = check_setup(
+        setup(configuration(FULL_YAML), longer), Against(cluster=load_cluster("cluster_specs/h100-4x8.yaml"))
+    )
+
+    text = shown(both)
+    assert text.count("MFU") == 1
+    assert "train.yaml, longer.yaml on h100-4x8" in text
+
+
+def test_nothing_to_say_is_said() -> None:
+    assert shown(checked()) == "Nothing to say about 2 files.\n"
+    assert shown(check_setup(Setup(parts=()), Against())) == "No configuration and no command was found.\n"
+
+
+def test_the_prediction_stands_beside_the_best_plan() -> None:
+    text = shown(checked(cluster="h100-4x8", of=configuration(FULL_YAML)))
+
+    assert "train.yaml on h100-4x8, 4 x 8 h100-sxm-80gb: Qwen/Qwen3-VL-8B-Instruct, full sft bf16" in text
+    head = next(line for line in text.splitlines() if "best plan  " in line or line.endswith("best plan"))
+    assert head.split() == ["this", "file", "best", "plan"]
+    assert "tp4 pp1 dp8 mbs1 nosp" in text
+    assert "- every sequence is taken to be cutoff_len long, 4,096 tokens" in text
+
+
+def test_an_illegal_layout_has_the_keys_of_the_best_plan_below() -> None:
+    text = shown(checked(cluster="h100-4x8", of=mca(tensor_model_parallel_size=3)))
+
+    assert "Not predicted: the layout breaks rule world-size: world size 32 % (tp 3 * pp 1 * cp 1) = 2." in text
+    assert "The best plan has tensor_model_parallel_size " in text
+
+
+def test_what_is_not_predicted_says_why() -> None:
+    text = shown(checked(cluster="h100-4x8", of=mca(model_name_or_path="/data/final")))
+
+    assert "train.yaml: not predicted: /data/final: model '/data/final' was not found" in text
+
+
+def test_the_json_twin_has_everything() -> None:
+    view = checked_to_dict(checked(ERROR, cluster="h100-4x8", of=configuration(FULL_YAML)))
+    json.dumps(view, allow_nan=False)
+
+    assert view["schema"] == SCHEMA == "topoplan.check/1"
+    told = [finding["severity"] for finding in view["findings"]]
+    assert view["counts"] == {severity: told.count(severity) for severity in ("error", "warning", "note")}
+    assert "plan-slower" in [finding["rule"] for finding in view["findings"]]
+    assert view["findings"][0] == {
+        "rule": "mca-ignored-key",
+        "severity": "error",
+        "file": "train.yaml",
+        "line": 2,
+        "piece": None,
+        "what": ERROR.what,
+        "why": ERROR.why,
+        "remedy": "remove it",
+        "fixable": True,
+    }
+    (prediction,) = view["predictions"]
+    assert prediction["plan"]["id"] == "tp4-pp1-dp8-mbs1-nosp"
+    assert prediction["best"]["fits"]
+    assert prediction["speed_of_best"] > 1.15
+    assert {"key": "sequence_parallel", "now": False, "best": True} in prediction["changes"]
+    assert prediction["model"]["name"] == "Qwen/Qwen3-VL-8B-Instruct"
+    assert view["cluster"]["name"] == "h100-4x8"
+    assert "fixed" not in view
+
+
+def test_the_lower_bound_is_in_the_json() -> None:
+    _, where = swift_zero2()
+    (prediction,) = checked_to_dict(check_setup(where, Against()))["predictions"]
+
+    assert prediction["states"]["sharding"] == "ZeRO-2"
+    assert prediction["states"]["gpus"] == 5
+    assert prediction["states"]["gpu_gib"] == pytest.approx(136.49, abs=0.01)
+    assert prediction["plan"] is None
+
+
+def fixed(*left: Finding) -> Fixed:
+    after = replace(PART, text="a: 1\n")
+    correction = Correction(before=PART, after=after, findings=(ERROR,))
+    copy = Copy(
+        path=Path("train.fixed.yaml"),
+        text="# ...\na: 1\n",
+        mark="",
+        mode=None,
+        parts=(after,),
+        corrections=(correction,),
+    )
+    return Fixed(copies=(copy,), after=replace(checked(), findings=tuple(replace(one, part=after) for one in left)))
+
+
+def fixed_text(what: Fixed) -> str:
+    console = Console(file=io.StringIO(), width=100, highlight=False, markup=False, emoji=False)
+    print_fixed(console, what)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_copies_are_named_with_what_is_left_in_their_own_lines() -> None:
+    left = replace(ERROR, line=1, what="a is wrong")
+
+    assert fixed_text(fixed()) == "\nWrote train.fixed.yaml: 1 correction to train.yaml.\n"
+    assert fixed_text(fixed(left, NOTE)) == (
+        "\nWrote train.fixed.yaml: 1 correction to train.yaml.\n"
+        "Left for a person:\n"
+        "- train.fixed.yaml:2: error: a is wrong\n"
+    )
+
+
+def test_nothing_to_correct_is_said() -> None:
+    assert fixed_text(Fixed(copies=(), after=checked())) == (
+        "\nNothing that a program can correct: no copy was written.\n"
+    )
+
+
+def test_the_json_of_a_fix_names_the_copies_and_what_is_left() -> None:
+    view = checked_to_dict(checked(ERROR), fixed(ERROR))
+
+    assert view["fixed"] == [
+        {"file": "train.fixed.yaml", "from": [{"file": "train.yaml", "line": 1}], "rules": ["mca-ignored-key"]}
+    ]
+    assert [one["rule"] for one in view["left"]] == ["mca-ignored-key"]

@@ -1,0 +1,223 @@
+"""The whole of `topoplan check`: files in; findings, predictions and corrected copies out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from topoplan.check import (
+    bundle_rules,
+    deepspeed_rules,
+    environment_rules,
+    launch_megatron_rules,
+    launch_node_rules,
+    launch_rules,
+    llamafactory_rules,
+    mca_rules,
+    shell_rules,
+    swift_rules,
+    trinity_rules,
+    yaml_rules,
+)
+from topoplan.check.compare import Prediction, predicted
+from topoplan.check.finding import Finding, Severity
+from topoplan.check.fix import Copy, copies, corrected
+from topoplan.check.parts import Part
+from topoplan.check.read_setup import read_setup, setup_of
+from topoplan.check.setup import Configuration, Setup
+from topoplan.check.translate import is_whole
+from topoplan.emit.write import MANIFEST
+from topoplan.planner.plan import Ranking
+from topoplan.planner.search import rank
+from topoplan.planner.what_if import Search
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.profile import OwnProfile
+from topoplan.specs.spec import Spec
+
+RULES = (
+    shell_rules,
+    environment_rules,
+    launch_rules,
+    launch_node_rules,
+    launch_megatron_rules,
+    yaml_rules,
+    llamafactory_rules,
+    mca_rules,
+    deepspeed_rules,
+    swift_rules,
+    trinity_rules,
+    bundle_rules,
+)
+"""Each has `findings(setup)`."""
+
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What was found."""
+
+    setup: Setup
+    findings: tuple[Finding, ...]
+    """Errors first, then by place."""
+    predictions: tuple[Prediction, ...]
+    """One for each configuration that names a model, where something can be said of it."""
+    cluster: Cluster | None
+    not_understood: tuple[Part, ...]
+    """YAML and JSON that is no configuration of a known trainer."""
+
+    def count(self, severity: Severity) -> int:
+        """How many findings of a severity there are."""
+        return sum(one.severity == severity for one in self.findings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """What `--fix` makes of it."""
+
+    copies: tuple[Copy, ...]
+    """Not written yet."""
+    after: Checked
+    """The same check of the corrected text; its parts keep the names of the originals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """What configurations are held against."""
+
+    cluster: Cluster | None = None
+    model: str | None = None
+    """Takes the place of the one that configurations name."""
+    profile: OwnProfile | None = None
+    search: Search = rank
+    """Finds the best plan of a spec."""
+
+
+def check(paths: Sequence[str], against: Against = Against()) -> Checked:
+    """Read files, directories of bundles, or `-` for standard input, and look at all that they hold together.
+
+    With a cluster each configuration is predicted on it and held against the best plan. Raises InputError for what
+    cannot be read.
+    """
+    setup = read_setup(paths)
+    setup = replace(setup, bundles=tuple(path for path in map(Path, paths) if (path / MANIFEST).is_file()))
+    if against.profile is not None and against.cluster is not None:
+        against.profile.check_gpu(against.cluster.gpu)
+    return check_setup(setup, against)
+
+
+def check_setup(setup: Setup, against: Against) -> Checked:
+    """The same for what was read already."""
+    found = list(_rule_findings(setup))
+    search = _remembering(against.search)
+    predictions: list[Prediction] = []
+    for configuration in _whole(setup):
+        prediction, told = predicted(
+            configuration, setup, against.cluster, search=search, model=against.model, profile=against.profile
+        )
+        if against.cluster is not None or told:
+            predictions.append(prediction)
+        found += [one for one in told if not _is_known(one, found)]
+    used = {id(configuration.part) for configuration in setup.configurations}
+    return Checked(
+        setup=setup,
+        findings=_in_order(found, setup),
+        predictions=tuple(predictions),
+        cluster=against.cluster,
+        not_understood=tuple(part for part in setup.parts if part.kind != "shell" and id(part) not in used),
+    )
+
+
+def fix(checked: Checked, against: Against) -> Fixed:
+    """Corrected copies of what was checked, as far as its findings say how."""
+
+    def recheck(parts: Sequence[Part]) -> Sequence[Finding]:
+        setup = setup_of(parts)
+        return _in_order(_rule_findings(setup), setup)
+
+    corrections = corrected(checked.setup.parts, checked.findings, recheck)
+    if not corrections:
+        return Fixed(copies=(), after=checked)
+    new = {correction.before: correction.after for correction in corrections}
+    setup = setup_of([new.get(part, part) for part in checked.setup.parts])
+    after = check_setup(replace(setup, bundles=checked.setup.bundles), against)
+    return Fixed(copies=copies(corrections, tuple(_files(setup))), after=after)
+
+
+def _files(setup: Setup) -> Iterator[tuple[Part, ...]]:
+    """Parts that make a corrected file: a whole file alone, and of a document what can be run.
+
+    That is each configuration that names a model, or any where none does, and each command with the blocks above it
+    that only set variables: the blocks of a document are one session in a shell.
+    """
+    whole = {configuration.part for configuration in setup.configurations if is_whole(configuration)}
+    starts = {launch.part for launch in setup.launches}
+    for part in setup.parts:
+        of_file = [other for other in setup.parts if other.name == part.name]
+        if not part.label:
+            yield (part,)
+        elif part.kind == "shell":
+            before = of_file[: of_file.index(part)]
+            if part in starts:
+                yield (*(other for other in before if other.kind == "shell" and other not in starts), part)
+            elif not starts.intersection(of_file):
+                yield (part,)
+        elif part in whole or not whole.intersection(of_file):
+            yield (part,)
+
+
+def _rule_findings(setup: Setup) -> Iterable[Finding]:
+    return (finding for module in RULES for finding in module.findings(setup))
+
+
+def _in_order(findings: Iterable[Finding], setup: Setup) -> tuple[Finding, ...]:
+    """Errors first, then in the order of files and lines; each one once."""
+    order: dict[str, int] = {}
+    for part in setup.parts:
+        order.setdefault(part.name, len(order))
+    return tuple(
+        sorted(
+            dict.fromkeys(findings),
+            key=lambda one: (
+                SEVERITIES.index(one.severity),
+                order.get(one.part.name, len(order)),
+                0 if one.line is None else one.part.file_line(one.line),
+            ),
+        )
+    )
+
+
+def _whole(setup: Setup) -> Iterable[Configuration]:
+    """The configurations that name a model, each only once: an article may show one twice."""
+    seen: list[dict[str, object]] = []
+    for configuration in setup.configurations:
+        if is_whole(configuration) and configuration.source.data not in seen:
+            seen.append(configuration.source.data)
+            yield configuration
+
+
+def _is_known(finding: Finding, found: Iterable[Finding]) -> bool:
+    """A broken rule of the layout that a rule on the keys has told already, at the same place."""
+    return (finding.rule.startswith("layout-") and finding.line is not None) and any(
+        (one.severity, one.part, one.line) == ("error", finding.part, finding.line) for one in found
+    )
+
+
+def _remembering(search: Search) -> Search:
+    """The search, which is not run again for a job that it has searched: several layouts of one job are compared."""
+    known: list[tuple[Spec, Ranking]] = []
+
+    def find(spec: Spec) -> Ranking:
+        for other, ranking in known:
+            if other.model is spec.model and other.job == spec.job and _gpus(other) == _gpus(spec):
+                return ranking
+        ranking = search(spec)
+        known.append((spec, ranking))
+        return ranking
+
+    return find
+
+
+def _gpus(spec: Spec) -> tuple[int, int]:
+    return spec.cluster.nodes, spec.cluster.gpus_per_node

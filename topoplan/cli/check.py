@@ -1,0 +1,101 @@
+"""`topoplan check`: what is wrong with configurations and commands that people have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topoplan.cli.options import AsJson, Margin, ProfilePath
+
+if TYPE_CHECKING:
+    from topoplan.check.check import Against
+
+
+def check(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            help="YAML, DeepSpeed JSON, scripts, Markdown, a bundle's directory, or - for standard input.",
+            show_default=False,
+        ),
+    ],
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="SPEC",
+            help="Predict the configurations on this cluster, and compare with the best plan.",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the cluster; may be repeated."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="What the configurations' model is, where its path says nothing (`topoplan models`).",
+            show_default=False,
+        ),
+    ] = None,
+    margin: Margin = None,
+    profile: ProfilePath = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Write corrected copies beside the originals: train.fixed.yaml.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="With --fix, write over a file that is not ours.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check files and commands of a training job: what fails, what is ignored, whether it fits.
+
+    Exit code 1: an error was found (with --fix, one is left); 2: bad input.
+    """
+    from topoplan.check.check import check as check_files
+    from topoplan.check.check import fix as fix_files
+    from topoplan.check.fix import write_copies
+    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.report.check import checked_to_dict, print_checked, print_fixed
+
+    against = _against(cluster, overrides, margin, profile, model)
+    checked = check_files(files, against)
+    fixed = fix_files(checked, against) if fix else None
+    if fixed is not None:
+        write_copies(fixed.copies, force=force)
+    if as_json:
+        print_json(checked_to_dict(checked, fixed))
+    else:
+        print_checked(stdout_console(), checked)
+        if fixed is not None:
+            print_fixed(stdout_console(), fixed)
+    if (fixed.after if fixed else checked).count("error"):
+        raise typer.Exit(1)
+
+
+def _against(
+    cluster: str | None, overrides: list[str] | None, margin: str | None, profile: str | None, model: str | None
+) -> Against:
+    from topoplan.check.check import Against
+    from topoplan.cli.search import search
+    from topoplan.errors import InputError
+
+    if cluster is None:
+        for option, value in (("--set", overrides), ("--margin", margin), ("--profile", profile)):
+            if value:
+                raise InputError("is about a cluster, and none is given", where=option, remedy="add --cluster SPEC")
+        return Against(model=model)
+
+    from topoplan.specs.load import load_cluster
+    from topoplan.specs.profile import read_profile
+
+    keys = [*(overrides or ()), *([f"margin={margin}"] if margin is not None else [])]
+    return Against(
+        cluster=load_cluster(cluster, overrides=keys),
+        model=model,
+        profile=None if profile is None else read_profile(profile),
+        search=search,
+    )

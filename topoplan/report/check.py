@@ -1,0 +1,241 @@
+"""What was found in files that people have, as text and as JSON (`topoplan.check/1`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from topoplan.check.check import SEVERITIES, Checked, Fixed
+from topoplan.check.compare import Change, Prediction
+from topoplan.check.finding import Finding, Severity
+from topoplan.check.parts import Part
+from topoplan.planner.plan import Plan
+from topoplan.planner.view import cluster_to_dict, plan_to_dict, rounded, spec_to_dict
+from topoplan.report.paragraphs import bullets, paragraph
+from topoplan.report.sentences import spec_line
+from topoplan.report.tables import table_of
+from topoplan.report.text import band, counted, gib, layout_label, significant
+from topoplan.units import GIB
+
+SCHEMA = "topoplan.check/1"
+
+_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+_INDENT = 4
+
+
+def checked_to_dict(checked: Checked, fixed: Fixed | None = None) -> dict[str, Any]:
+    """All of it; `fixed` adds the corrected copies and what they would still be told."""
+    view: dict[str, Any] = {
+        "schema": SCHEMA,
+        "files": list(dict.fromkeys(part.name for part in checked.setup.parts)),
+        "cluster": cluster_to_dict(checked.cluster) if checked.cluster else None,
+        "counts": {severity: checked.count(severity) for severity in SEVERITIES},
+        "findings": [_finding_to_dict(finding) for finding in checked.findings],
+        "predictions": [_prediction_to_dict(one) for one in checked.predictions],
+        "not_understood": [{"file": part.name, "line": part.file_line(1)} for part in checked.not_understood],
+    }
+    if fixed is not None:
+        view["fixed"] = [
+            {
+                "file": str(copy.path),
+                "from": [{"file": one.before.name, "line": one.before.file_line(1)} for one in copy.corrections],
+                "rules": [finding.rule for one in copy.corrections for finding in one.findings],
+            }
+            for copy in fixed.copies
+        ]
+        view["left"] = [_finding_to_dict(finding) for finding in fixed.after.findings]
+    return view
+
+
+def _finding_to_dict(finding: Finding) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "severity": finding.severity,
+        "file": finding.part.name,
+        "line": None if finding.line is None else finding.part.file_line(finding.line),
+        "piece": finding.part.label or None,
+        "what": finding.what,
+        "why": finding.why or None,
+        "remedy": finding.remedy or None,
+        "fixable": bool(finding.edits),
+    }
+
+
+def _prediction_to_dict(prediction: Prediction) -> dict[str, Any]:
+    part, translation, bound = prediction.configuration.part, prediction.translation, prediction.bound
+    view: dict[str, Any] = {
+        "file": part.name,
+        "line": part.file_line(1),
+        "trainer": prediction.configuration.trainer,
+        **(spec_to_dict(translation.spec) if translation else {}),
+        "plan": plan_to_dict(prediction.plan) if prediction.plan else None,
+        "best": plan_to_dict(prediction.best) if prediction.best else None,
+        "speed_of_best": rounded(prediction.faster) if prediction.faster else None,
+        "changes": [{"key": one.key, "now": one.now, "best": one.best} for one in prediction.changes],
+        "assumptions": list(translation.assumptions) if translation else [],
+        "reason": prediction.reason or None,
+        "no_best": prediction.no_best or None,
+    }
+    if bound is not None:
+        states = bound.states
+        view["states"] = {
+            "sharding": bound.sharding.name,
+            "gpus": bound.gpus,
+            "parameters": bound.parameters,
+            "gpu_gib": rounded(states.gpu_bytes / GIB),
+            "weights_gib": rounded(states.weights_bytes / GIB),
+            "gradients_gib": rounded(states.gradients_bytes / GIB),
+            "optimizer_gib": rounded(states.optimizer_bytes / GIB),
+            "host_gib": rounded(bound.host_bytes / GIB),
+        }
+    return view
+
+
+# Text ----------------------------------------------------------------------------------------------------------------
+
+
+def print_checked(console: Console, checked: Checked) -> None:
+    """Findings by file, how many there are, then what is predicted."""
+    by_file = sorted(checked.findings, key=lambda one: _file_order(checked, one))
+    for number, (_, group) in enumerate(groupby(by_file, key=lambda one: one.part.name)):
+        if number:
+            console.print()
+        # Two commands on one line of a page that was copied say the same.
+        for finding, times in Counter(map(_without_edits, group)).items():
+            _print_finding(console, finding, times)
+    if checked.findings:
+        console.print()
+    if checked.not_understood:
+        places = ", ".join(part.place(None) for part in checked.not_understood)
+        paragraph(console, f"No keys of a known trainer: {places}.", style="dim")
+    paragraph(console, _closing_line(checked), style="bold")
+    for _, same in groupby(checked.predictions, key=_what_is_predicted):
+        _print_prediction(console, list(same))
+
+
+def _file_order(checked: Checked, finding: Finding) -> int:
+    names = [part.name for part in checked.setup.parts]
+    return names.index(finding.part.name) if finding.part.name in names else len(names)
+
+
+def _without_edits(finding: Finding) -> Finding:
+    """The finding as it is printed: its line is that of the file."""
+    part, line = finding.part, finding.line
+    at = part.lines[0] if line is None and part.lines else line if line is None else part.file_line(line)
+    return replace(finding, part=Part(kind=part.kind, name=part.name, text=""), line=at, edits=())
+
+
+def _print_finding(console: Console, finding: Finding, times: int) -> None:
+    head = Text()
+    head.append(f"{finding.place}  ", style="bold")
+    head.append(finding.severity, style=_STYLES[finding.severity])
+    head.append(f"  {finding.what}")
+    head.append(f"  [{finding.rule}]{f' {times} times' if times > 1 else ''}", style="dim")
+    _wrapped(console, head, indent=_INDENT, first=0)
+    if finding.why:
+        _wrapped(console, Text(finding.why), indent=_INDENT, first=_INDENT)
+    if finding.remedy:
+        remedy = Text("remedy: ", style="green")
+        remedy.append(finding.remedy)
+        _wrapped(console, remedy, indent=_INDENT + 8, first=_INDENT)
+
+
+def _wrapped(console: Console, text: Text, *, indent: int, first: int) -> None:
+    """Text whose first line starts at `first`, and the others at `indent`."""
+    width = max(20, console.width - max(indent, first))
+    for number, line in enumerate(text.wrap(console, width)):
+        line.rstrip()
+        console.print(Text(" " * (indent if number else first)) + line)
+
+
+def _closing_line(checked: Checked) -> str:
+    if not checked.setup.parts:
+        return "No configuration and no command was found."
+    if not checked.findings:
+        files = len(dict.fromkeys(part.name for part in checked.setup.parts))
+        return f"Nothing to say about {counted(files, 'file')}."
+    counts = ", ".join(counted(checked.count(one), one) for one in SEVERITIES if checked.count(one))
+    fixable = sum(bool(finding.edits) for finding in checked.findings)
+    return f"{counts}.{f' --fix corrects {fixable}.' if fixable else ''}"
+
+
+def _what_is_predicted(prediction: Prediction) -> Any:
+    """Equal for configurations that are predicted alike: an article may show one in two lengths."""
+    translation = prediction.translation
+    return id(prediction) if translation is None else (translation.layout, translation.spec.model, translation.spec.job)
+
+
+def _print_prediction(console: Console, same: Sequence[Prediction]) -> None:
+    prediction = same[0]
+    translation, plan, best = prediction.translation, prediction.plan, prediction.best
+    place = ", ".join(one.configuration.part.place(None) for one in same)
+    if prediction.bound is not None:
+        return  # its finding says it
+    console.print()
+    if translation is None:
+        paragraph(console, f"{place}: not predicted: {prediction.reason}.", style="dim")
+        return
+    paragraph(console, f"{place} on {spec_line(translation.spec)}", style="bold")
+    if plan is None:
+        paragraph(console, f"Not predicted: {prediction.reason}.")
+    columns = [(name, one) for name, one in (("this file", plan), ("best plan", best)) if one is not None]
+    if columns:
+        console.print(_figures(console, columns))
+    if plan is None and prediction.changes:
+        paragraph(console, f"The best plan has {_changes(prediction.changes)}.")
+    if translation.assumptions or (plan and plan.warnings):
+        bullets(console, [*translation.assumptions, *(plan.warnings if plan else ())])
+
+
+def _figures(console: Console, columns: Sequence[tuple[str, Plan]]) -> Any:
+    ascii_only = console.options.ascii_only
+    table = table_of("", *(name for name, _ in columns))
+    rows: tuple[tuple[str, Callable[[Plan], str]], ...] = (
+        ("layout", lambda plan: layout_label(plan.layout)),
+        (
+            "memory, GiB",
+            lambda plan: (
+                f"{gib(plan.memory.device_bytes)} of {gib(plan.memory.capacity_bytes)}"
+                f"{'' if plan.fits else ': does not fit'}"
+            ),
+        ),
+        ("step, s", lambda plan: f"{significant(plan.time.step_s)} {band(plan.time, ascii_only=ascii_only)}"),
+        ("tokens/s a GPU", lambda plan: f"{plan.tokens_per_s_per_gpu:,.0f}"),
+        ("MFU, %", lambda plan: f"{100 * plan.mfu:.1f}"),
+    )
+    for name, text in rows:
+        table.add_row(name, *(Text(text(plan)) for _, plan in columns))
+    return table
+
+
+def _changes(changes: Sequence[Change]) -> str:
+    return ", ".join(f"{one.key} {one.best}" if one.best is not None else f"no {one.key}" for one in changes)
+
+
+def print_fixed(console: Console, fixed: Fixed) -> None:
+    """The copies that were written, and what is left to do in them."""
+    console.print()
+    if not fixed.copies:
+        paragraph(console, "Nothing that a program can correct: no copy was written.")
+        return
+    for copy in fixed.copies:
+        corrected = counted(sum(len(one.findings) for one in copy.corrections), "correction")
+        places = ", ".join(one.before.place(None) for one in copy.corrections)
+        paragraph(console, f"Wrote {copy.path}: {corrected} to {places}.")
+    left = [one for one in fixed.after.findings if one.severity != "note"]
+    if left:
+        paragraph(console, "Left for a person:")
+    bullets(console, (f"{_place_in_copy(one, fixed)}: {one.severity}: {one.what}" for one in left))
+
+
+def _place_in_copy(finding: Finding, fixed: Fixed) -> str:
+    copy = next((copy for copy in fixed.copies if finding.part in copy.parts), None)
+    if copy is None:
+        return finding.place
+    return str(copy.path) if finding.line is None else f"{copy.path}:{copy.line(finding.part, finding.line)}"
