@@ -18,7 +18,9 @@ _PICTURE = re.compile(r"`(topoplan timeline [^`]*) -o docs/timeline\.svg`")
 def _run(command: str) -> str:
     """What a command line that begins with `topoplan` prints, in the root of the repository."""
     script = f'topoplan() {{ "{sys.executable}" -m topoplan "$@"; }}; {command}'
-    done = subprocess.run(["bash", "-euc", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "-euc", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):  # 1: `check` has found errors
+        raise RuntimeError(f"{command}: exit code {done.returncode}: {done.stderr}")
     return done.stdout
 
 

@@ -246,10 +246,10 @@ def test_a_rank_that_dies_under_a_real_torchrun_ends_all_nodes(slurm: Slurm, tmp
     pytest.importorskip("torch")
     cluster = replace(CLUSTER, nodes=2, gpus_per_node=2, env={"GLOO_SOCKET_IFNAME": "lo"})
     bundle = Bundle(tmp_path, f'#!/bin/bash\nexec {shlex.quote(sys.executable)} "$@"\n', cluster=cluster, tp=2)
-    package = bundle.path / "llamafactory"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "launcher.py").write_text(LAUNCHER)
+    for name in ("llamafactory", "mcore_adapter", "megatron", "transformer_engine"):  # what the scripts look for
+        (bundle.path / name).mkdir()
+        (bundle.path / name / "__init__.py").touch()
+    (bundle.path / "llamafactory" / "launcher.py").write_text(LAUNCHER)
     job = slurm.wait(slurm.submit(bundle.script, cwd=tmp_path, env=bundle.environment()), timeout_s=180)
     assert [(bundle.probe / f"rank-{rank}/sum").read_text() for rank in range(4)] == ["6"] * 4, job.output
     assert (job.state, job.exit_code) == ("FAILED", "1:0"), job.output
