@@ -503,7 +503,7 @@ def obey_readme(path: Path, folder: Path) -> None:
     """Run each command block as it stands, with an `ssh` that hands the command to a shell, as sshd does."""
     tools = folder / "tools"
     tools.mkdir(parents=True, exist_ok=True)
-    for tool in ("tar", "hf", "bash", "mkdir"):
+    for tool in ("tar", "hf", "bash", "mkdir", "pip"):
         (tools / tool).write_text("#!/bin/sh\n[ -t 0 ] || cat >/dev/null\n")
     (tools / "ssh").write_text('#!/bin/bash\nexec /bin/sh -c "${@: -1}" </dev/null\n')
     (tools / "cat").symlink_to("/bin/cat")
