@@ -73,6 +73,11 @@ def one_of_every_kind(model: str, **keys: Any) -> Sample:
     return Sample(spec, catalog.model_config(model), plans)
 
 
+def stages_for(path: Path) -> tuple[str, ...]:
+    """The stages in which the trainer takes the model: no pairs of answers with images."""
+    return STAGES if load_spec(path).model.vision is None else ("pt", "sft")
+
+
 def best_of_shipped_spec(path: Path, stage: str) -> Sample:
     spec = load_spec(path)
     spec = replace(spec, job=replace(spec.job, stage=stage))
@@ -122,7 +127,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     **{
         f"{path.stem} {stage}": partial(best_of_shipped_spec, path, stage)
         for path in sorted((ROOT / "cluster_specs").glob("*.yaml"))
-        for stage in STAGES
+        for stage in stages_for(path)
     },
     **{model_type: partial(best_of_type, model_type) for model_type in sorted(SUPPORTED_MODEL_TYPES)},
 }
