@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli.live_run import LiveRun, live_run, two_hosts
+from tests.launch.bed import Bed
 from tests.samples import make_plan, usual_ranking
 from topoplan.cli.main import main
 from topoplan.errors import LayoutError
@@ -88,3 +90,15 @@ def fake_predict(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr("topoplan.planner.predict.predict", predict)
     return asked
+
+
+@pytest.fixture(scope="session")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    with two_hosts(tmp_path_factory.mktemp("hosts")) as bed:
+        yield bed
+
+
+@pytest.fixture
+def live(hosts: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveRun]:
+    with live_run(hosts, tmp_path, monkeypatch) as run:
+        yield run

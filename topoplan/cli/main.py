@@ -13,16 +13,21 @@ from typing import NoReturn
 import typer
 
 from topoplan.cli import (
+    attach,
     check,
     explain,
     generate,
     gpus,
+    logs,
     models,
     predict,
     profile,
     rank,
+    runs,
     schema,
     size,
+    status,
+    stop,
     timeline,
     topology,
     validate,
@@ -53,6 +58,11 @@ app.command("timeline")(timeline.timeline)
 app.command("topology")(topology.topology)
 app.command("predict")(predict.predict)
 app.command("validate")(validate.validate)
+app.command("runs")(runs.runs)
+app.command("status")(status.status)
+app.command("logs")(logs.logs)
+app.command("attach")(attach.attach)
+app.command("stop")(stop.stop)
 app.command("models")(models.models)
 app.command("gpus")(gpus.gpus)
 app.command("profile")(profile.profile)

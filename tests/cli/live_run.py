@@ -1,0 +1,110 @@
+"""A run of two nodes on the bed, as `topoplan launch` leaves one, for the verbs that come back to it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.launch.bed import Bed, Machine, probe
+from topoplan.launch import record
+from topoplan.launch.connection import Connection
+from topoplan.launch.keys import Access
+from topoplan.launch.node import node_state, start_node, stop_node
+from topoplan.launch.record import NodeRecord, RunRecord
+from topoplan.launch.ssh import connect
+
+NAMES = ("alpha", "beta")
+WAIT_S = 15.0
+
+
+@dataclass
+class LiveRun:
+    bed: Bed
+    record: RunRecord
+
+    def start(self, *scripts: str) -> None:
+        """Start the nodes, each with a script."""
+        for node, script in zip(self.record.nodes, scripts, strict=False):
+            with self.host(node.node) as host:
+                host.upload({node.script: script.encode()}, node.run_dir, deadline_s=WAIT_S)
+                start_node(host, run_dir=node.run_dir, script=node.script, environment={}, deadline_s=WAIT_S)
+
+    def host(self, node: int) -> Connection:
+        return connect(self.bed.target(NAMES[node]), Access(), deadline_s=10)
+
+    def wait_for(self, states: Sequence[str]) -> None:
+        for node, state in enumerate(states):
+            with self.host(node) as host:
+                end = time.monotonic() + WAIT_S
+                while node_state(host, self.record.nodes[node].run_dir, deadline_s=5).state != state:
+                    assert time.monotonic() < end
+                    time.sleep(0.02)
+
+    def wait_for_log(self, node: int, data: bytes) -> None:
+        path = Path(self.record.nodes[node].run_dir) / ".topoplan" / "log"
+        end = time.monotonic() + WAIT_S
+        while path.read_bytes() != data:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    @contextlib.contextmanager
+    def unreachable(self, node: int) -> Iterator[None]:
+        """Nobody listens at the node's port."""
+        changed = dataclasses.replace(self.record.nodes[node], port=9)
+        nodes = tuple(changed if one.node == node else one for one in self.record.nodes)
+        record.update(self.record.run_id, nodes=nodes)
+        try:
+            yield
+        finally:
+            record.update(self.record.run_id, nodes=self.record.nodes)
+
+
+@contextlib.contextmanager
+def two_hosts(directory: Path) -> Iterator[Bed]:
+    kind, reason = probe()
+    if kind is None:
+        pytest.skip(f"no sshd to log in to: {reason}")
+    with Bed(directory, [Machine(name=name) for name in NAMES]) as bed:
+        yield bed
+
+
+@contextlib.contextmanager
+def live_run(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveRun]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    config = tmp_path / "ssh_config"
+    config.write_text(f"IdentityFile {bed.key}\nIdentityAgent none\nUserKnownHostsFile {bed.known_hosts}\n")
+    nodes = tuple(
+        NodeRecord(
+            node=index,
+            name=name,
+            address=bed[name].address,
+            user=bed.user,
+            port=bed[name].port,
+            run_dir=f"{bed[name].directory}/home/{tmp_path.name} of mine/live-1",
+            script=f"node-{index:02d}.sh",
+        )
+        for index, name in enumerate(NAMES)
+    )
+    made = RunRecord(
+        run_id="live-1",
+        name="live",
+        bundle=str(tmp_path),
+        created="2030-01-01T10:00:00.000+00:00",
+        state="running",
+        ssh_config=str(config),
+        nodes=nodes,
+    )
+    record.create(made)
+    run = LiveRun(bed, made)
+    try:
+        yield run
+    finally:
+        for node in nodes:
+            with run.host(node.node) as host:
+                stop_node(host, node.run_dir, grace_s=0, deadline_s=WAIT_S)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.cli.live_run import LiveRun
+
+
+def test_lines_of_several_nodes_begin_with_the_node(cli: Cli, live: LiveRun) -> None:
+    live.start("echo a; printf b", "echo c >&2")
+    live.wait_for(["ended", "ended"])
+    shown = cli("logs")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out == "[node-00] a\n[node-00] b\n[node-01] c\n"
+    assert cli("logs", "--tail", "1").out == "[node-00] b\n[node-01] c\n"
+
+
+def test_one_node_comes_as_it_is(live: LiveRun, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    live.start("printf '\\377\\000\\r\\nx'")
+    live.wait_for(["ended"])
+    from topoplan.cli.main import main
+
+    with pytest.raises(SystemExit) as stop:
+        main(["logs", "--node", "0"])
+    assert stop.value.code == 0
+    assert capfdbinary.readouterr().out == b"\xff\x00\r\nx"
+
+
+def test_follows_until_the_jobs_have_ended(cli: Cli, live: LiveRun) -> None:
+    live.start("echo one; until [ -e go ]; do sleep 0.02; done; echo two; exit 3")
+    live.wait_for_log(0, b"one\n")
+    with live.host(0) as host:
+        timer = threading.Timer(0.3, lambda: host.run(["touch", f"{live.record.nodes[0].run_dir}/go"], deadline_s=5))
+        timer.start()
+        shown = cli("logs", "-f", "--node", "0")
+        timer.join()
+    assert (shown.code, shown.out) == (0, "one\ntwo\n")
+
+
+def test_a_host_that_cannot_be_reached_is_shown_from_the_copy(cli: Cli, live: LiveRun) -> None:
+    live.start("echo here", "echo there")
+    live.wait_for(["ended", "ended"])
+    with live.unreachable(1):
+        shown = cli("logs")
+        assert (shown.code, shown.out) == (1, "[node-00] here\n")
+        assert "nothing listens on port 9" in shown.err
+        assert "there is no copy of its log on this machine" in shown.err
+        live.record.log(live.record.nodes[1]).write_bytes(b"old\ncopy\n")
+        shown = cli("logs", "--tail", "1")
+        assert (shown.code, shown.out) == (1, "[node-01] copy\n[node-00] here\n")
+        assert "which may lack the end" in shown.err
+
+
+def test_a_node_that_was_never_started_has_none(cli: Cli, live: LiveRun) -> None:
+    shown = cli("logs", "--node", "1")
+    assert (shown.code, shown.out) == (1, "")
+    assert shown.err == "topoplan: node-01: no log on beta; its job was not started, or was removed\n"
+
+
+def test_a_node_that_there_is_not(cli: Cli, live: LiveRun) -> None:
+    shown = cli("logs", "--node", "2")
+    assert (shown.code, shown.err) == (2, "topoplan: --node: no node 2 in run live-1; expected 0 to 1\n")

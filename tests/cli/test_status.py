@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+
+from tests.cli.conftest import Cli
+from tests.cli.live_run import LiveRun
+from topoplan.launch import record
+
+
+def test_says_of_each_node_how_it_is(cli: Cli, live: LiveRun) -> None:
+    live.start("echo hello; sleep 60", "exit 3")
+    live.wait_for(["running", "ended"])
+    shown = cli("status")
+    assert shown.code == 0
+    assert shown.out.startswith("live-1: running; made 2030-01-01 10:00 UTC, 2 nodes\n")
+    rows = {line.split()[0]: line.rstrip() for line in shown.out.splitlines() if line.startswith("node-")}
+    assert rows["node-00"].endswith("running")
+    assert "6 B" in rows["node-00"]
+    assert rows["node-01"].endswith("ended with exit code 3")
+
+
+def test_json_has_what_the_table_has(cli: Cli, live: LiveRun) -> None:
+    live.start("sleep 60")
+    document = json.loads(cli("status", "liv", "--json").out)
+    assert (document["schema"], document["run_id"]) == ("topoplan.status/1", "live-1")
+    assert (document["state"], document["code"]) == ("running", None)
+    first, second = document["nodes"]
+    assert (first["node"], first["host"], first["state"]) == (0, "alpha", "running")
+    assert len(first["pids"]) >= 2
+    assert second["state"] == "never-started"
+
+
+def test_a_host_that_cannot_be_reached_hides_no_other(cli: Cli, live: LiveRun) -> None:
+    live.start("sleep 60", "sleep 60")
+    with live.unreachable(1):
+        shown = cli("status")
+        assert shown.code == 1
+        assert "running" in shown.out
+        assert "unreachable: nothing listens on port 9" in " ".join(shown.out.split())
+        document = json.loads(cli("status", "--json").out)
+        assert [node["state"] for node in document["nodes"]] == ["running", "unreachable"]
+        assert document["nodes"][1]["problem"] == "refused"
+        assert document["state"] == "running"
+    assert record.load().state == "running"
+
+
+def test_notes_the_end_of_a_run_whose_client_has_gone(cli: Cli, live: LiveRun) -> None:
+    live.start("exit 0", "kill -9 $$")
+    live.wait_for(["ended", "ended"])
+    assert "ended with exit code 137 (SIGKILL)" in cli("status").out
+    noted = record.load()
+    assert (noted.state, noted.code) == ("failed", 137)
+    assert noted.ended is not None

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+
+from tests.cli.conftest import Cli
+from tests.cli.live_run import LiveRun
+from topoplan.launch import record
+
+
+def jobs(live: LiveRun) -> list[str]:
+    lines = [line for name in ("alpha", "beta") for line in live.bed.processes(name).values()]
+    return [line for line in lines if "sleep" in line]
+
+
+def test_ends_a_run_on_all_hosts_and_says_so(cli: Cli, live: LiveRun) -> None:
+    live.start("exec sleep 61", "trap '' TERM; setsid sleep 62 & echo up; while :; do sleep 0.1; done")
+    live.wait_for_log(1, b"up\n")
+    shown = cli("stop", "--grace", "0.5")
+    assert shown.code == 0
+    assert "stopped, exit code 143 (SIGTERM)" in shown.out
+    assert "stopped, exit code 137 (SIGKILL)" in shown.out
+    assert shown.out.endswith("live-1: nothing of it is left running.\n")
+    assert jobs(live) == []
+    assert record.load().state == "stopped"
+    again = cli("stop")
+    assert (again.code, again.out.count("nothing was running")) == (0, 2)
+
+
+def test_json_says_what_the_table_says(cli: Cli, live: LiveRun) -> None:
+    live.start("exec sleep 61")
+    document = json.loads(cli("stop", "--json").out)
+    assert (document["schema"], document["stopped"]) == ("topoplan.stop/1", True)
+    first, second = document["nodes"]
+    assert first == {"node": 0, "host": "alpha", "stopped": True, "was_running": True, "left": [], "code": 143}
+    assert second["was_running"] is False
+
+
+def test_ends_the_others_where_a_host_cannot_be_reached(cli: Cli, live: LiveRun) -> None:
+    live.start("exec sleep 61", "exec sleep 62")
+    with live.unreachable(1):
+        shown = cli("stop")
+        assert shown.code == 1
+        assert "unknown: nothing listens on port 9" in " ".join(shown.out.split())
+        assert "not all of it is known to have ended; run `topoplan stop` again" in " ".join(shown.out.split())
+        assert json.loads(cli("stop", "--json").out)["nodes"][1]["problem"] == "refused"
+    assert record.load().state == "running"
+    assert len(jobs(live)) == 1
+    assert cli("stop").code == 0
+    assert jobs(live) == []
+
+
+def test_a_run_that_has_ended_keeps_its_end(cli: Cli, live: LiveRun) -> None:
+    live.start("exit 0", "exit 0")
+    live.wait_for(["ended", "ended"])
+    assert cli("status").code == 0
+    assert record.load().state == "ended"
+    assert cli("stop").code == 0
+    assert (record.load().state, record.load().code) == ("ended", 0)

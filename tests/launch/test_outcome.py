@@ -1,0 +1,46 @@
+from pathlib import Path
+
+import pytest
+
+from topoplan.errors import HostError
+from topoplan.launch import record
+from topoplan.launch.node import NodeState
+from topoplan.launch.outcome import exit_code, noted
+from topoplan.launch.record import NodeRecord, RunRecord
+
+ENDED = NodeState(state="ended", code=0)
+FAILED = NodeState(state="ended", code=7)
+GONE = NodeState(state="gone")
+LOST = HostError("x", host="b", problem="lost")
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        ([ENDED, ENDED], 0),
+        ([ENDED, FAILED], 7),
+        ([NodeState(state="ended", code=137), FAILED], 137),
+        ([GONE, FAILED], 1),
+        ([ENDED, NodeState(state="rebooted")], 1),
+        ([FAILED, NodeState(state="running")], None),
+        ([FAILED, NodeState(state="never-started")], None),
+        ([FAILED, LOST], None),
+    ],
+)
+def test_a_run_has_a_code_once_all_its_nodes_have_ended(states: list[NodeState | HostError], code: int | None) -> None:
+    assert exit_code({str(number): state for number, state in enumerate(states)}) == code
+
+
+def test_an_end_is_noted_once_and_only_when_all_nodes_were_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    nodes = tuple(NodeRecord(node=n, name="h", address="h", run_dir="/r", script="s") for n in range(2))
+    made = RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text(), nodes=nodes)
+    record.create(made)
+    assert noted(made, {"node-00": ENDED}) == made
+    assert noted(made, {"node-00": ENDED, "node-01": LOST}) == made
+    over = noted(made, {"node-00": ENDED, "node-01": FAILED})
+    assert (over.state, over.code) == ("failed", 7)
+    assert record.load() == over
+    assert noted(over, {"node-00": ENDED, "node-01": ENDED}) == over

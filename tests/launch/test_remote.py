@@ -1,0 +1,428 @@
+"""The programs themselves, in the shells that hosts have, without SSH in between."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topoplan.launch import remote
+
+DIRECTORIES = ["plain", "with space", 'it\'s "quoted" $HOME `id`', "-n", "größe", "star*[x]?"]
+
+
+def eventually(condition: Callable[[], object], limit_s: float = 5) -> bool:
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def stat_field(pid: int, number: int) -> str:
+    """A field of proc_pid_stat(5), from 3 on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[number - 3]
+
+
+@dataclass
+class Host:
+    """This machine, as a host with one shell."""
+
+    shell: str
+    run_dir: Path
+
+    def program(self, text: str, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([self.shell, "-c", text, "sh", *words], input=stdin, capture_output=True, timeout=30)
+
+    def start(self, script: str, environment: bytes = b"") -> dict[str, Any]:
+        done = self.try_to_start(script, environment)
+        assert done.returncode == 0, done.stderr
+        record = json.loads(done.stdout)
+        assert isinstance(record, dict)
+        return record
+
+    def try_to_start(self, script: str, environment: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        (self.run_dir / "node.sh").write_text(script)
+        # `sh` of the host is the shell under test, too.
+        keeper = f'exec {self.shell} -c {_quoted(remote.KEEPER)} topoplan "$@"'
+        return self.program(remote.START, str(self.run_dir), "node.sh", self.run_dir.name, keeper, stdin=environment)
+
+    def state(self) -> dict[str, str]:
+        return self.said(remote.STATE, str(self.run_dir), self.run_dir.name)
+
+    def stop(self, grace_s: float = 5.0, settle_s: float = 5.0) -> dict[str, str]:
+        times = (str(round(100 * grace_s)), str(round(100 * settle_s)))
+        return self.said(remote.STOP, str(self.run_dir), self.run_dir.name, *times)
+
+    def said(self, text: str, *words: str) -> dict[str, str]:
+        done = self.program(text, *words)
+        assert (done.returncode, done.stderr) == (0, b"")
+        lines = [line.removeprefix("topoplan:") for line in done.stdout.decode().splitlines()]
+        return {line.partition("=")[0]: line.partition("=")[2].strip() for line in lines}
+
+    def ended(self) -> bool:
+        return (self.run_dir / ".topoplan" / "exit").exists()
+
+    def log(self) -> bytes:
+        return (self.run_dir / ".topoplan" / "log").read_bytes()
+
+    def recorded(self, **changes: Any) -> None:
+        """Say something else in started.json."""
+        path = self.run_dir / ".topoplan" / "started.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes) + "\n")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+@pytest.fixture(params=["bash", "dash"])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
+    shell = shutil.which(request.param)
+    if shell is None:
+        pytest.skip(f"no {request.param} here")
+    made = Host(shell, tmp_path / "run-1")
+    yield made
+    if (made.run_dir / ".topoplan" / "started.json").exists():
+        with contextlib.suppress(AssertionError):
+            made.stop(0)
+
+
+class TestStart:
+    def test_records_the_leader_of_a_session_of_its_own(self, host: Host) -> None:
+        record = host.start("sleep 30")
+        pid = record["pid"]
+        assert stat_field(pid, 6) == str(pid) == str(record["session"])
+        assert stat_field(pid, 22) == str(record["start_ticks"])
+        assert record["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        assert abs(record["unix_s"] - time.time()) < 5
+
+    @pytest.mark.parametrize("name", DIRECTORIES)
+    def test_takes_any_directory(self, host: Host, name: str) -> None:
+        host.run_dir = host.run_dir / name
+        host.start('pwd; echo "$TOPOPLAN_RUN"')
+        assert eventually(host.ended)
+        where, mark = host.log().decode().splitlines()
+        assert where == str(host.run_dir)
+        assert mark.startswith(f"{name}/")
+        assert host.state()["state"] == "ended"
+
+    def test_exports_the_environment_and_shows_it_to_nobody_else(self, host: Host) -> None:
+        record = host.start('printf "%s" "$SECRET"; sleep 30', b"export SECRET='a b\nhush-7 \"$c'\n")
+        assert eventually(lambda: host.log() == b'a b\nhush-7 "$c')
+        for words in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                assert b"hush-7" not in words.read_bytes()
+        assert b"SECRET" not in Path(f"/proc/{record['pid']}/environ").read_bytes()
+        files = [path.read_bytes() for path in (host.run_dir / ".topoplan").iterdir() if path.name != "log"]
+        assert not [data for data in files if b"hush-7" in data]
+
+    def test_writes_both_outputs_into_the_log_and_gives_no_input(self, host: Host) -> None:
+        host.start("echo out; echo err >&2; cat; echo end")
+        assert eventually(host.ended)
+        assert host.log() == b"out\nerr\nend\n"
+
+    @pytest.mark.parametrize(
+        ("script", "code"),
+        [
+            ("exit 0", 0),
+            ("exit 7", 7),
+            ("exit 255", 255),
+            ("kill -KILL $$", 137),
+            ("kill -TERM $$", 143),
+            ("kill -SEGV $$", 139),
+            ("no-such-command", 127),
+            ("if", 2),
+            ("trap 'exit 3' TERM; kill -TERM $PPID $$; sleep 5 & wait", 3),
+        ],
+    )
+    def test_keeps_the_exit_code(self, host: Host, script: str, code: int) -> None:
+        host.start(script)
+        assert eventually(host.ended)
+        assert host.state()["code"] == str(code)
+
+    @pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"])
+    def test_lets_every_signal_to_the_group_through_to_the_job(self, host: Host, name: str) -> None:
+        number = signal.Signals[f"SIG{name}"]
+        # `sleep` traps nothing and ends by the signal: nothing is ignored on the way down. (bash itself ignores QUIT.)
+        record = host.start("echo up; exec sleep 30")
+        assert eventually(lambda: host.log() == b"up\n")
+        os.killpg(record["pid"], number)
+        assert eventually(host.ended)
+        assert host.state()["code"] == str(128 + number)
+
+    def test_refuses_a_second_job_of_the_same_run(self, host: Host) -> None:
+        host.start("sleep 30")
+        assert host.try_to_start("sleep 30").returncode == remote.ALREADY
+        assert host.state()["state"] == "running"
+
+    def test_refuses_a_directory_and_a_script_that_are_not_there(self, host: Host, tmp_path: Path) -> None:
+        words = ("node.sh", "run-1", remote.KEEPER)
+        assert host.program(remote.START, str(tmp_path / "absent"), *words).returncode == remote.NO_DIRECTORY
+        assert host.program(remote.START, str(tmp_path), *words).returncode == remote.NO_SCRIPT
+        assert not (tmp_path / ".topoplan").exists()
+
+    def test_a_job_is_recorded_whenever_the_starter_is_killed(self, host: Host) -> None:
+        host.run_dir.mkdir()
+        (host.run_dir / "node.sh").write_text("touch ran; sleep 30")
+        for number in range(25):
+            place = host.run_dir / f"run-{number}"
+            place.mkdir()
+            shutil.copy(host.run_dir / "node.sh", place)
+            words = [str(place), "node.sh", place.name, remote.KEEPER]
+            starter = subprocess.Popen(
+                [host.shell, "-c", remote.START, "sh", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            time.sleep(number * 0.0004)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(starter.pid, signal.SIGKILL)
+            starter.communicate()
+        time.sleep(0.3)
+        ran = [path.parent for path in host.run_dir.glob("run-*/ran")]
+        for place in ran:
+            other = Host(host.shell, place)
+            assert other.state()["state"] == "running"
+            assert other.stop(0)["left"] == ""
+        assert not _processes_in(host.run_dir)
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="mounts need root")
+    def test_says_that_the_disk_is_full_and_starts_nothing(self, host: Host) -> None:
+        with _small_disk(host.run_dir):
+            (host.run_dir / "node.sh").write_text("touch /proc/self/cwd/ran")
+            _fill(host.run_dir)
+            words = (str(host.run_dir), "node.sh", "run-1", remote.KEEPER)
+            done = host.program(remote.START, *words)
+            assert done.returncode == remote.NOT_STARTED
+            assert b"No space left" in done.stderr or b"I/O error" in done.stderr
+            assert not (host.run_dir / "ran").exists()
+            assert not (host.run_dir / ".topoplan").exists()
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="mounts need root")
+    def test_keeps_the_exit_code_where_the_disk_is_full_by_then(self, host: Host) -> None:
+        with _small_disk(host.run_dir):
+            host.start("cat /dev/zero; exit 9")
+            assert eventually(host.ended)
+            assert host.state()["code"] == "9"
+
+
+@contextlib.contextmanager
+def _small_disk(place: Path) -> Iterator[None]:
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
+    if made.returncode != 0:
+        pytest.skip("no mounts here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def _fill(place: Path) -> None:
+    with contextlib.suppress(OSError), (place / "ballast").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+
+
+def _processes_in(place: Path) -> list[int]:
+    """Processes whose working directory is below `place`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str((entry / "cwd").readlink()).startswith(str(place)):
+                found.append(int(entry.name))
+    return found
+
+
+class TestState:
+    def test_tells_apart_what_a_job_can_be(self, host: Host) -> None:
+        assert host.state() == {"state": "never-started"}
+        host.run_dir.mkdir()
+        assert host.state() == {"state": "never-started"}
+        record = host.start("echo four; until [ -e go ]; do sleep 0.02; done")
+        assert eventually(lambda: host.log() == b"four\n")
+        said = host.state()
+        assert (said["state"], said["code"], said["log_bytes"]) == ("running", "", "5")
+        assert str(record["pid"]) in said["pids"].split()
+        (host.run_dir / "go").touch()
+        assert eventually(host.ended)
+        assert eventually(lambda: host.state()["pids"] == "")
+        assert host.state()["state"] == "ended"
+
+    def test_sees_that_all_of_it_was_killed(self, host: Host) -> None:
+        record = host.start("echo up; exec sleep 30")
+        assert eventually(lambda: host.log() == b"up\n")
+        os.killpg(record["pid"], signal.SIGKILL)
+        assert eventually(lambda: host.state()["state"] == "gone")
+        assert host.state()["pids"] == ""
+
+    def test_names_what_is_left_where_only_the_leader_was_killed(self, host: Host) -> None:
+        record = host.start("echo up; exec sleep 30")
+        assert eventually(lambda: host.log() == b"up\n")
+        os.kill(record["pid"], signal.SIGKILL)
+        assert eventually(lambda: host.state()["state"] == "gone")
+        assert host.state()["pids"] != ""
+        assert host.stop()["left"] == ""
+
+    def test_sees_that_the_machine_was_started_again(self, host: Host) -> None:
+        host.start("sleep 30")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        host.recorded(boot_id="00000000-0000-4000-8000-000000000000")
+        assert host.state()["state"] == "rebooted"
+        # Whatever has these process ids now is somebody else's.
+        assert host.stop()["found"] == ""
+        host.recorded(boot_id=boot)
+        assert host.state()["state"] == "running"
+
+    @pytest.mark.parametrize(
+        "text", ["", "{}", "null", '{"pid": "x"}', '{"pid": -1, "start_ticks": 1, "boot_id": "a"}']
+    )
+    def test_a_damaged_record_is_no_job(self, host: Host, text: str) -> None:
+        host.start("exit 0")
+        assert eventually(host.ended)
+        (host.run_dir / ".topoplan" / "started.json").write_text(text)
+        for program in (remote.STATE, remote.STOP):
+            done = host.program(program, str(host.run_dir), "run-1", "0", "0")
+            assert done.returncode == remote.DAMAGED
+
+
+class TestStop:
+    def test_ends_a_job_that_does_as_it_is_told_long_before_the_grace_is_over(self, host: Host) -> None:
+        host.start("trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.02; done")
+        assert eventually(lambda: host.log() == b"up\n")
+        began = time.monotonic()
+        said = host.stop(grace_s=20)
+        assert (said["left"], said["code"]) == ("", "5")
+        assert said["found"]
+        assert host.log().endswith(b"bye\n")
+        assert time.monotonic() - began < 10
+
+    def test_kills_what_ignores_being_told(self, host: Host) -> None:
+        host.start("trap '' TERM; echo up; while :; do sleep 0.02; done")
+        assert eventually(lambda: host.log() == b"up\n")
+        began = time.monotonic()
+        said = host.stop(grace_s=0.5)
+        assert (said["left"], said["code"]) == ("", "137")
+        assert time.monotonic() - began > 0.45
+
+    def test_finds_what_left_the_session_or_dropped_its_environment(self, host: Host) -> None:
+        host.start(
+            """\
+            sleep 31 &
+            setsid sleep 32 &
+            ( setsid sh -c 'trap "" TERM HUP; sleep 33 & wait' & )
+            env -i setsid sleep 34 &
+            env -i sh -c 'sleep 35 & wait' &
+            echo up
+            wait
+            """
+        )
+        assert eventually(lambda: len(_processes_in(host.run_dir)) >= 9)
+        assert set(host.state()["pids"].split()) == {str(pid) for pid in _processes_in(host.run_dir)}
+        assert host.stop(grace_s=0.3)["left"] == ""
+        assert _processes_in(host.run_dir) == []
+
+    def test_ends_what_a_job_has_left_running(self, host: Host) -> None:
+        host.start("setsid sleep 30 & exit 4")
+        assert eventually(host.ended)
+        assert eventually(lambda: len(_processes_in(host.run_dir)) == 1)
+        said = host.state()
+        assert (said["state"], said["pids"]) == ("ended", str(_processes_in(host.run_dir)[0]))
+        said = host.stop()
+        assert (said["left"], said["code"]) == ("", "4")
+        assert _processes_in(host.run_dir) == []
+
+    def test_ends_what_is_stopped(self, host: Host) -> None:
+        record = host.start("echo up; while :; do sleep 0.02; done")
+        assert eventually(lambda: host.log() == b"up\n")
+        os.killpg(record["pid"], signal.SIGSTOP)
+        assert host.stop(grace_s=5)["left"] == ""
+        assert host.state()["code"] == "143"
+
+    def test_keeps_up_with_a_job_that_starts_processes_all_the_time(self, host: Host) -> None:
+        host.start(
+            "trap '' TERM; f() { (sleep 0.3; f) & (sleep 0.4) & }; f; while :; do (sleep 0.01) & sleep 0.01; done"
+        )
+        time.sleep(0.3)
+        assert host.stop(grace_s=0.2)["left"] == ""
+        assert _processes_in(host.run_dir) == []
+
+    def test_leaves_other_runs_alone(self, host: Host) -> None:
+        other = Host(host.shell, host.run_dir.with_name("run-10"))
+        same_name = Host(host.shell, host.run_dir.parent / "else" / "run-1")
+        for one in (host, other, same_name):
+            one.start("setsid sleep 30 & sleep 30")
+        assert host.stop()["left"] == ""
+        for one in (other, same_name):
+            assert one.state()["state"] == "running"
+            assert len(one.state()["pids"].split()) >= 3
+            one.stop(0)
+
+    @pytest.mark.parametrize("change", [-1, 1, 10**6])
+    def test_leaves_a_process_alone_that_came_by_the_recorded_id(self, host: Host, change: int) -> None:
+        host.start("exit 0")
+        assert eventually(host.ended)
+        with subprocess.Popen(["sleep", "30"], start_new_session=True) as foreign:
+            try:
+                ticks = int(stat_field(foreign.pid, 22))
+                host.recorded(pid=foreign.pid, session=foreign.pid, start_ticks=ticks + change)
+                (host.run_dir / ".topoplan" / "exit").unlink()
+                said = host.state()
+                assert (said["state"], said["pids"]) == ("gone", "")
+                assert host.stop(0)["found"] == ""
+                assert foreign.poll() is None
+            finally:
+                foreign.kill()
+
+    def test_leaves_a_session_alone_whose_leader_it_cannot_prove(self, host: Host) -> None:
+        """The recorded leader has gone, and a session of that id has members without the mark."""
+        host.start("exit 0")
+        assert eventually(host.ended)
+        leader = subprocess.Popen(["sh", "-c", "sleep 30 & echo $!"], start_new_session=True, stdout=subprocess.PIPE)
+        assert leader.stdout is not None
+        member = int(leader.stdout.readline())
+        leader.wait()
+        try:
+            assert stat_field(member, 6) == str(leader.pid)
+            host.recorded(pid=leader.pid, session=leader.pid)
+            assert host.stop(0)["found"] == ""
+            assert is_alive(member)
+        finally:
+            os.kill(member, signal.SIGKILL)
+
+    def test_does_nothing_where_nothing_was_started(self, host: Host) -> None:
+        assert host.stop() == {"found": ""}
+        host.run_dir.mkdir()
+        assert host.stop() == {"found": "", "code": ""}
+
+    def test_goes_on_when_the_one_who_asked_goes(self, host: Host) -> None:
+        host.start("trap '' TERM; echo up; while :; do sleep 0.02; done")
+        assert eventually(lambda: host.log() == b"up\n")
+        words = [str(host.run_dir), "run-1", "30", "500"]
+        stopper = subprocess.Popen([host.shell, "-c", remote.STOP, "sh", *words], stdout=subprocess.PIPE)
+        assert stopper.stdout is not None
+        stopper.stdout.close()
+        assert eventually(lambda: _processes_in(host.run_dir) in ([], [stopper.pid]))
+        stopper.wait()

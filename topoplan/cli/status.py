@@ -1,0 +1,35 @@
+"""`topoplan status`: how a run is, asked of its hosts."""
+
+from __future__ import annotations
+
+from topoplan.cli.options import AsJson
+from topoplan.cli.ssh_options import AcceptNew, RunReference, access
+
+ASK_S = 15.0
+"""Time for a host to say how its job is."""
+
+
+def status(run: RunReference = "last", accept_new: AcceptNew = False, as_json: AsJson = False) -> int:
+    """Ask the hosts of a run how their jobs are.
+
+    Exit code 0 if every host answered, whatever it said; 1 if one did not.
+    """
+    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.errors import HostError
+    from topoplan.launch import record
+    from topoplan.launch.node import node_state
+    from topoplan.launch.outcome import noted
+    from topoplan.launch.reach import ask_all, reach
+    from topoplan.report.status import print_status, status_to_dict
+
+    known = record.load(run)
+    with reach(known, access(accept_new=accept_new)) as reached:
+        states = ask_all(
+            reached, lambda node, host: node_state(host, node.run_dir, deadline_s=ASK_S), deadline_s=ASK_S + 1
+        )
+    known = noted(known, states)
+    if as_json:
+        print_json(status_to_dict(known, states))
+    else:
+        print_status(stdout_console(), known, states)
+    return int(any(isinstance(state, HostError) for state in states.values()))

@@ -1,0 +1,49 @@
+"""`topoplan stop`: end a run on all its hosts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from topoplan.cli.options import AsJson
+from topoplan.cli.ssh_options import AcceptNew, RunReference, access
+
+_MARGIN_S = 15.0
+"""Time for a host beside the grace and the wait after SIGKILL."""
+
+
+def stop(
+    run: RunReference = "last",
+    grace: Annotated[
+        float,
+        typer.Option("--grace", metavar="S", min=0.0, max=3600.0, help="Seconds from SIGTERM to SIGKILL."),
+    ] = 10.0,
+    accept_new: AcceptNew = False,
+    as_json: AsJson = False,
+) -> int:
+    """End what a run started on its hosts, and nothing else, and look whether it has ended.
+
+    Exit code 0 if nothing of it is left on any host; 1 if something is, or a host could not be asked.
+    """
+    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.launch import record
+    from topoplan.launch.node import SETTLE_S, stop_node
+    from topoplan.launch.reach import ask_all, reach
+    from topoplan.report.stop import is_stopped, print_stop, stop_to_dict
+
+    known = record.load(run)
+    limit_s = grace + SETTLE_S + _MARGIN_S
+    with reach(known, access(accept_new=accept_new)) as reached:
+        results = ask_all(
+            reached,
+            lambda node, host: stop_node(host, node.run_dir, grace_s=grace, deadline_s=limit_s),
+            deadline_s=limit_s + 1,
+        )
+    if is_stopped(results) and not known.is_over:
+        record.update(known.run_id, state="stopped", ended=record.now_text(), reason="topoplan stop")
+    if as_json:
+        print_json(stop_to_dict(known, results))
+    else:
+        print_stop(stdout_console(), known, results)
+    return int(not is_stopped(results))

@@ -1,0 +1,133 @@
+"""How a run is, node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from topoplan.errors import HostError
+from topoplan.launch.node import NodeState
+from topoplan.launch.outcome import exit_code
+from topoplan.launch.record import RunRecord
+from topoplan.report.paragraphs import paragraph
+from topoplan.report.tables import table_of
+from topoplan.report.text import counted
+
+SCHEMA = "topoplan.status/1"
+
+
+def status_to_dict(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> dict[str, Any]:
+    """The form `topoplan.status/1`. A node that cannot be asked has the state `unreachable`."""
+    return {
+        "schema": SCHEMA,
+        "run_id": record.run_id,
+        "name": record.name,
+        "created": record.created,
+        "state": _run_state(states),
+        "code": exit_code(states),
+        "nodes": [
+            {"node": node.node, "host": node.name, "run_dir": node.run_dir, **_node(states[node.label])}
+            for node in record.nodes
+            if node.label in states
+        ],
+    }
+
+
+def _node(state: NodeState | HostError) -> dict[str, Any]:
+    if isinstance(state, HostError):
+        return {"state": "unreachable", "problem": state.problem, "error": str(state)}
+    return {
+        "state": state.state,
+        "code": state.code,
+        "started_unix_s": state.started.unix_s if state.started else None,
+        "elapsed_s": state.elapsed_s,
+        "log_bytes": state.log_bytes,
+        "pids": list(state.pids),
+    }
+
+
+def _run_state(states: Mapping[str, NodeState | HostError]) -> str:
+    found = {"unreachable" if isinstance(state, HostError) else state.state for state in states.values()}
+    if "running" in found:
+        return "running"
+    if "unreachable" in found:
+        return "unknown"
+    code = exit_code(states)
+    if code is None:
+        return "never-started"
+    return "failed" if code else "ended"
+
+
+def print_status(console: Console, record: RunRecord, states: Mapping[str, NodeState | HostError]) -> None:
+    """The run in a line, then a row a node."""
+    created = record.created[:16].replace("T", " ")
+    words = {"never-started": "not started on all nodes", "unknown": "not known"}
+    run_state = _run_state(states)
+    code = exit_code(states)
+    over = f"{words.get(run_state, run_state)}{f' with exit code {code}' if code else ''}"
+    paragraph(console, f"{record.run_id}: {over}; made {created} UTC, {counted(len(record.nodes), 'node')}")
+    table = table_of("node", "host", right=("for", "log", "processes"), last=("state",))
+    for node in record.nodes:
+        if node.label not in states:
+            continue
+        state = states[node.label]
+        if isinstance(state, HostError):
+            error = "; ".join(part for part in (state.what, state.remedy) if part)
+            table.add_row(Text(node.label), Text(node.name), "-", "-", "-", Text(f"unreachable: {error}"))
+        else:
+            table.add_row(
+                Text(node.label),
+                Text(node.name),
+                "-" if state.elapsed_s is None else duration(state.elapsed_s),
+                "-" if state.started is None else size(state.log_bytes),
+                str(len(state.pids)) if state.pids else "-",
+                Text(node_words(state)),
+            )
+    console.print(table)
+
+
+def node_words(state: NodeState) -> str:
+    """One phrase."""
+    if state.state == "ended":
+        left = f"; left {counted(len(state.pids), 'process', 'processes')} running" if state.pids else ""
+        return f"ended with exit code {state.code}{signal_words(state.code)}{left}"
+    return {
+        "running": "running",
+        "gone": "gone without an exit code: it was killed, by a person, for memory, or at logout",
+        "never-started": "never started",
+        "rebooted": "the machine was started again while it ran",
+    }[state.state]
+
+
+def signal_words(code: int | None) -> str:
+    """` (SIGKILL)` for 137, as shells have it; nothing for a code that stands for no signal."""
+    import signal
+
+    try:
+        return f" ({signal.Signals((code or 0) - 128).name})"
+    except ValueError:
+        return ""
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3 min 20 s, 1 h 02 min, 2 d 3 h."""
+    whole = int(seconds)
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60:02d} min"
+    return f"{minutes} min {whole % 60:02d} s" if minutes else f"{whole} s"
+
+
+def size(size_bytes: int) -> str:
+    """Bytes as people read them: 512 B, 3.2 KiB, 200 MiB."""
+    value, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
