@@ -18,6 +18,7 @@ from topoplan.cli import (
     gpus,
     models,
     predict,
+    probe,
     profile,
     rank,
     schema,
@@ -49,6 +50,7 @@ app.command("what-if")(what_if.what_if)
 app.command("size")(size.size)
 app.command("timeline")(timeline.timeline)
 app.command("topology")(topology.topology)
+app.command("probe")(probe.probe)
 app.command("predict")(predict.predict)
 app.command("validate")(validate.validate)
 app.command("models")(models.models)
