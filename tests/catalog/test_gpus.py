@@ -87,3 +87,25 @@ def test_an_unknown_gpu_gets_the_nearest_name(wrong: str, suggested: str) -> Non
 def test_a_gpu_like_no_other_gets_the_whole_list() -> None:
     with pytest.raises(SpecError, match=r"known are v100-sxm-32gb, .*, a6000-48gb"):
         catalog.gpu("xyz")
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "mib", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", 81559, "h100-sxm-80gb"),
+        ("NVIDIA H100 PCIe", 81559, "h100-pcie-80gb"),
+        ("NVIDIA A100-SXM4-80GB", 81920, "a100-sxm-80gb"),
+        ("A100-SXM4-40GB", 40536, "a100-sxm-40gb"),
+        ("Tesla V100-SXM2-32GB", 32510, "v100-sxm-32gb"),
+        ("NVIDIA RTX A6000", 46068, "a6000-48gb"),
+        ("NVIDIA GeForce RTX 4090", None, "rtx4090-24gb"),
+        ("NVIDIA GeForce RTX 4090", 49140, None),
+        ("NVIDIA H100 NVL", 95830, None),
+        ("NVIDIA GeForce RTX 4090 D", 24564, None),
+    ],
+)
+def test_a_card_is_found_by_the_name_that_its_driver_gives_it(
+    driver_name: str, mib: int | None, name: str | None
+) -> None:
+    found = catalog.gpu_of_driver(driver_name, mib * 2**20 if mib else None)
+    assert (found.name if found else None) == name

@@ -84,6 +84,20 @@ def gpu(name: str) -> Gpu:
     )
 
 
+def gpu_of_driver(name: str, memory_bytes: int | None) -> Gpu | None:
+    """The GPU that the driver calls `name` (`NVIDIA H100 80GB HBM3`), or None.
+
+    Cards of one name come with more or less memory. One whose `memory_bytes` is a tenth off is another card.
+    """
+    short = re.sub(r"^(?:NVIDIA |Tesla )+", "", name.strip())
+    for key, row in _gpu_table().items():
+        if short in row["driver_names"]:
+            usual = row["memory_mib"] * _MIB
+            if memory_bytes is None or abs(memory_bytes - usual) <= usual / 10:
+                return gpu(key)
+    return None
+
+
 def gpu_names() -> tuple[str, ...]:
     """Catalog names of the GPUs, in the order of `gpus.json`."""
     return tuple(_gpu_table())

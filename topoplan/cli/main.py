@@ -21,6 +21,7 @@ from topoplan.cli import (
     logs,
     models,
     predict,
+    probe,
     profile,
     rank,
     runs,
@@ -56,6 +57,7 @@ app.command("check")(check.check)
 app.command("size")(size.size)
 app.command("timeline")(timeline.timeline)
 app.command("topology")(topology.topology)
+app.command("probe")(probe.probe)
 app.command("predict")(predict.predict)
 app.command("validate")(validate.validate)
 app.command("runs")(runs.runs)

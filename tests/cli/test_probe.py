@@ -1,0 +1,30 @@
+"""What `topoplan probe` refuses before it asks anybody. The rest is in tests/launch/test_probing.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "no host is given"),
+        (["node0", "--name", "two words"], "--name"),
+        (["node0", "--venv", "relative"], "venv"),
+        (["--", "-oProxyCommand=x"], "HOST '-oProxyCommand=x'"),
+        (["node0", "node0"], "already given"),
+        (["--hosts-file", "absent"], "absent"),
+    ],
+)
+def test_bad_input_is_one_message(
+    cli: Cli, arguments: list[str], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = cli("probe", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert complaint in result.err
+    assert result.err.count("\n") == 1

@@ -1,0 +1,73 @@
+"""Hosts as people name them on the command line and in hosts files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from topoplan.errors import InputError
+from topoplan.specs.cluster import Host
+from topoplan.specs.source import KeyPath
+
+
+def parse_host(text: str, *, where: str, workdir: str | None = None, venv: str | None = None) -> Host:
+    """The host of `name`, `user@name`, `name:port`, `user@name:port` or `[address]:port`, as ssh takes them.
+
+    Raises InputError for anything else; `where` names the option or the line of the file.
+    """
+    from topoplan.specs.forms import HostForm
+    from topoplan.specs.mistakes import check_form
+
+    user, at, place = text.rpartition("@")
+    port = None
+    # More than one colon without brackets is an IPv6 address, which has no room for a port.
+    if match := re.fullmatch(r"(\[[^\]]*\]|[^:]*):([0-9]{1,7})", place, re.ASCII):
+        place, port = match[1], int(match[2])
+    fields = {"address": place, "user": user if at else None, "port": port, "workdir": workdir, "venv": venv}
+
+    def located(path: KeyPath) -> str:
+        return where
+
+    form = check_form(HostForm, {key: value for key, value in fields.items() if value is not None}, located)
+    address = form.address[1:-1] if form.address.startswith("[") and form.address.endswith("]") else form.address
+    return Host(address=address, user=form.user, port=form.port, workdir=form.workdir, venv=form.venv)
+
+
+def read_hosts_file(path: Path) -> list[tuple[str, str]]:
+    """(host, `file:line`) of a file with a host a line. `slots=8` and other words behind it are left out, and comments.
+
+    Raises InputError for a file that cannot be read or has no host.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
+        raise InputError(f"cannot be read: {reason}", where=str(path), expected="expected a host a line") from None
+    found = [
+        (words[0], f"{path}:{number}")
+        for number, line in enumerate(lines, start=1)
+        if (words := line.partition("#")[0].split())
+    ]
+    if not found:
+        raise InputError("names no host", where=str(path), expected="expected a host a line, such as `node0 slots=8`")
+    return found
+
+
+def hosts_of(
+    words: Iterable[str], hosts_file: str | None, *, workdir: str | None = None, venv: str | None = None
+) -> list[Host]:
+    """The hosts of the command line and then those of the file. Raises InputError for none, or for one given twice."""
+    given = [(word, f"HOST {word!r}") for word in words]
+    if hosts_file is not None:
+        given += read_hosts_file(Path(hosts_file))
+    if not given:
+        raise InputError("no host is given", remedy="name one, such as node0 or user@node0:22, or give --hosts-file")
+    hosts: dict[tuple[str, int | None], str] = {}
+    found = []
+    for text, where in given:
+        host = parse_host(text, where=where, workdir=workdir, venv=venv)
+        if (earlier := hosts.setdefault((host.address, host.port), where)) != where or host in found:
+            raise InputError(f"{text} was already given ({earlier})", where=where, remedy="name each machine once")
+        found.append(host)
+    return found

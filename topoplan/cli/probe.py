@@ -1,0 +1,133 @@
+"""`topoplan probe`: what real machines are, as a spec."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topoplan.cli.options import AsJson
+from topoplan.cli.ssh_options import AcceptNew, access
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_WRITER = "topoplan probe"
+
+
+def probe(
+    hosts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="HOST...",
+            help="Machines as ssh takes them: an alias, user@host, host:port. Rank 0 first.",
+            show_default=False,
+        ),
+    ] = None,
+    hosts_file: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts-file", metavar="FILE", help="More of them, one a line (`node0 slots=8`).", show_default=False
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write the spec to a file; by default to stdout.", show_default=False
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", metavar="NAME", help="Name of the cluster; by default the GPU and how many.", show_default=False
+        ),
+    ] = None,
+    workdir: Annotated[
+        str | None,
+        typer.Option(
+            "--workdir", metavar="DIR", help="Directory on the hosts for runs, for the spec.", show_default=False
+        ),
+    ] = None,
+    venv: Annotated[
+        str | None,
+        typer.Option(
+            "--venv",
+            metavar="DIR",
+            help="The trainer's virtual environment on the hosts: its versions are read.",
+            show_default=False,
+        ),
+    ] = None,
+    partial: Annotated[bool, typer.Option("--partial", help="Make a spec of the hosts that answer.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite a file that was edited, or written by others.")
+    ] = False,
+    accept_new: AcceptNew = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read machines over SSH and write the spec of their cluster, for `topoplan rank`. Changes nothing on them.
+
+    Exit code 1: a host could not be asked, or the hosts make no cluster; 2: bad input.
+    """
+    from pathlib import Path
+
+    from topoplan.cli.host_words import hosts_of
+    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.emit.write import write_file
+    from topoplan.errors import InputError
+    from topoplan.hosts.cluster_yaml import MARK, cluster_spec
+    from topoplan.launch.probing import ask_hosts
+    from topoplan.launch.ssh_config import SshConfig
+    from topoplan.report.probe import print_probe, probe_to_dict
+
+    chosen = hosts_of(hosts or (), hosts_file, workdir=workdir, venv=venv)
+    _check_name(name)
+    targets = SshConfig().targets(chosen)
+    if len(targets) < len(chosen):
+        raise InputError("a host is given twice", remedy="name each machine once")
+    asked = ask_hosts(chosen, targets, access(accept_new=accept_new))
+    draft = cluster_spec(asked.reached, name=name) if asked.reached and (partial or not asked.failed) else None
+    text = draft.text if draft else None
+    written = None
+    if text is not None and output is not None:
+        if not force:
+            _refuse_edited(Path(output))
+        write_file(Path(output), text, mark=MARK, writer=_WRITER, force=force)
+        written = output
+    if as_json:
+        print_json(probe_to_dict(asked.reached, asked.failed, draft, written))
+    else:
+        console = stdout_console()
+        if output is None:
+            # The spec has standard output for itself.
+            console.file = sys.stderr
+        print_probe(console, asked.reached, asked.failed, draft, written=written)
+        if text is not None and output is None:
+            sys.stderr.flush()
+            sys.stdout.write(text)
+    if text is None:
+        raise typer.Exit(1)
+
+
+def _refuse_edited(path: Path) -> None:
+    """Raises OutputError for a spec of ours that a person has changed."""
+    from topoplan.errors import OutputError
+    from topoplan.hosts.cluster_yaml import is_edited
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return  # whatever it is, writing will tell
+    if is_edited(text):
+        raise OutputError(
+            f"was edited since `{_WRITER}` wrote it",
+            where=str(path),
+            remedy="name another, or overwrite with --force",
+        )
+
+
+def _check_name(name: str | None) -> None:
+    from topoplan.specs.forms import SpecForm
+    from topoplan.specs.mistakes import check_form
+
+    check_form(SpecForm, {"gpu": "h100-sxm-80gb", **({"name": name} if name else {})}, lambda path: "--name")

@@ -1,0 +1,333 @@
+"""From what hosts said to the text of a spec that `topoplan rank` takes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from topoplan import catalog
+from topoplan.emit.yaml_text import one_line, scalar
+from topoplan.hosts.check import Check
+from topoplan.hosts.compute_network import ComputeNetwork
+from topoplan.hosts.differences import differences, gpu_names, memory_of, named
+from topoplan.hosts.facts import GpuFacts, HostFacts
+from topoplan.hosts.probed import Probed, network_of, socket_interface, usable_address
+from topoplan.specs.gpu import Gpu
+from topoplan.units import format_bit_rate, format_byte_rate, format_gib
+
+MARK = "# A cluster as `topoplan probe` found it."
+"""The first line of every spec that is written here."""
+_SEAL = "# As written; a change of the lines above is never overwritten: "
+_ASSUMED_BYTES_PER_S = 10e9 / 8
+_MEMORY_TOLERANCE = 0.005
+"""Cards of one name differ by less than this in what the driver calls their memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What came of a probe."""
+
+    text: str | None
+    """The spec; None where the hosts make no cluster, and the findings say why."""
+    findings: tuple[Check, ...]
+    is_complete: bool = True
+    """Nothing has to be filled in before `rank` takes it, but model and job."""
+
+
+def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None) -> Draft:
+    """The spec of a cluster of these hosts, rank 0 first, with what to know about it.
+
+    Where hosts differ the spec takes the least: what every host has. Different GPUs make no cluster.
+    """
+    findings = [*(check for one in hosts for check in _alone(one)), *differences(hosts)]
+    if any(check.outcome == "failure" for check in findings):
+        return Draft(text=None, findings=tuple(findings))
+    networks = {one.name: network_of(one, hosts) for one in hosts}
+    findings += [check for one in hosts for check in _connected(one, hosts)]
+    gpus = [gpu for one in hosts for gpu in one.facts.gpus or ()]
+    per_node = min(len(one.facts.gpus or ()) for one in hosts)
+    memory = min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes), default=None)
+    known = catalog.gpu_of_driver(gpus[0].name, memory)
+    is_rack = known is not None and known.nvlink_domain_gpus > known.gpus_per_node
+    if known is None:
+        findings.append(
+            Check(
+                name="gpu-figures",
+                host="",
+                outcome="warning",
+                what=f"{gpus[0].name} is not in the catalog, and a driver does not tell how fast it computes",
+                remedy="fill in the figures of its data sheet under `gpu` in the spec",
+            )
+        )
+    title = name or f"{_slug(known.name if known else gpus[0].name)}-{len(hosts)}x{per_node}"
+    blocks = [
+        _head(hosts),
+        [
+            _line("name", scalar(title)),
+            _line("nodes", len(hosts)),
+            _line("gpus_per_node", per_node, _count_reason(hosts, per_node)),
+            *_gpu_lines(known, gpus[0].name, memory),
+        ],
+        [*_nvlink(known, gpus, [one.facts for one in hosts], findings), *_network(hosts, networks, findings)],
+        _machine(hosts, gpus, is_rack),
+        _host_lines(hosts, networks),
+        _EXAMPLE.splitlines(),
+    ]
+    text = "\n\n".join("\n".join(block) for block in blocks if block) + "\n\n"
+    return Draft(
+        text=f"{text}{_SEAL}{_digest(text)}\n",
+        findings=tuple(findings),
+        is_complete=known is not None,
+    )
+
+
+def is_edited(text: str) -> bool:
+    """Whether a spec that was written here has been changed since: filled in, most likely."""
+    above, seal, digest = text.rpartition(_SEAL)
+    return text.startswith(MARK) and (not seal or digest.strip() != _digest(above))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_EXAMPLE = """\
+# What is trained. Fill it in, or leave it to `topoplan rank SPEC --model NAME --job FILE`.
+# model: Qwen/Qwen3-8B       # a name of `topoplan models`, or a directory with config.json
+# job:
+#   seq_len: 4096            # tokens in a sequence
+#   global_batch_size: 64    # sequences in an optimizer step, over all GPUs
+"""
+
+
+def _line(key: str, value: object, comment: str = "") -> str:
+    """One line; `value` is as YAML has it. Rates stand without quotes, as people write them."""
+    line = f"{key}: {value}"
+    return f"{line:<32}# {one_line(comment)}" if comment else line
+
+
+def _alone(one: Probed) -> list[Check]:
+    """What one host lacks whatever the others are."""
+    facts = one.facts
+
+    def failure(name: str, what: str, remedy: str) -> Check:
+        return Check(name=name, host=one.name, outcome="failure", what=what, remedy=remedy)
+
+    if not facts.gpus:
+        why = facts.missing.get("gpus", "nvidia-smi lists none")
+        return [failure("gpus", f"no GPUs: {why}", "install the driver, or leave the host out")]
+    found = []
+    if cut := [str(gpu.index) for gpu in facts.gpus if gpu.mig]:
+        what = f"GPU {', '.join(cut)} {'is' if len(cut) == 1 else 'are'} cut into MIG instances, which have no NVLink"
+        found.append(failure("mig", what, "turn MIG off (nvidia-smi -mig 0) on all its GPUs"))
+    if len({gpu.name for gpu in facts.gpus}) > 1:
+        found.append(failure("gpu-kind", f"has {gpu_names(facts)}", "a run needs the same card everywhere"))
+    return found
+
+
+def _connected(one: Probed, hosts: Sequence[Probed]) -> list[Check]:
+    """How one host is joined to the others."""
+    found = []
+
+    def warning(name: str, what: str, remedy: str) -> None:
+        found.append(Check(name=name, host=one.name, outcome="warning", what=what, remedy=remedy))
+
+    if not usable_address(one, hosts):
+        doubters = [other.name for other in hosts if not _finds(other, one)]
+        what = f"no address of it means the same on all hosts{'; unknown on ' + named(doubters) if doubters else ''}"
+        warning("address", what, "write an address under `hosts` that all hosts reach it by")
+    interface, several = socket_interface(one, hosts)
+    if len(several) > 1:
+        warning("interface", f"reaches the other hosts through {' and '.join(several)}", "set socket_interface by hand")
+    elif not interface and len(hosts) > 1:
+        warning("interface", "does not say which interface leads to the other hosts", "set socket_interface by hand")
+    return found
+
+
+def _finds(one: Probed, other: Probed) -> bool:
+    wanted = (other.host.address, other.hostname)
+    return any(route.resolved for route in one.facts.routes if route.address in wanted)
+
+
+def _head(hosts: Sequence[Probed]) -> list[str]:
+    lines = [MARK]
+    if versions := _versions([one.facts for one in hosts]):
+        lines.append(f"# Everywhere: {one_line(versions)}")
+    return lines
+
+
+def _versions(facts: Sequence[HostFacts]) -> str:
+    """The versions that all hosts share."""
+    names = [name for name in facts[0].versions if len({one.versions.get(name) for one in facts}) == 1]
+    return ", ".join(f"{name} {facts[0].versions[name]}" for name in names)
+
+
+def _count_reason(hosts: Sequence[Probed], per_node: int) -> str:
+    more = [one.name for one in hosts if len(one.facts.gpus or ()) > per_node]
+    return f"the fewest; more on {named(more)}" if more else ""
+
+
+def _gpu_lines(known: Gpu | None, driver_name: str, memory: int | None) -> list[str]:
+    said = f"the driver calls it {driver_name}"
+    size = f"{memory // 2**20}MiB" if memory else ""
+    if known is not None:
+        if memory is None or abs(memory - known.memory_bytes) <= _MEMORY_TOLERANCE * known.memory_bytes:
+            return [_line("gpu", known.name, said)]
+        return ["gpu:", _line("  name", known.name, said), _line("  memory", size, "as the driver reports it")]
+    unknown = "not known: fill in, from its data sheet"
+    return [
+        f"gpu:  # {one_line(said)}, and the catalog has none of that name",
+        _line("  name", scalar(_slug(driver_name))),
+        _line("  memory", size) if size else _line("  # memory", "81559MiB", unknown),
+        _line("  # memory_bandwidth", "3.35TB/s", unknown),
+        _line("  # bf16_tflops", 989, f"{unknown}; dense, without sparsity"),
+        _line("  # fp8_tflops", 1979, "if it has fp8"),
+    ]
+
+
+def _nvlink(
+    known: Gpu | None, gpus: Sequence[GpuFacts], facts: Sequence[HostFacts], findings: list[Check]
+) -> list[str]:
+    """The line of NVLink, or why there is none; a finding where it is not whole."""
+    slowest = min((gpu.nvlink_bytes_per_s for gpu in gpus if gpu.nvlink_bytes_per_s is not None), default=None)
+    links = min((gpu.nvlink_count for gpu in gpus if gpu.nvlink_count is not None), default=None)
+    usual = known.nvlink_bytes_per_s if known is not None else 0.0
+    all_joined = all(_all_joined(one) for one in facts)
+    if usual and ((slowest is not None and slowest < 0.99 * usual) or not all_joined):
+        what = [f"NVLink is {format_byte_rate(2 * usual)} per {known.name if known else 'GPU'}"]
+        if slowest is not None and slowest < 0.99 * usual:
+            what.append(f"here {format_byte_rate(2 * slowest)}" if slowest else "a GPU here has no link up")
+        if not all_joined:
+            what.append("not every pair of GPUs is joined by it")
+        remedy = "see `nvidia-smi nvlink -s` and `topo -m`, and the fabric manager"
+        findings.append(Check(name="nvlink", host="", outcome="warning", what=", ".join(what), remedy=remedy))
+    rate = usual if slowest is None else slowest
+    if not rate:
+        return ["# nvlink_bandwidth: a GPU has no link up, so they talk over PCIe"] if usual else []
+    if not usual and (known is not None or not all_joined):
+        return ["# nvlink_bandwidth: bridges join some pairs of cards only, which is not modelled"]
+    how = "of the usual machine: the driver lists no links" if links is None else f"{links} links up"
+    return [_line("nvlink_bandwidth", format_byte_rate(2 * rate), f"per GPU, both ways; {how}")]
+
+
+def _all_joined(facts: HostFacts) -> bool:
+    """Every two GPUs have NVLink between them; True where the matrix is not known."""
+    links = {
+        pair: link for pair, link in (facts.topology or {}).items() if all(re.fullmatch(r"GPU\d+", d) for d in pair)
+    }
+    return all(link.startswith("NV") for link in links.values())
+
+
+def _network(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork], findings: list[Check]) -> list[str]:
+    """The lines of the network between the hosts, and notes on what was left out."""
+    kinds = {network.kind for network in networks.values()}
+    kind = kinds.pop() if len(kinds) == 1 else "ethernet"
+    is_socket = kind == "ethernet"
+    rates = [_socket_rate(one, hosts) if is_socket else networks[one.name].rate_bytes_per_s for one in hosts]
+    known = [rate for rate in rates if rate]
+    rate = min(known) if len(known) == len(hosts) else None
+    comment = f"per NIC, each way; {'the slowest of them' if len(set(rates)) > 1 else 'as the port says'}"
+    if rate is None and len(hosts) > 1:
+        rate, comment = _ASSUMED_BYTES_PER_S, "ASSUMED: the interface does not say its speed; measure it, with iperf3"
+        findings.append(
+            Check(
+                name="network-rate",
+                host="",
+                outcome="warning",
+                what="the speed of the network between the hosts is not known; the spec assumes 10Gb/s",
+                remedy="measure it, and correct ib_bandwidth in the spec",
+            )
+        )
+    lines = [_line("ib_bandwidth", format_bit_rate(rate), comment)] if rate else []
+    nics = 1 if is_socket else min(len(network.adapters) for network in networks.values())
+    why = "one socket interface" if is_socket else _why_these(networks[hosts[0].name])
+    lines.append(_line("nics_per_node", nics, why))
+    lines.append(_line("fabric", scalar({"kind": kind}), _fabric_reason(kind, networks)))
+    return lines + _left_out(hosts, networks)
+
+
+def _left_out(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork]) -> list[str]:
+    """Adapters that are not used, with the reason; those with the same one, on the same hosts, on one line."""
+    owners: dict[tuple[str, str], list[str]] = {}
+    for one in hosts:
+        for device, why in networks[one.name].left_out:
+            owners.setdefault((device, why), []).append(one.name)
+    devices: dict[tuple[str, str], list[str]] = {}
+    for (device, why), names in owners.items():
+        where = "" if len(names) == len(hosts) else f" on {named(names)}"
+        devices.setdefault((where, why), []).append(device)
+    return [one_line(f"# not used: {', '.join(found)}{where} ({why})") for (where, why), found in devices.items()]
+
+
+def _socket_rate(one: Probed, hosts: Sequence[Probed]) -> float | None:
+    name = socket_interface(one, hosts)[0]
+    return next((face.speed_bytes_per_s for face in one.facts.interfaces or () if face.name == name), None)
+
+
+def _why_these(network: ComputeNetwork) -> str:
+    return "ports that share a PCIe switch with a GPU" if network.near_gpus else "active ports; none is near a GPU"
+
+
+def _fabric_reason(kind: str, networks: dict[str, ComputeNetwork]) -> str:
+    if kind != "ethernet":
+        layers = sorted({one.link_layer for network in networks.values() for one in network.adapters})
+        return f"link layer {' and '.join(layers)}"
+    some = sorted(name for name, network in networks.items() if network.adapters)
+    return f"the hosts differ; RDMA on {named(some)}" if some else "no RDMA adapter is up: TCP sockets"
+
+
+def _machine(hosts: Sequence[Probed], gpus: Sequence[GpuFacts], is_rack: bool) -> list[str]:
+    facts = [one.facts for one in hosts]
+    lines = []
+    if memory := [size for one in facts if (size := memory_of(one))]:
+        limited = any(one.cgroup_memory_bytes == memory_of(one) for one in facts)
+        lines.append(_line("host_memory", format_gib(min(memory)), "limit of the container" if limited else ""))
+    if cores := [one.cpu_cores for one in facts if one.cpu_cores]:
+        lines.append(_line("cpu_cores", min(cores)))
+    if sockets := _most_common([one.sockets for one in facts if one.sockets]):
+        lines.append(_line("sockets", sockets))
+    pcie = min((gpu.pcie_bytes_per_s for gpu in gpus if gpu.pcie_bytes_per_s), default=None)
+    # The GPUs of a rack reach their CPU over NVLink, and their PCIe link is another one.
+    if pcie and not is_rack:
+        lines.append(_line("pcie_bandwidth", f"{pcie / 1e9:.3g}GB/s", "each way; generation and width of a GPU's link"))
+    return lines
+
+
+def _most_common(values: Sequence[int]) -> int | None:
+    counts = Counter(values)
+    return max(counts, key=lambda value: (counts[value], -value)) if counts else None
+
+
+def _host_lines(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork]) -> list[str]:
+    lines = ["hosts:  # rank 0 first"]
+    for one in hosts:
+        address = usable_address(one, hosts) or one.host.address
+        # A name of the SSH configuration brings its user and port; an address in its place does not.
+        is_own = address == one.host.address
+        user, port = (one.host.user, one.host.port) if is_own else (one.user, one.port)
+        network = networks[one.name]
+        # Ethernet is for the whole cluster: RDMA that only some hosts have is not used.
+        mixed = len({other.kind for other in networks.values()}) > 1
+        fields: dict[str, Any] = {
+            "address": address,
+            "user": user,
+            "port": port,
+            "workdir": one.host.workdir,
+            "venv": one.host.venv,
+            "socket_interface": socket_interface(one, hosts)[0] or None,
+            "hcas": list(network.hcas) if network.hcas and not mixed else None,
+        }
+        given = [(key, value) for key, value in fields.items() if value is not None]
+        note = "" if is_own else f"  # {one_line(one.name)}, by the address that SSH connected to"
+        for index, (key, value) in enumerate(given):
+            lines.append(f"{'    ' if index else '  - '}{key}: {scalar(value)}{'' if index else note}")
+    return lines
+
+
+def _slug(name: str) -> str:
+    """A driver's name as the name of a card or a cluster: `nvidia-a40`."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:40] or "gpu"

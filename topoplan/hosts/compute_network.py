@@ -1,0 +1,96 @@
+"""Which adapters of a machine its GPUs use for training, and which are for storage or management."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from topoplan.hosts.facts import AdapterFacts, HostFacts
+
+FabricKind = Literal["infiniband", "roce", "ethernet"]
+
+_NEAR = ("PIX", "PXB")
+"""Between a GPU and an adapter that share PCIe switches: data need not cross the CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeNetwork:
+    """What carries a host's training traffic."""
+
+    kind: FabricKind
+    adapters: tuple[AdapterFacts, ...] = ()
+    """The RDMA ports in use; none with ethernet."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """(device, why it is not used) of all others."""
+    rate_bytes_per_s: float | None = None
+    """Of one NIC, each way: that of the slowest one in use."""
+    near_gpus: bool = False
+    """The adapters share PCIe switches with GPUs; False where the matrix does not say, or they hang off the CPU."""
+
+    @property
+    def hcas(self) -> tuple[str, ...]:
+        """As NCCL_IB_HCA wants them: `mlx5_0:1`. Empty where NCCL does not go through verbs (AWS's EFA)."""
+        return tuple(f"{one.device}:{one.port}" for one in self.adapters if one.link_layer in _LAYERS)
+
+
+_LAYERS: Mapping[str, FabricKind] = {"InfiniBand": "infiniband", "Ethernet": "roce"}
+
+
+def compute_network(facts: HostFacts, interface: str) -> ComputeNetwork:
+    """The network of a host whose sockets go through `interface`.
+
+    Of the active ports, those that share PCIe switches with a GPU; where none does or the driver does not say, all.
+    Of these, the ones with the link layer and the rate of most of the bandwidth.
+    """
+    left_out: list[tuple[str, str]] = []
+    active: list[AdapterFacts] = []
+    for adapter in facts.adapters or ():
+        if adapter.state != "ACTIVE":
+            left_out.append((adapter.device, f"port {adapter.port} is {adapter.state or 'in an unknown state'}"))
+        elif adapter.rate_bytes_per_s is None:
+            left_out.append((adapter.device, "its rate is not known"))
+        else:
+            active.append(adapter)
+    near = [adapter for adapter in active if _distance(facts, adapter) in _NEAR]
+    if near:
+        left_out += [
+            (one.device, f"{_distance(facts, one) or 'not near'} to every GPU") for one in active if one not in near
+        ]
+    chosen = near or active
+    if not chosen:
+        speeds = {one.name: one.speed_bytes_per_s for one in facts.interfaces or ()}
+        return ComputeNetwork(kind="ethernet", left_out=tuple(left_out), rate_bytes_per_s=speeds.get(interface))
+    weights: Counter[tuple[str, float]] = Counter()
+    for one in chosen:
+        weights[one.link_layer, one.rate_bytes_per_s or 0.0] += round(one.rate_bytes_per_s or 0.0)
+    # The first of equals by rate, so that the order of devices does not matter.
+    layer, rate = max(weights, key=lambda pair: (weights[pair], pair[1], pair[0]))
+    same = [one for one in chosen if (one.link_layer, one.rate_bytes_per_s) == (layer, rate)]
+    left_out += [(one.device, _unlike(one, layer)) for one in chosen if one not in same]
+    return ComputeNetwork(
+        kind=_LAYERS.get(layer, "roce"),
+        adapters=tuple(same),
+        left_out=tuple(left_out),
+        rate_bytes_per_s=rate,
+        near_gpus=bool(near),
+    )
+
+
+def _unlike(adapter: AdapterFacts, layer: str) -> str:
+    if adapter.link_layer != layer:
+        return f"link layer {adapter.link_layer or 'unknown'}"
+    return f"{(adapter.rate_bytes_per_s or 0.0) * 8 / 1e9:g} Gb/s"
+
+
+def _distance(facts: HostFacts, adapter: AdapterFacts) -> str:
+    """The shortest way from the adapter to any GPU, as the matrix names it; empty where it does not."""
+    order = ("PIX", "PXB", "PHB", "NODE", "SYS")
+    found = {
+        link
+        for (device, other), link in (facts.topology or {}).items()
+        if device == adapter.device and re.fullmatch(r"GPU\d+", other)
+    }
+    return next((link for link in order if link in found), "")

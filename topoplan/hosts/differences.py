@@ -1,0 +1,149 @@
+"""In what hosts differ that should be alike."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from topoplan.hosts.check import Check
+from topoplan.hosts.facts import HostFacts
+from topoplan.hosts.probed import Probed, network_of, socket_interface
+from topoplan.units import format_bit_rate, format_gib
+
+_MOST_NAMED = 4
+_LIBRARIES = ("torch", "nccl", "transformers", "llamafactory", "megatron-core", "mcore_adapter", "transformer-engine")
+
+
+def differences(hosts: Sequence[Probed]) -> tuple[Check, ...]:
+    """One finding for each property that is not the same on all hosts; it is about all, so its host is empty."""
+    if len(hosts) < 2:
+        return ()
+
+    def of_facts(value: Callable[[HostFacts], str]) -> Callable[[Probed], str]:
+        return lambda one: value(one.facts)
+
+    def mtu(one: Probed) -> str:
+        name = socket_interface(one, hosts)[0]
+        sizes = [face.mtu_bytes for face in one.facts.interfaces or () if face.name == name]
+        return str(sizes[0]) if sizes and sizes[0] else ""
+
+    def adapter_mtu(one: Probed) -> str:
+        return " and ".join(
+            sorted({str(a.active_mtu_bytes) for a in network_of(one, hosts).adapters if a.active_mtu_bytes})
+        )
+
+    def rates(one: Probed) -> str:
+        rate = network_of(one, hosts).rate_bytes_per_s
+        return format_bit_rate(rate) if rate else ""
+
+    asked: list[tuple[str, str, Callable[[Probed], str], str]] = [
+        ("gpu-kind", "GPUs", of_facts(gpu_names), "a run needs the same card everywhere: leave the odd hosts out"),
+        (
+            "gpu-count",
+            "number of GPUs",
+            of_facts(lambda f: str(len(f.gpus or ()))),
+            "see nvidia-smi on the hosts with fewer",
+        ),
+        ("gpu-memory", "memory of a GPU", of_facts(_gpu_memory), "check ECC and MIG on the odd hosts"),
+        ("nvlink", "NVLinks of a GPU", of_facts(_nvlinks), "see nvidia-smi nvlink -s, and the fabric manager"),
+        ("pcie", "PCIe link of a GPU", of_facts(_pcie), "reseat the cards, and see the link settings of the BIOS"),
+        ("fabric", "network", lambda one: network_of(one, hosts).kind, "see /sys/class/infiniband on the odd hosts"),
+        ("adapter-count", "adapters for the GPUs", lambda one: str(len(network_of(one, hosts).adapters)), "see ibstat"),
+        ("adapter-rate", "rate of a NIC", rates, "check cables and switch ports of the slower hosts"),
+        ("adapter-mtu", "active MTU of the adapters", adapter_mtu, "set the same MTU everywhere"),
+        ("mtu", "MTU of the interface between the hosts", mtu, "set the same MTU everywhere: large messages hang else"),
+        ("memory", "main memory", of_facts(_memory), "the spec takes the smallest"),
+        ("cpu-cores", "CPU cores", of_facts(lambda f: str(f.cpu_cores or "")), "the spec takes the fewest"),
+        ("sockets", "CPU sockets", of_facts(lambda f: str(f.sockets or "")), "the spec takes the most common number"),
+        ("driver", "driver", of_facts(lambda f: f.versions.get("driver", "")), "install one driver version everywhere"),
+        ("peermem", "GPUDirect module", of_facts(_peermem), "modprobe nvidia-peermem where it is missing"),
+    ]
+    for library in ("python", *_LIBRARIES):
+        asked.append((f"version-{library}", library, of_facts(_version(library)), "make the environments equal"))
+    found = [_compare(hosts, *one) for one in asked]
+    return tuple(check for check in found if check is not None) + _same_machine(hosts)
+
+
+def gpu_names(facts: HostFacts) -> str:
+    """The cards of a host by their drivers' names, each once."""
+    return " and ".join(sorted({gpu.name for gpu in facts.gpus or ()}))
+
+
+def _compare(
+    hosts: Sequence[Probed], name: str, label: str, value: Callable[[Probed], str], remedy: str
+) -> Check | None:
+    by_value: dict[str, list[str]] = defaultdict(list)
+    for one in hosts:
+        by_value[value(one)].append(one.name)
+    if len(by_value) < 2:
+        return None
+    # The most common one first: what follows is odd.
+    groups = sorted(by_value.items(), key=lambda group: (-len(group[1]), group[0]))
+    what = "; ".join(f"{shown or 'not known'} on {named(names)}" for shown, names in groups)
+    outcome = "failure" if name == "gpu-kind" else "warning"
+    return Check(name=name, host="", outcome=outcome, what=f"{label}: {what}", remedy=remedy)  # type: ignore[arg-type]
+
+
+def named(names: Sequence[str]) -> str:
+    """Some names, and how many more there are."""
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _same_machine(hosts: Sequence[Probed]) -> tuple[Check, ...]:
+    """Two names of one machine, told by the number of its boot and its host name."""
+    by_machine: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for one in hosts:
+        if one.facts.boot_id:
+            by_machine[one.facts.boot_id, one.facts.hostname].append(one.name)
+    return tuple(
+        Check(
+            name="same-machine",
+            host="",
+            outcome="failure",
+            what=f"{named(names)} are one machine, {hostname}",
+            remedy="name each machine once",
+        )
+        for (_, hostname), names in by_machine.items()
+        if len(names) > 1
+    )
+
+
+def _version(name: str) -> Callable[[HostFacts], str]:
+    return lambda facts: facts.versions.get(name, "")
+
+
+def _gpu_memory(facts: HostFacts) -> str:
+    return " and ".join(
+        f"{size // 2**20}MiB" for size in sorted({gpu.memory_bytes for gpu in facts.gpus or () if gpu.memory_bytes})
+    )
+
+
+def _nvlinks(facts: HostFacts) -> str:
+    return " and ".join(
+        str(count) for count in sorted({g.nvlink_count for g in facts.gpus or () if g.nvlink_count is not None})
+    )
+
+
+def _pcie(facts: HostFacts) -> str:
+    rates = sorted({gpu.pcie_bytes_per_s for gpu in facts.gpus or () if gpu.pcie_bytes_per_s})
+    return " and ".join(f"{rate / 1e9:.3g}GB/s" for rate in rates)
+
+
+def _memory(facts: HostFacts) -> str:
+    """To 2%: firmware and kernels reserve a little more or less."""
+    size = memory_of(facts)
+    if not size:
+        return ""
+    step = 2 ** max(0, size.bit_length() - 6)
+    return format_gib(round(size / step) * step)
+
+
+def memory_of(facts: HostFacts) -> int | None:
+    """What a run on the host may use: its memory, or the limit of the container that the session is in."""
+    known = [size for size in (facts.memory_bytes, facts.cgroup_memory_bytes) if size]
+    return min(known, default=None)
+
+
+def _peermem(facts: HostFacts) -> str:
+    return "" if facts.peermem is None else "loaded" if facts.peermem else "not loaded"

@@ -1,0 +1,83 @@
+"""A host that was reached, and what it said."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from topoplan.hosts.compute_network import ComputeNetwork, compute_network
+from topoplan.hosts.facts import HostFacts, RouteFacts
+from topoplan.specs.cluster import Host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """One host of a probe."""
+
+    name: str
+    """What the user calls it; the key of results and messages."""
+    host: Host
+    """As the user gave it."""
+    hostname: str
+    """Name or address that SSH connected to, which an SSH configuration may have made of the user's."""
+    user: str
+    port: int
+    facts: HostFacts
+
+
+def asked_addresses(hosts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """What to ask every host the route to: of all hosts, (the user's address, the one that SSH connects to)."""
+    return tuple(dict.fromkeys(word for pair in hosts for word in pair if word))
+
+
+def usable_address(one: Probed, among: Sequence[Probed]) -> str:
+    """The name or address of a host by which all hosts find it; empty where there is none.
+
+    The user's own where it means the same on every host, since SSH's configuration knows it; else the one that SSH
+    connected to. A name that a host takes for a loopback address (127.0.1.1 in /etc/hosts) is of no use to the others.
+    """
+    for address in dict.fromkeys((one.host.address, one.hostname)):
+        found = [resolved for other in among if (resolved := _resolved(other.facts, address)) is not None]
+        if len(found) == len(among) and len(set(found)) == 1 and (len(among) == 1 or not _is_loopback(found[0])):
+            return address
+    return ""
+
+
+def socket_interface(one: Probed, among: Sequence[Probed]) -> tuple[str, tuple[str, ...]]:
+    """The interface of `one` that leads to the other hosts, and all of them where they lead through several.
+
+    Alone, a host has that of its default route. Empty where nothing is known.
+    """
+    names = [
+        route.interface
+        for other in among
+        if other is not one and (route := _route(one.facts, other)) is not None and route.interface not in ("", "lo")
+    ]
+    found = tuple(dict.fromkeys(names))
+    if found:
+        return found[0], found
+    return (one.facts.default_interface, ()) if len(among) == 1 else ("", ())
+
+
+def network_of(one: Probed, among: Sequence[Probed]) -> ComputeNetwork:
+    """The training network of a host."""
+    return compute_network(one.facts, socket_interface(one, among)[0])
+
+
+def _route(facts: HostFacts, other: Probed) -> RouteFacts | None:
+    routes = {route.address: route for route in facts.routes}
+    found = [routes[address] for address in (other.host.address, other.hostname) if address in routes]
+    return next((route for route in found if route.interface), None)
+
+
+def _resolved(facts: HostFacts, address: str) -> str | None:
+    route = next((route for route in facts.routes if route.address == address), None)
+    return route.resolved[0] if route is not None and route.resolved else None
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
