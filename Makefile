@@ -19,7 +19,7 @@ MCORE_ADAPTER ?=
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format typecheck bench accuracy readme verify clean
+.PHONY: help demo test lint format typecheck bench soak accuracy readme verify clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,8 +41,14 @@ format: $(VENV)/.installed-dev  ## Put the code into its usual form
 typecheck: $(VENV)/.installed-dev  ## Check types
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed  ## Print CPU time and memory of searches, small to huge
+bench: $(VENV)/.installed-dev  ## Print what searches and launches cost: CPU time, memory, ratios
 	@$(BIN)/python tests/bench/bench.py
+	@$(BIN)/python tests/bench/launching.py
+
+# More runs, or those of an earlier soak: make soak SOAK='--runs 1000 --seed 7'
+SOAK ?= --runs 200
+soak: $(VENV)/.installed-dev  ## Launch short jobs with faults drawn at random; nothing may be left (root, sshd)
+	@$(BIN)/python tests/soak/soak.py $(SOAK)
 
 accuracy: $(VENV)/.installed  ## Grade predictions against measured runs, into docs/accuracy.md
 	$(BIN)/topoplan validate -o docs/accuracy.md

@@ -1,0 +1,209 @@
+"""What a launch costs, on real sshd processes in network namespaces: time to start 32 hosts, lag of output, memory.
+
+    make bench                            or: python tests/bench/launching.py [--rounds N] [--check]
+
+The time to start is a ratio to OpenSSH's own client, 32 of them at once, in turns, so that a busy machine slows both.
+With --check the exit code is 1 when a limit is broken. Without sshd or namespaces it says so and ends well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this checkout, and its tests
+
+from tests.launch.bed import Bed, Machine, probe
+from topoplan.errors import HostError
+from topoplan.launch.connection import Chunk, Connection, follow
+from topoplan.launch.fanout import connect_all, run_on_all
+from topoplan.launch.keys import Access
+from topoplan.launch.node import follow_node, start_node, stop_node
+from topoplan.launch.ssh_config import Target
+
+HOSTS, MANY = 32, 64
+RATIO_LIMIT, LAG_LIMIT_S, PEAK_LIMIT_BYTES = 2.5, 0.050, 150 * 10**6
+LIMIT_S = 60.0
+SCRIPT = "job.sh"
+LINES, EVERY_S = 300, 0.01
+
+MEMORY = """
+import json, resource, sys
+from pathlib import Path
+from topoplan.launch.connection import follow
+from topoplan.launch.fanout import connect_all
+from topoplan.launch.keys import Access
+from topoplan.launch.ssh_config import Target
+given = json.load(sys.stdin)
+paths = {"identity_files", "user_known_hosts_files"}
+targets = {
+    one["name"]: Target(**{key: tuple(map(Path, value)) if key in paths else value for key, value in one.items()})
+    for one in given
+}
+connections = connect_all(targets, Access(), deadline_s=60)
+streams = {name: one.start("for i in 1 2 3 4 5; do seq 20000; sleep 0.1; done") for name, one in connections.items()}
+for _ in follow(streams, deadline_s=60):
+    pass
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+"""
+"""Logs in to all hosts and follows 0.5 MB of output of each."""
+
+
+def targets(bed: Bed, count: int) -> dict[str, Target]:
+    """By name; a host may be there twice."""
+    names = list(bed.hosts)
+    return {f"n{index}": bed.target(names[index % len(names)], name=f"n{index}") for index in range(count)}
+
+
+def put_script(bed: Bed, text: str) -> dict[str, str]:
+    """The run directory of each host, with a job in it."""
+    run = f"bench-{uuid.uuid4().hex[:8]}"
+    places = {}
+    for host in bed.hosts.values():
+        place = host.directory / "home" / run
+        place.mkdir()
+        (place / SCRIPT).write_text(text)
+        places[host.name] = str(place)
+    return places
+
+
+def good(results: dict[str, Connection | HostError]) -> dict[str, Connection]:
+    """The connections; an error ends the benchmark."""
+    for result in results.values():
+        if isinstance(result, HostError):
+            raise result
+    return {name: result for name, result in results.items() if isinstance(result, Connection)}
+
+
+def ours_s(bed: Bed) -> float:
+    """Seconds from nothing to a job that runs on every host."""
+    places = put_script(bed, "exec sleep 60\n")
+    by_name = dict(zip((f"n{index}" for index in range(HOSTS)), places.values(), strict=True))
+    started_s = time.perf_counter()
+    connections = good(connect_all(targets(bed, HOSTS), Access(), deadline_s=LIMIT_S))
+
+    def start(name: str, connection: Connection) -> None:
+        start_node(connection, run_dir=by_name[name], script=SCRIPT, environment={}, deadline_s=LIMIT_S)
+
+    errors = [each for each in run_on_all(connections, start, deadline_s=LIMIT_S).values() if each is not None]
+    took_s = time.perf_counter() - started_s
+    if errors:
+        raise errors[0]
+    run_on_all(
+        connections,
+        lambda name, one: stop_node(one, by_name[name], grace_s=1, deadline_s=LIMIT_S),
+        deadline_s=LIMIT_S,
+    )
+    for connection in connections.values():
+        connection.close()
+    return took_s
+
+
+def openssh_s(bed: Bed) -> float:
+    """The same with one `ssh` for each host, all at once: a job in a session of its own, without a log or a record."""
+    places = put_script(bed, "exec sleep 60\n")
+    started_s = time.perf_counter()
+    clients = [
+        subprocess.Popen(
+            bed.ssh(name, f"cd {place} && (setsid bash {SCRIPT} >log 2>&1 </dev/null &)"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for name, place in places.items()
+    ]
+    codes = [client.wait(LIMIT_S) for client in clients]
+    took_s = time.perf_counter() - started_s
+    if any(codes):
+        raise RuntimeError(f"ssh ended with {sorted(set(codes))}")
+    for name in places:
+        for pid, line in bed.processes(name).items():
+            if line == "sleep 60":
+                subprocess.run(["kill", "-KILL", str(pid)], check=False)
+    return took_s
+
+
+def lags_s(bed: Bed, hosts: int = 4) -> list[float]:
+    """How long lines take from a job on a host to this process, through its log there; the clock is the same."""
+    code = f"import time\nfor _ in range({LINES}): print(time.time(), flush=True); time.sleep({EVERY_S})"
+    places = put_script(bed, f"sleep 1; exec {sys.executable} -c '{code}'\n")
+    wanted = dict(list(zip((f"n{index}" for index in range(HOSTS)), places.values(), strict=True))[:hosts])
+    connections = good(connect_all({name: targets(bed, HOSTS)[name] for name in wanted}, Access(), deadline_s=LIMIT_S))
+    for name, place in wanted.items():
+        start_node(connections[name], run_dir=place, script=SCRIPT, environment={}, deadline_s=LIMIT_S)
+    streams = {name: follow_node(connections[name], place, offset=0) for name, place in wanted.items()}
+    found, rest = [], dict.fromkeys(wanted, b"")
+    for name, item in follow(streams, deadline_s=LIMIT_S):
+        now_s = time.time()
+        if isinstance(item, Chunk) and item.source == "stdout":
+            *lines, rest[name] = (rest[name] + item.data).split(b"\n")
+            found += [now_s - float(line) for line in lines]
+    for connection in connections.values():
+        connection.close()
+    if len(found) != hosts * LINES:
+        raise RuntimeError(f"{len(found)} lines came, of {hosts * LINES}")
+    return found
+
+
+def peak_bytes(bed: Bed) -> int:
+    """Peak memory of a process that follows many hosts."""
+    given = [
+        {
+            "name": one.name,
+            "alias": one.alias,
+            "hostname": one.hostname,
+            "user": one.user,
+            "port": one.port,
+            "identity_files": [str(bed.key)],
+            "user_known_hosts_files": [str(bed.known_hosts)],
+        }
+        for one in targets(bed, MANY).values()
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY], input=json.dumps(given).encode(), capture_output=True, check=True, timeout=300
+    )
+    return int(done.stdout)
+
+
+def main() -> int:
+    """Print three lines."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of starting, in turns with OpenSSH")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a limit is broken")
+    options = parser.parse_args()
+    kind, reason = probe()
+    if kind != "namespaces":
+        print(f"\nlaunching: skipped, no sshd in network namespaces here: {reason}")
+        return 0
+    with (
+        tempfile.TemporaryDirectory(prefix="topoplan-bench-") as folder,
+        Bed(Path(folder), [Machine(name=f"h{index}") for index in range(HOSTS)]) as bed,
+    ):
+        ours_s(bed)  # imports, and the pages of sshd
+        pairs = [(ours_s(bed), openssh_s(bed)) for _ in range(options.rounds)]
+        mine_s, theirs_s = (statistics.median(times) for times in zip(*pairs, strict=True))
+        ratio = statistics.median(mine / theirs for mine, theirs in pairs)
+        lags = sorted(lags_s(bed))
+        lag_s, late_s = statistics.median(lags), lags[int(0.99 * len(lags))]
+        peak = peak_bytes(bed)
+    print(f"\n{'launching':44} {'found':>10} {'limit':>8}")
+    print(
+        f"{f'connect to started, {HOSTS} hosts, x OpenSSH':44} {ratio:10.2f} {RATIO_LIMIT:8.1f}"
+        f"   ({mine_s:.2f} s to {theirs_s:.2f} s)"
+    )
+    print(f"{'lag of a line, median / 99th percentile, ms':44} {1e3 * lag_s:4.1f} / {1e3 * late_s:<4.1f}"
+          f"{1e3 * LAG_LIMIT_S:8.0f}")  # fmt: skip
+    print(f"{f'peak memory of following {MANY} hosts, MB':44} {peak / 1e6:10.0f} {PEAK_LIMIT_BYTES / 1e6:8.0f}")
+    broken = ratio > RATIO_LIMIT or lag_s > LAG_LIMIT_S or peak > PEAK_LIMIT_BYTES
+    return int(broken and options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,461 @@
+"""Short jobs on real sshd hosts, with faults drawn at random: after each, nothing may be left on any host.
+
+    make soak                              or: python tests/soak/soak.py --runs 200 --seed N
+    python tests/soak/soak.py --seed N --only 17       the run number 17 of that seed again
+
+Each run is a `python -m topoplan launch` process on four hosts in network namespaces, with a stand-in for the trainer.
+Looked at: the exit code, the node that is blamed, and the processes on all hosts, after `topoplan stop` from another
+process where the client was killed or a host was out of reach. The exit code is 1 when anything was not as it should.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this checkout, and its tests
+
+from tests.launch.jobs import NAMES, Hosts, hosts_of
+
+from tests.emit.samples import QWEN3_8B
+from tests.emit.test_torchrun import fill
+from tests.launch.bed import Bed, Machine, probe
+
+LIMIT_S = 180.0
+"""For one launch: a hang is a violation too."""
+GONE_S = 10.0
+"""Time for the last process to end."""
+BEGUN = ': > "${BASH_SOURCE[0]}.begun"\n'
+LONG = BEGUN + "sleep 600"
+INTERRUPTED = (130, -signal.SIGINT)
+"""Before the program has read itself in, Python ends by the signal; a shell shows 130 for both."""
+
+
+def last_lines(file: Path, count: int = 8) -> list[str]:
+    with file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - 2**18))
+        return stream.read().decode(errors="replace").splitlines()[-count:]
+
+
+class Client:
+    """A launch as a user makes it."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self.output = hosts.root / "client.out"
+        self.started_s = time.monotonic()
+        with self.output.open("wb") as out:
+            self.process = subprocess.Popen(
+                [*hosts.command("--grace", "1"), "--json"],
+                env=hosts.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait(self) -> int | None:
+        """Its exit code; None when it hangs, and is ended."""
+        try:
+            return self.process.wait(max(0.1, self.started_s + LIMIT_S - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return None
+
+    def begun(self) -> bool:
+        """Wait until the job runs on all hosts; False: the client ended first."""
+        marks = [self.hosts.root / name / "does.begun" for name in NAMES]
+        while not all(mark.exists() for mark in marks):
+            if self.process.poll() is not None or time.monotonic() > self.started_s + LIMIT_S:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def blamed(self) -> str | None:
+        """The node that failed first, or that kept the launch from going on."""
+        for line in reversed(last_lines(self.output, 50)):
+            with contextlib.suppress(ValueError, AttributeError, TypeError):
+                said = json.loads(line)
+                if said.get("failure"):
+                    return str(said["failure"]["node"])
+                if said.get("errors"):
+                    return str(next(iter(said["errors"])))
+        return None
+
+
+@dataclass
+class Result:
+    """What came of one run."""
+
+    fault: str
+    violations: list[str] = field(default_factory=list)
+    took_s: float = 0.0
+    orphans: int = 0
+
+    def check(self, what: str, found: object, *expected: object) -> None:
+        if found not in expected:
+            self.violations.append(f"{what} is {found!r} and not {' or '.join(map(repr, expected))}")
+
+
+@dataclass
+class Draw:
+    """What a fault has at hand."""
+
+    hosts: Hosts
+    chance: random.Random
+    result: Result
+    index: int = 0
+
+    def victim(self) -> tuple[str, str]:
+        """A host and the name of its node."""
+        place = self.chance.randrange(len(NAMES))
+        return NAMES[place], f"node-{place:02d}"
+
+    def ends(self, client: Client, *codes: int, blamed: str | None = None) -> None:
+        """It ends with one of these codes, and blames this node."""
+        self.result.check("the exit code", client.wait(), *codes)
+        self.result.check("the node that is blamed", client.blamed(), blamed)
+
+    def stop_from_another(self) -> None:
+        """`topoplan stop` in a new process, if there is a run to stop."""
+        time.sleep(0.5)  # what was on its way to the hosts gets there
+        command = [sys.executable, "-m", "topoplan"]
+        for attempt in ("runs", "stop"):
+            options = ["--json"] if attempt == "runs" else ["last", "--grace", "1"]
+            done = subprocess.run(
+                [*command, attempt, *options], env=self.hosts.environment(), capture_output=True, timeout=120
+            )
+            if attempt == "runs" and not list((self.hosts.state / "topoplan" / "runs").glob("*/run.json")):
+                return
+            if done.returncode != 0:
+                self.result.violations.append(f"topoplan {attempt}: {done.stderr.decode(errors='replace')[-300:]}")
+
+
+def none(draw: Draw) -> None:
+    draw.hosts.does(BEGUN + f"echo up; sleep {draw.chance.uniform(0, 1):.2f}")
+    draw.ends(Client(draw.hosts), 0)
+
+
+def exit_code(draw: Draw) -> None:
+    name, node = draw.victim()
+    code = draw.chance.randint(1, 100)
+    draw.hosts.does(LONG, **{name: BEGUN + f"echo boom; sleep {draw.chance.uniform(0, 1.5):.2f}; exit {code}"})
+    draw.ends(Client(draw.hosts), code, blamed=node)
+
+
+def rank_killed(draw: Draw) -> None:
+    """One of two ranks is killed; the agent sees it, ends the other and fails, as torchrun does."""
+    name, node = draw.victim()
+    agent = (
+        BEGUN + "sleep 600 & a=$!; sleep 600 & b=$!\n"
+        f"(sleep {draw.chance.uniform(0, 1):.2f}; kill -KILL $a) &\n"
+        "wait $a; code=$?; kill $b; echo rank 0 ended with $code; exit 1"
+    )
+    draw.hosts.does(LONG, **{name: agent})
+    draw.ends(Client(draw.hosts), 1, blamed=node)
+
+
+def script_killed(draw: Draw) -> None:
+    name, node = draw.victim()
+    script = BEGUN + f"sleep 600 & sleep {draw.chance.uniform(0, 1):.2f}; kill -KILL $$"
+    draw.hosts.does(LONG, **{name: script})
+    draw.ends(Client(draw.hosts), 137, blamed=node)
+
+
+def all_killed(draw: Draw) -> None:
+    """All that the job has on a host, as when the kernel wants memory back; nothing there can say so."""
+    name, node = draw.victim()
+    draw.hosts.does(LONG)
+    client = Client(draw.hosts)
+    client.begun()
+    time.sleep(draw.chance.uniform(0, 0.5))
+    for pid, line in draw.hosts.bed.processes(name).items():
+        if not line.startswith(("sshd", "tail ", "bash --norc")):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    draw.ends(client, 1, blamed=node)
+
+
+def deaf_to_sigterm(draw: Draw) -> None:
+    name, node = draw.victim()
+    draw.hosts.does(BEGUN + "trap '' TERM; while :; do sleep 0.2; done", **{name: BEGUN + "sleep 0.5; exit 7"})
+    draw.ends(Client(draw.hosts), 7, blamed=node)
+
+
+def daemons(draw: Draw) -> None:
+    """Ranks leave processes behind in sessions of their own, as dataloader workers may."""
+    name, node = draw.victim()
+    leave = BEGUN + "setsid sleep 600 & (setsid sleep 600 &) ; nohup sleep 600 >/dev/null 2>&1 &\n"
+    draw.hosts.does(leave + "sleep 600", **{name: leave + "sleep 0.5; exit 9"})
+    draw.ends(Client(draw.hosts), 9, blamed=node)
+
+
+def cut(draw: Draw) -> None:
+    name, node = draw.victim()
+    draw.hosts.does(LONG)
+    client = Client(draw.hosts)
+    client.begun()
+    time.sleep(draw.chance.uniform(0, 0.5))
+    draw.hosts.bed.cut(name)
+    try:
+        draw.ends(client, 1, blamed=node)
+    finally:
+        draw.hosts.bed.heal(name)
+    draw.stop_from_another()
+
+
+def cut_that_heals(draw: Draw) -> None:
+    name, _ = draw.victim()
+    draw.hosts.does(BEGUN + "for ((i = 0; i < 80; i++)); do echo line $i; sleep 0.1; done")
+    client = Client(draw.hosts)
+    client.begun()
+    draw.hosts.bed.cut(name)
+    healed = threading.Timer(draw.chance.uniform(0.5, 6), draw.hosts.bed.heal, [name])
+    healed.start()
+    draw.ends(client, 0)
+    healed.join()
+
+
+def frozen(draw: Draw) -> None:
+    name, node = draw.victim()
+    draw.hosts.does(LONG)
+    client = Client(draw.hosts)
+    client.begun()
+    with draw.hosts.bed.frozen(name):
+        draw.ends(client, 1, blamed=node)
+    draw.stop_from_another()
+
+
+def client_signal(number: signal.Signals) -> Callable[[Draw], None]:
+    def fault(draw: Draw) -> None:
+        draw.hosts.does(LONG)
+        client = Client(draw.hosts)
+        # Anywhere from its first instruction to the middle of the run.
+        if draw.chance.random() < 0.4:
+            client.begun()
+        else:
+            time.sleep(draw.chance.uniform(0, 4))
+        time.sleep(draw.chance.uniform(0, 0.3))
+        client.process.send_signal(number)
+        if number is signal.SIGINT:
+            draw.result.check("the exit code", client.wait(), *INTERRUPTED)
+            return
+        draw.result.check("the exit code", client.wait(), -number, 128 + number)
+        draw.stop_from_another()
+
+    return fault
+
+
+def two_interrupts(draw: Draw) -> None:
+    """The second Ctrl-C leaves at once; what could not be stopped meanwhile is stopped by another."""
+    draw.hosts.does(LONG)
+    client = Client(draw.hosts)
+    client.begun()
+    client.process.send_signal(signal.SIGINT)
+    time.sleep(draw.chance.uniform(0, 1))
+    client.process.send_signal(signal.SIGINT)
+    draw.result.check("the exit code", client.wait(), *INTERRUPTED)
+    draw.stop_from_another()
+
+
+def disk_full(draw: Draw) -> None:
+    name, node = draw.victim()
+    draw.hosts.does(LONG, **{name: BEGUN + "yes topoplan | head -c 3000000 || exit 5"})
+    with small_disk(draw.hosts, name) as workdir:
+        fill(workdir, model=f"models/{QWEN3_8B.name}")
+        draw.ends(Client(draw.hosts), 5, blamed=node)
+
+
+def late(draw: Draw) -> None:
+    name, _ = draw.victim()
+    draw.hosts.does("exit 0", **{name: f"sleep {draw.chance.uniform(0.5, 3):.2f}; echo late"})
+    draw.ends(Client(draw.hosts), 0)
+
+
+def much_output(draw: Draw) -> None:
+    name, _ = draw.victim()
+    half = "base64 -w 200 /dev/zero | head -c 100000000"
+    draw.hosts.does("exit 0", **{name: f"({half}) & {half} >&2; wait"})
+    draw.ends(Client(draw.hosts), 0)
+
+
+def binary_output(draw: Draw) -> None:
+    name, _ = draw.victim()
+    draw.hosts.does("exit 0", **{name: r"head -c 2000000 /dev/urandom; printf '\n\e[2J\a\377end'"})
+    draw.ends(Client(draw.hosts), 0)
+
+
+@contextlib.contextmanager
+def small_disk(hosts: Hosts, name: str) -> Iterator[Path]:
+    """A disk of 1 MB in the place of a host's workdir, as that host sees it; the path by which we see it."""
+    sshd = hosts.bed[name].sshd
+    if sshd is None:
+        raise RuntimeError(f"{name} has no sshd")
+    inside, workdir = ["nsenter", "-t", str(sshd.pid), "-m"], str(hosts.workdir(name))
+    subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", workdir], check=True)
+    try:
+        yield Path(f"/proc/{sshd.pid}/root{workdir}")
+    finally:
+        subprocess.run([*inside, "umount", "-l", workdir], check=True)
+
+
+FAULTS: dict[str, tuple[int, Callable[[Draw], None]]] = {
+    "none": (6, none),
+    "a node exits with a code": (12, exit_code),
+    "a rank is killed": (10, rank_killed),
+    "a node's script is killed": (8, script_killed),
+    "all of a node is killed": (6, all_killed),
+    "ranks deaf to SIGTERM": (6, deaf_to_sigterm),
+    "ranks leave daemons": (8, daemons),
+    "a host is cut off": (4, cut),
+    "a cut that heals": (4, cut_that_heals),
+    "sshd is frozen": (3, frozen),
+    "client SIGINT": (14, client_signal(signal.SIGINT)),
+    "client SIGINT twice": (4, two_interrupts),
+    "client SIGTERM": (6, client_signal(signal.SIGTERM)),
+    "client SIGKILL": (10, client_signal(signal.SIGKILL)),
+    "a disk fills up": (5, disk_full),
+    "a node starts late": (4, late),
+    "200 MB of output": (1, much_output),
+    "binary output": (3, binary_output),
+}
+"""Name -> (how often among the others, what it does)."""
+
+
+def one_run(hosts: Hosts, seed: int, index: int) -> Result:
+    """A fault, and a look at what is left. The same seed and index draw the same."""
+    chance = random.Random(f"{seed}/{index}")
+    # First one of each, then as they come.
+    names = list(FAULTS)
+    name = names[index] if index < len(names) else chance.choices(names, [weight for weight, _ in FAULTS.values()])[0]
+    result = Result(fault=name)
+    for host in NAMES:
+        (hosts.root / host / "does.begun").unlink(missing_ok=True)
+    shutil.rmtree(hosts.state, ignore_errors=True)
+    started_s = time.monotonic()
+    try:
+        FAULTS[name][1](Draw(hosts=hosts, chance=chance, result=result, index=index))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        result.violations.append(f"{type(error).__name__}: {error}")
+    left = left_behind(hosts)
+    result.orphans = sum(len(lines) for lines in left.values())
+    result.took_s = time.monotonic() - started_s
+    if left:
+        result.violations.append(f"left behind: {left}")
+        kill_all(hosts)
+    for host in NAMES:
+        shutil.rmtree(hosts.workdir(host) / "topoplan-runs", ignore_errors=True)
+    return result
+
+
+def left_behind(hosts: Hosts) -> dict[str, list[str]]:
+    """What runs on the hosts when all should have ended, and a while has passed."""
+    end_s = time.monotonic() + GONE_S
+    while (left := hosts.jobs()) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return left
+
+
+def kill_all(hosts: Hosts) -> None:
+    for name in NAMES:
+        for pid, line in hosts.bed.processes(name).items():
+            if not line.startswith("sshd"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def lane(number: int, folder: Path, options: argparse.Namespace, work: Iterator[int], results: list[Result]) -> None:
+    """One bed, on which runs follow each other."""
+    with Bed(folder / f"bed-{number}", [Machine(name=name) for name in NAMES]) as bed:
+        hosts = hosts_of(bed, folder / f"hosts-{number}")
+        for index in work:
+            result = one_run(hosts, options.seed, index)
+            results.append(result)
+            if result.violations:
+                said = "\n".join(f"      {line[:200]}" for line in last_lines(hosts.root / "client.out"))
+                print(f"run {index} ({result.fault}):", *result.violations, sep="\n    ")
+                print(f"    the client's last lines:\n{said}", flush=True)
+            elif len(results) % 20 == 0:
+                print(f"{len(results)} runs", flush=True)
+
+
+class Numbers:
+    """The indexes that are left, for several threads."""
+
+    def __init__(self, numbers: range) -> None:
+        self._numbers, self._lock = iter(numbers), threading.Lock()
+
+    def __iter__(self) -> Numbers:
+        return self
+
+    def __next__(self) -> int:
+        with self._lock:
+            return next(self._numbers)
+
+
+def print_table(results: list[Result], took_s: float) -> None:
+    """Counts and times by fault."""
+    print(f"\n{'fault':28} {'runs':>5} {'wrong':>6} {'orphans':>8} {'median s':>9} {'longest s':>10}")
+    for name in FAULTS:
+        some = [result for result in results if result.fault == name]
+        if some:
+            times = [result.took_s for result in some]
+            print(
+                f"{name:28} {len(some):5} {sum(bool(result.violations) for result in some):6}"
+                f" {sum(result.orphans for result in some):8} {statistics.median(times):9.1f} {max(times):10.1f}"
+            )
+    wrong = sum(bool(result.violations) for result in results)
+    orphans = sum(result.orphans for result in results)
+    print(f"{'all':28} {len(results):5} {wrong:6} {orphans:8}   in {took_s / 60:.1f} min")
+
+
+def main() -> int:
+    """Draw, run, and say what was not as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=200, metavar="N")
+    parser.add_argument("--seed", type=int, metavar="N", help="of an earlier soak, to draw the same again")
+    parser.add_argument("--only", type=int, metavar="N", help="one run of it")
+    parser.add_argument(
+        "--lanes", type=int, default=2, metavar="N", help="runs at the same time, each on its own hosts"
+    )
+    options = parser.parse_args()
+    if options.seed is None:
+        options.seed = random.SystemRandom().randrange(10**6)
+    kind, reason = probe()
+    if kind != "namespaces":
+        print(f"soak: no network namespaces here: {reason}")
+        return 2
+    numbers = range(options.runs) if options.only is None else range(options.only, options.only + 1)
+    print(f"soak: seed {options.seed}, {len(numbers)} runs", flush=True)
+    work, results, started_s = Numbers(numbers), list[Result](), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="topoplan-soak-") as folder:
+        lanes = [
+            threading.Thread(target=lane, args=(number, Path(folder), options, work, results))
+            for number in range(min(options.lanes, len(numbers)))
+        ]
+        for thread in lanes:
+            thread.start()
+        for thread in lanes:
+            thread.join()
+    print_table(results, time.monotonic() - started_s)
+    print(f"again: python tests/soak/soak.py --runs {options.runs} --seed {options.seed}")
+    return int(len(results) < len(numbers) or any(result.violations for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
