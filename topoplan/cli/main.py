@@ -18,6 +18,7 @@ from topoplan.cli import (
     gpus,
     models,
     predict,
+    preflight,
     profile,
     rank,
     schema,
@@ -50,6 +51,7 @@ app.command("size")(size.size)
 app.command("timeline")(timeline.timeline)
 app.command("topology")(topology.topology)
 app.command("predict")(predict.predict)
+app.command("preflight")(preflight.preflight)
 app.command("validate")(validate.validate)
 app.command("models")(models.models)
 app.command("gpus")(gpus.gpus)

@@ -118,7 +118,7 @@ class HostFacts:
     gpus: tuple[GpuFacts, ...] | None = None
     gpu_processes: tuple[GpuProcess, ...] | None = None
     topology: Mapping[tuple[str, str], str] | None = None
-    """(device, device) -> NV18, PIX, PXB, PHB, NODE, SYS: the matrix of `nvidia-smi topo -m`; NICs by their device name."""
+    """(device, device) -> NV18, PIX, PXB, PHB, NODE, SYS, of `nvidia-smi topo -m`; GPUs as `GPU0`, NICs by name."""
     adapters: tuple[AdapterFacts, ...] | None = None
     interfaces: tuple[InterfaceFacts, ...] | None = None
     routes: tuple[RouteFacts, ...] = ()
@@ -148,7 +148,8 @@ class HostFacts:
     python: str = ""
     """The Python that was asked for versions."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """driver, cuda, python, torch, nccl, transformers, llamafactory, megatron-core, mcore_adapter, transformer-engine."""
+    """driver, cuda (torch's), python, torch, nccl, transformers, llamafactory, megatron-core, mcore_adapter,
+    transformer-engine."""
     nccl_settings: Mapping[str, str] = field(default_factory=dict)
     """NCCL_* of the session's environment and of /etc/nccl.conf, ~/.nccl.conf."""
     cgroup_memory_bytes: int | None = None

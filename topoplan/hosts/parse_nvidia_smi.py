@@ -1,0 +1,163 @@
+"""What nvidia-smi says: the cards, the processes on them, their NVLinks.
+
+A value that a card or a driver does not have is written `N/A`, `[N/A]`, `[Not Supported]`, `[Unknown Error]` or
+`[Insufficient Permissions]`, and becomes None.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from topoplan.hosts.facts import GpuFacts, GpuProcess
+from topoplan.hosts.sections import number
+
+_MIB = 2**20
+# A lane of PCI Express, each way, after its encoding: 2.5 and 5 GT/s at 8b/10b, 8 to 32 GT/s at 128b/130b, 64 GT/s in
+# flits of 242 of 256 bytes (PCI Express Base Specification 6.0, section 1.2 and 4.2.3).
+_LANE_BYTES_PER_S = {
+    1: 0.25e9,
+    2: 0.5e9,
+    3: 8e9 / 8 * 128 / 130,
+    4: 16e9 / 8 * 128 / 130,
+    5: 32e9 / 8 * 128 / 130,
+    6: 64e9 / 8 * 242 / 256,
+}
+# What vendors quote for a link, each way. The driver shows the rate of the signal, which is a little above: 25.781 for
+# NVLink 2, 26.562 for NVLink 4, 53.125 for NVLink 5.
+_LINK_GB_PER_S = (20.0, 25.0, 50.0, 100.0)
+
+
+def parse_gpus(text: str) -> tuple[GpuFacts, ...]:
+    """The cards of `nvidia-smi --query-gpu=... --format=csv`, by their index."""
+    found: dict[int, GpuFacts] = {}
+    for row in _rows(text):
+        index, name = number(row.get("index", "")), row.get("name", "")
+        if index is None or not name or index in found:
+            continue
+        utilization = _quantity(row.get("utilization.gpu", ""), "%")
+        found[index] = GpuFacts(
+            index=index,
+            name=name,
+            uuid=_known(row.get("uuid", "")),
+            memory_bytes=_mib(row.get("memory.total", "")),
+            memory_used_bytes=_mib(row.get("memory.used", "")),
+            mig=row.get("mig.mode.current", "").lower() == "enabled",
+            pci_bus=pci_address(row.get("pci.bus_id", "")),
+            pcie_bytes_per_s=_pcie(row.get("pcie.link.gen.max", ""), row.get("pcie.link.width.max", "")),
+            utilization=None if utilization is None else utilization / 100,
+        )
+    return tuple(found[index] for index in sorted(found))
+
+
+def parse_driver(text: str) -> str:
+    """The driver's version from the same output, or an empty string."""
+    return next((version for row in _rows(text) if (version := _known(row.get("driver_version", "")))), "")
+
+
+def parse_processes(text: str) -> tuple[GpuProcess, ...]:
+    """The processes of `nvidia-smi --query-compute-apps=... --format=csv`, with what `ps` said below `@owners`."""
+    table, _, owners = text.partition("@owners")
+    known: dict[int, tuple[str, int | None]] = {}
+    for line in owners.splitlines():
+        words = line.split()
+        if len(words) == 3 and (pid := number(words[0])) is not None:
+            known[pid] = (words[1], number(words[2]))
+    found = []
+    for row in _rows(table):
+        if (pid := number(row.get("pid", ""))) is None:
+            continue
+        user, age_s = known.get(pid, ("", None))
+        found.append(
+            GpuProcess(
+                pid=pid,
+                gpu_uuid=_known(row.get("gpu_uuid", "")),
+                memory_bytes=_mib(row.get("used_gpu_memory", row.get("used_memory", ""))),
+                name=_known(row.get("process_name", "")),
+                user=user,
+                age_s=age_s,
+            )
+        )
+    return tuple(found)
+
+
+def parse_nvlink(text: str) -> Mapping[int, tuple[int, float]]:
+    """Index of a card -> its active links and their rate together, each way, from `nvidia-smi nvlink -s`.
+
+    Rates are those that vendors quote: 25 GB/s for a link whose signal the driver calls 26.562 GB/s.
+    """
+    found: dict[int, tuple[int, float]] = {}
+    card: int | None = None
+    for line in text.splitlines():
+        if head := re.match(r"\s*GPU (\d{1,4}):", line, re.ASCII):
+            card = int(head[1])
+            found.setdefault(card, (0, 0.0))
+        elif card is not None and (link := re.match(r"\s*Link \d+: ([0-9.]{1,12}) GB/s", line, re.ASCII)):
+            rate = _quantity(link[1], "")
+            if rate:
+                count, total = found[card]
+                found[card] = (count + 1, total + _quoted(rate) * 1e9)
+    return found
+
+
+def with_nvlink(gpus: tuple[GpuFacts, ...], links: Mapping[int, tuple[int, float]]) -> tuple[GpuFacts, ...]:
+    """The cards with their links; a card that `links` lacks stays as it is."""
+    return tuple(
+        replace(gpu, nvlink_count=links[gpu.index][0], nvlink_bytes_per_s=links[gpu.index][1])
+        if gpu.index in links
+        else gpu
+        for gpu in gpus
+    )
+
+
+def pci_address(text: str) -> str:
+    """`00000000:18:00.0`, as nvidia-smi writes it, in the form of sysfs: `0000:18:00.0`."""
+    match = re.fullmatch(r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])", text.strip().lower())
+    return match[1] if match else ""
+
+
+def _rows(text: str) -> list[dict[str, str]]:
+    """The lines below the first one that is a header, as column -> value; a header's unit (`[MiB]`) is left out."""
+    columns: list[str] = []
+    rows: list[dict[str, str]] = []
+    for line in text.splitlines():
+        # One line at a time: a stray quotation mark must not swallow the rest.
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True), [])]
+        except csv.Error:
+            continue
+        if not columns:
+            names = [cell.partition(" [")[0].lower() for cell in cells]
+            columns = names if names and names[0] in ("index", "pid") else []
+        elif len(cells) >= len(columns):
+            # Only the last column, a process's name, may hold a comma.
+            cells[len(columns) - 1 :] = [", ".join(cells[len(columns) - 1 :])]
+            rows.append(dict(zip(columns, cells, strict=True)))
+    return rows
+
+
+def _known(text: str) -> str:
+    """`text`, or an empty string where it stands for nothing."""
+    return "" if text.startswith("[") or text.upper() in ("N/A", "NONE", "ERR!", "UNKNOWN") else text
+
+
+def _quantity(text: str, unit: str) -> float | None:
+    match = re.fullmatch(rf"([0-9]{{1,12}}(?:\.[0-9]{{1,6}})?)\s*{re.escape(unit)}", text.strip(), re.ASCII)
+    return float(match[1]) if match else None
+
+
+def _mib(text: str) -> int | None:
+    value = _quantity(text, "MiB")
+    return None if value is None else round(value * _MIB)
+
+
+def _pcie(generation: str, width: str) -> float | None:
+    lane, lanes = _LANE_BYTES_PER_S.get(number(generation) or 0), number(width)
+    return lane * lanes if lane and lanes and 0 < lanes <= 32 else None
+
+
+def _quoted(gb_per_s: float) -> float:
+    near = [quoted for quoted in _LINK_GB_PER_S if 0.95 * quoted <= gb_per_s <= 1.1 * quoted]
+    return near[0] if near else gb_per_s

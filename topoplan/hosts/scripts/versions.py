@@ -1,0 +1,45 @@
+"""Prints the versions of what a run needs, a line each, and imports none of it. Runs on the host, on Python 3.8."""
+
+import importlib.machinery
+import importlib.metadata
+import re
+import sys
+from pathlib import Path
+
+sys.path = [entry for entry in sys.path if entry]  # not the directory in which the session happens to be
+DISTRIBUTIONS = {
+    "transformers": ("transformers",),
+    "llamafactory": ("llamafactory",),
+    "megatron-core": ("megatron-core", "megatron_core"),
+    "mcore_adapter": ("mcore_adapter", "mcore-adapter"),
+    "transformer-engine": ("transformer-engine", "transformer_engine", "transformer_engine_torch"),
+    "torch": ("torch",),
+    "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
+}
+found = {"executable": sys.executable, "python": sys.version.split()[0]}
+for name, distributions in DISTRIBUTIONS.items():
+    for distribution in distributions:
+        try:
+            found[name] = importlib.metadata.version(distribution)
+            break
+        except Exception:
+            continue
+try:
+    # Importing torch takes seconds, and may touch the GPUs.
+    torch = importlib.machinery.PathFinder.find_spec("torch")
+    text = Path(str(torch and torch.origin)).with_name("version.py").read_text()
+    for name, variable in (("torch", "__version__"), ("cuda", "cuda")):
+        match = re.search(rf"^{variable}\b[^=\n]*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
+        if match:
+            found[name] = match[1]
+except Exception:
+    pass
+if "nccl" not in found:
+    for header in ("/usr/include/nccl.h", "/usr/local/include/nccl.h"):
+        try:
+            text = Path(header).read_text()
+            found["nccl"] = ".".join(re.findall(r"#define NCCL_(?:MAJOR|MINOR|PATCH)\s+(\d+)", text)[:3])
+            break
+        except Exception:
+            continue
+sys.stdout.write("".join(f"{name}\t{version}\n" for name, version in found.items()))
