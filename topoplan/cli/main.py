@@ -21,6 +21,7 @@ from topoplan.cli import (
     logs,
     models,
     predict,
+    preflight,
     probe,
     profile,
     rank,
@@ -59,6 +60,7 @@ app.command("timeline")(timeline.timeline)
 app.command("topology")(topology.topology)
 app.command("probe")(probe.probe)
 app.command("predict")(predict.predict)
+app.command("preflight")(preflight.preflight)
 app.command("validate")(validate.validate)
 app.command("runs")(runs.runs)
 app.command("status")(status.status)

@@ -154,9 +154,11 @@ END
     fi
 }
 
+# shellcheck disable=SC3045 # bash, dash and busybox have these limits
 limits() {
-    # shellcheck disable=SC3045 # bash, dash and busybox have them
-    printf 'memlock\t%s\nopen_files\t%s\n' "$(ulimit -l)" "$(ulimit -n)"
+    # What is left of the limit once a node script has raised it, which root and some others may.
+    memlock=$({ ulimit -l unlimited && ulimit -l; } 2>/dev/null) || memlock=$(ulimit -l)
+    printf 'memlock\t%s\nopen_files\t%s\n' "$memlock" "$(ulimit -n)"
 }
 
 shared_memory() { within 3 df -Pk /dev/shm; }

@@ -1,0 +1,192 @@
+"""Hosts that are ready to train over InfiniBand, to be spoilt one fact at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from topoplan import catalog
+from topoplan.emit.storage import CheckpointSize
+from topoplan.hosts.facts import (
+    AdapterFacts,
+    GpuFacts,
+    HostFacts,
+    InterfaceFacts,
+    PathFacts,
+    RouteFacts,
+)
+from topoplan.hosts.needs import RunNeeds
+from topoplan.hosts.scene import Found, Look, Node, Scene
+from topoplan.specs.cluster import Cluster, Fabric, Host
+
+GIB = 2**30
+GIB_PER_S_400 = 50e9
+ROUTABLE = "0000:0000:0000:0000:0000:ffff:0a00:0001"
+
+
+def address(number: int) -> str:
+    return f"10.0.0.{number + 1}"
+
+
+def cluster(*, nodes: int = 2, kind: str = "infiniband", **changes: Any) -> Cluster:
+    made = Cluster(
+        name="test",
+        nodes=nodes,
+        gpus_per_node=2,
+        gpu=catalog.gpu("h100-sxm-80gb"),
+        nvlink_bytes_per_s=450e9,
+        nvlink_domain_gpus=2,
+        pcie_bytes_per_s=63e9,
+        nics_per_node=2,
+        nic_bytes_per_s=GIB_PER_S_400,
+        fabric=Fabric(kind=kind),
+        hosts=tuple(Host(address=address(number), workdir="/work", venv="/venv") for number in range(nodes)),
+    )
+    return replace(made, **changes)
+
+
+def needs(**changes: Any) -> RunNeeds:
+    made = RunNeeds(
+        run_name="a-run",
+        model_dir="models/m",
+        model_bytes=16 * GIB,
+        dataset_dir="data",
+        output_dir="saves/a-run",
+        packages=("torch", "llamafactory", "transformers", "megatron-core"),
+        master_port=23456,
+        gpu_bytes=60 * GIB,
+        host_bytes=0.0,
+        checkpoint=CheckpointSize(megatron_bytes=16 * GIB, hf_bytes=0, optimizer_bytes=84 * GIB, at_once=2),
+    )
+    return replace(made, **changes)
+
+
+def gpu(index: int, host: int = 0, **changes: Any) -> GpuFacts:
+    made = GpuFacts(
+        index=index,
+        name="NVIDIA H100 80GB HBM3",
+        uuid=f"GPU-{host}-{index}",
+        memory_bytes=81559 * 2**20,
+        memory_used_bytes=4 * 2**20,
+    )
+    return replace(made, **changes)
+
+
+def adapter(index: int, **changes: Any) -> AdapterFacts:
+    made = AdapterFacts(
+        device=f"mlx5_{index}",
+        port=1,
+        link_layer="InfiniBand",
+        state="ACTIVE",
+        rate_bytes_per_s=GIB_PER_S_400,
+        active_mtu_bytes=4096,
+    )
+    return replace(made, **changes)
+
+
+def roce(index: int, **changes: Any) -> AdapterFacts:
+    gids = {0: ("fe80:0000:0000:0000:0000:0000:0000:0001", "IB/RoCE v1"), 3: (ROUTABLE, "RoCE v2")}
+    return adapter(index, link_layer="Ethernet", gids=gids, **changes)
+
+
+def path(name: str, **changes: Any) -> PathFacts:
+    made = PathFacts(
+        path=name,
+        exists=True,
+        is_writable=True,
+        file_system="nfs4",
+        mount="store:/all",
+        free_bytes=4000 * GIB,
+        fingerprint="same",
+        size_bytes=16 * GIB,
+        files=7,
+    )
+    return replace(made, **changes)
+
+
+def facts(number: int = 0, **changes: Any) -> HostFacts:
+    own = address(number)
+    made = HostFacts(
+        hostname=f"host{number}",
+        gpus=(gpu(0, number), gpu(1, number)),
+        gpu_processes=(),
+        adapters=(adapter(0), adapter(1)),
+        interfaces=(
+            InterfaceFacts(name="lo", addresses=("127.0.0.1", "::1"), mtu_bytes=65536, is_up=True),
+            InterfaceFacts(name="eth0", addresses=(own, "fe80::1"), mtu_bytes=9000, is_up=True, speed_bytes_per_s=50e9),
+            InterfaceFacts(name="docker0", addresses=("172.17.0.1",), mtu_bytes=1500, is_up=True),
+        ),
+        routes=(
+            RouteFacts(address=address(0), resolved=(address(0),), interface="eth0" if number else "lo", source=own),
+        ),
+        default_interface="eth0",
+        cpu_cores=64,
+        memory_bytes=1000 * GIB,
+        memory_available_bytes=900 * GIB,
+        shm_bytes=500 * GIB,
+        shm_free_bytes=499 * GIB,
+        memlock_bytes=-1,
+        port_range=(32768, 60999),
+        listening_ports=frozenset({22}),
+        peermem=True,
+        kernel="5.4.0-100-generic",
+        clock_s=1000.0,
+        paths={
+            one.path: one
+            for one in (
+                path("/work"),
+                path("/work/models/m"),
+                path("/work/data"),
+                path("/work/saves/a-run", exists=False, files=None, fingerprint="", size_bytes=None),
+            )
+        },
+        python="/venv/bin/python",
+        versions={
+            "driver": "550.54.15",
+            "cuda": "12.4",
+            "python": "3.11.7",
+            "torch": "2.6.0",
+            "nccl": "2.21.5",
+            "transformers": "4.57.1",
+            "llamafactory": "0.9.5",
+            "megatron-core": "0.16.1",
+        },
+        nccl_settings={},
+        in_container=False,
+    )
+    return replace(made, **changes)
+
+
+def with_path(one: HostFacts, name: str, **changes: Any) -> HostFacts:
+    return replace(one, paths={**one.paths, name: replace(one.paths[name], **changes)})
+
+
+def scene(*said: HostFacts, wanted: RunNeeds | None = None, of: Cluster | None = None, **asked: Any) -> Scene:
+    """The hosts; two that are ready where none is given."""
+    hosts = said or (facts(0), facts(1))
+    place = of or cluster(nodes=len(hosts))
+    spans: dict[int, tuple[float, float]] = asked.get("asked", {})
+    return Scene(
+        cluster=place,
+        needs=wanted,
+        nodes=tuple(
+            Node(number=number, name=f"n{number}", host=place.hosts[number], facts=one, asked=spans.get(number))
+            for number, one in enumerate(hosts)
+        ),
+    )
+
+
+def see(look: Look, of: Scene, number: int = 0) -> Found | None:
+    return look(of, of.nodes[number])
+
+
+def outcome(look: Look, of: Scene, number: int = 0) -> str | None:
+    """What came out, for short; None where the check does not apply."""
+    found = see(look, of, number)
+    if found is None:
+        return None
+    assert found.what
+    assert not found.what.endswith(".")
+    assert not found.remedy.endswith(".")
+    assert bool(found.remedy) == (found.outcome in ("warning", "failure"))
+    return found.outcome

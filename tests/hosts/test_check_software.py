@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.hosts.scenes import cluster, facts, needs, outcome, scene, see
+from topoplan.hosts.check_software import packages, python, versions
+from topoplan.hosts.facts import HostFacts
+
+
+def having(number: int = 0, **changes: str) -> HostFacts:
+    one = facts(number)
+    named = {name.replace("_", "-"): version for name, version in changes.items()}
+    return replace(one, versions={name: text for name, text in {**one.versions, **named}.items() if text})
+
+
+LOST = facts(versions={}, python="", missing={"versions": "python: not installed"})
+
+
+def test_the_python_of_the_trainer() -> None:
+    assert outcome(python, scene(facts())) == "ok"
+    assert outcome(python, scene(replace(LOST, missing={}))) == "skipped"
+    found = see(python, scene(LOST))
+    assert found is not None
+    assert found.outcome == "failure"
+    assert "/venv/bin/python" in found.what
+    place = cluster(nodes=1)
+    bare = replace(place, hosts=(replace(place.hosts[0], venv=None),))
+    found = see(python, scene(LOST, of=bare))
+    assert found is not None
+    assert "venv" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        (having(), "ok"),
+        (having(megatron_core=""), "failure"),
+        (having(transformers="5.7.0"), "failure"),
+        (having(transformers="4.54.1"), "failure"),
+        (having(transformers="5.6.0"), "ok"),
+        (having(transformers="5.7.0", llamafactory="0.9.6"), "ok"),
+        (having(megatron_core="0.14.0"), "warning"),
+        (having(megatron_core="0.19.0rc1"), "warning"),
+        (LOST, "skipped"),
+    ],
+)
+def test_packages_of_the_trainer(host: HostFacts, expected: str) -> None:
+    assert outcome(packages, scene(host, wanted=needs())) == expected
+    assert outcome(packages, scene(host)) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        (having(2), "ok"),
+        (having(2, torch="2.7.0"), "failure"),
+        (having(2, nccl="2.19.3"), "failure"),
+        (having(2, driver="535.1"), "warning"),
+        (having(2, torch=""), "ok"),
+        (replace(facts(2), versions={}), "skipped"),
+    ],
+)
+def test_versions_that_differ(host: HostFacts, expected: str) -> None:
+    of = scene(facts(0), facts(1), host)
+    assert outcome(versions, of, 2) == expected
+    assert outcome(versions, of, 0) == "ok"
+
+
+def test_a_version_that_differs_is_named_with_where_the_other_is() -> None:
+    found = see(versions, scene(facts(0), facts(1), having(2, torch="2.7.0", nccl="2.26.2")), 2)
+    assert found is not None
+    assert found.what == "torch 2.7.0, and 2.6.0 on n0, n1; nccl 2.26.2, and 2.21.5 on n0, n1"
+
+
+def test_one_host_has_nothing_to_differ_from() -> None:
+    assert outcome(versions, scene(facts())) is None

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.hosts.scenes import GIB, cluster, facts, needs, outcome, scene, see, with_path
+from topoplan.emit.storage import CheckpointSize
+from topoplan.hosts.check_storage import data, disk, model, output, workdir
+from topoplan.hosts.facts import HostFacts
+from topoplan.hosts.scene import Look, Scene
+
+SAVES = "/work/saves/a-run"
+
+
+def spoilt(name: str, **changes: Any) -> Scene:
+    """The second of three hosts differs."""
+    return scene(facts(0), with_path(facts(1), name, **changes), facts(2), wanted=needs())
+
+
+def everywhere(name: str, **changes: Any) -> Scene:
+    return scene(*(with_path(facts(number), name, **changes) for number in range(2)), wanted=needs())
+
+
+@pytest.mark.parametrize(
+    ("look", "name", "changes", "expected"),
+    [
+        (workdir, "/work", {}, "ok"),
+        (workdir, "/work", {"exists": False}, "failure"),
+        (workdir, "/work", {"is_writable": False}, "failure"),
+        (workdir, "/work", {"is_writable": None}, "ok"),
+        (model, "/work/models/m", {}, "ok"),
+        (model, "/work/models/m", {"exists": False}, "failure"),
+        (model, "/work/models/m", {"files": 0}, "failure"),
+        (model, "/work/models/m", {"fingerprint": "other"}, "failure"),
+        (model, "/work/models/m", {"fingerprint": ""}, "ok"),
+        (model, "/work/models/m", {"size_bytes": 9 * GIB}, "warning"),
+        (model, "/work/models/m", {"size_bytes": None, "files": None}, "ok"),
+        (data, "/work/data", {}, "ok"),
+        (data, "/work/data", {"exists": False}, "failure"),
+        (data, "/work/data", {"fingerprint": "other"}, "warning"),
+        (output, SAVES, {}, "ok"),
+        (output, SAVES, {"is_writable": False}, "failure"),
+        (output, SAVES, {"exists": True, "files": 12}, "warning"),
+        (output, SAVES, {"mount": "other:/store"}, "warning"),
+        (output, SAVES, {"file_system": "ext4", "mount": "/dev/sda1"}, "warning"),
+        (disk, SAVES, {}, "ok"),
+        (disk, SAVES, {"free_bytes": 10 * GIB}, "failure"),
+        (disk, SAVES, {"free_bytes": 150 * GIB}, "warning"),
+        (disk, SAVES, {"free_bytes": None}, "skipped"),
+    ],
+)
+def test_a_directory_of_one_host(look: Look, name: str, changes: dict[str, Any], expected: str) -> None:
+    assert outcome(look, spoilt(name, **changes), 1) == expected
+
+
+@pytest.mark.parametrize("look", [workdir, model, data, output, disk])
+def test_a_host_that_says_nothing_of_a_path_is_skipped(look: Look) -> None:
+    assert outcome(look, scene(facts(paths={}), wanted=needs())) == "skipped"
+
+
+@pytest.mark.parametrize("look", [model, data, output, disk])
+def test_without_a_plan_there_is_nothing_to_look_for(look: Look) -> None:
+    assert outcome(look, scene(facts())) is None
+
+
+def test_different_files_are_told_on_the_host_that_is_alone() -> None:
+    found = see(model, spoilt("/work/models/m", fingerprint="other"), 1)
+    assert found is not None
+    assert found.what == "/work/models/m has other files than on n0, n2"
+    assert outcome(model, spoilt("/work/models/m", fingerprint="other"), 0) == "ok"
+
+
+def nowhere() -> Scene:
+    place = cluster(nodes=1)
+    return scene(facts(paths={}), wanted=needs(), of=replace(place, hosts=(replace(place.hosts[0], workdir=None),)))
+
+
+def test_a_relative_path_without_a_working_directory_is_below_one_that_is_new_each_time() -> None:
+    assert outcome(model, nowhere()) == "failure"
+    assert outcome(data, nowhere()) == "failure"
+    assert outcome(output, nowhere()) == "warning"
+    assert outcome(disk, nowhere()) is None
+    assert outcome(workdir, nowhere()) is None
+
+
+def test_data_that_nobody_named() -> None:
+    assert outcome(data, scene(facts(), wanted=needs(has_dataset=False))) == "failure"
+    assert outcome(data, scene(facts(), wanted=needs(dataset_dir=None))) is None
+
+
+@pytest.mark.parametrize(
+    "kind", ["nfs", "nfs4", "lustre", "gpfs", "fuse.juicefs", "fuse.ceph", "ceph", "beegfs", "wekafs"]
+)
+def test_storage_is_shared_where_all_mount_the_same_file_server(kind: str) -> None:
+    assert outcome(output, everywhere(SAVES, file_system=kind)) == "ok"
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "overlay", "tmpfs", "btrfs", ""])
+def test_the_same_name_of_a_local_disk_is_no_shared_storage(kind: str) -> None:
+    assert outcome(output, everywhere(SAVES, file_system=kind, mount="/dev/nvme0n1p1")) == "warning"
+
+
+def test_one_node_needs_no_shared_storage() -> None:
+    host: HostFacts = with_path(facts(), SAVES, file_system="ext4", mount="/dev/sda1")
+    assert outcome(output, scene(host, wanted=needs())) == "ok"
+
+
+def test_checkpoints_that_cannot_be_resumed_from_are_in_the_way() -> None:
+    host = with_path(facts(), SAVES, exists=True, files=3)
+    found = see(output, scene(host, wanted=needs(resumable=False)))
+    assert found is not None
+    assert "cannot be resumed" in found.what
+
+
+def test_own_disks_take_a_share_of_a_checkpoint_each() -> None:
+    """100 GiB a checkpoint over two nodes: 60 GiB are enough for a part, and not for those that are kept."""
+    local = everywhere(SAVES, file_system="ext4", free_bytes=60 * GIB)
+    assert outcome(disk, local) == "warning"
+    shared = everywhere(SAVES, free_bytes=60 * GIB)
+    assert outcome(disk, shared) == "failure"
+
+
+def test_weights_at_the_end_alone_need_no_room_for_more() -> None:
+    final = CheckpointSize(megatron_bytes=16 * GIB, hf_bytes=0, optimizer_bytes=0, at_once=0)
+    host = with_path(facts(), SAVES, free_bytes=17 * GIB)
+    assert outcome(disk, scene(host, wanted=needs(checkpoint=final))) == "ok"

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.hosts.scenes import GIB, cluster, facts, needs, outcome, scene, see
+from topoplan.hosts.check_system import clock, cpu_cores, host_memory, memlock, shm
+from topoplan.hosts.collect import Wanted, collect_script, host_facts
+
+
+@pytest.mark.parametrize(
+    ("cores", "spec", "expected"),
+    [(64, None, "ok"), (64, 64, "ok"), (32, 64, "warning"), (1, None, "warning"), (None, 64, "skipped")],
+)
+def test_cores(cores: int | None, spec: int | None, expected: str) -> None:
+    assert outcome(cpu_cores, scene(facts(cpu_cores=cores), of=cluster(nodes=1, cpu_cores=spec))) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "offloads", "spec", "expected"),
+    [
+        ({}, 0.0, None, "ok"),
+        ({}, 500 * GIB, 1000 * GIB, "ok"),
+        ({}, 950 * GIB, None, "failure"),
+        ({"cgroup_memory_bytes": 400 * GIB}, 500 * GIB, None, "failure"),
+        ({"memory_available_bytes": None}, 950 * GIB, None, "ok"),
+        ({"memory_bytes": 500 * GIB}, 0.0, 1000 * GIB, "warning"),
+        ({"cgroup_memory_bytes": 400 * GIB}, 0.0, 1000 * GIB, "warning"),
+        ({"memory_bytes": None, "memory_available_bytes": None}, 0.0, None, "skipped"),
+    ],
+)
+def test_host_memory(changes: dict[str, Any], offloads: float, spec: int | None, expected: str) -> None:
+    place = cluster(nodes=1, host_memory_bytes=spec)
+    assert outcome(host_memory, scene(facts(**changes), wanted=needs(host_bytes=offloads), of=place)) == expected
+
+
+@pytest.mark.parametrize(
+    ("whole", "free", "per_node", "expected"),
+    [
+        (2 * GIB, 2 * GIB, 2, "ok"),
+        (2 * GIB, None, 2, "ok"),
+        (64 * 2**20, 64 * 2**20, 2, "failure"),
+        (64 * 2**20, 64 * 2**20, 1, "warning"),
+        (2 * GIB, 100, 2, "failure"),
+        (None, None, 2, "skipped"),
+    ],
+)
+def test_shared_memory(whole: int | None, free: int | None, per_node: int, expected: str) -> None:
+    place = cluster(nodes=1, gpus_per_node=per_node)
+    assert outcome(shm, scene(facts(shm_bytes=whole, shm_free_bytes=free), of=place)) == expected
+
+
+def test_small_shared_memory_of_a_container_is_its_start_option() -> None:
+    found = see(shm, scene(facts(shm_bytes=2**26, in_container=True)))
+    assert found is not None
+    assert "--ipc=host" in found.remedy
+    assert "64 MiB" in found.what
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(-1, "ok"), (64 * 2**10, "failure"), (8 * 2**20, "failure"), (GIB, "warning"), (None, "skipped")],
+)
+def test_locked_memory_counts_for_rdma(limit: int | None, expected: str) -> None:
+    hosts = (facts(0, memlock_bytes=limit), facts(1))
+    assert outcome(memlock, scene(*hosts)) == expected
+    assert outcome(memlock, scene(*hosts, of=cluster(kind="ethernet"))) is None
+    assert outcome(memlock, scene(hosts[0])) is None
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_the_limit_is_the_one_that_a_node_script_leaves(shell: str) -> None:
+    """Node scripts raise it where the system lets them: only what stays after that stops a run."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+
+    def run(*words: str) -> bytes:
+        return subprocess.run([*words], capture_output=True, check=True).stdout
+
+    left = run("bash", "-c", "ulimit -S -l 64; ulimit -l unlimited 2>/dev/null; ulimit -l").decode().strip()
+    script = collect_script(Wanted(versions=False, gpus=False))
+    said = host_facts(run(shell, "-c", f"ulimit -S -l 64\n{script}"))
+    assert said.memlock_bytes == (-1 if left == "unlimited" else int(left) * 1024)
+
+
+@pytest.mark.parametrize(
+    ("offset_s", "expected"), [(0.0, "ok"), (4.0, "ok"), (-4.0, "ok"), (60.0, "warning"), (-60.0, "warning")]
+)
+def test_clocks_apart(offset_s: float, expected: str) -> None:
+    hosts = [facts(number, clock_s=1000.0 + (offset_s if number == 1 else 0.0)) for number in range(3)]
+    spans = dict.fromkeys(range(3), (999.5, 1000.2))
+    assert outcome(clock, scene(*hosts, asked=spans), 1) == expected
+    assert outcome(clock, scene(*hosts, asked=spans), 0) == "ok"
+
+
+def test_a_slow_answer_is_no_wrong_clock() -> None:
+    """The second host was read 20 s later, and the round trip of the third took 30 s."""
+    hosts = [facts(0, clock_s=1000.0), facts(1, clock_s=1020.0), facts(2, clock_s=1001.0)]
+    spans = {0: (999.9, 1000.1), 1: (1019.9, 1020.1), 2: (1000.0, 1030.0)}
+    assert [outcome(clock, scene(*hosts, asked=spans), number) for number in range(3)] == ["ok", "ok", "ok"]
+
+
+def test_a_clock_that_is_not_known() -> None:
+    hosts = (facts(0, clock_s=None), facts(1))
+    spans = dict.fromkeys(range(2), (999.9, 1000.1))
+    assert outcome(clock, scene(*hosts, asked=spans)) == "skipped"
+    assert outcome(clock, scene(*hosts)) is None

@@ -1,0 +1,107 @@
+"""`topoplan preflight`: look at the hosts before a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topoplan.cli.options import AsJson
+from topoplan.cli.ssh_options import AcceptNew
+
+if TYPE_CHECKING:
+    from topoplan.hosts.needs import RunNeeds
+    from topoplan.launch.ssh_config import Target
+    from topoplan.specs.cluster import Cluster
+
+
+def preflight(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="SPEC|BUNDLE",
+            help="A cluster spec with hosts, or for more checks the directory or plan.json of a bundle.",
+            show_default=False,
+        ),
+    ],
+    skip: Annotated[
+        list[str] | None,
+        typer.Option("--skip", metavar="CHECK", help="Leave out a check; may be repeated.", show_default=False),
+    ] = None,
+    accept_new: AcceptNew = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check the hosts of a spec, or of a bundle, over SSH: what would stop a run, hang it or slow it down.
+
+    Nothing is changed there. Takes some seconds. Exit code 1: a check failed; 2: bad input.
+    """
+    from topoplan.cli.ssh_options import access
+    from topoplan.hosts.preflight import check_names
+
+    check_names(skip or (), option="--skip")
+    cluster, needs = _read(subject)
+    targets = _targets(cluster)
+
+    from topoplan.launch.checks import preflight as preflight_over
+    from topoplan.launch.connection import Connection
+    from topoplan.launch.fanout import connect_all
+
+    connections = connect_all(targets, access(accept_new=accept_new))
+    try:
+        checks = preflight_over(connections, cluster, needs, skip=skip or ())
+    finally:
+        for connection in connections.values():
+            if isinstance(connection, Connection):
+                connection.close()
+
+    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.report.preflight import preflight_to_dict, print_preflight, worst
+
+    if as_json:
+        print_json(preflight_to_dict(cluster.name, list(targets), checks))
+    else:
+        print_preflight(stdout_console(), cluster.name, list(targets), checks)
+    if worst(checks) == "failure":
+        raise typer.Exit(1)
+
+
+def _read(subject: str) -> tuple[Cluster, RunNeeds | None]:
+    """The cluster, and what a run wants of it where there is a plan."""
+    from pathlib import Path
+
+    from topoplan.emit.bundle import PLAN_FILE
+
+    path = Path(subject)
+    if not path.is_dir() and path.suffix != ".json":
+        from topoplan.specs.load import load_cluster
+
+        return load_cluster(path), None
+
+    from topoplan.emit.plan_file import read_plan_file
+    from topoplan.hosts.needs import needs_of
+    from topoplan.specs.source import read_source
+
+    recorded = read_plan_file(path)
+    trainer = (path if path.is_dir() else path.parent) / "train.yaml"
+    beside = path.is_dir() or path.name == PLAN_FILE
+    edited = read_source(trainer).data if beside and trainer.is_file() else None
+    return recorded.spec.cluster, needs_of(recorded.spec, recorded.plan, edited)
+
+
+def _targets(cluster: Cluster) -> dict[str, Target]:
+    """How to log in to each host of the cluster. Raises SpecError where it has none, too few or one twice."""
+    from topoplan.errors import SpecError
+    from topoplan.launch.ssh_config import SshConfig
+
+    if not cluster.hosts:
+        raise SpecError(
+            "the spec names no hosts",
+            where=cluster.name,
+            remedy="add `hosts: [node0, node1]` to it, or have `topoplan probe HOST... -o cluster.yaml` write a spec",
+        )
+    if len(cluster.hosts) != cluster.nodes:
+        raise SpecError(f"{len(cluster.hosts)} hosts for {cluster.nodes} nodes", where="hosts")
+    targets = SshConfig().targets(cluster.hosts)
+    if len(targets) != cluster.nodes:
+        raise SpecError("a host is named twice", where="hosts", remedy="name each machine once")
+    return targets

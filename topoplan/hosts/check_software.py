@@ -1,0 +1,83 @@
+"""Checks of the trainer's environment: there, whole, of versions that go together, and the same everywhere."""
+
+from __future__ import annotations
+
+from topoplan.emit.trainer_keys import trainer_versions
+from topoplan.hosts.needs import python_on
+from topoplan.hosts.scene import Found, Node, Scene, failure, named, names, ok, skipped, version, warning
+
+_SAME = (
+    *("torch", "nccl", "transformers", "llamafactory", "megatron-core", "mcore_adapter", "transformer-engine"),
+    *("python", "cuda"),
+)
+"""Packages whose versions must be one: ranks with others disagree on shapes, on defaults or on NCCL's protocol."""
+_MEGATRON = ((0, 15), (0, 19))
+"""From, and below: what ROLL's mcore_adapter (8eb27cc) imports from megatron-core is there in these."""
+
+
+def python(scene: Scene, node: Node) -> Found:
+    """Row 10: the trainer's Python is elsewhere, or another one comes first in a session without a login shell."""
+    wanted = python_on(node.host)
+    said = node.facts.versions.get("python")
+    if said:
+        return ok(f"{node.facts.python or wanted or 'python3'}, {said}")
+    why = node.facts.missing.get("versions", "").removeprefix("python: ")
+    if not why:
+        return node.silent("versions")
+    reason = "" if why == "not installed" else f": {why}"
+    if wanted is None:
+        return failure(
+            f"no python3 on PATH{reason}", "name the trainer's environment with venv under hosts in the spec"
+        )
+    return failure(f"no Python at {wanted}{reason}", "put the trainer's environment there, or correct venv in the spec")
+
+
+def packages(scene: Scene, node: Node) -> Found | None:
+    """Rows 10 and 11: packages that the trainer imports, in versions that go together."""
+    if scene.needs is None:
+        return None
+    have = node.facts.versions
+    if not have.get("python"):
+        return skipped("no Python to ask")
+    where = node.facts.python or python_on(node.host) or "python3"
+    if lacking := [name for name in scene.needs.packages if not have.get(name)]:
+        return failure(f"{where} lacks {named(lacking, 8)}", "install it there, or correct venv in the spec")
+    supported = trainer_versions()
+    low, high = (version(text) for text in supported["transformers"])
+    transformers = version(have.get("transformers", ""))
+    if transformers and have.get("llamafactory") == supported["llamafactory"] and not low <= transformers <= high:
+        return failure(
+            f"LLaMA-Factory {have['llamafactory']} refuses transformers {have['transformers']}",
+            f"install transformers from {supported['transformers'][0]} to {supported['transformers'][1]}",
+        )
+    megatron = version(have.get("megatron-core", ""))
+    if megatron and not _MEGATRON[0] <= megatron[:2] < _MEGATRON[1]:
+        first, end = (".".join(map(str, bound)) for bound in _MEGATRON)
+        return warning(
+            f"megatron-core {have['megatron-core']}",
+            f"mcore_adapter wants megatron-core of at least {first}, below {end}",
+        )
+    return ok(named((f"{name} {have[name]}" for name in scene.needs.packages), 8))
+
+
+def versions(scene: Scene, node: Node) -> Found | None:
+    """Row 11: versions that differ between hosts."""
+    if len(scene.nodes) < 2:
+        return None
+    if not node.facts.versions:
+        return node.silent("versions")
+    apart = {name: other for name in _SAME if (other := _differs(scene, node, name))}
+    if apart:
+        words = "; ".join(f"{name} {node.facts.versions[name]}, and {other}" for name, other in apart.items())
+        return failure(words, "install the same versions on all hosts")
+    if other := _differs(scene, node, "driver"):
+        return warning(
+            f"driver {node.facts.versions['driver']}, and {other}", "bring all hosts to one version of the driver"
+        )
+    return ok("as on the others")
+
+
+def _differs(scene: Scene, node: Node, name: str) -> str:
+    """`2.6.0 on alpha, beta`, where this host has another version than most; else empty."""
+    others = scene.unlike(node, lambda other: other.facts.versions.get(name) or None)
+    return f"{others[0].facts.versions[name]} on {names(others)}" if others else ""

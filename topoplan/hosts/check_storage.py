@@ -1,0 +1,180 @@
+"""Checks of directories: there, writable, the same everywhere, and large enough."""
+
+from __future__ import annotations
+
+from topoplan.hosts.facts import PathFacts
+from topoplan.hosts.needs import path_on
+from topoplan.hosts.scene import Found, Node, Scene, failure, names, ok, skipped, warning
+from topoplan.units import format_gib
+
+_NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "weka", "gluster", "juicefs", "pvfs", "orangefs")
+"""File systems that several hosts can mount, by how their types begin or end: nfs4, fuse.juicefs, fuse.ceph, smb3."""
+_WHOLE = 0.95
+"""Of the weights' size: shards hold a little more, and a download that broke off less."""
+
+
+def workdir(scene: Scene, node: Node) -> Found | None:
+    """Row 10: a working directory that is not there, or not ours."""
+    path = node.host.workdir
+    if path is None:
+        return None
+    facts = node.facts.paths.get(path)
+    if facts is None:
+        return _unknown(node, path)
+    if not facts.exists:
+        return failure(f"no {path}", "make it, or correct workdir in the spec")
+    if facts.is_writable is False:
+        return failure(f"{path} is not writable", "change its owner or mode, or name another workdir in the spec")
+    return ok(path)
+
+
+def model(scene: Scene, node: Node) -> Found | None:
+    """Row 10: the model is on every node, whole, and the same: ranks with other weights train garbage, unsaid."""
+    if scene.needs is None:
+        return None
+    directory = scene.needs.model_dir
+    found = _there(node, directory, "model", "copy the model there (the bundle's README.md has the command)")
+    if isinstance(found, Found):
+        return found
+    if found.size_bytes is not None and found.size_bytes < _WHOLE * scene.needs.model_bytes:
+        return warning(
+            f"{format_gib(found.size_bytes)} in {found.path}, and the weights take"
+            f" {format_gib(scene.needs.model_bytes)} in bf16",
+            "see that all shards are there and none is quantized",
+        )
+    if others := _unlike(scene, node, directory):
+        return failure(f"{found.path} has other files than on {others}", "copy the same model to all hosts")
+    return ok(_content(found))
+
+
+def data(scene: Scene, node: Node) -> Found | None:
+    """Row 10: the data is on every node, and the same."""
+    if scene.needs is None:
+        return None
+    if not scene.needs.has_dataset:
+        return failure("train.yaml names no data set", "set job.dataset in the spec and generate the bundle again")
+    directory = scene.needs.dataset_dir
+    if directory is None:
+        return None
+    found = _there(node, directory, "dataset_dir", "copy the data there, with its dataset_info.json")
+    if isinstance(found, Found):
+        return found
+    if others := _unlike(scene, node, directory):
+        return warning(
+            f"{found.path} has other files than on {others}", "copy the same data to all hosts: each node reads its own"
+        )
+    return ok(_content(found))
+
+
+def output(scene: Scene, node: Node) -> Found | None:
+    """Checkpoints: a place to write to, empty, and shared, or their parts land on the disks of different nodes."""
+    if scene.needs is None:
+        return None
+    directory = scene.needs.output_dir
+    found = _path(node, directory)
+    if found is None:
+        if path_on(node.host, directory) is not None:
+            return _unknown(node, directory)
+        return warning(
+            f"checkpoints go into the run's own directory, {directory}", "name an absolute output_dir on shared storage"
+        )
+    if found.is_writable is False:
+        return failure(f"{found.path} is not writable", "change its owner or mode, or name another output_dir")
+    if found.exists and found.files:
+        what = f"{found.path} holds {_files(found.files)}"
+        if scene.needs.resumable:
+            return warning(
+                f"{what}: the trainer goes on from a checkpoint in it", "clear it or name another, to start anew"
+            )
+        return warning(f"{what}: checkpoints of this layout cannot be resumed from", "move them away")
+    if scene.cluster.nodes > 1 and not _is_shared(scene, node, directory):
+        kind = found.file_system or "unknown storage"
+        where = f"{kind}, but not shared by all hosts" if _is_network(found) else f"{kind}, the host's own"
+        return warning(
+            f"{directory} is on {where}: each node keeps its part of a checkpoint",
+            "name an output_dir on storage that all hosts mount, or gather the parts afterwards",
+        )
+    return ok(f"{found.path}, {found.file_system or 'writable'}")
+
+
+def disk(scene: Scene, node: Node) -> Found | None:
+    """Space for the checkpoints (emit/storage.py): all of it on shared storage, the node's part on its own."""
+    if scene.needs is None:
+        return None
+    directory, checkpoint = scene.needs.output_dir, scene.needs.checkpoint
+    found = _path(node, directory)
+    if found is None:
+        return None if path_on(node.host, directory) is None else _unknown(node, directory)
+    if found.free_bytes is None:
+        return skipped(f"free space of {found.path} is not known")
+    share = 1 if _is_shared(scene, node, directory) else scene.cluster.nodes
+    first = (checkpoint.final_bytes if checkpoint.at_once == 0 else checkpoint.total_bytes) / share
+    most = (checkpoint.final_bytes + (checkpoint.at_once or 2) * checkpoint.total_bytes) / share
+    if checkpoint.at_once == 0:
+        most = first
+    of = "a checkpoint" if share == 1 else "this node's part of a checkpoint"
+    words = f"{format_gib(found.free_bytes)} free"
+    remedy = "free space, save less (save_total_limit, save_only_model), or name another output_dir"
+    if found.free_bytes < first:
+        return failure(f"{words}, and {of} takes {format_gib(first)}", remedy)
+    if found.free_bytes < most:
+        count = "as many as are kept take" if checkpoint.at_once else "two and the weights at the end take"
+        return warning(f"{words}: enough for {of} of {format_gib(first)}, and {count} {format_gib(most)}", remedy)
+    return ok(words)
+
+
+def _path(node: Node, directory: str) -> PathFacts | None:
+    path = path_on(node.host, directory)
+    return None if path is None else node.facts.paths.get(path)
+
+
+def _unknown(node: Node, path: str) -> Found:
+    return node.silent("paths", f"the host does not say what is at {path}")
+
+
+def _there(node: Node, directory: str, key: str, remedy: str) -> PathFacts | Found:
+    """What is known of a directory that must be there; else the failure."""
+    path = path_on(node.host, directory)
+    if path is None:
+        return failure(
+            f"{directory} is relative to the working directory, and the spec names none",
+            f"give workdir under hosts in the spec, or an absolute path for the {key}",
+        )
+    facts = node.facts.paths.get(path)
+    if facts is None:
+        return _unknown(node, path)
+    if not facts.exists:
+        return failure(f"no {path}", remedy)
+    if facts.files == 0:
+        return failure(f"{path} is empty", remedy)
+    return facts
+
+
+def _unlike(scene: Scene, node: Node, directory: str) -> str:
+    """The hosts that have other files there, where this one has others than most; else empty."""
+
+    def digest(one: Node) -> str | None:
+        facts = _path(one, directory)
+        return (facts.fingerprint or None) if facts is not None and facts.exists else None
+
+    return names(scene.unlike(node, digest))
+
+
+def _is_network(facts: PathFacts) -> bool:
+    kind = facts.file_system.lower().removeprefix("fuse.")
+    return kind.startswith(_NETWORK)
+
+
+def _is_shared(scene: Scene, node: Node, directory: str) -> bool:
+    """The same mount of a network file system on all hosts."""
+    found = [_path(one, directory) for one in scene.nodes]
+    mounts = {(one.mount, one.file_system) if one is not None and _is_network(one) else None for one in found}
+    return len(mounts) == 1 and None not in mounts
+
+
+def _content(facts: PathFacts) -> str:
+    return facts.path if facts.files is None else f"{facts.path}, {_files(facts.files)}"
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"

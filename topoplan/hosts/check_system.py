@@ -1,0 +1,119 @@
+"""Checks of a machine's memory, limits and clock."""
+
+from __future__ import annotations
+
+import statistics
+
+from topoplan.hosts.scene import Found, Node, Scene, failure, ok, warning
+from topoplan.units import format_gib, format_seconds
+
+_SHM_BYTES = 2**30
+"""NCCL and the data loader's workers share memory there; Docker gives a container 64 MiB (nccl#290, torchtitan#853)."""
+_MEMLOCK_BYTES = 64 * 2**20
+"""Below this not even NCCL's first queues of a few adapters can be registered; systemd gives a session 8 MiB."""
+_SKEW_S = 5.0
+"""Training does not look at the clock; logs of several nodes side by side and caches on shared storage do."""
+_CLOCK_STEP_S = 1.0
+"""What `date` may be behind."""
+_SAME_MEMORY = 0.1
+"""By so much less the kernel shows than is built in."""
+
+
+def cpu_cores(scene: Scene, node: Node) -> Found:
+    """Fewer cores than ranks, or than the spec says: OMP_NUM_THREADS in the node scripts goes by it."""
+    cores, wanted = node.facts.cpu_cores, scene.cluster.cpu_cores
+    if cores is None:
+        return node.silent("cpu_cores")
+    if cores < scene.cluster.gpus_per_node:
+        return warning(
+            f"{cores} CPU cores for {scene.cluster.gpus_per_node} GPUs", "each rank keeps a core busy; use larger hosts"
+        )
+    if wanted is not None and cores < wanted:
+        return warning(f"{cores} CPU cores, and the spec has {wanted}", f"write cpu_cores: {cores} in the spec")
+    return ok(f"{cores} CPU cores")
+
+
+def host_memory(scene: Scene, node: Node) -> Found:
+    """Host memory for what a plan offloads to it, within the limit of the container or slice (cgroup)."""
+    facts, needs, said = node.facts, scene.needs, scene.cluster.host_memory_bytes
+    if facts.memory_available_bytes is None and facts.memory_bytes is None:
+        return node.silent("memory_bytes")
+    limit = facts.cgroup_memory_bytes
+    available = facts.memory_available_bytes if facts.memory_available_bytes is not None else facts.memory_bytes or 0
+    usable = available if limit is None else min(available, limit)
+    words = f"{format_gib(usable)} of memory available" + (" (limit of its cgroup)" if usable == limit else "")
+    if needs is not None and needs.host_bytes > usable:
+        return failure(
+            f"{words}, and the plan offloads {format_gib(needs.host_bytes)} a node",
+            "free memory or raise the limit, or plan with less: host_memory in the spec, or --pin"
+            " optimizer_offload_fraction=0",
+        )
+    whole = min(facts.memory_bytes or usable, limit or facts.memory_bytes or usable)
+    if said is not None and whole < (1 - _SAME_MEMORY) * said:
+        return warning(
+            f"{format_gib(whole)} of memory, and the spec has {format_gib(said)}", "correct host_memory in the spec"
+        )
+    return ok(words)
+
+
+def shm(scene: Scene, node: Node) -> Found:
+    """Row 14: /dev/shm too small for NCCL and the data loader's workers."""
+    whole, free = node.facts.shm_bytes, node.facts.shm_free_bytes
+    if whole is None:
+        return node.silent("shm_bytes")
+    if whole < _SHM_BYTES:
+        remedy = "mount it larger: `mount -o remount,size=16G /dev/shm`, as root"
+        if node.facts.in_container:
+            remedy = "start the container with --ipc=host, or with --shm-size=16g"
+        what = f"/dev/shm has {whole / 2**20:.0f} MiB, and NCCL and data loading take up to 1 GiB"
+        # One GPU shares nothing with another one in the same machine.
+        return (failure if scene.cluster.gpus_per_node > 1 else warning)(what, remedy)
+    if free is not None and free < _SHM_BYTES:
+        return failure(
+            f"{free / 2**20:.0f} MiB of {format_gib(whole)} free in /dev/shm",
+            "see what lies there (`ls -la /dev/shm`): files of runs that were killed can be removed",
+        )
+    return ok(f"{format_gib(whole if free is None else free)} free")
+
+
+def memlock(scene: Scene, node: Node) -> Found | None:
+    """Row 15: RDMA pins memory, and the limit that counts is that of the session which starts the run.
+
+    The fact is what is left after raising it as far as the session may, which a node script does first.
+    """
+    if not scene.uses_rdma:
+        return None
+    limit = node.facts.memlock_bytes
+    if limit is None:
+        return node.silent("memlock_bytes")
+    if limit < 0:
+        return ok("unlimited")
+    remedy = "`* - memlock unlimited` in /etc/security/limits.conf, or LimitMEMLOCK=infinity for the SSH service"
+    if node.facts.in_container:
+        remedy = "start the container with --ulimit memlock=-1"
+    what = f"a session may lock {limit / 2**20:.4g} MiB of memory"
+    return (failure if limit < _MEMLOCK_BYTES else warning)(f"{what}, and RDMA pins what it sends", remedy)
+
+
+def clock(scene: Scene, node: Node) -> Found | None:
+    """Clocks apart by more than the round trips explain."""
+    if len(scene.nodes) < 2 or node.asked is None:
+        return None
+    if node.facts.clock_s is None:
+        return node.silent("clock_s")
+    spans = {other.number: span for other in scene.nodes if (span := _offset(other)) is not None}
+    usual = statistics.median((low + high) / 2 for low, high in spans.values())
+    low, high = spans[node.number]
+    apart = max(0.0, low - usual, usual - high)
+    if apart > _SKEW_S:
+        ahead = "ahead of" if low > usual else "behind"
+        return warning(f"its clock is {format_seconds(apart)} {ahead} the others", "start chrony or ntpd there")
+    return ok("with the others")
+
+
+def _offset(node: Node) -> tuple[float, float] | None:
+    """Bounds of its clock less ours, in seconds: it was read between question and answer."""
+    if node.facts.clock_s is None or node.asked is None:
+        return None
+    sent, answered = node.asked
+    return node.facts.clock_s - answered, node.facts.clock_s + _CLOCK_STEP_S - sent

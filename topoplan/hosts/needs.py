@@ -1,0 +1,96 @@
+"""What a run wants of its hosts: paths, port, packages and sizes, worked out from its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from topoplan.cost.params import parameter_count
+from topoplan.emit.storage import CheckpointSize, checkpoint_size
+from topoplan.emit.torchrun import local_dataset_dir, master_port, needed_modules
+from topoplan.emit.trainer_facts import resumable
+from topoplan.emit.trainer_yaml import DATASET_TO_FILL_IN, trainer_file
+from topoplan.planner.plan import Plan
+from topoplan.specs.cluster import Host
+from topoplan.specs.spec import Spec
+
+_PACKAGES = {"megatron": "megatron-core", "transformer_engine": "transformer-engine"}
+"""Module -> package, where their names differ."""
+_WEIGHT_BYTES = 2  # bf16; the trainer reads no quantized weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNeeds:
+    """What a run wants of every host."""
+
+    run_name: str
+    model_dir: str
+    """As train.yaml has it: absolute, or relative to the working directory."""
+    model_bytes: int
+    """Of its weights in bf16."""
+    dataset_dir: str | None
+    """With dataset_info.json; None where the data is not read from there."""
+    has_dataset: bool = True
+    """False where the spec names none, and train.yaml has a placeholder."""
+    output_dir: str
+    packages: tuple[str, ...]
+    """That the trainer imports, as `HostFacts.versions` calls them."""
+    master_port: int
+    gpu_bytes: float
+    """What nvidia-smi shows of the fullest GPU at the peak."""
+    host_bytes: float
+    """Pinned host memory of a node: what is offloaded to it."""
+    checkpoint: CheckpointSize
+    resumable: bool = True
+    """Whether the trainer can go on from a checkpoint."""
+
+
+def needs_of(spec: Spec, plan: Plan, edited: Mapping[str, Any] | None = None) -> RunNeeds:
+    """What the bundle of a plan wants; `edited` are the keys of its train.yaml, where a person may have changed it.
+
+    Raises what `emit.bundle.generate` raises.
+    """
+    trainer = trainer_file(spec, plan)
+    values = {**trainer.values, **(edited or {})}
+    trainer = replace(trainer, values=values)
+    modules = (*needed_modules(trainer), "transformers")
+    return RunNeeds(
+        run_name=trainer.run_name,
+        model_dir=str(values["model_name_or_path"]),
+        model_bytes=_WEIGHT_BYTES * parameter_count(spec.model),
+        dataset_dir=local_dataset_dir(trainer),
+        has_dataset=values["dataset"] != DATASET_TO_FILL_IN,
+        output_dir=str(values["output_dir"]),
+        packages=tuple(_PACKAGES.get(module, module) for module in modules),
+        master_port=master_port(spec, trainer),
+        gpu_bytes=plan.memory.device_bytes,
+        host_bytes=plan.memory.host_bytes,
+        checkpoint=checkpoint_size(spec, plan.layout, values),
+        resumable=resumable(spec, plan.layout),
+    )
+
+
+def path_on(host: Host, path: str) -> str | None:
+    """The absolute path on a host; None for a relative one where the spec names no working directory.
+
+    There the run starts in a directory of its own, which is new each time and so cannot hold anything yet.
+    """
+    if path.startswith("/"):
+        return path
+    return None if host.workdir is None else str(PurePosixPath(host.workdir, path))
+
+
+def paths_on(host: Host, needs: RunNeeds | None) -> tuple[str, ...]:
+    """All paths to ask a host about."""
+    wanted = [host.workdir]
+    if needs is not None:
+        directories = filter(None, (needs.model_dir, needs.dataset_dir, needs.output_dir))
+        wanted += [path_on(host, directory) for directory in directories]
+    return tuple(dict.fromkeys(path for path in wanted if path is not None))
+
+
+def python_on(host: Host) -> str | None:
+    """The Python that a node script starts there; None: the first python3 on PATH."""
+    return None if host.venv is None else str(PurePosixPath(host.venv, "bin", "python"))

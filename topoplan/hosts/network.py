@@ -1,0 +1,229 @@
+"""The second stage of a preflight: can every host open a connection to every other one?
+
+Most hangs are between two hosts: a firewall that lets the rendezvous through and none of the ports that NCCL and Gloo
+choose afterwards. So each host listens on some ports of the range that the system takes them from, node 0 on the
+rendezvous port too, and each connects to all others. Pure: scripts and what they are told, and their answers as checks.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from topoplan.errors import HostError
+from topoplan.hosts.check import Check
+from topoplan.hosts.check_network import fabric_address
+from topoplan.hosts.needs import python_on
+from topoplan.hosts.preflight import MASTER_REACHABLE, PORTS_OPEN
+from topoplan.hosts.scene import Found, Node, Scene, failure, named, ok, skipped
+
+CONNECT_S = 4.0
+"""For one connection: a lost first packet is sent again after 1 and after 3 seconds (RFC 6298, tcp_syn_retries)."""
+LIMIT_S = 45.0
+"""After which a host's program ends, whatever happens."""
+PORTS = 2
+"""That each host listens on."""
+_CANDIDATES = 12
+_AT_ONCE = 128
+_RANGE = (32768, 60999)
+"""Linux's own, where a host does not say."""
+
+SCRIPT = """\
+program=$1 task=$2 python=$3
+for python in "$python" python3 python; do
+    [ -n "$python" ] && command -v "$python" >/dev/null 2>&1 &&
+        "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' </dev/null 2>/dev/null &&
+        exec "$python" -I -c "$program" "$task"
+done
+echo '{"lacks": "python3"}'
+"""
+"""Starts the program with the first Python that works: the venv's, or the system's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """What a host listens on."""
+
+    ports: tuple[int, ...]
+    master: str | None = None
+    """Empty where it listens on the rendezvous port too, else why it cannot; None where it was not to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A port of a host that another one connects to."""
+
+    name: str
+    address: str
+    port: int
+    is_master: bool = False
+
+
+def arguments(scene: Scene, node: Node, choice: random.Random) -> tuple[str, str, str]:
+    """What SCRIPT is given on a host: $1, $2, $3."""
+    low, high = node.facts.port_range or _RANGE
+    taken = node.facts.listening_ports or frozenset()
+    drawn = choice.sample(range(low, high + 1), min(4 * _CANDIDATES, max(0, high + 1 - low)))
+    is_master = node.number == 0 and scene.needs is not None
+    task = {
+        "token": _token(node.name),
+        "master": scene.needs.master_port if is_master and scene.needs is not None else None,
+        "candidates": [port for port in drawn if port not in taken][:_CANDIDATES],
+        "ports": PORTS,
+        "connect_s": CONNECT_S,
+        "at_once": _AT_ONCE,
+        "limit_s": LIMIT_S,
+    }
+    return _program(), json.dumps(task), python_on(node.host) or ""
+
+
+def read_listening(line: bytes) -> Listening | str:
+    """The first line of a host; a text says why there is none."""
+    document = _document(line)
+    if document.get("lacks"):
+        return "no python3 (3.6 or later) there to try it with"
+    ports, master = document.get("ports"), document.get("master")
+    if not isinstance(ports, list) or not all(isinstance(port, int) for port in ports):
+        return "its program for trying ports did not start"
+    return Listening(ports=tuple(ports), master=master if isinstance(master, str) else None)
+
+
+def peers_of(scene: Scene, node: Node, listening: Mapping[str, Listening | str | HostError]) -> tuple[Peer, ...]:
+    """What a host connects to: the ports of all others, and the rendezvous as the node scripts name it."""
+    return tuple(_peers(scene, node, listening))
+
+
+def _peers(scene: Scene, node: Node, listening: Mapping[str, Listening | str | HostError]) -> Iterator[Peer]:
+    for other in scene.nodes:
+        there = listening.get(other.name)
+        if not isinstance(there, Listening):
+            continue
+        if there.master == "" and scene.needs is not None:
+            port = scene.needs.master_port
+            yield Peer(name=other.name, address=scene.master_address, port=port, is_master=True)
+        if other is not node:
+            for port in there.ports:
+                yield Peer(name=other.name, address=fabric_address(scene, other), port=port)
+
+
+def told(peers: Sequence[Peer]) -> bytes:
+    """The line that tells a host what to connect to."""
+    return json.dumps([[peer.address, peer.port, _token(peer.name)] for peer in peers]).encode() + b"\n"
+
+
+def read_results(line: bytes, peers: Sequence[Peer]) -> Mapping[Peer, str] | None:
+    """Why each connection failed, empty where it did not; None where the host did not get that far."""
+    results = _document(line).get("results")
+    if not isinstance(results, list) or len(results) != len(peers):
+        return None
+    return {peer: str(result) for peer, result in zip(peers, results, strict=True)}
+
+
+def network_checks(
+    scene: Scene,
+    listening: Mapping[str, Listening | str | HostError],
+    results: Mapping[str, Mapping[Peer, str] | HostError | None],
+    *,
+    skip: Collection[str] = (),
+) -> tuple[Check, ...]:
+    """The checks of all hosts that took part."""
+    looks = {MASTER_REACHABLE: _master, PORTS_OPEN: _pairs}
+    return tuple(
+        Check(name=check, host=node.name, outcome=found.outcome, what=found.what, remedy=found.remedy)
+        for check, look in looks.items()
+        if check not in skip
+        for node in scene.nodes
+        if (found := look(scene, node, listening.get(node.name), results.get(node.name), listening)) is not None
+    )
+
+
+_Listens = Listening | str | HostError | None
+_Results = Mapping[Peer, str] | HostError | None
+
+
+def _master(
+    scene: Scene, node: Node, own: _Listens, results: _Results, listening: Mapping[str, _Listens]
+) -> Found | None:
+    """Row 6: a rendezvous port that node 0 cannot listen on, or that a firewall keeps the others from."""
+    if scene.needs is None:
+        return None
+    port = scene.needs.master_port
+    if isinstance(own, Listening) and own.master:
+        return failure(f"cannot listen on port {port}: {own.master}", f"see `ss -ltnp sport = :{port}` there")
+    if (why := _why_not(own, results)) is not None:
+        return why
+    if not isinstance(results, Mapping):
+        return skipped("it did not try")
+    tried = [reason for peer, reason in results.items() if peer.is_master]
+    if not tried:
+        return skipped("nothing listens on node 0")
+    place = f"{scene.master_address}:{port}"
+    if tried[0]:
+        return failure(
+            f"no connection to node 0 at {place}: {tried[0]}", f"open TCP port {port} of node 0 to all other hosts"
+        )
+    return ok(f"{place} is open")
+
+
+def _pairs(
+    scene: Scene, node: Node, own: _Listens, results: _Results, listening: Mapping[str, _Listens]
+) -> Found | None:
+    """Row 7: ports that NCCL and Gloo will choose are blocked between two hosts."""
+    if len(scene.nodes) < 2:
+        return None
+    if (why := _why_not(own, results)) is not None:
+        return why
+    if not isinstance(results, Mapping):
+        return skipped("it did not try")
+    closed: dict[str, list[str]] = defaultdict(list)
+    tried: dict[str, int] = defaultdict(int)
+    for peer, reason in results.items():
+        if not peer.is_master:
+            tried[peer.name] += 1
+            if reason:
+                closed[peer.name].append(f"{peer.address}:{peer.port} {reason}")
+    if closed:
+        first, places = next(iter(closed.items()))
+        hosts = named(closed)
+        low, high = node.facts.port_range or _RANGE
+        return failure(
+            f"no connection to {hosts} ({'; '.join(places)}{' and so on' if len(closed) > 1 else ''})",
+            f"see routes and firewalls between {node.name} and {first}: NCCL and Gloo need TCP ports {low} to {high}"
+            " open between all hosts",
+        )
+    if not tried:
+        return skipped("no other host listens")
+    return ok(f"open to {len(tried)} other{'s' if len(tried) > 1 else ''}")
+
+
+def _why_not(own: _Listens, results: _Results) -> Found | None:
+    """The outcome where a host could not try."""
+    for answer in (own, results):
+        if isinstance(answer, HostError):
+            return failure(answer.what, answer.remedy)
+    if isinstance(own, str):
+        return skipped(own)
+    return None
+
+
+def _token(name: str) -> str:
+    """What the program on a host answers, so that another one on its port or address is told from it."""
+    return f"topoplan preflight of {name}"
+
+
+@cache
+def _program() -> str:
+    return files("topoplan").joinpath("hosts", "scripts", "ports.py").read_text(encoding="utf-8")
+
+
+def _document(line: bytes) -> Mapping[str, object]:
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}

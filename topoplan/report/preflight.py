@@ -1,0 +1,131 @@
+"""What a preflight found, as JSON (`topoplan.preflight/1`) and as text: hosts by checks, findings with remedies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from topoplan.hosts.check import Check, Outcome
+from topoplan.report.paragraphs import bullets, paragraph
+from topoplan.report.tables import table_of
+from topoplan.report.text import counted
+
+SCHEMA = "topoplan.preflight/1"
+
+_ORDER: tuple[Outcome, ...] = ("failure", "warning", "skipped", "ok")
+_WORDS: dict[Outcome | None, str] = {"ok": "ok", "warning": "warning", "failure": "FAILURE", "skipped": "skipped"}
+_SIGNS: dict[Outcome | None, str] = {"ok": ".", "warning": "!", "failure": "X", "skipped": "-"}
+_STYLES: dict[Outcome | None, str] = {"warning": "yellow", "failure": "bold red", "skipped": "dim"}
+_NOT_LOOKED_AT = " "
+_MOST_NAMED = 6
+_LABEL = 18
+
+
+def worst(checks: Sequence[Check]) -> Outcome:
+    """The outcome of all checks together; what was skipped does not count."""
+    found = {check.outcome for check in checks}
+    return "failure" if "failure" in found else "warning" if "warning" in found else "ok"
+
+
+def preflight_to_dict(cluster: str, hosts: Sequence[str], checks: Sequence[Check]) -> dict[str, Any]:
+    """Every check of every host."""
+    return {
+        "schema": SCHEMA,
+        "cluster": cluster,
+        "outcome": worst(checks),
+        "counts": {outcome: sum(check.outcome == outcome for check in checks) for outcome in _ORDER},
+        "hosts": list(hosts),
+        "checks": [
+            {
+                "name": check.name,
+                "host": check.host,
+                "outcome": check.outcome,
+                "what": check.what,
+                "remedy": check.remedy,
+            }
+            for check in checks
+        ],
+    }
+
+
+def print_preflight(console: Console, cluster: str, hosts: Sequence[str], checks: Sequence[Check]) -> None:
+    """The checks that are not ok on every host, host by host; the others in a line; what was found and what to do."""
+    names = list(dict.fromkeys(check.name for check in checks))
+    by_place = {(check.name, check.host): check.outcome for check in checks}
+    apart = [name for name in names if any(by_place.get((name, host), "ok") != "ok" for host in hosts)]
+    fine = [name for name in names if name not in apart]
+    paragraph(console, f"{cluster}, {counted(len(hosts), 'host')}: {_summary(checks)}.", style="bold")
+    if apart:
+        console.print()
+        console.print(_matrix(console.width, hosts, apart, by_place))
+    for title, outcome in (("Failures", "failure"), ("Warnings", "warning"), ("Not checked", "skipped")):
+        if found := [check for check in checks if check.outcome == outcome]:
+            console.print()
+            paragraph(console, f"{title}:", style="bold")
+            bullets(console, _findings(found, hosts))
+    if fine:
+        console.print()
+        paragraph(console, f"Ok on all hosts: {', '.join(fine)}.", style="dim")
+
+
+def _summary(checks: Sequence[Check]) -> str:
+    counts = {outcome: sum(check.outcome == outcome for check in checks) for outcome in _ORDER}
+    parts = [counted(counts[outcome], outcome) for outcome in ("failure", "warning") if counts[outcome]]
+    parts = parts or ["ready"]
+    return ", ".join([*parts, f"{counts['skipped']} not checked"] if counts["skipped"] else parts)
+
+
+def _matrix(
+    width: int, hosts: Sequence[str], names: Sequence[str], by_place: dict[tuple[str, str], Outcome]
+) -> Table | Text:
+    """Words under the names of hosts where they have room, else one sign a host."""
+    room = sum(max(len(host), len(_WORDS["failure"])) + 1 for host in hosts) + max(map(len, names)) + 1
+    if room <= width:
+        table = table_of("", *hosts)
+        for name in names:
+            cells = [by_place.get((name, host)) for host in hosts]
+            table.add_row(name, *(Text(_WORDS.get(cell, ""), style=_STYLES.get(cell, "")) for cell in cells))
+        return table
+    return _signs(width, hosts, names, by_place)
+
+
+def _signs(width: int, hosts: Sequence[str], names: Sequence[str], by_place: dict[tuple[str, str], Outcome]) -> Text:
+    """One column a host, in blocks of ten, under the number of every tenth; as many lines as it takes."""
+    a_line = max(10, (width - _LABEL) // 11 * 10)
+    text = Text()
+    for first in range(0, len(hosts), a_line):
+        part = hosts[first : first + a_line]
+        ruler = "".join(f"{first + ten:<11}" for ten in range(0, len(part), 10))
+        text.append(f"{'node':<{_LABEL}}{ruler.rstrip()}\n", style="dim")
+        for name in names:
+            text.append(f"{name:<{_LABEL}}")
+            for place, host in enumerate(part):
+                outcome = by_place.get((name, host))
+                gap = " " if place and place % 10 == 0 else ""
+                text.append(gap + _SIGNS.get(outcome, _NOT_LOOKED_AT), style=_STYLES.get(outcome, ""))
+            text.append("\n")
+    text.append("X failure, ! warning, - not checked, . ok", style="dim")
+    return text
+
+
+def _findings(checks: Sequence[Check], hosts: Sequence[str]) -> list[str]:
+    """One text for each thing that was found, with all hosts that it was found on."""
+    places: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for check in checks:
+        places[check.name, check.what, check.remedy].append(check.host)
+    return [
+        f"{name}: {_hosts(on, hosts)}: {what}{f'; {remedy}' if remedy else ''}"
+        for (name, what, remedy), on in places.items()
+    ]
+
+
+def _hosts(on: Sequence[str], hosts: Sequence[str]) -> str:
+    if len(on) == len(hosts) > 1:
+        return f"all {len(hosts)} hosts"
+    more = len(on) - _MOST_NAMED
+    return ", ".join(on[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
