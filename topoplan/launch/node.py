@@ -1,0 +1,246 @@
+"""The job of one node: start it on its host, follow its log, see how it is, stop it.
+
+A job does not depend on the connection that started it; see `topoplan.launch.remote` for how it is known. All that a
+run leaves on a host is in its run directory, whose last part is the run's id.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NoReturn, cast, get_args
+
+from topoplan.errors import HostError
+from topoplan.launch import remote
+from topoplan.launch.connection import Completed, Connection, Stream
+
+State = Literal["running", "ended", "gone", "never-started", "rebooted"]
+
+SETTLE_S = 5.0
+"""Longest wait for processes to be gone after SIGKILL."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What a host recorded when it started a job."""
+
+    pid: int
+    """Process id of the first process, which waits for the script."""
+    session: int
+    """Id of its session: the same as `pid`."""
+    start_ticks: int
+    """When the first process was started, in clock ticks since the machine was."""
+    boot_id: str
+    """Of the machine's boot: process ids and start times mean nothing in another one."""
+    unix_s: int
+    """The same moment in seconds since 1970, by the host's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """How the job of a node is."""
+
+    state: State
+    """`gone`: it ended without an exit code, because its first process was killed too. `rebooted`: the machine was
+    started again while it ran."""
+    code: int | None = None
+    """Exit code of the script, 128 + N if signal N ended it; None unless `ended`."""
+    log_bytes: int = 0
+    pids: tuple[int, ...] = ()
+    """Its processes, wherever they went; also after it has ended, what it left running."""
+    started: Started | None = None
+    """None where it never was."""
+    elapsed_s: int | None = None
+    """From the start to the end or until now, by the host's clock; None where neither is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """What came of stopping."""
+
+    was_running: bool
+    """Whether any process was there."""
+    left: tuple[int, ...]
+    """Processes that are there even now."""
+    code: int | None
+    """Exit code of the script; None if it left none."""
+
+
+def start_node(
+    connection: Connection, *, run_dir: str, script: str, environment: Mapping[str, str], deadline_s: float
+) -> Started:
+    """Start `script`, a file in `run_dir`, with bash; it runs there, without a terminal and detached from us.
+
+    `environment` is exported before. It goes to the host by standard input and into no file there.
+
+    Raises:
+        ValueError: the name of a variable that is none.
+        HostError: `command`: nothing was started. `lost` or `deadline`: it may have been; `node_state` tells.
+    """
+    for name in environment:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a variable")
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
+    words = (_placed(run_dir), script, _run_id(run_dir), remote.KEEPER)
+    done = connection.run(remote.START, *words, stdin=exports.encode(), deadline_s=deadline_s)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
+    if done.code != 0 or not lines:
+        _refuse(connection, done, run_dir, script)
+    return _started(lines[-1].decode(), connection, run_dir)
+
+
+def follow_node(connection: Connection, run_dir: str, *, offset: int = 0, tail_lines: int | None = None) -> Stream:
+    """The bytes of the job's log from `offset`, or from some lines before its end, and what comes from then on.
+
+    `offset` is at most what the log has: bytes that were read before. (tail takes more for a log that was cut.)
+    The stream ends when the job has ended, with the job's exit code if there is one; `node_state` tells that code from
+    one of the follower's own. The follower on the host ends when the stream is closed or this process ends; the job
+    does not.
+
+    Raises:
+        HostError: `lost`, `deadline` or `command`: the host starts no command.
+    """
+    return connection.start(remote.FOLLOW, _placed(run_dir), _begin(offset, tail_lines), hold_stdin=True)
+
+
+def read_log(connection: Connection, run_dir: str, *, tail_lines: int | None = None) -> Stream:
+    """The log as it is now: its last lines, or all of it. A code that is not 0 means that there is none.
+
+    Raises:
+        HostError: as `follow_node`.
+    """
+    return connection.start(["tail", _begin(0, tail_lines), "--", posixpath.join(_placed(run_dir), ".topoplan", "log")])
+
+
+def node_state(connection: Connection, run_dir: str, *, deadline_s: float) -> NodeState:
+    """How the job is.
+
+    Raises:
+        HostError: `lost`, `deadline`, or `command`: the host cannot say.
+    """
+    done = connection.run(remote.STATE, _placed(run_dir), _run_id(run_dir), deadline_s=deadline_s)
+    said = _said(done)
+    state = said.get("state")
+    if done.code != 0 or state not in get_args(State):
+        _refuse(connection, done, run_dir)
+    started = _started(said["started"], connection, run_dir) if "started" in said else None
+    code = _number(said.get("code")) if state == "ended" else None
+    until = _number(said.get("ended_unix_s")) if state == "ended" else _number(said.get("now_unix_s"))
+    known = started is not None and until is not None and state in ("ended", "running")
+    return NodeState(
+        state=cast(State, state),
+        code=code,
+        log_bytes=_number(said.get("log_bytes")) or 0,
+        pids=_pids(said.get("pids")),
+        started=started,
+        elapsed_s=max(0, until - started.unix_s) if known and started and until is not None else None,
+    )
+
+
+def stop_node(connection: Connection, run_dir: str, *, grace_s: float, deadline_s: float) -> Stopped:
+    """End all processes of the job: SIGTERM, `grace_s` later SIGKILL, then look whether any is left.
+
+    Only processes that this job started get a signal; see `topoplan.launch.remote`. Also those that it left running
+    when it ended. It goes on on the host if the connection is lost. Leave `deadline_s` more than `grace_s + SETTLE_S`.
+
+    Raises:
+        HostError: `lost`, `deadline`, or `command`: the host cannot say.
+    """
+    times = (str(round(100 * grace_s)), str(round(100 * SETTLE_S)))
+    done = connection.run(remote.STOP, _placed(run_dir), _run_id(run_dir), *times, deadline_s=deadline_s)
+    said = _said(done)
+    if done.code != 0 or "found" not in said:
+        _refuse(connection, done, run_dir)
+    return Stopped(was_running=bool(_pids(said["found"])), left=_pids(said.get("left")), code=_number(said.get("code")))
+
+
+def _placed(run_dir: str) -> str:
+    """A relative directory is in the user's home; with a dot in front, no shell takes it for anything else."""
+    return run_dir if run_dir.startswith("/") else f"./{run_dir}"
+
+
+def _begin(offset: int, tail_lines: int | None) -> str:
+    return f"-c+{offset + 1}" if tail_lines is None else f"-n{tail_lines}"
+
+
+def _run_id(run_dir: str) -> str:
+    return posixpath.basename(run_dir.rstrip("/"))
+
+
+def _said(done: Completed) -> dict[str, str]:
+    found = {}
+    for line in done.stdout.decode(errors="replace").splitlines():
+        mark, _, rest = line.partition(":")
+        key, equals, value = rest.partition("=")
+        if mark == "topoplan" and equals:
+            found[key] = value.strip()
+    return found
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def _pids(text: str | None) -> tuple[int, ...]:
+    return tuple(sorted(int(word) for word in (text or "").split()))
+
+
+def _started(text: str, connection: Connection, run_dir: str) -> Started:
+    try:
+        record = json.loads(text)
+        return Started(
+            pid=int(record["pid"]),
+            session=int(record["session"]),
+            start_ticks=int(record["start_ticks"]),
+            boot_id=str(record["boot_id"]),
+            unix_s=int(record["unix_s"]),
+        )
+    except (ValueError, KeyError, TypeError):
+        _damaged(connection, run_dir)
+
+
+def _refuse(connection: Connection, done: Completed, run_dir: str, script: str = "") -> NoReturn:
+    """Say why a program did not do its work."""
+    lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+    # Shells say where they are (`bash: line 3: `), which is nothing to a reader.
+    words = re.sub(r"^(?:\S*sh|topoplan): (?:line )?\d+: ", "", lines[-1])[:300] if lines else ""
+    if done.code == remote.DAMAGED:
+        _damaged(connection, run_dir)
+    what, remedy = {
+        remote.NO_DIRECTORY: (
+            f"cannot enter the run directory {run_dir}: {_reason(words)}",
+            "check `workdir` of the host in the spec",
+        ),
+        remote.NO_SCRIPT: (f"no script {script} in {run_dir}", "upload the bundle first"),
+        remote.NO_SETSID: ("no `setsid` there", "install util-linux on it"),
+        remote.ALREADY: (
+            f"a job of this run is already in {run_dir}",
+            "see `topoplan status`; start another run instead",
+        ),
+        remote.NOT_STARTED: (
+            f"the job was not started, because {run_dir}/.topoplan cannot be written: {_reason(words)}",
+            "make room, or name another `workdir` for the host in the spec",
+        ),
+    }.get(
+        done.code or 0, (f"it did not do what it was asked to, in {run_dir}: {words or f'exit code {done.code}'}", "")
+    )
+    raise HostError(what, host=connection.name, problem="command", remedy=remedy)
+
+
+def _reason(words: str) -> str:
+    """`mkdir: cannot create directory 'x': No space left on device` -> the last part, which is the system's."""
+    return words.rpartition(": ")[2] or "no reason given"
+
+
+def _damaged(connection: Connection, run_dir: str) -> NoReturn:
+    raise HostError(
+        f"{run_dir}/.topoplan/started.json is not as topoplan wrote it",
+        host=connection.name,
+        problem="command",
+        remedy="see what runs there, and end it by hand",
+    )

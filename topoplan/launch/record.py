@@ -1,0 +1,306 @@
+"""What is known of a run on the machine that started it: how to find its jobs again, and what became of them.
+
+Each run has a directory below the user's state directory ($XDG_STATE_HOME, else ~/.local/state), which only the user
+can read: `run.json` and the copies of the nodes' logs. It holds no secret: the hosts' environments are not in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from topoplan.errors import InputError, OutputError, nearest
+from topoplan.specs.cluster import Host
+
+RunState = Literal["starting", "running", "ended", "failed", "stopped"]
+"""As far as this machine knows. `starting` and `running`: the hosts know better. `failed`: a node failed, and the
+others were stopped. `stopped`: on request."""
+
+SCHEMA = "topoplan.run/1"
+LAST = "last"
+"""Stands for the run that was started last."""
+_FILE = "run.json"
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """One node of a run, and how to reach it again."""
+
+    node: int
+    """Rank among the nodes."""
+    name: str
+    """What messages call its host: the spec's address, with `:port` if given."""
+    address: str
+    """As the spec has it; the SSH configuration is asked anew each time."""
+    user: str | None = None
+    """None is what the SSH configuration says."""
+    port: int | None = None
+    """None is what the SSH configuration says."""
+    run_dir: str
+    """On the host; its last part is the run's id. Relative to the user's home if not absolute."""
+    script: str
+    """File in the run directory."""
+    code: int | None = None
+    """Exit code of its job; None: not known, or none."""
+
+    @property
+    def host(self) -> Host:
+        """What the SSH configuration is asked about."""
+        return Host(address=self.address, user=self.user, port=self.port)
+
+    @property
+    def label(self) -> str:
+        """`node-03`."""
+        return f"node-{self.node:02d}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One run."""
+
+    run_id: str
+    name: str
+    """Of the bundle's plan."""
+    bundle: str
+    """Absolute path of the bundle on this machine, for the user's memory."""
+    created: str
+    """When it was made: UTC, ISO 8601."""
+    state: RunState = "starting"
+    code: int | None = None
+    """Exit code of the whole run; None while it has none."""
+    ended: str | None = None
+    """When this machine saw its end: UTC, ISO 8601."""
+    reason: str = ""
+    """One line on why it failed or was stopped."""
+    ssh_config: str | None = None
+    """SSH configuration that was given in place of the user's own."""
+    nodes: tuple[NodeRecord, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its end is known here."""
+        return self.state in ("ended", "failed", "stopped")
+
+    def directory(self) -> Path:
+        """Where its record and the copies of its logs are."""
+        return runs_directory() / self.run_id
+
+    def log(self, node: NodeRecord) -> Path:
+        """The copy of a node's log; there once something was copied."""
+        return self.directory() / f"{node.label}.log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A record that cannot be used."""
+
+    run_id: str
+    why: str
+    """One phrase."""
+
+
+def runs_directory() -> Path:
+    """The directory of all runs; it need not be there."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    # As the XDG Base Directory Specification has it, a relative path is invalid and passed over.
+    base = Path(given) if given.startswith("/") else Path.home() / ".local" / "state"
+    return base / "topoplan" / "runs"
+
+
+def now_text() -> str:
+    """This moment, as records have it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def new_run_id(name: str) -> str:
+    """An id that no other run has: of the name, the time in UTC and chance. Good as a file name anywhere."""
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40].strip("-").lower() or "run"
+    return f"{slug}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def create(record: RunRecord) -> Path:
+    """Make the directory of a new run, with its record; the directory.
+
+    Raises:
+        OutputError: the place cannot be written, or there is such a run.
+    """
+    if not _RUN_ID.fullmatch(record.run_id):
+        raise ValueError(f"{record.run_id!r} is not the id of a run")
+    directory = record.directory()
+    with _writing(directory):
+        directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.mkdir(mode=0o700)
+        _write(directory, record)
+    return directory
+
+
+def update(run_id: str, **changes: Any) -> RunRecord:
+    """Change fields of a record, in one step, whoever else does at the same time; the new record.
+
+    Raises:
+        InputError: there is no such record, or it cannot be used.
+        OutputError: it cannot be written.
+    """
+    directory = runs_directory() / run_id
+    with _writing(directory), _locked(directory):
+        record = dataclasses.replace(_read(run_id), **changes)
+        _write(directory, record)
+    return record
+
+
+def load(reference: str = LAST) -> RunRecord:
+    """A run by its id, by the beginning of it if no other begins so, or `last`.
+
+    Raises:
+        InputError: there is none, there are several, or the record cannot be used.
+    """
+    ids = _ids()
+    if not ids:
+        raise InputError("there are no runs", where=str(runs_directory()), remedy="start one with `topoplan launch`")
+    if reference == LAST:
+        records = [record for record in runs() if isinstance(record, RunRecord)]
+        if not records:
+            raise InputError("no record can be read", where=str(runs_directory()), remedy="see `topoplan runs`")
+        return records[-1]
+    if reference in ids:
+        return _read(reference)
+    found = [one for one in ids if reference and one.startswith(reference)]
+    if len(found) == 1:
+        return _read(found[0])
+    if found:
+        named = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+        raise InputError(f"{len(found)} runs begin with {reference!r}: {named}", remedy="give more of the id")
+    raise InputError(f"no run {reference!r}", remedy=nearest(reference, ids) or "see `topoplan runs`")
+
+
+def runs() -> list[RunRecord | Unreadable]:
+    """All runs, the oldest first; after those, the ones whose record cannot be used."""
+    good: list[RunRecord] = []
+    bad: list[Unreadable] = []
+    for run_id in _ids():
+        try:
+            good.append(_read(run_id))
+        except InputError as error:
+            bad.append(Unreadable(run_id=run_id, why=error.what))
+    return [*sorted(good, key=lambda record: (record.created, record.run_id)), *bad]
+
+
+def to_dict(record: RunRecord) -> dict[str, Any]:
+    """As JSON has it."""
+    return {"schema": SCHEMA, **dataclasses.asdict(record)}
+
+
+def _ids() -> list[str]:
+    try:
+        names = [entry.name for entry in runs_directory().iterdir() if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(runs_directory())) from None
+    return sorted(name for name in names if _RUN_ID.fullmatch(name))
+
+
+def _read(run_id: str) -> RunRecord:
+    path = runs_directory() / run_id / _FILE
+    remedy = "remove its directory if its jobs are not needed any more"
+    try:
+        document = json.loads(path.read_bytes())
+        schema = document["schema"]
+        if schema != SCHEMA:
+            raise InputError(
+                f"written by another version of topoplan: {schema!r}",
+                where=str(path),
+                expected=f"expected {SCHEMA!r}",
+                remedy="use the version that started the run",
+            )
+        return _record(run_id, document)
+    except FileNotFoundError:
+        raise InputError("no record in it", where=str(path.parent), remedy=remedy) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InputError("damaged: not a record of a run", where=str(path), remedy=remedy) from None
+
+
+def _record(run_id: str, document: dict[str, Any]) -> RunRecord:
+    """Raises ValueError, KeyError or TypeError for what is no record. Keys that we do not know are passed over."""
+    fields = _known(RunRecord, document)
+    nodes = tuple(NodeRecord(**_known(NodeRecord, node)) for node in fields.pop("nodes"))
+    record = RunRecord(**fields, nodes=nodes)
+    if record.run_id != run_id or record.state not in get_args(RunState):
+        raise ValueError
+    datetime.fromisoformat(record.created)
+    return record
+
+
+def _known(kind: type[RunRecord | NodeRecord], document: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `kind`, each with a value of its type."""
+    found = {}
+    for field in dataclasses.fields(kind):
+        if field.name in document:
+            value = document[field.name]
+            expected = _TYPES.get(str(field.type), (str,))
+            if not isinstance(value, expected) or isinstance(value, bool):
+                raise TypeError
+            found[field.name] = value
+    return found
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "str | None": (str, type(None)),
+    "tuple[NodeRecord, ...]": (list,),
+}
+
+
+def _write(directory: Path, record: RunRecord) -> None:
+    """Into place in one step; a reader sees the old record or the new one."""
+    text = json.dumps(to_dict(record), indent=2) + "\n"
+    handle, name = tempfile.mkstemp(prefix=".run-", dir=directory)  # made with 0600
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(directory / _FILE)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """One process at a time changes the record: `launch` and `stop` may both."""
+    if not directory.is_dir():
+        raise InputError(f"no run {directory.name!r}", remedy="see `topoplan runs`")
+    handle = os.open(directory / ".lock", os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"the record of the run cannot be written: {error.strerror or error}",
+            where=str(directory),
+            remedy="set XDG_STATE_HOME to a directory that can be",
+        ) from None

@@ -1,0 +1,171 @@
+"""How far a run is, on one line: below the log lines on a terminal, now and then among them elsewhere."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from time import monotonic
+from typing import Self, TextIO
+
+from topoplan.launch.progress import Status
+from topoplan.report.text import significant
+
+_ERASE = "\r\x1b[2K"
+_EVERY_S = 0.1
+"""On a terminal it is not drawn more often, except after log lines."""
+_PLAIN_EVERY_S = 30.0
+_GAP = "  "
+
+
+def status_line(status: Status, *, width: int | None = None) -> str:
+    """`step 120/4,686  loss 1.832  4,210 tokens/s a GPU  3.04 s a step (predicted 2.9 to 3.4)  3 h 51 min left`.
+
+    What is not known yet is left out. Where `width` columns are not enough, so is what matters least.
+    """
+    total = f"/{status.total_steps:,}" if status.total_steps is not None else ""
+    step = f"step {status.step:,}{total}"
+    loss = f"loss {status.loss:.4g}" if status.loss is not None else ""
+    speed = ""
+    if status.tokens_per_s_per_gpu is not None:
+        speed = f"{significant(status.tokens_per_s_per_gpu, _digits(status.tokens_per_s_per_gpu))} tokens/s a GPU"
+    pace = f"{significant(status.step_s)} s a step" if status.step_s is not None else ""
+    left = f"{duration(status.left_s)} left" if status.left_s is not None else ""
+    short = pace
+    if pace and status.predicted_band_s is not None:
+        pace += f" (predicted {_band(status)})"
+    # From all there is to the step alone.
+    for parts in (
+        (step, loss, speed, pace, left),
+        (step, loss, speed, short, left),
+        (step, loss, short, left),
+        (step, loss, left),
+        (step, left),
+    ):
+        line = _GAP.join(part for part in parts if part)
+        if width is None or len(line) <= width:
+            return line
+    return step[:width]
+
+
+def duration(time_s: float) -> str:
+    """`40 s`, `12 min`, `3 h 51 min` or `2 d 3 h`."""
+    if time_s < 60:
+        return f"{math.ceil(time_s)} s"
+    minutes = round(time_s / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def _band(status: Status) -> str:
+    low, high = status.predicted_band_s or (0.0, 0.0)
+    decimals = len(significant(low, 2).partition(".")[2])
+    words = f"{low:,.{decimals}f} to {high:,.{decimals}f}"
+    if status.in_band is False and status.step_s is not None:
+        words += ": slower" if status.step_s > high else ": faster"
+    return words
+
+
+def _digits(value: float) -> int:
+    """Four, or as many as a whole number has."""
+    return max(4, len(str(int(value)))) if value >= 1000 else 3
+
+
+class StatusLine:
+    """Writes log lines to a stream and keeps one line on the run below them.
+
+    Where the stream is no terminal, that line is written among the others every half minute, and at the end.
+    """
+
+    def __init__(
+        self, stream: TextIO, *, every_s: float = _PLAIN_EVERY_S, clock: Callable[[], float] = monotonic
+    ) -> None:
+        """`every_s` is for what is no terminal."""
+        self._stream, self._clock = stream, clock
+        self.on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._every_s = _EVERY_S if self.on_terminal else every_s
+        self._status: Status | None = None
+        self._note = ""
+        self._due_s = -math.inf
+        self._written: str | None = None
+        self._drawn = False
+
+    def show(self, status: Status) -> None:
+        """The run is there now."""
+        self._status, self._note = status, ""
+        self.keep_up()
+
+    def note(self, text: str) -> None:
+        """Say this instead, until the next `show`: `connecting: 3 of 4 nodes`. Elsewhere it is written at once."""
+        if text == self._note:
+            return
+        self._note = text
+        self._due_s = -math.inf
+        self.keep_up()
+
+    def write(self, lines: str) -> None:
+        """Write whole log lines, each with its end."""
+        self._erase()
+        self._stream.write(lines)
+        if self.on_terminal:
+            self._draw()
+        self._stream.flush()
+
+    def keep_up(self) -> None:
+        """Write the line when it is time to, and it has changed."""
+        now_s = self._clock()
+        if now_s < self._due_s:
+            return
+        if self.on_terminal:
+            self._erase()
+            self._draw()
+        else:
+            text = self._text(None)
+            if not text or text == self._written:
+                return
+            self._written = text
+            self._stream.write(text + "\n")
+        self._due_s = now_s + self._every_s
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Leave the last status where it is, as a line like the others."""
+        self._erase()
+        text = status_line(self._status) if self._status is not None else ""
+        if text and text != self._written:
+            self._stream.write(text + "\n")
+            self._written = text
+        self._stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _text(self, width: int | None) -> str:
+        if self._note or self._status is None:
+            return self._note[:width]
+        return status_line(self._status, width=width)
+
+    def _draw(self) -> None:
+        # One column stays free: some terminals begin a new line when the last one is filled.
+        text = self._text(max(1, self._columns() - 1))
+        self._stream.write(text)
+        self._drawn = bool(text)
+
+    def _erase(self) -> None:
+        if self._drawn:
+            self._stream.write(_ERASE)
+            self._drawn = False
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 80
+        except (OSError, ValueError):
+            return 80
