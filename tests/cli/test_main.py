@@ -10,7 +10,7 @@ from topoplan.cli.main import app
 VERBS = {
     *("check", "explain", "generate", "gpus", "models", "predict", "profile", "rank"),
     *("schema", "size", "timeline", "topology", "validate", "version", "what-if"),
-    *("attach", "logs", "preflight", "probe", "runs", "status", "stop"),
+    *("attach", "launch", "logs", "preflight", "probe", "runs", "status", "stop"),
 }
 
 

@@ -22,7 +22,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -262,11 +262,11 @@ class Bed:
         for host in self.hosts.values():
             self._stop(host)
         if self.kind == "namespaces":
-            for namespace in self._namespaces:
-                _remove_namespace(namespace)
-            for bridge in self._bridges:
-                subprocess.run(["ip", "link", "del", bridge], capture_output=True)
+            _remove_network(self._wires(), self._namespaces, self._bridges)
         self._state.unlink(missing_ok=True)
+
+    def _wires(self) -> list[str]:
+        return [wire for host in self.hosts.values() for wire in host.wires.values()]
 
     def _add(self, index: int, machine: Machine) -> None:
         directory = self.directory / machine.name
@@ -392,6 +392,7 @@ class Bed:
         """Keep on disk what would have to be removed if this process died now."""
         left = {
             "owner": [os.getpid(), _start_time(os.getpid())],
+            "wires": self._wires(),
             "namespaces": self._namespaces,
             "bridges": self._bridges,
             "processes": [[host.sshd.pid, _start_time(host.sshd.pid)] for host in self.hosts.values() if host.sshd],
@@ -433,15 +434,17 @@ def remove_leftovers() -> None:
             for word in pids.split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(word), signal.SIGKILL)
-            _remove_namespace(namespace)
-        for bridge in left["bridges"]:
-            subprocess.run(["ip", "link", "del", bridge], capture_output=True)
+        _remove_network(left.get("wires", ()), left["namespaces"], left["bridges"])
         state.unlink(missing_ok=True)
 
 
-def _remove_namespace(namespace: str) -> None:
-    subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
-    shutil.rmtree(Path("/etc/netns") / namespace, ignore_errors=True)
+def _remove_network(wires: Iterable[str], namespaces: Iterable[str], bridges: Iterable[str]) -> None:
+    # Wires first: the kernel takes its time over a namespace, and the next bed of the number wants their names.
+    for link in (*wires, *bridges):
+        subprocess.run(["ip", "link", "del", link], capture_output=True)
+    for namespace in namespaces:
+        subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
+        shutil.rmtree(Path("/etc/netns") / namespace, ignore_errors=True)
 
 
 def _reserve() -> tuple[int, Path]:

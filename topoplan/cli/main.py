@@ -5,8 +5,10 @@ Each verb has a file of its own and imports what it needs when it runs, so that 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -18,6 +20,7 @@ from topoplan.cli import (
     explain,
     generate,
     gpus,
+    launch,
     logs,
     models,
     predict,
@@ -54,19 +57,20 @@ app.command("rank")(rank.rank)
 app.command("generate")(generate.generate)
 app.command("explain")(explain.explain)
 app.command("what-if")(what_if.what_if)
-app.command("check")(check.check)
 app.command("size")(size.size)
+app.command("check")(check.check)
 app.command("timeline")(timeline.timeline)
 app.command("topology")(topology.topology)
 app.command("probe")(probe.probe)
-app.command("predict")(predict.predict)
 app.command("preflight")(preflight.preflight)
-app.command("validate")(validate.validate)
-app.command("runs")(runs.runs)
+app.command("launch")(launch.launch)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("attach")(attach.attach)
 app.command("stop")(stop.stop)
+app.command("runs")(runs.runs)
+app.command("predict")(predict.predict)
+app.command("validate")(validate.validate)
 app.command("models")(models.models)
 app.command("gpus")(gpus.gpus)
 app.command("profile")(profile.profile)
@@ -104,6 +108,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = BROKEN_PIPE
     except OSError as error:  # the disk behind `> file` is full, for one
         code = _complain(error.strerror or str(error), 1)
+    if arguments is None and threading.active_count() > 1:
+        # A thread that still waits for a host. Python ends such threads by unwinding them, and those that are in the
+        # code of another language then abort the process at times.
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -329,8 +329,10 @@ class Connection:
         script = _UPLOAD.format(names=shlex.join(whole))
         done = self.run(script, directory, stdin=_tar(whole), deadline_s=deadline_s)
         if done.code != 0:
+            # tar ends with a line that says only that there were others.
+            said = b"\n".join(line for line in done.stderr.splitlines() if not line.endswith(b"due to previous errors"))
             raise HostError(
-                f"files could not be put into {directory}{_last_words(done.stderr)}", host=self.name, problem="command"
+                f"files could not be put into {directory}{_last_words(said)}", host=self.name, problem="command"
             )
 
     def close(self) -> None:

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.launch.test_bundle_reader import bundle_at
+from topoplan.cli.launch import Interrupts
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return bundle_at(tmp_path / "bundle")
+
+
+def test_a_dry_run_prints_every_file_and_command_and_touches_nothing(cli: Cli, bundle: Path, tmp_path: Path) -> None:
+    result = cli("launch", bundle, "--dry-run")
+    assert (result.code, result.err) == (0, "")
+    for node in range(4):
+        assert f"node-{node:02d}: ssh ada@10.0.0.{node + 1}" in result.out
+        assert f"setsid bash -- node-{node:02d}.sh" in result.out
+        for name in (f"node-{node:02d}.sh", "train.yaml", "plan.json", "hosts.json", "README.md"):
+            size = (bundle / name).stat().st_size
+            assert f"/node-{node:02d}/<run id>/{name} ({size:,} bytes)" in result.out
+    assert not (tmp_path / "state").exists()
+    assert cli("launch", bundle, "--dry-run").out == result.out
+
+
+def test_a_dry_run_has_a_json_twin(cli: Cli, bundle: Path) -> None:
+    document = json.loads(cli("launch", bundle, "--dry-run", "--json").out)
+    assert document["schema"] == "topoplan.launch/1"
+    assert [node["ssh"] for node in document["nodes"]] == [f"ssh ada@10.0.0.{number}" for number in range(1, 5)]
+    assert set(document["nodes"][1]["files"]) == {"node-01.sh", "train.yaml", "plan.json", "hosts.json", "README.md"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--exclude", "10.0.0.3"], "3 of 4 hosts (without 10.0.0.3)"),
+        (["--nodes", "7"], "is none of the bundle's hosts"),
+        (["--grace", "-1"], "--grace"),
+    ],
+)
+def test_bad_choices_get_one_message(cli: Cli, bundle: Path, options: list[str], words: str) -> None:
+    result = cli("launch", bundle, *options)
+    assert (result.code, result.out) == (2, "")
+    assert words in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_what_is_no_bundle_gets_one_message(cli: Cli, tmp_path: Path) -> None:
+    result = cli("launch", tmp_path)
+    assert result.code == 2
+    assert "is not a bundle: no plan.json" in result.err
+
+
+def test_ctrl_c_is_counted_and_nothing_else_happens() -> None:
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.count == 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,185 @@
+"""Bundles for the hosts of a bed, with a stand-in for the trainer's Python that does what each host is told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tests.emit.samples import CLUSTER, QWEN3_8B, make_spec_and_plan
+from tests.emit.test_torchrun import fill
+from tests.launch.bed import Bed
+from topoplan.emit.bundle import generate
+from topoplan.emit.write import write_bundle
+from topoplan.launch.bundle_reader import Bundle, read_bundle
+from topoplan.launch.events import Event
+from topoplan.launch.keys import Access
+from topoplan.launch.record import RunRecord, load
+from topoplan.launch.run import Launch, Outcome, Settings
+from topoplan.launch.ssh_config import Target
+from topoplan.planner.predict import predict
+from topoplan.specs.cluster import Host
+
+NAMES = ("one", "two", "three", "four")
+PYTHON = r"""#!/bin/bash
+[[ "$1" == -c ]] && exit 0
+. "${BASH_SOURCE[0]%/*}/../does"
+"""
+SETTINGS = Settings(
+    grace_s=0.5, connect_s=6, upload_s=10, start_s=8, reconnect_s=2, stop_s=4, drain_s=2, preflight_s=10
+)
+
+
+@dataclass
+class Ran:
+    """A launch that is over."""
+
+    outcome: Outcome
+    events: list[Event]
+    took_s: float
+
+    def of(self, kind: str, node: str = "") -> list[str]:
+        return [one.text for one in self.events if one.kind == kind and node in ("", one.node)]
+
+
+@dataclass
+class Hosts:
+    """Four hosts of a bed, and the bundle for them."""
+
+    bed: Bed
+    root: Path
+    bundle_dir: Path
+    state: Path
+    events: list[Event] = field(default_factory=list)
+
+    def workdir(self, name: str) -> Path:
+        return self.root / name / "work"
+
+    def does(self, *scripts: str, **by_name: str) -> None:
+        """What the trainer of each host does, as text of bash: one for all, or one for each."""
+        texts = dict.fromkeys(NAMES, scripts[0] if scripts else "exit 0") | by_name
+        for name, text in texts.items():
+            (self.root / name / "does").write_text(text + "\n")
+
+    @property
+    def bundle(self) -> Bundle:
+        return read_bundle(self.bundle_dir)
+
+    def targets(self, **changes: Mapping[str, object]) -> dict[str, Target]:
+        """By names of nodes; changes by names of hosts."""
+        return {f"node-{index:02d}": self.bed.target(name, **changes.get(name, {})) for index, name in enumerate(NAMES)}
+
+    def launch(
+        self,
+        *,
+        settings: Settings = SETTINGS,
+        targets: dict[str, Target] | None = None,
+        on: Callable[[Event], None] = lambda event: None,
+        **options: Any,
+    ) -> Ran:
+        """Launch in this process."""
+        self.events = []
+
+        def tell(event: Event) -> None:
+            self.events.append(event)
+            on(event)
+
+        started = time.monotonic()
+        outcome = Launch(self.bundle, targets or self.targets(), Access(), settings=settings, tell=tell, **options).go()
+        return Ran(outcome=outcome, events=self.events, took_s=time.monotonic() - started)
+
+    def command(self, *options: str) -> list[str]:
+        return [sys.executable, "-m", "topoplan", "launch", str(self.bundle_dir), "--no-preflight", *options]
+
+    def environment(self) -> dict[str, str]:
+        """In which the bed's key and known hosts are the user's own."""
+        mine = {"HOME": str(self.bed.home), "XDG_STATE_HOME": str(self.state), "PYTHONUNBUFFERED": "1"}
+        return os.environ | mine | {"SSH_AUTH_SOCK": ""}
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        """Launch as a user does, in a process of its own."""
+        return subprocess.Popen(
+            self.command(*options),
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+
+    def record(self) -> RunRecord:
+        return load()
+
+    def jobs(self) -> dict[str, list[str]]:
+        """What runs on the hosts beside sshd and what it runs for clients that look."""
+        found = {}
+        for name in NAMES:
+            lines = [line for line in self.bed.processes(name).values() if not line.startswith("sshd")]
+            if lines:
+                found[name] = lines
+        return found
+
+    def assert_nothing_is_left(self, within_s: float = 3.0) -> None:
+        end = time.monotonic() + within_s
+        while (left := self.jobs()) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert left == {}
+
+
+def hosts_of(bed: Bed, root: Path, **cluster: Any) -> Hosts:
+    """Directories, stand-ins and a bundle for the four hosts."""
+    known = []
+    for name in NAMES:
+        workdir, venv = root / name / "work", root / name / "venv"
+        fill(workdir, model=f"models/{QWEN3_8B.name}")
+        (venv / "bin").mkdir(parents=True)
+        (venv / "bin" / "python").write_text(PYTHON.replace("/../does", "/../../does"))
+        (venv / "bin" / "python").chmod(0o755)
+        known.append(
+            Host(
+                address=bed[name].address,
+                port=None if bed[name].port == 22 else bed[name].port,
+                workdir=str(workdir),
+                venv=str(venv),
+                socket_interface="eth0",
+            )
+        )
+    size = {"name": f"bed-{bed.number}", "nodes": 4, "gpus_per_node": 2, "nvlink_domain_gpus": 2, "nics_per_node": 2}
+    spec, plan = make_spec_and_plan(
+        cluster=replace(CLUSTER, **size, hosts=tuple(known), **cluster),
+        model=QWEN3_8B,
+        tp=2,
+    )
+    write_bundle(generate(spec, predict(spec, plan.layout)), root / "bundle")
+    hosts = Hosts(bed=bed, root=root, bundle_dir=root / "bundle", state=root / "state")
+    hosts.does()
+    return hosts
+
+
+def wait_until(condition: Callable[[], object], what: str, within_s: float = 10.0) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, f"never: {what}"
+        time.sleep(0.02)
+
+
+def interrupted_at(process: subprocess.Popen[str], words: Sequence[str]) -> str:
+    """Send SIGINT when a line with one of the words has come; all that the process has said."""
+    said = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        said.append(line)
+        if any(word in line for word in words):
+            process.send_signal(signal.SIGINT)
+            break
+    said.append(process.stdout.read())
+    process.wait(30)
+    return "".join(said)

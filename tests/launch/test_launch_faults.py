@@ -1,0 +1,450 @@
+"""Launches on real sshd hosts, and what goes wrong: the right host is blamed, the others are stopped, nothing stays."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.emit.samples import QWEN3_8B
+from tests.emit.test_torchrun import fill
+from tests.launch.bed import Bed, Machine, new_key, probe
+from tests.launch.jobs import NAMES, SETTINGS, Hosts, hosts_of, interrupted_at, wait_until
+from topoplan.hosts.check import Check
+from topoplan.launch import record as records
+from topoplan.launch.events import Event
+from topoplan.launch.keys import Access
+from topoplan.launch.node import stop_node
+from topoplan.launch.ssh import connect
+
+LONG = "echo begun; sleep 600"
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    kind, reason = probe()
+    if kind != "namespaces":
+        pytest.skip(f"no network namespaces here: {reason}")
+    with Bed(tmp_path_factory.mktemp("four"), [Machine(name=name) for name in NAMES]) as bed:
+        yield bed
+
+
+@pytest.fixture
+def hosts(four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
+    made = hosts_of(four, tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(made.state))
+    yield made
+    # Whatever a test left, so that the next one starts on clean hosts.
+    for name in NAMES:
+        for pid, line in four.processes(name).items():
+            if not line.startswith("sshd"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def tmpfs(hosts: Hosts, name: str, options: str) -> Iterator[Path]:
+    """Another file system in the place of a host's workdir, as the host sees it, who has mounts of its own; the path by
+    which we see it."""
+    sshd = hosts.bed[name].sshd
+    assert sshd is not None
+    inside, workdir = ["nsenter", "-t", str(sshd.pid), "-m"], str(hosts.workdir(name))
+    subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", options, "tmpfs", workdir], check=True)
+    try:
+        yield Path(f"/proc/{sshd.pid}/root{workdir}")
+    finally:
+        subprocess.run([*inside, "umount", "-l", workdir], check=True)
+
+
+def stop_from_another_client(hosts: Hosts) -> None:
+    """What `topoplan stop` does with the record of the last run."""
+    record = records.load()
+    for node, name in zip(record.nodes, NAMES, strict=True):
+        with connect(hosts.bed.target(name), Access(), deadline_s=10) as connection:
+            assert stop_node(connection, node.run_dir, grace_s=0.5, deadline_s=10).left == ()
+
+
+class After:
+    """Interrupts once an event with these words has come, on all nodes that are named."""
+
+    def __init__(self, words: str, *nodes: str) -> None:
+        self.words, self.waiting, self.seen = words, set(nodes or ("",)), False
+
+    def __call__(self, event: Event) -> None:
+        if self.words in event.text:
+            self.waiting.discard(event.node if "" not in self.waiting else "")
+            self.seen = self.seen or not self.waiting
+
+    def count(self) -> int:
+        return int(self.seen)
+
+
+class TestAJobThatEndsWell:
+    def test_shows_the_output_of_all_nodes_and_keeps_it_byte_for_byte(self, hosts: Hosts) -> None:
+        hosts.does("printf 'out\\n'; printf 'err\\n' >&2; printf 'no end'")
+        ran = hosts.launch()
+        assert (ran.outcome.end, ran.outcome.code) == ("ended", 0)
+        record = records.load()
+        assert (record.state, record.code) == ("ended", 0)
+        for index in range(4):
+            lines = ran.of("line", f"node-{index:02d}")
+            assert lines[-3:] == ["out", "err", "no end"]
+            log = (record.directory() / f"node-{index:02d}.log").read_bytes()
+            assert log == (Path(record.nodes[index].run_dir) / ".topoplan" / "log").read_bytes()
+            assert log.endswith(b"out\nerr\nno end")
+        hosts.assert_nothing_is_left()
+
+    def test_waits_for_a_node_that_starts_late(self, hosts: Hosts) -> None:
+        hosts.does("exit 0", three="sleep 1; echo late")
+        ran = hosts.launch()
+        assert ran.outcome.code == 0
+        assert ran.of("line", "node-02")[-1] == "late"
+        assert ran.events[-1].node == "node-02"
+
+    def test_gets_files_of_its_own_on_each_host(self, hosts: Hosts) -> None:
+        hosts.does("exit 0")
+        hosts.launch()
+        for node, name in zip(records.load().nodes, NAMES, strict=True):
+            files = {path.name for path in Path(node.run_dir).iterdir()}
+            assert files == {".topoplan", "train.yaml", "hosts.json", "plan.json", "README.md", node.script}
+            assert Path(node.run_dir).is_relative_to(hosts.workdir(name))
+
+    def test_can_write_more_than_anybody_reads(self, hosts: Hosts) -> None:
+        hosts.does(
+            "exit 0",
+            two="(base64 -w 200 /dev/urandom | head -c 12000000) & base64 /dev/urandom | head -c 8000000 >&2; wait",
+        )
+        ran = hosts.launch()
+        assert ran.outcome.code == 0
+        record = records.load()
+        there = (Path(record.nodes[1].run_dir) / ".topoplan" / "log").read_bytes()
+        assert len(there) >= 20_000_000
+        here = (record.directory() / "node-01.log").read_bytes()
+        assert hashlib.sha256(here).digest() == hashlib.sha256(there).digest()
+
+    def test_shows_binary_output_safely(self, hosts: Hosts) -> None:
+        hosts.does("exit 0", four=r"head -c 300000 /dev/urandom; printf '\n\e[31mred\e[0m \a\xff\n'")
+        ran = hosts.launch()
+        assert ran.outcome.code == 0
+        lines = ran.of("line", "node-03")
+        assert all(line.isprintable() for line in lines)
+        assert lines[-1] == "red \\x07\\xff"
+        record = records.load()
+        assert (record.directory() / "node-03.log").stat().st_size > 300_000
+
+    def test_goes_on_without_its_client_when_detached(self, hosts: Hosts) -> None:
+        hosts.does(LONG)
+        ran = hosts.launch(settings=replace(SETTINGS, detach=True))
+        assert (ran.outcome.end, ran.outcome.code) == ("detached", 0)
+        assert set(hosts.jobs()) == set(NAMES)
+        assert records.load().state == "running"
+        stop_from_another_client(hosts)
+        hosts.assert_nothing_is_left()
+
+
+class TestAJobThatFails:
+    def test_blames_the_first_node_and_stops_the_others(self, hosts: Hosts) -> None:
+        hosts.does(LONG, three="echo boom; sleep 0.3; exit 3")
+        ran = hosts.launch()
+        hosts.assert_nothing_is_left()
+        failure = ran.outcome.failure
+        assert failure is not None
+        assert (failure.node, failure.what, failure.tail[-1]) == ("node-02", "ended with exit code 3", "boom")
+        assert failure.host == hosts.bed["three"].address
+        assert (ran.outcome.end, ran.outcome.code) == ("failed", 3)
+        record = records.load()
+        assert (record.state, record.code, record.nodes[2].code) == ("failed", 3, 3)
+        assert ran.took_s < 6
+
+    def test_gives_the_exit_code_of_a_signal_to_a_script(self, hosts: Hosts) -> None:
+        hosts.does(LONG, two="sleep 0.2; kill -KILL $$")
+        ran = hosts.launch()
+        hosts.assert_nothing_is_left()
+        assert ran.outcome.failure is not None
+        assert (ran.outcome.failure.node, ran.outcome.code) == ("node-01", 137)
+
+    def test_notices_that_all_processes_of_a_node_were_killed(self, hosts: Hosts) -> None:
+        hosts.does(LONG)
+
+        def kill_all() -> None:
+            for pid, line in hosts.bed.processes("four").items():
+                if "sshd" not in line and "tail" not in line and "bash --norc" not in line:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+        begun = After("begun", "node-03")
+
+        def on(event: Event) -> None:
+            before = begun.seen
+            begun(event)
+            if begun.seen and not before:
+                kill_all()
+
+        ran = hosts.launch(on=on)
+        hosts.assert_nothing_is_left()
+        assert ran.outcome.failure is not None
+        assert (ran.outcome.failure.node, ran.outcome.code) == ("node-03", 1)
+        assert "gone" in ran.outcome.failure.what
+
+    def test_kills_what_does_not_end_when_it_is_asked_to(self, hosts: Hosts) -> None:
+        hosts.does("trap '' TERM; echo begun; while :; do sleep 0.1; done", one="sleep 0.5; exit 7")
+        ran = hosts.launch()
+        hosts.assert_nothing_is_left()
+        assert ran.outcome.code == 7
+
+    def test_says_what_the_script_of_the_node_says_about_a_port_that_is_taken(self, hosts: Hosts) -> None:
+        hosts.does(LONG)
+        code = (
+            f"import socket, time; s = socket.create_server(('0.0.0.0', {hosts.bundle.master_port}));"
+            " print(1, flush=True); time.sleep(60)"
+        )
+        inside = ["ip", "netns", "exec", hosts.bed._namespace("one"), sys.executable, "-c", code]
+        with subprocess.Popen(inside, stdout=subprocess.PIPE) as listener:
+            try:
+                assert listener.stdout is not None
+                listener.stdout.readline()
+                ran = hosts.launch()
+            finally:
+                listener.kill()
+        hosts.assert_nothing_is_left()
+        assert ran.outcome.failure is not None
+        assert (ran.outcome.failure.node, ran.outcome.code) == ("node-00", 2)
+        assert "is taken on this machine" in ran.outcome.failure.tail[-1]
+
+    def test_says_that_there_is_no_python(self, hosts: Hosts) -> None:
+        hosts.does(LONG)
+        (hosts.root / "two" / "venv" / "bin" / "python").unlink()
+        ran = hosts.launch()
+        hosts.assert_nothing_is_left()
+        assert ran.outcome.failure is not None
+        assert (ran.outcome.failure.node, ran.outcome.code) == ("node-01", 2)
+        assert "no Python at" in ran.outcome.failure.tail[-1]
+
+    def test_ends_when_a_disk_fills_up_during_the_run(self, hosts: Hosts) -> None:
+        hosts.does(LONG, three="yes topoplan | head -c 3000000 || exit 5")
+        with tmpfs(hosts, "three", "size=1m") as workdir:
+            fill(workdir, model=f"models/{QWEN3_8B.name}")
+            ran = hosts.launch()
+        hosts.assert_nothing_is_left()
+        assert ran.outcome.failure is not None
+        assert (ran.outcome.failure.node, ran.outcome.code) == ("node-02", 5)
+        assert (records.load().directory() / "node-02.log").stat().st_size > 900_000
+
+
+class TestAHostThatCannotBeUsed:
+    @pytest.mark.parametrize(
+        ("problem", "changes"),
+        [
+            ("key-unknown", {"user_known_hosts_files": ()}),
+            ("auth", {"identity_files": ()}),
+            ("refused", {"port": 9}),
+        ],
+    )
+    def test_is_blamed_before_anything_is_put_anywhere(
+        self, hosts: Hosts, problem: str, changes: dict[str, object]
+    ) -> None:
+        ran = hosts.launch(targets=hosts.targets(three=changes))
+        assert ran.outcome.end == "refused"
+        assert ran.outcome.code == 1
+        assert {name: error.problem for name, error in ran.outcome.errors.items()} == {"node-02": problem}
+        self.assert_nothing_was_put(hosts)
+
+    def test_has_another_key_than_the_one_that_is_known(self, hosts: Hosts, tmp_path: Path) -> None:
+        known = tmp_path / "known_hosts"
+        known.write_text(f"{hosts.bed['two'].key_name} {new_key(tmp_path / 'other')}\n")
+        ran = hosts.launch(targets=hosts.targets(two={"user_known_hosts_files": (known,)}))
+        assert {name: error.problem for name, error in ran.outcome.errors.items()} == {"node-01": "key-changed"}
+        self.assert_nothing_was_put(hosts)
+
+    def test_is_frozen(self, hosts: Hosts) -> None:
+        with hosts.bed.frozen("four"):
+            ran = hosts.launch(settings=replace(SETTINGS, connect_s=1.5))
+        assert ran.outcome.code == 1
+        assert list(ran.outcome.errors) == ["node-03"]
+        assert ran.took_s < 4
+        self.assert_nothing_was_put(hosts)
+
+    @pytest.mark.parametrize(("options", "words"), [("size=4k", "No space left"), ("ro", "Read-only file system")])
+    def test_takes_no_files(self, hosts: Hosts, options: str, words: str) -> None:
+        with tmpfs(hosts, "two", options) as workdir:
+            ran = hosts.launch()
+            assert not [*workdir.glob("topoplan-runs/*/*")]
+        assert ran.outcome.code == 1
+        assert list(ran.outcome.errors) == ["node-01"]
+        assert words in str(ran.outcome.errors["node-01"])
+        assert records.load().state == "failed"
+        self.assert_nothing_was_put(hosts)
+
+    def test_fails_a_check_that_is_made_first(self, hosts: Hosts) -> None:
+        failed = Check(name="gpus-free", host="two", outcome="failure", what="2 of 8 GPUs are in use", remedy="wait")
+        warned = [Check(name="mtu", host=name, outcome="warning", what="1500") for name in NAMES]
+        ran = hosts.launch(preflight=lambda connections: [failed, *warned, replace(failed, outcome="ok")])
+        assert (ran.outcome.end, ran.outcome.code) == ("refused", 1)
+        assert ran.of("check") == [
+            "failure: gpus-free: two: 2 of 8 GPUs are in use; wait",
+            "warning: mtu: all 4 hosts: 1500",
+        ]
+        self.assert_nothing_was_put(hosts)
+
+    def assert_nothing_was_put(self, hosts: Hosts) -> None:
+        hosts.assert_nothing_is_left()
+        for name in NAMES:
+            assert not list(hosts.workdir(name).glob("topoplan-runs/*/*"))
+
+
+class TestTheNetwork:
+    def test_is_cut_to_one_host_which_is_given_up_and_blamed(self, hosts: Hosts) -> None:
+        hosts.does(LONG)
+        begun = After("begun", "node-00", "node-01", "node-02", "node-03")
+
+        def on(event: Event) -> None:
+            if not begun.seen:
+                begun(event)
+                if begun.seen:
+                    hosts.bed.cut("three")
+
+        try:
+            ran = hosts.launch(on=on, settings=replace(SETTINGS, stop_s=1.5))
+        finally:
+            hosts.bed.heal("three")
+        assert set(hosts.jobs()) == {"three"}
+        failure = ran.outcome.failure
+        assert failure is not None
+        assert (failure.node, ran.outcome.code, ran.outcome.running) == ("node-02", 1, ("node-02",))
+        assert "did not come back" in failure.what
+        assert ran.took_s < 15
+        stop_from_another_client(hosts)
+        hosts.assert_nothing_is_left()
+
+    def test_is_cut_and_heals_without_a_line_lost(self, hosts: Hosts) -> None:
+        hosts.does("exit 0", two="for ((i = 0; i < 60; i++)); do echo line $i; sleep 0.1; done")
+        begun = After("line 5", "node-01")
+
+        def on(event: Event) -> None:
+            if not begun.seen:
+                begun(event)
+                if begun.seen:
+                    hosts.bed.cut("two")
+                    threading.Timer(4.5, hosts.bed.heal, ["two"]).start()
+
+        try:
+            ran = hosts.launch(on=on, settings=replace(SETTINGS, reconnect_s=10))
+        finally:
+            hosts.bed.heal("two")
+        assert ran.outcome.code == 0
+        assert [line for line in ran.of("line", "node-01") if line.startswith("line")] == [
+            f"line {i}" for i in range(60)
+        ]
+        assert [event.data["state"] for event in ran.events if event.kind == "connection"] == ["lost", "back"]
+
+    def test_is_parted_between_two_hosts_and_the_job_hangs_until_it_is_stopped(self, hosts: Hosts) -> None:
+        address = hosts.bed["one"].address
+        hosts.does("echo up; sleep 600", two=f"echo up; exec 3<>/dev/tcp/{address}/22")
+        up = After("up", "node-00", "node-01", "node-02", "node-03")
+        with hosts.bed.partition("one", "two"):
+            ran = hosts.launch(on=up, interrupts=up.count)
+        hosts.assert_nothing_is_left()
+        assert (ran.outcome.end, ran.outcome.code) == ("interrupted", 130)
+        assert records.load().state == "stopped"
+
+    def test_answers_no_more_when_sshd_is_frozen(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("topoplan.launch.wire._SSH_SILENT_S", 2.0)
+        hosts.does(LONG)
+        begun = After("begun", "node-00", "node-01", "node-02", "node-03")
+        with contextlib.ExitStack() as stack:
+
+            def on(event: Event) -> None:
+                if not begun.seen:
+                    begun(event)
+                    if begun.seen:
+                        stack.enter_context(hosts.bed.frozen("one"))
+
+            ran = hosts.launch(on=on, settings=replace(SETTINGS, stop_s=1.5, reconnect_s=1))
+        assert ran.outcome.failure is not None
+        assert (ran.outcome.failure.node, ran.outcome.running) == ("node-00", ("node-00",))
+        stop_from_another_client(hosts)
+        hosts.assert_nothing_is_left()
+
+
+class TestTheClient:
+    @pytest.mark.parametrize("moment", ["connecting", "putting", "starting", "running", "begun"])
+    def test_stops_all_on_ctrl_c_at_any_moment(self, hosts: Hosts, moment: str) -> None:
+        hosts.does(LONG)
+        process = hosts.start("--grace", "1")
+        text = interrupted_at(process, [moment])
+        assert process.returncode == 130, text
+        assert "Traceback" not in text
+        hosts.assert_nothing_is_left()
+
+    def test_leaves_at_once_on_the_second_ctrl_c(self, hosts: Hosts) -> None:
+        hosts.does("trap '' TERM; echo begun; while :; do sleep 0.1; done")
+        process = hosts.start("--grace", "60")
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if "begun" in line and sum("begun" in one for one in said) == 4:
+                process.send_signal(signal.SIGINT)
+            if "stopping" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        started = time.monotonic()
+        rest = process.stdout.read()
+        assert process.wait(10) == 130
+        assert time.monotonic() - started < 3
+        assert "topoplan stop" in rest
+        assert set(hosts.jobs()) == set(NAMES)
+        stop_from_another_client(hosts)
+        hosts.assert_nothing_is_left()
+
+    def test_can_be_killed_at_any_moment_and_another_one_stops_the_run(self, hosts: Hosts) -> None:
+        hosts.does(LONG)
+        for words in ("putting", "starting", "running"):
+            process = hosts.start()
+            assert process.stdout is not None
+            for line in process.stdout:
+                if words in line:
+                    break
+            time.sleep(random.uniform(0, 0.15))
+            process.kill()
+            process.communicate()
+            time.sleep(0.3)  # what was under way on the hosts gets there
+            stop_from_another_client(hosts)
+            hosts.assert_nothing_is_left()
+
+    def test_is_held_up_by_no_terminal_that_is_halted(self, hosts: Hosts) -> None:
+        hosts.does(LONG, two="yes a line of output | head -c 8000000; echo all is written >> done; sleep 600")
+        process = hosts.start("--grace", "1")
+        try:
+            written = hosts.workdir("two") / "done"
+            wait_until(written.exists, "the job writes on while nobody reads", 20)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+        finally:
+            process.kill()
+            process.communicate()
+        hosts.assert_nothing_is_left()
+
+    def test_gives_the_exit_code_of_the_job_and_json_of_all_that_happened(self, hosts: Hosts) -> None:
+        hosts.does(LONG, three="echo boom; sleep 0.2; exit 9")
+        process = hosts.start("--json")
+        text, _ = process.communicate(timeout=30)
+        assert process.returncode == 9
+        rows = [json.loads(line) for line in text.splitlines()]
+        assert {row["schema"] for row in rows} == {"topoplan.launch/1"}
+        assert rows[-1]["event"] == "end"
+        assert (rows[-1]["failure"]["node"], rows[-1]["code"], rows[-1]["running"]) == ("node-02", 9, [])
+        assert {"event": "line", "node": "node-02", "text": "boom", "schema": "topoplan.launch/1"} in rows
+        hosts.assert_nothing_is_left()

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from topoplan.errors import HostError
+from topoplan.launch.diagnose import Diagnosis
+from topoplan.launch.events import Event
+from topoplan.launch.run import Failure, Outcome
+from topoplan.report.launch import event_text, event_to_dict, outcome_lines, outcome_to_dict
+
+LOST = HostError("no answer", host="gpu3", problem="timeout", remedy="check the machine")
+FAILED = Outcome(
+    end="failed",
+    code=7,
+    run="a-run",
+    failure=Failure(
+        node="node-01",
+        host="10.0.0.2",
+        what="ended with exit code 7",
+        code=7,
+        diagnosis=Diagnosis(
+            node=1,
+            rank=9,
+            kind="gpu-memory",
+            cause="out of memory",
+            remedy="take a smaller micro batch",
+            evidence=("OOM",),
+            certain=True,
+        ),
+        tail=tuple(f"line {number}" for number in range(30)),
+        log=Path("/state/a-run/node-01.log"),
+    ),
+)
+
+
+def text(outcome: Outcome) -> str:
+    return "\n".join(outcome_lines(outcome))
+
+
+def test_a_failure_names_node_host_and_rank_and_gives_last_lines_cause_and_remedy() -> None:
+    said = text(FAILED)
+    assert "node-01 (10.0.0.2), rank 9 failed first: ended with exit code 7" in said
+    assert "line 29" in said
+    assert "line 9\n" not in said
+    assert "likely cause: out of memory\n  what to do: take a smaller micro batch" in said
+    assert "whole logs: /state/a-run" in said
+    assert "nothing of the run is left running" in said
+
+
+def test_what_could_not_be_stopped_is_said_with_how_to_finish() -> None:
+    outcome = Outcome(end="interrupted", code=130, run="a-run", errors={"node-03": LOST}, running=("node-03",))
+    said = text(outcome)
+    assert "interrupted" in said
+    assert "node-03 could not be stopped: gpu3: no answer; check the machine" in said
+    assert "topoplan stop a-run" in said
+    assert "nothing of the run is left" not in said
+
+
+def test_other_ends_take_a_line_or_two() -> None:
+    assert text(Outcome(end="ended", code=0, run="a-run")) == "topoplan: run a-run has ended well"
+    assert "topoplan attach a-run" in text(Outcome(end="detached", code=0, run="a-run"))
+    assert text(Outcome(end="interrupted", code=130)) == "topoplan: interrupted"
+    assert text(Outcome(end="interrupted", code=130, run="a-run")) == "topoplan: stopped"
+    assert text(Outcome(end="refused", code=1, errors={"node-00": LOST})) == "topoplan: nothing was put on any host"
+    failed = Outcome(end="failed", code=1, run="a-run", errors={"node-00": LOST})
+    assert "nothing was started" in text(failed)
+
+
+def test_events_and_the_end_are_json_of_one_schema() -> None:
+    end = json.loads(json.dumps(outcome_to_dict(FAILED)))
+    assert (end["schema"], end["event"], end["end"], end["code"]) == ("topoplan.launch/1", "end", "failed", 7)
+    assert (end["failure"]["rank"], end["failure"]["kind"], len(end["failure"]["lines"])) == (9, "gpu-memory", 20)
+    line = event_to_dict(Event(kind="line", node="node-00", text="hello"))
+    assert line == {"schema": "topoplan.launch/1", "event": "line", "node": "node-00", "text": "hello"}
+    assert event_text(Event(kind="line", node="node-00", text="hello")) == "[node-00] hello"
+    assert event_text(Event(kind="note", text="mind")) == "topoplan: mind"

@@ -1,0 +1,42 @@
+"""What happens while a run is launched and watched, as values: `report.launch` makes text or JSON of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from topoplan.launch.progress import Status
+
+EventKind = Literal[
+    "step",  # a part of the launch begins: connect, preflight, upload, start, watch, stop
+    "host",  # one host has done its part
+    "new-key",  # the key of an unknown host was accepted
+    "check",  # a check of the preflight that is not ok
+    "line",  # a line of a node's output
+    "bar",  # the present state of a progress bar, whose line is not complete
+    "progress",  # where training is
+    "note",  # something to know, and nothing to do
+    "ended",  # the script of one node has ended
+    "connection",  # lost, or there again
+    "failure",  # a host or a node failed
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened."""
+
+    kind: EventKind
+    text: str
+    """For a person; of a `line` and a `bar` the output itself, and of `progress` nothing."""
+    node: str = ""
+    """Name of the node, such as `node-00`; empty where it is about all of them."""
+    status: Status | None = None
+    """Of `progress`: where it is."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """More for programs."""
+
+
+Tell = Callable[[Event], None]
+"""Takes events, from any thread. Must not wait for a terminal."""

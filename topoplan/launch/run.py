@@ -1,0 +1,560 @@
+"""From a bundle to a running job and its end: connect, check, upload, start all together, watch, stop.
+
+Every step has a deadline, and every step can be interrupted. What was started on a host is stopped there again, unless
+the run ends well or is left running on purpose. The record of the run is written before anything starts anywhere, so
+that `topoplan stop` can finish what this process could not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import posixpath
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, Literal, TypeVar
+
+from topoplan.errors import HostError, InputError
+from topoplan.hosts.check import Check
+from topoplan.hosts.check import Outcome as CheckOutcome
+from topoplan.launch import record as records
+from topoplan.launch.bundle_reader import Bundle, BundleNode
+from topoplan.launch.connection import Connection, File
+from topoplan.launch.diagnose import Diagnosis, diagnose
+from topoplan.launch.events import Event, Tell
+from topoplan.launch.fanout import connect_all, run_on_all
+from topoplan.launch.keys import Access
+from topoplan.launch.node import Stopped, start_node, stop_node
+from topoplan.launch.progress import Progress
+from topoplan.launch.record import NodeRecord, RunRecord, RunState
+from topoplan.launch.ssh import CONNECT_S, connect
+from topoplan.launch.ssh_config import Target
+from topoplan.launch.waiting import Deadline
+from topoplan.launch.watch import Watch, Watched
+
+T = TypeVar("T")
+
+RUNS_DIRECTORY = "topoplan-runs"
+"""On each host, below its workdir or the user's home."""
+INTERRUPTED = 130
+_BY_USER = "Ctrl-C"
+FAILED = 1
+_LAST_WORDS_S = 0.2
+"""After the first failure, time for what others wrote before it to arrive: it may name the cause."""
+_LOOK_S = 0.05
+"""How often to look for an interruption."""
+
+Preflight = Callable[[Mapping[str, Connection]], Sequence[Check]]
+"""Checks the hosts, by the names that the user has for them, before anything is put there."""
+End = Literal["ended", "failed", "interrupted", "detached", "refused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How long each step may take, and what is wanted."""
+
+    detach: bool = False
+    """Return when all nodes have started."""
+    grace_s: float = 10.0
+    """Time between asking a node's processes to end and killing them."""
+    connect_s: float = CONNECT_S
+    preflight_s: float = 120.0
+    upload_s: float = 120.0
+    start_s: float = 30.0
+    reconnect_s: float = 20.0
+    """How long a host may be out of reach before it counts as lost."""
+    stop_s: float = 15.0
+    """Time to stop a node, beside the grace."""
+    drain_s: float = 5.0
+    """Time for the last output of nodes that were stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The first node that failed; what came after is mostly its consequence."""
+
+    node: str
+    host: str
+    """Its address."""
+    what: str
+    """Such as `ended with exit code 1`."""
+    code: int | None = None
+    diagnosis: Diagnosis | None = None
+    tail: tuple[str, ...] = ()
+    """Its last lines."""
+    log: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a launch went."""
+
+    end: End
+    code: int
+    """For the shell: the job's, 1 where no script said one, 130 when it was interrupted."""
+    run: str = ""
+    """Id of the run; empty where nothing was put on any host."""
+    failure: Failure | None = None
+    errors: Mapping[str, HostError] = field(default_factory=dict)
+    """By node: what kept the launch from going on, or a node from being stopped."""
+    running: tuple[str, ...] = ()
+    """Nodes on which something of the run may still be running."""
+
+
+class Interrupted(Exception):  # noqa: N818  what the user asked for is no error
+    """The user wants it to end."""
+
+
+class _Call(Generic[T]):
+    """A call that runs in a thread, so that this one can see an interruption."""
+
+    def __init__(self, job: Callable[[], T]) -> None:
+        self._value: list[T] = []
+        self._error: list[BaseException] = []
+        self.done = threading.Event()
+
+        def run() -> None:
+            try:
+                self._value.append(job())
+            except BaseException as error:
+                self._error.append(error)
+            finally:
+                self.done.set()
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def result(self) -> T:
+        if self._error:
+            raise self._error[0]
+        return self._value[0]
+
+
+class Launch:
+    """One launch of a bundle. `go` does all of it; call it once."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        targets: Mapping[str, Target],
+        access: Access,
+        *,
+        settings: Settings,
+        tell: Tell = lambda event: None,
+        interrupts: Callable[[], int] = lambda: 0,
+        preflight: Preflight | None = None,
+    ) -> None:
+        """Touch nothing yet.
+
+        `targets` are by names of nodes. `interrupts` says how often the user has asked to end: once stops the job,
+        twice leaves at once.
+        """
+        self.bundle = bundle
+        self.nodes = {node.name: node for node in bundle.nodes}
+        self._targets, self._access, self._settings = targets, access, settings
+        self._tell, self._interrupts = tell, interrupts
+        self._preflight = preflight
+        self._progress = Progress.of(bundle.recorded.spec, bundle.recorded.plan)
+        self._connections: dict[str, Connection] = {}
+        self._run_dirs: dict[str, str] = {}
+        self._touched: set[str] = set()
+        """Nodes on which the start was tried."""
+        self._give_up = False
+        self._record: RunRecord | None = None
+        self._logs = Path()
+
+    def go(self) -> Outcome:
+        """Do it, and say how it went. Nothing that was started is left behind unsaid."""
+        try:
+            return self._go()
+        except Interrupted:
+            self._give_up = True
+            return self._stopped_by_user()
+        except Exception:
+            self._stop_all()
+            raise
+        finally:
+            for connection in self._connections.values():
+                connection.close()
+
+    def _go(self) -> Outcome:
+        refused = self._connect() or self._check() or self._prepare() or self._upload() or self._start()
+        if refused is not None:
+            return refused
+        if self._settings.detach:
+            self._note("running")
+            return Outcome(end="detached", code=0, run=self._run)
+        return self._watch()
+
+    # ------------------------------------------------------------------------------------------------ before the start
+
+    def _connect(self) -> Outcome | None:
+        self._step("connect", f"connecting to {_hosts(len(self.nodes))}")
+
+        def done(name: str, result: Connection | HostError) -> None:
+            if isinstance(result, HostError):
+                self._host_failed(name, result)
+            elif self._give_up:
+                result.close()
+
+        results = self._wait(
+            lambda: connect_all(self._targets, self._access, deadline_s=self._settings.connect_s, on_done=done)
+        )
+        self._connections = {name: one for name, one in results.items() if isinstance(one, Connection)}
+        return self._refused(_errors(results))
+
+    def _check(self) -> Outcome | None:
+        if self._preflight is None:
+            return None
+        self._step("preflight", f"checking {_hosts(len(self.nodes))}")
+        preflight = self._preflight
+        connections = {self._targets[name].name: one for name, one in self._connections.items()}
+        checks = self._wait(lambda: preflight(connections))
+        # What is alike on several hosts is said once.
+        places: dict[tuple[CheckOutcome, str, str, str], list[str]] = defaultdict(list)
+        for check in checks:
+            if check.outcome in ("warning", "failure"):
+                places[check.outcome, check.name, check.what, check.remedy].append(check.host)
+        for (outcome, name, what, remedy), hosts in places.items():
+            on = f"all {len(hosts)} hosts" if len(hosts) == len(self.nodes) > 1 else ", ".join(filter(None, hosts))
+            text = ": ".join(filter(None, (outcome, name, on, f"{what}; {remedy}" if remedy else what)))
+            self._tell(Event(kind="check", text=text, data={"check": name, "hosts": hosts, "outcome": outcome}))
+        if any(check.outcome == "failure" for check in checks):
+            return Outcome(end="refused", code=FAILED)
+        return None
+
+    def _prepare(self) -> Outcome | None:
+        """Name the run and its directories, and note it: from here on others can find it."""
+        run_id = records.new_run_id(self.bundle.run)
+        for name, node in self.nodes.items():
+            # A directory for each node: hosts may share the file system. A relative one is in the user's home.
+            self._run_dirs[name] = posixpath.join(node.host.workdir or "", RUNS_DIRECTORY, name, run_id)
+        record = RunRecord(
+            run_id=run_id,
+            name=self.bundle.run,
+            bundle=str(self.bundle.directory.resolve()),
+            created=records.now_text(),
+            nodes=tuple(self._noted(node) for node in self.bundle.nodes),
+        )
+        self._logs = records.create(record)
+        self._record = record
+        self._step("run", f"run {run_id}", run=run_id, directory=str(self._logs))
+        return None
+
+    def _upload(self) -> Outcome | None:
+        self._step("upload", f"putting the bundle on {_hosts(len(self.nodes))}")
+
+        def one(name: str, connection: Connection) -> None:
+            files = {
+                file: File(data=data, mode=0o755 if file.endswith(".sh") else 0o644)
+                for file, data in self.bundle.files_of(self.nodes[name]).items()
+            }
+            if not self._give_up:
+                connection.upload(files, self._run_dirs[name], deadline_s=self._settings.upload_s)
+
+        try:
+            errors = _errors(self._wait(lambda: self._on_all(one, self._settings.upload_s), settle=True))
+        except Interrupted:
+            self._clean_up()
+            raise
+        if not errors:
+            return None
+        for name, error in errors.items():
+            self._host_failed(name, error)
+        self._clean_up()
+        return self._failed_before(errors)
+
+    def _start(self) -> Outcome | None:
+        self._step("start", f"starting {_hosts(len(self.nodes))}")
+
+        def one(name: str, connection: Connection) -> None:
+            if self._give_up:
+                raise Interrupted
+            self._touched.add(name)
+            start_node(
+                connection,
+                run_dir=self._run_dirs[name],
+                script=self.nodes[name].script,
+                environment={},
+                deadline_s=self._settings.start_s,
+            )
+
+        errors = _errors(self._wait(lambda: self._on_all(one, self._settings.start_s), settle=True))
+        if not errors:
+            return None
+        for name, error in errors.items():
+            self._host_failed(name, error)
+        left = self._stop_all()
+        first = next(iter(errors))
+        self._note("failed", FAILED, reason=str(errors[first]))
+        return Outcome(
+            end="failed",
+            code=FAILED,
+            run=self._run,
+            failure=Failure(node=first, host=self.nodes[first].host.address, what=f"not started: {errors[first].what}"),
+            errors={**left, **errors},
+            running=tuple(left),
+        )
+
+    def _clean_up(self) -> None:
+        """Remove what was uploaded, where nothing was started: nobody needs it."""
+        script = '[ -e "$1/.topoplan" ] || rm -rf -- "$1"; rmdir -- "${1%/*}" 2>/dev/null || true'
+
+        def one(name: str, connection: Connection) -> None:
+            connection.run(script, self._run_dirs[name], deadline_s=self._settings.stop_s)
+
+        self._settle(_Call(lambda: self._on_all(one, self._settings.stop_s)))
+
+    # ------------------------------------------------------------------------------------------------ while it runs
+
+    def _watch(self) -> Outcome:
+        self._note("running")
+        self._step("watch", f"running on {_hosts(len(self.nodes))}; Ctrl-C stops it", run=self._run)
+        watched = [
+            Watched(
+                name=name,
+                address=node.host.address,
+                run_dir=self._run_dirs[name],
+                connection=self._connections[name],
+                log=self._logs / f"{name}.log",
+            )
+            for name, node in self.nodes.items()
+        ]
+        watch = Watch(
+            watched,
+            tell=self._tell,
+            reconnect=self._reconnect,
+            reconnect_s=self._settings.reconnect_s,
+            on_line=self._read,
+        )
+        try:
+            watch.until(lambda: self._interrupts() > 0 or any(node.failed for node in watched))
+            for node in watched:
+                self._connections[node.name] = node.connection
+            if any(node.failed for node in watched):
+                return self._first_failure(watch)
+            if self._interrupts():
+                left = self._stop_all(watch)
+                return self._interrupted(left, watch)
+            self._note("ended", 0, watch=watch)
+            return Outcome(end="ended", code=0, run=self._run)
+        finally:
+            watch.close()
+            for node in watched:
+                self._connections[node.name] = node.connection
+
+    def _first_failure(self, watch: Watch) -> Outcome:
+        """Stop the others, and find out who was first and why."""
+        watch.until(lambda: self._interrupts() > 1, deadline_s=_LAST_WORDS_S)
+        diagnosis = self._diagnose(watch)
+        running = [node.name for node in watch.nodes if not node.over]
+        if running:
+            self._step("stop", f"stopping {', '.join(running)}")
+        before = {node.name: (node.code, tuple(node.tail)) for node in watch.nodes}
+        left = self._stop_all(watch)
+        # Whose script failed, or whose connection was gone, before anything was stopped.
+        failed = [node for node in watch.nodes if node.failed]
+        earliest = min(failed, key=lambda node: node.trouble_at or 0.0)
+        # It may be another where the trouble began: torchrun takes its time to end a node whose rank has failed.
+        first = watch.nodes[diagnosis.node] if diagnosis is not None else earliest
+        what = first.failure or ("its connection was lost" if first.cut else "a rank of it failed")
+        own_code, tail = before[first.name]
+        code = own_code or earliest.code or FAILED
+        self._note("failed", code, reason=f"{first.name}: {what}", watch=watch)
+        return Outcome(
+            end="failed",
+            code=code,
+            run=self._run,
+            failure=Failure(
+                node=first.name,
+                host=first.address,
+                what=what,
+                code=own_code,
+                diagnosis=diagnosis,
+                tail=tail,
+                log=first.log,
+            ),
+            errors=left,
+            running=tuple(left),
+        )
+
+    def _diagnose(self, watch: Watch) -> Diagnosis | None:
+        """Who failed first and why, from what all nodes said before anything was stopped."""
+        numbered = dict(enumerate(watch.nodes))
+        return diagnose(
+            {number: tuple(node.tail) for number, node in numbered.items()},
+            {number: node.code for number, node in numbered.items() if node.ended},
+            {number: node.trouble_at for number, node in numbered.items() if node.trouble_at is not None},
+            {
+                number: node.lost.what if node.lost is not None else "the connection was lost"
+                for number, node in numbered.items()
+                if node.cut
+            },
+            ranks_per_node=self.bundle.recorded.spec.cluster.gpus_per_node,
+        )
+
+    def _read(self, node: str, line: str) -> None:
+        """Look for where training is in a line of output."""
+        status = self._progress.feed(self.nodes[node].node, line, time.monotonic())
+        if status is not None:
+            data = {"status": dataclasses.asdict(status)}
+            self._tell(Event(kind="progress", text="", node=node, status=status, data=data))
+
+    def _reconnect(self, name: str, deadline_s: float) -> Connection:
+        return connect(self._targets[name], self._access, deadline_s=deadline_s)
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    def _stopped_by_user(self) -> Outcome:
+        """An interruption before all nodes were watched."""
+        if not self._touched:
+            if self._record is None:
+                return Outcome(end="interrupted", code=INTERRUPTED)
+            self._note("stopped", INTERRUPTED, reason=_BY_USER)
+            return Outcome(end="interrupted", code=INTERRUPTED, run=self._run)
+        return self._interrupted(self._stop_all())
+
+    def _interrupted(self, left: Mapping[str, HostError], watch: Watch | None = None) -> Outcome:
+        if not left:
+            self._note("stopped", INTERRUPTED, reason=_BY_USER, watch=watch)
+        return Outcome(end="interrupted", code=INTERRUPTED, run=self._run, errors=left, running=tuple(left))
+
+    def _stop_all(self, watch: Watch | None = None) -> dict[str, HostError]:
+        """Stop what was started on all hosts, at once, and take in its last output. What could not be stopped."""
+        if self._interrupts():
+            self._step("stop", f"stopping {_hosts(len(self._touched))}; Ctrl-C again leaves at once")
+        names = sorted(self._touched)
+        results: dict[str, Stopped | HostError] = {}
+        threads = [_Call(lambda name=name: results.update({name: self._stop_one(name)})) for name in names]  # type: ignore[misc]
+        deadline = Deadline(self._settings.grace_s + 2 * self._settings.stop_s + 5)
+
+        def done() -> bool:
+            return all(thread.done.is_set() for thread in threads) or self._interrupts() > 1
+
+        if watch is not None:
+            # Ends that had come before are looked at first: they are nobody's doing but the job's.
+            watch.until(lambda: True)
+            watch.stopping = True
+            watch.until(done, deadline_s=deadline.left_s)
+        while not done() and deadline.left_s > 0:
+            time.sleep(_LOOK_S)
+        left: dict[str, HostError] = {}
+        for name in names:
+            result = results.get(name) or HostError(
+                "not stopped yet", host=self.nodes[name].host.address, problem="deadline", remedy="see what runs there"
+            )
+            if isinstance(result, HostError):
+                left[name] = result
+            elif result.left:
+                pids = " ".join(map(str, result.left))
+                what = f"processes {pids} are still there after SIGKILL"
+                left[name] = HostError(what, host=self.nodes[name].host.address, problem="command")
+        if watch is not None and self._interrupts() < 2:
+            watch.until(lambda: self._interrupts() > 1 or _drained(watch, left), deadline_s=self._settings.drain_s)
+        return left
+
+    def _stop_one(self, name: str) -> Stopped | HostError:
+        """Stop one node; if its connection does not do any more, over another one."""
+        connection: Connection | None = self._connections[name]
+        last: HostError | None = None
+        for _ in range(2):
+            fresh = None
+            try:
+                if connection is None or not connection.is_alive:
+                    connection = fresh = self._reconnect(name, self._settings.stop_s)
+                return stop_node(
+                    connection,
+                    self._run_dirs[name],
+                    grace_s=self._settings.grace_s,
+                    deadline_s=self._settings.grace_s + self._settings.stop_s,
+                )
+            except HostError as error:
+                last = error
+                connection = None
+                if error.problem != "lost":
+                    break
+            finally:
+                if fresh is not None:
+                    fresh.close()
+        return last or HostError("not stopped", host=name, problem="lost")
+
+    # ------------------------------------------------------------------------------------------------ small things
+
+    @property
+    def _run(self) -> str:
+        return self._record.run_id if self._record is not None else ""
+
+    def _wait(self, job: Callable[[], T], *, settle: bool = False) -> T:
+        """The result of a job, unless the user wants it to end. With `settle` what is under way is then waited for,
+        within reason: it must not do anything after the others were stopped."""
+        call = _Call(job)
+        while not call.done.wait(_LOOK_S):
+            if self._interrupts():
+                self._give_up = True
+                if settle:
+                    self._settle(call)
+                raise Interrupted
+        return call.result()
+
+    def _settle(self, call: _Call[T]) -> None:
+        deadline = Deadline(self._settings.stop_s)
+        while not call.done.wait(_LOOK_S) and deadline.left_s > 0 and self._interrupts() < 2:
+            pass
+
+    def _on_all(self, job: Callable[[str, Connection], None], deadline_s: float) -> dict[str, HostError | None]:
+        return run_on_all(self._connections, job, deadline_s=deadline_s + 1)
+
+    def _refused(self, errors: Mapping[str, HostError]) -> Outcome | None:
+        return Outcome(end="refused", code=FAILED, errors=errors) if errors else None
+
+    def _failed_before(self, errors: Mapping[str, HostError]) -> Outcome:
+        """A host failed before anything was started on any."""
+        self._note("failed", FAILED, reason=str(next(iter(errors.values()))))
+        return Outcome(end="failed", code=FAILED, run=self._run, errors=errors)
+
+    def _noted(self, node: BundleNode) -> NodeRecord:
+        host = node.host
+        return NodeRecord(
+            node=node.node,
+            name=self._targets[node.name].name,
+            address=host.address,
+            user=host.user,
+            port=host.port,
+            run_dir=self._run_dirs[node.name],
+            script=node.script,
+        )
+
+    def _note(self, state: RunState, code: int | None = None, *, reason: str = "", watch: Watch | None = None) -> None:
+        """Bring the record up to date. A disk that is full now ends nothing: the hosts know how their jobs are."""
+        if self._record is None:
+            return
+        codes = {node.name: node.code for node in watch.nodes} if watch is not None else {}
+        nodes = tuple(dataclasses.replace(node, code=codes.get(node.label, node.code)) for node in self._record.nodes)
+        ended = records.now_text() if state in ("ended", "failed", "stopped") else None
+        try:
+            self._record = records.update(
+                self._record.run_id, state=state, code=code, reason=reason, ended=ended, nodes=nodes
+            )
+        except InputError as error:
+            self._tell(Event(kind="note", text=str(error)))
+
+    def _step(self, step: str, text: str, **data: object) -> None:
+        self._tell(Event(kind="step", text=text, data={"step": step, **data}))
+
+    def _host_failed(self, name: str, error: HostError) -> None:
+        data = {"host": error.host, "problem": error.problem, "what": error.what, "remedy": error.remedy}
+        self._tell(Event(kind="failure", node=name, text=str(error), data=data))
+
+
+def _drained(watch: Watch, left: Mapping[str, HostError]) -> bool:
+    return all(node.over or node.name in left for node in watch.nodes)
+
+
+def _errors(results: Mapping[str, object]) -> dict[str, HostError]:
+    return {name: result for name, result in results.items() if isinstance(result, HostError)}
+
+
+def _hosts(count: int) -> str:
+    return f"{count} host{'s' if count != 1 else ''}"
