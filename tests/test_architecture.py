@@ -77,6 +77,19 @@ def test_imports_go_down_the_hallway(path: Path) -> None:
         assert FLOORS[target] <= own, f"{ids(path)} (floor {own}) imports {name} (floor {FLOORS[target]})"
 
 
+CHECK_FLOORS = {"read": 0, "job": 1, "rules": 2}
+"""Within `check`: files -> setup -> job and layout -> findings; the modules beside them put it together."""
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if room(path) == "check"], ids=ids)
+def test_imports_within_check_go_one_way(path: Path) -> None:
+    own = CHECK_FLOORS.get(path.relative_to(ROOT).parts[1], 3)
+    for name in imported(path):
+        parts = name.split(".")
+        if parts[:2] == ["topoplan", "check"] and len(parts) > 2:
+            assert CHECK_FLOORS.get(parts[2], 3) <= own, f"{ids(path)} imports {name}"
+
+
 @pytest.mark.parametrize("path", MODULES, ids=ids)
 def test_no_module_imports_a_trainer(path: Path) -> None:
     assert not {name.split(".")[0] for name in imported(path)} & HEAVY

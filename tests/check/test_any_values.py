@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.check.samples import MEGATRON, MOE, PLAIN, make_setup, make_values, with_lines
-from topoplan.check import deepspeed_rules, llamafactory_rules, mca_rules, swift_rules, trinity_rules, yaml_rules
-from topoplan.check.edits import applied
-from topoplan.check.setup import Setup, Trainer
+from tests.check.setups import MEGATRON, MOE, PLAIN, make_setup, make_values, with_lines
+from topoplan.check.read.setup import Setup, Trainer
+from topoplan.check.rules import deepspeed, llamafactory, mca, swift, trinity, yaml
+from topoplan.check.rules.edits import applied
 from topoplan.emit.trainer_keys import known_keys, plain_keys
 from topoplan.specs.source import parse_source
 
-MODULES = (yaml_rules, llamafactory_rules, mca_rules, deepspeed_rules, swift_rules, trinity_rules)
+MODULES = (yaml, llamafactory, mca, deepspeed, swift, trinity)
 TRAINERS: tuple[Trainer, ...] = ("llamafactory", "swift", "swift-megatron", "deepspeed", "trinity")
 
 LEAVES = st.one_of(

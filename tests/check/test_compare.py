@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.check.written import FULL_YAML, configuration, launch, mca, setup, swift_zero2
+from tests.check.setups import FULL_YAML, all_of, configuration, launch, mca, swift_zero2
 from topoplan.check.compare import A_LITTLE_FASTER, Prediction, predicted
-from topoplan.check.finding import Finding
-from topoplan.check.setup import Configuration, Setup
+from topoplan.check.read.setup import Configuration, Setup
+from topoplan.check.rules.finding import Finding
 from topoplan.emit.trainer_yaml import trainer_file
 from topoplan.planner.plan import Ranking
 from topoplan.planner.search import rank
@@ -27,7 +27,7 @@ def h100s() -> Cluster:
 def compared(
     one: Configuration, cluster: Cluster | None, where: Setup | None = None, **options: Any
 ) -> tuple[Prediction, dict[str, Finding]]:
-    prediction, found = predicted(one, where or setup(one), cluster, search=options.pop("search", rank), **options)
+    prediction, found = predicted(one, where or all_of(one), cluster, search=options.pop("search", rank), **options)
     return prediction, {finding.rule: finding for finding in found}
 
 
@@ -134,7 +134,7 @@ def test_small_gains_are_not_worth_a_word(h100s: Cluster) -> None:
 def test_a_command_for_another_cluster_is_told(h100s: Cluster, options: dict[str, str], severity: str) -> None:
     one = mca(use_distributed_optimizer=True)
     start = launch("llamafactory-cli", "train", "train.yaml", options=options)
-    prediction, found = compared(one, h100s, setup(one, launches=(start,)))
+    prediction, found = compared(one, h100s, all_of(one, launches=(start,)))
 
     finding = found["launch-other-cluster"]
     assert (finding.severity, finding.part, finding.line) == (severity, start.part, 3)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.check.finding import Edit, Finding
 from topoplan.check.fix import Correction, Recheck, apply_edits, copies, corrected, write_copies
-from topoplan.check.parts import Part, PartKind
+from topoplan.check.read.parts import Part, PartKind
+from topoplan.check.rules.finding import Edit, Finding
 from topoplan.errors import OutputError
 
 
@@ -190,3 +190,19 @@ def test_json_has_no_comments_and_is_known_by_its_text(tmp_path: Path) -> None:
     assert (tmp_path / "zero.fixed.json").read_text() == '{"a": 1}\n'
     with pytest.raises(OutputError):
         write_copies(copies([other], [(other.after,)]))
+
+
+def test_a_corrected_script_names_the_corrected_file(tmp_path: Path) -> None:
+    script = part("torchrun ./train.yaml my-train.yaml\nA=1\n", kind="shell", name=str(tmp_path / "run.sh"))
+    train = part("a: 1\n", name=str(tmp_path / "train.yaml"))
+    for one in (script, train):
+        Path(one.name).write_text(one.text)
+    findings = [finding(script, (2, 2, "A=2")), finding(train, (1, 1, "a: 2"))]
+    done = corrected([script, train], findings, lambda parts: [])
+    run, file = (one.after for one in done)
+
+    copied = copies(done, [(run,), (file,)], reads=[(run, file)])
+    assert copied[0].text.endswith("run.sh.\ntorchrun ./train.fixed.yaml my-train.yaml\nA=2\n")
+    assert copies(done[:1], [(run,)], reads=[(run, train)])[0].text.endswith(
+        "torchrun ./train.yaml my-train.yaml\nA=2\n"
+    )

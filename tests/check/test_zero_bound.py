@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.check.written import configuration, launch, setup, swift_zero2
-from topoplan.check.finding import Finding
-from topoplan.check.setup import Configuration, Setup
+from tests.check.setups import all_of, configuration, launch, swift_zero2
+from topoplan.check.read.setup import Configuration, Setup
+from topoplan.check.rules.finding import Finding
 from topoplan.check.zero_bound import Bound, bound_findings, bound_of
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.load import load_cluster
@@ -90,51 +88,10 @@ def test_the_host_must_hold_what_is_offloaded(a100s: Cluster) -> None:
     assert f"{16 * PARAMETERS / 2**30:.0f} GiB of a node's host memory, which has 238" in finding.what
 
 
-@pytest.mark.parametrize(
-    ("written", "name", "offload"),
-    [
-        ("zero0", "ZeRO-0", ("", "")),
-        ("zero2_offload", "ZeRO-2", ("cpu", "")),
-        ("zero3_offload", "ZeRO-3", ("cpu", "cpu")),
-        ("examples/deepspeed/ds_z3_config.json", "ZeRO-3", ("", "")),
-        ("examples/deepspeed/ds_z2_offload_config.json", "ZeRO-2", ("cpu", "")),
-    ],
-)
-def test_well_known_files_are_known_by_their_names(
-    written: str, name: str, offload: tuple[str, str], a100s: Cluster
-) -> None:
-    one, where = swift_zero2(deepspeed=written)
-    sharding = bound(one, where, a100s).sharding
-
-    assert (sharding.name, (sharding.offload_optimizer, sharding.offload_param)) == (name, offload)
-
-
-def test_a_file_whose_name_says_nothing_is_left_alone(a100s: Cluster) -> None:
-    one, where = swift_zero2(deepspeed="configs/ours.json")
-
-    assert bound_of(one, where, a100s) is None
-
-
-def test_a_deepspeed_file_is_read_beside_the_configuration_or_among_what_was_given(
-    tmp_path: Path, a100s: Cluster
-) -> None:
-    zero: dict[str, Any] = {"stage": 3, "offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "none"}}
-    (tmp_path / "ours.json").write_text(json.dumps({"zero_optimization": zero}))
-    text = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: full\ndeepspeed: {}\n"
-    beside = configuration(text.format("ours.json"), name=str(tmp_path / "train.yaml"))
-    found = bound(beside, setup(beside), a100s)
-    assert (found.sharding.stage, found.sharding.offload_optimizer, found.sharding.offload_param) == (3, "nvme", "")
-    assert found.sharding.uses_nvme
-
-    given = configuration('{"zero_optimization": {"stage": 1}}', trainer="deepspeed", name="else/where.json")
-    names_it = configuration(text.format("where.json"))
-    assert bound(names_it, setup(names_it, given), a100s).sharding.name == "ZeRO-1"
-
-
 def states_of(keys: dict[str, Any], cluster: Cluster) -> tuple[float, float, float]:
     lines = {"model_name_or_path": "Qwen/Qwen3-8B", "finetuning_type": "full"} | keys
     one = configuration("".join(f"{key}: {value}\n" for key, value in lines.items()))
-    found = bound(one, setup(one), cluster)
+    found = bound(one, all_of(one), cluster)
     states = found.states
     each = found.parameters
     return states.weights_bytes / each, states.gradients_bytes / each, states.optimizer_bytes / each
@@ -171,12 +128,15 @@ def test_a_tower_that_may_be_frozen_has_no_sure_gradients(a100s: Cluster) -> Non
 def test_the_states_are_those_of_the_gpus_that_the_command_starts(a100s: Cluster) -> None:
     one, where = swift_zero2()
     assert bound(one, where, a100s).gpus == 5
-    assert bound(one, setup(one), a100s).gpus == 8  # no command: the whole cluster
-    assert bound_of(one, setup(one), None) is None
+    assert bound(one, all_of(one), a100s).gpus == 8  # no command: the whole cluster
+    assert bound_of(one, all_of(one), None) is None
 
 
-def test_swift_without_processes_spreads_the_model_and_is_left_alone(a100s: Cluster) -> None:
-    one, _ = swift_zero2(deepspeed=None)
-    alone = setup(one, launches=(launch("swift", "sft", starter="", of=one),))
+def test_what_accelerate_may_shard_is_a_warning(a100s: Cluster) -> None:
+    one = configuration("model_name_or_path: Qwen/Qwen3-30B-A3B\nfinetuning_type: full\nstage: sft\nbf16: true\n")
+    (alone,) = told(one, all_of(one), a100s)
+    (started,) = told(one, all_of(one, launches=(launch(options={"nproc_per_node": "8"}, of=one),)), a100s)
 
-    assert bound_of(one, alone, a100s) is None
+    assert (alone.severity, started.severity) == ("warning", "error")
+    assert "accelerate launch" in alone.why
+    assert "accelerate launch" not in started.why

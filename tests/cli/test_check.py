@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.check.written import FULL_YAML
+from tests.check.setups import FULL_YAML
 from tests.cli.conftest import Cli
 from topoplan.emit.bundle import generate
 from topoplan.emit.write import write_bundle

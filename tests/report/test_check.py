@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.check.written import FULL_YAML, configuration, mca, setup, swift_zero2
+from tests.check.setups import FULL_YAML, all_of, configuration, mca, swift_zero2
 from topoplan.check.check import Against, Checked, Fixed, check_setup
-from topoplan.check.finding import Edit, Finding
 from topoplan.check.fix import Copy, Correction
-from topoplan.check.parts import Part
-from topoplan.check.setup import Configuration, Setup
+from topoplan.check.read.parts import Part
+from topoplan.check.read.setup import Configuration, Setup
+from topoplan.check.rules.finding import Edit, Finding
 from topoplan.report.check import SCHEMA, checked_to_dict, print_checked, print_fixed
 from topoplan.specs.load import load_cluster
 
@@ -37,7 +37,7 @@ NOTE = Finding(
 
 def checked(*findings: Finding, cluster: str | None = None, of: Configuration | None = None) -> Checked:
     read = None if cluster is None else load_cluster(f"cluster_specs/{cluster}.yaml")
-    found = check_setup(setup(of) if of else Setup(parts=(PART, NOTE.part)), Against(cluster=read))
+    found = check_setup(all_of(of) if of else Setup(parts=(PART, NOTE.part)), Against(cluster=read))
     return replace(found, findings=(*findings, *found.findings), not_understood=())
 
 
@@ -79,7 +79,7 @@ def test_what_two_commands_on_one_line_have_in_common_is_said_once() -> None:
 def test_configurations_that_are_predicted_alike_share_a_table() -> None:
     longer = configuration(FULL_YAML + "logging_steps: 5\n", name="longer.yaml")
     both = check_setup(
-        setup(configuration(FULL_YAML), longer), Against(cluster=load_cluster("cluster_specs/h100-4x8.yaml"))
+        all_of(configuration(FULL_YAML), longer), Against(cluster=load_cluster("cluster_specs/h100-4x8.yaml"))
     )
 
     text = shown(both)

@@ -58,3 +58,12 @@ def test_the_line_is_erased_when_the_search_is_stopped(clock: list[float]) -> No
     line(1, 2)
     line.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert stream.getvalue().endswith("\r\x1b[2K")
+
+
+@pytest.mark.parametrize(("partial", "words"), [(True, "Ctrl-C ends it with what it has"), (False, "Ctrl-C stops it")])
+def test_the_line_says_what_an_interrupt_does(clock: list[float], partial: bool, words: str) -> None:
+    stream = Terminal()
+    with ProgressLine(stream, partial=partial) as line:
+        clock[0] += 2
+        line(1, 2)
+    assert words in stream.getvalue()

@@ -8,7 +8,7 @@ they are written.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -103,7 +103,8 @@ def launched(tmp_path: Path) -> Iterator[Nodes]:
         (running.folder / "sitecustomize.py").write_text(REPORTER)
         (running.folder / "reports").mkdir()
         for package in ("mcore_adapter", "transformer_engine"):
-            if importlib.util.find_spec(package) is None:
+            # Installed, not only on this process's path: a script starts with an environment of its own.
+            if package not in importlib.metadata.packages_distributions():
                 (running.folder / package).mkdir()
                 (running.folder / package / "__init__.py").touch()
         yield running

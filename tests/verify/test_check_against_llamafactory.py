@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tests.check.rules.test_llamafactory_refusals import REFUSED, REFUSED_FULL, TAKEN
 
-from tests.check.samples import FULL, MEGATRON, MOE, PLAIN, make_setup, with_lines
-from tests.check.test_llamafactory_refusals import REFUSED, REFUSED_FULL, TAKEN
+from tests.check.setups import FULL, MEGATRON, MOE, PLAIN, make_setup, with_lines
 from tests.verify.llamafactory import need_llamafactory, parse
 from topoplan import catalog
-from topoplan.check import llamafactory_rules, mca_rules, yaml_rules
-from topoplan.check.finding import Finding
-from topoplan.check.mca_rules import megatron_settings
+from topoplan.check.rules import llamafactory, mca, yaml
+from topoplan.check.rules.finding import Finding
+from topoplan.check.rules.mca import megatron_settings
 
 pytestmark = pytest.mark.verify
 
@@ -100,7 +100,7 @@ NO_ADAPTER = pytest.mark.skipif(
 def findings(text: str, *, megatron: bool) -> list[Finding]:
     """What the rules find in a file."""
     setup = make_setup(text, variables={"USE_MCA": str(int(megatron))})
-    return [one for module in (yaml_rules, llamafactory_rules, mca_rules) for one in module.findings(setup)]
+    return [one for module in (yaml, llamafactory, mca) for one in module.findings(setup)]
 
 
 def answers(texts: Mapping[str, str], folder: Path, *, megatron: bool, model: str = "") -> dict[str, str]:

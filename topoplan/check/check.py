@@ -6,27 +6,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from topoplan.check import (
-    bundle_rules,
-    deepspeed_rules,
-    environment_rules,
-    launch_megatron_rules,
-    launch_node_rules,
-    launch_rules,
-    llamafactory_rules,
-    mca_rules,
-    shell_rules,
-    swift_rules,
-    trinity_rules,
-    yaml_rules,
-)
 from topoplan.check.compare import Prediction, predicted
-from topoplan.check.finding import Finding, Severity
 from topoplan.check.fix import Copy, copies, corrected
-from topoplan.check.parts import Part
-from topoplan.check.read_setup import read_setup, setup_of
-from topoplan.check.setup import Configuration, Setup
-from topoplan.check.translate import is_whole
+from topoplan.check.job.models import is_whole
+from topoplan.check.read.parts import Part
+from topoplan.check.read.read_setup import read_setup, setup_of
+from topoplan.check.read.setup import Configuration, Setup
+from topoplan.check.rules import (
+    bundle,
+    deepspeed,
+    environment,
+    launch,
+    launch_megatron,
+    launch_nodes,
+    llamafactory,
+    mca,
+    shell,
+    swift,
+    trinity,
+    yaml,
+)
+from topoplan.check.rules.finding import Finding, Severity
 from topoplan.emit.write import MANIFEST
 from topoplan.planner.plan import Ranking
 from topoplan.planner.search import rank
@@ -36,18 +36,18 @@ from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
 
 RULES = (
-    shell_rules,
-    environment_rules,
-    launch_rules,
-    launch_node_rules,
-    launch_megatron_rules,
-    yaml_rules,
-    llamafactory_rules,
-    mca_rules,
-    deepspeed_rules,
-    swift_rules,
-    trinity_rules,
-    bundle_rules,
+    shell,
+    environment,
+    launch,
+    launch_nodes,
+    launch_megatron,
+    yaml,
+    llamafactory,
+    mca,
+    deepspeed,
+    swift,
+    trinity,
+    bundle,
 )
 """Each has `findings(setup)`."""
 
@@ -142,7 +142,8 @@ def fix(checked: Checked, against: Against) -> Fixed:
     new = {correction.before: correction.after for correction in corrections}
     setup = setup_of([new.get(part, part) for part in checked.setup.parts])
     after = check_setup(replace(setup, bundles=checked.setup.bundles), against)
-    return Fixed(copies=copies(corrections, tuple(_files(setup))), after=after)
+    reads = [(launch.part, launch.reads.part) for launch in setup.launches if launch.reads is not None]
+    return Fixed(copies=copies(corrections, tuple(_files(setup)), reads=reads), after=after)
 
 
 def _files(setup: Setup) -> Iterator[tuple[Part, ...]]:

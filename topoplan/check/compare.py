@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from topoplan.backends.mca import check_job, check_precision
-from topoplan.check.finding import Finding, Severity
-from topoplan.check.legality import broken_rules, legality_findings
-from topoplan.check.processes import Processes
-from topoplan.check.setup import Configuration, Setup
-from topoplan.check.translate import Translation, trainer_keys, translate
+from topoplan.check.job.keys_of_layout import trainer_keys
+from topoplan.check.job.processes import Processes
+from topoplan.check.job.translate import Translation, translate
+from topoplan.check.read.setup import Configuration, Setup
+from topoplan.check.rules.finding import Finding, Severity
+from topoplan.check.rules.legality import broken_rules, legality_findings
 from topoplan.check.zero_bound import Bound, bound_findings, bound_of
 from topoplan.emit.trainer_keys import known_keys
 from topoplan.emit.trainer_support import check_supported
@@ -231,13 +232,15 @@ def _verdict(prediction: Prediction) -> Iterator[Finding]:
         return
     spec, to_best = translation.spec, _towards_best(prediction)
     if not plan.fits:
-        out = memory_rejection(spec, plan.layout)
+        out, memory = memory_rejection(spec, plan.layout), plan.memory
+        is_close = memory.device_bytes <= memory.capacity_bytes and memory.excess_bytes > 0.0
+        lengths = "" if spec.job.packs else f", with sequences of {spec.job.seq_len:,} tokens: shorter ones take less"
         yield Finding(
             rule="plan-does-not-fit",
-            severity="error",
+            severity="warning" if is_close else "error",
             part=translation.configuration.part,
-            what=f"does not fit: {out.reason}",
-            why=f"predicted for {plan.id} on {spec.cluster.world_size} GPUs of {spec.cluster.name}",
+            what=f"{'may not fit' if is_close else 'does not fit'}: {out.reason}",
+            why=f"predicted for {plan.id} on {spec.cluster.world_size} GPUs of {spec.cluster.name}{lengths}",
             remedy="; ".join(filter(None, (out.fix, to_best))),
         )
         return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from topoplan.check.finding import Edit, Finding
-from topoplan.check.parts import Part
+from topoplan.check.read.parts import Part
+from topoplan.check.rules.edits import applied
+from topoplan.check.rules.finding import Edit, Finding
 from topoplan.emit.write import write_file
 from topoplan.errors import OutputError
 
@@ -82,8 +84,7 @@ def corrected(parts: Sequence[Part], findings: Sequence[Finding], recheck: Reche
 def apply_edits(text: str, findings: Iterable[Finding]) -> tuple[str, list[Finding]]:
     """The text with the edits of these findings, and the findings whose edits were applied.
 
-    A finding with an edit that overlaps one of a finding before it is left for another round. The text keeps its other
-    lines, their order and its line ends.
+    A finding with an edit that overlaps one of a finding before it is left for another round.
     """
     chosen: list[Edit] = []
     used: list[Finding] = []
@@ -92,16 +93,7 @@ def apply_edits(text: str, findings: Iterable[Finding]) -> tuple[str, list[Findi
         if finding.edits and not any(_overlap(one, other) for one in fresh for other in chosen):
             chosen += fresh
             used.append(finding)
-    lines = text.split("\n")
-    end = "\r" if lines[0].endswith("\r") else ""
-    new: list[str] = []
-    done = 0
-    for edit in sorted(chosen, key=lambda edit: (edit.first_line, edit.last_line)):
-        first = edit.first_line - 1
-        new += lines[done:first]
-        new += [line + end for line in edit.text.split("\n")] if edit.text else []
-        done = max(first, edit.last_line)
-    return "\n".join(new + lines[done:]), used
+    return applied(text, chosen), used
 
 
 def _overlap(one: Edit, other: Edit) -> bool:
@@ -110,11 +102,17 @@ def _overlap(one: Edit, other: Edit) -> bool:
     return second.first_line <= first.last_line
 
 
-def copies(corrections: Sequence[Correction], files: Sequence[Sequence[Part]]) -> tuple[Copy, ...]:
+def copies(
+    corrections: Sequence[Correction],
+    files: Sequence[Sequence[Part]],
+    *,
+    reads: Iterable[tuple[Part, Part]] = (),
+) -> tuple[Copy, ...]:
     """The files to write: `train.fixed.yaml` for `train.yaml`, and `article.fixed.yaml` for a block of `article.md`.
 
     `files` says which parts make a file together, such as a command of a document with the variables that are set above
-    it. Those without a correction are left out; several of one kind and document are numbered.
+    it. Those without a correction are left out; several of one kind and document are numbered. `reads` says which part
+    names the file of which other one: a corrected script names the corrected file.
     """
     by_part = {correction.after: correction for correction in corrections}
     wanted = [tuple(parts) for parts in files if any(part in by_part for part in parts)]
@@ -124,7 +122,17 @@ def copies(corrections: Sequence[Correction], files: Sequence[Sequence[Part]]) -
     for place, (parts, (name, suffix)) in enumerate(zip(wanted, targets, strict=True)):
         number = f"-{targets[:place].count((name, suffix)) + 1}" if targets.count((name, suffix)) > 1 else ""
         found.append(_copy(parts, by_part, _beside(name, number + suffix)))
+    new_names = {copy.parts[0]: copy.path.name for copy in found if not copy.parts[0].label}
+    for script, file in reads:
+        if file in new_names:
+            found = [_naming(copy, file, new_names[file]) if script in copy.parts else copy for copy in found]
     return tuple(found)
+
+
+def _naming(copy: Copy, file: Part, name: str) -> Copy:
+    """The copy with another name for a file, wherever the old one stands in it."""
+    old = re.compile(rf"(?<![\w.-]){re.escape(Path(file.name).name)}(?![\w.-])")
+    return replace(copy, text=old.sub(lambda _: name, copy.text))
 
 
 def _suffix(part: Part) -> str:

@@ -6,56 +6,32 @@ same, and settles many a configuration.
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path, PurePath
-from typing import Any
 
 from topoplan.catalog import gpu
-from topoplan.check.finding import Finding
-from topoplan.check.legality import key_line
-from topoplan.check.processes import Processes, processes_for
-from topoplan.check.setup import Configuration, Setup
-from topoplan.check.translate import MODEL_KEYS, model_of
-from topoplan.check.typed_keys import Keys
+from topoplan.check.job.models import MODEL_KEYS, model_of
+from topoplan.check.job.processes import Processes, processes_for
+from topoplan.check.job.sharding import Sharding, sharding_of
+from topoplan.check.job.values import Keys
+from topoplan.check.read.setup import Configuration, Setup
+from topoplan.check.rules.finding import Finding
+from topoplan.check.rules.layout_keys import key_line
 from topoplan.cost.activations import FP32
 from topoplan.cost.params import parameter_count
 from topoplan.cost.states import ADAM_BYTES
 from topoplan.cost.zero import HALF_BYTES, ZeroStates, zero_states
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.model import Model
-from topoplan.specs.source import below
 from topoplan.units import GIB
 
-_NAMED_STAGE = re.compile(r"(?:zero|(?:^|[/_])z)_?([0-3])(?!\d)", re.IGNORECASE)
-"""`zero2`, `zero3_offload` (ms-swift's own), `ds_z3_offload_config.json` (LLaMA-Factory's examples)."""
 _ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw_torch_xla")
 _OTHER_OPTIMIZERS = ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon", "loraplus_lr_ratio")
 _MOST_GPUS_NAMED = 4096
+_UNLESS_FSDP = "; not so where `accelerate launch` starts it with FSDP: give its command or file too"
 _USUAL_CARD = "a100-sxm-80gb"
 """What is meant where no cluster is given: the largest card that most people have."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharding:
-    """How a data-parallel configuration shares out its states."""
-
-    name: str
-    """`ZeRO-2`, `FSDP`, `plain data parallelism`."""
-    stage: int
-    offload_optimizer: str = ""
-    """cpu or nvme; empty on the GPU."""
-    offload_param: str = ""
-    keys: tuple[str, ...] = ("deepspeed",)
-    """Where it is said."""
-
-    @property
-    def uses_nvme(self) -> bool:
-        """Some of what is offloaded goes to disks."""
-        return "nvme" in (self.offload_optimizer, self.offload_param)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +85,7 @@ def bound_of(
     keys = Keys(configuration, {})
     processes = processes_for(setup, configuration)
     gpus, per_node = _gpus(processes, cluster)
-    sharding = _sharding(keys, setup)
+    sharding = sharding_of(keys, setup)
     if sharding is None or gpus is None or per_node is None:
         return None
     built, assumption = model_of(configuration, model)
@@ -138,63 +114,6 @@ def _gpus(processes: Processes | None, cluster: Cluster | None) -> tuple[int | N
 
 
 # How it is trained ---------------------------------------------------------------------------------------------------
-
-
-def _sharding(keys: Keys, setup: Setup) -> Sharding | None:
-    configuration = keys.configuration
-    written = keys.given("deepspeed")
-    if written:
-        return _of_deepspeed(written, configuration, setup)
-    launch = processes.launch if (processes := processes_for(setup, configuration)) else None
-    starter = launch.starter if launch else ""
-    if keys.given("fsdp"):
-        words = str(keys.given("fsdp")).split()
-        if "full_shard" in words and "offload" not in words:
-            return Sharding(name="FSDP full_shard", stage=3, keys=("fsdp",))
-        return None
-    if starter in ("accelerate", "deepspeed"):
-        return None  # the sharding is in a file of theirs
-    if configuration.trainer == "swift" and not starter and not (launch and launch.variable("NPROC_PER_NODE")):
-        return None  # one process, which spreads the model over all GPUs that it sees
-    return Sharding(name="plain data parallelism", stage=0, keys=("finetuning_type", "train_type", "tuner_type"))
-
-
-def _of_deepspeed(written: Any, configuration: Configuration, setup: Setup) -> Sharding | None:
-    document = written if isinstance(written, Mapping) else _document(str(written), configuration, setup)
-    if document is None:
-        name = PurePath(str(written)).name
-        match = _NAMED_STAGE.search(name)
-        if match is None:
-            return None
-        stage, offloads = int(match[1]), "cpu" if "offload" in name else ""
-        return Sharding(
-            name=f"ZeRO-{stage}", stage=stage, offload_optimizer=offloads, offload_param=offloads if stage == 3 else ""
-        )
-    zero = document.get("zero_optimization")
-    zero = zero if isinstance(zero, Mapping) else {}
-    stage = zero.get("stage", 0)
-    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        return None
-    places = [zero.get(key) for key in ("offload_optimizer", "offload_param")]
-    devices = [str(place.get("device", "cpu")) if isinstance(place, Mapping) else "" for place in places]
-    optimizer, param = ("" if device == "none" else device for device in devices)
-    return Sharding(name=f"ZeRO-{stage}", stage=stage, offload_optimizer=optimizer, offload_param=param)
-
-
-def _document(name: str, configuration: Configuration, setup: Setup) -> Mapping[str, Any] | None:
-    """The DeepSpeed file that a key names, among what was given or beside it; else the only one that was given."""
-    given = list(setup.of("deepspeed"))
-    for one in given:
-        if PurePath(one.part.name).name == PurePath(name).name:
-            return one.source.data
-    for base in (Path.cwd(), Path(configuration.part.name).parent):
-        try:
-            found = json.loads(below(base, name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(found, dict):
-            return found
-    return None
 
 
 def _training(keys: Keys) -> tuple[bool, float, float]:
@@ -232,12 +151,12 @@ def bound_findings(bound: Bound, configuration: Configuration, cluster: Cluster 
     if need > card.memory_bytes:
         yield Finding(
             rule="zero-cannot-fit",
-            severity="error" if cluster else "warning",
+            severity="error" if cluster and sharding.is_sure else "warning",
             part=configuration.part,
             line=line,
             what=f"{sharding.name} of {bound.model.name} cannot fit: {words}, and {card.name} has"
             f" {card.memory_bytes / GIB:.1f}",
-            why=f"{why} (Rajbhandari et al. 2020, ZeRO, figure 1)",
+            why=f"{why} (Rajbhandari et al. 2020, ZeRO, figure 1)" + ("" if sharding.is_sure else _UNLESS_FSDP),
             remedy=_what_would_hold(bound, card.memory_bytes, cluster.host_memory_bytes if cluster else None),
         )
     elif cluster:

@@ -23,7 +23,7 @@ def search(spec: Spec, *, keep_rejected: bool = False, partial: bool = False) ->
     from topoplan.planner.search import rank
     from topoplan.report.progress import ProgressLine
 
-    with _no_collector(), ProgressLine() as line, _interrupts(partial) as interrupted:
+    with _no_collector(), ProgressLine(partial=partial) as line, _interrupts(partial) as interrupted:
 
         def progress(done: int, total: int) -> bool:
             line(done, total)

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from topoplan.check.check import SEVERITIES, Checked, Fixed
 from topoplan.check.compare import Change, Prediction
-from topoplan.check.finding import Finding, Severity
-from topoplan.check.parts import Part
+from topoplan.check.read.parts import Part
+from topoplan.check.rules.finding import Finding, Severity
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import cluster_to_dict, plan_to_dict, rounded, spec_to_dict
 from topoplan.report.paragraphs import bullets, paragraph

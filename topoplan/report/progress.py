@@ -15,11 +15,13 @@ _ERASE = "\r\x1b[2K"
 class ProgressLine:
     """Call it with (done, total). It shows itself after a second, on a terminal only, and erases itself at the end."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, partial: bool = False) -> None:
+        """`partial`: the search gives what it has when it is interrupted."""
         self._stream = sys.stderr if stream is None else stream
         self.visible = self._stream.isatty()
         self._next_s = monotonic() + _QUIET_S
         self._drawn = False
+        self._on_interrupt = "ends it with what it has" if partial else "stops it"
 
     def __call__(self, done: int, total: int) -> None:
         """Show how far the search is, ten times a second at most."""
@@ -29,7 +31,7 @@ class ProgressLine:
         self._next_s = now_s + _EVERY_S
         self._drawn = True
         percent = 100 * done // total if total else 0
-        self._stream.write(f"{_ERASE}topoplan: {percent}% of the search; Ctrl-C ends it with what it has")
+        self._stream.write(f"{_ERASE}topoplan: {percent}% of the search; Ctrl-C {self._on_interrupt}")
         self._stream.flush()
 
     def __enter__(self) -> Self:

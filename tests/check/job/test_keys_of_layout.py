@@ -1,0 +1,52 @@
+"""A layout in its trainer's keys, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.check.setups import all_of, configuration
+from topoplan.check.job.keys_of_layout import trainer_keys
+from topoplan.check.job.translate import translate
+from topoplan.emit.trainer_yaml import trainer_file
+from topoplan.planner.predict import predict
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.load import load_cluster, load_spec
+
+SPECS = "cluster_specs"
+
+
+@pytest.fixture(scope="module")
+def h100s() -> Cluster:
+    return load_cluster(f"{SPECS}/h100-4x8.yaml")
+
+
+@pytest.mark.parametrize(
+    ("spec", "keys"),
+    [
+        ("h100-4x8", {"tp": 2, "micro_batch_size": 2}),
+        ("h100-4x8", {"tp": 2, "pp": 2, "vpp": 3, "recompute": "full"}),
+        ("h100-4x8", {"pp": 2, "pipeline_layout": "Et*17|t*19L", "recompute": {"modules": ["mlp"]}}),
+        ("h20-2x8", {"tp": 2, "ep": 8, "etp": 1}),
+        ("h20-2x8", {"tp": 2, "optimizer_offload_fraction": 0.5}),
+    ],
+)
+def test_what_generate_writes_is_translated_back_to_its_plan(spec: str, keys: dict[str, Any]) -> None:
+    read = load_spec(f"{SPECS}/{spec}.yaml")
+    plan = predict(read, keys)
+    one = configuration(trainer_file(read, plan).text)
+    back = translate(one, all_of(one), read.cluster)
+
+    assert back.layout == plan.layout
+    assert predict(back.spec, back.layout).memory.device_bytes == plan.memory.device_bytes
+    assert predict(back.spec, back.layout).time.step_s == plan.time.step_s
+
+
+def test_the_keys_of_a_layout_agree_with_what_generate_writes() -> None:
+    read = load_spec(f"{SPECS}/h100-4x8.yaml")
+    plan = predict(read, {"tp": 2, "pp": 2, "vpp": 3, "recompute": "full"})
+    written = trainer_file(read, plan).values
+
+    for key, value in trainer_keys(plan.layout, is_moe=False).items():
+        assert written.get(key) == value or value in (None, False), key

@@ -1,0 +1,58 @@
+"""What `megatron sft` of ms-swift makes of its keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.check.setups import all_of, configuration
+from topoplan.check.job.translate import Translation, translate
+from topoplan.errors import SpecError
+from topoplan.layout.layout import Recompute
+from topoplan.planner.predict import predict
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.load import load_cluster
+
+SPECS = "cluster_specs"
+
+
+@pytest.fixture(scope="module")
+def h100s() -> Cluster:
+    return load_cluster(f"{SPECS}/h100-4x8.yaml")
+
+
+MEGATRON_SFT = """\
+model: Qwen/Qwen3-30B-A3B
+max_length: 8192
+tensor_model_parallel_size: 2
+expert_model_parallel_size: 8
+sequence_parallel: true
+micro_batch_size: 1
+global_batch_size: 64
+"""
+
+
+def swift(cluster: Cluster, more: str = "") -> Translation:
+    one = configuration(MEGATRON_SFT + more, trainer="swift-megatron", from_command=True)
+    return translate(one, all_of(one), cluster)
+
+
+def test_megatron_sft_of_ms_swift_is_translated_with_its_own_defaults(h100s: Cluster) -> None:
+    found = swift(h100s)
+
+    assert found.layout.backend == "megatron"
+    assert (found.layout.tp, found.layout.ep, found.layout.etp, found.layout.dp) == (2, 8, 1, 16)
+    assert found.layout.gradient_accumulation_steps == 4
+    assert found.layout.recompute == Recompute(granularity="selective", modules=("core_attn",))
+    assert found.layout.distributed_optimizer
+    assert not found.layout.overlap_grad_reduce
+    assert found.layout.cross_entropy_fusion_impl == "native"
+    assert found.spec.job.pin["backend"] == "megatron"
+    assert predict(found.spec, found.layout).tokens_per_s_per_gpu > 0
+
+
+@pytest.mark.parametrize(
+    "line", ["train_type: lora", "use_megatron_fsdp: true", "torch_dtype: float32", "optimizer: dist_muon"]
+)
+def test_what_is_not_predicted_of_ms_swift_is_named(h100s: Cluster, line: str) -> None:
+    with pytest.raises(SpecError, match=line.partition(":")[0]):
+        swift(h100s, f"{line}\n")

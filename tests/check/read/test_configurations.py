@@ -1,0 +1,68 @@
+"""YAML and JSON, and whose keys they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from topoplan.check.read.read_setup import read_setup
+from topoplan.errors import SpecError
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+KINDS = {
+    "llamafactory": "model_name_or_path: a\nstage: sft\n",
+    "deepspeed": "zero_optimization:\n  stage: 2\n",
+    "trinity": "model:\n  model_path: ${oc.env:MODEL_PATH,org/a}\n",
+    "swift": "model: a\ntuner_type: full\nlearning_rate: 1e-5\n",
+    "swift-megatron": "model: a\nmicro_batch_size: 1\nglobal_batch_size: 16\ntensor_model_parallel_size: 2\n",
+    "accelerate": "compute_environment: LOCAL_MACHINE\nnum_processes: 8\n",
+}
+
+
+@pytest.mark.parametrize("trainer", KINDS)
+def test_whose_configuration_it_is(here: Path, trainer: str) -> None:
+    (here / "a.yaml").write_text(KINDS[trainer])
+    (configuration,) = read_setup(["a.yaml"]).configurations
+    assert configuration.trainer == trainer
+
+
+def test_a_configuration_of_an_unknown_kind_is_refused_with_what_is_read(here: Path) -> None:
+    (here / "a.yaml").write_text("apiVersion: v1\nkind: Pod\n")
+    with pytest.raises(SpecError, match=r"a.yaml: is a configuration of an unknown kind; read are .*DeepSpeed"):
+        read_setup(["a.yaml"])
+    (here / "a.yaml").write_text("nodes: 4\ngpus_per_node: 8\ngpu: h100\n")
+    with pytest.raises(SpecError, match="cluster spec of topoplan"):
+        read_setup(["a.yaml"])
+
+
+def test_json_is_read_strictly(here: Path) -> None:
+    (here / "a.json").write_text('{\n  "zero_optimization": {"stage": 2},\n}\n')
+    with pytest.raises(SpecError, match=r"a\.json:3: is not valid JSON"):
+        read_setup(["a.json"])
+
+
+def test_anchors_that_explode_and_deep_nesting_are_refused(here: Path) -> None:
+    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+    for name, text in {"a.yaml": bomb, "b.json": "[" * 5000, "c.yaml": "{a: " * 5000}.items():
+        (here / name).write_text(text)
+        with pytest.raises(SpecError):
+            read_setup([name])
+
+
+def test_an_error_in_a_block_names_the_line_of_the_file(here: Path) -> None:
+    (here / "a.md").write_text("Text\n\n```yaml\nmodel_name_or_path: a\nseed: 1\nseed: 2\n```\n")
+    with pytest.raises(SpecError, match=r"^a\.md:6: key 'seed' is given twice"):
+        read_setup(["a.md"])
+
+
+def test_a_job_of_megatron_bridge_is_not_taken_for_one_of_the_adapter(here: Path) -> None:
+    (here / "a.yaml").write_text("stage: sft\ntensor_model_parallel_size: 2\nuse_packed_sequences: false\n")
+    with pytest.raises(SpecError, match=r"Megatron Bridge \(USE_MEGATRON_BRIDGE\), which is not read"):
+        read_setup(["a.yaml"])

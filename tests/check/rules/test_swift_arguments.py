@@ -1,0 +1,36 @@
+"""Arguments that ms-swift's commands take and refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.check.setups import make_command, rules, setup_of
+from topoplan.check.rules.swift import findings
+from topoplan.check.rules.swift_arguments import command_of
+
+GRPO = {"rlhf_type": "grpo", "model": "Qwen/Qwen3-8B", "reward_funcs": "accuracy", "num_generations": "8", "beta": "0"}
+
+
+def test_swift_rlhf_takes_arguments_of_its_own() -> None:
+    assert rules(findings, make_command(GRPO, program="swift rlhf")) == []
+    assert rules(findings, make_command(GRPO | {"num_generation_s": "8"})) == ["swift-unknown-argument"]
+
+
+def test_swift_sft_refuses_them() -> None:
+    (finding,) = findings(make_command({"model": "Qwen/Qwen3-8B", "num_generations": "8"}))
+    assert finding.what == "--num_generations belongs to `swift rlhf`, and `swift sft` refuses it"
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("swift rlhf --model a", "swift rlhf"),
+        ("torchrun --nproc_per_node 2 swift/cli/rlhf.py --model a", "swift rlhf"),
+        ("swift sft --model a", "swift sft"),
+        ("swift pt --model a", "swift sft"),
+        ("megatron rlhf --rlhf_type dpo --model a", "megatron sft"),
+    ],
+)
+def test_the_command_is_the_one_that_is_typed(text: str, command: str) -> None:
+    setup = setup_of(text + "\n")
+    assert [command_of(setup, one) for one in setup.configurations] == [command]

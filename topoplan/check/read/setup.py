@@ -1,0 +1,129 @@
+"""What the rules look at: the configurations, launch commands and variables of one training job, as they were found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from topoplan.check.read.parts import Part
+from topoplan.specs.source import KeyPath, Source
+
+Trainer = Literal["llamafactory", "swift", "swift-megatron", "deepspeed", "trinity", "accelerate"]
+"""Whose keys a configuration holds. swift: `swift sft` and the like; swift-megatron: `megatron sft` of ms-swift."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """Keys with their values, from a file or from the arguments of a command."""
+
+    trainer: Trainer
+    part: Part
+    source: Source
+    """The values, with the line of each in the text of the part."""
+    from_command: bool = False
+    """The keys are `--key value` arguments of a command."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key at the top."""
+        return self.source.data.get(key, default)
+
+    def line(self, *path: str | int) -> int | None:
+        """Line of a value in the text of the part, or of the nearest block that holds it."""
+        found: KeyPath = path
+        while found:
+            if line := self.source.lines.get(found):
+                return line
+            found = found[:-1]
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """An environment variable that a script sets, or a command is given."""
+
+    name: str
+    value: str
+    """With quotes removed; what the shell would put in place of `$...` is left as it is written."""
+    part: Part
+    line: int
+    assumed: bool = False
+    """The default of a `${NAME:-default}`: the environment may say otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option of a launcher: `--master_port 29500`."""
+
+    value: str
+    line: int
+    assumed: bool = False
+    """The default of a `${NAME:-default}`: the environment may say otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One command that starts training."""
+
+    part: Part
+    first_line: int
+    last_line: int
+    """It may go over several lines."""
+    starter: Literal["torchrun", "deepspeed", "accelerate", ""]
+    """What starts the processes; empty when the program does so itself."""
+    called: str = ""
+    """How the starter is called: torchrun, torch.distributed.run, torch.distributed.launch, ..."""
+    options: dict[str, Option]
+    """Options of the starter, with underscores: `nproc_per_node`, `master_port`."""
+    program: str
+    """llamafactory-cli, llamafactory.launcher (as a module or a file), swift, megatron, swift.cli.sft and the like (as
+    a module or a file), or the script that is run."""
+    arguments: tuple[str, ...]
+    """What comes behind the program."""
+    variables: tuple[Variable, ...]
+    """Set when it runs: exported before it in the same part, or in front of it. The last one of a name wins."""
+    configuration: Configuration | None = None
+    """The trainer's keys among the arguments."""
+    config_file: str = ""
+    """The configuration file among the arguments, as it is written."""
+    reads: Configuration | None = None
+    """What that file holds, where it was found or is one of the given files."""
+    background: bool = False
+    """It ends with `&`: the next command does not wait for it."""
+    wrappers: tuple[str, ...] = ()
+    """What stands in front of it: sudo, ssh, srun, ..."""
+
+    def variable(self, name: str) -> Variable | None:
+        """The variable of that name, as the command sees it."""
+        return next((one for one in reversed(self.variables) if one.name == name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Everything that was found."""
+
+    parts: tuple[Part, ...]
+    configurations: tuple[Configuration, ...] = ()
+    """Of files and of commands."""
+    launches: tuple[Launch, ...] = ()
+    variables: tuple[Variable, ...] = ()
+    """All that are set anywhere, in order."""
+    bundles: tuple[Path, ...] = ()
+    """Directories that `topoplan generate` wrote, among what was given."""
+
+    def of(self, *trainers: Trainer) -> Iterator[Configuration]:
+        """The configurations of these trainers."""
+        return (one for one in self.configurations if one.trainer in trainers)
+
+    def uses_mca(self, configuration: Configuration) -> bool:
+        """Whether LLaMA-Factory trains it with Megatron: USE_MCA says so, else the keys that only that path knows."""
+        from topoplan.emit.trainer_keys import known_keys, plain_keys
+
+        if configuration.trainer != "llamafactory":
+            return False
+        said = [one.value.strip().lower() for one in self.variables if one.name == "USE_MCA"]
+        if said:
+            return said[-1] in ("true", "y", "1")  # as extras/misc.py::is_env_enabled has it
+        megatron_alone = known_keys().keys() - plain_keys().keys()
+        return any(key in megatron_alone for key in configuration.source.data)

@@ -1,0 +1,45 @@
+"""Rules that the layout of a configuration breaks, each at the line of the key that decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from topoplan.check.job.translate import Translation
+from topoplan.check.rules.finding import Finding, Severity
+from topoplan.check.rules.layout_keys import KEYS_OF_RULE, key_line
+from topoplan.errors import LayoutError
+from topoplan.layout.layout import Layout
+from topoplan.layout.rules import Rule
+from topoplan.planner.predict import RULES_OF_A_GIVEN_LAYOUT
+from topoplan.specs.spec import Spec
+
+SLOW_RULES = frozenset(["tp-in-nvlink-domain"])
+"""A trainer runs what breaks them, at the speed of the network between nodes."""
+
+
+def broken_rules(spec: Spec, layout: Layout) -> list[tuple[Rule, str]]:
+    """Every rule that a layout breaks, with its equation; of those that one key decides, the first."""
+    broken: dict[str, tuple[Rule, str]] = {}
+    for rule in RULES_OF_A_GIVEN_LAYOUT:
+        try:
+            equation = rule.failed(spec, layout)
+        except LayoutError:  # stages that do not divide, which a rule of their own tells
+            continue
+        if equation:
+            broken.setdefault(KEYS_OF_RULE[rule.name][0], (rule, equation))
+    return list(broken.values())
+
+
+def legality_findings(translation: Translation) -> Iterator[Finding]:
+    """A finding for each broken rule."""
+    for rule, equation in broken_rules(translation.spec, translation.layout):
+        severity: Severity = "warning" if rule.name in SLOW_RULES else "error"
+        yield Finding(
+            rule=f"layout-{rule.name}",
+            severity=severity,
+            part=translation.configuration.part,
+            line=key_line(translation.configuration, KEYS_OF_RULE[rule.name]),
+            what=equation,
+            why=f"{'it runs, and slowly' if rule.name in SLOW_RULES else 'the trainer cannot run it'}: {rule.source}",
+            remedy=rule.fix,
+        )

@@ -1,0 +1,157 @@
+"""Arguments that ms-swift's commands refuse.
+
+Sources, at ms-swift 4.5.2: `swift/arguments/`, `swift/megatron/arguments/`, `swift/trainers/arguments.py`, and
+`swift/pipelines/base.py`, which stops at arguments that are left over. Its parser is argparse's (HfArgumentParser): a
+beginning that fits one option alone stands for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+from topoplan.check.job.processes import launch_of
+from topoplan.check.job.values import as_number
+from topoplan.check.read.setup import Configuration, Setup
+from topoplan.check.rules.edits import change, drop
+from topoplan.check.rules.finding import Finding
+from topoplan.check.rules.found import found
+from topoplan.emit.trainer_keys import plain_keys, removed_keys
+from topoplan.errors import nearest
+from topoplan.units import quote, shown
+
+Command = Literal["swift sft", "swift rlhf", "megatron sft"]
+"""`swift pt` takes what `swift sft` does, `megatron pt` and `megatron rlhf` what `megatron sft` does."""
+_COMMANDS: tuple[Command, ...] = ("swift sft", "swift rlhf", "megatron sft")
+_TOKENS = ("hub_token", "swanlab_token", "swanlab_secret")
+_FROM_TRANSFORMERS = ("predict_with_generate", "generation_config", "generation_max_length", "generation_num_beams")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arguments:
+    """What a command takes."""
+
+    types: Mapping[str, Mapping[str, Any] | None]
+    """None where only the name is known: transformers' own."""
+    renamed: Mapping[str, str]
+    gone: frozenset[str]
+
+
+@cache
+def _document() -> Mapping[str, Any]:
+    path = files("topoplan.catalog").joinpath("trainer_keys", "ms_swift.json")
+    document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+@cache
+def _arguments(command: Command) -> _Arguments:
+    document = _document()
+    types: dict[str, Mapping[str, Any] | None] = {}
+    section = "megatron" if command.startswith("megatron") else "sft"
+    if section == "sft":
+        # Which transformers is installed is not known: what 4 or 5 has is taken.
+        types |= {name: None for name, key in plain_keys().items() if key.package == "transformers"}
+        types |= dict.fromkeys((*removed_keys(), *_FROM_TRANSFORMERS))
+    types |= {**document["shared"], **document[section]}
+    if command == "swift rlhf":
+        types |= {name: types.get(name) for name in document["rlhf"]}
+    types |= {f"no_{name}": None for name, entry in types.items() if entry and entry["types"] == ["bool"]}
+    return _Arguments(
+        types=types,
+        renamed=document["renamed_since_3"][section],
+        gone=frozenset(document["gone_since_3"][section]),
+    )
+
+
+def command_of(setup: Setup, configuration: Configuration) -> Command:
+    """The command that reads a configuration; one that names an rlhf_type is for `swift rlhf`."""
+    if configuration.trainer == "swift-megatron":
+        return "megatron sft"
+    launch = launch_of(setup, configuration)
+    words = (launch.program.rpartition(".")[2], *launch.arguments[:1]) if launch else ()
+    return "swift rlhf" if "rlhf" in words or configuration.get("rlhf_type") is not None else "swift sft"
+
+
+def argument_findings(configuration: Configuration, command: Command) -> Iterator[Finding]:
+    """What is wrong with each argument by itself."""
+    known = _arguments(command)
+    version = _document()["versions"]["ms_swift"]
+    for key, value in configuration.source.data.items():
+        if key in known.types or (key == "ENV" and not configuration.from_command):
+            if key in _TOKENS and value:
+                what = f"{key} is a token or password in a command that gets copied and shared"
+                yield found(
+                    configuration, "swift-secret", "warning", key, what, remedy="set it in the environment of the nodes"
+                )
+            elif finding := _wrong_value(configuration, key, known.types.get(key)):
+                yield finding
+            continue
+        began = [name for name in known.types if name.startswith(key)]
+        if len(began) == 1 and configuration.from_command:
+            continue
+        if key in known.renamed:
+            new = known.renamed[key]
+            yield found(
+                configuration,
+                "swift-renamed-argument",
+                "error",
+                key,
+                f"--{key} is refused by ms-swift 4, which calls it --{new}",
+                why="version 3 had the old name; arguments that are left over stop version 4: 'remaining_argv'",
+                remedy=f"write --{new}",
+                edits=drop(configuration, (key,))
+                if new in configuration.source.data
+                else change(configuration, (key,), name=new),
+            )
+            continue
+        others = [one for one in _COMMANDS if one != command and key in _arguments(one).types]
+        if key in known.gone:
+            what, remedy = f"--{quote(key)} is refused by ms-swift 4; version 3 had it", "take it out"
+        elif others:
+            what = f"--{quote(key)} belongs to `{others[0]}`, and `{command}` refuses it"
+            remedy = nearest(key, known.types)
+        else:
+            what = f"--{quote(key)} is no argument of `{command}` (ms-swift {version}), which refuses it"
+            remedy = nearest(key, known.types)
+        yield found(
+            configuration,
+            "swift-unknown-argument",
+            "error",
+            key,
+            what,
+            why="arguments that are left over stop it: 'remaining_argv'",
+            remedy=remedy or "take it out",
+        )
+
+
+def _wrong_value(configuration: Configuration, key: str, entry: Mapping[str, Any] | None) -> Finding | None:
+    """Values that argparse refuses: another choice, or no number where one is wanted."""
+    value = configuration.get(key)
+    if entry is None or value is None or "list" in entry["types"] or not isinstance(value, str):
+        return None
+    choices, types = entry.get("choices", ()), entry["types"]
+    if "$" in value or (value in ("None", "null", "") and entry.get("nullable")):
+        return None  # a variable of the shell, or nothing
+    if choices and value not in choices:
+        close = nearest(value, choices)
+        what, remedy = f"--{key} {shown(value)}", f"expected one of {', '.join(choices)}"
+        remedy = f"{remedy}; {close}" if close else remedy
+    elif set(types) <= {"int", "float"} and as_number(_number(value)) is None:
+        what, remedy = f"--{key} {shown(value)} is no number", "expected a number"
+    elif types == ["bool"] and value.lower() not in ("true", "false", "yes", "no", "t", "f", "y", "n", "1", "0"):
+        what, remedy = f"--{key} {shown(value)} is neither true nor false", "expected true or false"
+    else:
+        return None
+    return found(configuration, "swift-wrong-value", "error", key, what, why="argparse refuses it", remedy=remedy)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
