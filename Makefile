@@ -19,16 +19,19 @@ MCORE_ADAPTER ?=
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format typecheck bench soak accuracy readme verify clean
+.PHONY: help demo test test-hosts lint format typecheck bench soak accuracy readme verify clean
 
 help:  ## Show the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(VENV)/.installed  ## Install, and rank the layouts of the example cluster
 	@$(BIN)/topoplan rank $(DEMO_SPEC)
 
 test: $(VENV)/.installed-dev  ## Run the tests: offline, no GPU
 	$(BIN)/python -m pytest -n auto
+
+test-hosts: $(VENV)/.installed-dev  ## Launch on real sshd hosts of this machine's own, with faults (Linux; namespaces as root)
+	$(BIN)/python -m pytest -n auto -m hosts
 
 lint: $(VENV)/.installed-dev  ## Check style
 	$(BIN)/ruff check .

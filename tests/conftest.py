@@ -6,9 +6,22 @@ import os
 import pytest
 from hypothesis import settings
 
+ON_HOSTS = {
+    *("test_launch_faults", "test_launch_for_real", "test_remote", "test_node", "test_connection", "test_checks"),
+    *("test_probing", "test_torchrun_for_real"),
+}
+"""Modules that start whole launches, jobs and torchruns, and mostly wait for them: marked `hosts`."""
+
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in ON_HOSTS:
+            item.add_marker("hosts")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.check.rules.test_llamafactory_refusals import REFUSED, REFUSED_FULL, TAKEN
 
+from tests.check.rules.test_llamafactory_refusals import REFUSED, REFUSED_FULL, TAKEN
 from tests.check.setups import FULL, MEGATRON, MOE, PLAIN, make_setup, with_lines
 from tests.verify.llamafactory import need_llamafactory, parse
 from topoplan import catalog
