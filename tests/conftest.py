@@ -2,6 +2,7 @@
 what the SSH tests ran on."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,10 @@ ON_HOSTS = {
     *("test_probing", "test_torchrun_for_real"),
 }
 """Modules that start whole launches, jobs and torchruns, and mostly wait for them: marked `hosts`."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a script: programs that tests start would never notice a Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("dev", deadline=None)

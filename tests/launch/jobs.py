@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,8 @@ from topoplan.planner.predict import predict
 from topoplan.specs.cluster import Host
 
 NAMES = ("one", "two", "three", "four")
+_LONGEST_S = 120
+"""Of one launch of a test, on a machine however slow."""
 PYTHON = r"""#!/bin/bash
 [[ "$1" == -c ]] && exit 0
 . "${BASH_SOURCE[0]%/*}/../does"
@@ -103,8 +106,8 @@ class Hosts:
         return os.environ | mine | {"SSH_AUTH_SOCK": ""}
 
     def start(self, *options: str) -> subprocess.Popen[str]:
-        """Launch as a user does, in a process of its own."""
-        return subprocess.Popen(
+        """Launch as a user does, in a process of its own, which no test waits for without end."""
+        process = subprocess.Popen(
             self.command(*options),
             env=self.environment(),
             stdin=subprocess.DEVNULL,
@@ -114,6 +117,8 @@ class Hosts:
             errors="replace",
             start_new_session=True,
         )
+        threading.Thread(target=_end_late, args=(process,), daemon=True).start()
+        return process
 
     def record(self) -> RunRecord:
         return load()
@@ -132,6 +137,13 @@ class Hosts:
         while (left := self.jobs()) and time.monotonic() < end:
             time.sleep(0.05)
         assert left == {}
+
+
+def _end_late(process: subprocess.Popen[str]) -> None:
+    try:
+        process.wait(_LONGEST_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def hosts_of(bed: Bed, root: Path, **cluster: Any) -> Hosts:
