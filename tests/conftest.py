@@ -13,9 +13,12 @@ ON_HOSTS = {
 }
 """Modules that start whole launches, jobs and torchruns, and mostly wait for them: marked `hosts`."""
 
+# Started in the background of a script, or by nohup: programs that tests start would never notice these.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Started in the background of a script: programs that tests start would never notice a Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("dev", deadline=None)

@@ -29,11 +29,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this checkout, and its tests
 
-from tests.launch.jobs import NAMES, Hosts, hosts_of
-
 from tests.emit.samples import QWEN3_8B
 from tests.emit.test_torchrun import fill
 from tests.launch.bed import Bed, Machine, probe
+from tests.launch.jobs import NAMES, Hosts, hosts_of
 
 LIMIT_S = 180.0
 """For one launch: a hang is a violation too."""

@@ -371,7 +371,8 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _cause(
         "module",
-        r"(?:ModuleNotFoundError: )?No module named ['\"]?(?P<name>[\w.]+)",
+        # The error, or python's own word on `-m`; a warning that names a module (torch without NumPy) stops nothing.
+        r"(?:ModuleNotFoundError: |python[\d.]*: )No module named ['\"]?(?P<name>[\w.]+)",
         "the Python module {name} is not installed there",
         _INSTALL,
         "torch 2.13",
