@@ -192,3 +192,9 @@ def test_a_count_may_have_a_prefix(text: str, count: int) -> None:
 def test_what_is_no_count_is_refused(text: str) -> None:
     with pytest.raises(UnitError, match="is not a count"):
         units.parse_count(text)
+
+
+def test_long_lists_are_cut() -> None:
+    assert units.named("abc") == "a, b, c"
+    assert units.named("abcde") == "a, b, c and 2 more"
+    assert units.named([]) == ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from topoplan.errors import UnitError
 
@@ -60,6 +60,13 @@ def quote(value: object) -> str:
 def shown(value: object) -> str:
     """`quote`, with quotation marks around text: for a message in which it stands among words."""
     return f"{quote(value)!r}" if isinstance(value, str) and value.isprintable() else quote(value)
+
+
+def named(words: Iterable[str], most: int = 3) -> str:
+    """`a, b, c and 5 more`."""
+    listed = list(words)
+    more = len(listed) - most
+    return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _split(text: object, kind: str, examples: str, remedy: Callable[[str], str]) -> tuple[float, str, str]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.hosts.scenes import facts, scene
-from topoplan.hosts.scene import most_common, named, names, version
+from topoplan.hosts.scene import most_common, names, version
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,3 @@ def test_who_does_not_know_is_left_out() -> None:
     of = scene(facts(0, cpu_cores=None), facts(1, cpu_cores=None), facts(2, cpu_cores=8), facts(3, cpu_cores=None))
     assert [of.unlike(node, lambda one: one.facts.cpu_cores) for node in of.nodes] == [()] * 4
     assert most_common([None, None]) is None
-
-
-def test_long_lists_are_cut() -> None:
-    assert named("abc") == "a, b, c"
-    assert named("abcde") == "a, b, c and 2 more"
-    assert named([]) == ""

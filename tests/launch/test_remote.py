@@ -61,7 +61,9 @@ class Host:
 
     def try_to_start(self, script: str, environment: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        (self.run_dir / "node.sh").write_text(script)
+        # Put there in one step, as an upload does: bash reads a script while it runs it, and may only be starting to.
+        (self.run_dir / "node.sh.part").write_text(script)
+        (self.run_dir / "node.sh.part").replace(self.run_dir / "node.sh")
         # `sh` of the host is the shell under test, too.
         keeper = f'exec {self.shell} -c {_quoted(remote.KEEPER)} topoplan "$@"'
         return self.program(remote.START, str(self.run_dir), "node.sh", self.run_dir.name, keeper, stdin=environment)

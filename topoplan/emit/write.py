@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from topoplan.errors import OutputError
+from topoplan.units import named
 
 MANIFEST = ".topoplan-manifest.json"
 """Names the files of the bundle with their SHA-256: how an edited file is told from an untouched one."""
 
 _SCHEMA = "topoplan.manifest/1"
-_MOST_NAMED = 3
 
 
 def write_bundle(files: Mapping[str, str], directory: Path, *, force: bool = False) -> list[Path]:
@@ -125,7 +125,7 @@ def _refuse_foreign(files: Mapping[str, str], directory: Path, earlier: Mapping[
         names = sorted(path.name for path in directory.iterdir())
         if names:
             raise OutputError(
-                f"holds files that are not a bundle of topoplan: {_named(names)}",
+                f"holds files that are not a bundle of topoplan: {named(names)}",
                 where=str(directory),
                 remedy="name another directory with -o, or overwrite with --force",
             )
@@ -133,22 +133,17 @@ def _refuse_foreign(files: Mapping[str, str], directory: Path, earlier: Mapping[
     edited, _ = bundle_changes(directory)
     if edited:
         raise OutputError(
-            f"was edited since topoplan wrote it: {_named(edited)}",
+            f"was edited since topoplan wrote it: {named(edited)}",
             where=str(directory),
             remedy="name another directory with -o, or overwrite with --force",
         )
     foreign = [name for name in files if name not in earlier and os.path.lexists(directory / name)]
     if foreign:
         raise OutputError(
-            f"holds a file of the same name that topoplan did not write: {_named(foreign)}",
+            f"holds a file of the same name that topoplan did not write: {named(foreign)}",
             where=str(directory),
             remedy="name another directory with -o, or overwrite with --force",
         )
-
-
-def _named(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 @contextlib.contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from topoplan.hosts.facts import GpuFacts, GpuProcess
-from topoplan.hosts.scene import Found, Node, Scene, failure, named, ok, warning
-from topoplan.units import format_gib, format_seconds
+from topoplan.hosts.scene import Found, Node, Scene, failure, ok, warning
+from topoplan.units import format_gib, format_seconds, named
 
 _IDLE_BYTES = 2**30
 """More than this on a GPU is somebody's: a driver without a process holds some hundred MiB."""

@@ -6,8 +6,8 @@ import ipaddress
 from collections.abc import Iterator, Mapping
 
 from topoplan.hosts.facts import AdapterFacts, HostFacts, InterfaceFacts, RouteFacts
-from topoplan.hosts.scene import Found, Node, Scene, failure, most_common, named, names, ok, skipped, version, warning
-from topoplan.units import format_bit_rate
+from topoplan.hosts.scene import Found, Node, Scene, failure, most_common, names, ok, skipped, version, warning
+from topoplan.units import format_bit_rate, named
 
 _DOCKER = ipaddress.IPv4Network("172.17.0.0/16")
 _LOOPBACK = ipaddress.IPv4Network("127.0.0.0/8")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from topoplan.emit.trainer_keys import trainer_versions
 from topoplan.hosts.needs import python_on
-from topoplan.hosts.scene import Found, Node, Scene, failure, named, names, ok, skipped, version, warning
+from topoplan.hosts.scene import Found, Node, Scene, failure, names, ok, skipped, version, warning
+from topoplan.units import named
 
 _SAME = (
     *("torch", "nccl", "transformers", "llamafactory", "megatron-core", "mcore_adapter", "transformer-engine"),

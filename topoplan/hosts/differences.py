@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from topoplan import units
 from topoplan.hosts.check import Check
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.probed import Probed, network_of, socket_interface
@@ -86,8 +87,7 @@ def _compare(
 
 def named(names: Sequence[str]) -> str:
     """Some names, and how many more there are."""
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return units.named(names, _MOST_NAMED)
 
 
 def _same_machine(hosts: Sequence[Probed]) -> tuple[Check, ...]:

@@ -20,7 +20,8 @@ from topoplan.hosts.check import Check
 from topoplan.hosts.check_network import fabric_address
 from topoplan.hosts.needs import python_on
 from topoplan.hosts.preflight import MASTER_REACHABLE, PORTS_OPEN
-from topoplan.hosts.scene import Found, Node, Scene, failure, named, ok, skipped
+from topoplan.hosts.scene import Found, Node, Scene, failure, ok, skipped
+from topoplan.units import named
 
 CONNECT_S = 4.0
 """For one connection: a lost first packet is sent again after 1 and after 3 seconds (RFC 6298, tcp_syn_retries)."""

@@ -12,6 +12,7 @@ from topoplan.hosts.check import Outcome
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.needs import RunNeeds
 from topoplan.specs.cluster import Cluster, Host
+from topoplan.units import named
 
 T = TypeVar("T")
 
@@ -105,13 +106,6 @@ def most_common(values: Iterable[T | None]) -> T | None:
     """The value that most have; the first one of several. None where nobody knows."""
     counts = Counter(value for value in values if value is not None)
     return counts.most_common(1)[0][0] if counts else None
-
-
-def named(words: Iterable[str], most: int = 3) -> str:
-    """`a, b, c and 5 more`."""
-    listed = list(words)
-    more = len(listed) - most
-    return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def names(nodes: Iterable[Node]) -> str:

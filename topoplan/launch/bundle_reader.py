@@ -24,7 +24,7 @@ from topoplan.planner.predict import predict
 from topoplan.specs.cluster import Cluster, Host
 from topoplan.specs.json_source import parse_json
 from topoplan.specs.source import Source, read_text, shown_path
-from topoplan.units import shown
+from topoplan.units import named, shown
 
 HOSTS_FILE = "hosts.json"
 TRAINER_FILE = "train.yaml"
@@ -113,7 +113,7 @@ def read_bundle(directory: str | Path) -> Bundle:
     needed = [script_name(node) for node in range(cluster.nodes)]
     needed += [TRAINER_FILE, HOSTS_FILE]
     if missing := [file for file in needed if not (directory / file).is_file()]:
-        raise SpecError(f"lacks {_listed(missing)}", where=name, remedy=f"write it again: {_from(directory)}")
+        raise SpecError(f"lacks {named(missing)}", where=name, remedy=f"write it again: {_from(directory)}")
     files = {file: _content(directory / file) for file in fresh if (directory / file).is_file()}
     hosts = _read_hosts(directory / HOSTS_FILE)
     _compare(hosts, json.loads(fresh[HOSTS_FILE]))
@@ -130,7 +130,7 @@ def read_bundle(directory: str | Path) -> Bundle:
         master_port=hosts.data["master"]["port"],
         edited=edited,
         notes=(
-            *([f"{_listed(edited)} changed since topoplan wrote the bundle; launched as found"] if edited else []),
+            *([f"{named(edited)} changed since topoplan wrote the bundle; launched as found"] if edited else []),
             *recorded.notes,
             *([f"it was written for {recorded.scheduler} too"] if recorded.scheduler is not None else []),
         ),
@@ -160,11 +160,6 @@ def _edited(directory: Path, files: Mapping[str, bytes], fresh: Mapping[str, byt
 
 def _from(directory: Path) -> str:
     return f"topoplan generate --from {shown_path(directory / PLAN_FILE)} -o {shown_path(directory)}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 # hosts.json ----------------------------------------------------------------------------------------------------------
@@ -230,7 +225,7 @@ def choose_nodes(bundle: Bundle, nodes: Iterable[str] = (), exclude: Iterable[st
         raise InputError("no host is left", where=where, expected=f"expected all {len(every)}")
     fitting = _fitting(bundle, [bundle.nodes[node].host for node in chosen])
     raise InputError(
-        f"{len(chosen)} of {len(every)} hosts (without {_listed(left_out)}):"
+        f"{len(chosen)} of {len(every)} hosts (without {named(left_out)}):"
         f" the layout is for {cluster.world_size} GPUs on {len(every)} nodes",
         where=where,
         expected=fitting,

@@ -14,6 +14,7 @@ from topoplan.hosts.check import Check, Outcome
 from topoplan.report.paragraphs import bullets, paragraph
 from topoplan.report.tables import table_of
 from topoplan.report.text import counted
+from topoplan.units import named
 
 SCHEMA = "topoplan.preflight/1"
 
@@ -127,5 +128,4 @@ def _findings(checks: Sequence[Check], hosts: Sequence[str]) -> list[str]:
 def _hosts(on: Sequence[str], hosts: Sequence[str]) -> str:
     if len(on) == len(hosts) > 1:
         return f"all {len(hosts)} hosts"
-    more = len(on) - _MOST_NAMED
-    return ", ".join(on[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return named(on, _MOST_NAMED)
