@@ -67,6 +67,9 @@ def check_job(spec: Spec) -> None:
             where=where,
             expected="expected full",
         )
+    if job.pure_bf16 or job.optimizer != "adamw":
+        what = "pure_bf16" if job.pure_bf16 else f"optimizer {job.optimizer}"
+        raise SpecError(f"{what}: Megatron's optimizer has no such mode", where=where, remedy="leave it out")
     check_token_prediction(spec)
     check_preferences(spec)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from itertools import chain
+from math import prod
 from typing import Any
 
 from topoplan.errors import LayoutError, nearest
-from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.layout import BACKENDS, MEGATRON_BACKENDS, SHARDED_BACKENDS, Layout, Recompute
 from topoplan.layout.rules import RECOMPUTE_MODULES, facts_of
 from topoplan.layout.stages import vpp_of
 from topoplan.specs.cluster import Cluster
@@ -17,12 +19,30 @@ from topoplan.units import shown
 
 _TYPES = {field.name: field.type for field in fields(Layout)}
 _MOST = 10_000_000
-OTHER_BACKENDS = ("deepspeed", "fsdp2", "ddp")
+_SHARDED_KEYS = {
+    "ddp": (),
+    "deepspeed": ("zero_stage", "offload_optimizer", "offload_param", "ulysses"),
+    "fsdp2": ("sharding", "offload", "ulysses"),
+}
+_ALL_SHARDED_KEYS = ("fused_linear_cross_entropy", "expandable_segments")
+_COMMON_KEYS = (
+    *("backend", "tp", "pp", "vpp", "cp", "ep", "etp", "dp"),
+    *("micro_batch_size", "gradient_accumulation_steps", "recompute"),
+)
+
+
+def keys_of(backend: str) -> tuple[str, ...]:
+    """The keys that layouts of a backend have. A backend that splits data alone has its degrees too, all of them 1."""
+    if backend in SHARDED_BACKENDS:
+        return (*_COMMON_KEYS, *_SHARDED_KEYS[backend], *_ALL_SHARDED_KEYS)
+    others = {*chain.from_iterable(_SHARDED_KEYS.values()), *_ALL_SHARDED_KEYS}
+    return tuple(key for key in _TYPES if key not in others)
 
 
 def layout_to_dict(layout: Layout) -> dict[str, Any]:
-    """The JSON form, every key present; what a recompute mode does not use is left out of `recompute`."""
-    form = asdict(layout)
+    """The JSON form, every key of its backend present; what a recompute mode does not use is left out."""
+    values = asdict(layout)
+    form = {key: values[key] for key in keys_of(layout.backend)}
     form["recompute"] = {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in form["recompute"].items()
@@ -115,6 +135,8 @@ def _checked(key: str, value: Any) -> Any:
         return float(value)
     elif key == "cross_entropy_fusion_impl" and value not in ("te", "native"):
         raise LayoutError(shown(value), where=where, expected="expected te or native")
+    elif key == "sharding" and value not in ("full", "hybrid"):
+        raise LayoutError(shown(value), where=where, expected="expected full or hybrid")
     elif key == "moe_token_dispatcher_type" and value not in ("alltoall", "flex"):
         raise LayoutError(shown(value), where=where, expected="expected alltoall or flex")
     elif key == "pipeline_layout" and not isinstance(value, str):
@@ -137,37 +159,38 @@ def layout_from_dict(form: Mapping[str, Any], cluster: Cluster, model: Model, jo
         )
     given = {key: value for key, value in form.items() if value is not None}
     backend = given.get("backend", "mca")
-    if backend in OTHER_BACKENDS:
+    if backend not in BACKENDS:
         raise LayoutError(
-            f"backend {shown(backend)} is not predicted yet",
+            f"unknown backend {shown(backend)}",
             where="layout.backend",
-            expected="expected mca or megatron",
-        )
-    if backend not in ("mca", "megatron"):
-        raise LayoutError(
-            f"unknown backend {shown(backend)}", where="layout.backend", expected="expected mca or megatron"
+            expected=f"expected {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}",
         )
     for key in form:
         if key not in _TYPES:
             hint = nearest(key, _TYPES) if isinstance(key, str) else ""
             raise LayoutError(f"unknown key {shown(key)}", where="layout", remedy=hint)
-    values = with_overlap(
-        {key: _checked(key, value) for key, value in given.items() if key not in ("backend", "recompute")}
-    )
+    values = {key: _checked(key, value) for key, value in given.items() if key not in ("backend", "recompute")}
+    for key in values:
+        if key not in keys_of(backend):
+            raise LayoutError(f"{key} is not a key of backend {backend}", where=f"layout.{key}", remedy="leave it out")
+    if backend in MEGATRON_BACKENDS:
+        values = with_overlap(values)
     values["recompute"] = recompute_from_value(given.get("recompute", "none"), "layout.recompute")
-    tp, pp, cp, ep = (values.get(key, 1) for key in ("tp", "pp", "cp", "ep"))
-    world = cluster.world_size
-    if world % (tp * pp * cp):
+    degrees = {key: values.get(key, 1) for key in ("tp", "pp", "cp", "ulysses")}
+    if backend in MEGATRON_BACKENDS:
+        del degrees["ulysses"]
+    split, world = prod(degrees.values()), cluster.world_size
+    words = " * ".join(f"{key} {value}" for key, value in degrees.items())
+    if world % split:
         raise LayoutError(
-            f"world size {world} % (tp {tp} * pp {pp} * cp {cp}) = {world % (tp * pp * cp)}",
+            f"world size {world} % ({words}) = {world % split}",
             where="layout",
             expected="expected degrees whose product divides the number of GPUs",
         )
-    dp = world // (tp * pp * cp)
+    dp = world // split
     if values.setdefault("dp", dp) != dp:
-        product = tp * pp * cp * values["dp"]
         raise LayoutError(
-            f"tp {tp} * pp {pp} * cp {cp} * dp {values['dp']} = {product}, the cluster has {world} GPUs",
+            f"{words} * dp {values['dp']} = {split * values['dp']}, the cluster has {world} GPUs",
             where="layout.dp",
             remedy="leave dp out: it is derived",
         )
@@ -186,7 +209,9 @@ def layout_from_dict(form: Mapping[str, Any], cluster: Cluster, model: Model, jo
             remedy="leave it out: it is derived",
         )
     if "pipeline_layout" in values and "vpp" not in values:
-        values["vpp"] = vpp_of(values["pipeline_layout"], pp)
-    values.setdefault("sequence_parallel", tp > 1)
-    values.setdefault("etp", tp if facts_of(model).is_moe and ep == 1 else 1)
+        values["vpp"] = vpp_of(values["pipeline_layout"], degrees["pp"])
+    if backend in SHARDED_BACKENDS:
+        return Layout(backend=backend, distributed_optimizer=False, **values)
+    values.setdefault("sequence_parallel", degrees["tp"] > 1)
+    values.setdefault("etp", degrees["tp"] if facts_of(model).is_moe and values.get("ep", 1) == 1 else 1)
     return Layout(backend=backend, **values)

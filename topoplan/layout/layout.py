@@ -11,6 +11,10 @@ from topoplan.layout.stages import Stages, end_sizes, split_stages
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 
+MEGATRON_BACKENDS = ("mca", "megatron")
+SHARDED_BACKENDS = ("ddp", "deepspeed", "fsdp2")
+BACKENDS = MEGATRON_BACKENDS + SHARDED_BACKENDS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
@@ -31,7 +35,8 @@ class Layout:
     """One way to run the job. `dp` and `gradient_accumulation_steps` are always filled in."""
 
     backend: str = "mca"
-    """mca (LLaMA-Factory's adapter) or megatron; they share one cost model."""
+    """mca (LLaMA-Factory's adapter) or megatron, which share one cost model; ddp, deepspeed or fsdp2, which split data
+    alone, and share another."""
     tp: int = 1
     pp: int = 1
     vpp: int = 1
@@ -59,11 +64,32 @@ class Layout:
     """In fp8, the blocks' weights are kept in fp8 alone (Megatron's fp8_param_gather)."""
     moe_token_dispatcher_type: str | None = None
     """How tokens get to their experts: alltoall, flex (DeepEP, HybridEP), or None for the backend's usual one."""
+    zero_stage: int = 0
+    """With deepspeed: 1, 2 or 3."""
+    offload_optimizer: bool = False
+    """With deepspeed: the optimizer, with its gradients, in host memory."""
+    offload_param: bool = False
+    """With deepspeed stage 3: the parameters in host memory too."""
+    sharding: str = "full"
+    """With fsdp2: full (over all ranks) or hybrid (inside a node, replicated between nodes)."""
+    offload: bool = False
+    """With fsdp2: parameters, gradients and optimizer in host memory (CPUOffloadPolicy)."""
+    ulysses: int = 1
+    """Ranks that share a sequence by all-to-all; they see the same samples, so that dp is world / ulysses."""
+    fused_linear_cross_entropy: bool = False
+    """The loss from the hidden states, the logits never whole in memory (Liger)."""
+    expandable_segments: bool = False
+    """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the allocator's fragmentation all but gone."""
 
     @property
     def world_size(self) -> int:
         """GPUs that the degrees multiply to."""
-        return self.tp * self.pp * self.cp * self.dp
+        return self.tp * self.pp * self.cp * self.ulysses * self.dp
+
+    @property
+    def is_megatron(self) -> bool:
+        """The model is split by Megatron-core; else data alone is."""
+        return self.backend in MEGATRON_BACKENDS
 
     @property
     def expert_dp(self) -> int:
@@ -84,11 +110,14 @@ class Layout:
             + (self.recompute.granularity != "none")
             + (self.pipeline_layout is not None)
             + (self.optimizer_offload_fraction > 0)
+            + sum((self.offload_optimizer, self.offload_param, self.offload, self.ulysses > 1))
         )
 
     @property
     def id(self) -> str:
         """Short, stable name; keys at their usual value are left out."""
+        if not self.is_megatron:
+            return self._sharded_id()
         parts = [f"tp{self.tp}", f"pp{self.pp}"]
         parts += [f"{key}{value}" for key, value in (("vpp", self.vpp), ("cp", self.cp), ("ep", self.ep)) if value > 1]
         if self.etp > 1:
@@ -105,6 +134,20 @@ class Layout:
             parts.append(_uneven_name(self.pipeline_layout, self.pp, self.vpp))
         if self.optimizer_offload_fraction:
             parts.append(f"offload{round(self.optimizer_offload_fraction * 100)}")
+        return "-".join(parts)
+
+    def _sharded_id(self) -> str:
+        """`zero3-dp8-mbs1-full-offload+param`, `fsdp2-hybrid-ulysses2-dp4-mbs1`."""
+        parts = [f"zero{self.zero_stage}" if self.backend == "deepspeed" else self.backend]
+        if self.backend == "fsdp2" and self.sharding != "full":
+            parts.append(self.sharding)
+        parts += [f"{key}{value}" for key, value in (("cp", self.cp), ("ulysses", self.ulysses)) if value > 1]
+        parts += [f"dp{self.dp}", f"mbs{self.micro_batch_size}"]
+        if self.recompute.granularity != "none":
+            parts.append({"full": "full", "selective": "sel"}[self.recompute.granularity])
+        if self.offload_optimizer or self.offload:
+            parts.append("offload+param" if self.offload_param else "offload")
+        parts += ["liger"] * self.fused_linear_cross_entropy + ["expandable"] * self.expandable_segments
         return "-".join(parts)
 
 

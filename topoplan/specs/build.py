@@ -262,11 +262,14 @@ class Builder:
         pin = form.pin.given() if form.pin else {}
         given = {key: value for key, value in form.given().items() if key not in ("pin", "lengths")}
         given.setdefault("packing", given.get("stage") == "pt")
+        if "lora_target" in given:
+            given["lora_target"] = tuple(given["lora_target"])
         job = Job(**given, pin=pin, lengths=lengths)
         if lengths is not None and job.samples is None:
             job = replace(job, samples=self._sequences_of(job, lengths))
         self._check_precision(job, cluster.gpu)
         self._check_something_trained(job, model)
+        self._check_tuner(job, model)
         self._check_token_prediction(job, model)
         check_pin(pin, cluster, job, where=lambda key: self.place(("job", "pin", key)))
         return job
@@ -313,6 +316,18 @@ class Builder:
                 ("job", "freeze_language_model"),
                 "job.freeze_language_model: everything is frozen, so nothing would be trained",
                 remedy="leave it out" if model.vision is None else "set one of the freeze_ keys to false",
+            )
+
+    def _check_tuner(self, job: Job, model: Model) -> None:
+        if job.quantization_bit not in (None, 4, 8):
+            bits = f"job.quantization_bit: {job.quantization_bit}"
+            self.fail(("job", "quantization_bit"), bits, expected="expected 4 or 8")
+        layers = abs(job.freeze_trainable_layers)
+        if job.finetuning == "freeze" and not 1 <= layers <= model.num_layers:
+            self.fail(
+                ("job", "freeze_trainable_layers"),
+                f"job.freeze_trainable_layers: {job.freeze_trainable_layers} of {model.num_layers} layers",
+                expected=f"expected 1 to {model.num_layers}, or -1 to -{model.num_layers}",
             )
 
     def _check_token_prediction(self, job: Job, model: Model) -> None:

@@ -196,7 +196,7 @@ class RecomputeForm(Form):
 class PinForm(Form):
     """Layout keys that must hold."""
 
-    backend: Annotated[str | None, Choice(("mca", "megatron"))] = Field(default=None)
+    backend: Annotated[str | None, Choice(("mca", "megatron", "ddp", "deepspeed", "fsdp2"))] = Field(default=None)
     tp: Annotated[int | None, DEGREE] = Field(default=None, description="Tensor parallel.")
     pp: Annotated[int | None, DEGREE] = Field(default=None, description="Pipeline parallel.")
     vpp: Annotated[int | None, DEGREE] = Field(default=None, description="Virtual pipeline stages per GPU.")
@@ -221,6 +221,20 @@ class PinForm(Form):
     cross_entropy_fusion_impl: Annotated[str | None, Choice(("te", "native"))] = Field(default=None)
     precision_aware_optimizer: Annotated[bool | None, Switch()] = Field(default=None)
     moe_token_dispatcher_type: Annotated[str | None, Choice(("alltoall", "flex"))] = Field(default=None)
+    zero_stage: Annotated[int | None, Count(1, 3)] = Field(default=None, description="With deepspeed.")
+    offload_optimizer: Annotated[bool | None, Switch()] = Field(default=None, description="With deepspeed.")
+    offload_param: Annotated[bool | None, Switch()] = Field(default=None, description="With deepspeed, stage 3.")
+    sharding: Annotated[str | None, Choice(("full", "hybrid"))] = Field(default=None, description="With fsdp2.")
+    offload: Annotated[bool | None, Switch()] = Field(default=None, description="With fsdp2: CPU offload.")
+    ulysses: Annotated[int | None, DEGREE] = Field(
+        default=None, description="Sequence parallel by all-to-all, of fsdp2 and deepspeed."
+    )
+    fused_linear_cross_entropy: Annotated[bool | None, Switch()] = Field(
+        default=None, description="Liger's loss, without whole logits; of ddp, deepspeed and fsdp2."
+    )
+    expandable_segments: Annotated[bool | None, Switch()] = Field(
+        default=None, description="torch's allocator with expandable segments; of ddp, deepspeed and fsdp2."
+    )
 
 
 class JobForm(Form):
@@ -270,6 +284,26 @@ class JobForm(Form):
     epochs: Annotated[float | None, Number(1e-6, 10_000)] = Field(default=None, description="Passes over the data.")
     learning_rate: Annotated[float | None, Number(1e-12, 1)] = Field(default=None, description="Peak learning rate.")
     lora_rank: Annotated[int | None, Count(1, 8192)] = Field(default=None, description="Rank with lora and qlora.")
+    lora_target: Annotated[
+        list[str] | None,
+        Words(pattern=r"[A-Za-z0-9_][A-Za-z0-9_.]*", meaning="names of linear layers, or all"),
+    ] = Field(
+        default=None,
+        description="Linear layers that get an adapter, by their names in the model; by default all.",
+        examples=[["q_proj", "v_proj"]],
+    )
+    quantization_bit: Annotated[int | None, Count(4, 8)] = Field(
+        default=None, description="Bits of the frozen weights with qlora, 4 or 8; by default 4."
+    )
+    freeze_trainable_layers: Annotated[int | None, Count(-1000, 1000)] = Field(
+        default=None, description="With freeze: how many of the last layers are trained; negative for the first ones."
+    )
+    pure_bf16: Annotated[bool | None, Switch()] = Field(
+        default=None, description="Weights and optimizer in bf16, without fp32 copies; not with Megatron."
+    )
+    optimizer: Annotated[str | None, Choice(("adamw", "adamw_8bit"))] = Field(
+        default=None, description="adamw, or adamw_8bit with its moments in 8 bits; the latter not with Megatron."
+    )
     freeze_vision_tower: Annotated[bool | None, Switch()] = Field(
         default=None, description="The vision encoder is not trained."
     )

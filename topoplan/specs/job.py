@@ -36,6 +36,18 @@ class Job:
     epochs: float = 3.0
     learning_rate: float = 2e-5
     lora_rank: int | None = None
+    """Rank of the adapters with lora and qlora; None is the trainers' usual 8."""
+    lora_target: tuple[str, ...] = ("all",)
+    """Linear layers that get an adapter, by their names in Hugging Face's model; `all` is every one but the output
+    layer."""
+    quantization_bit: int | None = None
+    """Bits of the frozen weights with qlora: 4 (NF4) or 8; None is 4."""
+    freeze_trainable_layers: int = 2
+    """With freeze: the last layers, which alone are trained; negative for the first ones. LLaMA-Factory's default."""
+    pure_bf16: bool = False
+    """Weights and optimizer in bf16, without fp32 copies."""
+    optimizer: str = "adamw"
+    """adamw, or adamw_8bit, whose two moments are in 8 bits (bitsandbytes)."""
     freeze_vision_tower: bool = True
     """LLaMA-Factory's own default."""
     freeze_multi_modal_projector: bool = True
