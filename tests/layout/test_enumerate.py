@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from topoplan.layout.enumerate import (
     uneven_pipeline_layouts,
     with_mode,
 )
+from topoplan.layout.forms import keys_of
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.rules import broken_rule
 from topoplan.layout.stages import balanced_pipeline_layout, end_sizes, split_stages, spread_pipeline_layout
@@ -329,4 +330,4 @@ def test_any_machine_and_any_pin_give_legal_candidates_or_none(
 def test_a_layout_has_no_key_that_neither_a_degree_nor_a_switch_covers() -> None:
     degrees = {"tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch_size", "gradient_accumulation_steps"}
     chosen = degrees | {"backend", "sequence_parallel", "recompute", "pipeline_layout"}
-    assert {field.name for field in fields(Layout)} == chosen | set(SWITCHES)
+    assert set(keys_of("mca")) == chosen | set(SWITCHES)

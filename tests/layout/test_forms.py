@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.layout.specs import DENSE, MLA, MOE, make_spec
 from topoplan.errors import LayoutError
 from topoplan.layout.enumerate import shapes, steps, with_mode
-from topoplan.layout.forms import OTHER_BACKENDS, layout_from_dict, layout_to_dict, recompute_from_value
-from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.forms import keys_of, layout_from_dict, layout_to_dict, recompute_from_value
+from topoplan.layout.layout import SHARDED_BACKENDS, Layout, Recompute
 from topoplan.layout.rules import RECOMPUTE_MODULES
 from topoplan.specs.spec import Spec
 
@@ -159,10 +159,24 @@ def test_a_wrong_form_is_named_with_its_key(form: Any, said: str) -> None:
         read(form)
 
 
-@pytest.mark.parametrize("backend", OTHER_BACKENDS)
-def test_other_backends_are_not_predicted_yet(backend: str) -> None:
-    with pytest.raises(LayoutError, match=f"backend '{backend}' is not predicted yet; expected mca or megatron"):
-        read({"backend": backend, "zero_stage": 3})
+@pytest.mark.parametrize("backend", SHARDED_BACKENDS)
+def test_a_layout_that_splits_data_alone_comes_back_with_its_own_keys(backend: str) -> None:
+    layout = read({"backend": backend, "micro_batch_size": 2, "expandable_segments": True})
+    form = layout_to_dict(layout)
+    assert set(form) == set(keys_of(backend))
+    assert read(form) == layout
+    assert (layout.dp, layout.tp) == (SPEC.cluster.world_size, 1)
+
+
+def test_ranks_that_share_a_sequence_are_no_data_parallel_ranks() -> None:
+    assert read({"backend": "fsdp2", "ulysses": 4}).dp == SPEC.cluster.world_size // 4
+
+
+def test_a_key_of_another_backend_is_refused() -> None:
+    with pytest.raises(LayoutError, match="zero_stage is not a key of backend fsdp2"):
+        read({"backend": "fsdp2", "zero_stage": 3})
+    with pytest.raises(LayoutError, match="unknown backend 'horovod'; expected mca, megatron, ddp, deepspeed or fsdp2"):
+        read({"backend": "horovod"})
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-3, 10) | st.floats() | st.text(max_size=6) | st.just(10**400)

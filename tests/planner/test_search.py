@@ -171,7 +171,14 @@ def test_a_model_that_the_adapter_lacks_is_refused_by_name() -> None:
 
 def test_a_job_that_the_adapter_does_not_train_is_refused() -> None:
     with pytest.raises(SpecError, match="lora"):
-        rank(spec_of(DENSE, finetuning="lora", lora_rank=8))
+        rank(spec_of(DENSE, finetuning="lora", lora_rank=8), backends=["mca"])
+    with pytest.raises(SpecError, match="lora"):
+        rank(spec_of(DENSE, finetuning="lora", pin={"backend": "mca"}))
+
+
+def test_a_job_that_megatron_does_not_train_is_searched_where_data_alone_is_split() -> None:
+    ranking = rank(spec_of(DENSE, finetuning="lora", lora_rank=8))
+    assert {plan.layout.backend for plan in ranking.plans} == {"ddp", "deepspeed", "fsdp2"}
 
 
 def test_of_splits_that_differ_in_nothing_else_the_fastest_is_ranked() -> None:

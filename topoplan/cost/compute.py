@@ -110,7 +110,7 @@ def elementwise_s(moved_bytes: float, gpu: Gpu, profile: Profile, *, kernels: in
     return kernels * profile.kernel_launch_s + moved_bytes / (gpu.memory_bytes_per_s * profile.memory_efficiency)
 
 
-class _Builder:
+class Builder:
     """Collects the operators of one layer."""
 
     def __init__(self, model: Model, shard: Shard, cluster: Cluster, profile: Profile) -> None:
@@ -176,7 +176,7 @@ class _Builder:
         self.operators.append(Operator(name, "tp_comm", forward, backward, by, Collective(kind, group, whole, out)))
 
 
-def _core_attention(build: _Builder, heads: float, kv_heads: float, key_dim: int, value_dim: int, window: int) -> None:
+def core_attention(build: Builder, heads: float, kv_heads: float, key_dim: int, value_dim: int, window: int) -> None:
     """Causal flash attention; backward is 2.5 times forward (arXiv 2307.08691, section 4).
 
     Without a flash kernel both products run over the whole square, and the scores pass through memory.
@@ -218,7 +218,7 @@ def _core_attention(build: _Builder, heads: float, kv_heads: float, key_dim: int
         )
 
 
-def _attention(build: _Builder, attention: Attention) -> None:
+def _attention(build: Builder, attention: Attention) -> None:
     hidden, shard = build.hidden, build.shard
     heads, kv_heads, width = attention.heads / shard.tp, max(attention.kv_heads / shard.tp, 1), attention.head_dim
     query = heads * width * (2 if attention.output_gate else 1)
@@ -228,12 +228,13 @@ def _attention(build: _Builder, attention: Attention) -> None:
     # Splitting q out of the mixed projection, and rotation; with a norm on q and k a third pass.
     passes = 3 if attention.qk_norm else 2
     build.elementwise("split, rotate, qk norm", passes * moved, (passes + 0.5) * moved, kernels=2 * passes)
-    _core_attention(build, heads, kv_heads, width, width, attention.window)
+    core_attention(build, heads, kv_heads, width, width, attention.window)
     build.linear("linear_proj", shard.tokens, hidden, heads * width)
     build.tensor_parallel("attention collectives", dgrad + wgrad)
 
 
-def _latent_attention(build: _Builder, attention: LatentAttention) -> None:
+def latent_attention(build: Builder, attention: LatentAttention) -> None:
+    """Operators of multi-head latent attention and its norm."""
     hidden, shard = build.hidden, build.shard
     heads = attention.heads / shard.tp
     key_dim, value_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim, attention.v_head_dim
@@ -255,7 +256,7 @@ def _latent_attention(build: _Builder, attention: LatentAttention) -> None:
     )
     moved = 2 * BF16 * shard.tokens * heads * (2 * key_dim + value_dim)
     build.elementwise("rotate, assemble q k v", moved, 1.5 * moved, kernels=4, by=up)
-    _core_attention(build, heads, heads, key_dim, value_dim, 0)
+    core_attention(build, heads, heads, key_dim, value_dim, 0)
     build.linear("linear_proj", shard.tokens, hidden, heads * value_dim)
     # The down projections are not split: what is gathered over the sequence are their outputs (and, with one matrix
     # for the queries, the hidden state), each on its own.
@@ -263,7 +264,8 @@ def _latent_attention(build: _Builder, attention: LatentAttention) -> None:
     build.tensor_parallel("attention collectives", dgrad_q + wgrad_q, inputs=inputs)
 
 
-def _linear_attention(build: _Builder, attention: LinearAttention) -> None:
+def linear_attention(build: Builder, attention: LinearAttention) -> None:
+    """Operators of a gated delta rule and its norm."""
     hidden, shard, gpu, profile = build.hidden, build.shard, build.gpu, build.profile
     key = attention.key_heads * attention.key_head_dim / shard.tp
     value = attention.value_heads * attention.value_head_dim / shard.tp
@@ -281,7 +283,7 @@ def _linear_attention(build: _Builder, attention: LinearAttention) -> None:
     build.tensor_parallel("attention collectives", dgrad + wgrad)
 
 
-def _mlp(build: _Builder, mlp: Mlp) -> None:
+def _mlp(build: Builder, mlp: Mlp) -> None:
     hidden, shard, by = build.hidden, build.shard, ("mlp",)
     width = mlp.intermediate_size / shard.tp
     first = width * (2 if mlp.gated else 1)
@@ -293,7 +295,7 @@ def _mlp(build: _Builder, mlp: Mlp) -> None:
     build.tensor_parallel("mlp collectives", dgrad + wgrad, by)
 
 
-def _moe(build: _Builder, moe: Moe) -> None:
+def _moe(build: Builder, moe: Moe) -> None:
     hidden, shard, by = build.hidden, build.shard, ("moe",)
     local, routed = shard.local_tokens, shard.routed_tokens(moe)
     width = moe.intermediate_size / shard.etp
@@ -349,7 +351,7 @@ def _moe(build: _Builder, moe: Moe) -> None:
         build.operators.append(Operator("expert tensor collectives", "tp_comm", 2 * one, 2 * one, by, call))
 
 
-def _mtp(build: _Builder) -> None:
+def _mtp(build: Builder) -> None:
     """What a multi-token-prediction layer does around its block (`core/transformer/multi_token_prediction.py`)."""
     hidden, shard = build.hidden, build.shard
     for name in ("enorm", "hnorm", "mtp final_layernorm"):
@@ -379,13 +381,13 @@ def layer_operators(
     model: Model, layer: Layer, shard: Shard, cluster: Cluster, profile: Profile
 ) -> tuple[Operator, ...]:
     """All kernels and collectives of one layer and one micro batch."""
-    build = _Builder(model, shard, cluster, profile)
+    build = Builder(model, shard, cluster, profile)
     if layer.predicts_next:
         _mtp(build)
     if isinstance(layer.attention, LatentAttention):
-        _latent_attention(build, layer.attention)
+        latent_attention(build, layer.attention)
     elif isinstance(layer.attention, LinearAttention):
-        _linear_attention(build, layer.attention)
+        linear_attention(build, layer.attention)
     else:
         _attention(build, layer.attention)
     if isinstance(layer.ffn, Mlp):

@@ -44,7 +44,8 @@ Broken = tuple[Rule, str]
 """A rule and its failed equation."""
 
 
-def _divisors(number: int, limit: int) -> list[int]:
+def divisors(number: int, limit: int) -> list[int]:
+    """Divisors of a number, up to a limit."""
     return [n for n in range(1, min(number, limit) + 1) if number % n == 0]
 
 
@@ -118,8 +119,8 @@ def shapes(
     choices = _Choices(dict(pin))
     longest_cp = max(1, spec.job.seq_len // MIN_TOKENS_PER_CP_RANK)
     switches = with_overlap({key: pin[key] for key in SWITCHES if key in pin})
-    for tp in choices.of("tp", _divisors(world, 2 * tensor_parallel_domain(spec))):
-        for pp in choices.of("pp", _divisors(max(1, world // tp), spec.model.num_layers)):
+    for tp in choices.of("tp", divisors(world, 2 * tensor_parallel_domain(spec))):
+        for pp in choices.of("pp", divisors(max(1, world // tp), spec.model.num_layers)):
             splits = _splits(spec, pp, choices, ends_in_layers)
             for cp in choices.of("cp", [n for n in _powers_of_two(longest_cp) if (world // (tp * pp)) % n == 0]):
                 if world < tp * pp * cp or pin.get("dp", world // (tp * pp * cp)) * tp * pp * cp != world:
@@ -130,7 +131,7 @@ def shapes(
                     yield (base,), broken
                     continue
                 stage = tp * cp * dp
-                eps = [n for n in _divisors(max(facts.experts), stage) if stage % n == 0] if facts.is_moe else [1]
+                eps = [n for n in divisors(max(facts.experts), stage) if stage % n == 0] if facts.is_moe else [1]
                 for ep in choices.of("ep", eps):
                     for etp in choices.of("etp", sorted({1, tp}) if facts.is_moe else [1]):
                         for vpp, pipeline_layouts in splits.items():
@@ -220,7 +221,7 @@ def steps(
         yield shape, (), broken_rule(spec, first, STEP_RULES)
         return
     modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else recompute_modes(spec)
-    for micro_batch in choices.of("micro_batch_size", _divisors(max(1, batch // first.dp), MAX_MICRO_BATCH_SIZE)):
+    for micro_batch in choices.of("micro_batch_size", divisors(max(1, batch // first.dp), MAX_MICRO_BATCH_SIZE)):
         accumulation = max(1, batch // (micro_batch * first.dp))
         if pin.get("gradient_accumulation_steps", accumulation) != accumulation:
             continue

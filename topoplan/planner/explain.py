@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import Layout, Recompute
-from topoplan.layout.rules import broken_rule
+from topoplan.layout.rules import RULES, broken_rule
+from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.planner.plan import Ranked, Rejection
 from topoplan.planner.predict import memory_of
 from topoplan.specs.spec import Spec
@@ -22,8 +24,9 @@ def memory_rejection(spec: Spec, layout: Layout) -> Rejection:
     worst = max(memory.by_stage, key=lambda stage: stage.allocated_bytes)
     largest = max(worst.parts_bytes, key=lambda part: worst.parts_bytes[part])
     if memory.excess_bytes > 0.0:
+        who = f"stage {worst.stage}" if layout.is_megatron else "a GPU"
         reason = (
-            f"stage {worst.stage} needs {memory.device_bytes / GIB:.1f} GiB and a margin of"
+            f"{who} needs {memory.device_bytes / GIB:.1f} GiB and a margin of"
             f" {memory.margin_bytes / GIB:.1f}, the card has {memory.capacity_bytes / GIB:.1f}:"
             f" {memory.excess_bytes / GIB:.1f} GiB over; most is {largest} ({worst.parts_bytes[largest] / GIB:.1f} GiB)"
         )
@@ -35,6 +38,8 @@ def memory_rejection(spec: Spec, layout: Layout) -> Rejection:
 
 def _changes(spec: Spec, layout: Layout) -> list[tuple[str, Layout]]:
     """Single changes that save memory, the mildest first."""
+    if not layout.is_megatron:
+        return _sharded_changes(spec, layout)
     changes: list[tuple[str, Layout]] = []
     if layout.tp > 1 and not layout.sequence_parallel:
         changes.append(("sequence_parallel", replace(layout, sequence_parallel=True)))
@@ -64,6 +69,40 @@ def _changes(spec: Spec, layout: Layout) -> list[tuple[str, Layout]]:
     return changes
 
 
+def _sharded_changes(spec: Spec, layout: Layout) -> list[tuple[str, Layout]]:
+    """The same where data alone is split: the allocator, checkpointing, more sharding, offload, the loss."""
+    changes: list[tuple[str, dict[str, Any]]] = [("expandable_segments", {"expandable_segments": True})]
+    if layout.recompute.granularity != "full":
+        changes.append(("recompute full", {"recompute": FULL}))
+    changes.append(("fused_linear_cross_entropy", {"fused_linear_cross_entropy": True}))
+    if layout.backend == "deepspeed":
+        changes += [(f"zero_stage {n}", {"zero_stage": n}) for n in range(layout.zero_stage + 1, 4)]
+        changes.append(("offload_optimizer", {"offload_optimizer": True}))
+        both = {"zero_stage": 3, "offload_optimizer": True, "offload_param": True}
+        changes.append(("zero_stage 3, offload_optimizer and offload_param", both))
+    elif layout.backend == "fsdp2":
+        changes.append(("offload", {"offload": True}))
+    else:
+        changes.append(("backend deepspeed with zero_stage 3", {"backend": "deepspeed", "zero_stage": 3}))
+    if layout.backend != "ddp" and layout.dp % 2 == 0:
+        twice = {
+            "ulysses": layout.ulysses * 2,
+            "dp": layout.dp // 2,
+            "gradient_accumulation_steps": layout.gradient_accumulation_steps * 2,
+        }
+        changes.append((f"ulysses {layout.ulysses * 2}", twice))
+    found: list[tuple[str, Layout]] = []
+    before: dict[str, Any] = {}
+    for name, change in changes:
+        found.append((name, replace(layout, **change)))
+        # What costs little is tried together with what comes behind it, too.
+        if name in ("expandable_segments", "recompute full"):
+            before |= change
+        elif any(getattr(layout, key) != value for key, value in before.items()):
+            found.append((f"{name}, recompute full and expandable_segments", replace(layout, **(before | change))))
+    return found
+
+
 def _keeps_pins(spec: Spec, layout: Layout) -> bool:
     pin = {key: recompute_from_value(value) if key == "recompute" else value for key, value in spec.job.pin.items()}
     return all(getattr(layout, key) == value for key, value in pin.items())
@@ -71,7 +110,8 @@ def _keeps_pins(spec: Spec, layout: Layout) -> bool:
 
 def _fitting_change(spec: Spec, layout: Layout) -> str:
     for name, changed in _changes(spec, layout):
-        if _keeps_pins(spec, changed) and broken_rule(spec, changed) is None:
+        rules = RULES if changed.is_megatron else SHARDED_RULES
+        if _keeps_pins(spec, changed) and broken_rule(spec, changed, rules) is None:
             memory = memory_of(spec, changed)
             if memory.fits:
                 beside = f" and {memory.host_bytes / GIB:.0f} GiB of host memory a node" if memory.host_bytes else ""
@@ -81,6 +121,9 @@ def _fitting_change(spec: Spec, layout: Layout) -> str:
 
 _Choice = tuple[str, Callable[[Layout], object]]
 _CHOICES: tuple[_Choice, ...] = (
+    ("backend", lambda layout: layout.backend),
+    ("zero stage", lambda layout: layout.zero_stage),
+    ("ulysses", lambda layout: layout.ulysses),
     ("tp", lambda layout: layout.tp),
     ("pp", lambda layout: layout.pp),
     ("cp", lambda layout: layout.cp),

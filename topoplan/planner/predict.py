@@ -14,11 +14,14 @@ from topoplan.cost.memory import Memory, ShapeStates, predict_memory, resident_e
 from topoplan.cost.padding import padding_share, tokens_per_step
 from topoplan.cost.profile import profile_notes, profile_of
 from topoplan.cost.shard import shard_of
+from topoplan.cost.sharded.memory import sharded_memory
+from topoplan.cost.sharded.step import sharded_time
 from topoplan.cost.step import PipelineWork, StepTerms, pipeline_work, predict_time, step_terms
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.layout.layout import Layout
 from topoplan.layout.rules import MODE_RULES, SHAPE_RULES, STEP_RULES, broken_rule, facts_of, tensor_parallel_domain
+from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
@@ -37,7 +40,10 @@ def memory_of(
     until_over: bool = False,
 ) -> Memory:
     """Memory of a layout that is known to be legal; options as in `predict_memory`."""
-    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
+    profile = profile_of(spec.cluster.gpu, spec.profile)
+    if not layout.is_megatron:
+        return sharded_memory(spec.model, spec.cluster, spec.job, layout, profile, with_moments=all_stages)
+    traits = TRAITS[layout.backend]
     return predict_memory(
         spec.model,
         spec.cluster,
@@ -75,10 +81,20 @@ def terms_of(spec: Spec, layout: Layout, work: PipelineWork) -> StepTerms:
     return step_terms(spec.model, spec.cluster, spec.job, layout, traits, profile, work)
 
 
+def step_of(spec: Spec, layout: Layout) -> float:
+    """Seconds of a step of a legal layout whose backend splits data alone."""
+    profile = profile_of(spec.cluster.gpu, spec.profile)
+    return sharded_time(spec.model, spec.cluster, spec.job, layout, profile).step_s
+
+
 def plan_of(spec: Spec, layout: Layout, memory: Memory, terms: StepTerms | None = None) -> Plan:
     """The plan of a legal layout whose memory is known, and its `terms_of` perhaps too."""
-    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
-    time = predict_time(spec.model, spec.cluster, spec.job, layout, traits, profile, terms)
+    profile = profile_of(spec.cluster.gpu, spec.profile)
+    if layout.is_megatron:
+        traits = TRAITS[layout.backend]
+        time = predict_time(spec.model, spec.cluster, spec.job, layout, traits, profile, terms)
+    else:
+        time = sharded_time(spec.model, spec.cluster, spec.job, layout, profile)
     gpus = spec.cluster.world_size
     rate = model_flops_per_step(spec.model, spec.job) / time.step_s / gpus
     return Plan(
@@ -100,13 +116,15 @@ def predict(spec: Spec, layout: Layout | Mapping[str, Any]) -> Plan:
 
     Raises LayoutError for a layout that breaks a rule, SpecError for a job that is not predicted.
     """
-    check_finetuning(spec)
     check_precision(spec)
     form = layout_to_dict(layout) if isinstance(layout, Layout) else _with_stages(layout, spec)
     layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)
+    if layout.is_megatron:
+        check_finetuning(spec)
     if layout.backend == "mca":
         check_token_prediction(spec)
-    if broken := broken_rule(spec, layout, RULES_OF_A_GIVEN_LAYOUT):
+    rules = RULES_OF_A_GIVEN_LAYOUT if layout.is_megatron else SHARDED_RULES
+    if broken := broken_rule(spec, layout, rules):
         rule, equation = broken
         raise LayoutError(equation, where=f"layout breaks rule {rule.name}", remedy=rule.fix)
     return plan_of(spec, layout, memory_of(spec, layout, all_stages=True))

@@ -6,7 +6,7 @@ import math
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from topoplan.backends.mca import check_finetuning, check_job, check_precision
@@ -14,21 +14,23 @@ from topoplan.cost.flops import ends_in_layers
 from topoplan.cost.memory import ShapeStates
 from topoplan.cost.padding import tokens_per_step
 from topoplan.cost.step import PipelineWork, StepTerms
-from topoplan.errors import LayoutError
+from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.enumerate import Broken, lighter_modes, offloaded, shapes, steps
-from topoplan.layout.layout import Layout, Recompute, changed
+from topoplan.layout.enumerate_sharded import sharded_families
+from topoplan.layout.layout import SHARDED_BACKENDS, Layout, Recompute, changed
 from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES
+from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Counts, Memory, Plan, Plans, Ranking, Rejection
-from topoplan.planner.predict import excess_of, memory_of, plan_of, states_of, terms_of, work_of
+from topoplan.planner.predict import excess_of, memory_of, plan_of, states_of, step_of, terms_of, work_of
 from topoplan.planner.rank import ranked
 from topoplan.specs.spec import Spec
 
 KEPT_MISSES = 5
 """Layouts over the card's memory that are kept with a fix, when not all are asked for."""
 
-_Degrees = tuple[int, ...]
+_Degrees = tuple[int | str, ...]
 _Fit = tuple[Layout, Memory]
 _Miss = tuple[float, int, Layout]
 """What it is sorted by, a running number that keeps the order stable, and the layout."""
@@ -40,7 +42,9 @@ class _Found:
 
     layout: Layout
     memory: Memory
-    terms: StepTerms
+    step_s: float
+    terms: StepTerms | None
+    """None where the backend splits data alone."""
     tokens_per_s_per_gpu: float
 
     @property
@@ -53,8 +57,16 @@ Progress = Callable[[int, int], bool | None]
 """Called with the shapes searched so far and their number. The search ends with what it has when it returns True."""
 
 
-def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = False) -> Ranking:
-    """Search all layouts of a spec.
+def rank(
+    spec: Spec,
+    *,
+    progress: Progress | None = None,
+    keep_rejected: bool = False,
+    backends: Sequence[str] | None = None,
+) -> Ranking:
+    """Search all layouts of a spec, of one backend or of several.
+
+    `backends` are by default what the pin says, else those of `usual_backends`.
 
     Of layouts that differ only in their pipeline split, in what they recompute or in how much of the optimizer they
     offload, the fastest that fits is ranked: the others would be slower and differ in nothing else.
@@ -62,31 +74,64 @@ def rank(spec: Spec, *, progress: Progress | None = None, keep_rejected: bool = 
     does either, else only the nearest misses and one example of each broken rule.
     The result may have no plan; its `rejected` then says what would fit.
 
-    Raises LayoutError when no layout is even legal, ModelError or SpecError for a job that the trainer cannot run.
+    Raises LayoutError when no layout is even legal, ModelError or SpecError for a job that none of the trainers can
+    run.
     """
     started = time.perf_counter()
-    backend = spec.job.pin.get("backend", "mca")
-    if backend == "mca":
-        check_job(spec)
-    else:
-        check_finetuning(spec)
-        check_precision(spec)
-
+    if backends is None:
+        backends = [spec.job.pin["backend"]] if "backend" in spec.job.pin else usual_backends(spec)
+    able = _able(spec, backends)
     found = _Search(spec, keep_rejected=keep_rejected)
-    all_shapes = list(shapes(spec, backend, ends_in_layers(spec.model, spec.job)))
-    searched = len(all_shapes)
-    for position, (shape, broken_shape) in enumerate(all_shapes):
-        if progress is not None and progress(position, len(all_shapes)):
+    families = [family for backend in able for family in _families(spec, backend)]
+    searched = len(families)
+    for position, (layouts, broken) in enumerate(families):
+        if progress is not None and progress(position, len(families)):
             searched = position
             break
-        if broken_shape:
-            found.refuse(shape, broken_shape)
-            continue
-        found.search(shape)
+        if broken:
+            found.refuse(layouts, broken)
+        elif layouts[0].is_megatron:
+            found.search(layouts)
+        else:
+            found.choose(layouts)
     else:
         if progress is not None:
-            progress(len(all_shapes), len(all_shapes))
-    return found.ranking(time.perf_counter() - started, searched / len(all_shapes))
+            progress(len(families), len(families))
+    return found.ranking(time.perf_counter() - started, searched / len(families))
+
+
+def usual_backends(spec: Spec) -> tuple[str, ...]:
+    """What a search looks at when nobody says: Megatron for what its adapter trains, else what splits data alone."""
+    try:
+        check_job(spec)
+    except (ModelError, SpecError):
+        is_theirs = spec.job.finetuning != "full" or spec.job.pure_bf16 or spec.job.optimizer != "adamw"
+        return SHARDED_BACKENDS if is_theirs else ("mca",)
+    return ("mca",)
+
+
+def _able(spec: Spec, backends: Sequence[str]) -> list[str]:
+    """Those of several backends that can run the job at all. Raises what the first one says if none can."""
+    able, refusals = [], []
+    for backend in backends:
+        try:
+            if backend == "mca":
+                check_job(spec)
+            elif backend == "megatron":
+                check_finetuning(spec)
+            check_precision(spec)
+            able.append(backend)
+        except (ModelError, SpecError) as error:
+            refusals.append(error)
+    if not able:
+        raise refusals[0]
+    return able
+
+
+def _families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
+    if backend in SHARDED_BACKENDS:
+        return sharded_families(spec, backend)
+    return shapes(spec, backend, ends_in_layers(spec.model, spec.job))
 
 
 class _Search:
@@ -190,14 +235,29 @@ class _Search:
         rivals.sort(key=lambda rival: rival[0].busiest_s)
         best = self._found(*rivals[0])
         for work, layout, memory in rivals[1:]:
-            if work.busiest_s > best.terms.step_s:
+            if work.busiest_s > best.step_s:
                 break
             best = min(best, self._found(work, layout, memory), key=_slowness)
         return best
 
     def _found(self, work: PipelineWork, layout: Layout, memory: Memory) -> _Found:
         terms = terms_of(self.spec, layout, work)
-        return _Found(layout, memory, terms, self.tokens_per_gpu / terms.step_s)
+        return _Found(layout, memory, terms.step_s, terms, self.tokens_per_gpu / terms.step_s)
+
+    def choose(self, family: tuple[Layout, ...]) -> None:
+        """Keep the fastest that fits of legal layouts that differ in checkpointing, offload and the allocator alone."""
+        timed = [(step_of(self.spec, layout), place, layout) for place, layout in enumerate(family)]
+        missed: list[_Fit] = []
+        for step_s, _, layout in sorted(timed, key=lambda one: one[:2]):
+            memory = memory_of(self.spec, layout)
+            if memory.fits:
+                self.dominated += len(family) - 1
+                self.plans.append(_Found(layout, memory, step_s, None, self.tokens_per_gpu / step_s))
+                return
+            missed.append((layout, memory))
+        self.out_of_memory += len(family)
+        for miss in missed:
+            self._miss(*miss)
 
     def _fitting(self, layout: Layout, memory: Memory, enough: float) -> list[_Fit]:
         """The layout if it fits, or what it takes for it to fit; more than one where only their times can tell.
@@ -252,7 +312,16 @@ class _Search:
         if self.keep_rejected:
             self.over.append((excess, self.misses, layout))
             return
-        degrees = (layout.tp, layout.pp, layout.cp, layout.ep, layout.etp)
+        degrees = (
+            layout.backend,
+            layout.tp,
+            layout.pp,
+            layout.cp,
+            layout.ep,
+            layout.etp,
+            layout.zero_stage,
+            layout.ulysses,
+        )
         _keep_least(self.nearest, degrees, (excess, self.misses, layout))
         effort = 100.0 * layout.complexity + layout.micro_batch_size + (not layout.sequence_parallel)
         _keep_least(self.simplest, degrees, (effort, self.misses, layout))
@@ -262,7 +331,7 @@ class _Search:
         plans, illegal, over = self.plans, self.illegal, self.over
         if not self.keep_rejected:
             # In the order of the rules: what people try first, a tp beyond the node or an odd pp, leads.
-            illegal = [self.examples[rule.name] for rule in RULES if rule.name in self.examples]
+            illegal = [self.examples[rule.name] for rule in RULES + SHARDED_RULES if rule.name in self.examples]
             # With plans to choose from, what people try first is worth a reason; without, what nearly fits.
             over = list((self.simplest if plans else self.nearest).values())
         refused = self.seen_rules.total()
@@ -298,7 +367,7 @@ class _Search:
 
 def _slowness(one: _Found) -> tuple[float, float, str]:
     """Sorts the fastest first, then the one that needs least."""
-    return one.terms.step_s, one.memory.device_bytes, one.id
+    return one.step_s, one.memory.device_bytes, one.id
 
 
 def _keep_least(misses: dict[_Degrees, _Miss], degrees: _Degrees, miss: _Miss) -> None:

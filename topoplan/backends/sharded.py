@@ -1,0 +1,79 @@
+"""How the trainers that split data alone keep a model: bytes of a parameter by what becomes of it, as data.
+
+DeepSpeed: `runtime/zero/stage_1_and_2.py` and `stage3.py` (fp32 partitions, averaged gradients in the model's own
+16 bits: `engine.py::get_data_types`). FSDP2: accelerate `utils/fsdp_utils.py::fsdp2_prepare_model` keeps trained
+parameters in fp32 and computes in 16 bits. DDP under the Hugging Face trainer: what was loaded, trained weights in fp32
+(LLaMA-Factory `model/adapter.py`, cast_trainable_params_to_fp32), gathered nowhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topoplan.layout.layout import Layout
+from topoplan.specs.job import Job
+
+HALF, SINGLE = 2, 4
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""A weight in NF4 with double quantisation: blocks of 64, their scales in 8 bits, and one fp32 scale for 256 of these
+(Dettmers et al. 2023, "QLoRA", arXiv 2305.14314, section 3)."""
+INT8_BYTES = 1.0
+"""A weight of LLM.int8(); its scale a row is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterBytes:
+    """Bytes of one element, before sharding."""
+
+    trained: float
+    """The weight itself, of a trained parameter."""
+    frozen: float
+    quantised: float
+    gradient: float
+    optimizer: float
+    """Adam's moments, and an fp32 copy of the weight where there is one."""
+
+
+def moment_bytes(job: Job) -> float:
+    """Adam's two moments of one parameter."""
+    if job.optimizer == "adamw_8bit":
+        return 2.0
+    return 2.0 * (HALF if job.pure_bf16 else SINGLE)
+
+
+def parameter_bytes(job: Job, layout: Layout) -> ParameterBytes:
+    """What a backend keeps of a parameter."""
+    packed = INT8_BYTES if job.quantization_bit == 8 else NF4_BYTES
+    if layout.backend == "deepspeed":
+        return ParameterBytes(
+            trained=HALF, frozen=HALF, quantised=packed, gradient=HALF, optimizer=SINGLE + moment_bytes(job)
+        )
+    own = HALF if job.pure_bf16 else SINGLE
+    return ParameterBytes(trained=own, frozen=HALF, quantised=packed, gradient=own, optimizer=moment_bytes(job))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Over how many ranks each kind of state is divided."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+
+
+def shards_of(layout: Layout, gpus_per_node: int) -> Shares:
+    """ZeRO's stages: 1 divides the optimizer, 2 the gradients too, 3 and full sharding the weights as well.
+
+    Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1. All ranks share, those of a sequence too; with hybrid
+    sharding those of a node.
+    """
+    world = layout.world_size
+    if layout.backend == "ddp":
+        return Shares(weights=1, gradients=1, optimizer=1)
+    if layout.backend == "fsdp2":
+        ranks = min(world, gpus_per_node) if layout.sharding == "hybrid" else world
+        return Shares(weights=ranks, gradients=ranks, optimizer=ranks)
+    stage = layout.zero_stage
+    return Shares(
+        weights=world if stage == 3 else 1, gradients=world if stage >= 2 else 1, optimizer=world if stage >= 1 else 1
+    )

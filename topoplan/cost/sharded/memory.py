@@ -1,0 +1,173 @@
+"""Memory of a layout whose backend splits data alone: what stays all the step, and the worst of its moments."""
+
+from __future__ import annotations
+
+from topoplan.cost.activations import BF16
+from topoplan.cost.communicators import communicators_bytes
+from topoplan.cost.memory import Memory, StageMemory, margin_bytes, vision_kept_bytes
+from topoplan.cost.moments import FREED, Moment
+from topoplan.cost.padding import longest_sequence
+from topoplan.cost.profile import Profile
+from topoplan.cost.sharded.activations import (
+    ATTENTION_OUTPUTS,
+    CHUNKED_LOGIT_BYTES,
+    LOGIT_BYTES,
+    EagerActivations,
+    LayerUse,
+    eager_activations,
+)
+from topoplan.cost.sharded.linears import adapted, layer_linears, trained_layers
+from topoplan.cost.sharded.states import ShardedStates, sharded_states
+from topoplan.layout.layout import Layout
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.job import Job
+from topoplan.specs.model import Layer, Model
+
+FRAGMENTATION = 0.12
+"""Reserved over allocated, less one: gathered weights, logits and gradients of other sizes than the activations come
+and go. Fitted: median of what torchtitan's and ms-swift's logs report as reserved over the allocated memory that these
+formulas give."""
+EXPANDABLE_FRAGMENTATION = 0.01
+"""The same with expandable segments, whose pages are mapped where they are needed: what the last page of each size
+leaves (PyTorch `c10/cuda/CUDACachingAllocator.cpp`, ExpandableSegment, 2 MiB and 20 MiB pages)."""
+PRODUCTS_SAVED = 0.5
+"""Part of its matrix products that a layer keeps under selective checkpointing of single operations: every second one,
+and attention's output (torchtitan `distributed/activation_checkpoint.py`, _apply_op_sac)."""
+
+
+def tokens_of(job: Job, layout: Layout) -> int:
+    """Positions of a micro batch on one GPU, at the longest that its sequences may be."""
+    sequences = layout.micro_batch_size * job.sequences_per_sample
+    return sequences * longest_sequence(job, layout) // (layout.cp * layout.ulysses)
+
+
+def layer_uses(
+    model: Model, job: Job, layout: Layout, tokens: int, seq_len: int, *, flash: bool
+) -> list[tuple[Layer, LayerUse, int]]:
+    """(layer, how it is trained, how many there are) of the layers that backward goes through.
+
+    What stands before the first trained layer has no backward; adapters are on all layers.
+    """
+    trained, found = trained_layers(model, job), dict[tuple[int, bool], list[int]]()
+    first = min(trained, default=0)
+    for place, layer in enumerate(model.layers):
+        if place >= first:
+            found.setdefault((id(layer), place in trained), []).append(place)
+    uses = []
+    for (_, trains_weights), places in found.items():
+        layer = model.layers[places[0]]
+        names = frozenset(linear.name for linear in layer_linears(model, layer) if adapted(job, linear))
+        use = LayerUse(
+            tokens=tokens,
+            seq_len=seq_len,
+            trains_weights=trains_weights,
+            adapted=names,
+            fused=layout.fused_linear_cross_entropy,
+            flash_attention=flash,
+        )
+        uses.append((layer, use, len(places)))
+    return uses
+
+
+def _kept_bytes(model: Model, layer: Layer, one: EagerActivations, layout: Layout, tokens: int) -> float:
+    """What a layer keeps from forward to backward."""
+    if layout.recompute.granularity == "full":
+        return one.input_bytes
+    if layout.recompute.granularity == "selective":
+        attention = sum(tensor.saved_bytes for tensor in one.saved if tensor.name in ATTENTION_OUTPUTS)
+        products = BF16 * tokens * sum(linear.outputs for linear in layer_linears(model, layer))
+        return min(one.saved_bytes, one.input_bytes + attention + PRODUCTS_SAVED * products)
+    return one.saved_bytes
+
+
+def _loss_bytes(model: Model, job: Job, layout: Layout, tokens: int) -> float:
+    """Logits and their gradients at the turn from forward to backward, and the hidden states before and behind."""
+    hidden = BF16 * tokens * model.hidden_size
+    if not layout.fused_linear_cross_entropy:
+        return LOGIT_BYTES * tokens * model.vocab_size + 2 * hidden
+    # Liger cuts the rows into so many chunks that one is about as large as the hidden states; the gradients of hidden
+    # states and output layer are made at once.
+    chunks = 1 << max(0, (-(-model.vocab_size // model.hidden_size) - 1).bit_length())
+    rows = -(-tokens // chunks)
+    trains_head = job.finetuning == "full" and not job.freeze_language_model
+    gradient = BF16 * model.vocab_size * model.hidden_size if trains_head else 0
+    return CHUNKED_LOGIT_BYTES * rows * model.vocab_size + gradient + 3 * hidden
+
+
+def _moments(
+    layout: Layout, states: ShardedStates, *, kept: float, loss: float, layer: float, vision: float
+) -> tuple[Moment, ...]:
+    """The moments that may be the peak."""
+    # Gradients are there once the first micro batch has made them; stage 3 has a buffer that is never given back.
+    lasting = layout.gradient_accumulation_steps > 1 or (layout.backend == "deepspeed" and layout.zero_stage == 3)
+    none_yet = () if lasting else (("gradients not there yet", -states.gradients_bytes),)
+    gathered = ("gathered weights", states.gathered_bytes)
+    backward = (gathered, ("gradients on their way", states.layer_gradients_bytes), ("backward of a layer", layer))
+    return (
+        Moment("loss", (*none_yet, gathered, ("logits and their gradients", loss))),
+        Moment("first layer's backward", (*none_yet, *backward)),
+        Moment("last layer's backward", ((FREED, vision - kept), *backward)),
+        Moment("optimizer step", ((FREED, -kept - vision), ("fp32 gradients", states.step_bytes))),
+    )
+
+
+def sharded_memory(
+    model: Model, cluster: Cluster, job: Job, layout: Layout, profile: Profile, *, with_moments: bool = False
+) -> Memory:
+    """Memory of a GPU under a backend that splits data alone; all GPUs need the same.
+
+    `with_moments` hands out the moments too.
+    """
+    tokens = tokens_of(job, layout)
+    uses = layer_uses(model, job, layout, tokens, longest_sequence(job, layout), flash=profile.flash_attention)
+    kept = backward = 0.0
+    for layer, use, count in uses:
+        one = eager_activations(model, layer, use)
+        own = _kept_bytes(model, layer, one, layout, tokens)
+        kept += count * own
+        # A recomputed layer has all its activations again, beside what was kept.
+        backward = max(backward, one.saved_bytes - own + one.backward_bytes)
+    states = sharded_states(model, cluster, job, layout)
+    vision = vision_kept_bytes(model, job, layout)
+    loss = _loss_bytes(model, job, layout, tokens)
+    moments = _moments(layout, states, kept=kept, loss=loss, layer=backward, vision=vision)
+    peak = max(moments, key=lambda moment: moment.total_bytes)
+    parts = {
+        "weights": states.weights_bytes,
+        "gradients": states.gradients_bytes,
+        "optimizer": states.optimizer_bytes,
+        "workspace": float(profile.cublas_workspace_bytes),
+        "activations": kept,
+        f"peak ({peak.name})": peak.total_bytes,
+    }
+    if vision:
+        parts["vision activations"] = vision
+    allocated = sum(parts.values())
+    fragments = EXPANDABLE_FRAGMENTATION if layout.expandable_segments else FRAGMENTATION
+    reserved = allocated * (1.0 + fragments)
+    device = reserved + profile.context_bytes + _communicators_bytes(model, cluster, job, layout)
+    stage = StageMemory(
+        stage=0,
+        allocated_bytes=allocated,
+        parts_bytes=parts,
+        host_bytes=states.host_bytes,
+        moments=moments if with_moments else (),
+    )
+    return Memory(
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        device_bytes=device,
+        capacity_bytes=cluster.gpu.memory_bytes,
+        margin_bytes=margin_bytes(model, cluster, profile, device),
+        host_bytes=states.host_bytes * min(cluster.gpus_per_node, layout.world_size),
+        host_capacity_bytes=cluster.host_memory_bytes,
+        by_stage=(stage,),
+    )
+
+
+def _communicators_bytes(model: Model, cluster: Cluster, job: Job, layout: Layout) -> int:
+    """NCCL's buffers of the group that shares states, as large as that of a distributed optimizer over all ranks."""
+    if layout.world_size == 1:
+        return 0
+    everyone = Layout(dp=layout.world_size, gradient_accumulation_steps=1)
+    return communicators_bytes(everyone, model, job, cluster)

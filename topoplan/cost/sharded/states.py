@@ -1,0 +1,122 @@
+"""What a trainer that splits data alone keeps of a model on each GPU and its host, and what passes through the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topoplan.backends.sharded import HALF, SINGLE, parameter_bytes, shards_of
+from topoplan.cost.params import embedding_tensors, head_tensors, layer_parameters
+from topoplan.cost.sharded.linears import Elements, elements_of, layer_linears
+from topoplan.layout.layout import Layout
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.job import Job
+from topoplan.specs.model import Model
+
+LIVE_PARAMETERS = 10**9
+"""stage3_max_live_parameters and stage3_max_reuse_distance: so many parameters stay gathered at the turn from forward
+to backward (`runtime/zero/partitioned_param_coordinator.py::release_sub_module`)."""
+SUB_GROUP = 10**9
+"""sub_group_size of stage 3 in LLaMA-Factory's and ms-swift's files: the optimizer works on so many at a time."""
+BUCKET = 5 * 10**8
+"""reduce_bucket_size of stages 1 and 2 in the same files, in elements; two of them with overlap_comm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedStates:
+    """Bytes of one GPU."""
+
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    host_bytes: float
+    """Of one process, in pinned memory."""
+    gathered_bytes: float
+    """Whole weights at the turn from forward to backward: gathered, cast or unpacked."""
+    layer_gradients_bytes: float
+    """Whole gradients on their way to their shards, at the fullest moment of backward."""
+    step_bytes: float
+    """What the optimizer step needs on top."""
+
+
+def root_elements(model: Model) -> int:
+    """Of the output layer (the embedding, where they are tied): FSDP2's last unit, which stays gathered."""
+    head = sum(tensor.elements for tensor in head_tensors(model))
+    return head + (sum(t.elements for t in embedding_tensors(model)) if model.tie_word_embeddings else 0)
+
+
+def largest_layer(model: Model) -> int:
+    """Elements of the largest block."""
+    return max(layer_parameters(model, layer, 1, 1, 1).total for layer in {id(x): x for x in model.layers}.values())
+
+
+def _largest_linear(model: Model) -> int:
+    return max((linear.elements for layer in model.layers for linear in layer_linears(model, layer)), default=0)
+
+
+def _gathered(model: Model, job: Job, layout: Layout, elements: Elements) -> float:
+    if layout.backend == "deepspeed" and layout.zero_stage == 3:
+        return HALF * min(elements.total - elements.quantised, LIVE_PARAMETERS)
+    if layout.backend == "fsdp2":
+        # The layer at hand, the one fetched ahead, and the last unit.
+        return HALF * (2 * largest_layer(model) + root_elements(model))
+    if elements.quantised:
+        return HALF * _largest_linear(model)
+    if layout.backend == "ddp" and not job.pure_bf16:
+        # Autocast's 16-bit copies, which the products keep for backward.
+        return HALF * elements.trained
+    return 0.0
+
+
+def _layer_gradients(model: Model, layout: Layout, elements: Elements) -> float:
+    """Gradients of one unit in 16 bits, and the flat copies that are reduced: of this one and the one before."""
+    if layout.world_size == 1:
+        return 0.0
+    if layout.backend == "ddp":
+        # Buckets that are not the gradients themselves: gradient_as_bucket_view is off in the trainer.
+        return float(SINGLE * elements.trained)
+    share = elements.trained / elements.total
+    unit = max(largest_layer(model), root_elements(model)) * share
+    if layout.backend == "deepspeed" and layout.zero_stage < 3:
+        return HALF * (unit + 2 * min(BUCKET, elements.trained))
+    return HALF * 3 * unit
+
+
+def sharded_states(model: Model, cluster: Cluster, job: Job, layout: Layout) -> ShardedStates:
+    """States of a layout whose backend splits data alone.
+
+    DPO's reference model is a second set of weights, unless adapters alone are trained and can be switched off
+    (LLaMA-Factory `train/dpo/workflow.py`, create_ref_model).
+    """
+    elements, each = elements_of(model, job), parameter_bytes(job, layout)
+    shares = shards_of(layout, cluster.gpus_per_node)
+    weights = each.trained * elements.trained + each.frozen * elements.frozen + each.quantised * elements.quantised
+    if job.stage == "dpo" and not elements.adapters:
+        weights += HALF * elements.total
+    weights /= shares.weights
+    gradients = each.gradient * elements.trained / shares.gradients
+    optimizer = each.optimizer * elements.trained / shares.optimizer
+    step, host = 0.0, 0.0
+    own = elements.trained / shares.optimizer
+    if layout.backend == "deepspeed":
+        # The fp32 gradients that Adam reads.
+        step = SINGLE * (min(own, SUB_GROUP) if layout.zero_stage == 3 else own)
+        if layout.offload_optimizer:
+            # Stages 1 and 2 keep fp32 gradients there, stage 3 those of the model's type and a sub-group in fp32.
+            of_gradients = HALF * own + SINGLE * min(own, SUB_GROUP) if layout.zero_stage == 3 else SINGLE * own
+            host = optimizer + of_gradients
+            gradients = HALF * elements.trained if layout.zero_stage == 1 else 0.0
+            optimizer = step = 0.0
+        if layout.offload_param and layout.zero_stage == 3:
+            host, weights = host + weights, 0.0
+    elif layout.offload:
+        host = weights + gradients + optimizer
+        weights = gradients = optimizer = 0.0
+    return ShardedStates(
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        optimizer_bytes=optimizer,
+        host_bytes=host,
+        gathered_bytes=_gathered(model, job, layout, elements),
+        layer_gradients_bytes=_layer_gradients(model, layout, elements),
+        step_bytes=step,
+    )

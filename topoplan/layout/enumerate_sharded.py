@@ -1,0 +1,94 @@
+"""Every layout of a backend that splits data alone, and every one that it cannot run with the rule it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from topoplan.layout.enumerate import MAX_MICRO_BATCH_SIZE, Broken, divisors
+from topoplan.layout.forms import recompute_from_value
+from topoplan.layout.layout import Layout, Recompute, changed
+from topoplan.layout.rules import broken_rule
+from topoplan.layout.sharded_rules import SHARDED_RULES
+from topoplan.specs.spec import Spec
+
+MIN_TOKENS_PER_ULYSSES_RANK = 1024
+"""Below this a sequence's ranks spend more time on messages than on attention. Not searched unless pinned."""
+FULL = Recompute(granularity="full", method="uniform", num_layers=1)
+
+
+def _states(spec: Spec, backend: str) -> list[dict[str, Any]]:
+    """What is sharded, in each way that a backend has."""
+    if backend == "deepspeed":
+        return [{"zero_stage": stage} for stage in (1, 2, 3)]
+    if backend == "fsdp2":
+        return [{"sharding": "full"}, *([{"sharding": "hybrid"}] if spec.cluster.nodes > 1 else [])]
+    return [{}]
+
+
+def _offloads(spec: Spec, backend: str, states: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is in host memory, the least first. Searched where host memory is stated, so that it can be checked."""
+    off: list[dict[str, Any]] = [{}]
+    if spec.cluster.host_memory_bytes is None:
+        return off
+    if backend == "deepspeed":
+        off.append({"offload_optimizer": True})
+        if states["zero_stage"] == 3:
+            off.append({"offload_optimizer": True, "offload_param": True})
+    elif backend == "fsdp2":
+        off.append({"offload": True})
+    return off
+
+
+def sharded_families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
+    """Legal layouts that differ in checkpointing, offload and the allocator alone, together; others with their rule."""
+    pin = spec.job.pin
+
+    def chosen(key: str, values: list[Any]) -> list[Any]:
+        return [pin[key]] if key in pin else values
+
+    def kept(options: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Options that do not contradict the pin; a pinned key that none has is put into all."""
+        keys = {key for option in options for key in option}
+        fits = [option for option in options if all(pin.get(key, option.get(key)) == option.get(key) for key in keys)]
+        return fits or [{key: pin[key] for key in keys if key in pin}]
+
+    world, batch = spec.cluster.world_size, spec.job.global_batch_size
+    longest = max(1, spec.job.seq_len // MIN_TOKENS_PER_ULYSSES_RANK)
+    sequence_ranks = [1] if backend == "ddp" else divisors(spec.cluster.gpus_per_node, longest)
+    modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else [Recompute(), FULL]
+    for states in kept(_states(spec, backend)):
+        for ulysses in chosen("ulysses", sequence_ranks):
+            if world % ulysses:
+                continue
+            dp = world // ulysses
+            micro_batches = [1] if batch % dp else divisors(batch // dp, MAX_MICRO_BATCH_SIZE)
+            for micro_batch in chosen("micro_batch_size", micro_batches):
+                base = Layout(
+                    backend=backend,
+                    dp=dp,
+                    ulysses=ulysses,
+                    micro_batch_size=micro_batch,
+                    gradient_accumulation_steps=max(1, batch // (micro_batch * dp)),
+                    distributed_optimizer=False,
+                    fused_linear_cross_entropy=pin.get("fused_linear_cross_entropy", False),
+                    **states,
+                )
+                if any(key in pin and pin[key] != getattr(base, key) for key in ("tp", "pp", "cp", "ep", "dp")):
+                    continue
+                if pin.get("gradient_accumulation_steps", base.gradient_accumulation_steps) != (
+                    base.gradient_accumulation_steps
+                ):
+                    continue
+                if broken := broken_rule(spec, base, SHARDED_RULES):
+                    yield (base,), broken
+                    continue
+                yield (
+                    tuple(
+                        changed(base, recompute=mode, expandable_segments=expandable, **offload)
+                        for offload in kept(_offloads(spec, backend, states))
+                        for mode in modes
+                        for expandable in chosen("expandable_segments", [False, True])
+                    ),
+                    None,
+                )

@@ -1,0 +1,104 @@
+"""Legality of layouts whose backend splits data alone. Each rule names its source."""
+
+from __future__ import annotations
+
+from topoplan.layout.layout import Layout
+from topoplan.layout.rules import Rule
+from topoplan.specs.model import Attention, LinearAttention
+from topoplan.specs.spec import Spec
+
+
+def _degrees(spec: Spec, layout: Layout) -> str | None:
+    for key in ("tp", "pp", "vpp", "ep", "etp"):
+        if getattr(layout, key) > 1:
+            return f"{key} {getattr(layout, key)} with backend {layout.backend}"
+    if layout.cp > 1 and layout.backend != "fsdp2":
+        return f"cp {layout.cp} with backend {layout.backend}"
+    return None
+
+
+def _batch(spec: Spec, layout: Layout) -> str | None:
+    batch, product = spec.job.global_batch_size, layout.micro_batch_size * layout.dp
+    if batch % product:
+        words = f"micro_batch_size {layout.micro_batch_size} * dp {layout.dp}"
+        return f"global_batch_size {batch} % ({words}) = {batch % product}"
+    return None
+
+
+def _offload(spec: Spec, layout: Layout) -> str | None:
+    away = layout.offload or layout.offload_optimizer
+    if away and spec.cluster.host_memory_bytes is None and spec.path is not None:
+        return "offload without host_memory in the spec"
+    return None
+
+
+def _states(spec: Spec, layout: Layout) -> str | None:
+    if layout.backend != "deepspeed":
+        return None
+    if layout.zero_stage not in (1, 2, 3):
+        return f"zero_stage {layout.zero_stage} with backend deepspeed"
+    if layout.offload_param and layout.zero_stage != 3:
+        return f"offload_param with zero_stage {layout.zero_stage}"
+    if layout.offload_param and not layout.offload_optimizer:
+        return "offload_param without offload_optimizer"
+    return None
+
+
+def _ulysses(spec: Spec, layout: Layout) -> str | None:
+    degree = layout.ulysses
+    if degree == 1:
+        return None
+    if layout.backend == "ddp":
+        return f"ulysses {degree} with backend ddp"
+    for layer in {id(layer): layer for layer in spec.model.layers}.values():
+        attention = layer.attention
+        if isinstance(attention, LinearAttention):
+            return f"ulysses {degree} with linear attention layers"
+        if attention.heads % degree:
+            return f"{attention.heads} heads % ulysses {degree} = {attention.heads % degree}"
+        if isinstance(attention, Attention):
+            kv_heads = attention.kv_heads
+            if kv_heads % degree and degree % kv_heads:
+                return f"{kv_heads} KV heads and ulysses {degree}: neither divides the other"
+    if spec.cluster.gpus_per_node % degree and degree % spec.cluster.gpus_per_node:
+        return f"{spec.cluster.gpus_per_node} GPUs of a node % ulysses {degree}"
+    if spec.job.seq_len % degree:
+        return f"seq_len {spec.job.seq_len} % ulysses {degree} = {spec.job.seq_len % degree}"
+    return None
+
+
+def _quantised(spec: Spec, layout: Layout) -> str | None:
+    if spec.job.finetuning != "qlora":
+        return None
+    if layout.backend == "deepspeed" and layout.zero_stage == 3:
+        return f"zero_stage 3 with weights in {spec.job.quantization_bit or 4} bits"
+    if layout.backend == "fsdp2":
+        return f"fsdp2 with weights in {spec.job.quantization_bit or 4} bits"
+    return None
+
+
+def _tuning(spec: Spec, layout: Layout) -> str | None:
+    if spec.job.pure_bf16 and layout.backend == "deepspeed":
+        return "pure_bf16 with backend deepspeed, whose optimizer keeps fp32 weights"
+    if spec.job.mtp_num_layers:
+        return f"mtp_num_layers {spec.job.mtp_num_layers} with backend {layout.backend}"
+    return None
+
+
+def _hybrid(spec: Spec, layout: Layout) -> str | None:
+    if layout.backend == "fsdp2" and layout.sharding == "hybrid" and spec.cluster.nodes == 1:
+        return "hybrid sharding in one node"
+    return None
+
+
+SHARDED_RULES = (
+    Rule("degrees", "transformers Trainer", _degrees, "set it to 1, or take backend mca"),
+    Rule("zero-stage", "DeepSpeed runtime/zero/config.py", _states, "choose zero_stage 1, 2 or 3"),
+    Rule("batch", "transformers Trainer", _batch, "change global_batch_size, or lower micro_batch_size"),
+    Rule("host-memory", "what is offloaded has to fit there", _offload, "say host_memory in the spec"),
+    Rule("hybrid-sharding", "torch distributed/fsdp: a mesh of two dimensions", _hybrid, "set sharding to full"),
+    Rule("ulysses", "DeepSpeed sequence/layer.py; verl utils/ulysses.py", _ulysses, "choose a divisor of the heads"),
+    Rule("quantised", "LLaMA-Factory model/model_utils/quantization.py", _quantised, "take ddp or zero_stage 2"),
+    Rule("tuning", "DeepSpeed runtime/bf16_optimizer.py; transformers models", _tuning, "leave it out"),
+)
+"""Rules on a layout of ddp, deepspeed or fsdp2."""
