@@ -131,7 +131,7 @@ def test_gathering_parameters_is_not_overlapped_where_what_it_needs_is_off(off: 
             {"moe_token_dispatcher_type": "allgather"},
             "layout.moe_token_dispatcher_type: 'allgather'; expected alltoall or flex",
         ),
-        ({"backend": "nemo"}, "layout.backend: unknown backend 'nemo'; expected mca or megatron"),
+        ({"backend": "nemo"}, "layout.backend: unknown backend 'nemo'; expected mca, megatron, ddp, deepspeed or fsdp2"),
         ({"backend": ["mca"]}, "unknown backend a list"),
         ({"recompute": 3}, "layout.recompute: 3 is not a recompute mode"),
         ({"recompute": "partial"}, "layout.recompute: granularity 'partial'; expected none, selective or full"),
@@ -161,7 +161,8 @@ def test_a_wrong_form_is_named_with_its_key(form: Any, said: str) -> None:
 
 @pytest.mark.parametrize("backend", SHARDED_BACKENDS)
 def test_a_layout_that_splits_data_alone_comes_back_with_its_own_keys(backend: str) -> None:
-    layout = read({"backend": backend, "micro_batch_size": 2, "expandable_segments": True})
+    stage = {"zero_stage": 3} if backend == "deepspeed" else {}
+    layout = read({"backend": backend, "micro_batch_size": 2, "expandable_segments": True, **stage})
     form = layout_to_dict(layout)
     assert set(form) == set(keys_of(backend))
     assert read(form) == layout

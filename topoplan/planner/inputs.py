@@ -37,6 +37,7 @@ _RANGES: Mapping[tuple[type, str], tuple[float, float]] = {
     (Cluster, "margin"): (0, 0.5),
     (Gpu, "nvlink_bytes_per_s"): _RATE,
     (Fabric, "oversubscription"): (1, 1e6),
+    (Job, "freeze_trainable_layers"): (-1000, 1000),
     (LatentAttention, "q_lora_rank"): (0, 2**31),
     (Model, "hidden_dropout"): (0, 1),
     (VisionTower, "layers"): (1, _MOST_LAYERS),

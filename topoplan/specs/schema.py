@@ -52,4 +52,5 @@ def _add_defaults(definition: dict[str, Any], values: type[Job] | type[Fabric]) 
     """The defaults that the frozen values hold, where key and field have one name and one unit."""
     for value in fields(values):
         if value.name in definition["properties"] and value.default not in (MISSING, None):
-            definition["properties"][value.name]["default"] = value.default
+            default = list(value.default) if isinstance(value.default, tuple) else value.default
+            definition["properties"][value.name]["default"] = default
