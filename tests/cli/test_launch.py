@@ -28,6 +28,7 @@ def test_a_dry_run_prints_every_file_and_command_and_touches_nothing(cli: Cli, b
         for name in (f"node-{node:02d}.sh", "train.yaml", "plan.json", "hosts.json", "README.md"):
             size = (bundle / name).stat().st_size
             assert f"/node-{node:02d}/<run id>/{name} ({size:,} bytes)" in result.out
+    assert "PROGRAMS" in result.out
     assert not (tmp_path / "state").exists()
     assert cli("launch", bundle, "--dry-run").out == result.out
 
@@ -36,6 +37,7 @@ def test_a_dry_run_has_a_json_twin(cli: Cli, bundle: Path) -> None:
     document = json.loads(cli("launch", bundle, "--dry-run", "--json").out)
     assert document["schema"] == "topoplan.launch/1"
     assert [node["ssh"] for node in document["nodes"]] == [f"ssh ada@10.0.0.{number}" for number in range(1, 5)]
+    assert {"put", "start", "keep", "stop"} < {program["name"] for program in document["programs"]}
     assert set(document["nodes"][1]["files"]) == {"node-01.sh", "train.yaml", "plan.json", "hosts.json", "README.md"}
 
 

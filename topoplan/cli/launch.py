@@ -12,6 +12,7 @@ from topoplan.cli.options import AsJson
 from topoplan.cli.ssh_options import AcceptNew
 
 if TYPE_CHECKING:
+    from topoplan.hosts.needs import RunNeeds
     from topoplan.launch.bundle_reader import Bundle
     from topoplan.launch.events import Event
     from topoplan.launch.run import Outcome, Preflight
@@ -58,7 +59,7 @@ def launch(
     by_address = config.targets(node.host for node in read.nodes)
     targets = dict(zip((node.name for node in read.nodes), by_address.values(), strict=True))
     if dry_run:
-        _show_dry_run(read, targets, preflight=not no_preflight, as_json=as_json)
+        _show_dry_run(read, targets, preflight=not no_preflight, grace_s=grace, as_json=as_json)
         return
     outcome = _launch(
         read, targets, detach=detach, accept_new=accept_new, grace_s=grace, as_json=as_json, preflight=not no_preflight
@@ -129,29 +130,35 @@ def _launch(
     return outcome
 
 
-def _preflight(bundle: Bundle) -> Preflight:
-    """The checks of `topoplan preflight BUNDLE`."""
+def _needs(bundle: Bundle) -> RunNeeds:
+    """What hosts must have for this run, by the plan and by train.yaml as it is now."""
     from topoplan.hosts.needs import needs_of
     from topoplan.launch.bundle_reader import TRAINER_FILE
-    from topoplan.launch.checks import preflight
     from topoplan.specs.source import read_source
 
     recorded = bundle.recorded
-    edited = read_source(bundle.directory / TRAINER_FILE).data
-    needs = needs_of(recorded.spec, recorded.plan, edited)
-    return lambda connections: preflight(connections, recorded.spec.cluster, needs)
+    return needs_of(recorded.spec, recorded.plan, read_source(bundle.directory / TRAINER_FILE).data)
 
 
-def _show_dry_run(bundle: Bundle, targets: dict[str, Any], *, preflight: bool, as_json: bool) -> None:
+def _preflight(bundle: Bundle) -> Preflight:
+    """The checks of `topoplan preflight BUNDLE`."""
+    from topoplan.launch.checks import preflight
+
+    needs = _needs(bundle)
+    return lambda connections: preflight(connections, bundle.recorded.spec.cluster, needs)
+
+
+def _show_dry_run(bundle: Bundle, targets: dict[str, Any], *, preflight: bool, grace_s: float, as_json: bool) -> None:
     import sys
 
     from topoplan.cli.output import print_json
-    from topoplan.report.launch import dry_run_lines, dry_run_to_dict
+    from topoplan.report.dry_run import dry_run_lines, dry_run_to_dict
 
+    checks = _needs(bundle) if preflight else None
     if as_json:
-        print_json(dry_run_to_dict(bundle, targets, preflight=preflight))
+        print_json(dry_run_to_dict(bundle, targets, checks=checks, grace_s=grace_s))
     else:
-        sys.stdout.write("\n".join(dry_run_lines(bundle, targets, preflight=preflight)) + "\n")
+        sys.stdout.write("\n".join(dry_run_lines(bundle, targets, checks=checks, grace_s=grace_s)) + "\n")
 
 
 class Interrupts:
