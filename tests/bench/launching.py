@@ -23,12 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this checkout, a
 
 from tests.launch.bed import Bed, Machine, probe
 from topoplan.errors import HostError
-from topoplan.launch.connection import Chunk, Connection, follow
+from topoplan.launch.connection import Connection
 from topoplan.launch.fanout import connect_all, run_on_all
 from topoplan.launch.keys import Access
-from topoplan.launch.node import follow_node, start_node, stop_node
+from topoplan.launch.node import start_node, stop_node
 from topoplan.launch.ssh_config import Target
 from topoplan.launch.upload import upload
+from topoplan.launch.watch import Watch, Watched
 
 HOSTS, MANY = 32, 64
 RATIO_LIMIT, LAG_LIMIT_S, PEAK_LIMIT_BYTES = 2.5, 0.050, 150 * 10**6
@@ -39,7 +40,7 @@ LINES, EVERY_S = 300, 0.01
 MEMORY = """
 import json, resource, sys
 from pathlib import Path
-from topoplan.launch.connection import follow
+from topoplan.launch.connection import Bell, Ended
 from topoplan.launch.fanout import connect_all
 from topoplan.launch.keys import Access
 from topoplan.launch.ssh_config import Target
@@ -51,8 +52,12 @@ targets = {
 }
 connections = connect_all(targets, Access(), deadline_s=60)
 streams = {name: one.start("for i in 1 2 3 4 5; do seq 20000; sleep 0.1; done") for name, one in connections.items()}
-for _ in follow(streams, deadline_s=60):
-    pass
+bell = Bell()
+for one in streams.values():
+    one.ring(bell)
+while streams:
+    bell.listen(0.1)
+    streams = {name: one for name, one in streams.items() if not any(isinstance(item, Ended) for item in one.poll())}
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
 """
 """Logs in to all hosts and follows 0.5 MB of output of each."""
@@ -149,6 +154,11 @@ def openssh_s(bed: Bed) -> float:
     return took_s
 
 
+def no_way(name: str, deadline_s: float) -> Connection:
+    """No connection is lost here."""
+    raise HostError("lost", host=name, problem="lost")
+
+
 def lags_s(bed: Bed, hosts: int = 4) -> list[float]:
     """How long lines take from a job on a host to this process, through its log there; the clock is the same."""
     code = f"import time\nfor _ in range({LINES}): print(time.time(), flush=True); time.sleep({EVERY_S})"
@@ -157,13 +167,20 @@ def lags_s(bed: Bed, hosts: int = 4) -> list[float]:
     connections = good(connect_all({name: targets(bed, HOSTS)[name] for name in wanted}, Access(), deadline_s=LIMIT_S))
     for name, place in wanted.items():
         start_node(connections[name], run_dir=place, script=SCRIPT, environment={}, deadline_s=LIMIT_S)
-    streams = {name: follow_node(connections[name], place, offset=0) for name, place in wanted.items()}
+    nodes = [
+        Watched(node=node, name=name, address=name, run_dir=place, connection=connections[name], log=None)
+        for node, (name, place) in enumerate(wanted.items())
+    ]
     found, rest = [], dict.fromkeys(wanted, b"")
-    for name, item in follow(streams, deadline_s=LIMIT_S):
+
+    def take(name: str, data: bytes) -> None:
         now_s = time.time()
-        if isinstance(item, Chunk) and item.source == "stdout":
-            *lines, rest[name] = (rest[name] + item.data).split(b"\n")
-            found += [now_s - float(line) for line in lines]
+        *lines, rest[name] = (rest[name] + data).split(b"\n")
+        found.extend(now_s - float(line) for line in lines)
+
+    watch = Watch(nodes, tell=lambda event: None, reconnect=no_way, reconnect_s=0, on_data=take)
+    watch.until(lambda: False, deadline_s=LIMIT_S)
+    watch.close()
     for connection in connections.values():
         connection.close()
     if len(found) != hosts * LINES:

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Cli
 from tests.launch.test_bundle_reader import bundle_at
-from topoplan.cli.launch import Interrupts
 
 
 @pytest.fixture
@@ -60,11 +57,3 @@ def test_what_is_no_bundle_gets_one_message(cli: Cli, tmp_path: Path) -> None:
     result = cli("launch", tmp_path)
     assert result.code == 2
     assert "is not a bundle: no plan.json" in result.err
-
-
-def test_ctrl_c_is_counted_and_nothing_else_happens() -> None:
-    with Interrupts() as interrupts:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-        assert interrupts.count == 2
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -236,6 +236,13 @@ class Bed:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
 
+    def end_sessions(self, name: str) -> None:
+        """End all sessions of the host's sshd. What they started goes on, and one can log in again."""
+        for pid, words in self.processes(name).items():
+            if words.startswith("sshd: ") and "[listener]" not in words:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     def restart(self, name: str, *, options: Sequence[str] = (), new_key: bool = False) -> None:
         """End the host's sshd with its sessions and start it again, with more options ahead of its own, or with another
         host key."""

@@ -8,7 +8,7 @@ import pytest
 
 from tests.launch.bed import Bed
 from topoplan.errors import HostError
-from topoplan.launch.connection import Chunk, Connection, Ended, Stream, follow
+from topoplan.launch.connection import Bell, Chunk, Connection, Ended, Stream
 from topoplan.launch.keys import Access
 from topoplan.launch.ssh import connect
 
@@ -166,19 +166,29 @@ class TestStream:
             assert eventually(lambda: "sleep 418" not in bed.processes("alpha").values())
             connection.close()
 
-    def test_reads_many_hosts_with_one_thread_in_the_order_in_which_they_speak(self, bed: Bed) -> None:
+    def test_rings_one_bell_for_many_hosts(self, bed: Bed) -> None:
         connections = {name: connect(bed.target(name), Access(), deadline_s=10) for name in ("alpha", "bare")}
         script = "while read -r word; do echo $word; done; exit $1"
         streams = {
             name: one.start(script, str(code), hold_stdin=True) for code, (name, one) in enumerate(connections.items())
         }
-        heard = follow(streams, deadline_s=10)
+        bell = Bell()
+        for stream in streams.values():
+            stream.ring(bell)
+
+        def heard() -> list[tuple[str, Chunk | Ended]]:
+            found: list[tuple[str, Chunk | Ended]] = []
+            while not found:
+                bell.listen(10)
+                found = [(name, item) for name, stream in streams.items() for item in stream.poll()]
+            return found
+
         for name in ("bare", "alpha", "alpha", "bare"):
             streams[name].write(b"hello\n")
-            assert next(heard) == (name, Chunk(source="stdout", data=b"hello\n"))
-        for stream in streams.values():
+            assert heard() == [(name, Chunk(source="stdout", data=b"hello\n"))]
+        for code, (name, stream) in enumerate(streams.items()):
             stream.end_stdin()
-        assert dict(heard) == {"alpha": Ended(code=0), "bare": Ended(code=1)}
+            assert heard() == [(name, Ended(code=code))]
         for connection in connections.values():
             connection.close()
 

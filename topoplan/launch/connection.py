@@ -347,28 +347,6 @@ class Connection:
         self.close()
 
 
-def follow(streams: Mapping[str, Stream], *, deadline_s: float | None = None) -> Iterator[tuple[str, Chunk | Ended]]:
-    """What comes from several hosts, in the order in which it comes, read by one thread.
-
-    Ends with the last `Ended`, or at the deadline; then it can be called again with the streams that have not ended.
-    """
-    bell = Bell()
-    for stream in streams.values():
-        stream.ring(bell)
-    deadline = Deadline(deadline_s) if deadline_s is not None else None
-    running = dict(streams)
-    while running:
-        for name, stream in list(running.items()):
-            for item in stream.poll():
-                if isinstance(item, Ended):
-                    del running[name]
-                yield name, item
-        if not running or (deadline and deadline.left_s <= 0):
-            return
-        look_s = _FEED_S if any(stream.feeding for stream in running.values()) else _LOOK_S
-        bell.listen(min(look_s, deadline.left_s) if deadline else look_s)
-
-
 class _Kept:
     """The first and the last part of an output."""
 

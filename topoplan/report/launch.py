@@ -8,10 +8,10 @@ from typing import Any
 
 from topoplan.launch.events import Event
 from topoplan.launch.run import Outcome
+from topoplan.report.failure import error_to_dict, failure_lines, failure_to_dict
 
 SCHEMA = "topoplan.launch/1"
 
-_TAIL_LINES = 20
 _QUIET = ("bar", "line")
 
 
@@ -29,31 +29,14 @@ def event_text(event: Event) -> str:
 
 def outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
     """The last line of `--json`."""
-    failure = outcome.failure
-    diagnosis = failure.diagnosis if failure else None
     return {
         "schema": SCHEMA,
         "event": "end",
         "end": outcome.end,
         "code": outcome.code,
         "run": outcome.run or None,
-        "failure": failure
-        and {
-            "node": failure.node,
-            "host": failure.host,
-            "what": failure.what,
-            "code": failure.code,
-            "rank": diagnosis.rank if diagnosis else None,
-            "kind": diagnosis.kind if diagnosis else None,
-            "cause": diagnosis.cause if diagnosis else None,
-            "remedy": diagnosis.remedy if diagnosis else None,
-            "evidence": list(diagnosis.evidence) if diagnosis else [],
-            "lines": list(failure.tail[-_TAIL_LINES:]),
-        },
-        "errors": {
-            node: {"host": error.host, "problem": error.problem, "what": error.what, "remedy": error.remedy}
-            for node, error in outcome.errors.items()
-        },
+        "failure": failure_to_dict(outcome.failure) if outcome.failure is not None else None,
+        "errors": {node: error_to_dict(error) for node, error in outcome.errors.items()},
         "running": list(outcome.running),
     }
 
@@ -62,7 +45,9 @@ def outcome_lines(outcome: Outcome) -> Iterator[str]:
     """How it ended, and what there is to do."""
     run = shlex.quote(outcome.run)
     if outcome.failure is not None:
-        yield from _failure_lines(outcome)
+        yield from failure_lines(outcome.failure)
+        if not outcome.running:
+            yield "topoplan: the others were stopped, and nothing of the run is left running"
     elif outcome.end == "ended":
         yield f"topoplan: run {outcome.run} has ended well"
     elif outcome.end == "detached":
@@ -78,24 +63,3 @@ def outcome_lines(outcome: Outcome) -> Iterator[str]:
         for node in outcome.running:
             yield f"topoplan: {node} could not be stopped: {outcome.errors[node]}"
         yield f"  finish with: topoplan stop {run}"
-
-
-def _failure_lines(outcome: Outcome) -> Iterator[str]:
-    failure = outcome.failure
-    if failure is None:
-        return
-    diagnosis = failure.diagnosis
-    rank = f", rank {diagnosis.rank}" if diagnosis is not None and diagnosis.rank is not None else ""
-    yield f"topoplan: {failure.node} ({failure.host}){rank} failed first: {failure.what}"
-    if failure.tail:
-        yield "  its last lines:"
-        yield from (f"    {line}" for line in failure.tail[-_TAIL_LINES:])
-    if diagnosis is not None:
-        sure = "" if diagnosis.certain else ", though it may be the consequence of something else"
-        yield f"  likely cause: {diagnosis.cause}{sure}"
-        if diagnosis.remedy:
-            yield f"  what to do: {diagnosis.remedy}"
-    if failure.log is not None:
-        yield f"  whole logs: {failure.log.parent}"
-    if not outcome.running:
-        yield "topoplan: the others were stopped, and nothing of the run is left running"
