@@ -9,9 +9,10 @@ from hypothesis import settings
 
 ON_HOSTS = {
     *("test_launch_faults", "test_launch_for_real", "test_remote", "test_node", "test_connection", "test_checks"),
-    *("test_probing", "test_torchrun_for_real"),
+    *("test_probing", "test_torchrun_for_real", "test_run", "test_watch", "test_stopping", "launch/test_attach"),
 }
-"""Modules that start whole launches, jobs and torchruns, and mostly wait for them: marked `hosts`."""
+"""Modules, one with its room, that start whole launches, jobs and torchruns, and mostly wait for them: marked
+`hosts`."""
 
 # Started in the background of a script, or by nohup: programs that tests start would never notice these.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -28,7 +29,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.stem in ON_HOSTS:
+        if {item.path.stem, f"{item.path.parent.name}/{item.path.stem}"} & ON_HOSTS:
             item.add_marker("hosts")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -22,11 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this checkout, a
 
 from tests.launch.bed import Bed, Machine, probe
 from topoplan.errors import HostError
-from topoplan.launch.connection import Chunk, Connection, follow
+from topoplan.launch.connection import Connection
 from topoplan.launch.fanout import connect_all, run_on_all
 from topoplan.launch.keys import Access
-from topoplan.launch.node import follow_node, start_node, stop_node
+from topoplan.launch.node import start_node, stop_node
 from topoplan.launch.ssh_config import Target
+from topoplan.launch.upload import upload
+from topoplan.launch.watch import Watch, Watched
 
 HOSTS, MANY = 32, 64
 RATIO_LIMIT, LAG_LIMIT_S, PEAK_LIMIT_BYTES = 2.5, 0.050, 150 * 10**6
@@ -37,7 +40,7 @@ LINES, EVERY_S = 300, 0.01
 MEMORY = """
 import json, resource, sys
 from pathlib import Path
-from topoplan.launch.connection import follow
+from topoplan.launch.connection import Bell, Ended
 from topoplan.launch.fanout import connect_all
 from topoplan.launch.keys import Access
 from topoplan.launch.ssh_config import Target
@@ -49,11 +52,32 @@ targets = {
 }
 connections = connect_all(targets, Access(), deadline_s=60)
 streams = {name: one.start("for i in 1 2 3 4 5; do seq 20000; sleep 0.1; done") for name, one in connections.items()}
-for _ in follow(streams, deadline_s=60):
-    pass
+bell = Bell()
+for one in streams.values():
+    one.ring(bell)
+while streams:
+    bell.listen(0.1)
+    streams = {name: one for name, one in streams.items() if not any(isinstance(item, Ended) for item in one.poll())}
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
 """
 """Logs in to all hosts and follows 0.5 MB of output of each."""
+
+SPEC = """
+name: many
+nodes: {nodes}
+gpus_per_node: 2
+gpu: h100-sxm-80gb
+nvlink_bandwidth: 900GB/s
+ib_bandwidth: 100Gb/s
+nics_per_node: 1
+fabric: {{kind: ethernet}}
+hosts:
+{hosts}
+model: Qwen/Qwen3-0.6B
+job: {{seq_len: 512, global_batch_size: 64, dataset: mine}}
+"""
+FILES = {"node.sh": 5_000, "train.yaml": 3_000, "plan.json": 6_000, "hosts.json": 9_000, "README.md": 6_000}
+"""As large as those of a bundle, in bytes."""
 
 
 def targets(bed: Bed, count: int) -> dict[str, Target]:
@@ -130,6 +154,11 @@ def openssh_s(bed: Bed) -> float:
     return took_s
 
 
+def no_way(name: str, deadline_s: float) -> Connection:
+    """No connection is lost here."""
+    raise HostError("lost", host=name, problem="lost")
+
+
 def lags_s(bed: Bed, hosts: int = 4) -> list[float]:
     """How long lines take from a job on a host to this process, through its log there; the clock is the same."""
     code = f"import time\nfor _ in range({LINES}): print(time.time(), flush=True); time.sleep({EVERY_S})"
@@ -138,13 +167,20 @@ def lags_s(bed: Bed, hosts: int = 4) -> list[float]:
     connections = good(connect_all({name: targets(bed, HOSTS)[name] for name in wanted}, Access(), deadline_s=LIMIT_S))
     for name, place in wanted.items():
         start_node(connections[name], run_dir=place, script=SCRIPT, environment={}, deadline_s=LIMIT_S)
-    streams = {name: follow_node(connections[name], place, offset=0) for name, place in wanted.items()}
+    nodes = [
+        Watched(node=node, name=name, address=name, run_dir=place, connection=connections[name], log=None)
+        for node, (name, place) in enumerate(wanted.items())
+    ]
     found, rest = [], dict.fromkeys(wanted, b"")
-    for name, item in follow(streams, deadline_s=LIMIT_S):
+
+    def take(name: str, data: bytes) -> None:
         now_s = time.time()
-        if isinstance(item, Chunk) and item.source == "stdout":
-            *lines, rest[name] = (rest[name] + item.data).split(b"\n")
-            found += [now_s - float(line) for line in lines]
+        *lines, rest[name] = (rest[name] + data).split(b"\n")
+        found.extend(now_s - float(line) for line in lines)
+
+    watch = Watch(nodes, tell=lambda event: None, reconnect=no_way, reconnect_s=0, on_data=take)
+    watch.until(lambda: False, deadline_s=LIMIT_S)
+    watch.close()
     for connection in connections.values():
         connection.close()
     if len(found) != hosts * LINES:
@@ -172,8 +208,50 @@ def peak_bytes(bed: Bed) -> int:
     return int(done.stdout)
 
 
+def upload_s(bed: Bed) -> float:
+    """Seconds to put the files of a bundle on hosts that are logged in to."""
+    files = {name: os.urandom(size) for name, size in FILES.items()}
+    places = {
+        name: f"{place}/run" for name, place in zip(targets(bed, HOSTS), put_script(bed, "").values(), strict=True)
+    }
+    connections = good(connect_all(targets(bed, HOSTS), Access(), deadline_s=LIMIT_S))
+    started_s = time.perf_counter()
+    done = run_on_all(
+        connections, lambda name, one: upload(one, files, places[name], deadline_s=LIMIT_S), deadline_s=LIMIT_S
+    )
+    took_s = time.perf_counter() - started_s
+    for connection in connections.values():
+        connection.close()
+    for error in filter(None, done.values()):
+        raise error
+    return took_s
+
+
+def preflight_costs(folder: Path) -> tuple[float, float, float]:
+    """Of `topoplan preflight` on many hosts: seconds, the client's own of them on a processor, its peak bytes."""
+    with Bed(folder / "many", [Machine(name=f"m{index}") for index in range(MANY)]) as bed:
+        hosts = "\n".join(f"  - {{address: {host.address}, workdir: {folder}}}" for host in bed.hosts.values())
+        spec = folder / "many.yaml"
+        spec.write_text(SPEC.format(nodes=MANY, hosts=hosts))
+        said = folder / "many.json"
+        started_s = time.perf_counter()
+        with said.open("wb") as output:
+            client = subprocess.Popen(
+                [sys.executable, "-m", "topoplan", "preflight", str(spec), "--json"],
+                env={**os.environ, "HOME": str(bed.home), "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+                stdout=output,
+            )
+            _, status, used = os.wait4(client.pid, 0)
+        took_s = time.perf_counter() - started_s
+        client.returncode = os.waitstatus_to_exitcode(status)
+        failed = [check for check in json.loads(said.read_text())["checks"] if check["outcome"] == "failure"]
+        if failed or client.returncode != 0:
+            raise RuntimeError(f"exit code {client.returncode}, {len(failed)} checks failed: {failed[:1]}")
+        return took_s, used.ru_utime + used.ru_stime, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def main() -> int:
-    """Print three lines."""
+    """Print five lines."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of starting, in turns with OpenSSH")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a limit is broken")
@@ -182,17 +260,17 @@ def main() -> int:
     if kind != "namespaces":
         print(f"\nlaunching: skipped, no sshd in network namespaces here: {reason}")
         return 0
-    with (
-        tempfile.TemporaryDirectory(prefix="topoplan-bench-") as folder,
-        Bed(Path(folder), [Machine(name=f"h{index}") for index in range(HOSTS)]) as bed,
-    ):
-        ours_s(bed)  # imports, and the pages of sshd
-        pairs = [(ours_s(bed), openssh_s(bed)) for _ in range(options.rounds)]
-        mine_s, theirs_s = (statistics.median(times) for times in zip(*pairs, strict=True))
-        ratio = statistics.median(mine / theirs for mine, theirs in pairs)
-        lags = sorted(lags_s(bed))
-        lag_s, late_s = statistics.median(lags), lags[int(0.99 * len(lags))]
-        peak = peak_bytes(bed)
+    with tempfile.TemporaryDirectory(prefix="topoplan-bench-") as folder:
+        with Bed(Path(folder) / "bed", [Machine(name=f"h{index}") for index in range(HOSTS)]) as bed:
+            ours_s(bed)  # imports, and the pages of sshd
+            pairs = [(ours_s(bed), openssh_s(bed)) for _ in range(options.rounds)]
+            mine_s, theirs_s = (statistics.median(times) for times in zip(*pairs, strict=True))
+            ratio = statistics.median(mine / theirs for mine, theirs in pairs)
+            lags = sorted(lags_s(bed))
+            lag_s, late_s = statistics.median(lags), lags[int(0.99 * len(lags))]
+            peak = peak_bytes(bed)
+            put_s = statistics.median(upload_s(bed) for _ in range(options.rounds))
+        asked_s, own_s, asking = preflight_costs(Path(folder))
     print(f"\n{'launching':44} {'found':>10} {'limit':>8}")
     print(
         f"{f'connect to started, {HOSTS} hosts, x OpenSSH':44} {ratio:10.2f} {RATIO_LIMIT:8.1f}"
@@ -201,6 +279,8 @@ def main() -> int:
     print(f"{'lag of a line, median / 99th percentile, ms':44} {1e3 * lag_s:4.1f} / {1e3 * late_s:<4.1f}"
           f"{1e3 * LAG_LIMIT_S:8.0f}")  # fmt: skip
     print(f"{f'peak memory of following {MANY} hosts, MB':44} {peak / 1e6:10.0f} {PEAK_LIMIT_BYTES / 1e6:8.0f}")
+    print(f"{f'upload of a bundle to {HOSTS} hosts, s':44} {put_s:10.2f}")
+    print(f"{f'preflight of {MANY} hosts: s / of the client / MB':44} {asked_s:.1f} / {own_s:.1f} / {asking / 1e6:.0f}")
     broken = ratio > RATIO_LIMIT or lag_s > LAG_LIMIT_S or peak > PEAK_LIMIT_BYTES
     return int(broken and options.check)
 

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Cli
 from tests.launch.test_bundle_reader import bundle_at
-from topoplan.cli.launch import Interrupts
 
 
 @pytest.fixture
@@ -28,6 +25,7 @@ def test_a_dry_run_prints_every_file_and_command_and_touches_nothing(cli: Cli, b
         for name in (f"node-{node:02d}.sh", "train.yaml", "plan.json", "hosts.json", "README.md"):
             size = (bundle / name).stat().st_size
             assert f"/node-{node:02d}/<run id>/{name} ({size:,} bytes)" in result.out
+    assert "PROGRAMS" in result.out
     assert not (tmp_path / "state").exists()
     assert cli("launch", bundle, "--dry-run").out == result.out
 
@@ -36,6 +34,7 @@ def test_a_dry_run_has_a_json_twin(cli: Cli, bundle: Path) -> None:
     document = json.loads(cli("launch", bundle, "--dry-run", "--json").out)
     assert document["schema"] == "topoplan.launch/1"
     assert [node["ssh"] for node in document["nodes"]] == [f"ssh ada@10.0.0.{number}" for number in range(1, 5)]
+    assert {"put", "start", "keep", "stop"} < {program["name"] for program in document["programs"]}
     assert set(document["nodes"][1]["files"]) == {"node-01.sh", "train.yaml", "plan.json", "hosts.json", "README.md"}
 
 
@@ -58,11 +57,3 @@ def test_what_is_no_bundle_gets_one_message(cli: Cli, tmp_path: Path) -> None:
     result = cli("launch", tmp_path)
     assert result.code == 2
     assert "is not a bundle: no plan.json" in result.err
-
-
-def test_ctrl_c_is_counted_and_nothing_else_happens() -> None:
-    with Interrupts() as interrupts:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-        assert interrupts.count == 2
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,39 @@ def test_follows_until_the_jobs_have_ended(cli: Cli, live: LiveRun) -> None:
         shown = cli("logs", "-f", "--node", "0")
         timer.join()
     assert (shown.code, shown.out) == (0, "one\ntwo\n")
+
+
+def test_follows_on_where_the_connection_is_lost(live: LiveRun, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    live.start("seq 5; printf '\\377\\r'; until [ -e go ]; do sleep 0.02; done; printf 'two'; exit 3")
+    live.wait_for_log(0, b"1\n2\n3\n4\n5\n\xff\r")
+    from topoplan.cli.main import main
+
+    def break_off() -> None:
+        live.bed.end_sessions("alpha")
+        Path(live.record.nodes[0].run_dir, "go").touch()
+
+    timer = threading.Timer(0.5, break_off)
+    timer.start()
+    with pytest.raises(SystemExit) as stop:
+        main(["logs", "-f", "--node", "0", "--tail", "2"])
+    timer.join()
+    shown = capfdbinary.readouterr()
+    assert (stop.value.code, shown.out) == (0, b"5\n\xff\rtwo")
+    assert b"node-00: connection to " in shown.err
+    assert b" again, and nothing was missed\n" in shown.err
+
+
+def test_follows_several_nodes_by_whole_lines(cli: Cli, live: LiveRun) -> None:
+    live.start("printf a; sleep 0.3; printf 'b\\nc'", "printf 1; sleep 0.2; printf '2\\n3'")
+    shown = cli("logs", "-f")
+    assert (shown.code, shown.err) == (0, "")
+    assert sorted(shown.out.splitlines()) == ["[node-00] ab", "[node-00] c", "[node-01] 12", "[node-01] 3"]
+
+
+def test_to_follow_a_node_that_was_never_started_is_said(cli: Cli, live: LiveRun) -> None:
+    shown = cli("logs", "-f", "--node", "1")
+    assert (shown.code, shown.out) == (1, "")
+    assert shown.err == "topoplan: node-01: no log on beta; its job was not started, or was removed\n"
 
 
 def test_a_host_that_cannot_be_reached_is_shown_from_the_copy(cli: Cli, live: LiveRun) -> None:

@@ -44,6 +44,9 @@ PREFIX = "tpbed"
 STATE = Path(tempfile.gettempdir()) / f"topoplan-beds-{os.getuid()}"
 """One file for each bed: who made it, its processes and what to remove."""
 LOOPBACK_PORT = 2222
+MANY = 24
+"""Machines that can all find each other. With more, the one kernel that they share would have to find out about more
+neighbours than it keeps (net.ipv4.neigh.default.gc_thresh3: 1024, of all namespaces); so they are told for good."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +236,13 @@ class Bed:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
 
+    def end_sessions(self, name: str) -> None:
+        """End all sessions of the host's sshd. What they started goes on, and one can log in again."""
+        for pid, words in self.processes(name).items():
+            if words.startswith("sshd: ") and "[listener]" not in words:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     def restart(self, name: str, *, options: Sequence[str] = (), new_key: bool = False) -> None:
         """End the host's sshd with its sessions and start it again, with more options ahead of its own, or with another
         host key."""
@@ -314,12 +324,20 @@ class Bed:
             inside[namespace] = ["link set lo up"]
             for index, (network, wire) in enumerate(host.wires.items()):
                 bridge = self._bridges[self.networks.index(network)]
-                lines.append(f"link add {wire} type veth peer name eth{index} netns {namespace}")
+                mac = _hardware_address(host, network)
+                lines.append(f"link add {wire} type veth peer name eth{index} address {mac} netns {namespace}")
                 lines.append(f"link set {wire} master {bridge} up")
                 inside[namespace] += [
                     f"addr add {host.addresses[network]}/24 dev eth{index}",
                     f"link set eth{index} up",
                 ]
+                if len(self.hosts) > MANY:
+                    inside[namespace] += [
+                        f"neigh add {other.addresses[network]} dev eth{index} lladdr"
+                        f" {_hardware_address(other, network)}"
+                        for other in self.hosts.values()
+                        if network in other.addresses and other is not host
+                    ]
         _ip("-batch", "-", lines=lines)
         for namespace, own in inside.items():
             _ip("-n", namespace, "-batch", "-", lines=own)
@@ -445,6 +463,11 @@ def _remove_network(wires: Iterable[str], namespaces: Iterable[str], bridges: It
     for namespace in namespaces:
         subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
         shutil.rmtree(Path("/etc/netns") / namespace, ignore_errors=True)
+
+
+def _hardware_address(host: BedHost, network: str) -> str:
+    """Made from the address: 10.213.1.10 has 02:00:0a:d5:01:0a."""
+    return "02:00:" + ":".join(f"{int(part):02x}" for part in host.addresses[network].split("."))
 
 
 def _reserve() -> tuple[int, Path]:

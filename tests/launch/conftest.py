@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.launch.bed import Bed, Machine, probe
+from tests.launch.jobs import NAMES, Hosts, hosts_of
+from tests.launch.watched import Jobs
 
 MACHINES = (
     Machine(name="alpha"),
@@ -39,3 +46,37 @@ def cables(bed: Bed) -> Bed:
     if bed.kind != "namespaces":
         pytest.skip(f"no network namespaces here: {probe()[1]}")
     return bed
+
+
+@pytest.fixture
+def jobs(bed: Bed, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Jobs]:
+    """Two machines of the bed, for jobs that are watched."""
+    home = f"{bed['alpha'].directory}/home/{request.node.name.partition('[')[0]}-{time.monotonic_ns()}"
+    made = Jobs(bed, home, tmp_path, ("alpha", "beta"))
+    made.let_in.set()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    """Four machines for whole launches."""
+    kind, reason = probe()
+    if kind != "namespaces":
+        pytest.skip(f"no network namespaces here: {reason}")
+    with Bed(tmp_path_factory.mktemp("four"), [Machine(name=name) for name in NAMES]) as bed:
+        yield bed
+
+
+@pytest.fixture
+def hosts(four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
+    """With directories, stand-ins for the trainer and a bundle of a test's own."""
+    made = hosts_of(four, tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(made.state))
+    yield made
+    # Whatever a test left, so that the next one starts on clean hosts.
+    for name in NAMES:
+        for pid, line in four.processes(name).items():
+            if not line.startswith("sshd"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)

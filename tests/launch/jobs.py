@@ -21,8 +21,10 @@ from topoplan.emit.write import write_bundle
 from topoplan.launch.bundle_reader import Bundle, read_bundle
 from topoplan.launch.events import Event
 from topoplan.launch.keys import Access
+from topoplan.launch.node import stop_node
 from topoplan.launch.record import RunRecord, load
 from topoplan.launch.run import Launch, Outcome, Settings
+from topoplan.launch.ssh import connect
 from topoplan.launch.ssh_config import Target
 from topoplan.planner.predict import predict
 from topoplan.specs.cluster import Host
@@ -34,9 +36,7 @@ PYTHON = r"""#!/bin/bash
 [[ "$1" == -c ]] && exit 0
 . "${BASH_SOURCE[0]%/*}/../does"
 """
-SETTINGS = Settings(
-    grace_s=0.5, connect_s=6, upload_s=10, start_s=8, reconnect_s=2, stop_s=4, drain_s=2, preflight_s=10
-)
+SETTINGS = Settings(grace_s=0.5, connect_s=6, upload_s=10, start_s=8, reconnect_s=2, stop_s=4, drain_s=2)
 
 
 @dataclass
@@ -123,6 +123,12 @@ class Hosts:
     def record(self) -> RunRecord:
         return load()
 
+    def stop_from_another_client(self) -> None:
+        """What `topoplan stop` does with the record of the last run."""
+        for node, name in zip(load().nodes, NAMES, strict=True):
+            with connect(self.bed.target(name), Access(), deadline_s=10) as connection:
+                assert stop_node(connection, node.run_dir, grace_s=0.5, deadline_s=10).left == ()
+
     def jobs(self) -> dict[str, list[str]]:
         """What runs on the hosts beside sshd and what it runs for clients that look."""
         found = {}
@@ -137,6 +143,21 @@ class Hosts:
         while (left := self.jobs()) and time.monotonic() < end:
             time.sleep(0.05)
         assert left == {}
+
+
+class After:
+    """Interrupts once an event with these words has come, on all nodes that are named."""
+
+    def __init__(self, words: str, *nodes: str) -> None:
+        self.words, self.waiting, self.seen = words, set(nodes or ("",)), False
+
+    def __call__(self, event: Event) -> None:
+        if self.words in event.text:
+            self.waiting.discard(event.node if "" not in self.waiting else "")
+            self.seen = self.seen or not self.waiting
+
+    def count(self) -> int:
+        return int(self.seen)
 
 
 def _end_late(process: subprocess.Popen[str]) -> None:

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import hashlib
 import os
-import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.launch.bed import Bed
 from topoplan.errors import HostError
-from topoplan.launch.connection import Chunk, Connection, Ended, File, Stream, follow
+from topoplan.launch.connection import Bell, Chunk, Connection, Ended, Stream
 from topoplan.launch.keys import Access
 from topoplan.launch.ssh import connect
 
@@ -169,19 +166,29 @@ class TestStream:
             assert eventually(lambda: "sleep 418" not in bed.processes("alpha").values())
             connection.close()
 
-    def test_reads_many_hosts_with_one_thread_in_the_order_in_which_they_speak(self, bed: Bed) -> None:
+    def test_rings_one_bell_for_many_hosts(self, bed: Bed) -> None:
         connections = {name: connect(bed.target(name), Access(), deadline_s=10) for name in ("alpha", "bare")}
         script = "while read -r word; do echo $word; done; exit $1"
         streams = {
             name: one.start(script, str(code), hold_stdin=True) for code, (name, one) in enumerate(connections.items())
         }
-        heard = follow(streams, deadline_s=10)
+        bell = Bell()
+        for stream in streams.values():
+            stream.ring(bell)
+
+        def heard() -> list[tuple[str, Chunk | Ended]]:
+            found: list[tuple[str, Chunk | Ended]] = []
+            while not found:
+                bell.listen(10)
+                found = [(name, item) for name, stream in streams.items() for item in stream.poll()]
+            return found
+
         for name in ("bare", "alpha", "alpha", "bare"):
             streams[name].write(b"hello\n")
-            assert next(heard) == (name, Chunk(source="stdout", data=b"hello\n"))
-        for stream in streams.values():
+            assert heard() == [(name, Chunk(source="stdout", data=b"hello\n"))]
+        for code, (name, stream) in enumerate(streams.items()):
             stream.end_stdin()
-        assert dict(heard) == {"alpha": Ended(code=0), "bare": Ended(code=1)}
+            assert heard() == [(name, Ended(code=code))]
         for connection in connections.values():
             connection.close()
 
@@ -233,59 +240,3 @@ class TestAConnectionThatBreaks:
             time.sleep(1.5)
             cables.heal("beta")
             assert collected(stream)[0].split() == [b"%d" % number for number in range(2, 7)]
-
-
-class TestUpload:
-    def test_puts_files_where_they_belong(self, alpha: Connection, tmp_path: Path) -> None:
-        there = tmp_path / "a directory's"
-        binary = os.urandom(3 * 2**20)
-        files = {
-            "node-00.sh": File(data=b"#!/bin/sh\necho started\n", mode=0o755),
-            "logs/deep/it's \\ a $file.bin": binary,
-            "-n": b"",
-        }
-        alpha.upload(files, str(there), deadline_s=20)
-        assert (there / "logs/deep/it's \\ a $file.bin").read_bytes() == binary
-        assert (there / "-n").read_bytes() == b""
-        assert subprocess.run([there / "node-00.sh"], capture_output=True).stdout == b"started\n"
-        assert sorted(path.name for path in there.iterdir()) == ["-n", "logs", "node-00.sh"]
-
-    def test_works_without_sftp(self, bed: Bed, tmp_path: Path) -> None:
-        with connect(bed.target("bare"), Access(), deadline_s=10) as connection:
-            connection.upload({"plan.json": b"{}"}, str(tmp_path), deadline_s=10)
-        assert (tmp_path / "plan.json").read_bytes() == b"{}"
-
-    def test_replaces_a_file_that_is_being_read_as_a_whole(self, alpha: Connection, tmp_path: Path) -> None:
-        alpha.upload({"script": b"old"}, str(tmp_path), deadline_s=10)
-        with (tmp_path / "script").open("rb") as reader:
-            alpha.upload({"script": b"new"}, str(tmp_path), deadline_s=10)
-            assert reader.read() == b"old"
-        assert (tmp_path / "script").read_bytes() == b"new"
-
-    def test_changes_nothing_when_the_files_came_damaged(
-        self, alpha: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        wrong = hashlib.sha256(b"something else").hexdigest()
-        monkeypatch.setattr("topoplan.launch.connection._sum_line", lambda name, data: f"{wrong}  {name}\n")
-        (tmp_path / "script").write_bytes(b"old")
-        with pytest.raises(HostError, match="could not be put into") as caught:
-            alpha.upload({"script": b"new"}, str(tmp_path), deadline_s=10)
-        assert caught.value.problem == "command"
-        assert [path.name for path in tmp_path.iterdir()] == ["script"]
-        assert (tmp_path / "script").read_bytes() == b"old"
-
-    def test_says_what_the_host_says(self, alpha: Connection) -> None:
-        with pytest.raises(HostError, match=r"could not be put into /proc/nothing: mkdir: .*No such file"):
-            alpha.upload({"a": b""}, "/proc/nothing", deadline_s=10)
-
-    def test_is_in_the_home_directory_if_the_path_is_relative(self, bed: Bed, alpha: Connection) -> None:
-        home = alpha.run(["pwd"], deadline_s=5).stdout.decode().strip()
-        name = f".topoplan-test-{os.getpid()}"
-        alpha.upload({"a": b"here"}, name, deadline_s=10)
-        assert (Path(home) / name / "a").read_bytes() == b"here"
-        alpha.run(["rm", "-r", name], deadline_s=5)
-
-    @pytest.mark.parametrize("name", ["/etc/passwd", "../up", "a/../../up", ".", ".sha256", "a\nb"])
-    def test_refuses_names_that_lead_elsewhere(self, alpha: Connection, name: str) -> None:
-        with pytest.raises(ValueError, match="is not the relative name of a file"):
-            alpha.upload({name: b""}, "/tmp", deadline_s=10)

@@ -20,38 +20,13 @@ import pytest
 
 from tests.emit.samples import QWEN3_8B
 from tests.emit.test_torchrun import fill
-from tests.launch.bed import Bed, Machine, new_key, probe
-from tests.launch.jobs import NAMES, SETTINGS, Hosts, hosts_of, interrupted_at, wait_until
+from tests.launch.bed import new_key
+from tests.launch.jobs import NAMES, SETTINGS, After, Hosts, interrupted_at, wait_until
 from topoplan.hosts.check import Check
 from topoplan.launch import record as records
 from topoplan.launch.events import Event
-from topoplan.launch.keys import Access
-from topoplan.launch.node import stop_node
-from topoplan.launch.ssh import connect
 
 LONG = "echo begun; sleep 600"
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
-    kind, reason = probe()
-    if kind != "namespaces":
-        pytest.skip(f"no network namespaces here: {reason}")
-    with Bed(tmp_path_factory.mktemp("four"), [Machine(name=name) for name in NAMES]) as bed:
-        yield bed
-
-
-@pytest.fixture
-def hosts(four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
-    made = hosts_of(four, tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(made.state))
-    yield made
-    # Whatever a test left, so that the next one starts on clean hosts.
-    for name in NAMES:
-        for pid, line in four.processes(name).items():
-            if not line.startswith("sshd"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -66,29 +41,6 @@ def tmpfs(hosts: Hosts, name: str, options: str) -> Iterator[Path]:
         yield Path(f"/proc/{sshd.pid}/root{workdir}")
     finally:
         subprocess.run([*inside, "umount", "-l", workdir], check=True)
-
-
-def stop_from_another_client(hosts: Hosts) -> None:
-    """What `topoplan stop` does with the record of the last run."""
-    record = records.load()
-    for node, name in zip(record.nodes, NAMES, strict=True):
-        with connect(hosts.bed.target(name), Access(), deadline_s=10) as connection:
-            assert stop_node(connection, node.run_dir, grace_s=0.5, deadline_s=10).left == ()
-
-
-class After:
-    """Interrupts once an event with these words has come, on all nodes that are named."""
-
-    def __init__(self, words: str, *nodes: str) -> None:
-        self.words, self.waiting, self.seen = words, set(nodes or ("",)), False
-
-    def __call__(self, event: Event) -> None:
-        if self.words in event.text:
-            self.waiting.discard(event.node if "" not in self.waiting else "")
-            self.seen = self.seen or not self.waiting
-
-    def count(self) -> int:
-        return int(self.seen)
 
 
 class TestAJobThatEndsWell:
@@ -150,7 +102,7 @@ class TestAJobThatEndsWell:
         assert (ran.outcome.end, ran.outcome.code) == ("detached", 0)
         assert set(hosts.jobs()) == set(NAMES)
         assert records.load().state == "running"
-        stop_from_another_client(hosts)
+        hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
 
 
@@ -325,7 +277,7 @@ class TestTheNetwork:
         assert (failure.node, ran.outcome.code, ran.outcome.running) == ("node-02", 1, ("node-02",))
         assert "did not come back" in failure.what
         assert ran.took_s < 15
-        stop_from_another_client(hosts)
+        hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
 
     def test_is_cut_and_heals_without_a_line_lost(self, hosts: Hosts) -> None:
@@ -374,7 +326,7 @@ class TestTheNetwork:
             ran = hosts.launch(on=on, settings=replace(SETTINGS, stop_s=1.5, reconnect_s=1))
         assert ran.outcome.failure is not None
         assert (ran.outcome.failure.node, ran.outcome.running) == ("node-00", ("node-00",))
-        stop_from_another_client(hosts)
+        hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
 
 
@@ -406,7 +358,7 @@ class TestTheClient:
         assert time.monotonic() - started < 3
         assert "topoplan stop" in rest
         assert set(hosts.jobs()) == set(NAMES)
-        stop_from_another_client(hosts)
+        hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
 
     def test_can_be_killed_at_any_moment_and_another_one_stops_the_run(self, hosts: Hosts) -> None:
@@ -421,7 +373,7 @@ class TestTheClient:
             process.kill()
             process.communicate()
             time.sleep(0.3)  # what was under way on the hosts gets there
-            stop_from_another_client(hosts)
+            hosts.stop_from_another_client()
             hosts.assert_nothing_is_left()
 
     def test_is_held_up_by_no_terminal_that_is_halted(self, hosts: Hosts) -> None:

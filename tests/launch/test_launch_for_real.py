@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.launch.bed import Bed, Machine, probe
+from tests.launch.bed import Bed
 from tests.launch.jobs import NAMES, SETTINGS, Hosts, hosts_of
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -39,15 +38,6 @@ if __name__ == "__main__":
         time.sleep(0.05)
     dist.destroy_process_group()
 """
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
-    kind, reason = probe()
-    if kind != "namespaces":
-        pytest.skip(f"no network namespaces here: {reason}")
-    with Bed(tmp_path_factory.mktemp("four"), [Machine(name=name) for name in NAMES]) as bed:
-        yield bed
 
 
 @pytest.fixture

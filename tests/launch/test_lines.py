@@ -17,4 +17,12 @@ def test_output_without_line_ends_is_cut_and_loses_nothing() -> None:
     lines = Lines()
     found = [*lines.add(data), *lines.rest()]
     assert b"".join(found) == data
-    assert max(map(len, found)) == LONGEST_BYTES
+    assert max(len(line.rstrip(b"\n")) for line in found) == LONGEST_BYTES
+
+
+def test_of_a_long_line_that_is_drawn_over_the_last_state_stays() -> None:
+    lines = Lines(longest_bytes=20, redrawn=True)
+    assert lines.add(b"\r10%" * 4) == []
+    assert (lines.add(b"\r11%" * 9), lines.open) == ([], b"\r11%")
+    assert lines.add(b"\r99%\r  \nnext") == [b"\r11%\r99%\r  \n"]
+    assert lines.rest() == [b"next"]

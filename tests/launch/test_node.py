@@ -17,9 +17,9 @@ import pytest
 
 from tests.launch.bed import Bed
 from topoplan.errors import HostError
-from topoplan.launch.connection import Chunk, Connection, Ended, Stream, follow
+from topoplan.launch.connection import Chunk, Connection, Ended, Stream
 from topoplan.launch.keys import Access
-from topoplan.launch.node import Started, follow_node, node_state, read_log, start_node, stop_node
+from topoplan.launch.node import Started, follow_node, node_state, read_log, start_node, stop_node, tail_offsets
 from topoplan.launch.ssh import connect
 
 WAIT_S = 15.0
@@ -84,6 +84,8 @@ class TestAJob:
         assert (state.state, state.code, state.log_bytes, state.started) == ("ended", 6, len(data), started)
         assert state.elapsed_s is not None
         assert state.elapsed_s < 5
+        assert state.ended_s_ago is not None
+        assert state.ended_s_ago < 5
 
     def test_never_started_is_no_error(self, alpha: Connection, run_dir: str) -> None:
         state = node_state(alpha, run_dir, deadline_s=5)
@@ -185,6 +187,16 @@ class TestFollowing:
         assert collected(lines) == (b"abc\nend\n", Ended(code=0))
         assert collected(late) == (b"end\n", Ended(code=0))
 
+    def test_knows_where_the_last_lines_begin(self, alpha: Connection, run_dir: str) -> None:
+        start(alpha, run_dir, "printf 'one\\ntwo\\nthr'; until [ -e go ]; do sleep 0.02; done; printf 'ee\\n'")
+        assert eventually(lambda: node_state(alpha, run_dir, deadline_s=5).log_bytes == 11)
+        alpha.run(["touch", f"{run_dir}/go"], deadline_s=5)
+        assert eventually(lambda: node_state(alpha, run_dir, deadline_s=5).state == "ended")
+        # Whatever has come since is not counted.
+        offsets = tail_offsets(alpha, run_dir, (0, 1, 2, 9), log_bytes=11, deadline_s=5)
+        assert offsets == [11, 8, 4, 0]
+        assert tail_offsets(alpha, f"{run_dir}/absent", (1, 2), log_bytes=0, deadline_s=5) == [0, 0]
+
     def test_loses_nothing_of_much_and_binary_output(self, alpha: Connection, run_dir: str) -> None:
         seed = bytes(range(256)) * 4096
         alpha.upload({"block": seed}, run_dir, deadline_s=WAIT_S)
@@ -241,8 +253,8 @@ class TestFollowing:
         for number, place in enumerate(places):
             start(alpha, place, f"echo {number}; sleep 0.{number}; exit {number}")
         streams = {place: follow_node(alpha, place) for place in places}
-        ends = {name: item for name, item in follow(streams, deadline_s=WAIT_S) if isinstance(item, Ended)}
-        assert ends == {place: Ended(code=number) for number, place in enumerate(places)}
+        for number, place in enumerate(places):
+            assert collected(streams[place]) == (f"{number}\n".encode(), Ended(code=number))
 
 
 def _peak_kib() -> int:

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -258,6 +259,38 @@ def _processes_in(place: Path) -> list[int]:
     return found
 
 
+REFORKER = """
+import os, signal, sys, time
+if "ignores" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if "leaves" in sys.argv:
+    os.fork() and os._exit(0)
+    os.setsid()
+for beat in range(1000):
+    with open("beats", "a") as file:
+        file.write(".")
+    time.sleep(0.02)
+    if os.path.exists("over") or os.fork():
+        os._exit(0)
+"""
+
+
+@contextlib.contextmanager
+def _reforker(host: Host, *, ignores: bool, leaves: bool) -> Iterator[str]:
+    """The command of a process that goes on as its child, 50 times a second, for 20 s."""
+    host.run_dir.mkdir()
+    (host.run_dir / "refork.py").write_text(REFORKER)
+    try:
+        yield f"{sys.executable} refork.py {'ignores' if ignores else ''} {'leaves' if leaves else ''}"
+    finally:
+        (host.run_dir / "over").touch()
+
+
+def _beats(host: Host) -> int:
+    path = host.run_dir / "beats"
+    return path.stat().st_size if path.exists() else 0
+
+
 class TestState:
     def test_tells_apart_what_a_job_can_be(self, host: Host) -> None:
         assert host.state() == {"state": "never-started"}
@@ -370,6 +403,45 @@ class TestStop:
         time.sleep(0.3)
         assert host.stop(grace_s=0.2)["left"] == ""
         assert _processes_in(host.run_dir) == []
+
+    @pytest.mark.parametrize("ignores", [False, True])
+    @pytest.mark.parametrize("leaves", [False, True])
+    @pytest.mark.parametrize("beside", ["", "sleep 30"])
+    def test_ends_a_process_that_replaces_itself_all_the_time(
+        self, host: Host, ignores: bool, leaves: bool, beside: str
+    ) -> None:
+        with _reforker(host, ignores=ignores, leaves=leaves) as command:
+            host.start(f"{command} {'&' if beside else ''} {beside}")
+            assert eventually(lambda: _beats(host) > 5)
+            said = host.stop(grace_s=0.3)
+            assert said["found"]
+            assert said["left"] == ""
+            beats = _beats(host)
+            time.sleep(0.3)
+            assert _beats(host) == beats
+
+    def test_keeps_the_exit_code_of_a_script_that_is_killed_with_one(self, host: Host) -> None:
+        with _reforker(host, ignores=True, leaves=False) as command:
+            host.start(f"trap '' TERM; {command} & wait; while :; do :; done")
+            assert eventually(lambda: _beats(host) > 5)
+            said = host.stop(grace_s=0.1)
+            assert (said["left"], said["code"]) == ("", "137")
+
+    def test_leaves_alone_a_session_with_a_leader_of_its_own_that_one_process_with_the_mark_is_in(
+        self, host: Host
+    ) -> None:
+        """Such as the shell of someone who has copied the environment of a job to look for a mistake."""
+        record = host.start("sleep 30")
+        mark = f"{host.run_dir.name}/{record['pid']}/{record['start_ticks']}"
+        shell = f"env TOPOPLAN_RUN={mark} sleep 30 & echo up; sleep 30"
+        with subprocess.Popen(["sh", "-c", shell], start_new_session=True, stdout=subprocess.PIPE) as foreign:
+            assert foreign.stdout is not None
+            assert foreign.stdout.readline() == b"up\n"
+            try:
+                assert host.stop(grace_s=0.1)["left"] == ""
+                assert foreign.poll() is None
+            finally:
+                os.killpg(foreign.pid, signal.SIGKILL)
 
     def test_leaves_other_runs_alone(self, host: Host) -> None:
         other = Host(host.shell, host.run_dir.with_name("run-10"))

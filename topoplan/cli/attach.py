@@ -6,47 +6,45 @@ from typing import Annotated
 
 import typer
 
-from topoplan.cli.ssh_options import AcceptNew, RunReference, access
+from topoplan.cli.options import AsJson
+from topoplan.cli.ssh_options import AcceptNew, RunReference
 
 
 def attach(
     run: RunReference = "last",
     tail: Annotated[int, typer.Option("--tail", metavar="N", min=0, help="Lines of the past to begin with.")] = 10,
+    stop_on_failure: Annotated[
+        bool, typer.Option("--stop-on-failure", help="Stop the others when a node fails, as `launch` does.")
+    ] = False,
+    grace: Annotated[
+        float, typer.Option("--grace", metavar="SECONDS", min=0, max=3600, help="From SIGTERM to SIGKILL.")
+    ] = 10.0,
     accept_new: AcceptNew = False,
+    as_json: AsJson = False,
 ) -> int:
-    """Watch a run until it ends: the output of all nodes, each line behind its node.
+    """Watch a run until it ends: the output of all nodes, each line behind its node, and where training is.
 
-    Ctrl-C leaves the run as it is. The exit code is the run's; 1 if a host was lost; 130 after Ctrl-C.
+    Ctrl-C leaves the run as it is. A node that fails ends the watching, and what still runs is said; it is stopped only
+    with --stop-on-failure. The copies of the logs on this machine are continued.
+
+    Exit code: that of the node that failed first; 0 when all ended well; 1: a host was lost; 2: bad input; 130: Ctrl-C.
     """
-    from topoplan.cli.exit_codes import INTERRUPTED
-    from topoplan.cli.node_output import show_streams, warn
-    from topoplan.cli.status import ASK_S
-    from topoplan.errors import HostError
+    from topoplan.cli.event_output import EventOutput
+    from topoplan.cli.interrupts import Interrupts
     from topoplan.launch import record
-    from topoplan.launch.connection import Stream
-    from topoplan.launch.node import follow_node, node_state
-    from topoplan.launch.outcome import exit_code, noted
-    from topoplan.launch.reach import ask_all, reach
-    from topoplan.report.status import node_words
+    from topoplan.launch.attach import Attach, Settings
+    from topoplan.launch.stopping import StopTimes
+    from topoplan.report.attach import attached_lines, attached_to_dict, event_to_dict
 
     known = record.load(run)
-    try:
-        with reach(known, access(accept_new=accept_new)) as reached:
-            opened = ask_all(
-                reached, lambda node, host: follow_node(host, node.run_dir, tail_lines=tail), deadline_s=ASK_S
-            )
-            show_streams({label: one for label, one in opened.items() if isinstance(one, Stream)}, prefix=True)
-            states = ask_all(
-                reached, lambda node, host: node_state(host, node.run_dir, deadline_s=ASK_S), deadline_s=ASK_S + 1
-            )
-    except KeyboardInterrupt:
-        warn(f"left; the run goes on. `topoplan attach {known.run_id}` watches it again, `topoplan stop` ends it")
-        return INTERRUPTED
-    for label, state in states.items():
-        if isinstance(state, HostError):
-            warn(str(state))
-        elif state.code is None:
-            warn(f"{label}: {node_words(state)}")
-    noted(known, states)
-    code = exit_code(states)
-    return 1 if code is None else code
+    output = EventOutput(event_to_dict if as_json else None)
+    with Interrupts() as interrupts:
+        attached = Attach(
+            known,
+            output.access(accept_new=accept_new),
+            settings=Settings(tail_lines=tail, stop_on_failure=stop_on_failure, stop_times=StopTimes(grace_s=grace)),
+            tell=output.tell,
+            interrupts=lambda: interrupts.count,
+        ).go()
+        output.end(attached_to_dict(attached), attached_lines(attached), attached.code, interrupts)
+    return attached.code

@@ -12,7 +12,11 @@ import typer
 from topoplan.cli.ssh_options import AcceptNew, RunReference, access
 
 if TYPE_CHECKING:
+    from topoplan.cli.node_output import NodeOutput
     from topoplan.errors import HostError
+    from topoplan.launch.events import Event
+    from topoplan.launch.keys import Access
+    from topoplan.launch.reach import Reached
     from topoplan.launch.record import NodeRecord, RunRecord
 
 
@@ -31,53 +35,117 @@ def logs(
 
     Lines of several nodes begin with the node; one node's come as they are. Exit code 1 if a host could not be reached.
     """
-    from topoplan.cli.node_output import show_streams, warn
+    from topoplan.cli.node_output import NodeOutput, warn
     from topoplan.errors import HostError
     from topoplan.launch import record
-    from topoplan.launch.connection import Stream
-    from topoplan.launch.node import follow_node, read_log
-    from topoplan.launch.reach import ask_all, chosen, reach
+    from topoplan.launch.reach import chosen, reach
 
     known = record.load(run)
     nodes = chosen(known, node)
-    several = len(nodes) > 1
-    failed = False
-    with reach(known, access(accept_new=accept_new), nodes) as reached:
-        begin = follow_node if follow else read_log
-        opened = ask_all(reached, lambda one, host: begin(host, one.run_dir, tail_lines=tail), deadline_s=_OPEN_S)
-        streams: dict[str, Stream] = {}
-        for label, result in opened.items():
-            if isinstance(result, HostError):
-                failed = True
-                _from_copy(known, reached.nodes[label], result, tail, prefix=several)
-            else:
-                streams[label] = result
-        # One after the other, unless they are followed: then as they come.
-        groups = [streams] if follow else [{label: stream} for label, stream in streams.items()]
-        for group in groups:
-            for label, end in show_streams(group, prefix=several).items():
-                if isinstance(end, HostError):
-                    failed = True
-                    warn(str(end))
-                elif end != 0 and not follow:
-                    failed = True
-                    warn(f"{label}: no log on {reached.nodes[label].name}; its job was not started, or was removed")
-    return int(failed)
+    output = NodeOutput(prefix=len(nodes) > 1)
+    who = access(accept_new=accept_new)
+    with reach(known, who, nodes) as reached:
+        for label, error in reached.errors.items():
+            _from_copy(known, reached.nodes[label], error, tail, output)
+        show = _follow if follow else _print
+        states = show(known, who, reached, tail, output)
+    for label, state in states.items():
+        if isinstance(state, HostError):
+            warn(str(state))
+        elif not state:
+            warn(f"{label}: no log on {reached.nodes[label].name}; its job was not started, or was removed")
+    return int(bool(reached.errors) or not all(state is True for state in states.values()))
 
 
 _OPEN_S = 20.0
 _COPY_BYTES = 2**20
 
 
-def _from_copy(known: RunRecord, node: NodeRecord, error: HostError, tail: int | None, *, prefix: bool) -> None:
-    from topoplan.cli.node_output import warn, write_lines
+def _print(
+    known: RunRecord, who: Access, reached: Reached, tail: int | None, output: NodeOutput
+) -> dict[str, bool | HostError]:
+    """The logs as they are now, one after the other; whether there is one."""
+    from topoplan.errors import HostError
+    from topoplan.launch.connection import Chunk
+    from topoplan.launch.fanout import run_on_all
+    from topoplan.launch.node import read_log
+
+    found: dict[str, bool | HostError] = {}
+    streams = run_on_all(
+        reached.connections,
+        lambda label, host: read_log(host, reached.nodes[label].run_dir, tail_lines=tail),
+        deadline_s=_OPEN_S,
+    )
+    for label, stream in streams.items():
+        if isinstance(stream, HostError):
+            found[label] = stream
+            continue
+        for item in stream:
+            if not isinstance(item, Chunk):
+                found[label] = item.lost or item.code == 0
+            elif item.source == "stdout":
+                output.add(label, item.data)
+        output.end(label)
+    return found
+
+
+def _follow(
+    known: RunRecord, who: Access, reached: Reached, tail: int | None, output: NodeOutput
+) -> dict[str, bool | HostError]:
+    """The logs until the jobs have ended, also where connections are lost and come back; whether there is one."""
+    from topoplan.cli.node_output import warn
+    from topoplan.launch.reach import targets_of
+    from topoplan.launch.ssh import connect
+    from topoplan.launch.watch import RECONNECT_S, Watch, Watched
+
+    targets = targets_of(known, tuple(reached.nodes.values()))
+    watched = [
+        Watched(
+            node=reached.nodes[label].node,
+            name=label,
+            address=reached.nodes[label].address,
+            run_dir=reached.nodes[label].run_dir,
+            connection=connection,
+            log=None,
+            tail_lines=tail,
+        )
+        for label, connection in reached.connections.items()
+    ]
+
+    def tell(event: Event) -> None:
+        if event.kind == "ended":
+            output.end(event.node)
+        elif event.kind == "connection":
+            warn(f"{event.node}: {event.text}")
+
+    watch = Watch(
+        watched,
+        tell=tell,
+        reconnect=lambda label, deadline_s: connect(targets[label], who, deadline_s=deadline_s),
+        reconnect_s=RECONNECT_S,
+        on_data=output.add,
+    )
+    try:
+        watch.until(lambda: False)
+    finally:
+        watch.close()
+        for node in watched:
+            if node.connection is not None:
+                node.connection.close()
+    return {
+        node.name: node.lost or (node.state is not None and node.state.state != "never-started") for node in watched
+    }
+
+
+def _from_copy(known: RunRecord, node: NodeRecord, error: HostError, tail: int | None, output: NodeOutput) -> None:
+    from topoplan.cli.node_output import warn
 
     path = known.log(node)
     if not path.exists():
         warn(f"{error}; there is no copy of its log on this machine")
         return
     warn(f"{error}; what follows is {path}, which may lack the end")
-    write_lines(node.label, _lines(path) if tail is None else deque(_lines(path), maxlen=tail), prefix=prefix)
+    output.write(node.label, _lines(path) if tail is None else deque(_lines(path), maxlen=tail))
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from collections.abc import Iterable
 
-if TYPE_CHECKING:
-    from topoplan.errors import HostError
-    from topoplan.launch.connection import Stream
+from topoplan.launch.lines import Lines
 
 
-def write_lines(label: str, lines: Iterable[bytes], *, prefix: bool) -> None:
-    """Lines of a node, each behind `[node-00] ` with `prefix`; a line without an end gets one then."""
-    out = sys.stdout.buffer
-    for line in lines:
-        if prefix:
-            out.write(f"[{label}] ".encode() + line + (b"" if line.endswith(b"\n") else b"\n"))
-        else:
-            out.write(line)
-    out.flush()
+class NodeOutput:
+    """The output of one node as it is, or that of several with each line behind `[node-00] `."""
 
+    def __init__(self, *, prefix: bool) -> None:
+        """Nothing yet."""
+        self._prefix = prefix
+        self._lines: defaultdict[str, Lines] = defaultdict(Lines)
 
-def show_streams(streams: Mapping[str, Stream], *, prefix: bool) -> dict[str, int | HostError | None]:
-    """Write what comes from all nodes until the last has ended; how each has: its code, or what became of the host."""
-    from topoplan.launch.connection import Ended
-    from topoplan.launch.lines import follow_lines
+    def add(self, label: str, data: bytes) -> None:
+        """What comes next from a node."""
+        self.write(label, self._lines[label].add(data) if self._prefix else [data])
 
-    ends: dict[str, int | HostError | None] = {}
-    for label, item in follow_lines(streams):
-        if isinstance(item, Ended):
-            ends[label] = item.lost or item.code
-        else:
-            write_lines(label, item, prefix=prefix)
-    return ends
+    def end(self, label: str) -> None:
+        """Nothing more comes from it: a last line without an end gets one."""
+        self.write(label, self._lines[label].rest())
+
+    def write(self, label: str, lines: Iterable[bytes]) -> None:
+        """Whole lines of a node."""
+        out = sys.stdout.buffer
+        for line in lines:
+            if self._prefix:
+                out.write(f"[{label}] ".encode() + line + (b"" if line.endswith(b"\n") else b"\n"))
+            else:
+                out.write(line)
+        out.flush()
 
 
 def warn(text: str) -> None:

@@ -80,7 +80,7 @@ def arguments(scene: Scene, node: Node, choice: random.Random) -> tuple[str, str
         "at_once": _AT_ONCE,
         "limit_s": LIMIT_S,
     }
-    return _program(), json.dumps(task), python_on(node.host) or ""
+    return program(), json.dumps(task), python_on(node.host) or ""
 
 
 def read_listening(line: bytes) -> Listening | str:
@@ -218,7 +218,8 @@ def _token(name: str) -> str:
 
 
 @cache
-def _program() -> str:
+def program() -> str:
+    """What SCRIPT runs with Python."""
     return files("topoplan").joinpath("hosts", "scripts", "ports.py").read_text(encoding="utf-8")
 
 

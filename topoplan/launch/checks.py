@@ -59,7 +59,7 @@ def preflight(
     open_ones = {name: one for name, one in connections.items() if isinstance(one, Connection)}
     answers = run_on_all(
         open_ones,
-        lambda name, one: _ask(one, _wanted(cluster, hosts[name], needs)),
+        lambda name, one: _ask(one, wanted(cluster, hosts[name], needs)),
         deadline_s=COLLECT_S + _SPARE_S,
     )
     said: dict[str, HostFacts | HostError] = {}
@@ -78,7 +78,8 @@ def preflight(
     return checks + _try_network(scene, {node.name: open_ones[node.name] for node in scene.nodes}, skip)
 
 
-def _wanted(cluster: Cluster, host: Host, needs: RunNeeds | None) -> Wanted:
+def wanted(cluster: Cluster, host: Host, needs: RunNeeds | None) -> Wanted:
+    """What a host is asked in the first round."""
     paths = paths_on(host, needs)
     return Wanted(
         paths=tuple(path for path in paths if path != host.workdir),
@@ -88,9 +89,9 @@ def _wanted(cluster: Cluster, host: Host, needs: RunNeeds | None) -> Wanted:
     )
 
 
-def _ask(connection: Connection, wanted: Wanted) -> _Asked:
+def _ask(connection: Connection, wants: Wanted) -> _Asked:
     sent = time.time()
-    done = connection.run(collect_script(wanted), deadline_s=COLLECT_S)
+    done = connection.run(collect_script(wants), deadline_s=COLLECT_S)
     return sent, host_facts(done.stdout), time.time()
 
 

@@ -7,11 +7,7 @@ client is started with `hold_stdin` and ends itself when its standard input ends
 
 from __future__ import annotations
 
-import hashlib
-import io
-import posixpath
 import shlex
-import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -192,7 +188,7 @@ class Stream:
         alive = transport is not None and transport.is_active() and transport.saved_exception is None
         if self._channel.eof_received and alive:
             return Ended(code=None)
-        return Ended(code=None, lost=_lost(self.host))
+        return Ended(code=None, lost=lost_connection(self.host))
 
 
 class Connection:
@@ -247,7 +243,7 @@ class Connection:
             stream.close()
         last = kept["stderr"].value() or kept["stdout"].value()
         raise HostError(
-            f"{_called(command)} did not end within {deadline_s:g} s{_last_words(last)}",
+            f"{_called(command)} did not end within {deadline_s:g} s{last_words(last)}",
             host=self.name,
             problem="deadline",
             remedy="it may still be running there",
@@ -269,8 +265,6 @@ class Connection:
         Raises:
             HostError: `lost`, `deadline`, or `command`: the host does not start commands.
         """
-        from paramiko import ChannelException, SSHException
-
         if isinstance(command, str):
             line, stdin = (
                 "bash --norc -s" + "".join(f" {shlex.quote(arg)}" for arg in ("--", *args)),
@@ -278,19 +272,41 @@ class Connection:
             )
         else:
             line = shlex.join([*command, *args])
+        session = self._open(
+            lambda session: session.exec_command(line), _called(command), "start commands", deadline_s=deadline_s
+        )
+        return Stream(self.name, session, stdin, hold_stdin=hold_stdin)
+
+    def start_subsystem(self, subsystem: str, *, deadline_s: float = _OPEN_S) -> Stream:
+        """Start what the host's sshd has by this name, such as `sftp`; its standard input stays open as above.
+
+        Raises:
+            HostError: `lost`, `deadline`, or `command`: the host has no such thing.
+        """
+        session = self._open(
+            lambda session: session.invoke_subsystem(subsystem), subsystem, f"offer {subsystem}", deadline_s=deadline_s
+        )
+        return Stream(self.name, session, b"", hold_stdin=True)
+
+    def _open(
+        self, ask: Callable[[paramiko.Channel], None], called: str, what: str, *, deadline_s: float
+    ) -> paramiko.Channel:
+        """A new session in which the host did what it was asked for."""
+        from paramiko import ChannelException, SSHException
+
         limit = Deadline(min(deadline_s, _OPEN_S))
         session = None
         try:
             session = self.transport.open_session(timeout=limit.left_s)
-            # paramiko waits without an end for the answer to `exec`.
+            # paramiko waits without an end for the answer.
             session.event = _event_within(limit)
-            session.exec_command(line)
-            return Stream(self.name, session, stdin, hold_stdin=hold_stdin)
+            ask(session)
+            return session
         except (TimeoutError, SSHException, EOFError, OSError) as error:
             if session is not None:
                 session.close()
             if not self.is_alive:
-                raise _lost(self.name) from None
+                raise lost_connection(self.name) from None
             if isinstance(error, ChannelException):
                 raise HostError(
                     f"it opens no session: {error.text}",
@@ -300,40 +316,20 @@ class Connection:
                 ) from None
             if limit.left_s <= 0:
                 raise HostError(
-                    f"{_called(command)} was not started within {limit.total_s:g} s",
+                    f"{called} was not started within {limit.total_s:g} s",
                     host=self.name,
                     problem="deadline",
                     remedy="check that the machine is not overloaded",
                 ) from None
             raise HostError(
-                f"it does not start commands: {error}", host=self.name, problem="command", remedy="see its sshd_config"
+                f"it does not {what}: {error}", host=self.name, problem="command", remedy="see its sshd_config"
             ) from None
 
     def upload(self, files: Mapping[str, File | bytes], directory: str, *, deadline_s: float) -> None:
-        """Put files under `directory`, by their relative names; directories are made.
+        """Put files under `directory`, by their relative names; see `topoplan.launch.upload`."""
+        from topoplan.launch.upload import upload  # which builds on this
 
-        A relative `directory` is in the user's home. The files travel as one tar stream in one round trip (some sshd
-        have no sftp), are compared with their SHA-256, and only then take their names, each in one step: a reader sees
-        the old file or the new one, never half of one.
-
-        Raises:
-            ValueError: a name that is not relative, or leads out of the directory.
-            HostError: `command` with what the host said, `lost` or `deadline`. No file has then a new content that is
-                not whole, but some may be new and others old.
-        """
-        whole = {
-            _relative(name): entry if isinstance(entry, File) else File(data=entry) for name, entry in files.items()
-        }
-        if not whole:
-            return
-        script = _UPLOAD.format(names=shlex.join(whole))
-        done = self.run(script, directory, stdin=_tar(whole), deadline_s=deadline_s)
-        if done.code != 0:
-            # tar ends with a line that says only that there were others.
-            said = b"\n".join(line for line in done.stderr.splitlines() if not line.endswith(b"due to previous errors"))
-            raise HostError(
-                f"files could not be put into {directory}{_last_words(said)}", host=self.name, problem="command"
-            )
+        upload(self, files, directory, deadline_s=deadline_s)
 
     def close(self) -> None:
         """Close. Commands that run go on; see the module's docstring. Closing again does nothing."""
@@ -349,28 +345,6 @@ class Connection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def follow(streams: Mapping[str, Stream], *, deadline_s: float | None = None) -> Iterator[tuple[str, Chunk | Ended]]:
-    """What comes from several hosts, in the order in which it comes, read by one thread.
-
-    Ends with the last `Ended`, or at the deadline; then it can be called again with the streams that have not ended.
-    """
-    bell = Bell()
-    for stream in streams.values():
-        stream.ring(bell)
-    deadline = Deadline(deadline_s) if deadline_s is not None else None
-    running = dict(streams)
-    while running:
-        for name, stream in list(running.items()):
-            for item in stream.poll():
-                if isinstance(item, Ended):
-                    del running[name]
-                yield name, item
-        if not running or (deadline and deadline.left_s <= 0):
-            return
-        look_s = _FEED_S if any(stream.feeding for stream in running.values()) else _LOOK_S
-        bell.listen(min(look_s, deadline.left_s) if deadline else look_s)
 
 
 class _Kept:
@@ -418,56 +392,19 @@ def _script(text: str) -> bytes:
     return b"{\n" + text.encode() + b"\nexit\n}\n"
 
 
-_UPLOAD = """\
-set -eu
-directory=$1
-mkdir -p -- "$directory"
-here=$(mktemp -d -- "$directory/.topoplan-XXXXXXXX")
-trap 'rm -rf -- "$here"' EXIT
-tar -x -p --no-same-owner -f - -C "$here"
-(cd -- "$here" && sha256sum --check --strict --quiet .sha256)
-for name in {names}; do
-    mkdir -p -- "$(dirname -- "$directory/$name")"
-    mv -fT -- "$here/$name" "$directory/$name"
-done
-"""
-
-
-def _relative(name: str) -> str:
-    tidy = posixpath.normpath(name)
-    if tidy.startswith(("/", "../")) or tidy in (".", "..", ".sha256") or "\n" in name or "\0" in name:
-        raise ValueError(f"{name!r} is not the relative name of a file")
-    return tidy
-
-
-def _tar(files: Mapping[str, File]) -> bytes:
-    sums = "".join(_sum_line(name, file.data) for name, file in files.items())
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, file in {".sha256": File(data=sums.encode()), **files}.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(file.data), file.mode
-            tar.addfile(entry, io.BytesIO(file.data))
-    return buffer.getvalue()
-
-
-def _sum_line(name: str, data: bytes) -> str:
-    """As sha256sum writes it: a backslash in a name is doubled, and one before the line says so."""
-    escaped = name.replace("\\", "\\\\")
-    return f"{chr(92) if escaped != name else ''}{hashlib.sha256(data).hexdigest()}  {escaped}\n"
-
-
 def _called(command: Command) -> str:
     return "the script" if isinstance(command, str) else f"`{shlex.join(command)}`"
 
 
-def _last_words(output: bytes) -> str:
+def last_words(output: bytes) -> str:
+    """`: ` and the last line, as the end of a message; empty where nothing was said."""
     lines = output.decode(errors="replace").splitlines()
     said = [line.strip() for line in lines if line.strip()]
     return f": {said[-1][:300]}" if said else ""
 
 
-def _lost(host: str) -> HostError:
+def lost_connection(host: str) -> HostError:
+    """What is raised for a connection that has ended."""
     return HostError(
         "the connection was lost",
         host=host,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from topoplan.errors import HostError
 from topoplan.launch.progress import Status
 
 EventKind = Literal[
@@ -36,6 +37,12 @@ class Event:
     """Of `progress`: where it is."""
     data: dict[str, Any] = field(default_factory=dict)
     """More for programs."""
+
+
+def host_failure(node: str, error: HostError) -> Event:
+    """A host that did not do what it was asked to."""
+    data = {"host": error.host, "problem": error.problem, "what": error.what, "remedy": error.remedy}
+    return Event(kind="failure", node=node, text=str(error), data=data)
 
 
 Tell = Callable[[Event], None]

@@ -1,57 +1,39 @@
-"""Output of several nodes as whole lines."""
+"""Output that comes in pieces, as whole lines."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
-
-from topoplan.launch.connection import Chunk, Ended, Stream, follow
 
 LONGEST_BYTES = 64 * 1024
 """A line is cut here: binary output may have no line ends at all."""
 
 
 class Lines:
-    """Puts lines together from pieces that are cut anywhere."""
+    """Puts lines together from pieces that are cut anywhere, within bounds of memory."""
 
-    def __init__(self) -> None:
-        """Nothing yet."""
-        self._open = b""
+    def __init__(self, *, longest_bytes: int = LONGEST_BYTES, redrawn: bool = False) -> None:
+        """Nothing yet. `redrawn`: of a long line that writes over itself with carriage returns only the end matters."""
+        self._longest_bytes, self._redrawn = longest_bytes, redrawn
+        self.open = b""
+        """The last line, as far as it has come."""
 
     def add(self, data: bytes) -> list[bytes]:
         """The lines that are whole now, each with its line end, if it has one."""
-        *whole, self._open = _split(self._open + data)
-        return whole
+        *whole, self.open = (self.open + data).split(b"\n")
+        found = [piece for line in whole for piece in self._pieces(line, b"\n")]
+        *over, self.open = self._pieces(self.open)
+        return found + over
 
     def rest(self) -> list[bytes]:
         """The last line, which has no end."""
-        last, self._open = self._open, b""
+        last, self.open = self.open, b""
         return [last] if last else []
 
-
-def _split(data: bytes) -> list[bytes]:
-    """Lines with their ends; the last one has none, and may be empty."""
-    parts = data.split(b"\n")
-    found = []
-    for index, part in enumerate(parts):
-        line = part + b"\n" if index < len(parts) - 1 else part
-        while len(line) > LONGEST_BYTES:
-            found.append(line[:LONGEST_BYTES])
-            line = line[LONGEST_BYTES:]
-        found.append(line)
-    return found
-
-
-def follow_lines(streams: Mapping[str, Stream]) -> Iterator[tuple[str, list[bytes] | Ended]]:
-    """The lines of several logs as they come, some at a time, and the end of each.
-
-    Nodes write both outputs into one log; what comes on standard error is the follower's own, and is left out.
-    """
-    open_lines = {name: Lines() for name in streams}
-    for name, item in follow(streams):
-        if isinstance(item, Chunk):
-            if item.source == "stdout" and (whole := open_lines[name].add(item.data)):
-                yield name, whole
-        else:
-            if last := open_lines[name].rest():
-                yield name, last
-            yield name, item
+    def _pieces(self, line: bytes, end: bytes = b"") -> list[bytes]:
+        """At least one, none longer than is allowed; the line's end comes on top of that."""
+        longest = self._longest_bytes
+        if len(line) <= longest:
+            return [line + end]
+        if self._redrawn and b"\r" in line:
+            written = line.rstrip(b"\r\n\t ")
+            line = line[max(0, written.rfind(b"\r")) :]
+        starts = range(0, max(1, len(line)), longest)
+        return [line[at : at + longest] + (end if at == starts[-1] else b"") for at in starts]

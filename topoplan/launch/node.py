@@ -10,7 +10,7 @@ import json
 import posixpath
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn, cast, get_args
 
@@ -23,6 +23,13 @@ State = Literal["running", "ended", "gone", "never-started", "rebooted"]
 SETTLE_S = 5.0
 """Longest wait for processes to be gone after SIGKILL."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_TAIL_BYTES = """\
+log=$1 size=$2 found=
+shift 2
+for lines; do found="$found $(head -c "$size" -- "$log" | tail -n "$lines" | wc -c)"; done
+printf 'topoplan:tail_bytes=%s\\n' "$found"
+"""
+"""Words: the log, how much of it, and numbers of lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +64,8 @@ class NodeState:
     """None where it never was."""
     elapsed_s: int | None = None
     """From the start to the end or until now, by the host's clock; None where neither is known."""
+    ended_s_ago: int | None = None
+    """Since the end, by the host's clock; None unless `ended`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +139,8 @@ def node_state(connection: Connection, run_dir: str, *, deadline_s: float) -> No
         _refuse(connection, done, run_dir)
     started = _started(said["started"], connection, run_dir) if "started" in said else None
     code = _number(said.get("code")) if state == "ended" else None
-    until = _number(said.get("ended_unix_s")) if state == "ended" else _number(said.get("now_unix_s"))
+    now = _number(said.get("now_unix_s"))
+    until = _number(said.get("ended_unix_s")) if state == "ended" else now
     known = started is not None and until is not None and state in ("ended", "running")
     return NodeState(
         state=cast(State, state),
@@ -139,7 +149,26 @@ def node_state(connection: Connection, run_dir: str, *, deadline_s: float) -> No
         pids=_pids(said.get("pids")),
         started=started,
         elapsed_s=max(0, until - started.unix_s) if known and started and until is not None else None,
+        ended_s_ago=max(0, now - until) if state == "ended" and now is not None and until is not None else None,
     )
+
+
+def tail_offsets(
+    connection: Connection, run_dir: str, lines: Sequence[int], *, log_bytes: int, deadline_s: float
+) -> list[int]:
+    """Where the last so many lines begin in the first `log_bytes` of the job's log, for each number of lines.
+
+    Raises:
+        HostError: `lost`, `deadline`, or `command`: the host cannot say.
+    """
+    if not log_bytes:
+        return [0 for _ in lines]
+    words = (posixpath.join(_placed(run_dir), ".topoplan", "log"), str(log_bytes), *map(str, lines))
+    done = connection.run(_TAIL_BYTES, *words, deadline_s=deadline_s)
+    sizes = [int(word) for word in _said(done).get("tail_bytes", "").split() if word.isdecimal()]
+    if done.code != 0 or len(sizes) != len(lines):
+        _refuse(connection, done, run_dir)
+    return [log_bytes - size for size in sizes]
 
 
 def stop_node(connection: Connection, run_dir: str, *, grace_s: float, deadline_s: float) -> Stopped:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from topoplan.errors import HostError
 from topoplan.launch.node import NodeState, State
 from topoplan.launch.record import RunRecord, RunState, now_text, update
 
-_OVER: tuple[State, ...] = ("ended", "gone", "rebooted")
+OVER: tuple[State, ...] = ("ended", "gone", "rebooted")
+"""A job that was started and is not there any more."""
 
 
 def exit_code(states: Mapping[str, NodeState | HostError]) -> int | None:
@@ -18,20 +20,35 @@ def exit_code(states: Mapping[str, NodeState | HostError]) -> int | None:
     """
     worst = 0
     for state in states.values():
-        if isinstance(state, HostError) or state.state not in _OVER:
+        if isinstance(state, HostError) or state.state not in OVER:
             return None
         worst = worst or (1 if state.code is None else state.code)
     return worst
+
+
+def note(
+    record: RunRecord, state: RunState, code: int | None = None, *, reason: str = "", codes: Mapping[str, int | None]
+) -> RunRecord:
+    """The record with how the run is now in it; `codes` are exit codes of nodes by their labels.
+
+    Raises:
+        InputError: it is not there any more, or cannot be used.
+        OutputError: it cannot be written.
+    """
+    nodes = tuple(replace(node, code=codes.get(node.label, node.code)) for node in record.nodes)
+    ended = now_text() if state in ("ended", "failed", "stopped") else None
+    return update(record.run_id, state=state, code=code, reason=reason, ended=ended, nodes=nodes)
 
 
 def noted(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> RunRecord:
     """The record, where all its nodes have ended with that noted in it: the client that started it may be gone.
 
     Raises:
-        OutputError: it cannot be written.
+        InputError, OutputError: as `note`.
     """
     code = exit_code(states)
     if record.is_over or code is None or len(states) < len(record.nodes):
         return record
     over: RunState = "ended" if code == 0 else "failed"
-    return update(record.run_id, state=over, code=code, ended=now_text())
+    codes = {label: state.code for label, state in states.items() if isinstance(state, NodeState)}
+    return note(record, over, code, codes=codes)

@@ -15,7 +15,7 @@ from topoplan.launch.fanout import connect_all, run_on_all
 from topoplan.launch.keys import Access
 from topoplan.launch.record import NodeRecord, RunRecord
 from topoplan.launch.ssh import CONNECT_S
-from topoplan.launch.ssh_config import SshConfig
+from topoplan.launch.ssh_config import SshConfig, Target
 
 T = TypeVar("T")
 
@@ -30,6 +30,18 @@ class Reached:
     """Nodes whose host cannot be reached, and why."""
 
 
+def targets_of(record: RunRecord, nodes: Sequence[NodeRecord]) -> dict[str, Target]:
+    """How to log in to the hosts of some of the run's nodes, by their labels.
+
+    Raises:
+        InputError: the SSH configuration is wrong.
+    """
+    config = SshConfig(Path(record.ssh_config) if record.ssh_config else None)
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda node: config.target(node.host), nodes)
+        return dict(zip((node.label for node in nodes), found, strict=True))
+
+
 @contextlib.contextmanager
 def reach(
     record: RunRecord, access: Access, nodes: Sequence[NodeRecord] | None = None, *, deadline_s: float = CONNECT_S
@@ -40,10 +52,7 @@ def reach(
         InputError: the SSH configuration is wrong.
     """
     wanted = {node.label: node for node in (record.nodes if nodes is None else nodes)}
-    config = SshConfig(Path(record.ssh_config) if record.ssh_config else None)
-    with ThreadPoolExecutor(8) as pool:
-        targets = dict(zip(wanted, pool.map(lambda node: config.target(node.host), wanted.values()), strict=True))
-    results = connect_all(targets, access, deadline_s=deadline_s)
+    results = connect_all(targets_of(record, tuple(wanted.values())), access, deadline_s=deadline_s)
     open_ones = {label: one for label, one in results.items() if isinstance(one, Connection)}
     try:
         yield Reached(

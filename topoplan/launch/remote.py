@@ -8,6 +8,12 @@ A job is known by its first process, which leads a session of its own: its proce
 of the machine in which it was started, because process ids come back to life as other processes. What has left the
 session is known by TOPOPLAN_RUN in its environment, which names run, process id and start time, or by its parents.
 
+A process that starts another and ends, again and again, is faster than any reading of /proc. But a signal to a group
+reaches all that are in it at one moment, so groups get signals, and processes only where a group may have others in it.
+What may still get away: one that leaves for a session of its own in *each* such step, and each time before it is seen;
+and one in a group that nobody can prove to be the job's, because the first process has ended, the mark was dropped
+(`env -i`) and its parents are gone. Neither is reported as left, for the same reason.
+
 In <run_dir>/.topoplan: `started.json`, there before the job does anything; `log`, both outputs; `exit`, the exit code,
 there once the job has ended. Each appears in one step. The job goes on when the client goes, at any moment.
 """
@@ -17,13 +23,14 @@ from __future__ import annotations
 NO_DIRECTORY, NO_SCRIPT, NO_SETSID, ALREADY, NOT_STARTED, DAMAGED, NEVER_STARTED = range(21, 28)
 """Exit codes of these programs, beside 0. (A follower that got to work ends with the job's own.)"""
 
-# pid -> life (a letter), session, ticks (start time in ticks since boot): fields 3, 6 and 22 of proc_pid_stat(5).
+# pid -> life (a letter), its_group, session, ticks (start time in ticks since boot): fields 3, 5, 6 and 22 of
+# proc_pid_stat(5).
 # Field 2 is the program's name and may hold spaces and parentheses; the kernel escapes its newlines.
 _LOOK_AT = """\
 look_at() {
     { IFS= read -r line <"/proc/$1/stat"; } 2>/dev/null || return 1
     set -- ${line##*) }
-    life=$1 session=$4 ticks=${20}
+    life=$1 its_group=$3 session=$4 ticks=${20}
 }
 """
 
@@ -52,26 +59,42 @@ leads() {
 }
 """
 
-# Every process of the job, as `pid:ticks`: the session's while it is known to be the job's, those with the mark, and
-# what these have started. Field 20 is the number of threads: a zombie with more than one still works.
+# Every process of the job, as `pid:ticks:group`: the session whose leader is alive to prove it; those with the mark,
+# and the sessions that only they can have made, because nobody else leads them; and what these started, whose group
+# is 0 where it may have others in it. Reading /proc takes a moment: what is there before or after the search for the
+# mark counts. Field 20 is the number of threads: a zombie with more than one still works.
 _MEMBERS = """\
 members() {
-    marked=$(cd /proc && grep -slzxF -- "TOPOPLAN_RUN=$mark" [0-9]*/environ)
-    cat /proc/[0-9]*/stat 2>/dev/null | LC_ALL=C MARKED=$marked awk -v ours="$ours" '
+    {
+        cat /proc/[0-9]*/stat
+        echo @ $(cd /proc && grep -slzxF -- "TOPOPLAN_RUN=$mark" [0-9]*/environ)
+        cat /proc/[0-9]*/stat
+    } 2>/dev/null | LC_ALL=C awk -v ours="$ours" '
+        $1 == "@" {
+            count = split($0, found, /[^0-9]+/)
+            for (at = 1; at <= count; at++) marked[found[at]]
+            after = 1
+            next
+        }
         {
             pid = $1; rest = $0; sub(/^.*\\) /, "", rest); split(rest, field, " ")
             if (pid <= 1 || (field[1] ~ /[ZX]/ && field[18] <= 1)) next
-            parent[pid] = field[2]; ticks[pid] = field[20]
-            if (field[4] == ours) mine[pid]
+            parent[pid] = field[2]; group[pid] = field[3]; session[pid] = field[4]; ticks[pid] = field[20]
+            if (after) alive[pid]
         }
         END {
-            count = split(ENVIRON["MARKED"], found, /[^0-9]+/)
-            for (at = 1; at <= count; at++) if (found[at] in parent) mine[found[at]]
+            held[ours]
+            for (pid in marked) if (pid in session) {
+                mine[pid]
+                leader = session[pid]
+                if (leader in marked || !(leader in alive)) held[leader]
+            }
+            for (pid in session) if (session[pid] in held) mine[pid]
             do {
                 more = 0
                 for (pid in parent) if (!(pid in mine) && parent[pid] in mine) { mine[pid]; more = 1 }
             } while (more)
-            for (pid in mine) print pid ":" ticks[pid]
+            for (pid in mine) print pid ":" ticks[pid] ":" (session[pid] in held ? group[pid] : 0)
         }'
 }
 """
@@ -85,7 +108,7 @@ say_code() {
 }
 say_pids() {
     pids=
-    for one in $2; do pids="$pids ${one%:*}"; done
+    for one in $2; do pids="$pids ${one%%:*}"; done
     say "$1" "$pids"
 }
 """
@@ -123,7 +146,8 @@ exec >>.topoplan/log 2>&1 </dev/null
 )
 code=$?
 printf '%6d' "$code" 1<>.topoplan/ending
-mv .topoplan/ending .topoplan/exit
+# A signal to the whole group may end it.
+mv .topoplan/ending .topoplan/exit || mv .topoplan/ending .topoplan/exit
 """,
 )
 """Run by `sh -c` as the leader of a new session, with the script and the run's id. Standard input: the environment."""
@@ -213,16 +237,84 @@ STOP = _program(
     _SAY,
     """\
 run=$2 grace_cs=$3 settle_cs=$4
-# Reading /proc takes a moment, in which one process can start another and end: none at all is looked for again.
-see() {
-    for again in 1 2 3 4 5 6; do
-        left=$(members)
-        [ -z "$left" ] || return
+# A process that starts another and ends, again and again, is not seen where reading /proc takes longer than it lives.
+# So look at the newest only, by the number that was given out last, and at each of them as a whole.
+seek() {
+    read -r one two three four newest </proc/loadavg
+    oldest=$((newest > 300 ? newest - 300 : 1)) files=
+    while [ "$newest" -gt "$oldest" ]; do files="$files $newest/environ" newest=$((newest - 1)); done
+    for one in $(cd /proc && grep -slzxF -- "TOPOPLAN_RUN=$mark" $files); do
+        pid=${one%/*}
+        look_at "$pid" || continue
+        since=$ticks group=$its_group leads_it=$session
+        [ "$session" = "$ours" ] || ! look_at "$leads_it" || [ "$life" = Z ] ||
+            grep -qszxF -- "TOPOPLAN_RUN=$mark" "/proc/$leads_it/environ" || group=0
+        left="$left $pid:$since:$group"
     done
 }
+# None at all is looked for again, and longer where the kernel knows the group of the first process and it is not that
+# one itself, which waits for its parent.
+see() {
+    again=0
+    while
+        left=
+        if [ "$((again % 6))" -eq 0 ]; then set -- $(members); left=$*; fi
+        [ -n "$left" ] || seek
+        again=$((again + 1))
+        [ -z "$left" ] && { [ "$again" -lt 12 ] || { [ "$again" -lt 60 ] && lives_on; }; }
+    do :; done
+}
+lives_on() { kill -s 0 -- "-$leader" 2>/dev/null && ! look_at "$leader"; }
 now() { read -r up rest </proc/uptime; time_cs=${up%.*}${up#*.}; }
+apart() { pid=${1%%:*} group=${1##*:} since=${1#*:} since=${since%:*}; }
 signal() {
-    look_at "${1%:*}" && [ "$ticks" = "${1#*:}" ] && kill -s "$2" "${1%:*}" 2>/dev/null
+    look_at "$pid" && [ "$ticks" = "$since" ] && kill -s "$1" "$pid" 2>/dev/null
+}
+# A group as a whole: also those that were not seen, because a process cannot start another while this is done. Its
+# number is that of a process, which is one of the job's or is no more.
+signal_group() {
+    if look_at "$group" && [ "$life" != Z ]; then
+        case " $left " in *" $group:$ticks:"*) ;; *) return 1 ;; esac
+    fi
+    kill -s "$1" -- "-$group" 2>/dev/null
+}
+tell() {
+    fresh=' '
+    for one in $left; do
+        apart "$one"
+        [ "$group" != 0 ] || continue
+        case $told in *" -$group "*) continue ;; esac
+        told="$told-$group "
+        # One that is stopped takes a signal only when it goes on.
+        signal_group TERM && signal_group CONT && fresh="$fresh-$group "
+    done
+    for one in $left; do
+        apart "$one"
+        case $told in *" $one "*) continue ;; esac
+        told="$told$one "
+        case $fresh in *" -$group "*) continue ;; esac
+        signal TERM && signal CONT
+    done
+}
+# All but the first process, while it is there: it can still note how the script ended. Its group is stopped before, so
+# that nobody in it starts another or ends; the rest of a group has no time to.
+end() {
+    keeper=none
+    if [ "$rounds" -le 3 ] && leads; then
+        keeper=$leader group=$leader
+        signal_group STOP
+        see
+    fi
+    for one in $left; do
+        apart "$one"
+        [ "$pid" != "$keeper" ] || continue
+        [ "$group" != 0 ] && [ "$group" != "$keeper" ] && signal_group KILL || signal KILL
+    done
+    [ "$keeper" = none ] || kill -s CONT "$keeper"
+    for again in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do
+        sleep 0.02
+        [ "$keeper" != none ] && leads || break
+    done
 }
 if [ ! -e "$1" ]; then say found ''; exit; fi
 cd -- "$1" || exit @NO_DIRECTORY@
@@ -236,23 +328,15 @@ told=' '
 now
 end_cs=$((time_cs + grace_cs))
 while [ -n "$left" ] && [ "$time_cs" -lt "$end_cs" ]; do
-    for one in $left; do
-        case $told in *" $one "*) continue ;; esac
-        told="$told$one "
-        # One that is stopped takes a signal only when it goes on.
-        signal "$one" TERM && signal "$one" CONT
-    done
+    tell
     sleep 0.05
     see
     now
 done
-# The leader goes last, so that it can note how the script ended.
-last_cs=$((time_cs + 50)) end_cs=$((time_cs + settle_cs))
+end_cs=$((time_cs + settle_cs)) rounds=0
 while [ -n "$left" ] && [ "$time_cs" -lt "$end_cs" ]; do
-    for one in $left; do
-        [ "$one" = "$leader:$start" ] && [ "$time_cs" -lt "$last_cs" ] || signal "$one" KILL
-    done
-    sleep 0.02
+    rounds=$((rounds + 1))
+    end
     see
     now
 done

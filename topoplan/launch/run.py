@@ -7,15 +7,12 @@ that `topoplan stop` can finish what this process could not.
 
 from __future__ import annotations
 
-import dataclasses
 import posixpath
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from topoplan.errors import HostError, InputError
 from topoplan.hosts.check import Check
@@ -23,17 +20,19 @@ from topoplan.hosts.check import Outcome as CheckOutcome
 from topoplan.launch import record as records
 from topoplan.launch.bundle_reader import Bundle, BundleNode
 from topoplan.launch.connection import Connection, File
-from topoplan.launch.diagnose import Diagnosis, diagnose
-from topoplan.launch.events import Event, Tell
+from topoplan.launch.events import Event, Tell, host_failure
+from topoplan.launch.failure import FAILED, Failure, first_failure
 from topoplan.launch.fanout import connect_all, run_on_all
 from topoplan.launch.keys import Access
-from topoplan.launch.node import Stopped, start_node, stop_node
+from topoplan.launch.node import start_node
+from topoplan.launch.outcome import note
 from topoplan.launch.progress import Progress
 from topoplan.launch.record import NodeRecord, RunRecord, RunState
 from topoplan.launch.ssh import CONNECT_S, connect
 from topoplan.launch.ssh_config import Target
-from topoplan.launch.waiting import Deadline
-from topoplan.launch.watch import Watch, Watched
+from topoplan.launch.stopping import StopTimes, stop_all
+from topoplan.launch.waiting import INTERRUPT_LOOK_S, Call, Deadline
+from topoplan.launch.watch import RECONNECT_S, Watch, Watched
 
 T = TypeVar("T")
 
@@ -41,11 +40,8 @@ RUNS_DIRECTORY = "topoplan-runs"
 """On each host, below its workdir or the user's home."""
 INTERRUPTED = 130
 _BY_USER = "Ctrl-C"
-FAILED = 1
-_LAST_WORDS_S = 0.2
+LAST_WORDS_S = 0.2
 """After the first failure, time for what others wrote before it to arrive: it may name the cause."""
-_LOOK_S = 0.05
-"""How often to look for an interruption."""
 
 Preflight = Callable[[Mapping[str, Connection]], Sequence[Check]]
 """Checks the hosts, by the names that the user has for them, before anything is put there."""
@@ -61,31 +57,18 @@ class Settings:
     grace_s: float = 10.0
     """Time between asking a node's processes to end and killing them."""
     connect_s: float = CONNECT_S
-    preflight_s: float = 120.0
     upload_s: float = 120.0
     start_s: float = 30.0
-    reconnect_s: float = 20.0
-    """How long a host may be out of reach before it counts as lost."""
+    reconnect_s: float = RECONNECT_S
     stop_s: float = 15.0
     """Time to stop a node, beside the grace."""
     drain_s: float = 5.0
     """Time for the last output of nodes that were stopped."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """The first node that failed; what came after is mostly its consequence."""
-
-    node: str
-    host: str
-    """Its address."""
-    what: str
-    """Such as `ended with exit code 1`."""
-    code: int | None = None
-    diagnosis: Diagnosis | None = None
-    tail: tuple[str, ...] = ()
-    """Its last lines."""
-    log: Path | None = None
+    @property
+    def stop_times(self) -> StopTimes:
+        """Of stopping alone."""
+        return StopTimes(grace_s=self.grace_s, stop_s=self.stop_s, drain_s=self.drain_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,30 +89,6 @@ class Outcome:
 
 class Interrupted(Exception):  # noqa: N818  what the user asked for is no error
     """The user wants it to end."""
-
-
-class _Call(Generic[T]):
-    """A call that runs in a thread, so that this one can see an interruption."""
-
-    def __init__(self, job: Callable[[], T]) -> None:
-        self._value: list[T] = []
-        self._error: list[BaseException] = []
-        self.done = threading.Event()
-
-        def run() -> None:
-            try:
-                self._value.append(job())
-            except BaseException as error:
-                self._error.append(error)
-            finally:
-                self.done.set()
-
-        threading.Thread(target=run, daemon=True).start()
-
-    def result(self) -> T:
-        if self._error:
-            raise self._error[0]
-        return self._value[0]
 
 
 class Launch:
@@ -156,11 +115,10 @@ class Launch:
         self._targets, self._access, self._settings = targets, access, settings
         self._tell, self._interrupts = tell, interrupts
         self._preflight = preflight
-        self._progress = Progress.of(bundle.recorded.spec, bundle.recorded.plan)
         self._connections: dict[str, Connection] = {}
         self._run_dirs: dict[str, str] = {}
-        self._touched: set[str] = set()
-        """Nodes on which the start was tried."""
+        self._touched: dict[str, Watched] = {}
+        """Nodes on which the start was tried; their connections are the latest."""
         self._give_up = False
         self._record: RunRecord | None = None
         self._logs = Path()
@@ -176,8 +134,10 @@ class Launch:
             self._stop_all()
             raise
         finally:
-            for connection in self._connections.values():
-                connection.close()
+            latest = [node.connection for node in list(self._touched.values())]
+            for connection in (*self._connections.values(), *latest):
+                if connection is not None:
+                    connection.close()
 
     def _go(self) -> Outcome:
         refused = self._connect() or self._check() or self._prepare() or self._upload() or self._start()
@@ -272,7 +232,14 @@ class Launch:
         def one(name: str, connection: Connection) -> None:
             if self._give_up:
                 raise Interrupted
-            self._touched.add(name)
+            self._touched[name] = Watched(
+                node=self.nodes[name].node,
+                name=name,
+                address=self.nodes[name].host.address,
+                run_dir=self._run_dirs[name],
+                connection=connection,
+                log=self._logs / f"{name}.log",
+            )
             start_node(
                 connection,
                 run_dir=self._run_dirs[name],
@@ -305,102 +272,42 @@ class Launch:
         def one(name: str, connection: Connection) -> None:
             connection.run(script, self._run_dirs[name], deadline_s=self._settings.stop_s)
 
-        self._settle(_Call(lambda: self._on_all(one, self._settings.stop_s)))
+        self._settle(Call(lambda: self._on_all(one, self._settings.stop_s)))
 
     # ------------------------------------------------------------------------------------------------ while it runs
 
     def _watch(self) -> Outcome:
         self._note("running")
         self._step("watch", f"running on {_hosts(len(self.nodes))}; Ctrl-C stops it", run=self._run)
-        watched = [
-            Watched(
-                name=name,
-                address=node.host.address,
-                run_dir=self._run_dirs[name],
-                connection=self._connections[name],
-                log=self._logs / f"{name}.log",
-            )
-            for name, node in self.nodes.items()
-        ]
         watch = Watch(
-            watched,
+            [self._touched[name] for name in self.nodes],
             tell=self._tell,
             reconnect=self._reconnect,
             reconnect_s=self._settings.reconnect_s,
-            on_line=self._read,
+            progress=Progress.of(self.bundle.recorded.spec, self.bundle.recorded.plan),
         )
         try:
-            watch.until(lambda: self._interrupts() > 0 or any(node.failed for node in watched))
-            for node in watched:
-                self._connections[node.name] = node.connection
-            if any(node.failed for node in watched):
+            watch.until(lambda: self._interrupts() > 0 or any(node.failed for node in watch.nodes))
+            if any(node.failed for node in watch.nodes):
                 return self._first_failure(watch)
             if self._interrupts():
-                left = self._stop_all(watch)
-                return self._interrupted(left, watch)
+                return self._interrupted(self._stop_all(watch), watch)
             self._note("ended", 0, watch=watch)
             return Outcome(end="ended", code=0, run=self._run)
         finally:
             watch.close()
-            for node in watched:
-                self._connections[node.name] = node.connection
 
     def _first_failure(self, watch: Watch) -> Outcome:
-        """Stop the others, and find out who was first and why."""
-        watch.until(lambda: self._interrupts() > 1, deadline_s=_LAST_WORDS_S)
-        diagnosis = self._diagnose(watch)
+        """Stop the others, and say who was first and why."""
+        watch.until(lambda: self._interrupts() > 1, deadline_s=LAST_WORDS_S)
+        found = first_failure(watch.nodes, ranks_per_node=self.bundle.recorded.spec.cluster.gpus_per_node)
+        failure, code = found or (None, FAILED)
         running = [node.name for node in watch.nodes if not node.over]
         if running:
             self._step("stop", f"stopping {', '.join(running)}")
-        before = {node.name: (node.code, tuple(node.tail)) for node in watch.nodes}
         left = self._stop_all(watch)
-        # Whose script failed, or whose connection was gone, before anything was stopped.
-        failed = [node for node in watch.nodes if node.failed]
-        earliest = min(failed, key=lambda node: node.trouble_at or 0.0)
-        # It may be another where the trouble began: torchrun takes its time to end a node whose rank has failed.
-        first = watch.nodes[diagnosis.node] if diagnosis is not None else earliest
-        what = first.failure or ("its connection was lost" if first.cut else "a rank of it failed")
-        own_code, tail = before[first.name]
-        code = own_code or earliest.code or FAILED
-        self._note("failed", code, reason=f"{first.name}: {what}", watch=watch)
-        return Outcome(
-            end="failed",
-            code=code,
-            run=self._run,
-            failure=Failure(
-                node=first.name,
-                host=first.address,
-                what=what,
-                code=own_code,
-                diagnosis=diagnosis,
-                tail=tail,
-                log=first.log,
-            ),
-            errors=left,
-            running=tuple(left),
-        )
-
-    def _diagnose(self, watch: Watch) -> Diagnosis | None:
-        """Who failed first and why, from what all nodes said before anything was stopped."""
-        numbered = dict(enumerate(watch.nodes))
-        return diagnose(
-            {number: tuple(node.tail) for number, node in numbered.items()},
-            {number: node.code for number, node in numbered.items() if node.ended},
-            {number: node.trouble_at for number, node in numbered.items() if node.trouble_at is not None},
-            {
-                number: node.lost.what if node.lost is not None else "the connection was lost"
-                for number, node in numbered.items()
-                if node.cut
-            },
-            ranks_per_node=self.bundle.recorded.spec.cluster.gpus_per_node,
-        )
-
-    def _read(self, node: str, line: str) -> None:
-        """Look for where training is in a line of output."""
-        status = self._progress.feed(self.nodes[node].node, line, time.monotonic())
-        if status is not None:
-            data = {"status": dataclasses.asdict(status)}
-            self._tell(Event(kind="progress", text="", node=node, status=status, data=data))
+        self._note("failed", code, reason=failure.reason if failure is not None else "", watch=watch)
+        return Outcome(end="failed", code=code, run=self._run, failure=failure, errors=left, running=tuple(left))
 
     def _reconnect(self, name: str, deadline_s: float) -> Connection:
         return connect(self._targets[name], self._access, deadline_s=deadline_s)
@@ -425,60 +332,13 @@ class Launch:
         """Stop what was started on all hosts, at once, and take in its last output. What could not be stopped."""
         if self._interrupts():
             self._step("stop", f"stopping {_hosts(len(self._touched))}; Ctrl-C again leaves at once")
-        names = sorted(self._touched)
-        results: dict[str, Stopped | HostError] = {}
-        threads = [_Call(lambda name=name: results.update({name: self._stop_one(name)})) for name in names]  # type: ignore[misc]
-        deadline = Deadline(self._settings.grace_s + 2 * self._settings.stop_s + 5)
-
-        def done() -> bool:
-            return all(thread.done.is_set() for thread in threads) or self._interrupts() > 1
-
-        if watch is not None:
-            # Ends that had come before are looked at first: they are nobody's doing but the job's.
-            watch.until(lambda: True)
-            watch.stopping = True
-            watch.until(done, deadline_s=deadline.left_s)
-        while not done() and deadline.left_s > 0:
-            time.sleep(_LOOK_S)
-        left: dict[str, HostError] = {}
-        for name in names:
-            result = results.get(name) or HostError(
-                "not stopped yet", host=self.nodes[name].host.address, problem="deadline", remedy="see what runs there"
-            )
-            if isinstance(result, HostError):
-                left[name] = result
-            elif result.left:
-                pids = " ".join(map(str, result.left))
-                what = f"processes {pids} are still there after SIGKILL"
-                left[name] = HostError(what, host=self.nodes[name].host.address, problem="command")
-        if watch is not None and self._interrupts() < 2:
-            watch.until(lambda: self._interrupts() > 1 or _drained(watch, left), deadline_s=self._settings.drain_s)
-        return left
-
-    def _stop_one(self, name: str) -> Stopped | HostError:
-        """Stop one node; if its connection does not do any more, over another one."""
-        connection: Connection | None = self._connections[name]
-        last: HostError | None = None
-        for _ in range(2):
-            fresh = None
-            try:
-                if connection is None or not connection.is_alive:
-                    connection = fresh = self._reconnect(name, self._settings.stop_s)
-                return stop_node(
-                    connection,
-                    self._run_dirs[name],
-                    grace_s=self._settings.grace_s,
-                    deadline_s=self._settings.grace_s + self._settings.stop_s,
-                )
-            except HostError as error:
-                last = error
-                connection = None
-                if error.problem != "lost":
-                    break
-            finally:
-                if fresh is not None:
-                    fresh.close()
-        return last or HostError("not stopped", host=name, problem="lost")
+        return stop_all(
+            [self._touched[name] for name in sorted(self._touched)],
+            self._settings.stop_times,
+            reconnect=self._reconnect,
+            at_once=lambda: self._interrupts() > 1,
+            watch=watch,
+        )
 
     # ------------------------------------------------------------------------------------------------ small things
 
@@ -489,8 +349,8 @@ class Launch:
     def _wait(self, job: Callable[[], T], *, settle: bool = False) -> T:
         """The result of a job, unless the user wants it to end. With `settle` what is under way is then waited for,
         within reason: it must not do anything after the others were stopped."""
-        call = _Call(job)
-        while not call.done.wait(_LOOK_S):
+        call = Call(job)
+        while not call.done.wait(INTERRUPT_LOOK_S):
             if self._interrupts():
                 self._give_up = True
                 if settle:
@@ -498,9 +358,9 @@ class Launch:
                 raise Interrupted
         return call.result()
 
-    def _settle(self, call: _Call[T]) -> None:
+    def _settle(self, call: Call[T]) -> None:
         deadline = Deadline(self._settings.stop_s)
-        while not call.done.wait(_LOOK_S) and deadline.left_s > 0 and self._interrupts() < 2:
+        while not call.done.wait(INTERRUPT_LOOK_S) and deadline.left_s > 0 and self._interrupts() < 2:
             pass
 
     def _on_all(self, job: Callable[[str, Connection], None], deadline_s: float) -> dict[str, HostError | None]:
@@ -531,12 +391,8 @@ class Launch:
         if self._record is None:
             return
         codes = {node.name: node.code for node in watch.nodes} if watch is not None else {}
-        nodes = tuple(dataclasses.replace(node, code=codes.get(node.label, node.code)) for node in self._record.nodes)
-        ended = records.now_text() if state in ("ended", "failed", "stopped") else None
         try:
-            self._record = records.update(
-                self._record.run_id, state=state, code=code, reason=reason, ended=ended, nodes=nodes
-            )
+            self._record = note(self._record, state, code, reason=reason, codes=codes)
         except InputError as error:
             self._tell(Event(kind="note", text=str(error)))
 
@@ -544,12 +400,7 @@ class Launch:
         self._tell(Event(kind="step", text=text, data={"step": step, **data}))
 
     def _host_failed(self, name: str, error: HostError) -> None:
-        data = {"host": error.host, "problem": error.problem, "what": error.what, "remedy": error.remedy}
-        self._tell(Event(kind="failure", node=name, text=str(error), data=data))
-
-
-def _drained(watch: Watch, left: Mapping[str, HostError]) -> bool:
-    return all(node.over or node.name in left for node in watch.nodes)
+        self._tell(host_failure(name, error))
 
 
 def _errors(results: Mapping[str, object]) -> dict[str, HostError]:

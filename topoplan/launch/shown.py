@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from topoplan.launch.lines import Lines
+
 MOST_BYTES = 16 * 1024
 """Longest line that is shown; what is longer comes in pieces."""
 
@@ -31,30 +33,22 @@ def _escaped(character: str) -> str:
 
 
 class ShownLines:
-    """Puts chunks together to lines, within bounds of memory."""
+    """`Lines` as they are shown."""
 
     def __init__(self) -> None:
         """Nothing has come yet."""
-        self._rest = b""
+        self._lines = Lines(longest_bytes=MOST_BYTES, redrawn=True)
         self._bar = ""
 
     def feed(self, data: bytes) -> list[str]:
         """The lines that `data` completes."""
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        lines = [piece for line in whole for piece in _pieces(line)]
-        if len(self._rest) > MOST_BYTES:
-            if b"\r" in self._rest:
-                self._rest = self._rest[self._rest.rindex(b"\r") :]
-            while len(self._rest) > MOST_BYTES:
-                lines.append(shown_line(self._rest[:MOST_BYTES]))
-                self._rest = self._rest[MOST_BYTES:]
-        return lines
+        return [shown_line(line.removesuffix(b"\n")) for line in self._lines.add(data)]
 
     def bar(self) -> str | None:
         """The state of a progress bar whose line is not complete, if it is another than the last time."""
-        if b"\r" not in self._rest:
+        if b"\r" not in self._lines.open:
             return None
-        state = shown_line(self._rest)
+        state = shown_line(self._lines.open)
         if state == self._bar:
             return None
         self._bar = state
@@ -62,11 +56,4 @@ class ShownLines:
 
     def end(self) -> list[str]:
         """What is left without a line's end."""
-        rest, self._rest = self._rest, b""
-        return [shown_line(rest)] if rest.strip() else []
-
-
-def _pieces(line: bytes) -> list[str]:
-    if len(line) <= MOST_BYTES or b"\r" in line:
-        return [shown_line(line)[:MOST_BYTES]]
-    return [shown_line(line[start : start + MOST_BYTES]) for start in range(0, len(line), MOST_BYTES)]
+        return [shown_line(line) for line in self._lines.rest() if line.strip()]

@@ -10,6 +10,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+INTERRUPT_LOOK_S = 0.05
+"""How often to look whether the user wants to stop."""
+
 
 class Overtime(Exception):  # noqa: N818  not an error by itself; the caller knows what it means
     """A time limit has passed."""
@@ -35,32 +38,41 @@ class Deadline:
         self.at_s += by_s
 
 
-class _Outcome(Generic[T]):
-    value: T
-    error: BaseException | None = None
+class Call(Generic[T]):
+    """A call in a thread that does not keep the program from ending, so that this one can look at other things."""
+
+    def __init__(self, job: Callable[[], T]) -> None:
+        """Begin."""
+        self._value: list[T] = []
+        self._error: list[BaseException] = []
+        self.done = threading.Event()
+
+        def run() -> None:
+            try:
+                self._value.append(job())
+            except BaseException as error:
+                self._error.append(error)
+            finally:
+                self.done.set()
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def result(self) -> T:
+        """What it gave, once it is done. Raises what it raised."""
+        if self._error:
+            raise self._error[0]
+        return self._value[0]
 
 
-def within(limit_s: float, call: Callable[[], T]) -> T:
+def within(limit_s: float, job: Callable[[], T]) -> T:
     """The result of a call that cannot be told a time limit, such as a name lookup.
 
-    After the limit its thread is left alone; it does not keep the program from ending.
+    After the limit its thread is left alone.
 
     Raises:
         Overtime: the limit has passed.
     """
-    outcome: _Outcome[T] = _Outcome()
-
-    def run() -> None:
-        try:
-            outcome.value = call()
-        except BaseException as error:
-            outcome.error = error
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if thread.is_alive():
+    call = Call(job)
+    if not call.done.wait(limit_s):
         raise Overtime
-    if outcome.error is not None:
-        raise outcome.error
-    return outcome.value
+    return call.result()

@@ -2,28 +2,34 @@
 
 The job lives on its hosts, in sessions of its own; this only looks. So a connection that is lost is made again, and the
 log goes on at the byte where it stopped: a cut that heals loses nothing. Only a host that does not come back within
-`reconnect_s` counts as lost.
+`reconnect_s` counts as lost. A run can be watched from its start, or from somewhere in the middle.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from topoplan.errors import HostError
-from topoplan.launch.connection import Bell, Chunk, Connection, Ended, Stream
+from topoplan.launch.connection import Bell, Connection, Ended, Stream
 from topoplan.launch.events import Event, Tell
-from topoplan.launch.node import NodeState, follow_node, node_state
+from topoplan.launch.log_copy import LogCopy
+from topoplan.launch.node import NodeState, follow_node, node_state, tail_offsets
+from topoplan.launch.progress import Progress, Status
 from topoplan.launch.shown import ShownLines
 from topoplan.launch.waiting import Deadline
 
 KEEP_LINES = 400
 """Last lines of each node that are kept in memory, to find out why it failed."""
+RECONNECT_S = 20.0
+"""How long a host may be out of reach before it counts as lost."""
+MOST_BEHIND_BYTES = 64 * 2**20
+"""A copy that lacks more of what is past is not continued: who comes back to a run wants to see it now."""
 _ANSWER_S = 15.0
 """Time for a host to say how its job is."""
 _TRY_EVERY_S = 0.5
@@ -31,6 +37,8 @@ _LOOK_S = 0.1
 """How often to look whether the user wants to stop; output and ends are noticed at once."""
 _BAR_S = 5.0
 """How often to show a progress bar that has moved."""
+_CLOCK_S = 2
+"""Ends by a host's clock, which has whole seconds, count only where they were noticed later than this."""
 
 Reconnect = Callable[[str, float], Connection]
 """Logs in again to the host of a node, within so many seconds; raises HostError."""
@@ -40,17 +48,24 @@ Reconnect = Callable[[str, float], Connection]
 class Watched:
     """One node of the run, and what is known of it."""
 
+    node: int
+    """Rank among the nodes."""
     name: str
     """`node-00`."""
     address: str
     """Its host."""
     run_dir: str
-    connection: Connection
-    log: Path
-    """Its log on this side, byte for byte."""
+    connection: Connection | None
+    """None where `lost` is set from the start."""
+    log: Path | None
+    """Its log on this side, byte for byte, unless another process keeps it; None: it is not kept."""
+    tail_lines: int | None = None
+    """So many lines of the past are shown; None: all."""
     offset: int = 0
     """Bytes of the log that have come."""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=KEEP_LINES))
+    state: NodeState | None = None
+    """What its host said last."""
     ended: bool = False
     code: int | None = None
     """Exit code of its script, where it has one."""
@@ -61,13 +76,16 @@ class Watched:
     lost: HostError | None = None
     """Why its host cannot be reached, once that is given up."""
     trouble_at: float | None = None
-    """Moment at which its end or the loss of its connection was noticed."""
+    """Moment of its end, or at which that or the loss of its connection was noticed."""
     _lines: ShownLines = field(default_factory=ShownLines)
     _stream: Stream | None = None
     _answers: list[_Answer] = field(default_factory=list)
     _empty: int = 0
     """Streams in a row that ended without a byte."""
-    _file: BinaryIO | None = None
+    _copy: LogCopy | None = None
+    _begun: bool = False
+    _shown_from: int = 0
+    """In the log: what is before is only kept."""
 
     @property
     def over(self) -> bool:
@@ -81,6 +99,19 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Begin:
+    """Where in a log to begin."""
+
+    shown_from: int
+    offset: int
+    """What comes from the host begins here."""
+    local: bytes = b""
+    """What is before that and of interest, from the copy."""
+    no_copy: str = ""
+    """Why the copy cannot be continued; empty where it can be, or there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
     """What became of a node whose stream ended."""
 
@@ -88,6 +119,8 @@ class _Answer:
     stream: Stream | None = None
     """It goes on here."""
     state: NodeState | None = None
+    begin: _Begin | None = None
+    """Only of the first."""
     lost: HostError | None = None
 
 
@@ -101,25 +134,31 @@ class Watch:
         tell: Tell,
         reconnect: Reconnect,
         reconnect_s: float,
-        on_line: Callable[[str, str], None] = lambda node, line: None,
+        progress: Progress | None = None,
+        on_data: Callable[[str, bytes], None] | None = None,
         note_after_s: float = 60.0,
     ) -> None:
-        """Begin to follow all nodes. `on_line` is called with each line and the name of its node."""
+        """Begin to follow all nodes that are not `over`.
+
+        `progress` reads their lines. With `on_data` the output is given to that as it is, with the name of its node,
+        and no events are made of it.
+        """
         self.nodes = list(nodes)
         self._tell = tell
         self._reconnect = reconnect
         self._reconnect_s = reconnect_s
-        self._on_line = on_line
+        self._progress = progress or Progress()
+        self._on_data = on_data
         self._bell = Bell()
         self._bar_at = time.monotonic()
         self._note_after_s = note_after_s
-        self._waiting_since: float | None = None
         self._closed = False
         self.stopping = False
         """Whether nodes that end from now on do so because they were told to."""
         for node in self.nodes:
-            node._file = _open(node, tell)
-            self._ask(node, node.connection)
+            if not node.over:
+                node._copy = _open(node, tell)
+                self._ask(node, node.connection)
 
     def until(self, done: Callable[[], bool], *, deadline_s: float | None = None) -> bool:
         """Watch until `done`, all nodes are over, or the deadline. Whether it was `done`."""
@@ -138,9 +177,9 @@ class Watch:
         for node in self.nodes:
             if node._stream is not None:
                 node._stream.close()
-            if node._file is not None:
-                node._file.close()
-                node._file = None
+            if node._copy is not None:
+                node._copy.close()
+                node._copy = None
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -153,32 +192,59 @@ class Watch:
                     node._stream = None
                     self._stream_ended(node, item)
                 elif item.source == "stdout":
-                    self._take(node, item)
+                    self._take(node, item.data)
             while node._answers:
                 self._answered(node, node._answers.pop())
             if bars and (bar := node._lines.bar()) is not None:
                 self._tell(Event(kind="bar", node=node.name, text=bar))
-                self._on_line(node.name, bar)
+                self._read(node, bar)
         self._tell_who_is_waited_for(now)
 
-    def _take(self, node: Watched, chunk: Chunk) -> None:
-        node.offset += len(chunk.data)
+    def _take(self, node: Watched, data: bytes) -> None:
         node._empty = 0
-        if node._file is not None:
+        if node._copy is not None:
             try:
-                node._file.write(chunk.data)
-                node._file.flush()
+                node._copy.add(data)
             except OSError as error:
-                node._file = None
-                text = f"its log is not kept here any more, {node.log}: {error.strerror}; its host has all of it"
-                self._tell(Event(kind="note", node=node.name, text=text))
-        self._show(node, node._lines.feed(chunk.data))
+                self._keep_no_copy(node, f"{error.strerror}; its host has all of it")
+        self._show(node, data)
 
-    def _show(self, node: Watched, lines: Sequence[str]) -> None:
+    def _show(self, node: Watched, data: bytes) -> None:
+        """What comes next in the log."""
+        past = data[: max(0, node._shown_from - node.offset)]
+        node.offset += len(data)
+        if self._on_data is not None:
+            self._on_data(node.name, data)
+            return
+        if past:
+            for line in node._lines.feed(past):
+                node.tail.append(line)
+                self._progress.feed(node.node, line, time.monotonic())
+            if node.offset >= node._shown_from and (status := self._progress.status()).step:
+                self._tell_status(node, status)
+        self._show_lines(node, node._lines.feed(data[len(past) :]))
+
+    def _show_lines(self, node: Watched, lines: Sequence[str]) -> None:
         for line in lines:
             node.tail.append(line)
             self._tell(Event(kind="line", node=node.name, text=line))
-            self._on_line(node.name, line)
+            self._read(node, line)
+
+    def _read(self, node: Watched, line: str) -> None:
+        """Look for where training is in a line of output."""
+        status = self._progress.feed(node.node, line, time.monotonic())
+        if status is not None:
+            self._tell_status(node, status)
+
+    def _tell_status(self, node: Watched, status: Status) -> None:
+        data = {"status": dataclasses.asdict(status)}
+        self._tell(Event(kind="progress", text="", node=node.name, status=status, data=data))
+
+    def _keep_no_copy(self, node: Watched, why: str) -> None:
+        if node._copy is not None:
+            node._copy.close()
+            node._copy = None
+        self._tell(Event(kind="note", node=node.name, text=f"its log is not kept here any more, {node.log}: {why}"))
 
     def _stream_ended(self, node: Watched, end: Ended) -> None:
         node.trouble_at = time.monotonic()
@@ -203,11 +269,13 @@ class Watch:
                 if connection is None:
                     connection = self._reconnect(node.name, max(1.0, deadline.left_s))
                 state = node_state(connection, node.run_dir, deadline_s=_ANSWER_S)
+                begin = None if node._begun else self._begin(node, connection, state)
+                offset = node.offset if begin is None else begin.offset
                 stream = None
-                if state.state == "running" or state.log_bytes > node.offset:
-                    stream = follow_node(connection, node.run_dir, offset=node.offset)
+                if state.state == "running" or state.log_bytes > offset:
+                    stream = follow_node(connection, node.run_dir, offset=offset)
                     stream.ring(self._bell)
-                answer = _Answer(connection=connection, state=state, stream=stream)
+                answer = _Answer(connection=connection, state=state, begin=begin, stream=stream)
             except HostError as error:
                 if connection is not None:
                     connection.close()
@@ -220,21 +288,58 @@ class Watch:
             node._answers.append(answer)
             self._bell.set()
 
+    def _begin(self, node: Watched, connection: Connection, state: NodeState) -> _Begin:
+        """Where to begin, so that what is wanted of the past comes and the copy has no gap."""
+        shown_from = past_from = 0
+        if node.tail_lines is not None:
+            lines = (node.tail_lines, node.tail_lines if self._on_data else max(KEEP_LINES, node.tail_lines))
+            shown_from, past_from = tail_offsets(
+                connection, node.run_dir, lines, log_bytes=state.log_bytes, deadline_s=_ANSWER_S
+            )
+        copy = node._copy
+        if copy is None:
+            return _Begin(shown_from=shown_from, offset=past_from)
+        try:
+            copied = copy.size_bytes
+            lacking = state.log_bytes - copied
+            if lacking < 0:
+                why = "it has more than the log on its host"
+            elif node.tail_lines is not None and lacking > MOST_BEHIND_BYTES:
+                why = f"{lacking / 2**20:,.0f} MiB are missing; `topoplan logs` has them"
+            else:
+                local = copy.read(past_from) if copied > past_from else b""
+                return _Begin(shown_from=shown_from, offset=copied, local=local)
+        except OSError as error:
+            why = f"{error.strerror}; its host has it"
+        return _Begin(shown_from=shown_from, offset=past_from, no_copy=why)
+
     def _answered(self, node: Watched, answer: _Answer) -> None:
         if answer.connection is not None:
             node.cut = False
+            node.state = answer.state
             if answer.connection is not node.connection:
-                node.connection.close()
+                if node.connection is not None:
+                    node.connection.close()
                 node.connection = answer.connection
                 text = f"connected to {node.address} again, and nothing was missed"
                 self._tell(Event(kind="connection", node=node.name, text=text, data={"state": "back"}))
+            if answer.begin is not None:
+                node._begun, node._shown_from = True, answer.begin.shown_from
+                node.offset = answer.begin.offset - len(answer.begin.local)
+                if answer.begin.no_copy:
+                    self._keep_no_copy(node, answer.begin.no_copy)
+                self._show(node, answer.begin.local)
             if answer.stream is not None:
                 node.trouble_at = None
                 node._stream = answer.stream
                 self._bell.set()
                 return
         state = answer.state
-        self._show(node, node._lines.end())
+        rest = node._lines.end()
+        if node.offset > node._shown_from:
+            self._show_lines(node, rest)
+        else:
+            node.tail.extend(rest)
         if state is None:
             node.lost, node.cut = answer.lost, True
             node.failure = f"its host did not come back within {self._reconnect_s:g} s"
@@ -242,7 +347,10 @@ class Watch:
             self._tell(Event(kind="failure", node=node.name, text=text, data={"host": node.address}))
             return
         node.ended, node.code = True, state.code
-        node.trouble_at = node.trouble_at or time.monotonic()
+        now = time.monotonic()
+        node.trouble_at = node.trouble_at or now
+        if state.ended_s_ago is not None and state.ended_s_ago > _CLOCK_S:
+            node.trouble_at = min(node.trouble_at, now - state.ended_s_ago)
         if self.stopping:
             text = "stopped" if state.code is None else f"stopped, exit code {state.code}"
         else:
@@ -252,15 +360,15 @@ class Watch:
 
     def _tell_who_is_waited_for(self, now: float) -> None:
         """Once, when some nodes have ended well and others go on for long."""
-        over = [node.name for node in self.nodes if node.over]
-        if not over or len(over) == len(self.nodes):
+        over = [node for node in self.nodes if node.ended]
+        running = [node.name for node in self.nodes if not node.over]
+        if not over or not running or self._note_after_s <= 0:
             return
-        if self._waiting_since is None:
-            self._waiting_since = now
-        elif 0 < self._note_after_s < now - self._waiting_since:
+        ago_s = now - max(node.trouble_at or now for node in over)
+        if ago_s > self._note_after_s:
             self._note_after_s = 0
-            running = [node.name for node in self.nodes if not node.over]
-            text = f"{', '.join(over)} ended {now - self._waiting_since:.0f} s ago; waiting for {', '.join(running)}"
+            names = ", ".join(node.name for node in over)
+            text = f"{names} ended {ago_s:.0f} s ago; waiting for {', '.join(running)}"
             self._tell(Event(kind="note", text=text))
 
 
@@ -277,9 +385,11 @@ def _failure(state: NodeState) -> str:
     return "its processes are gone, without an exit code: somebody killed them"
 
 
-def _open(node: Watched, tell: Tell) -> BinaryIO | None:
+def _open(node: Watched, tell: Tell) -> LogCopy | None:
+    if node.log is None:
+        return None
     try:
-        return node.log.open("ab")
+        return LogCopy.open(node.log)
     except OSError as error:
         text = f"its log is not kept here, {node.log}: {error.strerror}; its host has it"
         tell(Event(kind="note", node=node.name, text=text))

@@ -1,0 +1,241 @@
+"""Coming back to launches on real sshd hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.jobs import NAMES, SETTINGS, After, Hosts, wait_until
+from topoplan.errors import HostError
+from topoplan.launch import record as records
+from topoplan.launch.attach import Attach, Attached, Settings
+from topoplan.launch.connection import Connection
+from topoplan.launch.events import Event
+from topoplan.launch.keys import Access
+from topoplan.launch.stopping import StopTimes
+
+TIMES = Settings(
+    tail_lines=1000, connect_s=6, reconnect_s=8, linger_s=0.5, stop_times=StopTimes(grace_s=0.5, stop_s=3, drain_s=2)
+)
+LABELS = [f"node-{node:02d}" for node in range(4)]
+
+
+class Client:
+    """One who comes back to the last run."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.events: list[Event] = []
+        config = hosts.root / "ssh_config"
+        bed = hosts.bed
+        config.write_text(f"IdentityFile {bed.key}\nIdentityAgent none\nUserKnownHostsFile {bed.known_hosts}\n")
+        self.run = records.update(records.load().run_id, ssh_config=str(config))
+
+    def attach(
+        self, *, settings: Settings = TIMES, on: Callable[[Event], None] = lambda event: None, **options: Any
+    ) -> Attached:
+        def tell(event: Event) -> None:
+            self.events.append(event)
+            on(event)
+
+        return Attach(self.run, Access(), settings=settings, tell=tell, **options).go()
+
+    def of(self, kind: str, node: str = "") -> list[str]:
+        return [event.text for event in self.events if event.kind == kind and node in ("", event.node)]
+
+    def assert_copies_are_whole(self) -> None:
+        for node in self.run.nodes:
+            assert self.run.log(node).read_bytes() == (Path(node.run_dir) / ".topoplan" / "log").read_bytes()
+
+
+@contextlib.contextmanager
+def released(hosts: Hosts) -> Iterator[None]:
+    """Let jobs go on that wait for the file `go` in their workdir."""
+    yield
+    for name in NAMES:
+        (hosts.workdir(name) / "go").touch()
+
+
+WAIT = "echo begun; until [ -e '{}/go' ]; do sleep 0.02; done; seq 100"
+
+
+def waits(hosts: Hosts) -> None:
+    hosts.does(**{name: WAIT.format(hosts.workdir(name)) for name in NAMES})
+
+
+def test_continues_the_copies_of_a_client_that_was_killed(hosts: Hosts) -> None:
+    waits(hosts)
+    process = hosts.start()
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "begun" in line:
+            break
+    process.kill()
+    process.communicate()
+    client = Client(hosts)
+    begun = After("begun", *LABELS)
+
+    def on(event: Event) -> None:
+        before = begun.seen
+        begun(event)
+        if begun.seen and not before:
+            with released(hosts):
+                pass
+
+    attached = client.attach(on=on)
+    assert (attached.end, attached.code, attached.running) == ("ended", 0, ())
+    assert [client.of("line", label)[-101:] for label in LABELS] == [["begun", *map(str, range(1, 101))]] * 4
+    client.assert_copies_are_whole()
+    assert (records.load().state, records.load().code) == ("ended", 0)
+
+
+def test_beside_a_launch_and_another_one_copies_nothing_twice(hosts: Hosts) -> None:
+    waits(hosts)
+    launch = threading.Thread(target=hosts.launch)
+    launch.start()
+    wait_until(lambda: len([one for one in hosts.events if one.text == "begun"]) == 4, "all run")
+    clients = [Client(hosts), Client(hosts)]
+    found: list[Attached] = []
+    threads = [threading.Thread(target=lambda one=one: found.append(one.attach())) for one in clients]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: all(len(one.of("line")) >= 4 for one in clients), "all are shown")
+    with released(hosts):
+        pass
+    for thread in (*threads, launch):
+        thread.join(20)
+    assert [one.end for one in found] == ["ended", "ended"]
+    for client in clients:
+        assert [client.of("line", label)[-100:] for label in LABELS] == [[str(number) for number in range(1, 101)]] * 4
+        assert not [text for text in client.of("note") if "log" in text]
+    clients[0].assert_copies_are_whole()
+
+
+def test_who_leaves_while_hosts_do_not_answer_leaves_at_once(hosts: Hosts) -> None:
+    waits(hosts)
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    client = Client(hosts)
+    asked: list[float] = []
+    with hosts.bed.frozen("two"):
+        started = time.monotonic()
+        threading.Timer(0.3, lambda: asked.append(started)).start()
+        attached = client.attach(interrupts=lambda: len(asked))
+        assert time.monotonic() - started < 2
+    assert (attached.end, attached.code, list(attached.running)) == ("left", 130, LABELS)
+    hosts.stop_from_another_client()
+    hosts.assert_nothing_is_left()
+
+
+def test_a_host_that_is_lost_is_not_the_end_of_the_others(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits(hosts)
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    client = Client(hosts)
+
+    def refuse(target: object, access: object, *, deadline_s: float) -> Connection:
+        raise HostError("nobody is let in", host="two", problem="refused")
+
+    monkeypatch.setattr("topoplan.launch.attach.connect", refuse)
+    begun, lost = After("begun", *LABELS), After("did not come back", "node-01")
+
+    def on(event: Event) -> None:
+        before = begun.seen, lost.seen
+        begun(event)
+        lost(event)
+        if begun.seen and not before[0]:
+            hosts.bed.restart("two")
+        if lost.seen and not before[1]:
+            with released(hosts):
+                pass
+
+    attached = client.attach(on=on, settings=replace(TIMES, reconnect_s=0.5))
+    assert (attached.end, attached.code, attached.running) == ("unknown", 1, ("node-01",))
+    assert str(attached.errors["node-01"]) == "two: nobody is let in"
+    assert client.of("line", "node-03")[-1] == "100"
+    assert records.load().state == "running"
+
+
+def test_a_failure_stops_the_others_for_who_asks_for_it(hosts: Hosts) -> None:
+    waits(hosts)
+    hosts.does("echo begun; sleep 600", three="echo begun; sleep 0.5; exit 8")
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    attached = Client(hosts).attach()
+    assert (attached.end, attached.code, attached.running) == ("failed", 8, ("node-00", "node-01", "node-03"))
+    assert attached.failure is not None
+    assert (attached.failure.node, attached.failure.tail[-1]) == ("node-02", "begun")
+    assert set(hosts.jobs()) == {"one", "two", "four"}
+    client = Client(hosts)
+    again = client.attach(settings=replace(TIMES, stop_on_failure=True))
+    assert (again.end, again.code, again.running, dict(again.errors)) == ("failed", 8, (), {})
+    hosts.assert_nothing_is_left()
+    assert (records.load().state, records.load().reason) == ("failed", "node-02: ended with exit code 8")
+    client.assert_copies_are_whole()
+
+
+def test_what_somebody_else_stops_has_not_failed(hosts: Hosts) -> None:
+    hosts.does("exec sleep 600")
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    client = Client(hosts)
+    threads: list[threading.Thread] = []
+
+    def stop() -> None:
+        hosts.stop_from_another_client()
+        records.update(client.run.run_id, state="stopped")
+
+    def on(event: Event) -> None:
+        if event.data.get("step") == "watch":
+            threads.append(threading.Thread(target=stop))
+            threads[0].start()
+
+    attached = client.attach(on=on, settings=replace(TIMES, linger_s=5))
+    threads[0].join()
+    assert (attached.end, attached.code, attached.failure) == ("stopped", 143, None)
+    assert records.load().state == "stopped"
+
+
+def test_a_failure_of_long_ago_is_told_at_once(hosts: Hosts) -> None:
+    hosts.does("exec sleep 600", two="exit 6")
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    client = Client(hosts)
+    end = Path(client.run.nodes[1].run_dir) / ".topoplan" / "exit"
+    wait_until(end.exists, "it ends")
+    os.utime(end, (time.time() - 60,) * 2)
+    started = time.monotonic()
+    attached = client.attach(settings=replace(TIMES, linger_s=15))
+    assert time.monotonic() - started < 5
+    assert (attached.end, attached.code, len(attached.running)) == ("failed", 6, 3)
+    hosts.stop_from_another_client()
+
+
+def test_waits_for_the_launch_that_is_about_to_start_it(hosts: Hosts) -> None:
+    hosts.does("echo up; exit 0")
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    records.update(records.load().run_id, state="starting")
+    client = Client(hosts)
+    began = threading.Timer(0.5, lambda: records.update(client.run.run_id, state="running"))
+    began.start()
+    attached = client.attach()
+    began.join()
+    assert [event.data["step"] for event in client.events if event.kind == "step"] == ["start", "connect", "watch"]
+    assert (attached.end, records.load().state) == ("ended", "ended")
+
+
+def test_a_run_whose_start_was_not_seen_to_end_is_not_stopped(hosts: Hosts) -> None:
+    hosts.does("exec sleep 600")
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    run = records.load()
+    nodes = (run.nodes[0], replace(run.nodes[1], run_dir=f"{run.nodes[1].run_dir}-not-yet"), *run.nodes[2:])
+    records.update(run.run_id, state="starting", nodes=nodes)
+    attached = Client(hosts).attach(settings=replace(TIMES, starting_s=0.2, stop_on_failure=True))
+    assert attached.failure is not None
+    assert (attached.failure.node, attached.failure.what, attached.code) == ("node-01", "was never started", 1)
+    assert set(hosts.jobs()) == set(NAMES)
+    assert records.load().state == "starting"
+    records.update(run.run_id, nodes=run.nodes)
+    hosts.stop_from_another_client()

@@ -1,0 +1,136 @@
+"""Launches in this process on real sshd hosts: interruptions at every step, and what is kept of a run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.launch.jobs import NAMES, After, Hosts
+from topoplan.hosts.check import Check
+from topoplan.launch import record as records
+from topoplan.launch.connection import Connection
+from topoplan.launch.events import Event
+from topoplan.launch.log_copy import LogCopy
+
+LONG = "echo begun; sleep 600"
+
+
+class At:
+    """Interrupts once a step has begun."""
+
+    def __init__(self, step: str) -> None:
+        self.step, self.count = step, 0
+
+    def __call__(self, event: Event) -> None:
+        if event.data.get("step") == self.step:
+            self.count += 1
+
+
+class TestAnInterruption:
+    @pytest.mark.parametrize("step", ["connect", "preflight"])
+    def test_before_anything_is_put_anywhere_leaves_no_trace(self, hosts: Hosts, step: str) -> None:
+        at, held = At(step), threading.Event()
+
+        def preflight(connections: object) -> Sequence[Check]:
+            held.wait(5)
+            return []
+
+        ran = hosts.launch(on=at, interrupts=lambda: at.count, preflight=preflight)
+        held.set()
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.run) == ("interrupted", 130, "")
+        assert records.runs() == []
+        assert not [path for name in NAMES for path in hosts.workdir(name).glob("topoplan-runs/*")]
+        hosts.assert_nothing_is_left()
+
+    @pytest.mark.parametrize("step", ["run", "upload"])
+    def test_of_an_upload_removes_what_was_put(self, hosts: Hosts, step: str) -> None:
+        at = At(step)
+        ran = hosts.launch(on=at, interrupts=lambda: at.count)
+        assert (ran.outcome.end, ran.outcome.code) == ("interrupted", 130)
+        record = records.load()
+        assert (record.run_id, record.state, record.code) == (ran.outcome.run, "stopped", 130)
+        assert not [path for name in NAMES for path in hosts.workdir(name).glob("topoplan-runs/*/*")]
+        hosts.assert_nothing_is_left()
+
+    @pytest.mark.parametrize("step", ["start", "watch"])
+    def test_once_jobs_are_started_stops_them(self, hosts: Hosts, step: str) -> None:
+        hosts.does(LONG)
+        at = At(step)
+        ran = hosts.launch(on=at, interrupts=lambda: at.count)
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("interrupted", 130, ())
+        assert (records.load().state, records.load().reason) == ("stopped", "Ctrl-C")
+        hosts.assert_nothing_is_left()
+
+    def test_while_the_others_are_stopped_leaves_at_the_second(self, hosts: Hosts) -> None:
+        hosts.does("trap '' TERM; while :; do sleep 0.05; done", three="sleep 0.3; exit 5")
+        stop = At("stop")
+        ran = hosts.launch(on=stop, interrupts=lambda: 2 * stop.count)
+        assert (ran.outcome.end, ran.outcome.code) == ("failed", 5)
+        assert set(ran.outcome.running) == {f"node-{node:02d}" for node in range(4)}
+        assert "not stopped yet" in str(ran.outcome.errors["node-00"])
+        # The hosts do what they were asked to all the same.
+        hosts.assert_nothing_is_left(within_s=6)
+
+
+class TestAStartThatFails:
+    def test_on_one_host_stops_what_the_others_started(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+        hosts.does(LONG)
+        upload = Connection.upload
+
+        def with_a_job_there(self: Connection, files: dict[str, object], directory: str, **options: float) -> None:
+            upload(self, files, directory, **options)  # type: ignore[arg-type]
+            if "/node-01/" in directory:
+                (Path(directory) / ".topoplan").mkdir()
+
+        monkeypatch.setattr(Connection, "upload", with_a_job_there)
+        ran = hosts.launch()
+        assert (ran.outcome.end, ran.outcome.code) == ("failed", 1)
+        assert ran.outcome.failure is not None
+        assert ran.outcome.failure.node == "node-01"
+        assert ran.outcome.failure.what.startswith("not started: a job of this run is already in ")
+        assert (records.load().state, ran.outcome.running) == ("failed", ())
+        hosts.assert_nothing_is_left()
+
+
+class TestTheCopiesOfTheLogs:
+    def test_are_the_launchs_while_it_watches(self, hosts: Hosts) -> None:
+        hosts.does(LONG)
+        begun = After("begun", *(f"node-{node:02d}" for node in range(4)))
+        free: list[bool] = []
+
+        def on(event: Event) -> None:
+            begun(event)
+            if begun.seen and not free:
+                free.extend(LogCopy.open(path) is not None for path in records.load().directory().glob("*.log"))
+
+        hosts.launch(on=on, interrupts=begun.count)
+        assert free == [False] * 4
+        hosts.assert_nothing_is_left()
+
+    def test_that_cannot_be_written_end_no_launch(self, hosts: Hosts) -> None:
+        hosts.does("echo said")
+
+        def on(event: Event) -> None:
+            if event.data.get("step") == "start":
+                (records.load().directory() / "node-02.log").mkdir()
+
+        ran = hosts.launch(on=on)
+        assert ran.outcome.code == 0
+        assert "its log is not kept here, " in ran.of("note", "node-02")[0]
+        assert ran.of("line", "node-02")[-1] == "said"
+
+
+class TestTheRecord:
+    def test_that_is_gone_ends_no_launch(self, hosts: Hosts) -> None:
+        hosts.does("sleep 0.3")
+
+        def on(event: Event) -> None:
+            if event.data.get("step") == "watch":
+                (records.load().directory() / "run.json").unlink()
+
+        ran = hosts.launch(on=on)
+        assert (ran.outcome.end, ran.outcome.code) == ("ended", 0)
+        assert "no record in it" in ran.of("note")[-1]

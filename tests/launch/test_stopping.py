@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import time
+
+from tests.launch.watched import Jobs, ends, sees
+from topoplan.errors import HostError
+from topoplan.launch.connection import Connection
+from topoplan.launch.node import node_state
+from topoplan.launch.stopping import StopTimes, stop_all
+
+TIMES = StopTimes(grace_s=0.5, stop_s=3, drain_s=2)
+
+
+def no_way(name: str, deadline_s: float) -> Connection:
+    raise HostError("nobody is let in", host=name, problem="refused")
+
+
+def state(jobs: Jobs, name: str) -> str:
+    return node_state(jobs.host(name), jobs.run_dir(name), deadline_s=5).state
+
+
+def test_takes_in_what_the_nodes_say_at_the_end(jobs: Jobs) -> None:
+    jobs.start(alpha="trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 0.02; done", beta="exit 0")
+    with jobs.watch(jobs.node("alpha"), jobs.node("beta")) as watch:
+        assert sees(watch, lambda: jobs.of("line") and watch.nodes[1].over)
+        left = stop_all(watch.nodes, TIMES, reconnect=no_way, at_once=lambda: False, watch=watch)
+        assert ends(watch)
+    assert left == {}
+    assert jobs.of("line")[-1] == "bye"
+    assert (watch.nodes[0].code, watch.nodes[0].failure) == (3, "")
+
+
+def test_logs_in_again_where_the_connection_is_gone(jobs: Jobs) -> None:
+    jobs.start(alpha="sleep 61", beta="sleep 62")
+    nodes = [jobs.node("alpha"), jobs.node("beta", connection=None)]
+    assert nodes[0].connection is not None
+    nodes[0].connection.close()
+    left = stop_all(nodes, TIMES, reconnect=lambda name, deadline_s: jobs.host(name), at_once=lambda: False)
+    assert (left, state(jobs, "alpha"), state(jobs, "beta")) == ({}, "ended", "ended")
+
+
+def test_a_host_that_is_out_of_reach_is_named_and_the_others_are_stopped(jobs: Jobs) -> None:
+    jobs.start(alpha="sleep 61", beta="sleep 62")
+    nodes = [jobs.node("alpha", connection=None), jobs.node("beta")]
+    left = stop_all(nodes, TIMES, reconnect=no_way, at_once=lambda: False)
+    assert {name: str(error) for name, error in left.items()} == {"alpha": "alpha: nobody is let in"}
+    assert (state(jobs, "alpha"), state(jobs, "beta")) == ("running", "ended")
+
+
+def test_who_wants_to_leave_at_once_waits_for_nothing(jobs: Jobs) -> None:
+    jobs.start(alpha="trap '' TERM; while :; do sleep 0.05; done")
+    started = time.monotonic()
+    left = stop_all([jobs.node("alpha")], StopTimes(grace_s=60), reconnect=no_way, at_once=lambda: True)
+    assert time.monotonic() - started < 2
+    assert left["alpha"].what == "not stopped yet"

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.launch.test_bundle_reader import bundle_at
+from topoplan.hosts.needs import RunNeeds, needs_of
+from topoplan.launch import remote
+from topoplan.launch.bundle_reader import Bundle, read_bundle
+from topoplan.launch.ssh_config import Target
+from topoplan.launch.upload import put_script, with_modes
+from topoplan.report.dry_run import dry_run_lines, dry_run_to_dict
+
+PROGRAMS = ["put", "start", "keep", "follow", "state", "stop"]
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return read_bundle(bundle_at(tmp_path / "bundle"))
+
+
+@pytest.fixture
+def checks(bundle: Bundle) -> RunNeeds:
+    return needs_of(bundle.recorded.spec, bundle.recorded.plan, {})
+
+
+def targets(bundle: Bundle) -> dict[str, Target]:
+    return {
+        node.name: Target(name=node.name, alias=node.name, hostname=node.host.address, user="ada", port=22)
+        for node in bundle.nodes
+    }
+
+
+def test_the_text_of_every_program_is_there_once(bundle: Bundle, checks: RunNeeds) -> None:
+    said = "\n".join(dry_run_lines(bundle, targets(bundle), checks=checks, grace_s=10))
+    flat = "\n".join(line.strip() for line in said.splitlines())
+    for text in (remote.START, remote.KEEPER, remote.FOLLOW, remote.STATE, remote.STOP):
+        assert flat.count("\n".join(line.strip() for line in text.splitlines())) == 1
+    assert said.count("sha256sum --check") == 1
+
+
+def test_what_each_host_gets_comes_after_the_programs_with_its_words(bundle: Bundle) -> None:
+    _, hosts = "\n".join(dry_run_lines(bundle, targets(bundle), checks=None, grace_s=7)).split("\nHOSTS")
+    for node in bundle.nodes:
+        place = f"{node.host.workdir or '~'}/topoplan-runs/{node.name}/<run id>"
+        assert f"\n{node.name}: ssh ada@{node.host.address}\n" in hosts
+        assert f"  run put {place} .topoplan-<random> 125\n" in hosts
+        assert f"  run start {place} {node.script} <run id> KEEP\n" in hosts
+        assert f"  run stop {place} <run id> 700 500\n" in hosts
+    assert "run ask" not in hosts
+
+
+def test_json_has_the_programs_and_what_differs_by_host(bundle: Bundle, checks: RunNeeds) -> None:
+    document = dry_run_to_dict(bundle, targets(bundle), checks=checks, grace_s=10)
+    assert [one["name"] for one in document["programs"]] == ["ask", "meet", "ports", *PROGRAMS]
+    by_name = {one["name"]: one for one in document["programs"]}
+    assert by_name["start"]["text"] == remote.START
+    for node, planned in zip(bundle.nodes, document["nodes"], strict=True):
+        assert planned["put"] == put_script(with_modes(bundle.files_of(node)))
+        assert planned["staging"].endswith(f"/{node.name}/.topoplan-<random>")
+        for name, *words in planned["commands"]:
+            assert len(words) == len(by_name[name]["words"])
+    without = dry_run_to_dict(bundle, targets(bundle), checks=None, grace_s=10)
+    assert [one["name"] for one in without["programs"]] == PROGRAMS
+
+
+def test_every_program_is_one_that_can_be_read(bundle: Bundle, checks: RunNeeds) -> None:
+    for one in dry_run_to_dict(bundle, targets(bundle), checks=checks, grace_s=10)["programs"]:
+        if one["name"] == "ports":
+            compile(one["text"], "ports", "exec")
+            continue
+        done = subprocess.run(["bash", "-n"], input=one["text"].encode(), capture_output=True)
+        assert (one["name"], done.returncode, done.stderr) == (one["name"], 0, b"")

@@ -1,0 +1,67 @@
+"""What happens while a run is watched, on the terminal or as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from topoplan.cli.interrupts import Interrupts
+from topoplan.cli.live_output import LiveOutput
+
+if TYPE_CHECKING:
+    from topoplan.launch.events import Event
+    from topoplan.launch.keys import Access
+
+
+class EventOutput:
+    """Shows events as they come: output of nodes on standard output, what `topoplan` says on standard error, and where
+    training is below them. In JSON all is on standard output."""
+
+    def __init__(self, as_json: Callable[[Event], Mapping[str, Any]] | None = None) -> None:
+        """`as_json` makes an object of an event; None is for people."""
+        self._as_json = as_json
+        self._output = LiveOutput(keep_status=as_json is None)
+
+    def tell(self, event: Event) -> None:
+        """Show an event. Takes them from any thread."""
+        from topoplan.report.launch import event_text
+
+        output = self._output
+        if self._as_json is not None:
+            text = json.dumps(self._as_json(event))
+            output.line(text) if event.kind in ("line", "bar") else output.message(text, stdout=True)
+        elif event.status is not None:
+            output.show(event.status)
+        elif event.kind in ("line", "bar"):
+            output.line(event_text(event))
+        else:
+            output.message(event_text(event))
+
+    def access(self, *, accept_new: bool) -> Access:
+        """Who we are, with new keys told as events."""
+        from topoplan.cli.ssh_options import access
+        from topoplan.launch.events import Event
+
+        who = access(accept_new=accept_new)
+        who.on_new_key = lambda new: self.tell(
+            Event(
+                kind="new-key",
+                text=f"{new.host}: new host key {new.key.fingerprint} noted in {new.file}",
+                data={"host": new.host, "fingerprint": new.key.fingerprint},
+            )
+        )
+        return who
+
+    def end(self, document: Mapping[str, Any], lines: Iterable[str], code: int, interrupts: Interrupts) -> None:
+        """Say how it ended, and write what is left. Who wants to leave before that leaves with `code`."""
+        if self._as_json is not None:
+            self._output.message(json.dumps(document), stdout=True)
+        else:
+            for line in lines:
+                self._output.message(line)
+        while not self._output.close(limit_s=1.0):
+            if interrupts.count:
+                # A terminal that is halted (Ctrl-S) must not keep a user who wants to leave; nor may the last flush.
+                os._exit(code)

@@ -1,0 +1,102 @@
+"""Stopping all nodes of a run at once, each over the connection that there is or over a new one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from topoplan.errors import HostError
+from topoplan.launch.connection import Connection
+from topoplan.launch.node import Stopped, stop_node
+from topoplan.launch.waiting import INTERRUPT_LOOK_S, Call, Deadline
+from topoplan.launch.watch import Reconnect, Watch, Watched
+
+_SPARE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopTimes:
+    """How long stopping may take."""
+
+    grace_s: float = 10.0
+    """Time between asking a node's processes to end and killing them."""
+    stop_s: float = 15.0
+    """Time to stop a node, beside the grace."""
+    drain_s: float = 5.0
+    """Time for the last output of nodes that were stopped."""
+
+
+def stop_all(
+    nodes: Sequence[Watched],
+    times: StopTimes,
+    *,
+    reconnect: Reconnect,
+    at_once: Callable[[], bool],
+    watch: Watch | None = None,
+) -> dict[str, HostError]:
+    """Stop the nodes, and take in their last output; by name, which could not be stopped.
+
+    Once `at_once` says so, nothing is waited for any more.
+    """
+    results: dict[str, Stopped | HostError] = {}
+
+    def one(node: Watched) -> None:
+        results[node.name] = _stop_one(node, times, reconnect)
+
+    deadline = Deadline(times.grace_s + 2 * times.stop_s + _SPARE_S)
+    if watch is not None:
+        # Ends that had come before are looked at first: they are nobody's doing but the job's.
+        watch.until(lambda: True)
+        watch.stopping = True
+    calls = [Call(lambda node=node: one(node)) for node in nodes]  # type: ignore[misc]
+
+    def done() -> bool:
+        return all(call.done.is_set() for call in calls) or at_once()
+
+    if watch is not None:
+        watch.until(done, deadline_s=deadline.left_s)
+    while not done() and deadline.left_s > 0:
+        time.sleep(INTERRUPT_LOOK_S)
+    left = {node.name: error for node in nodes if (error := _left(node, results.get(node.name))) is not None}
+    if watch is not None and not at_once():
+        watch.until(lambda: at_once() or _drained(watch, left), deadline_s=times.drain_s)
+    return left
+
+
+def _left(node: Watched, result: Stopped | HostError | None) -> HostError | None:
+    """What is wrong with how a node was stopped."""
+    if result is None:
+        return HostError("not stopped yet", host=node.address, problem="deadline", remedy="see what runs there")
+    if isinstance(result, HostError):
+        return result
+    if result.left:
+        pids = " ".join(map(str, result.left))
+        return HostError(f"processes {pids} are still there after SIGKILL", host=node.address, problem="command")
+    return None
+
+
+def _drained(watch: Watch, left: Mapping[str, HostError]) -> bool:
+    return all(node.over or node.name in left for node in watch.nodes)
+
+
+def _stop_one(node: Watched, times: StopTimes, reconnect: Reconnect) -> Stopped | HostError:
+    """Stop one node; if its connection does not do any more, over another one."""
+    connection = node.connection
+    last: HostError | None = None
+    for _ in range(2):
+        fresh: Connection | None = None
+        try:
+            if connection is None or not connection.is_alive:
+                connection = fresh = reconnect(node.name, times.stop_s)
+            deadline_s = times.grace_s + times.stop_s
+            return stop_node(connection, node.run_dir, grace_s=times.grace_s, deadline_s=deadline_s)
+        except HostError as error:
+            last = error
+            connection = None
+            if error.problem != "lost":
+                break
+        finally:
+            if fresh is not None:
+                fresh.close()
+    return last or HostError("not stopped", host=node.address, problem="lost")

@@ -1,0 +1,194 @@
+"""What `topoplan launch --dry-run` says: every file that would be put on a host, and every command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from topoplan.hosts import network
+from topoplan.hosts.collect import collect_script
+from topoplan.hosts.needs import RunNeeds
+from topoplan.launch import remote, upload
+from topoplan.launch.bundle_reader import Bundle, BundleNode
+from topoplan.launch.checks import wanted
+from topoplan.launch.node import SETTLE_S
+from topoplan.launch.run import RUNS_DIRECTORY, Settings
+from topoplan.launch.ssh_config import Target
+from topoplan.report.launch import SCHEMA
+
+_RUN = "<run id>"
+_STAGING = ".topoplan-<random>"
+_MEET = ("PORTS", "TASK", "PYTHON")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Program:
+    """The text of a command, and what it is given."""
+
+    name: str
+    does: str
+    words: str
+    """Its words, as a reader knows them."""
+    text: str
+
+
+def _programs(bundle: Bundle, checks: RunNeeds | None) -> tuple[_Program, ...]:
+    """All that may run on a host, in the order in which it does. Those of node 0, where they differ."""
+    node = bundle.nodes[0]
+    cluster = bundle.recorded.spec.cluster
+    ask = _Program(
+        name="ask",
+        does="says what the host is; it differs by the paths that it looks at",
+        words="",
+        text=collect_script(wanted(cluster, node.host, checks)),
+    )
+    meet = _Program(
+        name="meet",
+        does="listens on ports, and connects to those of all other hosts",
+        words=" ".join(_MEET),
+        text=network.SCRIPT,
+    )
+    ports = _Program(name="ports", does="the PORTS of `meet`, in Python", words="TASK", text=network.program())
+    return (
+        *((ask, meet, ports) if checks is not None else ()),
+        _Program(
+            name="put",
+            does="makes a directory for SFTP, waits, compares what came, and renames it; it differs by names and sums",
+            words="DIRECTORY STAGING SECONDS",
+            text=_put(bundle, node),
+        ),
+        _Program(
+            name="start",
+            does="starts `keep` in a session of its own",
+            words="DIRECTORY SCRIPT RUN-ID KEEP",
+            text=remote.START,
+        ),
+        _Program(
+            name="keep",
+            does="records itself, runs the script of the node, and notes its exit code",
+            words="SCRIPT RUN-ID",
+            text=remote.KEEPER,
+        ),
+        _Program(name="follow", does="prints the log as it grows", words="DIRECTORY WHERE", text=remote.FOLLOW),
+        _Program(name="state", does="says how the job is", words="DIRECTORY RUN-ID", text=remote.STATE),
+        _Program(
+            name="stop",
+            does="ends the job; after a failure and Ctrl-C only",
+            words="DIRECTORY RUN-ID GRACE SETTLE",
+            text=remote.STOP,
+        ),
+    )
+
+
+def dry_run_to_dict(
+    bundle: Bundle, targets: Mapping[str, Target], *, checks: RunNeeds | None, grace_s: float
+) -> dict[str, Any]:
+    """Every file and command, as JSON. `checks` are the needs that hosts are checked for, None for no checks."""
+    return {
+        "schema": SCHEMA,
+        "event": "dry-run",
+        "run": bundle.run,
+        "bundle": str(bundle.directory),
+        "notes": list(bundle.notes),
+        "preflight": checks is not None,
+        "programs": [
+            {"name": one.name, "does": one.does, "words": one.words.split(), "text": one.text}
+            for one in _programs(bundle, checks)
+        ],
+        "nodes": [
+            {
+                "node": node.name,
+                "ssh": _ssh(targets[node.name]),
+                "directory": _directory(node),
+                "staging": _staging(node),
+                "files": {name: len(data) for name, data in bundle.files_of(node).items()},
+                "put": _put(bundle, node),
+                "commands": _commands(node, checks, grace_s),
+                "command": _command(node),
+            }
+            for node in bundle.nodes
+        ],
+    }
+
+
+def dry_run_lines(
+    bundle: Bundle, targets: Mapping[str, Target], *, checks: RunNeeds | None, grace_s: float
+) -> Iterator[str]:
+    """Every file and command, for a person. What there is for each host comes last, where a terminal shows it."""
+    yield f"Would launch {bundle.run} on {len(bundle.nodes)} hosts; nothing is touched now."
+    yield ""
+    yield "PROGRAMS, which run on hosts as `bash --norc -s -- WORDS` with their text as standard input:"
+    for program in _programs(bundle, checks):
+        yield ""
+        yield f"{' '.join([program.name, program.words]).strip()}: {program.does}"
+        yield from (f"    {line}".rstrip() for line in program.text.splitlines())
+    yield ""
+    yield "HOSTS, with their files and commands:"
+    for node in bundle.nodes:
+        directory = _directory(node)
+        yield ""
+        yield f"{node.name}: {_ssh(targets[node.name])}"
+        for name, *words in _commands(node, checks, grace_s):
+            if name == "put":
+                for file, data in bundle.files_of(node).items():
+                    yield f"  put {directory}/{file} ({len(data):,} bytes)"
+            yield f"  run {' '.join([name, *words])}"
+            if name == "start":
+                yield f"      that is {_command(node)}"
+    yield ""
+    for note in bundle.notes:
+        yield f"Mind: {note}"
+    yield f"Checks of all hosts first: {'yes' if checks is not None else 'no'}. {_RUN} is made at the start."
+    yield "Files go by SFTP to the directory that `put` has made beside the run's, which becomes the run's once their"
+    yield "SHA-256 is right; without SFTP they go through `put` itself, as a tar stream."
+    yield "Started together, each in a session of its own (setsid), which outlives the connection. Kept on the host:"
+    yield "  .topoplan/started.json, .topoplan/log and .topoplan/exit in each directory."
+    yield "The first failure, or Ctrl-C, ends all: SIGTERM, after the grace SIGKILL, to what this run started only."
+
+
+def _put(bundle: Bundle, node: BundleNode) -> str:
+    return upload.put_script(upload.with_modes(bundle.files_of(node)))
+
+
+def _commands(node: BundleNode, checks: RunNeeds | None, grace_s: float) -> list[list[str]]:
+    """Names of programs, with the words that they are given."""
+    directory = _directory(node)
+    seconds = upload.waiting_s(Settings().upload_s)
+    return [
+        *([["ask"], ["meet", *_MEET]] if checks is not None else []),
+        ["put", directory, _STAGING, seconds],
+        ["start", directory, node.script, _RUN, "KEEP"],
+        ["follow", directory, "-c+1"],
+        ["state", directory, _RUN],
+        ["stop", directory, _RUN, str(round(100 * grace_s)), str(round(100 * SETTLE_S))],
+    ]
+
+
+def _directory(node: BundleNode) -> str:
+    return f"{_parent(node)}/{_RUN}"
+
+
+def _staging(node: BundleNode) -> str:
+    return f"{_parent(node)}/{_STAGING}"
+
+
+def _parent(node: BundleNode) -> str:
+    return f"{node.host.workdir or '~'}/{RUNS_DIRECTORY}/{node.name}"
+
+
+def _command(node: BundleNode) -> str:
+    return f"cd {_directory(node)} && setsid bash -- {shlex.quote(node.script)}"
+
+
+def _ssh(target: Target) -> str:
+    jumps = ",".join(_login(jump) for jump in target.jumps)
+    words = ["ssh", *(["-J", jumps] if jumps else [])]
+    return shlex.join(
+        [*words, *(["-p", str(target.port)] if target.port != 22 else []), f"{target.user}@{target.hostname}"]
+    )
+
+
+def _login(target: Target) -> str:
+    return f"{target.user}@{target.hostname}" + (f":{target.port}" if target.port != 22 else "")

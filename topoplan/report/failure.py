@@ -1,0 +1,50 @@
+"""The first failure of a run, with its last lines, the likely cause and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from topoplan.errors import HostError
+from topoplan.launch.failure import Failure
+
+_TAIL_LINES = 20
+
+
+def failure_lines(failure: Failure) -> Iterator[str]:
+    """For a person."""
+    diagnosis = failure.diagnosis
+    rank = f", rank {diagnosis.rank}" if diagnosis is not None and diagnosis.rank is not None else ""
+    yield f"topoplan: {failure.node} ({failure.host}){rank} failed first: {failure.what}"
+    if failure.tail:
+        yield "  its last lines:"
+        yield from (f"    {line}" for line in failure.tail[-_TAIL_LINES:])
+    if diagnosis is not None:
+        sure = "" if diagnosis.certain else ", though it may be the consequence of something else"
+        yield f"  likely cause: {diagnosis.cause}{sure}"
+        if diagnosis.remedy:
+            yield f"  what to do: {diagnosis.remedy}"
+    if failure.log is not None:
+        yield f"  whole logs: {failure.log.parent}"
+
+
+def failure_to_dict(failure: Failure) -> dict[str, Any]:
+    """As JSON."""
+    diagnosis = failure.diagnosis
+    return {
+        "node": failure.node,
+        "host": failure.host,
+        "what": failure.what,
+        "code": failure.code,
+        "rank": diagnosis.rank if diagnosis else None,
+        "kind": diagnosis.kind if diagnosis else None,
+        "cause": diagnosis.cause if diagnosis else None,
+        "remedy": diagnosis.remedy if diagnosis else None,
+        "evidence": list(diagnosis.evidence) if diagnosis else [],
+        "lines": list(failure.tail[-_TAIL_LINES:]),
+    }
+
+
+def error_to_dict(error: HostError) -> dict[str, Any]:
+    """Why a host did not do what it was asked to."""
+    return {"host": error.host, "problem": error.problem, "what": error.what, "remedy": error.remedy}
