@@ -131,7 +131,10 @@ def test_gathering_parameters_is_not_overlapped_where_what_it_needs_is_off(off: 
             {"moe_token_dispatcher_type": "allgather"},
             "layout.moe_token_dispatcher_type: 'allgather'; expected alltoall or flex",
         ),
-        ({"backend": "nemo"}, "layout.backend: unknown backend 'nemo'; expected mca, megatron, ddp, deepspeed or fsdp2"),
+        (
+            {"backend": "nemo"},
+            "layout.backend: unknown backend 'nemo'; expected mca, megatron, ddp, deepspeed or fsdp2",
+        ),
         ({"backend": ["mca"]}, "unknown backend a list"),
         ({"recompute": 3}, "layout.recompute: 3 is not a recompute mode"),
         ({"recompute": "partial"}, "layout.recompute: granularity 'partial'; expected none, selective or full"),
