@@ -426,9 +426,9 @@ def test_an_edited_plan_gives_a_bundle_or_one_error(
         if what == "remove" and places:
             del inner[last]
         elif what == "set" or isinstance(inner, list):
-            inner[last] = value
+            inner[last] = copy.deepcopy(value)
         else:
-            inner["more"] = value
+            inner["more"] = copy.deepcopy(value)
     try:
         files = written_again(recorded_plan(parse_json(json.dumps(document), name="plan.json")))
     except InputError as error:

@@ -238,18 +238,22 @@ STOP = _program(
     """\
 run=$2 grace_cs=$3 settle_cs=$4
 # A process that starts another and ends, again and again, is not seen where reading /proc takes longer than it lives.
-# So look at the newest only, by the number that was given out last, and at each of them as a whole.
+# So look at the newest only, and at each of them once and as a whole; upwards and beyond the number that was given out
+# last, to meet the next one where one has just ended.
 seek() {
     read -r one two three four newest </proc/loadavg
-    oldest=$((newest > 300 ? newest - 300 : 1)) files=
-    while [ "$newest" -gt "$oldest" ]; do files="$files $newest/environ" newest=$((newest - 1)); done
-    for one in $(cd /proc && grep -slzxF -- "TOPOPLAN_RUN=$mark" $files); do
-        pid=${one%/*}
-        look_at "$pid" || continue
-        since=$ticks group=$its_group leads_it=$session
-        [ "$session" = "$ours" ] || ! look_at "$leads_it" || [ "$life" = Z ] ||
-            grep -qszxF -- "TOPOPLAN_RUN=$mark" "/proc/$leads_it/environ" || group=0
-        left="$left $pid:$since:$group"
+    at=$((newest > 100 ? newest - 100 : 1)) files=
+    while [ "$at" -lt "$((newest + 200))" ]; do files="$files $at/stat $at/environ" at=$((at + 1)); done
+    for one in $(
+        cd /proc && LC_ALL=C grep -saHz -e "^TOPOPLAN_RUN=$mark\\$" -e '^[0-9]* (.*) [A-Z] [0-9]' $files |
+            LC_ALL=C tr '\\0' '\\n' | LC_ALL=C awk '
+                /^[0-9]+\\/stat:/ { pid = $0; sub(/\\/.*/, "", pid); sub(/^.*\\) /, ""); split($0, field, " "); next }
+                index($0, pid "/environ:") == 1 { print pid ":" field[20] ":" field[3] ":" field[4] }'
+    ); do
+        leads_it=${one##*:} one=${one%:*} pid=${one%%:*}
+        [ "$leads_it" = "$ours" ] || ! look_at "$leads_it" || [ "$life" = Z ] ||
+            grep -qszxF -- "TOPOPLAN_RUN=$mark" "/proc/$leads_it/environ" || one=${one%:*}:0
+        left="$left $one"
     done
 }
 # None at all is looked for again, and longer where the kernel knows the group of the first process and it is not that
