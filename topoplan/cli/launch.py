@@ -138,7 +138,7 @@ def _preflight(bundle: Bundle) -> Preflight:
 
     recorded = bundle.recorded
     edited = read_source(bundle.directory / TRAINER_FILE).data
-    needs = needs_of(recorded.spec, recorded.plan, edited)
+    needs = needs_of(recorded.spec, recorded.plan, edited, recorded.trainer)
     return lambda connections: preflight(connections, recorded.spec.cluster, needs)
 
 
