@@ -13,10 +13,10 @@ from topoplan.specs.spec import Spec
 
 @pytest.fixture(autouse=True)
 def fake_bundle(monkeypatch: pytest.MonkeyPatch, fake_search: list[Any], tmp_path: Path) -> None:
-    def generate(spec: Spec, plan: Plan, scheduler: str | None = None) -> dict[str, str]:
+    def generate(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: str | None = None) -> dict[str, str]:
         scripts = {f"node-{node:02d}.sh": "true\n" for node in range(spec.cluster.nodes)}
         return {
-            "plan.json": json.dumps({"id": plan.id, "scheduler": scheduler}),
+            "plan.json": json.dumps({"id": plan.id, "scheduler": scheduler, "trainer": trainer}),
             "train.yaml": "do_train: true\n",
             **scripts,
             **({"job.sbatch": "true\n"} if scheduler else {}),
@@ -119,6 +119,18 @@ def test_the_scheduler_is_the_options_or_else_the_specs(
     assert json.loads(Path("out/plan.json").read_text())["scheduler"] == scheduler
     assert ("sbatch out/job.sbatch" in result.out) == (scheduler == "slurm")
     assert ("bash out/node-00.sh" in result.out) == (scheduler is None)
+
+
+def test_the_trainer_of_the_option_is_asked_for(cli: Cli, spec_file: Path) -> None:
+    for options, trainer in (([], None), (["--trainer", "llamafactory"], "llamafactory")):
+        assert cli("generate", spec_file, "-o", "out", "--force", *options).code == 0
+        assert json.loads(Path("out/plan.json").read_text())["trainer"] == trainer
+
+
+def test_an_unknown_trainer_is_refused_before_the_search(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    result = cli("generate", spec_file, "--trainer", "lamafactory")
+    assert (result.code, result.out, fake_search) == (2, "", [])
+    assert "--trainer: 'lamafactory' is not a trainer; expected llamafactory, swift or trinity" in result.err
 
 
 def test_an_unknown_scheduler_is_refused_before_the_search(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:

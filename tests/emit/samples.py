@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from topoplan.layout.layout import Layout
+from topoplan.layout.layout import SHARDED_BACKENDS, Layout
 from topoplan.planner.plan import Memory, Plan, StageMemory, Time
 from topoplan.specs.cluster import Cluster, Fabric, Host
 from topoplan.specs.gpu import Gpu
@@ -132,6 +132,8 @@ JOB = Job(seq_len=4096, global_batch_size=64, dataset="identity", packing=True, 
 
 def make_layout(cluster: Cluster = CLUSTER, **changes: Any) -> Layout:
     """A layout over the whole cluster, with a global batch of 64 unless told otherwise."""
+    if changes.get("backend") in SHARDED_BACKENDS:
+        return _sharded_layout(cluster, changes)
     splits = {"tp": 4, "pp": 1, "cp": 1} | {key: changes[key] for key in ("tp", "pp", "cp") if key in changes}
     dp = cluster.world_size // (splits["tp"] * splits["pp"] * splits["cp"])
     micro_batch = changes.get("micro_batch_size", 1)
@@ -142,6 +144,14 @@ def make_layout(cluster: Cluster = CLUSTER, **changes: Any) -> Layout:
         **splits,
         **changes,
     }
+    return Layout(**fields)
+
+
+def _sharded_layout(cluster: Cluster, changes: dict[str, Any]) -> Layout:
+    dp = cluster.world_size // (changes.get("cp", 1) * changes.get("ulysses", 1))
+    steps = max(1, 64 // (dp * changes.get("micro_batch_size", 1)))
+    usual = {"zero_stage": 3} if changes["backend"] == "deepspeed" else {}
+    fields = {"dp": dp, "gradient_accumulation_steps": steps, "distributed_optimizer": False, **usual, **changes}
     return Layout(**fields)
 
 

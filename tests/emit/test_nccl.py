@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from tests.emit.samples import B200, CLUSTER, HOSTS, ONE_NODE, make_spec_and_plan
+from topoplan.emit.llamafactory.mca import trainer_run
 from topoplan.emit.nccl import node_environment
+from topoplan.emit.trainer_yaml import trainer_file
 from topoplan.errors import SpecError
 from topoplan.specs.cluster import Fabric
 
@@ -38,7 +40,9 @@ NEVER = {
 
 def environment(node: int = 0, **what: Any) -> dict[str, str]:
     spec, plan = make_spec_and_plan(**what)
-    variables = node_environment(spec, plan.layout, node)
+    variables = node_environment(
+        spec, trainer_run(spec, plan.layout, trainer_file(spec, plan).values).environment, node
+    )
     assert all(variable.reason for variable in variables)
     assert len({variable.name for variable in variables}) == len(variables)
     return {variable.name: variable.value for variable in variables}

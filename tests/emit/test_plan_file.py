@@ -361,6 +361,7 @@ def test_what_is_not_read_may_be_anything(prediction: Any) -> None:
         ({"layout.tp": 3}, LayoutError, r"layout: world size 32 % \(tp 3 \* pp 2 \* cp 1\) = 2"),
         ({"layout.tp": "4"}, LayoutError, r"layout\.tp: '4'; expected a whole number"),
         ({"layout.dp": 8}, LayoutError, r"layout\.dp: tp 4 \* pp 2 \* cp 1 \* dp 8 = 64, the cluster has 32 GPUs"),
+        ({"layout.zero_stag": 3}, LayoutError, r"layout: unknown key 'zero_stag'"),
         ({"layout.zero_stage": 3}, LayoutError, r"layout\.zero_stage: zero_stage is not a key of backend mca"),
         ({"layout.backend": "megatron"}, LayoutError, r"no bundle can be written for the backend 'megatron'"),
         ({"layout.vpp": 5}, LayoutError, r"layout breaks rule .*36 layers"),

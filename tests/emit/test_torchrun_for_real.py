@@ -21,6 +21,7 @@ from tests.emit.nodes import Machine, Nodes, Started, loopback, namespaces, node
 from tests.emit.samples import CLUSTER, QWEN3_8B, make_layout, make_plan, make_spec_and_plan
 from tests.emit.test_torchrun import fill
 from topoplan.emit.bundle import generate
+from topoplan.emit.llamafactory.mca import trainer_run
 from topoplan.emit.nccl import node_environment
 from topoplan.emit.torchrun import HIJACKERS, master_port
 from topoplan.emit.trainer_yaml import trainer_file
@@ -146,6 +147,7 @@ def test_two_scripts_become_one_job_whose_ranks_are_as_planned(network: Any, lau
         assert [one["rank"] for one in seen] == [0, 1, 2, 3]
         layout = make_layout(spec.cluster, tp=2)
         trainer = trainer_file(spec, make_plan(layout))
+        own = trainer_run(spec, layout, trainer.values).environment
         for rank, one in enumerate(seen):
             node, local = divmod(rank, 2)
             env = one["env"]
@@ -165,7 +167,7 @@ def test_two_scripts_become_one_job_whose_ranks_are_as_planned(network: Any, lau
             assert {key: env[key] for key in by_torchrun} == {key: str(value) for key, value in by_torchrun.items()}
             assert not {*HIJACKERS, "PET_NNODES"} - TORCHRUN_SETS & env.keys()
             assert env["TORCHELASTIC_RUN_ID"] != "7"
-            exported = {variable.name: variable.value for variable in node_environment(spec, layout, node)}
+            exported = {variable.name: variable.value for variable in node_environment(spec, own, node)}
             assert exported["USE_MCA"] == "1"
             assert {key: env[key] for key in exported} == exported
             assert env["VIRTUAL_ENV"] == f"{tmp_path}/venv"

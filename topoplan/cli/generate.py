@@ -11,6 +11,7 @@ from topoplan.cli.plan_choice import OptionalSpecPath, PlanChoice, SpecOptions, 
 
 if TYPE_CHECKING:
     from topoplan.emit.bundle import Scheduler
+    from topoplan.emit.writer import TrainerName
     from topoplan.planner.plan import Plan, Ranking
     from topoplan.specs.spec import Spec
 
@@ -42,6 +43,15 @@ def generate(
             show_default=False,
         ),
     ] = None,
+    trainer: Annotated[
+        str | None,
+        typer.Option(
+            "--trainer",
+            metavar="llamafactory|swift|trinity",
+            help="Whose files to write; by default LLaMA-Factory's where it has the plan's backend.",
+            show_default=False,
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that were edited by hand.")] = False,
     model: ModelName = None,
     job: JobPath = None,
@@ -58,12 +68,14 @@ def generate(
     from pathlib import Path
 
     from topoplan.emit.write import write_bundle
+    from topoplan.emit.writers import trainer_name
 
+    wanted_trainer = trainer_name(trainer, "--trainer")
     options = SpecOptions(model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
-    read, chosen, starter, files, notes = (
-        _from_plan(recorded, spec, plan, options, scheduler)
+    read, chosen, starter, whose, files, notes = (
+        _from_plan(recorded, spec, plan, options, scheduler, wanted_trainer)
         if recorded is not None
-        else _planned(spec, plan, options, scheduler)
+        else _planned(spec, plan, options, scheduler, wanted_trainer)
     )
     target = Path(directory) if directory is not None else Path("generated") / bundle_name(read.cluster.name)
     written = write_bundle(files, target, force=force)
@@ -72,18 +84,20 @@ def generate(
     from topoplan.emit.bundle import bundle_warnings
     from topoplan.report.bundle import bundle_to_dict, print_bundle
 
-    warnings = bundle_warnings(read, chosen, starter)
+    warnings = bundle_warnings(read, chosen, starter, whose)
     if as_json:
         print_json(bundle_to_dict(chosen, target, written, warnings, notes))
     else:
         print_bundle(stdout_console(), read, chosen, target, written, warnings, notes)
 
 
-_Bundle = tuple["Spec", "Plan", "Scheduler | None", "dict[str, str]", "tuple[str, ...]"]
-"""Spec, plan, scheduler, files, and what there is to say of a plan that was read back."""
+_Bundle = tuple["Spec", "Plan", "Scheduler | None", "TrainerName | None", "dict[str, str]", "tuple[str, ...]"]
+"""Spec, plan, scheduler, trainer, files, and what there is to say of a plan that was read back."""
 
 
-def _planned(spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None) -> _Bundle:
+def _planned(
+    spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None, trainer: TrainerName | None
+) -> _Bundle:
     """A plan of a spec."""
     from topoplan.cli.options import read_spec
     from topoplan.cli.search import search
@@ -100,10 +114,17 @@ def _planned(spec: str | None, wanted: str, options: SpecOptions, scheduler: str
 
         raise nothing_fits(ranking)
     chosen = _choose(ranking, wanted)
-    return read, chosen, starter, make_bundle(read, chosen, starter), ()
+    return read, chosen, starter, trainer, make_bundle(read, chosen, starter, trainer), ()
 
 
-def _from_plan(path: str, spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None) -> _Bundle:
+def _from_plan(
+    path: str,
+    spec: str | None,
+    wanted: str,
+    options: SpecOptions,
+    scheduler: str | None,
+    trainer: TrainerName | None,
+) -> _Bundle:
     """The plan of a plan.json, which has everything in it."""
     from dataclasses import replace
 
@@ -117,7 +138,10 @@ def _from_plan(path: str, spec: str | None, wanted: str, options: SpecOptions, s
     recorded = read_plan_file(path)
     if scheduler is not None:
         recorded = replace(recorded, scheduler=_scheduler(scheduler, recorded.spec))
-    return recorded.spec, recorded.plan, recorded.scheduler, written_again(recorded), recorded.notes
+    if trainer is not None:
+        recorded = replace(recorded, trainer=trainer)
+    files = written_again(recorded)
+    return recorded.spec, recorded.plan, recorded.scheduler, recorded.trainer, files, recorded.notes
 
 
 def _scheduler(option: str | None, spec: Spec) -> Scheduler | None:

@@ -104,7 +104,8 @@ def _needs(bundle: Bundle) -> RunNeeds:
     from topoplan.specs.source import read_source
 
     recorded = bundle.recorded
-    return needs_of(recorded.spec, recorded.plan, read_source(bundle.directory / TRAINER_FILE).data)
+    edited = read_source(bundle.directory / TRAINER_FILE).data
+    return needs_of(recorded.spec, recorded.plan, edited, recorded.trainer)
 
 
 def _preflight(bundle: Bundle) -> Preflight:

@@ -85,7 +85,7 @@ def _read(subject: str) -> tuple[Cluster, RunNeeds | None]:
     trainer = (path if path.is_dir() else path.parent) / "train.yaml"
     beside = path.is_dir() or path.name == PLAN_FILE
     edited = read_source(trainer).data if beside and trainer.is_file() else None
-    return recorded.spec.cluster, needs_of(recorded.spec, recorded.plan, edited)
+    return recorded.spec.cluster, needs_of(recorded.spec, recorded.plan, edited, recorded.trainer)
 
 
 def _targets(cluster: Cluster) -> dict[str, Target]:

@@ -9,14 +9,13 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
 import topoplan
-from topoplan.emit.dataset_entry import dataset_entry
 from topoplan.emit.slurm import JOB_SCRIPT, job_script, slurm_warnings
-from topoplan.emit.storage import CheckpointSize, checkpoint_size
+from topoplan.emit.storage import CheckpointSize
 from topoplan.emit.templating import code_span, gigabytes, render
-from topoplan.emit.torchrun import local_dataset_dir, master_address, master_port, node_script, script_name
-from topoplan.emit.trainer_facts import is_hub_id, resumable, training_steps
-from topoplan.emit.trainer_keys import trainer_versions
-from topoplan.emit.trainer_yaml import DATASET_TO_FILL_IN, TrainerFile, trainer_file
+from topoplan.emit.torchrun import master_address, master_port, node_script, script_name
+from topoplan.emit.trainer_facts import is_hub_id
+from topoplan.emit.writer import DATASET_TO_FILL_IN, TrainerFiles, TrainerName, TrainerRun, Writer
+from topoplan.emit.writers import default_trainer, writer_for
 from topoplan.errors import InputError, SpecError
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, spec_to_dict
@@ -33,34 +32,47 @@ Scheduler = Literal["slurm"]
 _MOST_COMMANDS = 8  # in the README; hosts.json has them all
 
 
-def generate(spec: Spec, plan: Plan, scheduler: Scheduler | None = None) -> dict[str, str]:
-    """Relative path -> text: train.yaml, one script a node, hosts.json, plan.json and README.md.
+def generate(
+    spec: Spec, plan: Plan, scheduler: Scheduler | None = None, trainer: TrainerName | None = None
+) -> dict[str, str]:
+    """Relative path -> text: the trainer's files, one script a node, hosts.json, plan.json and README.md.
 
-    With a scheduler the script for its queue too. An error says what the trainer cannot do, which key of the user
-    contradicts the plan, or which name cannot be written into a script.
+    With a scheduler the script for its queue too; without a trainer, those of the backend's default one. An error says
+    what the trainer cannot do, which key of the user contradicts the plan, or which name cannot be written into a
+    script.
     """
     if scheduler not in (None, *get_args(Scheduler)):
         raise InputError(f"{scheduler!r} is not a scheduler", expected=f"expected {' or '.join(get_args(Scheduler))}")
+    writer = writer_for(plan.layout.backend, trainer)
     _check_hosts(spec)
     _check_printable(spec)
-    trainer = trainer_file(spec, plan)
-    files = {"train.yaml": trainer.text}
-    files |= {script_name(node): node_script(spec, plan.layout, trainer, node) for node in range(spec.cluster.nodes)}
+    own = writer.files(spec, plan)
+    run = writer.run(spec, plan.layout, own.values)
+    files = dict(own.files)
+    files |= {
+        script_name(node): node_script(spec, plan.layout, writer, own, run, node) for node in range(spec.cluster.nodes)
+    }
     if scheduler is not None:
-        files[JOB_SCRIPT] = job_script(spec, plan, trainer)
-    files["hosts.json"] = _json(_hosts(spec, trainer))
-    files[PLAN_FILE] = _json(_plan(spec, plan, trainer, scheduler))
-    files["README.md"] = _readme(spec, plan, trainer, scheduler)
+        files[JOB_SCRIPT] = job_script(spec, plan, own, run)
+    files["hosts.json"] = _json(_hosts(spec, own))
+    files[PLAN_FILE] = _json(_plan(spec, plan, writer, own, scheduler))
+    files["README.md"] = _readme(spec, plan, writer, own, run, scheduler)
     return files
 
 
-def bundle_warnings(spec: Spec, plan: Plan, scheduler: Scheduler | None = None) -> tuple[str, ...]:
+def bundle_warnings(
+    spec: Spec, plan: Plan, scheduler: Scheduler | None = None, trainer: TrainerName | None = None
+) -> tuple[str, ...]:
     """What the README of the bundle warns of, for a terminal."""
-    return _warnings(spec, plan, trainer_file(spec, plan), scheduler)
+    writer = writer_for(plan.layout.backend, trainer)
+    own = writer.files(spec, plan)
+    return _warnings(spec, plan, own, writer.run(spec, plan.layout, own.values), scheduler)
 
 
-def _warnings(spec: Spec, plan: Plan, trainer: TrainerFile, scheduler: Scheduler | None) -> tuple[str, ...]:
-    return trainer.warnings if scheduler is None else (*trainer.warnings, *slurm_warnings(spec, plan, trainer))
+def _warnings(
+    spec: Spec, plan: Plan, own: TrainerFiles, run: TrainerRun, scheduler: Scheduler | None
+) -> tuple[str, ...]:
+    return own.warnings if scheduler is None else (*own.warnings, *slurm_warnings(spec, plan, run))
 
 
 def _json(document: Mapping[str, Any]) -> str:
@@ -105,7 +117,7 @@ def _names(spec: Spec) -> Iterator[tuple[str, str]]:
 # hosts.json, plan.json -----------------------------------------------------------------------------------------------
 
 
-def _hosts(spec: Spec, trainer: TrainerFile) -> dict[str, Any]:
+def _hosts(spec: Spec, trainer: TrainerFiles) -> dict[str, Any]:
     hosts: tuple[Host | None, ...] = spec.cluster.hosts or (None,) * spec.cluster.nodes
     return {
         "schema": HOSTS_SCHEMA,
@@ -126,7 +138,7 @@ def _hosts(spec: Spec, trainer: TrainerFile) -> dict[str, Any]:
     }
 
 
-def _plan(spec: Spec, plan: Plan, trainer: TrainerFile, scheduler: Scheduler | None) -> dict[str, Any]:
+def _plan(spec: Spec, plan: Plan, writer: Writer, trainer: TrainerFiles, scheduler: Scheduler | None) -> dict[str, Any]:
     prediction = plan_to_dict(plan)
     layout = prediction.pop("layout")
     document = {
@@ -137,27 +149,28 @@ def _plan(spec: Spec, plan: Plan, trainer: TrainerFile, scheduler: Scheduler | N
         "inputs": spec_to_dict(spec, whole=True),
         "layout": layout,
         "prediction": prediction,
-        "trainer_versions": trainer_versions(),
+        "trainer_versions": writer.versions(),
     }
+    if writer.trainer != default_trainer(plan.layout.backend):
+        document["trainer"] = writer.trainer
     return document if scheduler is None else document | {"scheduler": scheduler}
 
 
 # README.md -----------------------------------------------------------------------------------------------------------
 
 
-def _readme(spec: Spec, plan: Plan, trainer: TrainerFile, scheduler: Scheduler | None) -> str:
-    cluster, model, values = spec.cluster, spec.model, trainer.values
+def _readme(
+    spec: Spec, plan: Plan, writer: Writer, trainer: TrainerFiles, run: TrainerRun, scheduler: Scheduler | None
+) -> str:
+    cluster, model = spec.cluster, spec.model
     # Numbers are taken as plan.json has them, so that the README can be written again from plan.json.
     view = plan_to_dict(plan)
-    steps = training_steps(spec.job, values.get("max_steps"))
-    hours = None if steps is None else steps * view["time"]["step_s"] / 3600
-    model_dir = str(values["model_name_or_path"])
+    hours = None if run.steps is None else run.steps * view["time"]["step_s"] / 3600
     from_hub = model.config_path is None and is_hub_id(model.name)
     layout = plan.layout
-    checkpoint = checkpoint_size(spec, layout, values)
     context: dict[str, Any] = {
         "version": topoplan.__version__,
-        "versions": trainer_versions(),
+        "words": run.readme,
         "model": model.name,
         "cluster": cluster.name,
         "gpu": cluster.gpu.name,
@@ -168,10 +181,10 @@ def _readme(spec: Spec, plan: Plan, trainer: TrainerFile, scheduler: Scheduler |
         "seq_len": spec.job.seq_len,
         "vision": model.vision is not None,
         "total_tokens_per_s": view["tokens_per_s_per_gpu"] * layout.world_size,
-        "steps": steps,
+        "steps": run.steps,
         "hours": hours,
         "gpu_hours": None if hours is None else hours * layout.world_size,
-        "warnings": _warnings(spec, plan, trainer, scheduler),
+        "warnings": _warnings(spec, plan, trainer, run, scheduler),
         "job_script": None if scheduler is None else JOB_SCRIPT,
         "scripts": [
             {
@@ -183,16 +196,16 @@ def _readme(spec: Spec, plan: Plan, trainer: TrainerFile, scheduler: Scheduler |
         ],
         "workdir_words": _workdir_words(cluster.hosts),
         "venv": cluster.hosts[0].venv if cluster.hosts else None,
-        "model_dir": model_dir,
-        "download": shlex.join(["hf", "download", model.name, "--local-dir", model_dir]) if from_hub else None,
-        "dataset": str(values["dataset"]),
-        "dataset_missing": values["dataset"] == DATASET_TO_FILL_IN,
-        "dataset_dir": local_dataset_dir(trainer),
-        "dataset_entry": dataset_entry(spec.job, model),
-        "output_dir": str(values["output_dir"]),
-        "checkpoint": checkpoint,
-        "checkpoint_parts": _checkpoint_parts(checkpoint),
-        "resumable": resumable(spec, layout),
+        "model_dir": run.model_dir,
+        "download": shlex.join(["hf", "download", model.name, "--local-dir", run.model_dir]) if from_hub else None,
+        "dataset": run.dataset,
+        "dataset_missing": run.dataset == DATASET_TO_FILL_IN,
+        "to_fill_in": (run.to_fill_in or "").strip(),
+        "dataset_dir": run.dataset_dir,
+        "output_dir": run.output_dir,
+        "checkpoint": run.checkpoint,
+        "checkpoint_parts": _checkpoint_parts(run.checkpoint),
+        "resumable": run.resumable,
         "commands": [] if scheduler is not None else _commands(spec, trainer),
         "master_known": master_address(spec) is not None,
         "master_port": master_port(spec, trainer),
@@ -217,7 +230,7 @@ def _workdir_words(hosts: tuple[Host, ...]) -> str:
     return "the working directory of the host in the spec" if any(directories) else "this directory on the node"
 
 
-def _commands(spec: Spec, trainer: TrainerFile) -> list[str]:
+def _commands(spec: Spec, trainer: TrainerFiles) -> list[str]:
     """Copy and start, host by host: what a person would type. None without hosts that say where to put the files."""
     hosts = spec.cluster.hosts
     if not hosts or any(host.workdir is None for host in hosts):

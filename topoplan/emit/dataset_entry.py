@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from topoplan.emit.trainer_yaml import DATASET_TO_FILL_IN
+from topoplan.emit.writer import DATASET_TO_FILL_IN
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 

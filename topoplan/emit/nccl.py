@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from topoplan.errors import SpecError
-from topoplan.layout.layout import Layout
 from topoplan.specs.cluster import Cluster, Host
 from topoplan.specs.spec import Spec
 
@@ -39,10 +38,13 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAME.search(name.upper()) is not None
 
 
-def node_environment(spec: Spec, layout: Layout, node: int) -> tuple[EnvVar, ...]:
-    """What node number `node` exports before it starts the trainer; the `env` of the spec comes last and wins."""
+def node_environment(spec: Spec, trainer: tuple[EnvVar, ...], node: int) -> tuple[EnvVar, ...]:
+    """What node number `node` exports before it starts the trainer, whose own variables are given.
+
+    The `env` of the spec comes last and wins.
+    """
     cluster = spec.cluster
-    chosen = {variable.name: variable for variable in (*_trainer(cluster, layout), *_network(cluster, node))}
+    chosen = {variable.name: variable for variable in (*trainer, *_processes(cluster), *_network(cluster, node))}
     for name, value in cluster.env.items():
         _check_user_variable(name, value)
         chosen.pop(name, None)
@@ -50,25 +52,7 @@ def node_environment(spec: Spec, layout: Layout, node: int) -> tuple[EnvVar, ...
     return tuple(chosen.values())
 
 
-def _trainer(cluster: Cluster, layout: Layout) -> Iterator[EnvVar]:
-    yield EnvVar(name="USE_MCA", value="1", reason="LLaMA-Factory trains with Megatron-core, through mcore_adapter")
-    if cluster.gpu.architecture != "blackwell" and (layout.tp > 1 or layout.cp > 1):
-        # Megatron-LM asserts this in training/arguments.py, which the adapter does not go through.
-        yield EnvVar(
-            name="CUDA_DEVICE_MAX_CONNECTIONS",
-            value="1",
-            reason="kernels start in the order of their launch: before Blackwell, TP and CP overlap needs it",
-        )
-    yield EnvVar(
-        name="PYTORCH_CUDA_ALLOC_CONF",
-        value="expandable_segments:True",
-        reason="less fragmentation; llamafactory-cli sets it too",
-    )
-    yield EnvVar(
-        name="TORCH_NCCL_AVOID_RECORD_STREAMS",
-        value="1",
-        reason="buffers of collectives are freed as soon as they are done with; llamafactory-cli sets it too",
-    )
+def _processes(cluster: Cluster) -> Iterator[EnvVar]:
     if cluster.cpu_cores is None:
         threads, reason = _THREADS_WHEN_UNKNOWN, "torchrun would set 1; cpu_cores is not in the cluster spec"
     else:

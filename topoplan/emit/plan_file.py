@@ -19,6 +19,8 @@ from typing import Any, get_args
 import topoplan
 from topoplan.emit import bundle
 from topoplan.emit.bundle import PLAN_FILE, PLAN_SCHEMA, Scheduler
+from topoplan.emit.writer import TrainerName
+from topoplan.emit.writers import TRAINERS
 from topoplan.errors import InputError, SpecError, nearest
 from topoplan.layout.forms import layout_from_dict
 from topoplan.planner.inputs import spec_from_dict
@@ -35,7 +37,7 @@ SCHEDULERS = get_args(Scheduler)
 
 _MOST_BYTES = 100_000_000
 """10,000 hosts with eight adapters each take 5 MB; the lengths of a large data set a little less."""
-_KEYS = ("schema", "version", "id", "run", "inputs", "layout", "prediction", "trainer_versions", "scheduler")
+_KEYS = ("schema", "version", "id", "run", "inputs", "layout", "prediction", "trainer_versions", "trainer", "scheduler")
 _REMEDY = "give the plan.json of a bundle, or its directory"
 _NOT_COMPARED = ("id", "layout", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
 """Of a plan's view: what is an input, and what follows from the time."""
@@ -54,6 +56,8 @@ class RecordedPlan:
     """The version of topoplan that wrote the file."""
     scheduler: Scheduler | None = None
     """What starts the scripts on the nodes; None where a person or SSH does."""
+    trainer: TrainerName | None = None
+    """What trains; None is the default of the layout's backend."""
     notes: tuple[str, ...] = ()
     """Sentences on what this version says otherwise than the file."""
     source: Source = field(repr=False, compare=False)
@@ -88,6 +92,7 @@ def recorded_plan(source: Source) -> RecordedPlan:
         plan=plan,
         version=data["version"],
         scheduler=data.get("scheduler"),
+        trainer=data.get("trainer"),
         notes=tuple(_notes(data, plan)),
         source=source,
     )
@@ -96,7 +101,7 @@ def recorded_plan(source: Source) -> RecordedPlan:
 def written_again(recorded: RecordedPlan) -> dict[str, str]:
     """The bundle of a plan.json, as `generate` gives it. Raises what `generate` raises, with the place in the file."""
     with _placed(recorded.source):
-        return bundle.generate(recorded.spec, recorded.plan, recorded.scheduler)
+        return bundle.generate(recorded.spec, recorded.plan, recorded.scheduler, recorded.trainer)
 
 
 def _check_head(source: Source) -> None:
@@ -136,6 +141,9 @@ def _check_head(source: Source) -> None:
     if (scheduler := data.get("scheduler")) is not None and scheduler not in SCHEDULERS:
         expected = f"expected {', '.join((*SCHEDULERS, 'null'))}"
         raise SpecError(f"scheduler: {shown(scheduler)}", where=source.place(("scheduler",)), expected=expected)
+    if (trainer := data.get("trainer")) is not None and trainer not in TRAINERS:
+        expected = f"expected {', '.join((*TRAINERS, 'null'))}"
+        raise SpecError(f"trainer: {shown(trainer)}", where=source.place(("trainer",)), expected=expected)
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import topoplan
 from topoplan.emit.templating import digits, render
 from topoplan.emit.torchrun import master_address
-from topoplan.emit.trainer_facts import training_steps
-from topoplan.emit.trainer_yaml import TrainerFile
+from topoplan.emit.writer import TrainerFiles, TrainerRun
 from topoplan.errors import SpecError
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict
@@ -60,11 +59,11 @@ class SbatchOption:
         return f"--{self.name}={word}"
 
 
-def job_script(spec: Spec, plan: Plan, trainer: TrainerFile) -> str:
+def job_script(spec: Spec, plan: Plan, trainer: TrainerFiles, run: TrainerRun) -> str:
     """The script for sbatch. Raises SpecError for hosts that Slurm cannot know, and for options it could not read."""
     cluster = spec.cluster
     _check_hosts(spec)
-    hours = predicted_hours(spec, plan, trainer)
+    hours = predicted_hours(plan, run)
     context = {
         "version": topoplan.__version__,
         "script": JOB_SCRIPT,
@@ -80,22 +79,21 @@ def job_script(spec: Spec, plan: Plan, trainer: TrainerFile) -> str:
     return render("job.sbatch.j2", context)
 
 
-def predicted_hours(spec: Spec, plan: Plan, trainer: TrainerFile) -> tuple[float, float, float] | None:
+def predicted_hours(plan: Plan, run: TrainerRun) -> tuple[float, float, float] | None:
     """Hours of the whole job, and the ends of their band; None when the spec does not say how many samples there are.
 
     Numbers are taken as plan.json has them.
     """
-    steps = training_steps(spec.job, trainer.values.get("max_steps"))
-    if steps is None:
+    if run.steps is None:
         return None
     time = plan_to_dict(plan)["time"]
     low, high = time["band"]
-    return steps * time["step_s"] / 3600, steps * low / 3600, steps * high / 3600
+    return run.steps * time["step_s"] / 3600, run.steps * low / 3600, run.steps * high / 3600
 
 
-def slurm_warnings(spec: Spec, plan: Plan, trainer: TrainerFile) -> tuple[str, ...]:
+def slurm_warnings(spec: Spec, plan: Plan, run: TrainerRun) -> tuple[str, ...]:
     """What the reader of the bundle should mind: a time limit that would end the job too early."""
-    limit, hours = spec.cluster.slurm.get("time"), predicted_hours(spec, plan, trainer)
+    limit, hours = spec.cluster.slurm.get("time"), predicted_hours(plan, run)
     limit_s = time_limit_s(limit) if isinstance(limit, str) else None
     if limit_s is None or hours is None or limit_s >= hours[-1] * 3600:
         return ()
@@ -145,7 +143,7 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _options(spec: Spec, trainer: TrainerFile) -> list[SbatchOption]:
+def _options(spec: Spec, trainer: TrainerFiles) -> list[SbatchOption]:
     """Ours, with the user's in their place, and then the user's others."""
     user: dict[str, str | bool] = {}
     for name, value in spec.cluster.slurm.items():
@@ -166,7 +164,7 @@ def _options(spec: Spec, trainer: TrainerFile) -> list[SbatchOption]:
     return [*ours, *theirs]
 
 
-def _own_options(spec: Spec, trainer: TrainerFile) -> Iterator[SbatchOption]:
+def _own_options(spec: Spec, trainer: TrainerFiles) -> Iterator[SbatchOption]:
     cluster = spec.cluster
     yield SbatchOption(name="job-name", value=trainer.run_name)
     yield SbatchOption(name="nodes", value=str(cluster.nodes))

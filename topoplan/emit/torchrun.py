@@ -1,8 +1,6 @@
-"""The script of one node: checks, environment, and one torchrun with a static rendezvous.
+"""The script of one node: checks, environment, and the trainer's own start, mostly one torchrun.
 
-Form: `python -m torch.distributed.run ... -m llamafactory.launcher train.yaml`. LLaMA-Factory's launcher.py calls
-`run_exp` when it is run as a module, and `read_args` takes argv[1] as the YAML; `llamafactory-cli train` under torchrun
-would start torchrun once more in each rank. The static rendezvous keeps node ranks as planned (c10d sorts by address).
+Its rendezvous is static, which keeps node ranks as planned (c10d sorts by address).
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ from typing import Any
 import topoplan
 from topoplan.emit.nccl import node_environment
 from topoplan.emit.templating import render
-from topoplan.emit.trainer_facts import is_hub_id, resumable
-from topoplan.emit.trainer_yaml import DATASET_TO_FILL_IN, TrainerFile
+from topoplan.emit.trainer_facts import is_hub_id
+from topoplan.emit.writer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles, TrainerRun, Writer
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
@@ -37,7 +35,7 @@ def script_name(node: int) -> str:
     return f"node-{node:02d}.sh"
 
 
-def master_port(spec: Spec, trainer: TrainerFile) -> int:
+def master_port(spec: Spec, trainer: TrainerFiles) -> int:
     """One port for all nodes, the same whenever the same plan is written, and mostly another for another plan."""
     hosts = [host.address for host in spec.cluster.hosts]
     digest = hashlib.sha256(json.dumps([trainer.run_name, spec.cluster.name, hosts]).encode()).digest()
@@ -51,7 +49,19 @@ def master_address(spec: Spec) -> str | None:
     return spec.cluster.hosts[0].address if spec.cluster.hosts else None
 
 
-def node_script(spec: Spec, layout: Layout, trainer: TrainerFile, node: int) -> str:
+def torchrun_command(spec: Spec, node: int, words: str) -> str:
+    """The last command of a node's script: one process a GPU that runs `words`, quoted as bash reads them."""
+    cluster = spec.cluster
+    return f"""\
+exec "$python" -m torch.distributed.run \\
+  --nnodes {cluster.nodes} --node_rank {node} --nproc_per_node {cluster.gpus_per_node} \\
+  --master_addr "$master_addr" --master_port "$master_port" \\
+  --max_restarts 0 --log_dir "$log_dir" --tee 3 \\
+  {words}
+"""
+
+
+def node_script(spec: Spec, layout: Layout, writer: Writer, trainer: TrainerFiles, run: TrainerRun, node: int) -> str:
     """The bash script that starts node number `node`."""
     cluster = spec.cluster
     host = cluster.hosts[node] if cluster.hosts else None
@@ -59,7 +69,6 @@ def node_script(spec: Spec, layout: Layout, trainer: TrainerFile, node: int) -> 
     for path, field in ((workdir, "workdir"), (venv, "venv")):
         if path is not None and not path.startswith("/"):
             raise SpecError(f"{path!r} is not absolute", where=f"hosts[{node}].{field}", expected="expected /like/this")
-    values = trainer.values
     context: dict[str, Any] = {
         "version": topoplan.__version__,
         "script": script_name(node),
@@ -68,35 +77,21 @@ def node_script(spec: Spec, layout: Layout, trainer: TrainerFile, node: int) -> 
         "gpus_per_node": cluster.gpus_per_node,
         "workdir": workdir,
         "venv": venv,
-        "model_dir": values["model_name_or_path"],
+        "run": run,
+        "files": tuple(trainer.files),
+        "main_file": MAIN_FILE,
         "hub_id": spec.model.name if spec.model.config_path is None and is_hub_id(spec.model.name) else None,
-        "dataset_dir": local_dataset_dir(trainer),
-        "output_dir": str(values["output_dir"]),
-        "modules": needed_modules(trainer),
-        "resumable": resumable(spec, layout),
-        "dataset_placeholder": DATASET_TO_FILL_IN if values["dataset"] == DATASET_TO_FILL_IN else None,
+        "to_fill_in": run.to_fill_in if run.dataset == DATASET_TO_FILL_IN else None,
+        "placeholder": DATASET_TO_FILL_IN,
         "master_addr": master_address(spec),
         "master_port": master_port(spec, trainer),
         "hijackers": HIJACKERS,
-        "environment": node_environment(spec, layout, node),
+        "environment": node_environment(spec, run.environment, node),
         "rdma": cluster.nodes > 1 and cluster.fabric.kind != "ethernet",
         "log_dir": f"logs/{trainer.run_name}/{script_name(node).removesuffix('.sh')}",
+        "start": writer.start(spec, layout, node),
     }
-    words = (workdir, venv, *(context[key] for key in ("model_dir", "dataset_dir", "output_dir", "master_addr")))
+    words = (workdir, venv, run.model_dir, run.dataset_dir, *run.dataset_files, run.output_dir, context["master_addr"])
     quoted = [*filter(None, words), *(variable.value for variable in context["environment"])]
     context["has_dollars"] = any(char in word for word in quoted for char in "$`")
     return render("node.sh.j2", context)
-
-
-def needed_modules(trainer: TrainerFile) -> tuple[str, ...]:
-    """What the trainer imports, and each rank would report the lack of in its own time."""
-    engine = () if trainer.values.get("transformer_impl") == "local" else ("transformer_engine",)
-    return ("torch", "llamafactory", "mcore_adapter", "megatron", *engine)
-
-
-def local_dataset_dir(trainer: TrainerFile) -> str | None:
-    """The directory with dataset_info.json; None when the data comes from a hub or an earlier tokenising."""
-    directory = str(trainer.values["dataset_dir"])
-    if directory == "ONLINE" or directory.startswith("REMOTE:") or trainer.values.get("tokenized_path"):
-        return None
-    return directory

@@ -151,9 +151,9 @@ def default_template(model: str, model_type: str) -> str | None:
     return known.by_model_type.get(model_type)
 
 
-def check_key(name: str, value: Any, where: str) -> Any:
+def check_key(name: str, value: Any, where: str, *, megatron: bool = True) -> Any:
     """`value` as it is written for the key `name`; an error says what would be wrong with it, or never be read."""
-    verdict = judge_key(name, value)
+    verdict = judge_key(name, value, megatron=megatron)
     if verdict.trouble:
         raise SpecError(verdict.what, where=where, expected=verdict.expected, remedy=verdict.remedy)
     return verdict.value

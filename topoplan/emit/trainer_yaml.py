@@ -6,31 +6,24 @@ at the versions named in `topoplan/catalog/trainer_keys/llamafactory.json`.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from topoplan.backends.mca import FP8_RECIPES
+from topoplan.emit.llamafactory.document import OUTPUT_TITLE, trainer_files
 from topoplan.emit.trainer_facts import is_gated, model_directory, training_steps
 from topoplan.emit.trainer_keys import default_template, trainer_versions
 from topoplan.emit.trainer_support import check_supported, trainer_warnings
 from topoplan.emit.user_keys import evaluates, user_keys
-from topoplan.emit.yaml_text import Entry, Section, mapping_text
+from topoplan.emit.writer import DATASET_TO_FILL_IN, TrainerFiles
+from topoplan.emit.yaml_text import Entry, Section
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
 from topoplan.layout.rules import facts_of
 from topoplan.planner.plan import Plan
 from topoplan.specs.model import LatentAttention, Model
 from topoplan.specs.spec import Spec
-
-__all__ = ["DATASET_TO_FILL_IN", "FREEZABLE_MODEL_TYPES", "TrainerFile", "trainer_file"]
-
-DATASET_TO_FILL_IN = "SET_ME"
-"""Stands for the dataset that the spec does not name; the node scripts refuse to start with it."""
 
 FREEZABLE_MODEL_TYPES = frozenset(["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
 """Types whose parts train/mca/workflow.py can freeze (_freeze_model_parameters)."""
@@ -41,37 +34,13 @@ _WARMUP_STEPS_WHEN_UNKNOWN = 20
 _SAVES_A_RUN = 5
 _SAVE_STEPS_WHEN_UNKNOWN = 200
 _MOST_WORKERS = 16
-_OUTPUT_TITLE = "Checkpoints and logs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerFile:
-    """train.yaml, and what other files of the bundle need to know of it."""
-
-    text: str
-    values: Mapping[str, Any]
-    """What a YAML reader gets from the text."""
-    run_name: str
-    """Names this run: model, plan, and a hash of everything in the file."""
-    warnings: tuple[str, ...]
-    """Sentences for the reader of the bundle."""
-
-
-def trainer_file(spec: Spec, plan: Plan) -> TrainerFile:
+def trainer_file(spec: Spec, plan: Plan) -> TrainerFiles:
     """train.yaml of a plan; an error names what the trainer cannot do, or which of the user's keys contradicts it."""
     check_supported(spec, plan.layout)
     warnings = [*plan.warnings, *trainer_warnings(spec, plan.layout)]
     user = user_keys(spec, plan.layout, warnings)
-    sections = _with_user_keys(_sections(spec, plan.layout, user), user, spec)
-
-    identity = json.dumps(
-        [spec.cluster.world_size, {entry.key: entry.value for section in sections for entry in section.entries}],
-        sort_keys=True,
-    )
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
-    run_name = f"{_slug(spec.model.name.rstrip('/').rpartition('/')[2])}-{plan.id}-{digest}"
-    sections = _with_output_dir(sections, user, run_name)
-
     versions = trainer_versions()
     oldest, newest = versions["transformers"]
     head = (
@@ -79,12 +48,7 @@ def trainer_file(spec: Spec, plan: Plan) -> TrainerFile:
         f"For LLaMA-Factory {versions['llamafactory']} with USE_MCA=1, transformers {oldest} to {newest}.",
         "Relative paths start at the directory in which the node scripts start the trainer.",
     )
-    return TrainerFile(
-        text=mapping_text(head, sections),
-        values={entry.key: entry.value for section in sections for entry in section.entries},
-        run_name=run_name,
-        warnings=tuple(dict.fromkeys(warnings)),
-    )
+    return trainer_files(spec, plan, _sections(spec, plan.layout, user), user=user, head=head, warnings=warnings)
 
 
 # The file ------------------------------------------------------------------------------------------------------------
@@ -412,48 +376,10 @@ def _output_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Sect
         Entry(key="logging_steps", value=1),
         Entry(key="report_to", value="none", comment="tensorboard works; wandb would be dropped unsaid"),
     ]
-    return Section(title=_OUTPUT_TITLE, entries=tuple(entries))
+    return Section(title=OUTPUT_TITLE, entries=tuple(entries))
 
 
 def _evaluation_entries(user: Mapping[str, Any], save_steps: int) -> list[Entry]:
     if user.get("eval_strategy") != "steps":
         return []
     return [Entry(key="eval_steps", value=save_steps, comment="unset it follows logging_steps: after every step")]
-
-
-def _with_output_dir(sections: list[Section], user: Mapping[str, Any], run_name: str) -> list[Section]:
-    if "output_dir" in user:
-        return sections
-    entry = Entry(
-        key="output_dir",
-        value=f"saves/{run_name}",
-        comment="of this plan only: a checkpoint found there is resumed unasked; on storage that all nodes share",
-    )
-    return [
-        replace(section, entries=(entry, *section.entries)) if section.title == _OUTPUT_TITLE else section
-        for section in sections
-    ]
-
-
-def _with_user_keys(sections: list[Section], user: Mapping[str, Any], spec: Spec) -> list[Section]:
-    """The user's values in place of ours, and the keys that we do not write in a section of their own."""
-    ours = {entry.key for section in sections for entry in section.entries}
-    origin = "from job.trainer in the spec"
-    merged = [
-        replace(
-            section,
-            entries=tuple(
-                replace(entry, value=user[entry.key], comment=origin)
-                if entry.key in user and user[entry.key] != entry.value
-                else entry
-                for entry in section.entries
-            ),
-        )
-        for section in sections
-    ]
-    further = tuple(Entry(key=key, value=value) for key, value in user.items() if key not in ours)
-    return [*merged, Section(title="Further keys of the spec (job.trainer)", entries=further)]
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model"

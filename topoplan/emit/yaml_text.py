@@ -22,9 +22,11 @@ class Entry:
     """One line of a YAML mapping."""
 
     key: str
-    value: Any
+    value: Any = None
     comment: str = ""
     """Why the line is there; empty where the key says it all."""
+    entries: tuple[Entry, ...] = ()
+    """Lines of a mapping below the key, in place of `value`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +81,13 @@ def _dumped(value: Any, style: str | None = None) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def _entry_line(entry: Entry) -> str:
-    line = f"{entry.key}: {scalar(entry.value)}"
+def _entry_line(entry: Entry, indent: str = "") -> str:
+    line = f"{indent}{entry.key}: {scalar(entry.value)}" if not entry.entries else f"{indent}{entry.key}:"
+    below = "".join(f"\n{_entry_line(inner, indent + '  ')}" for inner in entry.entries)
     if not entry.comment:
-        return line
+        return line + below
     beside = f"{line:<{_COMMENT_COLUMN}}  # {one_line(entry.comment)}"
-    return beside if len(beside) <= _WIDTH else f"{_comment_line(entry.comment)}\n{line}"
+    return (beside if len(beside) <= _WIDTH else f"{indent}{_comment_line(entry.comment)}\n{line}") + below
 
 
 def _comment_line(text: str) -> str:

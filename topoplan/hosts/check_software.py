@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from topoplan.emit.trainer_keys import trainer_versions
+from topoplan.hosts.facts import LIBRARIES
 from topoplan.hosts.needs import python_on
 from topoplan.hosts.scene import Found, Node, Scene, failure, names, ok, skipped, version, warning
 from topoplan.units import named
 
-_SAME = (
-    *("torch", "nccl", "transformers", "llamafactory", "megatron-core", "mcore_adapter", "transformer-engine"),
-    *("python", "cuda"),
-)
+_SAME = (*LIBRARIES, "python", "cuda")
 """Packages whose versions must be one: ranks with others disagree on shapes, on defaults or on NCCL's protocol."""
 _MEGATRON = ((0, 15), (0, 19))
 """From, and below: what ROLL's mcore_adapter (8eb27cc) imports from megatron-core is there in these."""

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 
 from topoplan import units
 from topoplan.hosts.check import Check
-from topoplan.hosts.facts import HostFacts
+from topoplan.hosts.facts import LIBRARIES, HostFacts
 from topoplan.hosts.probed import Probed, network_of, socket_interface
 from topoplan.units import format_bit_rate, format_gib
 
 _MOST_NAMED = 4
-_LIBRARIES = ("torch", "nccl", "transformers", "llamafactory", "megatron-core", "mcore_adapter", "transformer-engine")
 
 
 def differences(hosts: Sequence[Probed]) -> tuple[Check, ...]:
@@ -59,7 +58,7 @@ def differences(hosts: Sequence[Probed]) -> tuple[Check, ...]:
         ("driver", "driver", of_facts(lambda f: f.versions.get("driver", "")), "install one driver version everywhere"),
         ("peermem", "GPUDirect module", of_facts(_peermem), "modprobe nvidia-peermem where it is missing"),
     ]
-    for library in ("python", *_LIBRARIES):
+    for library in ("python", *LIBRARIES):
         asked.append((f"version-{library}", library, of_facts(_version(library)), "make the environments equal"))
     found = [_compare(hosts, *one) for one in asked]
     return tuple(check for check in found if check is not None) + _same_machine(hosts)

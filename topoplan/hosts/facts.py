@@ -8,6 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+LIBRARIES = (
+    *("torch", "nccl", "transformers", "llamafactory", "megatron-core", "mcore_adapter", "transformer-engine"),
+    *("deepspeed", "accelerate", "peft", "bitsandbytes", "liger-kernel", "ms-swift", "trinity-rft"),
+)
+"""Packages of trainers whose versions are asked for, and have to be the same on all hosts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
@@ -148,7 +154,7 @@ class HostFacts:
     python: str = ""
     """The Python that was asked for versions."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of driver, cuda, python, torch, nccl, transformers, llamafactory, megatron-core, mcore_adapter and TE."""
+    """Of driver, cuda, python, and of LIBRARIES what is installed."""
     nccl_settings: Mapping[str, str] = field(default_factory=dict)
     """NCCL_* of the session's environment and of /etc/nccl.conf, ~/.nccl.conf."""
     cgroup_memory_bytes: int | None = None

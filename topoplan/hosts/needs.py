@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from topoplan.cost.params import parameter_count
-from topoplan.emit.storage import CheckpointSize, checkpoint_size
-from topoplan.emit.torchrun import local_dataset_dir, master_port, needed_modules
-from topoplan.emit.trainer_facts import resumable
-from topoplan.emit.trainer_yaml import DATASET_TO_FILL_IN, trainer_file
+from topoplan.emit.storage import CheckpointSize
+from topoplan.emit.torchrun import master_port
+from topoplan.emit.writer import DATASET_TO_FILL_IN, TrainerName
+from topoplan.emit.writers import writer_for
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Host
 from topoplan.specs.spec import Spec
 
-_PACKAGES = {"megatron": "megatron-core", "transformer_engine": "transformer-engine"}
-"""Module -> package, where their names differ."""
 _WEIGHT_BYTES = 2  # bf16; the trainer reads no quantized weights
 
 
@@ -47,28 +45,30 @@ class RunNeeds:
     """Whether the trainer can go on from a checkpoint."""
 
 
-def needs_of(spec: Spec, plan: Plan, edited: Mapping[str, Any] | None = None) -> RunNeeds:
+def needs_of(
+    spec: Spec, plan: Plan, edited: Mapping[str, Any] | None = None, trainer: TrainerName | None = None
+) -> RunNeeds:
     """What the bundle of a plan wants; `edited` are the keys of its train.yaml, where a person may have changed it.
 
     Raises what `emit.bundle.generate` raises.
     """
-    trainer = trainer_file(spec, plan)
-    values = {**trainer.values, **(edited or {})}
-    trainer = replace(trainer, values=values)
-    modules = (*needed_modules(trainer), "transformers")
+    writer = writer_for(plan.layout.backend, trainer)
+    own = writer.files(spec, plan)
+    run = writer.run(spec, plan.layout, {**own.values, **(edited or {})})
+    modules = dict.fromkeys((*run.modules, "transformers"))
     return RunNeeds(
-        run_name=trainer.run_name,
-        model_dir=str(values["model_name_or_path"]),
+        run_name=own.run_name,
+        model_dir=run.model_dir,
         model_bytes=_WEIGHT_BYTES * parameter_count(spec.model),
-        dataset_dir=local_dataset_dir(trainer),
-        has_dataset=values["dataset"] != DATASET_TO_FILL_IN,
-        output_dir=str(values["output_dir"]),
-        packages=tuple(_PACKAGES.get(module, module) for module in modules),
-        master_port=master_port(spec, trainer),
+        dataset_dir=run.dataset_dir,
+        has_dataset=run.dataset != DATASET_TO_FILL_IN,
+        output_dir=run.output_dir,
+        packages=tuple(run.packages.get(module, module) for module in modules),
+        master_port=master_port(spec, own),
         gpu_bytes=plan.memory.device_bytes,
         host_bytes=plan.memory.host_bytes,
-        checkpoint=checkpoint_size(spec, plan.layout, values),
-        resumable=resumable(spec, plan.layout),
+        checkpoint=run.checkpoint,
+        resumable=run.resumable,
     )
 
 

@@ -19,7 +19,7 @@ from topoplan.emit.plan_file import RecordedPlan, read_plan_file, written_again
 from topoplan.emit.torchrun import script_name
 from topoplan.emit.write import MANIFEST
 from topoplan.errors import InputError, SpecError, TopoplanError, nearest
-from topoplan.layout.forms import layout_from_dict
+from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.planner.predict import predict
 from topoplan.specs.cluster import Cluster, Host
 from topoplan.specs.json_source import parse_json
@@ -257,9 +257,13 @@ def _numbers(bundle: Bundle, texts: Iterable[str], option: str) -> set[int]:
 def _fitting(bundle: Bundle, hosts: Sequence[Host]) -> str:
     """Whether the same splits would do on fewer nodes: a phrase, empty where nothing can be said."""
     spec, layout = bundle.recorded.spec, bundle.recorded.plan.layout
-    form = {"backend": "mca", "tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep, "etp": layout.etp}
-    form |= {"micro_batch_size": layout.micro_batch_size}
-    splits = f"tp {layout.tp}, pp {layout.pp}, cp {layout.cp}, ep {layout.ep}"
+    degrees = ("tp", "pp", "cp", "ep") if layout.is_megatron else ("cp", "ulysses")
+    given = layout_to_dict(layout)
+    if layout.is_megatron:
+        form = {key: given[key] for key in ("backend", *degrees, "etp", "micro_batch_size")}
+    else:
+        form = {key: given[key] for key in given if key not in ("dp", "gradient_accumulation_steps")}
+    splits = ", ".join(f"{key} {getattr(layout, key)}" for key in degrees)
     for count in range(len(hosts), 0, -1):
         cluster: Cluster = replace(spec.cluster, nodes=count, hosts=tuple(hosts[:count]))
         try:

@@ -18,6 +18,7 @@ from topoplan.emit.trainer_keys import known_keys
 from topoplan.emit.write import bundle_changes
 from topoplan.errors import InputError, SpecError
 from topoplan.layout.forms import recompute_from_value
+from topoplan.layout.layout import SHARDED_BACKENDS
 from topoplan.specs.source import Source, parse_source, read_text
 
 _KINDS: Mapping[str, PartKind] = {".yaml": "yaml", ".sh": "shell"}
@@ -135,6 +136,16 @@ def _planned_keys(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Trainer keys that the plan decides, with the values that `generate` wrote for them."""
     layout, job = plan["layout"], plan["inputs"]["job"]
     recompute = recompute_from_value(layout["recompute"])
+    if "trainer" in plan:
+        return {}  # not LLaMA-Factory's keys
+    if layout["backend"] in SHARDED_BACKENDS:
+        return {
+            "per_device_train_batch_size": layout["micro_batch_size"],
+            "gradient_accumulation_steps": layout["gradient_accumulation_steps"],
+            "disable_gradient_checkpointing": recompute.granularity == "none",
+            "enable_liger_kernel": layout["fused_linear_cross_entropy"],
+            "cutoff_len": job["seq_len"],
+        }
     return {
         "tensor_model_parallel_size": layout["tp"],
         "pipeline_model_parallel_size": layout["pp"],

@@ -13,6 +13,13 @@ DISTRIBUTIONS = {
     "megatron-core": ("megatron-core", "megatron_core"),
     "mcore_adapter": ("mcore_adapter", "mcore-adapter"),
     "transformer-engine": ("transformer-engine", "transformer_engine", "transformer_engine_torch"),
+    "deepspeed": ("deepspeed",),
+    "accelerate": ("accelerate",),
+    "peft": ("peft",),
+    "bitsandbytes": ("bitsandbytes",),
+    "liger-kernel": ("liger-kernel", "liger_kernel"),
+    "ms-swift": ("ms-swift", "ms_swift"),
+    "trinity-rft": ("trinity-rft", "trinity_rft"),
     "torch": ("torch",),
     "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
 }

@@ -1,0 +1,87 @@
+"""Bundles for plain data parallel training, run for real on two nodes: torchrun, LLaMA-Factory, PEFT, Gloo.
+
+No GPU is needed. What is changed for that is two keys of train.yaml (`bf16: false`, `use_cpu: true`) and an environment
+without GPUs; the scripts run as they are written.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.emit.nodes import Machine, Nodes, nodes, two_machines
+from tests.emit.samples import make_layout, make_plan
+from tests.verify.llamafactory import need_llamafactory
+from tests.verify.test_a_bundle_trains import environment, make_model, steps_in, two_node_spec
+from topoplan.emit.bundle import generate
+from topoplan.emit.write import write_bundle
+from topoplan.layout.layout import Recompute
+from topoplan.specs.load import load_spec
+
+pytestmark = [
+    pytest.mark.verify,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need_llamafactory()
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    make_model(folder)
+    return folder
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Nodes]:
+    with nodes(tmp_path / "run") as running:
+        (running.folder / "reports").mkdir()
+        yield running
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Machine, Machine]]:
+    with two_machines() as machines:
+        yield machines
+
+
+@pytest.mark.parametrize(
+    ("job", "recompute", "saved"),
+    [
+        ({"finetuning": "lora", "lora_rank": 4}, Recompute(granularity="full"), "adapter_model.safetensors"),
+        ({}, Recompute(), "model.safetensors"),
+    ],
+    ids=["lora", "full"],
+)
+def test_two_nodes_train_one_model(
+    job: dict[str, Any],
+    recompute: Recompute,
+    saved: str,
+    launched: Nodes,
+    pair: tuple[Machine, Machine],
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    spec = load_spec(two_node_spec(tmp_path, model, pair, pin={}, **job))
+    layout = make_layout(spec.cluster, backend="ddp", gradient_accumulation_steps=1, recompute=recompute)
+    bundle = tmp_path / "bundle"
+    write_bundle(generate(spec, make_plan(layout)), bundle)
+    train = bundle / "train.yaml"
+    values = yaml.safe_load(train.read_text(encoding="utf-8"))
+    train.write_text(yaml.safe_dump(values | {"bf16": False, "use_cpu": True}), encoding="utf-8")
+
+    env = environment(launched)
+    started = [launched.start(bundle / f"node-0{node}.sh", machine=pair[node], env=env) for node in range(2)]
+    assert [(one.wait(), one.text[-4000:]) for one in started if one.wait()] == []
+    output = tmp_path / "node 0" / values["output_dir"]
+    steps = steps_in(output / "trainer_log.jsonl")
+    assert [step["current_steps"] for step in steps] == [*range(1, 11)]  # 20 samples / 4 * 2 epochs
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert (output / saved).exists()
+    assert ("Gradient checkpointing enabled." in started[0].text) == (recompute.granularity == "full")
+    assert [one.left() for one in started] == [{}, {}]

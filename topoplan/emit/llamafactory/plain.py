@@ -1,0 +1,141 @@
+"""The writer of LLaMA-Factory's trainer on transformers: DeepSpeed, FSDP2, and plain data parallel training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from topoplan.emit.dataset_entry import dataset_entry
+from topoplan.emit.llamafactory import accelerate_yaml, deepspeed_json
+from topoplan.emit.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, NO_RECORD_STREAMS, dataset_directory
+from topoplan.emit.llamafactory.plain_storage import plain_checkpoint_size
+from topoplan.emit.llamafactory.plain_yaml import plain_trainer_files
+from topoplan.emit.llamafactory.steps import training_steps
+from topoplan.emit.nccl import EnvVar
+from topoplan.emit.torchrun import torchrun_command
+from topoplan.emit.trainer_keys import trainer_versions
+from topoplan.emit.writer import ReadmeWords, TrainerRun, Writer
+from topoplan.layout.layout import Layout
+from topoplan.specs.spec import Spec
+
+_START = """\
+# The launcher module in each process: `llamafactory-cli train` would start another torchrun in it.
+# exec, so that signals reach torchrun, which ends its workers.
+"""
+_DEEPSPEED_START = """\
+# The launcher module in each process: `llamafactory-cli train` would start another torchrun in it. The trainer looks
+# for ds_config.json from its working directory: the words behind train.yaml win over it, and are YAML again.
+# exec, so that signals reach torchrun, which ends its workers.
+"""
+_ACCELERATE_START = """\
+# accelerate sets what its file says in the environment of torchrun, which it becomes. The launcher module in each
+# process: `llamafactory-cli train` would start another torchrun in it. exec, so that signals reach it.
+"""
+_RESUME = """\
+start the same again. The trainer takes the checkpoint in `output_dir` that has the highest number, whole
+  or not, so remove one that was being written when the run ended. It skips the samples that it has seen."""
+_PROGRESS = """\
+From then on every step prints a line with `loss` and `grad_norm`, and
+`trainer_log.jsonl` in `output_dir` has the time that is left."""
+
+_PACKAGES = {"liger_kernel": "liger-kernel"}
+_NAMES = {
+    "deepspeed": "DeepSpeed",
+    "bitsandbytes": "bitsandbytes",
+    "liger_kernel": "Liger kernels",
+}
+_ENGINES = {"ddp": "plain data parallel training", "fsdp2": "FSDP2 (accelerate)"}
+
+
+def plain_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
+    """What a run with these keys wants of a node."""
+    further = _further_modules(layout, values)
+    return TrainerRun(
+        model_dir=str(values["model_name_or_path"]),
+        output_dir=str(values["output_dir"]),
+        dataset=str(values["dataset"]),
+        dataset_dir=dataset_directory(values),
+        to_fill_in="dataset",
+        modules=("torch", "llamafactory", "accelerate", "peft", *further),
+        packages=_PACKAGES,
+        environment=_environment(layout),
+        refuses_quantized=None
+        if values.get("finetuning_type") == "lora"
+        else (
+            "Weights that are quantized cannot be trained themselves.",
+            "are quantized, and only adapters (LoRA) are trained beside such; take an unquantized model",
+        ),
+        checkpoint=plain_checkpoint_size(spec, layout, values),
+        steps=training_steps(spec.job, values.get("max_steps")),
+        readme=_readme(spec, layout, further),
+    )
+
+
+def _further_modules(layout: Layout, values: Mapping[str, Any]) -> tuple[str, ...]:
+    wanted = {
+        "deepspeed": layout.backend == "deepspeed",
+        "bitsandbytes": values.get("quantization_bit") is not None or "8bit" in str(values.get("optim")),
+        "liger_kernel": bool(values.get("enable_liger_kernel")),
+    }
+    return tuple(name for name, needed in wanted.items() if needed)
+
+
+def _environment(layout: Layout) -> tuple[EnvVar, ...]:
+    found = [EnvVar(name="USE_MCA", value="0", reason="LLaMA-Factory's own trainer, whatever the shell has")]
+    if layout.expandable_segments:
+        found.append(CACHING_ALLOCATOR)
+    return (*found, NO_RECORD_STREAMS)
+
+
+def _readme(spec: Spec, layout: Layout, further: tuple[str, ...]) -> ReadmeWords:
+    names = [_NAMES[name] for name in further]
+    words = ["LLaMA-Factory", *names]
+    engine = _ENGINES.get(layout.backend, f"DeepSpeed ZeRO-{layout.zero_stage}")
+    files = {
+        "deepspeed": ((deepspeed_json.FILE, "DeepSpeed's settings; `auto` is filled in from `train.yaml`"),),
+        "fsdp2": ((accelerate_yaml.FILE, "accelerate's settings for FSDP2"),),
+    }
+    packages = " ".join(_PACKAGES.get(name, name) for name in further)
+    return ReadmeWords(
+        engine=f"LLaMA-Factory on {engine}",
+        packages=words[0] if not names else f"{', '.join(words[:-1])} and {words[-1]}",
+        install=(f"pip install llamafactory=={trainer_versions()['llamafactory']} {packages}".rstrip(),),
+        dataset_entry=dataset_entry(spec.job, spec.model),
+        progress=_PROGRESS,
+        resume=_RESUME,
+        files=files.get(layout.backend, ()),
+    )
+
+
+def _start(spec: Spec, layout: Layout, node: int) -> str:
+    if layout.backend == "fsdp2":
+        return _ACCELERATE_START + _accelerate_command(spec, node)
+    if layout.backend == "deepspeed":
+        config = f"\"deepspeed='${{bundle_dir//\\'/\\'\\'}}/{deepspeed_json.FILE}'\""
+        return _DEEPSPEED_START + torchrun_command(spec, node, f"{LAUNCHER} {config}")
+    return _START + torchrun_command(spec, node, LAUNCHER)
+
+
+def _accelerate_command(spec: Spec, node: int) -> str:
+    cluster = spec.cluster
+    return f"""\
+exec "$python" -m accelerate.commands.launch --config_file "$bundle_dir/{accelerate_yaml.FILE}" \\
+  --num_machines {cluster.nodes} --machine_rank {node} --num_processes {cluster.world_size} \\
+  --main_process_ip "$master_addr" --main_process_port "$master_port" \\
+  --max_restarts 0 --log_dir "$log_dir" --tee 3 \\
+  {LAUNCHER}
+"""
+
+
+def _versions() -> Mapping[str, Any]:
+    return {name: trainer_versions()[name] for name in ("llamafactory", "transformers")}
+
+
+WRITER = Writer(
+    trainer="llamafactory",
+    backends=("ddp", "deepspeed", "fsdp2"),
+    files=plain_trainer_files,
+    run=plain_run,
+    start=_start,
+    versions=_versions,
+)
