@@ -9,7 +9,7 @@ from topoplan.cli.main import app
 
 VERBS = {
     *("check", "explain", "generate", "gpus", "models", "predict", "profile", "rank"),
-    *("schema", "size", "timeline", "topology", "validate", "version", "what-if"),
+    *("schema", "size", "table", "timeline", "topology", "validate", "version", "what-if"),
     *("attach", "launch", "logs", "preflight", "probe", "runs", "status", "stop"),
 }
 

@@ -363,7 +363,11 @@ def test_what_is_not_read_may_be_anything(prediction: Any) -> None:
         ({"layout.dp": 8}, LayoutError, r"layout\.dp: tp 4 \* pp 2 \* cp 1 \* dp 8 = 64, the cluster has 32 GPUs"),
         ({"layout.zero_stag": 3}, LayoutError, r"layout: unknown key 'zero_stag'"),
         ({"layout.zero_stage": 3}, LayoutError, r"layout\.zero_stage: zero_stage is not a key of backend mca"),
-        ({"layout.backend": "megatron"}, LayoutError, r"no bundle can be written for the backend 'megatron'"),
+        (
+            {"layout.backend": "megatron", "trainer": "llamafactory"},
+            LayoutError,
+            r"no llamafactory bundle can be written for the backend 'megatron'",
+        ),
         ({"layout.vpp": 5}, LayoutError, r"layout breaks rule .*36 layers"),
         ({"layout.pipeline_layout": "Et*3|L"}, LayoutError, r"layout breaks rule|layout"),
         ({"layout.recompute": {"granularity": "some"}}, LayoutError, r"layout\.recompute: granularity 'some'"),

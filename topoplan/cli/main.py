@@ -33,6 +33,7 @@ from topoplan.cli import (
     size,
     status,
     stop,
+    table,
     timeline,
     topology,
     validate,
@@ -58,6 +59,7 @@ app.command("generate")(generate.generate)
 app.command("explain")(explain.explain)
 app.command("what-if")(what_if.what_if)
 app.command("size")(size.size)
+app.command("table")(table.table)
 app.command("check")(check.check)
 app.command("timeline")(timeline.timeline)
 app.command("topology")(topology.topology)

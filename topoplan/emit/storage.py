@@ -30,15 +30,18 @@ class CheckpointSize:
     """Checkpoints that exist at a time, at most: an old one is removed when a new one is whole. None without a limit, 0
     where only the weights at the end are saved."""
 
+    saves_at_end: bool = True
+    """Whether the weights are saved once more at the end, into output_dir itself."""
+
     @property
     def final_bytes(self) -> int:
-        """Weights that are saved once more at the end, into output_dir itself."""
-        return self.megatron_bytes + self.hf_bytes
+        """Weights that are saved once more at the end."""
+        return self.megatron_bytes + self.hf_bytes if self.saves_at_end else 0
 
     @property
     def total_bytes(self) -> int:
         """One checkpoint."""
-        return self.final_bytes + self.optimizer_bytes
+        return self.megatron_bytes + self.hf_bytes + self.optimizer_bytes
 
 
 def checkpoint_size(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> CheckpointSize:

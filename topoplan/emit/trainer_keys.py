@@ -192,7 +192,10 @@ def judge_key(name: str, value: Any, *, megatron: bool = True) -> Verdict:
         further = "settings of Megatron-core's own go into additional_configs: {...}" if megatron else ""
         what = f"the trainer has no key {name!r}"
         return Verdict(value=value, trouble="unknown", what=what, remedy=nearest(name, keys) or further)
-    verdict = _typed(keys[name], value)
+    verdict = typed_value(keys[name], value)
+    if not verdict.trouble and isinstance(verdict.value, str) and "${" in verdict.value:
+        what = f"{name} holds '${{', which LLaMA-Factory's YAML reader takes for a variable"
+        return Verdict(value=value, trouble="type", what=what)
     if verdict.trouble or not megatron:
         return verdict
     checked = verdict.value
@@ -207,7 +210,7 @@ def judge_key(name: str, value: Any, *, megatron: bool = True) -> Verdict:
     return verdict
 
 
-def _typed(key: Key, value: Any) -> Verdict:
+def typed_value(key: Key, value: Any) -> Verdict:
     """`value` in the type that the key declares, or what is wrong with it."""
 
     def refused(what: str, remedy: str = "") -> Verdict:
@@ -238,9 +241,6 @@ def _typed(key: Key, value: Any) -> Verdict:
         if "str" in types:
             if key.choices and value not in key.choices:
                 return refused(f"{key.name} is {value!r}", nearest(value, [str(choice) for choice in key.choices]))
-            if "${" in value:
-                what = f"{key.name} holds '${{', which LLaMA-Factory's YAML reader takes for a variable"
-                return Verdict(value=value, trouble="type", what=what)
             return Verdict(value=value)
     if isinstance(value, Mapping) and "dict" in types:
         return Verdict(value=dict(value))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from topoplan.emit.llamafactory import mca, plain
+from topoplan.emit.swift import writer as swift
+from topoplan.emit.trinity import writer as trinity
 from topoplan.emit.writer import TrainerName, Writer
 from topoplan.errors import InputError, LayoutError, nearest
 
-WRITERS: tuple[Writer, ...] = (mca.WRITER, plain.WRITER)
+WRITERS: tuple[Writer, ...] = (mca.WRITER, plain.WRITER, *swift.WRITERS, trinity.WRITER)
 """The first one that takes a backend is its default."""
 
 TRAINERS: tuple[TrainerName, ...] = get_args(TrainerName)

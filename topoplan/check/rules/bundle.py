@@ -16,6 +16,7 @@ from topoplan.emit.bundle import PLAN_SCHEMA
 from topoplan.emit.torchrun import script_name
 from topoplan.emit.trainer_keys import known_keys
 from topoplan.emit.write import bundle_changes
+from topoplan.emit.writers import default_trainer
 from topoplan.errors import InputError, SpecError
 from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import SHARDED_BACKENDS
@@ -136,8 +137,8 @@ def _planned_keys(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Trainer keys that the plan decides, with the values that `generate` wrote for them."""
     layout, job = plan["layout"], plan["inputs"]["job"]
     recompute = recompute_from_value(layout["recompute"])
-    if "trainer" in plan:
-        return {}  # not LLaMA-Factory's keys
+    if plan.get("trainer", default_trainer(layout["backend"])) != "llamafactory":
+        return {}  # keys of another trainer
     if layout["backend"] in SHARDED_BACKENDS:
         return {
             "per_device_train_batch_size": layout["micro_batch_size"],

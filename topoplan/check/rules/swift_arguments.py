@@ -7,12 +7,8 @@ beginning that fits one option alone stands for it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
 from topoplan.check.job.processes import launch_of
 from topoplan.check.job.values import as_number
@@ -20,52 +16,9 @@ from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.rules.edits import change, drop
 from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.found import found
-from topoplan.emit.trainer_keys import plain_keys, removed_keys
+from topoplan.emit.swift.arguments import COMMANDS, SECRET_ARGUMENTS, Command, arguments_of, swift_versions
 from topoplan.errors import nearest
 from topoplan.units import quote, shown
-
-Command = Literal["swift sft", "swift rlhf", "megatron sft"]
-"""`swift pt` takes what `swift sft` does, `megatron pt` and `megatron rlhf` what `megatron sft` does."""
-_COMMANDS: tuple[Command, ...] = ("swift sft", "swift rlhf", "megatron sft")
-_TOKENS = ("hub_token", "swanlab_token", "swanlab_secret")
-_FROM_TRANSFORMERS = ("predict_with_generate", "generation_config", "generation_max_length", "generation_num_beams")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Arguments:
-    """What a command takes."""
-
-    types: Mapping[str, Mapping[str, Any] | None]
-    """None where only the name is known: transformers' own."""
-    renamed: Mapping[str, str]
-    gone: frozenset[str]
-
-
-@cache
-def _document() -> Mapping[str, Any]:
-    path = files("topoplan.catalog").joinpath("trainer_keys", "ms_swift.json")
-    document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
-
-
-@cache
-def _arguments(command: Command) -> _Arguments:
-    document = _document()
-    types: dict[str, Mapping[str, Any] | None] = {}
-    section = "megatron" if command.startswith("megatron") else "sft"
-    if section == "sft":
-        # Which transformers is installed is not known: what 4 or 5 has is taken.
-        types |= {name: None for name, key in plain_keys().items() if key.package == "transformers"}
-        types |= dict.fromkeys((*removed_keys(), *_FROM_TRANSFORMERS))
-    types |= {**document["shared"], **document[section]}
-    if command == "swift rlhf":
-        types |= {name: types.get(name) for name in document["rlhf"]}
-    types |= {f"no_{name}": None for name, entry in types.items() if entry and entry["types"] == ["bool"]}
-    return _Arguments(
-        types=types,
-        renamed=document["renamed_since_3"][section],
-        gone=frozenset(document["gone_since_3"][section]),
-    )
 
 
 def command_of(setup: Setup, configuration: Configuration) -> Command:
@@ -79,11 +32,11 @@ def command_of(setup: Setup, configuration: Configuration) -> Command:
 
 def argument_findings(configuration: Configuration, command: Command) -> Iterator[Finding]:
     """What is wrong with each argument by itself."""
-    known = _arguments(command)
-    version = _document()["versions"]["ms_swift"]
+    known = arguments_of(command)
+    version = swift_versions()["ms_swift"]
     for key, value in configuration.source.data.items():
         if key in known.types or (key == "ENV" and not configuration.from_command):
-            if key in _TOKENS and value:
+            if key in SECRET_ARGUMENTS and value:
                 what = f"{key} is a token or password in a command that gets copied and shared"
                 yield found(
                     configuration, "swift-secret", "warning", key, what, remedy="set it in the environment of the nodes"
@@ -109,7 +62,7 @@ def argument_findings(configuration: Configuration, command: Command) -> Iterato
                 else change(configuration, (key,), name=new),
             )
             continue
-        others = [one for one in _COMMANDS if one != command and key in _arguments(one).types]
+        others = [one for one in COMMANDS if one != command and key in arguments_of(one).types]
         if key in known.gone:
             what, remedy = f"--{quote(key)} is refused by ms-swift 4; version 3 had it", "take it out"
         elif others:

@@ -149,7 +149,7 @@ def _data_section(spec: Spec) -> Section:
     entries.append(Entry(key="cutoff_len", value=job.seq_len, comment="the seq_len that was planned for"))
     if job.stage == "pt" and job.packing:
         # DataArguments.__post_init__ takes one off cutoff_len for an explicit `packing: true`; the default of stage pt
-        # is applied after it.
+        # is applied later, and run_pt adds the token that the shift of the labels takes.
         notes.append("packing: on by default in stage pt; written here it would cost a token of each sequence")
     elif job.stage == "pt":
         entries.append(Entry(key="packing", value=False, comment="stage pt packs unless told not to"))

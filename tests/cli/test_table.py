@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+ASK = ("table", "--gpu", "a100-sxm-80gb", "--model")
+
+
+def test_csv_of_short_names_is_as_the_published_tables_are(cli: Cli) -> None:
+    result = cli(*ASK, "Qwen3-0.6B,Qwen/Qwen3-4B", "--gpus", "2", "--context", "20480,4096", "--csv")
+    assert result.code == 0, result.err
+    assert result.out == (
+        "gpus,max_model_len,model,cell\n"
+        "2,4096,Qwen3-0.6B,vanilla\n"
+        "2,4096,Qwen3-4B,vanilla\n"
+        "2,20480,Qwen3-0.6B,vanilla\n"
+        "2,20480,Qwen3-4B,SP=2\n"
+    )
+
+
+def test_without_contexts_they_go_on_until_nothing_fits(cli: Cli) -> None:
+    result = cli(*ASK, "Qwen3-0.6B", "--gpus", "1,2", "--json")
+    assert result.code == 0, result.err
+    cells = json.loads(result.out)["cells"]
+    for gpus in (1, 2):
+        assert [cell["fits"] for cell in cells if cell["gpus"] == gpus].index(False) == (
+            sum(cell["gpus"] == gpus for cell in cells) - 1
+        )
+
+
+def test_people_get_a_table(cli: Cli) -> None:
+    result = cli(*ASK, "Qwen3-0.6B", "--gpus", "6", "--context", "4096..8192")
+    assert result.code == 0, result.err
+    assert "6 GPUs, a100-sxm-80gb" in result.out
+    assert "8,192" in result.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("Qwen3-0.6B", "--gpus", "0"), "--gpus: '0' is not a whole number; expected one from 1 to 1,024"),
+        (("Qwen3-0.6B", "--gpus", "1,,2"), "--gpus: an empty value"),
+        (("Qwen3-0.6B", "--context", "4k"), "--context: '4k' is not a whole number"),
+        (("Qwen3-0.6B", "--context", "8192..4096"), "--context: 8192..4096 ends before it begins"),
+        (("Qwen3-0.6B", "--context", ".."), "--context: '' is not a whole number"),
+        (("Qwen3-0.6B,qwen3-0.6b",), "--model: Qwen3-0.6B is named twice"),
+        (("Qwen9-1B",), "model 'Qwen9-1B' is not known"),
+        (("Qwen3-0.6B", "--csv", "--json"), "--csv and --json cannot be used together"),
+        (("Qwen3-0.6B", "--gpu", "v100-sxm-32gb"), "FlashAttention 2"),
+        (("Qwen3-0.6B", "--gpu", "a101"), "GPU 'a101' is not known"),
+    ],
+)
+def test_bad_input_is_one_line(cli: Cli, options: tuple[str, ...], message: str) -> None:
+    result = cli(*ASK, *options)
+    assert result.code == 2
+    assert message in result.err
+    assert result.err.count("\n") == 1
+    assert not result.out

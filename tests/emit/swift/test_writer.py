@@ -1,0 +1,62 @@
+"""What the rest of a bundle is told of ms-swift."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.emit.samples import make_spec_and_plan
+from tests.emit.swift.plans import SAMPLES, WITH_MEMORY, files_for
+from topoplan.emit.writer import DATASET_TO_FILL_IN, TrainerRun
+from topoplan.emit.writers import writer_for
+
+
+def run_of(edited: dict[str, Any] | None = None, *, job: dict[str, Any] | None = None, **layout: Any) -> TrainerRun:
+    what = {"cluster": WITH_MEMORY, "job": {"dataset": SAMPLES, **(job or {})}, "backend": "ddp", **layout}
+    spec, plan = make_spec_and_plan(**what)
+    writer = writer_for(plan.layout.backend, "swift")
+    return writer.run(spec, plan.layout, {**writer.files(spec, plan).values, **(edited or {})})
+
+
+@pytest.mark.parametrize(
+    ("what", "modules"),
+    [
+        ({}, {"flash_attn"}),
+        ({"backend": "deepspeed"}, {"deepspeed", "flash_attn"}),
+        ({"job": {"finetuning": "qlora"}}, {"bitsandbytes", "flash_attn"}),
+        ({"fused_linear_cross_entropy": True}, {"liger_kernel", "flash_attn"}),
+        ({"backend": "mca"}, {"mcore_bridge", "megatron", "transformer_engine"}),
+    ],
+)
+def test_a_node_is_searched_for_what_the_run_imports(what: dict[str, Any], modules: set[str]) -> None:
+    assert set(run_of(**what).modules) == {"torch", "swift", "yaml", *modules}
+
+
+def test_what_a_person_has_changed_in_the_yaml_is_what_the_run_wants() -> None:
+    run = run_of({"model": "/m", "output_dir": "/o", "dataset": ["/d.jsonl", "org/name"], "max_steps": 7})
+    assert (run.model_dir, run.output_dir, run.dataset_files, run.steps) == ("/m", "/o", ("/d.jsonl",), 7)
+    assert run_of({"attn_impl": "sdpa"}).modules == ("torch", "swift", "yaml")
+    assert run_of({"dataset": DATASET_TO_FILL_IN}).dataset == DATASET_TO_FILL_IN
+
+
+def test_the_allocator_is_the_one_that_memory_was_predicted_with() -> None:
+    assert run_of().environment == ()
+    for what in ({"expandable_segments": True}, {"backend": "mca"}):
+        assert [variable.name for variable in run_of(**what).environment] == ["PYTORCH_CUDA_ALLOC_CONF"]
+
+
+def test_the_end_of_a_run_saves_nothing_on_top_of_its_checkpoints() -> None:
+    for what in ({}, {"backend": "mca"}):
+        checkpoint = run_of(**what).checkpoint
+        assert checkpoint.final_bytes == 0
+        assert checkpoint.total_bytes > checkpoint.hf_bytes > 0
+        assert checkpoint.at_once == 3
+    assert "of weights at the end" not in files_for()["README.md"]
+
+
+def test_plan_json_names_the_trainer_where_it_is_not_the_usual_one() -> None:
+    assert json.loads(files_for()["plan.json"])["trainer"] == "swift"
+    assert json.loads(files_for(backend="mca")["plan.json"])["trainer"] == "swift"
+    assert "trainer" not in json.loads(files_for(backend="megatron")["plan.json"])

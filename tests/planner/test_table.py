@@ -1,0 +1,125 @@
+"""The table of recipes against the one that Trinity-RFT publishes."""
+
+from __future__ import annotations
+
+import csv
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from topoplan.catalog import gpu, model
+from topoplan.errors import LayoutError
+from topoplan.planner.table import OpenRange, cell, recipes, table, ulysses_degrees, usual_machine, yarn_factor
+from topoplan.planner.table import recipe as recipe_of
+
+PUBLISHED = Path(__file__).parent / "recorded" / "trinity_a100.csv"
+"""Facts of Trinity-RFT's guide to trainer configurations (A100 80 GB, 1, 2 and 4 GPUs, Qwen3 0.6B to 8B): the first
+setting that worked, or -. github.com/modelscope/Trinity-RFT, Apache 2.0."""
+A100 = gpu("a100-sxm-80gb")
+
+
+def test_the_published_table_is_met() -> None:
+    rows = list(csv.DictReader(PUBLISHED.read_text().splitlines()))
+    assert len(rows) == 160
+    wrong_fit, other_recipe = [], []
+    for row in rows:
+        gpus = int(row["gpus"])
+        found = cell(model(row["model"]), usual_machine(A100, gpus), gpus, int(row["max_model_len"])).recipe
+        if (found == "-") != (row["cell"] == "-"):
+            wrong_fit.append((row, found))
+        if found != row["cell"]:
+            other_recipe.append((row, found))
+    assert len(wrong_fit) <= 0.03 * len(rows), wrong_fit
+    assert len(other_recipe) <= 0.20 * len(rows), other_recipe
+
+
+def test_every_recipe_of_the_published_table_is_one_that_is_tried() -> None:
+    published = {row["cell"] for row in csv.DictReader(PUBLISHED.read_text().splitlines())} - {"-"}
+    tried = {
+        recipe_of(update)
+        for gpus in (1, 2, 4)
+        for update in recipes(model("Qwen3-8B"), usual_machine(A100, gpus), gpus, 4096)
+    }
+    assert published <= tried
+
+
+def test_recipes_are_tried_from_the_cheapest_to_the_dearest() -> None:
+    names = [recipe_of(update) for update in recipes(model("Qwen3-8B"), usual_machine(A100, 4), 4, 4096)]
+    assert names == [
+        "vanilla",
+        "Env",
+        "SP=2",
+        "Env + SP=2",
+        "SP=4",
+        "Env + SP=4",
+        "Env + Offload",
+        "Env + Offload + SP=2",
+        "Env + Offload + SP=4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "degrees"),
+    [
+        ("Qwen3-0.6B", 1, [1]),
+        ("Qwen3-0.6B", 6, [1, 2]),  # 16 heads
+        ("Qwen3-14B", 10, [1, 2]),  # 40 heads and 8 of keys: 5 does not go with 8
+        ("Qwen2.5-1.5B-Instruct", 6, [1, 2, 6]),  # 12 heads and 2 of keys: 3 does not go with 2
+        ("Qwen3-8B", 64, [1, 2, 4, 8]),  # a node has 8
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 4, [1]),
+    ],
+)
+def test_degrees_divide_gpus_and_heads_inside_a_node(name: str, gpus: int, degrees: list[int]) -> None:
+    assert ulysses_degrees(model(name), gpus, 8) == degrees
+
+
+def test_more_memory_takes_no_dearer_recipe() -> None:
+    qwen = model("Qwen3-4B")
+    order = [recipe_of(update) for update in recipes(qwen, usual_machine(A100, 4), 4, 4096)] + ["-"]
+    contexts = range(4096, 131073, 8192)
+    small, large = (table([qwen], gpu(name), [4], contexts) for name in ("a100-sxm-80gb", "h200-sxm-141gb"))
+    for one, other in zip(small, large, strict=True):
+        assert order.index(other.recipe) <= order.index(one.recipe)
+
+
+def test_a_longer_context_takes_no_cheaper_recipe() -> None:
+    qwen = model("Qwen3-1.7B")
+    order = [recipe_of(update) for update in recipes(qwen, usual_machine(A100, 4), 4, 4096)] + ["-"]
+    found = [order.index(one.recipe) for one in table([qwen], A100, [4], range(4096, 163841, 4096))]
+    assert all(shorter <= longer for shorter, longer in pairwise(found))
+    assert found[0] == 0
+    assert found[-1] == len(order) - 1
+
+
+def test_an_open_range_goes_in_the_guides_steps_until_nothing_fits() -> None:
+    rows = list(csv.DictReader(PUBLISHED.read_text().splitlines()))
+    models = [model(name) for name in ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B")]
+    for gpus in (1, 2, 4):
+        published = [int(row["max_model_len"]) for row in rows if row["gpus"] == str(gpus)]
+        found = table(models, A100, [gpus], OpenRange(first=4096))
+        assert [one.max_model_len for one in found] == published
+        assert {one.recipe for one in found[-4:]} == {"-"}
+
+
+def test_a_range_with_an_end_stops_there() -> None:
+    found = table([model("Qwen3-0.6B")], A100, [8], OpenRange(first=36864, last=60000))
+    assert [one.max_model_len for one in found] == [36864, 40960, 51200]
+
+
+def test_the_memory_of_a_cell_where_nothing_fits_is_the_nearest_to_fitting() -> None:
+    qwen, machine = model("Qwen3-8B"), usual_machine(A100, 1)
+    found = cell(qwen, machine, 1, 65536)
+    assert found.update is None
+    assert found.memory.device_bytes > found.memory.capacity_bytes
+    assert found.memory.host_bytes > 0  # offload is nearer than the rest
+
+
+def test_yarn_is_for_contexts_beyond_the_models_own() -> None:
+    assert yarn_factor(model("Qwen3-8B"), 40960) is None
+    assert yarn_factor(model("Qwen3-8B"), 81920) == 2.0
+
+
+def test_a_card_without_flash_attention_is_refused() -> None:
+    with pytest.raises(LayoutError, match="FlashAttention 2"):
+        table([model("Qwen3-8B")], gpu("v100-sxm-32gb"), [1], [4096])

@@ -1,0 +1,120 @@
+"""ms-swift's own reader and argument classes, in a process of their own.
+
+What is changed for a machine without GPUs: `use_cpu`; for Megatron no process groups, and a stand-in for mcore_bridge,
+which imports kernels of Transformer Engine. All else is real, with every check that ms-swift makes of arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Reads each YAML as `swift sft FILE` does, and prints what the trainer would get.
+PARSE = """
+import importlib.abc, importlib.machinery, json, os, sys, types
+from importlib import metadata
+
+wanted, megatron = json.load(open(sys.argv[1])), sys.argv[2] == "megatron"
+if megatron:
+    import torch
+
+    class Anything(type):
+        def __getattr__(self, name):
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return Anything(name, (Base,), {})
+
+    class Base(torch.nn.Module):
+        def __init__(self, *words, **named):
+            super().__init__()
+
+        def forward(self, *words, **named):
+            return self
+
+    class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] == "mcore_bridge":
+                return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+        def create_module(self, spec):
+            module = types.ModuleType(spec.name)
+            module.__version__ = metadata.version("mcore-bridge")
+
+            def anything(name):
+                if name.startswith("__"):
+                    raise AttributeError(name)
+                made = Anything(name, (Base,), {})
+                setattr(module, name, made)
+                return made
+
+            module.__getattr__ = anything
+            return module
+
+        def exec_module(self, module):
+            pass
+
+    sys.meta_path.insert(0, StandIn())
+    from swift.megatron.arguments import MegatronSftArguments as Arguments, megatron_args, sft_args
+
+    def as_planned(args):
+        args.rank, args.world_size = 0, int(os.environ["RANKS"])
+
+    megatron_args.initialize_megatron = as_planned
+    sft_args.init_process_group = lambda **backend: None
+else:
+    from swift.arguments import SftArguments as Arguments
+from swift.cli.main import parse_yaml_args
+from swift.utils import parse_args
+
+found = {}
+for path, further in wanted.items():
+    argv = [path]
+    parse_yaml_args(argv)
+    try:
+        args, left = parse_args(Arguments, [*argv, *further])
+        if left:
+            raise ValueError(f"remaining_argv: {left}")
+    except Exception as error:
+        found[path] = {"error": f"{type(error).__name__}: {error}"}
+        continue
+    found[path] = {key: repr(value) for key, value in vars(args).items() if not key.startswith("_")}
+print(json.dumps(found))
+"""
+
+
+def need_swift() -> None:
+    """Skip the test where ms-swift is not installed."""
+    pytest.importorskip("swift.cli", reason="ms-swift is not installed")
+
+
+def parse(
+    paths: Mapping[Path, list[str]], folder: Path, *, megatron: bool = False, ranks: int = 1
+) -> dict[str, dict[str, str]]:
+    """Path -> what the argument class makes of that train.yaml with further arguments, as repr.
+
+    {"error": ...} where it refuses it. `folder` is the working directory.
+    """
+    wanted = folder / "wanted.json"
+    wanted.write_text(json.dumps({str(path): further for path, further in paths.items()}))
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "RANKS": str(ranks)}
+    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    answer = subprocess.run(
+        [sys.executable, "-c", PARSE, str(wanted), "megatron" if megatron else "plain"],
+        env={**os.environ, **rank, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert answer.returncode == 0, answer.stderr[-4000:]
+    found: dict[str, dict[str, str]] = json.loads(answer.stdout.splitlines()[-1])
+    return found

@@ -1,0 +1,90 @@
+"""A bundle of ms-swift as `topoplan generate` writes it, run for real on two processes without GPUs, over Gloo.
+
+DeepSpeed is not among them: on a CPU it compiles kernels of its own first. What is changed stands in `TRAINER`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.emit.samples import HOSTS, JOB, ONE_NODE, QWEN3_8B, make_plan
+from tests.verify.swift import need_swift
+from tests.verify.test_a_bundle_trains import make_model
+from topoplan.emit.bundle import generate
+from topoplan.emit.write import write_bundle
+from topoplan.layout.layout import Layout, Recompute
+from topoplan.specs.spec import Spec
+
+pytestmark = [
+    pytest.mark.verify,
+    pytest.mark.skipif(sys.platform != "linux", reason="the scripts are for Linux"),
+]
+
+TRAINER = {"use_cpu": True, "ddp_backend": "gloo", "attn_impl": "sdpa", "model_type": "qwen3", "template": "qwen3"}
+CASES: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "fsdp2": {"backend": "fsdp2"},
+    "ulysses": {"ulysses": 2, "dp": 1, "gradient_accumulation_steps": 4},
+    "lora": {"finetuning": "lora"},
+}
+
+
+def make_run(root: Path, *, finetuning: str = "full", **changes: Any) -> Path:
+    """The script of the one node."""
+    make_model(root / "tiny model")
+    rows = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "one two three"}]
+    (root / "samples.jsonl").write_text((json.dumps({"messages": rows}) + "\n") * 20, encoding="utf-8")
+    host = replace(HOSTS[0], address="127.0.0.1", workdir=str(root), venv=sys.prefix, socket_interface=None, hcas=())
+    cluster = replace(ONE_NODE, gpus_per_node=2, cpu_cores=2, hosts=(host,), env={"HF_HUB_OFFLINE": "1"})
+    fields = {"backend": "ddp", "dp": 2, "gradient_accumulation_steps": 2, "recompute": Recompute(granularity="full")}
+    layout = Layout(**{**fields, **changes})
+    job = replace(
+        JOB,
+        seq_len=128,
+        global_batch_size=4,
+        dataset="samples.jsonl",
+        packing=False,
+        samples=20,
+        epochs=2.0,
+        learning_rate=5e-3,
+        finetuning=finetuning,
+        trainer={**TRAINER, "model": str(root / "tiny model"), "dataset_num_proc": 1, "output_dir": "saves/run"},
+    )
+    write_bundle(generate(Spec(cluster=cluster, model=QWEN3_8B, job=job), make_plan(layout), None, "swift"), root / "b")
+    return root / "b" / "node-00.sh"
+
+
+def run(script: Path) -> list[dict[str, Any]]:
+    """Lines of the log that have a loss: one an optimizer step."""
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    log = script.parents[1] / "saves" / "run" / "logging.jsonl"
+    return [line for line in map(json.loads, log.read_text().splitlines()) if "loss" in line]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_two_processes_train_as_it_was_planned(case: str, tmp_path: Path) -> None:
+    need_swift()
+    steps = run(make_run(tmp_path, **CASES[case]))
+    assert len(steps) == 10, "20 samples, 4 a step, twice"
+    assert float(steps[-1]["loss"]) < float(steps[0]["loss"])
+    saved = {path.name for path in (tmp_path / "saves" / "run" / "checkpoint-10").iterdir()}
+    assert ("adapter_model.safetensors" if case == "lora" else "model.safetensors") in saved
+
+
+def test_a_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path) -> None:
+    need_swift()
+    script = make_run(tmp_path)
+    first = run(script)
+    checkpoints = sorted((tmp_path / "saves" / "run").glob("checkpoint-*"))
+    assert [path.name for path in checkpoints] == ["checkpoint-10", "checkpoint-8"]
+    (checkpoints[0] / "trainer_state.json").unlink()  # as if it had ended while this was written
+    again = run(script)[len(first) :]
+    assert [line["global_step/max_steps"] for line in again] == ["9/10", "10/10"]

@@ -1,0 +1,112 @@
+"""train.yaml and what lies beside it through ms-swift's own argument classes, with all of their checks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.emit.samples import CLUSTER, QWEN3_8B
+from tests.emit.swift.plans import files_for
+from tests.emit.swift.test_megatron import CASES as MEGATRON_CASES
+from tests.emit.swift.test_sft import CASES
+from tests.verify.swift import need_swift, parse
+from tests.verify.test_a_bundle_trains import make_model
+from topoplan.emit.swift.arguments import arguments_of
+
+pytestmark = pytest.mark.verify
+
+Parsed = Mapping[str, Mapping[str, str]]
+"""Case -> what the class makes of it, as repr."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need_swift()
+    root = tmp_path_factory.mktemp("swift")
+    make_model(root / "tiny")
+    (root / "samples.jsonl").touch()
+    return root
+
+
+@pytest.fixture(scope="module")
+def parsed(folder: Path) -> Parsed:
+    paths = {case: write(folder / "sft", case, **what) for case, what in CASES.items()}
+    old = write(folder / "sft", "old")
+    old.write_text(old.read_text(encoding="utf-8") + "train_type: lora\n", encoding="utf-8")
+    wanted = {path: [*further(folder, path), "--use_cpu", "true"] for path in (*paths.values(), old)}
+    found = parse(wanted, folder)
+    return {case: found[str(path)] for case, path in (paths | {"old": old}).items()}
+
+
+@pytest.fixture(scope="module")
+def parsed_megatron(folder: Path) -> Parsed:
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    cases = {case: {"backend": "mca", "model": QWEN3_8B, **what} for case, what in MEGATRON_CASES.items()}
+    paths = {case: write(folder / "megatron", case, **what) for case, what in cases.items()}
+    wanted = {path: further(folder, path) for path in paths.values()}
+    found = parse(wanted, folder, megatron=True, ranks=CLUSTER.world_size)
+    return {case: found[str(path)] for case, path in paths.items()}
+
+
+def write(root: Path, case: str, **what: Any) -> Path:
+    """train.yaml of a bundle."""
+    bundle = root / case
+    bundle.mkdir(parents=True)
+    for name, text in files_for(**what).items():
+        (bundle / name).write_text(text, encoding="utf-8")
+    return bundle / "train.yaml"
+
+
+def further(folder: Path, path: Path) -> list[str]:
+    """A model that is there, and the file beside train.yaml, which the scripts name by its whole path."""
+    found = ["--model", str(folder / "tiny"), "--model_type", "qwen3", "--template", "qwen3"]
+    for option, name in (("deepspeed", "ds_config.json"), ("fsdp", "fsdp.json")):
+        beside = path.with_name(name)
+        found += [f"--{option}", str(beside)] if beside.exists() else []
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_swift_sft_takes_every_argument(case: str, parsed: Parsed) -> None:
+    seen, job = parsed[case], CASES[case].get("job", {})
+    assert "error" not in seen, seen.get("error")
+    assert seen["max_length"] == "4096"
+    assert seen["packing"] == seen["padding_free"] == repr(job.get("packing", True))
+    assert seen["tuner_type"] == repr("lora" if job.get("finetuning") in ("lora", "qlora") else "full")
+    assert seen["add_version"] == "False"
+
+
+def test_what_is_said_of_sharding_arrives(parsed: Parsed) -> None:
+    assert "'stage': 3" in parsed["zero3"]["deepspeed"]
+    assert "'offload_param': {'device': 'cpu'" in parsed["zero3-offload"]["deepspeed"]
+    assert "'activation_checkpointing': True" in parsed["fsdp2"]["fsdp_config"]
+    assert parsed["ulysses"]["sequence_parallel_size"] == "4"
+
+
+def test_swift_sft_refuses_a_name_of_version_3(parsed: Parsed) -> None:
+    assert "remaining_argv" in parsed["old"]["error"]
+
+
+@pytest.mark.parametrize("case", MEGATRON_CASES, ids=str)
+def test_megatron_sft_takes_every_argument(case: str, parsed_megatron: Parsed) -> None:
+    seen = parsed_megatron[case]
+    assert "error" not in seen, seen.get("error")
+    assert seen["seq_length"] == "4096"
+    assert int(seen["num_microbatches"]) * int(seen["data_parallel_size"]) * int(seen["micro_batch_size"]) == 64
+    assert seen["finetune"] == "True"
+
+
+def test_no_argument_that_a_user_may_write_is_gone_from_the_installed_version(folder: Path) -> None:
+    command = (
+        "import dataclasses, json; from swift.arguments import SftArguments;"
+        "print(json.dumps([field.name for field in dataclasses.fields(SftArguments)]))"
+    )
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=folder)
+    installed = set(json.loads(done.stdout.splitlines()[-1]))
+    assert {name for name, entry in arguments_of("swift sft").types.items() if entry} <= installed

@@ -1,0 +1,123 @@
+"""`topoplan table`: the first recipe that works, for every number of GPUs, context and model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topoplan.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from topoplan.planner.table import OpenRange
+    from topoplan.specs.model import Model
+
+
+def table(
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            metavar="NAME,...",
+            help="Models: names (`topoplan models`; the organisation may be left out) or config.json files.",
+            show_default=False,
+        ),
+    ],
+    gpu: Annotated[
+        str, typer.Option("--gpu", metavar="NAME", help="The card, a name of `topoplan gpus`.", show_default=False)
+    ],
+    gpus: Annotated[str, typer.Option("--gpus", metavar="N,...", help="Numbers of GPUs of the trainer.")] = "1,2,4,6",
+    context: Annotated[
+        str,
+        typer.Option(
+            "--context",
+            metavar="N,...|N..[M]",
+            help="Tokens of prompt and response: a list, or from N on until nothing fits (or up to M).",
+        ),
+    ] = "4096..",
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV: gpus, max_model_len, model, cell.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what it takes to train a model with reinforcement learning (Trinity-RFT, verl) at long contexts.
+
+    Each cell is the first recipe that fits: vanilla, Env (expandable segments), SP=N (Ulysses sequence parallelism),
+    Offload (FSDP 2 with everything in host memory), or - where none does. Exit code 2: bad input.
+    """
+    import sys
+
+    from topoplan.catalog import gpu as gpu_named
+    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.errors import InputError
+    from topoplan.planner.table import table as table_of
+    from topoplan.report.table import print_table, table_to_dict, write_csv
+
+    if as_csv and as_json:
+        raise InputError("--csv and --json cannot be used together", remedy="leave one out")
+    card, models = gpu_named(gpu), _models(model)
+    cells = table_of(models, card, _numbers(gpus, "--gpus", most=_MOST_GPUS), _contexts(context))
+    if as_json:
+        print_json(table_to_dict(card, cells))
+    elif as_csv:
+        write_csv(sys.stdout, cells)
+    else:
+        print_table(stdout_console(), card, cells)
+
+
+_MOST_GPUS = 1024
+_MOST_TOKENS = 2**24
+
+
+def _models(text: str) -> list[Model]:
+    from pathlib import Path
+
+    from topoplan.errors import InputError
+    from topoplan.report.table import short_name
+    from topoplan.specs.model_source import load_model
+
+    models = [load_model(name, base=Path.cwd()) for name in _parts(text, "--model")]
+    names = [short_name(model) for model in models]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"{twice} is named twice", where="--model", remedy="leave one out")
+    return models
+
+
+def _parts(text: str, option: str) -> list[str]:
+    from topoplan.errors import InputError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise InputError("an empty value" if len(parts) > 1 else "no value", where=option)
+    return parts
+
+
+def _numbers(text: str, option: str, *, most: int) -> list[int]:
+    """Whole numbers, each once and from the least to the greatest."""
+    return sorted({_number(part, option, most=most) for part in _parts(text, option)})
+
+
+def _number(text: str, option: str, *, most: int) -> int:
+    from topoplan.errors import InputError
+    from topoplan.units import quote
+
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 9 and 1 <= int(digits) <= most):
+        raise InputError(
+            f"{quote(digits)!r} is not a whole number", where=option, expected=f"expected one from 1 to {most:,}"
+        )
+    return int(digits)
+
+
+def _contexts(text: str) -> Sequence[int] | OpenRange:
+    from topoplan.errors import InputError
+    from topoplan.planner.table import OpenRange
+
+    if ".." not in text:
+        return _numbers(text, "--context", most=_MOST_TOKENS)
+    start, _, end = text.partition("..")
+    first = _number(start, "--context", most=_MOST_TOKENS)
+    last = _number(end, "--context", most=_MOST_TOKENS) if end.strip() else None
+    if last is not None and last < first:
+        raise InputError(f"{text} ends before it begins", where="--context")
+    return OpenRange(first=first, last=last)

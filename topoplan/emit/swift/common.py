@@ -1,0 +1,97 @@
+"""What train.yaml has for `swift sft` and for `megatron sft` alike."""
+
+from __future__ import annotations
+
+import math
+
+from topoplan.emit.llamafactory.document import OUTPUT_TITLE
+from topoplan.emit.swift.arguments import swift_versions
+from topoplan.emit.swift.samples import dataset_value, samples_of
+from topoplan.emit.trainer_facts import model_directory
+from topoplan.emit.yaml_text import Entry, Section
+from topoplan.planner.plan import Plan
+from topoplan.specs.spec import Spec
+
+READ_AT = "4.6.0"
+"""The newest ms-swift whose argument classes took what is written here; swift_versions() has the oldest."""
+WARMUP_FRACTION = 0.03
+DDP_TIMEOUT_S = 7200
+_SAVES_A_RUN = 5
+_SAVE_STEPS_WHEN_UNKNOWN = 200
+_MOST_WORKERS = 16
+_LOADERS = 4
+
+
+def head(spec: Spec, plan: Plan, command: str) -> tuple[str, ...]:
+    """The first lines of train.yaml."""
+    return (
+        f"{spec.model.name} on {spec.cluster.name}: plan {plan.id}",
+        f"For `{command}` of ms-swift {swift_versions()['ms_swift']} to {READ_AT}.",
+        "Relative paths start at the directory in which the node scripts start the trainer.",
+    )
+
+
+def model_entries(spec: Spec) -> list[Entry]:
+    """Where the model lies."""
+    return [
+        Entry(key="model", value=model_directory(spec.model), comment="a directory on every node"),
+        Entry(key="check_model", value=False, comment="else ModelScope is asked whether there is a newer one"),
+    ]
+
+
+def freeze_entries(spec: Spec) -> list[Entry]:
+    """The parts of a vision-language model that are not trained; with LoRA, that get no adapters."""
+    job = spec.job
+    if spec.model.vision is None:
+        return []
+    return [
+        Entry(key="freeze_vit", value=job.freeze_vision_tower),
+        Entry(key="freeze_aligner", value=job.freeze_multi_modal_projector, comment="what projects images to tokens"),
+        Entry(key="freeze_llm", value=job.freeze_language_model),
+    ]
+
+
+def data_section(spec: Spec, *, unpacked: str) -> Section:
+    """Samples, their length, and the processes that read them; `unpacked` says what becomes of them without packing."""
+    job, cores = spec.job, spec.cluster.cpu_cores
+    comment = "" if samples_of(job) else "a file of samples or a hub id; the spec has none"
+    entries = [Entry(key="dataset", value=dataset_value(job), comment=comment)]
+    entries.append(
+        Entry(key="load_from_cache_file", value=True, comment="tokenised samples are kept for the next start")
+    )
+    entries.append(Entry(key="max_length", value=job.seq_len, comment="the seq_len that was planned for"))
+    if spec.model.vision is None:
+        entries.append(
+            Entry(key="truncation_strategy", value="right", comment="cut, as planned; the default drops longer samples")
+        )
+    else:
+        entries.append(
+            Entry(key="truncation_strategy", value="delete", comment="a cut would keep all of a sample's image tokens")
+        )
+    packs = "samples share sequences, and attend to their own alone" if job.packing else unpacked
+    entries.append(Entry(key="packing", value=job.packing, comment=packs))
+    if spec.model.vision is not None:
+        entries.append(Entry(key="max_pixels", value=job.image_max_pixels, comment="larger images are scaled down"))
+    workers = _MOST_WORKERS if cores is None else min(_MOST_WORKERS, cores)
+    loaders = _LOADERS if cores is None else max(1, min(_LOADERS, cores // spec.cluster.gpus_per_node // 2))
+    entries += [
+        Entry(key="dataset_num_proc", value=workers, comment="processes that tokenise"),
+        Entry(key="dataloader_num_workers", value=loaders, comment="a GPU"),
+    ]
+    return Section(title="Data", entries=tuple(entries))
+
+
+def output_section(steps: int | None, *further: Entry) -> Section:
+    """Where and how often the run is saved; output_dir is put in front of it."""
+    save_steps = _SAVE_STEPS_WHEN_UNKNOWN if steps is None else max(1, math.ceil(steps / _SAVES_A_RUN))
+    entries = (
+        Entry(
+            key="add_version", value=False, comment="else output_dir gets a directory named by the time of each start"
+        ),
+        Entry(key="save_strategy", value="steps"),
+        Entry(key="save_steps", value=save_steps),
+        Entry(key="save_total_limit", value=2, comment="older ones of this run are removed"),
+        *further,
+        Entry(key="logging_steps", value=1),
+    )
+    return Section(title=OUTPUT_TITLE, entries=entries)

@@ -1,0 +1,193 @@
+"""The writers of ms-swift: `swift sft` for DDP, DeepSpeed and FSDP2, `megatron sft` for the layouts of Megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from topoplan.cost.params import parameter_count
+from topoplan.emit.llamafactory.plain_storage import plain_checkpoint_size, trained_parameters
+from topoplan.emit.llamafactory.steps import training_steps
+from topoplan.emit.nccl import EnvVar
+from topoplan.emit.storage import CheckpointSize
+from topoplan.emit.swift.arguments import swift_versions
+from topoplan.emit.swift.common import READ_AT
+from topoplan.emit.swift.megatron import megatron_files
+from topoplan.emit.swift.samples import files_in
+from topoplan.emit.swift.sft import sft_files
+from topoplan.emit.swift.sharding import DEEPSPEED_FILE, FSDP_FILE
+from topoplan.emit.swift.start import start
+from topoplan.emit.trainer_facts import training_steps as megatron_steps
+from topoplan.emit.writer import DATASET_TO_FILL_IN, ReadmeWords, TrainerRun, Writer
+from topoplan.layout.layout import Layout
+from topoplan.specs.job import Job
+from topoplan.specs.spec import Spec
+
+_ALLOCATOR = EnvVar(
+    name="PYTORCH_CUDA_ALLOC_CONF", value="expandable_segments:True", reason="less fragmentation, as predicted"
+)
+_PROGRESS = """\
+From then on every step prints a line with `loss`, `grad_norm` and
+`memory(GiB)`, and `logging.jsonl` in `output_dir` has them too, with the time that is left."""
+_RESUME = """\
+start the same again. The script names the last whole checkpoint in `output_dir` to ms-swift, which
+  takes up weights, optimizer and scheduler and skips the samples that it has seen."""
+_DATA = "Samples are shuffled in every epoch."
+
+
+def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
+    """What `swift sft` wants."""
+    job = spec.job
+    quantizes, sharded = job.finetuning == "qlora", layout.backend
+    modules = ["torch", "swift", "yaml"]
+    modules += [name for name, needed in _further_modules(job, layout, values).items() if needed]
+    extra = {"deepspeed": " deepspeed", "fsdp2": " 'accelerate>=1.15'"}.get(sharded, "")
+    extra += " bitsandbytes" if quantizes or job.optimizer == "adamw_8bit" else ""
+    extra += " liger-kernel" if layout.fused_linear_cross_entropy else ""
+    engine = {"ddp": "", "deepspeed": f" with DeepSpeed ZeRO-{layout.zero_stage}", "fsdp2": " with FSDP2"}[sharded]
+    files = {
+        "ddp": (),
+        "deepspeed": ((DEEPSPEED_FILE, "what DeepSpeed reads; `auto` is filled in from `train.yaml`"),),
+        "fsdp2": ((FSDP_FILE, "how FSDP2 shards"),),
+    }[sharded]
+    return _trainer_run(
+        values,
+        modules=tuple(modules),
+        environment=(_ALLOCATOR,) if layout.expandable_segments else (),
+        checkpoint=replace(plain_checkpoint_size(spec, layout, values), saves_at_end=False),
+        steps=training_steps(job, values.get("max_steps")),
+        readme=_readme(
+            f"ms-swift{engine}",
+            install=(f"pip install ms-swift=={READ_AT}{extra}", *_flash_attention(values)),
+            resume=_RESUME,
+            files=files,
+        ),
+    )
+
+
+def _further_modules(job: Job, layout: Layout, values: Mapping[str, Any]) -> dict[str, bool]:
+    return {
+        "deepspeed": layout.backend == "deepspeed",
+        "bitsandbytes": job.finetuning == "qlora" or job.optimizer == "adamw_8bit",
+        "flash_attn": values.get("attn_impl") in ("flash_attn", "flash_attention_2"),
+        "liger_kernel": bool(values.get("use_liger_kernel")),
+    }
+
+
+def _flash_attention(values: Mapping[str, Any]) -> tuple[str, ...]:
+    wanted = values.get("attn_impl") in ("flash_attn", "flash_attention_2")
+    return ("pip install --no-build-isolation flash-attn",) if wanted else ()
+
+
+def _run_megatron(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
+    """What `megatron sft` wants."""
+    return _trainer_run(
+        values,
+        modules=("torch", "swift", "yaml", "mcore_bridge", "megatron", "transformer_engine"),
+        environment=(_ALLOCATOR,),
+        checkpoint=_megatron_checkpoint(spec, values),
+        steps=megatron_steps(spec.job, values.get("train_iters")),
+        readme=_readme(
+            "ms-swift on Megatron-core (mcore_bridge)",
+            install=(
+                f"pip install ms-swift=={READ_AT} mcore-bridge megatron-core",
+                "pip install --no-build-isolation 'transformer_engine[pytorch]' flash-attn",
+            ),
+            resume=_RESUME,
+        ),
+    )
+
+
+def _trainer_run(
+    values: Mapping[str, Any],
+    *,
+    modules: tuple[str, ...],
+    environment: tuple[EnvVar, ...],
+    checkpoint: CheckpointSize,
+    steps: int | None,
+    readme: ReadmeWords,
+) -> TrainerRun:
+    samples = values.get("dataset")
+    names = [samples] if isinstance(samples, str) else list(samples or [])
+    return TrainerRun(
+        model_dir=str(values["model"]),
+        output_dir=str(values["output_dir"]),
+        dataset=", ".join(map(str, names)) or DATASET_TO_FILL_IN,
+        dataset_files=files_in(samples),
+        to_fill_in="dataset",
+        modules=modules,
+        packages={
+            "swift": "ms-swift",
+            "yaml": "pyyaml",
+            "megatron": "megatron-core",
+            "mcore_bridge": "mcore-bridge",
+            "transformer_engine": "transformer-engine",
+            "flash_attn": "flash-attn",
+            "liger_kernel": "liger-kernel",
+        },
+        environment=environment,
+        checkpoint=checkpoint,
+        steps=steps,
+        readme=readme,
+    )
+
+
+def _readme(
+    engine: str, *, install: tuple[str, ...], resume: str, files: tuple[tuple[str, str], ...] = ()
+) -> ReadmeWords:
+    return ReadmeWords(
+        engine=engine,
+        packages="ms-swift and what it runs on",
+        install=install,
+        data_note=_DATA,
+        dataset_words="to a file of samples (`.jsonl`) or to a hub id",
+        progress=_PROGRESS,
+        resume=resume,
+        files=files,
+    )
+
+
+# Checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+def _megatron_checkpoint(spec: Spec, values: Mapping[str, Any]) -> CheckpointSize:
+    """Of Megatron: weights for both, and every element of the optimizer once, in fp32 (trainers/base.py)."""
+    total, trained = parameter_count(spec.model), trained_parameters(spec)
+    to_hf, weights_alone = bool(values.get("save_safetensors", True)), bool(values.get("no_save_optim"))
+    limit = values.get("save_total_limit")
+    return CheckpointSize(
+        megatron_bytes=0 if to_hf and weights_alone else 2 * total,
+        hf_bytes=2 * total if to_hf else 0,
+        optimizer_bytes=0 if weights_alone else 12 * trained,
+        saves_at_end=False,
+        at_once=None if limit is None else max(2, int(limit)) + 1,
+    )
+
+
+# The table ------------------------------------------------------------------------------------------------------------
+
+
+def _versions() -> Mapping[str, Any]:
+    return {"ms_swift": [swift_versions()["ms_swift"], READ_AT]}
+
+
+WRITERS = (
+    Writer(
+        trainer="swift",
+        backends=("ddp", "deepspeed", "fsdp2"),
+        files=sft_files,
+        run=_run,
+        start=start,
+        versions=_versions,
+    ),
+    Writer(
+        trainer="swift",
+        backends=("megatron", "mca"),
+        files=megatron_files,
+        run=_run_megatron,
+        start=start,
+        versions=_versions,
+    ),
+)
+"""`swift sft` and `megatron sft`."""

@@ -1,0 +1,163 @@
+"""Which recipe of the trainer lets a model, a context and a number of GPUs go together: the first one that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from topoplan.cost.policy_update import PolicyUpdate, UpdateMemory, update_memory
+from topoplan.cost.profile import profile_of
+from topoplan.errors import LayoutError
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.gpu import Gpu
+from topoplan.specs.model import AnyAttention, Attention, LinearAttention, Model
+
+NONE_FITS = "-"
+VANILLA = "vanilla"
+_STEP = 4096
+"""Tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRange:
+    """Contexts from one on, in the guide's steps."""
+
+    first: int
+    last: int | None = None
+    """The longest; None goes on until nothing fits."""
+
+    def values(self, models: Sequence[Model]) -> Iterator[int]:
+        """4,096 more each time, and from the models' own context (the shortest of them) on a quarter of that.
+
+        Source: Trinity-RFT `scripts/context_length_test/search_context_length_capacity.py`.
+        """
+        native = min((model.max_position_embeddings for model in models if model.max_position_embeddings), default=0)
+        context = self.first
+        while self.last is None or context <= self.last:
+            yield context
+            context += _STEP if context < native or not native else max(_STEP, native // 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What to do for one model, context and number of GPUs."""
+
+    gpus: int
+    max_model_len: int
+    """Tokens, prompt and response."""
+    model: Model
+    update: PolicyUpdate | None
+    """The first recipe that fits; None where none does."""
+    memory: UpdateMemory
+    """Of that recipe; where none fits, of the one that is over the card by least."""
+
+    @property
+    def recipe(self) -> str:
+        """`vanilla`, `Env`, `Env + SP=2`, ..., or `-`."""
+        return NONE_FITS if self.update is None else recipe(self.update)
+
+    @property
+    def yarn_factor(self) -> float | None:
+        """Factor of YaRN's rope scaling that the context needs; None within the model's own."""
+        return yarn_factor(self.model, self.max_model_len)
+
+
+def recipe(update: PolicyUpdate) -> str:
+    """The name of a recipe."""
+    words = ["Env"] * update.expandable_segments + ["Offload"] * update.offload
+    if update.ulysses > 1:
+        words.append(f"SP={update.ulysses}")
+    return " + ".join(words) or VANILLA
+
+
+def yarn_factor(model: Model, max_model_len: int) -> float | None:
+    """The context over the one of the config, where it is longer: Trinity-RFT's advice for rope_scaling."""
+    native = model.max_position_embeddings
+    return max_model_len / native if native and max_model_len > native else None
+
+
+def ulysses_degrees(model: Model, gpus: int, node_gpus: int) -> list[int]:
+    """Degrees that divide GPUs and attention heads, and either divide the key-value heads or are divided by them.
+
+    Source: verl `models/transformers/monkey_patch.py::apply_monkey_patch`. A group stays inside a node.
+    """
+    heads = {_heads(layer.attention) for layer in model.layers}
+
+    def divides(degree: int) -> bool:
+        return all(queries % degree == 0 and (keys % degree == 0 or degree % keys == 0) for queries, keys in heads)
+
+    return [degree for degree in range(1, min(gpus, node_gpus) + 1) if gpus % degree == 0 and divides(degree)]
+
+
+def _heads(attention: AnyAttention) -> tuple[int, int]:
+    """(heads of queries, of keys). Linear attention, whose state goes along the sequence, is cut nowhere: (1, 1)."""
+    if isinstance(attention, LinearAttention):
+        return 1, 1
+    return attention.heads, attention.kv_heads if isinstance(attention, Attention) else attention.heads
+
+
+def recipes(model: Model, cluster: Cluster, gpus: int, max_model_len: int) -> Iterator[PolicyUpdate]:
+    """Recipes in the order in which they are tried.
+
+    The environment variable costs nothing, sequence parallelism communication, and offload most: it comes last, and
+    never without the variable.
+    """
+    plain = PolicyUpdate(gpus=gpus, max_model_len=max_model_len)
+    degrees = ulysses_degrees(model, gpus, cluster.gpus_per_node)
+    for degree in degrees:
+        for expandable in (False, True):
+            yield replace(plain, ulysses=degree, expandable_segments=expandable)
+    for degree in degrees:
+        yield replace(plain, ulysses=degree, expandable_segments=True, offload=True)
+
+
+def usual_machine(gpu: Gpu, gpus: int) -> Cluster:
+    """As many of a card's usual machines as hold `gpus` GPUs."""
+    return Cluster(
+        name=gpu.name,
+        nodes=-(-gpus // gpu.gpus_per_node),
+        gpus_per_node=gpu.gpus_per_node,
+        gpu=gpu,
+        nvlink_bytes_per_s=gpu.nvlink_bytes_per_s,
+        nvlink_domain_gpus=gpu.nvlink_domain_gpus,
+        pcie_bytes_per_s=gpu.pcie_bytes_per_s,
+        nics_per_node=gpu.nics_per_node,
+        nic_bytes_per_s=gpu.nic_bytes_per_s,
+    )
+
+
+def cell(model: Model, cluster: Cluster, gpus: int, max_model_len: int) -> Cell:
+    """The first recipe that fits."""
+    profile = profile_of(cluster.gpu)
+    tried: list[UpdateMemory] = []
+    for update in recipes(model, cluster, gpus, max_model_len):
+        memory = update_memory(model, cluster, profile, update)
+        if memory.fits:
+            return Cell(gpus=gpus, max_model_len=max_model_len, model=model, update=update, memory=memory)
+        tried.append(memory)
+    nearest = min(tried, key=lambda memory: memory.device_bytes)
+    return Cell(gpus=gpus, max_model_len=max_model_len, model=model, update=None, memory=nearest)
+
+
+def table(models: Sequence[Model], gpu: Gpu, gpus: Sequence[int], contexts: Sequence[int] | OpenRange) -> list[Cell]:
+    """Every cell, in the order GPUs, contexts, models.
+
+    Contexts without an end go on, for each number of GPUs, up to the first at which nothing fits.
+
+    Raises LayoutError for a card that the trainer's attention does not run on.
+    """
+    if not profile_of(gpu).flash_attention:
+        raise LayoutError(
+            f"the trainer computes attention with FlashAttention 2, which does not run on {gpu.name}",
+            where="--gpu",
+            expected="expected a card of the Ampere generation or later",
+        )
+    cells: list[Cell] = []
+    for number in gpus:
+        machine = usual_machine(gpu, number)
+        for context in contexts if isinstance(contexts, Sequence) else contexts.values(models):
+            row = [cell(model, machine, number, context) for model in models]
+            cells += row
+            if isinstance(contexts, OpenRange) and all(one.update is None for one in row):
+                break
+    return cells

@@ -1,0 +1,100 @@
+"""The table of recipes: JSON (`topoplan.table/1`), CSV, and one block a number of GPUs for people."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from topoplan.planner.table import Cell
+from topoplan.planner.view import rounded
+from topoplan.report.paragraphs import bullets, paragraph
+from topoplan.report.tables import table_of
+from topoplan.report.text import counted, gib
+from topoplan.specs.gpu import Gpu
+from topoplan.specs.model import Model
+from topoplan.units import gib as in_gib
+
+SCHEMA = "topoplan.table/1"
+_FACTOR = "max_model_len / own"
+COLUMNS = ("gpus", "max_model_len", "model", "cell")
+"""Of the CSV."""
+_LEGEND = (
+    "vanilla: the trainer's defaults.",
+    "Env: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, set before Ray is started.",
+    "SP=N: ulysses_sequence_parallel_size: N.",
+    "Offload: trainer_strategy fsdp2 with offload_policy, and save_hf_checkpoint: never.",
+)
+
+
+def short_name(model: Model) -> str:
+    """The model's name without its organisation."""
+    return model.name.rpartition("/")[2]
+
+
+def table_to_dict(gpu: Gpu, cells: Sequence[Cell]) -> dict[str, Any]:
+    """Every cell, with the settings of its recipe and the memory it needs."""
+    return {"schema": SCHEMA, "gpu": gpu.name, "cells": [_cell_to_dict(cell) for cell in cells]}
+
+
+def _cell_to_dict(cell: Cell) -> dict[str, Any]:
+    update, memory, factor = cell.update, cell.memory, cell.yarn_factor
+    return {
+        "gpus": cell.gpus,
+        "max_model_len": cell.max_model_len,
+        "model": cell.model.name,
+        "cell": cell.recipe,
+        "fits": update is not None,
+        "expandable_segments": None if update is None else update.expandable_segments,
+        "ulysses": None if update is None else update.ulysses,
+        "offload": None if update is None else update.offload,
+        "yarn_factor": None if factor is None else rounded(factor),
+        "memory": {
+            "device_gib": rounded(in_gib(memory.device_bytes)),
+            "capacity_gib": rounded(in_gib(memory.capacity_bytes)),
+            "host_gib": rounded(in_gib(memory.host_bytes)),
+            "peak": memory.peak,
+            "moments_gib": {name: rounded(in_gib(size)) for name, size in memory.moments_bytes.items()},
+            "stranded_gib": rounded(in_gib(memory.stranded_bytes)),
+            "context_gib": rounded(in_gib(memory.context_bytes)),
+        },
+    }
+
+
+def write_csv(stream: TextIO, cells: Sequence[Cell]) -> None:
+    """A header, and a row for every cell."""
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows((cell.gpus, cell.max_model_len, short_name(cell.model), cell.recipe) for cell in cells)
+
+
+def print_table(console: Console, gpu: Gpu, cells: Sequence[Cell]) -> None:
+    """One block for every number of GPUs: a row a context, a column a model."""
+    card = f"{gpu.name} ({gib(gpu.memory_bytes)} GiB)"
+    for gpus, block in groupby(cells, key=lambda cell: cell.gpus):
+        paragraph(console, f"{counted(gpus, 'GPU')}, {card}", style="bold")
+        console.print(_block(list(block)))
+        console.print()
+    bullets(console, _LEGEND)
+    stretched = [cell.model for cell in cells if cell.yarn_factor is not None]
+    if stretched:
+        natives = sorted({model.max_position_embeddings for model in stretched})
+        own = " or ".join(f"{native:,}" for native in natives)
+        bullets(
+            console, [f"*: longer than the model's own {own}: model.rope_scaling of type yarn, factor = {_FACTOR}."]
+        )
+
+
+def _block(cells: Sequence[Cell]) -> Table:
+    models = list(dict.fromkeys(short_name(cell.model) for cell in cells))
+    table = table_of(right=["max_model_len"], last=models)
+    for context, of_context in groupby(cells, key=lambda cell: cell.max_model_len):
+        row = list(of_context)
+        mark = "* " if any(cell.yarn_factor is not None for cell in row) else ""
+        table.add_row(f"{mark}{context:,}", *(Text(cell.recipe) for cell in row))
+    return table
