@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from topoplan.layout.layout import Layout
 from topoplan.layout.rules import Rule
-from topoplan.specs.model import Attention, LinearAttention
+from topoplan.specs.model import Attention, LinearAttention, Model
 from topoplan.specs.spec import Spec
 
 
@@ -44,13 +44,12 @@ def _states(spec: Spec, layout: Layout) -> str | None:
     return None
 
 
-def _ulysses(spec: Spec, layout: Layout) -> str | None:
-    degree = layout.ulysses
-    if degree == 1:
-        return None
-    if layout.backend == "ddp":
-        return f"ulysses {degree} with backend ddp"
-    for layer in {id(layer): layer for layer in spec.model.layers}.values():
+def _undivided_heads(model: Model, degree: int) -> str | None:
+    """Each rank gets whole heads of queries; those of keys and values are divided or repeated.
+
+    Source: verl `models/transformers/monkey_patch.py::apply_monkey_patch`.
+    """
+    for layer in {id(layer): layer for layer in model.layers}.values():
         attention = layer.attention
         if isinstance(attention, LinearAttention):
             return f"ulysses {degree} with linear attention layers"
@@ -60,6 +59,26 @@ def _ulysses(spec: Spec, layout: Layout) -> str | None:
             kv_heads = attention.kv_heads
             if kv_heads % degree and degree % kv_heads:
                 return f"{kv_heads} KV heads and ulysses {degree}: neither divides the other"
+    return None
+
+
+def ulysses_degrees(model: Model, gpus: int, node_gpus: int) -> list[int]:
+    """Degrees that divide the GPUs and the model's heads; a group stays inside a node."""
+    return [
+        degree
+        for degree in range(1, min(gpus, node_gpus) + 1)
+        if gpus % degree == 0 and (degree == 1 or _undivided_heads(model, degree) is None)
+    ]
+
+
+def _ulysses(spec: Spec, layout: Layout) -> str | None:
+    degree = layout.ulysses
+    if degree == 1:
+        return None
+    if layout.backend == "ddp":
+        return f"ulysses {degree} with backend ddp"
+    if problem := _undivided_heads(spec.model, degree):
+        return problem
     if spec.cluster.gpus_per_node % degree and degree % spec.cluster.gpus_per_node:
         return f"{spec.cluster.gpus_per_node} GPUs of a node % ulysses {degree}"
     if spec.job.seq_len % degree:

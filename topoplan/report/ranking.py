@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from topoplan.backends.trainers import trainer_of
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.report.effort import job_effort, job_steps
 from topoplan.report.paragraphs import bullets, paragraph
@@ -38,6 +39,8 @@ class _Column:
     header: str
     """Two lines at most."""
     cells: tuple[Text, ...]
+    left: bool = False
+    """Words, not figures."""
     drop: int = 0
     """Columns with the highest number leave first when the terminal is narrow; 0 stays."""
 
@@ -63,6 +66,9 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int, misses: bool 
         console.print("\nThe data, under plan 1:")
         bullets(console, ranking.data_notes)
     _print_warnings(console, plans)
+    if ranking.crossings:
+        console.print("\nOther backends and trainers, against plan 1:")
+        bullets(console, ranking.crossings)
     if ranking.notes:
         console.print("\nThe usual alternatives, against plan 1:")
         bullets(console, ranking.notes)
@@ -92,7 +98,7 @@ def _table(console: Console, spec: Spec, plans: Sequence[Plan]) -> Table:
     table.add_column(Text("\n#"), justify="right")
     table.add_column(Text("\nlayout"), width=layout_width)
     for column in figures:
-        table.add_column(Text(column.header), justify="right", no_wrap=True)
+        table.add_column(Text(column.header), justify="left" if column.left else "right", no_wrap=True)
     if shares_width:
         table.add_column(Text("spent on,\n% of step"), width=shares_width)
     for row in range(len(plans)):
@@ -130,6 +136,7 @@ def _fitting(entries: Sequence[str], width: int, lines: int) -> str:
 def _figures(spec: Spec, plans: Sequence[Plan], *, ascii_only: bool) -> list[_Column]:
     capacity = gib(max((plan.memory.capacity_bytes for plan in plans), default=0.0))
     columns = [
+        *_trainer_column(spec, plans),
         _Column(header=f"GiB of\n{capacity}", cells=tuple(_memory_cell(plan) for plan in plans)),
         _Column(header="step\ns", cells=tuple(Text(significant(plan.time.step_s)) for plan in plans)),
         _Column(header="\nband", cells=tuple(Text(band(plan.time, ascii_only=ascii_only)) for plan in plans), drop=3),
@@ -144,6 +151,14 @@ def _figures(spec: Spec, plans: Sequence[Plan], *, ascii_only: bool) -> list[_Co
             _Column(header="\nGPU-h", cells=tuple(Text(hours(effort.gpu_hours)) for effort in known), drop=4)
         )
     return columns
+
+
+def _trainer_column(spec: Spec, plans: Sequence[Plan]) -> list[_Column]:
+    """Whose files `generate` writes, where that may not be what one thinks."""
+    names = [trainer_of(spec, plan.layout, spec.trainer) or "-" for plan in plans]
+    if set(names) <= {"llamafactory"} and len({plan.layout.backend for plan in plans}) < 2:
+        return []
+    return [_Column(header="\ntrainer", cells=tuple(map(Text, names)), left=True)]
 
 
 def _memory_cell(plan: Plan) -> Text:

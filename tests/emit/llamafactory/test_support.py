@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.emit.samples import CLUSTER, ONE_NODE, QWEN3_8B, QWEN3_VL_8B, V100, make_spec_and_plan
-from topoplan.emit.llamafactory.support import check_supported, support_warnings
+from topoplan.backends.llamafactory import check_plain
+from topoplan.emit.llamafactory.support import support_warnings
 from topoplan.errors import InputError, LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Recompute
 
@@ -17,7 +18,7 @@ WITH_MEMORY = replace(CLUSTER, host_memory_bytes=2**41)
 
 def check(**what: Any) -> None:
     spec, plan = make_spec_and_plan(**{"model": QWEN3_8B, "cluster": WITH_MEMORY, **what})
-    check_supported(spec, plan.layout)
+    check_plain(spec, plan.layout)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_what_it_refuses_or_ignores_is_an_error(what: dict[str, Any], error: typ
 def test_a_layout_for_other_gpus_is_refused() -> None:
     spec, plan = make_spec_and_plan(model=QWEN3_8B, backend="ddp")
     with pytest.raises(LayoutError, match="dp 32 = 32 GPUs, and the cluster has 8"):
-        check_supported(replace(spec, cluster=ONE_NODE), plan.layout)
+        check_plain(replace(spec, cluster=ONE_NODE), plan.layout)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from topoplan.backends.trinity import TRINITY, VERL, check_trinity
 from topoplan.emit.trainer_facts import model_directory, place_of
-from topoplan.emit.trinity.support import TRINITY, VERL, check_supported, rope_scaling
+from topoplan.emit.trinity.support import rope_scaling
 from topoplan.emit.writer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section, mapping_text
 from topoplan.errors import SpecError, nearest
@@ -53,7 +54,7 @@ def trinity_files(spec: Spec, plan: Plan) -> TrainerFiles:
     Raises SpecError, LayoutError or ModelError for what the trainer cannot do, or a key of the user that contradicts
     the plan.
     """
-    check_supported(spec, plan.layout)
+    check_trinity(spec, plan.layout)
     document = _merged(_document(spec, plan.layout), spec)
     identity = json.dumps([spec.cluster.world_size, document], sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
