@@ -97,8 +97,9 @@ def rank(
     else:
         if progress is not None:
             progress(len(families), len(families))
-    ranking = found.ranking(time.perf_counter() - started, searched / len(families), able, unable)
-    if ranking.plans or searched < len(families) or spec.backends or "backend" in spec.job.pin:
+    share = searched / len(families) if families else 1.0
+    ranking = found.ranking(time.perf_counter() - started, share, able, unable)
+    if ranking.plans or share < 1.0 or spec.backends or "backend" in spec.job.pin:
         return ranking
     return replace(ranking, crossings=tuple(_elsewhere(spec, [*able, *unable])))
 
