@@ -190,7 +190,7 @@ def test_only_what_a_trainer_can_run_is_ranked() -> None:
     assert all(plan.layout.ulysses == 1 for plan in theirs.plans)
     assert "trainer" in {out.rule for out in theirs.rejected}
     # Of the adapter's trainer, too: it waits for ever where a batch is not filled by all samples.
-    few = spec_of(DENSE, nodes=1, samples=40, global_batch_size=64, pin={"pp": 1, "tp": 1})
+    few = spec_of(DENSE, nodes=1, samples=40, global_batch_size=64, pin={"pp": 1, "tp": 1, "micro_batch_size": 1})
     with pytest.raises(LayoutError, match="breaks rule trainer: LLaMA-Factory: 40 samples"):
         rank(replace(few, trainer="llamafactory"))
 
