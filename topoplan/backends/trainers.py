@@ -68,6 +68,11 @@ def trainer_name(name: Any, where: str = "") -> TrainerName | None:
     )
 
 
+def title_of(name: TrainerName) -> str:
+    """The name as its makers write it."""
+    return next(trainer.title for trainer in TRAINERS if trainer.name == name)
+
+
 def backend_names(text: str, trainer: TrainerName | None, where: str = "") -> tuple[str, ...]:
     """`all`, or names with commas between them. Raises LayoutError for an unknown one, or one that a trainer lacks."""
     if text.strip() == "all":

@@ -87,13 +87,15 @@ def generate(
 
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.emit.bundle import bundle_warnings
+    from topoplan.emit.writers import writer_of
     from topoplan.report.bundle import bundle_to_dict, print_bundle
 
     warnings = bundle_warnings(read, chosen, starter, whose)
+    taken = writer_of(read, chosen.layout, whose).trainer
     if as_json:
-        print_json(bundle_to_dict(chosen, target, written, warnings, notes))
+        print_json(bundle_to_dict(chosen, taken, target, written, warnings, notes))
     else:
-        print_bundle(stdout_console(), read, chosen, target, written, warnings, notes)
+        print_bundle(stdout_console(), read, chosen, taken, target, written, warnings, notes)
 
 
 _Bundle = tuple["Spec", "Plan", "Scheduler | None", "TrainerName | None", "dict[str, str]", "tuple[str, ...]"]
