@@ -59,7 +59,6 @@ def _job_problems(job: Job) -> Iterator[tuple[str, str, str]]:
 def _check_layout(spec: Spec, layout: Layout) -> None:
     problems = {
         "the trainer has no context parallelism beside Ulysses": layout.cp > 1,
-        "no Trinity-RFT job is written for hybrid sharding": layout.sharding != "full",
         "no Trinity-RFT job is written for a fused loss": layout.fused_linear_cross_entropy,
     }
     for reason, is_so in problems.items():
