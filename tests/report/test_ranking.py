@@ -124,6 +124,15 @@ def test_rejected_layouts_are_grouped_by_rule() -> None:
     assert text.index("Out by memory") < text.index("Out by layers")
 
 
+def test_host_memory_is_a_column_where_something_is_kept_there() -> None:
+    plan = make_plan()
+    there = replace(plan, memory=replace(plan.memory, host_bytes=900 * 2**30))
+    text = rendered(make_ranking(plan, there))
+    assert " 900 " in row(text, "2 ")
+    assert "host GiB: main memory of a node" in " ".join(text.split())
+    assert "host" not in rendered(make_ranking(plan))
+
+
 def test_other_backends_and_trainers_have_a_heading_of_their_own() -> None:
     text = rendered(replace(usual_ranking(), crossings=("ddp: nothing fits",)))
     assert "Other backends and trainers, against plan 1:\n- ddp: nothing fits" in text

@@ -19,6 +19,7 @@ from topoplan.report.paragraphs import bullets, paragraph
 from topoplan.report.sentences import counts_line, nearest_misses, reason_line, spec_line
 from topoplan.report.text import band, counted, gib, hours, layout_label, significant, time_shares
 from topoplan.specs.spec import Spec
+from topoplan.units import GIB
 
 _GAP = 2
 _MIN_LAYOUT = 17
@@ -138,6 +139,7 @@ def _figures(spec: Spec, plans: Sequence[Plan], *, ascii_only: bool) -> list[_Co
     columns = [
         *_trainer_column(spec, plans),
         _Column(header=f"GiB of\n{capacity}", cells=tuple(_memory_cell(plan) for plan in plans)),
+        *_host_column(plans),
         _Column(header="step\ns", cells=tuple(Text(significant(plan.time.step_s)) for plan in plans)),
         _Column(header="\nband", cells=tuple(Text(band(plan.time, ascii_only=ascii_only)) for plan in plans), drop=3),
         _Column(header="tok/s\n/GPU", cells=tuple(Text(f"{plan.tokens_per_s_per_gpu:,.0f}") for plan in plans)),
@@ -161,6 +163,14 @@ def _trainer_column(spec: Spec, plans: Sequence[Plan]) -> list[_Column]:
     return [_Column(header="\ntrainer", cells=tuple(map(Text, names)), left=True)]
 
 
+def _host_column(plans: Sequence[Plan]) -> list[_Column]:
+    """Host memory of a node, where a plan keeps something there."""
+    if not any(plan.memory.host_bytes for plan in plans):
+        return []
+    cells = tuple(Text(f"{plan.memory.host_bytes / GIB:,.0f}" if plan.memory.host_bytes else "") for plan in plans)
+    return [_Column(header="host\nGiB", cells=cells)]
+
+
 def _memory_cell(plan: Plan) -> Text:
     memory = plan.memory
     return Text(
@@ -181,6 +191,8 @@ def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
     steps, job = job_steps(spec.job), spec.job
     if job.lengths is not None:
         text += " tok/s and MFU count no padding."
+    if any(plan.memory.host_bytes for plan in plans):
+        text += " host GiB: main memory of a node that the plan takes."
     if steps is not None and job.samples is not None:
         epochs = "1 epoch" if job.epochs == 1 else f"{job.epochs:g} epochs"
         text += f" hours: {counted(steps, 'step')}, {counted(job.samples, 'sample')} x {epochs}."
