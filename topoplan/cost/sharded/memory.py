@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from topoplan.cost.activations import BF16
+from topoplan.backends.sharded import adapter_input_bytes, autocasts
+from topoplan.cost.activations import BF16, FP32
 from topoplan.cost.communicators import communicators_bytes
 from topoplan.cost.memory import Memory, StageMemory, margin_bytes, vision_kept_bytes
 from topoplan.cost.moments import FREED, Moment
@@ -53,6 +54,7 @@ def layer_uses(
     for place, layer in enumerate(model.layers):
         if place >= first:
             found.setdefault((id(layer), place in trained), []).append(place)
+    autocast, trains_embedding = autocasts(job, layout), job.finetuning == "full" and not job.freeze_language_model
     uses = []
     for (_, trains_weights), places in found.items():
         layer = model.layers[places[0]]
@@ -64,6 +66,9 @@ def layer_uses(
             adapted=names,
             fused=layout.fused_linear_cross_entropy,
             flash_attention=flash,
+            fp32_weights=trains_weights and autocast,
+            residual_bytes=FP32 if autocast and trains_embedding else BF16,
+            adapter_input_bytes=adapter_input_bytes(job, layout),
         )
         uses.append((layer, use, len(places)))
     return uses
