@@ -89,9 +89,9 @@ def kept_by_place(model, *, autocast=False):
             module.register_forward_pre_hook(enter(int(found[1])))
             module.register_forward_hook(enter(-1 if int(found[1]) == LAYERS - 1 else None))
     ids = torch.randint(0, VOCABULARY, (1, TOKENS))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
-            loss = model(input_ids=ids, labels=ids).loss
+    casts = torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), casts:
+        loss = model(input_ids=ids, labels=ids).loss
     assert loss.requires_grad
     return kept
 

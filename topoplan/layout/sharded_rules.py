@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from topoplan.layout.layout import Layout
+from topoplan.layout.forms import keys_of
+from topoplan.layout.layout import USUAL, Layout
 from topoplan.layout.rules import Rule
 from topoplan.specs.model import Attention, LinearAttention
 from topoplan.specs.spec import Spec
@@ -33,6 +34,10 @@ def _offload(spec: Spec, layout: Layout) -> str | None:
 
 
 def _states(spec: Spec, layout: Layout) -> str | None:
+    for key in ("zero_stage", "sharding", "offload_optimizer", "offload_param", "offload"):
+        value = getattr(layout, key)
+        if key not in keys_of(layout.backend) and value != USUAL[key]:
+            return f"{key} {str(value).lower()} with backend {layout.backend}"
     if layout.backend != "deepspeed":
         return None
     if layout.zero_stage not in (1, 2, 3):
@@ -45,11 +50,13 @@ def _states(spec: Spec, layout: Layout) -> str | None:
 
 
 def _ulysses(spec: Spec, layout: Layout) -> str | None:
-    degree = layout.ulysses
+    degree, world = layout.ulysses, spec.cluster.world_size
     if degree == 1:
         return None
     if layout.backend == "ddp":
         return f"ulysses {degree} with backend ddp"
+    if world % degree:
+        return f"world size {world} % ulysses {degree} = {world % degree}"
     for layer in {id(layer): layer for layer in spec.model.layers}.values():
         attention = layer.attention
         if isinstance(attention, LinearAttention):

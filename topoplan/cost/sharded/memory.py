@@ -88,13 +88,15 @@ def _kept_bytes(model: Model, layer: Layer, one: EagerActivations, layout: Layou
 def _loss_bytes(model: Model, job: Job, layout: Layout, tokens: int) -> float:
     """Logits and their gradients at the turn from forward to backward, and the hidden states before and behind."""
     hidden = BF16 * tokens * model.hidden_size
+    trains_head = job.finetuning == "full" and not job.freeze_language_model
     if not layout.fused_linear_cross_entropy:
-        return LOGIT_BYTES * tokens * model.vocab_size + 2 * hidden
+        # The final norm keeps its input in fp32 and, trained, what its weight multiplies, the output layer its input.
+        ends = (FP32 + (2 * BF16 if trains_head else 0)) * tokens * model.hidden_size
+        return LOGIT_BYTES * tokens * model.vocab_size + ends
     # Liger cuts the rows into so many chunks that one is about as large as the hidden states; the gradients of hidden
     # states and output layer are made at once.
     chunks = 1 << max(0, (-(-model.vocab_size // model.hidden_size) - 1).bit_length())
     rows = -(-tokens // chunks)
-    trains_head = job.finetuning == "full" and not job.freeze_language_model
     gradient = BF16 * model.vocab_size * model.hidden_size if trains_head else 0
     return CHUNKED_LOGIT_BYTES * rows * model.vocab_size + gradient + 3 * hidden
 
