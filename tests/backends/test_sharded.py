@@ -53,7 +53,7 @@ def test_moments_of_8_bits_save_6_bytes(backend: str) -> None:
 
 def test_double_quantisation_takes_an_eighth_of_a_bit_for_its_constants() -> None:
     # Dettmers et al. 2023, section 3: from 0.5 bits a parameter down to 0.127.
-    assert 8 * NF4_BYTES - 4 == pytest.approx(0.127, abs=0.0005)
+    assert pytest.approx(0.127, abs=0.0005) == 8 * NF4_BYTES - 4
     assert of("ddp", finetuning="qlora").quantised == NF4_BYTES
     assert of("ddp", finetuning="qlora", quantization_bit=8).quantised == 1
 
