@@ -7,7 +7,7 @@ from typing import Any
 
 from topoplan.layout.enumerate import MAX_MICRO_BATCH_SIZE, Broken, divisors
 from topoplan.layout.forms import recompute_from_value
-from topoplan.layout.layout import Layout, Recompute, changed
+from topoplan.layout.layout import USUAL, Layout, Recompute, changed
 from topoplan.layout.rules import broken_rule
 from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.specs.spec import Spec
@@ -15,6 +15,8 @@ from topoplan.specs.spec import Spec
 MIN_TOKENS_PER_ULYSSES_RANK = 1024
 """Below this a sequence's ranks spend more time on messages than on attention. Not searched unless pinned."""
 FULL = Recompute(granularity="full", method="uniform", num_layers=1)
+STATES = ("zero_stage", "sharding")
+OFFLOADS = ("offload_optimizer", "offload_param", "offload")
 
 
 def _states(spec: Spec, backend: str) -> list[dict[str, Any]]:
@@ -33,7 +35,7 @@ def _offloads(spec: Spec, backend: str, states: dict[str, Any]) -> list[dict[str
         return off
     if backend == "deepspeed":
         off.append({"offload_optimizer": True})
-        if states["zero_stage"] == 3:
+        if states.get("zero_stage") == 3:
             off.append({"offload_optimizer": True, "offload_param": True})
     elif backend == "fsdp2":
         off.append({"offload": True})
@@ -47,25 +49,26 @@ def sharded_families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, .
     def chosen(key: str, values: list[Any]) -> list[Any]:
         return [pin[key]] if key in pin else values
 
-    def kept(options: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Options that do not contradict the pin; a pinned key that none has is put into all."""
-        keys = {key for option in options for key in option}
-        fits = [option for option in options if all(pin.get(key, option.get(key)) == option.get(key) for key in keys)]
-        return fits or [{key: pin[key] for key in keys if key in pin}]
+    def kept(options: list[dict[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Options that do not contradict the pin; where all do, the pin itself, for a rule to say what is wrong."""
+        pinned = {key: pin[key] for key in keys if key in pin}
+        fits = [one for one in options if all(one.get(key, USUAL[key]) == value for key, value in pinned.items())]
+        return fits or [pinned]
 
     world, batch = spec.cluster.world_size, spec.job.global_batch_size
     longest = max(1, spec.job.seq_len // MIN_TOKENS_PER_ULYSSES_RANK)
     sequence_ranks = [1] if backend == "ddp" else divisors(spec.cluster.gpus_per_node, longest)
     modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else [Recompute(), FULL]
-    for states in kept(_states(spec, backend)):
+    degrees = {key: pin[key] for key in ("tp", "pp", "vpp", "ep", "etp") if key in pin}
+    for states in kept(_states(spec, backend), STATES):
+        offloads = kept(_offloads(spec, backend, states), OFFLOADS)
         for ulysses in chosen("ulysses", sequence_ranks):
-            if world % ulysses:
-                continue
-            dp = world // ulysses
+            dp = max(1, world // ulysses)
             micro_batches = [1] if batch % dp else divisors(batch // dp, MAX_MICRO_BATCH_SIZE)
             for micro_batch in chosen("micro_batch_size", micro_batches):
                 base = Layout(
                     backend=backend,
+                    **degrees,
                     dp=dp,
                     ulysses=ulysses,
                     micro_batch_size=micro_batch,
@@ -73,8 +76,9 @@ def sharded_families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, .
                     distributed_optimizer=False,
                     fused_linear_cross_entropy=pin.get("fused_linear_cross_entropy", False),
                     **states,
+                    **offloads[0],
                 )
-                if any(key in pin and pin[key] != getattr(base, key) for key in ("tp", "pp", "cp", "ep", "dp")):
+                if any(key in pin and pin[key] != getattr(base, key) for key in ("cp", "dp")):
                     continue
                 if pin.get("gradient_accumulation_steps", base.gradient_accumulation_steps) != (
                     base.gradient_accumulation_steps
@@ -86,7 +90,7 @@ def sharded_families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, .
                 yield (
                     tuple(
                         changed(base, recompute=mode, expandable_segments=expandable, **offload)
-                        for offload in kept(_offloads(spec, backend, states))
+                        for offload in offloads
                         for mode in modes
                         for expandable in chosen("expandable_segments", [False, True])
                     ),
