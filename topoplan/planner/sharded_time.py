@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from topoplan.cost.compute import Collective, Operator
 from topoplan.cost.profile import Profile, profile_of
@@ -18,7 +19,7 @@ from topoplan.cost.sharded.step import (
     tuning_of,
 )
 from topoplan.layout.layout import Layout
-from topoplan.layout.placement import span
+from topoplan.layout.placement import Group, span
 from topoplan.planner.plan import Plan
 from topoplan.planner.time_breakdown import CollectiveRow, EndRow, LayerTimes, OperatorRow, TimeRow
 from topoplan.specs.cluster import Cluster
@@ -27,14 +28,16 @@ from topoplan.specs.spec import Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowRow:
-    """What the ranks of a group send of weights and gradients at one moment of a step."""
+    """What the ranks of a group send each other at one moment of a step."""
 
     name: str
-    moment: Moment
+    moment: Moment | Literal["layers"]
+    """When; layers: within every layer, between its kernels."""
     times: int
-    """How often a step has this moment."""
+    """How often a step has this moment, or how many micro batches."""
     calls: int
-    """Collectives at one such moment."""
+    """Collectives at one such moment, or of one micro batch."""
+    shape: Group
     call: CollectiveRow
     """One of them."""
     moment_s: float
@@ -62,7 +65,7 @@ class ShardedTimeBreakdown:
     """What backward and forward do not hide of weights and gradients."""
     flows: tuple[FlowRow, ...]
     """Weights and gradients, hidden or not."""
-    collectives: tuple[CollectiveRow, ...]
+    collectives: tuple[FlowRow, ...]
     """Calls within a layer: those of Ulysses."""
     offload: tuple[TimeRow, ...]
     copied_s: float
@@ -169,6 +172,7 @@ def _flow_row(flow: Flow, count: int, cluster: Cluster) -> FlowRow:
         moment=flow.moment,
         times=count if flow.moment in ("forward", "backward") else 1,
         calls=flow.calls,
+        shape=flow.group,
         call=_collective_row(flow.name, call, cluster),
         moment_s=flow.seconds,
     )
@@ -188,10 +192,10 @@ def _collective_row(name: str, call: Collective, cluster: Cluster) -> Collective
 
 def _layers(
     spec: Spec, layout: Layout, profile: Profile, terms: ShardedTerms
-) -> tuple[tuple[LayerTimes, ...], tuple[CollectiveRow, ...]]:
+) -> tuple[tuple[LayerTimes, ...], tuple[FlowRow, ...]]:
     """(the kinds of layers operator by operator, the collectives among them)."""
     shard, tuning = sharded_shard(layout, spec.job, profile), tuning_of(spec.job, layout)
-    calls: dict[CollectiveRow, None] = {}
+    calls: dict[tuple[str, Collective], float] = {}
     found = []
     for one in _kinds(terms.passes.layers):
         operators, _ = eager_operators(spec.model, one.layer, one.use, shard, spec.cluster, profile, tuning)
@@ -199,8 +203,20 @@ def _layers(
         found.append(LayerTimes(layer=one.layer, count=one.count, recomputed=one.count * one.repeated, operators=rows))
         for operator in operators:
             if operator.collective is not None:
-                calls[_collective_row(operator.name, operator.collective, spec.cluster)] = None
-    return tuple(found), tuple(calls)
+                key = (operator.name, operator.collective)
+                calls[key] = calls.get(key, 0.0) + one.count * (1 + one.has_backward + one.repeated)
+    return tuple(found), tuple(
+        FlowRow(
+            name=name,
+            moment="layers",
+            times=terms.count,
+            calls=round(number),
+            shape=call.group,
+            call=_collective_row(name, call, spec.cluster),
+            moment_s=number * call.call_s,
+        )
+        for (name, call), number in calls.items()
+    )
 
 
 def _kinds(passes: tuple[LayerPass, ...]) -> list[LayerPass]:

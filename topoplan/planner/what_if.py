@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import broken_rule
+from topoplan.layout.rules import RULES, broken_rule
+from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.planner.explain import memory_rejection
 from topoplan.planner.plan import Counts, Plan, Ranking
 from topoplan.planner.predict import memory_of, plan_of
@@ -92,7 +93,7 @@ def fate_of(spec: Spec, plan: Plan, ranking: Ranking | None) -> Fate:
         layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)
     except LayoutError as error:
         return Fate(layout=None, rule="layout", reason=error.what, fix=error.remedy)
-    if broken := broken_rule(spec, layout):
+    if broken := broken_rule(spec, layout, RULES if layout.is_megatron else SHARDED_RULES):
         rule, equation = broken
         return Fate(layout=layout, rule=rule.name, reason=equation, fix=rule.fix)
     memory = memory_of(spec, layout)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from topoplan.layout.layout import Layout
 from topoplan.planner.plan import Plan
-from topoplan.planner.sharded_time import ShardedTimeBreakdown
+from topoplan.planner.sharded_time import FlowRow, ShardedTimeBreakdown
 from topoplan.planner.view import rounded
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.tables import heading, layer_kind, table_of
@@ -61,12 +61,14 @@ _WHAT = {
     "optimizer": "Adam, host work",
     "reference": "DPO's reference model, forward only",
 }
-_MOMENTS = {
+MOMENTS = {
     "forward": "every forward",
     "backward": "every backward",
     "last": "the last backward",
     "after": "after Adam",
+    "layers": "every layer",
 }
+"""When something is sent."""
 
 
 def source_of(part: str, name: str) -> str:
@@ -100,16 +102,7 @@ def sharded_time_to_dict(plan: Plan, account: ShardedTimeBreakdown) -> dict[str,
             for row in account.ends
         ],
         "data_parallel": {
-            "flows": [
-                {
-                    "moment": row.moment,
-                    "times": row.times,
-                    "calls": row.calls,
-                    **collective_to_dict(row.call),
-                    "step_s": rounded(row.step_s),
-                }
-                for row in account.flows
-            ],
+            "flows": [_flow_to_dict(row) for row in account.flows],
             "sent_s": rounded(account.sent_s),
             "exposed_s": rounded(sum(row.step_s for row in account.communication)),
         },
@@ -117,8 +110,18 @@ def sharded_time_to_dict(plan: Plan, account: ShardedTimeBreakdown) -> dict[str,
             "copied_s": rounded(account.copied_s),
             "exposed_s": rounded(sum(row.step_s for row in account.offload)),
         },
-        "collectives": [collective_to_dict(row) for row in account.collectives],
+        "collectives": [_flow_to_dict(row) for row in account.collectives],
         "sources": dict(SOURCES),
+    }
+
+
+def _flow_to_dict(row: FlowRow) -> dict[str, Any]:
+    return {
+        "moment": row.moment,
+        "times": row.times,
+        "calls": row.calls,
+        **collective_to_dict(row.call),
+        "step_s": rounded(row.step_s),
     }
 
 
@@ -173,12 +176,12 @@ def _copied_words(layout: Layout, account: ShardedTimeBreakdown) -> str:
 def _flows(account: ShardedTimeBreakdown) -> Table:
     right = ("ranks", "nodes", "calls", "MiB\na call", "ms\na call", "GB/s", "s\na step")
     table = table_of("what", "kind", "in", right=right)
-    for row in account.flows:
+    for row in (*account.flows, *account.collectives):
         one, times = row.call, f" x {row.times}" if row.times > 1 else ""
         table.add_row(
             Text(row.name),
             one.kind,
-            f"{_MOMENTS[row.moment]}{times}",
+            f"{MOMENTS[row.moment]}{times}",
             str(one.ranks),
             str(one.nodes),
             f"{row.calls:,}",
@@ -187,7 +190,4 @@ def _flows(account: ShardedTimeBreakdown) -> Table:
             significant(one.bytes_per_s / 1e9),
             significant(row.step_s),
         )
-    for one in account.collectives:
-        figures = (significant(one.sent_bytes / _MIB), ms(one.call_s), significant(one.bytes_per_s / 1e9))
-        table.add_row(Text(one.name), one.kind, "every layer", str(one.ranks), str(one.nodes), "", *figures, "")
     return table
