@@ -143,7 +143,8 @@ def _with_stages(form: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
 
 def _warnings(spec: Spec, layout: Layout, memory: Memory) -> tuple[str, ...]:
     """What a user should know before choosing the plan."""
-    found = list(profile_notes(profile_of(spec.cluster.gpu, spec.profile), spec.cluster.gpu, spec.model, spec.job))
+    gpu, profile = spec.cluster.gpu, profile_of(spec.cluster.gpu, spec.profile)
+    found = list(profile_notes(profile, gpu, spec.model, spec.job, is_megatron=layout.is_megatron))
     if layout.backend == "mca" and spec.model.model_type not in SUPPORTED_MODEL_TYPES:
         found.append(f"the MCA trainer does not support model_type {spec.model.model_type!r}")
     host = memory.host_capacity_bytes

@@ -115,7 +115,7 @@ def sharded_breakdown(spec: Spec, plan: Plan) -> ShardedBreakdown:
         communicators=_communicators(spec, layout),
         processes=min(cluster.gpus_per_node, layout.world_size),
         margin_stated=cluster.margin is not None,
-        notes=profile_notes(profile, cluster.gpu, model, job),
+        notes=profile_notes(profile, cluster.gpu, model, job, is_megatron=False),
     )
 
 

@@ -58,7 +58,7 @@ def print_explanation(
         f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s a GPU. Files are in the package topoplan/.",
     )
     profile = profile_of(spec.cluster.gpu, spec.profile)
-    for note in profile_notes(profile, spec.cluster.gpu, spec.model, spec.job):
+    for note in profile_notes(profile, spec.cluster.gpu, spec.model, spec.job, is_megatron=plan.layout.is_megatron):
         paragraph(console, f"Mind: {note}.")
     bullets(console, data_notes(spec, plan))
     if isinstance(time, ShardedTimeBreakdown):

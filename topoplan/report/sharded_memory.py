@@ -36,7 +36,7 @@ SOURCES = {
     "fragmentation": "cost/sharded/memory.py FRAGMENTATION and EXPANDABLE_FRAGMENTATION",
     "context": "cost/sharded/memory.py sharded_memory; context_bytes of catalog/profiles.json",
     "communicators": "cost/communicators.py communicators; NCCL init.cc, channel.cc, net.cc, nvls.cc",
-    "margin": "cost/memory.py margin_bytes; the bands of catalog/profiles.json",
+    "margin": "cost/sharded/memory.py sharded_memory; the bands of catalog/profiles.json",
     "host": "cost/sharded/states.py sharded_states; DeepSpeed stage_1_and_2.py, stage3.py, FSDP2 CPUOffloadPolicy",
 }
 

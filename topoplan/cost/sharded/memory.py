@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from topoplan.cost.activations import BF16
 from topoplan.cost.communicators import communicators_bytes
-from topoplan.cost.memory import Memory, StageMemory, margin_bytes, vision_kept_bytes
+from topoplan.cost.memory import Memory, StageMemory, stated_margin_bytes, vision_kept_bytes
 from topoplan.cost.moments import FREED, Moment
 from topoplan.cost.padding import longest_sequence
 from topoplan.cost.profile import Profile
@@ -183,7 +183,7 @@ def sharded_memory(
         reserved_bytes=reserved,
         device_bytes=device,
         capacity_bytes=cluster.gpu.memory_bytes,
-        margin_bytes=margin_bytes(model, cluster, profile, device),
+        margin_bytes=stated_margin_bytes(cluster, device * profile.sharded_memory_band),
         host_bytes=states.host_bytes * min(cluster.gpus_per_node, layout.world_size),
         host_capacity_bytes=cluster.host_memory_bytes,
         by_stage=(stage,),

@@ -23,8 +23,6 @@ from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
 from topoplan.specs.model import Layer, Model
 
-TIME_BAND = 0.3
-"""Half width of the interval that measured step times fell in, as a fraction."""
 ADAM_BYTES = 24
 """Moved by a fused Adam for one element beside its moments: fp32 gradient and weight read, weight written, the 16-bit
 weight written, and the gradient once more for its norm, read and scaled."""
@@ -372,4 +370,5 @@ def sharded_time(model: Model, cluster: Cluster, job: Job, layout: Layout, profi
     parts["reference"] = terms.reference_s
     parts = {name: seconds for name, seconds in parts.items() if seconds > 0.0}
     step_s = sum(parts.values())
-    return Time(step_s=step_s, band_s=(step_s * (1.0 - TIME_BAND), step_s * (1.0 + TIME_BAND)), parts_s=parts)
+    band = profile.sharded_time_band
+    return Time(step_s=step_s, band_s=(step_s * (1.0 - band), step_s * (1.0 + band)), parts_s=parts)
