@@ -59,7 +59,8 @@ def accuracy_page(graded: Validation) -> str:
         "# Accuracy",
         _prose(
             "How far predictions are from runs that others measured and published. `make accuracy` writes this page"
-            " from the rows in `topoplan/catalog/measured/`, and `topoplan validate --rows` prints every figure. A test compares the page with a fresh one."
+            " from the rows in `topoplan/catalog/measured/`, and `topoplan validate --rows` prints every figure. A test"
+            " compares the page with a fresh one."
         ),
         "## What is graded",
         _prose(
@@ -73,8 +74,8 @@ def accuracy_page(graded: Validation) -> str:
         _prose(
             "This is no test on unseen data. The formulas of memory were written with the SimuMax B200 rows at hand,"
             " and the shares of fragmentation are medians over them: errors there are those of a fit. Three constants"
-            " of Blackwell are fitted on step times of such rows too (`topoplan profile b200-sxm-180gb`). The two rates of"
-            " eager PyTorch are fitted on the llm-foundry rows of up to 2,048 tokens, and the fragmentation of ddp,"
+            " of Blackwell are fitted on step times of such rows too (`topoplan profile b200-sxm-180gb`). The two rates"
+            " of eager PyTorch are fitted on the llm-foundry rows of up to 2,048 tokens, and the fragmentation of ddp,"
             " deepspeed and fsdp2 on reserved memory of torchtitan and ms-swift. For a new"
             " model or machine the errors of the other sources tell more."
         ),
