@@ -19,7 +19,7 @@ _LANE, _GAP, _CHARACTER = 30, 6, 6.2
 _PER_FORWARD = 16.0
 _TICKS = 12
 _NARROWEST = 0.3
-"""Pixels; what is narrower is not drawn."""
+"""Pixels; what is narrower is not drawn, or in the lanes of a GPU as wide as this."""
 
 # Lightness in percent of the first and of the last chunk, behind hue and saturation.
 _SHADES = {"forward": (212, 62, 48, 78), "backward": (142, 42, 38, 72), "recompute": (178, 40, 42, 74)}
@@ -99,7 +99,10 @@ def _stretch(drawn: Timeline, window: Window, left: float, right: float, pixel_s
         x = left + max(0.0, start - window.start_s) / pixel_s
         wide = min(right, left + (end - window.start_s) / pixel_s) - x
         if wide < _NARROWEST:
-            return
+            # A lane of a GPU would look empty where many short calls follow each other.
+            if not drawn.lanes or wide <= 0:
+                return
+            wide = _NARROWEST
         edge = ' stroke="white" stroke-width="0.6"' if wide > 3 else ""
         out.append(f'<rect x="{x:.2f}" y="{_lane(rank)}" width="{wide:.2f}" height="{_LANE}" fill="{colour}"{edge}/>')
         if text and wide > len(text) * _CHARACTER + 3:
