@@ -21,6 +21,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (DENSE, {"backend": "fsdp2", "sharding": "hybrid", "micro_batch_size": 2}, {"pure_bf16": True}),
     (DENSE, {"backend": "fsdp2", "offload": True, "recompute": "full"}, HOST),
     (DENSE, {"backend": "fsdp2", "recompute": "selective"}, {}),
+    (DENSE, {"backend": "fsdp2", "cp": 8}, A100),
     (DENSE, {"backend": "deepspeed", "zero_stage": 1}, {"stage": "dpo"}),
     (DENSE, {"backend": "deepspeed", "zero_stage": 2, "offload_optimizer": True}, HOST),
     (DENSE, {"backend": "deepspeed", "zero_stage": 3}, {"optimizer": "adamw_8bit"}),

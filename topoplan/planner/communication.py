@@ -105,18 +105,17 @@ def step_flows(spec: Spec, plan: Plan, rows: Sequence[GroupLinks]) -> tuple[Step
     """Bytes of a step by flow, over the groups of `group_links`; none for a plan of Megatron.
 
     A member of n sends (n - 1) / n of what is gathered, scattered or exchanged, and twice that of what is reduced for
-    all (Thakur et al. 2005, section 4).
+    all; a message is sent whole (Thakur et al. 2005, section 4).
     """
     if plan.layout.is_megatron:
         return ()
     account = sharded_time_breakdown(spec, plan)
     found = []
     for flow in (*account.flows, *account.collectives):
-        row = next(
-            row for row in rows if row.shape == flow.shape and (row.name == "ulysses") == (flow.moment == "layers")
-        )
+        within = flow.moment == "layers"
+        row = next(row for row in rows if row.shape == flow.shape and (row.name in ("ulysses", "cp")) == within)
         whole = flow.times * flow.calls * flow.call.sent_bytes
-        share = (flow.shape.size - 1) / flow.shape.size
+        share = 1.0 if flow.call.kind == "send" else (flow.shape.size - 1) / flow.shape.size
         sent = whole * share * (2 if flow.call.kind == "all-reduce" else 1)
         # Loads of an exchange count what a member keeps as sent; rings pass on all that they send.
         loaded = whole if row.pattern == "all-to-all" else sent

@@ -66,7 +66,7 @@ class ShardedTimeBreakdown:
     flows: tuple[FlowRow, ...]
     """Weights and gradients, hidden or not."""
     collectives: tuple[FlowRow, ...]
-    """Calls within a layer: those of Ulysses."""
+    """Calls within a layer: those of Ulysses, or of ring attention."""
     offload: tuple[TimeRow, ...]
     copied_s: float
     """All copies over PCIe of a step, hidden or not."""
@@ -204,7 +204,7 @@ def _layers(
         for operator in operators:
             if operator.collective is not None:
                 key = (operator.name, operator.collective)
-                calls[key] = calls.get(key, 0.0) + one.count * (1 + one.has_backward + one.repeated)
+                calls[key] = calls.get(key, 0.0) + one.count * _calls(operator.collective, one)
     return tuple(found), tuple(
         FlowRow(
             name=name,
@@ -217,6 +217,13 @@ def _layers(
         )
         for (name, call), number in calls.items()
     )
+
+
+def _calls(call: Collective, one: LayerPass) -> float:
+    """Calls of a layer and micro batch. A ring of messages has one a hop, and backward sends gradients beside."""
+    if call.kind == "send":
+        return (call.group.size - 1) * (1 + 2 * one.has_backward + one.repeated)
+    return 1 + one.has_backward + one.repeated
 
 
 def _kinds(passes: tuple[LayerPass, ...]) -> list[LayerPass]:
