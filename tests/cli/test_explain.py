@@ -151,3 +151,26 @@ def test_what_cannot_be_compared_is_refused(
 
 def test_a_run_document_is_not_compared(cli: Cli) -> None:
     assert "leave the other options out" in cli("explain", "--run", "y.json", "--versus", "2").err
+
+
+def test_plans_that_split_data_alone_are_explained_by_id_and_by_rank(cli: Cli, spec_file: Path) -> None:
+    result = cli("explain", spec_file, "--plan", "zero3-dp32-mbs1-full")
+    assert result.code == 0, result.err
+    assert "Memory of a GPU, by part" in result.out
+    assert max(map(len, result.out.splitlines())) <= 100
+    view = json.loads(cli("explain", spec_file, "--pin", "backend=fsdp2", "--json").out)
+    assert view["plan"]["layout"]["backend"] == "fsdp2"
+    assert {row["part"] for row in view["memory"]["states"]} == {"weights", "gradients", "optimizer"}
+
+
+def test_offload_without_host_memory_is_refused(cli: Cli, spec_file: Path) -> None:
+    result = cli("explain", spec_file, "--plan", "zero3-dp32-mbs1-offload")
+    assert result.code == 2
+    assert "host_memory" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_a_plan_of_either_kind_is_compared_with_the_other(cli: Cli, spec_file: Path) -> None:
+    result = cli("explain", spec_file, "--plan", PLAN, "--versus", "fsdp2-dp32-mbs1-full")
+    assert result.code == 0, result.err
+    assert "two cost models" in result.out

@@ -1,4 +1,5 @@
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -101,3 +102,36 @@ def test_ends_that_the_layers_do_not_have_are_refused() -> None:
 def test_a_split_of_ones_own_has_no_ends_in_its_id() -> None:
     layout = Layout(tp=1, pp=4, dp=1, gradient_accumulation_steps=8, pipeline_layout="Et*3|t*20|t*3|t*10L")
     assert layout.id.endswith("uneven")
+
+
+@given(
+    backend=st.sampled_from(["ddp", "deepspeed", "fsdp2"]),
+    zero_stage=st.sampled_from([1, 2, 3]),
+    ulysses=POWERS,
+    dp=st.integers(1, 4096),
+    mbs=POWERS,
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    flags=st.lists(st.booleans(), min_size=5, max_size=5),
+)
+def test_an_id_says_all_of_a_layout_that_splits_data_alone(
+    backend: str, zero_stage: int, ulysses: int, dp: int, mbs: int, recompute: str, flags: list[bool]
+) -> None:
+    hybrid, away, param, liger, expandable = flags
+    form: dict[str, Any] = {"backend": backend, "dp": dp, "micro_batch_size": mbs}
+    form |= {"fused_linear_cross_entropy": liger, "expandable_segments": expandable}
+    if backend == "deepspeed":
+        both = away and param and zero_stage == 3
+        form |= {"zero_stage": zero_stage, "offload_optimizer": away, "offload_param": both, "ulysses": ulysses}
+    elif backend == "fsdp2":
+        form |= {"sharding": "hybrid" if hybrid else "full", "offload": away, "ulysses": ulysses}
+    layout = Layout(**form, gradient_accumulation_steps=1, recompute=Recompute(granularity=recompute))
+    found = layout_of_id(layout.id, 36)
+    assert found.pop("recompute") == recompute
+    assert found.pop("ulysses", 1) == form.pop("ulysses", 1)
+    assert found == form
+
+
+@pytest.mark.parametrize("plan_id", ["zero4-dp8-mbs1", "ddp-dp8-mbs1-nosp", "fsdp2-tp2-dp4-mbs1"])
+def test_what_no_such_layout_is_called_is_refused(plan_id: str) -> None:
+    with pytest.raises(LayoutError, match="zero3-dp8-mbs1"):
+        layout_of_id(plan_id, 36)

@@ -92,3 +92,12 @@ def test_bad_input_is_one_message(
 
 def test_a_spec_or_a_run_is_needed(cli: Cli) -> None:
     assert "expected either a SPEC or --run FILE" in cli("timeline").err
+
+
+def test_a_plan_without_pipeline_has_lanes(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
+    result = cli("timeline", spec_file, "--plan", "fsdp2-dp32-mbs1-full")
+    assert result.code == 0, result.err
+    assert "one of 32 GPUs, which all do the same, 2 micro batches a step" in " ".join(result.out.split())
+    for name in ("step.svg", "step.json"):
+        assert cli("timeline", spec_file, "--plan", "fsdp2-dp32-mbs1-full", "-o", tmp_path / name).code == 0
+        assert (tmp_path / name).stat().st_size > 1000

@@ -123,3 +123,21 @@ def test_a_fabric_that_contradicts_itself_is_one_message_with_its_line(
     assert result.code == 2
     assert f"cluster.yaml:12: {message}" in result.err
     assert len(result.err.splitlines()) == 1
+
+
+def test_ulysses_has_groups_of_its_own(cli: Cli, spec_file: Path) -> None:
+    result = cli("topology", spec_file, "--layout", "ulysses=4")
+    assert result.code == 0
+    assert "Communication groups of fsdp2 ulysses4 dp8" in result.out
+    for layout, words in (("ulysses=4,tp=2", "tp 2 with ulysses"), ("ulysses=3", "not divided by ulysses 3")):
+        result = cli("topology", spec_file, "--layout", layout)
+        assert result.code == 2
+        assert words in result.err
+
+
+def test_a_plan_that_splits_data_alone_comes_with_its_bytes(cli: Cli, spec_file: Path) -> None:
+    result = cli("topology", spec_file, "--plan", "zero3-dp32-mbs1-full")
+    assert result.code == 0, result.err
+    assert "Bytes of a step, GB" in result.out
+    view = json.loads(cli("topology", spec_file, "--plan", "zero3-dp32-mbs1-full", "--json").out)
+    assert [row["moment"] for row in view["step"]] == ["forward", "backward", "backward"]

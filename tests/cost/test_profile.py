@@ -13,6 +13,7 @@ from topoplan.cost.profile import (
     WIDER_FOR_FEW,
     WIDEST,
     Profile,
+    band_keys,
     profile_entries,
     profile_notes,
     profile_of,
@@ -106,3 +107,16 @@ def test_a_gpu_without_measured_runs_says_whose_bands_it_has() -> None:
 def test_a_file_of_the_users_own_is_named() -> None:
     (note,) = notes("h100-sxm-80gb", profile_of(H100, own(gemm_efficiency=0.8)))
     assert note == f"1 of {len(CONSTANTS)} constants from mine.yaml (ours); bands widened"
+
+
+def test_plans_that_split_data_alone_have_bands_of_their_own() -> None:
+    spec = spec_of("Qwen/Qwen3-30B-A3B", precision="fp8")
+    assert band_keys(spec.model, spec.job, is_megatron=False) == ("sharded_memory_band", "sharded_time_band")
+    assert band_keys(spec.model, spec.job) == ("moe_memory_band", "moe_time_band")
+
+
+def test_a_gpu_without_measured_runs_of_these_backends_says_whose_band_it_has() -> None:
+    spec = spec_of("Qwen/Qwen3-8B", gpu="rtx4090-24gb")
+    profile = profile_of(spec.cluster.gpu)
+    (note,) = profile_notes(profile, spec.cluster.gpu, spec.model, spec.job, is_megatron=False)
+    assert note == "rtx4090-24gb has no measured runs: band from ampere, widened"

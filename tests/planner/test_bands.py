@@ -10,15 +10,20 @@ import pytest
 from topoplan.cost.profile import BANDS, WIDER_FOR_NONE, WIDEST, profile_entries
 from topoplan.planner.bands import NARROWEST, EarnedBand, earned_bands, profiles_text
 from topoplan.planner.measured import parse_runs, shipped_runs
-from topoplan.planner.validate import ALLOCATED, Figure, validate
+from topoplan.planner.validate import ALLOCATED, Figure, Validation, validate
 
 TOLERANCE = 0.03
 """By which a band may be off before the catalog has to be written again."""
 
 
 @lru_cache(maxsize=1)
+def graded_runs() -> Validation:
+    return validate(shipped_runs())
+
+
+@lru_cache(maxsize=1)
 def shipped() -> tuple[EarnedBand, ...]:
-    return earned_bands(validate(shipped_runs()).figures)
+    return earned_bands(graded_runs().figures)
 
 
 def test_the_bands_of_the_catalog_are_what_the_measured_runs_give() -> None:
@@ -126,3 +131,16 @@ def test_a_figure_grades_the_band_of_its_gpu_and_kind_of_job() -> None:
         ("slowed", "memory_band"),
         ("slowed", ""),
     ]
+
+
+def test_the_memory_of_plans_that_split_data_alone_is_graded_by_all_entries_together() -> None:
+    figures = [figure(error, entry="hopper", band="sharded_memory_band") for error in (-0.1, -0.2)]
+    figures += [figure(error, entry="ampere", band="sharded_memory_band") for error in (0.05, -0.05, 0.02)]
+    for entry in ("blackwell", "hopper", "ada"):
+        assert band(figures, entry, "sharded_memory_band") == pytest.approx(0.25)  # 1 / (1 - 0.2) - 1
+
+
+def test_plans_of_both_kinds_grade_bands_of_their_own() -> None:
+    graded = {figure.id: figure.band for figure in graded_runs().figures if not figure.kind.startswith("throughput")}
+    assert graded["simumax-b200-llama3_70b_l12_tp1_pp2_dp4_mbc4_cef"] == "memory_band"
+    assert graded["swift-train-packing-llm"] == "sharded_memory_band"

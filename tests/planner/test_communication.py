@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from tests.cost.samples import spec_of
 from tests.layout.clusters import cluster_of
+from tests.planner.sharded_cases import CASES, DENSE, plan_of
 from topoplan.cost.collectives import ring_way
 from topoplan.cost.profile import profile_of
 from topoplan.layout.layout import Layout
 from topoplan.layout.placement import group
-from topoplan.planner.communication import group_links
+from topoplan.planner.communication import GroupLinks, StepFlow, group_links, step_flows
+from topoplan.planner.predict import predict
 
 
 def layout_of(**degrees: int) -> Layout:
@@ -46,3 +51,63 @@ def test_the_rate_is_the_one_that_the_step_is_predicted_with(layout: Layout) -> 
         if row.pattern == "ring":
             way = ring_way(group(layout, row.name), cluster, profile_of(cluster.gpu))
             assert row.member_bytes_per_s == pytest.approx(way.rate_bytes_per_s)
+
+
+def rows_of(form: dict[str, Any], other: dict[str, Any]) -> tuple[tuple[GroupLinks, ...], tuple[StepFlow, ...]]:
+    spec, plan = plan_of(DENSE, form, other)
+    rows = group_links(spec.cluster, plan.layout)
+    return rows, step_flows(spec, plan, rows)
+
+
+def test_ranks_that_share_a_sequence_are_neighbours_and_all_ranks_share_states() -> None:
+    rows, _ = rows_of({"backend": "fsdp2", "ulysses": 4}, {})
+    assert [(row.name, row.shape.size, row.shape.stride, row.groups) for row in rows] == [
+        ("ulysses", 4, 1, 8),
+        ("shards", 32, 1, 1),
+    ]
+
+
+def test_hybrid_sharding_shares_in_a_node_and_has_replicas_across() -> None:
+    rows, _ = rows_of({"backend": "fsdp2", "sharding": "hybrid"}, {})
+    assert [(row.name, row.first) for row in rows] == [("shards", tuple(range(8))), ("replicas", (0, 8, 16, 24))]
+    assert {one.kind for one in rows[0].crossings} == {"nvlink"}
+    assert "nic" in {one.kind for one in rows[1].crossings}
+
+
+def test_under_ddp_all_ranks_are_replicas() -> None:
+    rows, flows = rows_of({"backend": "ddp"}, {"finetuning": "lora"})
+    assert [(row.name, row.shape.size) for row in rows] == [("replicas", 32)]
+    (flow,) = flows
+    gradients = 4 * 21_823_488  # fp32, of adapters of rank 8 on all linear layers
+    assert flow.member_bytes == pytest.approx(2 * 31 / 32 * gradients)
+
+
+@pytest.mark.parametrize(("model", "form", "other"), CASES)
+def test_every_flow_of_a_step_has_its_group_and_bytes(model: str, form: dict[str, Any], other: dict[str, Any]) -> None:
+    spec, plan = plan_of(model, form, other)
+    rows = group_links(spec.cluster, plan.layout)
+    flows = step_flows(spec, plan, rows)
+    assert bool(flows) == (plan.layout.world_size > 1)
+    names = [row.name for row in rows]
+    for one in flows:
+        assert one.group in names
+        assert one.member_bytes > 0
+        assert all(link.step_bytes > 0 for link in one.links)
+
+
+def test_full_sharding_sends_weights_twice_and_gradients_once_a_micro_batch() -> None:
+    _, flows = rows_of({"backend": "deepspeed", "zero_stage": 3}, {})
+    whole = 2 * 8_190_735_360
+    assert [one.member_bytes for one in flows] == pytest.approx([2 * 31 / 32 * whole] * 3)  # two micro batches
+
+
+def test_an_exchange_puts_on_nvlink_what_each_gpu_sends() -> None:
+    _, flows = rows_of({"backend": "fsdp2", "ulysses": 4}, {})
+    (one,) = (flow for flow in flows if flow.group == "ulysses")
+    assert [(link.kind, link.step_bytes) for link in one.links] == [("nvlink", pytest.approx(one.member_bytes))]
+
+
+def test_plans_of_megatron_have_no_such_flows() -> None:
+    spec = spec_of(DENSE)
+    plan = predict(spec, {"backend": "megatron", "tp": 2})
+    assert step_flows(spec, plan, group_links(spec.cluster, plan.layout)) == ()

@@ -7,6 +7,7 @@ import pytest
 
 from tests.cost.samples import DENSE, LATENT, MIXED, VISION, layout_of, spec_of
 from topoplan.cost.flops import model_flops_per_step
+from topoplan.cost.profile import profile_of
 from topoplan.errors import LayoutError, SpecError
 from topoplan.planner.predict import predict
 from topoplan.specs.load import spec_from_document
@@ -224,3 +225,12 @@ def test_prediction_is_pure() -> None:
     predict(spec, {"tp": 4, "pp": 2})
     predict(replace(spec, job=replace(spec.job, seq_len=8192)), {"tp": 2})
     assert predict(spec, {"tp": 2}) == first
+
+
+def test_a_plan_that_splits_data_alone_has_the_bands_of_its_own() -> None:
+    spec = spec_of("Qwen/Qwen3-8B")
+    profile, plan = profile_of(spec.cluster.gpu), predict(spec, {"backend": "fsdp2"})
+    low, high = plan.time.band_s
+    assert high / plan.time.step_s - 1 == pytest.approx(profile.sharded_time_band)
+    assert 1 - low / plan.time.step_s == pytest.approx(profile.sharded_time_band)
+    assert plan.memory.margin_bytes == pytest.approx(profile.sharded_memory_band * plan.memory.device_bytes)

@@ -52,3 +52,29 @@ def test_within_one_percent_memory_decides() -> None:
     comparison = compare(full, spare)
     assert comparison.is_tie
     assert comparison.winner is spare
+
+
+def test_plans_of_two_kinds_of_backends_are_compared_in_what_both_have_or_is_not_as_usual() -> None:
+    sharded = predict(spec_of(DENSE), {"backend": "deepspeed", "zero_stage": 3})
+    comparison = compare(plan_of(tp=2), sharded)
+    assert comparison.layout == {
+        "backend": ("megatron", "deepspeed"),
+        "tp": (2, 1),
+        "dp": (16, 32),
+        "gradient_accumulation_steps": (4, 2),
+        "sequence_parallel": (True, None),
+        "zero_stage": (None, 3),
+    }
+    assert not comparison.share_a_model
+    assert sum(row.second for row in comparison.time) == pytest.approx(sharded.time.step_s)
+    assert sum(row.second for row in comparison.memory) == pytest.approx(sharded.memory.device_bytes)
+
+
+def test_plans_of_deepspeed_and_fsdp2_share_a_cost_model() -> None:
+    one, two = (
+        predict(spec_of(DENSE), {"backend": name, **more})
+        for name, more in (("fsdp2", {}), ("deepspeed", {"zero_stage": 3}))
+    )
+    comparison = compare(one, two)
+    assert comparison.share_a_model
+    assert comparison.layout == {"backend": ("fsdp2", "deepspeed"), "zero_stage": (None, 3)}

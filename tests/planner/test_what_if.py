@@ -100,3 +100,20 @@ def test_a_spec_in_which_nothing_fits_names_the_nearest() -> None:
 
 def test_without_a_plan_before_there_is_no_fate() -> None:
     assert outcome({"nodes": "4"}, small(), None, rank).fate is None
+
+
+def test_a_plan_that_splits_data_alone_is_held_to_its_own_rules() -> None:
+    spec, twice = (small(pin={"tp": 1, "backend": "fsdp2"}, nodes=nodes) for nodes in (4, 8))
+    best = rank(spec).plans[0]
+    fate = fate_of(twice, best, rank(twice))
+    assert not fate.reason
+    assert fate.layout is not None
+    assert fate.layout.backend == "fsdp2"
+
+
+def test_a_plan_whose_backend_cannot_run_the_new_job_is_out_and_says_why() -> None:
+    spec, lora = spec_of(DENSE), spec_of(DENSE, finetuning="lora")
+    fate = fate_of(lora, predict(spec, {"tp": 2}), None)
+    assert fate.rule == "job"
+    assert "finetuning 'lora'" in fate.reason
+    assert "deepspeed" in fate.fix

@@ -1,5 +1,12 @@
+from typing import Any
+
+import pytest
+
 from tests.cost.samples import DENSE, spec_of
+from tests.planner.sharded_cases import CASES as SHARDED
+from tests.planner.sharded_cases import plan_of
 from tests.report.test_tables import shown
+from topoplan.planner.account import memory_account, time_account
 from topoplan.planner.breakdown import breakdown
 from topoplan.planner.predict import predict
 from topoplan.planner.time_breakdown import time_breakdown
@@ -30,3 +37,18 @@ def test_a_plan_that_does_not_fit_is_told() -> None:
     stream, console = shown(100)
     print_explanation(console, spec, predict(spec, {"backend": "megatron", "tp": 8}), time=None, memory=None)
     assert "does not fit" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("model", "form", "other"), SHARDED)
+def test_plans_that_split_data_alone_are_explained_in_the_same_document(
+    model: str, form: dict[str, Any], other: dict[str, Any]
+) -> None:
+    spec, plan = plan_of(model, form, other)
+    time, memory = time_account(spec, plan), memory_account(spec, plan)
+    view = explanation_to_dict(spec, plan, time=time, memory=memory)
+    assert {"time", "memory", "plan"} < set(view)
+    stream, console = shown(100)
+    print_explanation(console, spec, plan, time=time, memory=memory)
+    text = stream.getvalue()
+    assert text.index("The step, by part") < text.index("Memory of a GPU, by part")
+    assert "\u00b1" in text or "+-" in text

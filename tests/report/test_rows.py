@@ -1,6 +1,7 @@
 import csv
 import io
 
+from tests.planner.sharded_cases import DENSE, plan_of
 from tests.samples import make_ranking, usual_ranking
 from topoplan.report.rows import COLUMNS, write_rows
 
@@ -38,3 +39,12 @@ def test_an_empty_ranking_has_a_header() -> None:
     stream = io.StringIO()
     write_rows(stream, make_ranking(), top=4)
     assert stream.getvalue() == ",".join(COLUMNS) + "\n"
+
+
+def test_a_plan_that_splits_data_alone_has_its_keys_and_no_others() -> None:
+    spec, plan = plan_of(DENSE, {"backend": "deepspeed", "zero_stage": 3, "ulysses": 2}, {})
+    stream = io.StringIO()
+    write_rows(stream, make_ranking(plan, spec=spec), top=1)
+    (row,) = csv.DictReader(io.StringIO(stream.getvalue()))
+    assert (row["backend"], row["zero_stage"], row["ulysses"], row["offload_param"]) == ("deepspeed", "3", "2", "False")
+    assert row["sequence_parallel"] == row["sharding"] == row["optimizer_offload_fraction"] == ""

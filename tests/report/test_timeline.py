@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.report.timelines import line_of
+from tests.planner.sharded_cases import CASES, DENSE, HOST, ZERO3_AWAY
+from tests.report.timelines import lanes_of, line_of
 from topoplan.report.timeline import MARKS, print_timeline, timeline_to_dict, totals_line
 
 
@@ -67,3 +68,28 @@ def test_the_summary_has_a_schema_and_its_figures_add_up() -> None:
     for rank in summary["ranks"]:
         assert sum(rank["seconds"].values()) == pytest.approx(pipeline["simulated_s"], rel=1e-4)
     assert summary["predicted_s"] == view["plan"]["time"]["step_s"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+@pytest.mark.parametrize(("model", "form", "other"), CASES)
+def test_lanes_of_a_gpu_fit_the_console(model: str, form: dict[str, Any], other: dict[str, Any], width: int) -> None:
+    spec, plan, line = lanes_of(model, form, other)
+    stream = io.StringIO()
+    print_timeline(Console(file=stream, width=width, color_system=None, highlight=False), spec, plan, line)
+    text = stream.getvalue()
+    rows = text.splitlines()
+    assert max(map(len, rows)) <= width
+    drawn = [row for row in rows if row.endswith("%")]
+    assert tuple(row.split()[0] for row in drawn) == line.lanes
+    for word in ("bubble", "pipeline", "as ranked", "chunk"):
+        assert word not in text
+
+
+def test_the_summary_of_lanes_has_each_with_its_seconds() -> None:
+    spec, plan, line = lanes_of(DENSE, ZERO3_AWAY, HOST)
+    view = timeline_to_dict(spec, plan, line)["timeline"]
+    assert [row["lane"] for row in view["lanes"]] == ["GPU", "network", "PCIe", "host"]
+    for row in view["lanes"]:
+        assert sum(row["seconds"].values()) == pytest.approx(view["total_s"], rel=1e-4)
+        assert row["idle"] == pytest.approx(row["seconds"]["idle"] / view["total_s"], rel=1e-4)
+    assert "pipeline" not in view

@@ -3,7 +3,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.report.timelines import line_of
+from tests.planner.sharded_cases import DENSE, HOST, ZERO3_AWAY
+from tests.report.timelines import lanes_of, line_of
 from topoplan.report.timeline_svg import MARK, svg
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
@@ -53,3 +54,24 @@ def test_what_is_left_out_is_said() -> None:
     assert "of the steady state are left out" in text
     assert len(root.findall(f"{NAMESPACE}polyline")) == 1
     assert not picture(pp=4, job={"global_batch_size": 16})[1].findall(f"{NAMESPACE}polyline")
+
+
+@pytest.mark.parametrize(("form", "other"), [(ZERO3_AWAY, HOST), ({"backend": "ddp"}, {}), ({"backend": "fsdp2"}, {})])
+def test_lanes_of_a_gpu_are_drawn_with_their_names(form: dict[str, Any], other: dict[str, Any]) -> None:
+    _, plan, line = lanes_of(DENSE, form, other)
+    root = ElementTree.fromstring(svg("a title", plan, line))
+    words = [element.text for element in root.findall(f"{NAMESPACE}text")]
+    assert set(line.lanes) <= set(words)
+    assert "idle" in words
+    assert not {"bubble", "rank 0"} & set(words)
+    width = float(root.attrib["width"])
+    for box in root.findall(f"{NAMESPACE}rect"):
+        assert 0 < float(box.attrib["width"]) <= width
+        assert float(box.attrib.get("x", 0)) + float(box.attrib["width"]) <= width + 1e-6
+
+
+def test_short_calls_in_a_lane_are_not_left_out() -> None:
+    _, plan, line = lanes_of(DENSE, {"backend": "fsdp2"}, {})
+    text = svg("a title", plan, line)
+    gathers = [event for event in line.events if event.kind == "parameter gather"]
+    assert text.count('fill="#ef8354"') == len(gathers) + 1  # and the legend

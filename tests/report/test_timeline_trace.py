@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.report.timelines import line_of
+from tests.planner.sharded_cases import DENSE, HOST, ZERO3_AWAY
+from tests.report.timelines import lanes_of, line_of
 from topoplan.report.timeline_trace import MARK, trace
 
 
@@ -44,3 +45,13 @@ def test_times_are_microseconds_of_the_step() -> None:
     view = json.loads(trace("t", plan, line))
     end = max(event["ts"] + event["dur"] for event in view["traceEvents"] if event["ph"] == "X")
     assert end == pytest.approx(1e6 * line.total_s, abs=0.01)
+
+
+def test_lanes_of_a_gpu_are_threads() -> None:
+    _, plan, line = lanes_of(DENSE, ZERO3_AWAY, HOST)
+    events = json.loads(trace("a title", plan, line))["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert names == ["GPU", "network", "PCIe", "host"]
+    drawn = [event for event in events if event["ph"] == "X"]
+    assert len(drawn) == len(line.events)
+    assert all(set(event["args"]) == {"micro batch"} for event in drawn)

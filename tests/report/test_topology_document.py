@@ -1,8 +1,9 @@
 import json
 
 from tests.layout.clusters import cluster_of
+from tests.planner.sharded_cases import DENSE, plan_of
 from tests.planner.test_communication import layout_of
-from topoplan.planner.communication import group_links
+from topoplan.planner.communication import group_links, step_flows
 from topoplan.report.topology_document import topology_to_dict
 
 
@@ -37,4 +38,15 @@ def test_a_layout_brings_its_groups() -> None:
     dp = view["groups"][1]
     assert dp["worst"] == [0, 8, 16, 24]
     assert dp["tightest"] == "nic"
+    json.dumps(view, allow_nan=False)
+
+
+def test_a_plan_that_splits_data_alone_brings_the_bytes_of_a_step() -> None:
+    spec, plan = plan_of(DENSE, {"backend": "fsdp2", "ulysses": 4, "sharding": "hybrid"}, {})
+    rows = group_links(spec.cluster, plan.layout)
+    view = topology_to_dict(spec.cluster, plan.layout, rows, step_flows(spec, plan, rows))
+    assert view["layout"] == {"backend": "fsdp2", "sharding": "hybrid", "ulysses": 4, "cp": 1, "dp": 8}
+    assert [row["name"] for row in view["groups"]] == ["ulysses", "shards", "replicas"]
+    assert {row["group"] for row in view["step"]} == {"ulysses", "shards", "replicas"}
+    assert all(row["member_bytes"] > 0 and row["links"] for row in view["step"])
     json.dumps(view, allow_nan=False)

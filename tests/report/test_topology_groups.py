@@ -4,10 +4,11 @@ import pytest
 from rich.console import Console
 
 from tests.layout.clusters import cluster_of
+from tests.planner.sharded_cases import DENSE, plan_of
 from tests.planner.test_communication import layout_of
 from topoplan.layout.layout import Layout
-from topoplan.planner.communication import group_links
-from topoplan.report.topology_groups import members, print_groups
+from topoplan.planner.communication import group_links, step_flows
+from topoplan.report.topology_groups import members, print_groups, print_step_flows
 from topoplan.specs.cluster import Cluster
 
 
@@ -37,3 +38,28 @@ def test_a_layout_without_groups_says_so() -> None:
 )
 def test_members_in_short(ranks: tuple[int, ...], words: str) -> None:
     assert members(ranks) == words
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_plan_that_splits_data_alone_is_told_in_its_own_words(width: int) -> None:
+    spec, plan = plan_of(DENSE, {"backend": "fsdp2", "ulysses": 4, "sharding": "hybrid"}, {})
+    rows = group_links(spec.cluster, plan.layout)
+    console = Console(file=StringIO(), width=width, color_system=None)
+    print_groups(console, plan.layout, rows)
+    print_step_flows(console, step_flows(spec, plan, rows))
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    flat = " ".join(text.split())
+    assert "Communication groups of fsdp2 hybrid ulysses4 dp8" in flat
+    assert "ulysses: ranks that share a sequence; shards: ranks that divide the states" in flat
+    assert "Bytes of a step, GB" in flat
+    for word in ("tp1", "pp1", "pipeline"):
+        assert word not in text
+
+
+def test_plans_without_flows_have_no_bytes() -> None:
+    console = Console(file=StringIO(), width=100, color_system=None)
+    print_step_flows(console, ())
+    assert isinstance(console.file, StringIO)
+    assert not console.file.getvalue()

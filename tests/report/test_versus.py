@@ -2,9 +2,11 @@ import json
 
 import pytest
 
+from tests.cost.samples import DENSE, spec_of
 from tests.report.test_tables import shown
 from tests.samples import make_plan, make_spec
 from topoplan.planner.plan import Plan
+from topoplan.planner.predict import predict
 from topoplan.planner.versus import compare
 from topoplan.report.versus import comparison_to_dict, print_comparison, verdict
 
@@ -81,3 +83,13 @@ def test_the_document_holds_both_plans_and_the_differences() -> None:
     assert view["differences"]["layout"]["pp"] == [1, 2]
     first = view["differences"]["time_s"][0]
     assert first == {"name": "pp_bubble", "plan": 0.2, "versus": 1.9, "more": 1.7}
+
+
+def test_plans_of_two_cost_models_are_said_to_share_few_errors() -> None:
+    spec = spec_of(DENSE)
+    plans = [predict(spec, form) for form in ({"tp": 2}, {"backend": "fsdp2"})]
+    sentences = verdict(compare(*plans))
+    assert "two cost models that share few errors" in sentences[-1]
+    stream, console = shown(100)
+    print_comparison(console, spec, compare(*plans), time=True, memory=True)
+    assert "Memory of the GPU that needs most" in stream.getvalue()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.cost.samples import DENSE, spec_of
+from tests.planner.sharded_cases import plan_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.planner.timeline import Timeline, timeline
@@ -15,4 +16,10 @@ def line_of(*, model: str = DENSE, job: dict[str, Any] | None = None, **form: An
     """The timeline of a layout of the megatron backend on four nodes of H100s."""
     spec = spec_of(model, **(job or {}))
     plan = predict(spec, {"backend": "megatron", "tp": 2, **form})
+    return spec, plan, timeline(spec, plan)
+
+
+def lanes_of(model: str, form: dict[str, Any], other: dict[str, Any]) -> tuple[Spec, Plan, Timeline]:
+    """The timeline of a plan that splits data alone."""
+    spec, plan = plan_of(model, form, other)
     return spec, plan, timeline(spec, plan)

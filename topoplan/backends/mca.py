@@ -127,7 +127,10 @@ def check_finetuning(spec: Spec) -> None:
     """Raise SpecError for a job that trains anything but the whole weights."""
     if spec.job.finetuning != "full":
         raise SpecError(
-            f"finetuning {spec.job.finetuning!r} is not predicted yet", where=spec.path or "", expected="expected full"
+            f"finetuning {spec.job.finetuning!r} is not predicted yet with backends mca and megatron",
+            where=spec.path or "",
+            expected="expected full",
+            remedy="take backend ddp, deepspeed or fsdp2",
         )
 
 

@@ -64,12 +64,11 @@ def explain(
             print_comparison(stdout_console(), read, comparison, time=wants_time, memory=wants_memory)
         return
 
-    from topoplan.planner.breakdown import breakdown
-    from topoplan.planner.time_breakdown import time_breakdown
+    from topoplan.planner.account import memory_account, time_account
     from topoplan.report.explanation import explanation_to_dict, print_explanation
 
-    seconds = time_breakdown(read, chosen) if wants_time else None
-    size = breakdown(read, chosen) if wants_memory else None
+    seconds = time_account(read, chosen) if wants_time else None
+    size = memory_account(read, chosen) if wants_memory else None
     if as_json:
         print_json(explanation_to_dict(read, chosen, time=seconds, memory=size))
     else:

@@ -18,13 +18,24 @@ _DEGREES = {
     "dp": "dp",
     "mbs": "micro_batch_size",
 }
+_SHARDED: dict[str, dict[str, Any]] = {
+    "ddp": {"backend": "ddp"},
+    "fsdp2": {"backend": "fsdp2"},
+    **{f"zero{stage}": {"backend": "deepspeed", "zero_stage": stage} for stage in (1, 2, 3)},
+}
+"""What the first word of an id says where data alone is split."""
 
 
 def layout_of_id(plan_id: str, num_layers: int, mtp_layers: int = 0, *, option: str = "--plan") -> dict[str, Any]:
     """The layout keys that `Layout.id` was made of: `tp4-pp2-dp4-mbs1-full` -> {"tp": 4, "pp": 2, ...}.
 
+    `zero3-dp8-mbs1-offload` -> {"backend": "deepspeed", "zero_stage": 3, ...}: where data alone is split, the id says
+    it all.
+
     `num_layers` of the model and the multi-token-prediction layers of the job: what an uneven split is made of.
     """
+    if plan_id.split("-")[0] in _SHARDED:
+        return _sharded_layout_of_id(plan_id, option)
     layout: dict[str, Any] = {}
     ends: tuple[int, int] | None = None
     words = plan_id.split("-")
@@ -73,9 +84,38 @@ def layout_of_id(plan_id: str, num_layers: int, mtp_layers: int = 0, *, option: 
     return layout
 
 
+def _sharded_layout_of_id(plan_id: str, option: str) -> dict[str, Any]:
+    first, *words = plan_id.split("-")
+    layout: dict[str, Any] = dict(_SHARDED[first])
+    layout |= {"recompute": "none", "fused_linear_cross_entropy": False, "expandable_segments": False}
+    if layout["backend"] == "deepspeed":
+        layout |= {"offload_optimizer": False, "offload_param": False}
+    elif layout["backend"] == "fsdp2":
+        layout |= {"sharding": "full", "offload": False}
+    meant: dict[str, dict[str, Any]] = {
+        "full": {"recompute": "full"},
+        "sel": {"recompute": "selective"},
+        "hybrid": {"sharding": "hybrid"},
+        "liger": {"fused_linear_cross_entropy": True},
+        "expandable": {"expandable_segments": True},
+        "offload": {"offload_optimizer" if "offload_optimizer" in layout else "offload": True},
+        "offload+param": {"offload_optimizer": True, "offload_param": True},
+    }
+    degrees = {"cp": "cp", "ulysses": "ulysses", "dp": "dp", "mbs": "micro_batch_size"}
+    for word in words:
+        degree = re.fullmatch(r"([a-z]+)([0-9]+)", word)
+        if degree and degree[1] in degrees:
+            layout[degrees[degree[1]]] = int(degree[2])
+        elif word in meant:
+            layout |= meant[word]
+        else:
+            raise _unknown(plan_id, option)
+    return layout
+
+
 def _unknown(plan_id: str, option: str) -> LayoutError:
     return LayoutError(
         f"{plan_id!r} is not a plan",
         where=option,
-        expected="expected a rank such as 3, or an id such as tp4-pp1-dp8-mbs1 from `topoplan rank`",
+        expected="expected a rank such as 3, or an id such as tp4-pp1-dp8-mbs1 or zero3-dp8-mbs1 from `topoplan rank`",
     )

@@ -1,4 +1,4 @@
-"""`topoplan timeline`: one optimizer step as every pipeline rank sees it."""
+"""`topoplan timeline`: one optimizer step as every pipeline rank sees it, or one GPU where data alone is split."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def timeline(
     profile: ProfilePath = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate a plan's pipeline schedule and show what every pipeline rank does when.
+    """Simulate a plan's step and show what every pipeline rank does when.
+
+    Without pipeline, under ddp, deepspeed and fsdp2: a GPU, its network, PCIe and host.
 
     Exit code 1: no layout fits; 2: bad input, or a file of somebody else's is in the way.
     """

@@ -10,8 +10,10 @@ from topoplan.cli.options import AsJson, JobPath, ModelName, Overrides, Pins, Sp
 
 if TYPE_CHECKING:
     from topoplan.layout.layout import Layout
+    from topoplan.planner.plan import Plan
     from topoplan.specs.cluster import Cluster
     from topoplan.specs.profile import OwnProfile
+    from topoplan.specs.spec import Spec
 
 
 def topology(
@@ -21,7 +23,7 @@ def topology(
         typer.Option(
             "--layout",
             metavar="KEY=N,...",
-            help="Degrees of a layout, such as tp=4,pp=2: what its groups cross.",
+            help="Degrees of a layout, such as tp=4,pp=2, or ulysses=4: what its groups cross.",
             show_default=False,
         ),
     ] = None,
@@ -30,7 +32,7 @@ def topology(
         typer.Option(
             "--plan",
             metavar="N|ID",
-            help="The same for a plan of the ranking, by its rank or its id.",
+            help="The same for a plan of the ranking, by its rank or id; with bytes under ddp, deepspeed and fsdp2.",
             show_default=False,
         ),
     ] = None,
@@ -50,7 +52,7 @@ def topology(
     """
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.errors import InputError, OutputError
-    from topoplan.planner.communication import group_links
+    from topoplan.planner.communication import group_links, step_flows
     from topoplan.specs.load import load_cluster
 
     if output is not None and as_json:
@@ -61,22 +63,25 @@ def topology(
         raise InputError("--layout and --plan cannot be used together", remedy="leave one out")
     chosen: Layout | None = None
     own: OwnProfile | None = None
+    found: tuple[Spec, Plan] | None = None
     if plan is not None:
         from topoplan.cli.plan_choice import plans_of_spec
 
         read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin)
-        cluster, own, chosen = read.cluster, read.profile, plans_of_spec(read, {"--plan": plan})[0].layout
+        found = read, plans_of_spec(read, {"--plan": plan})[0]
+        cluster, own, chosen = read.cluster, read.profile, found[1].layout
     else:
         if model or job or pin:
             raise InputError("--model, --job and --pin go with --plan", remedy="leave them out")
         cluster = load_cluster(spec, overrides=tuple(overrides or ()))
         chosen = _of_degrees(layout, cluster) if layout is not None else None
     rows = group_links(cluster, chosen, own) if chosen is not None else ()
+    flows = step_flows(*found, rows) if found is not None else ()
 
     if as_json:
         from topoplan.report.topology_document import topology_to_dict
 
-        print_json(topology_to_dict(cluster, chosen, rows))
+        print_json(topology_to_dict(cluster, chosen, rows, flows))
         return
     console = stdout_console()
     if output is not None:
@@ -94,9 +99,10 @@ def topology(
 
         print_topology(console, cluster)
     if chosen is not None:
-        from topoplan.report.topology_groups import print_groups
+        from topoplan.report.topology_groups import print_groups, print_step_flows
 
         print_groups(console, chosen, rows)
+        print_step_flows(console, flows)
 
 
 def _of_degrees(text: str, cluster: Cluster) -> Layout:
@@ -104,7 +110,7 @@ def _of_degrees(text: str, cluster: Cluster) -> Layout:
     from topoplan.errors import LayoutError, nearest
     from topoplan.layout.layout import Layout
 
-    known = ("tp", "pp", "cp", "ep", "etp", "dp")
+    known = ("tp", "pp", "cp", "ep", "etp", "dp", "ulysses")
     degrees: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (word.strip() for word in part.partition("="))
@@ -123,6 +129,8 @@ def _of_degrees(text: str, cluster: Cluster) -> Layout:
             )
         if degrees.setdefault(key, int(value)) != int(value):
             raise LayoutError(f"{key} is {degrees[key]} and {value}", where="--layout", remedy="keep one of them")
+    if ulysses := degrees.get("ulysses"):
+        return _of_ulysses(degrees, ulysses, cluster)
     tp, pp, cp, ep, etp = (degrees.get(key, 1) for key in ("tp", "pp", "cp", "ep", "etp"))
     product, words, world = tp * pp * cp, f"tp {tp} * pp {pp} * cp {cp}", cluster.world_size
     if world % product:
@@ -134,3 +142,23 @@ def _of_degrees(text: str, cluster: Cluster) -> Layout:
     if stage % (ep * etp):
         raise LayoutError(f"{stage} GPUs of a stage % (ep {ep} * etp {etp}) = {stage % (ep * etp)}", where="--layout")
     return Layout(tp=tp, pp=pp, cp=cp, dp=dp, ep=ep, etp=etp, gradient_accumulation_steps=1)
+
+
+def _of_ulysses(degrees: dict[str, int], ulysses: int, cluster: Cluster) -> Layout:
+    """A layout of fsdp2, whose groups are those of deepspeed too. Raises LayoutError."""
+    from topoplan.errors import LayoutError
+    from topoplan.layout.layout import Layout
+
+    other = next((key for key, value in degrees.items() if key not in ("dp", "ulysses") and value > 1), None)
+    if other is not None:
+        raise LayoutError(
+            f"{other} {degrees[other]} with ulysses",
+            where="--layout",
+            expected="expected ulysses and dp alone: the backends that have it split nothing else",
+        )
+    world = cluster.world_size
+    if world % ulysses or degrees.get("dp", world // ulysses) * ulysses != world:
+        dp = degrees.get("dp")
+        words = f"ulysses {ulysses}{f' * dp {dp}' if dp else ''}"
+        raise LayoutError(f"world size {world} is not divided by {words}", where="--layout")
+    return Layout(backend="fsdp2", ulysses=ulysses, dp=world // ulysses, gradient_accumulation_steps=1)

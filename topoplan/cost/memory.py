@@ -151,9 +151,13 @@ def fragmentation(model: Model, layout: Layout) -> float:
 
 def margin_bytes(model: Model, cluster: Cluster, profile: Profile, device_bytes: float) -> float:
     """What `fits` leaves free: the spec's share of the card, else the error band of the prediction."""
-    if cluster.margin is not None:
-        return cluster.margin * cluster.gpu.memory_bytes
-    return device_bytes * (profile.moe_memory_band if facts_of(model).is_moe else profile.memory_band)
+    band = profile.moe_memory_band if facts_of(model).is_moe else profile.memory_band
+    return stated_margin_bytes(cluster, device_bytes * band)
+
+
+def stated_margin_bytes(cluster: Cluster, usual_bytes: float) -> float:
+    """The spec's share of the card, or the usual margin where it says nothing."""
+    return usual_bytes if cluster.margin is None else cluster.margin * cluster.gpu.memory_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

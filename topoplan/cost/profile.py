@@ -19,7 +19,13 @@ from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.profile import OwnProfile
 
-BANDS = ("memory_band", "moe_memory_band", "time_band", "moe_time_band", "eight_bit_time_band")
+SHARDED_BANDS = ("sharded_memory_band", "sharded_time_band")
+"""The bands of ddp, deepspeed and fsdp2."""
+POOLED_BANDS = ("sharded_memory_band",)
+"""Bands that the runs of all entries grade together. Why: what eager PyTorch keeps does not depend on the card, whose
+context and NCCL's buffers are told apart; runs of these backends that say what memory they took are few, and on one or
+two architectures."""
+BANDS = ("memory_band", "moe_memory_band", "time_band", "moe_time_band", "eight_bit_time_band", *SHARDED_BANDS)
 """The error bands of a profile; its other numbers are constants."""
 FEW_FIGURES = 5
 """From this many measured figures on, a band is earned by them alone."""
@@ -102,6 +108,10 @@ class Profile:
     """The same for a mixture of experts, in any precision."""
     eight_bit_time_band: float
     """The same for a dense model in fp8 and below."""
+    sharded_memory_band: float
+    """The same as memory_band for ddp, deepspeed and fsdp2, of any model."""
+    sharded_time_band: float
+    """The same as time_band for ddp, deepspeed and fsdp2, of any model and precision."""
     kin: str
     """The entry that bands are widened from where few runs were measured; empty for the one at the root."""
     date: str
@@ -178,16 +188,18 @@ def _put_own(values: dict[str, Any], origins: dict[str, Origin], own: OwnProfile
             origins[key] = replace(origins[key], source=WIDENED)
 
 
-def band_keys(model: Model, job: Job) -> tuple[str, str]:
-    """The bands of memory and of time that runs of such a job grade."""
+def band_keys(model: Model, job: Job, *, is_megatron: bool = True) -> tuple[str, str]:
+    """The bands of memory and of time that runs of such a job, under such a backend, grade."""
+    if not is_megatron:
+        return SHARDED_BANDS
     if facts_of(model).is_moe:
         return "moe_memory_band", "moe_time_band"
     return "memory_band", "time_band" if job.precision in ("bf16", "fp16") else "eight_bit_time_band"
 
 
-def profile_notes(profile: Profile, gpu: Gpu, model: Model, job: Job) -> tuple[str, ...]:
+def profile_notes(profile: Profile, gpu: Gpu, model: Model, job: Job, *, is_megatron: bool = True) -> tuple[str, ...]:
     """What a user should know of the constants behind a plan: a file of their own, and bands that are borrowed."""
-    return _notes(profile, gpu.name, band_keys(model, job))
+    return _notes(profile, gpu.name, band_keys(model, job, is_megatron=is_megatron))
 
 
 @lru_cache(maxsize=256)
@@ -201,7 +213,8 @@ def _notes(profile: Profile, card: str, keys: tuple[str, str]) -> tuple[str, ...
         notes.append(f"{given} of {len(CONSTANTS)} constants from {own.path}{source}{widened}")
     borrowed = [key for key in keys if profile.origins[key].kind == "earned" and not profile.origins[key].figures]
     if borrowed and profile.kin:
-        none_at_all = not any(profile.origins[key].figures for key in BANDS)
+        alike = {key for key in BANDS if (key in SHARDED_BANDS) == (keys[0] in SHARDED_BANDS)}
+        none_at_all = not any(profile.origins[key].figures for key in alike - {*POOLED_BANDS})
         runs = "runs" if none_at_all else f"{' or '.join(map(_MEASURED_AS.__getitem__, borrowed))}"
         notes.append(f"{card} has no measured {runs}: band{'s' * (len(borrowed) > 1)} from {profile.kin}, widened")
     return tuple(notes)
@@ -213,4 +226,6 @@ _MEASURED_AS = {
     "time_band": "speed of a dense model in bf16",
     "moe_time_band": "speed of a mixture of experts",
     "eight_bit_time_band": "speed of a dense model in fp8",
+    "sharded_memory_band": "memory under ddp, deepspeed or fsdp2",
+    "sharded_time_band": "speed under ddp, deepspeed or fsdp2",
 }

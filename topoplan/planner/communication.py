@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from topoplan.backends.sharded import shards_of
 from topoplan.cost.collectives import member_bytes_per_s
 from topoplan.cost.profile import profile_of
 from topoplan.layout.layout import Layout
 from topoplan.layout.placement import Group, GroupName, group, span
-from topoplan.layout.topology import local_ranks
+from topoplan.layout.topology import LinkKind, local_ranks
 from topoplan.layout.traffic import Crossing, Pattern, worst_group
+from topoplan.planner.plan import Plan
+from topoplan.planner.sharded_time import FlowRow, sharded_time_breakdown
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.profile import OwnProfile
+from topoplan.specs.spec import Spec
 
 PATTERNS: dict[GroupName, Pattern] = {
     "tp": "ring",
@@ -32,7 +37,7 @@ reduced over dp_cp, which is dp where cp is 1."""
 class GroupLinks:
     """All groups of one kind, and the worst placed of them."""
 
-    name: GroupName
+    name: str
     pattern: Pattern
     shape: Group
     groups: int
@@ -50,15 +55,83 @@ class GroupLinks:
     """What one member sends in a second, with what NCCL reaches of the links."""
 
 
-def group_links(cluster: Cluster, layout: Layout, own: OwnProfile | None = None) -> tuple[GroupLinks, ...]:
-    """A row for each kind that has more than one member; `own` constants lie over those of the GPU."""
-    rows = []
+def _megatron_shapes(layout: Layout) -> Iterator[tuple[str, Pattern, Group]]:
     for name, pattern in PATTERNS.items():
         shape = group(layout, name)
         # Without a grid of their own the experts' gradients are reduced with the others.
         same = (name == "dp_cp" and layout.cp == 1) or (name == "edp" and layout.ep == layout.etp == 1)
-        if shape.size == 1 or same:
-            continue
+        if shape.size > 1 and not same:
+            yield name, pattern, shape
+
+
+def _sharded_shapes(layout: Layout, cluster: Cluster) -> Iterator[tuple[str, Pattern, Group]]:
+    """Ranks of a sequence are neighbours; all ranks share states, those of a node with hybrid sharding."""
+    world = layout.world_size
+    shards = shards_of(layout, cluster.gpus_per_node).optimizer
+    # Under ddp nothing is shared: all ranks are replicas.
+    shapes: tuple[tuple[str, Pattern, Group], ...] = (
+        ("ulysses", "all-to-all", Group(layout.ulysses, 1)),
+        ("cp", "neighbour", Group(layout.cp, layout.ulysses)),
+        ("shards", "ring", Group(shards, 1)),
+        ("replicas", "ring", Group(world // shards, shards)),
+    )
+    for name, pattern, shape in shapes:
+        if shape.size > 1:
+            yield name, pattern, shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkBytes:
+    """What passes over the busiest link of a kind, one way."""
+
+    kind: LinkKind
+    step_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFlow:
+    """What one kind of group sends in a step of a plan that splits data alone."""
+
+    group: str
+    """The name of its `GroupLinks`."""
+    flow: FlowRow
+    member_bytes: float
+    """What one GPU sends in a step."""
+    links: tuple[LinkBytes, ...]
+    """For each kind of link that the worst placed group crosses."""
+
+
+def step_flows(spec: Spec, plan: Plan, rows: Sequence[GroupLinks]) -> tuple[StepFlow, ...]:
+    """Bytes of a step by flow, over the groups of `group_links`; none for a plan of Megatron.
+
+    A member of n sends (n - 1) / n of what is gathered, scattered or exchanged, and twice that of what is reduced for
+    all; a message is sent whole (Thakur et al. 2005, section 4).
+    """
+    if plan.layout.is_megatron:
+        return ()
+    account = sharded_time_breakdown(spec, plan)
+    found = []
+    for flow in (*account.flows, *account.collectives):
+        within = flow.moment == "layers"
+        row = next(row for row in rows if row.shape == flow.shape and (row.name in ("ulysses", "cp")) == within)
+        whole = flow.times * flow.calls * flow.call.sent_bytes
+        share = 1.0 if flow.call.kind == "send" else (flow.shape.size - 1) / flow.shape.size
+        sent = whole * share * (2 if flow.call.kind == "all-reduce" else 1)
+        # Loads of an exchange count what a member keeps as sent; rings pass on all that they send.
+        loaded = whole if row.pattern == "all-to-all" else sent
+        loads: dict[LinkKind, float] = {}
+        for one in row.crossings:
+            loads[one.kind] = max(loads.get(one.kind, 0.0), one.load)
+        links = tuple(LinkBytes(kind=kind, step_bytes=loaded * load) for kind, load in loads.items())
+        found.append(StepFlow(group=row.name, flow=flow, member_bytes=sent, links=links))
+    return tuple(found)
+
+
+def group_links(cluster: Cluster, layout: Layout, own: OwnProfile | None = None) -> tuple[GroupLinks, ...]:
+    """A row for each kind that has more than one member; `own` constants lie over those of the GPU."""
+    rows = []
+    shapes = _megatron_shapes(layout) if layout.is_megatron else _sharded_shapes(layout, cluster)
+    for name, pattern, shape in shapes:
         worst = worst_group(shape, pattern, cluster)
         spread = span(shape, local_ranks(cluster))
         sending = 1 if pattern == "neighbour" else spread.members

@@ -10,8 +10,8 @@ from typing import Any
 
 from topoplan.errors import SpecError, nearest
 
-SHIPPED = "megatron.jsonl"
-"""The rows that come with the package."""
+SHIPPED = ("megatron.jsonl", "sharded.jsonl")
+"""The files of rows that come with the package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +66,11 @@ _DOCUMENT = ("cluster", "model", "job", "layout")
 
 def shipped_runs() -> list[MeasuredRun]:
     """The rows that come with the package."""
-    text = files("topoplan").joinpath("catalog", "measured", SHIPPED).read_text(encoding="utf-8")
-    return list(parse_runs(text, name=f"catalog/measured/{SHIPPED}"))
+    found: list[MeasuredRun] = []
+    for name in SHIPPED:
+        text = files("topoplan").joinpath("catalog", "measured", name).read_text(encoding="utf-8")
+        found += parse_runs(text, name=f"catalog/measured/{name}")
+    return found
 
 
 def parse_runs(text: str, *, name: str) -> Iterator[MeasuredRun]:

@@ -19,7 +19,7 @@ from topoplan.cost.sharded.step import sharded_time
 from topoplan.cost.step import PipelineWork, StepTerms, pipeline_work, predict_time, step_terms
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
-from topoplan.layout.layout import Layout
+from topoplan.layout.layout import MEGATRON_BACKENDS, Layout
 from topoplan.layout.rules import MODE_RULES, SHAPE_RULES, STEP_RULES, broken_rule, facts_of, tensor_parallel_domain
 from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.layout.stages import balanced_pipeline_layout
@@ -119,15 +119,20 @@ def predict(spec: Spec, layout: Layout | Mapping[str, Any]) -> Plan:
     check_precision(spec)
     form = layout_to_dict(layout) if isinstance(layout, Layout) else _with_stages(layout, spec)
     layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)
-    if layout.is_megatron:
-        check_finetuning(spec)
-    if layout.backend == "mca":
-        check_token_prediction(spec)
+    check_backend(spec, layout.backend)
     rules = RULES_OF_A_GIVEN_LAYOUT if layout.is_megatron else SHARDED_RULES
     if broken := broken_rule(spec, layout, rules):
         rule, equation = broken
         raise LayoutError(equation, where=f"layout breaks rule {rule.name}", remedy=rule.fix)
     return plan_of(spec, layout, memory_of(spec, layout, all_stages=True))
+
+
+def check_backend(spec: Spec, backend: str) -> None:
+    """Raise ModelError or SpecError for a job that a backend cannot run with any layout."""
+    if backend in MEGATRON_BACKENDS:
+        check_finetuning(spec)
+    if backend == "mca":
+        check_token_prediction(spec)
 
 
 def _with_stages(form: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
@@ -143,7 +148,8 @@ def _with_stages(form: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
 
 def _warnings(spec: Spec, layout: Layout, memory: Memory) -> tuple[str, ...]:
     """What a user should know before choosing the plan."""
-    found = list(profile_notes(profile_of(spec.cluster.gpu, spec.profile), spec.cluster.gpu, spec.model, spec.job))
+    gpu, profile = spec.cluster.gpu, profile_of(spec.cluster.gpu, spec.profile)
+    found = list(profile_notes(profile, gpu, spec.model, spec.job, is_megatron=layout.is_megatron))
     if layout.backend == "mca" and spec.model.model_type not in SUPPORTED_MODEL_TYPES:
         found.append(f"the MCA trainer does not support model_type {spec.model.model_type!r}")
     host = memory.host_capacity_bytes

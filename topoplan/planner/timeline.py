@@ -1,4 +1,5 @@
-"""One optimizer step as every pipeline rank sees it: the simulated pipeline, and what comes before and after it."""
+"""One optimizer step: as every pipeline rank sees it, with what is before and after the simulated pipeline, or,
+where data alone is split, as one GPU with its links and its host does."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from topoplan.cost.profile import profile_of
 from topoplan.cost.simulate import Event, simulate
 from topoplan.cost.step import data_parallel, step_terms
 from topoplan.planner.plan import Plan
+from topoplan.planner.sharded_timeline import ShardedRun, sharded_run
 from topoplan.specs.spec import Spec
 
 
@@ -28,7 +30,7 @@ class Timeline:
     """One optimizer step; all times are seconds from its start."""
 
     ranks: int
-    """Pipeline ranks."""
+    """Pipeline ranks, or lanes."""
     chunks: int
     """Model chunks of a rank."""
     microbatches: int
@@ -47,6 +49,9 @@ class Timeline:
     """Of the last forward of the rank that ends its forwards first; the step's end is behind it."""
     busy: tuple[Mapping[str, float], ...]
     """By rank: seconds by kind of event, and `idle`, which together are the pipeline's."""
+    lanes: tuple[str, ...] = ()
+    """Where data alone is split: the parts of a GPU and its host that `rank` counts, and the pipeline is all the step;
+    else empty."""
 
     @property
     def pipeline_s(self) -> float:
@@ -66,9 +71,12 @@ class Timeline:
 def timeline(spec: Spec, plan: Plan) -> Timeline:
     """Simulate the step of a plan.
 
+    Where data alone is split, all GPUs do the same: it is drawn as one of them, what it sends and what its host does.
     Before and after the pipeline all ranks are drawn as the busiest one, whose times the predicted step has: its
     gradients are reduced, the norm of all gradients makes every rank wait, weights are updated and gathered.
     """
+    if not plan.layout.is_megatron:
+        return _of_lanes(plan, sharded_run(spec, plan))
     layout, profile = plan.layout, profile_of(spec.cluster.gpu, spec.profile)
     traits = TRAITS[layout.backend]
     terms = step_terms(spec.model, spec.cluster, spec.job, layout, traits, profile)
@@ -102,16 +110,11 @@ def timeline(spec: Spec, plan: Plan) -> Timeline:
     )
     first_backward = [run.total_s + start] * layout.pp
     last_forward = [start] * layout.pp
-    busy: list[dict[str, float]] = [{} for _ in range(layout.pp)]
     for event in events:
-        mine = busy[event.rank]
-        mine[event.kind] = mine.get(event.kind, 0.0) + event.end_s - event.start_s
         if event.kind == "backward":
             first_backward[event.rank] = min(first_backward[event.rank], event.end_s)
         elif event.kind == "forward":
             last_forward[event.rank] = max(last_forward[event.rank], event.start_s)
-    for mine in busy:
-        mine["idle"] = max(0.0, run.total_s - sum(mine.values()))
     return Timeline(
         ranks=layout.pp,
         chunks=layout.vpp,
@@ -124,5 +127,37 @@ def timeline(spec: Spec, plan: Plan) -> Timeline:
         closed_form_s=terms.pipeline_s,
         fill_s=max(first_backward),
         drain_s=min(last_forward),
-        busy=tuple(busy),
+        busy=_busy(events, layout.pp, run.total_s),
+    )
+
+
+def _busy(events: tuple[Event, ...], ranks: int, total_s: float) -> tuple[dict[str, float], ...]:
+    """Seconds of every rank by kind of event, and what is left of the total."""
+    busy: list[dict[str, float]] = [{} for _ in range(ranks)]
+    for event in events:
+        mine = busy[event.rank]
+        mine[event.kind] = mine.get(event.kind, 0.0) + event.end_s - event.start_s
+    for mine in busy:
+        mine["idle"] = max(0.0, total_s - sum(mine.values()))
+    return tuple(busy)
+
+
+def _of_lanes(plan: Plan, run: ShardedRun) -> Timeline:
+    backward = [event.end_s for event in run.events if event.kind == "backward" and event.microbatch == 0]
+    last = plan.layout.gradient_accumulation_steps - 1
+    forward = [event.start_s for event in run.events if event.kind == "forward" and event.microbatch == last]
+    return Timeline(
+        ranks=len(run.lanes),
+        chunks=1,
+        microbatches=last + 1,
+        events=run.events,
+        phases=(),
+        pipeline_start_s=0.0,
+        pipeline_end_s=run.total_s,
+        total_s=run.total_s,
+        closed_form_s=plan.time.step_s,
+        fill_s=max(backward),
+        drain_s=min(forward),
+        busy=_busy(run.events, len(run.lanes), run.total_s),
+        lanes=run.lanes,
     )

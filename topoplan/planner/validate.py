@@ -197,7 +197,7 @@ def _grouped(figures: Sequence[Figure]) -> list[list[Figure]]:
 
 def _figures(run: MeasuredRun, spec: Spec, plan: Plan) -> Iterator[Figure]:
     measured, memory = run.measured, plan.memory
-    memory_band, time_band = band_keys(spec.model, spec.job)
+    memory_band, time_band = band_keys(spec.model, spec.job, is_megatron=plan.layout.is_megatron)
     setup = {key: run.document[key] for key in ("cluster", "model", "job")}
     alike = json.dumps(setup, sort_keys=True, default=str) if run.unstated else run.id
 

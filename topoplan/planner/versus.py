@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from topoplan.layout.forms import layout_to_dict
+from topoplan.layout.layout import Layout
 from topoplan.planner.plan import Plan
 from topoplan.planner.rank import TIE, ranked
 
@@ -32,7 +33,7 @@ class Comparison:
     first: Plan
     second: Plan
     layout: Mapping[str, tuple[Any, Any]]
-    """Layout keys that differ, in the values of their JSON form."""
+    """Layout keys that differ, in the values of their JSON form; None for one that a backend does not have."""
     time: tuple[Difference, ...]
     """Every part of a step, in seconds, the largest difference first. They add up to the step."""
     memory: tuple[Difference, ...]
@@ -50,6 +51,11 @@ class Comparison:
         return self.second if self.winner is self.first else self.first
 
     @property
+    def share_a_model(self) -> bool:
+        """Both are predicted by one cost model, and share most of its errors."""
+        return self.first.layout.is_megatron == self.second.layout.is_megatron
+
+    @property
     def is_tie(self) -> bool:
         """Their speeds are nearer to each other than a ranking tells apart."""
         slow, fast = sorted((self.first.tokens_per_s_per_gpu, self.second.tokens_per_s_per_gpu))
@@ -62,10 +68,20 @@ def compare(first: Plan, second: Plan) -> Comparison:
     return Comparison(
         first=first,
         second=second,
-        layout={key: (one[key], two[key]) for key in one if one[key] != two[key]},
+        layout={key: (one.get(key), two.get(key)) for key in (one | two) if _differs(one, two, key)},
         time=_differences(first.time.parts_s, second.time.parts_s),
         memory=_differences(_memory_parts(first), _memory_parts(second)),
     )
+
+
+_USUAL = {field.name: field.default for field in fields(Layout)}
+
+
+def _differs(one: Mapping[str, Any], two: Mapping[str, Any], key: str) -> bool:
+    """A key that only one of the backends has differs where it is not as usual."""
+    if key in one and key in two:
+        return bool(one[key] != two[key])
+    return bool(one.get(key, two.get(key)) != _USUAL[key])
 
 
 def _memory_parts(plan: Plan) -> dict[str, float]:

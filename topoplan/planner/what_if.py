@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from topoplan.errors import LayoutError
+from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import broken_rule
+from topoplan.layout.rules import RULES, broken_rule
+from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.planner.explain import memory_rejection
 from topoplan.planner.plan import Counts, Plan, Ranking
-from topoplan.planner.predict import memory_of, plan_of
+from topoplan.planner.predict import check_backend, memory_of, plan_of
 from topoplan.specs.spec import Spec
 
 Search = Callable[[Spec], Ranking]
@@ -48,7 +49,7 @@ class Fate:
     slower: float = 0.0
     """Share of the best plan's throughput that it loses."""
     rule: str = ""
-    """`memory`, or the rule that it breaks."""
+    """`memory`, `job` where its backend cannot run the job, or the rule that it breaks."""
     reason: str = ""
     """Why it is out."""
     fix: str = ""
@@ -92,7 +93,11 @@ def fate_of(spec: Spec, plan: Plan, ranking: Ranking | None) -> Fate:
         layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)
     except LayoutError as error:
         return Fate(layout=None, rule="layout", reason=error.what, fix=error.remedy)
-    if broken := broken_rule(spec, layout):
+    try:
+        check_backend(spec, layout.backend)
+    except (ModelError, SpecError) as error:
+        return Fate(layout=layout, rule="job", reason=error.what, fix=error.remedy)
+    if broken := broken_rule(spec, layout, RULES if layout.is_megatron else SHARDED_RULES):
         rule, equation = broken
         return Fate(layout=layout, rule=rule.name, reason=equation, fix=rule.fix)
     memory = memory_of(spec, layout)

@@ -7,14 +7,17 @@ from typing import Any
 from rich.console import Console
 
 from topoplan.cost.profile import profile_notes, profile_of
-from topoplan.planner.breakdown import Breakdown
+from topoplan.planner.account import MemoryAccount, TimeAccount
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Plan
-from topoplan.planner.time_breakdown import TimeBreakdown
+from topoplan.planner.sharded_memory import ShardedBreakdown
+from topoplan.planner.sharded_time import ShardedTimeBreakdown
 from topoplan.planner.view import plan_to_dict, spec_to_dict
 from topoplan.report.memory import memory_to_dict, print_memory
 from topoplan.report.paragraphs import bullets, paragraph
 from topoplan.report.sentences import spec_line
+from topoplan.report.sharded_memory import print_sharded_memory, sharded_memory_to_dict
+from topoplan.report.sharded_time import print_sharded_time, sharded_time_to_dict
 from topoplan.report.text import band, gib, layout_label, significant
 from topoplan.report.time import print_time, time_to_dict
 from topoplan.specs.spec import Spec
@@ -23,21 +26,25 @@ SCHEMA = "topoplan.explain/1"
 
 
 def explanation_to_dict(
-    spec: Spec, plan: Plan, *, time: TimeBreakdown | None, memory: Breakdown | None
+    spec: Spec, plan: Plan, *, time: TimeAccount | None, memory: MemoryAccount | None
 ) -> dict[str, Any]:
     """The plan with the terms of its time and of its memory; None leaves one out."""
     view: dict[str, Any] = {"schema": SCHEMA, **spec_to_dict(spec), "plan": plan_to_dict(plan)}
     if notes := data_notes(spec, plan):
         view["data_notes"] = list(notes)
-    if time is not None:
+    if isinstance(time, ShardedTimeBreakdown):
+        view["time"] = sharded_time_to_dict(plan, time)
+    elif time is not None:
         view["time"] = time_to_dict(plan, time)
-    if memory is not None:
+    if isinstance(memory, ShardedBreakdown):
+        view["memory"] = sharded_memory_to_dict(plan, memory)
+    elif memory is not None:
         view["memory"] = memory_to_dict(plan, memory)
     return view
 
 
 def print_explanation(
-    console: Console, spec: Spec, plan: Plan, *, time: TimeBreakdown | None, memory: Breakdown | None
+    console: Console, spec: Spec, plan: Plan, *, time: TimeAccount | None, memory: MemoryAccount | None
 ) -> None:
     """What plan it is, then where its time goes, then where its memory goes; None leaves one out."""
     paragraph(console, f"{spec_line(spec)}.", style="bold")
@@ -51,10 +58,14 @@ def print_explanation(
         f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s a GPU. Files are in the package topoplan/.",
     )
     profile = profile_of(spec.cluster.gpu, spec.profile)
-    for note in profile_notes(profile, spec.cluster.gpu, spec.model, spec.job):
+    for note in profile_notes(profile, spec.cluster.gpu, spec.model, spec.job, is_megatron=plan.layout.is_megatron):
         paragraph(console, f"Mind: {note}.")
     bullets(console, data_notes(spec, plan))
-    if time is not None:
+    if isinstance(time, ShardedTimeBreakdown):
+        print_sharded_time(console, plan, time)
+    elif time is not None:
         print_time(console, plan, time)
-    if memory is not None:
+    if isinstance(memory, ShardedBreakdown):
+        print_sharded_memory(console, plan, memory)
+    elif memory is not None:
         print_memory(console, spec, plan, memory)

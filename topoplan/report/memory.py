@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from topoplan.cost.communicators import Communicator
 from topoplan.cost.moments import Moment
 from topoplan.planner.breakdown import Breakdown, LayerRows, WeightRow
-from topoplan.planner.plan import Plan, StageMemory
+from topoplan.planner.plan import Memory, Plan, StageMemory
 from topoplan.planner.view import LAYER_KINDS, rounded
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.tables import heading, layer_kind, stage_name, stage_span, table_of
@@ -53,6 +54,21 @@ _PEAKS = {
     "embedding gradient": "the dense gradient of the embedding, when a micro batch's layers are freed",
     "optimizer step": "fp32 copies of the gradients, beyond the activations that are freed by then",
 }
+
+
+class OnCard(Protocol):
+    """What stands between live tensors and the card."""
+
+    @property
+    def fragmentation(self) -> float: ...  # noqa: D102
+    @property
+    def context_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def communicators(self) -> tuple[Communicator, ...]: ...  # noqa: D102
+    @property
+    def margin_stated(self) -> bool: ...  # noqa: D102
+
+
 _QUANTISED = ("fp8", "mxfp8", "nvfp4")
 _SPLITS = {
     "tp": "tp",
@@ -81,7 +97,7 @@ def memory_to_dict(plan: Plan, account: Breakdown) -> dict[str, Any]:
             {"layers": row.layers, "kept_mib": rounded(row.kept_bytes / _MIB), "in_flight": row.in_flight}
             for row in account.chunks
         ],
-        "moments": [_moment_to_dict(moment) for moment in _moments(account)],
+        "moments": [moment_to_dict(moment) for moment in _moments(account)],
         "vision_kept_mib": rounded(account.vision_kept_bytes / _MIB),
         "layers": [_layer_to_dict(rows) for rows in account.layers],
         "ends": [_weight_to_dict(row) for row in account.ends],
@@ -92,21 +108,26 @@ def memory_to_dict(plan: Plan, account: Breakdown) -> dict[str, Any]:
             "dense_shards": account.dense_shards,
             "expert_shards": account.expert_shards,
         },
-        "device": {
-            "allocated_gib": rounded(memory.allocated_bytes / GIB),
-            "fragmentation": rounded(account.fragmentation),
-            "reserved_gib": rounded(memory.reserved_bytes / GIB),
-            "context_gib": rounded(account.context_bytes / GIB),
-            "communicators": {
-                one.name: {"ranks": one.size, "mib": rounded(one.device_bytes / _MIB)} for one in account.communicators
-            },
-            "device_gib": rounded(memory.device_bytes / GIB),
-            "margin_gib": rounded(memory.margin_bytes / GIB),
-            "margin_from": "spec" if account.margin_stated else "band",
-            "capacity_gib": rounded(memory.capacity_bytes / GIB),
-        },
+        "device": device_to_dict(memory, account),
         "sources": dict(SOURCES),
         "notes": list(account.notes),
+    }
+
+
+def device_to_dict(memory: Memory, account: OnCard) -> dict[str, Any]:
+    """From allocated memory to the card."""
+    return {
+        "allocated_gib": rounded(memory.allocated_bytes / GIB),
+        "fragmentation": rounded(account.fragmentation),
+        "reserved_gib": rounded(memory.reserved_bytes / GIB),
+        "context_gib": rounded(account.context_bytes / GIB),
+        "communicators": {
+            one.name: {"ranks": one.size, "mib": rounded(one.device_bytes / _MIB)} for one in account.communicators
+        },
+        "device_gib": rounded(memory.device_bytes / GIB),
+        "margin_gib": rounded(memory.margin_bytes / GIB),
+        "margin_from": "spec" if account.margin_stated else "band",
+        "capacity_gib": rounded(memory.capacity_bytes / GIB),
     }
 
 
@@ -116,7 +137,8 @@ def _moments(account: Breakdown) -> list[Moment]:
     return sorted(worst.memory.moments, key=lambda moment: -moment.total_bytes)
 
 
-def _moment_to_dict(moment: Moment) -> dict[str, Any]:
+def moment_to_dict(moment: Moment) -> dict[str, Any]:
+    """A moment with its terms."""
     return {
         "name": moment.name,
         "mib": rounded(moment.total_bytes / _MIB),
@@ -159,10 +181,10 @@ def print_memory(console: Console, spec: Spec, plan: Plan, account: Breakdown) -
         console.print(_stages(account))
     heading(console, f"{stage_name(worst.stages)}, by part", "")
     console.print(_parts(spec, account, worst.memory))
-    _print_moments(console, account)
+    print_moments(console, _moments(account), "beyond all that is in flight", SOURCES["moments"])
     _print_activations(console, plan, account)
     _print_weights(console, plan, account)
-    _print_device(console, plan, account)
+    print_device(console, plan, account, SOURCES)
     if memory.host_bytes:
         host = memory.host_capacity_bytes
         heading(console, "Host memory of a node", SOURCES["host"])
@@ -222,39 +244,40 @@ def _what(spec: Spec, account: Breakdown, name: str, size: float) -> str:
     parameters = account.parameters
     trainable = parameters.dense + parameters.expert
     if name in ("weights", "reference model"):
-        each = f"{size / parameters.total:.4g} bytes x {_count(parameters.total)} elements"
+        each = f"{size / parameters.total:.4g} bytes x {count(parameters.total)} elements"
         return f"{each}, quantised copies included" if spec.job.precision in _QUANTISED else each
     if name == "gradients":
-        return f"{size / trainable:.4g} bytes x {_count(trainable)} elements" if trainable else "all frozen"
+        return f"{size / trainable:.4g} bytes x {count(trainable)} elements" if trainable else "all frozen"
     if name == "optimizer":
         shards = f"dense / {account.dense_shards}"
         if parameters.expert:
             shards += f", experts / {account.expert_shards}"
         held = parameters.dense / account.dense_shards + parameters.expert / account.expert_shards
-        return f"{size / held:.4g} bytes x {_count(round(held))} elements ({shards})" if held else "all frozen"
+        return f"{size / held:.4g} bytes x {count(round(held))} elements ({shards})" if held else "all frozen"
     if name == "activations":
         held = sum(row.in_flight for row in account.chunks)
         batches = "1 micro batch" if held == 1 else f"{held} micro batches"
         chunks = f", of {len(account.chunks)} chunks," if len(account.chunks) > 1 else ""
         return f"{batches}{chunks} in flight, see below"
     if name == "vision activations":
-        return f"{_mib(account.vision_kept_bytes)} MiB a micro batch x {account.chunks[0].in_flight} in flight"
+        return f"{mib(account.vision_kept_bytes)} MiB a micro batch x {account.chunks[0].in_flight} in flight"
     if name == "copies for offload":
-        return f"{size / trainable:.4g} bytes x {_count(trainable)} elements, not split over data parallel"
+        return f"{size / trainable:.4g} bytes x {count(trainable)} elements, not split over data parallel"
     if name == "workspace":
         return "cuBLAS, of torch and of Transformer Engine"
     return _PEAKS.get(name.removeprefix("peak (").removesuffix(")"), "")
 
 
-def _print_moments(console: Console, account: Breakdown) -> None:
-    heading(console, "Moments that may be the peak, beyond all that is in flight", SOURCES["moments"])
+def print_moments(console: Console, moments: Sequence[Moment], beyond: str, source: str) -> None:
+    """The moments, largest first, each with its terms."""
+    heading(console, f"Moments that may be the peak, {beyond}", source)
     table = table_of("moment", right=("MiB",), last=("term",))
-    for position, moment in enumerate(_moments(account)):
+    for position, moment in enumerate(moments):
         verdict = "the peak" if position == 0 else "below it"
-        table.add_row(Text(moment.name), _mib(moment.total_bytes), verdict, style="bold" if position == 0 else None)
+        table.add_row(Text(moment.name), mib(moment.total_bytes), verdict, style="bold" if position == 0 else None)
         for name, size in moment.terms_bytes:
             if size:
-                table.add_row("", _mib(size), Text(name), style=None if position == 0 else "dim")
+                table.add_row("", mib(size), Text(name), style=None if position == 0 else "dim")
     console.print(table)
 
 
@@ -267,15 +290,15 @@ def _print_activations(console: Console, plan: Plan, account: Breakdown) -> None
         for row in rows.saved:
             table.add_row(
                 Text(row.name),
-                _mib(row.saved_bytes),
+                mib(row.saved_bytes),
                 Text(", ".join((*row.freed_by, "full"))),
                 "kept" if row.kept else "recomputed",
                 style=None if row.kept else "dim",
             )
-        table.add_row("saved", _mib(rows.saved_bytes), "", "", style="bold")
+        table.add_row("saved", mib(rows.saved_bytes), "", "", style="bold")
         kept = "the layer's input alone" if recompute.granularity == "full" else ""
-        table.add_row("kept to backward", _mib(rows.kept_bytes), Text(kept), "", style="bold")
-        table.add_row("added in its backward", _mib(rows.peak_bytes), "", "")
+        table.add_row("kept to backward", mib(rows.kept_bytes), Text(kept), "", style="bold")
+        table.add_row("added in its backward", mib(rows.peak_bytes), "", "")
         console.print(table)
     if recompute.granularity == "full":
         which = (
@@ -290,7 +313,7 @@ def _print_activations(console: Console, plan: Plan, account: Breakdown) -> None
         size = chunk.kept_bytes * chunk.in_flight
         paragraph(
             console,
-            f"{name}{counted(chunk.layers, 'layer')} keep {_mib(chunk.kept_bytes)} MiB of a micro batch,"
+            f"{name}{counted(chunk.layers, 'layer')} keep {mib(chunk.kept_bytes)} MiB of a micro batch,"
             f" x {chunk.in_flight} in flight = {gib(size)} GiB",
         )
 
@@ -325,7 +348,8 @@ def _weights(rows: Iterable[WeightRow], count: int) -> Table:
     return table
 
 
-def _print_device(console: Console, plan: Plan, account: Breakdown) -> None:
+def print_device(console: Console, plan: Plan, account: OnCard, sources: Mapping[str, str]) -> None:
+    """From what torch's tensors take to what the card has."""
     memory = plan.memory
     heading(console, "From allocated to the card", "")
     table = table_of("", right=("GiB",), last=("what", "formula"))
@@ -334,30 +358,30 @@ def _print_device(console: Console, plan: Plan, account: Breakdown) -> None:
         "fragmentation",
         gib(memory.reserved_bytes - memory.allocated_bytes),
         f"{100 * account.fragmentation:.1f}% that the allocator holds back",
-        Text(SOURCES["fragmentation"], style="dim"),
+        Text(sources["fragmentation"], style="dim"),
     )
     table.add_row("reserved", gib(memory.reserved_bytes), "what torch's allocator holds", "", style="bold")
     table.add_row(
         "CUDA context",
         gib(account.context_bytes),
         "driver, and loaded kernels",
-        Text(SOURCES["context"], style="dim"),
+        Text(sources["context"], style="dim"),
     )
     table.add_row(
         "NCCL",
         gib(sum(one.device_bytes for one in account.communicators)),
         Text(counted(len(account.communicators), "communicator")),
-        Text(SOURCES["communicators"], style="dim"),
+        Text(sources["communicators"], style="dim"),
     )
     for one in account.communicators:
-        size = f"{one.name}: {counted(one.size, 'rank')}, {_mib(one.device_bytes)} MiB"
+        size = f"{one.name}: {counted(one.size, 'rank')}, {mib(one.device_bytes)} MiB"
         table.add_row("", "", Text(size, style="dim"), "")
     table.add_row("device", gib(memory.device_bytes), "what nvidia-smi shows", "", style="bold")
     table.add_row(
         "margin",
         gib(memory.margin_bytes),
         "as the spec or --margin says" if account.margin_stated else "the error band of the prediction",
-        Text(SOURCES["margin"], style="dim"),
+        Text(sources["margin"], style="dim"),
     )
     spare = -memory.excess_bytes
     table.add_row("card", gib(memory.capacity_bytes), "", "", style="bold")
@@ -365,9 +389,11 @@ def _print_device(console: Console, plan: Plan, account: Breakdown) -> None:
     console.print(table)
 
 
-def _mib(size_bytes: float) -> str:
+def mib(size_bytes: float) -> str:
+    """Bytes in MiB with one decimal."""
     return f"{size_bytes / _MIB:,.1f}"
 
 
-def _count(elements: int) -> str:
+def count(elements: int) -> str:
+    """A number of elements: 8.19B, 42.1M."""
     return f"{significant(elements / 1e9)}B" if elements >= 1e9 else f"{significant(elements / 1e6)}M"

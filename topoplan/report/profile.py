@@ -192,20 +192,22 @@ def print_profiles(console: Console) -> None:
     console.print()
     paragraph(
         console,
-        "memory: error band of a dense model / a mixture of experts. time: of a dense model in bf16 / a mixture of"
-        " experts / in fp8. `topoplan profile GPU` shows each number with its source.",
+        "memory: error band of a dense model / a mixture of experts / under ddp, deepspeed and fsdp2. time: of a dense"
+        " model in bf16 / a mixture of experts / in fp8 / under ddp, deepspeed and fsdp2. `topoplan profile GPU` shows"
+        " each number with its source.",
         style="dim",
     )
 
 
 def memory_bands(profile: Profile) -> str:
-    """`3% / 5%`: dense, mixture of experts."""
-    return f"{100 * profile.memory_band:.0f}% / {100 * profile.moe_memory_band:.0f}%"
+    """`3% / 5% / 15%`: dense, mixture of experts, data parallel backends."""
+    bands = (profile.memory_band, profile.moe_memory_band, profile.sharded_memory_band)
+    return " / ".join(f"{100 * band:.0f}%" for band in bands)
 
 
 def time_bands(profile: Profile) -> str:
-    """`10% / 43% / 22%`: dense in bf16, mixture of experts, fp8."""
-    bands = (profile.time_band, profile.moe_time_band, profile.eight_bit_time_band)
+    """`10% / 43% / 22% / 30%`: dense in bf16, mixture of experts, fp8, data parallel backends."""
+    bands = (profile.time_band, profile.moe_time_band, profile.eight_bit_time_band, profile.sharded_time_band)
     return " / ".join(f"{100 * band:.0f}%" for band in bands)
 
 

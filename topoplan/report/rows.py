@@ -25,6 +25,14 @@ _LAYOUT = (
     "distributed_optimizer",
     "pipeline_layout",
     "optimizer_offload_fraction",
+    "zero_stage",
+    "sharding",
+    "offload_optimizer",
+    "offload_param",
+    "offload",
+    "ulysses",
+    "fused_linear_cross_entropy",
+    "expandable_segments",
 )
 _MEMORY = ("allocated_gib", "reserved_gib", "device_gib", "capacity_gib", "host_gib")
 _SPEED = ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
@@ -62,7 +70,7 @@ def _row(job: Job, plan: Plan, rank: int) -> dict[str, object]:
     return {
         "rank": rank,
         "id": view["id"],
-        **{key: view["layout"][key] for key in _LAYOUT},
+        **{key: view["layout"].get(key) for key in _LAYOUT},
         "recompute": " ".join(
             str(word)
             for word in (recompute.granularity, *recompute.modules, recompute.method, recompute.num_layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -9,14 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from topoplan.planner.plan import Plan
-from topoplan.planner.time_breakdown import LayerTimes, OperatorRow, TimeBreakdown
+from topoplan.planner.time_breakdown import CollectiveRow, LayerTimes, OperatorRow, TimeBreakdown, TimeRow
 from topoplan.planner.view import LAYER_KINDS, rounded
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.tables import heading, layer_kind, stage_name, stage_span, table_of
 from topoplan.report.text import counted, significant
 
 _MIB = 2**20
-_WITH_FORMULAS = 96
+WITH_FORMULAS = 96
 """Columns from which the operators have room for the names of their formulas."""
 
 # What a reader opens to check a figure: file and function of the formula, and what that is taken from.
@@ -99,7 +100,7 @@ def time_to_dict(plan: Plan, account: TimeBreakdown) -> dict[str, Any]:
             for row in account.rows
             if row.step_s
         ],
-        "layers": [_layer_to_dict(times) for times in account.layers],
+        "layers": [layer_to_dict(times) for times in account.layers],
         "ends": [
             {"name": row.name, "forward_s": rounded(row.forward_s), "backward_s": rounded(row.backward_s)}
             for row in account.ends
@@ -109,23 +110,26 @@ def time_to_dict(plan: Plan, account: TimeBreakdown) -> dict[str, Any]:
             "weights_s": rounded(account.weights_s),
             "exposed_s": rounded(sum(row.step_s for row in account.data_parallel)),
         },
-        "collectives": [
-            {
-                "name": row.name,
-                "kind": row.kind,
-                "ranks": row.ranks,
-                "nodes": row.nodes,
-                "mib": rounded(row.sent_bytes / _MIB),
-                "call_s": rounded(row.call_s),
-                "bytes_per_s": rounded(row.bytes_per_s),
-            }
-            for row in account.collectives
-        ],
+        "collectives": [collective_to_dict(row) for row in account.collectives],
         "sources": dict(SOURCES),
     }
 
 
-def _layer_to_dict(times: LayerTimes) -> dict[str, Any]:
+def collective_to_dict(row: CollectiveRow) -> dict[str, Any]:
+    """One kind of call over one kind of group."""
+    return {
+        "name": row.name,
+        "kind": row.kind,
+        "ranks": row.ranks,
+        "nodes": row.nodes,
+        "mib": rounded(row.sent_bytes / _MIB),
+        "call_s": rounded(row.call_s),
+        "bytes_per_s": rounded(row.bytes_per_s),
+    }
+
+
+def layer_to_dict(times: LayerTimes) -> dict[str, Any]:
+    """A kind of layer, operator by operator."""
     return {
         "attention": LAYER_KINDS[type(times.layer.attention)],
         "ffn": LAYER_KINDS[type(times.layer.ffn)],
@@ -148,7 +152,7 @@ def _layer_to_dict(times: LayerTimes) -> dict[str, Any]:
 def print_time(console: Console, plan: Plan, account: TimeBreakdown) -> None:
     """The parts of a step; the slowest stage operator by operator; what stands around its layers; collectives."""
     heading(console, "The step, by part", SOURCES["step"])
-    console.print(_parts(plan))
+    console.print(parts_table(plan, _WHAT, SOURCES))
     if len(account.stages) > 1:
         heading(console, "Stages, ms of one micro batch", SOURCES["stages"])
         console.print(_stages(account))
@@ -162,21 +166,23 @@ def print_time(console: Console, plan: Plan, account: TimeBreakdown) -> None:
             f"{name}, operator by operator: {layers} x {batches}; ms of one, s and % of all",
             SOURCES["layers"],
         )
-        console.print(_operators(plan, times, formulas=console.width >= _WITH_FORMULAS))
+        console.print(operators_table(plan, times, source_of, formulas=console.width >= WITH_FORMULAS))
     heading(console, "Around the layers")
-    console.print(_around(plan, account))
+    names = {row.part: _WHAT[row.part] for row in account.other}
+    rows = [row for row in account.rows if row.part in ("ends", "dp_comm", "optimizer") or row in account.other]
+    console.print(around_table(plan, rows, account.layers, names, source_of))
     if account.gradients_s:
         exposed = sum(row.step_s for row in account.data_parallel)
         total = account.gradients_s + account.weights_s
         console.print()
         paragraph(
             console,
-            f"Data parallel takes {_ms(total)} ms a step, {_ms(account.gradients_s)} for gradients and"
-            f" {_ms(account.weights_s)} for weights; computing hides all but {_ms(exposed)} ms.",
+            f"Data parallel takes {ms(total)} ms a step, {ms(account.gradients_s)} for gradients and"
+            f" {ms(account.weights_s)} for weights; computing hides all but {ms(exposed)} ms.",
         )
     if account.collectives:
         heading(console, "Collectives, one call with nothing to hide it", SOURCES["collectives"])
-        console.print(_collectives(account))
+        console.print(_collectives(account.collectives))
         paragraph(
             console,
             "MiB: the whole tensor, or what a rank sends. GB/s: MiB over ms, latency included. A reduce-scatter is"
@@ -185,23 +191,26 @@ def print_time(console: Console, plan: Plan, account: TimeBreakdown) -> None:
         )
 
 
-def _share(seconds: float, plan: Plan) -> str:
+def share_of(seconds: float, plan: Plan) -> str:
+    """Seconds in percent of the step."""
     return f"{100 * seconds / plan.time.step_s:.1f}"
 
 
-def _ms(seconds: float) -> str:
+def ms(seconds: float) -> str:
+    """Seconds in milliseconds; a dash for none."""
     return significant(1000 * seconds) if seconds else "-"
 
 
-def _parts(plan: Plan) -> Table:
+def parts_table(plan: Plan, what: Mapping[str, str], sources: Mapping[str, str]) -> Table:
+    """The parts of the step, the largest first, each in words and with the place of its formula."""
     table = table_of("part", right=("s", "%"), last=("what", "formula"))
     for name, seconds in sorted(plan.time.parts_s.items(), key=lambda item: -item[1]):
         table.add_row(
             Text(name),
             significant(seconds),
-            _share(seconds, plan),
-            _WHAT.get(name, ""),
-            Text(SOURCES[name], style="dim"),
+            share_of(seconds, plan),
+            what.get(name, ""),
+            Text(sources[name], style="dim"),
         )
     low, high = plan.time.band_s
     table.add_row(
@@ -209,7 +218,7 @@ def _parts(plan: Plan) -> Table:
         significant(plan.time.step_s),
         "100.0",
         f"expected within {significant(low)} to {significant(high)} s",
-        Text(SOURCES["band"], style="dim"),
+        Text(sources["band"], style="dim"),
         style="bold",
     )
     return table
@@ -221,21 +230,22 @@ def _stages(account: TimeBreakdown) -> Table:
         table.add_row(
             stage_span(row.stages),
             str(row.layers),
-            _ms(row.forward_s),
-            _ms(row.backward_s),
-            _ms(row.forward_s + row.backward_s),
+            ms(row.forward_s),
+            ms(row.backward_s),
+            ms(row.forward_s + row.backward_s),
             style="bold" if account.slowest in row.stages else None,
         )
     return table
 
 
-def _operators(plan: Plan, times: LayerTimes, *, formulas: bool) -> Table:
+def operators_table(plan: Plan, times: LayerTimes, source_of: Callable[[str, str], str], *, formulas: bool) -> Table:
     """Milliseconds of one layer and micro batch, then seconds of the step; the part, too, leads to the formula."""
     again = any(row.step_recompute_s for row in times.operators)
     columns = ("forward\nms", "backward\nms", *(["recomp.\nms"] if again else []), "step\ns", "\n%")
     table = table_of("\noperator", "\npart", right=columns, last=("\nformula",) if formulas else ())
     for row in times.operators:
-        home = source_of(row.part, row.name).split(";")[0].removeprefix("cost/compute.py ")
+        home = source_of(row.part, row.name).split(";")[0]
+        home = home.removeprefix("cost/compute.py ").removeprefix("cost/sharded/compute.py ")
         formula = [Text(home, style="dim")] if formulas else []
         table.add_row(Text(row.name), Text(row.part), *_figures(row, plan, again=again), *formula)
     total = sum(row.step_s + row.step_recompute_s for row in times.operators)
@@ -243,46 +253,51 @@ def _operators(plan: Plan, times: LayerTimes, *, formulas: bool) -> Table:
     if again:
         sums.append(sum(row.recompute_s for row in times.operators))
     table.add_row(
-        "together", "", *(_ms(seconds) for seconds in sums), significant(total), _share(total, plan), style="bold"
+        "together", "", *(ms(seconds) for seconds in sums), significant(total), share_of(total, plan), style="bold"
     )
     return table
 
 
 def _figures(row: OperatorRow, plan: Plan, *, again: bool) -> list[str]:
     total = row.step_s + row.step_recompute_s
-    repeated = [_ms(row.recompute_s)] if again else []
-    return [_ms(row.forward_s), _ms(row.backward_s), *repeated, significant(total), _share(total, plan)]
+    repeated = [ms(row.recompute_s)] if again else []
+    return [ms(row.forward_s), ms(row.backward_s), *repeated, significant(total), share_of(total, plan)]
 
 
-def _around(plan: Plan, account: TimeBreakdown) -> Table:
-    """Everything but the layers, and the sum of all."""
+def around_table(
+    plan: Plan,
+    rows: Sequence[TimeRow],
+    layers: Sequence[LayerTimes],
+    names: Mapping[str, str],
+    source_of: Callable[[str, str], str],
+) -> Table:
+    """Everything but the layers, and the sum of all. `names` has words for rows that are named as their part."""
     table = table_of("what", "part", right=("step\ns", "\n%"), last=("formula",))
-    rows = [row for row in account.rows if row.part in ("ends", "dp_comm", "optimizer") or row in account.other]
     for row in rows:
         table.add_row(
-            Text(_WHAT[row.part] if row.name == row.part else row.name),
+            Text(names.get(row.name, row.name)),
             Text(row.part),
             significant(row.step_s),
-            _share(row.step_s, plan),
+            share_of(row.step_s, plan),
             Text(source_of(row.part, row.name), style="dim"),
         )
-    layers = sum(row.step_s + row.step_recompute_s for times in account.layers for row in times.operators)
-    table.add_row("the layers, above", "", significant(layers), _share(layers, plan), "")
-    total = sum(row.step_s for row in account.rows)
-    table.add_row("the step", "", significant(total), _share(total, plan), "", style="bold")
+    within = sum(row.step_s + row.step_recompute_s for times in layers for row in times.operators)
+    table.add_row("the layers, above", "", significant(within), share_of(within, plan), "")
+    total = within + sum(row.step_s for row in rows)
+    table.add_row("the step", "", significant(total), share_of(total, plan), "", style="bold")
     return table
 
 
-def _collectives(account: TimeBreakdown) -> Table:
+def _collectives(rows: Sequence[CollectiveRow]) -> Table:
     table = table_of("call", "kind", right=("ranks", "nodes", "MiB", "ms", "GB/s"))
-    for row in account.collectives:
+    for row in rows:
         table.add_row(
             Text(row.name),
             row.kind,
             str(row.ranks),
             str(row.nodes),
             significant(row.sent_bytes / _MIB),
-            _ms(row.call_s),
+            ms(row.call_s),
             significant(row.bytes_per_s / 1e9),
         )
     return table

@@ -29,20 +29,32 @@ MARKS = {
     "gradient reduce": ("g", "red", "gradients reduced"),
     "optimizer": ("o", "magenta", "optimizer"),
     "parameter gather": ("w", "red", "weights gathered"),
+    "buffers": ("u", "cyan", "copies into and out of buffers"),
+    "launches": ("l", "yellow", "waiting for the host's launches"),
+    "copy": ("c", "yellow", "copies over PCIe"),
+    "host work": ("h", "magenta", "host work of a step"),
 }
+NUMBERED = ("forward", "recompute", "backward")
+"""Kinds that are work on a micro batch."""
 _CUT = " ~ "
 _PER_FORWARD = 1.0
 
 
 def timeline_to_dict(spec: Spec, plan: Plan, drawn: Timeline) -> dict[str, Any]:
     """The plan, what every rank spends the step on, and how far the ranking's formula is off; times in seconds."""
-    return {
-        "schema": SCHEMA,
-        **spec_to_dict(spec),
-        "plan": plan_to_dict(plan),
-        "timeline": {
-            "total_s": rounded(drawn.total_s),
-            "predicted_s": rounded(plan.time.step_s),
+    seconds = [{kind: rounded(size) for kind, size in mine.items()} for mine in drawn.busy]
+    view: dict[str, Any] = {"total_s": rounded(drawn.total_s), "predicted_s": rounded(plan.time.step_s)}
+    if drawn.lanes:
+        view |= {
+            "deviation": rounded(drawn.deviation),
+            "microbatches": drawn.microbatches,
+            "lanes": [
+                {"lane": lane, "seconds": seconds[number], "idle": rounded(drawn.idle_share(number))}
+                for number, lane in enumerate(drawn.lanes)
+            ],
+        }
+    else:
+        view |= {
             "pipeline": {
                 "start_s": rounded(drawn.pipeline_start_s),
                 "simulated_s": rounded(drawn.pipeline_s),
@@ -56,20 +68,21 @@ def timeline_to_dict(spec: Spec, plan: Plan, drawn: Timeline) -> dict[str, Any]:
                 for phase in drawn.phases
             ],
             "ranks": [
-                {
-                    "rank": rank,
-                    "seconds": {kind: rounded(seconds) for kind, seconds in drawn.busy[rank].items()},
-                    "bubble": rounded(drawn.idle_share(rank)),
-                }
+                {"rank": rank, "seconds": seconds[rank], "bubble": rounded(drawn.idle_share(rank))}
                 for rank in range(drawn.ranks)
             ],
-        },
-    }
+        }
+    return {"schema": SCHEMA, **spec_to_dict(spec), "plan": plan_to_dict(plan), "timeline": view}
 
 
 def totals_line(plan: Plan, drawn: Timeline) -> str:
     """The simulated step beside the predicted one, and where they differ."""
     off = round(100 * drawn.deviation, 1) or 0.0  # without the sign of what rounds to zero
+    if drawn.lanes:
+        return (
+            f"Step {significant(drawn.total_s, 4)} s simulated layer by layer, {significant(plan.time.step_s, 4)} s by"
+            f" the ranking's formula ({off:+.1f}%)."
+        )
     simulated, ranked = significant(drawn.pipeline_s, 4), significant(drawn.closed_form_s, 4)
     return (
         f"Step {significant(drawn.total_s, 4)} s simulated, {significant(plan.time.step_s, 4)} s as ranked:"
@@ -81,31 +94,42 @@ def print_timeline(console: Console, spec: Spec, plan: Plan, drawn: Timeline) ->
     """A line a pipeline rank, as wide as the console; then the legend and the totals."""
     paragraph(console, f"{spec_line(spec)}.", style="bold")
     batches = "1 micro batch" if drawn.microbatches == 1 else f"{drawn.microbatches} micro batches"
-    stages = f"{counted(drawn.ranks, 'pipeline rank')} x {counted(drawn.chunks, 'chunk')}"
-    paragraph(console, f"Plan {layout_label(plan.layout)}: {stages}, {batches} a step.")
-    label = len(str(drawn.ranks - 1))
+    who = f"{counted(drawn.ranks, 'pipeline rank')} x {counted(drawn.chunks, 'chunk')}"
+    if drawn.lanes:
+        gpus = plan.layout.world_size
+        who = "one GPU" if gpus == 1 else f"one of {gpus:,} GPUs, which all do the same"
+    paragraph(console, f"Plan {layout_label(plan.layout)}: {who}, {batches} a step.")
+    names, idle = lane_names(drawn), idle_name(drawn)
+    label = max(map(len, names))
     columns = console.width - label - len(" bubble") - 2
     shown, column_s = windows(drawn, columns - len(_CUT), _PER_FORWARD)
     counts = [max(1, round((window.end_s - window.start_s) / column_s)) for window in shown]
     console.print()
-    console.print(Text(f"{'':{label}} {_ruler(shown, counts):{columns}} bubble", style="dim"))
+    console.print(Text(f"{'':{label}} {_ruler(shown, counts):{columns}} {idle:>6}", style="dim"))
+    marked = 0 if drawn.lanes else max(range(drawn.ranks), key=drawn.idle_share)
     for rank in range(drawn.ranks):
-        line = Text(f"{rank:>{label}} ")
+        line = Text(f"{names[rank]:>{label}} ")
         for number, (window, count) in enumerate(zip(shown, counts, strict=True)):
             line.append(_CUT if number else "")
             for kind in _cells(drawn, rank, window, count):
                 mark, style, _ = MARKS[kind.removesuffix("'")]
                 line.append(mark.lower() if kind.endswith("'") else mark, style=style)
         line.append(" " * (label + 1 + columns - len(line)))
-        line.append(f" {100 * drawn.idle_share(rank):5.1f}%", style="bold" if rank == _most_idle(drawn) else "")
+        line.append(f" {100 * drawn.idle_share(rank):5.1f}%", style="bold" if rank == marked else "")
         console.print(line)
     console.print()
     paragraph(console, _legend(drawn, shown, column_s), style="dim")
     paragraph(console, totals_line(plan, drawn))
 
 
-def _most_idle(drawn: Timeline) -> int:
-    return max(range(drawn.ranks), key=drawn.idle_share)
+def lane_names(drawn: Timeline) -> tuple[str, ...]:
+    """What stands before the lines."""
+    return drawn.lanes or tuple(map(str, range(drawn.ranks)))
+
+
+def idle_name(drawn: Timeline) -> str:
+    """What stands above the shares of idle time."""
+    return "idle" if drawn.lanes else "bubble"
 
 
 def _ruler(shown: tuple[Window, ...], counts: list[int]) -> str:
@@ -136,7 +160,7 @@ def _cells(drawn: Timeline, rank: int, window: Window, count: int) -> list[str]:
 
     for event in drawn.events:
         if event.rank == rank and event.end_s > window.start_s and event.start_s < window.end_s:
-            later = event.chunk and event.kind in ("forward", "recompute", "backward")
+            later = event.chunk and event.kind in NUMBERED
             add(f"{event.kind}'" if later else event.kind, event.start_s, event.end_s)
     for phase in drawn.phases:
         add(phase.name, phase.start_s, phase.end_s)
@@ -161,6 +185,8 @@ def _legend(drawn: Timeline, shown: tuple[Window, ...], column_s: float) -> str:
     text += f" A column is {_milliseconds(column_s)}; what is narrower gets its share of the columns."
     if len(shown) > 1:
         text += f" At ~ {_seconds_left_out(shown)} s of the steady state are left out."
+    if drawn.lanes:
+        return f"{text} idle: share of the step in which there is nothing to do."
     return f"{text} bubble: share of the pipeline's time in which the rank is idle."
 
 

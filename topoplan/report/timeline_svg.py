@@ -1,4 +1,4 @@
-"""A timeline as a picture: one lane a pipeline rank, a box for each piece of work."""
+"""A timeline as a picture: one lane a pipeline rank, or a part of a GPU and its host; a box for each piece of work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from topoplan.planner.plan import Plan
 from topoplan.planner.timeline import Timeline
 from topoplan.report.text import layout_label, significant
-from topoplan.report.timeline import MARKS, totals_line
+from topoplan.report.timeline import MARKS, NUMBERED, idle_name, lane_names, totals_line
 from topoplan.report.windows import Window, windows
 
 MARK = "<!-- written by `topoplan timeline` -->"
@@ -19,7 +19,7 @@ _LANE, _GAP, _CHARACTER = 30, 6, 6.2
 _PER_FORWARD = 16.0
 _TICKS = 12
 _NARROWEST = 0.3
-"""Pixels; what is narrower is not drawn."""
+"""Pixels; what is narrower is not drawn, or in the lanes of a GPU as wide as this."""
 
 # Lightness in percent of the first and of the last chunk, behind hue and saturation.
 _SHADES = {"forward": (212, 62, 48, 78), "backward": (142, 42, 38, 72), "recompute": (178, 40, 42, 74)}
@@ -30,6 +30,10 @@ _PLAIN = {
     "gradient reduce": "#d1495b",
     "optimizer": "#6d4c8f",
     "parameter gather": "#ef8354",
+    "buffers": "#9bc1bc",
+    "launches": "#f2d398",
+    "copy": "#f2b134",
+    "host work": "#a7a2a9",
 }
 
 
@@ -46,11 +50,12 @@ def svg(title: str, plan: Plan, drawn: Timeline) -> str:
         f'<rect width="{width}" height="{height}" fill="white"/>',
         _text(_LEFT, 22, title, 'font-size="15" font-weight="bold"'),
         _text(_LEFT, 42, f"Plan {layout_label(plan.layout)}. {totals_line(plan, drawn)}", 'font-size="12"'),
-        _text(_LEFT + _DRAWN + 10, _TOP - 8, "bubble", 'fill="#555"'),
+        _text(_LEFT + _DRAWN + 10, _TOP - 8, idle_name(drawn), 'fill="#555"'),
     ]
     for rank in range(drawn.ranks):
         middle = _lane(rank) + _LANE / 2 + 4
-        out.append(_text(_LEFT - 8, middle, f"rank {rank}", 'text-anchor="end"'))
+        name = lane_names(drawn)[rank]
+        out.append(_text(_LEFT - 8, middle, name if drawn.lanes else f"rank {name}", 'text-anchor="end"'))
         out.append(_text(_LEFT + _DRAWN + 10, middle, f"{100 * drawn.idle_share(rank):.1f}%"))
     left = float(_LEFT)
     for number, window in enumerate(shown):
@@ -94,7 +99,10 @@ def _stretch(drawn: Timeline, window: Window, left: float, right: float, pixel_s
         x = left + max(0.0, start - window.start_s) / pixel_s
         wide = min(right, left + (end - window.start_s) / pixel_s) - x
         if wide < _NARROWEST:
-            return
+            # A lane of a GPU would look empty where many short calls follow each other.
+            if not drawn.lanes or wide <= 0:
+                return
+            wide = _NARROWEST
         edge = ' stroke="white" stroke-width="0.6"' if wide > 3 else ""
         out.append(f'<rect x="{x:.2f}" y="{_lane(rank)}" width="{wide:.2f}" height="{_LANE}" fill="{colour}"{edge}/>')
         if text and wide > len(text) * _CHARACTER + 3:
@@ -108,7 +116,7 @@ def _stretch(drawn: Timeline, window: Window, left: float, right: float, pixel_s
     for event in drawn.events:
         if event.end_s > window.start_s and event.start_s < window.end_s:
             colour = _colour(event.kind, event.chunk, drawn.chunks)
-            number = "" if event.kind == "p2p" else str(event.microbatch + 1)
+            number = str(event.microbatch + 1) if event.kind in NUMBERED else ""
             dark = drawn.chunks == 1 or event.chunk / (drawn.chunks - 1) < 0.6
             box(event.rank, event.start_s, event.end_s, colour, number, dark=dark)
     for phase in drawn.phases:

@@ -17,7 +17,7 @@ MARK = '{"otherData": {"writer": "topoplan timeline"'
 
 
 def trace(title: str, plan: Plan, drawn: Timeline) -> str:
-    """The file: one process, a thread for each pipeline rank, one event a line."""
+    """The file: one process, a thread for each pipeline rank or lane, one event a line."""
     head = {
         "writer": "topoplan timeline",
         "title": title,
@@ -38,20 +38,14 @@ def _events(plan: Plan, drawn: Timeline) -> list[dict[str, Any]]:
         {"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": f"step of {plan.id}"}}
     ]
     for rank in range(drawn.ranks):
-        name = {"name": f"pipeline rank {rank}"}
+        name = {"name": drawn.lanes[rank] if drawn.lanes else f"pipeline rank {rank}"}
         found.append({"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": name})
         found.append({"ph": "M", "pid": 0, "tid": rank, "name": "thread_sort_index", "args": {"sort_index": rank}})
     for event in drawn.events:
-        found.append(
-            _complete(event.kind, event.rank, event.start_s, event.end_s)
-            | {
-                "args": {
-                    "micro batch": event.microbatch,
-                    "chunk": event.chunk,
-                    "virtual stage": event.chunk * drawn.ranks + event.rank,
-                }
-            }
-        )
+        details = {"micro batch": event.microbatch}
+        if not drawn.lanes:
+            details |= {"chunk": event.chunk, "virtual stage": event.chunk * drawn.ranks + event.rank}
+        found.append(_complete(event.kind, event.rank, event.start_s, event.end_s) | {"args": details})
     for phase in drawn.phases:
         found += [_complete(phase.name, rank, phase.start_s, phase.end_s) for rank in range(drawn.ranks)]
     return found

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from topoplan.layout.forms import keys_of
 from topoplan.layout.layout import Layout
 from topoplan.layout.topology import Wiring, cluster_graph, local_ranks
-from topoplan.planner.communication import GroupLinks
+from topoplan.planner.communication import GroupLinks, StepFlow
 from topoplan.planner.view import cluster_to_dict, rounded
 from topoplan.specs.cluster import Cluster
 
 SCHEMA = "topoplan.topology/1"
 
 
-def topology_to_dict(cluster: Cluster, layout: Layout | None, rows: Sequence[GroupLinks]) -> dict[str, Any]:
+def topology_to_dict(
+    cluster: Cluster, layout: Layout | None, rows: Sequence[GroupLinks], flows: Sequence[StepFlow] = ()
+) -> dict[str, Any]:
     """The graph of the first node, with how often each part is there in the whole cluster, and the groups of a layout.
 
     Rates are bytes a second each way; a link has one entry for both directions.
@@ -46,10 +49,30 @@ def topology_to_dict(cluster: Cluster, layout: Layout | None, rows: Sequence[Gro
         ],
     }
     if layout is not None:
-        keys = ("tp", "pp", "cp", "dp", "ep", "etp")
+        keys: tuple[str, ...] = ("tp", "pp", "cp", "dp", "ep", "etp")
+        if not layout.is_megatron:
+            own = [key for key in ("zero_stage", "sharding", "ulysses") if key in keys_of(layout.backend)]
+            keys = ("backend", *own, "cp", "dp")
         view["layout"] = {key: getattr(layout, key) for key in keys}
         view["groups"] = [_group_to_dict(row) for row in rows]
+        if flows:
+            view["step"] = [_step_to_dict(one) for one in flows]
     return view
+
+
+def _step_to_dict(one: StepFlow) -> dict[str, Any]:
+    flow = one.flow
+    return {
+        "name": flow.name,
+        "group": one.group,
+        "kind": flow.call.kind,
+        "moment": flow.moment,
+        "times": flow.times,
+        "calls": flow.calls,
+        "member_bytes": rounded(one.member_bytes),
+        "links": [{"kind": link.kind, "bytes": rounded(link.step_bytes)} for link in one.links],
+        "step_s": rounded(flow.step_s),
+    }
 
 
 def _group_to_dict(row: GroupLinks) -> dict[str, Any]:

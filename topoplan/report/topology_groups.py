@@ -10,18 +10,27 @@ from rich.table import Table
 from rich.text import Text
 
 from topoplan.layout.layout import Layout
-from topoplan.planner.communication import GroupLinks
+from topoplan.planner.communication import GroupLinks, StepFlow
 from topoplan.report.paragraphs import paragraph
+from topoplan.report.sharded_time import MOMENTS
+from topoplan.report.tables import heading, table_of
+from topoplan.report.text import layout_label, significant
 from topoplan.report.topology_words import LINKS, rate_words
 
 _NAMES = {"dp_cp": "dp x cp"}
 _PATTERNS = {"ring": "ring", "neighbour": "to the next", "all-to-all": "all to all", "tree": "tree"}
 
+_MEANINGS = {
+    "ulysses": "ulysses: ranks that share a sequence",
+    "cp": "cp: ranks that share a sequence",
+    "shards": "shards: ranks that divide the states of the model between them",
+    "replicas": "replicas: ranks that hold the same states and add up their gradients",
+}
+
 
 def print_groups(console: Console, layout: Layout, rows: Sequence[GroupLinks]) -> None:
     """One row for each kind of group, its worst placed one."""
-    degrees = {key: getattr(layout, key) for key in ("tp", "pp", "cp", "dp", "ep", "etp")}
-    words = " ".join(f"{key}{value}" for key, value in degrees.items() if value > 1 or key in ("tp", "pp", "dp"))
+    words = _layout_words(layout)
     console.print()
     if not rows:
         paragraph(console, f"Communication groups of {words}: none has more than one member.", style="bold")
@@ -52,6 +61,8 @@ def print_groups(console: Console, layout: Layout, rows: Sequence[GroupLinks]) -
             f"{row.member_bytes_per_s / 1e9:.4g}",
         )
     console.print(table)
+    names = [row.name for row in rows]
+    meaning = "; ".join(_MEANINGS[name] for name in names if name in _MEANINGS and not layout.is_megatron)
     patterns = "; ".join(f"{_NAMES.get(row.name, row.name)}: {_PATTERNS[row.pattern]}" for row in rows)
 
     paragraph(
@@ -60,6 +71,49 @@ def print_groups(console: Console, layout: Layout, rows: Sequence[GroupLinks]) -
         " member sends, with what NCCL reaches of the links.",
         style="dim",
     )
+    if meaning:
+        paragraph(console, f"{meaning}.", style="dim")
+
+
+def _layout_words(layout: Layout) -> str:
+    """`tp4 pp2 dp4`, or `fsdp2 hybrid ulysses2 dp8`: what decides on the groups."""
+    if not layout.is_megatron:
+        return layout_label(layout).partition(" mbs")[0]
+    degrees = {key: getattr(layout, key) for key in ("tp", "pp", "cp", "dp", "ep", "etp")}
+    return " ".join(f"{key}{value}" for key, value in degrees.items() if value > 1 or key in ("tp", "pp", "dp"))
+
+
+def print_step_flows(console: Console, flows: Sequence[StepFlow]) -> None:
+    """What a GPU sends in a step, and what that puts on the busiest link of each kind."""
+    if not flows:
+        return
+    heading(console, "Bytes of a step, GB")
+    kinds = list(dict.fromkeys(link.kind for flow in flows for link in flow.links))
+    right = ("a GPU\nsends", *(f"busiest\n{LINKS[kind]}" for kind in kinds))
+    table = table_of("what", "group", "kind", "in", right=right)
+    totals = dict.fromkeys(kinds, 0.0)
+    for one in flows:
+        on_link = {link.kind: link.step_bytes for link in one.links}
+        for kind, size in on_link.items():
+            totals[kind] += size
+        times = f" x {one.flow.times}" if one.flow.times > 1 else ""
+        table.add_row(
+            Text(one.flow.name),
+            one.group,
+            one.flow.call.kind,
+            f"{MOMENTS[one.flow.moment]}{times}",
+            _gb(one.member_bytes),
+            *(_gb(on_link.get(kind, 0.0)) for kind in kinds),
+        )
+    if len(flows) > 1:
+        total = sum(one.member_bytes for one in flows)
+        table.add_row("together", "", "", "", _gb(total), *(_gb(totals[kind]) for kind in kinds), style="bold")
+    console.print(table)
+    paragraph(console, "Busiest: the most loaded link of its kind, one way, all groups together.", style="dim")
+
+
+def _gb(size_bytes: float) -> str:
+    return significant(size_bytes / 1e9) if size_bytes else "-"
 
 
 def members(ranks: Sequence[int]) -> str:

@@ -77,10 +77,17 @@ def verdict(comparison: Comparison, *, ascii_only: bool = False) -> list[str]:
     sentences += _reasons(comparison.memory, flip, "GiB", gib)
     if not comparison.is_tie:
         width = band(winner.time, ascii_only=ascii_only)
-        sentences.append(
-            f"Each prediction has a band of {width}. The two share most of an error, so their order is surer than their"
-            " speed."
-        )
+        if comparison.share_a_model:
+            words = (
+                f"Each prediction has a band of {width}. The two share most of an error, so their order is surer than"
+                " their speed."
+            )
+        else:
+            words = (
+                f"The predictions have bands of {width} and {band(loser.time, ascii_only=ascii_only)}, from two cost"
+                " models that share few errors: their order is no surer than their speed."
+            )
+        sentences.append(words)
     return sentences
 
 
@@ -124,7 +131,8 @@ def print_comparison(console: Console, spec: Spec, comparison: Comparison, *, ti
         decimals = len(significant(min(first.time.step_s, second.time.step_s), 4).partition(".")[2])
         console.print(_table(comparison.time, lambda seconds: f"{seconds:,.{decimals}f}", "step"))
     if memory:
-        heading(console, "Memory of the stage that needs most, GiB")
+        is_megatron = first.layout.is_megatron and second.layout.is_megatron
+        heading(console, f"Memory of the {'stage' if is_megatron else 'GPU'} that needs most, GiB")
         console.print(_table(comparison.memory, lambda size: f"{size / GIB:.2f}", "device"))
     console.print()
     beyond = " Beyond tensors: fragmentation, CUDA context, NCCL." if memory else ""

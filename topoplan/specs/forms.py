@@ -456,3 +456,9 @@ class ProfileForm(Form):
     time_band: Annotated[float | None, Share()] = _constant("Error band of the step time of a dense model in bf16.")
     moe_time_band: Annotated[float | None, Share()] = _constant("The same of a mixture of experts, in any precision.")
     eight_bit_time_band: Annotated[float | None, Share()] = _constant("The same of a dense model in fp8 and below.")
+    sharded_memory_band: Annotated[float | None, Share()] = _constant(
+        "Error band of memory under ddp, deepspeed and fsdp2."
+    )
+    sharded_time_band: Annotated[float | None, Share()] = _constant(
+        "Error band of the step time under ddp, deepspeed and fsdp2."
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from topoplan.backends.sharded import adapter_input_bytes, autocasts
 from topoplan.cost.activations import BF16, FP32
 from topoplan.cost.communicators import communicators_bytes
-from topoplan.cost.memory import Memory, StageMemory, margin_bytes, vision_kept_bytes
+from topoplan.cost.memory import Memory, StageMemory, stated_margin_bytes, vision_kept_bytes
 from topoplan.cost.moments import FREED, Moment
 from topoplan.cost.padding import longest_sequence
 from topoplan.cost.profile import Profile
@@ -118,6 +120,35 @@ def _moments(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerMemory:
+    """Equal layers that backward goes through, for one micro batch."""
+
+    layer: Layer
+    use: LayerUse
+    count: int
+    activations: EagerActivations
+    kept_bytes: float
+    """What one leaves from forward to backward."""
+
+    @property
+    def backward_bytes(self) -> float:
+        """What its own backward adds. A recomputed layer has all its activations again, beside what was kept."""
+        return self.activations.saved_bytes - self.kept_bytes + self.activations.backward_bytes
+
+
+def layer_memories(model: Model, job: Job, layout: Layout, profile: Profile) -> tuple[LayerMemory, ...]:
+    """Every kind of layer with its activations."""
+    tokens = tokens_of(job, layout)
+    uses = layer_uses(model, job, layout, tokens, longest_sequence(job, layout), flash=profile.flash_attention)
+    found = []
+    for layer, use, count in uses:
+        one = eager_activations(model, layer, use)
+        kept = _kept_bytes(model, layer, one, layout, tokens)
+        found.append(LayerMemory(layer=layer, use=use, count=count, activations=one, kept_bytes=kept))
+    return tuple(found)
+
+
 def sharded_memory(
     model: Model, cluster: Cluster, job: Job, layout: Layout, profile: Profile, *, with_moments: bool = False
 ) -> Memory:
@@ -125,18 +156,12 @@ def sharded_memory(
 
     `with_moments` hands out the moments too.
     """
-    tokens = tokens_of(job, layout)
-    uses = layer_uses(model, job, layout, tokens, longest_sequence(job, layout), flash=profile.flash_attention)
-    kept = backward = 0.0
-    for layer, use, count in uses:
-        one = eager_activations(model, layer, use)
-        own = _kept_bytes(model, layer, one, layout, tokens)
-        kept += count * own
-        # A recomputed layer has all its activations again, beside what was kept.
-        backward = max(backward, one.saved_bytes - own + one.backward_bytes)
+    layers = layer_memories(model, job, layout, profile)
+    kept = sum([one.count * one.kept_bytes for one in layers])
+    backward = max([one.backward_bytes for one in layers], default=0.0)
     states = sharded_states(model, cluster, job, layout)
     vision = vision_kept_bytes(model, job, layout)
-    loss = _loss_bytes(model, job, layout, tokens)
+    loss = _loss_bytes(model, job, layout, tokens_of(job, layout))
     moments = _moments(layout, states, kept=kept, loss=loss, layer=backward, vision=vision)
     peak = max(moments, key=lambda moment: moment.total_bytes)
     parts = {
@@ -165,7 +190,7 @@ def sharded_memory(
         reserved_bytes=reserved,
         device_bytes=device,
         capacity_bytes=cluster.gpu.memory_bytes,
-        margin_bytes=margin_bytes(model, cluster, profile, device),
+        margin_bytes=stated_margin_bytes(cluster, device * profile.sharded_memory_band),
         host_bytes=states.host_bytes * min(cluster.gpus_per_node, layout.world_size),
         host_capacity_bytes=cluster.host_memory_bytes,
         by_stage=(stage,),

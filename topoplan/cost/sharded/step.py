@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from topoplan.backends.sharded import HALF, SINGLE, moment_bytes, parameter_bytes, shards_of
 from topoplan.cost.collectives import all_gather_s, all_reduce_s
@@ -10,6 +11,7 @@ from topoplan.cost.compute import PARTS, elementwise_s, gemm_s
 from topoplan.cost.padding import load_of
 from topoplan.cost.profile import Profile
 from topoplan.cost.shard import Shard
+from topoplan.cost.sharded.activations import LayerUse
 from topoplan.cost.sharded.compute import LAUNCH_S, Tuning, eager_profile, eager_time
 from topoplan.cost.sharded.linears import LORA_RANK, Elements, elements_of, layer_linears
 from topoplan.cost.sharded.memory import layer_uses
@@ -19,10 +21,8 @@ from topoplan.layout.layout import Layout
 from topoplan.layout.placement import Group
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
-from topoplan.specs.model import Model
+from topoplan.specs.model import Layer, Model
 
-TIME_BAND = 0.3
-"""Half width of the interval that measured step times fell in, as a fraction."""
 ADAM_BYTES = 24
 """Moved by a fused Adam for one element beside its moments: fp32 gradient and weight read, weight written, the 16-bit
 weight written, and the gradient once more for its norm, read and scaled."""
@@ -41,14 +41,30 @@ ZERO3_HOOK_S = 100e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Passes:
+class LayerPass:
+    """Equal layers of a model, as a micro batch goes through them."""
+
+    layer: Layer
+    use: LayerUse
+    count: int
+    has_backward: bool
+    """Frozen layers before all trained ones have a forward alone."""
+    repeated: float
+    """Share of the forward that checkpointing runs again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
     """Forward and backward of all layers and the ends for one micro batch, in seconds."""
 
+    layers: tuple[LayerPass, ...]
     parts_s: dict[str, float]
     forward_s: float
     backward_s: float
     """With what checkpointing repeats."""
     recompute_s: float
+    ends_s: tuple[float, float]
+    """Of `forward_s` and `backward_s`: embedding, final norm, output layer and loss."""
     launched_s: float
     """What the host takes to launch it all."""
 
@@ -95,7 +111,7 @@ def _ends_s(
     return forward + elementwise_s(lookup, gpu, profile), backward + elementwise_s(lookup + table, gpu, profile)
 
 
-def _passes(model: Model, cluster: Cluster, job: Job, layout: Layout, profile: Profile) -> _Passes:
+def _passes(model: Model, cluster: Cluster, job: Job, layout: Layout, profile: Profile) -> Passes:
     shard, tuning = sharded_shard(layout, job, profile), tuning_of(job, layout)
     uses = layer_uses(model, job, layout, shard.tokens, shard.seq_len, flash=profile.flash_attention)
     parts = dict.fromkeys(PARTS, 0.0)
@@ -103,7 +119,9 @@ def _passes(model: Model, cluster: Cluster, job: Job, layout: Layout, profile: P
     kernels = [0, 0]
     again = {"full": 1.0, "selective": 0.5, "none": 0.0}[layout.recompute.granularity]
     repeated, seen = 0.0, 0
+    layers = []
     for layer, use, count in uses:
+        layers.append(LayerPass(layer=layer, use=use, count=count, has_backward=True, repeated=again))
         time = eager_time(model, layer, use, shard, cluster, profile, tuning)
         for name, ahead, back in zip(PARTS, time.forward_s, time.backward_s, strict=True):
             parts[name] += count * (ahead + back)
@@ -116,6 +134,7 @@ def _passes(model: Model, cluster: Cluster, job: Job, layout: Layout, profile: P
     if seen < model.num_layers and uses:
         # Layers that are frozen and before all trained ones have a forward alone.
         for layer in model.layers[: model.num_layers - seen]:
+            layers.append(LayerPass(layer=layer, use=uses[0][1], count=1, has_backward=False, repeated=0.0))
             time = eager_time(model, layer, uses[0][1], shard, cluster, profile, tuning)
             for name, ahead in zip(PARTS, time.forward_s, strict=True):
                 parts[name] += ahead
@@ -127,31 +146,51 @@ def _passes(model: Model, cluster: Cluster, job: Job, layout: Layout, profile: P
     found["ends"] = sum(ends)
     if repeated:
         found["recompute"] = repeated
-    return _Passes(
+    return Passes(
+        layers=tuple(layers),
         parts_s=found,
         forward_s=forward + ends[0],
         backward_s=backward + repeated + ends[1],
         recompute_s=repeated,
+        ends_s=ends,
         launched_s=LAUNCH_S * sum(kernels),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Traffic:
-    """Seconds of communication; those of a micro batch, and those once a step."""
+Moment = Literal["forward", "backward", "last", "after"]
+"""When ranks talk: in every forward, in every backward, in the last backward of a step, behind all work."""
 
-    forward_s: float = 0.0
-    """Weights gathered for a forward."""
-    backward_s: float = 0.0
-    """Weights gathered again, gradients reduced, in one micro batch."""
-    last_s: float = 0.0
-    """The same of the last micro batch only."""
-    after_s: float = 0.0
-    """Behind everything: weights handed out after the step."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """What one kind of group sends at one moment."""
+
+    name: str
+    kind: str
+    """all-gather, reduce-scatter or all-reduce."""
+    moment: Moment
+    group: Group
+    sent_bytes: float
+    """All tensors of the moment, whole."""
+    calls: int
+    """Collectives that they are cut into."""
+    seconds: float
+    """All of the calls, with nothing that hides them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Communication over the ranks that share states."""
+
+    flows: tuple[Flow, ...] = ()
     first_share: float = 0.0
     """Share of a pass that nothing hides: the first unit's."""
     copies_s: float = 0.0
     """Copies on the card, in a micro batch."""
+
+    def seconds(self, moment: Moment) -> float:
+        """All flows of a moment."""
+        return sum([flow.seconds for flow in self.flows if flow.moment == moment])
 
 
 def _calls(model: Model, layout: Layout, elements: Elements) -> int:
@@ -167,9 +206,7 @@ def _calls(model: Model, layout: Layout, elements: Elements) -> int:
     return max(1, round(elements.trained / BUCKET))
 
 
-def _traffic(
-    model: Model, cluster: Cluster, job: Job, layout: Layout, elements: Elements, profile: Profile
-) -> _Traffic:
+def _traffic(model: Model, cluster: Cluster, job: Job, layout: Layout, elements: Elements, profile: Profile) -> Traffic:
     """What the ranks tell each other.
 
     ZeRO (arXiv 1910.02054, section 7): stages 1 and 2 send as much as plain data parallelism, stage 3 half as much
@@ -178,12 +215,16 @@ def _traffic(
     each, shares = parameter_bytes(job, layout), shards_of(layout, cluster.gpus_per_node)
     world = Group(layout.world_size, 1)
     if layout.world_size == 1:
-        return _Traffic()
+        return Traffic()
 
     calls = _calls(model, layout, elements)
 
-    def gather(size: float, ranks: Group = world) -> float:
-        return calls * all_gather_s(ranks, size / calls, cluster, profile)
+    def flow(name: str, kind: str, moment: Moment, size: float, ranks: Group = world) -> Flow:
+        if kind == "all-reduce":
+            one, seconds = 1, all_reduce_s(ranks, size, cluster, profile)
+        else:
+            one, seconds = calls, calls * all_gather_s(ranks, size / calls, cluster, profile)
+        return Flow(name=name, kind=kind, moment=moment, group=ranks, sent_bytes=size, calls=one, seconds=seconds)
 
     # What is in 16 bits on the wire: all weights, but packed ones, which no backend splits.
     whole = HALF * (elements.total - elements.quantised)
@@ -192,29 +233,30 @@ def _traffic(
     reduced = (SINGLE if layout.backend == "fsdp2" and not job.pure_bf16 else HALF) * elements.trained
     unit = 1.0 / (model.num_layers + 1)
     if layout.backend == "ddp":
-        return _Traffic(
-            last_s=all_reduce_s(world, each.gradient * elements.trained, cluster, profile), first_share=unit
-        )
+        size = each.gradient * elements.trained
+        return Traffic(flows=(flow("gradients", "all-reduce", "last", size),), first_share=unit)
     if layout.backend == "deepspeed" and layout.zero_stage < 3:
-        reduce, after = gather(gradients), gather(gradients)
-        if layout.zero_stage == 1:
-            return _Traffic(last_s=reduce, after_s=after, first_share=unit)
-        return _Traffic(backward_s=reduce, after_s=after, first_share=unit)
+        reduced_in: Moment = "last" if layout.zero_stage == 1 else "backward"
+        return Traffic(
+            flows=(
+                flow("gradients to their shards", "reduce-scatter", reduced_in, gradients),
+                flow("weights after the step", "all-gather", "after", gradients),
+            ),
+            first_share=unit,
+        )
     copied = GATHER_COPY_BYTES * elements.total + REDUCE_COPY_BYTES * elements.trained
     copies = elementwise_s(copied, cluster.gpu, profile, kernels=0)
+    node = Group(shares.weights, 1)
+    flows = [
+        flow("weights for forward", "all-gather", "forward", whole, node),
+        flow("weights for backward", "all-gather", "backward", whole, node),
+        flow("gradients to their shards", "reduce-scatter", "backward", reduced, node),
+    ]
     if shares.weights < layout.world_size:
-        node = Group(shares.weights, 1)
         across = Group(layout.world_size // shares.weights, shares.weights)
-        reduce = gather(reduced, node) + all_reduce_s(across, reduced / shares.weights, cluster, profile)
-        return _Traffic(
-            forward_s=gather(whole, node),
-            backward_s=gather(whole, node) + reduce,
-            first_share=unit,
-            copies_s=copies,
-        )
-    return _Traffic(
-        forward_s=gather(whole), backward_s=gather(whole) + gather(reduced), first_share=unit, copies_s=copies
-    )
+        part = reduced / shares.weights
+        flows.append(flow("shards of gradients across nodes", "all-reduce", "backward", part, across))
+    return Traffic(flows=tuple(flows), first_share=unit, copies_s=copies)
 
 
 def _copies_s(cluster: Cluster, job: Job, layout: Layout, elements: Elements, profile: Profile) -> tuple[float, float]:
@@ -234,44 +276,101 @@ def _copies_s(cluster: Cluster, job: Job, layout: Layout, elements: Elements, pr
     return micro / rate, step / rate
 
 
-def _optimizer_s(cluster: Cluster, job: Job, layout: Layout, elements: Elements, profile: Profile) -> dict[str, float]:
-    """Seconds of Adam by place."""
+def _on_host(layout: Layout) -> bool:
+    return layout.offload or layout.offload_optimizer
+
+
+def _adam_s(cluster: Cluster, job: Job, layout: Layout, elements: Elements, profile: Profile) -> float:
+    """Seconds of Adam, where its states are."""
     own = elements.trained / shards_of(layout, cluster.gpus_per_node).optimizer
     moved = own * (ADAM_BYTES + 2 * moment_bytes(job))
-    if layout.offload or layout.offload_optimizer:
-        return {"optimizer": moved * min(cluster.gpus_per_node, layout.world_size) / HOST_ADAM_BYTES_PER_S}
-    return {"optimizer": elementwise_s(moved, cluster.gpu, profile, kernels=16)}
+    if _on_host(layout):
+        return moved * min(cluster.gpus_per_node, layout.world_size) / HOST_ADAM_BYTES_PER_S
+    return elementwise_s(moved, cluster.gpu, profile, kernels=16)
 
 
-def sharded_time(model: Model, cluster: Cluster, job: Job, layout: Layout, profile: Profile) -> Time:
-    """Seconds of one optimizer step; communication runs beside the work of its pass, all but the first unit's."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedTerms:
+    """What a step is made of, in seconds; those of a micro batch are `count` times in it."""
+
+    passes: Passes
+    traffic: Traffic
+    count: int
+    """Micro batches."""
+    exposed_forward_s: float
+    """Of a micro batch: communication beside its forward, as far as it makes it longer."""
+    exposed_backward_s: float
+    exposed_last_s: float
+    """The same of what is sent in the last backward alone."""
+    waited_s: float
+    """Of a micro batch: the GPU waits for the host's launches."""
+    copied_s: float
+    """Of a micro batch: copies over PCIe, hidden or not."""
+    exposed_copied_s: float
+    """Those that work on the GPU does not hide."""
+    copied_after_s: float
+    """Copies over PCIe once a step."""
+    adam_s: float
+    adam_on_host: bool
+    overhead_s: float
+    """Host work of a step."""
+    reference_s: float
+    """DPO's reference model, forward only, all micro batches."""
+
+    @property
+    def dp_comm_s(self) -> float:
+        """All communication that makes the step longer."""
+        hidden = self.exposed_forward_s + self.exposed_backward_s + self.traffic.copies_s
+        return self.count * hidden + self.exposed_last_s + self.traffic.seconds("after")
+
+
+def sharded_terms(model: Model, cluster: Cluster, job: Job, layout: Layout, profile: Profile) -> ShardedTerms:
+    """The terms of a step; communication runs beside the work of its pass, all but the first unit's."""
     elements = elements_of(model, job)
     passes = _passes(model, cluster, job, layout, profile)
     sent = _traffic(model, cluster, job, layout, elements, profile)
     copied, copied_after = _copies_s(cluster, job, layout, elements, profile)
-    count = layout.gradient_accumulation_steps
 
     def exposed(communication: float, work: float) -> float:
         left = max(communication - work, communication * sent.first_share)
         return left + INTERFERENCE * (communication - left)
 
-    hidden = exposed(sent.forward_s, passes.forward_s) + exposed(sent.backward_s, passes.backward_s) + sent.copies_s
-    comm = count * hidden + exposed(sent.last_s, passes.backward_s) + sent.after_s
+    forward = exposed(sent.seconds("forward"), passes.forward_s)
+    backward = exposed(sent.seconds("backward"), passes.backward_s)
     work = passes.forward_s + passes.backward_s
     launched = passes.launched_s
     if layout.backend == "deepspeed" and layout.zero_stage == 3:
         submodules = sum(12 for _ in model.layers)
         launched += ZERO3_HOOK_S * submodules * (2 if layout.recompute.granularity == "none" else 3)
-    waited = max(0.0, launched - work - hidden)
-    offload = count * max(0.0, copied - work) + copied_after
-    parts = {name: count * seconds for name, seconds in passes.parts_s.items()}
-    parts["host launches"] = count * waited
-    parts["dp_comm"] = comm
-    parts["offload"] = offload
-    parts |= _optimizer_s(cluster, job, layout, elements, profile)
-    parts["optimizer"] += profile.step_overhead_s
-    if job.stage == "dpo":
-        parts["reference"] = count * passes.forward_s
+    count = layout.gradient_accumulation_steps
+    return ShardedTerms(
+        passes=passes,
+        traffic=sent,
+        count=count,
+        exposed_forward_s=forward,
+        exposed_backward_s=backward,
+        exposed_last_s=exposed(sent.seconds("last"), passes.backward_s),
+        waited_s=max(0.0, launched - work - (forward + backward + sent.copies_s)),
+        copied_s=copied,
+        exposed_copied_s=max(0.0, copied - work),
+        copied_after_s=copied_after,
+        adam_s=_adam_s(cluster, job, layout, elements, profile),
+        adam_on_host=_on_host(layout),
+        overhead_s=profile.step_overhead_s,
+        reference_s=count * passes.forward_s if job.stage == "dpo" else 0.0,
+    )
+
+
+def sharded_time(model: Model, cluster: Cluster, job: Job, layout: Layout, profile: Profile) -> Time:
+    """Seconds of one optimizer step."""
+    terms = sharded_terms(model, cluster, job, layout, profile)
+    parts = {name: terms.count * seconds for name, seconds in terms.passes.parts_s.items()}
+    parts["host launches"] = terms.count * terms.waited_s
+    parts["dp_comm"] = terms.dp_comm_s
+    parts["offload"] = terms.count * terms.exposed_copied_s + terms.copied_after_s
+    parts["optimizer"] = terms.adam_s + terms.overhead_s
+    parts["reference"] = terms.reference_s
     parts = {name: seconds for name, seconds in parts.items() if seconds > 0.0}
     step_s = sum(parts.values())
-    return Time(step_s=step_s, band_s=(step_s * (1.0 - TIME_BAND), step_s * (1.0 + TIME_BAND)), parts_s=parts)
+    band = profile.sharded_time_band
+    return Time(step_s=step_s, band_s=(step_s * (1.0 - band), step_s * (1.0 + band)), parts_s=parts)
