@@ -16,7 +16,7 @@ from topoplan.catalog import model
 from topoplan.emit.trinity.document import trinity_files
 
 pytestmark = pytest.mark.verify
-pytest.importorskip("trinity.common.config", reason="needs trinity-rft")
+pytest.importorskip("trinity", reason="trinity-rft is not installed (the verify-trinity extra has it)")
 
 READ = """
 import json, sys

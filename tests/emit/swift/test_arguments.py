@@ -94,6 +94,7 @@ def test_what_the_plan_decides_may_be_said_again() -> None:
         ({"micro_batch_size": 1}, "swift sft", "which is one of `megatron sft`"),
         ({"beta": 1.0}, "swift sft", "which is one of `swift rlhf`"),
         ({"save_stepz": 1}, "swift sft", "did you mean 'save_steps'"),
+        ({"no_micro_batch_size": 1}, "megatron sft", "has no argument 'no_micro_batch_size'"),
         ({"no_packing": True}, "megatron sft", "write packing: false"),
         ({"hub_token": "hf_abc"}, "swift sft", "never written to a file"),
         ({"my_password": "hf_abc"}, "swift sft", "never written to a file"),

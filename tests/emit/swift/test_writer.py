@@ -80,3 +80,10 @@ def test_no_file_speaks_of_another_trainer() -> None:
     for what in ({}, {"backend": "deepspeed"}, {"backend": "fsdp2"}, {"backend": "mca"}):
         for name, text in files_for(**what).items():
             assert name == "plan.json" or "LLaMA-Factory" not in text, name
+
+
+def test_a_sample_is_shown_as_the_stage_and_the_model_want_it() -> None:
+    assert '{"role": "user"' in files_for()["README.md"]
+    assert '{"role": "user"' not in files_for(job={"stage": "pt"})["README.md"]
+    assert '"images"' not in files_for()["README.md"]
+    assert '"images": ["path"]' in files_for(model=QWEN3_VL_8B)["README.md"]

@@ -138,7 +138,7 @@ def _check_name(name: str, command: Command, where: str) -> None:
             remedy="set it in the environment of the nodes",
         )
     switch = name.removeprefix("no_")
-    if switch != name and switch in known.types and known.types[name] is None:
+    if switch != name and switch in known.types and known.types.get(name, {}) is None:
         # HfArgumentParser has it for switches that are on by default, and it would go past what the plan decides.
         raise SpecError(
             f"{name} is how a command line says {switch} false", where=where, remedy=f"write {switch}: false"

@@ -33,7 +33,13 @@ From then on every step prints a line with `loss`, `grad_norm` and
 _RESUME = """\
 start the same again. The script names the last whole checkpoint in `output_dir` to ms-swift, which
   takes up weights, optimizer and scheduler and skips the samples that it has seen."""
-_DATA = "Samples are shuffled in every epoch."
+_DATA = """\
+Each line of a `.jsonl` is a sample:
+   `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}`"""
+_DATA_PT = """\
+Each line of a `.jsonl` is a sample: `{"messages": [{"role": "assistant", "content": "..."}]}`"""
+_DATA_IMAGES = """, with
+   `"images": ["path"]` beside `messages` and `<image>` in its text, once an image"""
 _DATA_ON_NODES = """
    Each node tokenises them for itself, into `MODELSCOPE_CACHE`; where `env` in the spec makes that a directory which
    all nodes share, it is done once."""
@@ -65,10 +71,9 @@ def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
         checkpoint=replace(plain_checkpoint_size(spec, layout, values), saves_at_end=False),
         steps=training_steps(job, values.get("max_steps")),
         readme=_readme(
+            spec,
             f"ms-swift{engine}",
             install=(f"pip install ms-swift=={READ_AT}{extra}", *_flash_attention(values)),
-            resume=_RESUME,
-            nodes=spec.cluster.nodes,
             files=files,
         ),
     )
@@ -102,13 +107,12 @@ def _run_megatron(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Trai
         checkpoint=_megatron_checkpoint(spec, values),
         steps=megatron_steps(spec.job, values.get("train_iters")),
         readme=_readme(
+            spec,
             "ms-swift on Megatron-core (mcore_bridge)",
             install=(
                 f"pip install ms-swift=={READ_AT} mcore-bridge=={BRIDGE} megatron-core=={CORE}{_vision_packages(spec)}",
                 f"pip install --no-build-isolation 'transformer_engine[pytorch]' {_FLASH}",
             ),
-            resume=_RESUME,
-            nodes=spec.cluster.nodes,
         ),
     )
 
@@ -148,16 +152,18 @@ def _trainer_run(
 
 
 def _readme(
-    engine: str, *, install: tuple[str, ...], resume: str, nodes: int, files: tuple[tuple[str, str], ...] = ()
+    spec: Spec, engine: str, *, install: tuple[str, ...], files: tuple[tuple[str, str], ...] = ()
 ) -> ReadmeWords:
+    data = _DATA_PT if spec.job.stage == "pt" else _DATA
+    data += (_DATA_IMAGES if spec.model.vision is not None else "") + ". They are shuffled in every epoch."
     return ReadmeWords(
         engine=engine,
         packages="ms-swift and what it runs on",
         install=install,
-        data_note=_DATA + (_DATA_ON_NODES if nodes > 1 else ""),
+        data_note=data + (_DATA_ON_NODES if spec.cluster.nodes > 1 else ""),
         dataset_words="to a file of samples (`.jsonl`) or to a hub id",
         progress=_PROGRESS,
-        resume=resume,
+        resume=_RESUME,
         files=files,
     )
 
