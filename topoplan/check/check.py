@@ -116,7 +116,7 @@ def check_setup(setup: Setup, against: Against) -> Checked:
         prediction, told = predicted(
             configuration, setup, against.cluster, search=search, model=against.model, profile=against.profile
         )
-        if against.cluster is not None or told:
+        if against.cluster is not None:
             predictions.append(prediction)
         found += [one for one in told if not _is_known(one, found)]
     used = {id(configuration.part) for configuration in setup.configurations}
@@ -196,6 +196,8 @@ def _whole(setup: Setup) -> Iterable[Configuration]:
         if is_whole(configuration) and configuration.source.data not in seen:
             seen.append(configuration.source.data)
             yield configuration
+    if not seen and not setup.launches:
+        yield from setup.of("deepspeed")  # no trainer is there to use it
 
 
 def _is_known(finding: Finding, found: Iterable[Finding]) -> bool:
@@ -211,7 +213,7 @@ def _remembering(search: Search) -> Search:
 
     def find(spec: Spec) -> Ranking:
         for other, ranking in known:
-            if other.model is spec.model and other.job == spec.job and _gpus(other) == _gpus(spec):
+            if other.model is spec.model and other.job == spec.job and _machines(other) == _machines(spec):
                 return ranking
         ranking = search(spec)
         known.append((spec, ranking))
@@ -220,5 +222,6 @@ def _remembering(search: Search) -> Search:
     return find
 
 
-def _gpus(spec: Spec) -> tuple[int, int]:
-    return spec.cluster.nodes, spec.cluster.gpus_per_node
+def _machines(spec: Spec) -> tuple[str, int, int, int | None]:
+    cluster = spec.cluster
+    return cluster.gpu.name, cluster.nodes, cluster.gpus_per_node, cluster.host_memory_bytes

@@ -6,16 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from topoplan import catalog
 from topoplan.backends.mca import check_job, check_precision
+from topoplan.check.best import NOTHING_FITS, Way, any_samples, best_of, sentence, ways_to_fit
+from topoplan.check.job.deepspeed_alone import gpus_of
 from topoplan.check.job.keys_of_layout import trainer_keys
-from topoplan.check.job.processes import Processes
+from topoplan.check.job.processes import Processes, processes_for
 from topoplan.check.job.translate import Translation, translate
+from topoplan.check.job.values import Keys, NotPredictedError
+from topoplan.check.offload import offload_findings
 from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.rules.finding import Finding, Severity
+from topoplan.check.rules.layout_keys import key_line
 from topoplan.check.rules.legality import broken_rules, legality_findings
-from topoplan.check.zero_bound import Bound, bound_findings, bound_of
 from topoplan.emit.trainer_keys import known_keys
-from topoplan.emit.trainer_support import check_supported
 from topoplan.emit.trainer_yaml import trainer_file
 from topoplan.errors import InputError
 from topoplan.layout.rules import facts_of
@@ -26,11 +30,16 @@ from topoplan.planner.what_if import Search
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
+from topoplan.units import GIB
 
 MUCH_FASTER = 0.15
 """What the best plan gains over a configuration, as a share of its throughput, from which it is worth a warning."""
 A_LITTLE_FASTER = 0.03
 """Below this nothing is said: the figures show it."""
+_USUAL_CARD = "a100-sxm-80gb"
+"""What is meant where no cluster is given: the largest card that most people have."""
+_USUAL_GPUS = 8
+"""Of a machine, where no command says how many."""
 _FOLLOWING = ("apply_rope_fusion", "moe_token_dispatcher_type")
 """Keys of the Megatron path that are right for one layout and wrong for another."""
 
@@ -56,8 +65,12 @@ class Prediction:
     """None where the layout is illegal."""
     best: Plan | None = None
     """None where no layout fits."""
-    bound: Bound | None = None
-    """What other trainers need at the least."""
+    own: Plan | None = None
+    """The best one of the configuration's own backend."""
+    ways: tuple[Way, ...] = ()
+    """Where nothing fits: with what it would."""
+    told: bool = False
+    """A finding says why there is no plan."""
     reason: str = ""
     """Why there is no plan."""
     no_best: str = ""
@@ -72,24 +85,31 @@ class Prediction:
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """The trainer's keys in which the best plan differs."""
-        if self.translation is None or self.best is None:
+        """The trainer's keys in which the best plan differs: of the same backend, where that has one."""
+        target = self.own or self.best
+        if self.translation is None or target is None:
             return ()
         spec, layout = self.translation.spec, self.translation.layout
-        is_moe = facts_of(spec.model).is_moe
-        now = trainer_keys(layout, is_moe=is_moe)
-        best = trainer_keys(self.best.layout, is_moe=is_moe)
-        if layout.backend == "mca":
-            emitted = trainer_file(_any_samples(spec), self.best).values
+        is_moe, is_swift = facts_of(spec.model).is_moe, self.configuration.trainer.startswith("swift")
+        now = trainer_keys(layout, is_moe=is_moe, is_swift=is_swift)
+        best = trainer_keys(target.layout, is_moe=is_moe, is_swift=is_swift)
+        written = self.configuration.source.data
+        if layout.backend == "mca" == target.layout.backend:
+            emitted = trainer_file(any_samples(spec), target).values
             for key in _FOLLOWING:
                 if emitted.get(key) not in (None, True):  # switching on what is off changes nothing that is predicted
                     now[key] = self.configuration.get(key, known_keys()[key].default)
                     best[key] = emitted[key]
-        written = self.configuration.source.data
+        elif layout.is_megatron != target.layout.is_megatron:
+            best = {key: value for key, value in best.items() if key in now or value not in (1, False)}
+            if not is_swift:
+                best["USE_MCA"] = 1 if target.layout.is_megatron else None
+        if now.get("deepspeed") and now["deepspeed"] != best.get("deepspeed"):
+            now["deepspeed"] = written.get("deepspeed", now["deepspeed"])
         return tuple(
-            Change(key=key, now=now[key], best=best[key])
-            for key in now
-            if now[key] != best[key] and (best[key] is not None or key in written)
+            Change(key=key, now=now.get(key), best=best.get(key))
+            for key in dict.fromkeys((*now, *best))
+            if now.get(key) != best.get(key) and (best.get(key) is not None or key in written)
         )
 
 
@@ -104,18 +124,18 @@ def predicted(
 ) -> tuple[Prediction, tuple[Finding, ...]]:
     """The prediction of a whole configuration and what is to be said of it.
 
-    `search` finds the best plan; `model` takes the place of the one that is named. Without a cluster only the lower
-    bound of trainers that shard their states is worked out.
+    `search` finds the best plan; `model` takes the place of the one that is named. Without a cluster it is held against
+    the cards that most people have at the most, where the command says how many.
     """
-    if not (setup.uses_mca(configuration) or configuration.trainer == "swift-megatron"):
-        return _bounded(configuration, setup, cluster, model)
     if cluster is None:
-        return Prediction(configuration=configuration), ()
+        return _on_usual_cards(configuration, setup, search=search, model=model)
     try:
         translation = translate(configuration, setup, cluster, model=model, profile=profile)
+    except NotPredictedError as error:
+        return _not_predicted(configuration, error)
     except InputError as error:
         return Prediction(configuration=configuration, reason=str(error)), ()
-    found = list(_process_findings(translation.processes, cluster))
+    found = [*_process_findings(translation.processes, cluster), *_batch_finding(translation)]
     try:
         (check_job if translation.layout.backend == "mca" else check_precision)(translation.spec)
     except InputError as error:
@@ -128,52 +148,92 @@ def predicted(
             remedy=error.remedy,
         )
         return Prediction(configuration=configuration, translation=translation, reason=error.what), (*found, refused)
-    prediction = _with_best(translation, search)
-    return prediction, (*found, *_samples_finding(translation), *legality_findings(translation), *_verdict(prediction))
+    prediction = _with_best(translation, cluster, search)
+    told = (*found, *_samples_finding(translation), *legality_findings(translation), *_verdict(prediction))
+    return prediction, told
 
 
-def _bounded(
-    configuration: Configuration, setup: Setup, cluster: Cluster | None, model: str | None
+def _not_predicted(configuration: Configuration, error: NotPredictedError) -> tuple[Prediction, tuple[Finding, ...]]:
+    finding = Finding(
+        rule="not-predicted",
+        severity="note",
+        part=configuration.part,
+        line=configuration.line(error.key),
+        what=error.what,
+        why="no formula here covers its memory and speed, so that no number is given",
+    )
+    return Prediction(configuration=configuration, reason=error.what, told=True), (finding,)
+
+
+def _on_usual_cards(
+    configuration: Configuration, setup: Setup, *, search: Search, model: str | None
 ) -> tuple[Prediction, tuple[Finding, ...]]:
-    reason = "only the Megatron trainers are predicted so far"
+    """Without a cluster: a warning where the GPUs of the command cannot hold it even if they are large ones."""
+    processes = processes_for(setup, configuration)
+    nothing = Prediction(configuration=configuration), ()
+    nodes, gpus = (processes.nodes, processes.gpus_per_node) if processes else (None, None)
+    cluster = _usual_machines(nodes or 1, gpus or _USUAL_GPUS)
     try:
-        bound = bound_of(configuration, setup, cluster, model=model)
-    except InputError as error:
-        return Prediction(configuration=configuration, reason=f"{reason}; {error}"), ()
-    found = () if bound is None else tuple(bound_findings(bound, configuration, cluster))
-    return Prediction(configuration=configuration, bound=bound, reason=reason), found
+        translation = translate(configuration, setup, cluster, model=model)
+        if broken_rules(_without_path(translation.spec), translation.layout):
+            return nothing
+        plan = predict(_without_path(translation.spec), translation.layout)
+    except InputError:
+        return nothing
+    found = [replace(one, severity="note") for one in offload_findings(translation, plan)]
+    if nodes and gpus and plan.memory.device_bytes > plan.memory.capacity_bytes:
+        prediction = Prediction(configuration=configuration, translation=translation, plan=plan)
+        prediction = _with_ways(_compared(prediction, search), cluster, search)
+        found += [replace(one, severity="warning") for one in _misfit(prediction)]
+    return nothing[0], tuple(found)
 
 
-def _with_best(translation: Translation, search: Search) -> Prediction:
-    spec, plan, reason = translation.spec, None, ""
-    if broken := broken_rules(spec, translation.layout):
-        reason = f"the layout breaks rule {broken[0][0].name}: {broken[0][1]}"
-    else:
-        plan = predict(spec, translation.layout)
-    best, no_best = None, ""
-    try:
-        plans = search(spec).plans
-        # Predicted once more, since a search lists no more stages than it needs.
-        best = predict(spec, plans[0].layout) if plans else None
-        no_best = "" if best else "no layout of this job fits"
-        if best is not None and best.layout.backend == "mca":
-            check_supported(_any_samples(spec), best.layout)
-    except InputError as error:
-        best = None
-        no_best = error.what
-    return Prediction(
-        configuration=translation.configuration,
-        translation=translation,
-        plan=plan,
-        best=best,
-        reason=reason,
-        no_best=no_best,
+def _usual_machines(nodes: int, gpus_per_node: int) -> Cluster:
+    gpu = catalog.gpu(_USUAL_CARD)
+    return Cluster(
+        name=f"{nodes} x {gpus_per_node} {gpu.name}",
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        gpu=gpu,
+        nvlink_bytes_per_s=gpu.nvlink_bytes_per_s,
+        nvlink_domain_gpus=gpus_per_node,
+        pcie_bytes_per_s=gpu.pcie_bytes_per_s,
+        nics_per_node=gpu.nics_per_node,
+        nic_bytes_per_s=gpu.nic_bytes_per_s,
     )
 
 
-def _any_samples(spec: Spec) -> Spec:
-    """The spec without the number of samples: too few for a step have a finding of their own, and bind no layout."""
-    return replace(spec, job=replace(spec.job, samples=None))
+def _without_path(spec: Spec) -> Spec:
+    """A spec that was not read from a file need not say host_memory: it is told what is needed."""
+    return replace(spec, path=None)
+
+
+def _with_best(translation: Translation, cluster: Cluster, search: Search) -> Prediction:
+    spec, plan, reason = _without_path(translation.spec), None, ""
+    if broken := broken_rules(spec, translation.layout):
+        reason = f"the layout breaks rule {broken[0][0].name}: {broken[0][1]}"
+    else:
+        try:
+            plan = predict(spec, translation.layout)
+        except InputError as error:
+            reason = error.what
+    prediction = Prediction(configuration=translation.configuration, translation=translation, plan=plan, reason=reason)
+    return _with_ways(_compared(prediction, search), cluster, search)
+
+
+def _compared(prediction: Prediction, search: Search) -> Prediction:
+    if prediction.translation is None:
+        return prediction
+    best = best_of(prediction.translation, search)
+    return replace(prediction, best=best.plan, own=best.own, no_best=best.reason)
+
+
+def _with_ways(prediction: Prediction, cluster: Cluster, search: Search) -> Prediction:
+    """What would fit, where nothing does on these machines."""
+    translation, plan = prediction.translation, prediction.plan
+    if translation is None or prediction.best is not None or (plan is not None and plan.fits):
+        return prediction
+    return replace(prediction, ways=tuple(ways_to_fit(translation, cluster, search)))
 
 
 # Findings ------------------------------------------------------------------------------------------------------------
@@ -199,6 +259,23 @@ def _process_findings(processes: Processes | None, cluster: Cluster) -> Iterator
     )
 
 
+def _batch_finding(translation: Translation) -> Iterator[Finding]:
+    """Of a DeepSpeed file alone; where a command starts it, `rules/deepspeed.py` tells."""
+    configuration, world = translation.configuration, translation.spec.cluster.world_size
+    gpus = gpus_of(Keys(configuration, {})) if configuration.trainer == "deepspeed" else None
+    if gpus is None or gpus == world:
+        return
+    yield Finding(
+        rule="deepspeed-batch",
+        severity="error",
+        part=configuration.part,
+        line=configuration.line("train_batch_size"),
+        what=f"the three batch sizes hold for {gpus} GPUs, and {translation.spec.cluster.name} has {world}",
+        why="DeepSpeed asserts the equation; predicted is the batch that one GPU and the accumulation make",
+        remedy=f"write train_batch_size {translation.spec.job.global_batch_size}",
+    )
+
+
 def _samples_finding(translation: Translation) -> Iterator[Finding]:
     job = translation.spec.job
     micro_batches = translation.layout.micro_batch_size * translation.layout.dp
@@ -219,30 +296,22 @@ def _verdict(prediction: Prediction) -> Iterator[Finding]:
     translation, plan, best = prediction.translation, prediction.plan, prediction.best
     if translation is None:
         return
-    if prediction.no_best:
+    is_over = plan is not None and plan.memory.excess_bytes > 0.0
+    if prediction.no_best and not is_over:
         yield Finding(
             rule="plan-nothing-fits",
             severity="note" if plan and plan.fits else "warning",
             part=translation.configuration.part,
-            what=f"a search found no layout for this job on {translation.spec.cluster.name}",
+            what=f"a search found no layout for this job on {_gpus(translation.spec)}",
             why=prediction.no_best,
-            remedy="use more or larger GPUs, or a smaller global batch or length",
+            remedy=sentence(prediction.ways) or "use more or larger GPUs, or a smaller global batch or length",
         )
     if plan is None:
         return
     spec, to_best = translation.spec, _towards_best(prediction)
+    yield from offload_findings(translation, plan)
     if not plan.fits:
-        out, memory = memory_rejection(spec, plan.layout), plan.memory
-        is_close = memory.device_bytes <= memory.capacity_bytes and memory.excess_bytes > 0.0
-        lengths = "" if spec.job.packs else f", with sequences of {spec.job.seq_len:,} tokens: shorter ones take less"
-        yield Finding(
-            rule="plan-does-not-fit",
-            severity="warning" if is_close else "error",
-            part=translation.configuration.part,
-            what=f"{'may not fit' if is_close else 'does not fit'}: {out.reason}",
-            why=f"predicted for {plan.id} on {spec.cluster.world_size} GPUs of {spec.cluster.name}{lengths}",
-            remedy="; ".join(filter(None, (out.fix, to_best))),
-        )
+        yield from _misfit(prediction)
         return
     faster = (prediction.faster or 1.0) - 1.0
     if best is not None and faster >= A_LITTLE_FASTER:
@@ -251,9 +320,69 @@ def _verdict(prediction: Prediction) -> Iterator[Finding]:
             severity="warning" if faster >= MUCH_FASTER else "note",
             part=translation.configuration.part,
             what=f"the best plan for this job on these GPUs is {faster:.0%} faster",
-            why=f"{best.id} instead of {plan.id}, with the same global batch of {spec.job.global_batch_size}",
+            why=f"{_named(best)} instead of {plan.id}, with the same global batch of {spec.job.global_batch_size}"
+            + _of_own_backend(prediction),
             remedy=to_best,
         )
+
+
+def _named(plan: Plan) -> str:
+    """The id, with what trains it where that does not show."""
+    return f"{plan.id} (Megatron)" if plan.layout.is_megatron else plan.id
+
+
+def _of_own_backend(prediction: Prediction) -> str:
+    """What the best plan of the same backend gains, where another backend has the best of all."""
+    plan, best, own = prediction.plan, prediction.best, prediction.own
+    if plan is None or own is None or best is None or own.id == best.id:
+        return ""
+    gain = own.tokens_per_s_per_gpu / plan.tokens_per_s_per_gpu - 1.0
+    much = f"{gain:.0%} faster" if gain >= A_LITTLE_FASTER else "as fast as this"
+    return f"; the best with {own.layout.backend} is {own.id}, {much}"
+
+
+def _misfit(prediction: Prediction) -> Iterator[Finding]:
+    """That a plan is over the card, by how much, and what would fit."""
+    translation, plan = prediction.translation, prediction.plan
+    if translation is None or plan is None or plan.memory.excess_bytes <= 0.0:
+        return  # the host memory is too small, which has a finding of its own
+    spec, memory, layout = translation.spec, plan.memory, plan.layout
+    out = memory_rejection(_without_path(spec), layout)
+    is_close = memory.device_bytes <= memory.capacity_bytes
+    lengths = "" if spec.job.packs else f", with sequences of {spec.job.seq_len:,} tokens: shorter ones take less"
+    parts = "" if layout.is_megatron else f": {_parts(plan)}"
+    target = prediction.own or prediction.best
+    if target is None:
+        nothing = "nothing else fits" if prediction.no_best == NOTHING_FITS else prediction.no_best
+        as_is = "" if spec.cluster.host_memory_bytes else ", whose spec states no host_memory to offload to"
+        remedies = [f"{nothing} on these GPUs{as_is}", sentence(prediction.ways)]
+    elif layout.is_megatron:
+        remedies = [out.fix, _towards_best(prediction)]
+    else:
+        remedies = [f"on these GPUs fits {_named(target)}: {_towards_best(prediction)}"]
+    yield Finding(
+        rule="plan-does-not-fit",
+        severity="warning" if is_close else "error",
+        part=translation.configuration.part,
+        line=key_line(translation.configuration, ("deepspeed", "fsdp")) if not layout.is_megatron else None,
+        what=f"{'may not fit' if is_close else 'does not fit'}: {out.reason}",
+        why=f"predicted for {plan.id} of {spec.model.name} on {_gpus(spec)}{parts}{lengths}",
+        remedy="; ".join(filter(None, remedies)),
+    )
+
+
+def _gpus(spec: Spec) -> str:
+    count, name = spec.cluster.world_size, spec.cluster.name
+    return f"{count} GPU{'' if count == 1 else 's'} of {name}"
+
+
+def _parts(plan: Plan) -> str:
+    """`56.9 GiB weights, 11.4 GiB gradients, 68.2 GiB optimizer, 9.6 GiB activations and buffers`."""
+    stage = max(plan.memory.by_stage, key=lambda one: one.allocated_bytes)
+    states = {name: stage.parts_bytes.get(name, 0.0) for name in ("weights", "gradients", "optimizer")}
+    rest = plan.memory.device_bytes - sum(states.values())
+    rows = [f"{size / GIB:.1f} GiB {name}" for name, size in states.items() if size]
+    return ", ".join([*rows, f"{rest / GIB:.1f} GiB activations, buffers and context"])
 
 
 def _towards_best(prediction: Prediction) -> str:
