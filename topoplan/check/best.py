@@ -11,7 +11,7 @@ from topoplan.errors import InputError
 from topoplan.layout.layout import SHARDED_BACKENDS
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
-from topoplan.planner.rank import ranked
+from topoplan.planner.rank import TIE, ranked
 from topoplan.planner.what_if import Search
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.spec import Spec
@@ -74,10 +74,13 @@ def best_of(translation: Translation, search: Search, spec: Spec | None = None) 
                 # Predicted once more, since a search lists no more stages than it needs.
                 found[backend] = predict(replace(pinned, path=None), plans[0].layout)
         except InputError as error:
-            reason = reason or (error.what if backend == translation.layout.backend else "")
+            reason = reason or (error.what if backend == layout.backend else "")
     if not found:
         return Best(reason=reason or NOTHING_FITS)
-    return Best(plan=ranked(list(found.values()))[0], own=found.get(translation.layout.backend))
+    best, own = ranked(list(found.values()))[0], found.get(layout.backend)
+    if own is not None and own.tokens_per_s_per_gpu >= best.tokens_per_s_per_gpu * (1.0 - TIE):
+        best = own  # another backend that is as fast is no reason to change
+    return Best(plan=best, own=own)
 
 
 def any_samples(spec: Spec) -> Spec:

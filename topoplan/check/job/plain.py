@@ -27,6 +27,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
         (
             *("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_llama_pro", "use_dora"),
             *("use_unsloth", "use_unsloth_gc", "use_kt", "shift_attn", "fp8", "upcast_lmhead_output"),
+            *("use_asft_loss", "use_dft_loss", "use_eaft_loss"),
         ),
         (False,),
     ),
@@ -68,6 +69,8 @@ def plain_layout(keys: Keys, model: Model, sharding: Sharding, world: int, launc
 def plain_job(keys: Keys, model: Model, layout: Layout, sharding: Sharding, seq_len: int) -> Job:
     """The job. Raises NotPredictedError for what is not predicted."""
     refuse(keys, _OFF)
+    if not keys.flag("do_train") and (keys.flag("do_predict") or keys.flag("do_eval")):
+        keys.not_predicted(("do_predict" if keys.flag("do_predict") else "do_eval",), "a run that does not train")
     stage, method = keys.text("stage") or "sft", keys.text("finetuning_type")
     if stage not in STAGES:
         keys.not_predicted(("stage",))
@@ -94,8 +97,7 @@ def plain_job(keys: Keys, model: Model, layout: Layout, sharding: Sharding, seq_
         lora_target=_targets(keys),
         quantization_bit=bits,
         freeze_trainable_layers=layers if isinstance(layers, int) and layers else 2,
-        # accelerate keeps what FSDP2 trains in fp32 all the same where it has a mixed precision.
-        pure_bf16=pure and not (layout.backend == "fsdp2" and sharding.casts),
+        pure_bf16=pure and not _keeps_fp32(sharding),
         optimizer=optimizer_of(keys),
         freeze_vision_tower=freezes and keys.flag("freeze_vision_tower"),
         freeze_multi_modal_projector=freezes and keys.flag("freeze_multi_modal_projector"),
@@ -105,6 +107,15 @@ def plain_job(keys: Keys, model: Model, layout: Layout, sharding: Sharding, seq_
     )
     check_something_trained(keys, "freeze_language_model", job)
     return job
+
+
+def _keeps_fp32(sharding: Sharding) -> bool:
+    """Whatever pure_bf16 says.
+
+    accelerate casts what FSDP2 trains to fp32 where it has a mixed precision; DeepSpeed's stages 1 and 2 have fp32
+    weights of their own (`stage_1_and_2.py`), and with stage 3 LLaMA-Factory refuses the key.
+    """
+    return (sharding.backend == "fsdp2" and sharding.casts) or sharding.zero_stage in (1, 2)
 
 
 def _targets(keys: Keys) -> tuple[str, ...]:
