@@ -8,6 +8,7 @@ from pathlib import Path
 
 from topoplan.check.compare import Prediction, predicted
 from topoplan.check.fix import Copy, copies, corrected
+from topoplan.check.job.data_parallel import USUAL_SEQ_LEN
 from topoplan.check.job.models import is_whole
 from topoplan.check.read.parts import Part
 from topoplan.check.read.read_setup import read_setup, setup_of
@@ -89,6 +90,8 @@ class Against:
     cluster: Cluster | None = None
     model: str | None = None
     """Takes the place of the one that configurations name."""
+    seq_len: int = USUAL_SEQ_LEN
+    """Tokens of a sequence for those that do not say how long theirs are."""
     profile: OwnProfile | None = None
     search: Search = rank
     """Finds the best plan of a spec."""
@@ -114,7 +117,13 @@ def check_setup(setup: Setup, against: Against) -> Checked:
     predictions: list[Prediction] = []
     for configuration in _whole(setup):
         prediction, told = predicted(
-            configuration, setup, against.cluster, search=search, model=against.model, profile=against.profile
+            configuration,
+            setup,
+            against.cluster,
+            search=search,
+            model=against.model,
+            profile=against.profile,
+            seq_len=against.seq_len,
         )
         if against.cluster is not None:
             predictions.append(prediction)

@@ -9,6 +9,7 @@ from typing import Any
 from topoplan import catalog
 from topoplan.backends.mca import check_job, check_precision
 from topoplan.check.best import NOTHING_FITS, Way, any_samples, best_of, sentence, ways_to_fit
+from topoplan.check.job.data_parallel import USUAL_SEQ_LEN
 from topoplan.check.job.deepspeed_alone import gpus_of
 from topoplan.check.job.keys_of_layout import trainer_keys
 from topoplan.check.job.processes import Processes, processes_for
@@ -121,16 +122,18 @@ def predicted(
     search: Search,
     model: str | None = None,
     profile: OwnProfile | None = None,
+    seq_len: int = USUAL_SEQ_LEN,
 ) -> tuple[Prediction, tuple[Finding, ...]]:
     """The prediction of a whole configuration and what is to be said of it.
 
-    `search` finds the best plan; `model` takes the place of the one that is named. Without a cluster it is held against
+    `search` finds the best plan; `model` takes the place of the one that is named, `seq_len` of a
+    length that is not given. Without a cluster it is held against
     the cards that most people have at the most, where the command says how many.
     """
     if cluster is None:
-        return _on_usual_cards(configuration, setup, search=search, model=model)
+        return _on_usual_cards(configuration, setup, search=search, model=model, seq_len=seq_len)
     try:
-        translation = translate(configuration, setup, cluster, model=model, profile=profile)
+        translation = translate(configuration, setup, cluster, model=model, profile=profile, seq_len=seq_len)
     except NotPredictedError as error:
         return _not_predicted(configuration, error)
     except InputError as error:
@@ -166,7 +169,7 @@ def _not_predicted(configuration: Configuration, error: NotPredictedError) -> tu
 
 
 def _on_usual_cards(
-    configuration: Configuration, setup: Setup, *, search: Search, model: str | None
+    configuration: Configuration, setup: Setup, *, search: Search, model: str | None, seq_len: int
 ) -> tuple[Prediction, tuple[Finding, ...]]:
     """Without a cluster: a warning where the GPUs of the command cannot hold it even if they are large ones."""
     processes = processes_for(setup, configuration)
@@ -174,7 +177,7 @@ def _on_usual_cards(
     nodes, gpus = (processes.nodes, processes.gpus_per_node) if processes else (None, None)
     cluster = _usual_machines(nodes or 1, gpus or _USUAL_GPUS)
     try:
-        translation = translate(configuration, setup, cluster, model=model)
+        translation = translate(configuration, setup, cluster, model=model, seq_len=seq_len)
         if broken_rules(_without_path(translation.spec), translation.layout):
             return nothing
         plan = predict(_without_path(translation.spec), translation.layout)
@@ -254,8 +257,8 @@ def _process_findings(processes: Processes | None, cluster: Cluster) -> Iterator
         line=processes.line,
         what=f"the command starts {processes.words}, and {cluster.name} has {cluster.nodes} x {cluster.gpus_per_node}",
         why="a process without a GPU of its own ends the run" if too_many else "the others stay idle",
-        remedy=f"start {cluster.nodes} nodes with {cluster.gpus_per_node} processes each, or give the cluster that is"
-        " meant",
+        remedy=f"start {cluster.nodes} node{'' if cluster.nodes == 1 else 's'} with {cluster.gpus_per_node} processes"
+        f"{'' if cluster.nodes == 1 else ' each'}, or give the cluster that is meant",
     )
 
 
@@ -266,7 +269,7 @@ def _batch_finding(translation: Translation) -> Iterator[Finding]:
     if gpus is None or gpus == world:
         return
     yield Finding(
-        rule="deepspeed-batch",
+        rule="deepspeed-batch-of-gpus",
         severity="error",
         part=configuration.part,
         line=configuration.line("train_batch_size"),

@@ -180,7 +180,8 @@ def _print_prediction(console: Console, same: Sequence[Prediction]) -> None:
     if columns:
         console.print(_figures(console, columns))
     if plan is None and prediction.changes:
-        paragraph(console, f"The best plan has {_changes(prediction.changes)}.")
+        with_own = f" with {own.layout.backend}" if own is not None else ""
+        paragraph(console, f"The best plan{with_own} has {_changes(prediction.changes)}.")
     if translation.assumptions or (plan and plan.warnings):
         bullets(console, [*translation.assumptions, *(plan.warnings if plan else ())])
 

@@ -56,7 +56,7 @@ def layout_of(
 
 def optimizer_of(keys: Keys) -> str:
     """The job's optimizer. Raises NotPredictedError for one whose states are not known."""
-    name = keys.value("optim")
+    name = str(keys.value("optim"))
     if name not in _OPTIMIZERS:
         keys.not_predicted(("optim",))
     return _OPTIMIZERS[name]

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from topoplan import catalog
-from topoplan.check.job.data_parallel import USUAL_SEQ_LEN, layout_of
+from topoplan.check.job.data_parallel import layout_of
 from topoplan.check.job.sharding import of_document
 from topoplan.check.job.values import Keys, as_whole, at
 from topoplan.check.read.parts import Part
@@ -18,11 +18,6 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
 from topoplan.specs.source import read_text
 from topoplan.units import shown
-
-ASSUMPTIONS = (
-    "a DeepSpeed file says nothing of model, training and sequences: give the trainer's YAML or command too",
-    f"full fine-tuning with gradient checkpointing, sequences of {USUAL_SEQ_LEN:,} tokens (LLaMA-Factory's defaults)",
-)
 
 
 def gpus_of(keys: Keys) -> int | None:
@@ -53,11 +48,19 @@ def alone_layout(keys: Keys, world: int) -> Layout:
     )
 
 
-def alone_job(keys: Keys, layout: Layout) -> Job:
+def assumptions(job: Job) -> tuple[str, ...]:
+    """What the file does not say."""
+    return (
+        "a DeepSpeed file says nothing of model, training and sequences: give the trainer's YAML or command too",
+        f"full fine-tuning with gradient checkpointing, and sequences of {job.seq_len:,} tokens (--seq-len)",
+    )
+
+
+def alone_job(keys: Keys, layout: Layout, seq_len: int) -> Job:
     """The job."""
     is_fp16 = at(keys.configuration.source.data, ("fp16", "enabled")) is True
     return Job(
-        seq_len=USUAL_SEQ_LEN,
+        seq_len=seq_len,
         global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
         precision="fp16" if is_fp16 else "bf16",
     )

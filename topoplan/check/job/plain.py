@@ -14,13 +14,14 @@ from topoplan.check.job.data_parallel import expandable_segments, layout_of, opt
 from topoplan.check.job.mca import STAGES, packs
 from topoplan.check.job.sharding import Sharding
 from topoplan.check.job.shared import check_something_trained
-from topoplan.check.job.values import Keys
+from topoplan.check.job.values import Keys, as_whole
 from topoplan.check.read.setup import Launch
 from topoplan.emit.llamafactory.support import FREEZABLE_MODEL_TYPES, LIGER_MODEL_TYPES
 from topoplan.emit.trainer_keys import plain_keys
 from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
+from topoplan.units import shown
 
 _OFF: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(
@@ -82,7 +83,11 @@ def plain_job(keys: Keys, model: Model, layout: Layout, sharding: Sharding, seq_
     pure = keys.flag("pure_bf16")
     if not (pure or keys.flag("bf16") or keys.flag("fp16")):
         keys.not_predicted(("bf16",), "training with neither bf16 nor fp16")
-    layers = keys.value("freeze_trainable_layers")
+    layers = as_whole(keys.value("freeze_trainable_layers"))
+    if not layers or abs(layers) > 1000:
+        keys.fail(
+            "freeze_trainable_layers", f"freeze_trainable_layers is {shown(layers)}", expected="expected a number"
+        )
     # model/model_utils/visual.py: parts of the types that it knows.
     freezes = model.vision is not None and model.model_type in FREEZABLE_MODEL_TYPES
     apart = stage == "sft" and keys.flag("neat_packing")
@@ -96,7 +101,7 @@ def plain_job(keys: Keys, model: Model, layout: Layout, sharding: Sharding, seq_
         lora_rank=keys.count("lora_rank"),
         lora_target=_targets(keys),
         quantization_bit=bits,
-        freeze_trainable_layers=layers if isinstance(layers, int) and layers else 2,
+        freeze_trainable_layers=layers,
         pure_bf16=pure and not _keeps_fp32(sharding),
         optimizer=optimizer_of(keys),
         freeze_vision_tower=freezes and keys.flag("freeze_vision_tower"),

@@ -183,7 +183,7 @@ def _of_fsdp(written: Any, keys: Keys) -> Sharding:
         written, config = found.get("fsdp", "full_shard auto_wrap"), found.get("fsdp_config", {})
     elif isinstance(config, str):
         config = _document(config, keys.configuration, Setup(parts=()))
-    words = written if isinstance(written, list) else str(written).split()
+    words = [str(word) for word in written] if isinstance(written, list) else str(written).split()
     config = config if isinstance(config, Mapping) else {}
     if not {"full_shard", "hybrid_shard"} & set(words) or config.get("reshard_after_forward") is False:
         keys.not_predicted(("fsdp",))

@@ -45,10 +45,12 @@ def translate(
     *,
     model: str | None = None,
     profile: OwnProfile | None = None,
+    seq_len: int = USUAL_SEQ_LEN,
 ) -> Translation:
     """The job and the layout of a configuration on a cluster.
 
-    `model` takes the place of the one that the configuration names. Raises InputError where it cannot be predicted:
+    `model` takes the place of the one that the configuration names, `seq_len` that of a length that it does not say.
+    Raises InputError where it cannot be predicted:
     the message says why.
     """
     translator = {
@@ -59,7 +61,7 @@ def translate(
     }.get(configuration.trainer)
     if translator is None:
         raise SpecError(f"{configuration.trainer} is not predicted", where=configuration.part.place(None))
-    found = translator(_Given(configuration, setup, cluster, model))
+    found = translator(_Given(configuration, setup, cluster, model, seq_len))
     spec = Spec(
         cluster=found.part,
         model=found.model,
@@ -82,6 +84,7 @@ class _Given:
     setup: Setup
     cluster: Cluster
     model: str | None
+    seq_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,15 +164,15 @@ def _plain(given: _Given) -> _Found:
 def _swift(given: _Given) -> _Found:
     keys = Keys(given.configuration, swift_sft.DEFAULTS)
     seq_len = keys.count("max_length")
-    model, assumption = model_of(given.configuration, given.model, seq_len or USUAL_SEQ_LEN)
+    model, assumption = model_of(given.configuration, given.model, seq_len or given.seq_len)
     sharding = sharding_of(keys, given.setup)
     processes = processes_for(given.setup, given.configuration)
     part, on_part = _part_of(given.cluster, processes)
     launch = processes.launch if processes else None
     layout = swift_sft.sft_layout(keys, model, sharding, part.world_size, launch)
-    job = swift_sft.sft_job(keys, model, layout, seq_len or USUAL_SEQ_LEN, launch)
+    job = swift_sft.sft_job(keys, model, layout, seq_len or given.seq_len, launch)
     _check_packed_weights(keys, "quant_bits", job, layout)
-    length = f"max_length is not given, which cuts no sample: taken are {job.seq_len:,} tokens"
+    length = f"max_length is not given, which cuts no sample: taken are {job.seq_len:,} tokens (--seq-len)"
     assumptions = [assumption, on_part, sharding.assumption, _of_samples(job, "max_length") if seq_len else length]
     return _Found(part=part, model=model, job=job, layout=layout, processes=processes, assumptions=assumptions)
 
@@ -193,13 +196,13 @@ def _deepspeed(given: _Given) -> _Found:
             where=given.configuration.part.place(None),
             remedy="name it with --model, or give the trainer's YAML or command too",
         )
-    model, _ = model_of(given.configuration, reference, USUAL_SEQ_LEN)
+    model, _ = model_of(given.configuration, reference, given.seq_len)
     gpus = deepspeed_alone.gpus_of(keys)
     part, on_part = part_with(given.cluster, *_machines(given.cluster, gpus))
     layout = deepspeed_alone.alone_layout(keys, part.world_size)
-    job = deepspeed_alone.alone_job(keys, layout)
+    job = deepspeed_alone.alone_job(keys, layout, given.seq_len)
     named = "" if given.model else f"the model is {model.name}, the only one that the text names"
-    assumptions = [named, on_part, *deepspeed_alone.ASSUMPTIONS]
+    assumptions = [named, on_part, *deepspeed_alone.assumptions(job)]
     return _Found(part=part, model=model, job=job, layout=layout, processes=None, assumptions=assumptions)
 
 
