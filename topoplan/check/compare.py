@@ -86,31 +86,25 @@ class Prediction:
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """The trainer's keys in which the best plan differs: of the same backend, where that has one."""
-        target = self.own or self.best
+        """The trainer's keys in which the best plan of the same backend differs."""
+        target = self.own
         if self.translation is None or target is None:
             return ()
         spec, layout = self.translation.spec, self.translation.layout
-        is_moe, is_swift = facts_of(spec.model).is_moe, self.configuration.trainer.startswith("swift")
-        now = trainer_keys(layout, is_moe=is_moe, is_swift=is_swift)
-        best = trainer_keys(target.layout, is_moe=is_moe, is_swift=is_swift)
+        is_moe, trainer = facts_of(spec.model).is_moe, self.configuration.trainer
+        now = trainer_keys(layout, is_moe=is_moe, trainer=trainer)
+        best = trainer_keys(target.layout, is_moe=is_moe, trainer=trainer)
         written = self.configuration.source.data
-        if layout.backend == "mca" == target.layout.backend:
+        if layout.backend == "mca":
             emitted = trainer_file(any_samples(spec), target).values
             for key in _FOLLOWING:
                 if emitted.get(key) not in (None, True):  # switching on what is off changes nothing that is predicted
                     now[key] = self.configuration.get(key, known_keys()[key].default)
                     best[key] = emitted[key]
-        elif layout.is_megatron != target.layout.is_megatron:
-            best = {key: value for key, value in best.items() if key in now or value not in (1, False)}
-            if not is_swift:
-                best["USE_MCA"] = 1 if target.layout.is_megatron else None
-        if now.get("deepspeed") and now["deepspeed"] != best.get("deepspeed"):
-            now["deepspeed"] = written.get("deepspeed", now["deepspeed"])
         return tuple(
-            Change(key=key, now=now.get(key), best=best.get(key))
-            for key in dict.fromkeys((*now, *best))
-            if now.get(key) != best.get(key) and (best.get(key) is not None or key in written)
+            Change(key=key, now=now[key], best=best[key])
+            for key in now
+            if now[key] != best[key] and (best[key] is not None or key in written)
         )
 
 
@@ -126,9 +120,8 @@ def predicted(
 ) -> tuple[Prediction, tuple[Finding, ...]]:
     """The prediction of a whole configuration and what is to be said of it.
 
-    `search` finds the best plan; `model` takes the place of the one that is named, `seq_len` of a
-    length that is not given. Without a cluster it is held against
-    the cards that most people have at the most, where the command says how many.
+    `search` finds the best plan; `model` takes the place of the one that is named, `seq_len` of a length that is not
+    given. Without a cluster it is held against large cards, where the command says how many.
     """
     if cluster is None:
         return _on_usual_cards(configuration, setup, search=search, model=model, seq_len=seq_len)
@@ -311,7 +304,7 @@ def _verdict(prediction: Prediction) -> Iterator[Finding]:
         )
     if plan is None:
         return
-    spec, to_best = translation.spec, _towards_best(prediction)
+    spec = translation.spec
     yield from offload_findings(translation, plan)
     if not plan.fits:
         yield from _misfit(prediction)
@@ -325,7 +318,7 @@ def _verdict(prediction: Prediction) -> Iterator[Finding]:
             what=f"the best plan for this job on these GPUs is {faster:.0%} faster",
             why=f"{_named(best)} instead of {plan.id}, with the same global batch of {spec.job.global_batch_size}"
             + _of_own_backend(prediction),
-            remedy=to_best,
+            remedy=_towards_best(prediction),
         )
 
 
@@ -336,12 +329,13 @@ def _named(plan: Plan) -> str:
 
 def _of_own_backend(prediction: Prediction) -> str:
     """What the best plan of the same backend gains, where another backend has the best of all."""
-    plan, best, own = prediction.plan, prediction.best, prediction.own
-    if plan is None or own is None or best is None or own.id == best.id:
+    plan, own = prediction.plan, prediction.own
+    if plan is None or own is None or own == prediction.best:
         return ""
     gain = own.tokens_per_s_per_gpu / plan.tokens_per_s_per_gpu - 1.0
-    much = f"{gain:.0%} faster" if gain >= A_LITTLE_FASTER else "as fast as this"
-    return f"; the best with {own.layout.backend} is {own.id}, {much}"
+    if gain < A_LITTLE_FASTER:
+        return f"; with {own.layout.backend} none is faster than this one"
+    return f"; the best with {own.layout.backend} is {own.id}, {gain:.0%} faster"
 
 
 def _misfit(prediction: Prediction) -> Iterator[Finding]:
@@ -390,10 +384,23 @@ def _parts(plan: Plan) -> str:
 
 def _towards_best(prediction: Prediction) -> str:
     """The changes of keys as a sentence, for those who read the findings alone."""
-    put = [f"{change.key}: {_yaml(change.best)}" for change in prediction.changes if change.best is not None]
-    taken_out = [change.key for change in prediction.changes if change.best is None]
-    halves = [f"{word} {', '.join(keys)}" for word, keys in (("set", put), ("remove", taken_out)) if keys]
-    return " and ".join(halves)
+    plan, own, best = prediction.plan, prediction.own, prediction.best
+    is_gain = own is not None and (
+        plan is None or not plan.fits or own.tokens_per_s_per_gpu > plan.tokens_per_s_per_gpu * (1.0 + A_LITTLE_FASTER)
+    )
+    remedies = []
+    if own is not None and (is_gain or own == best):
+        put = [change for change in prediction.changes if change.best is not None]
+        halves = (
+            ("set", [f"{one.key}: {_yaml(one.best)}" for one in put if not one.key.isupper()]),
+            ("export", [f"{one.key}={one.best}" for one in put if one.key.isupper()]),
+            ("remove", [change.key for change in prediction.changes if change.best is None]),
+        )
+        remedies.append(" and ".join(f"{word} {', '.join(keys)}" for word, keys in halves if keys))
+    if best is not None and own != best:
+        words = f"`topoplan generate --pin backend={best.layout.backend}`, with a spec of this model and job,"
+        remedies.append(f"{words} writes the files of {best.id}")
+    return "; ".join(filter(None, remedies))
 
 
 def _yaml(value: Any) -> str:

@@ -174,7 +174,7 @@ def _print_prediction(console: Console, same: Sequence[Prediction]) -> None:
     paragraph(console, f"{place} on {spec_line(translation.spec)}", style="bold")
     if plan is None:
         paragraph(console, f"Not predicted: {prediction.reason}.")
-    own = prediction.own if prediction.own is not None and prediction.own != best else None
+    own = prediction.own if prediction.own not in (None, best, plan) else None
     named = (("this file", plan), (f"best with {own.layout.backend}" if own else "", own), ("best plan", best))
     columns = [(name, one) for name, one in named if one is not None]
     if columns:
