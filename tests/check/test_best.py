@@ -67,6 +67,18 @@ def test_a_search_keeps_what_the_trainer_cannot_change(a100s: Cluster) -> None:
     assert "ulysses" not in asked[0].job.pin
 
 
+def test_a_plan_that_the_trainer_refuses_is_not_the_best(a100s: Cluster) -> None:
+    """bitsandbytes' optimizer takes no shards of FSDP2, which would be the fastest for adapters."""
+    lora = {"model_name_or_path": "meta-llama/Llama-3.1-8B", "finetuning_type": "lora", "cutoff_len": 8192}
+    lora |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    usual, in_8_bits = (best_of(zero(a100s, **lora, optim=name), rank).plan for name in ("adamw_torch", "adamw_8bit"))
+
+    assert usual is not None
+    assert in_8_bits is not None
+    assert usual.layout.backend == "fsdp2"
+    assert in_8_bits.layout.backend != "fsdp2"
+
+
 def test_what_offloads_is_compared_with_its_like_where_no_host_memory_is_stated(a100s: Cluster) -> None:
     model = {"model_name_or_path": "Qwen/Qwen2-72B", "deepspeed": "ds_z3_offload_config.json"}
     found = best_of(zero(a100s, **model, per_device_train_batch_size=1), rank)

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from topoplan.check.job.translate import Translation
+from topoplan.emit.llamafactory.support import check_supported as check_plain
+from topoplan.emit.swift.support import check_megatron, check_sharded
 from topoplan.emit.trainer_support import check_supported
 from topoplan.errors import InputError
-from topoplan.layout.layout import SHARDED_BACKENDS
+from topoplan.layout.layout import SHARDED_BACKENDS, Layout
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.planner.rank import TIE, ranked
@@ -20,6 +22,8 @@ from topoplan.units import GIB
 NOTHING_FITS = "no layout of this job fits"
 _MOST_HOST_BYTES = 64 * 2**40
 """Stands for as much host memory as may be wanted."""
+_TRIED = 20
+"""Plans of a backend that are held against what the trainer takes."""
 _MOST_NODES = 16
 """Machines up to which more GPUs are looked at."""
 
@@ -67,12 +71,10 @@ def best_of(translation: Translation, search: Search, spec: Spec | None = None) 
     for backend in backends_of(translation):
         pinned = _pinned(translation, spec, backend)
         try:
-            plans = search(replace(pinned, cluster=cluster)).plans
-            if plans:
-                if backend == "mca":
-                    check_supported(any_samples(spec), plans[0].layout)
+            wide = replace(pinned, cluster=cluster)
+            if taken := _first_taken(translation, wide, search(wide).plans):
                 # Predicted once more, since a search lists no more stages than it needs.
-                found[backend] = predict(replace(pinned, path=None), plans[0].layout)
+                found[backend] = predict(replace(pinned, path=None), taken.layout)
         except InputError as error:
             reason = reason or (error.what if backend == layout.backend else "")
     if not found:
@@ -81,6 +83,28 @@ def best_of(translation: Translation, search: Search, spec: Spec | None = None) 
     if own is not None and own.tokens_per_s_per_gpu >= best.tokens_per_s_per_gpu * (1.0 - TIE):
         best = own  # another backend that is as fast is no reason to change
     return Best(plan=best, own=own)
+
+
+def _first_taken(translation: Translation, spec: Spec, plans: Sequence[Plan]) -> Plan | None:
+    """The first plan that the trainer runs as planned. Raises what it says of the first one where it takes none."""
+    refusal: InputError | None = None
+    for plan in plans[:_TRIED]:
+        try:
+            _check_trainer(translation, any_samples(spec), plan.layout)
+        except InputError as error:
+            refusal = refusal or error
+        else:
+            return plan
+    if refusal is not None:
+        raise refusal
+    return None
+
+
+def _check_trainer(translation: Translation, spec: Spec, layout: Layout) -> None:
+    if not translation.configuration.trainer.startswith("swift"):
+        (check_supported if layout.is_megatron else check_plain)(spec, layout)
+    elif spec.job.stage != "dpo":  # of which no command is written yet
+        (check_megatron if layout.is_megatron else check_sharded)(spec, layout)
 
 
 def any_samples(spec: Spec) -> Spec:
