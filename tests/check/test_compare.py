@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from tests.check.setups import FULL_YAML, all_of, configuration, launch, mca
-from topoplan.check.compare import A_LITTLE_FASTER, Prediction, predicted
+from topoplan.check.compare import predicted
+from topoplan.check.prediction import Prediction
 from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.rules.finding import Finding
+from topoplan.check.verdict import A_LITTLE_FASTER
 from topoplan.emit.trainer_yaml import trainer_file
 from topoplan.planner.plan import Ranking
 from topoplan.planner.search import rank

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from topoplan.check.compare import Prediction, predicted
+from topoplan.check.compare import predicted
 from topoplan.check.fix import Copy, copies, corrected
 from topoplan.check.job.data_parallel import USUAL_SEQ_LEN
 from topoplan.check.job.models import is_whole
+from topoplan.check.prediction import Prediction
 from topoplan.check.read.parts import Part
 from topoplan.check.read.read_setup import read_setup, setup_of
 from topoplan.check.read.setup import Configuration, Setup

@@ -63,8 +63,10 @@ def _made_of(translation: Translation, plan: Plan) -> str:
     rows.append(f"{(host - optimizer - weights) / 1e9:,.0f} GB of gradients")
     if weights:
         rows.append(f"{weights / 1e9:,.0f} GB of the weights themselves")
-    killed = "; Linux kills a process that asks for more (exit code -9), and pinned memory is not swapped out"
-    made_of = ", ".join(rows) + ("" if spec.cluster.host_memory_bytes is None else killed)
+    # PyTorch's CachingHostAllocator (aten/src/ATen/core/CachingHostAllocator.h, PowerOf2Ceil; pytorch issue 95823).
+    made_of = ", ".join(rows) + "; with pin_memory each buffer is rounded up to a power of two on top"
+    if spec.cluster.host_memory_bytes is not None:
+        made_of += ", and Linux kills a process that asks for more (exit code -9)"
     return made_of + (_own_estimate(translation) if layout.backend == "deepspeed" else "")
 
 
@@ -91,7 +93,7 @@ def _remedy(translation: Translation, plan: Plan) -> str:
     if spec.cluster.host_memory_bytes is None:
         words.append("give a spec that says host_memory (or --set host_memory=1TiB), and it is held against it")
     else:
-        words.append("use a node with more memory, or more nodes, which share it out")
+        words.append("use a node with more memory, or more nodes, which share it out; leave pin_memory off")
     if layout.offload_param:
         less = memory_of(spec, replace(layout, offload_param=False))
         on_gpu = f"and {less.device_bytes / GIB:.1f} GiB on each GPU of {less.capacity_bytes / GIB:.1f}"

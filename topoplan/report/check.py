@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from topoplan.check.check import SEVERITIES, Checked, Fixed
-from topoplan.check.compare import Change, Prediction
+from topoplan.check.prediction import Change, Prediction
 from topoplan.check.read.parts import Part
 from topoplan.check.rules.finding import Finding, Severity
 from topoplan.planner.plan import Plan

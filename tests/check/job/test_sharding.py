@@ -71,6 +71,7 @@ def test_a_block_says_what_is_offloaded() -> None:
         ({"stage": "three"}, "ZeRO stage 'three'"),
         ({"stage": 3, "offload_optimizer": {"device": "nvme"}}, "offload_optimizer to nvme"),
         ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}, "in part"),
+        ({"stage": 3, "offload_param": {"device": "cpu"}}, "offload_param without offload_optimizer"),
         ({"stage": 3, "zero_hpz_partition_size": 8}, "zero_hpz_partition_size 8"),
     ],
 )

@@ -45,7 +45,7 @@ def layout_of(
         distributed_optimizer=False,
         recompute=CHECKPOINTING if checkpoints else Recompute(),
         zero_stage=sharding.zero_stage,
-        offload_optimizer=sharding.offload_optimizer or sharding.offload_param,
+        offload_optimizer=sharding.offload_optimizer,
         offload_param=sharding.offload_param,
         sharding=sharding.sharding,
         offload=sharding.offload,

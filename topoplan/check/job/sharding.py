@@ -127,6 +127,8 @@ def of_document(document: Mapping[str, Any], keys: Keys, key: str) -> Sharding:
     if (as_whole(tensor) or 1) > 1:
         keys.not_predicted((key,), f"DeepSpeed's autotp_size {tensor}")
     optimizer, parameters = offloads
+    if parameters and not optimizer and as_whole(stage) == 3:
+        keys.not_predicted((key,), "offload_param without offload_optimizer")
     return Sharding(
         backend="deepspeed",
         zero_stage=as_whole(stage) or 0,
