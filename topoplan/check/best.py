@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from topoplan.check.job.translate import Translation
 from topoplan.emit.llamafactory.support import check_supported as check_plain
@@ -59,8 +60,10 @@ def backends_of(translation: Translation) -> tuple[str, ...]:
     return tuple(dict.fromkeys((own, "megatron" if is_swift else "mca", *SHARDED_BACKENDS)))
 
 
-def best_of(translation: Translation, search: Search, spec: Spec | None = None) -> Best:
-    """The best plan of a translation's job, or of another `spec` for the same trainer."""
+def best_of(
+    translation: Translation, search: Search, spec: Spec | None = None, *, backends: Sequence[str] = ()
+) -> Best:
+    """The best plan of a translation's job, or of another `spec` for the same trainer; of all its backends or some."""
     spec = spec or translation.spec
     layout, cluster = translation.layout, spec.cluster
     if cluster.host_memory_bytes is None and (layout.offload_optimizer or layout.offload):
@@ -68,7 +71,7 @@ def best_of(translation: Translation, search: Search, spec: Spec | None = None) 
         cluster = replace(cluster, host_memory_bytes=_MOST_HOST_BYTES)
     found: dict[str, Plan] = {}
     reason = ""
-    for backend in backends_of(translation):
+    for backend in backends or backends_of(translation):
         pinned = _pinned(translation, spec, backend)
         try:
             wide = replace(pinned, cluster=cluster)
@@ -139,7 +142,7 @@ def ways_to_fit(translation: Translation, cluster: Cluster, search: Search) -> I
     part, job = spec.cluster, spec.job
     with_host = replace(spec, cluster=replace(part, host_memory_bytes=_MOST_HOST_BYTES))
     if plan := best_of(translation, search, with_host).nearest:
-        yield Way(change=f"with {plan.memory.host_bytes / GIB:,.0f} GiB of host memory a node", plan=plan)
+        yield Way(change=f"with {ceil(plan.memory.host_bytes / GIB):,} GiB of host memory a node", plan=plan)
     if job.finetuning in ("full", "freeze"):
         with_adapters = replace(spec, job=replace(job, finetuning="lora", pure_bf16=False))
         if plan := best_of(translation, search, with_adapters).nearest:
@@ -148,17 +151,19 @@ def ways_to_fit(translation: Translation, cluster: Cluster, search: Search) -> I
 
 
 def _on_more_gpus(translation: Translation, cluster: Cluster, search: Search) -> Iterator[Way]:
-    """The fewest GPUs on which a layout fits, with the same batch a GPU."""
+    """The fewest GPUs on which a layout fits, of the same backend if any, with the same batch a GPU."""
     spec = translation.spec
     each = spec.job.global_batch_size // max(1, translation.layout.dp)
-    for bigger in _larger(cluster, spec.cluster):
-        dp = bigger.world_size * translation.layout.dp // spec.cluster.world_size
-        job = replace(spec.job, global_batch_size=each * max(1, dp))
-        if plan := best_of(translation, search, replace(spec, cluster=bigger, job=job)).nearest:
-            yield Way(
-                change=f"on {bigger.world_size} of these GPUs ({bigger.nodes} x {bigger.gpus_per_node})", plan=plan
-            )
-            return
+    own, *others = backends_of(translation)
+    for backends in ((own,), tuple(others)):
+        for bigger in _larger(cluster, spec.cluster):
+            dp = bigger.world_size * translation.layout.dp // spec.cluster.world_size
+            job = replace(spec.job, global_batch_size=each * max(1, dp))
+            found = best_of(translation, search, replace(spec, cluster=bigger, job=job), backends=backends).plan
+            if found is not None:
+                gpus = f"{bigger.world_size} of these GPUs ({bigger.nodes} x {bigger.gpus_per_node})"
+                yield Way(change=f"on {gpus}", plan=found)
+                return
 
 
 def _larger(cluster: Cluster, part: Cluster) -> Iterator[Cluster]:

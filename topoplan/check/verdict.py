@@ -15,6 +15,7 @@ from topoplan.check.offload import offload_findings
 from topoplan.check.prediction import Prediction
 from topoplan.check.rules.finding import Finding, Severity
 from topoplan.check.rules.layout_keys import key_line
+from topoplan.layout.layout import Layout
 from topoplan.planner.explain import memory_rejection
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Cluster
@@ -116,15 +117,15 @@ def verdict(prediction: Prediction) -> Iterator[Finding]:
             severity="warning" if faster >= MUCH_FASTER else "note",
             part=translation.configuration.part,
             what=f"the best plan for this job on these GPUs is {faster:.0%} faster",
-            why=f"{_named(best)} instead of {plan.id}, with the same global batch of {spec.job.global_batch_size}"
-            + _of_own_backend(prediction),
+            why=f"{_named(best, plan.layout)} instead of {plan.id}, with the same global batch of"
+            f" {spec.job.global_batch_size}{_of_own_backend(prediction)}",
             remedy=_towards_best(prediction),
         )
 
 
-def _named(plan: Plan) -> str:
-    """The id, with what trains it where that does not show."""
-    return f"{plan.id} (Megatron)" if plan.layout.is_megatron else plan.id
+def _named(plan: Plan, layout: Layout) -> str:
+    """The id, with what trains it where that is not what trains `layout`."""
+    return f"{plan.id} (Megatron)" if plan.layout.is_megatron and not layout.is_megatron else plan.id
 
 
 def _of_own_backend(prediction: Prediction) -> str:
@@ -156,7 +157,7 @@ def misfit(prediction: Prediction) -> Iterator[Finding]:
     elif layout.is_megatron:
         remedies = [out.fix, _towards_best(prediction)]
     else:
-        remedies = [f"on these GPUs fits {_named(target)}: {_towards_best(prediction)}"]
+        remedies = [f"on these GPUs fits {_named(target, layout)}: {_towards_best(prediction)}"]
     yield Finding(
         rule="plan-does-not-fit",
         severity="warning" if is_close else "error",
