@@ -127,8 +127,21 @@ def test_what_large_cards_cannot_hold_needs_no_cluster_to_be_told() -> None:
     assert (finding.rule, finding.severity) == ("plan-does-not-fit", "warning")
     assert "on 5 GPUs of 1 x 5 a100-sxm-80gb" in finding.why
     assert checked.predictions == ()
+    assert finding.why.endswith("no cluster was given: these are cards of 80 GB")
     _, small = swift_zero2(model="Qwen/Qwen3-0.6B")
     assert check_setup(small, Against()).findings == ()
+    # activations alone make it too large, which larger cards hold
+    _, long = swift_zero2(model="Qwen/Qwen3-8B", max_length=65536)
+    assert check_setup(long, Against()).findings == ()
+    assert check_setup(replace(where, bundles=(Path("bundle"),)), Against()).findings == ()
+
+
+def test_what_is_offloaded_needs_no_cluster_to_be_told_either() -> None:
+    _, where = swift_zero2(deepspeed="zero3_offload")
+    (finding,) = check_setup(where, Against()).findings
+
+    assert (finding.rule, finding.severity) == ("layout-host-memory", "note")
+    assert "of host memory on each node of 5 GPUs" in finding.what
 
 
 def test_a_part_without_keys_of_a_trainer_is_named() -> None:

@@ -18,6 +18,7 @@ from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.legality import broken_rules, legality_findings
 from topoplan.check.verdict import batch_finding, misfit, process_findings, samples_finding, unnamed, verdict
 from topoplan.errors import InputError
+from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.planner.what_if import Search
 from topoplan.specs.cluster import Cluster
@@ -85,9 +86,11 @@ def _not_predicted(configuration: Configuration, error: NotPredictedError) -> tu
 def _on_usual_cards(
     configuration: Configuration, setup: Setup, *, search: Search, model: str | None, seq_len: int
 ) -> tuple[Prediction, tuple[Finding, ...]]:
-    """Without a cluster: a warning where the GPUs of the command cannot hold it even if they are large ones."""
+    """Without a cluster: a warning where the states alone are too much for the GPUs of the command, if large ones."""
     processes = processes_for(setup, configuration)
     nothing = Prediction(configuration=configuration), ()
+    if setup.bundles:
+        return nothing  # planned for its own cards
     nodes, gpus = (processes.nodes, processes.gpus_per_node) if processes else (None, None)
     cluster = _usual_machines(nodes or 1, gpus or _USUAL_GPUS)
     try:
@@ -98,11 +101,22 @@ def _on_usual_cards(
     except InputError:
         return nothing
     found = [replace(one, severity="note") for one in offload_findings(translation, plan)]
-    if nodes and gpus and plan.memory.device_bytes > plan.memory.capacity_bytes:
+    # A larger card may hold what only its activations make too large.
+    if nodes and gpus and _states_bytes(plan) > plan.memory.capacity_bytes:
         prediction = Prediction(configuration=configuration, translation=translation, plan=plan)
         prediction = _with_ways(_compared(prediction, search), cluster, search)
-        found += [replace(one, severity="warning") for one in misfit(prediction)]
+        found += [
+            replace(one, severity="warning", why=f"{one.why}; no cluster was given: these are cards of 80 GB")
+            for one in misfit(prediction)
+        ]
     return nothing[0], tuple(found)
+
+
+def _states_bytes(plan: Plan) -> float:
+    """Weights, gradients and optimizer, of a backend that splits data alone."""
+    if plan.layout.is_megatron:
+        return 0.0
+    return sum(plan.memory.by_stage[0].parts_bytes[part] for part in ("weights", "gradients", "optimizer"))
 
 
 def _usual_machines(nodes: int, gpus_per_node: int) -> Cluster:

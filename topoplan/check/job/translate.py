@@ -50,8 +50,7 @@ def translate(
     """The job and the layout of a configuration on a cluster.
 
     `model` takes the place of the one that the configuration names, `seq_len` that of a length that it does not say.
-    Raises InputError where it cannot be predicted:
-    the message says why.
+    Raises InputError where it cannot be predicted: the message says why.
     """
     translator = {
         "llamafactory": _mca if setup.uses_mca(configuration) else _plain,
@@ -212,14 +211,8 @@ def _machines(cluster: Cluster, gpus: int | None) -> tuple[int, int]:
         return cluster.nodes, cluster.gpus_per_node
     if gpus <= cluster.gpus_per_node:
         return 1, gpus
-    return (
-        (gpus // cluster.gpus_per_node, cluster.gpus_per_node)
-        if gpus % cluster.gpus_per_node == 0
-        else (
-            cluster.nodes,
-            cluster.gpus_per_node,
-        )
-    )
+    nodes, rest = divmod(gpus, cluster.gpus_per_node)
+    return (cluster.nodes if rest else nodes), cluster.gpus_per_node
 
 
 def _part_of(cluster: Cluster, processes: Processes | None) -> tuple[Cluster, str]:
