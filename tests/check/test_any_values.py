@@ -11,11 +11,16 @@ from hypothesis import strategies as st
 
 from tests.check.setups import MEGATRON, MOE, PLAIN, make_setup, make_values, with_lines
 from tests.sizes import examples
+from topoplan.check.compare import predicted
 from topoplan.check.read.setup import Setup, Trainer
 from topoplan.check.rules import deepspeed, llamafactory, mca, swift, trinity, yaml
 from topoplan.check.rules.edits import applied
 from topoplan.emit.trainer_keys import known_keys, plain_keys
+from topoplan.errors import SpecError
+from topoplan.planner.plan import Ranking
+from topoplan.specs.load import load_cluster
 from topoplan.specs.source import parse_source
+from topoplan.specs.spec import Spec
 
 MODULES = (yaml, llamafactory, mca, deepspeed, swift, trinity)
 TRAINERS: tuple[Trainer, ...] = ("llamafactory", "swift", "swift-megatron", "deepspeed", "trinity")
@@ -76,6 +81,46 @@ def test_every_edit_leaves_a_file_that_can_be_read(odd: dict[str, Any]) -> None:
         for finding in module.findings(setup):
             for edit in finding.edits:
                 parse_source(applied(text, [edit]), name="fixed")
+
+
+TRAINING_NAMES = [
+    *("finetuning_type", "deepspeed", "fsdp", "fsdp_config", "optim", "quantization_bit", "lora_target", "lora_rank"),
+    *("stage", "packing", "cutoff_len", "per_device_train_batch_size", "gradient_accumulation_steps", "fp16", "fp8"),
+    *("freeze_trainable_layers", "image_max_pixels", "pure_bf16", "disable_gradient_checkpointing", "use_galore"),
+]
+SWIFT_NAMES = [
+    *("tuner_type", "train_type", "max_length", "deepspeed", "fsdp", "optim", "torch_dtype", "quant_bits", "fp16"),
+    *("target_modules", "sequence_parallel_size", "gradient_accumulation_steps", "packing", "freeze_parameters"),
+]
+ZERO_NAMES = ["stage", "offload_optimizer", "offload_param", "device", "ratio", "autotp_size", "zero_optimization"]
+
+
+def no_search(spec: Spec) -> Ranking:
+    raise SpecError("no search")
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(
+    st.one_of(
+        st.tuples(st.just("llamafactory"), st.dictionaries(st.sampled_from(TRAINING_NAMES), VALUES, max_size=4)),
+        st.tuples(st.just("swift"), st.dictionaries(st.sampled_from(SWIFT_NAMES), VALUES, max_size=4)),
+        st.tuples(
+            st.just("deepspeed"),
+            st.fixed_dictionaries(
+                {"zero_optimization": st.one_of(VALUES, st.dictionaries(st.sampled_from(ZERO_NAMES), VALUES))},
+                optional={"train_batch_size": LEAVES, "gradient_accumulation_steps": LEAVES, "fp16": VALUES},
+            ),
+        ),
+    )
+)
+def test_a_prediction_of_odd_values_ends_calmly(odd: tuple[Trainer, dict[str, Any]]) -> None:
+    trainer, values = odd
+    base = {"llamafactory": {"model_name_or_path": "Qwen/Qwen3-8B", "bf16": True}, "swift": {"model": "Qwen/Qwen3-8B"}}
+    setup = make_values(base.get(trainer, {}) | values, trainer)
+    predicted(setup.configurations[0], setup, A100S, search=no_search, model="Qwen/Qwen3-8B")
+
+
+A100S = load_cluster("cluster_specs/a100-1x8.yaml")
 
 
 def _is_plain(value: Any) -> bool:

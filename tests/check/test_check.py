@@ -99,7 +99,8 @@ def test_two_layouts_of_one_job_are_searched_once(tmp_path: Path) -> None:
         [str(tmp_path / f"{name}.yaml") for name in "abc"], Against(cluster=against().cluster, search=search)
     )
 
-    assert [spec.job.global_batch_size for spec in searched] == [64, 128]
+    asked = [(spec.job.global_batch_size, spec.job.pin["backend"]) for spec in searched]
+    assert asked == [(batch, name) for batch in (64, 128) for name in ("mca", "ddp", "deepspeed", "fsdp2")]
     assert len(checked.predictions) == 3
 
 
@@ -118,12 +119,29 @@ def test_a_rule_on_the_keys_stands_for_the_layout_rule_at_the_same_place(
     assert [one.rule for one in check([str(train)], against()).findings if one.severity == "error"] == ["mca-tp"]
 
 
-def test_the_lower_bound_of_zero_needs_no_cluster() -> None:
+def test_what_large_cards_cannot_hold_needs_no_cluster_to_be_told() -> None:
     _, where = swift_zero2()
     checked = check_setup(where, Against())
 
-    assert [one.rule for one in checked.findings] == ["zero-cannot-fit"]
-    assert len(checked.predictions) == 1
+    (finding,) = checked.findings
+    assert (finding.rule, finding.severity) == ("plan-does-not-fit", "warning")
+    assert "on 5 GPUs of 1 x 5 a100-sxm-80gb" in finding.why
+    assert checked.predictions == ()
+    assert finding.why.endswith("no cluster was given: these are cards of 80 GB")
+    _, small = swift_zero2(model="Qwen/Qwen3-0.6B")
+    assert check_setup(small, Against()).findings == ()
+    # activations alone make it too large, which larger cards hold
+    _, long = swift_zero2(model="Qwen/Qwen3-8B", max_length=65536)
+    assert check_setup(long, Against()).findings == ()
+    assert check_setup(replace(where, bundles=(Path("bundle"),)), Against()).findings == ()
+
+
+def test_what_is_offloaded_needs_no_cluster_to_be_told_either() -> None:
+    _, where = swift_zero2(deepspeed="zero3_offload")
+    (finding,) = check_setup(where, Against()).findings
+
+    assert (finding.rule, finding.severity) == ("layout-host-memory", "note")
+    assert "of host memory on each node of 5 GPUs" in finding.what
 
 
 def test_a_part_without_keys_of_a_trainer_is_named() -> None:

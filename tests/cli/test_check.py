@@ -112,3 +112,34 @@ def test_the_same_input_gives_the_same_output(cli: Cli, train: Path) -> None:
     first, second = (cli("check", train, "--cluster", CLUSTER, "--json").out for _ in range(2))
 
     assert first == second
+
+
+SWIFT = (
+    "NPROC_PER_NODE={gpus} swift sft --model Qwen/Qwen3-30B-A3B --tuner_type full --dataset a --deepspeed zero2"
+    " --gradient_checkpointing true --torch_dtype bfloat16\n"
+)
+
+
+def test_a_script_that_does_not_fit_ends_with_1_and_says_what_would(cli: Cli, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(SWIFT.format(gpus=5))
+    result = cli("check", script, "--cluster", "cluster_specs/a100-1x8.yaml", "--json")
+    view = json.loads(result.out)
+
+    assert result.code == 1
+    assert [one["rule"] for one in view["findings"] if one["severity"] == "error"] == ["plan-does-not-fit"]
+    (prediction,) = view["predictions"]
+    assert prediction["plan"]["id"] == "zero2-dp5-mbs1-full"
+    assert [way["change"].partition(" ")[0] for way in prediction["would_fit"]] == ["with", "with", "on"]
+
+
+def test_a_length_can_be_given_where_the_files_have_none(cli: Cli, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(SWIFT.format(gpus=8))
+    usual, longer = (
+        cli("check", script, "--cluster", "cluster_specs/a100-1x8.yaml", *options).out
+        for options in ((), ("--seq-len", "8192"))
+    )
+
+    assert "taken are 2,048 tokens" in usual
+    assert "taken are 8,192 tokens" in longer

@@ -144,14 +144,24 @@ def test_the_json_twin_has_everything() -> None:
     assert "fixed" not in view
 
 
-def test_the_lower_bound_is_in_the_json() -> None:
-    _, where = swift_zero2()
-    (prediction,) = checked_to_dict(check_setup(where, Against()))["predictions"]
+def test_what_would_fit_is_in_the_json() -> None:
+    _, where = swift_zero2(max_length=4096)
+    against = Against(cluster=load_cluster("cluster_specs/a100-1x8.yaml"))
+    (prediction,) = checked_to_dict(check_setup(where, against))["predictions"]
 
-    assert prediction["states"]["sharding"] == "ZeRO-2"
-    assert prediction["states"]["gpus"] == 5
-    assert prediction["states"]["gpu_gib"] == pytest.approx(136.49, abs=0.01)
-    assert prediction["plan"] is None
+    assert prediction["plan"]["id"] == "zero2-dp5-mbs1-full"
+    assert not prediction["plan"]["fits"]
+    assert prediction["best"] is None
+    assert [way["plan"]["fits"] for way in prediction["would_fit"]] == [True, True, True]
+
+
+def test_host_memory_has_a_row_where_something_is_offloaded() -> None:
+    _, where = swift_zero2(deepspeed="zero3_offload", max_length=4096)
+    cluster = load_cluster("cluster_specs/a100-1x8.yaml", overrides=("host_memory=256GB",))
+    checked = check_setup(where, Against(cluster=cluster))
+
+    row = next(line for line in shown(checked).splitlines() if line.startswith("host memory, GiB"))
+    assert " of 238: does not fit" in row
 
 
 def fixed(*left: Finding) -> Fixed:

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from topoplan.check.compare import Prediction, predicted
+from topoplan.check.compare import predicted
 from topoplan.check.fix import Copy, copies, corrected
+from topoplan.check.job.data_parallel import USUAL_SEQ_LEN
 from topoplan.check.job.models import is_whole
+from topoplan.check.prediction import Prediction
 from topoplan.check.read.parts import Part
 from topoplan.check.read.read_setup import read_setup, setup_of
 from topoplan.check.read.setup import Configuration, Setup
@@ -89,6 +91,8 @@ class Against:
     cluster: Cluster | None = None
     model: str | None = None
     """Takes the place of the one that configurations name."""
+    seq_len: int = USUAL_SEQ_LEN
+    """Tokens of a sequence for those that do not say how long theirs are."""
     profile: OwnProfile | None = None
     search: Search = rank
     """Finds the best plan of a spec."""
@@ -114,9 +118,15 @@ def check_setup(setup: Setup, against: Against) -> Checked:
     predictions: list[Prediction] = []
     for configuration in _whole(setup):
         prediction, told = predicted(
-            configuration, setup, against.cluster, search=search, model=against.model, profile=against.profile
+            configuration,
+            setup,
+            against.cluster,
+            search=search,
+            model=against.model,
+            profile=against.profile,
+            seq_len=against.seq_len,
         )
-        if against.cluster is not None or told:
+        if against.cluster is not None:
             predictions.append(prediction)
         found += [one for one in told if not _is_known(one, found)]
     used = {id(configuration.part) for configuration in setup.configurations}
@@ -196,6 +206,8 @@ def _whole(setup: Setup) -> Iterable[Configuration]:
         if is_whole(configuration) and configuration.source.data not in seen:
             seen.append(configuration.source.data)
             yield configuration
+    if not seen and not setup.launches:
+        yield from setup.of("deepspeed")  # no trainer is there to use it
 
 
 def _is_known(finding: Finding, found: Iterable[Finding]) -> bool:
@@ -211,7 +223,7 @@ def _remembering(search: Search) -> Search:
 
     def find(spec: Spec) -> Ranking:
         for other, ranking in known:
-            if other.model is spec.model and other.job == spec.job and _gpus(other) == _gpus(spec):
+            if other.model is spec.model and other.job == spec.job and _machines(other) == _machines(spec):
                 return ranking
         ranking = search(spec)
         known.append((spec, ranking))
@@ -220,5 +232,6 @@ def _remembering(search: Search) -> Search:
     return find
 
 
-def _gpus(spec: Spec) -> tuple[int, int]:
-    return spec.cluster.nodes, spec.cluster.gpus_per_node
+def _machines(spec: Spec) -> tuple[str, int, int, int | None]:
+    cluster = spec.cluster
+    return cluster.gpu.name, cluster.nodes, cluster.gpus_per_node, cluster.host_memory_bytes

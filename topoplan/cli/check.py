@@ -43,6 +43,12 @@ def check(
             show_default=False,
         ),
     ] = None,
+    seq_len: Annotated[
+        int,
+        typer.Option(
+            "--seq-len", metavar="TOKENS", min=1, help="How long sequences are, where the configurations do not say it."
+        ),
+    ] = 2048,
     margin: Margin = None,
     profile: ProfilePath = None,
     fix: Annotated[
@@ -61,7 +67,7 @@ def check(
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.report.check import checked_to_dict, print_checked, print_fixed
 
-    against = _against(cluster, overrides, margin, profile, model)
+    against = _against(cluster, overrides, margin, profile, model, seq_len)
     checked = check_files(files, against)
     fixed = fix_files(checked, against) if fix else None
     if fixed is not None:
@@ -77,7 +83,12 @@ def check(
 
 
 def _against(
-    cluster: str | None, overrides: list[str] | None, margin: str | None, profile: str | None, model: str | None
+    cluster: str | None,
+    overrides: list[str] | None,
+    margin: str | None,
+    profile: str | None,
+    model: str | None,
+    seq_len: int,
 ) -> Against:
     from topoplan.check.check import Against
     from topoplan.cli.search import search
@@ -87,7 +98,7 @@ def _against(
         for option, value in (("--set", overrides), ("--margin", margin), ("--profile", profile)):
             if value:
                 raise InputError("is about a cluster, and none is given", where=option, remedy="add --cluster SPEC")
-        return Against(model=model)
+        return Against(model=model, seq_len=seq_len)
 
     from topoplan.specs.load import load_cluster
     from topoplan.specs.profile import read_profile
@@ -96,6 +107,7 @@ def _against(
     return Against(
         cluster=load_cluster(cluster, overrides=keys),
         model=model,
+        seq_len=seq_len,
         profile=None if profile is None else read_profile(profile),
         search=search,
     )

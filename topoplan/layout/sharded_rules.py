@@ -82,10 +82,10 @@ def _ulysses(spec: Spec, layout: Layout) -> str | None:
         return None
     if layout.backend == "ddp":
         return f"ulysses {degree} with backend ddp"
-    if (world := spec.cluster.world_size) % degree:
-        return f"world size {world} % ulysses {degree} = {world % degree}"
     if problem := _undivided_heads(spec.model, degree):
         return problem
+    if (world := spec.cluster.world_size) % degree:
+        return f"world size {world} % ulysses {degree} = {world % degree}"
     if spec.cluster.gpus_per_node % degree and degree % spec.cluster.gpus_per_node:
         return f"{spec.cluster.gpus_per_node} GPUs of a node % ulysses {degree}"
     if spec.job.seq_len % degree:

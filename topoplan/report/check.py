@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from topoplan.check.check import SEVERITIES, Checked, Fixed
-from topoplan.check.compare import Change, Prediction
+from topoplan.check.prediction import Change, Prediction
 from topoplan.check.read.parts import Part
 from topoplan.check.rules.finding import Finding, Severity
 from topoplan.planner.plan import Plan
@@ -68,7 +68,7 @@ def _finding_to_dict(finding: Finding) -> dict[str, Any]:
 
 
 def _prediction_to_dict(prediction: Prediction) -> dict[str, Any]:
-    part, translation, bound = prediction.configuration.part, prediction.translation, prediction.bound
+    part, translation = prediction.configuration.part, prediction.translation
     view: dict[str, Any] = {
         "file": part.name,
         "line": part.file_line(1),
@@ -76,24 +76,14 @@ def _prediction_to_dict(prediction: Prediction) -> dict[str, Any]:
         **(spec_to_dict(translation.spec) if translation else {}),
         "plan": plan_to_dict(prediction.plan) if prediction.plan else None,
         "best": plan_to_dict(prediction.best) if prediction.best else None,
+        "best_of_backend": plan_to_dict(prediction.own) if prediction.own else None,
         "speed_of_best": rounded(prediction.faster) if prediction.faster else None,
         "changes": [{"key": one.key, "now": one.now, "best": one.best} for one in prediction.changes],
         "assumptions": list(translation.assumptions) if translation else [],
         "reason": prediction.reason or None,
         "no_best": prediction.no_best or None,
+        "would_fit": [{"change": way.change, "plan": plan_to_dict(way.plan)} for way in prediction.ways],
     }
-    if bound is not None:
-        states = bound.states
-        view["states"] = {
-            "sharding": bound.sharding.name,
-            "gpus": bound.gpus,
-            "parameters": bound.parameters,
-            "gpu_gib": rounded(states.gpu_bytes / GIB),
-            "weights_gib": rounded(states.weights_bytes / GIB),
-            "gradients_gib": rounded(states.gradients_bytes / GIB),
-            "optimizer_gib": rounded(states.optimizer_bytes / GIB),
-            "host_gib": rounded(bound.host_bytes / GIB),
-        }
     return view
 
 
@@ -175,8 +165,8 @@ def _print_prediction(console: Console, same: Sequence[Prediction]) -> None:
     prediction = same[0]
     translation, plan, best = prediction.translation, prediction.plan, prediction.best
     place = ", ".join(one.configuration.part.place(None) for one in same)
-    if prediction.bound is not None:
-        return  # its finding says it
+    if prediction.told:
+        return
     console.print()
     if translation is None:
         paragraph(console, f"{place}: not predicted: {prediction.reason}.", style="dim")
@@ -184,11 +174,14 @@ def _print_prediction(console: Console, same: Sequence[Prediction]) -> None:
     paragraph(console, f"{place} on {spec_line(translation.spec)}", style="bold")
     if plan is None:
         paragraph(console, f"Not predicted: {prediction.reason}.")
-    columns = [(name, one) for name, one in (("this file", plan), ("best plan", best)) if one is not None]
+    own = prediction.own if prediction.own not in (None, best, plan) else None
+    named = (("this file", plan), (f"best with {own.layout.backend}" if own else "", own), ("best plan", best))
+    columns = [(name, one) for name, one in named if one is not None]
     if columns:
         console.print(_figures(console, columns))
     if plan is None and prediction.changes:
-        paragraph(console, f"The best plan has {_changes(prediction.changes)}.")
+        with_own = f" with {own.layout.backend}" if own is not None else ""
+        paragraph(console, f"The best plan{with_own} has {_changes(prediction.changes)}.")
     if translation.assumptions or (plan and plan.warnings):
         bullets(console, [*translation.assumptions, *(plan.warnings if plan else ())])
 
@@ -202,16 +195,28 @@ def _figures(console: Console, columns: Sequence[tuple[str, Plan]]) -> Any:
             "memory, GiB",
             lambda plan: (
                 f"{gib(plan.memory.device_bytes)} of {gib(plan.memory.capacity_bytes)}"
-                f"{'' if plan.fits else ': does not fit'}"
+                f"{'' if plan.memory.excess_bytes <= 0.0 else ': does not fit'}"
             ),
         ),
+        ("host memory, GiB", _host),
         ("step, s", lambda plan: f"{significant(plan.time.step_s)} {band(plan.time, ascii_only=ascii_only)}"),
         ("tokens/s a GPU", lambda plan: f"{plan.tokens_per_s_per_gpu:,.0f}"),
         ("MFU, %", lambda plan: f"{100 * plan.mfu:.1f}"),
     )
     for name, text in rows:
-        table.add_row(name, *(Text(text(plan)) for _, plan in columns))
+        if name != "host memory, GiB" or any(plan.memory.host_bytes for _, plan in columns):
+            table.add_row(name, *(Text(text(plan)) for _, plan in columns))
     return table
+
+
+def _host(plan: Plan) -> str:
+    """Of a node; what it has only where that is known."""
+    needed, capacity = plan.memory.host_bytes, plan.memory.host_capacity_bytes
+    if not needed:
+        return "-"
+    if capacity is None:
+        return f"{needed / GIB:,.0f}"
+    return f"{needed / GIB:,.0f} of {capacity / GIB:,.0f}{': does not fit' if needed > capacity else ''}"
 
 
 def _changes(changes: Sequence[Change]) -> str:

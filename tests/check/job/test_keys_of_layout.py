@@ -10,6 +10,7 @@ from tests.check.setups import all_of, configuration
 from topoplan.check.job.keys_of_layout import trainer_keys
 from topoplan.check.job.translate import translate
 from topoplan.emit.trainer_yaml import trainer_file
+from topoplan.layout.layout import Layout
 from topoplan.planner.predict import predict
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.load import load_cluster, load_spec
@@ -50,3 +51,36 @@ def test_the_keys_of_a_layout_agree_with_what_generate_writes() -> None:
 
     for key, value in trainer_keys(plan.layout, is_moe=False).items():
         assert written.get(key) == value or value in (None, False), key
+
+
+def sharded(**values: Any) -> Layout:
+    base = {"backend": "deepspeed", "dp": 8, "gradient_accumulation_steps": 1, "zero_stage": 3}
+    return Layout(distributed_optimizer=False, **(base | values))
+
+
+OFFLOADED = {"offload_optimizer": True, "offload_param": True}
+
+
+@pytest.mark.parametrize(
+    ("layout", "swift", "llamafactory"),
+    [
+        (sharded(), "zero3", "ds_z3_config.json"),
+        (sharded(zero_stage=1), "zero1", "a file with stage 1"),
+        (sharded(zero_stage=2, offload_optimizer=True), "zero2_offload", "ds_z2_offload_config.json"),
+        (sharded(**OFFLOADED), "zero3_offload", "ds_z3_offload_config.json"),
+        (sharded(offload_optimizer=True), *["a file with stage 3, offload_optimizer on cpu"] * 2),
+        (sharded(backend="ddp", zero_stage=0), None, None),
+    ],
+)
+def test_deepspeed_is_named_by_the_files_that_the_trainers_have(
+    layout: Layout, swift: str | None, llamafactory: str | None
+) -> None:
+    assert trainer_keys(layout, is_moe=False, trainer="swift")["deepspeed"] == swift
+    assert trainer_keys(layout, is_moe=False)["deepspeed"] == llamafactory
+
+
+def test_a_deepspeed_file_alone_has_its_own_keys() -> None:
+    keys = trainer_keys(sharded(**OFFLOADED, micro_batch_size=4), is_moe=False, trainer="deepspeed")
+
+    assert keys["zero_optimization"] == "stage 3, offload_optimizer and offload_param on cpu"
+    assert keys["train_micro_batch_size_per_gpu"] == 4

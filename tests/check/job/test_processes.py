@@ -57,3 +57,17 @@ def test_the_keys_of_a_command_belong_to_that_command_alone() -> None:
 def test_words_name_machines_and_gpus() -> None:
     assert processes_of(launch(options={"nnodes": "4", "nproc_per_node": "8"})).words == "4 x 8 GPUs"
     assert processes_of(launch(starter="deepspeed", options={"hostfile": "h"})).words == "some nodes x all GPUs"
+
+
+def test_accelerates_file_says_what_its_options_leave_out() -> None:
+    one = configuration("model_name_or_path: Qwen/Qwen3-8B\n")
+    file = configuration("distributed_type: FSDP\nnum_machines: 2\nnum_processes: 16\n", trainer="accelerate")
+
+    def processes(**options: str) -> tuple[int | None, int | None]:
+        start = launch("src/train.py", starter="accelerate", options=options, of=one)
+        found = processes_for(all_of(one, file, launches=(start,)), one)
+        assert found is not None
+        return found.nodes, found.gpus_per_node
+
+    assert processes() == (2, 8)
+    assert processes(num_processes="4", num_machines="1") == (1, 4)

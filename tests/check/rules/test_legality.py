@@ -11,6 +11,7 @@ from topoplan.check.job.translate import translate
 from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.layout_keys import KEYS_OF_RULE
 from topoplan.check.rules.legality import legality_findings
+from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.planner.predict import RULES_OF_A_GIVEN_LAYOUT
 from topoplan.specs.load import load_cluster
 
@@ -25,7 +26,7 @@ def test_a_legal_layout_breaks_nothing() -> None:
 
 
 def test_every_rule_of_a_given_layout_has_its_keys() -> None:
-    assert {rule.name for rule in RULES_OF_A_GIVEN_LAYOUT} == set(KEYS_OF_RULE)
+    assert {rule.name for rule in RULES_OF_A_GIVEN_LAYOUT + SHARDED_RULES} == set(KEYS_OF_RULE)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def model_of(
 
     Raises ModelError.
     """
-    reference = given or str(configuration.get(MODEL_KEYS[configuration.trainer]))
+    reference = given or str(configuration.get(MODEL_KEYS.get(configuration.trainer, "model")))
     bases = (Path.cwd(), Path(configuration.part.name).parent)
     return _at_hand(reference, bases, default_positions) or (
         load_model(reference, base=Path.cwd(), default_positions=default_positions),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
+from topoplan.check.job.values import as_whole
 from topoplan.check.read.setup import Configuration, Launch, Setup
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
@@ -46,7 +47,17 @@ class Processes:
 def processes_for(setup: Setup, configuration: Configuration) -> Processes | None:
     """What the launch of a configuration starts; None where no command for it was found."""
     launch = launch_of(setup, configuration)
-    return None if launch is None else processes_of(launch)
+    if launch is None:
+        return None
+    found, files = processes_of(launch), list(setup.of("accelerate"))
+    if launch.starter != "accelerate" or len(files) != 1:
+        return found
+    # What its options leave out stands in the file of `accelerate launch`; num_processes counts all machines.
+    machines, total = (as_whole(files[0].get(key)) for key in ("num_machines", "num_processes"))
+    nodes = found.nodes if "num_machines" in launch.options else machines or found.nodes
+    if found.gpus_per_node is None and total and nodes and 0 < nodes <= total:
+        found = replace(found, gpus_per_node=total // nodes)
+    return replace(found, nodes=nodes)
 
 
 def launch_of(setup: Setup, configuration: Configuration) -> Launch | None:

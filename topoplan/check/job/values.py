@@ -6,7 +6,7 @@ The functions are calm about whatever the file holds; `Keys` has the trainer's d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from topoplan.check.read.setup import Configuration
@@ -121,6 +121,15 @@ def is_complete(configuration: Configuration) -> bool:
     return sum(key in configuration.source.data for key in _MARKS_OF_A_JOB) >= 2
 
 
+class NotPredictedError(SpecError):
+    """A key that changes memory or speed in a way that no formula here has: nothing is wrong with the file."""
+
+    def __init__(self, key: str, what: str, *, where: str) -> None:
+        """`key` is where it is said, for the line of the finding."""
+        super().__init__(what, where=where)
+        self.key = key
+
+
 class Keys:
     """Typed access to a configuration. A value of a wrong type raises SpecError, with file and line."""
 
@@ -144,6 +153,11 @@ class Keys:
     def fail(self, key: str, what: str, *, expected: str = "") -> NoReturn:
         """Raise a SpecError at a key."""
         raise SpecError(what, where=self.place(key), expected=expected)
+
+    def not_predicted(self, keys: Sequence[str], what: str = "") -> NoReturn:
+        """Raise a NotPredictedError: for `what`, or for the keys as they are written."""
+        words = what or " and ".join(f"{key} {shown(self.given(key))}" for key in keys)
+        raise NotPredictedError(keys[0], f"{words} is not predicted", where=self.place(keys[0]))
 
     def given(self, key: str) -> Any:
         """The value that is written; None where it is missing or null."""

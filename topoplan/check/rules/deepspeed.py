@@ -10,8 +10,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from topoplan import catalog
-from topoplan.check.job.models import known_model
 from topoplan.check.job.values import as_number, as_whole, at, flag, value_of, whole
 from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.rules.deepspeed_document import ZERO, Document, documents
@@ -20,7 +18,7 @@ from topoplan.check.rules.edits import add, change, drop
 from topoplan.check.rules.finding import Finding
 from topoplan.emit.trainer_keys import plain_keys
 from topoplan.specs.source import KeyPath
-from topoplan.units import format_gib, shown
+from topoplan.units import shown
 
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
@@ -216,29 +214,6 @@ def _offload(document: Document) -> Iterator[Finding]:
             remedy="take it out, or set stage 3",
             edits=drop(document.holder, (*document.path, ZERO, "offload_optimizer", "ratio")),
         )
-    yield from _host_memory(document)
-
-
-def _host_memory(document: Document) -> Iterator[Finding]:
-    """`estimate_zero3_model_states_mem_needs` and `estimate_zero2_...` in DeepSpeed's `runtime/zero/stage*.py`."""
-    if at(document.data, (ZERO, "offload_optimizer", "device")) != "cpu" or document.trainer is None:
-        return
-    trainer = document.trainer
-    model = known_model(trainer)
-    full = trainer.get("finetuning_type") if trainer.trainer == "llamafactory" else trainer.get("tuner_type")
-    if model is None or full != "full" or not catalog.knows_model(model.name) or document.stage == 0:
-        return
-    parameters_too = document.stage == 3 and at(document.data, (ZERO, "offload_param", "device")) == "cpu"
-    per_parameter = 18 if parameters_too else 16
-    needed = catalog.model_parameters(model.name) * per_parameter * 1.5
-    yield document.finding(
-        "host-memory",
-        "note",
-        (ZERO, "offload_optimizer"),
-        f"offloading takes about {format_gib(needed)} of host memory for {model.name}"
-        f"{', over all nodes together' if document.stage == 3 else ' on one node'}",
-        why=f"{per_parameter} bytes a parameter, and half as much again for buffers (DeepSpeed's own estimate)",
-    )
 
 
 def _stages(document: Document) -> Iterator[Finding]:

@@ -36,6 +36,13 @@ KEYS_OF_RULE: Mapping[str, tuple[str, ...]] = {
     "sequence-parallel": (SP, TP),
     "sequence-length": ("cutoff_len", "max_length", CP, TP),
     "recompute": ("recompute_modules", "recompute_num_layers", "recompute_granularity"),
+    "degrees": ("sequence_parallel_size",),
+    "zero-stage": ("deepspeed", "zero_optimization"),
+    "host-memory": ("deepspeed", "fsdp", "zero_optimization"),
+    "hybrid-sharding": ("fsdp",),
+    "ulysses": ("sequence_parallel_size",),
+    "quantised": ("quantization_bit", "quant_bits"),
+    "tuning": ("pure_bf16", "mtp_num_layers"),
 }
 """The trainer keys that decide a rule of `topoplan.layout.rules`; the first one that a file has is named."""
 

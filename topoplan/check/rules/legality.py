@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from topoplan.check.job.translate import Translation
 from topoplan.check.rules.finding import Finding, Severity
@@ -10,6 +11,7 @@ from topoplan.check.rules.layout_keys import KEYS_OF_RULE, key_line
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
 from topoplan.layout.rules import Rule
+from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.planner.predict import RULES_OF_A_GIVEN_LAYOUT
 from topoplan.specs.spec import Spec
 
@@ -20,7 +22,7 @@ SLOW_RULES = frozenset(["tp-in-nvlink-domain"])
 def broken_rules(spec: Spec, layout: Layout) -> list[tuple[Rule, str]]:
     """Every rule that a layout breaks, with its equation; of those that one key decides, the first."""
     broken: dict[str, tuple[Rule, str]] = {}
-    for rule in RULES_OF_A_GIVEN_LAYOUT:
+    for rule in RULES_OF_A_GIVEN_LAYOUT if layout.is_megatron else SHARDED_RULES:
         try:
             equation = rule.failed(spec, layout)
         except LayoutError:  # stages that do not divide, which a rule of their own tells
@@ -32,7 +34,9 @@ def broken_rules(spec: Spec, layout: Layout) -> list[tuple[Rule, str]]:
 
 def legality_findings(translation: Translation) -> Iterator[Finding]:
     """A finding for each broken rule."""
-    for rule, equation in broken_rules(translation.spec, translation.layout):
+    # What is offloaded has a finding of its own, with the host memory that it takes.
+    spec = replace(translation.spec, path=None)
+    for rule, equation in broken_rules(spec, translation.layout):
         severity: Severity = "warning" if rule.name in SLOW_RULES else "error"
         yield Finding(
             rule=f"layout-{rule.name}",

@@ -113,8 +113,9 @@ def sharded_states(model: Model, cluster: Cluster, job: Job, layout: Layout) -> 
         # The fp32 gradients that Adam reads.
         step = SINGLE * (min(own, SUB_GROUP) if layout.zero_stage == 3 else own)
         if layout.offload_optimizer:
-            # Stages 1 and 2 keep fp32 gradients there, stage 3 those of the model's type and a sub-group in fp32.
-            of_gradients = HALF * own + SINGLE * min(own, SUB_GROUP) if layout.zero_stage == 3 else SINGLE * own
+            # All keep fp32 gradients there; stage 3 those of the model's type as well (stage3.py, __init__ and
+            # initialize_optimizer_states).
+            of_gradients = (HALF + SINGLE if layout.zero_stage == 3 else SINGLE) * own
             host = optimizer + of_gradients
             gradients = HALF * elements.trained if layout.zero_stage == 1 else 0.0
             optimizer = step = 0.0

@@ -1,0 +1,83 @@
+"""Host memory of what is offloaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.check.setups import all_of, configuration
+from topoplan.check.job.translate import translate
+from topoplan.check.offload import offload_findings
+from topoplan.check.rules.finding import Finding
+from topoplan.planner.predict import memory_of, plan_of
+from topoplan.specs.load import load_cluster
+
+PARAMETERS = 72_706_203_648
+"""Of Qwen2-72B."""
+RECIPE = """\
+model_name_or_path: Qwen/Qwen2-72B
+stage: sft
+finetuning_type: full
+deepspeed: {deepspeed}
+cutoff_len: 2560
+per_device_train_batch_size: 4
+fp16: true
+"""
+WITHOUT_PARAMETERS = '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}'
+
+
+def told(deepspeed: str = "ds_z3_offload_config.json", **keys: str) -> list[Finding]:
+    overrides = [f"{key}={value}" for key, value in keys.items()]
+    cluster = load_cluster("cluster_specs/a100-1x8.yaml", overrides=overrides)
+    one = configuration(RECIPE.format(deepspeed=deepspeed))
+    translation = translate(one, all_of(one), cluster)
+    plan = plan_of(translation.spec, translation.layout, memory_of(translation.spec, translation.layout))
+    return list(offload_findings(translation, plan))
+
+
+def needed_gb(finding: Finding) -> float:
+    return float(finding.what.partition("(")[2].partition(" GB")[0].replace(",", ""))
+
+
+def test_800_gb_are_too_little_for_all_of_a_72b_model_and_its_optimizer() -> None:
+    (finding,) = told(host_memory="800GB")
+
+    assert (finding.rule, finding.severity, finding.line) == ("layout-host-memory", "error", 4)
+    # 12 bytes of optimizer, 2 of weight and at least 2 of gradient; with fp32 gradients for all of them, 6.
+    assert 16 * PARAMETERS / 1e9 < needed_gb(finding) < 20.1 * PARAMETERS / 1e9
+    assert finding.what.endswith("and it has 745 GiB (800 GB)")
+    assert (
+        "12 bytes of fp32 weight and Adam's two moments for each of 72.71B trained parameters (872 GB)" in finding.why
+    )
+    assert "145 GB of the weights themselves" in finding.why
+    assert f"DeepSpeed's own estimate is 18 bytes a parameter ({18 * PARAMETERS / 2**30:,.0f} GiB)" in finding.why
+    assert "exit code -9" in finding.why
+
+
+def test_leaving_the_parameters_on_the_gpus_saves_their_two_bytes() -> None:
+    (with_them,) = told(host_memory="100GB")
+    (without,) = told(WITHOUT_PARAMETERS, host_memory="100GB")
+
+    assert needed_gb(with_them) - needed_gb(without) == pytest.approx(2 * PARAMETERS / 1e9, rel=0.01)
+    less_gib = needed_gb(without) * 1e9 / 2**30
+    assert f"without offload_param it needs {less_gib:,.0f} GiB" in with_them.remedy
+    assert "of the weights themselves" not in without.why
+    assert "16 bytes a parameter" in without.why
+
+
+def test_enough_memory_is_no_finding() -> None:
+    assert told(host_memory="2TB") == []
+    assert told("ds_z3_config.json") == []
+
+
+def test_two_nodes_share_it_out() -> None:
+    (one,), (two,) = told(host_memory="100GB"), told(host_memory="100GB", nodes="2", ib_bandwidth="200Gbit/s")
+
+    assert needed_gb(two) == pytest.approx(needed_gb(one) / 2, rel=0.03)
+
+
+def test_a_spec_that_does_not_say_it_is_told_what_is_needed() -> None:
+    (finding,) = told()
+
+    assert (finding.rule, finding.severity) == ("layout-host-memory", "warning")
+    assert "of host memory on each node of 8 GPUs" in finding.what
+    assert "--set host_memory" in finding.remedy

@@ -1,0 +1,116 @@
+"""ms-swift's `swift sft` and its like: the job and the layout that its arguments mean.
+
+Sources, at ms-swift 4.5.2: `swift/arguments/` (base_args/, tuner_args.py, sft_args.py) and
+`swift/trainers/arguments.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+from topoplan.backends.swift import LIGER_MODEL_TYPES
+from topoplan.check.job.data_parallel import expandable_segments, layout_of, optimizer_of, refuse
+from topoplan.check.job.sharding import Sharding
+from topoplan.check.job.shared import check_something_trained
+from topoplan.check.job.values import Keys
+from topoplan.check.read.setup import Launch
+from topoplan.layout.layout import Layout
+from topoplan.specs.job import Job
+from topoplan.specs.model import Model
+
+DEFAULTS: Mapping[str, Any] = {
+    "tuner_type": "lora",  # base_args/base_args.py
+    "lora_rank": 8,  # tuner_args.py, as the four below
+    "target_modules": "all-linear",
+    "freeze_vit": True,
+    "freeze_aligner": True,
+    "freeze_llm": False,
+    "per_device_train_batch_size": 1,  # trainers/arguments.py, as the one below
+    "gradient_checkpointing": True,
+    "torch_dtype": "bfloat16",
+    "optim": "adamw_torch_fused",
+    "packing": False,
+    "sequence_parallel_size": 1,
+}
+"""A model's torch_dtype is its checkpoint's; nearly all have bfloat16."""
+
+_BATCH = 16
+"""Sequences that a step takes at least where gradient_accumulation_steps is left out (trainers/arguments.py)."""
+
+_OFF: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("use_galore", "use_dora"), (False,)),
+    **dict.fromkeys(("optimizer", "target_regex", "target_parameters", "trainable_parameters_regex"), ("",)),
+    **dict.fromkeys(("freeze_parameters", "trainable_parameters", "modules_to_save", "freeze_parameters_regex"), ("",)),
+    "freeze_parameters_ratio": (0, 0.0),
+    "lisa_activated_layers": (0,),
+    "deepspeed_autotp_size": (1,),
+    "zero_hpz_partition_size": (1,),
+    "tuner_backend": ("peft",),
+    "quant_method": ("bnb",),
+}
+
+
+def sft_layout(keys: Keys, model: Model, sharding: Sharding, world: int, launch: Launch | None) -> Layout:
+    """The layout on `world` GPUs. Raises SpecError for a value of a wrong type."""
+    micro_batch = keys.degree("per_device_train_batch_size")
+    return layout_of(
+        sharding,
+        world,
+        checkpoints=sharding.checkpoints or keys.flag("gradient_checkpointing"),
+        fused=keys.flag("use_liger_kernel") and model.model_type in LIGER_MODEL_TYPES,
+        expandable=bool(expandable_segments(launch)),
+        ulysses=keys.degree("sequence_parallel_size"),
+        micro_batch_size=micro_batch,
+        gradient_accumulation_steps=keys.count("gradient_accumulation_steps") or ceil(_BATCH / micro_batch / world),
+    )
+
+
+def sft_job(keys: Keys, model: Model, layout: Layout, seq_len: int, launch: Launch | None) -> Job:
+    """The job; its command says whether it is pt or sft. Raises NotPredictedError for what is not predicted."""
+    refuse(keys, _OFF)
+    words = [launch.program.rpartition(".")[2], *launch.arguments[:1]] if launch else []
+    stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
+    if stage == "rlhf":
+        if keys.given("rlhf_type") != "dpo":
+            keys.not_predicted(("rlhf_type",), "swift rlhf other than dpo")
+        stage = "dpo"
+    kind_key = "tuner_type" if keys.given("tuner_type") is not None else "train_type"
+    method = keys.given(kind_key) or DEFAULTS["tuner_type"]
+    if method not in ("full", "lora"):
+        keys.not_predicted((kind_key,))
+    bits = keys.count("quant_bits")
+    if bits is not None and (bits not in (4, 8) or method != "lora"):
+        keys.not_predicted(("quant_bits",))
+    dtype = str(keys.value("torch_dtype"))
+    if dtype not in ("bfloat16", "float16", "float32"):
+        keys.not_predicted(("torch_dtype",))
+    # base_args/model_args.py::_init_mixed_precision: half precision of the same kind, and fp16 for float32 weights.
+    half = keys.flag("fp16") if keys.given("fp16") is not None else dtype != "bfloat16" and not keys.flag("bf16")
+    sees = model.vision is not None
+    job = Job(
+        seq_len=seq_len,
+        global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
+        precision="fp16" if half else "bf16",
+        finetuning="qlora" if bits else str(method),
+        stage=stage,
+        packing=keys.flag("packing"),
+        lora_rank=keys.count("lora_rank"),
+        lora_target=_targets(keys),
+        quantization_bit=bits,
+        # What plain data parallelism trains stays as it was loaded: only DeepSpeed, FSDP and PEFT make fp32 of it.
+        pure_bf16=layout.backend == "ddp" and method == "full" and dtype == "bfloat16",
+        optimizer=optimizer_of(keys),
+        freeze_vision_tower=sees and keys.flag("freeze_vit"),
+        freeze_multi_modal_projector=sees and keys.flag("freeze_aligner"),
+        freeze_language_model=sees and keys.flag("freeze_llm"),
+    )
+    check_something_trained(keys, "freeze_llm", job)
+    return job
+
+
+def _targets(keys: Keys) -> tuple[str, ...]:
+    names = keys.value("target_modules")
+    words = [str(word) for word in names] if isinstance(names, list) else str(names).replace(",", " ").split()
+    return ("all",) if "all-linear" in words or not words else tuple(words)
