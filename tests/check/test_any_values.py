@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.check.setups import MEGATRON, MOE, PLAIN, make_setup, make_values, with_lines
+from tests.sizes import examples
 from topoplan.check.read.setup import Setup, Trainer
 from topoplan.check.rules import deepspeed, llamafactory, mca, swift, trinity, yaml
 from topoplan.check.rules.edits import applied
@@ -53,19 +54,19 @@ def check(setup: Setup) -> None:
             assert finding.line is None or finding.line >= 1
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.dictionaries(NAMES, VALUES, max_size=10), st.sampled_from(TRAINERS))
 def test_values_of_any_kind_never_crash_a_rule(data: dict[str, Any], trainer: Trainer) -> None:
     check(make_values(data, trainer))
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.dictionaries(st.sampled_from(MEGATRON_NAMES), LEAVES, max_size=6), st.sampled_from([MEGATRON, MOE, PLAIN]))
 def test_a_job_with_some_odd_values_never_crashes_a_rule(odd: dict[str, Any], text: str) -> None:
     check(make_values({**parse_source(text, name="a").data, **odd}))
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(known_keys())), LEAVES, max_size=5))
 def test_every_edit_leaves_a_file_that_can_be_read(odd: dict[str, Any]) -> None:
     lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in odd.items() if _is_plain(value))

@@ -123,3 +123,34 @@ def test_known_lengths_are_told_in_the_table_and_in_json(cli: Cli, spec_file: Pa
     assert document["job"]["lengths"]["longest"] == 128
     assert document["job"]["samples"] == 5000
     assert document["plans"][0]["padding_share"] == 0.0
+
+
+def test_backends_and_a_trainer_go_into_the_search(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    assert cli("rank", spec_file, "--backend", "all").code == 0
+    assert cli("rank", spec_file, "--backend", "fsdp2,ddp", "--trainer", "swift").code == 0
+    assert cli("rank", spec_file).code == 0
+    seen = [(one["spec"].backends, one["spec"].trainer) for one in fake_search]
+    assert seen == [(("mca", "ddp", "deepspeed", "fsdp2"), None), (("fsdp2", "ddp"), "swift"), ((), None)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--backend", "zero"], "--backend: 'zero' is not a backend"),
+        (["--trainer", "verl"], "--trainer: 'verl' is not a trainer"),
+        (["--trainer", "trinity", "--backend", "mca"], "'mca' is not a backend of trinity"),
+        (["--backend", "ddp", "--pin", "backend=fsdp2"], "--backend ddp: the job pins backend fsdp2"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(
+    cli: Cli, spec_file: Path, fake_search: list[Any], options: list[str], message: str
+) -> None:
+    result = cli("rank", spec_file, *options)
+    assert result.code == 2
+    assert message in result.err
+    assert fake_search == []
+
+
+def test_the_trainer_of_a_plan_is_in_json(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    plans = json.loads(cli("rank", spec_file, "--json").out)["plans"]
+    assert {plan["trainer"] for plan in plans} == {"llamafactory"}

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cost.samples import DENSE, LATENT, MIXED, layout_of, spec_of
+from tests.sizes import examples
 from topoplan import catalog
 from topoplan.cost.compute import PARTS, Operator, elementwise_s, gemm_s, layer_operators, layer_time, peak_flops
 from topoplan.cost.flops import attended_tokens
@@ -39,7 +40,7 @@ def operators(name: str, index: int = -1, precision: str = "bf16", **form: Any) 
     return {operator.name: operator for operator in found}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(rows=EXTENT, columns=EXTENT, inner=EXTENT, gpu=st.sampled_from(GPUS))
 def test_a_gemm_is_never_quicker_than_its_flops_at_peak_nor_its_bytes_at_bandwidth(
     rows: int, columns: int, inner: int, gpu: str
@@ -50,7 +51,7 @@ def test_a_gemm_is_never_quicker_than_its_flops_at_peak_nor_its_bytes_at_bandwid
     assert seconds >= 2.0 * (rows * inner + inner * columns + rows * columns) / card.memory_bytes_per_s
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(rows=EXTENT, columns=EXTENT, inner=EXTENT, more=st.integers(1, 5_000), gpu=st.sampled_from(GPUS))
 def test_a_gemm_takes_no_less_time_when_any_extent_grows(
     rows: int, columns: int, inner: int, more: int, gpu: str

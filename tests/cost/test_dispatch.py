@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cost.samples import LATENT, MIXED, layout_of, spec_of
+from tests.sizes import examples
 from topoplan.cost.collectives import all_to_all_s
 from topoplan.cost.dispatch import dispatcher_of, flex_copies, flex_s, parts_reached
 from topoplan.cost.profile import profile_of
@@ -55,7 +56,7 @@ def test_parts_reached_are_those_of_random_routing(moe: Moe, parts: int) -> None
     assert parts_reached(moe, parts) == pytest.approx(simulated(moe, parts), rel=0.01)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_parts_reached_stay_between_one_and_what_there_is(data: st.DataObject) -> None:
     groups, size, parts_each = (data.draw(st.integers(1, 8)) for _ in range(3))

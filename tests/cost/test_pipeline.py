@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sizes import examples
 from topoplan.cost.pipeline import Times, in_flight, most_in_flight, schedule_s
 from topoplan.cost.simulate import order_of_work, simulate
 
@@ -116,7 +117,7 @@ def test_stages_of_whole_layers_take_about_as_long_as_the_schedule(
     assert max(errors) < highest
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     forward=st.lists(st.floats(1.0, 2.0), min_size=2, max_size=6),
     ratio=st.floats(1.0, 3.5),

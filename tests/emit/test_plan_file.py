@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import topoplan
+from tests.sizes import examples
 from topoplan.emit.bundle import PLAN_FILE, generate
 from topoplan.emit.plan_file import read_plan_file, recorded_plan, written_again
 from topoplan.emit.slurm import JOB_SCRIPT
@@ -416,7 +417,7 @@ VALUES = st.none() | st.booleans() | NUMBERS | st.text(max_size=5) | st.sampled_
 EDITS = st.tuples(st.integers(0, 10**6), st.sampled_from(["set", "remove", "add"]), VALUES)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from([example_plan, full_plan]), st.lists(EDITS, max_size=3))
 def test_an_edited_plan_gives_a_bundle_or_one_error(
     plan: Callable[[], dict[str, Any]], edits: list[tuple[int, str, Any]]

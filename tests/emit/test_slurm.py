@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.emit.samples import CLUSTER, HOSTS, ONE_NODE, make_spec_and_plan
 from tests.emit.test_torchrun import NAMES, NASTY, fill, make_python, scratch
+from tests.sizes import examples
 from topoplan.emit.bundle import bundle_warnings, generate
 from topoplan.emit.slurm import JOB_SCRIPT, time_limit_s
 from topoplan.emit.write import write_bundle
@@ -380,7 +381,7 @@ def test_a_bundle_that_is_not_on_every_node_is_said_in_one_line(tmp_path: Path) 
     assert done.stderr == f"no {bundle}/node-00.sh on n1; the bundle has to lie on storage that all nodes share\n"
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(place=NAMES, value=NAMES | st.sampled_from(NASTY))
 def test_no_name_can_break_the_script_or_run_a_command(place: str, value: str) -> None:
     usable = "".join(value.translate({ord("'"): "", ord("\\"): ""}).split()) or "x"

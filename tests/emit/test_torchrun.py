@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from tests.emit.samples import CLUSTER, HOSTS, ONE_NODE, QWEN3_8B, QWEN3_30B, make_spec_and_plan
+from tests.sizes import examples
 from topoplan.emit.bundle import generate
 from topoplan.emit.torchrun import HIJACKERS, master_port, script_name
 from topoplan.emit.trainer_yaml import trainer_file
@@ -449,7 +450,7 @@ def scratch() -> Iterator[Path]:
         yield Path(directory).resolve()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(place=NAMES, workdir=NAMES, venv=NAMES, model=NAMES, data=NAMES, user=NAMES, value=VALUES, said=VALUES)
 def test_no_name_can_break_a_script_or_run_a_command(
     place: str, workdir: str, venv: str, model: str, data: str, user: str, value: str, said: str
@@ -524,7 +525,7 @@ def obey_readme(path: Path, folder: Path) -> None:
         assert ran.returncode == 0, (text, ran.stderr)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(name=NAMES, path=NAMES)
 def test_a_name_stays_where_it_is_in_the_readme(name: str, path: str) -> None:
     def readme(name: str, path: str) -> str:

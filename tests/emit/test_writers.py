@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.emit.samples import QWEN3_8B, make_spec_and_plan
+from topoplan.backends.trainers import TRAINER_NAMES, trainer_name
 from topoplan.emit.bundle import generate
-from topoplan.emit.writers import TRAINERS, WRITERS, default_trainer, trainer_name, writer_for
+from topoplan.emit.writers import WRITERS, default_trainer, writer_for
 from topoplan.errors import InputError, LayoutError
 
 
@@ -19,7 +20,7 @@ def test_llamafactory_is_the_default_wherever_it_can_be_written() -> None:
 def test_no_trainer_has_two_writers_for_a_backend() -> None:
     pairs = [(writer.trainer, backend) for writer in WRITERS for backend in writer.backends]
     assert len(set(pairs)) == len(pairs)
-    assert {trainer for trainer, _ in pairs} <= set(TRAINERS)
+    assert {trainer for trainer, _ in pairs} <= set(TRAINER_NAMES)
 
 
 def test_the_trainer_by_its_name_writes_what_the_default_writes() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import topoplan
 from tests.hosts.scenes import cluster, facts, gpu, needs
+from tests.sizes import examples
 from topoplan.errors import HostError, InputError
 from topoplan.hosts import facts as facts_module
 from topoplan.hosts.check import Outcome
@@ -73,7 +74,7 @@ def any_of(kind: Any, name: str = "") -> st.SearchStrategy[Any]:
     return simple[kind]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(any_of(HostFacts), min_size=1, max_size=3),
     st.sampled_from(["infiniband", "roce", "ethernet"]),

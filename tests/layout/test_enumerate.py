@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.layout.specs import DENSE, LINEAR, MLA, MOE, VISION, make_spec
+from tests.sizes import examples
 from topoplan.layout.enumerate import (
     MAX_MICRO_BATCH_SIZE,
     OFFLOAD_FRACTIONS,
@@ -170,7 +171,7 @@ def test_layers_that_divide_get_the_even_split_and_lighter_ends() -> None:
     assert 1 < len(found) <= 1 + UNEVEN_SPLITS
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     layers=st.integers(2, 96),
     pp=st.integers(2, 16),
@@ -305,7 +306,7 @@ def test_selective_recomputation_is_tried_for_what_the_model_has(model: str, mod
     assert len(set(modes)) == len(modes)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     model=st.sampled_from([DENSE, MOE, VISION]),
     nodes=st.integers(1, 5),

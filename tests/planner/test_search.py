@@ -1,5 +1,6 @@
 """The search: nothing lost, nothing invented, and the same plan as a lone prediction."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -171,7 +172,7 @@ def test_a_model_that_the_adapter_lacks_is_refused_by_name() -> None:
 
 def test_a_job_that_the_adapter_does_not_train_is_refused() -> None:
     with pytest.raises(SpecError, match="lora"):
-        rank(spec_of(DENSE, finetuning="lora", lora_rank=8), backends=["mca"])
+        rank(replace(spec_of(DENSE, finetuning="lora", lora_rank=8), backends=("mca",)))
     with pytest.raises(SpecError, match="lora"):
         rank(spec_of(DENSE, finetuning="lora", pin={"backend": "mca"}))
 
@@ -179,6 +180,40 @@ def test_a_job_that_the_adapter_does_not_train_is_refused() -> None:
 def test_a_job_that_megatron_does_not_train_is_searched_where_data_alone_is_split() -> None:
     ranking = rank(spec_of(DENSE, finetuning="lora", lora_rank=8))
     assert {plan.layout.backend for plan in ranking.plans} == {"ddp", "deepspeed", "fsdp2"}
+
+
+def test_only_what_a_trainer_can_run_is_ranked() -> None:
+    spec = spec_of(DENSE, nodes=1, pin={"backend": "fsdp2"})
+    assert any(plan.layout.ulysses > 1 for plan in rank(spec).plans)
+    theirs = rank(replace(spec, trainer="llamafactory"))
+    assert theirs.plans
+    assert all(plan.layout.ulysses == 1 for plan in theirs.plans)
+    assert "trainer" in {out.rule for out in theirs.rejected}
+    # Of the adapter's trainer, too: it waits for ever where a batch is not filled by all samples.
+    few = spec_of(DENSE, nodes=1, samples=40, global_batch_size=64, pin={"pp": 1, "tp": 1, "micro_batch_size": 1})
+    with pytest.raises(LayoutError, match="breaks rule trainer: LLaMA-Factory: 40 samples"):
+        rank(replace(few, trainer="llamafactory"))
+
+
+def test_a_trainer_is_searched_in_its_own_form_of_megatron() -> None:
+    swift = replace(spec_of(DENSE, nodes=1), trainer="swift")
+    assert {plan.layout.backend for plan in rank(swift).plans} == {"megatron"}
+    lora = replace(spec_of(DENSE, nodes=1, finetuning="lora"), trainer="swift")
+    assert {plan.layout.backend for plan in rank(lora).plans} == {"ddp", "deepspeed", "fsdp2"}
+    trinity = replace(spec_of(DENSE, nodes=1), trainer="trinity")
+    assert {plan.layout.backend for plan in rank(trinity).plans} == {"fsdp2"}
+    with pytest.raises(SpecError, match="trinity has no backend ddp; expected fsdp2"):
+        rank(replace(trinity, backends=("ddp",)))
+
+
+def test_where_nothing_fits_the_other_backends_are_looked_at() -> None:
+    spec = spec_of("Qwen/Qwen3-14B", nodes=1, gpus_per_node=1, gpu="a100-sxm-80gb", global_batch_size=4)
+    spec = replace(spec, cluster=replace(spec.cluster, host_memory_bytes=512 * 2**30))
+    ranking = rank(spec)
+    assert ranking.plans == ()
+    (sentence,) = ranking.crossings
+    backend, best = re.findall(r"--backend (\w+) .*: (\S+) takes", sentence)[0]
+    assert rank(replace(spec, backends=(backend,))).plans[0].id == best
 
 
 def test_of_splits_that_differ_in_nothing_else_the_fastest_is_ranked() -> None:

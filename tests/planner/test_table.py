@@ -10,7 +10,8 @@ import pytest
 
 from topoplan.catalog import gpu, model
 from topoplan.errors import LayoutError
-from topoplan.planner.table import OpenRange, cell, recipes, table, ulysses_degrees, usual_machine, yarn_factor
+from topoplan.layout.sharded_rules import ulysses_degrees
+from topoplan.planner.table import OpenRange, cell, recipes, table, usual_machine, yarn_factor
 from topoplan.planner.table import recipe as recipe_of
 
 PUBLISHED = Path(__file__).parent / "recorded" / "trinity_a100.csv"

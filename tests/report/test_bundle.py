@@ -12,9 +12,9 @@ FILES = [Path("out dir") / name for name in ("README.md", "hosts.json", "node-00
 def test_the_next_command_can_be_pasted() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=100, color_system=None, highlight=False)
-    print_bundle(console, make_spec(), make_plan(tp=4), Path("out dir"), FILES, ["what the trainer does"])
+    print_bundle(console, make_spec(), make_plan(tp=4), "swift", Path("out dir"), FILES, ["what the trainer does"])
     text = stream.getvalue()
-    assert "Plan tp4-pp1-dp8-mbs1: 58.3 of 79.6 GiB, 3.21 s a step (2.82-3.60)" in text
+    assert "Plan tp4-pp1-dp8-mbs1 for ms-swift: 58.3 of 79.6 GiB, 3.21 s a step (2.82-3.60)" in text
     assert "Mind: what the trainer does\n" in text
     assert "Wrote 5 files" in text
     assert "less 'out dir/README.md'" in text
@@ -24,19 +24,21 @@ def test_the_next_command_can_be_pasted() -> None:
 def test_one_node_needs_no_address() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=100, color_system=None, highlight=False)
-    print_bundle(console, make_spec(nodes=1), make_plan(), Path("out"), [Path("out/node-00.sh")], [])
+    print_bundle(console, make_spec(nodes=1), make_plan(), "llamafactory", Path("out"), [Path("out/node-00.sh")], [])
     assert "  bash out/node-00.sh   # on node 0\n" in stream.getvalue()
 
 
 def test_with_a_job_script_the_next_command_submits_it() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=100, color_system=None, highlight=False)
-    print_bundle(console, make_spec(), make_plan(), Path("out dir"), [*FILES, Path("out dir/job.sbatch")], ())
+    print_bundle(
+        console, make_spec(), make_plan(), "llamafactory", Path("out dir"), [*FILES, Path("out dir/job.sbatch")], ()
+    )
     assert stream.getvalue().endswith("\n  less 'out dir/README.md'\n  sbatch 'out dir/job.sbatch'\n")
 
 
 def test_the_json_twin_has_a_schema_and_the_files() -> None:
-    view = bundle_to_dict(make_plan(), Path("out dir"), FILES, ["what the trainer does"])
+    view = bundle_to_dict(make_plan(), "llamafactory", Path("out dir"), FILES, ["what the trainer does"])
     assert view["schema"] == "topoplan.generate/1"
     assert view["files"][0] == "out dir/README.md"
     assert view["warnings"] == ["what the trainer does"]

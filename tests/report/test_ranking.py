@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from tests.samples import make_plan, make_ranking, make_spec, usual_ranking
-from topoplan.layout.layout import Recompute
+from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.stages import spread_pipeline_layout
 from topoplan.planner.plan import Ranking
 from topoplan.report.ranking import print_ranking
@@ -122,3 +122,27 @@ def test_rejected_layouts_are_grouped_by_rule() -> None:
     text = stream.getvalue()
     assert "Out by memory: 1 layout\n" in text
     assert text.index("Out by memory") < text.index("Out by layers")
+
+
+def test_host_memory_is_a_column_where_something_is_kept_there() -> None:
+    plan = make_plan()
+    there = replace(plan, memory=replace(plan.memory, host_bytes=900 * 2**30))
+    text = rendered(make_ranking(plan, there))
+    assert " 900 " in row(text, "2 ")
+    assert "host GiB: main memory of a node" in " ".join(text.split())
+    assert "host" not in rendered(make_ranking(plan))
+
+
+def test_other_backends_and_trainers_have_a_heading_of_their_own() -> None:
+    text = rendered(replace(usual_ranking(), crossings=("ddp: nothing fits",)))
+    assert "Other backends and trainers, against plan 1:\n- ddp: nothing fits" in text
+    assert "Other backends" not in rendered(usual_ranking())
+
+
+def test_the_trainer_is_a_column_where_it_may_surprise() -> None:
+    assert "trainer" not in rendered(usual_ranking())
+    spec = make_spec(nodes=1)
+    split = Layout(backend="fsdp2", dp=4, ulysses=2, gradient_accumulation_steps=16, distributed_optimizer=False)
+    text = rendered(make_ranking(replace(make_plan(), layout=split), spec=spec))
+    assert "trainer" in text
+    assert "swift" in row(text, "1 ")

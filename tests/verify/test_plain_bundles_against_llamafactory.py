@@ -21,9 +21,9 @@ import pytest
 
 from tests.emit.samples import CLUSTER, HOSTS, QWEN3_8B, QWEN3_VL_8B, make_spec_and_plan
 from tests.verify.llamafactory import need_llamafactory
+from topoplan.backends.llamafactory import FREEZABLE_MODEL_TYPES, LIGER_MODEL_TYPES
 from topoplan.emit.bundle import generate
 from topoplan.emit.llamafactory.plain_keys import fixed_values
-from topoplan.emit.llamafactory.support import FREEZABLE_MODEL_TYPES, LIGER_MODEL_TYPES
 from topoplan.layout.layout import Recompute
 
 pytestmark = pytest.mark.verify

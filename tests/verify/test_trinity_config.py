@@ -8,12 +8,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.emit.samples import ONE_NODE, make_spec_and_plan
+from tests.emit.samples import CLUSTER, ONE_NODE, make_spec_and_plan
 from topoplan.catalog import model
 from topoplan.emit.trinity.document import trinity_files
+from topoplan.layout.layout import Recompute
 
 pytestmark = pytest.mark.verify
 pytest.importorskip("trinity.common.config", reason="needs trinity-rft")
@@ -28,9 +30,21 @@ model = config.trainer.trainer_config.actor_rollout_ref.model
 print("READ" + json.dumps({
     "tokens": actor.ppo_max_token_len_per_gpu, "ulysses": actor.ulysses_sequence_parallel_size,
     "strategy": actor.strategy, "offload": actor.fsdp_config.offload_policy,
+    "shards": actor.fsdp_config.fsdp_size, "checkpointing": model.enable_gradient_checkpointing,
     "batch": actor.ppo_mini_batch_size, "rope": model.rope_scaling, "directory": config.checkpoint_job_dir,
 }))
 """
+
+
+def read(tmp_path: Path, text: str) -> Any:
+    """What is handed to verl."""
+    (tmp_path / "train.yaml").write_text(text)
+    environment = {**os.environ, "ROPE_THETA": "1000000.0"}
+    done = subprocess.run(
+        [sys.executable, "-c", READ], cwd=tmp_path, env=environment, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("READ"))[4:])
 
 
 def test_the_configuration_is_read_as_it_was_planned(tmp_path: Path) -> None:
@@ -43,18 +57,13 @@ def test_the_configuration_is_read_as_it_was_planned(tmp_path: Path) -> None:
         offload=True,
     )
     files = trinity_files(spec, plan)
-    (tmp_path / "train.yaml").write_text(files.text)
-    environment = {**os.environ, "ROPE_THETA": "1000000.0"}
-    done = subprocess.run(
-        [sys.executable, "-c", READ], cwd=tmp_path, env=environment, text=True, capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    read = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("READ"))[4:])
-    assert read == {
+    assert read(tmp_path, files.text) == {
         "tokens": 20480,
         "ulysses": 4,
         "strategy": "fsdp2",
         "offload": True,
+        "shards": 8,
+        "checkpointing": False,
         "batch": 64,
         "rope": {
             "rope_type": "yarn",
@@ -64,3 +73,16 @@ def test_the_configuration_is_read_as_it_was_planned(tmp_path: Path) -> None:
         },
         "directory": str(tmp_path / "saves" / "topoplan" / files.run_name),
     }
+
+
+def test_hybrid_shards_stay_in_a_node(tmp_path: Path) -> None:
+    spec, plan = make_spec_and_plan(
+        cluster=CLUSTER,
+        model=model("Qwen3-8B"),
+        job={"packing": False, "dataset": "org/chats"},
+        backend="fsdp2",
+        sharding="hybrid",
+        recompute=Recompute(granularity="full", method="uniform", num_layers=1),
+    )
+    found = read(tmp_path, trinity_files(spec, plan).text)
+    assert (found["shards"], found["checkpointing"]) == (CLUSTER.gpus_per_node, True)

@@ -1,9 +1,12 @@
 """How the trainers that split data alone keep a model: bytes of a parameter by what becomes of it, as data.
 
 DeepSpeed: `runtime/zero/stage_1_and_2.py` and `stage3.py` (fp32 partitions, averaged gradients in the model's own
-16 bits: `engine.py::get_data_types`). FSDP2: accelerate `utils/fsdp_utils.py::fsdp2_prepare_model` keeps trained
-parameters in fp32 and computes in 16 bits. DDP under the Hugging Face trainer: what was loaded, trained weights in fp32
-(LLaMA-Factory `model/adapter.py`, cast_trainable_params_to_fp32), gathered nowhere.
+16 bits: `engine.py::get_data_types`). FSDP2: accelerate `utils/fsdp_utils.py::fsdp2_prepare_model` makes all parameters
+fp32, the frozen ones too, and computes in 16 bits (up to 1.12, and LLaMA-Factory takes none beyond 1.11; from 1.14 on
+frozen ones stay as loaded). DDP under the Hugging Face trainer: what was loaded, trained weights in fp32 (LLaMA-Factory
+`model/adapter.py`, cast_trainable_params_to_fp32), gathered nowhere, cast by autocast. Adapters are fp32 whatever the
+model is (peft `tuners/tuners_utils.py`, cast_adapter_dtype), but with DeepSpeed, which casts the whole model
+(`engine.py::_configure_distributed_model`).
 """
 
 from __future__ import annotations
@@ -34,11 +37,30 @@ class ParameterBytes:
     """Adam's moments, and an fp32 copy of the weight where there is one."""
 
 
+def _trains_in_half(job: Job) -> bool:
+    return job.pure_bf16 and job.finetuning not in ("lora", "qlora")
+
+
 def moment_bytes(job: Job) -> float:
     """Adam's two moments of one parameter."""
     if job.optimizer == "adamw_8bit":
         return 2.0
-    return 2.0 * (HALF if job.pure_bf16 else SINGLE)
+    return 2.0 * (HALF if _trains_in_half(job) else SINGLE)
+
+
+def autocasts(job: Job, layout: Layout) -> bool:
+    """Whether trained weights stay in fp32 where they are used, and autocast casts what they meet.
+
+    DeepSpeed has 16-bit weights, and FSDP2 gathers them in 16 bits.
+    """
+    return layout.backend == "ddp" and not job.pure_bf16
+
+
+def adapter_input_bytes(job: Job, layout: Layout) -> int:
+    """Of an element of what an adapter keeps of its input beside what others keep; 0 where all is of one type."""
+    if layout.backend == "ddp" or (layout.backend == "fsdp2" and job.pure_bf16):
+        return SINGLE if job.pure_bf16 else HALF
+    return 0
 
 
 def parameter_bytes(job: Job, layout: Layout) -> ParameterBytes:
@@ -48,8 +70,9 @@ def parameter_bytes(job: Job, layout: Layout) -> ParameterBytes:
         return ParameterBytes(
             trained=HALF, frozen=HALF, quantised=packed, gradient=HALF, optimizer=SINGLE + moment_bytes(job)
         )
-    own = HALF if job.pure_bf16 else SINGLE
-    return ParameterBytes(trained=own, frozen=HALF, quantised=packed, gradient=own, optimizer=moment_bytes(job))
+    own = HALF if _trains_in_half(job) else SINGLE
+    frozen = SINGLE if layout.backend == "fsdp2" and not job.pure_bf16 else HALF
+    return ParameterBytes(trained=own, frozen=frozen, quantised=packed, gradient=own, optimizer=moment_bytes(job))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

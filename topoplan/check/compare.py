@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from topoplan.backends.mca import check_job, check_precision
+from topoplan.backends.mca import check_job, check_layout, check_precision
 from topoplan.check.job.keys_of_layout import trainer_keys
 from topoplan.check.job.processes import Processes
 from topoplan.check.job.translate import Translation, translate
@@ -15,7 +15,6 @@ from topoplan.check.rules.finding import Finding, Severity
 from topoplan.check.rules.legality import broken_rules, legality_findings
 from topoplan.check.zero_bound import Bound, bound_findings, bound_of
 from topoplan.emit.trainer_keys import known_keys
-from topoplan.emit.trainer_support import check_supported
 from topoplan.emit.trainer_yaml import trainer_file
 from topoplan.errors import InputError
 from topoplan.layout.rules import facts_of
@@ -157,7 +156,7 @@ def _with_best(translation: Translation, search: Search) -> Prediction:
         best = predict(spec, plans[0].layout) if plans else None
         no_best = "" if best else "no layout of this job fits"
         if best is not None and best.layout.backend == "mca":
-            check_supported(_any_samples(spec), best.layout)
+            check_layout(_any_samples(spec), best.layout)
     except InputError as error:
         best = None
         no_best = error.what

@@ -6,12 +6,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, ProfilePath
+from topoplan.cli.options import (
+    AsJson,
+    BackendChoice,
+    JobPath,
+    Margin,
+    ModelName,
+    Overrides,
+    Pins,
+    ProfilePath,
+    TrainerChoice,
+)
 from topoplan.cli.plan_choice import OptionalSpecPath, PlanChoice, SpecOptions, plan_of_id, plan_of_ranking
 
 if TYPE_CHECKING:
+    from topoplan.backends.trainers import TrainerName
     from topoplan.emit.bundle import Scheduler
-    from topoplan.emit.writer import TrainerName
     from topoplan.planner.plan import Plan, Ranking
     from topoplan.specs.spec import Spec
 
@@ -43,15 +53,8 @@ def generate(
             show_default=False,
         ),
     ] = None,
-    trainer: Annotated[
-        str | None,
-        typer.Option(
-            "--trainer",
-            metavar="llamafactory|swift|trinity",
-            help="Whose files to write; by default LLaMA-Factory's where it has the plan's backend.",
-            show_default=False,
-        ),
-    ] = None,
+    trainer: TrainerChoice = None,
+    backend: BackendChoice = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that were edited by hand.")] = False,
     model: ModelName = None,
     job: JobPath = None,
@@ -67,11 +70,13 @@ def generate(
     """
     from pathlib import Path
 
+    from topoplan.backends.trainers import trainer_name
     from topoplan.emit.write import write_bundle
-    from topoplan.emit.writers import trainer_name
 
     wanted_trainer = trainer_name(trainer, "--trainer")
-    options = SpecOptions(model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
+    options = SpecOptions(
+        model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile, backend=backend
+    )
     read, chosen, starter, whose, files, notes = (
         _from_plan(recorded, spec, plan, options, scheduler, wanted_trainer)
         if recorded is not None
@@ -82,13 +87,15 @@ def generate(
 
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.emit.bundle import bundle_warnings
+    from topoplan.emit.writers import writer_of
     from topoplan.report.bundle import bundle_to_dict, print_bundle
 
     warnings = bundle_warnings(read, chosen, starter, whose)
+    taken = writer_of(read, chosen.layout, whose).trainer
     if as_json:
-        print_json(bundle_to_dict(chosen, target, written, warnings, notes))
+        print_json(bundle_to_dict(chosen, taken, target, written, warnings, notes))
     else:
-        print_bundle(stdout_console(), read, chosen, target, written, warnings, notes)
+        print_bundle(stdout_console(), read, chosen, taken, target, written, warnings, notes)
 
 
 _Bundle = tuple["Spec", "Plan", "Scheduler | None", "TrainerName | None", "dict[str, str]", "tuple[str, ...]"]
@@ -106,6 +113,7 @@ def _planned(
 
     if spec is None:
         raise InputError("expected either a SPEC or --from PLAN")
+    options["trainer"] = trainer
     read = read_spec(spec, **options)
     starter = _scheduler(scheduler, read)
     ranking = search(read)

@@ -55,6 +55,24 @@ ProfilePath = Annotated[
         show_default=False,
     ),
 ]
+BackendChoice = Annotated[
+    str | None,
+    typer.Option(
+        "--backend",
+        metavar="all|NAME,...",
+        help="What to search: mca, ddp, deepspeed, fsdp2, megatron, or all; by default mca where it trains the job.",
+        show_default=False,
+    ),
+]
+TrainerChoice = Annotated[
+    str | None,
+    typer.Option(
+        "--trainer",
+        metavar="llamafactory|swift|trinity",
+        help="Only what this trainer runs; by default LLaMA-Factory's, or another one's for what it cannot.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -67,12 +85,27 @@ def read_spec(
     pins: list[str] | None,
     margin: str | None = None,
     profile: str | None = None,
+    backend: str | None = None,
+    trainer: str | None = None,
 ) -> Spec:
     """The spec file with everything that the command line says on top of it."""
+    from dataclasses import replace
+
     from topoplan.specs.load import load_spec
 
     keys = [*(overrides or ()), *([f"margin={margin}"] if margin is not None else [])]
-    return load_spec(spec, model=model, job=job, overrides=tuple(keys), pins=tuple(pins or ()), profile=profile)
+    read = load_spec(spec, model=model, job=job, overrides=tuple(keys), pins=tuple(pins or ()), profile=profile)
+    if backend is None and trainer is None:
+        return read
+    from topoplan.backends.trainers import backend_names, trainer_name
+    from topoplan.errors import InputError
+
+    whose = trainer_name(trainer, "--trainer")
+    backends = () if backend is None else backend_names(backend, whose, "--backend")
+    pinned = read.job.pin.get("backend")
+    if backends and pinned is not None and (pinned,) != backends:
+        raise InputError(f"the job pins backend {pinned}", where=f"--backend {backend}", remedy="leave one of them out")
+    return replace(read, backends=backends, trainer=whose)
 
 
 def variations(overrides: list[str] | None, *, most: int) -> list[tuple[str, ...]]:

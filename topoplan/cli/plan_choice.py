@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
 import typer
 
@@ -40,6 +40,8 @@ class SpecOptions(TypedDict):
     pins: list[str] | None
     margin: str | None
     profile: str | None
+    backend: NotRequired[str | None]
+    trainer: NotRequired[str | None]
 
 
 def wanted_id(wanted: str) -> str:

@@ -7,7 +7,19 @@ from typing import Annotated
 import typer
 
 from topoplan.cli.exit_codes import INTERRUPTED
-from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, ProfilePath, SpecPath, read_spec
+from topoplan.cli.options import (
+    AsJson,
+    BackendChoice,
+    JobPath,
+    Margin,
+    ModelName,
+    Overrides,
+    Pins,
+    ProfilePath,
+    SpecPath,
+    TrainerChoice,
+    read_spec,
+)
 
 
 def rank(
@@ -18,6 +30,8 @@ def rank(
     pin: Pins = None,
     margin: Margin = None,
     profile: ProfilePath = None,
+    backend: BackendChoice = None,
+    trainer: TrainerChoice = None,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Plans to show.")] = 10,
     rejected: Annotated[bool, typer.Option("--rejected", help="Also show the layouts that are out, and why.")] = False,
     as_json: AsJson = False,
@@ -35,7 +49,17 @@ def rank(
     if as_csv and rejected:
         raise InputError("--csv has no rows for rejected layouts", remedy="use --rejected --json")
 
-    read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
+    read = read_spec(
+        spec,
+        model=model,
+        job=job,
+        overrides=overrides,
+        pins=pin,
+        margin=margin,
+        profile=profile,
+        backend=backend,
+        trainer=trainer,
+    )
     ranking = search(read, keep_rejected=rejected, partial=True)
 
     from topoplan.cli.output import print_json, stdout_console

@@ -9,13 +9,14 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
 import topoplan
+from topoplan.backends.trainers import TrainerName
 from topoplan.emit.slurm import JOB_SCRIPT, job_script, slurm_warnings
 from topoplan.emit.storage import CheckpointSize
 from topoplan.emit.templating import code_span, gigabytes, render
 from topoplan.emit.torchrun import master_address, master_port, node_script, script_name
 from topoplan.emit.trainer_facts import is_hub_id
-from topoplan.emit.writer import DATASET_TO_FILL_IN, TrainerFiles, TrainerName, TrainerRun, Writer
-from topoplan.emit.writers import default_trainer, writer_for
+from topoplan.emit.writer import DATASET_TO_FILL_IN, TrainerFiles, TrainerRun, Writer
+from topoplan.emit.writers import default_trainer, writer_of
 from topoplan.errors import InputError, SpecError
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, spec_to_dict
@@ -37,13 +38,13 @@ def generate(
 ) -> dict[str, str]:
     """Relative path -> text: the trainer's files, one script a node, hosts.json, plan.json and README.md.
 
-    With a scheduler the script for its queue too; without a trainer, those of the backend's default one. An error says
-    what the trainer cannot do, which key of the user contradicts the plan, or which name cannot be written into a
-    script.
+    With a scheduler the script for its queue too; without a trainer, the files of the first one that can run the
+    layout. An error says what the trainer cannot do, which key of the user contradicts the plan, or which name cannot
+    be written into a script.
     """
     if scheduler not in (None, *get_args(Scheduler)):
         raise InputError(f"{scheduler!r} is not a scheduler", expected=f"expected {' or '.join(get_args(Scheduler))}")
-    writer = writer_for(plan.layout.backend, trainer)
+    writer = writer_of(spec, plan.layout, trainer)
     _check_hosts(spec)
     _check_printable(spec)
     own = writer.files(spec, plan)
@@ -64,7 +65,7 @@ def bundle_warnings(
     spec: Spec, plan: Plan, scheduler: Scheduler | None = None, trainer: TrainerName | None = None
 ) -> tuple[str, ...]:
     """What the README of the bundle warns of, for a terminal."""
-    writer = writer_for(plan.layout.backend, trainer)
+    writer = writer_of(spec, plan.layout, trainer)
     own = writer.files(spec, plan)
     return _warnings(spec, plan, own, writer.run(spec, plan.layout, own.values), scheduler)
 

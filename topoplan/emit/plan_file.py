@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import topoplan
+from topoplan.backends.trainers import TRAINER_NAMES, TrainerName
 from topoplan.emit import bundle
 from topoplan.emit.bundle import PLAN_FILE, PLAN_SCHEMA, Scheduler
-from topoplan.emit.writer import TrainerName
-from topoplan.emit.writers import TRAINERS
 from topoplan.errors import InputError, SpecError, nearest
 from topoplan.layout.forms import layout_from_dict
 from topoplan.planner.inputs import spec_from_dict
@@ -141,8 +140,8 @@ def _check_head(source: Source) -> None:
     if (scheduler := data.get("scheduler")) is not None and scheduler not in SCHEDULERS:
         expected = f"expected {', '.join((*SCHEDULERS, 'null'))}"
         raise SpecError(f"scheduler: {shown(scheduler)}", where=source.place(("scheduler",)), expected=expected)
-    if (trainer := data.get("trainer")) is not None and trainer not in TRAINERS:
-        expected = f"expected {', '.join((*TRAINERS, 'null'))}"
+    if (trainer := data.get("trainer")) is not None and trainer not in TRAINER_NAMES:
+        expected = f"expected {', '.join((*TRAINER_NAMES, 'null'))}"
         raise SpecError(f"trainer: {shown(trainer)}", where=source.place(("trainer",)), expected=expected)
 
 

@@ -1,4 +1,4 @@
-"""What the Megatron (MCA) trainer cannot do, and what it does otherwise than one would think."""
+"""What the Megatron (MCA) trainer does otherwise than one would think."""
 
 from __future__ import annotations
 
@@ -6,88 +6,18 @@ import math
 import re
 from collections.abc import Iterator
 
-from topoplan.backends.mca import check_preferences
 from topoplan.emit.trainer_facts import resumable
 from topoplan.emit.trainer_keys import templates, trainer_versions
-from topoplan.errors import LayoutError, ModelError, SpecError, nearest
+from topoplan.errors import nearest
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import pad_multiple, pads_to_seq_len, sequence_parts
-from topoplan.specs.job import Job
+from topoplan.layout.rules import pad_multiple
 from topoplan.specs.spec import Spec
-
-_STAGES = ("pt", "sft", "dpo")
 
 _QUANTIZED = re.compile(r"-(?:fp8|awq|gptq|int[48]|w[48]a16|bnb)\b", re.IGNORECASE)
 """In hub ids whose weights are published quantized. DeepSeek's own of type deepseek_v3 are in fp8 and do not say so."""
 
 _FUSED_EXPERTS = frozenset(["qwen3_vl_moe", "qwen3_5_moe"])
 """Types that Hugging Face keeps all experts of a layer in one tensor for, gathered by an export of its own."""
-
-
-def check_supported(spec: Spec, layout: Layout) -> None:
-    """Raise for a model, job or layout that the trainer would refuse, or train otherwise than planned."""
-    job, model, cluster = spec.job, spec.model, spec.cluster
-    if layout.backend != "mca":
-        raise LayoutError(f"no bundle can be written for the backend {layout.backend!r}", expected="expected mca")
-    if layout.world_size != cluster.world_size:
-        raise LayoutError(
-            f"tp {layout.tp} * pp {layout.pp} * cp {layout.cp} * dp {layout.dp} = {layout.world_size} GPUs,"
-            f" and the cluster has {cluster.world_size}"
-        )
-    supported = templates().supported_model_types
-    if model.model_type not in supported:
-        raise ModelError(
-            f"LLaMA-Factory's Megatron path does not train {model.model_type!r}",
-            where=model.name,
-            expected="it knows " + ", ".join(supported),
-        )
-    if job.stage not in _STAGES:
-        raise SpecError(f"stage {job.stage!r}", where="job.stage", expected="expected pt, sft or dpo")
-    if job.finetuning != "full":
-        raise SpecError(
-            f"finetuning {job.finetuning!r}: the Megatron trainer builds no adapter and freezes no layers,"
-            " it would train everything",
-            where="job.finetuning",
-            expected="expected full",
-        )
-    check_preferences(spec)
-    _check_samples(job, layout)
-    _check_sequence_padding(job, layout)
-
-
-def _check_samples(job: Job, layout: Layout) -> None:
-    """An epoch needs a full batch: trainer/trainer.py divides by the number of them (_inner_training_loop)."""
-    if job.samples is None or job.samples >= job.global_batch_size:
-        return
-    full = layout.micro_batch_size * layout.dp
-    if job.samples < full:
-        so = (
-            f"micro batch {layout.micro_batch_size} * dp {layout.dp} = {full}: the trainer would wait for ever for them"
-        )
-    else:
-        so = f"the global batch of {job.global_batch_size}: the trainer would end in a division by zero after a step"
-    raise SpecError(
-        f"{job.samples} samples are fewer than {so}",
-        where="job.samples",
-        remedy="lower global_batch_size, or repeat the samples in the data set",
-    )
-
-
-def _check_sequence_padding(job: Job, layout: Layout) -> None:
-    """Sequences that are not packed are padded by the collator, to a length that CP and SP must be able to split."""
-    parts, pad, fixed_length = sequence_parts(layout), pad_multiple(job), pads_to_seq_len(job, layout)
-    length = math.ceil(job.seq_len / pad) * pad if fixed_length else pad
-    if length % parts:
-        what = (
-            f"cutoff_len {job.seq_len}, padded to {length},"
-            if fixed_length
-            else f"a length padded to multiples of {pad}"
-        )
-        raise LayoutError(
-            f"{what} cannot be split into {parts} parts (cp {layout.cp}, tp {layout.tp})",
-            where="job.seq_len" if fixed_length else "job.packing",
-            remedy=f"take a multiple of {math.lcm(pad, parts)}" if fixed_length else "set packing: true",
-        )
 
 
 def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:

@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from topoplan.backends.mca import FP8_RECIPES
+from topoplan.backends.mca import FP8_RECIPES, check_layout
 from topoplan.emit.llamafactory.document import OUTPUT_TITLE, trainer_files
 from topoplan.emit.trainer_facts import is_gated, model_directory, training_steps
 from topoplan.emit.trainer_keys import default_template, trainer_versions
-from topoplan.emit.trainer_support import check_supported, trainer_warnings
+from topoplan.emit.trainer_support import trainer_warnings
 from topoplan.emit.user_keys import evaluates, user_keys
 from topoplan.emit.writer import DATASET_TO_FILL_IN, TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section
@@ -38,7 +38,7 @@ _MOST_WORKERS = 16
 
 def trainer_file(spec: Spec, plan: Plan) -> TrainerFiles:
     """train.yaml of a plan; an error names what the trainer cannot do, or which of the user's keys contradicts it."""
-    check_supported(spec, plan.layout)
+    check_layout(spec, plan.layout)
     warnings = [*plan.warnings, *trainer_warnings(spec, plan.layout)]
     user = user_keys(spec, plan.layout, warnings)
     versions = trainer_versions()

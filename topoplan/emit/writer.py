@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from topoplan.backends.trainers import TrainerName
 from topoplan.emit.nccl import EnvVar
 from topoplan.emit.storage import CheckpointSize
 from topoplan.layout.layout import Layout
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
-
-TrainerName = Literal["llamafactory", "swift", "trinity"]
-"""As `--trainer` takes them."""
 
 MAIN_FILE = "train.yaml"
 """The file that a trainer reads first; a bundle has it whatever the trainer."""

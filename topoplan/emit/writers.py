@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
-
+from topoplan.backends.trainers import TrainerName, trainer_name, trainer_of
 from topoplan.emit.llamafactory import mca, plain
 from topoplan.emit.swift import writer as swift
 from topoplan.emit.trinity import writer as trinity
-from topoplan.emit.writer import TrainerName, Writer
-from topoplan.errors import InputError, LayoutError, nearest
+from topoplan.emit.writer import Writer
+from topoplan.errors import LayoutError
+from topoplan.layout.layout import Layout
+from topoplan.specs.spec import Spec
 
 WRITERS: tuple[Writer, ...] = (mca.WRITER, plain.WRITER, *swift.WRITERS, trinity.WRITER)
 """The first one that takes a backend is its default."""
-
-TRAINERS: tuple[TrainerName, ...] = get_args(TrainerName)
-"""What `--trainer` may be."""
 
 
 def writer_for(backend: str, trainer: str | None = None) -> Writer:
@@ -38,21 +36,11 @@ def writer_for(backend: str, trainer: str | None = None) -> Writer:
     )
 
 
+def writer_of(spec: Spec, layout: Layout, trainer: str | None = None) -> Writer:
+    """The same; without a trainer that of the first one that can run the layout, if there is one."""
+    return writer_for(layout.backend, trainer or trainer_of(spec, layout))
+
+
 def default_trainer(backend: str) -> TrainerName:
     """The trainer that is taken where none is asked for. Raises what `writer_for` raises."""
     return writer_for(backend).trainer
-
-
-def trainer_name(name: Any, where: str = "") -> TrainerName | None:
-    """`name`, where it is the name of a trainer or None; else raise InputError."""
-    for trainer in TRAINERS:
-        if name == trainer:
-            return trainer
-    if name is None:
-        return None
-    raise InputError(
-        f"{name!r} is not a trainer",
-        where=where,
-        expected=f"expected {', '.join(TRAINERS[:-1])} or {TRAINERS[-1]}",
-        remedy=nearest(name, TRAINERS) if isinstance(name, str) else "",
-    )

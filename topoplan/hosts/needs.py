@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from topoplan.backends.trainers import TrainerName
 from topoplan.cost.params import parameter_count
 from topoplan.emit.storage import CheckpointSize
 from topoplan.emit.torchrun import master_port
-from topoplan.emit.writer import DATASET_TO_FILL_IN, TrainerName
-from topoplan.emit.writers import writer_for
+from topoplan.emit.writer import DATASET_TO_FILL_IN
+from topoplan.emit.writers import writer_of
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Host
 from topoplan.specs.spec import Spec
@@ -52,7 +53,7 @@ def needs_of(
 
     Raises what `emit.bundle.generate` raises.
     """
-    writer = writer_for(plan.layout.backend, trainer)
+    writer = writer_of(spec, plan.layout, trainer)
     own = writer.files(spec, plan)
     run = writer.run(spec, plan.layout, {**own.values, **(edited or {})})
     modules = dict.fromkeys((*run.modules, "transformers"))

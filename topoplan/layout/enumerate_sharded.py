@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 from topoplan.layout.enumerate import MAX_MICRO_BATCH_SIZE, Broken, divisors
-from topoplan.layout.forms import keys_of, recompute_from_value
-from topoplan.layout.layout import Layout, Recompute, changed
-from topoplan.layout.rules import Rule, broken_rule
+from topoplan.layout.forms import recompute_from_value
+from topoplan.layout.layout import USUAL, Layout, Recompute, changed
+from topoplan.layout.rules import broken_rule
 from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.specs.spec import Spec
 
 MIN_TOKENS_PER_ULYSSES_RANK = 1024
 """Below this a sequence's ranks spend more time on messages than on attention. Not searched unless pinned."""
-_OTHERS_DEGREES = ("tp", "pp", "vpp", "ep", "etp")
 FULL = Recompute(granularity="full", method="uniform", num_layers=1)
+STATES = ("zero_stage", "sharding")
+OFFLOADS = ("offload_optimizer", "offload_param", "offload")
 
 
 def _states(spec: Spec, backend: str) -> list[dict[str, Any]]:
@@ -35,82 +35,40 @@ def _offloads(spec: Spec, backend: str, states: dict[str, Any]) -> list[dict[str
         return off
     if backend == "deepspeed":
         off.append({"offload_optimizer": True})
-        if states["zero_stage"] == 3:
+        if states.get("zero_stage") == 3:
             off.append({"offload_optimizer": True, "offload_param": True})
     elif backend == "fsdp2":
         off.append({"offload": True})
     return off
 
 
-_USUAL = {field.name: field.default for field in fields(Layout)}
-
-
-_PIN = Rule("pin", "layout keys of a backend", lambda spec, layout: None, "leave it out, or take another backend")
-
-
-def _pin_of_others(spec: Spec, backend: str) -> tuple[Layout, Broken] | None:
-    """A pin that asks for what the backend does not have: a layout that shows it, and why it is out."""
-    everyone = _everyone(spec, backend)
-    for key, value in spec.job.pin.items():
-        value = recompute_from_value(value) if key == "recompute" else value
-        if key not in keys_of(backend) and value != _USUAL.get(key, value):
-            return everyone, (_PIN, f"{key} {value} with backend {backend}, which does not have it")
-        if key in _OTHERS_DEGREES and value != 1:
-            layout = changed(everyone, **{key: value})
-            if broken := broken_rule(spec, layout, SHARDED_RULES):
-                return layout, broken
-    return None
-
-
-def _everyone(spec: Spec, backend: str) -> Layout:
-    return Layout(backend=backend, dp=spec.cluster.world_size, gradient_accumulation_steps=1)
-
-
 def sharded_families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
-    """Legal layouts that differ in checkpointing, offload and the allocator alone, together; others with their rule.
-
-    There is at least one: where the pin leaves nothing, a layout that says so.
-    """
-    if out := _pin_of_others(spec, backend):
-        layout, broken = out
-        yield (layout,), broken
-        return
-    is_empty = True
-    for family in _families(spec, backend):
-        is_empty = False
-        yield family
-    if is_empty:
-        words = ", ".join(f"{key} {value}" for key, value in spec.job.pin.items())
-        yield (_everyone(spec, backend),), (_PIN, f"no layout of {spec.cluster.world_size} GPUs has {words}")
-
-
-def _families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
+    """Legal layouts that differ in checkpointing, offload and the allocator alone, together; others with their rule."""
     pin = spec.job.pin
 
     def chosen(key: str, values: list[Any]) -> list[Any]:
         return [pin[key]] if key in pin else values
 
-    def kept(options: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Options that do not contradict the pin; a pinned key that none has is put into all."""
-        keys = {key for option in options for key in option}
-        fits = [option for option in options if all(pin.get(key, option.get(key)) == option.get(key) for key in keys)]
-        return fits or [{key: pin[key] for key in keys if key in pin}]
+    def kept(options: list[dict[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Options that do not contradict the pin; where all do, the pin itself, for a rule to say what is wrong."""
+        pinned = {key: pin[key] for key in keys if key in pin}
+        fits = [one for one in options if all(one.get(key, USUAL[key]) == value for key, value in pinned.items())]
+        return fits or [pinned]
 
-    cp = pin.get("cp", 1)
     world, batch = spec.cluster.world_size, spec.job.global_batch_size
     longest = max(1, spec.job.seq_len // MIN_TOKENS_PER_ULYSSES_RANK)
     sequence_ranks = [1] if backend == "ddp" else divisors(spec.cluster.gpus_per_node, longest)
     modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else [Recompute(), FULL]
-    for states in kept(_states(spec, backend)):
+    degrees = {key: pin[key] for key in ("tp", "pp", "vpp", "ep", "etp") if key in pin}
+    for states in kept(_states(spec, backend), STATES):
+        offloads = kept(_offloads(spec, backend, states), OFFLOADS)
         for ulysses in chosen("ulysses", sequence_ranks):
-            if world % (ulysses * cp):
-                continue
-            dp = world // (ulysses * cp)
+            dp = max(1, world // ulysses)
             micro_batches = [1] if batch % dp else divisors(batch // dp, MAX_MICRO_BATCH_SIZE)
             for micro_batch in chosen("micro_batch_size", micro_batches):
                 base = Layout(
                     backend=backend,
-                    cp=cp,
+                    **degrees,
                     dp=dp,
                     ulysses=ulysses,
                     micro_batch_size=micro_batch,
@@ -118,6 +76,7 @@ def _families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, ...], Br
                     distributed_optimizer=False,
                     fused_linear_cross_entropy=pin.get("fused_linear_cross_entropy", False),
                     **states,
+                    **offloads[0],
                 )
                 if any(key in pin and pin[key] != getattr(base, key) for key in ("cp", "dp")):
                     continue
@@ -131,7 +90,7 @@ def _families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, ...], Br
                 yield (
                     tuple(
                         changed(base, recompute=mode, expandable_segments=expandable, **offload)
-                        for offload in kept(_offloads(spec, backend, states))
+                        for offload in offloads
                         for mode in modes
                         for expandable in chosen("expandable_segments", [False, True])
                     ),

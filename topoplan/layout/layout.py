@@ -151,6 +151,8 @@ class Layout:
         return "-".join(parts)
 
 
+USUAL = {field.name: field.default for field in fields(Layout)}
+"""Values of a layout that does not say."""
 _FIELDS = tuple(field.name for field in fields(Layout))
 _values = attrgetter(*_FIELDS)
 _put = {name: Layout.__dict__[name].__set__ for name in _FIELDS}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from topoplan.layout.layout import Layout
+from topoplan.layout.forms import keys_of
+from topoplan.layout.layout import USUAL, Layout
 from topoplan.layout.rules import Rule
-from topoplan.specs.model import Attention, LinearAttention
+from topoplan.specs.model import Attention, LinearAttention, Model
 from topoplan.specs.spec import Spec
 
 
@@ -33,6 +34,10 @@ def _offload(spec: Spec, layout: Layout) -> str | None:
 
 
 def _states(spec: Spec, layout: Layout) -> str | None:
+    for key in ("zero_stage", "sharding", "offload_optimizer", "offload_param", "offload"):
+        value = getattr(layout, key)
+        if key not in keys_of(layout.backend) and value != USUAL[key]:
+            return f"{key} {str(value).lower()} with backend {layout.backend}"
     if layout.backend != "deepspeed":
         return None
     if layout.zero_stage not in (1, 2, 3):
@@ -44,13 +49,12 @@ def _states(spec: Spec, layout: Layout) -> str | None:
     return None
 
 
-def _ulysses(spec: Spec, layout: Layout) -> str | None:
-    degree = layout.ulysses
-    if degree == 1:
-        return None
-    if layout.backend == "ddp":
-        return f"ulysses {degree} with backend ddp"
-    for layer in {id(layer): layer for layer in spec.model.layers}.values():
+def _undivided_heads(model: Model, degree: int) -> str | None:
+    """Each rank gets whole heads of queries; those of keys and values are divided or repeated.
+
+    Source: verl `models/transformers/monkey_patch.py::apply_monkey_patch`.
+    """
+    for layer in {id(layer): layer for layer in model.layers}.values():
         attention = layer.attention
         if isinstance(attention, LinearAttention):
             return f"ulysses {degree} with linear attention layers"
@@ -60,6 +64,28 @@ def _ulysses(spec: Spec, layout: Layout) -> str | None:
             kv_heads = attention.kv_heads
             if kv_heads % degree and degree % kv_heads:
                 return f"{kv_heads} KV heads and ulysses {degree}: neither divides the other"
+    return None
+
+
+def ulysses_degrees(model: Model, gpus: int, node_gpus: int) -> list[int]:
+    """Degrees that divide the GPUs and the model's heads; a group stays inside a node."""
+    return [
+        degree
+        for degree in range(1, min(gpus, node_gpus) + 1)
+        if gpus % degree == 0 and (degree == 1 or _undivided_heads(model, degree) is None)
+    ]
+
+
+def _ulysses(spec: Spec, layout: Layout) -> str | None:
+    degree = layout.ulysses
+    if degree == 1:
+        return None
+    if layout.backend == "ddp":
+        return f"ulysses {degree} with backend ddp"
+    if (world := spec.cluster.world_size) % degree:
+        return f"world size {world} % ulysses {degree} = {world % degree}"
+    if problem := _undivided_heads(spec.model, degree):
+        return problem
     if spec.cluster.gpus_per_node % degree and degree % spec.cluster.gpus_per_node:
         return f"{spec.cluster.gpus_per_node} GPUs of a node % ulysses {degree}"
     if spec.job.seq_len % degree:
@@ -70,11 +96,9 @@ def _ulysses(spec: Spec, layout: Layout) -> str | None:
 def _quantised(spec: Spec, layout: Layout) -> str | None:
     if spec.job.finetuning != "qlora":
         return None
-    if layout.backend == "deepspeed" and layout.zero_stage == 3:
-        return f"zero_stage 3 with weights in {spec.job.quantization_bit or 4} bits"
-    if layout.backend == "fsdp2":
-        return f"fsdp2 with weights in {spec.job.quantization_bit or 4} bits"
-    return None
+    # Only NF4 has a storage type that can be cut into shards (bnb_4bit_quant_storage).
+    shards = "fsdp2" if layout.backend == "fsdp2" else "zero_stage 3" if layout.zero_stage == 3 else ""
+    return f"{shards} with weights in 8 bits" if shards and spec.job.quantization_bit == 8 else None
 
 
 def _tuning(spec: Spec, layout: Layout) -> str | None:

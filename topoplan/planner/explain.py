@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from topoplan.backends.trainers import TRAINER_RULE
 from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.rules import RULES, broken_rule
@@ -111,7 +112,7 @@ def _keeps_pins(spec: Spec, layout: Layout) -> bool:
 def _fitting_change(spec: Spec, layout: Layout) -> str:
     for name, changed in _changes(spec, layout):
         rules = RULES if changed.is_megatron else SHARDED_RULES
-        if _keeps_pins(spec, changed) and broken_rule(spec, changed, rules) is None:
+        if _keeps_pins(spec, changed) and broken_rule(spec, changed, (*rules, TRAINER_RULE)) is None:
             memory = memory_of(spec, changed)
             if memory.fits:
                 beside = f" and {memory.host_bytes / GIB:.0f} GiB of host memory a node" if memory.host_bytes else ""
@@ -121,7 +122,6 @@ def _fitting_change(spec: Spec, layout: Layout) -> str:
 
 _Choice = tuple[str, Callable[[Layout], object]]
 _CHOICES: tuple[_Choice, ...] = (
-    ("backend", lambda layout: layout.backend),
     ("zero stage", lambda layout: layout.zero_stage),
     ("ulysses", lambda layout: layout.ulysses),
     ("tp", lambda layout: layout.tp),
@@ -142,11 +142,12 @@ def alternatives(order: Sequence[Ranked]) -> list[str]:
     if not order:
         return []
     best = order[0]
+    rivals = [plan for plan in order if plan.layout.backend == best.layout.backend]
     found: list[tuple[float, str]] = []
     told: set[str] = set()
     for name, choice in _CHOICES:
         mine = choice(best.layout)
-        other = next((plan for plan in order if choice(plan.layout) != mine), None)
+        other = next((plan for plan in rivals if choice(plan.layout) != mine), None)
         if other is None or other.id in told or mine == "none":
             continue
         told.add(other.id)

@@ -127,5 +127,7 @@ class Ranking:
     """All of them when asked for, else only the nearest misses."""
     notes: tuple[str, ...] = field(default=())
     """Sentences on what the usual alternatives would cost."""
+    crossings: tuple[str, ...] = ()
+    """Sentences on the other backends and trainers: what a change to each costs and buys, or why there is none."""
     data_notes: tuple[str, ...] = ()
     """Sentences on the lengths of the samples and what the best plan makes of them; none where they are not known."""

@@ -6,26 +6,29 @@ import math
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from topoplan.backends.mca import check_finetuning, check_job, check_precision
+from topoplan.backends.trainers import TRAINER_RULE, backends_of, trainers_of
 from topoplan.cost.flops import ends_in_layers
 from topoplan.cost.memory import ShapeStates
 from topoplan.cost.padding import tokens_per_step
 from topoplan.cost.step import PipelineWork, StepTerms
-from topoplan.errors import LayoutError, ModelError, SpecError
+from topoplan.errors import InputError, LayoutError, ModelError, SpecError
 from topoplan.layout.enumerate import Broken, lighter_modes, offloaded, shapes, steps
 from topoplan.layout.enumerate_sharded import sharded_families
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout, Recompute, changed
-from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES
+from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES, broken_rule
 from topoplan.layout.sharded_rules import SHARDED_RULES
+from topoplan.planner.crossing import crossings
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Counts, Memory, Plan, Plans, Ranking, Rejection
 from topoplan.planner.predict import excess_of, memory_of, plan_of, states_of, step_of, terms_of, work_of
 from topoplan.planner.rank import ranked
 from topoplan.specs.spec import Spec
+from topoplan.units import GIB
 
 KEPT_MISSES = 5
 """Layouts over the card's memory that are kept with a fix, when not all are asked for."""
@@ -62,11 +65,10 @@ def rank(
     *,
     progress: Progress | None = None,
     keep_rejected: bool = False,
-    backends: Sequence[str] | None = None,
 ) -> Ranking:
-    """Search all layouts of a spec, of one backend or of several.
+    """Search all layouts of a spec: of the backends that it names, or of those of `usual_backends`.
 
-    `backends` are by default what the pin says, else those of `usual_backends`.
+    Ranked is only what some trainer can run as planned, or the spec's where it names one.
 
     Of layouts that differ only in their pipeline split, in what they recompute or in how much of the optimizer they
     offload, the fastest that fits is ranked: the others would be slower and differ in nothing else.
@@ -78,9 +80,7 @@ def rank(
     run.
     """
     started = time.perf_counter()
-    if backends is None:
-        backends = [spec.job.pin["backend"]] if "backend" in spec.job.pin else usual_backends(spec)
-    able = _able(spec, backends)
+    able, unable = _able(spec, spec.backends or usual_backends(spec))
     found = _Search(spec, keep_rejected=keep_rejected)
     families = [family for backend in able for family in _families(spec, backend)]
     searched = len(families)
@@ -97,35 +97,73 @@ def rank(
     else:
         if progress is not None:
             progress(len(families), len(families))
-    return found.ranking(time.perf_counter() - started, searched / len(families))
+    share = searched / len(families) if families else 1.0
+    ranking = found.ranking(time.perf_counter() - started, share, able, unable)
+    if ranking.plans or share < 1.0 or spec.backends or "backend" in spec.job.pin:
+        return ranking
+    return replace(ranking, crossings=tuple(_elsewhere(spec, [*able, *unable])))
 
 
 def usual_backends(spec: Spec) -> tuple[str, ...]:
-    """What a search looks at when nobody says: Megatron for what its adapter trains, else what splits data alone."""
+    """What a search looks at when nobody says: the pinned one, or Megatron for what it trains, else the others."""
+    if "backend" in spec.job.pin:
+        return (spec.job.pin["backend"],)
+    megatron, *others = backends_of(spec.trainer)
+    if not others:
+        return (megatron,)
     try:
-        check_job(spec)
+        _check_backend(spec, megatron)
     except (ModelError, SpecError):
         is_theirs = spec.job.finetuning != "full" or spec.job.pure_bf16 or spec.job.optimizer != "adamw"
-        return SHARDED_BACKENDS if is_theirs else ("mca",)
-    return ("mca",)
+        return tuple(others) if is_theirs else (megatron,)
+    return (megatron,)
 
 
-def _able(spec: Spec, backends: Sequence[str]) -> list[str]:
-    """Those of several backends that can run the job at all. Raises what the first one says if none can."""
-    able, refusals = [], []
+def _able(spec: Spec, backends: Sequence[str]) -> tuple[list[str], dict[str, InputError]]:
+    """Those of several backends that can run the job at all, and what is in the way of the others.
+
+    Raises what the first one says if none can.
+    """
+    able: list[str] = []
+    unable: dict[str, InputError] = {}
     for backend in backends:
         try:
-            if backend == "mca":
-                check_job(spec)
-            elif backend == "megatron":
-                check_finetuning(spec)
-            check_precision(spec)
+            _check_backend(spec, backend)
             able.append(backend)
         except (ModelError, SpecError) as error:
-            refusals.append(error)
+            unable[backend] = error
     if not able:
-        raise refusals[0]
-    return able
+        raise next(iter(unable.values()))
+    return able, unable
+
+
+def _elsewhere(spec: Spec, searched: Sequence[str]) -> Iterator[str]:
+    """What fits under the backends that were not searched, where nothing does under those that were."""
+    others = tuple(backend for backend in backends_of(spec.trainer) if backend not in searched)
+    if not others:
+        return
+    try:
+        plans = rank(replace(spec, backends=others)).plans
+    except (LayoutError, ModelError, SpecError):
+        return
+    if plans:
+        yield (
+            f"--backend {plans[0].layout.backend} has plans that do: {plans[0].id} takes"
+            f" {plans[0].memory.device_bytes / GIB:.1f} GiB a GPU"
+        )
+
+
+def _check_backend(spec: Spec, backend: str) -> None:
+    """Raise ModelError or SpecError for a job that no layout of a backend would help."""
+    if not trainers_of(backend, spec.trainer):
+        raise SpecError(
+            f"{spec.trainer} has no backend {backend}", expected=f"expected {' or '.join(backends_of(spec.trainer))}"
+        )
+    if backend == "mca":
+        check_job(spec)
+    elif backend == "megatron":
+        check_finetuning(spec)
+    check_precision(spec)
 
 
 def _families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
@@ -201,6 +239,10 @@ class _Search:
 
         Where a split fits without recomputation, other modes are of use only with less offload.
         """
+        number = len(layouts) * (1 + len(modes))
+        if broken := broken_rule(self.spec, layouts[0], (TRAINER_RULE,)):
+            self.refuse(layouts, broken, times=1 + len(modes))
+            return
         found: list[_Fit] = []
         missed: list[_Fit] = []
         for layout in layouts:
@@ -217,7 +259,6 @@ class _Search:
                     missed.append((one, needed))
                 elif one.recompute.granularity == "none":
                     enough = fitting[0][0].optimizer_offload_fraction
-        number = len(layouts) * (1 + len(modes))
         if found:
             self.dominated += number - 1
             self.plans.append(self._fastest(found))
@@ -246,16 +287,22 @@ class _Search:
 
     def choose(self, family: tuple[Layout, ...]) -> None:
         """Keep the fastest that fits of legal layouts that differ in checkpointing, offload and the allocator alone."""
-        timed = [(step_of(self.spec, layout), place, layout) for place, layout in enumerate(family)]
+        runnable = []
+        for layout in family:
+            if broken := broken_rule(self.spec, layout, (TRAINER_RULE,)):
+                self.refuse([layout], broken)
+            else:
+                runnable.append(layout)
+        timed = [(step_of(self.spec, layout), place, layout) for place, layout in enumerate(runnable)]
         missed: list[_Fit] = []
         for step_s, _, layout in sorted(timed, key=lambda one: one[:2]):
             memory = memory_of(self.spec, layout)
             if memory.fits:
-                self.dominated += len(family) - 1
+                self.dominated += len(runnable) - 1
                 self.plans.append(_Found(layout, memory, step_s, None, self.tokens_per_gpu / step_s))
                 return
             missed.append((layout, memory))
-        self.out_of_memory += len(family)
+        self.out_of_memory += len(runnable)
         for miss in missed:
             self._miss(*miss)
 
@@ -326,12 +373,15 @@ class _Search:
         effort = 100.0 * layout.complexity + layout.micro_batch_size + (not layout.sequence_parallel)
         _keep_least(self.simplest, degrees, (effort, self.misses, layout))
 
-    def ranking(self, elapsed_s: float, searched: float) -> Ranking:
+    def ranking(
+        self, elapsed_s: float, searched: float, backends: Sequence[str], unable: Mapping[str, InputError]
+    ) -> Ranking:
         """What was found, sorted. Raises LayoutError when nothing legal was met in a search that was not stopped."""
         plans, illegal, over = self.plans, self.illegal, self.over
         if not self.keep_rejected:
             # In the order of the rules: what people try first, a tp beyond the node or an odd pp, leads.
-            illegal = [self.examples[rule.name] for rule in RULES + SHARDED_RULES if rule.name in self.examples]
+            rules = (*RULES, *SHARDED_RULES, TRAINER_RULE)
+            illegal = [self.examples[rule.name] for rule in rules if rule.name in self.examples]
             # With plans to choose from, what people try first is worth a reason; without, what nearly fits.
             over = list((self.simplest if plans else self.nearest).values())
         refused = self.seen_rules.total()
@@ -361,6 +411,7 @@ class _Search:
             searched=searched,
             rejected=tuple([memory_rejection(self.spec, layout) for _, _, layout in kept] + illegal),
             notes=tuple(alternatives(order)),
+            crossings=tuple(crossings(self.spec, order, in_order, backends, unable)),
             data_notes=data_notes(self.spec, in_order[0]) if order else (),
         )
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from topoplan.cost.policy_update import PolicyUpdate, UpdateMemory, update_memory
 from topoplan.cost.profile import profile_of
 from topoplan.errors import LayoutError
+from topoplan.layout.sharded_rules import ulysses_degrees
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu import Gpu
-from topoplan.specs.model import AnyAttention, Attention, LinearAttention, Model
+from topoplan.specs.model import Model
 
 NONE_FITS = "-"
 VANILLA = "vanilla"
@@ -74,26 +75,6 @@ def yarn_factor(model: Model, max_model_len: int) -> float | None:
     """The context over the one of the config, where it is longer: Trinity-RFT's advice for rope_scaling."""
     native = model.max_position_embeddings
     return max_model_len / native if native and max_model_len > native else None
-
-
-def ulysses_degrees(model: Model, gpus: int, node_gpus: int) -> list[int]:
-    """Degrees that divide GPUs and attention heads, and either divide the key-value heads or are divided by them.
-
-    Source: verl `models/transformers/monkey_patch.py::apply_monkey_patch`. A group stays inside a node.
-    """
-    heads = {_heads(layer.attention) for layer in model.layers}
-
-    def divides(degree: int) -> bool:
-        return all(queries % degree == 0 and (keys % degree == 0 or degree % keys == 0) for queries, keys in heads)
-
-    return [degree for degree in range(1, min(gpus, node_gpus) + 1) if gpus % degree == 0 and divides(degree)]
-
-
-def _heads(attention: AnyAttention) -> tuple[int, int]:
-    """(heads of queries, of keys). Linear attention, whose state goes along the sequence, is cut nowhere: (1, 1)."""
-    if isinstance(attention, LinearAttention):
-        return 1, 1
-    return attention.heads, attention.kv_heads if isinstance(attention, Attention) else attention.heads
 
 
 def recipes(model: Model, cluster: Cluster, gpus: int, max_model_len: int) -> Iterator[PolicyUpdate]:

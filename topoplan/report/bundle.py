@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from topoplan.backends.trainers import TrainerName, title_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict
 from topoplan.report.paragraphs import paragraph
@@ -20,11 +21,17 @@ SCHEMA = "topoplan.generate/1"
 
 
 def bundle_to_dict(
-    plan: Plan, directory: Path, files: Sequence[Path], warnings: Sequence[str], notes: Sequence[str] = ()
+    plan: Plan,
+    trainer: TrainerName,
+    directory: Path,
+    files: Sequence[Path],
+    warnings: Sequence[str],
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The plan that was taken and the files that were written; `notes` on a plan that was read back."""
+    """The plan that was taken, whose files were written, and where; `notes` on a plan that was read back."""
     return {
         "schema": SCHEMA,
+        "trainer": trainer,
         "directory": str(directory),
         "files": [str(file) for file in files],
         "warnings": list(warnings),
@@ -37,6 +44,7 @@ def print_bundle(
     console: Console,
     spec: Spec,
     plan: Plan,
+    trainer: TrainerName,
     directory: Path,
     files: Sequence[Path],
     warnings: Sequence[str],
@@ -47,7 +55,7 @@ def print_bundle(
     paragraph(console, spec_line(spec), style="bold")
     paragraph(
         console,
-        f"Plan {plan.id}: {gib(memory.device_bytes)} of {gib(memory.capacity_bytes)} GiB,"
+        f"Plan {plan.id} for {title_of(trainer)}: {gib(memory.device_bytes)} of {gib(memory.capacity_bytes)} GiB,"
         f" {significant(time.step_s)} s a step ({interval(*time.band_s)}),"
         f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s per GPU.",
     )

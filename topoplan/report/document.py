@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from topoplan.backends.trainers import trainer_of
 from topoplan.layout.forms import layout_to_dict
 from topoplan.planner.plan import Ranking
 from topoplan.planner.view import plan_to_dict, spec_to_dict
@@ -28,10 +29,13 @@ def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool) -> dict[str, 
         "elapsed_s": round(ranking.elapsed_s, 3),
         "searched": round(ranking.searched, 4),
         "plans": [
-            plan_to_dict(plan, rank) | effort_to_dict(job_effort(ranking.spec.job, plan))
+            plan_to_dict(plan, rank)
+            | {"trainer": trainer_of(ranking.spec, plan.layout, ranking.spec.trainer)}
+            | effort_to_dict(job_effort(ranking.spec.job, plan))
             for rank, plan in enumerate(ranking.plans[:top], start=1)
         ],
         "notes": list(ranking.notes),
+        "crossings": list(ranking.crossings),
     }
     if ranking.data_notes:
         view["data_notes"] = list(ranking.data_notes)

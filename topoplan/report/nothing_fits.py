@@ -16,4 +16,5 @@ def nothing_fits(ranking: Ranking) -> NoLayoutFitsError:
     if misses:
         lines.append("nearest misses:")
     lines += (f"  - {reason_line(miss)}" for miss in misses)
+    lines += ranking.crossings
     return NoLayoutFitsError("\n".join(lines))

@@ -12,12 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from topoplan.backends.trainers import trainer_of
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.report.effort import job_effort, job_steps
 from topoplan.report.paragraphs import bullets, paragraph
 from topoplan.report.sentences import counts_line, nearest_misses, reason_line, spec_line
 from topoplan.report.text import band, counted, gib, hours, layout_label, significant, time_shares
 from topoplan.specs.spec import Spec
+from topoplan.units import GIB
 
 _GAP = 2
 _MIN_LAYOUT = 17
@@ -38,6 +40,8 @@ class _Column:
     header: str
     """Two lines at most."""
     cells: tuple[Text, ...]
+    left: bool = False
+    """Words, not figures."""
     drop: int = 0
     """Columns with the highest number leave first when the terminal is narrow; 0 stays."""
 
@@ -63,6 +67,9 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int, misses: bool 
         console.print("\nThe data, under plan 1:")
         bullets(console, ranking.data_notes)
     _print_warnings(console, plans)
+    if ranking.crossings:
+        console.print("\nOther backends and trainers, against plan 1:")
+        bullets(console, ranking.crossings)
     if ranking.notes:
         console.print("\nThe usual alternatives, against plan 1:")
         bullets(console, ranking.notes)
@@ -92,7 +99,7 @@ def _table(console: Console, spec: Spec, plans: Sequence[Plan]) -> Table:
     table.add_column(Text("\n#"), justify="right")
     table.add_column(Text("\nlayout"), width=layout_width)
     for column in figures:
-        table.add_column(Text(column.header), justify="right", no_wrap=True)
+        table.add_column(Text(column.header), justify="left" if column.left else "right", no_wrap=True)
     if shares_width:
         table.add_column(Text("spent on,\n% of step"), width=shares_width)
     for row in range(len(plans)):
@@ -130,7 +137,9 @@ def _fitting(entries: Sequence[str], width: int, lines: int) -> str:
 def _figures(spec: Spec, plans: Sequence[Plan], *, ascii_only: bool) -> list[_Column]:
     capacity = gib(max((plan.memory.capacity_bytes for plan in plans), default=0.0))
     columns = [
+        *_trainer_column(spec, plans),
         _Column(header=f"GiB of\n{capacity}", cells=tuple(_memory_cell(plan) for plan in plans)),
+        *_host_column(plans),
         _Column(header="step\ns", cells=tuple(Text(significant(plan.time.step_s)) for plan in plans)),
         _Column(header="\nband", cells=tuple(Text(band(plan.time, ascii_only=ascii_only)) for plan in plans), drop=3),
         _Column(header="tok/s\n/GPU", cells=tuple(Text(f"{plan.tokens_per_s_per_gpu:,.0f}") for plan in plans)),
@@ -144,6 +153,22 @@ def _figures(spec: Spec, plans: Sequence[Plan], *, ascii_only: bool) -> list[_Co
             _Column(header="\nGPU-h", cells=tuple(Text(hours(effort.gpu_hours)) for effort in known), drop=4)
         )
     return columns
+
+
+def _trainer_column(spec: Spec, plans: Sequence[Plan]) -> list[_Column]:
+    """Whose files `generate` writes, where that may not be what one thinks."""
+    names = [trainer_of(spec, plan.layout, spec.trainer) or "-" for plan in plans]
+    if set(names) <= {"llamafactory"} and len({plan.layout.backend for plan in plans}) < 2:
+        return []
+    return [_Column(header="\ntrainer", cells=tuple(map(Text, names)), left=True)]
+
+
+def _host_column(plans: Sequence[Plan]) -> list[_Column]:
+    """Host memory of a node, where a plan keeps something there."""
+    if not any(plan.memory.host_bytes for plan in plans):
+        return []
+    cells = tuple(Text(f"{plan.memory.host_bytes / GIB:,.0f}" if plan.memory.host_bytes else "") for plan in plans)
+    return [_Column(header="host\nGiB", cells=cells)]
 
 
 def _memory_cell(plan: Plan) -> Text:
@@ -166,6 +191,8 @@ def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
     steps, job = job_steps(spec.job), spec.job
     if job.lengths is not None:
         text += " tok/s and MFU count no padding."
+    if any(plan.memory.host_bytes for plan in plans):
+        text += " host GiB: main memory of a node that the plan takes."
     if steps is not None and job.samples is not None:
         epochs = "1 epoch" if job.epochs == 1 else f"{job.epochs:g} epochs"
         text += f" hours: {counted(steps, 'step')}, {counted(job.samples, 'sample')} x {epochs}."

@@ -19,5 +19,9 @@ class Spec:
     job: Job
     profile: OwnProfile | None = None
     """Constants of the GPU that take the place of the catalog's."""
+    backends: tuple[str, ...] = ()
+    """What a search looks at; empty: what is usual for the job."""
+    trainer: str | None = None
+    """The trainer that has to be able to run what is found; None: any that files are written for."""
     path: str | None = None
     """The spec file as it was named, for messages."""

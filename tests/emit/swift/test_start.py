@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.emit.samples import HOSTS
 from tests.emit.swift.plans import WITH_MEMORY, files_for
 from tests.emit.test_torchrun import NAMES, VALUES, start
+from tests.sizes import examples
 from topoplan.emit.write import write_bundle
 
 # Finds every module, reads train.yaml as Python does, and notes what torchrun would get.
@@ -149,7 +150,7 @@ def test_without_samples_the_script_says_so(tmp_path: Path) -> None:
     assert "no data set at nowhere.jsonl" in started.stderr
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(25), suppress_health_check=list(HealthCheck))
 @given(model=NAMES, samples=NAMES, said=VALUES, several=st.lists(VALUES, max_size=2))
 def test_no_name_can_break_a_script_or_run_a_command(model: str, samples: str, said: str, several: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -87,7 +87,6 @@ def test_keys_of_the_user_are_put_into_their_blocks() -> None:
         ({"optimizer": "adamw_8bit"}, {}, "AdamW"),
         ({"samples": None, "epochs": 1.5}, {}, "whole epochs"),
         ({}, {"cp": 2}, "context parallelism"),
-        ({}, {"sharding": "hybrid"}, "hybrid"),
         ({}, {"fused_linear_cross_entropy": True}, "fused loss"),
         ({"global_batch_size": 12}, {}, "12 sequences do not divide by dp 8"),
         ({"trainer": {"trainers": {}}}, {}, "trainers is no block"),
@@ -98,6 +97,13 @@ def test_keys_of_the_user_are_put_into_their_blocks() -> None:
 def test_what_the_trainer_would_not_do_is_refused(job: dict[str, Any], layout: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         files(job=job, **layout)
+
+
+def test_hybrid_shards_are_as_wide_as_a_node() -> None:
+    two_nodes = replace(CLUSTER, nodes=2)
+    block = files(cluster=two_nodes, sharding="hybrid").values["trainer"]
+    verl = block["trainer_config"]["actor_rollout_ref"]
+    assert verl["actor"]["fsdp_config"]["fsdp_size"] == 8 < two_nodes.world_size
 
 
 def test_offload_without_host_memory_is_refused() -> None:

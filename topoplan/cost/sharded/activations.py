@@ -1,10 +1,11 @@
 """What a layer of Hugging Face's models keeps for its backward pass, tensor by tensor, for one micro batch of a GPU.
 
-Source: the modules of transformers 5.6 (`models/llama/modeling_llama.py` and its kin) under autocast in 16 bits, and
-what PyTorch's autograd saves for each operation (`tools/autograd/derivatives.yaml`): a product saves the other factor
-where this one needs a gradient, a matrix product its input where the weight needs one, `pow` its input, FlashAttention
-q, k, v, its output and the softmax statistics. Nothing is fused but where Liger's kernels replace the norms and the
-gated MLP (`liger_kernel/ops/rms_norm.py`, `swiglu.py`).
+Source: the modules of transformers 5.6 (`models/llama/modeling_llama.py` and its kin), and what PyTorch's autograd
+saves for each operation (`tools/autograd/derivatives.yaml`): a product saves the other factor where this one needs a
+gradient, a matrix product its input where the weight needs one, `pow` its input, FlashAttention q, k, v, its output and
+the softmax statistics. Weights are in 16 bits, or in fp32 under autocast, which casts the input of every linear layer
+anew (PyTorch `aten/src/ATen/autocast_mode.cpp`, cached_cast keeps casts of weights alone). Nothing is fused but where
+Liger's kernels replace the norms and the gated MLP (`liger_kernel/ops/rms_norm.py`, `swiglu.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from functools import lru_cache
 from topoplan.cost.activations import BF16, FP32, SavedTensor
 from topoplan.specs.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
 
+INT64 = 8
+
 LOGIT_BYTES = 3 * FP32
 """Bytes a logit at the start of backward: the saved log softmax, the gradient of the negative log likelihood, and that
 of the log softmax, all in fp32. transformers `loss/loss_utils.py::ForCausalLMLoss` computes in fp32, and the model's
@@ -24,7 +27,7 @@ CHUNKED_LOGIT_BYTES = BF16 + FP32
 fp32 form (`liger_kernel/ops/fused_linear_cross_entropy.py`)."""
 
 
-ATTENTION_OUTPUTS = ("attention output", "v, attention output", "softmax statistics")
+ATTENTION_OUTPUTS = ("attention output", "softmax statistics")
 """Saved tensors that attention itself makes."""
 
 
@@ -43,6 +46,12 @@ class LayerUse:
     fused: bool
     """Liger's kernels."""
     flash_attention: bool = True
+    fp32_weights: bool = False
+    """Its own weights are in fp32, under autocast."""
+    residual_bytes: int = BF16
+    """Of an element between layers: it has the type of the embedding."""
+    adapter_input_bytes: int = BF16
+    """Of an element of the copy that an adapter makes of its input; 0 where both have one type and it makes none."""
 
     @property
     def has_backward(self) -> bool:
@@ -77,32 +86,34 @@ class _Saved:
         if saved_bytes:
             self.tensors.append(SavedTensor(name, saved_bytes))
 
-    def norm(self, name: str, elements: float, rows: float) -> None:
+    def norm(self, name: str, elements: float, rows: float, *, of_residual: bool = False) -> None:
         """A norm's input. Eager RMSNorm makes an fp32 copy, and keeps what its weight is multiplied with."""
+        each = self.use.residual_bytes if of_residual else BF16
         if self.use.fused or self.is_layernorm:
-            self.add(f"{name} input", BF16 * elements + 2 * FP32 * rows)
+            self.add(f"{name} input", each * elements + 2 * FP32 * rows)
             return
-        self.add(f"{name} input in fp32", FP32 * elements)
-        self.add(f"{name} output before its weight", BF16 * elements if self.use.trains_weights else 0)
+        self.add(f"{name} input in fp32", FP32 * (elements + rows))
+        self.add(f"{name} output before its weight", each * elements if self.use.trains_weights else 0)
 
     def inputs(self, names: tuple[str, ...], width: float, *, is_kept_anyway: bool = False) -> None:
-        """The common input of some linear layers: once for their weights, and once more for each adapter.
+        """The common input of some linear layers, in 16 bits: once, or once each where autocast casts it for each.
 
-        An adapter in fp32 casts its input there and autocast casts it back, a copy of its own (peft
-        `tuners/lora/layer.py::Linear.forward`).
+        An adapter of another type than the input casts it, a copy of its own (peft
+        `tuners/lora/layer.py::Linear.forward`); in fp32 under autocast, what is kept of it is in 16 bits again.
         """
-        tokens = self.use.tokens
-        if self.use.trains_weights and not is_kept_anyway:
-            self.add(f"{names[0]} input", BF16 * tokens * width)
-        for name in names:
-            if name in self.use.adapted:
-                self.add(f"{name} adapter's input", BF16 * tokens * width)
+        use, tokens = self.use, self.use.tokens
+        own = tuple(name for name in names if name in use.adapted)
+        if not is_kept_anyway and (use.trains_weights or (own and not use.adapter_input_bytes)):
+            for name in names if use.fp32_weights else names[:1]:
+                self.add(f"{name} input", BF16 * tokens * width)
+        for name in own:
+            self.add(f"{name} adapter's input", use.adapter_input_bytes * tokens * width)
 
 
 def _attention(saved: _Saved, hidden: int, attention: Attention) -> None:
     tokens = saved.use.tokens
     query, key = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-    saved.norm("input_layernorm", tokens * hidden, tokens)
+    saved.norm("input_layernorm", tokens * hidden, tokens, of_residual=True)
     saved.inputs(("q_proj", "k_proj", "v_proj"), hidden)
     if attention.qk_norm:
         saved.norm("q_norm, k_norm", tokens * (query + key), tokens * (attention.heads + attention.kv_heads))
@@ -120,7 +131,7 @@ def _attention(saved: _Saved, hidden: int, attention: Attention) -> None:
 def _latent_attention(saved: _Saved, hidden: int, attention: LatentAttention) -> None:
     tokens, heads = saved.use.tokens, attention.heads
     key = attention.qk_nope_head_dim + attention.qk_rope_head_dim
-    saved.norm("input_layernorm", tokens * hidden, tokens)
+    saved.norm("input_layernorm", tokens * hidden, tokens, of_residual=True)
     if attention.q_lora_rank:
         saved.inputs(("q_a_proj", "kv_a_proj_with_mqa"), hidden)
         saved.norm("q_a_layernorm", tokens * attention.q_lora_rank, tokens)
@@ -130,41 +141,56 @@ def _latent_attention(saved: _Saved, hidden: int, attention: LatentAttention) ->
     saved.norm("kv_a_layernorm", tokens * attention.kv_lora_rank, tokens)
     saved.inputs(("kv_b_proj",), attention.kv_lora_rank)
     saved.add("q, k", 2 * BF16 * tokens * heads * key)
-    saved.add("v, attention output", 2 * BF16 * tokens * heads * attention.v_head_dim)
+    # v is a view of kv_b_proj's output, which lives on with the part of k beside it.
+    saved.add("v, kv_b_proj output", BF16 * tokens * heads * (attention.qk_nope_head_dim + attention.v_head_dim))
+    saved.add("attention output", BF16 * tokens * heads * attention.v_head_dim)
     saved.add("softmax statistics", FP32 * tokens * heads)
     saved.inputs(("o_proj",), heads * attention.v_head_dim, is_kept_anyway=True)
 
 
-def _mlp(saved: _Saved, hidden: int, width: float, *, gated: bool, tokens: float, is_expert: bool = False) -> float:
+def _mlp(saved: _Saved, hidden: int, width: float, *, gated: bool) -> float:
     """A feed-forward block without its norm. Returns the gradients at the worst moment of its backward, in bytes."""
-    names = () if is_expert else ("gate_proj", "up_proj") if gated else ("up_proj",)
-    if names:
-        saved.inputs(names, hidden)
-    if gated:
-        saved.add("gate, up", 2 * BF16 * tokens * width)
-        # Liger's kernel works the activation out again in backward.
-        saved.add("activation", 0 if saved.use.fused else BF16 * tokens * width)
-    else:
-        saved.add("up", BF16 * tokens * width)
-    if saved.use.trains_weights:
-        saved.add("down_proj input", BF16 * tokens * width)
-    if "down_proj" in saved.use.adapted and not is_expert:
-        saved.add("down_proj adapter's input", BF16 * tokens * width)
+    tokens = saved.use.tokens
+    saved.inputs(("gate_proj", "up_proj") if gated else ("up_proj",), hidden)
+    _activation(saved, BF16 * tokens * width, gated=gated)
+    saved.inputs(("down_proj",), width)
     # Of the output, of the product, and of its factors.
-    return BF16 * tokens * (hidden + width * (3 if gated else 2))
+    return tokens * (saved.use.residual_bytes * hidden + BF16 * width * (3 if gated else 2))
+
+
+def _activation(saved: _Saved, size: float, *, gated: bool) -> None:
+    if gated:
+        saved.add("gate, up", 2 * size)
+        # Liger's kernel works the activation out again in backward.
+        saved.add("activation", 0 if saved.use.fused else size)
+    else:
+        saved.add("up", size)
 
 
 def _moe(saved: _Saved, hidden: int, moe: Moe) -> float:
-    tokens = saved.use.tokens
-    routed = tokens * moe.experts_per_token
-    saved.add("router logits, probabilities", 2 * FP32 * tokens * moe.experts)
-    saved.add("router input", BF16 * tokens * hidden if saved.use.trains_weights else 0)
-    saved.add("experts' input", BF16 * routed * hidden if saved.use.trains_weights else 0)
-    backward = _mlp(saved, hidden, moe.intermediate_size, gated=moe.gated, tokens=routed, is_expert=True)
-    saved.add("experts' output", BF16 * routed * hidden)
+    """Experts in one parameter, which autocast does not cast: with fp32 weights they compute in fp32.
+
+    transformers `integrations/moe.py`, grouped_mm_experts_forward and _grouped_mm.
+    """
+    use = saved.use
+    tokens, routed = use.tokens, use.tokens * moe.experts_per_token
+    each = FP32 if use.fp32_weights else BF16
+    saved.add("router probabilities", FP32 * tokens * moe.experts)
+    saved.add("order of tokens", 4 * INT64 * routed)
+    # A shared expert's first product keeps the same tensor.
+    is_kept_anyway = moe.shared_intermediate_size and not use.fp32_weights
+    saved.add("router input", BF16 * tokens * hidden if use.trains_weights and not is_kept_anyway else 0)
+    saved.add("experts' input", each * routed * hidden if use.trains_weights else 0)
+    product = each * routed * moe.intermediate_size
+    _activation(saved, product, gated=moe.gated)
+    saved.add("experts.down_proj input", product if use.trains_weights else 0)
+    saved.add("experts' output", each * routed * hidden)
     if moe.shared_intermediate_size:
-        _mlp(saved, hidden, moe.shared_intermediate_size, gated=moe.gated, tokens=tokens)
-    return backward + BF16 * routed * hidden
+        if moe.shared_gate:
+            saved.inputs(("shared_expert_gate",), hidden, is_kept_anyway=not use.fp32_weights)
+            saved.add("shared expert's output", BF16 * tokens * hidden)
+        _mlp(saved, hidden, moe.shared_intermediate_size, gated=moe.gated)
+    return product * (3 if moe.gated else 2) + 2 * each * routed * hidden
 
 
 @lru_cache(maxsize=1 << 12)
@@ -179,18 +205,19 @@ def eager_activations(model: Model, layer: Layer, use: LayerUse) -> EagerActivat
     else:
         key = attention.key_heads * attention.key_head_dim
         value = attention.value_heads * attention.value_head_dim
-        saved.norm("input_layernorm", tokens * hidden, tokens)
+        saved.norm("input_layernorm", tokens * hidden, tokens, of_residual=True)
         saved.inputs(("in_proj_qkvz", "in_proj_ba"), hidden)
         saved.add("convolution's input and output", 2 * BF16 * tokens * (2 * key + value))
         saved.add("normed q, k", BF16 * tokens * 2 * key)
         saved.add("decay and beta", 2 * FP32 * tokens * attention.value_heads)
         saved.add("chunk products, output and gate", 4 * BF16 * tokens * value)
         saved.inputs(("out_proj",), value)
-    saved.norm("post_attention_layernorm", tokens * hidden, tokens)
+    saved.norm("post_attention_layernorm", tokens * hidden, tokens, of_residual=True)
     if isinstance(layer.ffn, Mlp):
-        backward = _mlp(saved, hidden, layer.ffn.intermediate_size, gated=layer.ffn.gated, tokens=tokens)
+        backward = _mlp(saved, hidden, layer.ffn.intermediate_size, gated=layer.ffn.gated)
     else:
         backward = _moe(saved, hidden, layer.ffn)
     if model.hidden_dropout:
         saved.add("dropout masks", 2 * tokens * hidden)
-    return EagerActivations(saved=tuple(saved.tensors), input_bytes=BF16 * tokens * hidden, backward_bytes=backward)
+    input_bytes = float(use.residual_bytes * tokens * hidden)
+    return EagerActivations(saved=tuple(saved.tensors), input_bytes=input_bytes, backward_bytes=backward)

@@ -136,9 +136,13 @@ class EagerBuilder(Builder):
         narrow = gemm_s(rows, rank, inputs, gpu, profile, "bf16") + gemm_s(rows, outputs, rank, gpu, profile, "bf16")
         self.count(2, 4)
         self.operators.append(Operator(f"{name} adapter", "gemm", narrow, 2 * narrow))
-        # Cast of the input to fp32 and back, product with the scale, addition to the layer's own output.
-        forward = rows * (12 * inputs + (4 + 6) * outputs)
-        self.elementwise(f"{name} adapter's sums", forward, rows * (12 * inputs + 8 * outputs), kernels=4)
+        # Product with the scale, addition to the layer's own output; backward, of both gradients of the input.
+        forward, backward = (4 + 6) * outputs, 6 * inputs + 8 * outputs
+        if self.use.adapter_input_bytes:
+            # Cast of the input to fp32 and, under autocast, back.
+            forward, backward = forward + 12 * inputs, backward + 6 * inputs
+        kernels = 4 if self.use.adapter_input_bytes else 2
+        self.elementwise(f"{name} adapter's sums", rows * forward, rows * backward, kernels=kernels)
 
     def elementwise(
         self, name: str, forward_bytes: float, backward_bytes: float, *, kernels: int = 1, by: tuple[str, ...] = ()
@@ -272,7 +276,9 @@ def eager_operators(
     if use.trains_weights:
         # Gradients of a second micro batch are added to the first one's: two reads and a write in 16 bits.
         elements = layer_parameters(model, layer, 1, 1, 1).total
-        build.elementwise("accumulation of gradients", 0.0, 6 * elements)
+        seconds = elementwise_s(6 * elements, build.gpu, build.profile)
+        build.count(0, 1)
+        build.operators.append(Operator("accumulation of gradients", "elementwise", 0.0, seconds))
     return tuple(build.operators), (build.kernels[0], build.kernels[1])
 
 

@@ -2,7 +2,7 @@
 
 Names and shapes: transformers 5.6 `models/*/modeling_*.py` (`q_proj`, `gate_proj`, ...; DeepSeek's `q_a_proj` and
 `kv_a_proj_with_mqa`; Qwen3-Next's `in_proj_qkvz`). Experts are no `nn.Linear` there but one parameter of three
-dimensions each (`Qwen3MoeExperts`), so that no adapter finds them, and the router is a parameter too.
+dimensions each (`Qwen3MoeExperts`), so that no adapter finds them, and so is the router but in DeepSeek-V2.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from topoplan.specs.model import AnyAttention, Attention, LatentAttention, Layer
 LORA_RANK = 8
 """Rank where the job does not say: LLaMA-Factory `hparams/finetuning_args.py`, ms-swift `arguments/tuner_args.py` and
 peft `tuners/lora/config.py` all have 8."""
+
+
+LINEAR_ROUTERS = ("deepseek_v2",)
+"""Model types whose router is an `nn.Linear` (`models/deepseek_v2/modeling_deepseek_v2.py`, DeepseekV2Moe.gate)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,13 @@ def layer_linears(model: Model, layer: Layer) -> tuple[Linear, ...]:
     linears = [*_attention_linears(model.hidden_size, layer.attention)]
     if isinstance(layer.ffn, Mlp):
         linears += _mlp_linears(model.hidden_size, layer.ffn.intermediate_size, gated=layer.ffn.gated)
-    elif layer.ffn.shared_intermediate_size:
+        return tuple(linears)
+    if model.model_type in LINEAR_ROUTERS:
+        linears.append(Linear("gate", model.hidden_size, layer.ffn.experts))
+    if layer.ffn.shared_intermediate_size:
         linears += _mlp_linears(model.hidden_size, layer.ffn.shared_intermediate_size, gated=layer.ffn.gated)
+        if layer.ffn.shared_gate:
+            linears.append(Linear("shared_expert_gate", model.hidden_size, 1))
     return tuple(linears)
 
 

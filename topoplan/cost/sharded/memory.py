@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topoplan.cost.activations import BF16
+from topoplan.backends.sharded import adapter_input_bytes, autocasts
+from topoplan.cost.activations import BF16, FP32
 from topoplan.cost.communicators import communicators_bytes
 from topoplan.cost.memory import Memory, StageMemory, stated_margin_bytes, vision_kept_bytes
 from topoplan.cost.moments import FREED, Moment
@@ -55,6 +56,7 @@ def layer_uses(
     for place, layer in enumerate(model.layers):
         if place >= first:
             found.setdefault((id(layer), place in trained), []).append(place)
+    autocast, trains_embedding = autocasts(job, layout), job.finetuning == "full" and not job.freeze_language_model
     uses = []
     for (_, trains_weights), places in found.items():
         layer = model.layers[places[0]]
@@ -66,6 +68,9 @@ def layer_uses(
             adapted=names,
             fused=layout.fused_linear_cross_entropy,
             flash_attention=flash,
+            fp32_weights=trains_weights and autocast,
+            residual_bytes=FP32 if autocast and trains_embedding else BF16,
+            adapter_input_bytes=adapter_input_bytes(job, layout),
         )
         uses.append((layer, use, len(places)))
     return uses
@@ -85,13 +90,15 @@ def _kept_bytes(model: Model, layer: Layer, one: EagerActivations, layout: Layou
 def _loss_bytes(model: Model, job: Job, layout: Layout, tokens: int) -> float:
     """Logits and their gradients at the turn from forward to backward, and the hidden states before and behind."""
     hidden = BF16 * tokens * model.hidden_size
+    trains_head = job.finetuning == "full" and not job.freeze_language_model
     if not layout.fused_linear_cross_entropy:
-        return LOGIT_BYTES * tokens * model.vocab_size + 2 * hidden
+        # The final norm keeps its input in fp32 and, trained, what its weight multiplies, the output layer its input.
+        ends = (FP32 + (2 * BF16 if trains_head else 0)) * tokens * model.hidden_size
+        return LOGIT_BYTES * tokens * model.vocab_size + ends
     # Liger cuts the rows into so many chunks that one is about as large as the hidden states; the gradients of hidden
     # states and output layer are made at once.
     chunks = 1 << max(0, (-(-model.vocab_size // model.hidden_size) - 1).bit_length())
     rows = -(-tokens // chunks)
-    trains_head = job.finetuning == "full" and not job.freeze_language_model
     gradient = BF16 * model.vocab_size * model.hidden_size if trains_head else 0
     return CHUNKED_LOGIT_BYTES * rows * model.vocab_size + gradient + 3 * hidden
 

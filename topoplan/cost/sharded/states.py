@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topoplan.backends.sharded import HALF, SINGLE, parameter_bytes, shards_of
+from topoplan.backends.sharded import HALF, SINGLE, ParameterBytes, parameter_bytes, shards_of
 from topoplan.cost.params import embedding_tensors, head_tensors, layer_parameters
 from topoplan.cost.sharded.linears import Elements, elements_of, layer_linears
 from topoplan.layout.layout import Layout
@@ -67,13 +67,13 @@ def _gathered(model: Model, job: Job, layout: Layout, elements: Elements) -> flo
     return 0.0
 
 
-def _layer_gradients(model: Model, layout: Layout, elements: Elements) -> float:
+def _layer_gradients(model: Model, layout: Layout, elements: Elements, each: ParameterBytes) -> float:
     """Gradients of one unit in 16 bits, and the flat copies that are reduced: of this one and the one before."""
     if layout.world_size == 1:
         return 0.0
     if layout.backend == "ddp":
         # Buckets that are not the gradients themselves: gradient_as_bucket_view is off in the trainer.
-        return float(SINGLE * elements.trained)
+        return float(each.gradient * elements.trained)
     share = elements.trained / elements.total
     unit = max(largest_layer(model), root_elements(model)) * share
     if layout.backend == "deepspeed" and layout.zero_stage < 3:
@@ -117,6 +117,6 @@ def sharded_states(model: Model, cluster: Cluster, job: Job, layout: Layout) -> 
         optimizer_bytes=optimizer,
         host_bytes=host,
         gathered_bytes=_gathered(model, job, layout, elements),
-        layer_gradients_bytes=_layer_gradients(model, layout, elements),
+        layer_gradients_bytes=_layer_gradients(model, layout, elements, each),
         step_bytes=step,
     )

@@ -30,10 +30,11 @@ INTERFERENCE = 0.19
 """Share of hidden communication by which it slows down the work beside it, whose processors and memory it uses
 ("Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep Learning", 2025, arXiv 2507.03114:
 18.9% on average)."""
-GATHER_COPY_BYTES = 20
-"""Moved on the card for one gathered parameter and micro batch: out of the gathered buffer twice, and its gradient into
-the reduced one in fp32 (PyTorch `distributed/fsdp/_fully_shard/_fsdp_collectives.py`, foreach_all_gather_copy_out and
-foreach_reduce: 2 x 4 and 12 bytes)."""
+GATHER_COPY_BYTES = 8
+"""Moved on the card for one gathered parameter and micro batch: out of the gathered buffer twice (PyTorch
+`distributed/fsdp/_fully_shard/_fsdp_collectives.py`, foreach_all_gather_copy_out: 2 x 4 bytes)."""
+REDUCE_COPY_BYTES = 12
+"""The same for a gradient, into the buffer that is reduced in fp32 (there, foreach_reduce)."""
 ZERO3_HOOK_S = 100e-6
 """Host time of stage 3's hooks around one submodule of a pass: fetch, wait, release
 (`runtime/zero/partitioned_param_coordinator.py`)."""
@@ -243,7 +244,8 @@ def _traffic(model: Model, cluster: Cluster, job: Job, layout: Layout, elements:
             ),
             first_share=unit,
         )
-    copies = elementwise_s(GATHER_COPY_BYTES * elements.total, cluster.gpu, profile, kernels=0)
+    copied = GATHER_COPY_BYTES * elements.total + REDUCE_COPY_BYTES * elements.trained
+    copies = elementwise_s(copied, cluster.gpu, profile, kernels=0)
     node = Group(shares.weights, 1)
     flows = [
         flow("weights for forward", "all-gather", "forward", whole, node),

@@ -10,11 +10,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from topoplan.backends.llamafactory import FREEZABLE_MODEL_TYPES, check_plain
 from topoplan.emit.llamafactory import accelerate_yaml, deepspeed_json
 from topoplan.emit.llamafactory.document import OUTPUT_TITLE, trainer_files
 from topoplan.emit.llamafactory.plain_keys import OPTIMIZERS, plain_user_keys
 from topoplan.emit.llamafactory.steps import training_steps
-from topoplan.emit.llamafactory.support import FREEZABLE_MODEL_TYPES, check_supported, support_warnings
+from topoplan.emit.llamafactory.support import support_warnings
 from topoplan.emit.trainer_facts import model_directory
 from topoplan.emit.trainer_keys import default_template, trainer_versions
 from topoplan.emit.writer import DATASET_TO_FILL_IN, TrainerFiles
@@ -40,7 +41,7 @@ def plain_trainer_files(spec: Spec, plan: Plan) -> TrainerFiles:
     the plan.
     """
     layout = plan.layout
-    check_supported(spec, layout)
+    check_plain(spec, layout)
     warnings = [*plan.warnings, *support_warnings(spec, layout)]
     user = plain_user_keys(spec, layout, warnings)
     versions = trainer_versions()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from topoplan.backends.mca import FP8_RECIPES
+from topoplan.backends.swift import check_megatron
 from topoplan.cost.dispatch import dispatcher_of
 from topoplan.cost.shard import shard_of
 from topoplan.emit.llamafactory.document import trainer_files
@@ -22,7 +23,7 @@ from topoplan.emit.swift.common import (
     model_entries,
     output_section,
 )
-from topoplan.emit.swift.support import check_megatron, swift_warnings
+from topoplan.emit.swift.support import swift_warnings
 from topoplan.emit.trainer_facts import training_steps
 from topoplan.emit.writer import TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from topoplan.backends.swift import check_sharded
 from topoplan.emit.llamafactory.document import trainer_files
 from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.swift.arguments import user_arguments
@@ -21,7 +22,7 @@ from topoplan.emit.swift.common import (
     output_section,
 )
 from topoplan.emit.swift.sharding import DEEPSPEED_FILE, FSDP_FILE, sharding_files
-from topoplan.emit.swift.support import check_sharded, swift_warnings
+from topoplan.emit.swift.support import swift_warnings
 from topoplan.emit.writer import TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section
 from topoplan.layout.layout import Layout

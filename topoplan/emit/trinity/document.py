@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from topoplan.backends.trinity import TRINITY, VERL, check_trinity
 from topoplan.emit.trainer_facts import model_directory, place_of
-from topoplan.emit.trinity.support import TRINITY, VERL, check_supported, rope_scaling
+from topoplan.emit.trinity.support import rope_scaling
 from topoplan.emit.writer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section, mapping_text
 from topoplan.errors import SpecError, nearest
@@ -53,7 +54,7 @@ def trinity_files(spec: Spec, plan: Plan) -> TrainerFiles:
     Raises SpecError, LayoutError or ModelError for what the trainer cannot do, or a key of the user that contradicts
     the plan.
     """
-    check_supported(spec, plan.layout)
+    check_trinity(spec, plan.layout)
     document = _merged(_document(spec, plan.layout), spec)
     identity = json.dumps([spec.cluster.world_size, document], sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
@@ -123,13 +124,13 @@ def _document(spec: Spec, layout: Layout) -> dict[str, Any]:
                 }
             },
         },
-        "trainer": _trainer(layout, job, steps),
+        "trainer": _trainer(layout, job, steps, cluster.gpus_per_node),
         "synchronizer": {"sync_method": "checkpoint", "sync_interval": _NEVER},
         "monitor": {"monitor_type": "tensorboard"},
     }
 
 
-def _trainer(layout: Layout, job: Job, steps: int | None) -> dict[str, Any]:
+def _trainer(layout: Layout, job: Job, steps: int | None, gpus_per_node: int) -> dict[str, Any]:
     block: dict[str, Any] = {
         "trainer_type": "verl",
         "trainer_strategy": "fsdp2",
@@ -145,9 +146,13 @@ def _trainer(layout: Layout, job: Job, steps: int | None) -> dict[str, Any]:
         "max_checkpoints_to_keep": 2,
         "save_hf_checkpoint": "never" if layout.offload else "last",
     }
+    # What Trinity-RFT has no key of its own for, in verl's words.
+    verl: dict[str, Any] = {}
     if layout.recompute.granularity == "none":
-        block["trainer_config"] = {"actor_rollout_ref": {"model": {"enable_gradient_checkpointing": False}}}
-    return block
+        verl["model"] = {"enable_gradient_checkpointing": False}
+    if layout.sharding == "hybrid":
+        verl["actor"] = {"fsdp_config": {"fsdp_size": min(layout.world_size, gpus_per_node)}}
+    return {**block, "trainer_config": {"actor_rollout_ref": verl}} if verl else block
 
 
 def _reasons(spec: Spec, layout: Layout) -> dict[str, str]:
@@ -167,6 +172,7 @@ def _reasons(spec: Spec, layout: Layout) -> dict[str, str]:
         if job.dataset
         else "a directory, or a dataset id of the hub; the spec has none",
         "trainer.trainer_strategy": f"FSDP2 over {gpus}, fp32 shards, bf16 in compute",
+        "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config.fsdp_size": "shards in a node, copies across nodes",
         "trainer.ulysses_sequence_parallel_size": f"dp is {gpus} / {layout.ulysses} = {layout.dp}",
         "trainer.max_token_len_per_gpu": f"{layout.micro_batch_size} x {job.seq_len} / {layout.ulysses}; unset it is"
         " twice the longest sequence",

@@ -1,0 +1,77 @@
+"""Which trainer can run a layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.cost.samples import DENSE, spec_of
+from topoplan.backends.trainers import (
+    TRAINER_NAMES,
+    TRAINER_RULE,
+    TRAINERS,
+    backend_names,
+    backends_of,
+    trainer_of,
+    trainers_of,
+)
+from topoplan.emit.writers import WRITERS
+from topoplan.errors import LayoutError
+from topoplan.layout.layout import BACKENDS, Layout
+from topoplan.layout.rules import broken_rule
+
+SPEC = spec_of(DENSE, nodes=1)
+WHOLE = Layout(backend="fsdp2", dp=8, gradient_accumulation_steps=8, distributed_optimizer=False)
+SPLIT = replace(WHOLE, dp=4, ulysses=2, gradient_accumulation_steps=16)
+MEGATRON = Layout(backend="megatron", tp=2, dp=4, gradient_accumulation_steps=16, sequence_parallel=True)
+
+
+def test_there_is_a_writer_for_what_a_trainer_can_run_and_no_other() -> None:
+    runs = {(trainer.name, backend) for trainer in TRAINERS for backend in trainer.backends}
+    assert runs == {(writer.trainer, backend) for writer in WRITERS for backend in writer.backends}
+
+
+def test_every_backend_has_a_trainer() -> None:
+    assert {backend for backend in BACKENDS if trainers_of(backend)} == set(BACKENDS)
+
+
+def test_the_first_that_can_run_a_layout_is_the_default() -> None:
+    assert trainer_of(SPEC, WHOLE) == "llamafactory"
+    assert trainer_of(SPEC, SPLIT) == "swift"  # LLaMA-Factory splits no sequences
+    assert trainer_of(SPEC, SPLIT, "trinity") == "trinity"
+    assert trainer_of(SPEC, SPLIT, "llamafactory") is None
+    assert trainer_of(SPEC, replace(WHOLE, backend="ddp"), "trinity") is None
+
+
+def test_the_rule_of_the_trainer_says_what_the_first_one_says() -> None:
+    assert broken_rule(SPEC, SPLIT, (TRAINER_RULE,)) is None
+    theirs = replace(SPEC, trainer="llamafactory")
+    assert broken_rule(theirs, WHOLE, (TRAINER_RULE,)) is None
+    broken = broken_rule(theirs, SPLIT, (TRAINER_RULE,))
+    assert broken is not None
+    assert broken[1] == "LLaMA-Factory: ulysses 2: LLaMA-Factory's trainer splits no sequences"
+    broken = broken_rule(replace(SPEC, trainer="trinity"), replace(WHOLE, backend="ddp"), (TRAINER_RULE,))
+    assert broken is not None
+    assert broken[1] == "trinity has no backend ddp"
+
+
+def test_megatron_without_a_trainer_is_predicted_for_those_that_have_no_writer() -> None:
+    pure = replace(SPEC, job=replace(SPEC.job, stage="kto"))
+    assert trainer_of(pure, MEGATRON) is None
+    assert broken_rule(pure, MEGATRON, (TRAINER_RULE,)) is None
+    assert broken_rule(replace(pure, trainer="swift"), MEGATRON, (TRAINER_RULE,)) is not None
+
+
+@pytest.mark.parametrize("name", [None, *TRAINER_NAMES])
+def test_all_is_what_the_trainer_has(name: str | None) -> None:
+    assert backend_names("all", name) == backends_of(name)  # type: ignore[arg-type]
+    assert all(trainers_of(backend, name) for backend in backends_of(name))
+
+
+def test_backends_are_named_one_by_one_too() -> None:
+    assert backend_names("fsdp2, mca,fsdp2", None) == ("fsdp2", "mca")
+    with pytest.raises(LayoutError, match=r"^--backend: 'fsdp' is not a backend; expected all, or .*did you mean"):
+        backend_names("fsdp", None, "--backend")
+    with pytest.raises(LayoutError, match="'mca' is not a backend of trinity; expected all, or some of fsdp2"):
+        backend_names("mca", "trinity")

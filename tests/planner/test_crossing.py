@@ -1,0 +1,72 @@
+"""What a change of trainer costs and buys is said once for each, and is what the plans say."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+
+from tests.cost.samples import DENSE, spec_of
+from topoplan.backends.trainers import trainer_of
+from topoplan.planner.plan import Ranking
+from topoplan.planner.search import rank
+from topoplan.specs.spec import Spec
+
+ALL = ("mca", "ddp", "deepspeed", "fsdp2")
+
+
+def full(**job: object) -> Spec:
+    return replace(spec_of(DENSE, nodes=1, **job), backends=ALL)
+
+
+@lru_cache
+def searched() -> Ranking:
+    return rank(full(pin={"micro_batch_size": 1}))
+
+
+def test_every_other_backend_and_trainer_has_one_sentence() -> None:
+    ranking = searched()
+    heads = [sentence.partition(":")[0] for sentence in ranking.crossings]
+    assert len(set(heads)) == len(heads)
+    groups = {(plan.layout.backend, trainer_of(ranking.spec, plan.layout)) for plan in ranking.plans}
+    assert ("fsdp2", "swift") in groups
+    assert len(heads) == len(groups) - 1 + len(set(ALL) - {backend for backend, _ in groups})
+    assert {"deepspeed (LLaMA-Factory)", "fsdp2 (LLaMA-Factory)", "fsdp2 (ms-swift)"} <= set(heads)
+
+
+def test_a_sentence_is_about_the_fastest_plan_of_its_kind() -> None:
+    ranking = searched()
+    best = ranking.plans[0]
+    for sentence in ranking.crossings:
+        if named := re.search(r"^(\w+) .*?(?:(\d+)% slower|(\d\.\d) times slower).*\(([a-z0-9-]+)\)", sentence):
+            backend, percent, times, name = named.groups()
+            plan = next(plan for plan in ranking.plans if plan.id == name)
+            assert plan.layout.backend == backend
+            ratio = best.tokens_per_s_per_gpu / plan.tokens_per_s_per_gpu
+            if percent:
+                assert abs(100.0 * (1.0 - 1.0 / ratio) - float(percent)) <= 0.5
+                assert ratio < 2.0
+            else:
+                assert abs(ratio - float(times)) <= 0.05
+            overlap = plan.time.band_s[0] < best.time.band_s[1]
+            assert ("within the bands" in sentence) == overlap
+    assert any("% slower" in sentence for sentence in ranking.crossings)
+
+
+def test_what_has_to_be_installed_is_named() -> None:
+    (sentence,) = [one for one in searched().crossings if one.startswith("deepspeed (LLaMA-Factory)")]
+    assert "it takes DeepSpeed in place of megatron-core, mcore_adapter and Transformer Engine" in sentence
+
+
+def test_a_backend_that_cannot_run_the_job_says_why() -> None:
+    ranking = rank(full(finetuning="lora"))
+    assert {plan.layout.backend for plan in ranking.plans} == {"ddp", "deepspeed", "fsdp2"}
+    assert any(sentence.startswith("mca is out: finetuning 'lora'") for sentence in ranking.crossings)
+
+
+def test_a_backend_in_which_nothing_fits_is_named() -> None:
+    assert "ddp: nothing fits" in rank(full(pin={"micro_batch_size": 1})).crossings
+
+
+def test_one_backend_and_one_trainer_have_nothing_to_cross_to() -> None:
+    assert rank(spec_of(DENSE, nodes=1)).crossings == ()

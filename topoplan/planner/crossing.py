@@ -1,0 +1,69 @@
+"""What a change of trainer or backend costs and buys, against the best plan of a search over several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from topoplan.backends.trainers import Trainer, refusals
+from topoplan.errors import InputError
+from topoplan.layout.layout import Layout
+from topoplan.planner.plan import Plan, Ranked
+from topoplan.specs.spec import Spec
+from topoplan.units import GIB
+
+
+def crossings(
+    spec: Spec,
+    order: Sequence[Ranked],
+    plans: Sequence[Plan],
+    searched: Sequence[str],
+    unable: Mapping[str, InputError],
+) -> Iterator[str]:
+    """A sentence for the best plan of every other backend and trainer; the fastest first, then those without one.
+
+    `order` and `plans` are the same plans, best first. `unable` says why a backend was not searched.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for place, one in enumerate(order):
+        trainer = _trainer(spec, one.layout)
+        found.setdefault((one.layout.backend, trainer.title if trainer else ""), place)
+    for place in list(found.values())[1:]:
+        yield _against(spec, plans[0], plans[place])
+    fitting = {backend for backend, _ in found}
+    yield from (f"{backend}: nothing fits" for backend in searched if backend not in fitting and order)
+    yield from (f"{backend} is out: {error.what}" for backend, error in unable.items())
+
+
+def _trainer(spec: Spec, layout: Layout) -> Trainer | None:
+    """The trainer that the files of a layout are written for; None where there is none."""
+    return next((trainer for trainer, error in refusals(spec, layout, spec.trainer) if error is None), None)
+
+
+def _against(spec: Spec, best: Plan, other: Plan) -> str:
+    slower = best.tokens_per_s_per_gpu / other.tokens_per_s_per_gpu
+    spared = (best.memory.device_bytes - other.memory.device_bytes) / GIB
+    speed = f"{slower:.1f} times slower" if slower >= 2.0 else f"{1.0 - 1.0 / slower:.0%} slower"
+    if slower < 1.005:
+        speed = "as fast"
+    elif other.time.band_s[0] < best.time.band_s[1]:
+        speed += ", which is within the bands"
+    memory = f"{abs(spared):.1f} GiB {'less' if spared > 0 else 'more'}" if abs(spared) >= 0.05 else "as much memory"
+    theirs, ours = _trainer(spec, other.layout), _trainer(spec, best.layout)
+    name = other.layout.backend + (f" ({theirs.title})" if theirs else "")
+    return f"{name}: {speed}, {memory} ({other.id}){_packages(theirs, other.layout, ours, best.layout)}"
+
+
+def _packages(theirs: Trainer | None, layout: Layout, ours: Trainer | None, best: Layout) -> str:
+    """What has to be installed for it, and what has not."""
+    if theirs is None or ours is None:
+        return ""
+    wanted, spared = theirs.packages[layout.backend], ours.packages[best.backend]
+    more = [name for name in wanted if name not in spared]
+    less = [name for name in spared if name not in wanted]
+    if more and less:
+        return f"; it takes {_listed(more)} in place of {_listed(less)}"
+    return f"; it takes {_listed(more)} too" if more else f"; it does without {_listed(less)}" if less else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
