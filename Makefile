@@ -9,17 +9,23 @@ DEMO_SPEC = cluster_specs/h100-4x8.yaml
 
 # Real trainers want versions of their own, so they get an environment of their own, with a CPU build of torch where pip
 # finds one (on Linux most find only CUDA builds, some GB; an index of CPU builds can be named in PIP_EXTRA_INDEX_URL).
+# ms-swift and Trinity-RFT want yet others: verify-swift and verify-trinity.
 #   make verify VERIFY_CONSTRAINTS=                 the newest versions that the extra allows
 #   make verify MCORE_ADAPTER=ROLL/mcore_adapter    with the Megatron adapter, which is not on PyPI, from a checkout
 VERIFY_VENV ?= $(VENV)/verify
 VERIFY_TORCH ?= torch==2.13.0
 VERIFY_CONSTRAINTS ?= tests/verify/constraints.txt
+VERIFY_SWIFT_VENV ?= $(VENV)/verify-swift
+VERIFY_SWIFT_CONSTRAINTS ?= tests/verify/constraints-swift.txt
+VERIFY_TRINITY_VENV ?= $(VENV)/verify-trinity
+VERIFY_TRINITY_CONSTRAINTS ?= tests/verify/constraints-trinity.txt
+VERIFY_PYTEST = -m pytest -v -rs --disable-warnings -m verify
 MCORE_ADAPTER ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts lint format typecheck bench soak accuracy readme verify clean
+.PHONY: help demo test test-hosts lint format typecheck bench soak accuracy readme verify verify-swift verify-trinity clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -63,7 +69,13 @@ readme: $(VENV)/.installed  ## Put the present output into README.md and the exa
 # Jobs under Slurm too, where slurmctld, slurmd, slurm-client and munge are installed: tests/verify/slurm.py.
 verify: $(VERIFY_VENV)/.installed  ## Check the output against the real trainers (installs them: some GB)
 	$(if $(MCORE_ADAPTER),$(VERIFY_VENV)/bin/python -m pip install --quiet --no-deps '$(MCORE_ADAPTER)')
-	$(VERIFY_VENV)/bin/python -m pytest -v -rs --disable-warnings -n auto --maxprocesses 4 --dist loadfile -m verify tests/verify
+	$(VERIFY_VENV)/bin/python $(VERIFY_PYTEST) -n auto --maxprocesses 4 --dist loadfile tests/verify
+
+verify-swift: $(VERIFY_SWIFT_VENV)/.installed  ## The same against ms-swift, in an environment of its own
+	$(VERIFY_SWIFT_VENV)/bin/python $(VERIFY_PYTEST) $(wildcard tests/verify/test_*swift*.py)
+
+verify-trinity: $(VERIFY_TRINITY_VENV)/.installed  ## The same against Trinity-RFT, in an environment of its own
+	$(VERIFY_TRINITY_VENV)/bin/python $(VERIFY_PYTEST) $(wildcard tests/verify/test_*trinity*.py)
 
 clean:  ## Remove the environment and the caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
@@ -81,12 +93,26 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
-$(VERIFY_VENV)/.installed: pyproject.toml $(VERIFY_CONSTRAINTS) tests/verify/mend.py | $(BIN)/python
-	$(BIN)/python -m venv $(VERIFY_VENV)
-	$(VERIFY_VENV)/bin/python -m pip install --quiet '$(VERIFY_TORCH)+cpu' 2>/dev/null || \
+# $(call verify_environment,DIRECTORY,CONSTRAINTS,EXTRA); torch first, so that what follows takes the build that is there.
+define verify_environment
+	$(BIN)/python -m venv $(1)
+	$(1)/bin/python -m pip install --quiet '$(VERIFY_TORCH)+cpu' 2>/dev/null || \
 		{ echo "no $(VERIFY_TORCH)+cpu; the build that there is can take some GB"; \
-		$(VERIFY_VENV)/bin/python -m pip install --quiet '$(VERIFY_TORCH)'; }
-	$(VERIFY_VENV)/bin/python -m pip install --quiet $(VERIFY_CONSTRAINTS:%=--constraint %) \
-		'$(VERIFY_TORCH)' --editable '.[dev,verify]'
+		$(1)/bin/python -m pip install --quiet '$(VERIFY_TORCH)'; }
+	$(1)/bin/python -m pip install --quiet $(2:%=--constraint %) '$(VERIFY_TORCH)' --editable '.[dev,$(3)]'
+endef
+
+$(VERIFY_VENV)/.installed: pyproject.toml $(VERIFY_CONSTRAINTS) tests/verify/mend.py | $(BIN)/python
+	$(call verify_environment,$(VERIFY_VENV),$(VERIFY_CONSTRAINTS),verify)
 	$(VERIFY_VENV)/bin/python tests/verify/mend.py
+	@touch $@
+
+# DeepSpeed compiles its kernels when one is used, and none is here.
+$(VERIFY_SWIFT_VENV)/.installed: export DS_BUILD_OPS = 0
+$(VERIFY_SWIFT_VENV)/.installed: pyproject.toml $(VERIFY_SWIFT_CONSTRAINTS) | $(BIN)/python
+	$(call verify_environment,$(VERIFY_SWIFT_VENV),$(VERIFY_SWIFT_CONSTRAINTS),verify-swift)
+	@touch $@
+
+$(VERIFY_TRINITY_VENV)/.installed: pyproject.toml $(VERIFY_TRINITY_CONSTRAINTS) | $(BIN)/python
+	$(call verify_environment,$(VERIFY_TRINITY_VENV),$(VERIFY_TRINITY_CONSTRAINTS),verify-trinity)
 	@touch $@

@@ -51,6 +51,11 @@ def test_packages_of_the_trainer(host: HostFacts, expected: str) -> None:
     assert outcome(packages, scene(host)) is None
 
 
+def test_the_limits_of_the_adapter_are_not_those_of_another_trainer() -> None:
+    wanted = replace(needs(), packages=("torch", "megatron-core"))
+    assert outcome(packages, scene(having(megatron_core="0.19.0"), wanted=wanted)) == "ok"
+
+
 @pytest.mark.parametrize(
     ("host", "expected"),
     [

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.emit.samples import QWEN3_8B, make_spec_and_plan
 from tests.hosts.scenes import needs
-from topoplan import load_spec, predict
+from topoplan import hosts, load_spec, predict
 from topoplan.emit.bundle import generate
+from topoplan.hosts.facts import LIBRARIES
 from topoplan.hosts.needs import needs_of, path_on, paths_on, python_on
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Host
@@ -51,6 +55,28 @@ def test_what_a_person_wrote_into_train_yaml_counts(planned: tuple[Spec, Plan]) 
     assert wanted.model_dir == "/models/q"
     assert wanted.dataset_dir is None
     assert wanted.master_port == needs_of(*planned).master_port
+
+
+TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
+    "mca": ("llamafactory", {"backend": "mca"}),
+    "plain": ("llamafactory", {"backend": "fsdp2"}),
+    "qlora": ("llamafactory", {"backend": "ddp", "job": {"finetuning": "qlora"}}),
+    "swift": ("swift", {"backend": "deepspeed", "fused_linear_cross_entropy": True}),
+    "megatron": ("swift", {"backend": "megatron"}),
+    "trinity": ("trinity", {"backend": "fsdp2", "job": {"packing": False}}),
+}
+
+
+@pytest.mark.parametrize("case", TRAINED, ids=str)
+def test_hosts_are_asked_for_every_package_that_a_run_needs(case: str) -> None:
+    # Else preflight would miss it everywhere, and launch never start.
+    trainer, what = TRAINED[case]
+    spec, plan = make_spec_and_plan(model=QWEN3_8B, **what)
+    script = (Path(hosts.__file__).parent / "scripts" / "versions.py").read_text(encoding="utf-8")
+    asked = {**ast.literal_eval(script.partition("DISTRIBUTIONS = ")[2].partition("\n}")[0] + "\n}")}
+    packages = needs_of(spec, plan, trainer=trainer).packages
+    assert set(packages) <= set(asked)
+    assert set(packages) <= set(LIBRARIES)
 
 
 def test_relative_paths_are_below_the_working_directory() -> None:

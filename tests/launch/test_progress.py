@@ -64,6 +64,45 @@ def test_without_a_bar_the_losses_are_counted() -> None:
     assert shown[-1].step_s == pytest.approx(0.3, rel=0.05)
 
 
+def test_the_bar_and_the_lines_of_ms_swift_are_followed_to_their_end() -> None:
+    shown = read("swift", Progress(step_s=0.1, band_s=(0.09, 0.13), tokens_per_step=1000, total_steps=44, world_size=2))
+    assert {status.total_steps for status in shown} == {40}, "as the trainer counts them"
+    assert [status.step for status in shown] == sorted(status.step for status in shown)
+    last = shown[-1]
+    assert (last.step, last.loss, last.left_s) == (40, 0.2379, 0)
+    assert last.step_s == pytest.approx(0.11, rel=0.1)
+    assert last.tokens_per_s_per_gpu == pytest.approx(500 / 0.11, rel=0.1)
+
+
+def test_a_log_of_ms_swift_that_is_read_at_once_is_timed_by_its_own_clock() -> None:
+    line = "{{'loss': '1.5', 'global_step/max_steps': '{step}/99', 'elapsed_time': '{clock}', 'remaining_time': '9s'}}"
+    progress = Progress()
+    for step, elapsed in enumerate(("59m 58s", "1h 0m 40s", "1h 1m 22s", "1d 0h 2m 4s"), start=1):
+        progress.feed(0, line.format(step=step, clock=elapsed), 0.1 * step)
+        if step == 3:
+            assert progress.status().step_s == 42.0
+    assert (progress.status().step, progress.status().total_steps) == (4, 99)
+
+
+def test_megatron_sft_prints_its_steps_on_the_last_node() -> None:
+    progress = Progress()
+    for step in (1, 2, 3):
+        clock = f"{step}m {step}s"
+        line = f"[default7]:{{'loss': 2.5, 'grad_norm': 1.0, 'iteration': '{step}/50', 'elapsed_time': '{clock}'}}"
+        status = progress.feed(3, line, 61.0 * step)
+    assert status is not None
+    assert (status.step, status.total_steps, status.loss, status.step_s) == (3, 50, 2.5, 61.0)
+
+
+def test_the_lines_that_ray_passes_on_from_trinity_are_read() -> None:
+    shown = read("trinity", Progress(tokens_per_step=1000, total_steps=12, world_size=4))
+    assert [status.step for status in shown] == list(range(1, 13))
+    last = shown[-1]
+    assert (last.loss, last.total_steps, last.left_s) == (1.4, 12, 0), "sft_loss, and not what is left of it by scaling"
+    assert last.step_s == pytest.approx(0.5, rel=0.05)
+    assert last.tokens_per_s_per_gpu == pytest.approx(500, rel=0.05)
+
+
 def test_losses_are_counted_by_node_as_every_node_prints_them_without_a_bar() -> None:
     progress = Progress(total_steps=100, logging_steps=10)
     for round_ in range(3):
@@ -114,6 +153,9 @@ def test_a_loss_that_is_no_number_is_shown_as_that() -> None:
         "Running tokenizer on dataset (num_proc=16):  12%|█▏        | 12000/100000 [00:12<01:20, 1099.2 examples/s]",
         "Loading checkpoint shards: 100%|██████████| 4/4 [00:12<00:00,  3.1s/it]",
         "the loss was 1.2",
+        "Val:  10%|█         | 1/10 [00:01<00:09,  1.0it/s]",
+        "Evaluate:  10%|█         | 1/10 [00:01<00:09,  1.0it/s]",
+        "{'train_runtime': '1.3', 'train_loss': '4.7', 'epoch': '2', 'global_step/max_steps': '10/10'}",
         "  0%|          | 0/4686 [00:00<?, ?it/s]",
     ],
 )

@@ -11,7 +11,10 @@ from collections.abc import Iterator
 
 from topoplan.emit.trainer_keys import trainer_versions
 
-PACKAGES = ("torch", "transformers", "llamafactory", "megatron-core", "mcore_adapter")
+PACKAGES = (
+    *("torch", "transformers", "accelerate", "deepspeed", "llamafactory", "ms-swift", "trinity-rft", "verl"),
+    *("megatron-core", "mcore-bridge", "mcore_adapter"),
+)
 
 
 def pytest_report_header() -> list[str]:

@@ -92,7 +92,7 @@ print(json.dumps(found))
 
 def need_swift() -> None:
     """Skip the test where ms-swift is not installed."""
-    pytest.importorskip("swift.cli", reason="ms-swift is not installed")
+    pytest.importorskip("swift.cli", reason="ms-swift is not installed (the verify-swift extra has it)")
 
 
 def parse(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,6 +20,7 @@ from tests.emit.swift.test_sft import CASES
 from tests.verify.swift import need_swift, parse
 from tests.verify.test_a_bundle_trains import make_model
 from topoplan.emit.swift.arguments import arguments_of
+from topoplan.emit.swift.support import LIGER_MODEL_TYPES, MEGATRON_MODEL_TYPES
 
 pytestmark = pytest.mark.verify
 
@@ -46,7 +49,7 @@ def parsed(folder: Path) -> Parsed:
 
 @pytest.fixture(scope="module")
 def parsed_megatron(folder: Path) -> Parsed:
-    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed (the verify-swift extra has it)")
     cases = {case: {"backend": "mca", "model": QWEN3_8B, **what} for case, what in MEGATRON_CASES.items()}
     paths = {case: write(folder / "megatron", case, **what) for case, what in cases.items()}
     wanted = {path: further(folder, path) for path in paths.values()}
@@ -110,3 +113,25 @@ def test_no_argument_that_a_user_may_write_is_gone_from_the_installed_version(fo
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=folder)
     installed = set(json.loads(done.stdout.splitlines()[-1]))
     assert {name for name, entry in arguments_of("swift sft").types.items() if entry} <= installed
+
+
+def test_the_model_types_that_mcore_bridge_builds_are_those_of_the_installed_version() -> None:
+    found = importlib.util.find_spec("mcore_bridge")  # which cannot be imported without Transformer Engine
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("mcore-bridge is not installed (the verify-swift extra has it)")
+    registered: set[str] = set()
+    for path in Path(found.submodule_search_locations[0], "model").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for types in re.findall(r"ModelMeta\(\s*\w+\.\w+,\s*\[(.*?)\]", text, re.DOTALL):
+            registered |= set(re.findall(r"'(\w+)'", types))
+    assert {"qwen3", "deepseek_v3"} <= registered
+    assert registered >= MEGATRON_MODEL_TYPES
+
+
+def test_the_model_types_with_kernels_of_liger_are_those_of_the_installed_version() -> None:
+    found = importlib.util.find_spec("liger_kernel")  # which cannot be imported without Triton
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("liger-kernel is not installed (the verify-swift extra has it)")
+    source = Path(found.submodule_search_locations[0], "transformers", "monkey_patch.py").read_text(encoding="utf-8")
+    table = source.partition("MODEL_TYPE_TO_APPLY_LIGER_FN = {")[2].partition("}")[0]
+    assert set(re.findall(r'"(\w+)":', table)) >= LIGER_MODEL_TYPES

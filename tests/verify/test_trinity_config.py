@@ -18,7 +18,7 @@ from topoplan.emit.trinity.document import trinity_files
 from topoplan.layout.layout import Recompute
 
 pytestmark = pytest.mark.verify
-pytest.importorskip("trinity.common.config", reason="needs trinity-rft")
+pytest.importorskip("trinity", reason="trinity-rft is not installed (the verify-trinity extra has it)")
 
 READ = """
 import json, sys

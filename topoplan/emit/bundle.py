@@ -109,7 +109,7 @@ def _names(spec: Spec) -> Iterator[tuple[str, str]]:
     for node, host in enumerate(cluster.hosts):
         for field in ("address", "user", "workdir", "venv", "socket_interface"):
             yield (f"hosts[{node}].{field}", getattr(host, field) or "")
-    for key in ("model_name_or_path", "dataset", "dataset_dir", "output_dir"):
+    for key in ("model_name_or_path", "model", "dataset", "dataset_dir", "output_dir"):
         value = job.trainer.get(key)
         if isinstance(value, str):
             yield (f"job.trainer.{key}", value)

@@ -50,7 +50,8 @@ def packages(scene: Scene, node: Node) -> Found | None:
             f"install transformers from {supported['transformers'][0]} to {supported['transformers'][1]}",
         )
     megatron = version(have.get("megatron-core", ""))
-    if megatron and not _MEGATRON[0] <= megatron[:2] < _MEGATRON[1]:
+    adapter = "llamafactory" in scene.needs.packages
+    if adapter and megatron and not _MEGATRON[0] <= megatron[:2] < _MEGATRON[1]:
         first, end = (".".join(map(str, bound)) for bound in _MEGATRON)
         return warning(
             f"megatron-core {have['megatron-core']}",

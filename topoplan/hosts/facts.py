@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 LIBRARIES = (
     *("torch", "nccl", "transformers", "llamafactory", "megatron-core", "mcore_adapter", "transformer-engine"),
-    *("deepspeed", "accelerate", "peft", "bitsandbytes", "liger-kernel", "ms-swift", "trinity-rft"),
+    *("deepspeed", "accelerate", "peft", "bitsandbytes", "liger-kernel", "flash-attn", "ms-swift", "mcore-bridge"),
+    *("pyyaml", "trinity-rft", "verl", "vllm", "ray", "omegaconf"),
 )
 """Packages of trainers whose versions are asked for, and have to be the same on all hosts."""
 

@@ -6,6 +6,11 @@ with `disable_tqdm` it is `PrinterCallback`, on the first rank of every node, an
 Losses are numbers in transformers 4 and quoted numbers in 5. LLaMA-Factory's own `LogCallback`
 (llamafactory/train/callbacks.py) writes lines of JSON to trainer_log.jsonl.
 
+ms-swift puts its own callbacks in the place of those: the bar is called `Train`, and the line with the loss says
+the step, the number of steps and the time since the first one (swift/trainers/patcher.py, add_train_message). `megatron
+sft` prints the like from the last rank of all (swift/megatron/callbacks/print.py). Trinity-RFT draws no bar and prints
+`Step N: {...}` from the trainer's actor, which Ray passes on to node 0 (trinity/utils/monitor.py, format_data_str).
+
 The tokens per second come from the steps and the plan's tokens, not from the `token_per_sec_per_gpu` that the Megatron
 trainer prints: that one adds up the lengths of the padded micro batches of its own rank, as if each held one sequence
 and no other GPU worked on it (mcore_adapter/trainer/trainer.py, `_get_step_iterator_and_seq_length`).
@@ -28,13 +33,21 @@ _CUT = re.compile(r"\r|(?:\[[a-z_]+[0-9]{1,6}\]: ?)+")
 """Where a line is more than one: torchrun's --tee puts `[default0]:` before each, and joins the two outputs of a rank
 without regard to whether one of them is in the middle of a line."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
-# Only the bar of the training has no description: those of the data, the weights and the checkpoints begin with one.
+# The bar of the training has no description, or ms-swift's: those of the data, the weights and the checkpoints begin
+# with another.
 _BAR = re.compile(
-    r"\s*[0-9]{1,3}%\|[^|]{0,400}\|\s*([0-9]{1,12})/([0-9]{1,12}) \[((?:[0-9]{1,6}:)?[0-9]{1,2}:[0-9]{2})<"
+    r"(?:Train:)?\s*[0-9]{1,3}%\|[^|]{0,400}\|\s*([0-9]{1,12})/([0-9]{1,12}) \[((?:[0-9]{1,6}:)?[0-9]{1,2}:[0-9]{2})<"
 )
 _NUMBER = r"""["']?([-+]?(?:[0-9]{1,15}(?:\.[0-9]{0,20})?(?:[eE][-+]?[0-9]{1,3})?|nan|inf|NaN|Infinity))["']?"""
-_LOSS = re.compile(r"""["']loss["']: """ + _NUMBER)
-_STEPS = re.compile(r'"current_steps": ([0-9]{1,12}), "total_steps": ([0-9]{1,12})')
+_LOSS = re.compile(r"""["'](?:actor/sft_)?loss["']: """ + _NUMBER)
+_STEPS = re.compile(
+    r'"current_steps": ([0-9]{1,12}), "total_steps": ([0-9]{1,12})'
+    r"|'(?:global_step/max_steps|iteration)': '([0-9]{1,12})/([0-9]{1,12})'"
+    r"|\bStep ([0-9]{1,12}): \{"
+)
+_ELAPSED = re.compile(
+    r"'elapsed_time': '(?:([0-9]{1,6})d )?(?:([0-9]{1,2})h )?(?:([0-9]{1,2})m )?([0-9]{1,2})s'",
+)
 
 _LONGEST = 4096
 """Of a longer line the end is read: a bar is drawn again and again without a new line."""
@@ -165,8 +178,10 @@ class Progress:
         self._loss = loss
         self._losses[node] = count = self._losses.get(node, 0) + 1
         if steps := _STEPS.search(text):
-            self._bar_total = int(steps[2])
-            self._take_step(int(steps[1]), at_s, None)
+            step, total = steps[1] or steps[3] or steps[5], steps[2] or steps[4]
+            if total is not None:
+                self._bar_total = int(total)
+            self._take_step(int(step), at_s, _elapsed_s(text))
         elif self._bar_total is None:
             self._take_step(count * self._logging_steps, at_s, None)
 
@@ -187,6 +202,15 @@ class Progress:
         if span_s >= least_s:
             self._steps_s.append(span_s / (step - marked))
             self._mark = step, at_s, elapsed_s
+
+
+def _elapsed_s(text: str) -> int | None:
+    """ms-swift's `1d 2h 3m 4s` (swift/utils/utils.py, format_time)."""
+    found = _ELAPSED.search(text)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((24 * days + hours) * 60 + minutes) * 60 + seconds
 
 
 def _seconds(clock: str) -> int:

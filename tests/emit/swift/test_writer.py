@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.emit.samples import make_spec_and_plan
+from tests.emit.samples import ONE_NODE, QWEN3_VL_8B, make_spec_and_plan
 from tests.emit.swift.plans import SAMPLES, WITH_MEMORY, files_for
 from topoplan.emit.writer import DATASET_TO_FILL_IN, TrainerRun
 from topoplan.emit.writers import writer_for
@@ -60,3 +60,30 @@ def test_plan_json_names_the_trainer_where_it_is_not_the_usual_one() -> None:
     assert json.loads(files_for()["plan.json"])["trainer"] == "swift"
     assert json.loads(files_for(backend="mca")["plan.json"])["trainer"] == "swift"
     assert "trainer" not in json.loads(files_for(backend="megatron")["plan.json"])
+
+
+def test_the_install_commands_bring_what_the_run_imports() -> None:
+    readme = files_for(backend="mca", model=QWEN3_VL_8B)["README.md"]
+    assert "pip install ms-swift==4.6.0 mcore-bridge==1.6.5 megatron-core==0.16.1 'qwen_vl_utils>=0.0.14'" in readme
+    assert "'transformer_engine[pytorch]' flash-attn==2.8.3" in readme
+    readme = files_for(backend="deepspeed", job={"finetuning": "qlora"})["README.md"]
+    assert "pip install ms-swift==4.6.0 deepspeed bitsandbytes\n" in readme
+    assert "qwen_vl_utils" not in readme
+
+
+def test_nodes_that_could_share_their_tokenised_samples_are_told_how() -> None:
+    assert "MODELSCOPE_CACHE" in files_for()["README.md"]
+    assert "MODELSCOPE_CACHE" not in files_for(cluster=ONE_NODE)["README.md"]
+
+
+def test_no_file_speaks_of_another_trainer() -> None:
+    for what in ({}, {"backend": "deepspeed"}, {"backend": "fsdp2"}, {"backend": "mca"}):
+        for name, text in files_for(**what).items():
+            assert name == "plan.json" or "LLaMA-Factory" not in text, name
+
+
+def test_a_sample_is_shown_as_the_stage_and_the_model_want_it() -> None:
+    assert '{"role": "user"' in files_for()["README.md"]
+    assert '{"role": "user"' not in files_for(job={"stage": "pt"})["README.md"]
+    assert '"images"' not in files_for()["README.md"]
+    assert '"images": ["path"]' in files_for(model=QWEN3_VL_8B)["README.md"]

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +14,7 @@ import pytest
 from tests.emit.samples import CLUSTER, HOSTS, make_spec_and_plan
 from topoplan.catalog import model
 from topoplan.emit.bundle import generate
+from topoplan.emit.write import write_bundle
 from topoplan.emit.writers import writer_for
 
 
@@ -57,8 +63,78 @@ def test_bash_reads_the_scripts(name: str) -> None:
     assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False).stderr == ""
 
 
+@pytest.mark.parametrize("name", ["node-00.sh", "node-01.sh"])
+def test_every_script_passes_shellcheck(name: str) -> None:
+    beside_python = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    shellcheck = shutil.which("shellcheck", path=beside_python)
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed (the dev extra has it)")
+    script = bundle(seq_len=81920)[name]
+    checked = subprocess.run([shellcheck, "-"], input=script, text=True, capture_output=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
 def test_a_bundle_without_data_says_where_it_goes() -> None:
     files = bundle(dataset=None)
     assert "\n      path: SET_ME" in files["train.yaml"]
     assert "grep -q '^      path: SET_ME" in files["node-00.sh"]
     assert "`path` in `train.yaml`" in files["README.md"]
+
+
+# Finds every module and all GPUs; Ray stays until it is ended, the launcher says what OUTPUT says and ends with 0.
+PYTHON = """#!/bin/bash
+case "$*" in
+  "-m ray.scripts.scripts"*) echo "$@" >> "$PROBE/ray"; trap 'echo ended >> "$PROBE/ray"; exit' TERM
+    while :; do sleep 0.05; done ;;
+  "-m trinity.cli.launcher"*) echo "$@" > "$PROBE/launcher"; printf '%s\n' "$OUTPUT"; exit "${CODE:-0}" ;;
+esac
+"""
+
+
+def run_head(root: Path, output: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """The script of node 0, alone, with a stand-in for Python."""
+    inside, python = root / "work", root / "venv" / "bin" / "python"
+    for directory in (inside / "models" / "Qwen" / "Qwen3-8B", inside / "chats", python.parent):
+        directory.mkdir(parents=True)
+    (inside / "models" / "Qwen" / "Qwen3-8B" / "config.json").write_text("{}")
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    host = replace(HOSTS[0], workdir=str(inside), venv=str(root / "venv"))
+    spec, plan = make_spec_and_plan(
+        cluster=replace(CLUSTER, nodes=1, hosts=(host,)),
+        model=model("Qwen3-8B"),
+        job={"packing": False, "seq_len": 8192, "dataset": "./chats"},
+        backend="fsdp2",
+    )
+    write_bundle(generate(spec, plan, trainer="trinity"), root / "bundle")
+    words = {"PATH": "/usr/bin:/bin", "PROBE": str(root), "OUTPUT": output, "CODE": str(code)}
+    script = ["bash", str(root / "bundle" / "node-00.sh")]
+    return subprocess.run(script, env=words, text=True, capture_output=True, check=False, timeout=60)
+
+
+def test_a_run_starts_ray_and_the_launcher_and_ends_both(tmp_path: Path) -> None:
+    done = run_head(tmp_path, "INFO 11-21 15:42:44 [monitor.py:113] Step 1: {'actor/sft_loss': 1.95}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "actor/sft_loss" in done.stdout
+    started, ended = (tmp_path / "ray").read_text().splitlines()
+    assert shlex.split(started)[2:5] == ["start", "--num-gpus", "8"]
+    assert ended == "ended"
+    assert f"run --config {tmp_path}/bundle/train.yaml" in (tmp_path / "launcher").read_text()
+
+
+@pytest.mark.parametrize("what", ["Error in Trainer", "Trainer failed"])
+def test_a_trainer_that_failed_fails_the_script_though_the_launcher_ends_with_0(tmp_path: Path, what: str) -> None:
+    done = run_head(tmp_path, f"(Trainer pid=7) ERROR 11-21 15:42:44 [trainer.py:156] {what}:\r\nTraceback")
+    assert done.returncode == 2
+    assert "the trainer failed; the first error in" in done.stderr
+
+
+def test_the_exit_code_of_the_launcher_is_that_of_the_script(tmp_path: Path) -> None:
+    assert run_head(tmp_path, "", code=7).returncode == 7
+
+
+def test_the_install_commands_name_what_the_packages_leave_out() -> None:
+    readme = bundle()["README.md"]
+    assert "pip install 'trinity-rft[vllm]==0.6.0' 'pyarrow<26' greenlet" in readme
+    assert "pip install --no-deps verl==0.7.1" in readme
+    assert "torchrun" not in readme

@@ -53,14 +53,26 @@ def _largest_linear(model: Model) -> int:
     return max((linear.elements for layer in model.layers for linear in layer_linears(model, layer)), default=0)
 
 
-def _gathered(model: Model, job: Job, layout: Layout, elements: Elements) -> float:
+def wire_bytes(elements: Elements, each: ParameterBytes) -> float:
+    """All weights as they are gathered from shards: in 16 bits, and packed ones as they are.
+
+    bitsandbytes keeps packed weights in elements of 16 bits, so that they can be cut (bnb_4bit_quant_storage).
+    """
+    return HALF * (elements.total - elements.quantised) + each.quantised * elements.quantised
+
+
+def _gathered(model: Model, job: Job, layout: Layout, elements: Elements, each: ParameterBytes) -> float:
+    unpacked = HALF * _largest_linear(model) if elements.quantised else 0
     if layout.backend == "deepspeed" and layout.zero_stage == 3:
-        return HALF * min(elements.total - elements.quantised, LIVE_PARAMETERS)
+        return min(wire_bytes(elements, each), HALF * LIVE_PARAMETERS) + unpacked
     if layout.backend == "fsdp2":
-        # The layer at hand, the one fetched ahead, and the last unit.
-        return HALF * (2 * largest_layer(model) + root_elements(model))
-    if elements.quantised:
-        return HALF * _largest_linear(model)
+        # The layer at hand, the one fetched ahead, and the last unit, which is not packed.
+        layers = HALF * largest_layer(model)
+        if elements.quantised:
+            layers *= wire_bytes(elements, each) / (HALF * elements.total)
+        return 2 * layers + HALF * root_elements(model) + unpacked
+    if unpacked:
+        return unpacked
     if layout.backend == "ddp" and not job.pure_bf16:
         # Autocast's 16-bit copies, which the products keep for backward.
         return HALF * elements.trained
@@ -116,7 +128,7 @@ def sharded_states(model: Model, cluster: Cluster, job: Job, layout: Layout) -> 
         gradients_bytes=gradients,
         optimizer_bytes=optimizer,
         host_bytes=host,
-        gathered_bytes=_gathered(model, job, layout, elements),
+        gathered_bytes=_gathered(model, job, layout, elements, each),
         layer_gradients_bytes=_layer_gradients(model, layout, elements, each),
         step_bytes=step,
     )

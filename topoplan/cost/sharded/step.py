@@ -15,7 +15,7 @@ from topoplan.cost.sharded.activations import LayerUse
 from topoplan.cost.sharded.compute import LAUNCH_S, Tuning, eager_profile, eager_time
 from topoplan.cost.sharded.linears import LORA_RANK, Elements, elements_of, layer_linears
 from topoplan.cost.sharded.memory import layer_uses
-from topoplan.cost.sharded.states import BUCKET
+from topoplan.cost.sharded.states import BUCKET, wire_bytes
 from topoplan.cost.step import HOST_ADAM_BYTES_PER_S, Time
 from topoplan.layout.layout import Layout
 from topoplan.layout.placement import Group
@@ -226,8 +226,7 @@ def _traffic(model: Model, cluster: Cluster, job: Job, layout: Layout, elements:
             one, seconds = calls, calls * all_gather_s(ranks, size / calls, cluster, profile)
         return Flow(name=name, kind=kind, moment=moment, group=ranks, sent_bytes=size, calls=one, seconds=seconds)
 
-    # What is in 16 bits on the wire: all weights, but packed ones, which no backend splits.
-    whole = HALF * (elements.total - elements.quantised)
+    whole = wire_bytes(elements, each)
     gradients = HALF * elements.trained
     # FSDP2 reduces in fp32.
     reduced = (SINGLE if layout.backend == "fsdp2" and not job.pure_bf16 else HALF) * elements.trained
@@ -265,14 +264,15 @@ def _copies_s(cluster: Cluster, job: Job, layout: Layout, elements: Elements, pr
     rate = cluster.pcie_bytes_per_s * profile.pcie_efficiency
     micro = step = 0.0
     if layout.offload:
-        weights = (each.trained * elements.trained + each.frozen * elements.frozen) / shares.weights
+        kept = each.trained * elements.trained + each.frozen * elements.frozen + each.quantised * elements.quantised
+        weights = kept / shares.weights
         # Shards go up for forward and for backward, gradients come down after every micro batch.
         micro = 2 * weights + each.gradient * elements.trained / shares.gradients
     if layout.offload_optimizer:
         micro = HALF * elements.trained / shares.optimizer
         step = HALF * elements.trained / shares.optimizer
     if layout.offload_param:
-        micro += 2 * HALF * (elements.total - elements.quantised) / shares.weights
+        micro += 2 * wire_bytes(elements, each) / shares.weights
     return micro / rate, step / rate
 
 

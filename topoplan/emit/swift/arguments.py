@@ -137,6 +137,12 @@ def _check_name(name: str, command: Command, where: str) -> None:
             where=where,
             remedy="set it in the environment of the nodes",
         )
+    switch = name.removeprefix("no_")
+    if switch != name and switch in known.types and known.types.get(name, {}) is None:
+        # HfArgumentParser has it for switches that are on by default, and it would go past what the plan decides.
+        raise SpecError(
+            f"{name} is how a command line says {switch} false", where=where, remedy=f"write {switch}: false"
+        )
     if name in known.types:
         return
     if name in known.renamed:

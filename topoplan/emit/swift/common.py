@@ -14,6 +14,8 @@ from topoplan.specs.spec import Spec
 
 READ_AT = "4.6.0"
 """The newest ms-swift whose argument classes took what is written here; swift_versions() has the oldest."""
+BRIDGE, CORE = "1.6.5", "0.16.1"
+"""mcore-bridge and megatron-core beside which they did."""
 WARMUP_FRACTION = 0.03
 DDP_TIMEOUT_S = 7200
 _SAVES_A_RUN = 5

@@ -12,7 +12,7 @@ from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.nccl import EnvVar
 from topoplan.emit.storage import CheckpointSize
 from topoplan.emit.swift.arguments import swift_versions
-from topoplan.emit.swift.common import READ_AT
+from topoplan.emit.swift.common import BRIDGE, CORE, READ_AT
 from topoplan.emit.swift.megatron import megatron_files
 from topoplan.emit.swift.samples import files_in
 from topoplan.emit.swift.sft import sft_files
@@ -33,7 +33,19 @@ From then on every step prints a line with `loss`, `grad_norm` and
 _RESUME = """\
 start the same again. The script names the last whole checkpoint in `output_dir` to ms-swift, which
   takes up weights, optimizer and scheduler and skips the samples that it has seen."""
-_DATA = "Samples are shuffled in every epoch."
+_DATA = """\
+Each line of a `.jsonl` is a sample:
+   `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}`"""
+_DATA_PT = """\
+Each line of a `.jsonl` is a sample: `{"messages": [{"role": "assistant", "content": "..."}]}`"""
+_DATA_IMAGES = """, with
+   `"images": ["path"]` beside `messages` and `<image>` in its text, once an image"""
+_DATA_ON_NODES = """
+   Each node tokenises them for itself, into `MODELSCOPE_CACHE`; where `env` in the spec makes that a directory which
+   all nodes share, it is done once."""
+_VISION = ("'qwen_vl_utils>=0.0.14'", "decord", "torchvision")
+_FLASH = "flash-attn==2.8.3"
+"""Transformer Engine takes no newer one (docs/source_en/Megatron-SWIFT/Quick-start.md)."""
 
 
 def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
@@ -45,6 +57,7 @@ def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
     extra = {"deepspeed": " deepspeed", "fsdp2": " 'accelerate>=1.15'"}.get(sharded, "")
     extra += " bitsandbytes" if quantizes or job.optimizer == "adamw_8bit" else ""
     extra += " liger-kernel" if layout.fused_linear_cross_entropy else ""
+    extra += _vision_packages(spec)
     engine = {"ddp": "", "deepspeed": f" with DeepSpeed ZeRO-{layout.zero_stage}", "fsdp2": " with FSDP2"}[sharded]
     files = {
         "ddp": (),
@@ -58,9 +71,9 @@ def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
         checkpoint=replace(plain_checkpoint_size(spec, layout, values), saves_at_end=False),
         steps=training_steps(job, values.get("max_steps")),
         readme=_readme(
+            spec,
             f"ms-swift{engine}",
             install=(f"pip install ms-swift=={READ_AT}{extra}", *_flash_attention(values)),
-            resume=_RESUME,
             files=files,
         ),
     )
@@ -77,7 +90,12 @@ def _further_modules(job: Job, layout: Layout, values: Mapping[str, Any]) -> dic
 
 def _flash_attention(values: Mapping[str, Any]) -> tuple[str, ...]:
     wanted = values.get("attn_impl") in ("flash_attn", "flash_attention_2")
-    return ("pip install --no-build-isolation flash-attn",) if wanted else ()
+    return (f"pip install --no-build-isolation {_FLASH}",) if wanted else ()
+
+
+def _vision_packages(spec: Spec) -> str:
+    """What `requires` names for the Qwen-VL models (swift/model/models/qwen.py), and what they decode images with."""
+    return "" if spec.model.vision is None else " " + " ".join(_VISION)
 
 
 def _run_megatron(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
@@ -89,12 +107,12 @@ def _run_megatron(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Trai
         checkpoint=_megatron_checkpoint(spec, values),
         steps=megatron_steps(spec.job, values.get("train_iters")),
         readme=_readme(
+            spec,
             "ms-swift on Megatron-core (mcore_bridge)",
             install=(
-                f"pip install ms-swift=={READ_AT} mcore-bridge megatron-core",
-                "pip install --no-build-isolation 'transformer_engine[pytorch]' flash-attn",
+                f"pip install ms-swift=={READ_AT} mcore-bridge=={BRIDGE} megatron-core=={CORE}{_vision_packages(spec)}",
+                f"pip install --no-build-isolation 'transformer_engine[pytorch]' {_FLASH}",
             ),
-            resume=_RESUME,
         ),
     )
 
@@ -134,16 +152,18 @@ def _trainer_run(
 
 
 def _readme(
-    engine: str, *, install: tuple[str, ...], resume: str, files: tuple[tuple[str, str], ...] = ()
+    spec: Spec, engine: str, *, install: tuple[str, ...], files: tuple[tuple[str, str], ...] = ()
 ) -> ReadmeWords:
+    data = _DATA_PT if spec.job.stage == "pt" else _DATA
+    data += (_DATA_IMAGES if spec.model.vision is not None else "") + ". They are shuffled in every epoch."
     return ReadmeWords(
         engine=engine,
         packages="ms-swift and what it runs on",
         install=install,
-        data_note=_DATA,
+        data_note=data + (_DATA_ON_NODES if spec.cluster.nodes > 1 else ""),
         dataset_words="to a file of samples (`.jsonl`) or to a hub id",
         progress=_PROGRESS,
-        resume=resume,
+        resume=_RESUME,
         files=files,
     )
 

@@ -29,6 +29,14 @@ trainer's log to `log` there."""
 _RESUME = """\
 start the same again: the trainer takes the newest whole checkpoint in `output_dir`."""
 
+# What their metadata leaves out: SQLAlchemy 2.1 has its asyncio part with greenlet alone, and pyarrow 26 needs NumPy 2,
+# which verl does not allow.
+_INSTALL = (
+    f"pip install 'trinity-rft[vllm]=={TRINITY}' 'pyarrow<26' greenlet",
+    f"pip install --no-deps verl=={VERL}",
+    "pip install flash-attn --no-build-isolation",
+)
+
 
 def trinity_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
     """What a run with these keys wants of a node."""
@@ -40,7 +48,8 @@ def trinity_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
         dataset=dataset,
         dataset_files=(dataset,) if dataset.startswith((".", "/")) else (),
         to_fill_in="      path",
-        modules=("torch", "ray", "trinity", "verl", "flash_attn", "omegaconf"),
+        # verl_legacy/fsdp_workers.py imports vllm, though nothing is generated here.
+        modules=("torch", "ray", "trinity", "verl", "vllm", "flash_attn", "omegaconf"),
         packages={"trinity": "trinity-rft", "flash_attn": "flash-attn"},
         environment=(_EXPANDABLE,) if layout.expandable_segments else (),
         refuses_quantized=(
@@ -51,11 +60,8 @@ def trinity_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
         steps=training_steps(spec.job),
         readme=ReadmeWords(
             engine=f"Trinity-RFT {TRINITY} (verl, FSDP2)",
-            packages="Trinity-RFT, verl and FlashAttention",
-            install=(
-                f"pip install trinity-rft=={TRINITY} verl=={VERL}",
-                "pip install flash-attn --no-build-isolation",
-            ),
+            packages="Trinity-RFT, verl, vLLM and FlashAttention",
+            install=_INSTALL,
             data_note=_DATA_NOTE,
             dataset_words="to a directory, or to a dataset id of the hub",
             progress=_PROGRESS,
@@ -130,6 +136,11 @@ while have < want:
 "$python" -m trinity.cli.launcher run --config "$bundle_dir/train.yaml" > >(tee "$log_dir/train.log") 2>&1 &
 children+=("$!")
 wait "$!"
+# The launcher ends with 0 however the trainer ended. tee may have its last lines to write still.
+sleep 1 &
+wait "$!"
+! grep -qE '\\] (Error in Trainer|Trainer failed):' "$log_dir/train.log" ||
+  fail "the trainer failed; the first error in $log_dir/train.log is the cause"
 """
 
 _WORKER = """head_is_there() { (: <"/dev/tcp/$master_addr/$master_port") 2>/dev/null; }
