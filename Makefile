@@ -9,7 +9,7 @@ DEMO_SPEC = cluster_specs/h100-4x8.yaml
 
 # Real trainers want versions of their own, so they get an environment of their own, with a CPU build of torch where pip
 # finds one (on Linux most find only CUDA builds, some GB; an index of CPU builds can be named in PIP_EXTRA_INDEX_URL).
-# ms-swift and Trinity-RFT want yet others: verify-swift and verify-trinity.
+# ms-swift and Trinity-RFT want yet others: an environment for each trainer.
 #   make verify VERIFY_CONSTRAINTS=                 the newest versions that the extra allows
 #   make verify MCORE_ADAPTER=ROLL/mcore_adapter    with the Megatron adapter, which is not on PyPI, from a checkout
 VERIFY_VENV ?= $(VENV)/verify
@@ -25,7 +25,8 @@ MCORE_ADAPTER ?=
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts lint format typecheck bench soak accuracy readme verify verify-swift verify-trinity clean
+.PHONY: help demo test test-hosts lint format typecheck bench soak accuracy readme \
+	verify verify-llamafactory verify-swift verify-trinity clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -67,7 +68,9 @@ readme: $(VENV)/.installed  ## Put the present output into README.md and the exa
 	$(BIN)/topoplan generate $(DEMO_SPEC) -o generated/h100-4x8
 
 # Jobs under Slurm too, where slurmctld, slurmd, slurm-client and munge are installed: tests/verify/slurm.py.
-verify: $(VERIFY_VENV)/.installed  ## Check the output against the real trainers (installs them: some GB)
+verify: verify-llamafactory verify-swift verify-trinity  ## Check the output against the real trainers (installs them: some GB)
+
+verify-llamafactory: $(VERIFY_VENV)/.installed  ## Against LLaMA-Factory, megatron-core and Slurm alone
 	$(if $(MCORE_ADAPTER),$(VERIFY_VENV)/bin/python -m pip install --quiet --no-deps '$(MCORE_ADAPTER)')
 	$(VERIFY_VENV)/bin/python $(VERIFY_PYTEST) -n auto --maxprocesses 4 --dist loadfile tests/verify
 

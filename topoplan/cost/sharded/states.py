@@ -62,12 +62,12 @@ def wire_bytes(elements: Elements, each: ParameterBytes) -> float:
 
 
 def _gathered(model: Model, job: Job, layout: Layout, elements: Elements, each: ParameterBytes) -> float:
-    unpacked = HALF * _largest_linear(model) if elements.quantised else 0
+    unpacked = float(HALF * _largest_linear(model)) if elements.quantised else 0.0
     if layout.backend == "deepspeed" and layout.zero_stage == 3:
         return min(wire_bytes(elements, each), HALF * LIVE_PARAMETERS) + unpacked
     if layout.backend == "fsdp2":
         # The layer at hand, the one fetched ahead, and the last unit, which is not packed.
-        layers = HALF * largest_layer(model)
+        layers = float(HALF * largest_layer(model))
         if elements.quantised:
             layers *= wire_bytes(elements, each) / (HALF * elements.total)
         return 2 * layers + HALF * root_elements(model) + unpacked
