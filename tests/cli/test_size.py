@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,3 +84,8 @@ def test_bad_options_are_one_message(cli: Cli, job_file: Path, options: list[str
     assert message in result.err
     assert len(result.err.splitlines()) == 1
     assert result.out == ""
+
+
+def test_the_backends_that_are_named_are_searched(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    cli("size", spec_file, "--backend", "fsdp2", "--tokens", "1M", "--max-hours", "1000", "--max-nodes", "1")
+    assert [call["spec"].backends for call in fake_search] == [("fsdp2",)]

@@ -141,3 +141,9 @@ def test_a_plan_that_splits_data_alone_comes_with_its_bytes(cli: Cli, spec_file:
     assert "Bytes of a step, GB" in result.out
     view = json.loads(cli("topology", spec_file, "--plan", "zero3-dp32-mbs1-full", "--json").out)
     assert [row["moment"] for row in view["step"]] == ["forward", "backward", "backward"]
+
+
+def test_a_backend_without_a_plan_is_refused(cli: Cli, spec_file: Path) -> None:
+    result = cli("topology", spec_file, "--backend", "fsdp2")
+    assert result.code == 2
+    assert "--backend and --trainer go with --plan" in result.err

@@ -95,3 +95,11 @@ def test_bad_changes_are_one_message_before_any_search(
     assert len(result.err.splitlines()) == 1
     assert result.out == ""
     assert not fake_search
+
+
+def test_the_backends_that_are_named_are_searched(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    assert cli("what-if", spec_file, "--backend", "fsdp2,ddp", "--set", "nodes=2").code == 0
+    assert [call["spec"].backends for call in fake_search] == [("fsdp2", "ddp")] * 2
+    result = cli("what-if", spec_file, "--backend", "fsdp3", "--set", "nodes=2")
+    assert result.code == 2
+    assert "not a backend" in result.err

@@ -28,6 +28,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("meta-llama/Llama-3.1-70B-Instruct", {**ZERO3_AWAY, "recompute": "full"}, HOST),
     (DENSE, {"backend": "ddp"}, {}),
     (DENSE, {"backend": "ddp", "recompute": "full"}, {**ALONE, "finetuning": "qlora", "quantization_bit": 4}),
+    (DENSE, {"backend": "fsdp2", "recompute": "full"}, {"finetuning": "qlora", "quantization_bit": 4}),
     (DENSE, {"backend": "ddp"}, {**GAMING, "finetuning": "lora", "lora_rank": 64, "stage": "dpo"}),
     (DENSE, {"backend": "deepspeed", "zero_stage": 3}, {"finetuning": "lora"}),
     (DENSE, {"backend": "deepspeed", "zero_stage": 2}, {"finetuning": "freeze", "freeze_trainable_layers": 4}),

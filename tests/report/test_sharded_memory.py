@@ -1,5 +1,5 @@
-import ast
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +39,13 @@ def test_no_line_is_wider_than_the_terminal_and_no_word_is_of_pipelines(
 
 def test_every_source_is_a_file_of_the_package_and_a_name_in_it() -> None:
     for name, source in SOURCES.items():
+        file = ""
         for place in source.split(";")[0].split(" and "):
-            file, _, defined = place.partition(" ")
-            if not defined:
-                continue  # a second name of the file before it
-            path = PACKAGE / file
-            assert path.is_file(), name
-            assert f"def {defined}" in path.read_text(encoding="utf-8") or f"{defined} =" in path.read_text(
-                encoding="utf-8"
-            ), name
-            ast.parse(path.read_text(encoding="utf-8"))
+            *files, defined = place.split()
+            file = files[0] if files else file
+            if not defined.endswith(".json"):
+                text = (PACKAGE / file).read_text(encoding="utf-8")
+                assert f"def {defined}(" in text or f"\n{defined} = " in text, name
 
 
 @pytest.mark.parametrize(("model", "form", "other"), CASES)
@@ -63,6 +60,7 @@ def test_states_are_told_with_their_bytes_and_shards() -> None:
     assert "trained: 2 bytes x 8.19B elements / 32 GPUs" in text
     assert "fp32 copy of the weights 1.0 4 bytes x 8.19B elements / 32 GPUs" in text
     assert "Adam's moments 1.9 8 bytes x 8.19B elements / 32 GPUs" in text
+    assert re.search(r"gradients 0\.5 \d+ 2 bytes x 8\.19B elements / 32 GPUs", text)
     assert "stage3_max_live_parameters" in text
     assert "Host memory" not in text
 

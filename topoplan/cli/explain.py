@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, ProfilePath
+from topoplan.cli.options import (
+    AsJson,
+    BackendChoice,
+    JobPath,
+    Margin,
+    ModelName,
+    Overrides,
+    Pins,
+    ProfilePath,
+    TrainerChoice,
+)
 from topoplan.cli.plan_choice import OptionalSpecPath, PlanChoice, RunPath, SpecOptions, plans_of_command
 
 
@@ -29,6 +39,8 @@ def explain(
     job: JobPath = None,
     overrides: Overrides = None,
     pin: Pins = None,
+    backend: BackendChoice = None,
+    trainer: TrainerChoice = None,
     margin: Margin = None,
     profile: ProfilePath = None,
     as_json: AsJson = False,
@@ -43,7 +55,16 @@ def explain(
     from topoplan.errors import InputError
 
     wanted = {"--plan": plan} | ({} if versus is None else {"--versus": versus})
-    options = SpecOptions(model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
+    options = SpecOptions(
+        model=model,
+        job=job,
+        overrides=overrides,
+        pins=pin,
+        margin=margin,
+        profile=profile,
+        backend=backend,
+        trainer=trainer,
+    )
     read, plans = plans_of_command(spec, run, wanted, options)
 
     chosen, *others = plans

@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, ProfilePath, SpecPath, read_spec
+from topoplan.cli.options import (
+    AsJson,
+    BackendChoice,
+    JobPath,
+    Margin,
+    ModelName,
+    Overrides,
+    Pins,
+    ProfilePath,
+    SpecPath,
+    TrainerChoice,
+    read_spec,
+)
 
 if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
@@ -38,6 +50,8 @@ def size(
     job: JobPath = None,
     overrides: Overrides = None,
     pin: Pins = None,
+    backend: BackendChoice = None,
+    trainer: TrainerChoice = None,
     margin: Margin = None,
     profile: ProfilePath = None,
     as_json: AsJson = False,
@@ -62,9 +76,29 @@ def size(
     def of_nodes(nodes: int) -> Spec:
         # A list of machines is one of as many as the spec has; where they are does not matter here.
         keys = [*(overrides or ()), f"nodes={nodes}", "hosts=null"]
-        return read_spec(spec, model=model, job=job, overrides=keys, pins=pin, margin=margin, profile=profile)
+        return read_spec(
+            spec,
+            model=model,
+            job=job,
+            overrides=keys,
+            pins=pin,
+            margin=margin,
+            profile=profile,
+            backend=backend,
+            trainer=trainer,
+        )
 
-    read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
+    read = read_spec(
+        spec,
+        model=model,
+        job=job,
+        overrides=overrides,
+        pins=pin,
+        margin=margin,
+        profile=profile,
+        backend=backend,
+        trainer=trainer,
+    )
     steps = _steps(read, tokens)
 
     from topoplan.planner.size import size as size_job

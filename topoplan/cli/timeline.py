@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Overrides, Pins, ProfilePath
+from topoplan.cli.options import (
+    AsJson,
+    BackendChoice,
+    JobPath,
+    Margin,
+    ModelName,
+    Overrides,
+    Pins,
+    ProfilePath,
+    TrainerChoice,
+)
 from topoplan.cli.plan_choice import OptionalSpecPath, PlanChoice, RunPath, SpecOptions, plans_of_command
 
 if TYPE_CHECKING:
@@ -34,6 +44,8 @@ def timeline(
     job: JobPath = None,
     overrides: Overrides = None,
     pin: Pins = None,
+    backend: BackendChoice = None,
+    trainer: TrainerChoice = None,
     margin: Margin = None,
     profile: ProfilePath = None,
     as_json: AsJson = False,
@@ -51,7 +63,16 @@ def timeline(
     target = None if output is None else _checked(output)
     if force and target is None:
         raise InputError("--force is for --output", remedy="leave it out")
-    options = SpecOptions(model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile)
+    options = SpecOptions(
+        model=model,
+        job=job,
+        overrides=overrides,
+        pins=pin,
+        margin=margin,
+        profile=profile,
+        backend=backend,
+        trainer=trainer,
+    )
     read, (chosen,) = plans_of_command(spec, run, {"--plan": plan}, options)
 
     from topoplan.cli.output import print_json, stdout_console

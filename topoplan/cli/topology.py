@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, JobPath, ModelName, Overrides, Pins, SpecPath, read_spec
+from topoplan.cli.options import (
+    AsJson,
+    BackendChoice,
+    JobPath,
+    ModelName,
+    Overrides,
+    Pins,
+    SpecPath,
+    TrainerChoice,
+    read_spec,
+)
 
 if TYPE_CHECKING:
     from topoplan.layout.layout import Layout
@@ -44,6 +54,8 @@ def topology(
     job: JobPath = None,
     overrides: Overrides = None,
     pin: Pins = None,
+    backend: BackendChoice = None,
+    trainer: TrainerChoice = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how a cluster is wired, and what each communication group of a layout gets of it.
@@ -67,12 +79,13 @@ def topology(
     if plan is not None:
         from topoplan.cli.plan_choice import plans_of_spec
 
-        read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin)
+        read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, backend=backend, trainer=trainer)
         found = read, plans_of_spec(read, {"--plan": plan})[0]
         cluster, own, chosen = read.cluster, read.profile, found[1].layout
     else:
-        if model or job or pin:
-            raise InputError("--model, --job and --pin go with --plan", remedy="leave them out")
+        if model or job or pin or backend or trainer:
+            words = "--model, --job, --pin, --backend and --trainer go with --plan"
+            raise InputError(words, remedy="leave them out")
         cluster = load_cluster(spec, overrides=tuple(overrides or ()))
         chosen = _of_degrees(layout, cluster) if layout is not None else None
     rows = group_links(cluster, chosen, own) if chosen is not None else ()

@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, JobPath, Margin, ModelName, Pins, ProfilePath, SpecPath, read_spec, variations
+from topoplan.cli.options import (
+    AsJson,
+    BackendChoice,
+    JobPath,
+    Margin,
+    ModelName,
+    Pins,
+    ProfilePath,
+    SpecPath,
+    TrainerChoice,
+    read_spec,
+    variations,
+)
 
 if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
@@ -28,6 +40,8 @@ def what_if(
     model: ModelName = None,
     job: JobPath = None,
     pin: Pins = None,
+    backend: BackendChoice = None,
+    trainer: TrainerChoice = None,
     margin: Margin = None,
     profile: ProfilePath = None,
     as_json: AsJson = False,
@@ -40,7 +54,15 @@ def what_if(
 
     def read(overrides: tuple[str, ...]) -> Spec:
         return read_spec(
-            spec, model=model, job=job, overrides=list(overrides), pins=pin, margin=margin, profile=profile
+            spec,
+            model=model,
+            job=job,
+            overrides=list(overrides),
+            pins=pin,
+            margin=margin,
+            profile=profile,
+            backend=backend,
+            trainer=trainer,
         )
 
     combinations = variations(changes, most=_MOST)

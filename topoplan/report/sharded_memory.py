@@ -143,7 +143,8 @@ def _what(layout: Layout, account: ShardedBreakdown, name: str, rows: list[State
     held = [row for row in rows if not row.on_host]
     if name in ("weights", "gradients", "optimizer"):
         if len(held) == 1:
-            return f"{held[0].name}: {_product(held[0])}"
+            own = "" if held[0].name == name else f"{held[0].name}: "
+            return f"{own}{_product(held[0])}"
         if held:
             return ""
         return "in host memory" if rows or layout.offload_optimizer or layout.offload else "none"
