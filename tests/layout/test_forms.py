@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.layout.specs import DENSE, MLA, MOE, make_spec
 from topoplan.errors import LayoutError
 from topoplan.layout.enumerate import shapes, steps, with_mode
+from topoplan.layout.enumerate_sharded import sharded_families
 from topoplan.layout.forms import keys_of, layout_from_dict, layout_to_dict, recompute_from_value
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout, Recompute
 from topoplan.layout.rules import RECOMPUTE_MODULES
@@ -224,3 +226,41 @@ def test_a_recompute_mode_is_completed(value: Any, mode: Recompute) -> None:
 
 def test_every_module_of_megatron_is_accepted() -> None:
     assert recompute_from_value({"modules": list(RECOMPUTE_MODULES)}).modules == RECOMPUTE_MODULES
+
+
+@pytest.mark.parametrize("backend", SHARDED_BACKENDS)
+def test_every_layout_that_splits_data_alone_comes_back_from_its_json_form_and_has_an_id_of_its_own(
+    backend: str,
+) -> None:
+    spec = make_spec(nodes=2)
+    spec = replace(spec, cluster=replace(spec.cluster, host_memory_bytes=2**41))
+    found = [layout for family, broken in sharded_families(spec, backend) if not broken for layout in family]
+    assert len({layout.id for layout in found}) == len(found) > 10
+    for layout in found:
+        form = json.loads(json.dumps(layout_to_dict(layout)))
+        assert tuple(form) == keys_of(backend)
+        assert read(form, spec) == layout
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"backend": "ddp", "ulysses": 2}, "ulysses is not a key of backend ddp"),
+        ({"backend": "ddp", "sequence_parallel": True}, "sequence_parallel is not a key of backend ddp"),
+        ({"backend": "deepspeed", "sharding": "full"}, "sharding is not a key of backend deepspeed"),
+        ({"backend": "deepspeed", "zero_stage": 0}, "zero_stage: 0; expected a whole number"),
+        ({"backend": "fsdp2", "sharding": "some"}, "expected full or hybrid"),
+        ({"backend": "fsdp2", "offload": "yes"}, "expected true or false"),
+        ({"backend": "fsdp2", "ulysses": 5}, r"world size 32 % \(.*ulysses 5\) = 2"),
+        ({"backend": "mca", "zero_stage": 2}, "zero_stage is not a key of backend mca"),
+        ({"backend": "fsdp2", "ulysses": 2, "dp": 32}, "the cluster has 32 GPUs"),
+    ],
+)
+def test_a_form_that_a_backend_cannot_have_is_refused(form: dict[str, Any], message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        read(form)
+
+
+def test_ranks_of_a_sequence_see_the_same_samples() -> None:
+    layout = read({"backend": "deepspeed", "zero_stage": 3, "ulysses": 4, "micro_batch_size": 2})
+    assert (layout.dp, layout.gradient_accumulation_steps, layout.world_size) == (8, 4, 32)

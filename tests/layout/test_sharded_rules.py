@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.layout.specs import DENSE, LINEAR, MLA, make_layout, make_spec
+from tests.layout.specs import DENSE, LINEAR, MLA, make_layout, make_spec, with_attention
 from topoplan.layout.rules import broken_rule
 from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.specs.spec import Spec
@@ -83,6 +83,18 @@ def test_offload_needs_stated_host_memory_in_a_spec_file(way: dict[str, Any], ke
 )
 def test_ulysses_divides_the_heads(model: str, gpus_per_node: int, ulysses: int, rule: str | None) -> None:
     spec = make_spec(model, nodes=1, gpus_per_node=gpus_per_node, seq_len=48 * 1024, global_batch_size=8)
+    assert rule_of(spec, **FSDP2, ulysses=ulysses) == rule
+
+
+@pytest.mark.parametrize(("ulysses", "rule"), [(2, None), (4, "ulysses"), (8, "ulysses")])
+def test_ranks_and_kv_heads_divide_one_another(ulysses: int, rule: str | None) -> None:
+    spec = make_spec(with_attention(DENSE, heads=24, kv_heads=6), nodes=1)
+    assert rule_of(spec, **FSDP2, ulysses=ulysses) == rule
+
+
+@pytest.mark.parametrize(("ulysses", "rule"), [(4, None), (8, "ulysses")])
+def test_no_group_of_a_sequence_lies_across_the_edge_of_a_node(ulysses: int, rule: str | None) -> None:
+    spec = make_spec(nodes=2, gpus_per_node=12, global_batch_size=6)
     assert rule_of(spec, **FSDP2, ulysses=ulysses) == rule
 
 

@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.cost.samples import DENSE, MIXED, layout_of, spec_of
 from tests.samples import FULL, make_plan
+from topoplan.layout.forms import layout_from_dict
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import memory_of, predict
@@ -122,3 +124,70 @@ def test_recomputation_is_a_choice_only_where_the_best_plan_has_it() -> None:
 
 def test_the_only_plan_has_no_alternatives() -> None:
     assert alternatives([]) == alternatives([plan(1.0, 1.0)]) == []
+
+
+def sharded_rejection(spec: Spec, **form: Any) -> tuple[str, str]:
+    layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)
+    assert not memory_of(spec, layout).fits
+    found = memory_rejection(spec, layout)
+    return found.reason, found.fix
+
+
+DDP: dict[str, Any] = {"backend": "ddp"}
+ZERO1: dict[str, Any] = {"backend": "deepspeed", "zero_stage": 1}
+FSDP2: dict[str, Any] = {"backend": "fsdp2"}
+HOST: dict[str, Any] = {"cluster": {"host_memory": "2TiB"}}
+LONG: dict[str, Any] = {"seq_len": 49_152, "global_batch_size": 8, "pin": {"fused_linear_cross_entropy": False}}
+
+
+@pytest.mark.parametrize(
+    ("form", "keys", "change"),
+    [
+        (FSDP2 | {"micro_batch_size": 4}, {}, {"recompute": "full"}),
+        (DDP | {"recompute": "full"}, {}, {"backend": "deepspeed", "zero_stage": 3}),
+        (ZERO1 | {"recompute": "full"}, {"model": "Qwen/Qwen3-14B"}, {"zero_stage": 2}),
+        (ZERO1 | {"recompute": "full"}, {"model": "Qwen/Qwen3-32B", **HOST}, {"zero_stage": 3}),
+        (FSDP2 | {"recompute": "full"}, {"model": "Qwen/Qwen3-32B", **HOST}, {"fused_linear_cross_entropy": True}),
+        (FSDP2 | {"recompute": "full"}, {"model": "meta-llama/Meta-Llama-3-70B", **HOST}, {"offload": True}),
+        (FSDP2 | {"recompute": "full"}, LONG, {"ulysses": 2}),
+    ],
+)
+def test_the_change_that_is_named_for_data_parallel_layouts_makes_them_fit(
+    form: dict[str, Any], keys: dict[str, Any], change: dict[str, Any]
+) -> None:
+    options = {"nodes": 1, "global_batch_size": 32} | keys
+    spec = spec_of(options.pop("model", DENSE), **options)
+    reason, fix = sharded_rejection(spec, **form)
+    assert reason.startswith("a GPU needs ")
+    for key, value in change.items():
+        assert (key if value is True else f"{key} {value}") in fix
+    together = {"recompute": "full", "expandable_segments": True} if "expandable_segments" in fix else {}
+    changed = layout_from_dict(
+        {key: value for key, value in form.items() if "backend" not in change or key != "backend"} | change | together,
+        spec.cluster,
+        spec.model,
+        spec.job,
+    )
+    memory = memory_of(spec, changed)
+    assert memory.fits
+    assert f"({memory.device_bytes / GIB:.1f} GiB" in fix
+
+
+def test_what_the_pin_forbids_is_not_named() -> None:
+    free, pinned = (
+        sharded_rejection(spec_of(DENSE, nodes=1, global_batch_size=32, pin=pin), **DDP, recompute="full")[1]
+        for pin in ({}, {"backend": "ddp"})
+    )
+    assert "deepspeed" in free
+    assert "deepspeed" not in pinned
+
+
+def test_offload_is_not_named_where_host_memory_is_not_stated() -> None:
+    spec = replace(spec_of("Qwen/Qwen3-32B", nodes=1, global_batch_size=32), path="spec.yaml")
+    assert "offload" not in sharded_rejection(spec, **FSDP2, recompute="full")[1]
+
+
+def test_a_node_without_enough_host_memory_is_told_so() -> None:
+    spec = spec_of("Qwen/Qwen3-32B", nodes=1, global_batch_size=32, cluster={"host_memory": "64GiB"})
+    reason, _ = sharded_rejection(spec, **FSDP2, recompute="full", offload=True)
+    assert re.match(r"a node needs \d+ GiB of host memory and has 64", reason)

@@ -234,3 +234,40 @@ def test_a_plan_that_splits_data_alone_has_the_bands_of_its_own() -> None:
     assert high / plan.time.step_s - 1 == pytest.approx(profile.sharded_time_band)
     assert 1 - low / plan.time.step_s == pytest.approx(profile.sharded_time_band)
     assert plan.memory.margin_bytes == pytest.approx(profile.sharded_memory_band * plan.memory.device_bytes)
+
+
+@pytest.mark.parametrize("finetuning", ["full", "freeze", "lora"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"backend": "ddp"},
+        {"backend": "deepspeed", "zero_stage": 2, "offload_optimizer": True},
+        {"backend": "fsdp2", "ulysses": 2, "recompute": "full"},
+    ],
+)
+def test_a_layout_that_splits_data_alone_is_predicted(form: dict[str, Any], finetuning: str) -> None:
+    spec = spec_of("Qwen/Qwen3-4B", nodes=1, finetuning=finetuning)
+    plan = predict(spec, form)
+    assert all(getattr(plan.layout, key) == value for key, value in form.items() if key != "recompute")
+    assert plan.layout.world_size == 8
+    assert len(plan.memory.by_stage) == 1
+    assert plan.memory.by_stage[0].moments
+    assert (plan.memory.host_bytes > 0) is ("offload_optimizer" in form)
+    tokens = 64 * 4096
+    assert plan.tokens_per_s_per_gpu == pytest.approx(tokens / plan.time.step_s / 8)
+    assert 0.05 < plan.mfu < 1
+    assert predict(spec, plan.layout) == plan
+
+
+@pytest.mark.parametrize(
+    ("form", "job", "rule"),
+    [
+        ({"backend": "deepspeed"}, {}, "zero-stage"),
+        ({"backend": "deepspeed", "zero_stage": 3}, {"finetuning": "qlora", "quantization_bit": 8}, "quantised"),
+        ({"backend": "fsdp2", "sharding": "hybrid"}, {}, "hybrid-sharding"),
+        ({"backend": "deepspeed", "zero_stage": 2}, {"pure_bf16": True}, "tuning"),
+    ],
+)
+def test_a_layout_that_splits_data_alone_keeps_its_rules(form: dict[str, Any], job: dict[str, Any], rule: str) -> None:
+    with pytest.raises(LayoutError, match=f"breaks rule {rule}"):
+        predict(spec_of("Qwen/Qwen3-4B", nodes=1, **job), form)

@@ -22,9 +22,10 @@ from topoplan.layout.enumerate import (
     steps,
     uneven_pipeline_layouts,
 )
-from topoplan.layout.layout import Layout, Recompute, changed
+from topoplan.layout.enumerate_sharded import sharded_families
+from topoplan.layout.layout import SHARDED_BACKENDS, Layout, Recompute, changed
 from topoplan.layout.rules import broken_rule
-from topoplan.planner.plan import Ranking
+from topoplan.planner.plan import Plan, Ranking
 from topoplan.planner.predict import memory_of, predict, states_of, terms_of, work_of
 from topoplan.planner.rank import TIE
 from topoplan.planner.search import rank
@@ -345,3 +346,68 @@ def test_a_search_that_is_stopped_returns_what_it_has() -> None:
 def test_a_search_that_is_stopped_at_once_is_empty_and_no_error() -> None:
     nothing = rank(spec_named("dense"), progress=lambda done, total: True)
     assert (nothing.plans, nothing.counts.candidates, nothing.searched) == ((), 0, 0.0)
+
+
+SHARDED_JOBS: dict[str, tuple[str, dict[str, Any]]] = {
+    "full": ("Qwen/Qwen3-4B", {"nodes": 2, "gpu": "a100-sxm-40gb", "cluster": {"host_memory": "1TiB"}}),
+    "lora": (DENSE, {"nodes": 1, "gpu": "rtx4090-24gb", "finetuning": "lora", "cluster": {"host_memory": "512GiB"}}),
+    "qlora": (DENSE, {"nodes": 1, "gpu": "rtx4090-24gb", "finetuning": "qlora"}),
+    "freeze": (DENSE, {"nodes": 2, "gpu": "a100-sxm-40gb", "finetuning": "freeze", "global_batch_size": 32}),
+    "long": ("Qwen/Qwen3-1.7B", {"nodes": 1, "seq_len": 32_768, "global_batch_size": 16}),
+}
+STATES = ("backend", "zero_stage", "sharding", "ulysses", "micro_batch_size")
+"""A plan is ranked for each."""
+
+
+@lru_cache
+def sharded_ranking(name: str) -> Ranking:
+    model, options = SHARDED_JOBS[name]
+    return rank(spec_of(model, **options), backends=SHARDED_BACKENDS)
+
+
+@lru_cache
+def sharded_predictions(name: str) -> tuple[Plan, ...]:
+    """Every legal layout of the three backends, predicted on its own."""
+    spec = sharded_ranking(name).spec
+    families = [family for backend in SHARDED_BACKENDS for family in sharded_families(spec, backend)]
+    return tuple(predict(spec, layout) for layouts, broken in families if broken is None for layout in layouts)
+
+
+@pytest.mark.parametrize("name", SHARDED_JOBS)
+def test_of_layouts_that_split_data_alone_the_fastest_that_fits_is_ranked_for_each_way_to_split(name: str) -> None:
+    best: dict[tuple[Any, ...], Plan] = {}
+    for plan in sharded_predictions(name):
+        way = tuple(getattr(plan.layout, key) for key in STATES)
+        if plan.fits and (way not in best or plan.time.step_s < best[way].time.step_s):
+            best[way] = plan
+    found = {tuple(getattr(plan.layout, key) for key in STATES): plan for plan in sharded_ranking(name).plans}
+    assert len(found) == len(sharded_ranking(name).plans) > 1
+    assert found.keys() == best.keys()
+    for way, plan in found.items():
+        assert plan.fits
+        assert plan.time.step_s == best[way].time.step_s
+        assert plan.memory.device_bytes in {
+            one.memory.device_bytes for one in sharded_predictions(name) if one.layout == plan.layout
+        }
+
+
+@pytest.mark.parametrize("name", SHARDED_JOBS)
+def test_the_first_plan_that_splits_data_alone_is_within_a_tie_of_the_fastest_of_all(name: str) -> None:
+    fastest = min(plan.time.step_s for plan in sharded_predictions(name) if plan.fits)
+    assert sharded_ranking(name).plans[0].time.step_s * (1 - TIE) <= fastest
+
+
+@pytest.mark.parametrize("name", SHARDED_JOBS)
+def test_layouts_that_split_data_alone_are_counted_once(name: str) -> None:
+    counts, predictions = sharded_ranking(name).counts, sharded_predictions(name)
+    assert counts.candidates - counts.illegal == len(predictions)
+    assert counts.candidates == counts.illegal + counts.out_of_memory + counts.dominated + counts.ranked
+    assert 0 < counts.ranked <= sum(plan.fits for plan in predictions)
+
+
+@pytest.mark.parametrize("name", SHARDED_JOBS)
+def test_what_is_rejected_for_its_memory_does_not_fit(name: str) -> None:
+    spec = sharded_ranking(name).spec
+    for rejection in sharded_ranking(name).rejected:
+        if rejection.rule == "memory":
+            assert not predict(spec, rejection.layout).fits

@@ -313,3 +313,46 @@ class TestAPin:
     def test_of_tp_may_span_the_nodes_of_a_rack(self) -> None:
         rack = {"gpu": "gb200-nvl72-186gb", "nodes": 4, "gpus_per_node": 4}
         assert _spec(rack, pin={"tp": 8}).job.pin == {"tp": 8}
+
+
+class TestTheTuner:
+    def test_keys_are_taken_over(self) -> None:
+        job = _spec(
+            BOX,
+            finetuning="qlora",
+            lora_rank=32,
+            lora_target=["q_proj", "v_proj"],
+            quantization_bit=8,
+            optimizer="adamw_8bit",
+        ).job
+        assert (job.finetuning, job.lora_rank, job.lora_target) == ("qlora", 32, ("q_proj", "v_proj"))
+        assert (job.quantization_bit, job.optimizer) == (8, "adamw_8bit")
+        assert _spec(BOX, pure_bf16=True).job.pure_bf16
+
+    def test_left_out_means_what_the_trainers_take(self) -> None:
+        job = _spec(BOX, finetuning="lora").job
+        assert (job.lora_rank, job.lora_target, job.quantization_bit) == (None, ("all",), None)
+        assert (job.freeze_trainable_layers, job.pure_bf16, job.optimizer) == (2, False, "adamw")
+
+    @pytest.mark.parametrize("bits", [4, 8])
+    def test_packs_into_4_or_8_bits(self, bits: int) -> None:
+        assert _spec(BOX, finetuning="qlora", quantization_bit=bits).job.quantization_bit == bits
+
+    def test_refuses_other_bits(self) -> None:
+        job = {"finetuning": "qlora", "quantization_bit": 6}
+        assert _refused(SpecError, job=job) == "job.quantization_bit: 6; expected 4 or 8"
+
+    @pytest.mark.parametrize("count", [1, 36, -1, -36])
+    def test_freezes_all_but_some_layers(self, count: int) -> None:
+        assert _spec(BOX, finetuning="freeze", freeze_trainable_layers=count).job.freeze_trainable_layers == count
+
+    @pytest.mark.parametrize("count", [0, 37, -37])
+    def test_refuses_to_train_layers_that_are_not_there(self, count: int) -> None:
+        message = _refused(SpecError, job={"finetuning": "freeze", "freeze_trainable_layers": count})
+        assert message == (f"job.freeze_trainable_layers: {count} of 36 layers; expected 1 to 36, or -1 to -36")
+
+    @pytest.mark.parametrize(
+        ("key", "value"), [("lora_rank", 0), ("optimizer", "sgd"), ("lora_target", ["q proj"]), ("finetuning", "dora")]
+    )
+    def test_refuses_what_no_trainer_takes(self, key: str, value: Any) -> None:
+        assert key in _refused(SpecError, job={key: value})

@@ -18,7 +18,7 @@ from tests.verify.test_parameters_against_transformers import (
     one_name_per_architecture,
 )
 from topoplan import catalog
-from topoplan.cost.sharded.activations import LOGIT_BYTES, LayerUse, eager_activations
+from topoplan.cost.sharded.activations import FORWARD_LOGIT_BYTES, LOGIT_BYTES, LayerUse, eager_activations
 from topoplan.cost.sharded.linears import elements_of, layer_linears
 from topoplan.specs.config_json import model_from_config
 
@@ -177,7 +177,8 @@ def test_with_gradient_checkpointing_a_layer_keeps_its_input_alone(dtype, residu
     assert all(kept[place] == 0 for place in range(LAYERS))
 
 
-def test_peak_bytes_of_a_logit():
+@pytest.mark.parametrize(("backward", "expected"), [(False, FORWARD_LOGIT_BYTES), (True, LOGIT_BYTES)])
+def test_peak_bytes_of_a_logit(backward, expected):
     hidden, vocabulary = 8, 32_000
 
     def step():
@@ -186,8 +187,11 @@ def test_peak_bytes_of_a_logit():
         labels = torch.randint(0, vocabulary, (1, TOKENS))
         from transformers.loss.loss_utils import ForCausalLMLoss
 
-        # As the trainer does it: the logits are handed on and forgotten.
-        ForCausalLMLoss(states @ weight.t(), labels, vocab_size=vocabulary).backward()
+        logits = states @ weight.t()
+        loss = ForCausalLMLoss(logits, labels, vocab_size=vocabulary)
+        del logits  # as the trainer forgets the model's outputs
+        if backward:
+            loss.backward()
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
@@ -196,7 +200,32 @@ def test_peak_bytes_of_a_logit():
     for _, change in sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"):
         held += change
         peak = max(peak, held)
-    assert peak / (TOKENS * vocabulary) == pytest.approx(LOGIT_BYTES, rel=0.02)
+    assert peak / (TOKENS * vocabulary) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_autocast_gives_its_copies_of_weights_up_at_the_end_of_forward_unless_products_keep_them(checkpointing):
+    config = config_of("llama", hidden_size=512, intermediate_size=1536)
+    model, ids = model_of(config), torch.randint(0, VOCABULARY, (1, 16))
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.enable_input_require_grads()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with (
+        torch.profiler.profile(activities=activities, profile_memory=True) as profiler,
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        loss = model(input_ids=ids, labels=ids).loss
+    events = profiler.profiler.kineto_results.events()
+    held = [0]
+    for _, change in sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"):
+        held.append(held[-1] + change)
+    assert loss.requires_grad
+    # All weights but the embedding, which is looked up and not multiplied.
+    copies = 2 * (sum(parameter.numel() for parameter in model.parameters()) - VOCABULARY * 512)
+    head = 2 * VOCABULARY * 512
+    assert max(held) == pytest.approx(copies, rel=0.15)
+    assert held[-1] == pytest.approx(head if checkpointing else copies, rel=0.25)
 
 
 def test_peft_makes_adapters_fp32_on_a_model_in_16_bits():

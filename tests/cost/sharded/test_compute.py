@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.cost.samples import spec_of
 from topoplan import catalog
 from topoplan.backends.sharded import NF4_BYTES
-from topoplan.cost.compute import Operator
+from topoplan.cost.compute import PARTS, Operator
 from topoplan.cost.profile import Profile, profile_of
 from topoplan.cost.shard import Shard
 from topoplan.cost.sharded.activations import LayerUse
@@ -69,6 +69,13 @@ def test_adapters_of_the_type_of_the_model_need_no_casts() -> None:
     assert total(plain) < total(cast)
     # Twice for each of q, k, v, o, gate, up and down.
     assert cast.forward_kernels - plain.forward_kernels == 2 * 7
+
+
+def test_a_frozen_dense_layer_has_half_the_products_in_backward() -> None:
+    gemm = PARTS.index("gemm")
+    trained, frozen = time("Qwen/Qwen3-8B"), time("Qwen/Qwen3-8B", trains_weights=False)
+    assert frozen.backward_s[gemm] == pytest.approx(trained.backward_s[gemm] / 2, rel=0.05)
+    assert frozen.backward_s[gemm] == pytest.approx(frozen.forward_s[gemm], rel=0.05)
 
 
 @pytest.mark.parametrize("name", MODELS)

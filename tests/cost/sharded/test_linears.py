@@ -9,6 +9,7 @@ from tests.cost.sharded.samples import LAYERS, TINY, TINY_ELEMENTS, TINY_LAYER_E
 from topoplan import catalog
 from topoplan.cost.params import parameter_count
 from topoplan.cost.sharded.linears import Elements, adapted, elements_of, layer_linears, linear_names, trained_layers
+from topoplan.errors import SpecError
 from topoplan.specs.job import Job
 
 # r * (inputs + outputs) of q, k, v, o, gate, up and down.
@@ -41,6 +42,15 @@ def test_the_usual_rank_is_8() -> None:
 def test_an_adapter_is_on_the_named_layers_alone() -> None:
     found = elements(finetuning="lora", lora_rank=4, lora_target=("q_proj", "v_proj"))
     assert found.adapters == LAYERS * 4 * ((64 + 64) + (64 + 32))
+
+
+def test_adapters_on_layers_that_the_model_does_not_have_are_refused() -> None:
+    with pytest.raises(
+        SpecError, match=r"job.lora_target: tiny has no linear layer called q_prj; expected all, or"
+    ) as e:
+        elements(finetuning="lora", lora_target=("q_prj",))
+    assert "q_proj" in str(e.value).rsplit(";", 1)[-1]
+    assert elements(finetuning="lora", lora_target=("q_proj", "elsewhere")).adapters == LAYERS * 8 * 128
 
 
 # Trainable parameters that published runs print: peft's on q_proj and v_proj of Llama-2-7B with rank 8, and

@@ -11,6 +11,7 @@ from tests.cost.samples import spec_of
 from tests.cost.sharded.samples import TINY, memory_of, sharded, small_spec
 from topoplan.cost.memory import Memory
 from topoplan.cost.profile import profile_of
+from topoplan.cost.sharded.linears import elements_of
 from topoplan.cost.sharded.memory import layer_uses, tokens_of
 from topoplan.cost.sharded.step import sharded_shard
 from topoplan.specs.spec import Spec
@@ -165,3 +166,20 @@ def test_time_and_memory_speak_of_the_same_tokens() -> None:
     spec = small_spec(packing=True, global_batch_size=16)
     layout = sharded(spec, "fsdp2", ulysses=2, micro_batch_size=2)
     assert sharded_shard(layout, spec.job, profile_of(spec.cluster.gpu)).tokens == tokens_of(spec.job, layout) == 4096
+
+
+def test_copies_of_weights_are_there_in_forward_and_with_checkpointing_of_one_layer_in_backward() -> None:
+    spec = small_spec()
+    plain, again = (memory_of(spec, "ddp", recompute=recompute) for recompute in ("none", "full"))
+    parameters = elements_of(spec.model, spec.job).trained
+    for memory in (plain, again):
+        copies = dict(part for moment in memory.by_stage[0].moments for part in moment.terms_bytes)
+        assert copies["16-bit copies of weights"] == 2 * parameters
+
+    def gathered(memory: Memory) -> float:
+        last = next(moment for moment in memory.by_stage[0].moments if moment.name == "first layer's backward")
+        return dict(last.terms_bytes)["gathered weights"]
+
+    assert gathered(plain) == 2 * parameters
+    # One of 36 layers, and the output layer.
+    assert gathered(again) < 0.2 * gathered(plain)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from topoplan.cost.params import layer_parameters, parameter_count
+from topoplan.errors import SpecError, nearest
 from topoplan.specs.job import Job
 from topoplan.specs.model import AnyAttention, Attention, LatentAttention, Layer, Mlp, Model, Moe
 
@@ -133,7 +134,10 @@ def _packed_elements(model: Model) -> int:
 
 
 def elements_of(model: Model, job: Job) -> Elements:
-    """Elements of a model under a job's way of fine-tuning, on one GPU that holds all of them."""
+    """Elements of a model under a job's way of fine-tuning, on one GPU that holds all of them.
+
+    Raises SpecError for adapters on layers none of which the model has.
+    """
     everything = parameter_count(model)
     tower = model.vision
     frozen_tower = 0
@@ -158,6 +162,14 @@ def elements_of(model: Model, job: Job) -> Elements:
         for linear in layer_linears(model, layer)
         if adapted(job, linear)
     )
+    if not adapters:
+        known = linear_names(model)
+        raise SpecError(
+            f"{model.name} has no linear layer called {' or '.join(job.lora_target)}",
+            where="job.lora_target",
+            expected=f"expected all, or some of {', '.join(known)}",
+            remedy=nearest(job.lora_target[0], known) if job.lora_target else "",
+        )
     packed = _packed_elements(model) if job.finetuning == "qlora" else 0
     return Elements(trained=adapters, frozen=everything - packed, quantised=packed, adapters=adapters)
 

@@ -14,6 +14,7 @@ from topoplan.cost.profile import Profile
 from topoplan.cost.sharded.activations import (
     ATTENTION_OUTPUTS,
     CHUNKED_LOGIT_BYTES,
+    FORWARD_LOGIT_BYTES,
     LOGIT_BYTES,
     EagerActivations,
     LayerUse,
@@ -104,7 +105,7 @@ def _loss_bytes(model: Model, job: Job, layout: Layout, tokens: int) -> float:
 
 
 def _moments(
-    layout: Layout, states: ShardedStates, *, kept: float, loss: float, layer: float, vision: float
+    layout: Layout, states: ShardedStates, *, kept: float, logits: float, loss: float, layer: float, vision: float
 ) -> tuple[Moment, ...]:
     """The moments that may be the peak."""
     # Gradients are there once the first micro batch has made them; stage 3 has a buffer that is never given back.
@@ -112,7 +113,9 @@ def _moments(
     none_yet = () if lasting else (("gradients not there yet", -states.gradients_bytes),)
     gathered = ("gathered weights", states.gathered_bytes)
     backward = (gathered, ("gradients on their way", states.layer_gradients_bytes), ("backward of a layer", layer))
+    copies = ("16-bit copies of weights", states.cast_bytes)
     return (
+        Moment("end of forward", (*none_yet, copies, ("logits", logits))),
         Moment("loss", (*none_yet, gathered, ("logits and their gradients", loss))),
         Moment("first layer's backward", (*none_yet, *backward)),
         Moment("last layer's backward", ((FREED, vision - kept), *backward)),
@@ -161,8 +164,11 @@ def sharded_memory(
     backward = max([one.backward_bytes for one in layers], default=0.0)
     states = sharded_states(model, cluster, job, layout)
     vision = vision_kept_bytes(model, job, layout)
-    loss = _loss_bytes(model, job, layout, tokens_of(job, layout))
-    moments = _moments(layout, states, kept=kept, loss=loss, layer=backward, vision=vision)
+    tokens = tokens_of(job, layout)
+    loss = _loss_bytes(model, job, layout, tokens)
+    # Where the loss is cut into chunks, they are as large in forward as behind it.
+    logits = loss if layout.fused_linear_cross_entropy else FORWARD_LOGIT_BYTES * tokens * model.vocab_size
+    moments = _moments(layout, states, kept=kept, logits=logits, loss=loss, layer=backward, vision=vision)
     peak = max(moments, key=lambda moment: moment.total_bytes)
     parts = {
         "weights": states.weights_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topoplan.backends.sharded import HALF, SINGLE, ParameterBytes, parameter_bytes, shards_of
+from topoplan.backends.sharded import HALF, SINGLE, ParameterBytes, autocasts, parameter_bytes, shards_of
 from topoplan.cost.params import embedding_tensors, head_tensors, layer_parameters
 from topoplan.cost.sharded.linears import Elements, elements_of, layer_linears
 from topoplan.layout.layout import Layout
@@ -32,6 +32,9 @@ class ShardedStates:
     """Of one process, in pinned memory."""
     gathered_bytes: float
     """Whole weights at the turn from forward to backward: gathered, cast or unpacked."""
+    cast_bytes: float
+    """16-bit copies of fp32 weights at the end of forward: autocast gives them up where it ends, with the model's
+    forward (PyTorch `aten/src/ATen/autocast_mode.cpp`, clear_cache)."""
     layer_gradients_bytes: float
     """Whole gradients on their way to their shards, at the fullest moment of backward."""
     step_bytes: float
@@ -67,15 +70,16 @@ def _gathered(model: Model, job: Job, layout: Layout, elements: Elements, each: 
         return min(wire_bytes(elements, each), HALF * LIVE_PARAMETERS) + unpacked
     if layout.backend == "fsdp2":
         # The layer at hand, the one fetched ahead, and the last unit, which is not packed.
-        layers = float(HALF * largest_layer(model))
+        blocks = float(HALF * largest_layer(model))
         if elements.quantised:
-            layers *= wire_bytes(elements, each) / (HALF * elements.total)
-        return 2 * layers + HALF * root_elements(model) + unpacked
+            blocks *= wire_bytes(elements, each) / (HALF * elements.total)
+        return 2 * blocks + HALF * root_elements(model) + unpacked
     if unpacked:
         return unpacked
-    if layout.backend == "ddp" and not job.pure_bf16:
-        # Autocast's 16-bit copies, which the products keep for backward.
-        return HALF * elements.trained
+    if autocasts(job, layout):
+        # Autocast's 16-bit copies, which the products keep for backward; where layers run again, of one of them.
+        layers = largest_layer(model) + root_elements(model)
+        return HALF * (min(elements.trained, layers) if layout.recompute.granularity == "full" else elements.trained)
     return 0.0
 
 
@@ -130,6 +134,7 @@ def sharded_states(model: Model, cluster: Cluster, job: Job, layout: Layout) -> 
         optimizer_bytes=optimizer,
         host_bytes=host,
         gathered_bytes=_gathered(model, job, layout, elements, each),
+        cast_bytes=HALF * elements.trained if autocasts(job, layout) else 0.0,
         layer_gradients_bytes=_layer_gradients(model, layout, elements, each),
         step_bytes=step,
     )
