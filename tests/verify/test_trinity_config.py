@@ -28,7 +28,8 @@ model = config.trainer.trainer_config.actor_rollout_ref.model
 print("READ" + json.dumps({
     "tokens": actor.ppo_max_token_len_per_gpu, "ulysses": actor.ulysses_sequence_parallel_size,
     "strategy": actor.strategy, "offload": actor.fsdp_config.offload_policy,
-    "batch": actor.ppo_mini_batch_size, "rope": model.rope_scaling, "directory": config.checkpoint_job_dir,
+    "batch": actor.ppo_mini_batch_size, "checkpointing": model.enable_gradient_checkpointing,
+    "rope": model.rope_scaling, "directory": config.checkpoint_job_dir,
 }))
 """
 
@@ -56,6 +57,7 @@ def test_the_configuration_is_read_as_it_was_planned(tmp_path: Path) -> None:
         "strategy": "fsdp2",
         "offload": True,
         "batch": 64,
+        "checkpointing": False,
         "rope": {
             "rope_type": "yarn",
             "factor": 2.0,
