@@ -63,6 +63,13 @@ def test_yarn_is_written_beyond_the_models_own_context_alone() -> None:
     assert any("YaRN" in warning for warning in longer.warnings)
 
 
+def test_too_few_cores_for_verl_are_told() -> None:
+    def told(cores: int | None) -> bool:
+        return any("CPU cores a GPU" in warning for warning in files(replace(CLUSTER, cpu_cores=cores)).warnings)
+
+    assert [told(cores) for cores in (None, 24, 23)] == [False, False, True]
+
+
 def test_steps_are_whole_batches_of_all_epochs_together() -> None:
     spec, _ = make_spec_and_plan(job={"samples": 100, "epochs": 1.5, "global_batch_size": 64})
     assert training_steps(spec.job) == 2

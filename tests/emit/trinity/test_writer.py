@@ -86,7 +86,8 @@ PYTHON = """#!/bin/bash
 case "$*" in
   "-m ray.scripts.scripts"*) echo "$@" >> "$PROBE/ray"; trap 'echo ended >> "$PROBE/ray"; exit' TERM
     while :; do sleep 0.05; done ;;
-  "-m trinity.cli.launcher"*) echo "$@" > "$PROBE/launcher"; printf '%s\n' "$OUTPUT"; exit "${CODE:-0}" ;;
+  "-m trinity.cli.launcher"*) echo "$@" > "$PROBE/launcher"; echo "${RAY_AUTH_MODE:-unset}" > "$PROBE/auth"
+    printf '%s\n' "$OUTPUT"; exit "${CODE:-0}" ;;
 esac
 """
 
@@ -107,7 +108,7 @@ def run_head(root: Path, output: str, code: int = 0) -> subprocess.CompletedProc
         backend="fsdp2",
     )
     write_bundle(generate(spec, plan, trainer="trinity"), root / "bundle")
-    words = {"PATH": "/usr/bin:/bin", "PROBE": str(root), "OUTPUT": output, "CODE": str(code)}
+    words = {"PATH": "/usr/bin:/bin", "HOME": str(root), "PROBE": str(root), "OUTPUT": output, "CODE": str(code)}
     script = ["bash", str(root / "bundle" / "node-00.sh")]
     return subprocess.run(script, env=words, text=True, capture_output=True, check=False, timeout=60)
 
@@ -127,6 +128,15 @@ def test_a_trainer_that_failed_fails_the_script_though_the_launcher_ends_with_0(
     done = run_head(tmp_path, f"(Trainer pid=7) ERROR 11-21 15:42:44 [trainer.py:156] {what}:\r\nTraceback")
     assert done.returncode == 2
     assert "the trainer failed; the first error in" in done.stderr
+
+
+@pytest.mark.parametrize("token", [False, True])
+def test_a_token_of_ray_is_given_where_ray_would_ask_for_it(tmp_path: Path, token: bool) -> None:
+    if token:
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("abc")
+    assert run_head(tmp_path, "").returncode == 0
+    assert (tmp_path / "auth").read_text() == ("token\n" if token else "unset\n")
 
 
 def test_the_exit_code_of_the_launcher_is_that_of_the_script(tmp_path: Path) -> None:

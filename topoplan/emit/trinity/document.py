@@ -32,6 +32,8 @@ _SAVES_A_RUN = 5
 _SAVE_STEPS_WHEN_UNKNOWN = 200
 _WARMUP_SHARE = 0.03
 _NEVER = 2**31 - 1
+_CORES_A_GPU = 3
+"""One for each worker that could share the GPU (verl 0.7.1 `trainer/ppo/ray_trainer.py`, max_colocate_count)."""
 _OWN = (
     *("mode", "project", "group", "name"),
     *("algorithm.algorithm_type", "algorithm.repeat_times", "cluster", "model.max_model_len", "model.rope_scaling"),
@@ -193,6 +195,11 @@ def _warnings(spec: Spec, layout: Layout) -> Iterator[str]:
             f"Sequences of {spec.job.seq_len:,} tokens are beyond the model's own {own:,}: positions are scaled with"
             f" YaRN, which Trinity-RFT {TRINITY} hands to the trainer only with verl below 0.8; the node scripts check"
             " that."
+        )
+    cores, gpus = spec.cluster.cpu_cores, spec.cluster.gpus_per_node
+    if cores is not None and cores < _CORES_A_GPU * gpus:
+        yield (
+            f"verl asks Ray for {_CORES_A_GPU} CPU cores a GPU, and waits for them: a node has {cores} for {gpus} GPUs."
         )
     if layout.micro_batch_size * spec.job.seq_len % layout.ulysses:
         yield "The tokens of a micro batch do not divide by the Ulysses degree; verl pads them."

@@ -24,8 +24,10 @@ _DATA_NOTE = """\
 It is read with `datasets.load_dataset`: each sample has `messages`, a list of
    `{"role": ..., "content": ...}`. Name another key in `format`. A sample longer than `max_model_len` stops the run."""
 _PROGRESS = """\
-From then on every step is written to TensorBoard, below `output_dir`, and the
-trainer's log to `log` there."""
+From then on every step prints a line `Step N: {...}` with
+`actor/sft_loss`. What TensorBoard shows lies in `monitor` below `output_dir`, the trainer's own log in `log`."""
+_TOKEN = """
+   Ray asks for a token where the user of node 0 has one (`~/.ray/auth_token`); then all nodes need the same."""
 _RESUME = """\
 start the same again: the trainer takes the newest whole checkpoint in `output_dir`."""
 
@@ -62,7 +64,7 @@ def trinity_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
             engine=f"Trinity-RFT {TRINITY} (verl, FSDP2)",
             packages="Trinity-RFT, verl, vLLM and FlashAttention",
             install=_INSTALL,
-            data_note=_DATA_NOTE,
+            data_note=_DATA_NOTE + (_TOKEN if spec.cluster.nodes > 1 else ""),
             dataset_words="to a directory, or to a dataset id of the hub",
             progress=_PROGRESS,
             resume=_RESUME,
@@ -112,6 +114,11 @@ end_children() {
 trap end_children EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
+# `ray start` asks for a token where it finds one, and what connects to it gives one only when told.
+if [[ -z "${RAY_AUTH_MODE:-}" ]] &&
+  [[ -n "${RAY_AUTH_TOKEN:-}" || -s "${RAY_AUTH_TOKEN_PATH:-${HOME:-}/.ray/auth_token}" ]]; then
+  export RAY_AUTH_MODE=token
+fi
 # exec: a signal reaches Ray itself. Called with & alone.
 ray_start() { exec "$python" -m ray.scripts.scripts start --num-gpus GPUS --disable-usage-stats --block "$@"; }
 """
