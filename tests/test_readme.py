@@ -37,7 +37,7 @@ def run(command: list[str], clone: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_output_is_what_the_program_prints() -> None:
-    assert TEXT.count("<!-- output -->") == TEXT.count("<!-- /output -->") == 5
+    assert TEXT.count("<!-- output -->") == TEXT.count("<!-- /output -->") == 7
     assert refreshed(TEXT) == TEXT, "the output of an example has changed: run `make readme`"
 
 

@@ -23,7 +23,7 @@ master_addr="${1:-${MASTER_ADDR:-}}"
   fail "the address of node 0 is missing; start every node with it: MASTER_ADDR=10.0.0.1 bash node-03.sh"
 master_port=23901
 
-# What an earlier job, a container or a scheduler may have left behind, and torchrun or LLaMA-Factory would obey.
+# What an earlier job, a container or a scheduler may have left behind, and torchrun or the trainer would obey.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK MASTER_ADDR MASTER_PORT NNODES NODE_RANK NPROC_PER_NODE RDZV_ID MIN_NNODES MAX_NNODES MAX_RESTARTS FORCE_TORCHRUN USE_RAY USE_KT USE_MEGATRON_BRIDGE ALLOW_EXTRA_ARGS
 unset "${!PET_@}" "${!TORCHELASTIC_@}" "${!ACCELERATE_@}"
 

@@ -156,6 +156,8 @@ def test_the_change_that_is_named_for_data_parallel_layouts_makes_them_fit(
     form: dict[str, Any], keys: dict[str, Any], change: dict[str, Any]
 ) -> None:
     options = {"nodes": 1, "global_batch_size": 32} | keys
+    # Not that of the error band, which moves with what was measured.
+    options["cluster"] = options.get("cluster", {}) | {"margin": "4%"}
     spec = spec_of(options.pop("model", DENSE), **options)
     reason, fix = sharded_rejection(spec, **form)
     assert reason.startswith("a GPU needs ")

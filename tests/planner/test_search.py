@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cost.samples import DENSE, LATENT, MIXED, VISION, spec_of
+from topoplan.backends.trainers import TRAINER_RULE
 from topoplan.cost.flops import ends_in_layers
 from topoplan.cost.memory import ShapeStates
 from topoplan.errors import LayoutError, ModelError, SpecError
