@@ -35,7 +35,7 @@ demo: $(VENV)/.installed  ## Install, and rank the layouts of the example cluste
 	@$(BIN)/topoplan rank $(DEMO_SPEC)
 
 test: $(VENV)/.installed-dev  ## Run the tests: offline, no GPU
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-hosts: $(VENV)/.installed-dev  ## Launch on real sshd hosts of this machine's own, with faults (Linux; namespaces as root)
 	$(BIN)/python -m pytest -n auto -m hosts

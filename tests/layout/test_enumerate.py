@@ -31,7 +31,7 @@ from topoplan.layout.rules import broken_rule
 from topoplan.layout.stages import balanced_pipeline_layout, end_sizes, split_stages, spread_pipeline_layout
 from topoplan.specs.spec import Spec
 
-NODES = {DENSE: 4, MOE: 2, MLA: 4, VISION: 4, LINEAR: 2}
+NODES = {DENSE: 4, MOE: 2, MLA: 2, VISION: 4, LINEAR: 2}
 
 
 def candidates(spec: Spec) -> Iterator[tuple[Layout, str | None]]:

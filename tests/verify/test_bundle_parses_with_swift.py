@@ -19,8 +19,8 @@ from tests.emit.swift.test_megatron import CASES as MEGATRON_CASES
 from tests.emit.swift.test_sft import CASES
 from tests.verify.swift import need_swift, parse
 from tests.verify.test_a_bundle_trains import make_model
+from topoplan.backends.swift import LIGER_MODEL_TYPES, MEGATRON_MODEL_TYPES
 from topoplan.emit.swift.arguments import arguments_of
-from topoplan.emit.swift.support import LIGER_MODEL_TYPES, MEGATRON_MODEL_TYPES
 
 pytestmark = pytest.mark.verify
 
