@@ -10,8 +10,9 @@ DEMO_SPEC = cluster_specs/h100-4x8.yaml
 # Real trainers want versions of their own, so they get an environment of their own, with a CPU build of torch where pip
 # finds one (on Linux most find only CUDA builds, some GB; an index of CPU builds can be named in PIP_EXTRA_INDEX_URL).
 # ms-swift and Trinity-RFT want yet others: an environment for each trainer.
-#   make verify VERIFY_CONSTRAINTS=                 the newest versions that the extra allows
-#   make verify MCORE_ADAPTER=ROLL/mcore_adapter    with the Megatron adapter, which is not on PyPI, from a checkout
+#   make verify-llamafactory VERIFY_CONSTRAINTS=    the newest versions that the extra allows
+#   make verify-llamafactory MCORE_ADAPTER=ROLL/mcore_adapter
+#                                                   with the Megatron adapter, which is not on PyPI, from a checkout
 VERIFY_VENV ?= $(VENV)/verify
 VERIFY_TORCH ?= torch==2.13.0
 VERIFY_CONSTRAINTS ?= tests/verify/constraints.txt
