@@ -75,7 +75,7 @@ def accuracy_page(graded: Validation) -> str:
             "This is no test on unseen data. The formulas of memory were written with the SimuMax B200 rows at hand,"
             " and the shares of fragmentation are medians over them: errors there are those of a fit. Three constants"
             " of Blackwell are fitted on step times of such rows too (`topoplan profile b200-sxm-180gb`). The two rates"
-            " of eager PyTorch are fitted on the llm-foundry rows of up to 2,048 tokens, and the fragmentation of ddp,"
+            " of eager PyTorch are chosen on step times of the FSDP rows, and the fragmentation of ddp,"
             " deepspeed and fsdp2 on reserved memory of torchtitan and ms-swift. For a new"
             " model or machine the errors of the other sources tell more."
         ),
