@@ -187,6 +187,8 @@ def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
         f"GiB: what nvidia-smi will show on the fullest GPU{'; ' if margin else ''}{margin}. step: one optimizer step,"
         " and the band that it is expected in. MFU: without recomputation."
     )
+    if spec.job.finetuning != "full":
+        text = text.removesuffix(".") + ", and as if all weights were trained."
     text += "".join(f" {words}" for words in _layout_words(plans))
     steps, job = job_steps(spec.job), spec.job
     if job.lengths is not None:
