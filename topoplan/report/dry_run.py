@@ -17,6 +17,7 @@ from topoplan.launch.node import SETTLE_S
 from topoplan.launch.run import RUNS_DIRECTORY, Settings
 from topoplan.launch.ssh_config import Target
 from topoplan.report.launch import SCHEMA
+from topoplan.report.text import counted
 
 _RUN = "<run id>"
 _STAGING = ".topoplan-<random>"
@@ -117,7 +118,7 @@ def dry_run_lines(
     bundle: Bundle, targets: Mapping[str, Target], *, checks: RunNeeds | None, grace_s: float
 ) -> Iterator[str]:
     """Every file and command, for a person. What there is for each host comes last, where a terminal shows it."""
-    yield f"Would launch {bundle.run} on {len(bundle.nodes)} hosts; nothing is touched now."
+    yield f"Would launch {bundle.run} on {counted(len(bundle.nodes), 'host')}; nothing is touched now."
     yield ""
     yield "PROGRAMS, which run on hosts as `bash --norc -s -- WORDS` with their text as standard input:"
     for program in _programs(bundle, checks):
