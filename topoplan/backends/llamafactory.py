@@ -5,6 +5,7 @@ Sources are named by their file at LLaMA-Factory 0.9.5, transformers 5.6, accele
 
 from __future__ import annotations
 
+from topoplan.backends.sharded import check_packing
 from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
@@ -115,15 +116,8 @@ def _check_job(spec: Spec) -> None:
 
 def _check_quantization(spec: Spec, layout: Layout) -> None:
     job = spec.job
+    check_packing(job)
     if job.finetuning != "qlora":
-        if job.quantization_bit is not None:
-            # hparams/parser.py, _verify_model_args.
-            raise SpecError(
-                f"quantization_bit {job.quantization_bit} with finetuning {job.finetuning}: only LoRA trains beside"
-                " quantized weights",
-                where="job.quantization_bit",
-                remedy="set finetuning: qlora, or leave it out",
-            )
         return
     bits = job.quantization_bit or 4
     if bits == 8 and (layout.backend == "fsdp2" or layout.zero_stage == 3):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
 
@@ -100,3 +101,14 @@ def shards_of(layout: Layout, gpus_per_node: int) -> Shares:
     return Shares(
         weights=world if stage == 3 else 1, gradients=world if stage >= 2 else 1, optimizer=world if stage >= 1 else 1
     )
+
+
+def check_packing(job: Job) -> None:
+    """Raise SpecError for packed weights that would have to be trained themselves."""
+    if job.quantization_bit is not None and job.finetuning != "qlora":
+        raise SpecError(
+            f"quantization_bit {job.quantization_bit} with finetuning {job.finetuning}: only LoRA trains beside"
+            " quantized weights",
+            where="job.quantization_bit",
+            remedy="set finetuning: qlora, or leave it out",
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from topoplan.backends.mca import FP8_RECIPES
+from topoplan.backends.sharded import check_packing
 from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
@@ -123,14 +124,8 @@ def _check_weights(job: Job, layout: Layout) -> None:
 
 
 def _check_quantization(job: Job, layout: Layout) -> None:
+    check_packing(job)
     if job.finetuning != "qlora":
-        if job.quantization_bit is not None:
-            raise SpecError(
-                f"quantization_bit {job.quantization_bit} with finetuning {job.finetuning}: only LoRA trains beside"
-                " quantized weights",
-                where="job.quantization_bit",
-                remedy="set finetuning: qlora, or leave it out",
-            )
         return
     bits = job.quantization_bit or 4
     if bits not in (4, 8):

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from topoplan.backends.mca import FP8_RECIPES, check_layout
+from topoplan.emit.llamafactory.data import PADDED, data_section
 from topoplan.emit.llamafactory.document import OUTPUT_TITLE, trainer_files
 from topoplan.emit.trainer_facts import is_gated, model_directory, training_steps
-from topoplan.emit.trainer_keys import default_template, trainer_versions
+from topoplan.emit.trainer_keys import trainer_versions
 from topoplan.emit.trainer_support import trainer_warnings
 from topoplan.emit.user_keys import evaluates, user_keys
-from topoplan.emit.writer import DATASET_TO_FILL_IN, TrainerFiles
+from topoplan.emit.writer import TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
@@ -33,7 +34,6 @@ _WARMUP_FRACTION = 0.03
 _WARMUP_STEPS_WHEN_UNKNOWN = 20
 _SAVES_A_RUN = 5
 _SAVE_STEPS_WHEN_UNKNOWN = 200
-_MOST_WORKERS = 16
 
 
 def trainer_file(spec: Spec, plan: Plan) -> TrainerFiles:
@@ -57,7 +57,7 @@ def trainer_file(spec: Spec, plan: Plan) -> TrainerFiles:
 def _sections(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> list[Section]:
     return [
         _model_section(spec),
-        _data_section(spec),
+        data_section(spec, "read in order, never shuffled by this trainer", padded=_padding(spec.model)),
         _training_section(spec, layout, user),
         _layout_section(spec, layout, user),
         _memory_section(spec, layout),
@@ -95,54 +95,8 @@ def _model_section(spec: Spec) -> Section:
     return Section(title="Model and method", entries=tuple(entries))
 
 
-def _data_section(spec: Spec) -> Section:
-    job, model = spec.job, spec.model
-    notes: list[str] = []
-    if job.dataset is None:
-        dataset = Entry(
-            key="dataset",
-            value=DATASET_TO_FILL_IN,
-            comment="a name in dataset_info.json; the spec has none",
-        )
-    else:
-        dataset = Entry(key="dataset", value=job.dataset, comment="read in order, never shuffled by this trainer")
-    entries = [
-        dataset,
-        Entry(key="dataset_dir", value=job.dataset_dir or "data", comment="holds dataset_info.json"),
-    ]
-    template = job.template or default_template(model.name, model.model_type)
-    if template is not None:
-        comment = "" if job.template else "LLaMA-Factory's choice for this model"
-        entries.append(Entry(key="template", value=template, comment=comment))
-    else:
-        notes.append("template: not in the spec and not known for this model; the tokenizer's own is parsed instead")
-    entries.append(Entry(key="cutoff_len", value=job.seq_len, comment="the seq_len that was planned for"))
-    if job.stage == "pt" and job.packing:
-        # DataArguments.__post_init__ takes one off cutoff_len for an explicit `packing: true`; the default of stage pt
-        # is applied later, and run_pt adds the token that the shift of the labels takes.
-        notes.append("packing: on by default in stage pt; written here it would cost a token of each sequence")
-    elif job.stage == "pt":
-        entries.append(Entry(key="packing", value=False, comment="stage pt packs unless told not to"))
-    elif job.stage == "sft":
-        comment = "samples share sequences; longer ones are cut" if job.packing else "padded to the longest"
-        if not job.packing and facts_of(model).is_moe:
-            comment = "padded; with expert parallelism always to cutoff_len"
-        entries.append(Entry(key="packing", value=job.packing, comment=comment))
-    if model.vision is not None:
-        entries.append(Entry(key="image_max_pixels", value=job.image_max_pixels, comment="larger ones are scaled down"))
-    workers = _MOST_WORKERS if spec.cluster.cpu_cores is None else min(_MOST_WORKERS, spec.cluster.cpu_cores)
-    entries += [
-        Entry(key="preprocessing_num_workers", value=workers, comment="processes that tokenise, once on each node"),
-        Entry(key="dataloader_num_workers", value=_loader_workers(spec), comment="a GPU"),
-    ]
-    return Section(title="Data", entries=tuple(entries), notes=tuple(notes))
-
-
-def _loader_workers(spec: Spec) -> int:
-    usual = 4
-    if spec.cluster.cpu_cores is None:
-        return usual
-    return max(1, min(usual, spec.cluster.cpu_cores // spec.cluster.gpus_per_node // 2))
+def _padding(model: Model) -> str:
+    return "padded; with expert parallelism always to cutoff_len" if facts_of(model).is_moe else PADDED
 
 
 def _training_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Section:

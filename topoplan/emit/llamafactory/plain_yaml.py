@@ -12,13 +12,14 @@ from typing import Any
 
 from topoplan.backends.llamafactory import FREEZABLE_MODEL_TYPES, check_plain
 from topoplan.emit.llamafactory import accelerate_yaml, deepspeed_json
+from topoplan.emit.llamafactory.data import data_section
 from topoplan.emit.llamafactory.document import OUTPUT_TITLE, trainer_files
 from topoplan.emit.llamafactory.plain_keys import OPTIMIZERS, plain_user_keys
 from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.llamafactory.support import support_warnings
 from topoplan.emit.trainer_facts import model_directory
-from topoplan.emit.trainer_keys import default_template, trainer_versions
-from topoplan.emit.writer import DATASET_TO_FILL_IN, TrainerFiles
+from topoplan.emit.trainer_keys import trainer_versions
+from topoplan.emit.writer import TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section
 from topoplan.layout.layout import Layout
 from topoplan.planner.plan import Plan
@@ -30,8 +31,6 @@ _WARMUP_FRACTION = 0.03
 _WARMUP_STEPS_WHEN_UNKNOWN = 20
 _SAVES_A_RUN = 5
 _SAVE_STEPS_WHEN_UNKNOWN = 200
-_MOST_WORKERS = 16
-_LOADER_WORKERS = 4
 
 
 def plain_trainer_files(spec: Spec, plan: Plan) -> TrainerFiles:
@@ -73,7 +72,7 @@ def _further(spec: Spec, plan: Plan) -> dict[str, str]:
 def _sections(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> list[Section]:
     return [
         _model_section(spec),
-        _data_section(spec),
+        data_section(spec, "shuffled in each epoch"),
         _training_section(spec, layout, user),
         _layout_section(spec, layout),
         _memory_section(spec, layout),
@@ -127,46 +126,6 @@ def _method_entries(job: Job) -> list[Entry]:
             comment = "the scales of the blocks are quantized too: 0.37 bits less a weight"
             entries.append(Entry(key="double_quantization", value=True, comment=comment))
     return entries
-
-
-def _data_section(spec: Spec) -> Section:
-    job, model = spec.job, spec.model
-    notes: list[str] = []
-    if job.dataset is None:
-        comment = "a name in dataset_info.json; the spec has none"
-        dataset = Entry(key="dataset", value=DATASET_TO_FILL_IN, comment=comment)
-    else:
-        dataset = Entry(key="dataset", value=job.dataset, comment="shuffled in each epoch")
-    entries = [
-        dataset,
-        Entry(key="dataset_dir", value=job.dataset_dir or "data", comment="holds dataset_info.json"),
-    ]
-    template = job.template or default_template(model.name, model.model_type)
-    if template is not None:
-        comment = "" if job.template else "LLaMA-Factory's choice for this model"
-        entries.append(Entry(key="template", value=template, comment=comment))
-    else:
-        notes.append("template: not in the spec and not known for this model; the tokenizer's own is parsed instead")
-    entries.append(Entry(key="cutoff_len", value=job.seq_len, comment="the seq_len that was planned for"))
-    if job.stage == "pt" and job.packing:
-        # DataArguments.__post_init__ takes one off cutoff_len for an explicit `packing: true`; the default of stage pt
-        # is applied later, and run_pt adds the token that the shift of the labels takes.
-        notes.append("packing: on by default in stage pt; written here it would cost a token of each sequence")
-    elif job.stage == "pt":
-        entries.append(Entry(key="packing", value=False, comment="stage pt packs unless told not to"))
-    elif job.stage == "sft":
-        comment = "samples share sequences; longer ones are cut" if job.packing else "padded to the longest"
-        entries.append(Entry(key="packing", value=job.packing, comment=comment))
-    if model.vision is not None:
-        entries.append(Entry(key="image_max_pixels", value=job.image_max_pixels, comment="larger ones are scaled down"))
-    cores, gpus = spec.cluster.cpu_cores, spec.cluster.gpus_per_node
-    workers = _MOST_WORKERS if cores is None else min(_MOST_WORKERS, cores)
-    loaders = _LOADER_WORKERS if cores is None else max(1, min(_LOADER_WORKERS, cores // gpus // 2))
-    entries += [
-        Entry(key="preprocessing_num_workers", value=workers, comment="processes that tokenise, once on each node"),
-        Entry(key="dataloader_num_workers", value=loaders, comment="a GPU"),
-    ]
-    return Section(title="Data", entries=tuple(entries), notes=tuple(notes))
 
 
 def _training_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Section:
