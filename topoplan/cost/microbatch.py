@@ -14,13 +14,13 @@ from topoplan.cost.params import mtp_layer, padded_vocab_size
 from topoplan.cost.profile import Profile
 from topoplan.cost.shard import Shard, average_shard, shard_of
 from topoplan.cost.states import chunk_layers, distinct_layers, rank_kinds
-from topoplan.cost.vision import patches_per_image, patches_per_microbatch
+from topoplan.cost.vision_time import unquantised, vision_s
 from topoplan.layout.layout import Layout, Recompute, stages_of
 from topoplan.layout.placement import Group
 from topoplan.layout.stages import Chunk
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
-from topoplan.specs.model import Layer, Model, VisionTower
+from topoplan.specs.model import Layer, Model
 
 ForwardBackward = tuple[float, float]
 """Seconds of a forward and of its backward."""
@@ -62,7 +62,7 @@ def micro_batch(
 ) -> MicroBatch:
     """Times of the pieces of a layout, for lengths as they are on average."""
     shard = average_shard(shard_of(layout, job, flash_attention=profile.flash_attention), layout, job)
-    vision = _vision_s(model.vision, job, layout, cluster, profile) if model.vision else (0.0, 0.0)
+    vision = vision_s(model.vision, job, layout, cluster, profile) if model.vision else (0.0, 0.0)
     vocabulary, fused = padded_vocab_size(model, layout.tp, traits.vocab_multiple), layout.cross_entropy_fusion
     return _micro_batch(model, job.mtp_num_layers, shard, cluster, profile, layout.recompute, vocabulary, fused, vision)
 
@@ -105,11 +105,6 @@ def recomputed_share(chunk: Chunk, layer: Layer, recompute: Recompute) -> float:
     return min(recompute.num_layers or 0, chunk.num_layers) / chunk.num_layers
 
 
-def _unquantised(precision: str) -> str:
-    """Precision of what stays out of fp8: the output layer and the vision tower."""
-    return "fp16" if precision == "fp16" else "bf16"
-
-
 @lru_cache(maxsize=1 << 12)
 def _head_s(
     model: Model, shard: Shard, cluster: Cluster, profile: Profile, vocabulary: int, *, fused: bool
@@ -117,7 +112,7 @@ def _head_s(
     """(forward, backward) seconds of final norm, output layer and loss for one micro batch."""
     gpu, hidden = cluster.gpu, model.hidden_size
     rows, columns = shard.tokens, vocabulary / shard.tp
-    precision = _unquantised(shard.precision)
+    precision = unquantised(shard.precision)
     forward = gemm_s(rows, columns, hidden, gpu, profile, precision)
     wgrad = gemm_s(columns, hidden, rows, gpu, profile, precision)
     gradients = gemm_s(rows, hidden, columns, gpu, profile, precision) + wgrad
@@ -155,35 +150,6 @@ def _embedding_s(
         gather = all_gather_s(Group(shard.tp, 1), rows, cluster, profile)
         return forward + gather, backward + gather
     return forward + all_reduce_s(Group(shard.tp, 1), rows, cluster, profile), backward
-
-
-def _vision_s(tower: VisionTower, job: Job, layout: Layout, cluster: Cluster, profile: Profile) -> ForwardBackward:
-    """(forward, backward) seconds of the vision tower on one rank; it is not split by TP."""
-    patches = patches_per_microbatch(tower, job, layout)
-    # Every image attends to itself alone.
-    per_image = min(patches, patches_per_image(tower, job.image_max_pixels))
-    forward = _tower_s(tower, patches, per_image, _unquantised(job.precision), cluster, profile)
-    # Nothing in front of a frozen tower is trained, so it has no backward, whatever becomes of its projector.
-    again = layout.recompute.granularity == "full"
-    return forward, 0.0 if job.freeze_vision_tower else forward * (2.0 + again)
-
-
-@lru_cache(maxsize=1 << 10)
-def _tower_s(
-    tower: VisionTower, patches: int, per_image: int, precision: str, cluster: Cluster, profile: Profile
-) -> float:
-    """Forward seconds of the vision tower."""
-    gpu, hidden = cluster.gpu, tower.hidden_size
-    first = tower.intermediate_size * (2 if tower.gated else 1)
-    block = (
-        gemm_s(patches, 3 * hidden, hidden, gpu, profile, precision)
-        + gemm_s(patches, hidden, hidden, gpu, profile, precision)
-        + gemm_s(patches, first, hidden, gpu, profile, precision)
-        + gemm_s(patches, hidden, tower.intermediate_size, gpu, profile, precision)
-    )
-    scores = 4.0 * patches * per_image * hidden / (gpu.fp16_flops * profile.attention_forward_efficiency)
-    moved = BF16 * patches * (16 * hidden + 4 * first)
-    return tower.layers * (block + scores + elementwise_s(moved, gpu, profile, kernels=14))
 
 
 def chunk_ends(model: Model, job: Job, chunk: Chunk, times: MicroBatch) -> list[tuple[str, float, float]]:

@@ -94,25 +94,26 @@ class ShardedTimeBreakdown:
         )
 
 
+def _ends(terms: ShardedTerms) -> Iterator[EndRow]:
+    """What stands before and behind the layers."""
+    tower, all_ends = terms.passes.vision_s, terms.passes.ends_s
+    rest = all_ends[0] - tower[0], all_ends[1] - tower[1]
+    for name, (ahead, back) in (("vision tower", tower), ("embedding, output layer, loss", rest)):
+        if ahead:
+            yield EndRow(name=name, forward_s=ahead, backward_s=back, step_s=terms.count * (ahead + back))
+
+
 def sharded_time_breakdown(spec: Spec, plan: Plan) -> ShardedTimeBreakdown:
     """The terms of `plan.time`."""
     layout, profile = plan.layout, profile_of(spec.cluster.gpu, spec.profile)
     terms = sharded_terms(spec.model, spec.cluster, spec.job, layout, profile)
-    ahead, back = terms.passes.ends_s
     layers, calls = _layers(spec, layout, profile, terms)
     return ShardedTimeBreakdown(
         microbatches=terms.count,
         forward_s=terms.passes.forward_s,
         backward_s=terms.passes.backward_s,
         layers=layers,
-        ends=(
-            EndRow(
-                name="embedding, output layer, loss",
-                forward_s=ahead,
-                backward_s=back,
-                step_s=terms.count * (ahead + back),
-            ),
-        ),
+        ends=tuple(_ends(terms)),
         communication=tuple(_rows("dp_comm", _exposed(terms))),
         flows=tuple(_flow_row(flow, terms.count, spec.cluster) for flow in terms.traffic.flows),
         collectives=calls,

@@ -34,6 +34,7 @@ SOURCES = {
     "attention": "cost/compute.py core_attention; FlashAttention-2, arXiv 2307.08691, section 4",
     "elementwise": "cost/sharded/compute.py EagerBuilder; bytes over the card's memory bandwidth",
     "cp_comm": "cost/sharded/compute.py _ulysses; DeepSpeed Ulysses, arXiv 2309.14509, section 3",
+    "vision tower": "cost/vision_time.py vision_s",
     "recompute": "cost/sharded/step.py _passes; torch/utils/checkpoint.py",
     "ends": "cost/sharded/step.py _ends_s; transformers loss/loss_utils.py",
     "layers": "cost/sharded/compute.py eager_operators",

@@ -37,7 +37,7 @@ SOURCES = {
     "layers": "cost/compute.py layer_operators",
     "ends": "cost/microbatch.py chunk_ends",
     "embedding": "cost/microbatch.py _embedding_s; Megatron tensor_parallel/layers.py",
-    "vision tower": "cost/microbatch.py _vision_s",
+    "vision tower": "cost/vision_time.py vision_s",
     "output layer, loss": "cost/microbatch.py _head_s; Megatron tensor_parallel/cross_entropy.py",
     "pp_bubble": "cost/pipeline.py schedule_s; arXiv 2104.04473, section 2.2",
     "pp_comm": "cost/step.py predict_time and pipeline_send; Megatron pipeline_parallel/schedules.py",

@@ -1,5 +1,6 @@
 """Seconds of a step under ddp, deepspeed and fsdp2: what each part is made of, and what changes it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ from hypothesis import strategies as st
 from tests.cost.samples import spec_of
 from tests.cost.sharded.samples import sharded, small_spec, time_of
 from topoplan.backends.sharded import NF4_BYTES
+from topoplan.cost.profile import profile_of
 from topoplan.cost.sharded.compute import Tuning
-from topoplan.cost.sharded.step import tuning_of
+from topoplan.cost.sharded.step import Passes, sharded_terms, tuning_of
 from topoplan.cost.step import Time
+from topoplan.layout.layout import Layout
+from topoplan.specs.spec import Spec
 
 WAYS: list[tuple[str, dict[str, Any]]] = [
     ("ddp", {}),
@@ -165,3 +169,22 @@ def test_a_short_sequence_of_a_small_model_waits_for_the_host() -> None:
 def test_what_adapters_and_packing_add_to_a_layer(job: dict[str, Any], expected: Tuning) -> None:
     spec = small_spec(**job)
     assert tuning_of(spec.job, sharded(spec, "ddp")) == expected
+
+
+def test_images_take_time_as_they_do_elsewhere() -> None:
+    frozen, trained = (spec_of("Qwen/Qwen3-VL-8B-Instruct", nodes=1, freeze_vision_tower=it) for it in (True, False))
+    layout = Layout(backend="fsdp2", dp=8, gradient_accumulation_steps=8, distributed_optimizer=False)
+    profile = profile_of(frozen.cluster.gpu)
+
+    def passes(spec: Spec) -> Passes:
+        return sharded_terms(spec.model, spec.cluster, spec.job, layout, profile).passes
+
+    ahead, back = passes(frozen).vision_s
+    assert ahead > 0.0
+    assert back == 0.0
+    assert passes(trained).vision_s == pytest.approx((ahead, 2 * ahead))
+    blind = replace(frozen, model=replace(frozen.model, vision=None))
+    assert passes(blind).vision_s == (0.0, 0.0)
+    assert passes(frozen).forward_s - passes(blind).forward_s == pytest.approx(ahead)
+    many = replace(frozen, job=replace(frozen.job, images_per_sequence=4))
+    assert passes(many).vision_s[0] > 3 * ahead

@@ -17,6 +17,7 @@ from topoplan.cost.sharded.linears import LORA_RANK, Elements, elements_of, laye
 from topoplan.cost.sharded.memory import layer_uses
 from topoplan.cost.sharded.states import BUCKET, wire_bytes
 from topoplan.cost.step import HOST_ADAM_BYTES_PER_S, Time
+from topoplan.cost.vision_time import vision_s
 from topoplan.layout.layout import Layout
 from topoplan.layout.placement import Group
 from topoplan.specs.cluster import Cluster
@@ -64,7 +65,9 @@ class Passes:
     """With what checkpointing repeats."""
     recompute_s: float
     ends_s: tuple[float, float]
-    """Of `forward_s` and `backward_s`: embedding, final norm, output layer and loss."""
+    """Of `forward_s` and `backward_s`: embedding, final norm, output layer and loss, and the vision tower."""
+    vision_s: tuple[float, float]
+    """Of these, the vision tower."""
     launched_s: float
     """What the host takes to launch it all."""
 
@@ -142,6 +145,10 @@ def _passes(model: Model, cluster: Cluster, job: Job, layout: Layout, profile: P
             kernels[0] += time.forward_kernels
     trained = job.finetuning == "full" and not job.freeze_language_model
     ends = _ends_s(model, shard, cluster, profile, fused=layout.fused_linear_cross_entropy, trained=trained)
+    vision = (0.0, 0.0)
+    if model.vision is not None:
+        vision = vision_s(model.vision, job, layout, cluster, eager_profile(profile, cluster.gpu))
+    ends = ends[0] + vision[0], ends[1] + vision[1]
     found: dict[str, float] = {name: seconds for name, seconds in parts.items() if seconds}
     found["ends"] = sum(ends)
     if repeated:
@@ -153,6 +160,7 @@ def _passes(model: Model, cluster: Cluster, job: Job, layout: Layout, profile: P
         backward_s=backward + repeated + ends[1],
         recompute_s=repeated,
         ends_s=ends,
+        vision_s=vision,
         launched_s=LAUNCH_S * sum(kernels),
     )
 
