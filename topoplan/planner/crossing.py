@@ -27,8 +27,10 @@ def crossings(
     for place, one in enumerate(order):
         trainer = _trainer(spec, one.layout)
         found.setdefault((one.layout.backend, trainer.title if trainer else ""), place)
-    for place in list(found.values())[1:]:
-        yield _against(spec, plans[0], plans[place])
+    others = [plans[place] for place in list(found.values())[1:]]
+    yield from (_against(spec, plans[0], other) for other in others)
+    warned = dict.fromkeys(warning for other in others for warning in other.warnings)
+    yield from (f"mind of these: {warning}" for warning in warned if warning not in plans[0].warnings)
     fitting = {backend for backend, _ in found}
     yield from (f"{backend}: nothing fits" for backend in searched if backend not in fitting and order)
     yield from (f"{backend} is out: {error.what}" for backend, error in unable.items())

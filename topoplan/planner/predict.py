@@ -159,6 +159,12 @@ def _warnings(spec: Spec, layout: Layout, memory: Memory) -> tuple[str, ...]:
         found.append(
             "mcore_adapter 0.10 cannot build Qwen3-Next on megatron-core 0.15.3 to 0.16.1: try the trainer first"
         )
+    if not layout.is_megatron and facts_of(spec.model).is_moe:
+        # ms-swift examples/megatron/moe/qwen3_moe.sh: 91.2 s a step under ZeRO-3, 9.6 under Megatron.
+        found.append(
+            "experts as transformers 5 computes them, in grouped products, of which no measured run is known; with"
+            " transformers 4, one by one, ZeRO-3 took ten times Megatron's step (Qwen3-30B-A3B on 16 A800)"
+        )
     if layout.pipeline_layout:
         found.append(f"{spec.model.num_layers} layers in uneven stages: {layout.pipeline_layout}")
     if layout.tp > 1 and not spec.cluster.nvlink_bytes_per_s:
