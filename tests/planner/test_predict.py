@@ -7,7 +7,7 @@ import pytest
 
 from tests.cost.samples import DENSE, LATENT, MIXED, VISION, layout_of, spec_of
 from topoplan.cost.flops import model_flops_per_step
-from topoplan.cost.profile import profile_of
+from topoplan.cost.profile import WIDEST, profile_of
 from topoplan.errors import LayoutError, SpecError
 from topoplan.planner.predict import predict
 from topoplan.specs.load import spec_from_document
@@ -243,6 +243,14 @@ def test_a_plan_that_splits_data_alone_has_the_bands_of_its_own() -> None:
     assert high / plan.time.step_s - 1 == pytest.approx(profile.sharded_time_band)
     assert 1 - low / plan.time.step_s == pytest.approx(profile.sharded_time_band)
     assert plan.memory.margin_bytes == pytest.approx(profile.sharded_memory_band * plan.memory.device_bytes)
+
+
+def test_experts_without_measured_runs_have_a_wider_band() -> None:
+    profile = profile_of(spec_of(MIXED).cluster.gpu)
+    plan = predict(spec_of(MIXED), {"backend": "fsdp2"})
+    expected = min(2.0 * profile.sharded_time_band, WIDEST)
+    assert plan.time.band_s[1] / plan.time.step_s - 1 == pytest.approx(expected)
+    assert expected > profile.sharded_time_band
 
 
 @pytest.mark.parametrize("finetuning", ["full", "freeze", "lora"])

@@ -9,7 +9,7 @@ from topoplan.backends.sharded import HALF, SINGLE, moment_bytes, parameter_byte
 from topoplan.cost.collectives import all_gather_s, all_reduce_s
 from topoplan.cost.compute import PARTS, elementwise_s, gemm_s
 from topoplan.cost.padding import load_of
-from topoplan.cost.profile import Profile
+from topoplan.cost.profile import WIDER_FOR_NONE, WIDEST, Profile
 from topoplan.cost.shard import Shard
 from topoplan.cost.sharded.activations import LayerUse
 from topoplan.cost.sharded.compute import LAUNCH_S, Tuning, eager_profile, eager_time
@@ -22,7 +22,7 @@ from topoplan.layout.layout import Layout
 from topoplan.layout.placement import Group
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
-from topoplan.specs.model import Layer, Model
+from topoplan.specs.model import Layer, Model, Moe
 
 ADAM_BYTES = 24
 """Moved by a fused Adam for one element beside its moments: fp32 gradient and weight read, weight written, the 16-bit
@@ -381,4 +381,7 @@ def sharded_time(model: Model, cluster: Cluster, job: Job, layout: Layout, profi
     parts = {name: seconds for name, seconds in parts.items() if seconds > 0.0}
     step_s = sum(parts.values())
     band = profile.sharded_time_band
+    if any(isinstance(layer.ffn, Moe) for layer in model.layers):
+        # The runs that it comes from are of dense models.
+        band = min(WIDER_FOR_NONE * band, WIDEST)
     return Time(step_s=step_s, band_s=(step_s * (1.0 - band), step_s * (1.0 + band)), parts_s=parts)
