@@ -6,7 +6,6 @@ at the versions named in `topoplan/catalog/trainer_keys/llamafactory.json`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from topoplan.emit.trainer_facts import is_gated, model_directory, training_step
 from topoplan.emit.trainer_keys import trainer_versions
 from topoplan.emit.trainer_support import trainer_warnings
 from topoplan.emit.user_keys import evaluates, user_keys
+from topoplan.emit.usual import DDP_TIMEOUT_S, save_steps, warmup_steps
 from topoplan.emit.writer import TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section
 from topoplan.errors import SpecError
@@ -28,12 +28,6 @@ from topoplan.specs.spec import Spec
 
 FREEZABLE_MODEL_TYPES = frozenset(["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
 """Types whose parts train/mca/workflow.py can freeze (_freeze_model_parameters)."""
-
-_DDP_TIMEOUT_S = 7200
-_WARMUP_FRACTION = 0.03
-_WARMUP_STEPS_WHEN_UNKNOWN = 20
-_SAVES_A_RUN = 5
-_SAVE_STEPS_WHEN_UNKNOWN = 200
 
 
 def trainer_file(spec: Spec, plan: Plan) -> TrainerFiles:
@@ -103,10 +97,10 @@ def _training_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Se
     job = spec.job
     steps = training_steps(job, user.get("max_steps"))
     if steps is None:
-        warmup, why = _WARMUP_STEPS_WHEN_UNKNOWN, "a guess, to be fewer than the steps"
+        warmup, why = warmup_steps(steps), "a guess, to be fewer than the steps"
     else:
         # Megatron's scheduler asserts that fewer than all steps warm up (core/optimizer_param_scheduler.py).
-        warmup, why = min(max(1, round(_WARMUP_FRACTION * steps)), steps - 1), f"3% of {steps} steps"
+        warmup, why = min(warmup_steps(steps), steps - 1), f"3% of {steps} steps"
     entries = [
         Entry(key="num_train_epochs", value=float(job.epochs)),
         Entry(key="learning_rate", value=float(job.learning_rate)),
@@ -115,7 +109,7 @@ def _training_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Se
         *_precision_entries(spec, layout),
         Entry(
             key="ddp_timeout",
-            value=_DDP_TIMEOUT_S,
+            value=DDP_TIMEOUT_S,
             comment="s: tokenising must end in time, and a hang does",
         ),
     ]
@@ -312,10 +306,9 @@ def _rope_fusion(model: Model, layout: Layout, *, local: bool) -> Entry:
 
 def _output_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Section:
     steps = training_steps(spec.job, user.get("max_steps"))
-    save_steps = _SAVE_STEPS_WHEN_UNKNOWN if steps is None else max(1, math.ceil(steps / _SAVES_A_RUN))
     entries = [
         Entry(key="save_strategy", value="steps"),
-        Entry(key="save_steps", value=save_steps),
+        Entry(key="save_steps", value=save_steps(steps)),
         Entry(
             key="save_total_limit",
             value=2,
@@ -326,7 +319,7 @@ def _output_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Sect
             value=True,
             comment="Hugging Face weights too, for vLLM and the like",
         ),
-        *_evaluation_entries(user, save_steps),
+        *_evaluation_entries(user, save_steps(steps)),
         Entry(key="logging_steps", value=1),
         Entry(key="report_to", value="none", comment="tensorboard works; wandb would be dropped unsaid"),
     ]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from topoplan.emit.trainer_keys import default_template
+from topoplan.emit.usual import loaders, workers
 from topoplan.emit.writer import DATASET_TO_FILL_IN
 from topoplan.emit.yaml_text import Entry, Section
 from topoplan.specs.spec import Spec
 
 PADDED = "padded to the longest"
 """What becomes of samples that are not packed."""
-_MOST_WORKERS = 16
-_LOADER_WORKERS = 4
 
 
 def data_section(spec: Spec, order: str, *, padded: str = PADDED) -> Section:
@@ -40,11 +39,12 @@ def data_section(spec: Spec, order: str, *, padded: str = PADDED) -> Section:
         entries.append(Entry(key="packing", value=job.packing, comment=comment))
     if model.vision is not None:
         entries.append(Entry(key="image_max_pixels", value=job.image_max_pixels, comment="larger ones are scaled down"))
-    cores, gpus = spec.cluster.cpu_cores, spec.cluster.gpus_per_node
-    workers = _MOST_WORKERS if cores is None else min(_MOST_WORKERS, cores)
-    loaders = _LOADER_WORKERS if cores is None else max(1, min(_LOADER_WORKERS, cores // gpus // 2))
     entries += [
-        Entry(key="preprocessing_num_workers", value=workers, comment="processes that tokenise, once on each node"),
-        Entry(key="dataloader_num_workers", value=loaders, comment="a GPU"),
+        Entry(
+            key="preprocessing_num_workers",
+            value=workers(spec.cluster),
+            comment="processes that tokenise, once on each node",
+        ),
+        Entry(key="dataloader_num_workers", value=loaders(spec.cluster), comment="a GPU"),
     ]
     return Section(title="Data", entries=tuple(entries), notes=tuple(notes))

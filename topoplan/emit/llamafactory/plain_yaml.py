@@ -6,7 +6,6 @@ named in `topoplan/catalog/trainer_keys/llamafactory.json`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,18 +18,13 @@ from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.llamafactory.support import support_warnings
 from topoplan.emit.trainer_facts import model_directory
 from topoplan.emit.trainer_keys import trainer_versions
+from topoplan.emit.usual import DDP_TIMEOUT_S, save_steps, warmup_steps
 from topoplan.emit.writer import TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section
 from topoplan.layout.layout import Layout
 from topoplan.planner.plan import Plan
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
-
-_DDP_TIMEOUT_S = 7200
-_WARMUP_FRACTION = 0.03
-_WARMUP_STEPS_WHEN_UNKNOWN = 20
-_SAVES_A_RUN = 5
-_SAVE_STEPS_WHEN_UNKNOWN = 200
 
 
 def plain_trainer_files(spec: Spec, plan: Plan) -> TrainerFiles:
@@ -131,10 +125,8 @@ def _method_entries(job: Job) -> list[Entry]:
 def _training_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Section:
     job = spec.job
     steps = training_steps(job, user.get("max_steps"))
-    if steps is None:
-        warmup, why = _WARMUP_STEPS_WHEN_UNKNOWN, "a guess: the spec has no samples"
-    else:
-        warmup, why = max(1, round(_WARMUP_FRACTION * steps)), f"3% of {steps} steps"
+    warmup = warmup_steps(steps)
+    why = "a guess: the spec has no samples" if steps is None else f"3% of {steps} steps"
     entries = [
         Entry(key="num_train_epochs", value=float(job.epochs)),
         Entry(key="learning_rate", value=float(job.learning_rate)),
@@ -142,7 +134,7 @@ def _training_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Se
         Entry(key="warmup_steps", value=warmup, comment=f"{why}; a whole number, for transformers 4 and 5"),
         *_precision_entries(job, layout),
         _optimizer_entry(job, layout),
-        Entry(key="ddp_timeout", value=_DDP_TIMEOUT_S, comment="s: tokenising must end in time, and a hang does"),
+        Entry(key="ddp_timeout", value=DDP_TIMEOUT_S, comment="s: tokenising must end in time, and a hang does"),
     ]
     return Section(title="Training", entries=tuple(entries))
 
@@ -214,10 +206,9 @@ def _memory_section(spec: Spec, layout: Layout) -> Section:
 
 def _output_section(spec: Spec, user: Mapping[str, Any]) -> Section:
     steps = training_steps(spec.job, user.get("max_steps"))
-    save_steps = _SAVE_STEPS_WHEN_UNKNOWN if steps is None else max(1, math.ceil(steps / _SAVES_A_RUN))
     entries = [
         Entry(key="save_strategy", value="steps"),
-        Entry(key="save_steps", value=save_steps),
+        Entry(key="save_steps", value=save_steps(steps)),
         Entry(key="save_total_limit", value=2, comment="older ones of this run are removed"),
     ]
     if user.get("eval_strategy") == "steps":

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from topoplan.emit.llamafactory.document import OUTPUT_TITLE
 from topoplan.emit.swift.arguments import swift_versions
 from topoplan.emit.swift.samples import dataset_value, samples_of
 from topoplan.emit.trainer_facts import model_directory
+from topoplan.emit.usual import loaders, save_steps, workers
 from topoplan.emit.yaml_text import Entry, Section
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
@@ -16,12 +15,6 @@ READ_AT = "4.6.0"
 """The newest ms-swift whose argument classes took what is written here; swift_versions() has the oldest."""
 BRIDGE, CORE = "1.6.5", "0.16.1"
 """mcore-bridge and megatron-core beside which they did."""
-WARMUP_FRACTION = 0.03
-DDP_TIMEOUT_S = 7200
-_SAVES_A_RUN = 5
-_SAVE_STEPS_WHEN_UNKNOWN = 200
-_MOST_WORKERS = 16
-_LOADERS = 4
 
 
 def head(spec: Spec, plan: Plan, command: str) -> tuple[str, ...]:
@@ -55,7 +48,7 @@ def freeze_entries(spec: Spec) -> list[Entry]:
 
 def data_section(spec: Spec, *, unpacked: str) -> Section:
     """Samples, their length, and the processes that read them; `unpacked` says what becomes of them without packing."""
-    job, cores = spec.job, spec.cluster.cpu_cores
+    job = spec.job
     comment = "" if samples_of(job) else "a file of samples or a hub id; the spec has none"
     entries = [Entry(key="dataset", value=dataset_value(job), comment=comment)]
     entries.append(
@@ -74,24 +67,21 @@ def data_section(spec: Spec, *, unpacked: str) -> Section:
     entries.append(Entry(key="packing", value=job.packing, comment=packs))
     if spec.model.vision is not None:
         entries.append(Entry(key="max_pixels", value=job.image_max_pixels, comment="larger images are scaled down"))
-    workers = _MOST_WORKERS if cores is None else min(_MOST_WORKERS, cores)
-    loaders = _LOADERS if cores is None else max(1, min(_LOADERS, cores // spec.cluster.gpus_per_node // 2))
     entries += [
-        Entry(key="dataset_num_proc", value=workers, comment="processes that tokenise"),
-        Entry(key="dataloader_num_workers", value=loaders, comment="a GPU"),
+        Entry(key="dataset_num_proc", value=workers(spec.cluster), comment="processes that tokenise"),
+        Entry(key="dataloader_num_workers", value=loaders(spec.cluster), comment="a GPU"),
     ]
     return Section(title="Data", entries=tuple(entries))
 
 
 def output_section(steps: int | None, *further: Entry) -> Section:
     """Where and how often the run is saved; output_dir is put in front of it."""
-    save_steps = _SAVE_STEPS_WHEN_UNKNOWN if steps is None else max(1, math.ceil(steps / _SAVES_A_RUN))
     entries = (
         Entry(
             key="add_version", value=False, comment="else output_dir gets a directory named by the time of each start"
         ),
         Entry(key="save_strategy", value="steps"),
-        Entry(key="save_steps", value=save_steps),
+        Entry(key="save_steps", value=save_steps(steps)),
         Entry(key="save_total_limit", value=2, comment="older ones of this run are removed"),
         *further,
         Entry(key="logging_steps", value=1),

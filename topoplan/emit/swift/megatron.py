@@ -15,8 +15,6 @@ from topoplan.cost.shard import shard_of
 from topoplan.emit.llamafactory.document import trainer_files
 from topoplan.emit.swift.arguments import user_arguments
 from topoplan.emit.swift.common import (
-    DDP_TIMEOUT_S,
-    WARMUP_FRACTION,
     data_section,
     freeze_entries,
     head,
@@ -25,6 +23,7 @@ from topoplan.emit.swift.common import (
 )
 from topoplan.emit.swift.support import swift_warnings
 from topoplan.emit.trainer_facts import training_steps
+from topoplan.emit.usual import DDP_TIMEOUT_S, WARMUP_FRACTION
 from topoplan.emit.writer import TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section
 from topoplan.layout.layout import Layout

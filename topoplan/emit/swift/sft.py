@@ -13,8 +13,6 @@ from topoplan.emit.llamafactory.document import trainer_files
 from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.swift.arguments import user_arguments
 from topoplan.emit.swift.common import (
-    DDP_TIMEOUT_S,
-    WARMUP_FRACTION,
     data_section,
     freeze_entries,
     head,
@@ -23,6 +21,7 @@ from topoplan.emit.swift.common import (
 )
 from topoplan.emit.swift.sharding import DEEPSPEED_FILE, FSDP_FILE, sharding_files
 from topoplan.emit.swift.support import swift_warnings
+from topoplan.emit.usual import DDP_TIMEOUT_S, WARMUP_FRACTION
 from topoplan.emit.writer import TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section
 from topoplan.layout.layout import Layout

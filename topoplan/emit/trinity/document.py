@@ -18,6 +18,7 @@ from typing import Any
 from topoplan.backends.trinity import TRINITY, VERL, check_trinity
 from topoplan.emit.trainer_facts import model_directory, place_of
 from topoplan.emit.trinity.support import rope_scaling
+from topoplan.emit.usual import save_steps, warmup_steps
 from topoplan.emit.writer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section, mapping_text
 from topoplan.errors import SpecError, nearest
@@ -28,9 +29,6 @@ from topoplan.specs.spec import Spec
 
 PROJECT = "topoplan"
 CHECKPOINT_ROOT = "saves"
-_SAVES_A_RUN = 5
-_SAVE_STEPS_WHEN_UNKNOWN = 200
-_WARMUP_SHARE = 0.03
 _NEVER = 2**31 - 1
 _CORES_A_GPU = 3
 """One for each worker that could share the GPU (verl 0.7.1 `trainer/ppo/ray_trainer.py`, max_colocate_count)."""
@@ -107,7 +105,7 @@ def _document(spec: Spec, layout: Layout) -> dict[str, Any]:
             "optimizer": {
                 "lr": float(job.learning_rate),
                 "lr_scheduler_type": "constant",
-                "lr_warmup_steps": 20 if steps is None else max(1, round(_WARMUP_SHARE * steps)),
+                "lr_warmup_steps": warmup_steps(steps),
             },
         },
         "model": model,
@@ -144,7 +142,7 @@ def _trainer(layout: Layout, job: Job, steps: int | None, gpus_per_node: int) ->
         "param_offload": layout.offload,
         "optimizer_offload": layout.offload,
         "grad_clip": 1.0,
-        "save_interval": _SAVE_STEPS_WHEN_UNKNOWN if steps is None else max(1, math.ceil(steps / _SAVES_A_RUN)),
+        "save_interval": save_steps(steps),
         "max_checkpoints_to_keep": 2,
         "save_hf_checkpoint": "never" if layout.offload else "last",
     }

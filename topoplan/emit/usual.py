@@ -1,0 +1,38 @@
+"""What every trainer's files get where the spec says nothing: warm-up, saving, processes that read samples."""
+
+from __future__ import annotations
+
+import math
+
+from topoplan.specs.cluster import Cluster
+
+WARMUP_FRACTION = 0.03
+"""Of all steps."""
+DDP_TIMEOUT_S = 7200
+_WARMUP_STEPS_WHEN_UNKNOWN = 20
+_SAVES_A_RUN = 5
+_SAVE_STEPS_WHEN_UNKNOWN = 200
+_MOST_WORKERS = 16
+_MOST_LOADERS = 4
+
+
+def warmup_steps(steps: int | None) -> int:
+    """Steps of warm-up of so many; None where nobody knows how many there are."""
+    return _WARMUP_STEPS_WHEN_UNKNOWN if steps is None else max(1, round(WARMUP_FRACTION * steps))
+
+
+def save_steps(steps: int | None) -> int:
+    """Steps from one checkpoint to the next."""
+    return _SAVE_STEPS_WHEN_UNKNOWN if steps is None else max(1, math.ceil(steps / _SAVES_A_RUN))
+
+
+def workers(cluster: Cluster) -> int:
+    """Processes of a node that tokenise."""
+    return _MOST_WORKERS if cluster.cpu_cores is None else min(_MOST_WORKERS, cluster.cpu_cores)
+
+
+def loaders(cluster: Cluster) -> int:
+    """Processes that load samples for one GPU."""
+    if cluster.cpu_cores is None:
+        return _MOST_LOADERS
+    return max(1, min(_MOST_LOADERS, cluster.cpu_cores // cluster.gpus_per_node // 2))
