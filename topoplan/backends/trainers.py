@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from topoplan.backends import llamafactory, mca, swift, trinity
-from topoplan.errors import InputError, LayoutError, nearest
+from topoplan.errors import InputError, LayoutError, listed, nearest
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout
 from topoplan.layout.rules import Rule
 from topoplan.specs.spec import Spec
@@ -63,7 +63,7 @@ def trainer_name(name: Any, where: str = "") -> TrainerName | None:
     raise InputError(
         f"{name!r} is not a trainer",
         where=where,
-        expected=f"expected {', '.join(TRAINER_NAMES[:-1])} or {TRAINER_NAMES[-1]}",
+        expected=f"expected {listed(TRAINER_NAMES, 'or')}",
         remedy=nearest(name, TRAINER_NAMES) if isinstance(name, str) else "",
     )
 
@@ -116,9 +116,15 @@ def refusals(spec: Spec, layout: Layout, name: str | None = None) -> Iterator[tu
             yield trainer, None
 
 
+def able_trainer(spec: Spec, layout: Layout, name: str | None = None) -> Trainer | None:
+    """The first one that can run a layout; None where there is none."""
+    return next((trainer for trainer, error in refusals(spec, layout, name) if error is None), None)
+
+
 def trainer_of(spec: Spec, layout: Layout, name: str | None = None) -> TrainerName | None:
     """The trainer that a layout is written for; None where there is none."""
-    return next((trainer.name for trainer, error in refusals(spec, layout, name) if error is None), None)
+    trainer = able_trainer(spec, layout, name)
+    return trainer.name if trainer else None
 
 
 def _refused(spec: Spec, layout: Layout) -> str | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from topoplan.backends.trainers import Trainer, refusals
-from topoplan.errors import InputError
+from topoplan.backends.trainers import Trainer, able_trainer
+from topoplan.errors import InputError, listed
 from topoplan.layout.layout import Layout
+from topoplan.planner.explain import memory_difference
 from topoplan.planner.plan import Plan, Ranked
 from topoplan.specs.spec import Spec
-from topoplan.units import GIB
 
 
 def crossings(
@@ -25,7 +25,7 @@ def crossings(
     """
     found: dict[tuple[str, str], int] = {}
     for place, one in enumerate(order):
-        trainer = _trainer(spec, one.layout)
+        trainer = able_trainer(spec, one.layout, spec.trainer)
         found.setdefault((one.layout.backend, trainer.title if trainer else ""), place)
     others = [plans[place] for place in list(found.values())[1:]]
     yield from (_against(spec, plans[0], other) for other in others)
@@ -36,23 +36,17 @@ def crossings(
     yield from (f"{backend} is out: {error.what}" for backend, error in unable.items())
 
 
-def _trainer(spec: Spec, layout: Layout) -> Trainer | None:
-    """The trainer that the files of a layout are written for; None where there is none."""
-    return next((trainer for trainer, error in refusals(spec, layout, spec.trainer) if error is None), None)
-
-
 def _against(spec: Spec, best: Plan, other: Plan) -> str:
     slower = best.tokens_per_s_per_gpu / other.tokens_per_s_per_gpu
-    spared = (best.memory.device_bytes - other.memory.device_bytes) / GIB
     speed = f"{slower:.1f} times slower" if slower >= 2.0 else f"{1.0 - 1.0 / slower:.0%} slower"
     if slower < 1.005:
         speed = "as fast"
     elif other.time.band_s[0] < best.time.band_s[1]:
         speed += ", which is within the bands"
-    memory = f"{abs(spared):.1f} GiB {'less' if spared > 0 else 'more'}" if abs(spared) >= 0.05 else "as much memory"
-    theirs, ours = _trainer(spec, other.layout), _trainer(spec, best.layout)
+    theirs, ours = (able_trainer(spec, plan.layout, spec.trainer) for plan in (other, best))
     name = other.layout.backend + (f" ({theirs.title})" if theirs else "")
-    return f"{name}: {speed}, {memory} ({other.id}){_packages(theirs, other.layout, ours, best.layout)}"
+    packages = _packages(theirs, other.layout, ours, best.layout)
+    return f"{name}: {speed}, {memory_difference(best, other)} ({other.id}){packages}"
 
 
 def _packages(theirs: Trainer | None, layout: Layout, ours: Trainer | None, best: Layout) -> str:
@@ -63,9 +57,5 @@ def _packages(theirs: Trainer | None, layout: Layout, ours: Trainer | None, best
     more = [name for name in wanted if name not in spared]
     less = [name for name in spared if name not in wanted]
     if more and less:
-        return f"; it takes {_listed(more)} in place of {_listed(less)}"
-    return f"; it takes {_listed(more)} too" if more else f"; it does without {_listed(less)}" if less else ""
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+        return f"; it takes {listed(more)} in place of {listed(less)}"
+    return f"; it takes {listed(more)} too" if more else f"; it does without {listed(less)}" if less else ""

@@ -134,6 +134,12 @@ _CHOICES: tuple[_Choice, ...] = (
 MAX_NOTES = 6
 
 
+def memory_difference(best: Ranked, other: Ranked) -> str:
+    """What another plan takes of the card, against the best one."""
+    spared = (best.memory.device_bytes - other.memory.device_bytes) / GIB
+    return f"{abs(spared):.1f} GiB {'less' if spared > 0 else 'more'}" if abs(spared) >= 0.05 else "as much memory"
+
+
 def alternatives(order: Sequence[Ranked]) -> list[str]:
     """For every choice of the best plan, the best plan that chose otherwise: what it gains and loses.
 
@@ -152,10 +158,7 @@ def alternatives(order: Sequence[Ranked]) -> list[str]:
             continue
         told.add(other.id)
         slower = 1.0 - other.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu
-        spared = (best.memory.device_bytes - other.memory.device_bytes) / GIB
         speed = "as fast" if abs(slower) < 0.005 else f"{abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
-        memory = (
-            f"{abs(spared):.1f} GiB {'less' if spared > 0 else 'more'}" if abs(spared) >= 0.05 else "as much memory"
-        )
+        memory = memory_difference(best, other)
         found.append((slower, f"{name} {choice(other.layout)} instead of {mine}: {speed}, {memory} ({other.id})"))
     return [text for _, text in sorted(found, key=lambda pair: pair[0])[:MAX_NOTES]]

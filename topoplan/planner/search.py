@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from topoplan.backends.mca import check_finetuning, check_job, check_precision
+from topoplan.backends.mca import check_job, check_precision
 from topoplan.backends.trainers import TRAINER_RULE, backends_of, trainers_of
 from topoplan.cost.flops import ends_in_layers
 from topoplan.cost.memory import ShapeStates
@@ -25,7 +25,7 @@ from topoplan.planner.crossing import crossings
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Counts, Memory, Plan, Plans, Ranking, Rejection
-from topoplan.planner.predict import excess_of, memory_of, plan_of, states_of, step_of, terms_of, work_of
+from topoplan.planner.predict import check_backend, excess_of, memory_of, plan_of, states_of, step_of, terms_of, work_of
 from topoplan.planner.rank import ranked
 from topoplan.specs.spec import Spec
 from topoplan.units import GIB
@@ -161,8 +161,8 @@ def _check_backend(spec: Spec, backend: str) -> None:
         )
     if backend == "mca":
         check_job(spec)
-    elif backend == "megatron":
-        check_finetuning(spec)
+    else:
+        check_backend(spec, backend)
     check_precision(spec)
 
 

@@ -55,11 +55,6 @@ class LayerUse:
     adapter_input_bytes: int = BF16
     """Of an element of the copy that an adapter makes of its input; 0 where both have one type and it makes none."""
 
-    @property
-    def has_backward(self) -> bool:
-        """Whether gradients are computed in it at all, beside those that pass through."""
-        return self.trains_weights or bool(self.adapted)
-
 
 @dataclass(frozen=True, slots=True)
 class EagerActivations:

@@ -56,6 +56,11 @@ def _largest_linear(model: Model) -> int:
     return max((linear.elements for layer in model.layers for linear in layer_linears(model, layer)), default=0)
 
 
+def kept_bytes(elements: Elements, each: ParameterBytes) -> float:
+    """All weights as they are kept, before sharding."""
+    return each.trained * elements.trained + each.frozen * elements.frozen + each.quantised * elements.quantised
+
+
 def wire_bytes(elements: Elements, each: ParameterBytes) -> float:
     """All weights as they are gathered from shards: in 16 bits, and packed ones as they are.
 
@@ -105,7 +110,7 @@ def sharded_states(model: Model, cluster: Cluster, job: Job, layout: Layout) -> 
     """
     elements, each = elements_of(model, job), parameter_bytes(job, layout)
     shares = shards_of(layout, cluster.gpus_per_node)
-    weights = each.trained * elements.trained + each.frozen * elements.frozen + each.quantised * elements.quantised
+    weights = kept_bytes(elements, each)
     if job.stage == "dpo" and not elements.adapters:
         weights += HALF * elements.total
     weights /= shares.weights

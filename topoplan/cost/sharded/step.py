@@ -15,7 +15,7 @@ from topoplan.cost.sharded.activations import LayerUse
 from topoplan.cost.sharded.compute import LAUNCH_S, Tuning, eager_profile, eager_time
 from topoplan.cost.sharded.linears import LORA_RANK, Elements, elements_of, layer_linears
 from topoplan.cost.sharded.memory import layer_uses
-from topoplan.cost.sharded.states import BUCKET, wire_bytes
+from topoplan.cost.sharded.states import BUCKET, kept_bytes, wire_bytes
 from topoplan.cost.step import HOST_ADAM_BYTES_PER_S, Time
 from topoplan.cost.vision_time import vision_s
 from topoplan.layout.layout import Layout
@@ -272,8 +272,7 @@ def _copies_s(cluster: Cluster, job: Job, layout: Layout, elements: Elements, pr
     rate = cluster.pcie_bytes_per_s * profile.pcie_efficiency
     micro = step = 0.0
     if layout.offload:
-        kept = each.trained * elements.trained + each.frozen * elements.frozen + each.quantised * elements.quantised
-        weights = kept / shares.weights
+        weights = kept_bytes(elements, each) / shares.weights
         # Shards go up for forward and for backward, gradients come down after every micro batch.
         micro = 2 * weights + each.gradient * elements.trained / shares.gradients
     if layout.offload_optimizer:

@@ -15,6 +15,7 @@ from topoplan.emit.nccl import EnvVar
 from topoplan.emit.torchrun import torchrun_command
 from topoplan.emit.trainer_keys import trainer_versions
 from topoplan.emit.writer import ReadmeWords, TrainerRun, Writer
+from topoplan.errors import listed
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 
@@ -98,7 +99,7 @@ def _readme(spec: Spec, layout: Layout, further: tuple[str, ...]) -> ReadmeWords
     packages = " ".join(_PACKAGES.get(name, name) for name in further)
     return ReadmeWords(
         engine=f"LLaMA-Factory on {engine}",
-        packages=words[0] if not names else f"{', '.join(words[:-1])} and {words[-1]}",
+        packages=listed(words),
         install=(f"pip install llamafactory=={trainer_versions()['llamafactory']} {packages}".rstrip(),),
         dataset_entry=dataset_entry(spec.job, spec.model),
         progress=_PROGRESS,
