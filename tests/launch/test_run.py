@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.launch.jobs import NAMES, After, Hosts
+from tests.launch.jobs import NAMES, SETTINGS, After, Hosts
 from topoplan.hosts.check import Check
 from topoplan.launch import record as records
 from topoplan.launch.connection import Connection
@@ -19,47 +20,68 @@ LONG = "echo begun; sleep 600"
 
 
 class At:
-    """Interrupts once a step has begun."""
+    """Interrupts once a step has begun: before it does anything, or at the second look, while it is under way."""
 
-    def __init__(self, step: str) -> None:
-        self.step, self.count = step, 0
+    def __init__(self, step: str, *, at_look: int = 1) -> None:
+        self.step, self.at_look = step, at_look
+        self.begun, self.looks = False, 0
 
     def __call__(self, event: Event) -> None:
-        if event.data.get("step") == self.step:
-            self.count += 1
+        self.begun = self.begun or event.data.get("step") == self.step
+
+    def count(self) -> int:
+        self.looks += self.begun
+        return int(self.looks >= self.at_look)
+
+
+before_or_within = pytest.mark.parametrize("at_look", [1, 2], ids=["before", "within"])
 
 
 class TestAnInterruption:
+    @before_or_within
     @pytest.mark.parametrize("step", ["connect", "preflight"])
-    def test_before_anything_is_put_anywhere_leaves_no_trace(self, hosts: Hosts, step: str) -> None:
-        at, held = At(step), threading.Event()
+    def test_before_anything_is_put_anywhere_leaves_no_trace(self, hosts: Hosts, step: str, at_look: int) -> None:
+        at, held = At(step, at_look=at_look), threading.Event()
 
         def preflight(connections: object) -> Sequence[Check]:
             held.wait(5)
             return []
 
-        ran = hosts.launch(on=at, interrupts=lambda: at.count, preflight=preflight)
+        ran = hosts.launch(on=at, interrupts=at.count, preflight=preflight)
         held.set()
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.run) == ("interrupted", 130, "")
         assert records.runs() == []
         assert not [path for name in NAMES for path in hosts.workdir(name).glob("topoplan-runs/*")]
         hosts.assert_nothing_is_left()
 
+    @before_or_within
     @pytest.mark.parametrize("step", ["run", "upload"])
-    def test_of_an_upload_removes_what_was_put(self, hosts: Hosts, step: str) -> None:
-        at = At(step)
-        ran = hosts.launch(on=at, interrupts=lambda: at.count)
+    def test_of_an_upload_removes_what_was_put(self, hosts: Hosts, step: str, at_look: int) -> None:
+        at = At(step, at_look=at_look)
+        ran = hosts.launch(on=at, interrupts=at.count)
         assert (ran.outcome.end, ran.outcome.code) == ("interrupted", 130)
         record = records.load()
         assert (record.run_id, record.state, record.code) == (ran.outcome.run, "stopped", 130)
         assert not [path for name in NAMES for path in hosts.workdir(name).glob("topoplan-runs/*/*")]
         hosts.assert_nothing_is_left()
 
-    @pytest.mark.parametrize("step", ["start", "watch"])
-    def test_once_jobs_are_started_stops_them(self, hosts: Hosts, step: str) -> None:
+    def test_between_upload_and_start_starts_nothing(self, hosts: Hosts) -> None:
+        hosts.does("touch begun; sleep 600")
+        at = At("start")
+        ran = hosts.launch(on=at, interrupts=at.count)
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("interrupted", 130, ())
+        assert records.load().state == "stopped"
+        assert not [path for name in NAMES for path in hosts.workdir(name).rglob("begun")]
+        assert not [path for name in NAMES for path in hosts.workdir(name).glob("topoplan-runs/*/*")]
+        hosts.assert_nothing_is_left()
+
+    @pytest.mark.parametrize(
+        ("step", "at_look", "detach"), [("start", 2, False), ("start", 2, True), ("watch", 1, False)]
+    )
+    def test_once_jobs_are_started_stops_them(self, hosts: Hosts, step: str, at_look: int, detach: bool) -> None:
         hosts.does(LONG)
-        at = At(step)
-        ran = hosts.launch(on=at, interrupts=lambda: at.count)
+        at = At(step, at_look=at_look)
+        ran = hosts.launch(settings=replace(SETTINGS, detach=detach), on=at, interrupts=at.count)
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("interrupted", 130, ())
         assert (records.load().state, records.load().reason) == ("stopped", "Ctrl-C")
         hosts.assert_nothing_is_left()
@@ -67,7 +89,7 @@ class TestAnInterruption:
     def test_while_the_others_are_stopped_leaves_at_the_second(self, hosts: Hosts) -> None:
         hosts.does("trap '' TERM; while :; do sleep 0.05; done", three="sleep 0.3; exit 5")
         stop = At("stop")
-        ran = hosts.launch(on=stop, interrupts=lambda: 2 * stop.count)
+        ran = hosts.launch(on=stop, interrupts=lambda: 2 * stop.count())
         assert (ran.outcome.end, ran.outcome.code) == ("failed", 5)
         assert set(ran.outcome.running) == {f"node-{node:02d}" for node in range(4)}
         assert "not stopped yet" in str(ran.outcome.errors["node-00"])

@@ -144,6 +144,7 @@ class Launch:
         if refused is not None:
             return refused
         if self._settings.detach:
+            self._end_if_interrupted()
             self._note("running")
             return Outcome(end="detached", code=0, run=self._run)
         return self._watch()
@@ -214,11 +215,7 @@ class Launch:
             if not self._give_up:
                 connection.upload(files, self._run_dirs[name], deadline_s=self._settings.upload_s)
 
-        try:
-            errors = _errors(self._wait(lambda: self._on_all(one, self._settings.upload_s), settle=True))
-        except Interrupted:
-            self._clean_up()
-            raise
+        errors = _errors(self._wait(lambda: self._on_all(one, self._settings.upload_s), settle=True))
         if not errors:
             return None
         for name, error in errors.items():
@@ -319,6 +316,7 @@ class Launch:
         if not self._touched:
             if self._record is None:
                 return Outcome(end="interrupted", code=INTERRUPTED)
+            self._clean_up()
             self._note("stopped", INTERRUPTED, reason=_BY_USER)
             return Outcome(end="interrupted", code=INTERRUPTED, run=self._run)
         return self._interrupted(self._stop_all())
@@ -349,14 +347,21 @@ class Launch:
     def _wait(self, job: Callable[[], T], *, settle: bool = False) -> T:
         """The result of a job, unless the user wants it to end. With `settle` what is under way is then waited for,
         within reason: it must not do anything after the others were stopped."""
+        self._end_if_interrupted()  # a job may be done before the first look at it
         call = Call(job)
         while not call.done.wait(INTERRUPT_LOOK_S):
-            if self._interrupts():
-                self._give_up = True
+            try:
+                self._end_if_interrupted()
+            except Interrupted:
                 if settle:
                     self._settle(call)
-                raise Interrupted
+                raise
         return call.result()
+
+    def _end_if_interrupted(self) -> None:
+        if self._interrupts():
+            self._give_up = True
+            raise Interrupted
 
     def _settle(self, call: Call[T]) -> None:
         deadline = Deadline(self._settings.stop_s)
