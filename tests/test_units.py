@@ -198,3 +198,17 @@ def test_long_lists_are_cut() -> None:
     assert units.named("abc") == "a, b, c"
     assert units.named("abcde") == "a, b, c and 2 more"
     assert units.named([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("h100-4x8", "h100-4x8"),
+        ("../../etc", "etc"),
+        ("my lab/row 2", "my-lab-row-2"),
+        ("..", "cluster"),
+        (".hidden", "hidden"),
+    ],
+)
+def test_a_name_of_a_file_cannot_leave_its_directory(name: str, file: str) -> None:
+    assert units.file_name(name, "cluster") == file

@@ -62,6 +62,11 @@ def shown(value: object) -> str:
     return f"{quote(value)!r}" if isinstance(value, str) and value.isprintable() else quote(value)
 
 
+def file_name(name: str, otherwise: str = "") -> str:
+    """A name as that of a file or directory: ASCII, no separators, no leading dots. `otherwise` if nothing is left."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or otherwise
+
+
 def named(words: Iterable[str], most: int = 3) -> str:
     """`a, b, c and 5 more`."""
     listed = list(words)

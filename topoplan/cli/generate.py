@@ -72,6 +72,7 @@ def generate(
 
     from topoplan.backends.trainers import trainer_name
     from topoplan.emit.write import write_bundle
+    from topoplan.units import file_name
 
     wanted_trainer = trainer_name(trainer, "--trainer")
     options = SpecOptions(
@@ -82,7 +83,7 @@ def generate(
         if recorded is not None
         else _planned(spec, plan, options, scheduler, wanted_trainer)
     )
-    target = Path(directory) if directory is not None else Path("generated") / bundle_name(read.cluster.name)
+    target = Path(directory) if directory is not None else Path("generated") / file_name(read.cluster.name, "cluster")
     written = write_bundle(files, target, force=force)
 
     from topoplan.cli.output import print_json, stdout_console
@@ -161,13 +162,6 @@ def _scheduler(option: str | None, spec: Spec) -> Scheduler | None:
     if option not in ("slurm", "none"):
         raise InputError(f"{option!r} is not a scheduler", where="--scheduler", expected="expected slurm or none")
     return "slurm" if option == "slurm" else None
-
-
-def bundle_name(cluster: str) -> str:
-    """The cluster's name as the name of a directory: no separators, no leading dots, never empty."""
-    import re
-
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", cluster).strip("-.") or "cluster"
 
 
 def _choose(ranking: Ranking, wanted: str) -> Plan:

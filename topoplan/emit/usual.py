@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.model import Model
+from topoplan.units import file_name
 
+DIGEST_CHARACTERS = 8
 WARMUP_FRACTION = 0.03
 """Of all steps."""
 DDP_TIMEOUT_S = 7200
@@ -14,6 +19,12 @@ _SAVES_A_RUN = 5
 _SAVE_STEPS_WHEN_UNKNOWN = 200
 _MOST_WORKERS = 16
 _MOST_LOADERS = 4
+
+
+def run_name(model: Model, plan_id: str, identity: object) -> str:
+    """Name of a run and of its output: model, plan, and a digest of all that makes it another run."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:DIGEST_CHARACTERS]
+    return f"{file_name(model.name.rstrip('/').rpartition('/')[2], 'model')}-{plan_id}-{digest}"
 
 
 def warmup_steps(steps: int | None) -> int:

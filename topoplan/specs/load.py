@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from topoplan.specs.model import Model
 from topoplan.specs.profile import OwnProfile, read_profile
 from topoplan.specs.source import KeyPath, Source, below, parse_value, read_source
 from topoplan.specs.spec import Spec
-from topoplan.units import quote, shown
+from topoplan.units import file_name, quote, shown
 
 if TYPE_CHECKING:
     from topoplan.specs.forms import JobForm, SpecForm
@@ -98,8 +97,7 @@ def spec_json_schema() -> dict[str, Any]:
 
 def _name_of_file(path: Path) -> str:
     """The file's name as a cluster's name, or an empty string where it will not do."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.")[:64]
-    return stem if stem.isascii() else ""
+    return file_name(path.stem)[:64]
 
 
 class _Draft:

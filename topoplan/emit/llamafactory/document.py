@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from topoplan.emit.usual import run_name
 from topoplan.emit.writer import MAIN_FILE, TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section, mapping_text
 from topoplan.planner.plan import Plan
@@ -32,23 +30,22 @@ def trainer_files(
     named = _with_user_keys(list(sections), user)
     values = {entry.key: entry.value for section in named for entry in section.entries}
     identity = [spec.cluster.world_size, values, *([dict(further)] if further else [])]
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
-    run_name = f"{_slug(spec.model.name.rstrip('/').rpartition('/')[2])}-{plan.id}-{digest}"
-    named = _with_output_dir(named, user, run_name)
+    name = run_name(spec.model, plan.id, identity)
+    named = _with_output_dir(named, user, name)
     return TrainerFiles(
         files={MAIN_FILE: mapping_text(tuple(head), named), **(further or {})},
         values={entry.key: entry.value for section in named for entry in section.entries},
-        run_name=run_name,
+        run_name=name,
         warnings=tuple(dict.fromkeys(warnings)),
     )
 
 
-def _with_output_dir(sections: list[Section], user: Mapping[str, Any], run_name: str) -> list[Section]:
+def _with_output_dir(sections: list[Section], user: Mapping[str, Any], name: str) -> list[Section]:
     if "output_dir" in user:
         return sections
     entry = Entry(
         key="output_dir",
-        value=f"saves/{run_name}",
+        value=f"saves/{name}",
         comment="of this plan only: a checkpoint found there is resumed unasked; on storage that all nodes share",
     )
     return [
@@ -75,7 +72,3 @@ def _with_user_keys(sections: list[Section], user: Mapping[str, Any]) -> list[Se
     ]
     further = tuple(Entry(key=key, value=value) for key, value in user.items() if key not in ours)
     return [*merged, Section(title="Further keys of the spec (job.trainer)", entries=further)]
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model"

@@ -7,10 +7,7 @@ The job is its SFT (`mode: train`, which needs no explorer and gives the trainer
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -18,7 +15,7 @@ from typing import Any
 from topoplan.backends.trinity import TRINITY, VERL, check_trinity
 from topoplan.emit.trainer_facts import model_directory, place_of
 from topoplan.emit.trinity.support import rope_scaling
-from topoplan.emit.usual import save_steps, warmup_steps
+from topoplan.emit.usual import run_name, save_steps, warmup_steps
 from topoplan.emit.writer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section, mapping_text
 from topoplan.errors import SpecError, nearest
@@ -56,9 +53,7 @@ def trinity_files(spec: Spec, plan: Plan) -> TrainerFiles:
     """
     check_trinity(spec, plan.layout)
     document = _merged(_document(spec, plan.layout), spec)
-    identity = json.dumps([spec.cluster.world_size, document], sort_keys=True)
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
-    name = f"{_slug(spec.model.name.rstrip('/').rpartition('/')[2])}-{plan.id}-{digest}"
+    name = run_name(spec.model, plan.id, [spec.cluster.world_size, document])
     document = {"mode": document["mode"], "project": PROJECT, "name": name, **document}
     head = (
         f"{spec.model.name} on {spec.cluster.name}: plan {plan.id}",
@@ -201,10 +196,6 @@ def _warnings(spec: Spec, layout: Layout) -> Iterator[str]:
         )
     if layout.micro_batch_size * spec.job.seq_len % layout.ulysses:
         yield "The tokens of a micro batch do not divide by the Ulysses degree; verl pads them."
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model"
 
 
 # The user's keys -----------------------------------------------------------------------------------------------------
