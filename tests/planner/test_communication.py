@@ -4,15 +4,17 @@ from typing import Any
 
 import pytest
 
-from tests.cost.samples import spec_of
+from tests.cost.samples import DENSE, MIXED, TIED, spec_of
 from tests.layout.clusters import cluster_of
-from tests.planner.sharded_cases import CASES, DENSE, plan_of
+from tests.planner.sharded_cases import CASES, plan_of
 from topoplan.cost.collectives import ring_way
 from topoplan.cost.profile import profile_of
 from topoplan.layout.layout import Layout
 from topoplan.layout.placement import group
 from topoplan.planner.communication import GroupLinks, StepFlow, group_links, step_flows
 from topoplan.planner.predict import predict
+
+FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
 
 
 def layout_of(**degrees: int) -> Layout:
@@ -107,7 +109,69 @@ def test_an_exchange_puts_on_nvlink_what_each_gpu_sends() -> None:
     assert [(link.kind, link.step_bytes) for link in one.links] == [("nvlink", pytest.approx(one.member_bytes))]
 
 
-def test_plans_of_megatron_have_no_such_flows() -> None:
-    spec = spec_of(DENSE)
-    plan = predict(spec, {"backend": "megatron", "tp": 2})
-    assert step_flows(spec, plan, group_links(spec.cluster, plan.layout)) == ()
+def megatron_flows(model: str, form: dict[str, Any], **job: Any) -> dict[tuple[str, str], StepFlow]:
+    """By group and kind of call."""
+    spec = spec_of(model, **job)
+    plan = predict(spec, {"backend": "megatron", **form})
+    flows = step_flows(spec, plan, group_links(spec.cluster, plan.layout))
+    return {(one.group, one.flow.call.kind): one for one in flows}
+
+
+def test_tensor_parallel_ranks_gather_and_scatter_twice_forward_and_three_times_backward() -> None:
+    form = {"tp": 4, "micro_batch_size": 2}
+    flow = megatron_flows(DENSE, form, global_batch_size=64)["tp", "all-gather"]
+    whole = 2 * (2 * 4096) * 4096  # a micro batch of two sequences in bf16, around attention or the MLP
+    assert flow.member_bytes == pytest.approx(4 * 36 * 5 * 3 / 4 * whole)
+    again = megatron_flows(DENSE, form | {"recompute": FULL}, global_batch_size=64)["tp", "all-gather"]
+    assert again.member_bytes == pytest.approx(4 * 36 * 7 * 3 / 4 * whole)
+    summed = megatron_flows(DENSE, form | {"sequence_parallel": False}, global_batch_size=64)["tp", "all-reduce"]
+    assert summed.member_bytes == pytest.approx(4 * 36 * 2 * 2 * 3 / 4 * whole)
+
+
+def test_stages_send_every_micro_batch_forward_and_its_gradient_backward() -> None:
+    message = 2 * 4096 * 4096
+    form = {"pp": 4, "micro_batch_size": 1}
+    plain = megatron_flows(DENSE, form, global_batch_size=64)["pp", "send"]
+    assert plain.member_bytes in (8 * message, 2 * 8 * message)  # a stage at an end sends one way
+    interleaved = megatron_flows(DENSE, form | {"vpp": 3}, global_batch_size=64)["pp", "send"]
+    assert interleaved.member_bytes in (8 * 5 * message, 8 * 6 * message)
+
+
+def test_gradients_go_to_their_shards_in_fp32_and_weights_come_back_in_bf16() -> None:
+    flows = megatron_flows(DENSE, {"tp": 1})
+    gradients, weights = flows["dp", "reduce-scatter"], flows["dp", "all-gather"]
+    assert gradients.member_bytes == pytest.approx(31 / 32 * 4 * 8_190_735_360)
+    assert weights.member_bytes == pytest.approx(gradients.member_bytes / 2)
+    plain = megatron_flows(DENSE, {"tp": 1, "distributed_optimizer": False})
+    assert {key for key in plain if key[0] == "dp"} == {("dp", "all-reduce")}
+    assert plain["dp", "all-reduce"].member_bytes == pytest.approx(2 * gradients.member_bytes)
+
+
+def test_tokens_go_to_their_experts_and_back_forward_and_backward() -> None:
+    form = {"ep": 8, "micro_batch_size": 1, "moe_token_dispatcher_type": "alltoall"}
+    flow = megatron_flows(MIXED, form, global_batch_size=128)["ep", "all-to-all"]
+    sent = 2 * 4096 * 8 * 2048  # tokens, experts a token, hidden size
+    assert flow.member_bytes == pytest.approx(4 * 48 * 4 * 7 / 8 * sent)
+
+
+def test_a_ring_hands_on_keys_and_values_and_backward_their_gradients_beside() -> None:
+    flow = megatron_flows(DENSE, {"cp": 4, "micro_batch_size": 1}, global_batch_size=32)["cp", "send"]
+    hop = 2 * 1024 * 8 * (128 + 128)
+    assert flow.member_bytes == pytest.approx(4 * 36 * 3 * 3 * hop)
+
+
+def test_the_stages_of_a_tied_embedding_are_a_group_of_their_own() -> None:
+    flow = megatron_flows(TIED, {"pp": 2, "tp": 1})["embd", "all-reduce"]
+    assert flow.flow.shape.size == 2
+    assert flow.member_bytes == pytest.approx(flow.flow.call.sent_bytes)
+
+
+@pytest.mark.parametrize(
+    ("model", "form"), [(DENSE, {"tp": 2, "pp": 2, "cp": 2}), (MIXED, {"tp": 4, "ep": 4, "etp": 2})]
+)
+def test_every_flow_of_megatron_has_its_group_and_loads_its_links(model: str, form: dict[str, Any]) -> None:
+    flows = megatron_flows(model, form)
+    assert {group for group, _ in flows} >= set(form)
+    for one in flows.values():
+        assert one.member_bytes > 0
+        assert all(link.step_bytes > 0 for link in one.links)

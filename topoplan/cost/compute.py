@@ -37,6 +37,10 @@ class Collective:
     sent_bytes: float
     """The whole tensor; with all-to-all and send, what one rank sends."""
     call_s: float
+    forward_calls: float = 1.0
+    """How often an operator's forward makes it, calls of other sizes counted by their bytes."""
+    backward_calls: float = 1.0
+    """The same of its backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +56,13 @@ class Operator:
     collective: Collective | None = None
     """For communication, one of its calls."""
 
+    def is_repeated(self, recompute: Recompute) -> bool:
+        """Whether a layer that is recomputed in this mode runs its forward again."""
+        return recompute.granularity == "full" or not set(recompute.modules).isdisjoint(self.recomputed_by)
+
     def recompute_s(self, recompute: Recompute) -> float:
         """Its forward once more, where a layer is recomputed in this mode and repeats it; else 0."""
-        is_again = recompute.granularity == "full" or not set(recompute.modules).isdisjoint(self.recomputed_by)
-        return self.forward_s if is_again else 0.0
+        return self.forward_s if self.is_repeated(recompute) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +173,17 @@ class Builder:
         whole = BF16 * shard.tokens * self.hidden
         out = collective(group, whole, self.cluster, self.profile)
         into = out
+        taken_in = sum(inputs) / self.hidden if inputs else 1.0
         if inputs:
             into = sum(collective(group, BF16 * shard.tokens * n, self.cluster, self.profile) for n in inputs)
         if shard.sequence_parallel:
             forward, backward = into + out, out + 2 * into - min(2 * into, hidden_s) * overlap
         else:
             forward, backward = out, into - min(into, hidden_s / 2) * overlap
-        kind = "all-gather" if shard.sequence_parallel else "all-reduce"
-        self.operators.append(Operator(name, "tp_comm", forward, backward, by, Collective(kind, group, whole, out)))
+        call = Collective("all-reduce", group, whole, out, 1.0, taken_in)
+        if shard.sequence_parallel:
+            call = Collective("all-gather", group, whole, out, 1.0 + taken_in, 1.0 + 2.0 * taken_in)
+        self.operators.append(Operator(name, "tp_comm", forward, backward, by, call))
 
 
 def core_attention(build: Builder, heads: float, kv_heads: float, key_dim: int, value_dim: int, window: int) -> None:
@@ -213,7 +223,7 @@ def core_attention(build: Builder, heads: float, kv_heads: float, key_dim: int, 
                 hops * max(0.0, step - forward / shard.cp),
                 hops * max(0.0, 2 * step - backward / shard.cp),
                 ("core_attn",),
-                Collective("send", ring, sent, step),
+                Collective("send", ring, sent, step, hops, 2 * hops),
             )
         )
 
@@ -336,18 +346,18 @@ def _moe(build: Builder, moe: Moe) -> None:
         # One group of both grids, so that no collectives of ETP are left.
         group, sent = Group(shard.etp * shard.ep, 1), BF16 * hidden * flex_copies(moe, shard)
         one = flex_s(moe, BF16 * hidden, shard, cluster, profile)
-        call = Collective("all-to-all", group, sent, one)
+        call = Collective("all-to-all", group, sent, one, 2, 2)
         build.operators.append(Operator("dispatch, combine (flex)", "ep_comm", 2 * one, 2 * one, by, call))
         return
     if shard.ep > 1:
         group, sent = Group(shard.ep, shard.etp), BF16 * routed / shard.etp * hidden
         one = all_to_all_s(group, sent, cluster, profile)
-        call = Collective("all-to-all", group, sent, one)
+        call = Collective("all-to-all", group, sent, one, 2, 2)
         build.operators.append(Operator("dispatch, combine (alltoall)", "ep_comm", 2 * one, 2 * one, by, call))
     if shard.etp > 1:
         group, whole = Group(shard.etp, 1), BF16 * routed * hidden
         one = all_gather_s(group, whole, cluster, profile)
-        call = Collective("all-gather", group, whole, one)
+        call = Collective("all-gather", group, whole, one, 2, 2)
         build.operators.append(Operator("expert tensor collectives", "tp_comm", 2 * one, 2 * one, by, call))
 
 
@@ -369,11 +379,14 @@ def _mtp(build: Builder) -> None:
     if shard.sequence_parallel:
         into = all_gather_s(tensor_group, whole, cluster, profile)
         backward = forward + 2 * into - min(2 * into, dgrad + wgrad) * profile.tp_overlap
+        call = Collective("all-gather", tensor_group, whole, into, 1.5, 2.5)
         forward += into
     else:
         into = all_reduce_s(tensor_group, whole, cluster, profile)
         backward = into - min(into, wgrad) * profile.tp_overlap
-    build.operators.append(Operator("eh_proj collectives", "tp_comm", forward, backward))
+        # A gathered output of half the size is a quarter of an all-reduce.
+        call = Collective("all-reduce", tensor_group, whole, into, 0.25, 1)
+    build.operators.append(Operator("eh_proj collectives", "tp_comm", forward, backward, collective=call))
 
 
 @lru_cache(maxsize=1 << 14)

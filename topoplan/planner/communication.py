@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from topoplan.backends.sharded import shards_of
 from topoplan.cost.collectives import member_bytes_per_s
@@ -13,7 +14,8 @@ from topoplan.layout.placement import Group, GroupName, group, span
 from topoplan.layout.topology import LinkKind, local_ranks
 from topoplan.layout.traffic import Crossing, Pattern, worst_group
 from topoplan.planner.plan import Plan
-from topoplan.planner.sharded_time import FlowRow, sharded_time_breakdown
+from topoplan.planner.sharded_time import sharded_time_breakdown
+from topoplan.planner.time_breakdown import FlowRow, time_breakdown
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
@@ -90,10 +92,10 @@ class LinkBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFlow:
-    """What one kind of group sends in a step of a plan that splits data alone."""
+    """What one kind of group sends in a step."""
 
     group: str
-    """The name of its `GroupLinks`."""
+    """The name of its `GroupLinks`, or `embd`: the stages that hold the tied embedding."""
     flow: FlowRow
     member_bytes: float
     """What one GPU sends in a step."""
@@ -102,19 +104,20 @@ class StepFlow:
 
 
 def step_flows(spec: Spec, plan: Plan, rows: Sequence[GroupLinks]) -> tuple[StepFlow, ...]:
-    """Bytes of a step by flow, over the groups of `group_links`; none for a plan of Megatron.
+    """Bytes of a step by flow, over the groups of `group_links`; of Megatron's stages, the slowest.
 
     A member of n sends (n - 1) / n of what is gathered, scattered or exchanged, and twice that of what is reduced for
     all; a message is sent whole (Thakur et al. 2005, section 4).
     """
     if plan.layout.is_megatron:
-        return ()
-    account = sharded_time_breakdown(spec, plan)
+        flows = time_breakdown(spec, plan).flows
+    else:
+        account = sharded_time_breakdown(spec, plan)
+        flows = (*account.flows, *account.collectives)
     found = []
-    for flow in (*account.flows, *account.collectives):
-        within = flow.moment == "layers"
-        row = next(row for row in rows if row.shape == flow.shape and (row.name in ("ulysses", "cp")) == within)
-        whole = flow.times * flow.calls * flow.call.sent_bytes
+    for flow in flows:
+        row = _row_of(flow, rows, spec, plan.layout)
+        whole = flow.times * flow.moment_bytes
         share = 1.0 if flow.call.kind == "send" else (flow.shape.size - 1) / flow.shape.size
         sent = whole * share * (2 if flow.call.kind == "all-reduce" else 1)
         # Loads of an exchange count what a member keeps as sent; rings pass on all that they send.
@@ -127,27 +130,45 @@ def step_flows(spec: Spec, plan: Plan, rows: Sequence[GroupLinks]) -> tuple[Step
     return tuple(found)
 
 
+_GROUPS_AT = {"layers": ("tp", "cp", "ep", "etp", "ulysses"), "stages": ("pp",)}
+_GROUPS_OF_STATES = ("dp", "dp_cp", "edp", "shards", "replicas")
+"""Whose members talk at all other moments."""
+
+
+def _row_of(flow: FlowRow, rows: Sequence[GroupLinks], spec: Spec, layout: Layout) -> GroupLinks:
+    """The group that a flow is within. Groups of one shape are the same ranks, whatever their names."""
+    exchanges = flow.call.kind == "all-to-all"
+    for row in rows:
+        is_theirs = row.name in _GROUPS_AT.get(flow.moment, _GROUPS_OF_STATES)
+        if is_theirs and row.shape == flow.shape and (row.pattern == "all-to-all") == exchanges:
+            return row
+    # Dispatch over both grids of experts at once, and copies of a tied embedding, have no row of their own.
+    name, pattern = ("ep", "all-to-all") if exchanges else ("embd", "ring")
+    return _links(name, cast(Pattern, pattern), flow.shape, spec.cluster, layout, spec.profile)
+
+
 def group_links(cluster: Cluster, layout: Layout, own: OwnProfile | None = None) -> tuple[GroupLinks, ...]:
     """A row for each kind that has more than one member; `own` constants lie over those of the GPU."""
-    rows = []
     shapes = _megatron_shapes(layout) if layout.is_megatron else _sharded_shapes(layout, cluster)
-    for name, pattern, shape in shapes:
-        worst = worst_group(shape, pattern, cluster)
-        spread = span(shape, local_ranks(cluster))
-        sending = 1 if pattern == "neighbour" else spread.members
-        crossings = (*worst.traffic.inside, *worst.traffic.between)
-        rows.append(
-            GroupLinks(
-                name=name,
-                pattern=pattern,
-                shape=shape,
-                groups=layout.world_size // shape.size,
-                first=tuple(shape.ranks(0)),
-                worst=tuple(shape.ranks(worst.first_rank)),
-                domains=len({rank // local_ranks(cluster) for rank in shape.ranks(worst.first_rank)}),
-                crossings=crossings,
-                tightest=min(crossings, key=lambda one: one.member_bytes_per_s),
-                member_bytes_per_s=member_bytes_per_s(worst.traffic, sending, cluster, profile_of(cluster.gpu, own)),
-            )
-        )
-    return tuple(rows)
+    return tuple(_links(name, pattern, shape, cluster, layout, own) for name, pattern, shape in shapes)
+
+
+def _links(
+    name: str, pattern: Pattern, shape: Group, cluster: Cluster, layout: Layout, own: OwnProfile | None
+) -> GroupLinks:
+    worst = worst_group(shape, pattern, cluster)
+    spread = span(shape, local_ranks(cluster))
+    sending = 1 if pattern == "neighbour" else spread.members
+    crossings = (*worst.traffic.inside, *worst.traffic.between)
+    return GroupLinks(
+        name=name,
+        pattern=pattern,
+        shape=shape,
+        groups=layout.world_size // shape.size,
+        first=tuple(shape.ranks(0)),
+        worst=tuple(shape.ranks(worst.first_rank)),
+        domains=len({rank // local_ranks(cluster) for rank in shape.ranks(worst.first_rank)}),
+        crossings=crossings,
+        tightest=min(crossings, key=lambda one: one.member_bytes_per_s),
+        member_bytes_per_s=member_bytes_per_s(worst.traffic, sending, cluster, profile_of(cluster.gpu, own)),
+    )

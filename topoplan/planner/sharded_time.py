@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from topoplan.cost.compute import Collective, Operator
 from topoplan.cost.profile import Profile, profile_of
@@ -19,34 +18,17 @@ from topoplan.cost.sharded.step import (
     tuning_of,
 )
 from topoplan.layout.layout import Layout
-from topoplan.layout.placement import Group, span
 from topoplan.planner.plan import Plan
-from topoplan.planner.time_breakdown import CollectiveRow, EndRow, LayerTimes, OperatorRow, TimeRow
+from topoplan.planner.time_breakdown import (
+    EndRow,
+    FlowRow,
+    LayerTimes,
+    OperatorRow,
+    TimeRow,
+    collective_row,
+)
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.spec import Spec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowRow:
-    """What the ranks of a group send each other at one moment of a step."""
-
-    name: str
-    moment: Moment | Literal["layers"]
-    """When; layers: within every layer, between its kernels."""
-    times: int
-    """How often a step has this moment, or how many micro batches."""
-    calls: int
-    """Collectives at one such moment, or of one micro batch."""
-    shape: Group
-    call: CollectiveRow
-    """One of them."""
-    moment_s: float
-    """All calls of one moment, hidden or not."""
-
-    @property
-    def step_s(self) -> float:
-        """All calls of a step, hidden or not."""
-        return self.times * self.moment_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,20 +156,9 @@ def _flow_row(flow: Flow, count: int, cluster: Cluster) -> FlowRow:
         times=count if flow.moment in ("forward", "backward") else 1,
         calls=flow.calls,
         shape=flow.group,
-        call=_collective_row(flow.name, call, cluster),
+        call=collective_row(flow.name, call, cluster),
         moment_s=flow.seconds,
-    )
-
-
-def _collective_row(name: str, call: Collective, cluster: Cluster) -> CollectiveRow:
-    return CollectiveRow(
-        name=name,
-        kind=call.kind,
-        ranks=call.group.size,
-        nodes=span(call.group, cluster.gpus_per_node).domains,
-        sent_bytes=call.sent_bytes,
-        call_s=call.call_s,
-        bytes_per_s=call.sent_bytes / call.call_s if call.call_s else 0.0,
+        moment_bytes=flow.sent_bytes,
     )
 
 
@@ -205,7 +176,10 @@ def _layers(
         for operator in operators:
             if operator.collective is not None:
                 key = (operator.name, operator.collective)
-                calls[key] = calls.get(key, 0.0) + one.count * _calls(operator.collective, one)
+                calls[key] = calls.get(key, 0.0) + one.count * (
+                    operator.collective.forward_calls * (1 + one.repeated)
+                    + operator.collective.backward_calls * one.has_backward
+                )
     return tuple(found), tuple(
         FlowRow(
             name=name,
@@ -213,18 +187,12 @@ def _layers(
             times=terms.count,
             calls=round(number),
             shape=call.group,
-            call=_collective_row(name, call, spec.cluster),
+            call=collective_row(name, call, spec.cluster),
             moment_s=number * call.call_s,
+            moment_bytes=number * call.sent_bytes,
         )
         for (name, call), number in calls.items()
     )
-
-
-def _calls(call: Collective, one: LayerPass) -> float:
-    """Calls of a layer and micro batch. A ring of messages has one a hop, and backward sends gradients beside."""
-    if call.kind == "send":
-        return (call.group.size - 1) * (1 + 2 * one.has_backward + one.repeated)
-    return 1 + one.has_backward + one.repeated
 
 
 def _kinds(passes: tuple[LayerPass, ...]) -> list[LayerPass]:

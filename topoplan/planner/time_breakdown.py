@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.compute import PARTS, Collective, Operator, layer_operators
 from topoplan.cost.microbatch import chunk_ends, recomputed_share
 from topoplan.cost.profile import profile_of
+from topoplan.cost.sharded.step import Moment
 from topoplan.cost.states import chunk_layers
-from topoplan.cost.step import data_parallel, optimizer_time, pipeline_send, pipeline_work
-from topoplan.layout.layout import Recompute, stages_of
-from topoplan.layout.placement import span
+from topoplan.cost.step import DataParallel, data_parallel, optimizer_time, pipeline_send, pipeline_work
+from topoplan.layout.layout import Layout, Recompute, stages_of
+from topoplan.layout.placement import Group, span
 from topoplan.layout.stages import Chunk
 from topoplan.planner.breakdown import runs_of
 from topoplan.planner.plan import Plan
@@ -89,6 +92,31 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlowRow:
+    """What the ranks of a group send each other at one moment of a step."""
+
+    name: str
+    moment: Moment | Literal["layers", "stages"]
+    """When; layers: within every layer, between its kernels; stages: between model chunks on their stages."""
+    times: int
+    """How often a step has this moment, or how many micro batches."""
+    calls: int
+    """Collectives at one such moment, or of one micro batch."""
+    shape: Group
+    call: CollectiveRow
+    """One of them."""
+    moment_s: float
+    """All calls of one moment, hidden or not."""
+    moment_bytes: float
+    """The tensors of all calls of one moment, as `call.sent_bytes` counts them."""
+
+    @property
+    def step_s(self) -> float:
+        """All calls of a step, hidden or not."""
+        return self.times * self.moment_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimeRow:
     """Pipeline stages that take the same time."""
 
@@ -120,6 +148,8 @@ class TimeBreakdown:
     other: tuple[TimeRow, ...]
     """Parts that are one term: the bubble and the sends of the pipeline, DPO's reference model."""
     collectives: tuple[CollectiveRow, ...]
+    flows: tuple[FlowRow, ...]
+    """All that a rank of the slowest stage sends in a step."""
 
     @property
     def rows(self) -> tuple[TimeRow, ...]:
@@ -154,7 +184,8 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
     exposed = [("gradients, not hidden", told.exposed_reduce_s), ("weights, not hidden", told.exposed_gather_s)]
     exposed += [("tied embedding", told.tied.call_s)] if told.tied else []
     calls = [(one.name, one.collective) for table in operators.values() for one in table if one.collective]
-    calls += [("stage to stage", pipeline_send(model, layout, shard, cluster, profile))] if layout.pp > 1 else []
+    send = pipeline_send(model, layout, shard, cluster, profile)
+    calls += [("stage to stage", send)]
     calls += [(f"{kind} gradients of a step", one) for kind, one in told.reduces]
     calls += [(f"{kind} weights of a step", one) for kind, one in told.gathers]
     calls += [("tied embedding", told.tied)] if told.tied else []
@@ -205,7 +236,16 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
         ),
         # Equal calls of several kinds of layer are one.
         collectives=tuple(
-            dict.fromkeys(_collective_row(name, call, cluster) for name, call in calls if call.group.size > 1)
+            dict.fromkeys(collective_row(name, call, cluster) for name, call in calls if call.group.size > 1)
+        ),
+        flows=tuple(
+            _flow_row(one, cluster)
+            for one in (
+                *_layer_flows(layers, operators, layout.recompute, microbatches),
+                *_stage_flows(layout, slowest, microbatches, send),
+                *_step_flows(told),
+            )
+            if one.call.group.size > 1
         ),
     )
 
@@ -234,7 +274,67 @@ def _operator_row(operator: Operator, recompute: Recompute, times: float, again:
     )
 
 
-def _collective_row(name: str, call: Collective, cluster: Cluster) -> CollectiveRow:
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """Calls of one kind at one moment of a step."""
+
+    name: str
+    moment: Moment | Literal["layers", "stages"]
+    times: int
+    calls: float
+    call: Collective
+
+
+def _layer_flows(
+    layers: dict[Layer, tuple[int, float]],
+    operators: dict[Layer, tuple[Operator, ...]],
+    recompute: Recompute,
+    microbatches: int,
+) -> Iterator[_Flow]:
+    calls: dict[tuple[str, Collective], float] = {}
+    for layer, (count, recomputed) in layers.items():
+        for one in operators[layer]:
+            if one.collective is None:
+                continue
+            again = recomputed * one.collective.forward_calls * one.is_repeated(recompute)
+            number = count * (one.collective.forward_calls + one.collective.backward_calls) + again
+            calls[one.name, one.collective] = calls.get((one.name, one.collective), 0.0) + number
+    for (name, call), number in calls.items():
+        yield _Flow(name, "layers", microbatches, number, call)
+
+
+def _stage_flows(layout: Layout, rank: int, microbatches: int, send: Collective) -> Iterator[_Flow]:
+    """Hidden states to the stage behind, their gradients to the one before; the ends of the model send one way."""
+    calls = 2 * layout.vpp - (rank == 0) - (rank == layout.pp - 1)
+    yield _Flow("stage to stage", "stages", microbatches, calls, send)
+
+
+def _step_flows(told: DataParallel) -> Iterator[_Flow]:
+    for kind, one in told.reduces:
+        is_sharded = one.kind != "all-reduce"
+        call = replace(one, kind="reduce-scatter") if is_sharded else one
+        yield _Flow(f"{kind} gradients" + (" to their shards" if is_sharded else ""), "last", 1, 1.0, call)
+    for kind, one in told.gathers:
+        yield _Flow(f"{kind} weights after the step", "after", 1, 1.0, one)
+    if told.tied is not None:
+        yield _Flow("gradients of the tied embedding", "last", 1, 1.0, told.tied)
+
+
+def _flow_row(flow: _Flow, cluster: Cluster) -> FlowRow:
+    return FlowRow(
+        name=flow.name,
+        moment=flow.moment,
+        times=flow.times,
+        calls=round(flow.calls),
+        shape=flow.call.group,
+        call=collective_row(flow.name, flow.call, cluster),
+        moment_s=flow.calls * flow.call.call_s,
+        moment_bytes=flow.calls * flow.call.sent_bytes,
+    )
+
+
+def collective_row(name: str, call: Collective, cluster: Cluster) -> CollectiveRow:
+    """One call, with the nodes that it touches and its algorithm bandwidth."""
     return CollectiveRow(
         name=name,
         kind=call.kind,

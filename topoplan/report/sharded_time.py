@@ -10,7 +10,8 @@ from rich.text import Text
 
 from topoplan.layout.layout import Layout
 from topoplan.planner.plan import Plan
-from topoplan.planner.sharded_time import FlowRow, ShardedTimeBreakdown
+from topoplan.planner.sharded_time import ShardedTimeBreakdown
+from topoplan.planner.time_breakdown import FlowRow
 from topoplan.planner.view import rounded
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.tables import heading, layer_kind, table_of
@@ -68,6 +69,7 @@ MOMENTS = {
     "last": "the last backward",
     "after": "after Adam",
     "layers": "every layer",
+    "stages": "every micro batch",
 }
 """When something is sent."""
 

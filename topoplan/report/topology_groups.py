@@ -99,7 +99,7 @@ def print_step_flows(console: Console, flows: Sequence[StepFlow]) -> None:
         times = f" x {one.flow.times}" if one.flow.times > 1 else ""
         table.add_row(
             Text(one.flow.name),
-            one.group,
+            _NAMES.get(one.group, one.group),
             one.flow.call.kind,
             f"{MOMENTS[one.flow.moment]}{times}",
             _gb(one.member_bytes),
@@ -109,7 +109,10 @@ def print_step_flows(console: Console, flows: Sequence[StepFlow]) -> None:
         total = sum(one.member_bytes for one in flows)
         table.add_row("together", "", "", "", _gb(total), *(_gb(totals[kind]) for kind in kinds), style="bold")
     console.print(table)
-    paragraph(console, "Busiest: the most loaded link of its kind, one way, all groups together.", style="dim")
+    words = "Busiest: the most loaded link of its kind, one way, all groups together."
+    if any(one.group == "embd" for one in flows):
+        words += " embd: the stages that hold the tied embedding."
+    paragraph(console, words, style="dim")
 
 
 def _gb(size_bytes: float) -> str:
