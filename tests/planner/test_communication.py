@@ -137,6 +137,14 @@ def test_stages_send_every_micro_batch_forward_and_its_gradient_backward() -> No
     assert interleaved.member_bytes in (8 * 5 * message, 8 * 6 * message)
 
 
+def test_the_reference_model_of_dpo_goes_through_the_stages_and_groups_forward_once_more() -> None:
+    form = {"tp": 4, "pp": 2, "micro_batch_size": 1}
+    alone, beside = (megatron_flows(DENSE, form, stage=stage) for stage in ("sft", "dpo"))
+    gathered, message = beside["tp", "all-gather"].flow.calls, beside["pp", "send"].flow.calls
+    assert gathered == alone["tp", "all-gather"].flow.calls * 7 / 5
+    assert message - alone["pp", "send"].flow.calls in (0, 1)  # the last stage sends nothing forward
+
+
 def test_gradients_go_to_their_shards_in_fp32_and_weights_come_back_in_bf16() -> None:
     flows = megatron_flows(DENSE, {"tp": 1})
     gradients, weights = flows["dp", "reduce-scatter"], flows["dp", "all-gather"]

@@ -184,6 +184,8 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
     exposed = [("gradients, not hidden", told.exposed_reduce_s), ("weights, not hidden", told.exposed_gather_s)]
     exposed += [("tied embedding", told.tied.call_s)] if told.tied else []
     calls = [(one.name, one.collective) for table in operators.values() for one in table if one.collective]
+    # DPO's reference model sees every micro batch too, forward only.
+    forwards = 2 if job.stage == "dpo" else 1
     send = pipeline_send(model, layout, shard, cluster, profile)
     calls += [("stage to stage", send)]
     calls += [(f"{kind} gradients of a step", one) for kind, one in told.reduces]
@@ -241,8 +243,8 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
         flows=tuple(
             _flow_row(one, cluster)
             for one in (
-                *_layer_flows(layers, operators, layout.recompute, microbatches),
-                *_stage_flows(layout, slowest, microbatches, send),
+                *_layer_flows(layers, operators, layout.recompute, microbatches, forwards),
+                *_stage_flows(layout, slowest, microbatches, forwards, send),
                 *_step_flows(told),
             )
             if one.call.group.size > 1
@@ -290,6 +292,7 @@ def _layer_flows(
     operators: dict[Layer, tuple[Operator, ...]],
     recompute: Recompute,
     microbatches: int,
+    forwards: int,
 ) -> Iterator[_Flow]:
     calls: dict[tuple[str, Collective], float] = {}
     for layer, (count, recomputed) in layers.items():
@@ -297,15 +300,15 @@ def _layer_flows(
             if one.collective is None:
                 continue
             again = recomputed * one.collective.forward_calls * one.is_repeated(recompute)
-            number = count * (one.collective.forward_calls + one.collective.backward_calls) + again
+            number = count * (forwards * one.collective.forward_calls + one.collective.backward_calls) + again
             calls[one.name, one.collective] = calls.get((one.name, one.collective), 0.0) + number
     for (name, call), number in calls.items():
         yield _Flow(name, "layers", microbatches, number, call)
 
 
-def _stage_flows(layout: Layout, rank: int, microbatches: int, send: Collective) -> Iterator[_Flow]:
+def _stage_flows(layout: Layout, rank: int, microbatches: int, forwards: int, send: Collective) -> Iterator[_Flow]:
     """Hidden states to the stage behind, their gradients to the one before; the ends of the model send one way."""
-    calls = 2 * layout.vpp - (rank == 0) - (rank == layout.pp - 1)
+    calls = forwards * (layout.vpp - (rank == layout.pp - 1)) + layout.vpp - (rank == 0)
     yield _Flow("stage to stage", "stages", microbatches, calls, send)
 
 
