@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+import sys
 
 import pytest
 
@@ -40,6 +42,17 @@ class TestAConnectionThatBreaks:
         assert jobs.of("line") == ["up", "last"]
         assert (watch.nodes[0].code, watch.nodes[0].cut, jobs.of("ended")) == (3, False, ["ended with exit code 3"])
 
+    def test_while_its_host_is_asked_is_told_too(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+        jobs.start(alpha="echo up; exit 3")
+        jobs.ended("alpha")
+        node = jobs.node("alpha")
+        assert node.connection is not None
+        node.connection.close()
+        with jobs.watch(node) as watch:
+            assert ends(watch)
+        assert [event.data["state"] for event in jobs.events if event.kind == "connection"] == ["lost", "back"]
+        assert (jobs.of("line"), watch.nodes[0].code) == (["up"], 3)
+
     def test_for_too_long_is_a_host_that_is_lost(self, jobs: Jobs) -> None:
         jobs.start(alpha="printf 'no end'; sleep 60", beta="exit 0")
         jobs.let_in.clear()
@@ -53,6 +66,17 @@ class TestAConnectionThatBreaks:
         assert jobs.of("failure") == [f"{alpha.failure}: {alpha.lost}"]
         assert jobs.of("line", "alpha") == ["no end"]
         assert (beta.ended, beta.failed) == (True, False)
+
+
+class TestAnEnd:
+    def test_is_not_hidden_by_what_the_job_has_left_running(self, jobs: Jobs) -> None:
+        noise = "import time\nwhile True:\n    print('noise', flush=True)\n    time.sleep(0.001)"
+        jobs.start(alpha=f"{sys.executable} -c {shlex.quote(noise)} & echo up; sleep 0.5; exit 3")
+        with jobs.watch(jobs.node("alpha")) as watch:
+            assert ends(watch)
+            jobs.stop("alpha")
+        assert (watch.nodes[0].failure, watch.nodes[0].code) == ("ended with exit code 3", 3)
+        assert jobs.log("alpha").startswith(jobs.copy("alpha").read_bytes())
 
 
 class TestTheCopy:

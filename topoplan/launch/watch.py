@@ -79,13 +79,15 @@ class Watched:
     """Moment of its end, or at which that or the loss of its connection was noticed."""
     _lines: ShownLines = field(default_factory=ShownLines)
     _stream: Stream | None = None
-    _answers: list[_Answer] = field(default_factory=list)
+    _answers: deque[_Answer] = field(default_factory=deque)
     _empty: int = 0
     """Streams in a row that ended without a byte."""
     _copy: LogCopy | None = None
     _begun: bool = False
     _shown_from: int = 0
     """In the log: what is before is only kept."""
+    _last_byte: int | None = None
+    """Size of the log when its end was first seen; what the job has left running may write on."""
 
     @property
     def over(self) -> bool:
@@ -115,6 +117,8 @@ class _Begin:
 class _Answer:
     """What became of a node whose stream ended."""
 
+    cut: bool = False
+    """The connection is lost, and the answer is yet to come."""
     connection: Connection | None = None
     stream: Stream | None = None
     """It goes on here."""
@@ -194,7 +198,7 @@ class Watch:
                 elif item.source == "stdout":
                     self._take(node, item.data)
             while node._answers:
-                self._answered(node, node._answers.pop())
+                self._answered(node, node._answers.popleft())
             if bars and (bar := node._lines.bar()) is not None:
                 self._tell(Event(kind="bar", node=node.name, text=bar))
                 self._read(node, bar)
@@ -250,10 +254,15 @@ class Watch:
         node.trouble_at = time.monotonic()
         node._empty += 1
         if end.lost is not None:
+            self._connection_lost(node)
+        self._ask(node, None if end.lost is not None else node.connection)
+
+    def _connection_lost(self, node: Watched) -> None:
+        if not node.cut:
             node.cut = True
+            node.trouble_at = node.trouble_at or time.monotonic()
             text = f"connection to {node.address} lost; trying for {self._reconnect_s:g} s, the job goes on there"
             self._tell(Event(kind="connection", node=node.name, text=text, data={"state": "lost"}))
-        self._ask(node, None if end.lost is not None else node.connection)
 
     def _ask(self, node: Watched, connection: Connection | None) -> None:
         """Find out, in a thread, how the node is, and follow it on. Without a connection make one."""
@@ -272,7 +281,9 @@ class Watch:
                 begin = None if node._begun else self._begin(node, connection, state)
                 offset = node.offset if begin is None else begin.offset
                 stream = None
-                if state.state == "running" or state.log_bytes > offset:
+                if state.state != "running" and node._last_byte is None:
+                    node._last_byte = state.log_bytes
+                if state.state == "running" or offset < (node._last_byte or 0):
                     stream = follow_node(connection, node.run_dir, offset=offset)
                     stream.ring(self._bell)
                 answer = _Answer(connection=connection, state=state, begin=begin, stream=stream)
@@ -280,13 +291,18 @@ class Watch:
                 if connection is not None:
                     connection.close()
                     connection = None
+                    if error.problem == "lost":
+                        self._answer(node, _Answer(cut=True))
                 if deadline.left_s <= 0:
                     answer = _Answer(lost=error)
                 else:
                     time.sleep(min(_TRY_EVERY_S, deadline.left_s))
         if answer is not None:
-            node._answers.append(answer)
-            self._bell.set()
+            self._answer(node, answer)
+
+    def _answer(self, node: Watched, answer: _Answer) -> None:
+        node._answers.append(answer)
+        self._bell.set()
 
     def _begin(self, node: Watched, connection: Connection, state: NodeState) -> _Begin:
         """Where to begin, so that what is wanted of the past comes and the copy has no gap."""
@@ -314,6 +330,9 @@ class Watch:
         return _Begin(shown_from=shown_from, offset=past_from, no_copy=why)
 
     def _answered(self, node: Watched, answer: _Answer) -> None:
+        if answer.cut:
+            self._connection_lost(node)
+            return
         if answer.connection is not None:
             node.cut = False
             node.state = answer.state
