@@ -22,6 +22,7 @@ from topoplan.launch.bundle_reader import Bundle, read_bundle
 from topoplan.launch.events import Event
 from topoplan.launch.keys import Access
 from topoplan.launch.node import stop_node
+from topoplan.launch.outcome import note_stop
 from topoplan.launch.record import RunRecord, load
 from topoplan.launch.run import Launch, Outcome, Settings
 from topoplan.launch.ssh import connect
@@ -125,6 +126,7 @@ class Hosts:
 
     def stop_from_another_client(self) -> None:
         """What `topoplan stop` does with the record of the last run."""
+        note_stop(load().run_id)
         for node, name in zip(load().nodes, NAMES, strict=True):
             with connect(self.bed.target(name), Access(), deadline_s=10) as connection:
                 assert stop_node(connection, node.run_dir, grace_s=0.5, deadline_s=10).left == ()

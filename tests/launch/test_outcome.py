@@ -1,3 +1,4 @@
+import time
 from pathlib import Path
 
 import pytest
@@ -5,7 +6,7 @@ import pytest
 from topoplan.errors import HostError
 from topoplan.launch import record
 from topoplan.launch.node import NodeState
-from topoplan.launch.outcome import exit_code, noted
+from topoplan.launch.outcome import exit_code, note_stop, noted, was_stopped
 from topoplan.launch.record import NodeRecord, RunRecord
 
 ENDED = NodeState(state="ended", code=0)
@@ -44,3 +45,19 @@ def test_an_end_is_noted_once_and_only_when_all_nodes_were_asked(
     assert (over.state, over.code) == ("failed", 7)
     assert record.load() == over
     assert noted(over, {"node-00": ENDED, "node-01": ENDED}) == over
+
+
+def test_who_asks_to_stop_a_run_is_to_blame_for_what_ends_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert not was_stopped("r-1", time.monotonic())
+    note_stop("r-1")
+    record.create(RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text()))
+    assert not was_stopped("r-1", time.monotonic())
+    before = time.monotonic() - 0.01
+    note_stop("r-1")
+    asked = record.load().stop_asked
+    assert (was_stopped("r-1", before), was_stopped("r-1", time.monotonic() + 0.01)) == (False, True)
+    note_stop("r-1")
+    assert record.load().stop_asked == asked

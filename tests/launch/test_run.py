@@ -15,6 +15,7 @@ from topoplan.launch import record as records
 from topoplan.launch.connection import Connection
 from topoplan.launch.events import Event
 from topoplan.launch.log_copy import LogCopy
+from topoplan.launch.outcome import note_stop
 
 LONG = "echo begun; sleep 600"
 
@@ -95,6 +96,38 @@ class TestAnInterruption:
         assert "not stopped yet" in str(ran.outcome.errors["node-00"])
         # The hosts do what they were asked to all the same.
         hosts.assert_nothing_is_left(within_s=6)
+
+
+class TestAStopByAnotherClient:
+    def test_is_no_failure(self, hosts: Hosts) -> None:
+        # As torchrun does, which ends with 1 when it is told to end.
+        hosts.does("trap 'exit 1' TERM; echo begun; while :; do sleep 0.02; done")
+        begun = After("begun", *(f"node-{node:02d}" for node in range(4)))
+        stopper = threading.Thread(target=hosts.stop_from_another_client)
+
+        def on(event: Event) -> None:
+            begun(event)
+            if begun.seen and stopper.ident is None:
+                stopper.start()
+
+        ran = hosts.launch(on=on)
+        stopper.join()
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
+        assert (records.load().state, records.load().reason) == ("stopped", "topoplan stop")
+        hosts.assert_nothing_is_left()
+
+    @pytest.mark.parametrize("detach", [False, True])
+    def test_while_nodes_are_started_stops_them(self, hosts: Hosts, detach: bool) -> None:
+        hosts.does(LONG)
+
+        def on(event: Event) -> None:
+            if event.data.get("step") == "start":
+                note_stop(records.load().run_id)
+
+        ran = hosts.launch(settings=replace(SETTINGS, detach=detach), on=on)
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("stopped", 1, ())
+        assert records.load().state == "stopped"
+        hosts.assert_nothing_is_left()
 
 
 class TestAStartThatFails:

@@ -60,6 +60,7 @@ def test_what_could_not_be_stopped_is_said_with_how_to_finish() -> None:
 
 def test_other_ends_take_a_line_or_two() -> None:
     assert text(Outcome(end="ended", code=0, run="a-run")) == "topoplan: run a-run has ended well"
+    assert text(Outcome(end="stopped", code=143, run="a-run")) == "topoplan: run a-run was stopped"
     assert "topoplan attach a-run" in text(Outcome(end="detached", code=0, run="a-run"))
     assert text(Outcome(end="interrupted", code=130)) == "topoplan: interrupted"
     assert text(Outcome(end="interrupted", code=130, run="a-run")) == "topoplan: stopped"

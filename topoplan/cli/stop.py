@@ -29,18 +29,20 @@ def stop(
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.launch import record
     from topoplan.launch.node import SETTLE_S, stop_node
+    from topoplan.launch.outcome import note_stop
     from topoplan.launch.reach import ask_all, reach
     from topoplan.report.stop import is_stopped, print_stop, stop_to_dict
 
     known = record.load(run)
     limit_s = grace + SETTLE_S + _MARGIN_S
+    note_stop(known.run_id)
     with reach(known, access(accept_new=accept_new)) as reached:
         results = ask_all(
             reached,
             lambda node, host: stop_node(host, node.run_dir, grace_s=grace, deadline_s=limit_s),
             deadline_s=limit_s + 1,
         )
-    if is_stopped(results) and not known.is_over:
+    if is_stopped(results) and not record.load(known.run_id).is_over:
         record.update(known.run_id, state="stopped", ended=record.now_text(), reason="topoplan stop")
     if as_json:
         print_json(stop_to_dict(known, results))

@@ -7,7 +7,6 @@ that is done only for who asks for it, as the launch may still be there, or some
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from topoplan.launch.events import Event, Tell, host_failure
 from topoplan.launch.failure import FAILED, Failure, first_failure
 from topoplan.launch.fanout import connect_all
 from topoplan.launch.keys import Access
-from topoplan.launch.outcome import note
+from topoplan.launch.outcome import note, was_stopped
 from topoplan.launch.progress import Progress
 from topoplan.launch.reach import targets_of
 from topoplan.launch.record import RunRecord, RunState
@@ -33,10 +32,6 @@ from topoplan.launch.waiting import INTERRUPT_LOOK_S, Call, Deadline
 from topoplan.launch.watch import RECONNECT_S, Watch, Watched
 
 End = Literal["ended", "failed", "stopped", "left", "unknown"]
-_SIGNALS = (None, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
-"""What a job ends with that is stopped."""
-_NOTED_S = 2.0
-"""Time for who has stopped the run to note that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +208,7 @@ class Attach:
         if found is not None:
             failure, code = found
             if not running:
-                if failure.code in _SIGNALS and self._was_stopped():
+                if was_stopped(self._record.run_id, min(node.trouble_at or 0.0 for node in nodes if node.failed)):
                     return self._outcome("stopped", code)
                 self._note("failed", code, failure.reason, codes)
             return self._outcome("failed", code, failure=failure, errors=errors, running=running)
@@ -249,18 +244,6 @@ class Attach:
             why = str(error)
         self._tell(Event(kind="note", text=f"no prediction to compare with: {why}"))
         return None
-
-    def _was_stopped(self) -> bool:
-        """Whether another process has stopped the run, as it notes once all its jobs have ended."""
-        deadline = Deadline(_NOTED_S)
-        while True:
-            try:
-                known = records.load(self._record.run_id)
-            except InputError:
-                return False
-            if known.is_over or deadline.left_s <= 0 or self._interrupts():
-                return known.state == "stopped"
-            time.sleep(INTERRUPT_LOOK_S)
 
     def _note(self, state: RunState, code: int, reason: str, codes: Mapping[str, int | None]) -> None:
         """Bring the record up to date, unless another process has done so."""

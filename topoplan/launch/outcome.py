@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 
-from topoplan.errors import HostError
+from topoplan.errors import HostError, InputError
 from topoplan.launch.node import NodeState, State
-from topoplan.launch.record import RunRecord, RunState, now_text, update
+from topoplan.launch.record import RunRecord, RunState, load, now_text, update
 
 OVER: tuple[State, ...] = ("ended", "gone", "rebooted")
 """A job that was started and is not there any more."""
@@ -38,6 +41,25 @@ def note(
     nodes = tuple(replace(node, code=codes.get(node.label, node.code)) for node in record.nodes)
     ended = now_text() if state in ("ended", "failed", "stopped") else None
     return update(record.run_id, state=state, code=code, reason=reason, ended=ended, nodes=nodes)
+
+
+def note_stop(run_id: str) -> None:
+    """Note that the run is about to be stopped, so that who watches it takes what ends then for no failure.
+
+    A disk that is full keeps nobody from stopping.
+    """
+    with contextlib.suppress(InputError):
+        if load(run_id).stop_asked is None:
+            update(run_id, stop_asked=now_text())
+
+
+def was_stopped(run_id: str, before_s: float) -> bool:
+    """Whether somebody had asked to stop the run before a moment of `time.monotonic`."""
+    try:
+        asked = load(run_id).stop_asked
+    except InputError:
+        return False
+    return asked is not None and datetime.fromisoformat(asked).timestamp() <= time.time() - time.monotonic() + before_s
 
 
 def noted(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> RunRecord:

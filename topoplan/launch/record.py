@@ -84,6 +84,8 @@ class RunRecord:
     """When this machine saw its end: UTC, ISO 8601."""
     reason: str = ""
     """One line on why it failed or was stopped."""
+    stop_asked: str | None = None
+    """When somebody first asked to stop it, before any process was told: UTC, ISO 8601; None: nobody has."""
     ssh_config: str | None = None
     """SSH configuration that was given in place of the user's own."""
     nodes: tuple[NodeRecord, ...] = ()
@@ -241,7 +243,8 @@ def _record(run_id: str, document: dict[str, Any]) -> RunRecord:
     record = RunRecord(**fields, nodes=nodes)
     if record.run_id != run_id or record.state not in get_args(RunState):
         raise ValueError
-    datetime.fromisoformat(record.created)
+    for moment in filter(None, (record.created, record.stop_asked)):
+        datetime.fromisoformat(moment)
     return record
 
 

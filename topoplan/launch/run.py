@@ -8,6 +8,7 @@ that `topoplan stop` can finish what this process could not.
 from __future__ import annotations
 
 import posixpath
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from topoplan.launch.failure import FAILED, Failure, first_failure
 from topoplan.launch.fanout import connect_all, run_on_all
 from topoplan.launch.keys import Access
 from topoplan.launch.node import start_node
-from topoplan.launch.outcome import note
+from topoplan.launch.outcome import note, note_stop, was_stopped
 from topoplan.launch.progress import Progress
 from topoplan.launch.record import NodeRecord, RunRecord, RunState
 from topoplan.launch.ssh import CONNECT_S, connect
@@ -45,7 +46,8 @@ LAST_WORDS_S = 0.2
 
 Preflight = Callable[[Mapping[str, Connection]], Sequence[Check]]
 """Checks the hosts, by the names that the user has for them, before anything is put there."""
-End = Literal["ended", "failed", "interrupted", "detached", "refused"]
+End = Literal["ended", "failed", "stopped", "interrupted", "detached", "refused"]
+"""`stopped`: by somebody else, such as `topoplan stop`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +145,8 @@ class Launch:
         refused = self._connect() or self._check() or self._prepare() or self._upload() or self._start()
         if refused is not None:
             return refused
+        if was_stopped(self._run, time.monotonic()):
+            return self._stopped_elsewhere(FAILED, self._stop_all())
         if self._settings.detach:
             self._end_if_interrupted()
             self._note("running")
@@ -303,6 +307,8 @@ class Launch:
         if running:
             self._step("stop", f"stopping {', '.join(running)}")
         left = self._stop_all(watch)
+        if was_stopped(self._run, min(node.trouble_at or 0.0 for node in watch.nodes if node.failed)):
+            return self._stopped_elsewhere(code, left, watch)
         self._note("failed", code, reason=failure.reason if failure is not None else "", watch=watch)
         return Outcome(end="failed", code=code, run=self._run, failure=failure, errors=left, running=tuple(left))
 
@@ -321,6 +327,11 @@ class Launch:
             return Outcome(end="interrupted", code=INTERRUPTED, run=self._run)
         return self._interrupted(self._stop_all())
 
+    def _stopped_elsewhere(self, code: int, left: Mapping[str, HostError], watch: Watch | None = None) -> Outcome:
+        if not left:
+            self._note("stopped", code, reason="topoplan stop", watch=watch)
+        return Outcome(end="stopped", code=code, run=self._run, errors=left, running=tuple(left))
+
     def _interrupted(self, left: Mapping[str, HostError], watch: Watch | None = None) -> Outcome:
         if not left:
             self._note("stopped", INTERRUPTED, reason=_BY_USER, watch=watch)
@@ -329,6 +340,7 @@ class Launch:
     def _stop_all(self, watch: Watch | None = None) -> dict[str, HostError]:
         """Stop what was started on all hosts, at once, and take in its last output. What could not be stopped."""
         if self._interrupts():
+            note_stop(self._run)
             self._step("stop", f"stopping {_hosts(len(self._touched))}; Ctrl-C again leaves at once")
         return stop_all(
             [self._touched[name] for name in sorted(self._touched)],

@@ -50,6 +50,8 @@ def outcome_lines(outcome: Outcome) -> Iterator[str]:
             yield "topoplan: the others were stopped, and nothing of the run is left running"
     elif outcome.end == "ended":
         yield f"topoplan: run {outcome.run} has ended well"
+    elif outcome.end == "stopped":
+        yield f"topoplan: run {outcome.run} was stopped"
     elif outcome.end == "detached":
         yield f"topoplan: run {outcome.run} goes on without this terminal"
         yield f"  topoplan status {run}    topoplan logs -f {run}    topoplan attach {run}    topoplan stop {run}"
