@@ -25,7 +25,7 @@ from topoplan.launch.events import Event, Tell, host_failure
 from topoplan.launch.failure import FAILED, Failure, first_failure
 from topoplan.launch.fanout import connect_all, run_on_all
 from topoplan.launch.keys import Access
-from topoplan.launch.node import start_node
+from topoplan.launch.node import node_state, start_node
 from topoplan.launch.outcome import note, note_stop, was_stopped
 from topoplan.launch.progress import Progress
 from topoplan.launch.record import NodeRecord, RunRecord, RunState
@@ -294,6 +294,7 @@ class Launch:
             if self._interrupts():
                 return self._interrupted(self._stop_all(watch), watch)
             self._note("ended", 0, watch=watch)
+            self._tell_what_is_left(watch)
             return Outcome(end="ended", code=0, run=self._run)
         finally:
             watch.close()
@@ -311,6 +312,21 @@ class Launch:
             return self._stopped_elsewhere(code, left, watch)
         self._note("failed", code, reason=failure.reason if failure is not None else "", watch=watch)
         return Outcome(end="failed", code=code, run=self._run, failure=failure, errors=left, running=tuple(left))
+
+    def _tell_what_is_left(self, watch: Watch) -> None:
+        """What jobs that ended well have left running: nobody else would notice that it holds GPUs."""
+        # What was there when the end was noticed may just have been ending.
+        asked = {node.name: node.connection for node in watch.nodes if node.state and node.state.pids}
+        states = run_on_all(
+            {name: one for name, one in asked.items() if one is not None},
+            lambda name, one: node_state(one, self._run_dirs[name], deadline_s=self._settings.stop_s),
+            deadline_s=self._settings.stop_s + 1,
+        )
+        for name, state in states.items():
+            if not isinstance(state, HostError) and state.pids:
+                count, pids = len(state.pids), " ".join(map(str, state.pids))
+                text = f"left {count} process{'es' if count > 1 else ''} running, {pids}; `topoplan stop` ends what is left"
+                self._tell(Event(kind="note", node=name, text=text, data={"pids": list(state.pids)}))
 
     def _reconnect(self, name: str, deadline_s: float) -> Connection:
         return connect(self._targets[name], self._access, deadline_s=deadline_s)
