@@ -7,6 +7,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.cli.live_run import LiveRun
+from tests.launch.jobs import wait_until
 
 
 def test_lines_of_several_nodes_begin_with_the_node(cli: Cli, live: LiveRun) -> None:
@@ -46,14 +47,17 @@ def test_follows_on_where_the_connection_is_lost(live: LiveRun, capfdbinary: pyt
     from topoplan.cli.main import main
 
     def break_off() -> None:
+        wait_until(
+            lambda: any(line.startswith("tail -c") for line in live.bed.processes("alpha").values()), "it follows"
+        )
         live.bed.end_sessions("alpha")
         Path(live.record.nodes[0].run_dir, "go").touch()
 
-    timer = threading.Timer(0.5, break_off)
-    timer.start()
+    breaker = threading.Thread(target=break_off)
+    breaker.start()
     with pytest.raises(SystemExit) as stop:
         main(["logs", "-f", "--node", "0", "--tail", "2"])
-    timer.join()
+    breaker.join()
     shown = capfdbinary.readouterr()
     assert (stop.value.code, shown.out) == (0, b"5\n\xff\rtwo")
     assert b"node-00: connection to " in shown.err

@@ -10,6 +10,7 @@ from topoplan.launch import record
 def test_says_of_each_node_how_it_is(cli: Cli, live: LiveRun) -> None:
     live.start("echo hello; sleep 60", "exit 3")
     live.wait_for(["running", "ended"])
+    live.wait_for_log(0, b"hello\n")
     shown = cli("status")
     assert shown.code == 0
     assert shown.out.startswith("live-1: running; made 2030-01-01 10:00 UTC, 2 nodes\n")
@@ -20,7 +21,8 @@ def test_says_of_each_node_how_it_is(cli: Cli, live: LiveRun) -> None:
 
 
 def test_json_has_what_the_table_has(cli: Cli, live: LiveRun) -> None:
-    live.start("sleep 60")
+    live.start("echo up; sleep 60")
+    live.wait_for_log(0, b"up\n")
     document = json.loads(cli("status", "liv", "--json").out)
     assert (document["schema"], document["run_id"]) == ("topoplan.status/1", "live-1")
     assert (document["state"], document["code"]) == ("running", None)

@@ -418,6 +418,13 @@ class Bed:
         self._state.write_text(json.dumps(left))
 
 
+def under_way(bed: Bed, name: str) -> list[str]:
+    """What a host does for clients, also for one that has gone: sessions of sshd and programs of ours, but no jobs."""
+    lines = bed.processes(name).values()
+    sessions = [line for line in lines if line.startswith("sshd") and "[listener]" not in line]
+    return sessions + [line for line in lines if "--norc" in line]
+
+
 def new_key(file: Path, passphrase: str = "") -> str:
     """Write a new private key and its public one; the public one comes back, as it is written in authorized_keys."""
     key = Ed25519PrivateKey.generate()

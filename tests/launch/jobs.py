@@ -37,7 +37,7 @@ PYTHON = r"""#!/bin/bash
 [[ "$1" == -c ]] && exit 0
 . "${BASH_SOURCE[0]%/*}/../does"
 """
-SETTINGS = Settings(grace_s=0.5, connect_s=6, upload_s=10, start_s=8, reconnect_s=2, stop_s=4, drain_s=2)
+SETTINGS = Settings(grace_s=0.5, connect_s=15, upload_s=30, start_s=30, reconnect_s=3, stop_s=8, drain_s=10)
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Hosts:
                 found[name] = lines
         return found
 
-    def assert_nothing_is_left(self, within_s: float = 3.0) -> None:
+    def assert_nothing_is_left(self, within_s: float = 15.0) -> None:
         end = time.monotonic() + within_s
         while (left := self.jobs()) and time.monotonic() < end:
             time.sleep(0.05)
@@ -199,7 +199,7 @@ def hosts_of(bed: Bed, root: Path, **cluster: Any) -> Hosts:
     return hosts
 
 
-def wait_until(condition: Callable[[], object], what: str, within_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, within_s: float = 30.0) -> None:
     end = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end, f"never: {what}"
@@ -216,5 +216,5 @@ def interrupted_at(process: subprocess.Popen[str], words: Sequence[str]) -> str:
             process.send_signal(signal.SIGINT)
             break
     said.append(process.stdout.read())
-    process.wait(30)
+    process.wait(60)
     return "".join(said)

@@ -31,7 +31,7 @@ def collected(stream: Stream, deadline_s: float = 10) -> tuple[bytes, bytes, End
     raise AssertionError("no end")
 
 
-def eventually(condition: object, limit_s: float = 3) -> bool:
+def eventually(condition: object, limit_s: float = 15) -> bool:
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
         if condition():  # type: ignore[operator]
@@ -82,16 +82,16 @@ class TestRun:
 
     def test_ends_by_the_deadline_and_says_what_was_last_said(self, alpha: Connection) -> None:
         started = time.monotonic()
-        with pytest.raises(HostError, match=r"^alpha: the script did not end within 0\.3 s: still waiting; ") as caught:
-            alpha.run("echo still waiting; sleep 5", deadline_s=0.3)
-        assert time.monotonic() - started < 2
+        with pytest.raises(HostError, match=r"^alpha: the script did not end within 2 s: still waiting; ") as caught:
+            alpha.run("echo still waiting; sleep 60", deadline_s=2)
+        assert time.monotonic() - started < 20
         assert caught.value.problem == "deadline"
         assert alpha.run(["true"], deadline_s=5).code == 0
 
     def test_does_not_wait_for_standard_input_that_nobody_reads(self, alpha: Connection) -> None:
         assert alpha.run(["true"], stdin=b"x" * 2**23, deadline_s=10).code == 0
-        with pytest.raises(HostError, match="`sleep 5` did not end"):
-            alpha.run(["sleep", "5"], stdin=b"x" * 2**23, deadline_s=0.3)
+        with pytest.raises(HostError, match="`sleep 60` did not end"):
+            alpha.run(["sleep", "60"], stdin=b"x" * 2**23, deadline_s=2)
 
     def test_knows_the_end_by_a_signal(self, alpha: Connection) -> None:
         assert alpha.run(["sh", "-c", "kill -9 $$"], deadline_s=5).code in (None, 137)
@@ -124,7 +124,7 @@ class TestRun:
             started = time.monotonic()
             with pytest.raises(HostError, match=r"^beta: `true` was not started within 0\.5 s") as caught:
                 connection.run(["true"], deadline_s=0.5)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 10
         assert caught.value.problem == "deadline"
 
 
@@ -214,15 +214,15 @@ class TestAConnectionThatBreaks:
 
     def test_behind_a_jump_host_is_noticed_too(self, cables: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("topoplan.launch.wire._PROBE_S", 0.3)
-        monkeypatch.setattr("topoplan.launch.wire._SSH_SILENT_S", 1.2)
+        monkeypatch.setattr("topoplan.launch.wire._SSH_SILENT_S", 3.0)
         with connect(cables.target("inside", "jump"), Access(), deadline_s=10) as connection:
-            time.sleep(1.5)  # it answers, so it stays
+            time.sleep(4)  # it answers, so it stays
             assert connection.run(["true"], deadline_s=5).code == 0
             with cables.partition("jump", "inside"):
                 started = time.monotonic()
                 with pytest.raises(HostError, match="the connection was lost"):
-                    connection.run(["sleep", "60"], deadline_s=20)
-                assert time.monotonic() - started < 6
+                    connection.run(["sleep", "60"], deadline_s=50)
+                assert time.monotonic() - started < 12
         cables.restart("inside")
 
     def test_by_the_end_of_its_sshd_is_noticed_at_once(self, bed: Bed) -> None:

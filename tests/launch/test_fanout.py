@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -54,20 +55,24 @@ class TestConnectAll:
         assert isinstance(results["fine"], Connection)
 
     def test_is_not_held_up_by_one_host(self, bed: Bed) -> None:
+        order: list[str] = []
+        with contextlib.ExitStack() as ice:
+            ice.enter_context(bed.frozen("beta"))
+
+            def done(name: str, result: Connection | HostError) -> None:
+                order.append(name)
+                ice.close()
+
+            results = connect_all({name: bed.target(name) for name in ("beta", "alpha")}, Access(), on_done=done)
+        close_all(dict(good(results)))
+        assert order == ["alpha", "beta"]
+
+    def test_waits_for_a_host_until_the_deadline(self, bed: Bed) -> None:
+        started = time.monotonic()
         with bed.frozen("beta"):
-            done: dict[str, float] = {}
-            started = time.monotonic()
-            targets = {name: bed.target(name) for name in ("beta", "alpha")}
-            results = connect_all(
-                targets,
-                Access(),
-                deadline_s=1,
-                on_done=lambda name, result: done.update({name: time.monotonic() - started}),
-            )
-        close_all(results)
-        assert isinstance(results["alpha"], Connection)
+            results = connect_all({"beta": bed.target("beta")}, Access(), deadline_s=1)
+        assert 1 <= time.monotonic() - started < 10
         assert isinstance(results["beta"], HostError)
-        assert done["alpha"] < 1 <= done["beta"] < 4
 
     def test_tries_again_where_an_sshd_takes_few_logins_at_a_time(self, bed: Bed) -> None:
         targets = {f"few{index}": bed.target("few", name=f"few{index}") for index in range(10)}
@@ -84,7 +89,7 @@ class TestConnectAll:
         for connection in connections.values():
             assert connection.run(["true"], deadline_s=10).code == 0
             connection.close()
-        end = time.monotonic() + 3
+        end = time.monotonic() + 15
         while sessions and time.monotonic() < end:
             sessions = [line for line in bed.processes("jump").values() if line.startswith(f"sshd: {bed.user}")]
         assert not sessions
@@ -150,10 +155,10 @@ class TestRunOnAll:
         started = time.monotonic()
         results = run_on_all(
             connections,
-            lambda name, one: one.run(["sleep", "0" if name == "alpha" else "30"], deadline_s=40).code,
-            deadline_s=0.7,
+            lambda name, one: one.run(["sleep", "0" if name == "alpha" else "60"], deadline_s=90).code,
+            deadline_s=3,
         )
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
         assert results["alpha"] == 0
         assert isinstance(results["beta"], HostError)
         assert (results["beta"].host, results["beta"].problem) == ("beta", "deadline")
@@ -175,7 +180,7 @@ class TestRunOnAll:
 def test_threads_end_with_their_connections(bed: Bed) -> None:
     before = threading.active_count()
     close_all(dict(good(connect_all({name: bed.target(name) for name in ("alpha", "beta")}, Access()))))
-    end = time.monotonic() + 3
+    end = time.monotonic() + 15
     while threading.active_count() > before and time.monotonic() < end:
         time.sleep(0.02)
     # The one that watches ends a second after the last connection.

@@ -24,8 +24,9 @@ class TestWhoWeAre:
         # Paths of sockets are short.
         place = Path("/tmp") / f"topoplan-agent-{os.getpid()}-{tmp_path.name[-8:]}"
         process = subprocess.Popen(["ssh-agent", "-D", "-a", place], stdout=subprocess.DEVNULL)
-        while not place.exists():
-            time.sleep(0.01)
+        with socket.socket(socket.AF_UNIX) as trial:
+            while process.poll() is None and trial.connect_ex(str(place)) != 0:
+                time.sleep(0.01)
         yield place
         process.terminate()
         process.wait()

@@ -20,7 +20,7 @@ import pytest
 
 from tests.emit.samples import QWEN3_8B
 from tests.emit.test_torchrun import fill
-from tests.launch.bed import new_key
+from tests.launch.bed import new_key, under_way
 from tests.launch.jobs import NAMES, SETTINGS, After, Hosts, interrupted_at, wait_until
 from topoplan.hosts.check import Check
 from topoplan.launch import record as records
@@ -118,7 +118,7 @@ class TestAJobThatFails:
         assert (ran.outcome.end, ran.outcome.code) == ("failed", 3)
         record = records.load()
         assert (record.state, record.code, record.nodes[2].code) == ("failed", 3, 3)
-        assert ran.took_s < 6
+        assert ran.took_s < 60
 
     def test_gives_the_exit_code_of_a_signal_to_a_script(self, hosts: Hosts) -> None:
         hosts.does(LONG, two="sleep 0.2; kill -KILL $$")
@@ -131,10 +131,9 @@ class TestAJobThatFails:
         hosts.does(LONG)
 
         def kill_all() -> None:
-            for pid, line in hosts.bed.processes("four").items():
-                if "sshd" not in line and "tail" not in line and "bash --norc" not in line:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+            # At one moment, or the first of them still notes how the others ended.
+            started = Path(records.load().nodes[3].run_dir) / ".topoplan" / "started.json"
+            os.killpg(json.loads(started.read_text())["session"], signal.SIGKILL)
 
         begun = After("begun", "node-03")
 
@@ -222,10 +221,10 @@ class TestAHostThatCannotBeUsed:
 
     def test_is_frozen(self, hosts: Hosts) -> None:
         with hosts.bed.frozen("four"):
-            ran = hosts.launch(settings=replace(SETTINGS, connect_s=1.5))
+            ran = hosts.launch(settings=replace(SETTINGS, connect_s=5))
         assert ran.outcome.code == 1
         assert list(ran.outcome.errors) == ["node-03"]
-        assert ran.took_s < 4
+        assert ran.took_s < 20
         self.assert_nothing_was_put(hosts)
 
     @pytest.mark.parametrize(("options", "words"), [("size=4k", "No space left"), ("ro", "Read-only file system")])
@@ -268,7 +267,7 @@ class TestTheNetwork:
                     hosts.bed.cut("three")
 
         try:
-            ran = hosts.launch(on=on, settings=replace(SETTINGS, stop_s=1.5))
+            ran = hosts.launch(on=on, settings=replace(SETTINGS, reconnect_s=3))
         finally:
             hosts.bed.heal("three")
         assert set(hosts.jobs()) == {"three"}
@@ -276,7 +275,7 @@ class TestTheNetwork:
         assert failure is not None
         assert (failure.node, ran.outcome.code, ran.outcome.running) == ("node-02", 1, ("node-02",))
         assert "did not come back" in failure.what
-        assert ran.took_s < 15
+        assert ran.took_s < 40
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
 
@@ -289,10 +288,11 @@ class TestTheNetwork:
                 begun(event)
                 if begun.seen:
                     hosts.bed.cut("two")
-                    threading.Timer(4.5, hosts.bed.heal, ["two"]).start()
+            if event.data.get("state") == "lost":
+                hosts.bed.heal("two")
 
         try:
-            ran = hosts.launch(on=on, settings=replace(SETTINGS, reconnect_s=10))
+            ran = hosts.launch(on=on, settings=replace(SETTINGS, reconnect_s=20))
         finally:
             hosts.bed.heal("two")
         assert ran.outcome.code == 0
@@ -312,7 +312,8 @@ class TestTheNetwork:
         assert records.load().state == "stopped"
 
     def test_answers_no_more_when_sshd_is_frozen(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("topoplan.launch.wire._SSH_SILENT_S", 2.0)
+        monkeypatch.setattr("topoplan.launch.wire._PROBE_S", 0.5)
+        monkeypatch.setattr("topoplan.launch.wire._SSH_SILENT_S", 4.0)
         hosts.does(LONG)
         begun = After("begun", "node-00", "node-01", "node-02", "node-03")
         with contextlib.ExitStack() as stack:
@@ -323,7 +324,7 @@ class TestTheNetwork:
                     if begun.seen:
                         stack.enter_context(hosts.bed.frozen("one"))
 
-            ran = hosts.launch(on=on, settings=replace(SETTINGS, stop_s=1.5, reconnect_s=1))
+            ran = hosts.launch(on=on, settings=replace(SETTINGS, reconnect_s=1))
         assert ran.outcome.failure is not None
         assert (ran.outcome.failure.node, ran.outcome.running) == ("node-00", ("node-00",))
         hosts.stop_from_another_client()
@@ -354,8 +355,8 @@ class TestTheClient:
                 break
         started = time.monotonic()
         rest = process.stdout.read()
-        assert process.wait(10) == 130
-        assert time.monotonic() - started < 3
+        assert process.wait(30) == 130
+        assert time.monotonic() - started < 30
         assert "topoplan stop" in rest
         assert set(hosts.jobs()) == set(NAMES)
         hosts.stop_from_another_client()
@@ -372,7 +373,7 @@ class TestTheClient:
             time.sleep(random.uniform(0, 0.15))
             process.kill()
             process.communicate()
-            time.sleep(0.3)  # what was under way on the hosts gets there
+            wait_until(lambda: not any(under_way(hosts.bed, name) for name in NAMES), "what was asked for is done")
             hosts.stop_from_another_client()
             hosts.assert_nothing_is_left()
 
@@ -381,9 +382,9 @@ class TestTheClient:
         process = hosts.start("--grace", "1")
         try:
             written = hosts.workdir("two") / "done"
-            wait_until(written.exists, "the job writes on while nobody reads", 20)
+            wait_until(written.exists, "the job writes on while nobody reads", 60)
             process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 130
+            assert process.wait(30) == 130
         finally:
             process.kill()
             process.communicate()
@@ -392,7 +393,7 @@ class TestTheClient:
     def test_gives_the_exit_code_of_the_job_and_json_of_all_that_happened(self, hosts: Hosts) -> None:
         hosts.does(LONG, three="echo boom; sleep 0.2; exit 9")
         process = hosts.start("--json")
-        text, _ = process.communicate(timeout=30)
+        text, _ = process.communicate(timeout=100)
         assert process.returncode == 9
         rows = [json.loads(line) for line in text.splitlines()]
         assert {row["schema"] for row in rows} == {"topoplan.launch/1"}

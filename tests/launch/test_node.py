@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.bed import Bed
+from tests.launch.bed import Bed, under_way
 from topoplan.errors import HostError
 from topoplan.launch.connection import Chunk, Connection, Ended, Stream
 from topoplan.launch.keys import Access
@@ -59,7 +59,7 @@ def collected(stream: Stream) -> tuple[bytes, Ended]:
     raise AssertionError("no end")
 
 
-def eventually(condition: Callable[[], object], limit_s: float = 5) -> bool:
+def eventually(condition: Callable[[], object], limit_s: float = 15) -> bool:
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
         if condition():
@@ -146,9 +146,10 @@ class TestAJob:
             """)
         places = [f"{home}/{number}" for number in range(120)]
         for place in places:
-            alpha.upload({"n.sh": b"touch ran; exec sleep 30"}, place, deadline_s=5)
+            alpha.upload({"n.sh": b"touch ran; exec sleep 300"}, place, deadline_s=5)
         host = bed["alpha"]
         words = [host.address, str(host.port), bed.user, str(bed.key), str(bed.known_hosts)]
+        alpha.close()
         for batch in range(6):
             mine = places[batch * 20 : batch * 20 + 20]
             with subprocess.Popen([sys.executable, "-c", client, *words, *mine], stdout=subprocess.PIPE) as process:
@@ -156,14 +157,15 @@ class TestAJob:
                 assert process.stdout.readline() == b"in\n"
                 time.sleep(0.02 + 0.017 * batch)
                 process.send_signal(signal.SIGKILL)
-        time.sleep(0.5)
+        assert eventually(lambda: not under_way(bed, "alpha"), 30)
         ran = [place for place in places if Path(place, "ran").exists()]
         assert ran
-        for place in ran:
-            assert node_state(alpha, place, deadline_s=5).state == "running"
-        for place in places:
-            assert stop_node(alpha, place, grace_s=0, deadline_s=10).left == ()
-        assert not [line for line in bed.processes("alpha").values() if line.startswith("sleep 30")]
+        with connect(bed.target("alpha"), Access(), deadline_s=10) as other:
+            for place in ran:
+                assert node_state(other, place, deadline_s=WAIT_S).state == "running"
+            for place in places:
+                assert stop_node(other, place, grace_s=0, deadline_s=WAIT_S).left == ()
+        assert not [line for line in bed.processes("alpha").values() if line.startswith("sleep 300")]
 
 
 class TestFollowing:

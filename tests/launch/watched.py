@@ -68,6 +68,13 @@ class Jobs:
                 assert time.monotonic() < end
                 time.sleep(0.02)
 
+    def said(self, name: str, data: bytes) -> None:
+        """Wait for what it writes first."""
+        end = time.monotonic() + WAIT_S
+        while self.log(name) != data:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
     def node(self, name: str, **changes: Any) -> Watched:
         values: dict[str, Any] = {
             "node": self.names.index(name),

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this checkout, a
 
 from tests.emit.samples import QWEN3_8B
 from tests.emit.test_torchrun import fill
-from tests.launch.bed import Bed, Machine, probe
+from tests.launch.bed import Bed, Machine, probe, under_way
 from tests.launch.jobs import NAMES, Hosts, hosts_of
 
 LIMIT_S = 180.0
@@ -132,7 +132,9 @@ class Draw:
 
     def stop_from_another(self) -> None:
         """`topoplan stop` in a new process, if there is a run to stop."""
-        time.sleep(0.5)  # what was on its way to the hosts gets there
+        end_s = time.monotonic() + GONE_S
+        while any(under_way(self.hosts.bed, name) for name in NAMES) and time.monotonic() < end_s:
+            time.sleep(0.05)  # what was on its way to the hosts gets there
         command = [sys.executable, "-m", "topoplan"]
         for attempt in ("runs", "stop"):
             options = ["--json"] if attempt == "runs" else ["last", "--grace", "1"]
