@@ -295,7 +295,7 @@ class TestWithoutAnSftpThatWorks:
         (tmp_path / "hosts").mkdir()
         with served_by(bed, f"{sys.executable} {tmp_path / 'server.py'}") as connection:
             began = time.monotonic()
-            with pytest.raises(HostError, match="not put into .* within 3 s") as caught:
+            with pytest.raises(HostError, match=r"not put into .* within 3 s") as caught:
                 connection.upload({"plan.json": b"{}"}, str(tmp_path / "hosts" / "run"), deadline_s=3)
             assert caught.value.problem == "deadline"
             assert time.monotonic() - began < 20

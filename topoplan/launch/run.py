@@ -325,7 +325,8 @@ class Launch:
         for name, state in states.items():
             if not isinstance(state, HostError) and state.pids:
                 count, pids = len(state.pids), " ".join(map(str, state.pids))
-                text = f"left {count} process{'es' if count > 1 else ''} running, {pids}; `topoplan stop` ends what is left"
+                processes = f"{count} process{'es' if count > 1 else ''}"
+                text = f"left {processes} running, {pids}; `topoplan stop` ends what is left"
                 self._tell(Event(kind="note", node=name, text=text, data={"pids": list(state.pids)}))
 
     def _reconnect(self, name: str, deadline_s: float) -> Connection:
