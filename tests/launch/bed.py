@@ -11,6 +11,7 @@ addresses. What a bed that died has left is removed by the next one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import getpass
 import json
@@ -126,7 +127,8 @@ class Bed:
 
     def __init__(self, directory: Path, machines: Sequence[Machine], *, kind: Kind | None = None) -> None:
         """Make the machines, with keys and files under `directory`."""
-        remove_leftovers()
+        with removing():
+            remove_leftovers()
         found, reason = probe()
         if found is None:
             raise RuntimeError(reason)
@@ -228,7 +230,8 @@ class Bed:
         """Stop the host's sshd and its sessions, without ending them; the kernel still answers for them."""
         stopped = [pid for pid, words in self.processes(name).items() if words.startswith("sshd")]
         for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
         try:
             yield
         finally:
@@ -379,7 +382,7 @@ class Bed:
         """End the sshd, its sessions and all that they started."""
         if host.sshd is None:
             return
-        end = time.monotonic() + 2
+        end = time.monotonic() + 10
         while (running := set(self.processes(host.name))) and time.monotonic() < end:
             for pid in running:
                 with contextlib.suppress(ProcessLookupError):
@@ -392,7 +395,7 @@ class Bed:
 
     def _wait_for(self, host: BedHost) -> None:
         """Until its sshd listens, seen from the client or from itself."""
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             if host.sshd is not None and host.sshd.poll() is not None:
                 break
@@ -438,13 +441,31 @@ def new_key(file: Path, passphrase: str = "") -> str:
     return public
 
 
+@contextlib.contextmanager
+def removing() -> Iterator[None]:
+    """One process at a time: the number of a bed that was removed may be that of a new one a moment later."""
+    STATE.mkdir(mode=0o700, exist_ok=True)
+    handle = os.open(STATE / "removing", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def remove_leftovers() -> None:
-    """Remove what beds have left whose process is gone: their namespaces, bridges and processes, and nothing else."""
-    for state in STATE.glob("*.json") if STATE.exists() else ():
+    """Remove what beds have left whose process is gone: their namespaces, bridges and processes, and nothing else.
+
+    In `removing`.
+    """
+    for state in STATE.glob("*.json"):
         try:
+            written = state.stat().st_mtime
             left = json.loads(state.read_text())
+        except FileNotFoundError:  # closed meanwhile
+            continue
         except (OSError, ValueError):
-            if time.time() - state.stat().st_mtime > 60:
+            if time.time() - written > 60:
                 state.unlink(missing_ok=True)
             continue
         pid, started = left["owner"]
@@ -479,7 +500,6 @@ def _hardware_address(host: BedHost, network: str) -> str:
 
 def _reserve() -> tuple[int, Path]:
     """A number that no other bed on this machine has, and the file that says so."""
-    STATE.mkdir(mode=0o700, exist_ok=True)
     for number in range(1, 255):
         state = STATE / f"{number}.json"
         with contextlib.suppress(FileExistsError):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.launch.bed import STATE, Bed, Machine, remove_leftovers
+from tests.launch.bed import STATE, Bed, Machine, remove_leftovers, removing
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,17 +32,24 @@ def test_what_a_bed_that_died_has_left_is_removed(bed: Bed, tmp_path: Path) -> N
     code = (
         "import os; from pathlib import Path; from tests.launch.bed import Bed, Machine\n"
         f"bed = Bed(Path({str(tmp_path)!r}), [Machine(name='alpha')])\n"
-        "print(bed.number, bed['alpha'].sshd.pid, flush=True); os._exit(1)"
+        "print(bed.number, bed['alpha'].sshd.pid, flush=True); input(); os._exit(1)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    died = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    number, pid = died.stdout.split()
-    assert Path(f"/proc/{pid}").exists()
-    state = STATE / f"{number}.json"
-    names = json.loads(state.read_text())["namespaces"]
-    remove_leftovers()
-    assert not state.exists()
-    assert not any(name in namespaces().split() for name in names)
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as dying:
+        assert dying.stdout is not None
+        number, pid = dying.stdout.readline().split()
+        state = STATE / f"{number}.json"
+        left = json.loads(state.read_text())
+        with removing():  # or another process would, as soon as it makes a bed
+            dying.communicate("\n")
+            assert Path(f"/proc/{pid}").exists()
+            assert state.exists()
+            remove_leftovers()
+    if state.exists():  # another bed has the number by now
+        assert json.loads(state.read_text() or "{}") != left
+    else:
+        assert not any(name in namespaces().split() for name in left["namespaces"])
     assert bed.processes("alpha"), "another bed was harmed"
     status = Path(f"/proc/{pid}/stat")
     assert not status.exists() or status.read_text().split()[2] in "ZX"
