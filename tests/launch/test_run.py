@@ -98,6 +98,33 @@ class TestAnInterruption:
         hosts.assert_nothing_is_left(within_s=30)
 
 
+class TestAFailureThatFollowsFromAnother:
+    def test_is_not_blamed_where_that_is_told_a_moment_later(
+        self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("topoplan.launch.failure.PATIENCE_S", 60.0)
+        ended = hosts.root / "ended"
+        hosts.does(
+            LONG,
+            two=f"echo 'RuntimeError: Connection closed by peer'; touch {ended}; exit 1",
+            three=f"until [ -e {ended} ]; do sleep 0.02; done; sleep 1; echo 'CUDA out of memory'; exit 1",
+        )
+        ran = hosts.launch()
+        assert ran.outcome.failure is not None
+        assert ran.outcome.failure.diagnosis is not None
+        assert (ran.outcome.failure.node, ran.outcome.failure.diagnosis.kind) == ("node-02", "gpu-memory")
+        assert ran.took_s < 60
+        hosts.assert_nothing_is_left()
+
+    def test_is_told_after_a_while_where_nothing_else_is(self, hosts: Hosts) -> None:
+        hosts.does(LONG, two="echo 'RuntimeError: Connection closed by peer'; exit 1")
+        ran = hosts.launch()
+        assert ran.outcome.failure is not None
+        assert ran.outcome.failure.diagnosis is not None
+        assert (ran.outcome.failure.node, ran.outcome.failure.diagnosis.certain) == ("node-01", False)
+        hosts.assert_nothing_is_left()
+
+
 class TestAGoodEnd:
     def test_tells_what_a_job_has_left_running(self, hosts: Hosts) -> None:
         hosts.does("sleep 0.1 & exit 0", two="setsid sleep 600 & exit 0")

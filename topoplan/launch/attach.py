@@ -17,14 +17,14 @@ from topoplan.errors import HostError, InputError, TopoplanError
 from topoplan.launch import record as records
 from topoplan.launch.connection import Connection
 from topoplan.launch.events import Event, Tell, host_failure
-from topoplan.launch.failure import FAILED, Failure, first_failure
+from topoplan.launch.failure import FAILED, Failure, first_cause
 from topoplan.launch.fanout import connect_all
 from topoplan.launch.keys import Access
 from topoplan.launch.outcome import note, was_stopped
 from topoplan.launch.progress import Progress
 from topoplan.launch.reach import targets_of
 from topoplan.launch.record import RunRecord, RunState
-from topoplan.launch.run import INTERRUPTED, LAST_WORDS_S
+from topoplan.launch.run import INTERRUPTED
 from topoplan.launch.ssh import CONNECT_S, connect
 from topoplan.launch.ssh_config import Target
 from topoplan.launch.stopping import StopTimes, stop_all
@@ -161,9 +161,8 @@ class Attach:
                 return self._outcome("left", INTERRUPTED, running=running)
             if not self._has_failed(watch):
                 return self._over(nodes, None)
-            watch.until(lambda: self._interrupts() > 0, deadline_s=LAST_WORDS_S)
             ranks = planned.spec.cluster.gpus_per_node if planned is not None else None
-            found = first_failure(nodes, ranks_per_node=ranks)
+            found = first_cause(watch, ranks_per_node=ranks, leave=lambda: self._interrupts() > 0)
             left = self._let_end(watch)
             return self._over(nodes, found, left)
         finally:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from topoplan.launch.diagnose import Diagnosis, diagnose
 from topoplan.launch.outcome import OVER
-from topoplan.launch.watch import Watched
+from topoplan.launch.waiting import Deadline
+from topoplan.launch.watch import Watch, Watched
 
 FAILED = 1
 """Exit code where no script left one."""
+LAST_WORDS_S = 0.2
+"""After a failure, time for what others wrote before it to arrive: it may name the cause."""
+PATIENCE_S = 2.0
+"""After one that looks like the consequence of another, time for that: torchrun on its node still ends other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +38,27 @@ class Failure:
     def reason(self) -> str:
         """One line for the record."""
         return f"{self.node}: {self.what}"
+
+
+def first_cause(watch: Watch, *, ranks_per_node: int | None, leave: Callable[[], bool]) -> tuple[Failure, int] | None:
+    """`first_failure`, once a node has failed: of those that come at nearly the same time, the one that explains the
+    others. Once `leave` says so, nothing is waited for any more."""
+    deadline = Deadline(PATIENCE_S)
+    while True:
+        watch.until(leave, deadline_s=LAST_WORDS_S)
+        failed = sum(node.failed for node in watch.nodes)
+        found = first_failure(watch.nodes, ranks_per_node=ranks_per_node)
+        diagnosis = found[0].diagnosis if found is not None else None
+        if diagnosis is None or diagnosis.certain:
+            return found
+        if (
+            not watch.until(
+                lambda failed=failed: leave() or sum(node.failed for node in watch.nodes) > failed,  # type: ignore[misc]
+                deadline_s=deadline.left_s,
+            )
+            or leave()
+        ):
+            return found
 
 
 def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tuple[Failure, int] | None:

@@ -22,7 +22,7 @@ from topoplan.launch import record as records
 from topoplan.launch.bundle_reader import Bundle, BundleNode
 from topoplan.launch.connection import Connection, File
 from topoplan.launch.events import Event, Tell, host_failure
-from topoplan.launch.failure import FAILED, Failure, first_failure
+from topoplan.launch.failure import FAILED, Failure, first_cause
 from topoplan.launch.fanout import connect_all, run_on_all
 from topoplan.launch.keys import Access
 from topoplan.launch.node import node_state, start_node
@@ -41,8 +41,6 @@ RUNS_DIRECTORY = "topoplan-runs"
 """On each host, below its workdir or the user's home."""
 INTERRUPTED = 130
 _BY_USER = "Ctrl-C"
-LAST_WORDS_S = 0.2
-"""After the first failure, time for what others wrote before it to arrive: it may name the cause."""
 
 Preflight = Callable[[Mapping[str, Connection]], Sequence[Check]]
 """Checks the hosts, by the names that the user has for them, before anything is put there."""
@@ -301,8 +299,8 @@ class Launch:
 
     def _first_failure(self, watch: Watch) -> Outcome:
         """Stop the others, and say who was first and why."""
-        watch.until(lambda: self._interrupts() > 1, deadline_s=LAST_WORDS_S)
-        found = first_failure(watch.nodes, ranks_per_node=self.bundle.recorded.spec.cluster.gpus_per_node)
+        ranks = self.bundle.recorded.spec.cluster.gpus_per_node
+        found = first_cause(watch, ranks_per_node=ranks, leave=lambda: self._interrupts() > 0)
         failure, code = found or (None, FAILED)
         running = [node.name for node in watch.nodes if not node.over]
         if running:
