@@ -36,13 +36,13 @@ class LiveRun:
                 start_node(host, run_dir=node.run_dir, script=node.script, environment={}, deadline_s=WAIT_S)
 
     def host(self, node: int) -> Connection:
-        return connect(self.bed.target(NAMES[node]), Access(), deadline_s=10)
+        return connect(self.bed.target(NAMES[node]), Access(), deadline_s=30)
 
     def wait_for(self, states: Sequence[str]) -> None:
         for node, state in enumerate(states):
             with self.host(node) as host:
                 end = time.monotonic() + WAIT_S
-                while node_state(host, self.record.nodes[node].run_dir, deadline_s=5).state != state:
+                while node_state(host, self.record.nodes[node].run_dir, deadline_s=30).state != state:
                     assert time.monotonic() < end
                     time.sleep(0.02)
 

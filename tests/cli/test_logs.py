@@ -34,7 +34,7 @@ def test_follows_until_the_jobs_have_ended(cli: Cli, live: LiveRun) -> None:
     live.start("echo one; until [ -e go ]; do sleep 0.02; done; echo two; exit 3")
     live.wait_for_log(0, b"one\n")
     with live.host(0) as host:
-        timer = threading.Timer(0.3, lambda: host.run(["touch", f"{live.record.nodes[0].run_dir}/go"], deadline_s=5))
+        timer = threading.Timer(0.3, lambda: host.run(["touch", f"{live.record.nodes[0].run_dir}/go"], deadline_s=30))
         timer.start()
         shown = cli("logs", "-f", "--node", "0")
         timer.join()

@@ -128,7 +128,7 @@ class Hosts:
         """What `topoplan stop` does with the record of the last run."""
         note_stop(load().run_id)
         for node, name in zip(load().nodes, NAMES, strict=True):
-            with connect(self.bed.target(name), Access(), deadline_s=10) as connection:
+            with connect(self.bed.target(name), Access(), deadline_s=30) as connection:
                 assert stop_node(connection, node.run_dir, grace_s=0.5, deadline_s=10).left == ()
 
     def jobs(self) -> dict[str, list[str]]:

@@ -14,11 +14,11 @@ from topoplan.launch.ssh import connect
 from topoplan.launch.ssh_config import Target
 
 
-def log_in(target: Target, access: Access | None = None, *, deadline_s: float = 10) -> Connection:
+def log_in(target: Target, access: Access | None = None, *, deadline_s: float = 30) -> Connection:
     return connect(target, access or Access(), deadline_s=deadline_s)
 
 
-def refused(target: Target, access: Access | None = None, *, deadline_s: float = 10) -> HostError:
+def refused(target: Target, access: Access | None = None, *, deadline_s: float = 30) -> HostError:
     with pytest.raises(HostError) as caught:
         log_in(target, access, deadline_s=deadline_s).close()
     assert caught.value.host == target.name
@@ -27,7 +27,7 @@ def refused(target: Target, access: Access | None = None, *, deadline_s: float =
 
 
 def hostname(connection: Connection) -> str:
-    return connection.run(["hostname"], deadline_s=5).stdout.decode().strip()
+    return connection.run(["hostname"], deadline_s=30).stdout.decode().strip()
 
 
 def children() -> set[int]:

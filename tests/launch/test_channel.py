@@ -17,7 +17,7 @@ WINDOW_BYTES = 2 * 2**20
 
 
 def test_only_as_much_is_sent_as_the_other_side_takes(bed: Bed) -> None:
-    with connect(bed.target("alpha"), Access(), deadline_s=10) as connection:
+    with connect(bed.target("alpha"), Access(), deadline_s=30) as connection:
         session = connection.transport.open_session()
         session.exec_command("sleep 60")
         total = 0
@@ -31,7 +31,7 @@ def test_only_as_much_is_sent_as_the_other_side_takes(bed: Bed) -> None:
 
 
 def test_nothing_is_sent_after_the_end(bed: Bed) -> None:
-    with connect(bed.target("alpha"), Access(), deadline_s=10) as connection:
+    with connect(bed.target("alpha"), Access(), deadline_s=30) as connection:
         session = connection.transport.open_session()
         session.exec_command("cat >/dev/null; sleep 60")
         assert channel.end(session)
@@ -43,7 +43,7 @@ def test_nothing_is_sent_after_the_end(bed: Bed) -> None:
 
 
 def test_a_lost_connection_is_noticed_when_sending(bed: Bed) -> None:
-    with connect(bed.target("beta"), Access(), deadline_s=10) as connection:
+    with connect(bed.target("beta"), Access(), deadline_s=30) as connection:
         session = connection.transport.open_session()
         session.exec_command("cat")
         bed.restart("beta")
@@ -54,7 +54,7 @@ def test_a_lost_connection_is_noticed_when_sending(bed: Bed) -> None:
 
 
 def test_a_command_that_ends_while_it_is_fed_does_no_harm(bed: Bed) -> None:
-    with connect(bed.target("alpha"), Access(), deadline_s=10) as connection:
+    with connect(bed.target("alpha"), Access(), deadline_s=30) as connection:
         for _ in range(30):
             assert connection.run(["true"], stdin=b"x" * 2**18, deadline_s=10).code == 0
         assert connection.is_alive
@@ -63,7 +63,7 @@ def test_a_command_that_ends_while_it_is_fed_does_no_harm(bed: Bed) -> None:
 def test_connections_that_end_together_leave_their_jump_host_to_the_others(bed: Bed) -> None:
     names = [f"node{index}" for index in range(8)]
     targets = {name: bed.target("inside", "jump", name=name) for name in names}
-    connections = connect_all(targets, Access(), deadline_s=20)
+    connections = connect_all(targets, Access(), deadline_s=90)
     last = connections.pop(names[-1])
     assert isinstance(last, Connection)
     threads = [threading.Thread(target=one.close) for one in connections.values() if isinstance(one, Connection)]

@@ -120,7 +120,7 @@ def test_each_fault_is_found_where_it_is(
     there.rename(gone)
     config = directory / "n3" / model / "config.json"
     config.write_text('{"model_type": "qwen2"}')
-    down = connect_all({"n0": ready.target("n0", port=9)}, Access(), deadline_s=5)
+    down = connect_all({"n0": ready.target("n0", port=9)}, Access(), deadline_s=30)
     try:
         checks = preflight({**connections, **down}, replace(cluster, hosts=tuple(hosts)), needs)
     finally:

@@ -18,7 +18,7 @@ NOISE = 24 * 2**20
 
 @pytest.fixture
 def alpha(bed: Bed) -> Iterator[Connection]:
-    with connect(bed.target("alpha"), Access(), deadline_s=10) as connection:
+    with connect(bed.target("alpha"), Access(), deadline_s=30) as connection:
         yield connection
 
 
@@ -42,22 +42,22 @@ def eventually(condition: object, limit_s: float = 15) -> bool:
 
 class TestRun:
     def test_keeps_the_outputs_and_the_exit_code_apart(self, alpha: Connection) -> None:
-        done = alpha.run("echo out; echo err >&2; exit 3", deadline_s=5)
+        done = alpha.run("echo out; echo err >&2; exit 3", deadline_s=30)
         assert (done.code, done.stdout, done.stderr) == (3, b"out\n", b"err\n")
 
     def test_passes_words_on_as_they_are(self, alpha: Connection) -> None:
         words = ["a b", "$HOME", "'", '"', "`id`", "new\nline", "", "*", "-n", "\\", "é", "!x"]
         shown = b"".join(word.encode() + b"\0" for word in words)
-        assert alpha.run(["printf", "%s\\0", *words], deadline_s=5).stdout == shown
-        assert alpha.run('printf "%s\\0" "$@"', *words, deadline_s=5).stdout == shown
+        assert alpha.run(["printf", "%s\\0", *words], deadline_s=30).stdout == shown
+        assert alpha.run('printf "%s\\0" "$@"', *words, deadline_s=30).stdout == shown
 
     def test_gives_a_script_the_rest_of_its_standard_input(self, alpha: Connection) -> None:
         data = bytes(range(256)) * 64 + b"\necho not a command\n"
-        assert alpha.run("cat", stdin=data, deadline_s=5).stdout == data
-        assert alpha.run(["cat"], stdin=data, deadline_s=5).stdout == data
+        assert alpha.run("cat", stdin=data, deadline_s=30).stdout == data
+        assert alpha.run(["cat"], stdin=data, deadline_s=30).stdout == data
 
     def test_tells_a_script_with_a_mistake_from_one_that_fails(self, alpha: Connection) -> None:
-        done = alpha.run("echo before; if then", deadline_s=5)
+        done = alpha.run("echo before; if then", deadline_s=30)
         assert (done.code, done.stdout) == (2, b"")
         assert b"syntax error" in done.stderr
 
@@ -86,7 +86,7 @@ class TestRun:
             alpha.run("echo still waiting; sleep 60", deadline_s=2)
         assert time.monotonic() - started < 20
         assert caught.value.problem == "deadline"
-        assert alpha.run(["true"], deadline_s=5).code == 0
+        assert alpha.run(["true"], deadline_s=30).code == 0
 
     def test_does_not_wait_for_standard_input_that_nobody_reads(self, alpha: Connection) -> None:
         assert alpha.run(["true"], stdin=b"x" * 2**23, deadline_s=10).code == 0
@@ -94,33 +94,33 @@ class TestRun:
             alpha.run(["sleep", "60"], stdin=b"x" * 2**23, deadline_s=2)
 
     def test_knows_the_end_by_a_signal(self, alpha: Connection) -> None:
-        assert alpha.run(["sh", "-c", "kill -9 $$"], deadline_s=5).code in (None, 137)
-        assert alpha.run("kill -9 $$", deadline_s=5).code in (None, 137)
+        assert alpha.run(["sh", "-c", "kill -9 $$"], deadline_s=30).code in (None, 137)
+        assert alpha.run("kill -9 $$", deadline_s=30).code in (None, 137)
 
     def test_names_a_command_that_is_not_there(self, alpha: Connection) -> None:
-        done = alpha.run(["no-such-command"], deadline_s=5)
+        done = alpha.run(["no-such-command"], deadline_s=30)
         assert done.code == 127
         assert b"no-such-command" in done.stderr
 
     def test_starts_nothing_on_a_connection_that_is_closed(self, bed: Bed) -> None:
-        connection = connect(bed.target("alpha"), Access(), deadline_s=10)
+        connection = connect(bed.target("alpha"), Access(), deadline_s=30)
         connection.close()
         connection.close()
         with pytest.raises(HostError, match="the connection was lost"):
-            connection.run(["true"], deadline_s=5)
+            connection.run(["true"], deadline_s=30)
 
     def test_is_told_when_the_host_starts_no_more_commands(self, bed: Bed) -> None:
         bed.restart("beta", options=["MaxSessions 1"])
-        with connect(bed.target("beta"), Access(), deadline_s=10) as connection:
+        with connect(bed.target("beta"), Access(), deadline_s=30) as connection:
             held = connection.start(["sleep", "5"])
             with pytest.raises(HostError, match="MaxSessions") as caught:
-                connection.run(["true"], deadline_s=5)
+                connection.run(["true"], deadline_s=30)
             held.close()
         bed.restart("beta")
         assert caught.value.problem == "command"
 
     def test_does_not_wait_for_a_host_that_stopped_answering(self, bed: Bed) -> None:
-        with connect(bed.target("beta"), Access(), deadline_s=10) as connection, bed.frozen("beta"):
+        with connect(bed.target("beta"), Access(), deadline_s=30) as connection, bed.frozen("beta"):
             started = time.monotonic()
             with pytest.raises(HostError, match=r"^beta: `true` was not started within 0\.5 s") as caught:
                 connection.run(["true"], deadline_s=0.5)
@@ -145,20 +145,20 @@ class TestStream:
         assert collected(stream) == (b"on\n", b"", Ended(code=0))
 
     def test_lets_the_command_run_when_it_is_closed(self, bed: Bed) -> None:
-        with connect(bed.target("alpha"), Access(), deadline_s=10) as connection:
+        with connect(bed.target("alpha"), Access(), deadline_s=30) as connection:
             stream = connection.start(["sleep", "417"])
             assert eventually(lambda: "sleep 417" in bed.processes("alpha").values())
             stream.close()
         assert not eventually(lambda: "sleep 417" not in bed.processes("alpha").values(), 0.3)
-        with connect(bed.target("alpha"), Access(), deadline_s=10) as connection:
+        with connect(bed.target("alpha"), Access(), deadline_s=30) as connection:
             pid = next(pid for pid, line in bed.processes("alpha").items() if line == "sleep 417")
-            connection.run(["kill", str(pid)], deadline_s=5)
+            connection.run(["kill", str(pid)], deadline_s=30)
         assert eventually(lambda: "sleep 417" not in bed.processes("alpha").values())
 
     def test_ends_what_looks_at_its_standard_input(self, bed: Bed) -> None:
         watched = "sleep 418 & pid=$!; { cat >/dev/null; kill $pid; } & wait $pid"
         for end in ("stream", "connection"):
-            connection = connect(bed.target("alpha"), Access(), deadline_s=10)
+            connection = connect(bed.target("alpha"), Access(), deadline_s=30)
             # A script's standard input is the rest of what bash reads, also for what it starts in the background.
             stream = connection.start(f"exec 3<&0; {watched.replace('cat', 'cat <&3')}", hold_stdin=True)
             assert eventually(lambda: "sleep 418" in bed.processes("alpha").values())
@@ -167,7 +167,7 @@ class TestStream:
             connection.close()
 
     def test_rings_one_bell_for_many_hosts(self, bed: Bed) -> None:
-        connections = {name: connect(bed.target(name), Access(), deadline_s=10) for name in ("alpha", "bare")}
+        connections = {name: connect(bed.target(name), Access(), deadline_s=30) for name in ("alpha", "bare")}
         script = "while read -r word; do echo $word; done; exit $1"
         streams = {
             name: one.start(script, str(code), hold_stdin=True) for code, (name, one) in enumerate(connections.items())
@@ -196,7 +196,7 @@ class TestStream:
 class TestAConnectionThatBreaks:
     def test_by_a_cut_cable_is_noticed_within_6_s(self, cables: Bed) -> None:
         name = "beta"
-        with connect(cables.target(name), Access(), deadline_s=10) as connection:
+        with connect(cables.target(name), Access(), deadline_s=30) as connection:
             stream = connection.start("echo up; sleep 60")
             assert next(stream.read(5)) == Chunk(source="stdout", data=b"up\n")
             cables.cut(name)
@@ -215,9 +215,9 @@ class TestAConnectionThatBreaks:
     def test_behind_a_jump_host_is_noticed_too(self, cables: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("topoplan.launch.wire._PROBE_S", 0.3)
         monkeypatch.setattr("topoplan.launch.wire._SSH_SILENT_S", 3.0)
-        with connect(cables.target("inside", "jump"), Access(), deadline_s=10) as connection:
+        with connect(cables.target("inside", "jump"), Access(), deadline_s=30) as connection:
             time.sleep(4)  # it answers, so it stays
-            assert connection.run(["true"], deadline_s=5).code == 0
+            assert connection.run(["true"], deadline_s=30).code == 0
             with cables.partition("jump", "inside"):
                 started = time.monotonic()
                 with pytest.raises(HostError, match="the connection was lost"):
@@ -226,14 +226,14 @@ class TestAConnectionThatBreaks:
         cables.restart("inside")
 
     def test_by_the_end_of_its_sshd_is_noticed_at_once(self, bed: Bed) -> None:
-        with connect(bed.target("beta"), Access(), deadline_s=10) as connection:
+        with connect(bed.target("beta"), Access(), deadline_s=30) as connection:
             stream = connection.start("echo up; sleep 60")
             next(stream.read(5))
             bed.restart("beta")
             assert collected(stream)[2].lost is not None
 
     def test_for_two_seconds_only_loses_nothing(self, cables: Bed) -> None:
-        with connect(cables.target("beta"), Access(), deadline_s=10) as connection:
+        with connect(cables.target("beta"), Access(), deadline_s=30) as connection:
             stream = connection.start("for i in 1 2 3 4 5 6; do echo $i; sleep 0.3; done")
             assert next(stream.read(5)) == Chunk(source="stdout", data=b"1\n")
             cables.cut("beta")

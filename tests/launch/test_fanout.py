@@ -32,11 +32,13 @@ class TestConnectAll:
         on = ("alpha", "beta", "bare", "strict")
         targets = {f"node{index}": bed.target(on[index % 4], name=f"node{index}") for index in range(MANY)}
         seen: list[str] = []
-        connections = good(connect_all(targets, Access(), on_done=lambda name, result: seen.append(name)))
+        connections = good(
+            connect_all(targets, Access(), deadline_s=90, on_done=lambda name, result: seen.append(name))
+        )
         assert list(connections) == list(targets)
         assert sorted(seen) == sorted(targets)
         results = run_on_all(
-            connections, lambda name, one: one.run(["echo", name], deadline_s=20).stdout, deadline_s=20
+            connections, lambda name, one: one.run(["echo", name], deadline_s=60).stdout, deadline_s=60
         )
         close_all(dict(connections))
         assert results == {name: name.encode() + b"\n" for name in targets}
@@ -48,7 +50,7 @@ class TestConnectAll:
             "stranger": bed.target("alpha", name="stranger", user_known_hosts_files=()),
             "outsider": bed.target("alpha", name="outsider", identity_files=()),
         }
-        results = connect_all(targets, Access(), deadline_s=10)
+        results = connect_all(targets, Access(), deadline_s=30)
         close_all(results)
         problems = {name: result.problem for name, result in results.items() if isinstance(result, HostError)}
         assert problems == {"deaf": "refused", "stranger": "key-unknown", "outsider": "auth"}
@@ -76,14 +78,14 @@ class TestConnectAll:
 
     def test_tries_again_where_an_sshd_takes_few_logins_at_a_time(self, bed: Bed) -> None:
         targets = {f"few{index}": bed.target("few", name=f"few{index}") for index in range(10)}
-        close_all(dict(good(connect_all(targets, Access(), deadline_s=20))))
+        close_all(dict(good(connect_all(targets, Access(), deadline_s=90))))
 
     def test_shares_one_connection_to_a_jump_host(self, bed: Bed) -> None:
         names = [f"node{index}" for index in range(12)]
         targets = {
             name: bed.target(("inside", "inside2")[index % 2], "jump", name=name) for index, name in enumerate(names)
         }
-        connections = good(connect_all(targets, Access()))
+        connections = good(connect_all(targets, Access(), deadline_s=90))
         sessions = [line for line in bed.processes("jump").values() if line.startswith(f"sshd: {bed.user}")]
         assert len(sessions) == 1
         for connection in connections.values():
@@ -97,7 +99,7 @@ class TestConnectAll:
     def test_names_the_jump_host_where_all_behind_it_fail(self, bed: Bed) -> None:
         jump = bed.target("jump", port=9)
         targets = {name: bed.target(name, jumps=(jump,)) for name in ("inside", "inside2")}
-        results = connect_all(targets, Access(), deadline_s=5)
+        results = connect_all(targets, Access(), deadline_s=30)
         for name, result in results.items():
             assert isinstance(result, HostError)
             assert (result.host, result.problem) == (name, "refused")
@@ -173,7 +175,7 @@ class TestRunOnAll:
             raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
-            run_on_all(connections, job, deadline_s=5)
+            run_on_all(connections, job, deadline_s=30)
         close_all(dict(connections))
 
 

@@ -58,8 +58,15 @@ class TestAJobThatEndsWell:
         hosts.assert_nothing_is_left()
 
     def test_waits_for_a_node_that_starts_late(self, hosts: Hosts) -> None:
-        hosts.does("exit 0", three="sleep 1; echo late")
-        ran = hosts.launch()
+        hosts.does("exit 0", three=f"until [ -e {hosts.root}/go ]; do sleep 0.02; done; echo late")
+        ended = After("ended with exit code 0", "node-00", "node-01", "node-03")
+
+        def on(event: Event) -> None:
+            ended(event)
+            if ended.seen:
+                (hosts.root / "go").touch()
+
+        ran = hosts.launch(on=on)
         assert ran.outcome.code == 0
         assert ran.of("line", "node-02")[-1] == "late"
         assert ran.events[-1].node == "node-02"

@@ -27,7 +27,7 @@ WAIT_S = 15.0
 
 @pytest.fixture
 def alpha(bed: Bed) -> Iterator[Connection]:
-    with connect(bed.target("alpha"), Access(), deadline_s=10) as connection:
+    with connect(bed.target("alpha"), Access(), deadline_s=30) as connection:
         yield connection
 
 
@@ -80,7 +80,7 @@ class TestAJob:
         mark = f"{run_dir.rpartition('/')[2]}/{started.pid}/{started.start_ticks}"
         assert data.decode() == f"{run_dir}\n{value}\n{mark}\n"
         assert end == Ended(code=6)
-        state = node_state(alpha, run_dir, deadline_s=5)
+        state = node_state(alpha, run_dir, deadline_s=30)
         assert (state.state, state.code, state.log_bytes, state.started) == ("ended", 6, len(data), started)
         assert state.elapsed_s is not None
         assert state.elapsed_s < 5
@@ -88,17 +88,17 @@ class TestAJob:
         assert state.ended_s_ago < 5
 
     def test_never_started_is_no_error(self, alpha: Connection, run_dir: str) -> None:
-        state = node_state(alpha, run_dir, deadline_s=5)
+        state = node_state(alpha, run_dir, deadline_s=30)
         assert (state.state, state.started, state.pids) == ("never-started", None, ())
-        stopped = stop_node(alpha, run_dir, grace_s=0, deadline_s=5)
+        stopped = stop_node(alpha, run_dir, grace_s=0, deadline_s=30)
         assert (stopped.was_running, stopped.left, stopped.code) == (False, (), None)
 
     def test_goes_on_without_the_connection_that_started_it(self, bed: Bed, alpha: Connection, run_dir: str) -> None:
-        with connect(bed.target("alpha"), Access(), deadline_s=10) as first:
+        with connect(bed.target("alpha"), Access(), deadline_s=30) as first:
             started = start(first, run_dir, "for i in $(seq 200); do echo $i; sleep 0.01; done; exit 8")
             stream = follow_node(first, run_dir)
             next(iter(stream))
-        assert node_state(alpha, run_dir, deadline_s=5).started == started
+        assert node_state(alpha, run_dir, deadline_s=30).started == started
         data, end = collected(follow_node(alpha, run_dir))
         assert data == b"".join(b"%d\n" % number for number in range(1, 201))
         assert end.code == 8
@@ -108,21 +108,21 @@ class TestAJob:
         with pytest.raises(HostError, match="a job of this run is already in ") as caught:
             start(alpha, run_dir, "sleep 30")
         assert (caught.value.problem, caught.value.host) == ("command", "alpha")
-        assert node_state(alpha, run_dir, deadline_s=5).state == "running"
+        assert node_state(alpha, run_dir, deadline_s=30).state == "running"
 
     def test_no_variable_has_a_name_that_is_code(self, alpha: Connection, run_dir: str) -> None:
         with pytest.raises(ValueError, match="is not the name of a variable"):
-            start_node(alpha, run_dir=run_dir, script="x", environment={"A;id": "1"}, deadline_s=5)
+            start_node(alpha, run_dir=run_dir, script="x", environment={"A;id": "1"}, deadline_s=30)
 
     @pytest.mark.parametrize("name", ["-n", "$(touch gone)", "~", "...", "\\", "größe"])
     @pytest.mark.parametrize("relative", [False, True])
     def test_lives_in_any_directory(self, alpha: Connection, home: str, name: str, relative: bool) -> None:
         place = f"{home}/{name}"
         if relative:
-            place = os.path.relpath(place, alpha.run(["pwd"], deadline_s=5).stdout.decode().strip())
+            place = os.path.relpath(place, alpha.run(["pwd"], deadline_s=30).stdout.decode().strip())
         start(alpha, place, "echo here; exit 2")
         assert collected(follow_node(alpha, place)) == (b"here\n", Ended(code=2))
-        assert node_state(alpha, place, deadline_s=5).code == 2
+        assert node_state(alpha, place, deadline_s=30).code == 2
         assert collected(read_log(alpha, place)) == (b"here\n", Ended(code=0))
 
     def test_is_recorded_or_does_not_run_when_the_client_is_killed(
@@ -146,7 +146,7 @@ class TestAJob:
             """)
         places = [f"{home}/{number}" for number in range(120)]
         for place in places:
-            alpha.upload({"n.sh": b"touch ran; exec sleep 300"}, place, deadline_s=5)
+            alpha.upload({"n.sh": b"touch ran; exec sleep 300"}, place, deadline_s=30)
         host = bed["alpha"]
         words = [host.address, str(host.port), bed.user, str(bed.key), str(bed.known_hosts)]
         alpha.close()
@@ -160,7 +160,7 @@ class TestAJob:
         assert eventually(lambda: not under_way(bed, "alpha"), 30)
         ran = [place for place in places if Path(place, "ran").exists()]
         assert ran
-        with connect(bed.target("alpha"), Access(), deadline_s=10) as other:
+        with connect(bed.target("alpha"), Access(), deadline_s=30) as other:
             for place in ran:
                 assert node_state(other, place, deadline_s=WAIT_S).state == "running"
             for place in places:
@@ -184,20 +184,20 @@ class TestFollowing:
         lines = follow_node(alpha, run_dir, tail_lines=1)
         late = follow_node(alpha, run_dir, offset=15)
         time.sleep(0.2)
-        alpha.run(["touch", f"{run_dir}/go"], deadline_s=5)
+        alpha.run(["touch", f"{run_dir}/go"], deadline_s=30)
         assert collected(stream) == (b"456789\nabc\nend\n", Ended(code=0))
         assert collected(lines) == (b"abc\nend\n", Ended(code=0))
         assert collected(late) == (b"end\n", Ended(code=0))
 
     def test_knows_where_the_last_lines_begin(self, alpha: Connection, run_dir: str) -> None:
         start(alpha, run_dir, "printf 'one\\ntwo\\nthr'; until [ -e go ]; do sleep 0.02; done; printf 'ee\\n'")
-        assert eventually(lambda: node_state(alpha, run_dir, deadline_s=5).log_bytes == 11)
-        alpha.run(["touch", f"{run_dir}/go"], deadline_s=5)
-        assert eventually(lambda: node_state(alpha, run_dir, deadline_s=5).state == "ended")
+        assert eventually(lambda: node_state(alpha, run_dir, deadline_s=30).log_bytes == 11)
+        alpha.run(["touch", f"{run_dir}/go"], deadline_s=30)
+        assert eventually(lambda: node_state(alpha, run_dir, deadline_s=30).state == "ended")
         # Whatever has come since is not counted.
-        offsets = tail_offsets(alpha, run_dir, (0, 1, 2, 9), log_bytes=11, deadline_s=5)
+        offsets = tail_offsets(alpha, run_dir, (0, 1, 2, 9), log_bytes=11, deadline_s=30)
         assert offsets == [11, 8, 4, 0]
-        assert tail_offsets(alpha, f"{run_dir}/absent", (1, 2), log_bytes=0, deadline_s=5) == [0, 0]
+        assert tail_offsets(alpha, f"{run_dir}/absent", (1, 2), log_bytes=0, deadline_s=30) == [0, 0]
 
     def test_loses_nothing_of_much_and_binary_output(self, alpha: Connection, run_dir: str) -> None:
         seed = bytes(range(256)) * 4096
@@ -215,7 +215,7 @@ class TestFollowing:
                 assert item == Ended(code=3)
         assert size == 200 * len(seed)
         assert digest.digest() == expected.digest()
-        assert node_state(alpha, run_dir, deadline_s=5).log_bytes == size
+        assert node_state(alpha, run_dir, deadline_s=30).log_bytes == size
         assert _peak_kib() - before < 64 * 1024
         data, _ = collected(follow_node(alpha, run_dir, offset=size - 10))
         assert data == seed[-10:]
@@ -225,7 +225,7 @@ class TestFollowing:
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
-                other = connect(bed.target("alpha"), Access(), deadline_s=10)
+                other = connect(bed.target("alpha"), Access(), deadline_s=30)
                 for _ in follow_node(other, run_dir):
                     pass
             os._exit(0)
@@ -233,7 +233,7 @@ class TestFollowing:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         assert eventually(lambda: not followers(bed))
-        assert node_state(alpha, run_dir, deadline_s=5).state == "running"
+        assert node_state(alpha, run_dir, deadline_s=30).state == "running"
 
     def test_ends_on_the_host_when_the_stream_is_closed(self, bed: Bed, alpha: Connection, run_dir: str) -> None:
         start(alpha, run_dir, "sleep 30")
@@ -245,10 +245,10 @@ class TestFollowing:
     def test_ends_when_the_job_was_killed_as_a_whole(self, alpha: Connection, run_dir: str) -> None:
         started = start(alpha, run_dir, "echo up; exec sleep 30")
         stream = follow_node(alpha, run_dir)
-        assert eventually(lambda: node_state(alpha, run_dir, deadline_s=5).log_bytes == 3)
+        assert eventually(lambda: node_state(alpha, run_dir, deadline_s=30).log_bytes == 3)
         os.killpg(started.pid, signal.SIGKILL)
         assert collected(stream)[0] == b"up\n"
-        assert node_state(alpha, run_dir, deadline_s=5).state == "gone"
+        assert node_state(alpha, run_dir, deadline_s=30).state == "gone"
 
     def test_of_many_at_once_each_has_its_end(self, alpha: Connection, home: str) -> None:
         places = [f"{home}/{number}" for number in range(6)]
@@ -283,18 +283,18 @@ class TestStopping:
         stopped = stop_node(alpha, run_dir, grace_s=0.3, deadline_s=WAIT_S)
         assert (stopped.was_running, stopped.left, stopped.code) == (True, (), 137)
         assert not [line for line in bed.processes("alpha").values() if line.startswith("sleep")]
-        assert node_state(alpha, run_dir, deadline_s=5).state == "ended"
+        assert node_state(alpha, run_dir, deadline_s=30).state == "ended"
         again = stop_node(alpha, run_dir, grace_s=0.3, deadline_s=WAIT_S)
         assert (again.was_running, again.left, again.code) == (False, (), 137)
 
     def test_leaves_a_run_of_the_same_name_on_another_host_alone(self, bed: Bed, alpha: Connection, home: str) -> None:
         # The hosts of the bed share one table of processes, as containers of one machine may.
-        with connect(bed.target("beta"), Access(), deadline_s=10) as beta:
+        with connect(bed.target("beta"), Access(), deadline_s=30) as beta:
             for host, place in ((alpha, "a"), (beta, "b")):
                 start(host, f"{home}/{place}/run", "setsid sleep 44 & sleep 45")
             assert stop_node(alpha, f"{home}/a/run", grace_s=1, deadline_s=WAIT_S).was_running
-            assert node_state(beta, f"{home}/b/run", deadline_s=5).state == "running"
-            assert len(node_state(beta, f"{home}/b/run", deadline_s=5).pids) >= 3
+            assert node_state(beta, f"{home}/b/run", deadline_s=30).state == "running"
+            assert len(node_state(beta, f"{home}/b/run", deadline_s=30).pids) >= 3
             assert stop_node(beta, f"{home}/b/run", grace_s=1, deadline_s=WAIT_S).left == ()
 
 
@@ -303,22 +303,22 @@ class TestRefusals:
 
     def test_no_such_directory(self, alpha: Connection, home: str) -> None:
         with pytest.raises(HostError) as caught:
-            start_node(alpha, run_dir=f"{home}/absent", script="x", environment={}, deadline_s=5)
+            start_node(alpha, run_dir=f"{home}/absent", script="x", environment={}, deadline_s=30)
         assert str(caught.value) == (
             f"alpha: cannot enter the run directory {home}/absent: No such file or directory; "
             "check `workdir` of the host in the spec"
         )
 
     def test_no_such_script(self, alpha: Connection, home: str) -> None:
-        alpha.upload({"a": b""}, home, deadline_s=5)
+        alpha.upload({"a": b""}, home, deadline_s=30)
         with pytest.raises(HostError, match=r"^alpha: no script x in .*; upload the bundle first$"):
-            start_node(alpha, run_dir=home, script="x", environment={}, deadline_s=5)
+            start_node(alpha, run_dir=home, script="x", environment={}, deadline_s=30)
 
     def test_a_record_that_was_edited(self, alpha: Connection, home: str) -> None:
-        alpha.upload({".topoplan/started.json": b"{}\n"}, home, deadline_s=5)
+        alpha.upload({".topoplan/started.json": b"{}\n"}, home, deadline_s=30)
         for ask in (node_state, lambda *a, **k: stop_node(*a, grace_s=0, **k)):
             with pytest.raises(HostError, match=r"/\.topoplan/started\.json is not as topoplan wrote it"):
-                ask(alpha, home, deadline_s=5)  # type: ignore[operator]
+                ask(alpha, home, deadline_s=30)  # type: ignore[operator]
 
     @pytest.mark.skipif(os.getuid() != 0, reason="mounts need root")
     @pytest.mark.parametrize(
@@ -328,19 +328,19 @@ class TestRefusals:
         place = f"{home}/small"
         Path(place).mkdir(parents=True)
         # On the host: each host of the bed has mounts of its own.
-        made = alpha.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place], deadline_s=5)
+        made = alpha.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place], deadline_s=30)
         if made.code != 0:
             pytest.skip("no mounts here")
         try:
             fill = 'cd "$1"; echo \'touch ../ran\' >n.sh; head -c 65536 /dev/zero >ballast; mount -o remount,$2 "$1"'
-            assert alpha.run(fill, place, options, deadline_s=5).code == 0
+            assert alpha.run(fill, place, options, deadline_s=30).code == 0
             with pytest.raises(HostError) as caught:
-                start_node(alpha, run_dir=place, script="n.sh", environment={}, deadline_s=5)
+                start_node(alpha, run_dir=place, script="n.sh", environment={}, deadline_s=30)
             assert str(caught.value) == (
                 f"alpha: the job was not started, because {place}/.topoplan cannot be written: {reason}; "
                 "make room, or name another `workdir` for the host in the spec"
             )
-            assert node_state(alpha, place, deadline_s=5).state == "never-started"
+            assert node_state(alpha, place, deadline_s=30).state == "never-started"
             assert not Path(home, "ran").exists()
         finally:
-            alpha.run(["umount", "-l", place], deadline_s=5)
+            alpha.run(["umount", "-l", place], deadline_s=30)

@@ -32,7 +32,7 @@ class TestLoggingIn:
             known = tmp_path / f"known-{kind}"
             known.write_text(f"{bed['beta'].key_name} {key.with_suffix('.pub').read_text()}")
             with log_in(bed.target("beta", user_known_hosts_files=(known,))) as connection:
-                assert connection.run(["true"], deadline_s=5).code == 0
+                assert connection.run(["true"], deadline_s=30).code == 0
         bed.restart("beta")
 
     def test_says_nothing_on_the_terminal_or_in_the_log(
@@ -132,7 +132,7 @@ class TestJumpHosts:
         jump.release()
         both[0].close()
         assert jump.connection.is_alive
-        assert both[1].run(["true"], deadline_s=5).code == 0
+        assert both[1].run(["true"], deadline_s=30).code == 0
         both[1].close()
         assert not jump.connection.is_alive
 

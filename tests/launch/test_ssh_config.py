@@ -197,7 +197,7 @@ def test_a_host_of_the_bed_is_reached_by_its_alias(bed: Bed, home: Path) -> None
         f"Host *\n  User {bed.user}\n  IdentityFile {bed.key}\n  UserKnownHostsFile {bed.known_hosts}\n"
     )
     found = SshConfig().target(Host(address="worker"))
-    with connect(found, Access(), deadline_s=10) as connection:
+    with connect(found, Access(), deadline_s=30) as connection:
         assert connection.name == "worker"
-        assert connection.run(["true"], deadline_s=5).code == 0
+        assert connection.run(["true"], deadline_s=30).code == 0
     assert os.environ["HOME"] == str(home)

@@ -16,7 +16,7 @@ def no_way(name: str, deadline_s: float) -> Connection:
 
 
 def state(jobs: Jobs, name: str) -> str:
-    return node_state(jobs.host(name), jobs.run_dir(name), deadline_s=5).state
+    return node_state(jobs.host(name), jobs.run_dir(name), deadline_s=30).state
 
 
 def test_takes_in_what_the_nodes_say_at_the_end(jobs: Jobs) -> None:

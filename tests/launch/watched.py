@@ -36,7 +36,7 @@ class Jobs:
     connections: list[Connection] = field(default_factory=list)
 
     def host(self, name: str) -> Connection:
-        connection = connect(self.bed.target(name), Access(), deadline_s=10)
+        connection = connect(self.bed.target(name), Access(), deadline_s=30)
         self.connections.append(connection)
         return connection
 
@@ -64,7 +64,7 @@ class Jobs:
         """Wait for their ends."""
         for name in names:
             host, end = self.host(name), time.monotonic() + WAIT_S
-            while node_state(host, self.run_dir(name), deadline_s=5).state != "ended":
+            while node_state(host, self.run_dir(name), deadline_s=30).state != "ended":
                 assert time.monotonic() < end
                 time.sleep(0.02)
 
@@ -104,7 +104,7 @@ class Jobs:
         return [event.text for event in self.events if event.kind == kind and node in ("", event.node)]
 
     def stop(self, name: str) -> None:
-        with connect(self.bed.target(name), Access(), deadline_s=10) as host:
+        with connect(self.bed.target(name), Access(), deadline_s=30) as host:
             stop_node(host, self.run_dir(name), grace_s=1, deadline_s=WAIT_S)
 
     def close(self) -> None:
