@@ -61,3 +61,6 @@ def test_who_asks_to_stop_a_run_is_to_blame_for_what_ends_after_that(
     assert (was_stopped("r-1", before), was_stopped("r-1", time.monotonic() + 0.01)) == (False, True)
     note_stop("r-1")
     assert record.load().stop_asked == asked
+    record.create(RunRecord(run_id="r-2", name="r", bundle="/b", created=record.now_text(), state="failed"))
+    note_stop("r-2")
+    assert record.load("r-2").stop_asked is None

@@ -223,14 +223,20 @@ def choose_nodes(bundle: Bundle, nodes: Iterable[str] = (), exclude: Iterable[st
     left_out = [bundle.nodes[node].host.address for node in sorted(every - set(chosen))]
     if not chosen:
         raise InputError("no host is left", where=where, expected=f"expected all {len(every)}")
-    fitting = _fitting(bundle, [bundle.nodes[node].host for node in chosen])
+    count, fitting = _fitting(bundle, [bundle.nodes[node].host for node in chosen])
+    leave_out = f"set `nodes: {len(chosen)}` and leave these hosts out in the spec"
+    if count == len(chosen):
+        remedy = f"{leave_out}, and write a bundle for it with `topoplan generate`"
+    else:
+        remedy = f"for another layout, {leave_out}, and see `topoplan rank`"
+        if count:
+            remedy = f"set `nodes: {count}` and keep so many of the hosts in the spec; {remedy}"
     raise InputError(
         f"{len(chosen)} of {len(every)} hosts (without {named(left_out)}):"
         f" the layout is for {cluster.world_size} GPUs on {len(every)} nodes",
         where=where,
         expected=fitting,
-        remedy=f"set `nodes: {len(chosen)}` and leave these hosts out in the spec, and write a bundle for it with"
-        " `topoplan generate`",
+        remedy=remedy,
     )
 
 
@@ -254,8 +260,8 @@ def _numbers(bundle: Bundle, texts: Iterable[str], option: str) -> set[int]:
     return found
 
 
-def _fitting(bundle: Bundle, hosts: Sequence[Host]) -> str:
-    """Whether the same splits would do on fewer nodes: a phrase, empty where nothing can be said."""
+def _fitting(bundle: Bundle, hosts: Sequence[Host]) -> tuple[int, str]:
+    """On how many of the hosts the same splits would do, 0 for none, and that as a phrase."""
     spec, layout = bundle.recorded.spec, bundle.recorded.plan.layout
     degrees = ("tp", "pp", "cp", "ep") if layout.is_megatron else ("cp", "ulysses")
     given = layout_to_dict(layout)
@@ -271,5 +277,5 @@ def _fitting(bundle: Bundle, hosts: Sequence[Host]) -> str:
         except TopoplanError:
             continue
         if plan.fits:
-            return f"{splits} would fit {count} node{'s' if count != 1 else ''} with dp {plan.layout.dp}"
-    return f"no smaller number of nodes takes {splits} with a global batch of {spec.job.global_batch_size}"
+            return count, f"{splits} would fit {count} node{'s' if count != 1 else ''} with dp {plan.layout.dp}"
+    return 0, f"no smaller number of nodes takes {splits} with a global batch of {spec.job.global_batch_size}"

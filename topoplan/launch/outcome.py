@@ -49,7 +49,8 @@ def note_stop(run_id: str) -> None:
     A disk that is full keeps nobody from stopping.
     """
     with contextlib.suppress(InputError):
-        if load(run_id).stop_asked is None:
+        known = load(run_id)
+        if not known.is_over and known.stop_asked is None:
             update(run_id, stop_asked=now_text())
 
 
