@@ -125,3 +125,4 @@ def test_what_still_runs_after_a_failure_is_stopped_only_when_asked_for(
     live.wait_for(["ended"])
     noted = record.load()
     assert (noted.state, noted.code, noted.reason) == ("failed", 9, "node-01: ended with exit code 9")
+    assert "topoplan: this run has failed before: node-01: ended with exit code 9\n" in cli("attach").err

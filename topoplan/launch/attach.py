@@ -101,6 +101,9 @@ class Attach:
         if self._interrupts():
             return self._outcome("left", INTERRUPTED, running=labels)
         self._step("connect", f"connecting to the hosts of run {self._record.run_id}", run=self._record.run_id)
+        if self._record.state == "failed" and self._record.reason:
+            # What the hosts say now may be what came of it: others were stopped, and one that was lost is back.
+            self._tell(Event(kind="note", text=f"this run has failed before: {self._record.reason}"))
         self._targets = targets_of(self._record, self._record.nodes)
         settings = self._settings
         call = Call(lambda: connect_all(self._targets, self._access, deadline_s=settings.connect_s))
