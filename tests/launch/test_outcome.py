@@ -47,6 +47,16 @@ def test_an_end_is_noted_once_and_only_when_all_nodes_were_asked(
     assert noted(over, {"node-00": ENDED, "node-01": ENDED}) == over
 
 
+def test_what_ends_because_a_stop_was_asked_for_that_nobody_finished_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    nodes = (NodeRecord(node=0, name="h", address="h", run_dir="/r", script="s"),)
+    record.create(RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text(), nodes=nodes))
+    note_stop("r-1")
+    assert noted(record.load(), {"node-00": NodeState(state="ended", code=143)}).state == "stopped"
+
+
 def test_who_asks_to_stop_a_run_is_to_blame_for_what_ends_after_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

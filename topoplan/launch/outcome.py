@@ -72,6 +72,6 @@ def noted(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> Run
     code = exit_code(states)
     if record.is_over or code is None or len(states) < len(record.nodes):
         return record
-    over: RunState = "ended" if code == 0 else "failed"
+    over: RunState = "ended" if code == 0 else "stopped" if record.stop_asked else "failed"
     codes = {label: state.code for label, state in states.items() if isinstance(state, NodeState)}
     return note(record, over, code, codes=codes)
