@@ -180,13 +180,15 @@ class TestFollowing:
 
     def test_begins_where_it_is_told_to(self, alpha: Connection, run_dir: str) -> None:
         start(alpha, run_dir, "printf '0123456789\\nabc\\n'; until [ -e go ]; do sleep 0.02; done; echo end")
+        assert eventually(lambda: node_state(alpha, run_dir, deadline_s=30).log_bytes == 15)
         stream = follow_node(alpha, run_dir, offset=4)
         lines = follow_node(alpha, run_dir, tail_lines=1)
         late = follow_node(alpha, run_dir, offset=15)
-        time.sleep(0.2)
+        for one, shown in ((stream, b"456789\nabc\n"), (lines, b"abc\n")):
+            assert next(one.read(WAIT_S)) == Chunk(source="stdout", data=shown)
         alpha.run(["touch", f"{run_dir}/go"], deadline_s=30)
-        assert collected(stream) == (b"456789\nabc\nend\n", Ended(code=0))
-        assert collected(lines) == (b"abc\nend\n", Ended(code=0))
+        assert collected(stream) == (b"end\n", Ended(code=0))
+        assert collected(lines) == (b"end\n", Ended(code=0))
         assert collected(late) == (b"end\n", Ended(code=0))
 
     def test_knows_where_the_last_lines_begin(self, alpha: Connection, run_dir: str) -> None:
