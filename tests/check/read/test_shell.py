@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,16 @@ def seen(command: Command) -> dict[str, str]:
 
 def test_variables_of_the_script_are_put_in_place() -> None:
     assert words("A=1\nB='x y'\nrun $A ${A}b \"$B\" $B $C") == [["run", "1", "1b", "x y", "x", "y", "$C"]]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["$(hostname -s)", "`hostname -s`", '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)', "$(a $(b (c d)))"],
+)
+def test_what_a_command_prints_is_one_word_where_its_variable_stands_without_quotes(command: str) -> None:
+    assert words(f"head={command}\ntorchrun --master_addr $head --nnodes 2") == [
+        ["torchrun", "--master_addr", command, "--nnodes", "2"]
+    ]
 
 
 def test_a_default_is_taken_and_said_to_be_assumed() -> None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from topoplan.check.read.shell_words import Piece
 
+_BRACKETS = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+_WORD = re.compile(rf"(?:\${_BRACKETS}|`[^`]*`|\S)+")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
@@ -72,9 +75,12 @@ class Fields:
 
 
 def _parts(text: str) -> Iterator[tuple[int, str]]:
-    """Where the words of a value begin; an empty one at the end stands for blanks there."""
+    """Where the words of a value begin; an empty one at the end stands for blanks there.
+
+    The blanks in `$(hostname -s)` are not those of the value, which is what the command prints: one word, as a rule.
+    """
     end = 0
-    for match in re.finditer(r"\S+", text):
+    for match in _WORD.finditer(text):
         end = match.end()
         yield match.start(), match.group()
     if end < len(text):
