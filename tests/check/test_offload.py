@@ -7,6 +7,7 @@ import pytest
 from tests.check.setups import all_of, configuration
 from topoplan.check.job.translate import translate
 from topoplan.check.offload import offload_findings
+from topoplan.check.read.setup import Configuration
 from topoplan.check.rules.finding import Finding
 from topoplan.planner.predict import memory_of, plan_of
 from topoplan.specs.load import load_cluster
@@ -25,10 +26,28 @@ fp16: true
 WITHOUT_PARAMETERS = '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}'
 
 
+MEGATRON = """\
+model: Qwen/Qwen2.5-72B-Instruct
+load_safetensors: true
+tensor_model_parallel_size: 8
+micro_batch_size: 1
+global_batch_size: 16
+max_length: 4096
+recompute_granularity: full
+recompute_method: uniform
+recompute_num_layers: 1
+optimizer_cpu_offload: true
+optimizer_offload_fraction: 1
+"""
+
+
 def told(deepspeed: str = "ds_z3_offload_config.json", **keys: str) -> list[Finding]:
+    return told_of(configuration(RECIPE.format(deepspeed=deepspeed)), **keys)
+
+
+def told_of(one: Configuration, **keys: str) -> list[Finding]:
     overrides = [f"{key}={value}" for key, value in keys.items()]
     cluster = load_cluster("cluster_specs/a100-1x8.yaml", overrides=overrides)
-    one = configuration(RECIPE.format(deepspeed=deepspeed))
     translation = translate(one, all_of(one), cluster)
     plan = plan_of(translation.spec, translation.layout, memory_of(translation.spec, translation.layout))
     return list(offload_findings(translation, plan))
@@ -81,3 +100,16 @@ def test_a_spec_that_does_not_say_it_is_told_what_is_needed() -> None:
     assert (finding.rule, finding.severity) == ("layout-host-memory", "warning")
     assert "of host memory on each node of 8 GPUs" in finding.what
     assert "--set host_memory" in finding.remedy
+
+
+def test_megatrons_offloaded_optimizer_is_held_against_the_host_memory_too() -> None:
+    one = configuration(MEGATRON, trainer="swift-megatron")
+    (too_much,) = told_of(one, host_memory="500GiB")
+    (not_said,) = told_of(one)
+
+    assert (too_much.rule, too_much.severity, too_much.line) == ("layout-host-memory", "error", 11)
+    # 16 bytes of state and 4 of gradients in fp32 for each parameter, where one node has all of them
+    assert needed_gb(too_much) == pytest.approx(20 * PARAMETERS / 1e9, rel=0.01)
+    assert "DeepSpeed" not in too_much.why and "pin_memory" not in too_much.remedy
+    assert not_said.severity == "warning" and "--set host_memory" in not_said.remedy
+    assert told_of(one, host_memory="2TiB") == []

@@ -62,7 +62,8 @@ def best_of(
     """The best plan of a translation's job, or of another `spec` for the same trainer; of all its backends or some."""
     spec = spec or translation.spec
     layout, cluster = translation.layout, spec.cluster
-    if cluster.host_memory_bytes is None and (layout.offload_optimizer or layout.offload):
+    offloads = layout.offload_optimizer or layout.offload or layout.optimizer_offload_fraction
+    if cluster.host_memory_bytes is None and offloads:
         # Offload is searched where host memory is stated; what offloads already is compared with its like.
         cluster = replace(cluster, host_memory_bytes=_MOST_HOST_BYTES)
     found: dict[str, Plan] = {}

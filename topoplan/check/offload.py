@@ -14,11 +14,13 @@ from topoplan.planner.plan import Plan
 from topoplan.planner.predict import memory_of
 from topoplan.units import GIB
 
+_KILLED = ", and Linux kills a process that asks for more (exit code -9)"
+
 
 def offload_findings(translation: Translation, plan: Plan) -> Iterator[Finding]:
     """That the host memory is not stated, or is too small; what it is made of, and what less would do."""
     spec, memory = translation.spec, plan.memory
-    if plan.layout.is_megatron or not memory.host_bytes:
+    if not memory.host_bytes:
         return
     capacity, node = spec.cluster.host_memory_bytes, f"each node of {spec.cluster.gpus_per_node} GPUs"
     needed = f"{memory.host_bytes / GIB:,.0f} GiB ({memory.host_bytes / 1e9:,.0f} GB)"
@@ -37,9 +39,19 @@ def offload_findings(translation: Translation, plan: Plan) -> Iterator[Finding]:
         part=translation.configuration.part,
         line=key_line(translation.configuration, KEYS_OF_RULE["host-memory"]),
         what=what,
-        why=_made_of(translation, plan),
+        why=_made_of_megatron(translation) if plan.layout.is_megatron else _made_of(translation, plan),
         remedy=_remedy(translation, plan),
     )
+
+
+def _made_of_megatron(translation: Translation) -> str:
+    """What Megatron's HybridDeviceOptimizer keeps there, as `cost/states.py::host_optimizer_bytes` counts it."""
+    share, capacity = translation.layout.optimizer_offload_fraction, translation.spec.cluster.host_memory_bytes
+    made_of = (
+        f"optimizer_offload_fraction {share:g} of 16 bytes of fp32 weight, Adam's two moments and gradient for each"
+        " parameter of a rank's shard, and of its gradients in fp32"
+    )
+    return made_of if capacity is None else made_of + _KILLED
 
 
 def _made_of(translation: Translation, plan: Plan) -> str:
@@ -66,7 +78,7 @@ def _made_of(translation: Translation, plan: Plan) -> str:
     # PyTorch's CachingHostAllocator (aten/src/ATen/core/CachingHostAllocator.h, PowerOf2Ceil; pytorch issue 95823).
     made_of = ", ".join(rows) + "; with pin_memory each buffer is rounded up to a power of two on top"
     if spec.cluster.host_memory_bytes is not None:
-        made_of += ", and Linux kills a process that asks for more (exit code -9)"
+        made_of += _KILLED
     return made_of + (_own_estimate(translation) if layout.backend == "deepspeed" else "")
 
 
@@ -93,7 +105,8 @@ def _remedy(translation: Translation, plan: Plan) -> str:
     if spec.cluster.host_memory_bytes is None:
         words.append("give a spec that says host_memory (or --set host_memory=1TiB), and it is held against it")
     else:
-        words.append("use a node with more memory, or more nodes, which share it out; leave pin_memory off")
+        pinned = "" if layout.is_megatron else "; leave pin_memory off"
+        words.append(f"use a node with more memory, or more nodes, which share it out{pinned}")
     if layout.offload_param:
         less = memory_of(spec, replace(layout, offload_param=False))
         on_gpu = f"and {less.device_bytes / GIB:.1f} GiB on each GPU of {less.capacity_bytes / GIB:.1f}"

@@ -76,6 +76,8 @@ def test_arguments_become_the_job_and_the_layout(
         ({"optim": "adafactor"}, "optim"),
         ({"deepspeed": "zero0"}, "deepspeed"),
         ({"lisa_activated_layers": 2}, "lisa_activated_layers"),
+        # ms-swift's own examples/train/sequence_parallel/sequence_parallel.sh runs so
+        ({"deepspeed": None, "sequence_parallel_size": 5}, "sequence_parallel_size"),
         ({"train_type": "lora", "quant_method": "hqq", "quant_bits": 4}, "quant_method"),
     ],
 )

@@ -53,8 +53,10 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
 
 
 def sft_layout(keys: Keys, model: Model, sharding: Sharding, world: int, launch: Launch | None) -> Layout:
-    """The layout on `world` GPUs. Raises SpecError for a value of a wrong type."""
+    """The layout on `world` GPUs. Raises SpecError for a wrong type, NotPredictedError for what has no formula here."""
     micro_batch = keys.degree("per_device_train_batch_size")
+    if sharding.backend == "ddp" and keys.degree("sequence_parallel_size") > 1:
+        keys.not_predicted(("sequence_parallel_size",), "sequence_parallel_size without DeepSpeed or FSDP")
     return layout_of(
         sharding,
         world,

@@ -38,7 +38,7 @@ KEYS_OF_RULE: Mapping[str, tuple[str, ...]] = {
     "recompute": ("recompute_modules", "recompute_num_layers", "recompute_granularity"),
     "degrees": ("sequence_parallel_size",),
     "zero-stage": ("deepspeed", "zero_optimization"),
-    "host-memory": ("deepspeed", "fsdp", "zero_optimization"),
+    "host-memory": ("optimizer_offload_fraction", "optimizer_cpu_offload", "deepspeed", "fsdp", "zero_optimization"),
     "hybrid-sharding": ("fsdp",),
     "ulysses": ("sequence_parallel_size",),
     "quantised": ("quantization_bit", "quant_bits"),
