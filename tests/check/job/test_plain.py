@@ -90,6 +90,8 @@ def test_keys_become_the_job_and_the_layout(
         ({"optim": "adafactor"}, "optim", "optim 'adafactor' is not predicted"),
         ({"finetuning_type": "oft"}, "finetuning_type", "'oft'"),
         ({"stage": "kto"}, "stage", "'kto'"),
+        ({"do_train": "false", "do_predict": "true"}, "do_predict", "a run that does not train"),
+        ({"ray_num_workers": 4}, "ray_num_workers", "training under Ray"),
         ({"bf16": "false"}, "bf16", "neither bf16 nor fp16"),
         ({"quantization_bit": 3}, "quantization_bit", "quantization_bit 3"),
     ],
@@ -98,6 +100,22 @@ def test_what_has_no_formula_is_not_predicted(a100s: Cluster, keys: dict[str, An
     with pytest.raises(NotPredictedError, match=words) as error:
         translated(a100s, **keys)
     assert error.value.key == key
+
+
+def test_merging_an_adapter_is_no_training(a100s: Cluster) -> None:
+    one = configuration("model_name_or_path: Qwen/Qwen3-8B\nadapter_name_or_path: saves/lora\nexport_dir: merged\n")
+
+    with pytest.raises(NotPredictedError, match="a run that does not train is not predicted"):
+        translate(one, all_of(one), a100s)
+
+
+def test_ray_is_told_by_its_variable_where_a_command_is_known(a100s: Cluster) -> None:
+    plain = launch("llamafactory-cli", "train", "train.yaml", starter="")
+    under_ray = launch("llamafactory-cli", "train", "train.yaml", starter="", variables={"USE_RAY": "1"})
+
+    assert translated(a100s, plain, ray_num_workers=4).layout.dp == 8
+    with pytest.raises(NotPredictedError, match="under Ray"):
+        translated(a100s, under_ray, ray_num_workers=4)
 
 
 def test_the_allocator_is_the_commands(a100s: Cluster) -> None:

@@ -15,7 +15,7 @@ from topoplan.check.job.data_parallel import expandable_segments, layout_of, opt
 from topoplan.check.job.mca import STAGES, packs
 from topoplan.check.job.sharding import Sharding
 from topoplan.check.job.shared import check_something_trained
-from topoplan.check.job.values import Keys, as_whole
+from topoplan.check.job.values import Keys, as_whole, is_for_training
 from topoplan.check.read.setup import Launch
 from topoplan.emit.trainer_keys import plain_keys
 from topoplan.layout.layout import Layout
@@ -47,7 +47,10 @@ def defaults() -> Mapping[str, Any]:
 
 
 def plain_layout(keys: Keys, model: Model, sharding: Sharding, world: int, launch: Launch | None) -> Layout:
-    """The layout on `world` GPUs. Raises SpecError for a value of a wrong type."""
+    """The layout on `world` GPUs. Raises SpecError for a wrong type, NotPredictedError under Ray."""
+    if keys.given("ray_num_workers") is not None and (launch is None or launch.variable("USE_RAY")):
+        # train/tuner.py::_ray_training_function: Ray places the workers, wherever it has GPUs.
+        keys.not_predicted(("ray_num_workers",), "training under Ray")
     allocator = expandable_segments(launch)
     if allocator is None:
         # launcher.py sets it where it starts torchrun itself, which it does on more than one GPU.
@@ -70,8 +73,10 @@ def plain_layout(keys: Keys, model: Model, sharding: Sharding, world: int, launc
 def plain_job(keys: Keys, model: Model, layout: Layout, sharding: Sharding, seq_len: int) -> Job:
     """The job. Raises NotPredictedError for what is not predicted."""
     refuse(keys, _OFF)
-    if not keys.flag("do_train") and (keys.flag("do_predict") or keys.flag("do_eval")):
-        keys.not_predicted(("do_predict" if keys.flag("do_predict") else "do_eval",), "a run that does not train")
+    if not keys.flag("do_train"):
+        others = [key for key in ("do_predict", "do_eval") if keys.flag(key)]
+        if others or not is_for_training(keys.configuration):
+            keys.not_predicted((*others, "model_name_or_path"), "a run that does not train")
     stage, method = keys.text("stage") or "sft", keys.text("finetuning_type")
     if stage not in STAGES:
         keys.not_predicted(("stage",))
