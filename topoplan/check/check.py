@@ -18,6 +18,7 @@ from topoplan.check.rules import (
     bundle,
     deepspeed,
     environment,
+    files,
     launch,
     launch_megatron,
     launch_nodes,
@@ -41,6 +42,7 @@ from topoplan.specs.spec import Spec
 RULES = (
     shell,
     environment,
+    files,
     launch,
     launch_nodes,
     launch_slurm,
