@@ -32,7 +32,12 @@ def test_variables_of_the_script_are_put_in_place() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["$(hostname -s)", "`hostname -s`", '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)', "$(a $(b (c d)))"],
+    [
+        "$(hostname -s)",
+        "`hostname -s`",
+        '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        "$(a $(b (c d)))",
+    ],
 )
 def test_what_a_command_prints_is_one_word_where_its_variable_stands_without_quotes(command: str) -> None:
     assert words(f"head={command}\ntorchrun --master_addr $head --nnodes 2") == [

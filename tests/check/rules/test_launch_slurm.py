@@ -8,7 +8,9 @@ from tests.check.setups import setup_of
 from topoplan.check.rules import launch_slurm
 
 JOB = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=1\nhead=$(hostname -s)\n"
-TORCHRUN = "torchrun --nnodes 4 --nproc_per_node 8 --node_rank {rank} --master_addr $head -m llamafactory.launcher a.yaml"
+TORCHRUN = (
+    "torchrun --nnodes 4 --nproc_per_node 8 --node_rank {rank} --master_addr $head -m llamafactory.launcher a.yaml"
+)
 
 
 def rules_of(script: str) -> list[tuple[str, int | None]]:

@@ -34,3 +34,12 @@ def test_swift_sft_refuses_them() -> None:
 def test_the_command_is_the_one_that_is_typed(text: str, command: str) -> None:
     setup = setup_of(text + "\n")
     assert [command_of(setup, one) for one in setup.configurations] == [command]
+
+
+def test_under_ray_the_configuration_is_an_argument() -> None:
+    ray = {"use_ray": "true", "config": "a.yaml"}
+
+    assert rules(findings, make_command(ray, "swift-megatron", program="megatron rlhf")) == []
+    assert rules(findings, make_command({"config": "a.yaml"}, "swift-megatron", program="megatron rlhf")) == [
+        "swift-unknown-argument"
+    ]

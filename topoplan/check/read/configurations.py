@@ -10,6 +10,7 @@ from typing import Any
 
 from topoplan.check.read.parts import Part
 from topoplan.check.read.setup import Configuration, Trainer
+from topoplan.emit.swift.arguments import arguments_of
 from topoplan.emit.trainer_keys import known_keys
 from topoplan.errors import SpecError
 from topoplan.specs.source import Source, parse_source
@@ -38,6 +39,10 @@ _LLAMAFACTORY_V1 = frozenset(
 _MEGATRON_BRIDGE = frozenset(
     ["export_hf_on_finish", "megatron_pretrained_checkpoint", "mixed_precision", "use_packed_sequences"]
 )
+_SWIFT_SAMPLE = frozenset(
+    ["sampler_type", "sampler_engine", "orm_model", "prm_model", "num_return_sequences", "num_sampling_batch_size"]
+)
+_SWIFT_RAY = frozenset(["train", "rollout", "teacher", "colocate_groups"])
 _OF_TOPOPLAN = frozenset(["gpus_per_node", "nodes", "gpu", "hosts", "job", "fabric"])
 
 
@@ -103,6 +108,8 @@ def _guess(data: Mapping[str, Any]) -> Trainer | None:
         return "accelerate"
     if keys & _LLAMAFACTORY_V1 or (keys & _LLAMAFACTORY and keys & _MEGATRON_BRIDGE):
         return None
+    if keys & _SWIFT_SAMPLE or _is_swift_ray(data):
+        return None
     blocks = {key for key in keys & _TRINITY if isinstance(data[key], dict)}
     model = data.get("model")
     if len(blocks) >= 2 or (isinstance(model, dict) and "model_path" in model):
@@ -116,7 +123,14 @@ def _guess(data: Mapping[str, Any]) -> Trainer | None:
     best = max(scores, key=lambda name: scores[name])
     if scores[best]:
         return best if known or scores[best] > 2 else None
+    if known < len(keys) and keys <= arguments_of("swift sft").types.keys():
+        return "swift"
     return "llamafactory" if known and known * 2 >= len(keys) else None
+
+
+def _is_swift_ray(data: Mapping[str, Any]) -> bool:
+    """Groups of `megatron rlhf --use_ray true`, each with GPUs and arguments of its own."""
+    return any(isinstance(data[key], dict) and "gpus" in data[key] for key in _SWIFT_RAY & data.keys())
 
 
 def _hint(data: Mapping[str, Any]) -> dict[str, str]:
@@ -132,6 +146,13 @@ def _hint(data: Mapping[str, Any]) -> dict[str, str]:
         return {
             "expected": READ,
             "remedy": "it looks like one of LLaMA-Factory's Megatron Bridge (USE_MEGATRON_BRIDGE), which is not read",
+        }
+    if set(data) & _SWIFT_SAMPLE:
+        return {"expected": READ, "remedy": "it looks like one of ms-swift's `swift sample`, which trains nothing"}
+    if _is_swift_ray(data):
+        return {
+            "expected": READ,
+            "remedy": "it looks like one of ms-swift's trainer under Ray (--use_ray), which is not read",
         }
     if len(set(data) & _OF_TOPOPLAN) >= 2:
         return {"expected": READ, "remedy": "it looks like a cluster spec of topoplan: see `topoplan rank`"}

@@ -44,6 +44,8 @@ def argument_findings(configuration: Configuration, command: Command) -> Iterato
             elif finding := _wrong_value(configuration, key, known.types.get(key)):
                 yield finding
             continue
+        if key == "config" and configuration.get("use_ray"):
+            continue  # swift/ray/megatron/pipeline.py reads it before the parser does
         began = [name for name in known.types if name.startswith(key)]
         if len(began) == 1 and configuration.from_command:
             continue
