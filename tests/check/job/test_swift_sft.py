@@ -57,6 +57,9 @@ def test_the_guides_command_is_the_layout_that_it_describes(a100s: Cluster) -> N
         ({"deepspeed": None, "torch_dtype": "float32", "bf16": True}, {"pure_bf16": False, "precision": "bf16"}, {}),
         ({"sequence_parallel_size": 5}, {"global_batch_size": 4}, {"ulysses": 5, "dp": 1}),
         ({"use_liger_kernel": True}, {}, {"fused_linear_cross_entropy": True}),
+        # ms-swift says that the loss of Liger takes no effect then
+        ({"use_liger_kernel": True, "sequence_parallel_size": 5}, {}, {"fused_linear_cross_entropy": False}),
+        ({"use_liger_kernel": True, "enable_dft_loss": True}, {}, {"fused_linear_cross_entropy": False}),
     ],
 )
 def test_arguments_become_the_job_and_the_layout(
@@ -85,3 +88,14 @@ def test_what_has_no_formula_is_not_predicted(a100s: Cluster, keys: dict[str, An
     with pytest.raises(NotPredictedError, match="is not predicted") as error:
         translated(a100s, **keys)
     assert error.value.key == key
+
+
+def test_a_loss_in_pieces_is_not_predicted(a100s: Cluster) -> None:
+    one = configuration(
+        "model: Qwen/Qwen3-8B\nsequence_parallel_size: 8\ndeepspeed: zero3\n", trainer="swift", from_command=True
+    )
+    pieces = {"CELOSS_PARALLEL_SIZE": "2048"}
+    start = launch("swift", "sft", options={"nproc_per_node": "8"}, variables=pieces, of=one)
+
+    with pytest.raises(NotPredictedError, match="a loss in pieces"):
+        translate(one, all_of(one, launches=(start,)), a100s)

@@ -55,15 +55,20 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
 def sft_layout(keys: Keys, model: Model, sharding: Sharding, world: int, launch: Launch | None) -> Layout:
     """The layout on `world` GPUs. Raises SpecError for a wrong type, NotPredictedError for what has no formula here."""
     micro_batch = keys.degree("per_device_train_batch_size")
-    if sharding.backend == "ddp" and keys.degree("sequence_parallel_size") > 1:
+    ulysses = keys.degree("sequence_parallel_size")
+    if ulysses > 1 and sharding.backend == "ddp":
         keys.not_predicted(("sequence_parallel_size",), "sequence_parallel_size without DeepSpeed or FSDP")
+    pieces = launch.variable("CELOSS_PARALLEL_SIZE") if launch and ulysses > 1 else None
+    if pieces is not None and pieces.value != "0":
+        # trainers/utils.py::per_token_loss_func_sp
+        keys.not_predicted(("sequence_parallel_size",), f"a loss in pieces (CELOSS_PARALLEL_SIZE={pieces.value})")
     return layout_of(
         sharding,
         world,
         checkpoints=sharding.checkpoints or keys.flag("gradient_checkpointing"),
-        fused=keys.flag("use_liger_kernel") and model.model_type in LIGER_MODEL_TYPES,
+        fused=keys.flag("use_liger_kernel") and model.model_type in LIGER_MODEL_TYPES and not _own_loss(keys),
         expandable=bool(expandable_segments(launch)),
-        ulysses=keys.degree("sequence_parallel_size"),
+        ulysses=ulysses,
         micro_batch_size=micro_batch,
         gradient_accumulation_steps=keys.count("gradient_accumulation_steps") or ceil(_BATCH / micro_batch / world),
     )
@@ -110,6 +115,16 @@ def sft_job(keys: Keys, model: Model, layout: Layout, seq_len: int, launch: Laun
     )
     check_something_trained(keys, "freeze_llm", job)
     return job
+
+
+def _own_loss(keys: Keys) -> bool:
+    """Whether ms-swift takes the loss from whole logits, and not Liger (trainers/seq2seq_trainer.py, compute_loss)."""
+    scaled = keys.given("loss_scale") not in (None, "default")
+    return (
+        scaled
+        or any(keys.flag(key) for key in ("enable_dft_loss", "enable_channel_loss"))
+        or (keys.degree("sequence_parallel_size") > 1)
+    )
 
 
 def _targets(keys: Keys) -> tuple[str, ...]:
