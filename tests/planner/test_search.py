@@ -167,6 +167,14 @@ def test_no_legal_layout_is_an_error_that_names_a_rule() -> None:
         rank(spec_of(DENSE, nodes=2, global_batch_size=1, pin={"tp": 2, "pp": 1, "cp": 1}))
 
 
+def test_a_trainer_that_refuses_what_no_other_rule_does_is_the_reason() -> None:
+    spec = replace(
+        spec_of(DENSE, nodes=2, global_batch_size=64, stage="dpo", pin={"backend": "megatron"}), trainer="swift"
+    )
+    with pytest.raises(LayoutError, match=r"breaks rule trainer: ms-swift: stage dpo"):
+        rank(spec)
+
+
 def test_a_model_that_the_adapter_lacks_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match="gpt_oss"):
         rank(spec_of("openai/gpt-oss-20b"))

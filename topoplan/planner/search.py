@@ -437,7 +437,7 @@ def _nothing_legal(spec: Spec, illegal: list[Rejection], seen: Counter[str]) -> 
             remedy="loosen the pin",
         )
     last = {rule.name for rule in STEP_RULES + MODE_RULES}
-    name = max(seen, key=lambda rule: (rule in last, seen[rule]))
+    name = max(seen, key=lambda rule: (rule == TRAINER_RULE.name, rule in last, seen[rule]))
     example = next(rejection for rejection in illegal if rejection.rule == name)
     return LayoutError(
         f"no layout is legal; the nearest, {example.layout.id}, breaks rule {name}: {example.reason}",
