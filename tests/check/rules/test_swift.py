@@ -135,6 +135,13 @@ def test_a_mistake_with_megatron_is_found_and_nothing_else(arguments: dict[str, 
     assert megatron(arguments) == [rule]
 
 
+def test_what_came_and_went_with_version_3_is_no_slip_of_the_keyboard() -> None:
+    (finding,) = findings(make_command({"load_safetensors": "true"}, "swift-megatron", program="megatron sft"))
+
+    assert finding.what == "--load_safetensors is refused by ms-swift 4; version 3 had it"
+    assert finding.remedy == "take it out"
+
+
 def test_a_secret_is_never_shown() -> None:
     finding = only(findings, make_command({"hub_token": "abcdef"}), "swift-secret")
     assert "abcdef" not in repr((finding.what, finding.why, finding.remedy, finding.edits))
