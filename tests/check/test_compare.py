@@ -146,6 +146,25 @@ def test_a_command_for_another_cluster_is_told(h100s: Cluster, options: dict[str
     assert prediction.plan.layout.world_size == (32 if severity == "error" else 8)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "keys", "what", "remedy"),
+    [
+        ("a100-1x8", {"fp8": "e4m3", "fp8_recipe": "delayed"}, "has no fp8", "take fp8 and fp8_recipe out"),
+        ("v100", {"bf16": "true"}, "has no bf16", "set fp16: true in place of bf16"),
+    ],
+)
+def test_a_precision_that_the_card_lacks_is_told_in_the_files_own_keys(
+    cluster: str, keys: dict[str, str], what: str, remedy: str
+) -> None:
+    overrides = ["gpu=v100-sxm-32gb"] if cluster == "v100" else []
+    _, found = compared(mca(**keys), load_cluster("cluster_specs/a100-1x8.yaml", overrides=overrides))
+
+    finding = found["trainer-refuses"]
+    assert what in finding.what
+    assert finding.remedy == remedy
+    assert finding.line is not None
+
+
 def test_a_model_that_the_trainer_does_not_take_is_an_error(h100s: Cluster) -> None:
     prediction, found = compared(mca(model_name_or_path="openai/gpt-oss-20b"), h100s)
 

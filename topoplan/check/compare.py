@@ -15,9 +15,10 @@ from topoplan.check.offload import offload_findings
 from topoplan.check.prediction import Prediction
 from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.rules.finding import Finding
+from topoplan.check.rules.layout_keys import key_line
 from topoplan.check.rules.legality import broken_rules, legality_findings
 from topoplan.check.verdict import batch_finding, misfit, process_findings, samples_finding, unnamed, verdict
-from topoplan.errors import InputError
+from topoplan.errors import InputError, listed
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.planner.what_if import Search
@@ -28,6 +29,8 @@ _USUAL_CARD = "a100-sxm-80gb"
 """What is meant where no cluster is given: the largest card that most people have."""
 _USUAL_GPUS = 8
 """Of a machine, where no command says how many."""
+_FP8 = ("fp8_format", "fp8", "fp8_recipe", "fp8_param_gather", "fp8_param")
+_PRECISION = (*_FP8, "bf16", "torch_dtype")
 
 
 def predicted(
@@ -61,14 +64,24 @@ def predicted(
             rule="trainer-refuses",
             severity="error",
             part=configuration.part,
+            line=key_line(configuration, _PRECISION) if "precision" in error.remedy else None,
             what=error.what,
             why=error.expected,
-            remedy=error.remedy,
+            remedy=_in_keys(error.remedy, configuration),
         )
         return Prediction(configuration=configuration, translation=translation, reason=error.what), (*found, refused)
     prediction = _with_best(translation, cluster, search)
     told = (*found, *samples_finding(translation), *legality_findings(translation), *verdict(prediction))
     return prediction, told
+
+
+def _in_keys(remedy: str, configuration: Configuration) -> str:
+    """A remedy for a spec's `precision` in the trainer's own keys."""
+    if "precision" not in remedy:
+        return remedy
+    if "fp16" in remedy:
+        return "set fp16: true in place of bf16"
+    return f"take {listed([key for key in _FP8 if configuration.get(key) is not None], 'and')} out"
 
 
 def _not_predicted(configuration: Configuration, error: NotPredictedError) -> tuple[Prediction, tuple[Finding, ...]]:
