@@ -191,9 +191,11 @@ def _in_order(findings: Iterable[Finding], setup: Setup) -> tuple[Finding, ...]:
     order: dict[str, int] = {}
     for part in setup.parts:
         order.setdefault(part.name, len(order))
+    # What a script writes with a here-document is told of; a copy of the script would have to hold it corrected.
+    told = (replace(one, edits=()) if one.part.file else one for one in findings)
     return tuple(
         sorted(
-            dict.fromkeys(findings),
+            dict.fromkeys(told),
             key=lambda one: (
                 SEVERITIES.index(one.severity),
                 order.get(one.part.name, len(order)),

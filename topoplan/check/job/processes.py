@@ -62,7 +62,7 @@ def processes_for(setup: Setup, configuration: Configuration) -> Processes | Non
 
 def launch_of(setup: Setup, configuration: Configuration) -> Launch | None:
     """The command that starts a configuration: with its keys as arguments, its file, or at least its trainer."""
-    file = PurePath(configuration.part.name).name
+    file = PurePath(configuration.part.file or configuration.part.name).name
     of_trainer = [one for one in setup.launches if _FAMILIES.get(configuration.trainer, "") in one.program]
     by_nearness = (
         [one for one in setup.launches if one.configuration is configuration],

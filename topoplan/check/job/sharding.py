@@ -142,7 +142,7 @@ def _document(name: str, configuration: Configuration, setup: Setup) -> Mapping[
     if name.lstrip().startswith("{"):  # ms-swift takes JSON text, too
         return _json(name)
     for one in setup.of("deepspeed"):
-        if PurePath(one.part.name).name == PurePath(name).name:
+        if PurePath(one.part.file or one.part.name).name == PurePath(name).name:
             return one.source.data
     for base in (Path.cwd(), Path(configuration.part.name).parent):
         try:

@@ -21,6 +21,8 @@ class Part:
     """Line in the file of each line of `text`; empty when they are the same."""
     label: str = ""
     """Which piece of the file it is, such as `bash block 2`; empty for a whole file."""
+    file: str = ""
+    """The file that the script around it writes it to, as a here-document."""
     unfolded: bool = False
     """Line breaks had to be put back."""
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from topoplan.check.read.here_documents import here_documents
 from topoplan.check.read.kinds import names_a_job, sets_variables, starts_training
 from topoplan.check.read.markdown import is_markdown, markdown_parts
 from topoplan.check.read.parts import Part, PartKind
@@ -59,7 +60,8 @@ def file_parts(text: str, *, name: str) -> tuple[Part, ...]:
         return parts
     unfolded = unfold_yaml(text) if kind == "yaml" else unfold_shell(text) if kind == "shell" else None
     if unfolded is None:
-        return (Part(kind=kind, name=name, text=text),)
+        part = Part(kind=kind, name=name, text=text)
+        return (part, *here_documents(part)) if kind == "shell" else (part,)
     return (Part(kind=kind, name=name, text=unfolded, lines=_lines_of(text, unfolded), unfolded=True),)
 
 

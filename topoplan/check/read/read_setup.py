@@ -43,10 +43,10 @@ class _Reader:
             if part.kind != "shell":
                 try:
                     self._add(configuration_of(part))
-                except UnknownKindError:
-                    if not part.label:
+                except SpecError as error:
+                    if not part.file and not (part.label and isinstance(error, UnknownKindError)):
                         raise
-                    continue  # a block of a document may be about anything
+                    continue  # a block of a document, or what a script writes, may be about anything
             self.parts.append(part)
         environments: dict[str, Environment | None] = {}
         for part in parts:
@@ -75,8 +75,12 @@ class _Reader:
 
     def _add(self, configuration: Configuration) -> None:
         self.configurations.append(configuration)
-        if not configuration.part.label:
-            self._by_path[_resolved(Path(configuration.part.name))] = configuration
+        part = configuration.part
+        if part.file:
+            for base in _bases(part):
+                self._by_path[_resolved(below(base, _without_expansions(part.file)))] = configuration
+        elif not part.label:
+            self._by_path[_resolved(Path(part.name))] = configuration
 
     # References ------------------------------------------------------------------------------------------------------
 
