@@ -95,6 +95,8 @@ class TrainerRun:
     refuses_quantized: tuple[str, str] | None = None
     """Why weights with scales beside them cannot be read (a comment), and the message that says so; None: they can."""
     checkpoint: CheckpointSize
+    checkpoint_dirs: str = "checkpoint-*"
+    """Pattern of bash for the directories in output_dir that hold one each."""
     resumable: bool = True
     """Whether the trainer can go on from a checkpoint in output_dir, which it then does unasked."""
     steps: int | None = None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import json
 import shlex
 import shutil
 import subprocess
@@ -92,7 +93,12 @@ esac
 """
 
 
-def run_head(root: Path, output: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def plan_name(bundle: Path) -> str:
+    """The run, as Trinity-RFT names its directory."""
+    return str(json.loads((bundle / "plan.json").read_text())["run"])
+
+
+def run_head(root: Path, output: str, code: int = 0, earlier: str = "log") -> subprocess.CompletedProcess[str]:
     """The script of node 0, alone, with a stand-in for Python."""
     inside, python = root / "work", root / "venv" / "bin" / "python"
     for directory in (inside / "models" / "Qwen" / "Qwen3-8B", inside / "chats", python.parent):
@@ -109,6 +115,7 @@ def run_head(root: Path, output: str, code: int = 0) -> subprocess.CompletedProc
     )
     write_bundle(generate(spec, plan, trainer="trinity"), root / "bundle")
     words = {"PATH": "/usr/bin:/bin", "HOME": str(root), "PROBE": str(root), "OUTPUT": output, "CODE": str(code)}
+    (inside / "saves/topoplan" / plan_name(root / "bundle") / earlier).mkdir(parents=True)
     script = ["bash", str(root / "bundle" / "node-00.sh")]
     return subprocess.run(script, env=words, text=True, capture_output=True, check=False, timeout=60)
 
@@ -121,6 +128,12 @@ def test_a_run_starts_ray_and_the_launcher_and_ends_both(tmp_path: Path) -> None
     assert shlex.split(started)[2:5] == ["start", "--num-gpus", "8"]
     assert ended == "ended"
     assert f"run --config {tmp_path}/bundle/train.yaml" in (tmp_path / "launcher").read_text()
+
+
+def test_a_checkpoint_that_the_run_would_go_on_from_is_told(tmp_path: Path) -> None:
+    done = run_head(tmp_path, "", earlier="global_step_625")
+    assert done.returncode == 0
+    assert "has checkpoints, and the trainer goes on from the last one" in done.stderr
 
 
 @pytest.mark.parametrize("what", ["Error in Trainer", "Trainer failed"])

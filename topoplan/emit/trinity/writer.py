@@ -59,6 +59,7 @@ def trinity_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
             "are quantized; take an unquantized model",
         ),
         checkpoint=_checkpoint(spec, values),
+        checkpoint_dirs="global_step_*",  # trainer/verl/trainer.py, save_checkpoint
         steps=training_steps(spec.job),
         readme=ReadmeWords(
             engine=f"Trinity-RFT {TRINITY} (verl, FSDP2)",
