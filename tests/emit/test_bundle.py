@@ -14,8 +14,9 @@ import yaml
 
 import topoplan
 from tests.emit.samples import CLUSTER, HOSTS, ONE_NODE, QWEN3_8B, QWEN3_30B, make_layout, make_plan, make_spec_and_plan
-from topoplan.emit.bundle import bundle_warnings, generate
+from topoplan.emit.bundle import Scheduler, bundle_warnings, generate
 from topoplan.errors import SpecError
+from topoplan.specs.cluster import Cluster
 from topoplan.specs.lengths import Lengths
 
 ROOT = Path(__file__).parents[2]
@@ -148,6 +149,16 @@ def test_the_readme_names_the_address_that_is_missing() -> None:
     assert "\nbash node-00.sh\n" in bundle(cluster=ONE_NODE)["README.md"]
     without_workdir = replace(CLUSTER, hosts=tuple(replace(host, workdir=None) for host in HOSTS))
     assert "bash node-01.sh   # on 10.0.0.2" in bundle(cluster=without_workdir)["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "scheduler"),
+    [(CLUSTER, None), (WITH_HOSTS, None), (ONE_NODE, None), (CLUSTER, "slurm"), (ONE_NODE, "slurm")],
+)
+def test_the_readme_says_where_its_commands_are_to_be_called(cluster: Cluster, scheduler: Scheduler | None) -> None:
+    spec, plan = make_spec_and_plan(cluster=cluster, tp=2)
+    start = generate(spec, plan, scheduler)["README.md"].partition("## Start")[2].partition("```")[0]
+    assert "in this directory" in start.lower()
 
 
 def test_the_start_commands_of_the_readme_survive_two_shells() -> None:
