@@ -171,3 +171,12 @@ def test_bundles_of_topoplan_give_nothing(tmp_path: Path) -> None:
         spec, plan = make_spec_and_plan(cluster=cluster)
         write_bundle(generate(spec, plan), tmp_path / name)
         assert list(findings(read_setup([str(tmp_path / name)]))) == []
+
+
+def test_a_bundle_for_blackwell_is_right_without_one_connection(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(MEGATRON)
+    (tmp_path / "node-00.sh").write_text("export USE_MCA=1\npython -m llamafactory.launcher a.yaml\n")
+    setup = read_setup([str(tmp_path / "node-00.sh")])
+
+    assert "launch-max-connections" in [one.rule for one in findings(setup)]
+    assert "launch-max-connections" not in [one.rule for one in findings(replace(setup, bundles=(tmp_path,)))]

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.check.setups import FULL, MEGATRON, PLAIN, make_setup, with_lines
+from tests.check.setups import FULL, MEGATRON, PLAIN, make_setup, setup_of, with_lines
+from topoplan.check.rules.llamafactory_keys import key_findings
 from topoplan.check.rules.llamafactory_refusals import refusals
 
 REFUSED = {
@@ -76,3 +77,18 @@ def test_what_the_parser_takes_is_taken(lines: str) -> None:
 @pytest.mark.parametrize("text", [PLAIN, FULL, MEGATRON, "use_dora: true\n", "val_size: 0.1\n"])
 def test_right_files_and_a_few_lines_of_one_are_taken(text: str) -> None:
     assert keys(text) == []
+
+
+def found_in(command: str) -> list[str]:
+    setup = setup_of(command)
+    (configuration,) = setup.configurations
+    assert not [one for one in key_findings(setup, configuration) if one.severity == "error"]
+    return [key for key, _, _ in refusals(setup, configuration)]
+
+
+def test_what_only_the_shell_knows_of_a_command_is_not_judged() -> None:
+    command = "llamafactory-cli train --model_name_or_path Qwen/Qwen3-8B --dataset a --template qwen3 --output_dir o"
+    known = f"{command} --stage sft --do_train True --bf16 True --quantization_bit 4 --finetuning_type "
+
+    assert found_in(known + "$TYPE\n") == []
+    assert found_in(known + "full\n") == ["quantization_bit"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from topoplan.check.read.setup import Launch, Setup
 from topoplan.check.rules.environment import line_text, new_value
@@ -73,6 +74,8 @@ def _max_connections(setup: Setup, launch: Launch) -> Iterator[Finding]:
         )
     if not launch.program.startswith("llamafactory") or not is_enabled(launch, "USE_MCA") or from_outside(launch):
         return
+    if Path(launch.part.name).parent in setup.bundles:
+        return  # topoplan set it by the GPU that it planned for
     splits = [
         (one, max(size_of(one, "tensor_model_parallel_size"), size_of(one, "context_parallel_size")))
         for one in configurations_of(setup, launch)

@@ -7,6 +7,7 @@ from typing import Any
 
 from topoplan.check.job.values import value_of
 from topoplan.check.read.setup import Configuration, Setup
+from topoplan.check.read.words import is_open
 from topoplan.check.rules.edits import change, drop
 from topoplan.check.rules.finding import Edit, Finding
 from topoplan.check.rules.found import found
@@ -120,7 +121,8 @@ def _wrong_type(setup: Setup, configuration: Configuration, key: str, *, megatro
     if configuration.from_command and isinstance(text := configuration.get(key), str):
         taken = _as_argument(key, text, value, megatron=megatron)
     verdict = judge_key(key, taken, megatron=megatron)
-    if verdict.trouble != "type" or (isinstance(taken, str) and "${" in taken):
+    filled_in = isinstance(taken, str) and (is_open(taken) if configuration.from_command else "${" in taken)
+    if verdict.trouble != "type" or filled_in:
         return None
     remedy = "" if isinstance(value, bool) else verdict.remedy
     return found(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from topoplan.check.job.values import as_number, flag, is_complete, number, value_of, whole
 from topoplan.check.read.setup import Configuration, Setup
+from topoplan.check.read.words import is_open
 from topoplan.check.rules.keys import RENAMED
 from topoplan.units import shown
 
@@ -53,6 +54,8 @@ def _refused_method(configuration: Configuration) -> Iterator[Refusal]:
     """`hparams/finetuning_args.py`, __post_init__, and `parser.py::_verify_model_args`."""
     have = configuration.source.data
     method, stage = configuration.get("finetuning_type", "lora"), configuration.get("stage", "sft")
+    if configuration.from_command and is_open(f"{method}{stage}"):
+        return  # what only the shell knows
     stated = "finetuning_type" in have or is_complete(configuration)
     if stated and method != "lora":
         for key in ("use_rslora", "use_dora", "pissa_init"):
