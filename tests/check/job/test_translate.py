@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.check.setups import FULL_YAML, all_of, configuration, launch, mca
+from tests.check.setups import FULL_YAML, all_of, configuration, launch, mca, setup_of
 from topoplan.check.job.models import is_whole
 from topoplan.check.job.translate import Translation, translate
 from topoplan.errors import InputError, SpecError
@@ -95,3 +95,14 @@ def test_a_piece_without_a_model_is_not_whole() -> None:
     assert is_whole(configuration(FULL_YAML))
     assert not is_whole(configuration("tensor_model_parallel_size: 4\n"))
     assert not is_whole(configuration("train_batch_size: 4\n", trainer="deepspeed"))
+
+
+def test_what_the_command_says_behind_the_file_wins(h100s: Cluster) -> None:
+    script = "export USE_MCA=1\nllamafactory-cli train a.yaml cutoff_len=8192 per_device_train_batch_size=2\n"
+    setup = setup_of(script, a_yaml=FULL_YAML)
+    (file,) = [one for one in setup.configurations if not one.from_command]
+    found = translate(file, setup, h100s)
+
+    assert (found.spec.job.seq_len, found.layout.micro_batch_size) == (8192, 2)
+    assert found.configuration is file
+    assert "cutoff_len and per_device_train_batch_size as the command has it, behind the file" in found.assumptions

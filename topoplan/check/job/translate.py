@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from topoplan.check.job import deepspeed_alone, mca, plain, swift, swift_sft
 from topoplan.check.job.data_parallel import USUAL_SEQ_LEN
 from topoplan.check.job.models import model_of
-from topoplan.check.job.processes import Processes, processes_for
+from topoplan.check.job.processes import Processes, launch_of, processes_for
 from topoplan.check.job.sharding import sharding_of
 from topoplan.check.job.values import Keys
 from topoplan.check.read.setup import Configuration, Setup
-from topoplan.errors import SpecError
+from topoplan.errors import SpecError, listed
 from topoplan.layout.layout import Layout
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
@@ -60,7 +60,8 @@ def translate(
     }.get(configuration.trainer)
     if translator is None:
         raise SpecError(f"{configuration.trainer} is not predicted", where=configuration.part.place(None))
-    found = translator(_Given(configuration, setup, cluster, model, seq_len))
+    whole, overridden = _with_arguments(configuration, setup)
+    found = translator(_Given(whole, setup, cluster, model, seq_len, processes_for(setup, configuration)))
     spec = Spec(
         cluster=found.part,
         model=found.model,
@@ -73,8 +74,24 @@ def translate(
         spec=spec,
         layout=found.layout,
         processes=found.processes,
-        assumptions=tuple(filter(None, found.assumptions)),
+        assumptions=tuple(filter(None, (*found.assumptions, overridden))),
     )
+
+
+def _with_arguments(configuration: Configuration, setup: Setup) -> tuple[Configuration, str]:
+    """A file with what its command says behind it, which wins, and a sentence on that.
+
+    LLaMA-Factory: `hparams/parser.py::read_args`; ms-swift: `cli/main.py::parse_yaml_args`.
+    """
+    launch = launch_of(setup, configuration)
+    said = launch.configuration if launch is not None and launch.reads is configuration else None
+    if said is None:
+        return configuration, ""
+    source, new = configuration.source, said.source.data
+    lines = {path: line for path, line in source.lines.items() if path[0] not in new}
+    words = frozenset(path for path in source.old_booleans if path[0] not in new)
+    merged = replace(source, data={**source.data, **new}, lines=lines, old_booleans=words)
+    return replace(configuration, source=merged), f"{listed(sorted(new))} as the command has it, behind the file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +101,7 @@ class _Given:
     cluster: Cluster
     model: str | None
     seq_len: int
+    processes: Processes | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +131,7 @@ def _mca(given: _Given) -> _Found:
     keys = Keys(given.configuration, mca.defaults())
     seq_len = _seq_len(keys, "cutoff_len")
     model, assumption = model_of(given.configuration, given.model, seq_len)
-    processes = processes_for(given.setup, given.configuration)
+    processes = given.processes
     part, on_part = _part_of(given.cluster, processes)
     layout = mca.layout_of(keys, model, part.world_size)
     job = mca.job_of(keys, model, layout, seq_len)
@@ -128,7 +146,7 @@ def _swift_megatron(given: _Given) -> _Found:
     keys = Keys(given.configuration, swift.DEFAULTS)
     seq_len = _seq_len(keys, "max_length")
     model, assumption = model_of(given.configuration, given.model, seq_len)
-    processes = processes_for(given.setup, given.configuration)
+    processes = given.processes
     part, on_part = _part_of(given.cluster, processes)
     layout = swift.layout_of(keys, model, part.world_size)
     job = swift.job_of(keys, model, seq_len, processes)
@@ -148,7 +166,7 @@ def _plain(given: _Given) -> _Found:
     seq_len = _seq_len(keys, "cutoff_len")
     model, assumption = model_of(given.configuration, given.model, seq_len)
     sharding = sharding_of(keys, given.setup)
-    processes = processes_for(given.setup, given.configuration)
+    processes = given.processes
     part, on_part = _part_of(given.cluster, processes)
     launch = processes.launch if processes else None
     layout = plain.plain_layout(keys, model, sharding, part.world_size, launch)
@@ -164,7 +182,7 @@ def _swift(given: _Given) -> _Found:
     seq_len = keys.count("max_length")
     model, assumption = model_of(given.configuration, given.model, seq_len or given.seq_len)
     sharding = sharding_of(keys, given.setup)
-    processes = processes_for(given.setup, given.configuration)
+    processes = given.processes
     part, on_part = _part_of(given.cluster, processes)
     launch = processes.launch if processes else None
     layout = swift_sft.sft_layout(keys, model, sharding, part.world_size, launch)
