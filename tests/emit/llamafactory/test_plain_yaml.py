@@ -106,6 +106,13 @@ def test_keys_of_the_user_take_the_place_of_ours_or_stand_at_the_end() -> None:
     assert (read["logging_steps"], read["lora_alpha"], read["output_dir"]) == (5, 4, "/ckpt")
 
 
+def test_whoever_evaluates_by_steps_does_so_as_often_as_weights_are_saved() -> None:
+    read = values(backend="ddp", job={"trainer": {"eval_strategy": "steps", "val_size": 0.1}})
+    assert read["eval_steps"] == read["save_steps"]
+    own = {"eval_strategy": "steps", "val_size": 0.1, "eval_steps": 50}
+    assert values(backend="ddp", job={"trainer": own})["eval_steps"] == 50
+
+
 def test_stages_have_their_packing() -> None:
     assert "packing" not in values(backend="ddp", job={"stage": "dpo"})
     assert "packing" not in values(backend="ddp", job={"stage": "pt"})

@@ -213,7 +213,7 @@ def _output_section(spec: Spec, user: Mapping[str, Any]) -> Section:
     ]
     if user.get("eval_strategy") == "steps":
         comment = "unset it follows logging_steps: after every step"
-        entries.append(Entry(key="eval_steps", value=save_steps, comment=comment))
+        entries.append(Entry(key="eval_steps", value=save_steps(steps), comment=comment))
     entries += [
         Entry(key="logging_steps", value=1),
         Entry(key="report_to", value="none", comment="or wandb, tensorboard"),
