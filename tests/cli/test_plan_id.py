@@ -111,12 +111,12 @@ def test_a_split_of_ones_own_has_no_ends_in_its_id() -> None:
     dp=st.integers(1, 4096),
     mbs=POWERS,
     recompute=st.sampled_from(["none", "selective", "full"]),
-    flags=st.lists(st.booleans(), min_size=5, max_size=5),
+    flags=st.lists(st.booleans(), min_size=6, max_size=6),
 )
 def test_an_id_says_all_of_a_layout_that_splits_data_alone(
     backend: str, zero_stage: int, ulysses: int, dp: int, mbs: int, recompute: str, flags: list[bool]
 ) -> None:
-    hybrid, away, param, liger, expandable = flags
+    hybrid, away, param, liger, expandable, sync = flags
     form: dict[str, Any] = {"backend": backend, "dp": dp, "micro_batch_size": mbs}
     form |= {"fused_linear_cross_entropy": liger, "expandable_segments": expandable}
     if backend == "deepspeed":
@@ -124,6 +124,7 @@ def test_an_id_says_all_of_a_layout_that_splits_data_alone(
         form |= {"zero_stage": zero_stage, "offload_optimizer": away, "offload_param": both, "ulysses": ulysses}
     elif backend == "fsdp2":
         form |= {"sharding": "hybrid" if hybrid else "full", "offload": away, "ulysses": ulysses}
+        form["sync_each_batch"] = sync
     layout = Layout(**form, gradient_accumulation_steps=1, recompute=Recompute(granularity=recompute))
     found = layout_of_id(layout.id, 36)
     assert found.pop("recompute") == recompute

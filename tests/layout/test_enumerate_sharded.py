@@ -64,6 +64,7 @@ def brute_force(spec: Spec, backend: str) -> Iterator[Layout]:
             recompute=recompute,
             expandable_segments=expandable,
             distributed_optimizer=False,
+            grad_reduce_in_fp32=backend != "fsdp2",
             **state,
         )
         offloads = layout.offload or layout.offload_optimizer or layout.offload_param
@@ -184,3 +185,11 @@ def test_the_fused_loss_is_taken_only_where_it_is_pinned() -> None:
     pinned = legal(spec_with(pin={"fused_linear_cross_entropy": True}), "ddp")
     assert pinned
     assert all(layout.fused_linear_cross_entropy for layout in pinned)
+
+
+def test_fsdp2_reduces_in_the_type_that_the_trainer_has() -> None:
+    spec = spec_with(global_batch_size=8, nodes=1, gpus_per_node=8, model=DENSE)
+    for trainer, in_fp32 in ((None, False), ("llamafactory", False), ("swift", False), ("trinity", True)):
+        found = legal(replace(spec, trainer=trainer), "fsdp2")
+        assert found
+        assert {layout.grad_reduce_in_fp32 for layout in found} == {in_fp32}

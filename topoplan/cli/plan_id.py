@@ -91,11 +91,12 @@ def _sharded_layout_of_id(plan_id: str, option: str) -> dict[str, Any]:
     if layout["backend"] == "deepspeed":
         layout |= {"offload_optimizer": False, "offload_param": False}
     elif layout["backend"] == "fsdp2":
-        layout |= {"sharding": "full", "offload": False}
+        layout |= {"sharding": "full", "offload": False, "sync_each_batch": True}
     meant: dict[str, dict[str, Any]] = {
         "full": {"recompute": "full"},
         "sel": {"recompute": "selective"},
         "hybrid": {"sharding": "hybrid"},
+        "nosync": {"sync_each_batch": False},
         "liger": {"fused_linear_cross_entropy": True},
         "expandable": {"expandable_segments": True},
         "offload": {"offload_optimizer" if "offload_optimizer" in layout else "offload": True},

@@ -60,6 +60,9 @@ def sharded_families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, .
     sequence_ranks = [1] if backend == "ddp" else divisors(spec.cluster.gpus_per_node, longest)
     modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else [Recompute(), FULL]
     degrees = {key: pin[key] for key in ("tp", "pp", "vpp", "ep", "etp") if key in pin}
+    # accelerate reduces FSDP2's gradients in the type of the products (`utils/dataclasses.py`,
+    # FullyShardedDataParallelPlugin.set_mixed_precision); verl, under Trinity-RFT, in fp32.
+    accelerates = backend == "fsdp2" and spec.trainer != "trinity"
     for states in kept(_states(spec, backend), STATES):
         offloads = kept(_offloads(spec, backend, states), OFFLOADS)
         for ulysses in chosen("ulysses", sequence_ranks):
@@ -75,6 +78,8 @@ def sharded_families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, .
                     gradient_accumulation_steps=max(1, batch // (micro_batch * dp)),
                     distributed_optimizer=False,
                     fused_linear_cross_entropy=pin.get("fused_linear_cross_entropy", False),
+                    sync_each_batch=pin.get("sync_each_batch", True),
+                    grad_reduce_in_fp32=pin.get("grad_reduce_in_fp32", not accelerates),
                     **states,
                     **offloads[0],
                 )

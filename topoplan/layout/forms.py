@@ -19,10 +19,12 @@ from topoplan.units import shown
 
 _TYPES = {field.name: field.type for field in fields(Layout)}
 _MOST = 10_000_000
+_IN_FP32 = "grad_reduce_in_fp32"
+"""A key of Megatron's and of one other."""
 _SHARDED_KEYS = {
     "ddp": (),
     "deepspeed": ("zero_stage", "offload_optimizer", "offload_param", "ulysses"),
-    "fsdp2": ("sharding", "offload", "ulysses"),
+    "fsdp2": ("sharding", "offload", "sync_each_batch", "ulysses", _IN_FP32),
 }
 _ALL_SHARDED_KEYS = ("fused_linear_cross_entropy", "expandable_segments")
 _COMMON_KEYS = (
@@ -35,7 +37,7 @@ def keys_of(backend: str) -> tuple[str, ...]:
     """The keys that layouts of a backend have. A backend that splits data alone has its degrees too, all of them 1."""
     if backend in SHARDED_BACKENDS:
         return (*_COMMON_KEYS, *_SHARDED_KEYS[backend], *_ALL_SHARDED_KEYS)
-    others = {*chain.from_iterable(_SHARDED_KEYS.values()), *_ALL_SHARDED_KEYS}
+    others = {*chain.from_iterable(_SHARDED_KEYS.values()), *_ALL_SHARDED_KEYS} - {_IN_FP32}
     return tuple(key for key in _TYPES if key not in others)
 
 

@@ -54,6 +54,7 @@ class Layout:
     """Megatron's pipeline_model_parallel_layout string; None is the even split."""
     optimizer_offload_fraction: float = 0.0
     grad_reduce_in_fp32: bool = True
+    """Gradients are reduced in fp32; with fsdp2 too, as torchtitan and verl do, where accelerate takes 16 bits."""
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     cross_entropy_fusion: bool = False
@@ -74,6 +75,9 @@ class Layout:
     """With fsdp2: full (over all ranks) or hybrid (inside a node, replicated between nodes)."""
     offload: bool = False
     """With fsdp2: parameters, gradients and optimizer in host memory (CPUOffloadPolicy)."""
+    sync_each_batch: bool = True
+    """With fsdp2: gradients are reduced to their shards after every micro batch (accelerate's key of that name); else
+    each GPU sums whole ones, and reduces them after the last."""
     ulysses: int = 1
     """Ranks that share a sequence by all-to-all; they see the same samples, so that dp is world / ulysses."""
     fused_linear_cross_entropy: bool = False
@@ -147,6 +151,7 @@ class Layout:
             parts.append({"full": "full", "selective": "sel"}[self.recompute.granularity])
         if self.offload_optimizer or self.offload:
             parts.append("offload+param" if self.offload_param else "offload")
+        parts += ["nosync"] * (not self.sync_each_batch)
         parts += ["liger"] * self.fused_linear_cross_entropy + ["expandable"] * self.expandable_segments
         return "-".join(parts)
 

@@ -34,7 +34,7 @@ def _offload(spec: Spec, layout: Layout) -> str | None:
 
 
 def _states(spec: Spec, layout: Layout) -> str | None:
-    for key in ("zero_stage", "sharding", "offload_optimizer", "offload_param", "offload"):
+    for key in ("zero_stage", "sharding", "offload_optimizer", "offload_param", "offload", "sync_each_batch"):
         value = getattr(layout, key)
         if key not in keys_of(layout.backend) and value != USUAL[key]:
             return f"{key} {str(value).lower()} with backend {layout.backend}"

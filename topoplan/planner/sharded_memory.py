@@ -12,7 +12,7 @@ from topoplan.cost.profile import profile_notes, profile_of
 from topoplan.cost.sharded.activations import ATTENTION_OUTPUTS
 from topoplan.cost.sharded.linears import Elements, elements_of
 from topoplan.cost.sharded.memory import LayerMemory, layer_memories
-from topoplan.cost.sharded.states import sharded_states
+from topoplan.cost.sharded.states import sharded_states, whole_gradients_bytes
 from topoplan.layout.layout import Layout
 from topoplan.planner.breakdown import SavedRow
 from topoplan.planner.plan import Plan
@@ -144,7 +144,10 @@ def _states(spec: Spec, layout: Layout, elements: Elements) -> tuple[StateRow, .
         kinds.append(("reference model", elements.total, HALF))
     for name, count, size in kinds:
         add("weights", name, count, size, shares.weights, on_host=weights_away)
-    if totals.gradients_bytes:
+    whole = whole_gradients_bytes(layout, elements)
+    if whole:
+        add("gradients", "whole gradients, summed over micro batches", trained, HALF, 1, on_host=False)
+    if totals.gradients_bytes > whole:
         add("gradients", "gradients", trained, each.gradient, shares.gradients, on_host=False)
     moments = moment_bytes(job)
     if each.optimizer > moments:

@@ -226,6 +226,9 @@ class PinForm(Form):
     offload_param: Annotated[bool | None, Switch()] = Field(default=None, description="With deepspeed, stage 3.")
     sharding: Annotated[str | None, Choice(("full", "hybrid"))] = Field(default=None, description="With fsdp2.")
     offload: Annotated[bool | None, Switch()] = Field(default=None, description="With fsdp2: CPU offload.")
+    sync_each_batch: Annotated[bool | None, Switch()] = Field(
+        default=None, description="With fsdp2: gradients are reduced after every micro batch, not after the last alone."
+    )
     ulysses: Annotated[int | None, DEGREE] = Field(
         default=None, description="Sequence parallel by all-to-all, of fsdp2 and deepspeed."
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.check.setups import configuration, launch
-from topoplan.check.job.data_parallel import expandable_segments, layout_of, optimizer_of, refuse
+from topoplan.check.job.data_parallel import expandable_segments, layout_of, optimizer_of, refuse, syncs_each_batch
 from topoplan.check.job.sharding import Sharding
 from topoplan.check.job.values import Keys, NotPredictedError
 
@@ -51,3 +51,25 @@ def test_the_last_word_on_the_allocator_counts() -> None:
     for value, expandable in (("expandable_segments:True", True), ("max_split_size_mb:128", False)):
         assert expandable_segments(launch(variables={"PYTORCH_CUDA_ALLOC_CONF": value})) is expandable
     assert expandable_segments(launch(variables={"PYTORCH_ALLOC_CONF": "expandable_segments:True"}))
+
+
+SYNC = "{gradient_accumulation_kwargs: {sync_each_batch: true}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "syncs"),
+    [
+        ("a: 1", False),
+        ("accelerator_config: {even_batches: false}", False),
+        ("accelerator_config: accelerator.json", False),
+        (f"accelerator_config: {SYNC}", True),
+        ("""accelerator_config: '{"gradient_accumulation_kwargs": {"sync_each_batch": true}}'""", True),
+        ("accelerator_config: '{'", False),
+    ],
+)
+def test_gradients_are_summed_whole_unless_the_file_says_otherwise(text: str, syncs: bool) -> None:
+    assert syncs_each_batch(keys(text)) is syncs
+    common: dict[str, Any] = {"micro_batch_size": 1, "gradient_accumulation_steps": 4}
+    switches = {"checkpoints": True, "fused": False, "expandable": False, "sync_each_batch": syncs}
+    assert layout_of(Sharding(backend="fsdp2"), 8, **switches, **common).sync_each_batch is syncs
+    assert layout_of(Sharding(), 8, **switches, **common).sync_each_batch

@@ -144,3 +144,20 @@ def test_dpo_keeps_a_reference_model_unless_adapters_can_be_switched_off() -> No
 
     assert extra() == 2 * parameter_count(small_spec().model) / 8
     assert extra(finetuning="lora") == 0
+
+
+@given(finetuning=FINETUNINGS, offload=st.booleans())
+def test_fsdp2_keeps_whole_gradients_where_it_reduces_them_after_the_last_micro_batch(
+    finetuning: str, offload: bool
+) -> None:
+    # Measured with PyTorch 2.15 on two processes: gradients of the whole model in bf16, beside no sharded ones.
+    spec = tiny_spec(finetuning=finetuning, global_batch_size=32)
+    each, last = (states_of(spec, "fsdp2", offload=offload, sync_each_batch=on) for on in (True, False))
+    assert last.gradients_bytes - each.gradients_bytes == 2 * elements_of(TINY, spec.job).trained
+    once = replace(spec, job=replace(spec.job, global_batch_size=8))
+    assert states_of(once, "fsdp2", sync_each_batch=False) == states_of(once, "fsdp2")
+
+
+def test_gradients_on_their_way_are_larger_where_they_are_reduced_in_fp32() -> None:
+    half, single = (states_of(tiny_spec(), "fsdp2", grad_reduce_in_fp32=on) for on in (False, True))
+    assert single.layer_gradients_bytes == pytest.approx(half.layer_gradients_bytes * 6 / 4)

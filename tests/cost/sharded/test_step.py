@@ -188,3 +188,16 @@ def test_images_take_time_as_they_do_elsewhere() -> None:
     assert passes(frozen).forward_s - passes(blind).forward_s == pytest.approx(ahead)
     many = replace(frozen, job=replace(frozen.job, images_per_sequence=4))
     assert passes(many).vision_s[0] > 3 * ahead
+
+
+def test_fsdp2_sends_gradients_as_often_and_as_wide_as_it_is_told() -> None:
+    spec = spec_of(LARGE, nodes=2, global_batch_size=64, cluster=SLOW_NETWORK)
+    profile = profile_of(spec.cluster.gpu)
+
+    def sent(**keys: Any) -> float:
+        found = sharded_terms(spec.model, spec.cluster, spec.job, sharded(spec, "fsdp2", **keys), profile)
+        flows = [flow for flow in found.traffic.flows if flow.kind == "reduce-scatter"]
+        return sum(flow.seconds * (found.count if flow.moment == "backward" else 1) for flow in flows)
+
+    assert sent() == pytest.approx(2 * sent(grad_reduce_in_fp32=False), rel=0.1)
+    assert sent() == pytest.approx(4 * sent(sync_each_batch=False))

@@ -11,6 +11,7 @@ import yaml
 from tests.emit.samples import CLUSTER, QWEN3_8B, QWEN3_VL_8B, make_spec_and_plan
 from topoplan.emit.llamafactory.plain_yaml import plain_trainer_files
 from topoplan.emit.trainer_keys import plain_keys
+from topoplan.errors import LayoutError
 from topoplan.layout.layout import Recompute
 
 WITH_MEMORY = replace(CLUSTER, host_memory_bytes=2**41)
@@ -117,3 +118,15 @@ def test_stages_have_their_packing() -> None:
     assert "packing" not in values(backend="ddp", job={"stage": "dpo"})
     assert "packing" not in values(backend="ddp", job={"stage": "pt"})
     assert values(backend="ddp", job={"stage": "pt", "packing": False})["packing"] is False
+
+
+def test_fsdp2_reduces_gradients_after_every_micro_batch() -> None:
+    # As predicted: transformers would sum whole ones on each GPU.
+    sync = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    assert values(backend="fsdp2")["accelerator_config"] == sync
+    assert "accelerator_config" not in values(backend="fsdp2", gradient_accumulation_steps=1)
+    assert "accelerator_config" not in values(backend="deepspeed", zero_stage=3)
+    own = {**sync, "even_batches": False}
+    assert values(backend="fsdp2", job={"trainer": {"accelerator_config": own}})["accelerator_config"] == own
+    with pytest.raises(LayoutError, match="accelerator_config without sync_each_batch true"):
+        values(backend="fsdp2", job={"trainer": {"accelerator_config": {"even_batches": False}}})

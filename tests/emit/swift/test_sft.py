@@ -11,7 +11,7 @@ import pytest
 from tests.emit.samples import CLUSTER, ONE_NODE, QWEN3_30B, QWEN3_VL_8B, V100
 from tests.emit.swift.plans import files_for, values_for
 from topoplan.emit.swift.arguments import arguments_of
-from topoplan.errors import InputError
+from topoplan.errors import InputError, LayoutError
 from topoplan.layout.layout import Recompute
 
 FULL = Recompute(granularity="full")
@@ -186,3 +186,16 @@ def test_what_may_surprise_is_told() -> None:
     assert "experts get no adapters" in readme
     readme = files_for(job={"trainer": {"eval_strategy": "steps"}})["README.md"]
     assert "eval_strategy has no effect" in readme.replace("\\", "")
+
+
+def test_fsdp2_reduces_gradients_after_every_micro_batch() -> None:
+    # As predicted: transformers would sum whole ones on each GPU.
+    values = values_for(backend="fsdp2")
+    assert values["gradient_accumulation_steps"] > 1
+    sync = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    assert values["accelerator_config"] == {"dispatch_batches": False, **sync}
+    assert "accelerator_config" not in values_for(backend="deepspeed")
+    with pytest.raises(LayoutError, match="accelerator_config"):
+        values_for(backend="fsdp2", job={"trainer": {"accelerator_config": {"split_batches": True}}})
+    own = {"accelerator_config": {"split_batches": True}}
+    assert values_for(job={"trainer": own})["accelerator_config"] == own["accelerator_config"]

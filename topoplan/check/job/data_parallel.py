@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from topoplan.check.job.sharding import Sharding
-from topoplan.check.job.values import Keys
+from topoplan.check.job.values import Keys, at
 from topoplan.check.read.setup import Launch
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.units import shown
@@ -32,6 +33,7 @@ def layout_of(
     fused: bool,
     expandable: bool,
     ulysses: int = 1,
+    sync_each_batch: bool = True,
     micro_batch_size: int,
     gradient_accumulation_steps: int,
 ) -> Layout:
@@ -49,9 +51,22 @@ def layout_of(
         offload_param=sharding.offload_param,
         sharding=sharding.sharding,
         offload=sharding.offload,
+        sync_each_batch=sharding.backend != "fsdp2" or sync_each_batch,
+        grad_reduce_in_fp32=sharding.backend != "fsdp2",  # accelerate reduces in the type of the products
         fused_linear_cross_entropy=fused,
         expandable_segments=expandable,
     )
+
+
+def syncs_each_batch(keys: Keys) -> bool:
+    """Whether the trainer reduces gradients after every micro batch (transformers `trainer.py`, accelerate no_sync)."""
+    config = keys.given("accelerator_config")
+    if isinstance(config, str) and config.lstrip().startswith("{"):
+        try:
+            config = json.loads(config)
+        except (ValueError, RecursionError):
+            config = None
+    return at(config, ("gradient_accumulation_kwargs", "sync_each_batch")) is True
 
 
 def optimizer_of(keys: Keys) -> str:

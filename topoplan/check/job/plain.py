@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from topoplan.backends.llamafactory import FREEZABLE_MODEL_TYPES, LIGER_MODEL_TYPES
-from topoplan.check.job.data_parallel import expandable_segments, layout_of, optimizer_of, refuse
+from topoplan.check.job.data_parallel import expandable_segments, layout_of, optimizer_of, refuse, syncs_each_batch
 from topoplan.check.job.mca import STAGES, packs
 from topoplan.check.job.sharding import Sharding
 from topoplan.check.job.shared import check_something_trained
@@ -65,6 +65,7 @@ def plain_layout(keys: Keys, model: Model, sharding: Sharding, world: int, launc
         and model.model_type in LIGER_MODEL_TYPES
         and keys.value("stage") != "dpo",
         expandable=allocator,
+        sync_each_batch=syncs_each_batch(keys),
         micro_batch_size=keys.degree("per_device_train_batch_size"),
         gradient_accumulation_steps=keys.degree("gradient_accumulation_steps"),
     )

@@ -11,7 +11,7 @@ from math import ceil
 from typing import Any
 
 from topoplan.backends.swift import LIGER_MODEL_TYPES
-from topoplan.check.job.data_parallel import expandable_segments, layout_of, optimizer_of, refuse
+from topoplan.check.job.data_parallel import expandable_segments, layout_of, optimizer_of, refuse, syncs_each_batch
 from topoplan.check.job.sharding import Sharding
 from topoplan.check.job.shared import check_something_trained
 from topoplan.check.job.values import Keys
@@ -68,6 +68,7 @@ def sft_layout(keys: Keys, model: Model, sharding: Sharding, world: int, launch:
         checkpoints=sharding.checkpoints or keys.flag("gradient_checkpointing"),
         fused=keys.flag("use_liger_kernel") and model.model_type in LIGER_MODEL_TYPES and not _own_loss(keys),
         expandable=bool(expandable_segments(launch)),
+        sync_each_batch=syncs_each_batch(keys),
         ulysses=ulysses,
         micro_batch_size=micro_batch,
         gradient_accumulation_steps=keys.count("gradient_accumulation_steps") or ceil(_BATCH / micro_batch / world),

@@ -88,8 +88,16 @@ def _gathered(model: Model, job: Job, layout: Layout, elements: Elements, each: 
     return 0.0
 
 
-def _layer_gradients(model: Model, layout: Layout, elements: Elements, each: ParameterBytes) -> float:
-    """Gradients of one unit in 16 bits, and the flat copies that are reduced: of this one and the one before."""
+def reduced_bytes(job: Job, layout: Layout) -> int:
+    """Of a gradient on its way to its shard."""
+    return SINGLE if layout.backend == "fsdp2" and layout.grad_reduce_in_fp32 and not job.pure_bf16 else HALF
+
+
+def _layer_gradients(model: Model, job: Job, layout: Layout, elements: Elements, each: ParameterBytes) -> float:
+    """Gradients of one unit in 16 bits, and the flat copies that are reduced: of this one and the one before.
+
+    FSDP2 gives up the one before when it makes the next (`_fsdp_param_group.py`, post_backward).
+    """
     if layout.world_size == 1:
         return 0.0
     if layout.backend == "ddp":
@@ -99,7 +107,19 @@ def _layer_gradients(model: Model, layout: Layout, elements: Elements, each: Par
     unit = max(largest_layer(model), root_elements(model)) * share
     if layout.backend == "deepspeed" and layout.zero_stage < 3:
         return HALF * (unit + 2 * min(BUCKET, elements.trained))
+    if layout.backend == "fsdp2":
+        return (HALF + reduced_bytes(job, layout)) * unit
     return HALF * 3 * unit
+
+
+def whole_gradients_bytes(layout: Layout, elements: Elements) -> float:
+    """Gradients that FSDP2 sums over micro batches on each GPU before they are reduced, in the type of the products.
+
+    PyTorch `distributed/fsdp/_fully_shard/_fsdp_param_group.py::post_backward` without `reduce_grads`; they are on the
+    GPU with CPU offload, too.
+    """
+    sums = layout.backend == "fsdp2" and not layout.sync_each_batch and layout.gradient_accumulation_steps > 1
+    return float(HALF * elements.trained) if sums else 0.0
 
 
 def sharded_states(model: Model, cluster: Cluster, job: Job, layout: Layout) -> ShardedStates:
@@ -135,11 +155,11 @@ def sharded_states(model: Model, cluster: Cluster, job: Job, layout: Layout) -> 
         weights = gradients = optimizer = 0.0
     return ShardedStates(
         weights_bytes=weights,
-        gradients_bytes=gradients,
+        gradients_bytes=gradients + whole_gradients_bytes(layout, elements),
         optimizer_bytes=optimizer,
         host_bytes=host,
         gathered_bytes=_gathered(model, job, layout, elements, each),
         cast_bytes=HALF * elements.trained if autocasts(job, layout) else 0.0,
-        layer_gradients_bytes=_layer_gradients(model, layout, elements, each),
+        layer_gradients_bytes=_layer_gradients(model, job, layout, elements, each),
         step_bytes=step,
     )

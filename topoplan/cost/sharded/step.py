@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from topoplan.backends.sharded import HALF, SINGLE, moment_bytes, parameter_bytes, shards_of
+from topoplan.backends.sharded import HALF, moment_bytes, parameter_bytes, shards_of
 from topoplan.cost.collectives import all_gather_s, all_reduce_s
 from topoplan.cost.compute import PARTS, elementwise_s, gemm_s
 from topoplan.cost.padding import load_of
@@ -15,7 +15,7 @@ from topoplan.cost.sharded.activations import LayerUse
 from topoplan.cost.sharded.compute import LAUNCH_S, Tuning, eager_profile, eager_time
 from topoplan.cost.sharded.linears import LORA_RANK, Elements, elements_of, layer_linears
 from topoplan.cost.sharded.memory import layer_uses
-from topoplan.cost.sharded.states import BUCKET, kept_bytes, wire_bytes
+from topoplan.cost.sharded.states import BUCKET, kept_bytes, reduced_bytes, wire_bytes
 from topoplan.cost.step import HOST_ADAM_BYTES_PER_S, Time
 from topoplan.cost.vision_time import vision_s
 from topoplan.layout.layout import Layout
@@ -236,14 +236,14 @@ def _traffic(model: Model, cluster: Cluster, job: Job, layout: Layout, elements:
 
     whole = wire_bytes(elements, each)
     gradients = HALF * elements.trained
-    # FSDP2 reduces in fp32.
-    reduced = (SINGLE if layout.backend == "fsdp2" and not job.pure_bf16 else HALF) * elements.trained
+    reduced = reduced_bytes(job, layout) * elements.trained
     unit = 1.0 / (model.num_layers + 1)
+    reduced_in: Moment
     if layout.backend == "ddp":
         size = each.gradient * elements.trained
         return Traffic(flows=(flow("gradients", "all-reduce", "last", size),), first_share=unit)
     if layout.backend == "deepspeed" and layout.zero_stage < 3:
-        reduced_in: Moment = "last" if layout.zero_stage == 1 else "backward"
+        reduced_in = "last" if layout.zero_stage == 1 else "backward"
         return Traffic(
             flows=(
                 flow("gradients to their shards", "reduce-scatter", reduced_in, gradients),
@@ -254,15 +254,16 @@ def _traffic(model: Model, cluster: Cluster, job: Job, layout: Layout, elements:
     copied = GATHER_COPY_BYTES * elements.total + REDUCE_COPY_BYTES * elements.trained
     copies = elementwise_s(copied, cluster.gpu, profile, kernels=0)
     node = Group(shares.weights, 1)
+    reduced_in = "backward" if layout.sync_each_batch else "last"
     flows = [
         flow("weights for forward", "all-gather", "forward", whole, node),
         flow("weights for backward", "all-gather", "backward", whole, node),
-        flow("gradients to their shards", "reduce-scatter", "backward", reduced, node),
+        flow("gradients to their shards", "reduce-scatter", reduced_in, reduced, node),
     ]
     if shares.weights < layout.world_size:
         across = Group(layout.world_size // shares.weights, shares.weights)
         part = reduced / shares.weights
-        flows.append(flow("shards of gradients across nodes", "all-reduce", "backward", part, across))
+        flows.append(flow("shards of gradients across nodes", "all-reduce", reduced_in, part, across))
     return Traffic(flows=tuple(flows), first_share=unit, copies_s=copies)
 
 

@@ -26,6 +26,10 @@ from topoplan.planner.plan import Plan
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 
+SYNC_EACH_BATCH = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+WHY_SYNC = "each micro batch's gradients go to their shards; else each GPU sums whole ones"
+"""transformers `trainer.py` runs all micro batches but the last under accelerate's no_sync."""
+
 
 def plain_trainer_files(spec: Spec, plan: Plan) -> TrainerFiles:
     """train.yaml, with ds_config.json or accelerate.yaml beside it as the backend has it.
@@ -181,6 +185,8 @@ def _layout_section(spec: Spec, layout: Layout) -> Section:
     elif layout.backend == "fsdp2":
         notes = (f"FSDP2 is in {accelerate_yaml.FILE}, from which the node scripts start each process",)
         title = f"Layout: FSDP2 over {layout.dp} GPUs"
+        if layout.gradient_accumulation_steps > 1 and layout.sync_each_batch:
+            entries.append(Entry(key="accelerator_config", value=SYNC_EACH_BATCH, comment=WHY_SYNC))
     else:
         title = f"Layout: a whole model on each of {layout.dp} GPUs"
     return Section(title=title, entries=tuple(entries), notes=notes)

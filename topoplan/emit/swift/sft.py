@@ -10,6 +10,7 @@ from typing import Any
 
 from topoplan.backends.swift import check_sharded
 from topoplan.emit.llamafactory.document import trainer_files
+from topoplan.emit.llamafactory.plain_yaml import SYNC_EACH_BATCH, WHY_SYNC
 from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.swift.arguments import user_arguments
 from topoplan.emit.swift.common import (
@@ -47,7 +48,10 @@ def sft_files(spec: Spec, plan: Plan) -> TrainerFiles:
     steps = training_steps(spec.job, max_steps if isinstance(max_steps, int) else None)
     sections = _sections(spec, plan.layout, steps)
     ours = {entry.key: entry.value for section in sections for entry in section.entries}
-    user = user_arguments(spec, "swift sft", {name: ours.get(name) for name in _DECIDED})
+    decided = {name: ours.get(name) for name in _DECIDED}
+    if "accelerator_config" in ours:
+        decided["accelerator_config"] = ours["accelerator_config"]
+    user = user_arguments(spec, "swift sft", decided)
     return trainer_files(
         spec,
         plan,
@@ -210,6 +214,10 @@ def _layout_section(layout: Layout) -> Section:
         entries.append(Entry(key="deepspeed", value=DEEPSPEED_FILE, comment=f"ZeRO-{layout.zero_stage}; {beside}"))
     elif layout.backend == "fsdp2":
         entries.append(Entry(key="fsdp", value=FSDP_FILE, comment=beside))
+        if layout.gradient_accumulation_steps > 1 and layout.sync_each_batch:
+            # sft_args.py sets dispatch_batches where there is no accelerator_config.
+            value = {"dispatch_batches": False, **SYNC_EACH_BATCH}
+            entries.append(Entry(key="accelerator_config", value=value, comment=WHY_SYNC))
     shared = f" / ulysses {layout.ulysses}" if layout.ulysses > 1 else ""
     return Section(title=f"Layout: dp {layout.dp} = {layout.world_size} GPUs{shared}", entries=tuple(entries))
 
