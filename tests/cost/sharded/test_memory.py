@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.cost.samples import spec_of
 from tests.cost.sharded.samples import TINY, memory_of, sharded, small_spec
 from topoplan.cost.memory import Memory
+from topoplan.cost.moments import FREED
 from topoplan.cost.profile import profile_of
 from topoplan.cost.sharded.linears import elements_of
 from topoplan.cost.sharded.memory import layer_uses, tokens_of
@@ -37,6 +38,28 @@ def test_checkpointing_never_needs_more(backend: str, form: dict[str, Any], fine
     without = memory_of(spec, backend, micro_batch_size=micro_batch, **form)
     checkpointed = memory_of(spec, backend, micro_batch_size=micro_batch, recompute="full", **form)
     assert checkpointed.device_bytes <= without.device_bytes
+
+
+def test_the_layer_whose_backward_comes_last_still_has_its_own_activations() -> None:
+    # 72B with its last two layers trained: what DDP reduces is larger than the activations of both.
+    spec = spec_of("Qwen/Qwen2.5-72B", nodes=1, finetuning="freeze", global_batch_size=8)
+    without, checkpointed = (memory_of(spec, "ddp", recompute=mode) for mode in ("none", "full"))
+    assert checkpointed.device_bytes <= without.device_bytes
+
+
+def test_a_trained_vision_tower_is_counted_once_when_the_last_layer_goes_back() -> None:
+    spec = spec_of("Qwen/Qwen3-VL-8B-Instruct", nodes=1, freeze_vision_tower=False)
+    memory = memory_of(spec, "fsdp2")
+    (freed,) = (
+        size
+        for moment in memory.by_stage[0].moments
+        if moment.name == "last layer's backward"
+        for name, size in moment.terms_bytes
+        if name == FREED
+    )
+    parts = memory.by_stage[0].parts_bytes
+    assert parts["vision activations"] > 0
+    assert freed == pytest.approx(-parts["activations"] * 35 / 36)
 
 
 @EACH_WAY

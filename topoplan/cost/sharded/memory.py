@@ -105,9 +105,17 @@ def _loss_bytes(model: Model, job: Job, layout: Layout, tokens: int) -> float:
 
 
 def _moments(
-    layout: Layout, states: ShardedStates, *, kept: float, logits: float, loss: float, layer: float, vision: float
+    layout: Layout,
+    states: ShardedStates,
+    *,
+    kept: float,
+    own: float,
+    logits: float,
+    loss: float,
+    layer: float,
+    vision: float,
 ) -> tuple[Moment, ...]:
-    """The moments that may be the peak."""
+    """The moments that may be the peak. `own` is what the layer at hand kept itself, `layer` what its backward adds."""
     # Gradients are there once the first micro batch has made them; stage 3 has a buffer that is never given back.
     lasting = layout.gradient_accumulation_steps > 1 or (layout.backend == "deepspeed" and layout.zero_stage == 3)
     none_yet = () if lasting else (("gradients not there yet", -states.gradients_bytes),)
@@ -118,7 +126,7 @@ def _moments(
         Moment("end of forward", (*none_yet, copies, ("logits", logits))),
         Moment("loss", (*none_yet, gathered, ("logits and their gradients", loss))),
         Moment("first layer's backward", (*none_yet, *backward)),
-        Moment("last layer's backward", ((FREED, vision - kept), *backward)),
+        Moment("last layer's backward", ((FREED, own - kept), *backward)),
         Moment("optimizer step", ((FREED, -kept - vision), ("fp32 gradients", states.step_bytes))),
     )
 
@@ -161,14 +169,15 @@ def sharded_memory(
     """
     layers = layer_memories(model, job, layout, profile)
     kept = sum([one.count * one.kept_bytes for one in layers])
-    backward = max([one.backward_bytes for one in layers], default=0.0)
+    worst = max(layers, key=lambda one: one.kept_bytes + one.backward_bytes, default=None)
+    own, backward = (worst.kept_bytes, worst.backward_bytes) if worst else (0.0, 0.0)
     states = sharded_states(model, cluster, job, layout)
     vision = vision_kept_bytes(model, job, layout)
     tokens = tokens_of(job, layout)
     loss = _loss_bytes(model, job, layout, tokens)
     # Where the loss is cut into chunks, they are as large in forward as behind it.
     logits = loss if layout.fused_linear_cross_entropy else FORWARD_LOGIT_BYTES * tokens * model.vocab_size
-    moments = _moments(layout, states, kept=kept, logits=logits, loss=loss, layer=backward, vision=vision)
+    moments = _moments(layout, states, kept=kept, own=own, logits=logits, loss=loss, layer=backward, vision=vision)
     peak = max(moments, key=lambda moment: moment.total_bytes)
     parts = {
         "weights": states.weights_bytes,
