@@ -140,6 +140,17 @@ HOST: dict[str, Any] = {"cluster": {"host_memory": "2TiB"}}
 LONG: dict[str, Any] = {"seq_len": 49_152, "global_batch_size": 8, "pin": {"fused_linear_cross_entropy": False}}
 
 
+def test_offload_is_named_where_the_spec_does_not_say_what_there_is_to_offload_to() -> None:
+    spec = spec_of("Qwen/Qwen2.5-72B", nodes=1, global_batch_size=32)
+    assert spec.cluster.host_memory_bytes is None
+    _, fix = sharded_rejection(spec, backend="deepspeed", zero_stage=3, recompute="full")
+    assert fix.startswith("offload_optimizer would fit (")
+    assert fix.endswith(" GiB of host memory a node): state host_memory in the spec")
+    stated = spec_of("Qwen/Qwen2.5-72B", nodes=1, global_batch_size=32, cluster={"host_memory": "256GiB"})
+    _, fix = sharded_rejection(stated, backend="deepspeed", zero_stage=3, recompute="full")
+    assert fix == "no single change makes it fit"
+
+
 @pytest.mark.parametrize(
     ("form", "keys", "change"),
     [
@@ -182,11 +193,6 @@ def test_what_the_pin_forbids_is_not_named() -> None:
     )
     assert "deepspeed" in free
     assert "deepspeed" not in pinned
-
-
-def test_offload_is_not_named_where_host_memory_is_not_stated() -> None:
-    spec = replace(spec_of("Qwen/Qwen3-32B", nodes=1, global_batch_size=32), path="spec.yaml")
-    assert "offload" not in sharded_rejection(spec, **FSDP2, recompute="full")[1]
 
 
 def test_a_node_without_enough_host_memory_is_told_so() -> None:

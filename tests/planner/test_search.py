@@ -343,6 +343,14 @@ def test_no_plan_offloads_more_than_it_must() -> None:
             assert not less.fits or plan.layout.recompute.method == "block"
 
 
+def test_where_host_memory_is_short_the_nearest_miss_is_the_one_that_lacks_least() -> None:
+    spec = spec_of("Qwen/Qwen2.5-72B", nodes=1, cluster={"host_memory": "512GiB"}, global_batch_size=8)
+    spec = replace(spec, job=replace(spec.job, pin={"backend": "deepspeed"}))
+    nearest = rank(spec).rejected[0].layout
+    # Parameters in host memory too would lack more of it.
+    assert (nearest.zero_stage, nearest.offload_optimizer, nearest.offload_param) == (3, True, False)
+
+
 def test_a_search_that_is_stopped_returns_what_it_has() -> None:
     spec, whole = spec_named("dense"), searched("dense")
     part = rank(spec, progress=lambda done, total: done > total // 2)

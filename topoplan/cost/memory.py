@@ -76,10 +76,14 @@ class Memory:
         return device + self.margin_bytes * min(1.0, device / self.device_bytes) - self.capacity_bytes
 
     @property
+    def host_excess_bytes(self) -> float:
+        """By how much what is offloaded is over the host memory of a node; 0 where it is within, or not known."""
+        return 0.0 if self.host_capacity_bytes is None else max(0.0, self.host_bytes - self.host_capacity_bytes)
+
+    @property
     def fits(self) -> bool:
         """Device memory and margin are within the card, and what is offloaded is within the host's memory."""
-        fits_host = self.host_capacity_bytes is None or self.host_bytes <= self.host_capacity_bytes
-        return self.excess_bytes <= 0.0 and fits_host
+        return self.excess_bytes <= 0.0 and not self.host_excess_bytes
 
 
 def vision_kept_bytes(model: Model, job: Job, layout: Layout) -> float:

@@ -109,7 +109,22 @@ def _keeps_pins(spec: Spec, layout: Layout) -> bool:
     return all(getattr(layout, key) == value for key, value in pin.items())
 
 
+_ANY_HOST_BYTES = 2**60
+
+
 def _fitting_change(spec: Spec, layout: Layout) -> str:
+    if found := _first_that_fits(spec, layout):
+        return found
+    if spec.cluster.host_memory_bytes is None:
+        # Offload is out where the spec does not say what there is to offload to.
+        with_host = replace(spec, cluster=replace(spec.cluster, host_memory_bytes=_ANY_HOST_BYTES))
+        if found := _first_that_fits(with_host, layout):
+            return f"{found}: state host_memory in the spec"
+    return "no single change makes it fit"
+
+
+def _first_that_fits(spec: Spec, layout: Layout) -> str:
+    """The mildest change after which it fits, and what it then needs; nothing where there is none."""
     for name, changed in _changes(spec, layout):
         rules = RULES if changed.is_megatron else SHARDED_RULES
         if _keeps_pins(spec, changed) and broken_rule(spec, changed, (*rules, TRAINER_RULE)) is None:
@@ -117,7 +132,7 @@ def _fitting_change(spec: Spec, layout: Layout) -> str:
             if memory.fits:
                 beside = f" and {memory.host_bytes / GIB:.0f} GiB of host memory a node" if memory.host_bytes else ""
                 return f"{name} would fit ({memory.device_bytes / GIB:.1f} GiB{beside})"
-    return "no single change makes it fit"
+    return ""
 
 
 _Choice = tuple[str, Callable[[Layout], object]]

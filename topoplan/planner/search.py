@@ -355,7 +355,7 @@ class _Search:
     def _miss(self, layout: Layout, memory: Memory) -> None:
         """A legal layout that does not fit, nor does any other of its pipeline split and recompute mode alone."""
         self.misses += 1
-        excess = memory.excess_bytes
+        excess = max(0.0, memory.excess_bytes) + memory.host_excess_bytes / self.spec.cluster.gpus_per_node
         if self.keep_rejected:
             self.over.append((excess, self.misses, layout))
             return
