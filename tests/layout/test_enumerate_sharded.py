@@ -64,7 +64,7 @@ def brute_force(spec: Spec, backend: str) -> Iterator[Layout]:
             recompute=recompute,
             expandable_segments=expandable,
             distributed_optimizer=False,
-            grad_reduce_in_fp32=backend != "fsdp2",
+            grad_reduce_in_fp32=backend != "fsdp2" or state["sharding"] == "hybrid",
             **state,
         )
         offloads = layout.offload or layout.offload_optimizer or layout.offload_param

@@ -60,10 +60,11 @@ def sharded_families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, .
     sequence_ranks = [1] if backend == "ddp" else divisors(spec.cluster.gpus_per_node, longest)
     modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else [Recompute(), FULL]
     degrees = {key: pin[key] for key in ("tp", "pp", "vpp", "ep", "etp") if key in pin}
-    # accelerate reduces FSDP2's gradients in the type of the products (`utils/dataclasses.py`,
-    # FullyShardedDataParallelPlugin.set_mixed_precision); verl, under Trinity-RFT, in fp32.
-    accelerates = backend == "fsdp2" and spec.trainer != "trinity"
     for states in kept(_states(spec, backend), STATES):
+        # accelerate reduces FSDP2's gradients in the type of the products (`utils/dataclasses.py`,
+        # FullyShardedDataParallelPlugin.set_mixed_precision); verl, under Trinity-RFT, in fp32, and it alone runs
+        # hybrid sharding.
+        accelerates = backend == "fsdp2" and spec.trainer != "trinity" and states["sharding"] != "hybrid"
         offloads = kept(_offloads(spec, backend, states), OFFLOADS)
         for ulysses in chosen("ulysses", sequence_ranks):
             dp = max(1, world // ulysses)
