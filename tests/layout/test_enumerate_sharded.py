@@ -152,10 +152,10 @@ def test_a_pin_leaves_exactly_what_agrees_with_it(backend: str, pin: dict[str, A
 @pytest.mark.parametrize(
     ("backend", "pin", "rule"),
     [
-        ("ddp", {"zero_stage": 3}, "zero-stage"),
-        ("fsdp2", {"offload_optimizer": True}, "zero-stage"),
-        ("deepspeed", {"sharding": "hybrid"}, "zero-stage"),
-        ("deepspeed", {"offload_param": True, "offload_optimizer": False}, "zero-stage"),
+        ("ddp", {"zero_stage": 3}, "states"),
+        ("fsdp2", {"offload_optimizer": True}, "states"),
+        ("deepspeed", {"sharding": "hybrid"}, "states"),
+        ("deepspeed", {"offload_param": True, "offload_optimizer": False}, "offload-param"),
         ("ddp", {"tp": 2}, "degrees"),
         ("fsdp2", {"ulysses": 3}, "ulysses"),
         ("ddp", {"micro_batch_size": 4}, "batch"),

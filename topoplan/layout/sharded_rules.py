@@ -38,10 +38,16 @@ def _states(spec: Spec, layout: Layout) -> str | None:
         value = getattr(layout, key)
         if key not in keys_of(layout.backend) and value != USUAL[key]:
             return f"{key} {str(value).lower()} with backend {layout.backend}"
-    if layout.backend != "deepspeed":
-        return None
-    if layout.zero_stage not in (1, 2, 3):
+    return None
+
+
+def _zero_stage(spec: Spec, layout: Layout) -> str | None:
+    if layout.backend == "deepspeed" and layout.zero_stage not in (1, 2, 3):
         return f"zero_stage {layout.zero_stage} with backend deepspeed"
+    return None
+
+
+def _offload_param(spec: Spec, layout: Layout) -> str | None:
     if layout.offload_param and layout.zero_stage != 3:
         return f"offload_param with zero_stage {layout.zero_stage}"
     if layout.offload_param and not layout.offload_optimizer:
@@ -117,11 +123,23 @@ def _hybrid(spec: Spec, layout: Layout) -> str | None:
 
 SHARDED_RULES = (
     Rule("degrees", "transformers Trainer", _degrees, "set it to 1, or take backend mca"),
-    Rule("zero-stage", "DeepSpeed runtime/zero/config.py", _states, "choose zero_stage 1, 2 or 3"),
+    Rule("states", "the trainers' own keys", _states, "leave it out, or take a backend that has it"),
+    Rule("zero-stage", "DeepSpeed runtime/zero/config.py", _zero_stage, "choose zero_stage 1, 2 or 3"),
+    Rule(
+        "offload-param",
+        "DeepSpeed runtime/zero/config.py",
+        _offload_param,
+        "take zero_stage 3 with offload_optimizer, or leave it out",
+    ),
     Rule("batch", "transformers Trainer", _batch, "change global_batch_size, or lower micro_batch_size"),
     Rule("host-memory", "what is offloaded has to fit there", _offload, "say host_memory in the spec"),
     Rule("hybrid-sharding", "torch distributed/fsdp: a mesh of two dimensions", _hybrid, "set sharding to full"),
-    Rule("ulysses", "DeepSpeed sequence/layer.py; verl utils/ulysses.py", _ulysses, "choose a divisor of the heads"),
+    Rule(
+        "ulysses",
+        "DeepSpeed sequence/layer.py; verl utils/ulysses.py",
+        _ulysses,
+        "with deepspeed or fsdp2, choose a divisor of heads, GPUs of a node and seq_len",
+    ),
     Rule("quantised", "LLaMA-Factory model/model_utils/quantization.py", _quantised, "take ddp or zero_stage 2"),
     Rule("tuning", "DeepSpeed runtime/bf16_optimizer.py; transformers models", _tuning, "leave it out"),
 )
