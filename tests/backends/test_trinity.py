@@ -49,6 +49,7 @@ def test_what_the_trainer_can_do_is_taken(what: dict[str, Any]) -> None:
         ({"job": {"samples": None, "epochs": 0.5}}, SpecError, "c.yaml: job.epochs", "no steps"),
         ({"cp": 2}, LayoutError, "cp2", "context parallelism beside Ulysses"),
         ({"fused_linear_cross_entropy": True}, LayoutError, "fsdp2", "fused loss"),
+        ({"sync_each_batch": False}, LayoutError, "fsdp2", "after every micro batch"),
         ({"cluster": CLUSTER, "ulysses": 16}, LayoutError, "ulysses16", "expected one of 1, 2, 4, 8"),
         ({"model": model("Qwen2.5-7B-Instruct"), "ulysses": 8}, LayoutError, "ulysses8", "expected one of 1, 2, 4"),
         ({"job": {"global_batch_size": 12}}, LayoutError, "fsdp2", "12 sequences do not divide by dp 8"),

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.samples import FULL, SELECTIVE, make_plan
-from topoplan.layout.layout import Recompute
+from topoplan.layout.layout import Layout, Recompute
 from topoplan.planner.plan import Time
 from topoplan.report.text import band, billions, counted, gib, hours, interval, layout_label, significant, time_shares
 
@@ -53,6 +53,8 @@ def test_a_layout_label_is_the_id_with_spaces() -> None:
     )
     block = Recompute(granularity="full", method="block", num_layers=4)
     assert layout_label(make_plan(pp=2, recompute=block).layout) == "tp1 pp2 dp16 mbs1 full:block4"
+    sums = Layout(backend="fsdp2", dp=8, gradient_accumulation_steps=2, recompute=FULL, sync_each_batch=False)
+    assert layout_label(sums) == "fsdp2 dp8 mbs1 full nosync"
 
 
 def test_time_shares_are_sorted_and_leave_out_crumbs() -> None:

@@ -60,6 +60,9 @@ def _check_layout(spec: Spec, layout: Layout) -> None:
     problems = {
         "the trainer has no context parallelism beside Ulysses": layout.cp > 1,
         "no Trinity-RFT job is written for a fused loss": layout.fused_linear_cross_entropy,
+        "the trainer reduces gradients after every micro batch, whatever sync_each_batch says": (
+            not layout.sync_each_batch
+        ),
     }
     for reason, is_so in problems.items():
         if is_so:

@@ -211,6 +211,7 @@ def _layout_words(plans: Sequence[Plan]) -> list[str]:
         (r"full:uniform(\d+)", "all layers are recomputed, {} at a time"),
         (r"ends(\d+)\+(\d+)", "{} layers in the first chunk, {} in the last"),
         (r"offload(\d+)", "{}% of the optimizer in host memory"),
+        (r"nosync", "whole gradients on each GPU, reduced after the last micro batch alone"),
     )
     sentences = []
     for form, meaning in meanings:

@@ -67,7 +67,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 def layout_label(layout: Layout) -> str:
     """The id with spaces: `tp4 pp2 dp4 mbs1 sel:core_attn`. It wraps at a space where a table is narrow."""
-    return re.sub(r"-(sel|full)-(?!uneven|ends|offload|liger|expandable)", r"-\1:", layout.id).replace("-", " ")
+    return re.sub(r"-(sel|full)-(?!uneven|ends|offload|nosync|liger|expandable)", r"-\1:", layout.id).replace("-", " ")
 
 
 def time_shares(parts_s: Mapping[str, float], step_s: float) -> list[str]:
