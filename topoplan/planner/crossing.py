@@ -42,7 +42,7 @@ def _against(spec: Spec, best: Plan, other: Plan) -> str:
     if slower < 1.005:
         speed = "as fast"
     elif other.time.band_s[0] < best.time.band_s[1]:
-        speed += ", which is within the bands"
+        speed += " (the error bands overlap)"
     theirs, ours = (able_trainer(spec, plan.layout, spec.trainer) for plan in (other, best))
     name = other.layout.backend + (f" ({theirs.title})" if theirs else "")
     packages = _packages(theirs, other.layout, ours, best.layout)
