@@ -41,8 +41,11 @@ def rank(
 
     Exit code 1: no layout fits; 2: bad input; 130: stopped by Ctrl-C, after the best of what was searched.
     """
+    from dataclasses import replace
+
     from topoplan.cli.search import search
     from topoplan.errors import InputError
+    from topoplan.planner.liger import liger_note
 
     if as_json and as_csv:
         raise InputError("--json and --csv cannot be used together", remedy="leave one out")
@@ -61,6 +64,8 @@ def rank(
         trainer=trainer,
     )
     ranking = search(read, keep_rejected=rejected, partial=True)
+    if (note := liger_note(ranking, search)) is not None:
+        ranking = replace(ranking, notes=(note, *ranking.notes))
 
     from topoplan.cli.output import print_json, stdout_console
 

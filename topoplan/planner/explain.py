@@ -155,6 +155,12 @@ def memory_difference(best: Ranked, other: Ranked) -> str:
     return f"{abs(spared):.1f} GiB {'less' if spared > 0 else 'more'}" if abs(spared) >= 0.05 else "as much memory"
 
 
+def speed_difference(best: Ranked, other: Ranked) -> str:
+    """How fast another plan is, against the best one."""
+    slower = 1.0 - other.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu
+    return "as fast" if abs(slower) < 0.005 else f"{abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
+
+
 def alternatives(order: Sequence[Ranked]) -> list[str]:
     """For every choice of the best plan, the best plan that chose otherwise: what it gains and loses.
 
@@ -173,7 +179,6 @@ def alternatives(order: Sequence[Ranked]) -> list[str]:
             continue
         told.add(other.id)
         slower = 1.0 - other.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu
-        speed = "as fast" if abs(slower) < 0.005 else f"{abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
-        memory = memory_difference(best, other)
-        found.append((slower, f"{name} {choice(other.layout)} instead of {mine}: {speed}, {memory} ({other.id})"))
+        words = f"{speed_difference(best, other)}, {memory_difference(best, other)} ({other.id})"
+        found.append((slower, f"{name} {choice(other.layout)} instead of {mine}: {words}"))
     return [text for _, text in sorted(found, key=lambda pair: pair[0])[:MAX_NOTES]]

@@ -1,0 +1,34 @@
+"""What Liger's kernels would bring to a plan that splits data alone: they take a package of their own, so that a search
+looks at them only when it is asked to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from topoplan.errors import LayoutError, ModelError, SpecError
+from topoplan.planner.explain import memory_difference, speed_difference
+from topoplan.planner.plan import Ranking
+from topoplan.specs.spec import Spec
+
+KEY = "fused_linear_cross_entropy"
+
+
+def liger_note(ranking: Ranking, search: Callable[[Spec], Ranking]) -> str | None:
+    """A sentence on the best plan with Liger, against the best one without; None where there is nothing to say."""
+    spec = ranking.spec
+    if not ranking.plans or ranking.searched < 1.0 or KEY in spec.job.pin or ranking.plans[0].layout.is_megatron:
+        return None
+    best = ranking.plans[0]
+    asked = replace(spec, job=replace(spec.job, pin={**spec.job.pin, KEY: True}))
+    try:
+        plans = search(asked).plans
+    except (LayoutError, ModelError, SpecError):
+        return None  # no trainer has its kernels for this model and job
+    if not plans or not plans[0].layout.fused_linear_cross_entropy:
+        return None
+    other = plans[0]
+    return (
+        f"Liger's kernels: {speed_difference(best, other)}, {memory_difference(best, other)} ({other.id});"
+        f" --pin {KEY}=true takes them, and the package liger-kernel"
+    )
