@@ -42,6 +42,7 @@ def test_who_has_decided_is_not_asked(job: dict[str, Any]) -> None:
 def test_a_search_that_was_stopped_says_nothing() -> None:
     ranking = rank(of_one_node())
     assert liger_note(replace(ranking, searched=0.5), never) is None
+    assert liger_note(ranking, lambda spec: replace(rank(spec), searched=0.5)) is None
 
 
 def test_a_trainer_without_its_kernels_is_not_named() -> None:

@@ -64,7 +64,7 @@ def rank(
         trainer=trainer,
     )
     ranking = search(read, keep_rejected=rejected, partial=True)
-    if (note := liger_note(ranking, search)) is not None:
+    if (note := liger_note(ranking, lambda other: search(other, partial=True))) is not None:
         ranking = replace(ranking, notes=(note, *ranking.notes))
 
     from topoplan.cli.output import print_json, stdout_console

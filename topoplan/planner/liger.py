@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from topoplan.errors import LayoutError, ModelError, SpecError
+from topoplan.layout.layout import SHARDED_BACKENDS
 from topoplan.planner.explain import memory_difference, speed_difference
 from topoplan.planner.plan import Ranking
 from topoplan.specs.spec import Spec
@@ -20,14 +21,15 @@ def liger_note(ranking: Ranking, search: Callable[[Spec], Ranking]) -> str | Non
     if not ranking.plans or ranking.searched < 1.0 or KEY in spec.job.pin or ranking.plans[0].layout.is_megatron:
         return None
     best = ranking.plans[0]
-    asked = replace(spec, job=replace(spec.job, pin={**spec.job.pin, KEY: True}))
+    backends = tuple(backend for backend in spec.backends if backend in SHARDED_BACKENDS)
+    asked = replace(spec, backends=backends, job=replace(spec.job, pin={**spec.job.pin, KEY: True}))
     try:
-        plans = search(asked).plans
+        found = search(asked)
     except (LayoutError, ModelError, SpecError):
         return None  # no trainer has its kernels for this model and job
-    if not plans or not plans[0].layout.fused_linear_cross_entropy:
+    if not found.plans or found.searched < 1.0:
         return None
-    other = plans[0]
+    other = found.plans[0]
     return (
         f"Liger's kernels: {speed_difference(best, other)}, {memory_difference(best, other)} ({other.id});"
         f" --pin {KEY}=true takes them, and the package liger-kernel"
