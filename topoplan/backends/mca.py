@@ -123,17 +123,6 @@ def check_token_prediction(spec: Spec) -> None:
         )
 
 
-def check_finetuning(spec: Spec) -> None:
-    """Raise SpecError for a job that trains anything but the whole weights."""
-    if spec.job.finetuning != "full":
-        raise SpecError(
-            f"finetuning {spec.job.finetuning!r} is not predicted yet with backends mca and megatron",
-            where=spec.path or "",
-            expected="expected full",
-            remedy="take backend ddp, deepspeed or fsdp2",
-        )
-
-
 def check_precision(spec: Spec) -> None:
     """Raise SpecError when the card lacks the job's precision."""
     gpu, precision = spec.cluster.gpu, spec.job.precision

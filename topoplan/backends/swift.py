@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 from topoplan.backends.mca import FP8_RECIPES
+from topoplan.backends.megatron_linears import check_targets
 from topoplan.backends.sharded import check_packing
 from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Layout
+from topoplan.layout.rules import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Model
 from topoplan.specs.spec import Spec
@@ -181,6 +183,55 @@ def _split_heads(attention: Attention | LatentAttention) -> int:
     return attention.kv_heads if isinstance(attention, Attention) else attention.heads
 
 
+def check_finetuning(spec: Spec, backend: str) -> None:
+    """Raise SpecError for a way of fine-tuning that Megatron's trainers lack: all have full, ms-swift has LoRA."""
+    method, where = spec.job.finetuning, spec.path or ""
+    if method == "full":
+        return
+    if method == "lora" and backend == "megatron":
+        _check_adapters(spec, where)
+        return
+    raise SpecError(
+        f"finetuning {method!r} with backend {backend}: LLaMA-Factory's trainer would train all weights"
+        if backend == "mca"
+        else f"finetuning {method!r} with backend megatron: ms-swift's trainer has full and lora",
+        where=where,
+        expected="expected full" if backend == "mca" else "expected full or lora",
+        remedy=f"take backend {'megatron, ' if method == 'lora' else ''}ddp, deepspeed or fsdp2",
+    )
+
+
+def _check_adapters(spec: Spec, where: str) -> None:
+    """What LoRA on Megatron-core is not predicted for, or not built for (mcore_bridge 1.6.5 `tuners/lora.py`)."""
+    job, model = spec.job, spec.model
+    if job.precision not in _HALF:
+        # lora.py, forward: "rank-sized (e.g. [4, 2560]), which violates TE's FP8 GEMM divisibility rules".
+        raise SpecError(
+            f"precision {job.precision} with LoRA: Transformer Engine's fp8 products do not take matrices as narrow as"
+            " a rank, and no mixture is predicted",
+            where=where,
+            expected="expected bf16 or fp16",
+        )
+    if job.stage == "dpo":
+        raise SpecError("stage dpo with LoRA is not predicted with backend megatron", where=where)
+    if facts_of(model).linear_attention:
+        # mcore_bridge model/gpts/qwen3_next_gdn.py and qwen3_next.py have modules of their own for it.
+        raise SpecError(
+            f"LoRA on the linear attention of {model.name} is not predicted with backend megatron",
+            where=where,
+            remedy="take backend ddp, deepspeed or fsdp2",
+        )
+    if job.freeze_language_model or (
+        model.vision is not None and not (job.freeze_vision_tower and job.freeze_multi_modal_projector)
+    ):
+        raise SpecError(
+            "LoRA is predicted with backend megatron for the language model alone",
+            where=where,
+            expected="expected freeze_vision_tower and freeze_multi_modal_projector true, freeze_language_model false",
+        )
+    check_targets(spec)
+
+
 def check_megatron(spec: Spec, layout: Layout) -> None:
     """Raise for a model, job or layout that `megatron sft` would refuse, or train otherwise than planned."""
     job, model, gpu = spec.job, spec.model, spec.cluster.gpu
@@ -193,12 +244,7 @@ def check_megatron(spec: Spec, layout: Layout) -> None:
         )
     if gpu.architecture == "volta":
         raise SpecError(f"mcore_bridge needs Transformer Engine, which has no kernels for {gpu.name}", where="gpu")
-    if job.finetuning != "full":
-        raise SpecError(
-            f"finetuning {job.finetuning}: layouts of Megatron are planned for training all weights",
-            where="job.finetuning",
-            remedy="take backend ddp, deepspeed or fsdp2",
-        )
+    check_finetuning(spec, layout.backend)
     if job.pure_bf16 or job.optimizer != "adamw":
         what = "pure_bf16" if job.pure_bf16 else f"optimizer {job.optimizer}"
         raise SpecError(f"{what}: Megatron's optimizer has no such mode", where="job", remedy="leave it out")

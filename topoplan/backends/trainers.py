@@ -128,8 +128,9 @@ def trainer_of(spec: Spec, layout: Layout, name: str | None = None) -> TrainerNa
 
 
 def _refused(spec: Spec, layout: Layout) -> str | None:
-    # Layouts of the backend megatron are predicted for trainers that no files are written for, too.
-    if spec.trainer is None and layout.backend == "megatron":
+    # Layouts of the backend megatron are predicted for trainers that no files are written for, too. Adapters are
+    # predicted as ms-swift's are.
+    if spec.trainer is None and layout.backend == "megatron" and spec.job.finetuning == "full":
         return None
     said = list(refusals(spec, layout, spec.trainer))
     if any(error is None for _, error in said):

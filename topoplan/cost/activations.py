@@ -56,6 +56,66 @@ def _linear_input_bytes(shard: Shard) -> float:
     return QUANTISED_BYTES.get(shard.precision, BF16)
 
 
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """A linear layer as a rank has it: what its backward needs of its input."""
+
+    name: str
+    """As Megatron-core calls it."""
+    rows: float
+    """Of its input, where that is saved."""
+    inputs: float
+    outputs: float
+    freed_by: tuple[str, ...] = ()
+    """Recompute modules that run all of it again."""
+    label: str = ""
+    """What its input is called; empty for its own name's."""
+    is_shared: bool = False
+    """Its input is saved by something else too, so that it costs nothing where the weight is trained."""
+    input_freed_by: tuple[str, ...] | None = None
+    """Recompute modules that bring back its input, where they are others."""
+    is_normed: bool = False
+    """Its norm is fused into it (`pytorch/module/layernorm_linear.py`)."""
+
+    def saved(self, shard: Shard) -> list[SavedTensor]:
+        """The input for the weight's gradient or, where an adapter is trained beside a frozen weight, what that needs.
+
+        With `weight.requires_grad` false Transformer Engine saves no input, but that a layer which hands the norm's
+        output to an adapter saves it all the same (`layernorm_linear.py`: ln_out_to_save). The adapter drops out parts
+        of its input: A saves the result, dropout a byte of mask, B what A makes of it (mcore_bridge
+        `tuners/lora.py::LoraParallelLinear.forward`).
+        """
+        adapters, elements = shard.adapters, self.rows * self.inputs
+        if adapters is None:
+            freed = self.freed_by if self.input_freed_by is None else self.input_freed_by
+            label = self.label or f"{self.name} input"
+            return [] if self.is_shared else [SavedTensor(label, _linear_input_bytes(shard) * elements, freed)]
+        if not adapters.on(self.name):
+            return []
+        narrow = self.rows if self.name.startswith("experts.") else shard.local_tokens
+        saved = [SavedTensor(f"{self.name} norm output", BF16 * elements, self.freed_by)] if self.is_normed else []
+        return [
+            *saved,
+            SavedTensor(f"{self.name} adapter input, mask", (BF16 + 1) * elements, self.freed_by),
+            SavedTensor(f"{self.name} adapter, between A and B", BF16 * narrow * adapters.rank, self.freed_by),
+        ]
+
+    def shapes(self, shard: Shard) -> list[tuple[int, int]]:
+        """Of the weights that are trained."""
+        inputs, outputs, adapters = int(self.inputs), int(self.outputs), shard.adapters
+        if adapters is None:
+            return [(outputs, inputs)]
+        return [(adapters.rank, inputs), (outputs, adapters.rank)] if adapters.on(self.name) else []
+
+
+def _saved(shard: Shard, *linears: _Linear) -> list[SavedTensor]:
+    return [tensor for linear in linears for tensor in linear.saved(shard)]
+
+
+def _shapes(shard: Shard, *linears: _Linear) -> list[tuple[int, int]]:
+    return [shape for linear in linears for shape in linear.shapes(shard)]
+
+
 def _score_matrix(shard: Shard, heads: float) -> list[SavedTensor]:
     """Without flash attention, the softmax's output (`core/transformer/dot_product_attention.py`)."""
     if shard.flash_attention:
@@ -67,10 +127,12 @@ def _attention(model: Model, attention: Attention, shard: Shard) -> tuple[list[S
     hidden, tokens, local = model.hidden_size, shard.tokens, shard.local_tokens
     heads, kv_heads = attention.heads / shard.tp, max(attention.kv_heads / shard.tp, 1)
     width = attention.head_dim
-    linear = _linear_input_bytes(shard)
+    query = int(heads * width) * (2 if attention.output_gate else 1)
+    qkv = _Linear("linear_qkv", local, hidden, query + int(2 * kv_heads * width), is_normed=True)
+    proj = _Linear("linear_proj", tokens, heads * width, hidden, is_shared=not shard.eight_bit)
     saved = [
         SavedTensor("layernorm input", BF16 * local * hidden),
-        SavedTensor("linear_qkv input", linear * local * hidden),
+        *qkv.saved(shard),
         SavedTensor("layernorm statistics", FP32 * local),
     ]
     if attention.qk_norm:
@@ -87,11 +149,8 @@ def _attention(model: Model, attention: Attention, shard: Shard) -> tuple[list[S
     saved += _score_matrix(shard, heads)
     if not shard.flash_attention and kv_heads < heads:
         saved.append(SavedTensor("k, v repeated for every head", 2 * BF16 * tokens * heads * width, ("core_attn",)))
-    if shard.eight_bit:
-        saved.append(SavedTensor("linear_proj input", linear * tokens * heads * width))
-    query = int(heads * width) * (2 if attention.output_gate else 1)
-    shapes = [(query + int(2 * kv_heads * width), hidden), (hidden, int(heads * width))]
-    return saved, shapes
+    saved += proj.saved(shard)
+    return saved, _shapes(shard, qkv, proj)
 
 
 def _latent_attention(
@@ -101,13 +160,31 @@ def _latent_attention(
     heads = attention.heads // shard.tp
     key = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     q_rank, kv_rank, rope = attention.q_lora_rank, attention.kv_lora_rank, attention.qk_rope_head_dim
-    linear = _linear_input_bytes(shard)
-    up = ("mla_up_proj",)
+    values, up = heads * attention.v_head_dim, ("mla_up_proj",)
+    into_values = heads * (attention.qk_nope_head_dim + attention.v_head_dim)
+    down = _Linear(
+        *("linear_kv_down_proj", local, hidden, kv_rank + rope),
+        label="down projection input",
+        input_freed_by=("layernorm",),
+    )
+    kv_up = _Linear(
+        *("linear_kv_up_proj", local, kv_rank, into_values, up), label="kv compressed, normed", is_normed=True
+    )
+    proj = _Linear("linear_proj", tokens, values, hidden, is_shared=not shard.eight_bit)
+    # The queries' first matrix has the same input as that of keys and values.
+    queries = [_Linear("linear_q_proj", local, hidden, heads * key, up, is_shared=True)]
+    if q_rank:
+        queries = [
+            _Linear("linear_q_down_proj", local, hidden, q_rank, is_shared=True),
+            _Linear(
+                *("linear_q_up_proj", local, q_rank, heads * key, up), label="q compressed, normed", is_normed=True
+            ),
+        ]
     saved = [
         SavedTensor("layernorm input", BF16 * local * hidden),
-        SavedTensor("down projection input", linear * local * hidden, ("layernorm",)),
+        *down.saved(shard),
         SavedTensor("kv compressed", BF16 * local * (kv_rank + rope)),
-        SavedTensor("kv compressed, normed", linear * local * kv_rank, up),
+        *kv_up.saved(shard),
         SavedTensor("q", BF16 * tokens * heads * key, up),
         SavedTensor("k", BF16 * tokens * heads * key, up),
         SavedTensor("v", BF16 * tokens * heads * attention.v_head_dim, up),
@@ -117,17 +194,8 @@ def _latent_attention(
     ]
     if q_rank:
         saved.append(SavedTensor("q compressed", BF16 * local * q_rank))
-        saved.append(SavedTensor("q compressed, normed", linear * local * q_rank, up))
-    saved += _score_matrix(shard, heads)
-    if shard.eight_bit:
-        saved.append(SavedTensor("linear_proj input", linear * tokens * heads * attention.v_head_dim))
-    shapes = [
-        (kv_rank + rope, hidden),
-        (heads * (attention.qk_nope_head_dim + attention.v_head_dim), kv_rank),
-        (hidden, heads * attention.v_head_dim),
-    ]
-    shapes += [(q_rank, hidden), (heads * key, q_rank)] if q_rank else [(heads * key, hidden)]
-    return saved, shapes
+    saved += [*_saved(shard, *queries), *_score_matrix(shard, heads), *proj.saved(shard)]
+    return saved, _shapes(shard, down, kv_up, proj, *queries)
 
 
 def _linear_attention(
@@ -137,38 +205,40 @@ def _linear_attention(
     key = attention.key_heads * attention.key_head_dim // shard.tp
     value = attention.value_heads * attention.value_head_dim // shard.tp
     heads = attention.value_heads / shard.tp
+    into = _Linear("in_proj", local, hidden, 2 * key + 2 * value + int(2 * heads), is_normed=True)
+    out = _Linear("out_proj", tokens, value, hidden)
     saved = [
         SavedTensor("layernorm input", BF16 * local * hidden),
-        SavedTensor("in_proj input", _linear_input_bytes(shard) * local * hidden),
+        *into.saved(shard),
         SavedTensor("convolution input", BF16 * tokens * (2 * key + value)),
         SavedTensor("convolution output (q, k, v)", BF16 * tokens * (2 * key + value)),
         SavedTensor("decay and beta", 2 * FP32 * tokens * heads),
         SavedTensor("normed q, k", BF16 * tokens * 2 * key),
         SavedTensor("chunk products", 2 * BF16 * tokens * value),
         SavedTensor("output and gate", 2 * BF16 * tokens * value),
-        SavedTensor("out_proj input", _linear_input_bytes(shard) * tokens * value),
+        *out.saved(shard),
     ]
-    shapes = [(2 * key + 2 * value + int(2 * heads), hidden), (hidden, value)]
-    return saved, shapes
+    return saved, _shapes(shard, into, out)
 
 
 def _mlp(model: Model, mlp: Mlp, shard: Shard) -> tuple[list[SavedTensor], float, list[tuple[int, int]]]:
     hidden, tokens, local = model.hidden_size, shard.tokens, shard.local_tokens
     width = mlp.intermediate_size / shard.tp
     first = width * (2 if mlp.gated else 1)
-    linear = _linear_input_bytes(shard)
     freed = ("mlp",)
+    fc1 = _Linear("linear_fc1", local, hidden, first, freed, is_normed=True)
+    fc2 = _Linear("linear_fc2", tokens, width, hidden, freed)
     saved = [
         SavedTensor("mlp layernorm input", BF16 * local * hidden),
-        SavedTensor("linear_fc1 input", linear * local * hidden, freed),
+        *fc1.saved(shard),
         SavedTensor("mlp layernorm statistics", FP32 * local),
         SavedTensor("linear_fc1 output", BF16 * tokens * first, freed),
-        SavedTensor("linear_fc2 input", linear * tokens * width, freed),
+        *fc2.saved(shard),
     ]
     # At the activation's backward: the layer's output gradient, and the gradients of fc2's input (whose saved copy is
     # freed) and of fc1's output.
-    backward = BF16 * tokens * (hidden + width + first) - linear * tokens * width
-    return saved, backward, [(int(first), hidden), (hidden, int(width))]
+    backward = BF16 * tokens * (hidden + width + first) - sum(tensor.saved_bytes for tensor in fc2.saved(shard))
+    return saved, backward, _shapes(shard, fc1, fc2)
 
 
 def _moe(model: Model, moe: Moe, shard: Shard) -> tuple[list[SavedTensor], float, list[tuple[int, int]]]:
@@ -176,42 +246,48 @@ def _moe(model: Model, moe: Moe, shard: Shard) -> tuple[list[SavedTensor], float
     routed = shard.routed_tokens(moe)
     width = moe.intermediate_size / shard.etp
     first = width * (2 if moe.gated else 1)
-    linear = _linear_input_bytes(shard)
+    fc1 = _Linear("experts.linear_fc1", routed, hidden, first, ("moe",))
+    fc2 = _Linear("experts.linear_fc2", routed, width, hidden, ("moe",), input_freed_by=("moe", "moe_act"))
     saved = [
         SavedTensor("mlp layernorm input", BF16 * local * hidden),
+        # The router saves it for a frozen weight too (`moe/moe_utils.py::RouterGatingLinearFunction`).
         SavedTensor("router and dispatch input", BF16 * local * hidden, ("layernorm",)),
         SavedTensor("router logits, probabilities, map", (2 * FP32 + 1) * local * moe.experts, ("moe",)),
-        SavedTensor("experts.linear_fc1 input", linear * routed * hidden, ("moe",)),
+        *fc1.saved(shard),
         SavedTensor("experts.linear_fc1 output", BF16 * routed * first, ("moe",)),
-        SavedTensor("experts.linear_fc2 input", linear * routed * width, ("moe", "moe_act")),
+        *fc2.saved(shard),
         SavedTensor("routing weights and row maps", 2 * FP32 * routed, ("moe",)),
     ]
-    shapes = [(int(first), hidden), (hidden, int(width))]
+    shapes = _shapes(shard, fc1, fc2)
     if moe.shared_intermediate_size:
         shared = moe.shared_intermediate_size / shard.tp
         shared_first = shared * (2 if moe.gated else 1)
         freed = ("moe", "shared_experts")
+        shared_fc1 = _Linear("shared_experts.linear_fc1", local, hidden, shared_first, freed, is_shared=True)
+        shared_fc2 = _Linear("shared_experts.linear_fc2", tokens, shared, hidden, freed)
         saved += [
+            *shared_fc1.saved(shard),
             SavedTensor("shared_experts.linear_fc1 output", BF16 * tokens * shared_first, freed),
-            SavedTensor("shared_experts.linear_fc2 input", linear * tokens * shared, freed),
+            *shared_fc2.saved(shard),
         ]
-        shapes += [(int(shared_first), hidden), (hidden, int(shared))]
+        shapes += _shapes(shard, shared_fc1, shared_fc2)
     # Gradients on their way back through combine: the layer's output gradient, its permuted copy before and after the
     # all-to-all and after the sort by expert, then the experts' own.
     backward = BF16 * (local * hidden + routed * (4 * hidden + first))
     return saved, backward, shapes
 
 
-def _mtp(model: Model, shard: Shard) -> tuple[list[SavedTensor], float, tuple[int, int]]:
-    """What a multi-token-prediction layer saves around its block, what its backward adds, and its weight's shape.
+def _mtp(model: Model, shard: Shard) -> tuple[list[SavedTensor], float, list[tuple[int, int]]]:
+    """What a multi-token-prediction layer saves around its block, what its backward adds, and its weights' shapes.
 
     Source: megatron-core 0.16 `core/transformer/multi_token_prediction.py` (MultiTokenPredictionLayer).
     """
     hidden, local = model.hidden_size, shard.local_tokens
+    joint = _Linear("eh_proj", local, 2 * hidden, hidden // shard.tp)
     saved = [
         SavedTensor("enorm input", BF16 * local * hidden),
         SavedTensor("hnorm input", BF16 * local * hidden),
-        SavedTensor("eh_proj input", _linear_input_bytes(shard) * local * 2 * hidden),
+        *joint.saved(shard),
         SavedTensor("mtp final_layernorm input", BF16 * local * hidden),
         SavedTensor("mtp norm statistics", 3 * FP32 * local),
     ]
@@ -219,7 +295,7 @@ def _mtp(model: Model, shard: Shard) -> tuple[list[SavedTensor], float, tuple[in
         # The block's input is a slice of eh_proj's output, gathered over the tensor-parallel group, and keeps it alive.
         saved.append(SavedTensor("eh_proj output, gathered", BF16 * (shard.tokens - local) * hidden))
     # At the block's own worst moment the input of the norm behind it is freed.
-    return saved, -BF16 * local * hidden, (hidden // shard.tp, 2 * hidden)
+    return saved, -BF16 * local * hidden, joint.shapes(shard)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -239,9 +315,9 @@ def layer_activations(model: Model, layer: Layer, shard: Shard) -> LayerActivati
         ffn_saved.append(SavedTensor("dropout masks", 2 * shard.local_tokens * model.hidden_size))
     inputs = 1
     if layer.predicts_next:
-        mtp_saved, freed, shape = _mtp(model, shard)
+        mtp_saved, freed, mtp_shapes = _mtp(model, shard)
         saved, backward, inputs = [*mtp_saved, *saved], backward + freed, 2
-        shapes = [shape, *shapes]
+        shapes = [*mtp_shapes, *shapes]
     return LayerActivations(
         saved=(*saved, *ffn_saved),
         input_bytes=inputs * BF16 * shard.local_tokens * model.hidden_size,

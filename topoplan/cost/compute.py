@@ -6,11 +6,13 @@ GEMMs and attention follow a roofline whose height is the profile's efficiency, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import Literal
 
+from topoplan.backends.megatron_linears import side_of
+from topoplan.cost.adapters import Adapters
 from topoplan.cost.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
 from topoplan.cost.dispatch import dispatcher_of, flex_copies, flex_s
 from topoplan.cost.flops import attended_tokens
@@ -128,19 +130,82 @@ class Builder:
     def linear(
         self, name: str, rows: float, outputs: float, inputs: float, *, count: float = 1, by: tuple[str, ...] = ()
     ) -> tuple[float, float]:
-        """A linear layer: forward, input gradient and weight gradient. Returns the seconds of the two gradients."""
-        gpu, profile, precision = self.gpu, self.profile, self.shard.precision
-        forward = gemm_s(rows, outputs, inputs, gpu, profile, precision, count=count)
-        dgrad = gemm_s(rows, inputs, outputs, gpu, profile, precision, count=count)
-        wgrad = gemm_s(outputs, inputs, rows, gpu, profile, precision, count=count)
-        # Gradient accumulation reads and writes the fp32 gradient buffer in the GEMM's epilogue.
-        wgrad += elementwise_s(8 * count * outputs * inputs, gpu, profile, kernels=0)
-        self.operators.append(Operator(name, "gemm", forward, dgrad + wgrad, by))
+        """A linear layer: forward, input gradient and weight gradient. Returns the seconds of the two gradients.
+
+        A frozen weight has no gradient; with an adapter beside it, that one's matrices have.
+        """
+        adapters = self.shard.adapters
+        dgrad, wgrad = self._product(name, rows, outputs, inputs, count, by, is_trained=adapters is None)
+        if adapters is not None and adapters.on(name):
+            self._adapter(name, adapters, rows, outputs, inputs, count, by)
         if self.shard.eight_bit:
             # Casts: the input and the output gradient are read in bf16 and written twice, rowwise and columnwise.
             cast = count * rows * (BF16 + 2)
             self.elementwise(f"{name} casts", cast * inputs, cast * outputs, kernels=1, by=by)
         return dgrad, wgrad
+
+    def _product(
+        self,
+        name: str,
+        rows: float,
+        outputs: float,
+        inputs: float,
+        count: float,
+        by: tuple[str, ...],
+        *,
+        is_trained: bool = True,
+    ) -> tuple[float, float]:
+        """A product with a weight, forward and backward. Returns the seconds of the two gradients."""
+        gpu, profile, precision = self.gpu, self.profile, self.shard.precision
+        forward = gemm_s(rows, outputs, inputs, gpu, profile, precision, count=count)
+        dgrad, wgrad = gemm_s(rows, inputs, outputs, gpu, profile, precision, count=count), 0.0
+        if is_trained:
+            wgrad = gemm_s(outputs, inputs, rows, gpu, profile, precision, count=count)
+            # Gradient accumulation reads and writes the fp32 gradient buffer in the GEMM's epilogue.
+            wgrad += elementwise_s(8 * count * outputs * inputs, gpu, profile, kernels=0)
+        self.operators.append(Operator(name, "gemm", forward, dgrad + wgrad, by))
+        return dgrad, wgrad
+
+    def _adapter(
+        self,
+        name: str,
+        adapters: Adapters,
+        rows: float,
+        outputs: float,
+        inputs: float,
+        count: float,
+        by: tuple[str, ...],
+    ) -> None:
+        """LoRA beside a linear layer (mcore_bridge `tuners/lora.py::LoraParallelLinear.forward`).
+
+        Dropout, the two narrow products, a scaling and an addition. A takes a column-parallel layer's input before it
+        is gathered, B what a row-parallel layer's A leaves of its sum: what sequence parallelism gathers and scatters
+        for them is as wide as the rank.
+        """
+        rank, side, is_expert = adapters.rank, side_of(name), name.startswith("experts.")
+        local = rows if is_expert else self.shard.local_tokens
+        ahead = rows if side == "row" else local
+        behind = rows if side == "column" else local
+        self._product(f"{name}.lora_A", ahead, rank, inputs, count, by)
+        gradients = self._product(f"{name}.lora_B", behind, outputs, rank, count, by)
+        into, out = count * ahead * inputs, count * behind * outputs
+        # Dropout with its mask, the scaling, the addition; backward, the sum of both gradients of the input.
+        forward = (2 * BF16 + 1) * into + 5 * BF16 * out
+        self.elementwise(
+            f"{name} adapter's sums", forward, (5 * BF16 + 1) * into + 2 * BF16 * out, kernels=3, by=by
+        )
+        if self.shard.tp == 1 or is_expert or side == "replicated":
+            return
+        group, whole = Group(self.shard.tp, 1), BF16 * self.shard.tokens * rank
+        if self.shard.sequence_parallel:
+            kind, one = "all-gather", all_gather_s(group, whole, self.cluster, self.profile)
+            times = (one, 2 * one - min(2 * one, sum(gradients)) * self.profile.tp_overlap if side == "column" else one)
+        else:
+            kind, one = "all-reduce", all_reduce_s(group, whole, self.cluster, self.profile)
+            overlapped = one - min(one, gradients[1]) * self.profile.tp_overlap
+            times = (0.0, overlapped) if side == "column" else (one, 0.0)
+        call = Collective(kind, group, whole, one)
+        self.operators.append(Operator(f"{name} adapter's collectives", "tp_comm", *times, by, call))
 
     def elementwise(
         self, name: str, forward_bytes: float, backward_bytes: float, *, kernels: int = 1, by: tuple[str, ...] = ()
@@ -176,13 +241,17 @@ class Builder:
         taken_in = sum(inputs) / self.hidden if inputs else 1.0
         if inputs:
             into = sum(collective(group, BF16 * shard.tokens * n, self.cluster, self.profile) for n in inputs)
-        if shard.sequence_parallel:
+        if shard.adapters is not None:
+            # A frozen weight needs no input gathered, and has no gradient for the other collective to run beside.
+            forward, backward = (into + out, out + into) if shard.sequence_parallel else (out, into)
+        elif shard.sequence_parallel:
             forward, backward = into + out, out + 2 * into - min(2 * into, hidden_s) * overlap
         else:
             forward, backward = out, into - min(into, hidden_s / 2) * overlap
         call = Collective("all-reduce", group, whole, out, 1.0, taken_in)
         if shard.sequence_parallel:
-            call = Collective("all-gather", group, whole, out, 1.0 + taken_in, 1.0 + 2.0 * taken_in)
+            again = 2.0 if shard.adapters is None else 1.0
+            call = Collective("all-gather", group, whole, out, 1.0 + taken_in, 1.0 + again * taken_in)
         self.operators.append(Operator(name, "tp_comm", forward, backward, by, call))
 
 
@@ -253,8 +322,8 @@ def latent_attention(build: Builder, attention: LatentAttention) -> None:
     if attention.q_lora_rank:
         build.linear("linear_q_down_proj", local, attention.q_lora_rank, hidden)
         build.norm("q_layernorm", local * attention.q_lora_rank, up)
-    query_in = attention.q_lora_rank or hidden
-    dgrad_q, wgrad_q = build.linear("linear_q_up_proj", shard.tokens, heads * key_dim, query_in, by=up)
+    query_in, query = attention.q_lora_rank or hidden, "linear_q_up_proj" if attention.q_lora_rank else "linear_q_proj"
+    dgrad_q, wgrad_q = build.linear(query, shard.tokens, heads * key_dim, query_in, by=up)
     build.linear("linear_kv_down_proj", local, attention.kv_lora_rank + attention.qk_rope_head_dim, hidden)
     build.norm("kv_layernorm", local * attention.kv_lora_rank, up)
     build.linear(
@@ -313,7 +382,8 @@ def _moe(build: Builder, moe: Moe) -> None:
     experts = moe.experts / shard.ep
     build.norm("pre_mlp_layernorm", local * hidden, ("layernorm",))
     router = 2.0 * local * hidden * moe.experts / (build.gpu.fp16_flops * build.profile.gemm_efficiency / 4)
-    build.operators.append(Operator("router", "gemm", router, 2 * router, by))
+    gradients = 2 if shard.adapters is None else 1
+    build.operators.append(Operator("router", "gemm", router, gradients * router, by))
     build.elementwise("top-k, maps", 24 * local * moe.experts, 24 * local * moe.experts, kernels=12, by=by)
     dispatcher = dispatcher_of(shard, build.cluster)
     if dispatcher == "flex":
@@ -380,9 +450,13 @@ def _mtp(build: Builder) -> None:
         into = all_gather_s(tensor_group, whole, cluster, profile)
         backward = forward + 2 * into - min(2 * into, dgrad + wgrad) * profile.tp_overlap
         call = Collective("all-gather", tensor_group, whole, into, 1.5, 2.5)
+        if shard.adapters is not None:
+            backward = forward + into
+            call = replace(call, backward_calls=1.5)
         forward += into
     else:
         into = all_reduce_s(tensor_group, whole, cluster, profile)
+        # A frozen weight has no gradient for it to run beside.
         backward = into - min(into, wgrad) * profile.tp_overlap
         # A gathered output of half the size is a quarter of an all-reduce.
         call = Collective("all-reduce", tensor_group, whole, into, 0.25, 1)

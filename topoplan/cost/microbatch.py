@@ -114,7 +114,8 @@ def _head_s(
     rows, columns = shard.tokens, vocabulary / shard.tp
     precision = unquantised(shard.precision)
     forward = gemm_s(rows, columns, hidden, gpu, profile, precision)
-    wgrad = gemm_s(columns, hidden, rows, gpu, profile, precision)
+    is_frozen = shard.adapters is not None
+    wgrad = 0.0 if is_frozen else gemm_s(columns, hidden, rows, gpu, profile, precision)
     gradients = gemm_s(rows, hidden, columns, gpu, profile, precision) + wgrad
     backward = gradients
     # Bytes a logit (`core/tensor_parallel/cross_entropy.py`): copy to fp32, maximum, subtraction, exponential, sum and
@@ -127,7 +128,7 @@ def _head_s(
         if shard.sequence_parallel:
             gather = all_gather_s(tensor_group, whole, cluster, profile)
             forward += gather
-            backward += 2 * gather - min(2 * gather, gradients) * profile.tp_overlap
+            backward += gather if is_frozen else 2 * gather - min(2 * gather, gradients) * profile.tp_overlap
         else:
             reduce = all_reduce_s(tensor_group, whole, cluster, profile)
             backward += reduce - min(reduce, wgrad) * profile.tp_overlap
@@ -140,15 +141,18 @@ def _embedding_s(
     """(forward, backward) seconds of the embedding: a lookup, and a dense gradient added to the fp32 buffer.
 
     Each rank looks up its part of the vocabulary; the parts are reduced (`VocabParallelEmbedding`), scattered over the
-    sequence with sequence parallelism, whose gradient is then gathered.
+    sequence with sequence parallelism, whose gradient is then gathered. A frozen one has no backward: gradients begin
+    at what it looked up (mcore_bridge `model/gpt_model.py::_preprocess`).
     """
     rows = BF16 * shard.tokens * model.hidden_size
     forward = elementwise_s(3 * rows, cluster.gpu, profile, kernels=3)
     table = vocabulary / shard.tp * model.hidden_size
     backward = elementwise_s(rows + (BF16 + BF16 + 2 * FP32) * table, cluster.gpu, profile, kernels=3)
+    is_frozen = shard.adapters is not None
     if shard.sequence_parallel:
         gather = all_gather_s(Group(shard.tp, 1), rows, cluster, profile)
-        return forward + gather, backward + gather
+        return forward + gather, 0.0 if is_frozen else backward + gather
+    backward = 0.0 if is_frozen else backward
     return forward + all_reduce_s(Group(shard.tp, 1), rows, cluster, profile), backward
 
 

@@ -185,10 +185,12 @@ def stage_moments(
     Backward of a layer with all micro batches in flight; on the last stage the loss; where there is an embedding its
     gradient, which is dense, once the layers behind it are freed.
     """
-    table = 0.0 if job.freeze_language_model else float(BF16 * states.vocabulary)
+    table = float(BF16 * states.vocabulary) if job.trains_language_weights else 0.0
     dummies = ("dummy weight gradients", states.dummy_bytes)
-    # With sequence parallelism a whole-sequence copy of a GEMM's input, and of its gradient, exists for a moment.
-    gathered = 2 * BF16 * model.hidden_size * shard.tokens if layout.sequence_parallel else 0.0
+    # With sequence parallelism a whole-sequence copy of a GEMM's input, and of its gradient, exists for a moment. A
+    # frozen weight needs no input.
+    copies = 2 if shard.adapters is None else 1
+    gathered = copies * BF16 * model.hidden_size * shard.tokens if layout.sequence_parallel else 0.0
     recomputed, gradients, waiting, freed = _backward_peak(model, states.chunks, shard, layout.recompute, table, kept)
     backward = (
         dummies,
@@ -234,7 +236,12 @@ def _losses(
             "inputs of the final norm and the output layer",
             hidden_bytes * (chunk.final_norm + 1 + depths) * shard.local_tokens,
         ),
-        ("gathered input of the output layer and its gradient", hidden_bytes * 2 * shard.tokens),
+        (
+            # `LinearWithFrozenWeight` saves no input (`core/tensor_parallel/layers.py`).
+            ("gathered input of the output layer and its gradient", hidden_bytes * 2 * shard.tokens)
+            if shard.adapters is None
+            else ("gradient of the output layer's gathered input", hidden_bytes * shard.tokens)
+        ),
     )
     first = dummies if layout.gradient_accumulation_steps > 1 else (dummies[0], 0.0)
     values, fp32 = ("bf16 logits", value * logits), ("fp32 copies of the logits", copies * logits)
@@ -244,7 +251,7 @@ def _losses(
     # The output layer's weight is used by all depths, and autograd adds up their (dummy) gradients out of place.
     added = (
         "sum of the output layer's dummy gradients",
-        0.0 if job.freeze_language_model else float(BF16 * vocabulary),
+        float(BF16 * vocabulary) if job.trains_language_weights else 0.0,
     )
     beside, alone = mtp_bytes_per_logit(layout, depths)
     return [

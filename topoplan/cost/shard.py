@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from topoplan.backends.megatron import TRAITS
+from topoplan.cost.adapters import Adapters, adapters_of
 from topoplan.cost.padding import load_of, longest_sequence
 from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
@@ -34,6 +35,8 @@ class Shard:
     """moe_token_dispatcher_type of an expert group inside a node: what the layout says, or the trainer's usual one."""
     dispatcher_across_nodes: str = "alltoall"
     """The same of a group that spans nodes."""
+    adapters: Adapters | None = None
+    """LoRA beside weights that are frozen; None where the weights are trained."""
 
     @property
     def local_tokens(self) -> float:
@@ -71,6 +74,7 @@ def shard_of(layout: Layout, job: Job, *, flash_attention: bool = True) -> Shard
         token_imbalance=job.token_imbalance,
         dispatcher=layout.moe_token_dispatcher_type or traits.dispatcher,
         dispatcher_across_nodes=layout.moe_token_dispatcher_type or traits.dispatcher_across_nodes,
+        adapters=adapters_of(job),
     )
 
 

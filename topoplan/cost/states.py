@@ -14,6 +14,7 @@ from itertools import groupby
 
 from topoplan.backends.megatron import Traits
 from topoplan.cost.activations import BF16, FP32, QUANTISED_BYTES, layer_activations
+from topoplan.cost.adapters import Adapters, adapter_parameters, adapters_of
 from topoplan.cost.params import (
     RankParameters,
     Tensor,
@@ -109,6 +110,16 @@ def chunk_parameters(model: Model, chunk: Chunk, traits: Traits, tp: int, ep: in
     return total + RankParameters(sum(elements for _, elements in end_tensors(model, chunk, traits, tp)))
 
 
+@lru_cache(maxsize=1 << 14)
+def _chunk_adapters(model: Model, chunk: Chunk, adapters: Adapters, tp: int, ep: int, etp: int) -> RankParameters:
+    """Elements that one rank holds of the adapters of a chunk."""
+    total = RankParameters()
+    for layer, count in chunk_layers(model, chunk):
+        one = adapter_parameters(model, layer, adapters, tp, ep, etp)
+        total += RankParameters(one.dense * count, one.expert * count)
+    return total
+
+
 def end_tensors(model: Model, chunk: Chunk, traits: Traits, tp: int) -> list[tuple[Tensor, int]]:
     """Weights before and behind the layers of a chunk, with the elements of them that one rank holds.
 
@@ -135,17 +146,21 @@ def end_tensors(model: Model, chunk: Chunk, traits: Traits, tp: int) -> list[tup
 
 def stage_parameters(model: Model, job: Job, layout: Layout, traits: Traits, rank: int) -> RankParameters:
     """Elements on one rank of a pipeline stage: trainable dense, trainable expert, frozen."""
-    language = RankParameters()
-    for chunk in stages_of(model, job, layout)[rank]:
+    language, adapters, chunks = RankParameters(), adapters_of(job), stages_of(model, job, layout)[rank]
+    for chunk in chunks:
         language += chunk_parameters(model, chunk, traits, layout.tp, layout.ep, layout.etp)
-    if job.freeze_language_model:
+    if not job.trains_language_weights:
         language = RankParameters(frozen=language.total)
+    if adapters:
+        for chunk in chunks:
+            language += _chunk_adapters(model, chunk, adapters, layout.tp, layout.ep, layout.etp)
     if model.vision and rank == 0:
         for elements, frozen in (
             (model.vision.encoder_parameters, job.freeze_vision_tower),
             (model.vision.projector_parameters, job.freeze_multi_modal_projector),
-            # The adapter's freezing goes by name prefix and misses vision_model.deepstack_merger_list.
-            (model.vision.deepstack_parameters, False),
+            # mcore_adapter's freezing goes by name prefix and misses vision_model.deepstack_merger_list; adapters
+            # freeze all that they are not put on.
+            (model.vision.deepstack_parameters, adapters is not None),
         ):
             language += RankParameters(frozen=elements) if frozen else RankParameters(dense=elements)
     return language
@@ -209,13 +224,15 @@ def _stage_states(
         parts["reference model"] = float(BF16 * parameters.total)
     shapes = {shape for layer in layers for shape in layer_activations(model, layer, shard).weight_shapes}
     dummies = sum(rows * columns for rows, columns in shapes)
+    if shard.adapters is None and any(chunk.head for chunk in chunks):
+        dummies += vocabulary
     return StageStates(
         rank=rank,
         chunks=chunks,
         parameters=parameters,
         shard_elements=shard_elements,
         vocabulary=vocabulary,
-        dummy_bytes=BF16 * (dummies + (vocabulary if any(chunk.head for chunk in chunks) else 0)),
+        dummy_bytes=BF16 * dummies,
         parts_bytes=parts,
     )
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from topoplan.backends.megatron import Traits
 from topoplan.cost.activations import BF16, FP32
+from topoplan.cost.adapters import adapters_of, replicated_elements
 from topoplan.cost.collectives import all_gather_s, all_reduce_s, point_to_point_s
 from topoplan.cost.communicators import embedding_ranks
 from topoplan.cost.compute import PARTS, Collective, elementwise_s
@@ -16,7 +17,7 @@ from topoplan.cost.params import padded_vocab_size
 from topoplan.cost.pipeline import schedule_s
 from topoplan.cost.profile import Profile
 from topoplan.cost.shard import Shard
-from topoplan.cost.states import stage_parameters
+from topoplan.cost.states import chunk_layers, stage_parameters
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.layout.placement import Group, group
 from topoplan.layout.rules import facts_of
@@ -56,11 +57,14 @@ class DataParallel:
     """What the forward of one micro batch does not hide."""
     tied: Collective | None
     """Gradients of a tied embedding that first and last stage add up."""
+    replicated: Collective | None = None
+    """Gradients of adapters that are whole on every rank of a tensor-parallel group."""
 
     @property
     def exposed_s(self) -> float:
         """All that adds to the step."""
-        return self.exposed_reduce_s + self.exposed_gather_s + (self.tied.call_s if self.tied else 0.0)
+        tied, replicated = (one.call_s if one else 0.0 for one in (self.tied, self.replicated))
+        return self.exposed_reduce_s + self.exposed_gather_s + tied + replicated
 
 
 def pipeline_send(model: Model, layout: Layout, shard: Shard, cluster: Cluster, profile: Profile) -> Collective:
@@ -116,7 +120,21 @@ def data_parallel(
         max(reduce - sum(stage.backward_s), reduce / layers) if layout.overlap_grad_reduce else reduce,
         max(gather - sum(stage.forward_s), gather / layers) if hidden_gather else gather,
         _tied_embedding(model, job, layout, traits, cluster, profile),
+        _replicated_adapters(model, job, layout, cluster, profile, rank),
     )
+
+
+def _replicated_adapters(
+    model: Model, job: Job, layout: Layout, cluster: Cluster, profile: Profile, rank: int
+) -> Collective | None:
+    """One all-reduce of what `replicated_elements` counts, after everything else."""
+    adapters = adapters_of(job)
+    if adapters is None or not layout.sequence_parallel or layout.tp == 1:
+        return None
+    layers = [pair for chunk in stages_of(model, job, layout)[rank] for pair in chunk_layers(model, chunk)]
+    elements = sum(count * replicated_elements(model, layer, adapters) for layer, count in layers)
+    whole, ranks = (FP32 if layout.grad_reduce_in_fp32 else BF16) * elements, group(layout, "tp")
+    return Collective("all-reduce", ranks, whole, all_reduce_s(ranks, whole, cluster, profile))
 
 
 def _tied_embedding(
@@ -128,7 +146,7 @@ def _tied_embedding(
     (`core/distributed/finalize_model_grads.py::_allreduce_word_embedding_grads`).
     """
     ranks = embedding_ranks(model, job, layout)
-    if len(ranks) == 1 or job.freeze_language_model:
+    if len(ranks) == 1 or not job.trains_language_weights:
         return None
     elements = padded_vocab_size(model, layout.tp, traits.vocab_multiple) // layout.tp * model.hidden_size
     whole = (FP32 if layout.grad_reduce_in_fp32 else BF16) * elements

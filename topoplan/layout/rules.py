@@ -278,6 +278,15 @@ def _expert_widths(spec: Spec, layout: Layout) -> str | None:
     return _first_remainder("expert width", facts_of(spec.model).expert_widths, "etp", layout.etp)
 
 
+def _expert_adapters(spec: Spec, layout: Layout) -> str | None:
+    """mcore_bridge builds no adapters of experts that tensor parallel splits: "LoRA does not support ETP"."""
+    if spec.job.finetuning != "lora" or layout.etp == 1 or not facts_of(spec.model).is_moe:
+        return None
+    if {"all", "linear_fc1", "linear_fc2"}.isdisjoint(spec.job.lora_target):
+        return None
+    return f"etp {layout.etp} with adapters on the experts, which mcore_bridge builds for etp 1 alone"
+
+
 def flex_obstacle(cluster: Cluster, ep: int, etp: int) -> str | None:
     """Why the flex dispatcher cannot run on these expert groups, or None.
 
@@ -522,6 +531,8 @@ _BATCH_SOURCE = "MLM num_microbatches_calculator.py; MCA trainer/trainer.py::_ge
 _SEQUENCE_SOURCE = "MLM utils.py::get_batch_on_this_cp_rank, tensor_parallel/mappings.py; LF train/mca/workflow.py"
 _RECOMPUTE_SOURCE = _CONFIG + "; MCA models/qwen3_vl/transformer_block.py, training_args.py (fp8_recipe)"
 
+_ADAPTER_SOURCE = "mcore_bridge tuners/lora.py::LoraParallelLinear.__init__"
+
 SPLIT_RULES = (
     Rule("overlap", "MCA training_args.py; Megatron-LM arguments.py", _overlap, "set overlap_param_gather to false"),
     Rule("adapter", "MCA training_args.py, trainer/trainer.py", _adapter, "leave it out, or predict backend megatron"),
@@ -543,6 +554,7 @@ GRID_RULES = (
     Rule("expert-grid", _STATE, _expert_grid, "lower ep or etp"),
     Rule("dispatcher", "MLM moe/token_dispatcher.py; DeepEP csrc/deep_ep.cpp", _dispatcher, "leave the dispatcher out"),
     Rule("expert-widths", "MLM tensor_parallel/layers.py (divide)", _expert_widths, "lower etp"),
+    Rule("expert-adapters", _ADAPTER_SOURCE, _expert_adapters, "set etp to 1, or leave the experts out of lora_target"),
     Rule("fp8-widths", "TE pytorch/utils.py::assert_dim_for_fp8_exec", _fp8_widths, "lower tp or etp"),
     Rule("pipeline-split", "MCA models/model_config.py", _pipeline_split, "choose pp and vpp that divide the layers"),
     Rule("mtp-stage", _MTP_SOURCE, _token_prediction, "choose pp and vpp that leave the last stage a layer"),

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from topoplan.backends.megatron import TRAITS
 from topoplan.cost.activations import kept_activations, layer_activations
+from topoplan.cost.adapters import adapter_tensors
 from topoplan.cost.communicators import Communicator, communicators
 from topoplan.cost.memory import fragmentation, fullest_moment, vision_kept_bytes
 from topoplan.cost.moments import chunk_kept_bytes, kept_of
@@ -166,7 +167,10 @@ def breakdown(spec: Spec, plan: Plan) -> Breakdown:
                     split=tensor.split,
                     rank_elements=cut(tensor, layout.tp, layout.ep, layout.etp),
                 )
-                for tensor in layer_tensors(model, layer)
+                for tensor in (
+                    *layer_tensors(model, layer),
+                    *(adapter_tensors(model, layer, shard.adapters) if shard.adapters else ()),
+                )
             ),
         )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_finetuning, check_precision, check_token_prediction
+from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_precision, check_token_prediction
 from topoplan.backends.megatron import TRAITS
+from topoplan.backends.swift import check_finetuning
 from topoplan.cost.compute import peak_flops
 from topoplan.cost.dispatch import dispatcher_of
 from topoplan.cost.flops import model_flops_per_step
@@ -130,7 +131,7 @@ def predict(spec: Spec, layout: Layout | Mapping[str, Any]) -> Plan:
 def check_backend(spec: Spec, backend: str) -> None:
     """Raise ModelError or SpecError for a job that a backend cannot run with any layout."""
     if backend in MEGATRON_BACKENDS:
-        check_finetuning(spec)
+        check_finetuning(spec, backend)
     if backend == "mca":
         check_token_prediction(spec)
 

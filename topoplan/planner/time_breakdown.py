@@ -183,6 +183,7 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
     told = data_parallel(model, job, layout, traits, cluster, profile, times[slowest], slowest)
     exposed = [("gradients, not hidden", told.exposed_reduce_s), ("weights, not hidden", told.exposed_gather_s)]
     exposed += [("tied embedding", told.tied.call_s)] if told.tied else []
+    exposed += [("replicated adapters", told.replicated.call_s)] if told.replicated else []
     calls = [(one.name, one.collective) for table in operators.values() for one in table if one.collective]
     # DPO's reference model sees every micro batch too, forward only.
     forwards = 2 if job.stage == "dpo" else 1
@@ -191,6 +192,7 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
     calls += [(f"{kind} gradients of a step", one) for kind, one in told.reduces]
     calls += [(f"{kind} weights of a step", one) for kind, one in told.gathers]
     calls += [("tied embedding", told.tied)] if told.tied else []
+    calls += [("gradients of replicated adapters", told.replicated)] if told.replicated else []
     return TimeBreakdown(
         microbatches=microbatches,
         stages=_merged(

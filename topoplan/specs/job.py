@@ -38,8 +38,8 @@ class Job:
     lora_rank: int | None = None
     """Rank of the adapters with lora and qlora; None is the trainers' usual 8."""
     lora_target: tuple[str, ...] = ("all",)
-    """Linear layers that get an adapter, by their names in Hugging Face's model; `all` is every one but the output
-    layer."""
+    """Linear layers that get an adapter, by their names in Hugging Face's model, or in Megatron-core's with backend
+    megatron; `all` is every one but the output layer."""
     quantization_bit: int | None = None
     """Bits of the frozen weights with qlora: 4 (NF4) or 8; None is 4."""
     freeze_trainable_layers: int = 2
@@ -64,6 +64,11 @@ class Job:
     """Further keys of the trainer's YAML, passed through."""
     pin: Mapping[str, Any] = field(default_factory=dict)
     """Layout keys that must hold, such as {"tp": 4}."""
+
+    @property
+    def trains_language_weights(self) -> bool:
+        """The language model's own weights are trained, its embedding and output layer among them."""
+        return self.finetuning == "full" and not self.freeze_language_model
 
     @property
     def packs(self) -> bool:

@@ -57,7 +57,7 @@ def layer_uses(
     for place, layer in enumerate(model.layers):
         if place >= first:
             found.setdefault((id(layer), place in trained), []).append(place)
-    autocast, trains_embedding = autocasts(job, layout), job.finetuning == "full" and not job.freeze_language_model
+    autocast, trains_embedding = autocasts(job, layout), job.trains_language_weights
     uses = []
     for (_, trains_weights), places in found.items():
         layer = model.layers[places[0]]
@@ -91,7 +91,7 @@ def _kept_bytes(model: Model, layer: Layer, one: EagerActivations, layout: Layou
 def _loss_bytes(model: Model, job: Job, layout: Layout, tokens: int) -> float:
     """Logits and their gradients at the turn from forward to backward, and the hidden states before and behind."""
     hidden = BF16 * tokens * model.hidden_size
-    trains_head = job.finetuning == "full" and not job.freeze_language_model
+    trains_head = job.trains_language_weights
     if not layout.fused_linear_cross_entropy:
         # The final norm keeps its input in fp32 and, trained, what its weight multiplies, the output layer its input.
         ends = (FP32 + (2 * BF16 if trains_head else 0)) * tokens * model.hidden_size

@@ -143,7 +143,7 @@ def _passes(model: Model, cluster: Cluster, job: Job, layout: Layout, profile: P
                 parts[name] += ahead
             forward += sum(time.forward_s)
             kernels[0] += time.forward_kernels
-    trained = job.finetuning == "full" and not job.freeze_language_model
+    trained = job.trains_language_weights
     ends = _ends_s(model, shard, cluster, profile, fused=layout.fused_linear_cross_entropy, trained=trained)
     vision = (0.0, 0.0)
     if model.vision is not None:
