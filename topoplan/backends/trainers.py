@@ -73,10 +73,12 @@ def title_of(name: TrainerName) -> str:
     return next(trainer.title for trainer in TRAINERS if trainer.name == name)
 
 
-def backend_names(text: str, trainer: TrainerName | None, where: str = "") -> tuple[str, ...]:
+def backend_names(
+    text: str, trainer: TrainerName | None, where: str = "", *, finetuning: str = "full"
+) -> tuple[str, ...]:
     """`all`, or names with commas between them. Raises LayoutError for an unknown one, or one that a trainer lacks."""
     if text.strip() == "all":
-        return backends_of(trainer)
+        return backends_of(trainer, finetuning)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     known = sorted({backend for one in TRAINERS if trainer in (None, one.name) for backend in one.backends})
     for name in names:
@@ -96,11 +98,14 @@ def trainers_of(backend: str, name: str | None = None) -> tuple[Trainer, ...]:
     return tuple(one for one in TRAINERS if backend in one.backends and name in (None, one.name))
 
 
-def backends_of(name: str | None) -> tuple[str, ...]:
-    """What a trainer, or any of them, can be searched for: Megatron first, in the trainer's own form."""
-    if name is None or name == "llamafactory":
+def backends_of(name: str | None, finetuning: str = "full") -> tuple[str, ...]:
+    """What a trainer, or any of them, can be searched for: Megatron first, in the trainer's own form.
+
+    Where nobody names one, Megatron is LLaMA-Factory's; of adapters ms-swift's, as only that has them.
+    """
+    if name == "llamafactory" or (name is None and finetuning != "lora"):
         return ("mca", *SHARDED_BACKENDS)
-    if name == "swift":
+    if name in ("swift", None):
         return ("megatron", *SHARDED_BACKENDS)
     return tuple(backend for one in TRAINERS if one.name == name for backend in one.backends)
 

@@ -101,7 +101,7 @@ def read_spec(
     from topoplan.errors import InputError
 
     whose = trainer_name(trainer, "--trainer")
-    backends = () if backend is None else backend_names(backend, whose, "--backend")
+    backends = () if backend is None else backend_names(backend, whose, "--backend", finetuning=read.job.finetuning)
     pinned = read.job.pin.get("backend")
     if backends and pinned is not None and (pinned,) != backends:
         raise InputError(f"the job pins backend {pinned}", where=f"--backend {backend}", remedy="leave one of them out")

@@ -60,9 +60,7 @@ def adapter_tensors(model: Model, layer: Layer, adapters: Adapters) -> tuple[Ten
 
 
 @lru_cache(maxsize=1 << 14)
-def adapter_parameters(
-    model: Model, layer: Layer, adapters: Adapters, tp: int, ep: int, etp: int
-) -> RankParameters:
+def adapter_parameters(model: Model, layer: Layer, adapters: Adapters, tp: int, ep: int, etp: int) -> RankParameters:
     """Elements of a layer's adapters on one rank."""
     dense = expert = 0
     for tensor in adapter_tensors(model, layer, adapters):

@@ -191,9 +191,7 @@ class Builder:
         into, out = count * ahead * inputs, count * behind * outputs
         # Dropout with its mask, the scaling, the addition; backward, the sum of both gradients of the input.
         forward = (2 * BF16 + 1) * into + 5 * BF16 * out
-        self.elementwise(
-            f"{name} adapter's sums", forward, (5 * BF16 + 1) * into + 2 * BF16 * out, kernels=3, by=by
-        )
+        self.elementwise(f"{name} adapter's sums", forward, (5 * BF16 + 1) * into + 2 * BF16 * out, kernels=3, by=by)
         if self.shard.tp == 1 or is_expert or side == "replicated":
             return
         group, whole = Group(self.shard.tp, 1), BF16 * self.shard.tokens * rank

@@ -8,6 +8,7 @@ from typing import Any
 from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_precision, check_token_prediction
 from topoplan.backends.megatron import TRAITS
 from topoplan.backends.swift import check_finetuning
+from topoplan.cost.adapters import adapters_of
 from topoplan.cost.compute import peak_flops
 from topoplan.cost.dispatch import dispatcher_of
 from topoplan.cost.flops import model_flops_per_step
@@ -166,6 +167,9 @@ def _warnings(spec: Spec, layout: Layout, memory: Memory) -> tuple[str, ...]:
             "experts as transformers 5 computes them, in grouped products, of which no measured run is known; with"
             " transformers 4, one by one, ZeRO-3 took ten times Megatron's step (Qwen3-30B-A3B on 16 A800)"
         )
+    adapters = adapters_of(spec.job) if layout.is_megatron else None
+    if adapters and facts_of(spec.model).is_moe and adapters.on("experts.linear_fc1"):
+        found.append("every expert has adapters of its own; as other backends build the model, experts have none")
     if layout.pipeline_layout:
         found.append(f"{spec.model.num_layers} layers in uneven stages: {layout.pipeline_layout}")
     if layout.tp > 1 and not spec.cluster.nvlink_bytes_per_s:

@@ -108,9 +108,12 @@ def usual_backends(spec: Spec) -> tuple[str, ...]:
     """What a search looks at when nobody says: the pinned one, or Megatron for what it trains, else the others."""
     if "backend" in spec.job.pin:
         return (spec.job.pin["backend"],)
-    megatron, *others = backends_of(spec.trainer)
+    megatron, *others = backends_of(spec.trainer, spec.job.finetuning)
     if not others:
         return (megatron,)
+    if spec.job.finetuning == "lora":
+        # Adapters leave little for a pipeline to split; Megatron is for models that nothing else has room for.
+        return tuple(others)
     try:
         _check_backend(spec, megatron)
     except (ModelError, SpecError):
@@ -139,7 +142,8 @@ def _able(spec: Spec, backends: Sequence[str]) -> tuple[list[str], dict[str, Inp
 
 def _elsewhere(spec: Spec, searched: Sequence[str]) -> Iterator[str]:
     """What fits under the backends that were not searched, where nothing does under those that were."""
-    others = tuple(backend for backend in backends_of(spec.trainer) if backend not in searched)
+    every = backends_of(spec.trainer, spec.job.finetuning)
+    others = tuple(backend for backend in every if backend not in searched)
     if not others:
         return
     try:

@@ -51,6 +51,12 @@ def trained_parameters(spec: Spec) -> int:
         count = job.freeze_trainable_layers
         kept = model.layers[-count:] if count < 0 else model.layers[: len(model.layers) - count]
         return parameter_count(model) - parameter_count(replace(model, layers=kept))
+    return megatron_trained_parameters(spec)
+
+
+def megatron_trained_parameters(spec: Spec) -> int:
+    """The same of Megatron's model: adapters are on its own linear layers, experts among them."""
+    job, model = spec.job, spec.model
     whole = Layout(dp=1, gradient_accumulation_steps=1)
     parameters = stage_parameters(model, job, changed(whole, distributed_optimizer=True), TRAITS["mca"], 0)
     return parameters.dense + parameters.expert

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from topoplan.cost.sharded.linears import LORA_RANK
 from topoplan.emit.llamafactory.document import OUTPUT_TITLE
 from topoplan.emit.swift.arguments import swift_versions
 from topoplan.emit.swift.samples import dataset_value, samples_of
@@ -9,6 +10,7 @@ from topoplan.emit.trainer_facts import model_directory
 from topoplan.emit.usual import loaders, save_steps, workers
 from topoplan.emit.yaml_text import Entry, Section
 from topoplan.planner.plan import Plan
+from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 
 READ_AT = "4.6.0"
@@ -43,6 +45,21 @@ def freeze_entries(spec: Spec) -> list[Entry]:
         Entry(key="freeze_vit", value=job.freeze_vision_tower),
         Entry(key="freeze_aligner", value=job.freeze_multi_modal_projector, comment="what projects images to tokens"),
         Entry(key="freeze_llm", value=job.freeze_language_model),
+    ]
+
+
+def adapter_entries(job: Job) -> list[Entry]:
+    """LoRA: its rank, its scale and the layers that have it."""
+    rank = job.lora_rank or LORA_RANK
+    every = "all" in job.lora_target
+    return [
+        Entry(key="lora_rank", value=rank),
+        Entry(key="lora_alpha", value=4 * rank, comment="four times the rank, as ms-swift has it by default"),
+        Entry(
+            key="target_modules",
+            value=["all-linear"] if every else list(job.lora_target),
+            comment="every linear layer but the output layer" if every else "",
+        ),
     ]
 
 

@@ -10,11 +10,13 @@ from typing import Any
 
 from topoplan.backends.mca import FP8_RECIPES
 from topoplan.backends.swift import check_megatron
+from topoplan.cost.adapters import DROPOUT
 from topoplan.cost.dispatch import dispatcher_of
 from topoplan.cost.shard import shard_of
 from topoplan.emit.llamafactory.document import trainer_files
 from topoplan.emit.swift.arguments import user_arguments
 from topoplan.emit.swift.common import (
+    adapter_entries,
     data_section,
     freeze_entries,
     head,
@@ -46,6 +48,7 @@ _DECIDED = (
     *("recompute_modules", "optimizer_cpu_offload", "optimizer_offload_fraction", "use_precision_aware_optimizer"),
     *("overlap_grad_reduce", "overlap_param_gather", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl"),
     *("moe_token_dispatcher_type", "moe_enable_deepep", "optimizer", "add_version", "bridge_backend"),
+    *("lora_rank", "target_modules", "target_regex", "modules_to_save", "lora_bias", "lora_dtype"),
 )
 """Arguments that memory and time were predicted with, or that the scripts go by."""
 
@@ -62,13 +65,14 @@ def megatron_files(spec: Spec, plan: Plan) -> TrainerFiles:
         sections,
         user=user,
         head=head(spec, plan, f"megatron {spec.job.stage}"),
-        warnings=[*plan.warnings, *swift_warnings(spec)],
+        warnings=[*plan.warnings, *swift_warnings(spec, plan.layout)],
     )
 
 
 def _sections(spec: Spec, layout: Layout) -> list[Section]:
     iterations = spec.job.trainer.get("train_iters")
     steps = training_steps(spec.job, iterations if isinstance(iterations, int) else None)
+    saved = "adapters as PEFT has them" if spec.job.finetuning == "lora" else "Hugging Face weights"
     return [
         _model_section(spec, layout),
         data_section(spec, unpacked="those of a micro batch lie end to end (padding_free)"),
@@ -78,7 +82,7 @@ def _sections(spec: Spec, layout: Layout) -> list[Section]:
         _speed_section(spec, layout),
         output_section(
             steps,
-            Entry(key="save_safetensors", value=True, comment="Hugging Face weights beside Megatron's, to serve them"),
+            Entry(key="save_safetensors", value=True, comment=f"{saved} beside Megatron's, to serve them"),
             Entry(key="no_save_optim", value=False, comment="to go on from a checkpoint"),
         ),
     ]
@@ -88,13 +92,23 @@ def _model_section(spec: Spec, layout: Layout) -> Section:
     job = spec.job
     entries = [
         *model_entries(spec),
-        Entry(key="tuner_type", value="full", comment="train_type until ms-swift 3"),
+        Entry(key="tuner_type", value=job.finetuning, comment="train_type until ms-swift 3"),
+        *(_lora_entries(job) if job.finetuning == "lora" else ()),
         *_precision_entries(spec, layout),
     ]
     if job.mtp_num_layers:
         comment = "multi-token prediction is trained too"
         entries.append(Entry(key="mtp_num_layers", value=job.mtp_num_layers, comment=comment))
     return Section(title="Model and method", entries=(*entries, *freeze_entries(spec)))
+
+
+def _lora_entries(job: Job) -> list[Entry]:
+    """Adapters, and that checkpoints have them alone."""
+    return [
+        *adapter_entries(job),
+        Entry(key="lora_dropout", value=DROPOUT, comment="ms-swift's default; 0 takes less memory"),
+        Entry(key="merge_lora", value=False, comment="else every checkpoint has the whole model too, merged"),
+    ]
 
 
 def _precision_entries(spec: Spec, layout: Layout) -> list[Entry]:

@@ -14,6 +14,7 @@ from topoplan.emit.llamafactory.plain_yaml import SYNC_EACH_BATCH, WHY_SYNC
 from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.swift.arguments import user_arguments
 from topoplan.emit.swift.common import (
+    adapter_entries,
     data_section,
     freeze_entries,
     head,
@@ -58,7 +59,7 @@ def sft_files(spec: Spec, plan: Plan) -> TrainerFiles:
         sections,
         user=user,
         head=head(spec, plan, f"swift {spec.job.stage}"),
-        warnings=[*plan.warnings, *swift_warnings(spec), *_warnings(user)],
+        warnings=[*plan.warnings, *swift_warnings(spec, plan.layout), *_warnings(user)],
         further=sharding_files(spec.job, plan.layout),
     )
 
@@ -97,7 +98,7 @@ def _model_section(spec: Spec, layout: Layout) -> Section:
     if job.finetuning == "freeze":
         entries += _layer_entries(spec)
     if adapters:
-        entries += _adapter_entries(job)
+        entries += adapter_entries(job)
     if job.finetuning == "qlora":
         entries += _quantization_entries(job, layout)
     entries += freeze_entries(spec)
@@ -149,20 +150,6 @@ def _layer_entries(spec: Spec) -> list[Entry]:
             key="trainable_parameters_regex",
             value=rf"{tower}layers\.(?:{numbers})\.",
             comment=f"the {'last' if count > 0 else 'first'} {len(layers)} of {total} layers",
-        ),
-    ]
-
-
-def _adapter_entries(job: Job) -> list[Entry]:
-    rank = job.lora_rank or 8
-    every = "all" in job.lora_target
-    return [
-        Entry(key="lora_rank", value=rank),
-        Entry(key="lora_alpha", value=4 * rank, comment="four times the rank, as ms-swift has it by default"),
-        Entry(
-            key="target_modules",
-            value=["all-linear"] if every else list(job.lora_target),
-            comment="every linear layer but the output layer" if every else "",
         ),
     ]
 

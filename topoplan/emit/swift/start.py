@@ -29,5 +29,11 @@ def start(spec: Spec, layout: Layout, node: int) -> str:
         layout.backend, ("", "")
     )
     module = _MODULES[spec.job.stage, layout.is_megatron]
-    context = {"stage": spec.job.stage, "option": option, "file": file, "megatron": layout.is_megatron}
+    context = {
+        "stage": spec.job.stage,
+        "option": option,
+        "file": file,
+        "megatron": layout.is_megatron,
+        "adapters": spec.job.finetuning == "lora",
+    }
     return render("swift_start.sh.j2", context) + torchrun_command(spec, node, f'-m {module} "${{arguments[@]}}"')

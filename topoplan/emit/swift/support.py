@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from topoplan.emit.swift.samples import is_file, is_hub_name, samples_of
+from topoplan.layout.layout import Layout
 from topoplan.layout.rules import facts_of
 from topoplan.specs.spec import Spec
 
 
-def swift_warnings(spec: Spec) -> Iterator[str]:
+def swift_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
     """What is right to write and may still surprise."""
     job, model = spec.job, spec.model
     if job.template is not None:
@@ -28,7 +29,8 @@ def swift_warnings(spec: Spec) -> Iterator[str]:
                 f"ms-swift knows no data set {name}: name a file of samples (.jsonl) or a hub id (org/name), which is"
                 " looked for on ModelScope, or with use_hf under job.trainer on Hugging Face"
             )
-    if job.finetuning in ("lora", "qlora") and facts_of(model).is_moe and "all" in job.lora_target:
+    adapts = job.finetuning in ("lora", "qlora") and not layout.is_megatron
+    if adapts and facts_of(model).is_moe and "all" in job.lora_target:
         yield (
             "experts get no adapters, as predicted: from transformers 5 on those of a layer are one tensor and no"
             " linear layers; before, all-linear has them too, with more memory"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from topoplan.cost.params import parameter_count
-from topoplan.emit.llamafactory.plain_storage import plain_checkpoint_size, trained_parameters
+from topoplan.emit.llamafactory.plain_storage import megatron_trained_parameters, plain_checkpoint_size
 from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.nccl import EnvVar
 from topoplan.emit.storage import CheckpointSize
@@ -172,13 +172,18 @@ def _readme(
 
 
 def _megatron_checkpoint(spec: Spec, values: Mapping[str, Any]) -> CheckpointSize:
-    """Of Megatron: weights for both, and every element of the optimizer once, in fp32 (trainers/base.py)."""
-    total, trained = parameter_count(spec.model), trained_parameters(spec)
+    """Of Megatron: weights for both, and every element of the optimizer once, in fp32 (trainers/base.py).
+
+    With LoRA they are the adapters; merged, the whole model is written beside them, for Hugging Face.
+    """
+    total, trained = parameter_count(spec.model), megatron_trained_parameters(spec)
     to_hf, weights_alone = bool(values.get("save_safetensors", True)), bool(values.get("no_save_optim"))
-    limit = values.get("save_total_limit")
+    limit, adapts = values.get("save_total_limit"), spec.job.finetuning == "lora"
+    saved = trained if adapts else total
+    for_hf = total if adapts and values.get("merge_lora", to_hf) else saved
     return CheckpointSize(
-        megatron_bytes=0 if to_hf and weights_alone else 2 * total,
-        hf_bytes=2 * total if to_hf else 0,
+        megatron_bytes=0 if to_hf and weights_alone else 2 * saved,
+        hf_bytes=2 * for_hf if to_hf else 0,
         optimizer_bytes=0 if weights_alone else 12 * trained,
         saves_at_end=False,
         at_once=None if limit is None else max(2, int(limit)) + 1,
