@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import Literal
 
 from topoplan.errors import SpecError, nearest
+from topoplan.specs.job import Job
 from topoplan.specs.model import AnyAttention, Attention, LatentAttention, Layer, Mlp, Model
-from topoplan.specs.spec import Spec
 
 ROW_PARALLEL = ("linear_proj", "linear_fc2", "out_proj")
 """Split over their inputs; the others over their outputs, but for the next ones."""
@@ -101,13 +101,13 @@ def target_names(model: Model) -> tuple[str, ...]:
     return tuple(dict.fromkeys(target_of(linear.name) for linear in linears))
 
 
-def check_targets(spec: Spec) -> None:
+def check_targets(job: Job, model: Model) -> None:
     """Raise SpecError for adapters on layers that Megatron's model does not have."""
-    known = (*target_names(spec.model), *(["eh_proj"] if spec.job.mtp_num_layers else []))
-    for name in spec.job.lora_target:
+    known = (*target_names(model), *(["eh_proj"] if job.mtp_num_layers else []))
+    for name in job.lora_target:
         if name not in ("all", *known):
             raise SpecError(
-                f"{spec.model.name} has no linear layer called {name} in Megatron-core",
+                f"{model.name} has no linear layer called {name} in Megatron-core",
                 where="job.lora_target",
                 expected=f"expected all, or some of {', '.join(known)}",
                 remedy=nearest(name, known),

@@ -183,13 +183,13 @@ def _split_heads(attention: Attention | LatentAttention) -> int:
     return attention.kv_heads if isinstance(attention, Attention) else attention.heads
 
 
-def check_finetuning(spec: Spec, backend: str) -> None:
+def check_finetuning(job: Job, model: Model, backend: str, where: str = "") -> None:
     """Raise SpecError for a way of fine-tuning that Megatron's trainers lack: all have full, ms-swift has LoRA."""
-    method, where = spec.job.finetuning, spec.path or ""
+    method = job.finetuning
     if method == "full":
         return
     if method == "lora" and backend == "megatron":
-        _check_adapters(spec, where)
+        _check_adapters(job, model, where)
         return
     raise SpecError(
         f"finetuning {method!r} with backend {backend}: LLaMA-Factory's trainer would train all weights"
@@ -201,9 +201,8 @@ def check_finetuning(spec: Spec, backend: str) -> None:
     )
 
 
-def _check_adapters(spec: Spec, where: str) -> None:
+def _check_adapters(job: Job, model: Model, where: str) -> None:
     """What LoRA on Megatron-core is not predicted for, or not built for (mcore_bridge 1.6.5 `tuners/lora.py`)."""
-    job, model = spec.job, spec.model
     if job.precision not in _HALF:
         # lora.py, forward: "rank-sized (e.g. [4, 2560]), which violates TE's FP8 GEMM divisibility rules".
         raise SpecError(
@@ -229,7 +228,7 @@ def _check_adapters(spec: Spec, where: str) -> None:
             where=where,
             expected="expected freeze_vision_tower and freeze_multi_modal_projector true, freeze_language_model false",
         )
-    check_targets(spec)
+    check_targets(job, model)
 
 
 def check_megatron(spec: Spec, layout: Layout) -> None:
@@ -244,7 +243,7 @@ def check_megatron(spec: Spec, layout: Layout) -> None:
         )
     if gpu.architecture == "volta":
         raise SpecError(f"mcore_bridge needs Transformer Engine, which has no kernels for {gpu.name}", where="gpu")
-    check_finetuning(spec, layout.backend)
+    check_finetuning(job, model, layout.backend, "job.finetuning")
     if job.pure_bf16 or job.optimizer != "adamw":
         what = "pure_bf16" if job.pure_bf16 else f"optimizer {job.optimizer}"
         raise SpecError(f"{what}: Megatron's optimizer has no such mode", where="job", remedy="leave it out")

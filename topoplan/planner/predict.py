@@ -132,7 +132,7 @@ def predict(spec: Spec, layout: Layout | Mapping[str, Any]) -> Plan:
 def check_backend(spec: Spec, backend: str) -> None:
     """Raise ModelError or SpecError for a job that a backend cannot run with any layout."""
     if backend in MEGATRON_BACKENDS:
-        check_finetuning(spec, backend)
+        check_finetuning(spec.job, spec.model, backend, spec.path or "")
     if backend == "mca":
         check_token_prediction(spec)
 

@@ -89,3 +89,10 @@ def check_something_trained(keys: Keys, key: str, job: Job) -> None:
     """Raise SpecError at `key` where every part of the model is frozen."""
     if job.freeze_language_model and job.freeze_vision_tower and job.freeze_multi_modal_projector:
         keys.fail(key, "everything is frozen, so nothing would be trained")
+
+
+def targets(keys: Keys) -> tuple[str, ...]:
+    """The linear layers that ms-swift puts adapters on."""
+    names = keys.value("target_modules")
+    words = [str(word) for word in names] if isinstance(names, list) else str(names).replace(",", " ").split()
+    return ("all",) if "all-linear" in words or not words else tuple(words)

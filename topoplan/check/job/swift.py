@@ -5,12 +5,15 @@ Defaults are those of `swift/megatron/arguments/megatron_args.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from topoplan.backends.swift import check_finetuning
+from topoplan.check.job.data_parallel import refuse
 from topoplan.check.job.processes import Processes
-from topoplan.check.job.shared import check_something_trained, layout_from, shared_values
-from topoplan.check.job.values import Keys
+from topoplan.check.job.shared import check_something_trained, layout_from, shared_values, targets
+from topoplan.check.job.values import Keys, NotPredictedError
+from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
 from topoplan.layout.rules import facts_of
 from topoplan.specs.job import Job
@@ -32,9 +35,20 @@ DEFAULTS: Mapping[str, Any] = {
     "freeze_aligner": True,
     "torch_dtype": "bfloat16",
     "num_train_epochs": 1,
+    "target_modules": "all-linear",
 }
 """`MegatronArguments` and `MegatronTunerMixin` of ms-swift. A model's torch_dtype is its checkpoint's; nearly all have
 bfloat16."""
+
+
+_OFF: Mapping[str, Sequence[Any]] = {
+    **dict.fromkeys(("target_regex", "modules_to_save"), ("",)),
+    "lora_bias": ("none",),
+}
+"""What else may be trained with adapters, and the values that leave it off."""
+
+_ADAPTERS = ("adapters", "mcore_adapter", "ref_adapters", "mcore_ref_adapter")
+"""With one of them all weights are not trained, whatever tuner_type says (`MegatronArguments.__post_init__`)."""
 
 
 def layout_of(keys: Keys, model: Model, world: int) -> Layout:
@@ -67,9 +81,11 @@ def layout_of(keys: Keys, model: Model, world: int) -> Layout:
 
 def job_of(keys: Keys, model: Model, seq_len: int, processes: Processes | None) -> Job:
     """The job; its command says whether it is pt, sft or rlhf. Raises SpecError for what is not predicted."""
-    for key in ("train_type", "tuner_type"):
-        if (kind := keys.given(key)) not in (None, "full"):
-            keys.fail(key, f"{key} {shown(kind)} is not predicted yet", expected="expected full")
+    kind_key = "tuner_type" if keys.given("tuner_type") is not None else "train_type"
+    method = keys.given(kind_key) or "full"
+    if method not in ("full", "lora"):
+        keys.fail(kind_key, f"{kind_key} {shown(method)} is not predicted yet", expected="expected full or lora")
+    refuse(keys, _OFF if method == "lora" else dict.fromkeys(_ADAPTERS, ("",)))
     if (optimizer := keys.given("optimizer")) not in (None, "adam"):
         keys.fail("optimizer", f"optimizer {shown(optimizer)} is not predicted", expected="expected adam")
     launch = processes.launch if processes else None
@@ -90,8 +106,12 @@ def job_of(keys: Keys, model: Model, seq_len: int, processes: Processes | None) 
         seq_len=seq_len,
         global_batch_size=keys.degree("global_batch_size"),
         precision=precision,
+        finetuning=str(method),
         stage=stage,
         packing=keys.flag("packing"),
+        mtp_num_layers=keys.count("mtp_num_layers") or 0,
+        lora_rank=keys.count("lora_rank"),
+        lora_target=targets(keys) if method == "lora" else ("all",),
         freeze_vision_tower=sees and keys.flag("freeze_vit"),
         freeze_multi_modal_projector=sees and keys.flag("freeze_aligner"),
         freeze_language_model=sees and keys.flag("freeze_llm"),
@@ -103,4 +123,8 @@ def job_of(keys: Keys, model: Model, seq_len: int, processes: Processes | None) 
         },
     )
     check_something_trained(keys, "freeze_llm", job)
+    try:
+        check_finetuning(job, model, "megatron")
+    except SpecError as error:
+        raise NotPredictedError(kind_key, error.what, where=keys.place(kind_key)) from None
     return job

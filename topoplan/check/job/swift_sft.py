@@ -13,7 +13,7 @@ from typing import Any
 from topoplan.backends.swift import LIGER_MODEL_TYPES
 from topoplan.check.job.data_parallel import expandable_segments, layout_of, optimizer_of, refuse, syncs_each_batch
 from topoplan.check.job.sharding import Sharding
-from topoplan.check.job.shared import check_something_trained
+from topoplan.check.job.shared import check_something_trained, targets
 from topoplan.check.job.values import Keys
 from topoplan.check.read.setup import Launch
 from topoplan.layout.layout import Layout
@@ -105,7 +105,7 @@ def sft_job(keys: Keys, model: Model, layout: Layout, seq_len: int, launch: Laun
         stage=stage,
         packing=keys.flag("packing"),
         lora_rank=keys.count("lora_rank"),
-        lora_target=_targets(keys),
+        lora_target=targets(keys),
         quantization_bit=bits,
         # What plain data parallelism trains stays as it was loaded: only DeepSpeed, FSDP and PEFT make fp32 of it.
         pure_bf16=layout.backend == "ddp" and method == "full" and dtype == "bfloat16",
@@ -126,9 +126,3 @@ def _own_loss(keys: Keys) -> bool:
         or any(keys.flag(key) for key in ("enable_dft_loss", "enable_channel_loss"))
         or (keys.degree("sequence_parallel_size") > 1)
     )
-
-
-def _targets(keys: Keys) -> tuple[str, ...]:
-    names = keys.value("target_modules")
-    words = [str(word) for word in names] if isinstance(names, list) else str(names).replace(",", " ").split()
-    return ("all",) if "all-linear" in words or not words else tuple(words)
