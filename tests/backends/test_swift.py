@@ -9,10 +9,17 @@ import pytest
 
 from tests.emit.samples import B200, CLUSTER, DEEPSEEK, ONE_NODE, QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, V100
 from tests.emit.samples import make_spec_and_plan as make
-from topoplan.backends.swift import LIGER_MODEL_TYPES, MEGATRON_MODEL_TYPES, check_megatron, check_sharded
+from topoplan.backends.swift import (
+    LIGER_MODEL_TYPES,
+    MEGATRON_MODEL_TYPES,
+    check_finetuning,
+    check_megatron,
+    check_sharded,
+)
 from topoplan.catalog import model as catalog_model
 from topoplan.errors import InputError, LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Recompute
+from topoplan.specs.job import Job
 from topoplan.specs.model import LinearAttention
 
 WITH_MEMORY = replace(CLUSTER, host_memory_bytes=2**41)
@@ -133,7 +140,15 @@ def test_heads_of_latent_attention_are_all_of_them() -> None:
     sharded(**ZERO, ulysses=8, model=DEEPSEEK)
 
 
+MEGATRON: dict[str, Any] = {"backend": "megatron"}
+LORA: dict[str, Any] = {"finetuning": "lora"}
+LINEAR = catalog_model("Qwen3-Next-80B-A3B-Instruct")
+SEEN = {"freeze_vision_tower": False}
+FROZEN = {"freeze_vision_tower": True, "freeze_multi_modal_projector": True}
 MEGATRON_TAKEN: dict[str, dict[str, Any]] = {
+    "adapters": {"job": LORA, **MEGATRON},
+    "adapters of experts": {"job": LORA, "model": QWEN3_30B, "tp": 2, "ep": 4, **MEGATRON},
+    "adapters of a language model that sees": {"job": LORA | FROZEN, "model": QWEN3_VL_8B, **MEGATRON},
     "dense": {},
     "experts": {"model": QWEN3_30B, "tp": 2, "ep": 4},
     "images": {"model": QWEN3_VL_8B},
@@ -158,7 +173,18 @@ def test_what_megatron_sft_can_do_is_taken(case: str) -> None:
         ({"job": {"stage": "rm"}}, SpecError, "job.stage", "no `rlhf` command"),
         ({"model": replace(QWEN3_8B, model_type="gemma9")}, ModelError, "Qwen3-8B", "does not build 'gemma9'"),
         ({"cluster": ON_V100, "job": {"precision": "fp16"}}, SpecError, "gpu", "no kernels for v100"),
-        ({"job": {"finetuning": "lora"}}, SpecError, "job.finetuning", "training all weights"),
+        ({"job": {"finetuning": "qlora"}, **MEGATRON}, SpecError, "job.finetuning", "trainer has full and lora"),
+        ({"job": {"finetuning": "freeze"}, **MEGATRON}, SpecError, "job.finetuning", "trainer has full and lora"),
+        ({"job": LORA, "backend": "mca"}, SpecError, "job.finetuning", "would train all weights"),
+        ({"job": LORA | {"precision": "fp8"}, **MEGATRON}, SpecError, "job.finetuning", "as narrow as a rank"),
+        ({"job": LORA, "model": LINEAR, **MEGATRON}, SpecError, "job.finetuning", "on the linear attention of"),
+        (
+            {"job": LORA | SEEN, "model": QWEN3_VL_8B, **MEGATRON},
+            SpecError,
+            "job.finetuning",
+            "the language model alone",
+        ),
+        ({"job": LORA | {"lora_target": ("q_proj",)}, **MEGATRON}, SpecError, "job.lora_target", "called q_proj"),
         ({"job": {"pure_bf16": True}}, SpecError, "job", "no such mode"),
         ({"job": {"optimizer": "adamw_8bit"}}, SpecError, "job", "no such mode"),
         ({"job": {"precision": "mxfp8"}}, SpecError, "job.precision", "not trained on h100"),
@@ -181,3 +207,9 @@ def test_the_lists_of_model_types_hold_the_families_of_the_catalogue() -> None:
     assert {"llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_vl", "deepseek_v3"} <= MEGATRON_MODEL_TYPES
     assert {"llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_vl"} <= LIGER_MODEL_TYPES
     assert "gemma9" not in MEGATRON_MODEL_TYPES | LIGER_MODEL_TYPES
+
+
+def test_a_dpo_with_adapters_is_said_not_to_be_predicted() -> None:
+    job = Job(seq_len=4096, global_batch_size=64, finetuning="lora", stage="dpo")
+    with pytest.raises(SpecError, match="stage dpo with LoRA is not predicted"):
+        check_finetuning(job, QWEN3_8B, "megatron")

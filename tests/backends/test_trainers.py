@@ -63,6 +63,18 @@ def test_megatron_without_a_trainer_is_predicted_for_those_that_have_no_writer()
     assert broken_rule(replace(pure, trainer="swift"), MEGATRON, (TRAINER_RULE,)) is not None
 
 
+def test_megatron_with_adapters_is_ms_swifts_and_nobody_elses() -> None:
+    lora = replace(SPEC, job=replace(SPEC.job, finetuning="lora"))
+    assert trainer_of(lora, MEGATRON) == "swift"
+    assert broken_rule(lora, MEGATRON, (TRAINER_RULE,)) is None
+    # What no trainer can run is not ranked, as it is with all weights.
+    short = replace(lora, job=replace(lora.job, samples=5))
+    assert trainer_of(short, MEGATRON) is None
+    assert broken_rule(short, MEGATRON, (TRAINER_RULE,)) is not None
+    assert backends_of(None, "lora") == backend_names("all", None, finetuning="lora") == backends_of("swift", "lora")
+    assert backends_of("llamafactory", "lora")[0] == "mca"
+
+
 @pytest.mark.parametrize("name", [None, *TRAINER_NAMES])
 def test_all_is_what_the_trainer_has(name: str | None) -> None:
     assert backend_names("all", name) == backends_of(name)  # type: ignore[arg-type]

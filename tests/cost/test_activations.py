@@ -14,6 +14,7 @@ from topoplan.cost.activations import (
     layer_activations,
     vision_activation_bytes,
 )
+from topoplan.cost.adapters import Adapters
 from topoplan.cost.params import mtp_layer
 from topoplan.cost.shard import Shard, shard_of
 from topoplan.layout.layout import Recompute
@@ -241,3 +242,52 @@ def test_token_prediction_is_recomputed_with_method_uniform_alone() -> None:
     assert one["uniform"].kept_bytes == 2 * 2 * 4096 * 4096
     assert one["block"].kept_bytes == one["uniform"].plain_bytes
     assert one["block"].recomputed_bytes == 0
+
+
+LORA = Adapters(16, ("all",))
+
+
+def test_a_frozen_layer_without_an_adapter_saves_no_input_of_a_product() -> None:
+    frozen = bytes_of(layer(DENSE, shard(adapters=Adapters(16, ("linear_proj",)))))
+    trained = bytes_of(layer(DENSE, shard()))
+    assert {"linear_qkv input", "linear_fc1 input", "linear_fc2 input"} <= set(trained) - set(frozen)
+    assert set(frozen) - set(trained) == {"linear_proj adapter input, mask", "linear_proj adapter, between A and B"}
+    assert frozen["layernorm input"] == trained["layernorm input"]
+
+
+def test_an_adapter_keeps_what_dropout_left_its_mask_and_a_narrow_tensor() -> None:
+    changed = shard(adapters=LORA)
+    kept_bytes, tokens, hidden = bytes_of(layer(DENSE, changed)), changed.tokens, 4096
+    # Two bytes of the product and one of mask; the norm's output is handed out, and so saved, whatever is frozen.
+    assert kept_bytes["linear_qkv adapter input, mask"] == 3 * changed.local_tokens * hidden
+    assert kept_bytes["linear_qkv norm output"] == 2 * changed.local_tokens * hidden
+    assert kept_bytes["linear_fc2 adapter input, mask"] == 3 * tokens * 12288 / changed.tp
+    assert kept_bytes["linear_fc2 adapter, between A and B"] == 2 * changed.local_tokens * 16
+
+
+def test_recomputing_the_mlp_frees_its_adapters_too() -> None:
+    plain = layer(DENSE, shard(adapters=LORA))
+    freed = {tensor.name for tensor in plain.saved if "mlp" in tensor.freed_by}
+    assert {"linear_fc1 norm output", "linear_fc1 adapter input, mask", "linear_fc2 adapter input, mask"} <= freed
+
+
+def test_recomputing_the_activation_of_experts_leaves_what_dropout_made_of_it() -> None:
+    experts = layer(MIXED, shard(adapters=LORA))
+    assert not [tensor for tensor in experts.saved if "moe_act" in tensor.freed_by]
+    assert [tensor for tensor in layer(MIXED, shard()).saved if "moe_act" in tensor.freed_by]
+
+
+def test_only_trained_weights_have_dummy_gradients() -> None:
+    shapes = layer(DENSE, shard(adapters=LORA)).weight_shapes
+    assert (16, 4096) in shapes
+    assert all(16 in shape for shape in shapes)
+    assert not layer(DENSE, shard(adapters=Adapters(16, ()))).weight_shapes
+
+
+def test_latent_attention_has_adapters_on_all_its_projections() -> None:
+    names = bytes_of(layer(LATENT, shard(adapters=LORA)))
+    for name in ("q_down", "q_up", "kv_down", "kv_up"):
+        assert f"linear_{name}_proj adapter input, mask" in names
+    assert "linear_kv_up_proj norm output" in names
+    assert "linear_kv_down_proj norm output" not in names
+    assert "down projection input" not in names

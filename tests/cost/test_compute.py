@@ -31,8 +31,9 @@ def gemm(rows: float, columns: float, inner: float, *, gpu: str = "h100-sxm-80gb
 
 @lru_cache
 def operators(name: str, index: int = -1, precision: str = "bf16", **form: Any) -> dict[str, Operator]:
-    seq_len = form.pop("seq_len", 4096)
-    spec = spec_of(name, nodes=16, gpu="b200-sxm-180gb", precision=precision, seq_len=seq_len, global_batch_size=256)
+    seq_len, tuning = form.pop("seq_len", 4096), form.pop("finetuning", "full")
+    job = {"precision": precision, "seq_len": seq_len, "global_batch_size": 256, "finetuning": tuning}
+    spec = spec_of(name, nodes=16, gpu="b200-sxm-180gb", **job)
     shard = shard_of(layout_of(spec, **form), spec.job)
     profile = profile_of(spec.cluster.gpu)
     found = layer_operators(spec.model, spec.model.layers[index], shard, spec.cluster, profile)
@@ -298,3 +299,48 @@ def test_sequence_parallel_gathers_and_scatters_what_is_else_reduced(sequence_pa
     assert call is not None
     assert call.kind == kind
     assert call.sent_bytes == 2 * 4096 * 4096  # bf16, tokens x hidden
+
+
+def test_a_frozen_product_has_no_gradient_of_its_weight_and_its_adapter_has_both() -> None:
+    frozen, trained = operators(DENSE, finetuning="lora"), operators(DENSE)
+    for name in ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"):
+        assert frozen[name].forward_s == trained[name].forward_s
+        assert frozen[name].backward_s < 0.7 * trained[name].backward_s
+        for narrow in (frozen[f"{name}.lora_A"], frozen[f"{name}.lora_B"]):
+            assert 0 < narrow.forward_s < frozen[name].forward_s
+            assert 0 < narrow.backward_s < frozen[name].backward_s
+
+
+def test_adapters_of_every_expert_are_one_grouped_product() -> None:
+    found = operators(MIXED, ep=8, finetuning="lora")
+    assert found["experts.linear_fc1.lora_A"].recomputed_by == ("moe",)
+    assert "experts.linear_fc1 adapter's collectives" not in operators(MIXED, tp=2, ep=8, finetuning="lora")
+    assert found["router"].backward_s == found["router"].forward_s
+
+
+def test_tensor_parallelism_exchanges_what_is_as_wide_as_the_rank() -> None:
+    found = operators(DENSE, tp=4, finetuning="lora")
+    for name in ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"):
+        call = found[f"{name} adapter's collectives"].collective
+        assert call is not None
+        assert call.kind == "all-gather"
+        assert call.sent_bytes == 2 * 4096 * 8
+    assert not [name for name in operators(DENSE, finetuning="lora") if "collectives" in name]
+
+
+def test_without_sequence_parallelism_only_one_direction_of_an_adapter_is_summed() -> None:
+    found = operators(DENSE, tp=4, sequence_parallel=False, finetuning="lora")
+    column, row = found["linear_qkv adapter's collectives"], found["linear_proj adapter's collectives"]
+    assert column.forward_s == 0 < column.backward_s
+    assert row.backward_s == 0 < row.forward_s
+
+
+def test_a_frozen_pair_gathers_nothing_again_and_hides_nothing() -> None:
+    frozen = operators(DENSE, tp=4, finetuning="lora")["attention collectives"]
+    assert frozen.forward_s == pytest.approx(frozen.backward_s)
+
+
+def test_latent_attention_without_a_query_rank_has_one_matrix_for_the_queries() -> None:
+    names = operators("deepseek-ai/DeepSeek-V2-Lite", finetuning="lora")
+    assert "linear_q_proj.lora_A" in names
+    assert "linear_q_up_proj" not in names

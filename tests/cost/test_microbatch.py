@@ -108,3 +108,12 @@ def test_a_block_recomputes_its_own_layers_and_no_more_than_there_are() -> None:
         assert recomputed_share(chunk, layer, recompute) == share
         assert recomputed_share(chunk, replace(layer, predicts_next=True), recompute) == 0.0
     assert recomputed_share(chunk, layer, Recompute()) == 1.0
+
+
+def test_frozen_ends_have_half_a_backward_or_none() -> None:
+    spec, frozen = spec_of(DENSE), spec_of(DENSE, finetuning="lora")
+    for form in ({"tp": 2}, {"tp": 2, "sequence_parallel": False}, {}):
+        plain, found = micro_batch_of(spec, layout_of(spec, **form)), micro_batch_of(frozen, layout_of(frozen, **form))
+        assert found.embedding_s == (plain.embedding_s[0], 0.0)
+        assert found.head_s[0] == plain.head_s[0]
+        assert found.head_s[1] < 0.75 * plain.head_s[1]

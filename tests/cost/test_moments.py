@@ -133,3 +133,22 @@ def test_one_table_looked_up_twice_has_its_first_gradient_wait_through_the_backw
     apart = terms_of(spec, layout_of(spec, pp=2), 1)
     assert apart["embedding gradient"]["gradient of the table"] == table
     assert apart["backward"]["embedding gradient that waits"] == 0
+
+
+def test_frozen_embeddings_and_output_layers_have_no_gradient() -> None:
+    spec = spec_of(DENSE, finetuning="lora")
+    stage = stage_of(spec, layout_of(spec, recompute="full"))
+    assert "embedding gradient" not in {moment.name for moment in stage.moments}
+    terms = dict(next(moment for moment in stage.moments if moment.name == "loss").terms_bytes)
+    assert terms["gradient of the output layer's gathered input"] == 2 * 4096 * 4096
+    dummies = dict(next(moment for moment in stage.moments if moment.name == "backward").terms_bytes)
+    assert 0 < dummies["dummy weight gradients"] < 10e6
+
+
+def test_full_recomputation_keeps_as_much_with_adapters_as_without() -> None:
+    plain, frozen = spec_of(DENSE), spec_of(DENSE, finetuning="lora")
+    kept = [stage_of(spec, layout_of(spec, recompute="full")).parts_bytes["activations"] for spec in (plain, frozen)]
+    assert kept[0] == kept[1]
+    # Dropout's results and masks are more than the inputs that a frozen weight does not need.
+    whole = [stage_of(spec, layout_of(spec)).parts_bytes["activations"] for spec in (plain, frozen)]
+    assert whole[0] < whole[1] < 1.5 * whole[0]

@@ -132,3 +132,44 @@ def test_ranks_are_of_one_kind_where_they_hold_the_same_layers() -> None:
     swapped = layout_of(spec, pp=4, pipeline_layout="Et*8|t*8|t*10|t*10L")
     assert rank_kinds(spec.model, spec.job, swapped) == (0, 1, 2, 3)
     assert rank_kinds(spec.model, spec.job, layout_of(spec, pp=4)) == (0, 1, 1, 3)
+
+
+def test_adapters_alone_have_gradients_and_optimizer_states() -> None:
+    spec, frozen = spec_of(DENSE), spec_of(DENSE, finetuning="lora", lora_rank=16)
+    layout = layout_of(spec, tp=2, pp=2)
+    whole = stage_parameters(spec.model, spec.job, layout, TRAITS["megatron"], 0)
+    found = stage_parameters(frozen.model, frozen.job, layout, TRAITS["megatron"], 0)
+    assert (found.frozen, whole.frozen) == (whole.dense, 0)
+    # 18 layers: A of columns and B of rows are whole on both ranks of tensor parallel.
+    assert found.dense == 18 * 16 * (4 * 4096 + (6144 + 4096 + 24576 + 12288) // 2)
+    parts = stage_of(frozen, layout).parts_bytes
+    assert parts["weights"] == 2 * found.total
+    assert parts["gradients"] == 4 * found.dense
+    assert parts["optimizer"] == 12 * found.dense / layout.dp
+
+
+def test_adapters_of_experts_are_sharded_as_experts_are() -> None:
+    spec = spec_of(MIXED, finetuning="lora")
+    layout = layout_of(spec, tp=2, ep=8)
+    found = stage_parameters(spec.model, spec.job, layout, TRAITS["megatron"], 0)
+    assert found.expert == 48 * 16 * 8 * (2048 + 1536 + 768 + 2048)
+    dense, expert = layout.optimizer_shards
+    assert stage_of(spec, layout).parts_bytes["optimizer"] == 12 * (found.dense / dense + found.expert / expert)
+
+
+def test_a_vision_tower_is_frozen_whole_beside_adapters() -> None:
+    spec = spec_of(VISION, finetuning="lora")
+    found = stage_parameters(spec.model, spec.job, layout_of(spec), TRAITS["megatron"], 0)
+    assert spec.model.vision is not None
+    assert found.frozen > spec.model.vision.parameters
+    language = spec_of("Qwen/Qwen3-8B", finetuning="lora")
+    assert found.dense == stage_parameters(language.model, language.job, layout_of(spec), TRAITS["megatron"], 0).dense
+
+
+def test_token_prediction_has_adapters_of_its_own() -> None:
+    sizes = [
+        stage_parameters(spec.model, spec.job, layout_of(spec), TRAITS["megatron"], 0).dense
+        for spec in (spec_of(DENSE, finetuning="lora"), spec_of(DENSE, finetuning="lora", mtp_num_layers=1))
+    ]
+    eh_proj = 8 * (2 * 4096 + 4096)
+    assert sizes[1] == sizes[0] // 36 * 37 + eh_proj

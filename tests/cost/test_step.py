@@ -259,3 +259,34 @@ def test_weights_come_back_from_the_host_in_fp32_unless_bf16_is_all_there_is() -
         return dict(optimizer_time(spec.model, spec.job, layout, traits, spec.cluster, profile, 0))["offload over PCIe"]
 
     assert over_pcie() / over_pcie(precision_aware_optimizer=True) == pytest.approx(8 / 6)
+
+
+def test_adapters_leave_next_to_nothing_to_reduce_and_to_optimise() -> None:
+    spec, frozen = spec_of(DENSE), spec_of(DENSE, finetuning="lora")
+    layout = layout_of(spec, tp=2)
+    plain, found = time_of(spec, layout), time_of(frozen, layout)
+    assert found.step_s < plain.step_s
+    assert found.parts_s["optimizer"] < plain.parts_s["optimizer"]
+    assert sum(found.parts_s.values()) == pytest.approx(found.step_s)
+
+
+def test_gradients_of_whole_adapters_are_summed_over_the_tensor_parallel_group() -> None:
+    def told(**form: Any) -> DataParallel:
+        spec = spec_of(DENSE, finetuning="lora")
+        layout, profile = layout_of(spec, **form), profile_of(spec.cluster.gpu)
+        stage = pipeline_times_of(spec, layout)[0]
+        return data_parallel(spec.model, spec.job, layout, TRAITS["megatron"], spec.cluster, profile, stage, 0)
+
+    once = told(tp=2).replicated
+    assert once is not None
+    assert once.sent_bytes == 4 * 36 * 8 * 4 * 4096
+    assert told(tp=2).exposed_s > told(tp=2).exposed_reduce_s + once.call_s
+    assert told().replicated is None
+    assert told(tp=2, sequence_parallel=False).replicated is None
+
+
+def test_a_tied_embedding_that_is_frozen_is_not_summed() -> None:
+    spec = spec_of(TIED, finetuning="lora")
+    layout, profile = layout_of(spec, pp=2), profile_of(spec.cluster.gpu)
+    stage = pipeline_times_of(spec, layout)[0]
+    assert data_parallel(spec.model, spec.job, layout, TRAITS["megatron"], spec.cluster, profile, stage, 0).tied is None

@@ -204,6 +204,13 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
     ),
     ("expert-widths", {"model": MOE, "gpus_per_node": 10}, {"etp": 5}, "expert width 768 % etp 5 = 3", {"etp": 2}),
     (
+        "expert-adapters",
+        {"model": MOE, "finetuning": "lora"},
+        {"tp": 2, "etp": 2, "backend": "megatron"},
+        "etp 2 with adapters on the experts, which mcore_bridge builds for etp 1 alone",
+        {"tp": 2, "etp": 1, "ep": 2, "backend": "megatron"},
+    ),
+    (
         "fp8-widths",
         {"precision": "fp8", "gpus_per_node": 64},
         {"tp": 512},

@@ -169,10 +169,19 @@ def test_a_layout_that_breaks_a_rule_says_which(form: dict[str, Any], message: s
         predict(spec, {"backend": "megatron", **form})
 
 
-@pytest.mark.parametrize("finetuning", ["lora", "qlora", "freeze"])
-def test_other_ways_of_fine_tuning_are_refused_and_not_taken_for_full(finetuning: str) -> None:
-    with pytest.raises(SpecError, match="not predicted yet"):
-        predict(spec_of(DENSE, finetuning=finetuning), {"backend": "megatron"})
+@pytest.mark.parametrize(
+    ("finetuning", "backend"), [("qlora", "megatron"), ("freeze", "megatron"), ("lora", "mca"), ("qlora", "mca")]
+)
+def test_other_ways_of_fine_tuning_are_refused_and_not_taken_for_full(finetuning: str, backend: str) -> None:
+    with pytest.raises(SpecError, match=f"finetuning '{finetuning}' with backend {backend}"):
+        predict(spec_of(DENSE, finetuning=finetuning), {"backend": backend})
+
+
+def test_adapters_of_experts_are_a_warning_as_other_backends_have_none() -> None:
+    lora = spec_of(MIXED, finetuning="lora", lora_target=["all"])
+    assert "every expert has adapters of its own" in warnings_of(lora, backend="megatron", ep=8)
+    attention = spec_of(MIXED, finetuning="lora", lora_target=["linear_qkv"])
+    assert "adapters" not in warnings_of(attention, backend="megatron", ep=8)
 
 
 def warnings_of(spec: Spec, **form: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cost.samples import DENSE, LATENT, MIXED, VISION, spec_of
-from topoplan.backends.trainers import TRAINER_RULE
+from topoplan.backends.trainers import TRAINER_RULE, trainer_of
 from topoplan.cost.flops import ends_in_layers
 from topoplan.cost.memory import ShapeStates
 from topoplan.errors import LayoutError, ModelError, SpecError
@@ -190,6 +190,22 @@ def test_a_job_that_the_adapter_does_not_train_is_refused() -> None:
 def test_a_job_that_megatron_does_not_train_is_searched_where_data_alone_is_split() -> None:
     ranking = rank(spec_of(DENSE, finetuning="lora", lora_rank=8))
     assert {plan.layout.backend for plan in ranking.plans} == {"ddp", "deepspeed", "fsdp2"}
+
+
+def test_adapters_are_searched_with_megatron_where_it_is_asked_for_and_only_as_ms_swift_has_them() -> None:
+    lora = replace(spec_of(MIXED, nodes=1, finetuning="lora"), backends=("megatron", "fsdp2"))
+    ranking = rank(lora)
+    theirs = [plan.layout for plan in ranking.plans if plan.layout.is_megatron]
+    assert theirs
+    assert all(layout.etp == 1 and trainer_of(lora, layout) == "swift" for layout in theirs)
+    assert any(sentence.startswith("fsdp2") for sentence in ranking.crossings)
+
+
+def test_where_no_backend_that_splits_data_has_room_for_adapters_megatron_is_named() -> None:
+    lora = spec_of(MIXED, nodes=1, gpu="a100-sxm-40gb", finetuning="lora", pin={}, seq_len=65536, global_batch_size=8)
+    ranking = rank(lora)
+    assert not ranking.plans
+    assert any(sentence.startswith("--backend megatron has plans that do") for sentence in ranking.crossings)
 
 
 def test_only_what_a_trainer_can_run_is_ranked() -> None:

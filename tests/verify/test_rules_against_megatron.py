@@ -34,6 +34,7 @@ STRICTER = {
     "kv-heads": "the width of the QKV matrix is divided when layers are built; an output gate breaks in forward",
     "widths": "divided when layers are built",
     "expert-widths": "divided when layers are built",
+    "expert-adapters": "mcore_bridge",
     "fp8-widths": "Transformer Engine finds out in forward",
     "vocabulary": "the embedding divides it when it is built; Megatron-LM's own loop pads it before",
     "context-parallel": "images and Volta are of the trainer; Megatron's configuration looks at linear attention alone",

@@ -31,6 +31,15 @@ CASES: dict[str, dict[str, Any]] = {
     "nvfp4": {"job": {"precision": "nvfp4"}, "cluster": ON_B200},
     "fp16": {"job": {"precision": "fp16"}},
     "part-of-an-epoch": {"job": {"epochs": 0.5}},
+    "lora": {"job": {"finetuning": "lora"}, "backend": "megatron"},
+    "lora-experts": {
+        **{"model": QWEN3_30B, "tp": 2, "ep": 4, "backend": "megatron", "moe_token_dispatcher_type": "alltoall"},
+        "job": {"finetuning": "lora", "lora_rank": 32, "lora_target": ("linear_qkv", "linear_fc1")},
+    },
+    "lora-vision": {
+        **{"model": QWEN3_VL_8B, "backend": "megatron"},
+        "job": {"finetuning": "lora", "freeze_vision_tower": True, "freeze_multi_modal_projector": True},
+    },
 }
 
 
@@ -110,7 +119,10 @@ def test_epochs_that_are_no_whole_number_become_steps() -> None:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ({"job": {"finetuning": "lora"}}, "planned for training all weights"),
+        ({"job": {"finetuning": "qlora"}, "backend": "megatron"}, "ms-swift's trainer has full and lora"),
+        ({"job": {"finetuning": "freeze"}, "backend": "megatron"}, "ms-swift's trainer has full and lora"),
+        ({"job": {"finetuning": "lora"}}, "with backend mca"),
+        ({"job": {"finetuning": "lora", "precision": "fp8"}, "backend": "megatron"}, "precision fp8 with LoRA"),
         ({"job": {"pure_bf16": True}}, "pure_bf16"),
         ({"job": {"stage": "dpo"}}, "stage dpo"),
         ({"cluster": replace(CLUSTER, gpu=V100)}, "no kernels"),
@@ -128,3 +140,37 @@ def test_what_megatron_sft_cannot_do_or_does_otherwise_is_refused(what: dict[str
     with pytest.raises(InputError) as error:
         files_for(**{"backend": "mca", **what})
     assert message in str(error.value)
+
+
+def test_adapters_are_those_that_were_predicted() -> None:
+    values = values_for(**CASES["lora"])
+    assert (values["tuner_type"], values["lora_rank"], values["lora_alpha"]) == ("lora", 8, 32)
+    assert values["target_modules"] == ["all-linear"]
+    assert values["lora_dropout"] == 0.05
+    assert values["merge_lora"] is False
+    some = values_for(**CASES["lora-experts"])
+    assert (some["lora_rank"], some["target_modules"]) == (32, ["linear_qkv", "linear_fc1"])
+    assert "lora_rank" not in values_for()
+    assert values_for()["tuner_type"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        ({"lora_rank": 64}, "set job.lora_rank"),
+        ({"target_modules": ["linear_qkv"]}, "set job.lora_target"),
+        ({"modules_to_save": ["output_layer"]}, "leaves it out"),
+        ({"tuner_type": "full"}, "set job.finetuning"),
+    ],
+)
+def test_what_adapters_were_predicted_with_is_not_changed_behind_the_plan(trainer: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        values_for(job={"finetuning": "lora", "trainer": trainer}, backend="megatron")
+    assert message in f"{caught.value}"
+
+
+def test_dropout_and_merging_are_the_users() -> None:
+    values = values_for(
+        job={"finetuning": "lora", "trainer": {"lora_dropout": 0.0, "merge_lora": True}}, backend="megatron"
+    )
+    assert (values["lora_dropout"], values["merge_lora"]) == (0.0, True)

@@ -183,3 +183,16 @@ def test_every_script_passes_bash_and_shellcheck(what: dict[str, Any], tmp_path:
         pytest.skip("shellcheck is not installed (the dev extra has it)")
     checked = subprocess.run([shellcheck, *scripts], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
+
+
+def test_adapters_are_gone_on_with_beside_their_model_and_not_from_what_was_merged(tmp_path: Path) -> None:
+    job = {"finetuning": "lora", "trainer": {"output_dir": "saves/r"}}
+    bundle = make_node(tmp_path, backend="megatron", job=job)
+    for name in ("checkpoint-20", "checkpoint-100", "checkpoint-100-merged"):
+        checkpoint = tmp_path / "work" / "saves" / "r" / name
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "latest_checkpointed_iteration.txt").touch()
+    found = arguments(start(bundle / "node-01.sh", tmp_path / "probe").argv, "swift.cli._megatron.sft")
+    assert found["mcore_adapter"] == ["saves/r/checkpoint-100"]
+    assert found["finetune"] == ["false"]
+    assert "mcore_model" not in found

@@ -16,8 +16,8 @@ ON_V100 = replace(WITH_MEMORY, gpu=V100)
 
 
 def warned(**what: Any) -> list[str]:
-    spec, _ = make(**{"model": QWEN3_8B, "backend": "ddp", **what})
-    return list(swift_warnings(spec))
+    spec, plan = make(**{"model": QWEN3_8B, "backend": "ddp", **what})
+    return list(swift_warnings(spec, plan.layout))
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,8 @@ def test_there_is_nothing_to_say_of_a_plain_run() -> None:
     named = {"dataset": "a.jsonl", "trainer": {"template": "qwen3"}}
     assert warned(model=replace(QWEN3_8B, config_path="/m/config.json"), job=named) == []
     assert warned(model=QWEN3_30B, job={"finetuning": "lora", "lora_target": ("q_proj",), "dataset": "a.jsonl"}) == []
+
+
+def test_experts_of_megatron_have_adapters() -> None:
+    job = {"finetuning": "lora", "lora_target": ("all",), "dataset": "a.jsonl"}
+    assert warned(model=QWEN3_30B, job=job, backend="megatron") == []

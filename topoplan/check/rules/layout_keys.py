@@ -27,6 +27,7 @@ KEYS_OF_RULE: Mapping[str, tuple[str, ...]] = {
     "expert-grid": (EP, ETP, PP),
     "dispatcher": (DISPATCHER,),
     "expert-widths": (ETP, TP),
+    "expert-adapters": (ETP, "target_modules"),
     "fp8-widths": ("fp8", "fp8_format", TP),
     "pipeline-split": (SPLIT, VPP, PP),
     "mtp-stage": ("mtp_num_layers", PP),
