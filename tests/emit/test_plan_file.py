@@ -377,7 +377,7 @@ def test_what_is_not_read_may_be_anything(prediction: Any) -> None:
         ({"inputs.cluster.nodes": 3}, LayoutError, r"layout\.dp: .* = 32, the cluster has 24 GPUs"),
         ({"inputs.cluster.fabric": {"rails": 0}}, SpecError, r"rails: 0 is out of range"),
         ({"inputs.job.trainer": {"no_such": 1}}, SpecError, r"job\.trainer\.no_such: the trainer has no key 'no_such'"),
-        ({"inputs.job.finetuning": "lora"}, SpecError, r"finetuning 'lora' with backend mca: LLaMA-Factory's trainer would train all weights"),
+        ({"inputs.job.finetuning": "lora"}, SpecError, r"finetuning 'lora' with backend mca: LLaMA-Factory's trainer"),
         ({"inputs.model.model_type": "gpt9"}, ModelError, r"does not train 'gpt9'"),
         ({"inputs.model.hidden_size": "4096"}, SpecError, r"inputs\.model\.hidden_size: '4096' is not a whole number"),
     ],

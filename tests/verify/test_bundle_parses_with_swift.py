@@ -103,6 +103,12 @@ def test_megatron_sft_takes_every_argument(case: str, parsed_megatron: Parsed) -
     assert seen["seq_length"] == "4096"
     assert int(seen["num_microbatches"]) * int(seen["data_parallel_size"]) * int(seen["micro_batch_size"]) == 64
     assert seen["finetune"] == "True"
+    job = MEGATRON_CASES[case].get("job", {})
+    assert seen["tuner_type"] == repr(job.get("finetuning", "full"))
+    if "lora" in seen["tuner_type"]:
+        assert seen["lora_rank"] == repr(job.get("lora_rank", 8))
+        assert (seen["merge_lora"], seen["lora_dropout"]) == ("False", "0.05")
+        assert seen["target_modules"] == repr([*job.get("lora_target", ["all-linear"])])
 
 
 def test_no_argument_that_a_user_may_write_is_gone_from_the_installed_version(folder: Path) -> None:

@@ -1,0 +1,104 @@
+"""Elements of LoRA on a rank, against the modules that mcore_bridge builds for them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topoplan import catalog
+from topoplan.backends.megatron_linears import MegatronLinear, megatron_linears, side_of
+from topoplan.cost.adapters import DROPOUT, Adapters, adapter_parameters, adapter_tensors, replicated_elements
+from topoplan.cost.params import cut, mtp_layer
+from topoplan.cost.sharded.linears import LORA_RANK
+from topoplan.specs.model import Layer, Model
+
+pytestmark = pytest.mark.verify
+
+MODELS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V2-Lite")
+GRIDS = ((1, 1), (4, 1), (2, 8))
+"""(tp, ep)"""
+ADAPTERS = Adapters(16, ("all",))
+
+
+def base_of(linear: MegatronLinear) -> str:
+    """The class that megatron-core builds the layer of; with a norm in it or without makes no difference here."""
+    side = side_of(linear.name)
+    if linear.experts:
+        return "TERowParallelGroupedLinear" if side == "row" else "TEColumnParallelGroupedLinear"
+    bases = {"row": "TERowParallelLinear", "replicated": "TELinear", "column": "TELayerNormColumnParallelLinear"}
+    return bases[side]
+
+
+def layers() -> Iterator[tuple[Model, Layer, int, int]]:
+    for name in MODELS:
+        model = catalog.model(name)
+        for layer in (*{id(layer): layer for layer in model.layers}.values(), mtp_layer(model)):
+            for tp, ep in GRIDS:
+                yield model, layer, tp, ep
+
+
+def asked(model: Model, layer: Layer, tp: int, ep: int) -> list[dict[str, Any]]:
+    return [
+        {
+            **{"tp": tp, "rank": ADAPTERS.rank, "base": base_of(linear), "experts": linear.experts // ep},
+            **{"inputs": linear.inputs, "outputs": linear.outputs},
+        }
+        for linear in megatron_linears(model, layer)
+    ]
+
+
+@pytest.fixture(scope="module")
+def built() -> list[list[dict[str, int]]]:
+    """For each of `layers`, the adapters of its linear layers."""
+    for package in ("megatron.core", "mcore_bridge"):
+        root, _, _ = package.partition(".")
+        if importlib.util.find_spec(root) is None:
+            pytest.skip(f"{package} is not installed (the verify-swift extra has it)")
+    wanted = [asked(*one) for one in layers()]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.verify.bridge_adapters"]
+    sent = json.dumps([one for some in wanted for one in some])
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, input=sent, capture_output=True, text=True, check=True, cwd=root)
+    found = iter(json.loads(done.stdout.splitlines()[-1]))
+    return [[next(found) for _ in some] for some in wanted]
+
+
+def test_every_adapter_is_as_large_on_a_rank_as_the_trainer_builds_it(built: list[list[dict[str, int]]]) -> None:
+    for (model, layer, tp, ep), found in zip(layers(), built, strict=True):
+        tensors = iter(adapter_tensors(model, layer, ADAPTERS))
+        for one in found:
+            assert one["a"] == cut(next(tensors), tp, ep, 1)
+            assert one["b"] == cut(next(tensors), tp, ep, 1)
+        total = adapter_parameters(model, layer, ADAPTERS, tp, ep, 1)
+        assert total.total == sum(one["a"] + one["b"] for one in found)
+
+
+def test_what_is_summed_over_a_tensor_parallel_group_is_what_is_whole_on_its_ranks(
+    built: list[list[dict[str, int]]],
+) -> None:
+    for (model, layer, tp, _), found in zip(layers(), built, strict=True):
+        assert sum(one["summed"] for one in found) == (replicated_elements(model, layer, ADAPTERS) if tp > 1 else 0)
+
+
+def source_of(package: str, *parts: str) -> str:
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        pytest.skip(f"{package} is not installed (the verify-swift extra has it)")
+    return Path(found.submodule_search_locations[0], *parts).read_text(encoding="utf-8")
+
+
+def test_the_trainers_defaults_and_limits_are_those_that_are_predicted_with() -> None:
+    arguments = source_of("swift", "megatron", "arguments", "megatron_args.py")
+    assert f"lora_rank: int = {LORA_RANK}\n" in arguments
+    assert f"lora_dropout: float = {DROPOUT}\n" in arguments
+    assert "target_modules: List[str] = field(default_factory=lambda: ['all-linear'])" in arguments
+    utils = source_of("swift", "megatron", "utils", "utils.py")
+    assert "(TELinear, TELayerNormColumnParallelLinear, TEGroupedLinear, nn.Linear)" in utils
+    assert "LoRA does not support ETP" in source_of("mcore_bridge", "tuners", "lora.py")
