@@ -194,7 +194,7 @@ def stage_moments(
     recomputed, gradients, waiting, freed = _backward_peak(model, states.chunks, shard, layout.recompute, table, kept)
     backward = (
         dummies,
-        ("gathered input and its gradient", gathered),
+        ("gathered input and its gradient" if shard.adapters is None else "gathered gradient", gathered),
         ("recomputed activations", recomputed),
         ("gradients in the layer", gradients),
         ("embedding gradient that waits", waiting),

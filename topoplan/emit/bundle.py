@@ -217,7 +217,7 @@ def _readme(
 
 def _checkpoint_parts(checkpoint: CheckpointSize) -> str:
     sizes = {
-        "weights for Megatron": checkpoint.megatron_bytes,
+        f"{checkpoint.what} for Megatron": checkpoint.megatron_bytes,
         "for Hugging Face": checkpoint.hf_bytes,
         "optimizer state": checkpoint.optimizer_bytes,
     }

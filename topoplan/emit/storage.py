@@ -30,6 +30,9 @@ class CheckpointSize:
     """Checkpoints that exist at a time, at most: an old one is removed when a new one is whole. None without a limit, 0
     where only the weights at the end are saved."""
 
+    what: str = "weights"
+    """What it has beside the optimizer's state: of adapters not the weights."""
+
     saves_at_end: bool = True
     """Whether the weights are saved once more at the end, into output_dir itself."""
 

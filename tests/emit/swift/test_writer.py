@@ -87,3 +87,15 @@ def test_a_sample_is_shown_as_the_stage_and_the_model_want_it() -> None:
     assert '{"role": "user"' not in files_for(job={"stage": "pt"})["README.md"]
     assert '"images"' not in files_for()["README.md"]
     assert '"images": ["path"]' in files_for(model=QWEN3_VL_8B)["README.md"]
+
+
+def test_a_checkpoint_of_adapters_has_them_alone_and_a_copy_of_what_layers_share_for_hugging_face() -> None:
+    lora = {"finetuning": "lora", "lora_rank": 16}
+    found = run_of(job=lora, backend="megatron").checkpoint
+    # Qwen3-8B: 36 layers; qkv 4096 -> 6144, proj 4096 -> 4096, fc1 4096 -> 24576, fc2 12288 -> 4096
+    trained = 36 * 16 * (4096 + 6144 + 2 * 4096 + 4096 + 24576 + 12288 + 4096)
+    assert (found.what, found.megatron_bytes, found.optimizer_bytes) == ("adapters", 2 * trained, 12 * trained)
+    assert found.hf_bytes == 2 * (trained + 36 * 16 * 3 * 4096)
+    merged = run_of({"merge_lora": True}, job=lora, backend="megatron").checkpoint
+    assert merged.hf_bytes == run_of(backend="megatron").checkpoint.hf_bytes
+    assert "adapters for Megatron" in files_for(job=lora, backend="megatron")["README.md"]

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from topoplan.cost.params import parameter_count
+from topoplan.cost.adapters import Adapters, adapter_tensors, adapters_of
+from topoplan.cost.params import mtp_layer, parameter_count
 from topoplan.emit.llamafactory.plain_storage import megatron_trained_parameters, plain_checkpoint_size
 from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.nccl import EnvVar
@@ -174,20 +175,37 @@ def _readme(
 def _megatron_checkpoint(spec: Spec, values: Mapping[str, Any]) -> CheckpointSize:
     """Of Megatron: weights for both, and every element of the optimizer once, in fp32 (trainers/base.py).
 
-    With LoRA they are the adapters; merged, the whole model is written beside them, for Hugging Face.
+    With LoRA they are the adapters; merged, the whole model is written for Hugging Face in place of them.
     """
     total, trained = parameter_count(spec.model), megatron_trained_parameters(spec)
     to_hf, weights_alone = bool(values.get("save_safetensors", True)), bool(values.get("no_save_optim"))
-    limit, adapts = values.get("save_total_limit"), spec.job.finetuning == "lora"
-    saved = trained if adapts else total
-    for_hf = total if adapts and values.get("merge_lora", to_hf) else saved
+    limit, adapters = values.get("save_total_limit"), adapters_of(spec.job)
+    merges = bool(values.get("merge_lora", to_hf))
+    for_hf = total if adapters is None or merges else _peft_elements(spec, adapters)
     return CheckpointSize(
-        megatron_bytes=0 if to_hf and weights_alone else 2 * saved,
+        what="adapters" if adapters else "weights",
+        megatron_bytes=0 if to_hf and weights_alone else 2 * (trained if adapters else total),
         hf_bytes=2 * for_hf if to_hf else 0,
         optimizer_bytes=0 if weights_alone else 12 * trained,
         saves_at_end=False,
         at_once=None if limit is None else max(2, int(limit)) + 1,
     )
+
+
+def _peft_elements(spec: Spec, adapters: Adapters) -> int:
+    """Of the adapters as PEFT has them: q, k and v, and gate and up, have a copy each of the A that is theirs together.
+
+    mcore_bridge `bridge/gpt_bridge.py` (lora_A.clone()).
+    """
+    total = 0
+    layers = (*spec.model.layers, *(spec.job.mtp_num_layers * (mtp_layer(spec.model),)))
+    for layer in layers:
+        for tensor in adapter_tensors(spec.model, layer, adapters):
+            copies = 3 if tensor.name == "linear_qkv.lora_A" else 1
+            if tensor.name.endswith("linear_fc1.lora_A") and layer.ffn.gated:
+                copies = 2
+            total += copies * tensor.elements
+    return total
 
 
 # The table ------------------------------------------------------------------------------------------------------------
