@@ -148,12 +148,12 @@ def _embedding_s(
     forward = elementwise_s(3 * rows, cluster.gpu, profile, kernels=3)
     table = vocabulary / shard.tp * model.hidden_size
     backward = elementwise_s(rows + (BF16 + BF16 + 2 * FP32) * table, cluster.gpu, profile, kernels=3)
-    is_frozen = shard.adapters is not None
     if shard.sequence_parallel:
         gather = all_gather_s(Group(shard.tp, 1), rows, cluster, profile)
-        return forward + gather, 0.0 if is_frozen else backward + gather
-    backward = 0.0 if is_frozen else backward
-    return forward + all_reduce_s(Group(shard.tp, 1), rows, cluster, profile), backward
+        forward, backward = forward + gather, backward + gather
+    else:
+        forward += all_reduce_s(Group(shard.tp, 1), rows, cluster, profile)
+    return forward, backward if shard.adapters is None else 0.0
 
 
 def chunk_ends(model: Model, job: Job, chunk: Chunk, times: MicroBatch) -> list[tuple[str, float, float]]:

@@ -292,8 +292,8 @@ class JobForm(Form):
         Words(pattern=r"[A-Za-z0-9_][A-Za-z0-9_.]*", meaning="names of linear layers, or all"),
     ] = Field(
         default=None,
-        description="Linear layers that get an adapter, by their names in the model, or in Megatron-core's with backend "
-        "megatron; by default all.",
+        description="Linear layers that get an adapter, by their names in the model, or in Megatron-core's with "
+        "backend megatron; by default all.",
         examples=[["q_proj", "v_proj"]],
     )
     quantization_bit: Annotated[int | None, Count(4, 8)] = Field(
