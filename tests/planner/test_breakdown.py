@@ -38,6 +38,21 @@ def test_weights_by_tensor_are_all_weights_of_the_rank(model: str, form: dict[st
     assert layers + sum(row.rank_elements for row in account.ends) == account.parameters.total
 
 
+@pytest.mark.parametrize(
+    ("model", "form"), [(DENSE, {"tp": 2}), (MIXED, {"tp": 2, "ep": 4}), (LATENT, {"tp": 2, "pp": 4, "ep": 8})]
+)
+def test_adapters_are_among_the_weights_and_what_they_save_among_the_tensors(model: str, form: dict[str, Any]) -> None:
+    _, account = account_of(model, form, finetuning="lora", lora_rank=32)
+    rows = [(kind.count, row) for kind in account.layers for row in kind.weights]
+    total = sum(count * row.rank_elements for count, row in rows)
+    assert total + sum(row.rank_elements for row in account.ends) == account.parameters.total
+    trained = sum(count * row.rank_elements for count, row in rows if ".lora_" in row.name)
+    assert trained == account.parameters.dense + account.parameters.expert
+    for kind in account.layers:
+        assert sum(row.saved_bytes for row in kind.saved) == pytest.approx(kind.saved_bytes)
+        assert any("adapter input, mask" in row.name for row in kind.saved)
+
+
 @pytest.mark.parametrize(("model", "form"), CASES)
 def test_what_is_in_flight_times_what_is_kept_is_the_activations(model: str, form: dict[str, Any]) -> None:
     plan, account = account_of(model, form, freeze_vision_tower=False)

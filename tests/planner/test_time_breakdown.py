@@ -27,6 +27,9 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (TIED, {"pp": 2}, {}),
     ("Qwen/Qwen3-Next-80B-A3B-Instruct", {"pp": 2, "ep": 8}, {}),
     ("openai/gpt-oss-20b", {"ep": 8}, {}),
+    (MIXED, {"tp": 2, "ep": 4, "recompute": SELECTIVE}, {"finetuning": "lora", "lora_rank": 32}),
+    (LATENT, {"tp": 4, "pp": 4, "ep": 8}, {"finetuning": "lora", "mtp_num_layers": 1}),
+    (TIED, {"pp": 2}, {"finetuning": "lora", "lora_target": ["linear_qkv"]}),
 ]
 
 
