@@ -208,6 +208,11 @@ def test_where_no_backend_that_splits_data_has_room_for_adapters_megatron_is_nam
     assert any(sentence.startswith("--backend megatron has plans that do") for sentence in ranking.crossings)
 
 
+def test_a_model_that_mcore_bridge_lacks_has_no_adapters_with_megatron() -> None:
+    with pytest.raises(ModelError, match="mcore_bridge does not build 'mixtral'"):
+        rank(replace(spec_of("mistralai/Mixtral-8x7B-v0.1", finetuning="lora"), backends=("megatron",)))
+
+
 def test_only_what_a_trainer_can_run_is_ranked() -> None:
     spec = spec_of(DENSE, nodes=1, pin={"backend": "fsdp2"})
     assert any(plan.layout.ulysses > 1 for plan in rank(spec).plans)

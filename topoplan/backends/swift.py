@@ -183,6 +183,16 @@ def _split_heads(attention: Attention | LatentAttention) -> int:
     return attention.kv_heads if isinstance(attention, Attention) else attention.heads
 
 
+def check_model_type(model: Model) -> None:
+    """Raise ModelError for a model that `megatron sft` has no form of."""
+    if model.model_type not in MEGATRON_MODEL_TYPES:
+        raise ModelError(
+            f"mcore_bridge does not build {model.model_type!r} for `megatron sft`",
+            where=model.name,
+            expected="it knows " + ", ".join(sorted(MEGATRON_MODEL_TYPES)),
+        )
+
+
 def check_finetuning(job: Job, model: Model, backend: str, where: str = "") -> None:
     """Raise SpecError for a way of fine-tuning that Megatron's trainers lack: all have full, ms-swift has LoRA."""
     method = job.finetuning
@@ -235,12 +245,7 @@ def check_megatron(spec: Spec, layout: Layout) -> None:
     """Raise for a model, job or layout that `megatron sft` would refuse, or train otherwise than planned."""
     job, model, gpu = spec.job, spec.model, spec.cluster.gpu
     _check_common(spec, layout)
-    if model.model_type not in MEGATRON_MODEL_TYPES:
-        raise ModelError(
-            f"mcore_bridge does not build {model.model_type!r} for `megatron sft`",
-            where=model.name,
-            expected="it knows " + ", ".join(sorted(MEGATRON_MODEL_TYPES)),
-        )
+    check_model_type(model)
     if gpu.architecture == "volta":
         raise SpecError(f"mcore_bridge needs Transformer Engine, which has no kernels for {gpu.name}", where="gpu")
     check_finetuning(job, model, layout.backend, "job.finetuning")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from topoplan.backends.mca import check_job, check_precision
+from topoplan.backends.swift import check_model_type
 from topoplan.backends.trainers import TRAINER_RULE, backends_of, trainers_of
 from topoplan.cost.flops import ends_in_layers
 from topoplan.cost.memory import ShapeStates
@@ -167,6 +168,8 @@ def _check_backend(spec: Spec, backend: str) -> None:
         check_job(spec)
     else:
         check_backend(spec, backend)
+        if backend == "megatron" and spec.job.finetuning == "lora":
+            check_model_type(spec.model)
     check_precision(spec)
 
 
