@@ -1,7 +1,8 @@
 """Run by tests/verify/test_adapters_against_mcore_bridge.py: adapters that mcore_bridge builds, as JSON.
 
 The real LoraParallelLinear on stand-ins for the layers of Transformer Engine, which has no CPU build. They hold the
-weights that a rank has of theirs, and nothing else.
+weights that a rank has of theirs, and save for backward what those save: the input where the weight is trained, and
+the norm's output where it is trained or handed out (`pytorch/module/layernorm_linear.py`, ln_out_to_save).
 """
 
 from __future__ import annotations
@@ -17,6 +18,35 @@ import torch
 import transformers.utils  # noqa: F401
 from megatron.core import parallel_state
 from megatron.core.extensions import transformer_engine as extensions
+
+
+class Product(torch.autograd.Function):
+    """x W^T, which keeps x for a trained weight alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x if weight.requires_grad else None, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        (gradient,), (x, weight) = gradients, ctx.saved_tensors
+        return gradient @ weight, None if x is None else gradient.t() @ x
+
+
+class NormAndProduct(torch.autograd.Function):
+    """The same behind a norm (here: a doubling), whose output is handed out too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        normed = 2 * x
+        ctx.save_for_backward(x, normed, weight)
+        return normed @ weight.t(), normed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        _, _, weight = ctx.saved_tensors
+        return 2 * (gradients[0] @ weight + gradients[1]), None
 
 
 class TELinear(torch.nn.Module):
@@ -36,13 +66,20 @@ class TELinear(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(self.out_features, self.in_features))
         self.weight.tensor_model_parallel = side != "duplicated"  # type: ignore[attr-defined]
 
+    def forward(self, x: torch.Tensor) -> tuple[Any, None]:
+        return Product.apply(x, self.weight), None  # type: ignore[no-untyped-call]
+
 
 class TEColumnParallelLinear(TELinear):
     side = "column"
 
 
 class TELayerNormColumnParallelLinear(TEColumnParallelLinear):
-    pass
+    return_layernorm_output = False
+
+    def forward(self, x: torch.Tensor) -> tuple[Any, None]:
+        assert self.return_layernorm_output
+        return NormAndProduct.apply(x, self.weight), None  # type: ignore[no-untyped-call]
 
 
 class TERowParallelLinear(TELinear):
@@ -58,6 +95,13 @@ class TEGroupedLinear(torch.nn.Module):
         self.in_features, self.out_features = input_size, output_size
         for number in range(num_gemms):
             self.register_parameter(f"weight{number}", torch.nn.Parameter(torch.empty(output_size, input_size)))
+
+    def forward(self, x: torch.Tensor, splits: list[int]) -> tuple[Any, None]:
+        parts = [
+            Product.apply(part, getattr(self, f"weight{number}"))  # type: ignore[no-untyped-call]
+            for number, part in enumerate(x.split(splits))
+        ]
+        return torch.cat(parts), None
 
 
 class TEColumnParallelGroupedLinear(TEGroupedLinear):
@@ -102,15 +146,46 @@ def adapter(build: Any, asked: dict[str, Any]) -> dict[str, int]:
     classes = {one.__name__: one for one in (*STAND_INS, *STAND_INS_OF_EXPERTS)}
     base, sides = classes[asked["base"]], (asked["inputs"], asked["outputs"])
     layer = base(asked["experts"], *sides, config=config) if asked["experts"] else base(*sides, config=config)
-    found = build(base_layer=layer, adapter_name="default", r=asked["rank"], lora_alpha=32)
+    found = build(base_layer=layer, adapter_name="default", r=asked["rank"], lora_alpha=32, lora_dropout=0.05)
     a, b = ([*factor["default"].parameters()] for factor in (found.lora_A, found.lora_B))
     return {
+        "saved": saved_bytes(found, asked["rows"]) if asked["rows"] else 0,
         "a": sum(weight.numel() for weight in a),
         "b": sum(weight.numel() for weight in b),
         "summed": sum(weight.numel() for weight in (*a, *b) if getattr(weight, "sequence_parallel", False)),
     }
 
 
+def saved_bytes(layer: Any, rows: int) -> int:
+    """What autograd keeps of a forward pass beside weights and, where there is a norm, its input: each storage once."""
+    layer.bfloat16().train()
+    layer.base_layer.requires_grad_(False)
+    x = torch.ones(rows, layer.base_layer.in_features, dtype=torch.bfloat16, requires_grad=True)
+    grouped = isinstance(layer.base_layer, TEGroupedLinear)
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        splits = [[rows // layer.base_layer.num_gemms] * layer.base_layer.num_gemms] if grouped else []
+        result = layer(x, *splits)
+    weights = {weight.untyped_storage().data_ptr() for weight in layer.parameters()}
+    if isinstance(layer.base_layer, TELayerNormColumnParallelLinear):
+        weights.add(x.untyped_storage().data_ptr())
+    found = sum(size for storage, size in kept.items() if storage not in weights)
+    result[0].sum().backward()
+    assert x.grad is not None
+    return found
+
+
+def dropout(layer: torch.nn.Dropout, x: torch.Tensor) -> torch.Tensor:
+    """As torch runs it on a GPU: one kernel, and a mask of a byte an element."""
+    return torch.native_dropout(x, layer.p, layer.training)[0]
+
+
 if __name__ == "__main__":
+    torch.nn.Dropout.forward = dropout  # type: ignore[method-assign,assignment]
     builder = bridge_adapter()
     print(json.dumps([adapter(builder, asked) for asked in json.loads(sys.stdin.read())]))

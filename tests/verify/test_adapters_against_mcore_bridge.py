@@ -1,4 +1,4 @@
-"""Elements of LoRA on a rank, against the modules that mcore_bridge builds for them."""
+"""Elements of LoRA on a rank, and what it saves for backward, against the modules that mcore_bridge builds for it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ import pytest
 
 from topoplan import catalog
 from topoplan.backends.megatron_linears import MegatronLinear, megatron_linears, side_of
+from topoplan.cost.activations import layer_activations
 from topoplan.cost.adapters import DROPOUT, Adapters, adapter_parameters, adapter_tensors, replicated_elements
 from topoplan.cost.params import cut, mtp_layer
+from topoplan.cost.shard import Shard
 from topoplan.cost.sharded.linears import LORA_RANK
-from topoplan.specs.model import Layer, Model
+from topoplan.specs.model import Layer, Model, Moe
 
 pytestmark = pytest.mark.verify
 
@@ -27,12 +29,19 @@ GRIDS = ((1, 1), (4, 1), (2, 8))
 ADAPTERS = Adapters(16, ("all",))
 
 
+NORMED = ("linear_qkv", "linear_fc1", "linear_q_up_proj", "linear_kv_up_proj")
+"""Layers with a norm in them (megatron-core `core/models/gpt/gpt_layer_specs.py`)."""
+SMALL = (("Qwen/Qwen3-0.6B", 1), ("deepseek-ai/DeepSeek-V2-Lite", 16))
+"""(model, ep): what they save is really computed."""
+
+
 def base_of(linear: MegatronLinear) -> str:
-    """The class that megatron-core builds the layer of; with a norm in it or without makes no difference here."""
+    """The class that megatron-core builds the layer of."""
     side = side_of(linear.name)
     if linear.experts:
         return "TERowParallelGroupedLinear" if side == "row" else "TEColumnParallelGroupedLinear"
-    bases = {"row": "TERowParallelLinear", "replicated": "TELinear", "column": "TELayerNormColumnParallelLinear"}
+    column = "TELayerNormColumnParallelLinear" if linear.name in NORMED else "TEColumnParallelLinear"
+    bases = {"row": "TERowParallelLinear", "replicated": "TELinear", "column": column}
     return bases[side]
 
 
@@ -44,30 +53,55 @@ def layers() -> Iterator[tuple[Model, Layer, int, int]]:
                 yield model, layer, tp, ep
 
 
-def asked(model: Model, layer: Layer, tp: int, ep: int) -> list[dict[str, Any]]:
+def asked(model: Model, layer: Layer, tp: int, ep: int, shard: Shard | None = None) -> list[dict[str, Any]]:
+    routed = shard.routed_tokens(layer.ffn) if shard and isinstance(layer.ffn, Moe) else 0
+    tokens = shard.tokens if shard else 0
     return [
         {
             **{"tp": tp, "rank": ADAPTERS.rank, "base": base_of(linear), "experts": linear.experts // ep},
-            **{"inputs": linear.inputs, "outputs": linear.outputs},
+            **{"inputs": linear.inputs, "outputs": linear.outputs, "rows": int(routed) if linear.experts else tokens},
         }
         for linear in megatron_linears(model, layer)
     ]
 
 
-@pytest.fixture(scope="module")
-def built() -> list[list[dict[str, int]]]:
-    """For each of `layers`, the adapters of its linear layers."""
+def built_of(wanted: list[list[dict[str, Any]]]) -> list[list[dict[str, int]]]:
+    """The adapters that are asked for."""
     for package in ("megatron.core", "mcore_bridge"):
         root, _, _ = package.partition(".")
         if importlib.util.find_spec(root) is None:
             pytest.skip(f"{package} is not installed (the verify-swift extra has it)")
-    wanted = [asked(*one) for one in layers()]
     command = [sys.executable, "-W", "ignore", "-m", "tests.verify.bridge_adapters"]
     sent = json.dumps([one for some in wanted for one in some])
     root = Path(__file__).parents[2]
     done = subprocess.run(command, input=sent, capture_output=True, text=True, check=True, cwd=root)
     found = iter(json.loads(done.stdout.splitlines()[-1]))
     return [[next(found) for _ in some] for some in wanted]
+
+
+@pytest.fixture(scope="module")
+def built() -> list[list[dict[str, int]]]:
+    """For each of `layers`, the adapters of its linear layers."""
+    return built_of([asked(*one) for one in layers()])
+
+
+def test_what_an_adapter_saves_is_what_is_predicted_beside_a_frozen_layer() -> None:
+    wanted, predicted = [], []
+    for name, ep in SMALL:
+        model = catalog.model(name)
+        shard = Shard(
+            **{"tokens": 16, "seq_len": 16, "tp": 1, "cp": 1, "ep": ep, "etp": 1},
+            **{"sequence_parallel": False, "precision": "bf16", "adapters": ADAPTERS},
+        )
+        for layer in {id(layer): layer for layer in model.layers}.values():
+            wanted.append(asked(model, layer, 1, ep, shard))
+            tensors = layer_activations(model, layer, shard).saved
+            for linear in megatron_linears(model, layer):
+                own = [f"{linear.name} {words}" for words in ("norm output", "adapter input, mask")]
+                own.append(f"{linear.name} adapter, between A and B")
+                predicted.append((linear.name, sum(one.saved_bytes for one in tensors if one.name in own)))
+    found = [one["saved"] for some in built_of(wanted) for one in some]
+    assert found == [saved for _, saved in predicted]
 
 
 def test_every_adapter_is_as_large_on_a_rank_as_the_trainer_builds_it(built: list[list[dict[str, int]]]) -> None:
