@@ -174,6 +174,18 @@ def test_the_stages_of_a_tied_embedding_are_a_group_of_their_own() -> None:
     assert flow.member_bytes == pytest.approx(flow.flow.call.sent_bytes)
 
 
+def test_adapters_send_tensors_as_wide_as_their_rank_and_no_weights_of_the_model() -> None:
+    flows = megatron_flows(DENSE, {"tp": 4, "micro_batch_size": 1}, finetuning="lora", lora_rank=16)
+    assert flows["dp", "reduce-scatter"].member_bytes < 4 * 8_190_735_360 / 100
+    assert flows["tp", "all-reduce"].flow.name == "gradients of replicated adapters"
+    spec = spec_of(DENSE, finetuning="lora", lora_rank=16)
+    plan = predict(spec, {"backend": "megatron", "tp": 4, "micro_batch_size": 1})
+    named = {one.flow.name: one for one in step_flows(spec, plan, group_links(spec.cluster, plan.layout))}
+    one, layers = plan.layout.gradient_accumulation_steps * 3 / 4 * 2 * 4096 * 16, 36
+    assert named["linear_qkv adapter's collectives"].member_bytes == pytest.approx(3 * layers * one)
+    assert named["linear_proj adapter's collectives"].member_bytes == pytest.approx(2 * layers * one)
+
+
 @pytest.mark.parametrize(
     ("model", "form"), [(DENSE, {"tp": 2, "pp": 2, "cp": 2}), (MIXED, {"tp": 4, "ep": 4, "etp": 2})]
 )

@@ -202,7 +202,8 @@ class Builder:
             kind, one = "all-reduce", all_reduce_s(group, whole, self.cluster, self.profile)
             overlapped = one - min(one, gradients[1]) * self.profile.tp_overlap
             times = (0.0, overlapped) if side == "column" else (one, 0.0)
-        call = Collective(kind, group, whole, one)
+        calls = {("column", True): (1, 2), ("row", True): (1, 1), ("column", False): (0, 1), ("row", False): (1, 0)}
+        call = Collective(kind, group, whole, one, *calls[side, self.shard.sequence_parallel])
         self.operators.append(Operator(f"{name} adapter's collectives", "tp_comm", *times, by, call))
 
     def elementwise(

@@ -131,8 +131,8 @@ def step_flows(spec: Spec, plan: Plan, rows: Sequence[GroupLinks]) -> tuple[Step
 
 
 _GROUPS_AT = {"layers": ("tp", "cp", "ep", "etp", "ulysses"), "stages": ("pp",)}
-_GROUPS_OF_STATES = ("dp", "dp_cp", "edp", "shards", "replicas")
-"""Whose members talk at all other moments."""
+_GROUPS_OF_STATES = ("dp", "dp_cp", "edp", "shards", "replicas", "tp")
+"""Whose members talk at all other moments; tp about adapters that are whole on each of its ranks."""
 
 
 def _row_of(flow: FlowRow, rows: Sequence[GroupLinks], spec: Spec, layout: Layout) -> GroupLinks:

@@ -323,6 +323,8 @@ def _step_flows(told: DataParallel) -> Iterator[_Flow]:
         yield _Flow(f"{kind} weights after the step", "after", 1, 1.0, one)
     if told.tied is not None:
         yield _Flow("gradients of the tied embedding", "last", 1, 1.0, told.tied)
+    if told.replicated is not None:
+        yield _Flow("gradients of replicated adapters", "last", 1, 1.0, told.replicated)
 
 
 def _flow_row(flow: _Flow, cluster: Cluster) -> FlowRow:
