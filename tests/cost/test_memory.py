@@ -141,15 +141,16 @@ def test_a_plan_fits_up_to_the_margin_and_not_beyond() -> None:
 
 
 def test_the_margin_is_the_error_band_unless_the_spec_has_one() -> None:
-    dense, mixed = spec_of(DENSE), spec_of(MIXED)
+    dense, mixed, adapted = spec_of(DENSE), spec_of(MIXED), spec_of(DENSE, finetuning="lora")
     profile = profile_of(dense.cluster.gpu)
     for spec, layout, band in (
         (dense, layout_of(dense, tp=2), profile.memory_band),
         (mixed, layout_of(mixed, ep=8), profile.moe_memory_band),
+        (adapted, replace(layout_of(adapted, tp=2), backend="megatron"), profile.adapter_memory_band),
     ):
         memory = memory_of(spec, layout)
         assert memory.margin_bytes == pytest.approx(band * memory.device_bytes)
-    assert profile.memory_band < profile.moe_memory_band
+    assert profile.memory_band < profile.moe_memory_band < profile.adapter_memory_band
 
 
 def test_dropout_keeps_a_byte_an_element_twice_a_layer() -> None:

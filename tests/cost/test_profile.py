@@ -115,6 +115,12 @@ def test_plans_that_split_data_alone_have_bands_of_their_own() -> None:
     assert band_keys(spec.model, spec.job) == ("moe_memory_band", "moe_time_band")
 
 
+def test_adapters_on_megatron_have_a_band_of_memory_of_their_own() -> None:
+    for model, time_band in (("Qwen/Qwen3-30B-A3B", "moe_time_band"), ("Qwen/Qwen3-8B", "time_band")):
+        spec = spec_of(model, finetuning="lora")
+        assert band_keys(spec.model, spec.job) == ("adapter_memory_band", time_band)
+
+
 def test_a_gpu_without_measured_runs_of_these_backends_says_whose_band_it_has() -> None:
     spec = spec_of("Qwen/Qwen3-8B", gpu="rtx4090-24gb")
     profile = profile_of(spec.cluster.gpu)

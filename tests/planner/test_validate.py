@@ -33,6 +33,7 @@ MEAN_LOSS = 0.015
 OTHER_ALLOCATED_MEDIAN = 0.04
 """Of rows with an allocator's figure from other sources."""
 MS_SWIFT_RESERVED_MEDIAN = 0.08
+ADAPTERS_RESERVED_WORST = 0.25
 
 
 @lru_cache(maxsize=1)
@@ -94,9 +95,16 @@ def test_allocated_memory_of_the_other_rows() -> None:
 
 
 def test_reserved_memory_of_the_ms_swift_rows() -> None:
-    errors = spread(lambda figure: figure.family == "ms-swift" and figure.kind == RESERVED)
-    assert errors.count == 6
-    assert errors.median <= MS_SWIFT_RESERVED_MEDIAN
+    whole = spread(lambda figure: _is_of_swift(figure) and figure.band != "adapter_memory_band")
+    adapters = spread(lambda figure: _is_of_swift(figure) and figure.band == "adapter_memory_band")
+    assert (whole.count, adapters.count) == (6, 5)
+    assert whole.median <= MS_SWIFT_RESERVED_MEDIAN
+    # What no source tells the cause of weighs more where little is trained: adapters have a band of their own.
+    assert adapters.worst <= ADAPTERS_RESERVED_WORST
+
+
+def _is_of_swift(figure: Figure) -> bool:
+    return figure.family == "ms-swift" and figure.kind == RESERVED
 
 
 def test_layouts_come_in_the_measured_order() -> None:

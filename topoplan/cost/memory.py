@@ -10,7 +10,7 @@ from topoplan.cost.activations import vision_activation_bytes
 from topoplan.cost.communicators import communicators_bytes
 from topoplan.cost.moments import Kept, Moment, chunk_kept_bytes, kept_of, stage_moments
 from topoplan.cost.pipeline import in_flight, most_in_flight
-from topoplan.cost.profile import Profile
+from topoplan.cost.profile import Profile, band_keys
 from topoplan.cost.shard import Shard, shard_of
 from topoplan.cost.states import StageStates, distinct_ranks, host_optimizer_bytes, resident_parts, stage_states
 from topoplan.cost.vision import patches_per_microbatch
@@ -153,9 +153,9 @@ def fragmentation(model: Model, layout: Layout) -> float:
     return IRREGULAR_FRAGMENTATION if irregular else FRAGMENTATION
 
 
-def margin_bytes(model: Model, cluster: Cluster, profile: Profile, device_bytes: float) -> float:
+def margin_bytes(model: Model, job: Job, cluster: Cluster, profile: Profile, device_bytes: float) -> float:
     """What `fits` leaves free: the spec's share of the card, else the error band of the prediction."""
-    band = profile.moe_memory_band if facts_of(model).is_moe else profile.memory_band
+    band: float = getattr(profile, band_keys(model, job)[0])
     return stated_margin_bytes(cluster, device_bytes * band)
 
 
@@ -207,17 +207,23 @@ def resident_excess_bytes(
     """
     allocated = max(sum(resident_parts(job, layout, one).values()) for one in states.stages)
     beside = min(states.beside_bytes)
-    _, device, margin = _on_card(model, cluster, profile, states.fragmentation, beside, allocated)
+    _, device, margin = _on_card(model, job, cluster, profile, states.fragmentation, beside, allocated)
     return device + margin - cluster.gpu.memory_bytes
 
 
 def _on_card(
-    model: Model, cluster: Cluster, profile: Profile, fragments: float, beside_bytes: float, allocated_bytes: float
+    model: Model,
+    job: Job,
+    cluster: Cluster,
+    profile: Profile,
+    fragments: float,
+    beside_bytes: float,
+    allocated_bytes: float,
 ) -> tuple[float, float, float]:
     """(reserved memory, device memory, margin) of allocated memory, in bytes."""
     reserved = allocated_bytes * (1.0 + fragments)
     device = reserved + beside_bytes
-    return reserved, device, margin_bytes(model, cluster, profile, device)
+    return reserved, device, margin_bytes(model, job, cluster, profile, device)
 
 
 def predict_memory(
@@ -249,7 +255,7 @@ def predict_memory(
         stages.append(stage_memory(model, job, layout, one, shard, kept, with_moments=all_stages))
         if stages[-1].allocated_bytes > allocated:
             allocated = stages[-1].allocated_bytes
-            reserved, device, margin = _on_card(model, cluster, profile, states.fragmentation, beside, allocated)
+            reserved, device, margin = _on_card(model, job, cluster, profile, states.fragmentation, beside, allocated)
             if until_over and device + margin > cluster.gpu.memory_bytes:
                 break
     return Memory(

@@ -21,11 +21,19 @@ from topoplan.specs.profile import OwnProfile
 
 SHARDED_BANDS = ("sharded_memory_band", "sharded_time_band")
 """The bands of ddp, deepspeed and fsdp2."""
-POOLED_BANDS = ("sharded_memory_band",)
+POOLED_BANDS = ("sharded_memory_band", "adapter_memory_band")
 """Bands that the runs of all entries grade together. Why: what eager PyTorch keeps does not depend on the card, whose
 context and NCCL's buffers are told apart; runs of these backends that say what memory they took are few, and on one or
 two architectures."""
-BANDS = ("memory_band", "moe_memory_band", "time_band", "moe_time_band", "eight_bit_time_band", *SHARDED_BANDS)
+BANDS = (
+    "memory_band",
+    "moe_memory_band",
+    "adapter_memory_band",
+    "time_band",
+    "moe_time_band",
+    "eight_bit_time_band",
+    *SHARDED_BANDS,
+)
 """The error bands of a profile; its other numbers are constants."""
 FEW_FIGURES = 5
 """From this many measured figures on, a band is earned by them alone."""
@@ -102,8 +110,10 @@ class Profile:
     """Half width of the interval that measured memory fell in, as a fraction; what `fits` leaves free by default."""
     moe_memory_band: float
     """The same for a mixture of experts, whose busiest rank gets more tokens than the average."""
+    adapter_memory_band: float
+    """The same for adapters on Megatron-core, of any model."""
     time_band: float
-    """The same for the step time of a dense model in bf16."""
+    """The same as memory_band for the step time of a dense model in bf16."""
     moe_time_band: float
     """The same for a mixture of experts, in any precision."""
     eight_bit_time_band: float
@@ -192,9 +202,11 @@ def band_keys(model: Model, job: Job, *, is_megatron: bool = True) -> tuple[str,
     """The bands of memory and of time that runs of such a job, under such a backend, grade."""
     if not is_megatron:
         return SHARDED_BANDS
-    if facts_of(model).is_moe:
-        return "moe_memory_band", "moe_time_band"
-    return "memory_band", "time_band" if job.precision in ("bf16", "fp16") else "eight_bit_time_band"
+    is_moe = facts_of(model).is_moe
+    memory = "adapter_memory_band" if job.finetuning == "lora" else "moe_memory_band" if is_moe else "memory_band"
+    if is_moe:
+        return memory, "moe_time_band"
+    return memory, "time_band" if job.precision in ("bf16", "fp16") else "eight_bit_time_band"
 
 
 def profile_notes(profile: Profile, gpu: Gpu, model: Model, job: Job, *, is_megatron: bool = True) -> tuple[str, ...]:
@@ -223,6 +235,7 @@ def _notes(profile: Profile, card: str, keys: tuple[str, str]) -> tuple[str, ...
 _MEASURED_AS = {
     "memory_band": "memory of a dense model",
     "moe_memory_band": "memory of a mixture of experts",
+    "adapter_memory_band": "memory of adapters on Megatron",
     "time_band": "speed of a dense model in bf16",
     "moe_time_band": "speed of a mixture of experts",
     "eight_bit_time_band": "speed of a dense model in fp8",

@@ -2,8 +2,9 @@
 
 The rule, for each entry of `catalog/profiles.json` and each band:
 
-- Every figure of memory grades it; every figure of speed does but those of runs that were slowed on purpose. Where a
-  source leaves out settings that the figure depends on, only the fastest run of a cluster, model and job grades speed.
+- Every figure of memory grades it; every figure of speed does but those of runs that were slowed on purpose, and of
+  adapters on Megatron. Where a source leaves out settings that the figure depends on, only the fastest run of a
+  cluster, model and job grades speed.
 - Five or more: the 90th percentile of their sizes.
 - Fewer: the kin's band times WIDER_FOR_FEW, or the median of their sizes where that is wider: a few figures say nothing
   of the tail, but something of the middle.
@@ -34,6 +35,7 @@ from topoplan.planner.validate import THROUGHPUT, Figure, at_90_percent
 NARROWEST: Mapping[str, float] = {
     "memory_band": 0.03,
     "moe_memory_band": 0.05,
+    "adapter_memory_band": 0.05,
     "time_band": 0.10,
     "moe_time_band": 0.10,
     "eight_bit_time_band": 0.10,

@@ -65,11 +65,11 @@ def accuracy_page(graded: Validation) -> str:
         "## What is graded",
         _prose(
             f"{counted(graded.runs, 'run')} with {counted(len(graded.figures), 'figure')}. Of Megatron-core: full"
-            " fine-tuning and pretraining, dense and mixture-of-experts models, on A100, H100, H20, B200, GB200 and"
-            " GB300. Of DDP, DeepSpeed and FSDP: full fine-tuning, pretraining and LoRA, dense models, on A100, H100"
-            " and H20. Each row names its source. Error is predicted over measured, less one: the median, the 90th"
-            " percentile and the worst are of its size, and the signed median tells whether predictions are high (+) or"
-            " low (-)."
+            " fine-tuning, pretraining and a few runs of LoRA, dense and mixture-of-experts models, on A100, H100, H20,"
+            " B200, GB200 and GB300. Of DDP, DeepSpeed and FSDP: full fine-tuning, pretraining and LoRA, dense models,"
+            " on A100, H100 and H20. Each row names its source. Error is predicted over measured, less one: the median,"
+            " the 90th percentile and the worst are of its size, and the signed median tells whether predictions"
+            " are high (+) or low (-)."
         ),
         _prose(
             "This is no test on unseen data. The formulas of memory were written with the SimuMax B200 rows at hand,"
@@ -122,17 +122,18 @@ def accuracy_page(graded: Validation) -> str:
         "## Where the numbers of each GPU come from",
         _prose(
             "`memory` and `time` are the half widths of the bands: the interval that a measured value is expected in is"
-            " the prediction, less and plus that much. Memory has one for a dense model, one for a mixture of experts"
-            " and one for ddp, deepspeed and fsdp2; time one for a dense model in bf16, a mixture of experts, a dense"
-            " model in fp8, and ddp, deepspeed and fsdp2. A plan fits when device memory and the memory band are within"
-            " the card, unless the spec or `--margin` says otherwise."
+            " the prediction, less and plus that much. Memory has one for a dense model, one for a mixture of experts,"
+            " one for adapters on Megatron and one for ddp, deepspeed and fsdp2; time one for a dense model in bf16, a"
+            " mixture of experts, a dense model in fp8, and ddp, deepspeed and fsdp2. A plan fits when device memory"
+            " and the memory band are within the card, unless the spec or `--margin` says otherwise."
         ),
         _prose(
             f"A band is earned: the 90th percentile of the errors of at least {FEW_FIGURES} figures. With fewer it"
             f" is that of the kin, times {WIDER_FOR_FEW:g}, or the median error where that is wider; with none, times"
-            f" {WIDER_FOR_NONE:g}. The memory of ddp, deepspeed and fsdp2 is graded by the runs of all cards together."
-            " Runs that were slowed on purpose count for none, and of runs whose source leaves"
-            " settings out only the fastest of a cluster, model and job does. No band is narrower than"
+            f" {WIDER_FOR_NONE:g}. The memory of adapters on Megatron, and that of ddp, deepspeed and fsdp2, is graded"
+            " by the runs of all cards together. Speeds of runs that were slowed on purpose count for none, nor do"
+            " those of adapters on Megatron, and of runs whose source leaves settings out only the fastest of a"
+            " cluster, model and job does. No band is narrower than"
             f" {100 * NARROWEST['memory_band']:.0f}% of memory ({100 * NARROWEST['moe_memory_band']:.0f}% of a mixture"
             f" of experts) and {100 * NARROWEST['time_band']:.0f}% of time, or wider than {100 * WIDEST:.0f}%. A wide"
             " band means that little was measured, not that runs scatter that much. `topoplan validate --bands` works"

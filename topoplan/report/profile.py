@@ -192,16 +192,21 @@ def print_profiles(console: Console) -> None:
     console.print()
     paragraph(
         console,
-        "memory: error band of a dense model / a mixture of experts / under ddp, deepspeed and fsdp2. time: of a dense"
-        " model in bf16 / a mixture of experts / in fp8 / under ddp, deepspeed and fsdp2. `topoplan profile GPU` shows"
-        " each number with its source.",
+        "memory: error band of a dense model / a mixture of experts / adapters on Megatron / under ddp, deepspeed and"
+        " fsdp2. time: of a dense model in bf16 / a mixture of experts / in fp8 / under ddp, deepspeed and fsdp2."
+        " `topoplan profile GPU` shows each number with its source.",
         style="dim",
     )
 
 
 def memory_bands(profile: Profile) -> str:
-    """`3% / 5% / 15%`: dense, mixture of experts, data parallel backends."""
-    bands = (profile.memory_band, profile.moe_memory_band, profile.sharded_memory_band)
+    """`3% / 5% / 30% / 15%`: dense, mixture of experts, adapters on Megatron, data parallel backends."""
+    bands = (
+        profile.memory_band,
+        profile.moe_memory_band,
+        profile.adapter_memory_band,
+        profile.sharded_memory_band,
+    )
     return " / ".join(f"{100 * band:.0f}%" for band in bands)
 
 

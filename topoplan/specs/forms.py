@@ -457,6 +457,7 @@ class ProfileForm(Form):
     context_bytes: Annotated[int | None, HELD] = _constant("CUDA context and loaded kernels.")
     memory_band: Annotated[float | None, Share()] = _constant("Error band of the memory of a dense model.")
     moe_memory_band: Annotated[float | None, Share()] = _constant("The same of a mixture of experts.")
+    adapter_memory_band: Annotated[float | None, Share()] = _constant("The same of adapters on Megatron-core.")
     time_band: Annotated[float | None, Share()] = _constant("Error band of the step time of a dense model in bf16.")
     moe_time_band: Annotated[float | None, Share()] = _constant("The same of a mixture of experts, in any precision.")
     eight_bit_time_band: Annotated[float | None, Share()] = _constant("The same of a dense model in fp8 and below.")
