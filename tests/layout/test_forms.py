@@ -96,6 +96,13 @@ def test_virtual_stages_follow_from_a_pipeline_layout() -> None:
         read({"pp": 2, "pipeline_layout": "Et*9|t*9|t*18L"})
 
 
+def test_adapters_on_megatron_have_the_fused_loss_of_ms_swift() -> None:
+    spec, form = make_spec(finetuning="lora"), {"backend": "megatron", "cross_entropy_fusion": True}
+    assert read(form, spec).cross_entropy_fusion_impl == "native"
+    assert read({**form, "cross_entropy_fusion_impl": "te"}, spec).cross_entropy_fusion_impl == "te"
+    assert read(form).cross_entropy_fusion_impl == "te"
+
+
 @pytest.mark.parametrize("off", ["distributed_optimizer", "overlap_grad_reduce"])
 def test_gathering_parameters_is_not_overlapped_where_what_it_needs_is_off(off: str) -> None:
     assert not read({off: False}).overlap_param_gather

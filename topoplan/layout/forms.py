@@ -122,6 +122,15 @@ def with_overlap(switches: Mapping[str, Any]) -> dict[str, Any]:
     return {**({} if needed else {"overlap_param_gather": False}), **switches}
 
 
+def with_loss(switches: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """Layout keys with the fused loss that the trainer means, unless they say themselves.
+
+    Adapters on Megatron are ms-swift's, whose fused loss is megatron-core's own (4.6.0
+    `swift/megatron/arguments/megatron_args.py`); Megatron-Bridge's and SimuMax's is Transformer Engine's.
+    """
+    return {"cross_entropy_fusion_impl": "native", **switches} if job.finetuning == "lora" else dict(switches)
+
+
 def _checked(key: str, value: Any) -> Any:
     kind = str(_TYPES[key])
     where = f"layout.{key}"
@@ -151,7 +160,7 @@ def layout_from_dict(form: Mapping[str, Any], cluster: Cluster, model: Model, jo
 
     `dp` and `gradient_accumulation_steps` are derived from the cluster and the batch, `vpp` from `pipeline_layout`;
     `sequence_parallel` is on with tp > 1; `etp` is 1 with ep > 1 and tp without (megatron-core's own default) for a
-    mixture of experts; `overlap_param_gather` is off where what it needs is off.
+    mixture of experts; `overlap_param_gather` is off where what it needs is off; `with_loss` says which fused loss.
 
     Raises LayoutError for an unknown key, a wrong type, and degrees that do not multiply to the cluster or the batch.
     """
@@ -176,7 +185,7 @@ def layout_from_dict(form: Mapping[str, Any], cluster: Cluster, model: Model, jo
         if key not in keys_of(backend):
             raise LayoutError(f"{key} is not a key of backend {backend}", where=f"layout.{key}", remedy="leave it out")
     if backend in MEGATRON_BACKENDS:
-        values = with_overlap(values)
+        values = with_loss(with_overlap(values), job)
     values["recompute"] = recompute_from_value(given.get("recompute", "none"), "layout.recompute")
     degrees = {key: values.get(key, 1) for key in ("tp", "pp", "cp", "ulysses")}
     if backend in MEGATRON_BACKENDS:
