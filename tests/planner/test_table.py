@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from topoplan.catalog import gpu, model
-from topoplan.errors import LayoutError
+from topoplan.errors import LayoutError, ModelError
 from topoplan.layout.sharded_rules import ulysses_degrees
 from topoplan.planner.table import OpenRange, cell, recipes, table, usual_machine, yarn_factor
 from topoplan.planner.table import recipe as recipe_of
@@ -124,3 +124,8 @@ def test_yarn_is_for_contexts_beyond_the_models_own() -> None:
 def test_a_card_without_flash_attention_is_refused() -> None:
     with pytest.raises(LayoutError, match="FlashAttention 2"):
         table([model("Qwen3-8B")], gpu("v100-sxm-32gb"), [1], [4096])
+
+
+def test_a_model_that_no_job_is_written_for_has_no_table() -> None:
+    with pytest.raises(ModelError, match="has a vision tower, for which no Trinity-RFT job is written"):
+        table([model("Qwen/Qwen3-8B"), model("Qwen/Qwen3-VL-8B-Instruct")], A100, [1], [4096])

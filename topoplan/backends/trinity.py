@@ -13,6 +13,7 @@ from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Layout
 from topoplan.layout.sharded_rules import ulysses_degrees
 from topoplan.specs.job import Job
+from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 
 TRINITY, VERL = "0.6.0", "0.7.1"
@@ -24,11 +25,16 @@ def check_trinity(spec: Spec, layout: Layout) -> None:
     """Raise SpecError, LayoutError or ModelError for what cannot be written, with the rule."""
     _check_job(spec)
     _check_layout(spec, layout)
-    if spec.model.vision is not None:
+    check_model(spec.model)
+
+
+def check_model(model: Model, where: str = "model") -> None:
+    """Raise ModelError for one that no Trinity-RFT job is written for."""
+    if model.vision is not None:
         raise ModelError(
-            f"{spec.model.name} has a vision tower, for which no Trinity-RFT job is written",
-            where="model",
-            remedy="take another trainer",
+            f"{model.name} has a vision tower, for which no Trinity-RFT job is written",
+            where=where,
+            remedy="take a model without" if where.startswith("-") else "take another trainer",
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from topoplan.backends.trinity import check_model
 from topoplan.cost.policy_update import PolicyUpdate, UpdateMemory, update_memory
 from topoplan.cost.profile import profile_of
 from topoplan.errors import LayoutError
@@ -125,8 +126,11 @@ def table(models: Sequence[Model], gpu: Gpu, gpus: Sequence[int], contexts: Sequ
 
     Contexts without an end go on, for each number of GPUs, up to the first at which nothing fits.
 
-    Raises LayoutError for a card that the trainer's attention does not run on.
+    Raises LayoutError for a card that the trainer's attention does not run on, ModelError for a model that no job is
+    written for.
     """
+    for model in models:
+        check_model(model, "--model")
     if not profile_of(gpu).flash_attention:
         raise LayoutError(
             f"the trainer computes attention with FlashAttention 2, which does not run on {gpu.name}",
