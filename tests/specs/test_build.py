@@ -230,6 +230,19 @@ class TestHosts:
 
 
 class TestTheJob:
+    @pytest.mark.parametrize(
+        ("job", "rate"),
+        [
+            ({}, 2e-5),
+            ({"finetuning": "lora"}, 1e-4),
+            ({"finetuning": "qlora"}, 1e-4),
+            ({"finetuning": "lora", "stage": "dpo"}, 5e-6),
+            ({"finetuning": "lora", "learning_rate": 3e-5}, 3e-5),
+        ],
+    )
+    def test_has_the_usual_learning_rate_of_its_method(self, job: dict[str, Any], rate: float) -> None:
+        assert _spec(BOX, "Qwen/Qwen3-8B", **job).job.learning_rate == rate
+
     def test_keeps_the_defaults_of_llamafactory(self) -> None:
         job = _spec(BOX).job
         assert (job.precision, job.finetuning, job.stage, job.freeze_vision_tower) == ("bf16", "full", "sft", True)

@@ -21,7 +21,7 @@ from topoplan import catalog
 from topoplan.errors import InputError, LayoutError, SpecError, UnitError
 from topoplan.specs.cluster import Cluster, Fabric, Host
 from topoplan.specs.gpu import Gpu
-from topoplan.specs.job import Job
+from topoplan.specs.job import Job, usual_learning_rate
 from topoplan.specs.lengths import Lengths
 from topoplan.specs.model import Model
 from topoplan.specs.source import KeyPath
@@ -264,6 +264,8 @@ class Builder:
         given.setdefault("packing", given.get("stage") == "pt")
         if "lora_target" in given:
             given["lora_target"] = tuple(given["lora_target"])
+        rate = usual_learning_rate(given.get("finetuning", "full"), given.get("stage", "sft"))
+        given.setdefault("learning_rate", rate)
         job = Job(**given, pin=pin, lengths=lengths)
         if lengths is not None and job.samples is None:
             job = replace(job, samples=self._sequences_of(job, lengths))

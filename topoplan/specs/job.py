@@ -9,6 +9,17 @@ from typing import Any
 from topoplan.specs.lengths import PREPROCESSING_BATCH, Lengths, Packing, packed
 
 
+def usual_learning_rate(finetuning: str, stage: str) -> float:
+    """Peak learning rate where nobody names one.
+
+    LLaMA-Factory's examples (train_lora/qwen3_lora_sft.yaml, qwen3_lora_dpo.yaml) and ms-swift's default of adapters
+    (4.6.0 `arguments/sft_args.py`, `megatron/arguments/megatron_args.py`).
+    """
+    if stage == "dpo":
+        return 5e-6
+    return 1e-4 if finetuning in ("lora", "qlora") else 2e-5
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One fine-tuning job."""
