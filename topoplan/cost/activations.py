@@ -163,22 +163,21 @@ def _latent_attention(
     values, up = heads * attention.v_head_dim, ("mla_up_proj",)
     into_values = heads * (attention.qk_nope_head_dim + attention.v_head_dim)
     down = _Linear(
-        *("linear_kv_down_proj", local, hidden, kv_rank + rope),
+        "linear_kv_down_proj",
+        local,
+        hidden,
+        kv_rank + rope,
         label="down projection input",
         input_freed_by=("layernorm",),
     )
-    kv_up = _Linear(
-        *("linear_kv_up_proj", local, kv_rank, into_values, up), label="kv compressed, normed", is_normed=True
-    )
+    kv_up = _Linear("linear_kv_up_proj", local, kv_rank, into_values, up, label="kv compressed, normed", is_normed=True)
     proj = _Linear("linear_proj", tokens, values, hidden, is_shared=not shard.eight_bit)
     # The queries' first matrix has the same input as that of keys and values.
     queries = [_Linear("linear_q_proj", local, hidden, heads * key, up, is_shared=True)]
     if q_rank:
         queries = [
             _Linear("linear_q_down_proj", local, hidden, q_rank, is_shared=True),
-            _Linear(
-                *("linear_q_up_proj", local, q_rank, heads * key, up), label="q compressed, normed", is_normed=True
-            ),
+            _Linear("linear_q_up_proj", local, q_rank, heads * key, up, label="q compressed, normed", is_normed=True),
         ]
     saved = [
         SavedTensor("layernorm input", BF16 * local * hidden),

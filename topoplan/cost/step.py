@@ -63,8 +63,13 @@ class DataParallel:
     @property
     def exposed_s(self) -> float:
         """All that adds to the step."""
-        tied, replicated = (one.call_s if one else 0.0 for one in (self.tied, self.replicated))
-        return self.exposed_reduce_s + self.exposed_gather_s + tied + replicated
+        return self.exposed_reduce_s + self.exposed_gather_s + sum(one.call_s for _, one in self.afterwards)
+
+    @property
+    def afterwards(self) -> tuple[tuple[str, Collective], ...]:
+        """What follows everything else and hides behind nothing, by whose gradients it adds up."""
+        calls = (("tied embedding", self.tied), ("replicated adapters", self.replicated))
+        return tuple((name, one) for name, one in calls if one is not None)
 
 
 def pipeline_send(model: Model, layout: Layout, shard: Shard, cluster: Cluster, profile: Profile) -> Collective:

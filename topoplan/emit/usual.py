@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 
+from topoplan.layout.layout import Layout
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.model import Model
 from topoplan.units import file_name
@@ -14,6 +15,9 @@ DIGEST_CHARACTERS = 8
 WARMUP_FRACTION = 0.03
 """Of all steps."""
 DDP_TIMEOUT_S = 7200
+SYNC_EACH_BATCH = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+"""Of accelerator_config: transformers `trainer.py` runs all micro batches but the last under accelerate's no_sync."""
+WHY_SYNC = "each micro batch's gradients go to their shards; else each GPU sums whole ones"
 _WARMUP_STEPS_WHEN_UNKNOWN = 20
 _SAVES_A_RUN = 5
 _SAVE_STEPS_WHEN_UNKNOWN = 200
@@ -25,6 +29,18 @@ def run_name(model: Model, plan_id: str, identity: object) -> str:
     """Name of a run and of its output: model, plan, and a digest of all that makes it another run."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:DIGEST_CHARACTERS]
     return f"{file_name(model.name.rstrip('/').rpartition('/')[2], 'model')}-{plan_id}-{digest}"
+
+
+def must_say_sync(layout: Layout) -> bool:
+    """Whether files of a trainer that accelerate drives need SYNC_EACH_BATCH to reduce gradients as planned."""
+    return layout.backend == "fsdp2" and layout.sync_each_batch and layout.gradient_accumulation_steps > 1
+
+
+def says_sync(accelerator_config: object) -> bool:
+    """Whether such a key says that gradients are reduced after every micro batch."""
+    config = accelerator_config if isinstance(accelerator_config, dict) else {}
+    kwargs = config.get("gradient_accumulation_kwargs")
+    return isinstance(kwargs, dict) and kwargs.get("sync_each_batch") is True
 
 
 def warmup_steps(steps: int | None) -> int:

@@ -182,8 +182,7 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
     operators = {layer: layer_operators(model, layer, shard, cluster, profile) for layer in layers}
     told = data_parallel(model, job, layout, traits, cluster, profile, times[slowest], slowest)
     exposed = [("gradients, not hidden", told.exposed_reduce_s), ("weights, not hidden", told.exposed_gather_s)]
-    exposed += [("tied embedding", told.tied.call_s)] if told.tied else []
-    exposed += [("replicated adapters", told.replicated.call_s)] if told.replicated else []
+    exposed += [(name, one.call_s) for name, one in told.afterwards]
     calls = [(one.name, one.collective) for table in operators.values() for one in table if one.collective]
     # DPO's reference model sees every micro batch too, forward only.
     forwards = 2 if job.stage == "dpo" else 1
@@ -191,8 +190,7 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
     calls += [("stage to stage", send)]
     calls += [(f"{kind} gradients of a step", one) for kind, one in told.reduces]
     calls += [(f"{kind} weights of a step", one) for kind, one in told.gathers]
-    calls += [("tied embedding", told.tied)] if told.tied else []
-    calls += [("gradients of replicated adapters", told.replicated)] if told.replicated else []
+    calls += told.afterwards
     return TimeBreakdown(
         microbatches=microbatches,
         stages=_merged(
@@ -321,10 +319,8 @@ def _step_flows(told: DataParallel) -> Iterator[_Flow]:
         yield _Flow(f"{kind} gradients" + (" to their shards" if is_sharded else ""), "last", 1, 1.0, call)
     for kind, one in told.gathers:
         yield _Flow(f"{kind} weights after the step", "after", 1, 1.0, one)
-    if told.tied is not None:
-        yield _Flow("gradients of the tied embedding", "last", 1, 1.0, told.tied)
-    if told.replicated is not None:
-        yield _Flow("gradients of replicated adapters", "last", 1, 1.0, told.replicated)
+    for name, one in told.afterwards:
+        yield _Flow(f"gradients of {name}", "last", 1, 1.0, one)
 
 
 def _flow_row(flow: _Flow, cluster: Cluster) -> FlowRow:

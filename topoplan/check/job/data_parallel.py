@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from topoplan.check.job.sharding import Sharding
-from topoplan.check.job.values import Keys, at
+from topoplan.check.job.values import Keys
 from topoplan.check.read.setup import Launch
+from topoplan.emit.usual import says_sync
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.units import shown
 
@@ -66,7 +67,7 @@ def syncs_each_batch(keys: Keys) -> bool:
             config = json.loads(config)
         except (ValueError, RecursionError):
             config = None
-    return at(config, ("gradient_accumulation_kwargs", "sync_each_batch")) is True
+    return says_sync(config)
 
 
 def optimizer_of(keys: Keys) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from topoplan.check.read.setup import Trainer
+from topoplan.emit.usual import must_say_sync
 from topoplan.layout.layout import Layout
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
@@ -66,7 +67,7 @@ def _sharded_keys(layout: Layout, trainer: Trainer) -> dict[str, Any]:
     return {
         "deepspeed": _deepspeed(layout, is_swift=is_swift) if layout.backend == "deepspeed" else None,
         "fsdp": _fsdp(layout, is_swift=is_swift) if layout.backend == "fsdp2" else None,
-        "accelerator_config": "with sync_each_batch" if _must_say_sync(layout) else None,
+        "accelerator_config": "with sync_each_batch" if must_say_sync(layout) else None,
         "per_device_train_batch_size": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.gradient_accumulation_steps,
         **recompute,
@@ -74,10 +75,6 @@ def _sharded_keys(layout: Layout, trainer: Trainer) -> dict[str, Any]:
         "use_liger_kernel" if is_swift else "enable_liger_kernel": layout.fused_linear_cross_entropy,
         **allocator,
     }
-
-
-def _must_say_sync(layout: Layout) -> bool:
-    return layout.backend == "fsdp2" and layout.sync_each_batch and layout.gradient_accumulation_steps > 1
 
 
 def _zero(layout: Layout) -> str:

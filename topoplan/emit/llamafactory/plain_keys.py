@@ -8,6 +8,7 @@ from typing import Any
 from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.trainer_facts import is_hub_id, model_directory, place_of
 from topoplan.emit.trainer_keys import check_key, plain_keys
+from topoplan.emit.usual import says_sync
 from topoplan.errors import LayoutError, SpecError
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
@@ -164,17 +165,15 @@ def _check_combinations(user: dict[str, Any], spec: Spec, layout: Layout) -> Non
         raise SpecError(
             "LLaMA-Factory refuses resize_vocab with quantized weights", where=place_of(spec, "resize_vocab")
         )
-    if layout.backend == "fsdp2" and layout.gradient_accumulation_steps > 1 and "accelerator_config" in user:
-        config = user["accelerator_config"]
-        kwargs = config.get("gradient_accumulation_kwargs") if isinstance(config, dict) else None
-        if layout.sync_each_batch != (isinstance(kwargs, dict) and kwargs.get("sync_each_batch") is True):
-            wanted = str(layout.sync_each_batch).lower()
-            raise LayoutError(
-                f"accelerator_config without sync_each_batch {wanted}, with which memory and time were predicted",
-                where=place_of(spec, "accelerator_config"),
-                expected=f"expected gradient_accumulation_kwargs: {{sync_each_batch: {wanted}}} in it",
-                remedy=f"write that, or pin sync_each_batch={str(not layout.sync_each_batch).lower()}",
-            )
+    accumulates = layout.backend == "fsdp2" and layout.gradient_accumulation_steps > 1 and "accelerator_config" in user
+    if accumulates and layout.sync_each_batch != says_sync(user["accelerator_config"]):
+        wanted = str(layout.sync_each_batch).lower()
+        raise LayoutError(
+            f"accelerator_config without sync_each_batch {wanted}, with which memory and time were predicted",
+            where=place_of(spec, "accelerator_config"),
+            expected=f"expected gradient_accumulation_kwargs: {{sync_each_batch: {wanted}}} in it",
+            remedy=f"write that, or pin sync_each_batch={str(not layout.sync_each_batch).lower()}",
+        )
     evaluates = user.get("eval_strategy", "no") != "no" or bool(user.get("eval_on_start"))
     if evaluates and not user.get("val_size") and not user.get("eval_dataset"):
         where = place_of(spec, "eval_strategy" if "eval_strategy" in user else "eval_on_start")

@@ -18,17 +18,13 @@ from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.llamafactory.support import support_warnings
 from topoplan.emit.trainer_facts import model_directory
 from topoplan.emit.trainer_keys import trainer_versions
-from topoplan.emit.usual import DDP_TIMEOUT_S, save_steps, warmup_steps
+from topoplan.emit.usual import DDP_TIMEOUT_S, SYNC_EACH_BATCH, WHY_SYNC, must_say_sync, save_steps, warmup_steps
 from topoplan.emit.writer import TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section
 from topoplan.layout.layout import Layout
 from topoplan.planner.plan import Plan
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
-
-SYNC_EACH_BATCH = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
-WHY_SYNC = "each micro batch's gradients go to their shards; else each GPU sums whole ones"
-"""transformers `trainer.py` runs all micro batches but the last under accelerate's no_sync."""
 
 
 def plain_trainer_files(spec: Spec, plan: Plan) -> TrainerFiles:
@@ -185,7 +181,7 @@ def _layout_section(spec: Spec, layout: Layout) -> Section:
     elif layout.backend == "fsdp2":
         notes = (f"FSDP2 is in {accelerate_yaml.FILE}, from which the node scripts start each process",)
         title = f"Layout: FSDP2 over {layout.dp} GPUs"
-        if layout.gradient_accumulation_steps > 1 and layout.sync_each_batch:
+        if must_say_sync(layout):
             entries.append(Entry(key="accelerator_config", value=SYNC_EACH_BATCH, comment=WHY_SYNC))
     else:
         title = f"Layout: a whole model on each of {layout.dp} GPUs"

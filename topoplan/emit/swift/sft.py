@@ -10,7 +10,6 @@ from typing import Any
 
 from topoplan.backends.swift import check_sharded
 from topoplan.emit.llamafactory.document import trainer_files
-from topoplan.emit.llamafactory.plain_yaml import SYNC_EACH_BATCH, WHY_SYNC
 from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.swift.arguments import user_arguments
 from topoplan.emit.swift.common import (
@@ -23,7 +22,7 @@ from topoplan.emit.swift.common import (
 )
 from topoplan.emit.swift.sharding import DEEPSPEED_FILE, FSDP_FILE, sharding_files
 from topoplan.emit.swift.support import swift_warnings
-from topoplan.emit.usual import DDP_TIMEOUT_S, WARMUP_FRACTION
+from topoplan.emit.usual import DDP_TIMEOUT_S, SYNC_EACH_BATCH, WARMUP_FRACTION, WHY_SYNC, must_say_sync
 from topoplan.emit.writer import TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section
 from topoplan.layout.layout import Layout
@@ -201,7 +200,7 @@ def _layout_section(layout: Layout) -> Section:
         entries.append(Entry(key="deepspeed", value=DEEPSPEED_FILE, comment=f"ZeRO-{layout.zero_stage}; {beside}"))
     elif layout.backend == "fsdp2":
         entries.append(Entry(key="fsdp", value=FSDP_FILE, comment=beside))
-        if layout.gradient_accumulation_steps > 1 and layout.sync_each_batch:
+        if must_say_sync(layout):
             # sft_args.py sets dispatch_batches where there is no accelerator_config.
             value = {"dispatch_batches": False, **SYNC_EACH_BATCH}
             entries.append(Entry(key="accelerator_config", value=value, comment=WHY_SYNC))
