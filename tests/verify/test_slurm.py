@@ -188,9 +188,33 @@ def test_a_node_that_lacks_something_ends_the_job_with_its_line(slurm: Slurm, tm
     bundle = Bundle(tmp_path)
     shutil.rmtree(bundle.path / "models")
     job = slurm.wait(slurm.submit(bundle.script, cwd=tmp_path, env=bundle.environment()))
-    assert job.state == "FAILED"
+    assert (job.state, job.exit_code) == ("FAILED", "2:0"), job.output
     assert re.search(r"^\d: node-0\d\.sh: no model in models/", job.output, re.MULTILINE)
     assert bundle.ranks() == {}
+
+
+# Says much and fails, or dies by any signal.
+LOUD_PYTHON = r"""#!/bin/bash
+if [[ "$1" == -c ]]; then exit 0; fi
+mkdir "$PROBE/$SLURMD_NODENAME"
+echo "$$" > "$PROBE/$SLURMD_NODENAME/pids"
+if [[ "$SLURMD_NODENAME" == sim3 ]]; then
+  while (($(ls -d "$PROBE"/*/pids | wc -l) < 4)); do sleep 0.02; done
+  printf 'line %s\n' {1..20000}
+  exit 7
+fi
+exec sleep 300
+"""
+
+
+def test_all_that_a_failed_node_said_arrives_though_the_others_are_killed(slurm: Slurm, tmp_path: Path) -> None:
+    bundle = Bundle(tmp_path, LOUD_PYTHON)
+    job = slurm.wait(slurm.submit(bundle.script, cwd=tmp_path, env=bundle.environment()))
+    assert (job.state, job.exit_code) == ("FAILED", "7:0"), job.output[-2000:]
+    assert [line for line in job.output.splitlines() if line.startswith("2: line")] == [
+        f"2: line {number}" for number in range(1, 20001)
+    ]
+    assert bundle.alive() == []
 
 
 def test_scancel_leaves_nothing_running(slurm: Slurm, tmp_path: Path) -> None:
