@@ -52,7 +52,9 @@ def test_preferences_are_learned_by_text_models_alone() -> None:
 
 @pytest.mark.parametrize("finetuning", ["freeze", "lora", "qlora"])
 def test_only_full_fine_tuning_reaches_the_trainer(finetuning: str) -> None:
-    with pytest.raises(SpecError, match=f"finetuning '{finetuning}': .* trains all weights all the same"):
+    with pytest.raises(
+        SpecError, match=f"finetuning '{finetuning}' with backend mca: .* trains all weights all the same"
+    ):
         check_job(make_spec(finetuning=finetuning))
 
 

@@ -175,7 +175,7 @@ def test_what_megatron_sft_can_do_is_taken(case: str) -> None:
         ({"cluster": ON_V100, "job": {"precision": "fp16"}}, SpecError, "gpu", "no kernels for v100"),
         ({"job": {"finetuning": "qlora"}, **MEGATRON}, SpecError, "job.finetuning", "trainer has full and lora"),
         ({"job": {"finetuning": "freeze"}, **MEGATRON}, SpecError, "job.finetuning", "trainer has full and lora"),
-        ({"job": LORA, "backend": "mca"}, SpecError, "job.finetuning", "would train all weights"),
+        ({"job": LORA, "backend": "mca"}, SpecError, "job.finetuning", "trains all weights"),
         ({"job": LORA | {"precision": "fp8"}, **MEGATRON}, SpecError, "job.finetuning", "as narrow as a rank"),
         ({"job": LORA, "model": LINEAR, **MEGATRON}, SpecError, "job.finetuning", "on the linear attention of"),
         (

@@ -68,17 +68,26 @@ def check_job(spec: Spec) -> None:
             where=where,
             expected="expected bf16, fp8 on Hopper, or fp8 or mxfp8 on Blackwell",
         )
-    if job.finetuning != "full":
-        raise SpecError(
-            f"finetuning {job.finetuning!r}: the MCA trainer parses it and trains all weights all the same",
-            where=where,
-            expected="expected full",
-        )
+    check_finetuning(job, where)
     if job.pure_bf16 or job.optimizer != "adamw":
         what = "pure_bf16" if job.pure_bf16 else f"optimizer {job.optimizer}"
         raise SpecError(f"{what}: Megatron's optimizer has no such mode", where=where, remedy="leave it out")
     check_token_prediction(spec)
     check_preferences(spec)
+
+
+def check_finetuning(job: Job, where: str = "") -> None:
+    """Raise SpecError for all but full fine-tuning: the trainer builds no adapter and freezes no layers."""
+    if job.finetuning == "full":
+        return
+    swift = "megatron (ms-swift's), " if job.finetuning == "lora" else ""
+    raise SpecError(
+        f"finetuning {job.finetuning!r} with backend mca: LLaMA-Factory's trainer for Megatron parses it and trains all"
+        " weights all the same",
+        where=where,
+        expected="expected full",
+        remedy=f"take backend {swift}ddp, deepspeed or fsdp2",
+    )
 
 
 def check_preferences(spec: Spec) -> None:
@@ -158,13 +167,7 @@ def check_layout(spec: Spec, layout: Layout) -> None:
         )
     if job.stage not in _STAGES:
         raise SpecError(f"stage {job.stage!r}", where="job.stage", expected="expected pt, sft or dpo")
-    if job.finetuning != "full":
-        raise SpecError(
-            f"finetuning {job.finetuning!r}: the Megatron trainer builds no adapter and freezes no layers,"
-            " it would train everything",
-            where="job.finetuning",
-            expected="expected full",
-        )
+    check_finetuning(job, "job.finetuning")
     check_preferences(spec)
     _check_samples(job, layout)
     _check_sequence_padding(job, layout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from topoplan.backends import mca
 from topoplan.backends.mca import FP8_RECIPES
 from topoplan.backends.megatron_linears import check_targets
 from topoplan.backends.sharded import check_packing
@@ -195,20 +196,17 @@ def check_model_type(model: Model) -> None:
 
 def check_finetuning(job: Job, model: Model, backend: str, where: str = "") -> None:
     """Raise SpecError for a way of fine-tuning that Megatron's trainers lack: all have full, ms-swift has LoRA."""
-    method = job.finetuning
-    if method == "full":
-        return
-    if method == "lora" and backend == "megatron":
+    if backend == "mca":
+        mca.check_finetuning(job, where)
+    elif job.finetuning == "lora":
         _check_adapters(job, model, where)
-        return
-    raise SpecError(
-        f"finetuning {method!r} with backend {backend}: LLaMA-Factory's trainer would train all weights"
-        if backend == "mca"
-        else f"finetuning {method!r} with backend megatron: ms-swift's trainer has full and lora",
-        where=where,
-        expected="expected full" if backend == "mca" else "expected full or lora",
-        remedy=f"take backend {'megatron, ' if method == 'lora' else ''}ddp, deepspeed or fsdp2",
-    )
+    elif job.finetuning != "full":
+        raise SpecError(
+            f"finetuning {job.finetuning!r} with backend megatron: ms-swift's trainer has full and lora",
+            where=where,
+            expected="expected full or lora",
+            remedy="take backend ddp, deepspeed or fsdp2",
+        )
 
 
 def _check_adapters(job: Job, model: Model, where: str) -> None:
