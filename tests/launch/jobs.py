@@ -124,12 +124,12 @@ class Hosts:
     def record(self) -> RunRecord:
         return load()
 
-    def stop_from_another_client(self) -> None:
+    def stop_from_another_client(self, grace_s: float = 0.5) -> None:
         """What `topoplan stop` does with the record of the last run."""
-        note_stop(load().run_id)
+        note_stop(load().run_id, grace_s)
         for node, name in zip(load().nodes, NAMES, strict=True):
             with connect(self.bed.target(name), Access(), deadline_s=30) as connection:
-                assert stop_node(connection, node.run_dir, grace_s=0.5, deadline_s=10).left == ()
+                assert stop_node(connection, node.run_dir, grace_s=grace_s, deadline_s=grace_s + 10).left == ()
 
     def jobs(self) -> dict[str, list[str]]:
         """What runs on the hosts beside sshd and what it runs for clients that look."""

@@ -6,7 +6,7 @@ import pytest
 from topoplan.errors import HostError
 from topoplan.launch import record
 from topoplan.launch.node import NodeState
-from topoplan.launch.outcome import exit_code, note_stop, noted, was_stopped
+from topoplan.launch.outcome import exit_code, note_stop, noted, stopped_with_grace_s
 from topoplan.launch.record import NodeRecord, RunRecord
 
 ENDED = NodeState(state="ended", code=0)
@@ -53,7 +53,7 @@ def test_what_ends_because_a_stop_was_asked_for_that_nobody_finished_was_stopped
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     nodes = (NodeRecord(node=0, name="h", address="h", run_dir="/r", script="s"),)
     record.create(RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text(), nodes=nodes))
-    note_stop("r-1")
+    note_stop("r-1", 10.0)
     assert noted(record.load(), {"node-00": NodeState(state="ended", code=143)}).state == "stopped"
 
 
@@ -61,16 +61,17 @@ def test_who_asks_to_stop_a_run_is_to_blame_for_what_ends_after_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert not was_stopped("r-1", time.monotonic())
-    note_stop("r-1")
+    assert stopped_with_grace_s("r-1", time.monotonic()) is None
+    note_stop("r-1", 10.0)
     record.create(RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text()))
-    assert not was_stopped("r-1", time.monotonic())
+    assert stopped_with_grace_s("r-1", time.monotonic()) is None
     before = time.monotonic() - 0.01
-    note_stop("r-1")
+    note_stop("r-1", 300)
     asked = record.load().stop_asked
-    assert (was_stopped("r-1", before), was_stopped("r-1", time.monotonic() + 0.01)) == (False, True)
-    note_stop("r-1")
-    assert record.load().stop_asked == asked
+    after = time.monotonic() + 0.01
+    assert (stopped_with_grace_s("r-1", before), stopped_with_grace_s("r-1", after)) == (None, 300)
+    note_stop("r-1", 0.0)
+    assert (record.load().stop_asked, record.load().stop_grace_s) == (asked, 300)
     record.create(RunRecord(run_id="r-2", name="r", bundle="/b", created=record.now_text(), state="failed"))
-    note_stop("r-2")
+    note_stop("r-2", 10.0)
     assert record.load("r-2").stop_asked is None

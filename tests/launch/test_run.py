@@ -154,13 +154,32 @@ class TestAStopByAnotherClient:
         assert (records.load().state, records.load().reason) == ("stopped", "topoplan stop")
         hosts.assert_nothing_is_left()
 
+    def test_leaves_each_node_the_time_that_was_given_there(self, hosts: Hosts) -> None:
+        """Though the launch itself would kill half a second after the first has ended."""
+        saves = "trap 'sleep 3; echo saved; exit 0' TERM; echo begun; while :; do sleep 0.02; done"
+        hosts.does(saves, one="trap 'exit 1' TERM; echo begun; while :; do sleep 0.02; done")
+        begun = After("begun", *(f"node-{node:02d}" for node in range(4)))
+        stopper = threading.Thread(target=hosts.stop_from_another_client, args=(60.0,))
+
+        def on(event: Event) -> None:
+            begun(event)
+            if begun.seen and stopper.ident is None:
+                stopper.start()
+
+        ran = hosts.launch(on=on)
+        stopper.join()
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
+        assert [ran.of("line", f"node-{node:02d}")[-1:] for node in (1, 2, 3)] == [["saved"]] * 3
+        assert any(text.startswith("the run is being stopped by somebody else; waiting") for text in ran.of("step"))
+        hosts.assert_nothing_is_left()
+
     @pytest.mark.parametrize("detach", [False, True])
     def test_while_nodes_are_started_stops_them(self, hosts: Hosts, detach: bool) -> None:
         hosts.does(LONG)
 
         def on(event: Event) -> None:
             if event.data.get("step") == "start":
-                note_stop(records.load().run_id)
+                note_stop(records.load().run_id, 0.5)
 
         ran = hosts.launch(settings=replace(SETTINGS, detach=detach), on=on)
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("stopped", 1, ())

@@ -35,7 +35,7 @@ def stop(
 
     known = record.load(run)
     limit_s = grace + SETTLE_S + _MARGIN_S
-    note_stop(known.run_id)
+    note_stop(known.run_id, grace)
     with reach(known, access(accept_new=accept_new)) as reached:
         results = ask_all(
             reached,

@@ -20,16 +20,16 @@ from topoplan.launch.events import Event, Tell, host_failure
 from topoplan.launch.failure import FAILED, Failure, first_cause
 from topoplan.launch.fanout import connect_all
 from topoplan.launch.keys import Access
-from topoplan.launch.outcome import note, was_stopped
+from topoplan.launch.outcome import note, stopped_with_grace_s
 from topoplan.launch.progress import Progress
 from topoplan.launch.reach import targets_of
 from topoplan.launch.record import RunRecord, RunState
 from topoplan.launch.run import INTERRUPTED
 from topoplan.launch.ssh import CONNECT_S, connect
 from topoplan.launch.ssh_config import Target
-from topoplan.launch.stopping import StopTimes, stop_all
+from topoplan.launch.stopping import StopTimes, let_be_stopped, stop_all
 from topoplan.launch.waiting import INTERRUPT_LOOK_S, Call, Deadline
-from topoplan.launch.watch import RECONNECT_S, Watch, Watched
+from topoplan.launch.watch import RECONNECT_S, Watch, Watched, failed_at
 
 End = Literal["ended", "failed", "stopped", "left", "unknown"]
 
@@ -180,6 +180,13 @@ class Attach:
 
     def _let_end(self, watch: Watch) -> Mapping[str, HostError]:
         """After a failure, stop the others or wait a moment whether they end; what could not be stopped."""
+        stopped = let_be_stopped(
+            watch,
+            self._record.run_id,
+            self._settings.stop_times,
+            tell=self._tell,
+            leave=lambda: self._interrupts() > 0,
+        )
         running = [node.name for node in watch.nodes if not node.ended]
         if self._stops:
             if running:
@@ -191,9 +198,8 @@ class Attach:
                 at_once=lambda: self._interrupts() > 0,
                 watch=watch,
             )
-        since = min(node.trouble_at or 0.0 for node in watch.nodes if node.failed)
-        linger_s = self._settings.linger_s - (time.monotonic() - since)
-        if linger_s > 0 and any(not node.over for node in watch.nodes):
+        linger_s = self._settings.linger_s - (time.monotonic() - failed_at(watch.nodes))
+        if linger_s > 0 and not stopped and any(not node.over for node in watch.nodes):
             text = f"a node has failed; looking for {linger_s:.0f} s whether the others end too"
             self._tell(Event(kind="note", text=text))
             watch.until(lambda: self._interrupts() > 0, deadline_s=linger_s)
@@ -210,7 +216,7 @@ class Attach:
         if found is not None:
             failure, code = found
             if not running:
-                if was_stopped(self._record.run_id, min(node.trouble_at or 0.0 for node in nodes if node.failed)):
+                if stopped_with_grace_s(self._record.run_id, failed_at(nodes)) is not None:
                     return self._outcome("stopped", code)
                 self._note("failed", code, failure.reason, codes)
             return self._outcome("failed", code, failure=failure, errors=errors, running=running)

@@ -43,24 +43,27 @@ def note(
     return update(record.run_id, state=state, code=code, reason=reason, ended=ended, nodes=nodes)
 
 
-def note_stop(run_id: str) -> None:
+def note_stop(run_id: str, grace_s: float) -> None:
     """Note that the run is about to be stopped, so that who watches it takes what ends then for no failure.
 
-    A disk that is full keeps nobody from stopping.
+    `grace_s` is from SIGTERM to SIGKILL. A disk that is full keeps nobody from stopping.
     """
     with contextlib.suppress(InputError):
         known = load(run_id)
         if not known.is_over and known.stop_asked is None:
-            update(run_id, stop_asked=now_text())
+            update(run_id, stop_asked=now_text(), stop_grace_s=grace_s)
 
 
-def was_stopped(run_id: str, before_s: float) -> bool:
-    """Whether somebody had asked to stop the run before a moment of `time.monotonic`."""
+def stopped_with_grace_s(run_id: str, before_s: float) -> float | None:
+    """The grace of who had asked to stop the run before a moment of `time.monotonic`; None where nobody had."""
     try:
-        asked = load(run_id).stop_asked
+        known = load(run_id)
     except InputError:
-        return False
-    return asked is not None and datetime.fromisoformat(asked).timestamp() <= time.time() - time.monotonic() + before_s
+        return None
+    moment = time.time() - time.monotonic() + before_s
+    if known.stop_asked is None or datetime.fromisoformat(known.stop_asked).timestamp() > moment:
+        return None
+    return known.stop_grace_s
 
 
 def noted(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> RunRecord:

@@ -86,6 +86,8 @@ class RunRecord:
     """One line on why it failed or was stopped."""
     stop_asked: str | None = None
     """When somebody first asked to stop it, before any process was told: UTC, ISO 8601; None: nobody has."""
+    stop_grace_s: float = 10.0
+    """Once that is so: the time that the job then has to end by itself."""
     ssh_config: str | None = None
     """SSH configuration that was given in place of the user's own."""
     nodes: tuple[NodeRecord, ...] = ()
@@ -263,6 +265,7 @@ def _known(kind: type[RunRecord | NodeRecord], document: dict[str, Any]) -> dict
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
+    "float": (int, float),
     "int | None": (int, type(None)),
     "str | None": (str, type(None)),
     "tuple[NodeRecord, ...]": (list,),

@@ -11,7 +11,7 @@ import posixpath
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -26,12 +26,12 @@ from topoplan.launch.failure import FAILED, Failure, first_cause
 from topoplan.launch.fanout import connect_all, run_on_all
 from topoplan.launch.keys import Access
 from topoplan.launch.node import node_state, start_node
-from topoplan.launch.outcome import note, note_stop, was_stopped
+from topoplan.launch.outcome import note, note_stop, stopped_with_grace_s
 from topoplan.launch.progress import Progress
 from topoplan.launch.record import NodeRecord, RunRecord, RunState
 from topoplan.launch.ssh import CONNECT_S, connect
 from topoplan.launch.ssh_config import Target
-from topoplan.launch.stopping import StopTimes, stop_all
+from topoplan.launch.stopping import StopTimes, let_be_stopped, stop_all
 from topoplan.launch.waiting import INTERRUPT_LOOK_S, Call, Deadline
 from topoplan.launch.watch import RECONNECT_S, Watch, Watched
 
@@ -143,8 +143,10 @@ class Launch:
         refused = self._connect() or self._check() or self._prepare() or self._upload() or self._start()
         if refused is not None:
             return refused
-        if was_stopped(self._run, time.monotonic()):
-            return self._stopped_elsewhere(FAILED, self._stop_all())
+        grace_s = stopped_with_grace_s(self._run, time.monotonic())
+        if grace_s is not None:
+            # Whoever asked may have come before some had started.
+            return self._stopped_elsewhere(FAILED, self._stop_all(grace_s=grace_s))
         if self._settings.detach:
             self._end_if_interrupted()
             self._note("running")
@@ -302,12 +304,13 @@ class Launch:
         ranks = self.bundle.recorded.spec.cluster.gpus_per_node
         found = first_cause(watch, ranks_per_node=ranks, leave=lambda: self._interrupts() > 0)
         failure, code = found or (None, FAILED)
+        times = self._settings.stop_times
+        if let_be_stopped(watch, self._run, times, tell=self._tell, leave=lambda: self._interrupts() > 0):
+            return self._stopped_elsewhere(code, self._stop_all(watch), watch)
         running = [node.name for node in watch.nodes if not node.over]
         if running:
             self._step("stop", f"stopping {', '.join(running)}")
         left = self._stop_all(watch)
-        if was_stopped(self._run, min(node.trouble_at or 0.0 for node in watch.nodes if node.failed)):
-            return self._stopped_elsewhere(code, left, watch)
         self._note("failed", code, reason=failure.reason if failure is not None else "", watch=watch)
         return Outcome(end="failed", code=code, run=self._run, failure=failure, errors=left, running=tuple(left))
 
@@ -352,14 +355,15 @@ class Launch:
             self._note("stopped", INTERRUPTED, reason=_BY_USER, watch=watch)
         return Outcome(end="interrupted", code=INTERRUPTED, run=self._run, errors=left, running=tuple(left))
 
-    def _stop_all(self, watch: Watch | None = None) -> dict[str, HostError]:
+    def _stop_all(self, watch: Watch | None = None, *, grace_s: float | None = None) -> dict[str, HostError]:
         """Stop what was started on all hosts, at once, and take in its last output. What could not be stopped."""
         if self._interrupts():
-            note_stop(self._run)
+            note_stop(self._run, self._settings.grace_s)
             self._step("stop", f"stopping {_hosts(len(self._touched))}; Ctrl-C again leaves at once")
+        times = self._settings.stop_times
         return stop_all(
             [self._touched[name] for name in sorted(self._touched)],
-            self._settings.stop_times,
+            replace(times, grace_s=times.grace_s if grace_s is None else grace_s),
             reconnect=self._reconnect,
             at_once=lambda: self._interrupts() > 1,
             watch=watch,

@@ -1,4 +1,5 @@
-"""Stopping all nodes of a run at once, each over the connection that there is or over a new one."""
+"""Stopping all nodes of a run at once, each over the connection that there is or over a new one; and letting somebody
+else stop them."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from dataclasses import dataclass
 
 from topoplan.errors import HostError
 from topoplan.launch.connection import Connection
+from topoplan.launch.events import Event, Tell
 from topoplan.launch.node import Stopped, stop_node
+from topoplan.launch.outcome import stopped_with_grace_s
 from topoplan.launch.waiting import INTERRUPT_LOOK_S, Call, Deadline
-from topoplan.launch.watch import Reconnect, Watch, Watched
+from topoplan.launch.watch import Reconnect, Watch, Watched, failed_at
 
 _SPARE_S = 5.0
 
@@ -62,6 +65,22 @@ def stop_all(
     if watch is not None and not at_once():
         watch.until(lambda: at_once() or _drained(watch, left), deadline_s=times.drain_s)
     return left
+
+
+def let_be_stopped(watch: Watch, run_id: str, times: StopTimes, *, tell: Tell, leave: Callable[[], bool]) -> bool:
+    """After the first node has ended: whether somebody had asked to stop the run before that.
+
+    Then the others are waited for as long as they were given to end by themselves, unless `leave` says so.
+    """
+    grace_s = stopped_with_grace_s(run_id, failed_at(watch.nodes))
+    if grace_s is None:
+        return False
+    if running := [node.name for node in watch.nodes if not node.over]:
+        text = f"the run is being stopped by somebody else; waiting for {', '.join(running)}"
+        tell(Event(kind="step", text=text, data={"step": "stop"}))
+        watch.stopping = True
+        watch.until(leave, deadline_s=grace_s + times.stop_s)
+    return True
 
 
 def _left(node: Watched, result: Stopped | HostError | None) -> HostError | None:

@@ -11,7 +11,7 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -389,6 +389,11 @@ class Watch:
             names = ", ".join(node.name for node in over)
             text = f"{names} ended {ago_s:.0f} s ago; waiting for {', '.join(running)}"
             self._tell(Event(kind="note", text=text))
+
+
+def failed_at(nodes: Iterable[Watched]) -> float:
+    """Moment of the first failure, of `time.monotonic`. Raises ValueError where none has failed."""
+    return min(node.trouble_at or 0.0 for node in nodes if node.failed)
 
 
 def _failure(state: NodeState) -> str:
