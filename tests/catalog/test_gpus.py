@@ -102,6 +102,10 @@ def test_a_gpu_like_no_other_gets_the_whole_list() -> None:
         ("NVIDIA GeForce RTX 4090", 49140, None),
         ("NVIDIA H100 NVL", 95830, None),
         ("NVIDIA GeForce RTX 4090 D", 24564, None),
+        ("NVIDIA GeForce RTX 3090", 24576, "rtx3090-24gb"),
+        ("NVIDIA GeForce RTX 3090 Ti", 24564, None),
+        ("NVIDIA A40", 46068, "a40-48gb"),
+        ("NVIDIA L20", 46068, "l20-48gb"),
     ],
 )
 def test_a_card_is_found_by_the_name_that_its_driver_gives_it(

@@ -86,7 +86,7 @@ def test_a_wrong_profile_is_one_message(cli: Cli, spec_file: Path, tmp_path: Pat
 def test_validate_shows_the_bands_and_writes_them(cli: Cli, tmp_path: Path) -> None:
     assert "eight_bit_time_band" in cli("validate", "--bands").out
     view = json.loads(cli("validate", "--bands", "--json").out)
-    assert {band["profile"] for band in view["bands"]} == {"volta", "ampere", "ada", "hopper", "blackwell"}
+    assert {band["profile"] for band in view["bands"]} == {"volta", "ampere", "ga10x", "ada", "hopper", "blackwell"}
     path = tmp_path / "profiles.json"
     assert cli("validate", "--bands", "-o", path).code == 0
     assert json.loads(path.read_text())["hopper"]["bands"]["time_band"]["figures"] >= 5

@@ -11,6 +11,7 @@ from topoplan.cost.profile import (
     BANDS,
     CONSTANTS,
     WIDER_FOR_FEW,
+    WIDER_FOR_NONE,
     WIDEST,
     Profile,
     band_keys,
@@ -62,6 +63,13 @@ def test_a_constant_of_the_kin_is_the_kins_and_says_so() -> None:
     assert ada.origins["memory_efficiency"].source == ampere.origins["memory_efficiency"].source
     volta = profile_of(catalog.gpu("v100-sxm-32gb"))
     assert volta.gemm_tile == ada.gemm_tile
+
+
+def test_cards_whose_chips_are_unlike_the_measured_ones_do_not_have_their_bands() -> None:
+    a6000, a100 = profile_of(catalog.gpu("a6000-48gb")), profile_of(catalog.gpu("a100-sxm-80gb"))
+    assert (a6000.name, a6000.kin) == ("ga10x", "ampere")
+    assert a6000.gemm_efficiency == a100.gemm_efficiency
+    assert a6000.time_band == min(WIDER_FOR_NONE * a100.time_band, WIDEST)
 
 
 def test_there_is_one_profile_of_a_gpu_and_of_a_file() -> None:

@@ -1,7 +1,8 @@
 """The few numbers that are fitted or measured, not derived: how much of a peak real kernels reach.
 
-They live in `catalog/profiles.json`, one entry an architecture (or a card, whose entry goes before). Each constant says
-where it comes from. Each error band is earned: `planner/bands.py` works it out from the measured runs of that entry.
+They live in `catalog/profiles.json`, one entry an architecture, or some cards of it whose chips are unlike the others.
+Each constant says where it comes from. Each error band is earned: `planner/bands.py` works it out from the measured
+runs of that entry.
 """
 
 from __future__ import annotations
@@ -147,8 +148,9 @@ def profile_entries() -> Mapping[str, Mapping[str, Any]]:
 
 
 def entry_name(gpu: Gpu) -> str:
-    """The entry of the card itself if there is one, else that of its architecture."""
-    return gpu.name if gpu.name in profile_entries() else gpu.architecture
+    """The entry that names the card if there is one, else that of its architecture."""
+    named = (name for name, entry in profile_entries().items() if gpu.name in entry.get("cards", ()))
+    return next(named, gpu.architecture)
 
 
 @lru_cache(maxsize=64)
@@ -164,7 +166,7 @@ def profile_of(gpu: Gpu, own: OwnProfile | None = None) -> Profile:
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for key in CONSTANTS:
-        values[key], origins[key] = _constant(name, gpu.architecture, key)
+        values[key], origins[key] = _constant(name, key)
     kin = entry.get("kin", "")
     for key, band in entry["bands"].items():
         values[key], origins[key] = band["value"], Origin(kind="earned", source="", kin=kin, figures=band["figures"])
@@ -173,14 +175,11 @@ def profile_of(gpu: Gpu, own: OwnProfile | None = None) -> Profile:
     return Profile(name=name, kin=kin, date=entry["date"], origins=origins, own=own, **values)
 
 
-def _constant(name: str, architecture: str, key: str) -> tuple[Any, Origin]:
-    """A constant of an entry, from its kin if it says so; a card's entry leaves the rest to its architecture's."""
-    constants = profile_entries()[name]["constants"]
-    if key not in constants:
-        return _constant(architecture, architecture, key)
-    found = constants[key]
+def _constant(name: str, key: str) -> tuple[Any, Origin]:
+    """A constant of an entry, from its kin if it says so."""
+    found = profile_entries()[name]["constants"][key]
     if kin := found.get("kin"):
-        value, origin = _constant(kin, kin, key)
+        value, origin = _constant(kin, key)
         root = origin.kin or kin
         return value, Origin(kind="kin", source=origin.source, kin=root)
     value = found["value"]

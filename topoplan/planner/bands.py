@@ -110,7 +110,7 @@ def profiles_text(bands: Sequence[EarnedBand]) -> str:
     blocks = []
     for name, entry in profile_entries().items():
         earned = {band.key: {"value": band.value, "figures": band.figures} for band in bands if band.entry == name}
-        lines = [f"    {json.dumps(key)}: {json.dumps(entry[key])}" for key in ("date", "kin") if key in entry]
+        lines = [f"    {json.dumps(key)}: {json.dumps(entry[key])}" for key in ("date", "kin", "cards") if key in entry]
         for key, numbers in (("constants", entry["constants"]), ("bands", earned)):
             rows = ",\n".join(f"      {json.dumps(name)}: {json.dumps(number)}" for name, number in numbers.items())
             lines.append(f'    "{key}": {{\n{rows}\n    }}')
