@@ -144,6 +144,25 @@ def test_what_is_offloaded_needs_no_cluster_to_be_told_either() -> None:
     assert "of host memory on each node of 5 GPUs" in finding.what
 
 
+def test_a_key_that_every_command_says_otherwise_is_not_judged_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole, "RULES", LISTED)
+    (tmp_path / "train.yaml").write_text("stage: sft\nfinetuning_type: lora\ntemplate: qwen3\n")
+    command = "USE_MCA=1 llamafactory-cli train train.yaml"
+    one, other = tmp_path / "one.sh", tmp_path / "other.sh"
+    one.write_text(f"{command} finetuning_type=full\n")
+    other.write_text(f"{command}\n")
+
+    def judged(*scripts: Path) -> list[int | None]:
+        found = check([str(path) for path in scripts]).findings
+        return [finding.line for finding in found if finding.rule == "mca-trains-everything"]
+
+    assert judged(one) == []
+    assert judged(other) == [2]
+    assert judged(one, other) == [2]
+
+
 def test_a_part_without_keys_of_a_trainer_is_named() -> None:
     stray = Part(kind="json", name="x.json", text="{}")
     checked = check_setup(Setup(parts=(stray,)), Against())

@@ -183,7 +183,28 @@ def _files(setup: Setup) -> Iterator[tuple[Part, ...]]:
 
 
 def _rule_findings(setup: Setup) -> Iterable[Finding]:
-    return (finding for module in RULES for finding in module.findings(setup))
+    overridden = _overridden(setup)
+    return (
+        finding
+        for module in RULES
+        for finding in module.findings(setup)
+        if finding.line not in overridden.get(id(finding.part), ())
+    )
+
+
+def _overridden(setup: Setup) -> dict[int, set[int]]:
+    """By the id of a part: lines of which nothing is left, as each command that reads the file says all keys there
+    otherwise behind it."""
+    lines: dict[int, set[int]] = {}
+    for configuration in setup.configurations:
+        readers = [launch for launch in setup.launches if launch.reads is configuration]
+        said = [set(one.configuration.source.data) if one.configuration else set() for one in readers]
+        gone = set.intersection(*said) if said else set()
+        if gone:
+            found = configuration.source.lines.items()
+            kept = {line for path, line in found if path[0] not in gone}
+            lines[id(configuration.part)] = {line for path, line in found if path[0] in gone} - kept
+    return lines
 
 
 def _in_order(findings: Iterable[Finding], setup: Setup) -> tuple[Finding, ...]:

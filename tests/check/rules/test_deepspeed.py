@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.check.setups import FULL, PLAIN, fixed, joined, make_command, make_setup, only, rules, with_lines
+from tests.check.setups import FULL, PLAIN, fixed, joined, make_command, make_setup, only, rules, setup_of, with_lines
 from topoplan.check.read.parts import Part
 from topoplan.check.read.setup import Launch, Option, Setup
 from topoplan.check.rules.deepspeed import findings
@@ -196,3 +196,18 @@ def test_a_deprecated_name_is_replaced() -> None:
 
 def test_a_comment_in_json_is_no_key() -> None:
     assert rules(findings, deepspeed({"_comment": "for two nodes"})) == []
+
+
+@pytest.mark.parametrize(
+    ("start", "kind", "expected"),
+    [
+        ("accelerate launch --config_file acc.yaml src/train.py", "FSDP", ["deepspeed-beside-fsdp"]),
+        ("accelerate launch --config_file acc.yaml src/train.py", "MULTI_GPU", []),
+        ("torchrun --nproc_per_node 8 src/train.py", "FSDP", []),
+    ],
+)
+def test_deepspeed_goes_before_fsdp_under_accelerate(start: str, kind: str, expected: list[str]) -> None:
+    accelerate = f"compute_environment: LOCAL_MACHINE\ndistributed_type: {kind}\nmixed_precision: bf16\n"
+    trainer = with_lines(FULL, "deepspeed: ds.json")
+    setup = setup_of(f"{start} train.yaml\n", train_yaml=trainer, acc_yaml=accelerate, ds_json=json.dumps(AUTO))
+    assert rules(findings, setup) == expected

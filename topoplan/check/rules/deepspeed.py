@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from topoplan.check.job.processes import launch_of
 from topoplan.check.job.values import as_number, as_whole, at, flag, value_of, whole
 from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.rules.deepspeed_document import ZERO, Document, documents
@@ -46,6 +47,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
         yield from _offload(document)
         yield from _stages(document)
         yield from _with_llamafactory(document)
+    yield from _beside_fsdp(setup)
 
 
 # Precision and batch --------------------------------------------------------------------------------------------------
@@ -266,6 +268,24 @@ def _stages(document: Document) -> Iterator[Finding]:
                     f"{key} has no effect with ZeRO stage {stage}: engine.py passes it on for stage 3 alone",
                     remedy="take it out, or set stage 3",
                 )
+
+
+def _beside_fsdp(setup: Setup) -> Iterator[Finding]:
+    """`accelerate launch` with FSDP, and DeepSpeed in the trainer's own file: accelerate 1.11, `state.py`,
+    AcceleratorState.__init__ asks for DeepSpeed first."""
+    told = [one for one in setup.of("accelerate") if one.get("distributed_type") == "FSDP"]
+    for trainer in setup.of("llamafactory", "swift"):
+        launch = launch_of(setup, trainer)
+        if told and value_of(trainer, "deepspeed") and launch is not None and launch.starter == "accelerate":
+            yield Finding(
+                rule="deepspeed-beside-fsdp",
+                severity="warning",
+                part=trainer.part,
+                line=trainer.line("deepspeed"),
+                what=f"deepspeed, and FSDP in {told[0].part.name}: DeepSpeed shards, and fsdp_config is not used",
+                why="accelerate takes DeepSpeed where both are set up",
+                remedy="take deepspeed out to train with FSDP, or start it with torchrun",
+            )
 
 
 def _with_llamafactory(document: Document) -> Iterator[Finding]:
