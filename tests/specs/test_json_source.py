@@ -67,7 +67,7 @@ def paths(value: Any, path: KeyPath) -> list[KeyPath]:
     ("text", "message"),
     [
         ("", "plan.json:1: is not JSON: Expecting value; give another"),
-        ('{"a": 1,\n}', "plan.json:2: is not JSON"),
+        ('{"a": 1,\nb}', "plan.json:2: is not JSON"),
         ("name: h100\n", "plan.json:1: is not JSON: Expecting value; give another"),
         ("[1]", "plan.json: holds a list; expected a JSON object; give another"),
         ("3", "plan.json: holds one value"),

@@ -43,7 +43,7 @@ def test_a_configuration_of_an_unknown_kind_is_refused_with_what_is_read(here: P
 
 
 def test_json_is_read_strictly(here: Path) -> None:
-    (here / "a.json").write_text('{\n  "zero_optimization": {"stage": 2},\n}\n')
+    (here / "a.json").write_text('{\n  "zero_optimization": {"stage": 2},\n  # a comment\n}\n')
     with pytest.raises(SpecError, match=r"a\.json:3: is not valid JSON"):
         read_setup(["a.json"])
 
