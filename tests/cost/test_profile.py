@@ -1,6 +1,7 @@
 """The profiles of the catalog, and how a user's own goes over them."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,6 +71,28 @@ def test_cards_whose_chips_are_unlike_the_measured_ones_do_not_have_their_bands(
     assert (a6000.name, a6000.kin) == ("ga10x", "ampere")
     assert a6000.gemm_efficiency == a100.gemm_efficiency
     assert a6000.time_band == min(WIDER_FOR_NONE * a100.time_band, WIDEST)
+
+
+@pytest.mark.parametrize(("like", "kin"), [("a100-sxm-80gb", "ampere"), ("b200-sxm-180gb", "blackwell")])
+def test_a_card_that_the_catalog_does_not_know_does_not_have_the_bands_of_those_that_were_measured(
+    like: str, kin: str
+) -> None:
+    known = catalog.gpu(like)
+    card = replace(known, name="some-card")
+    profile, theirs = profile_of(card), profile_of(known)
+    assert profile.gemm_efficiency == theirs.gemm_efficiency
+    assert profile.time_band == min(WIDER_FOR_NONE * theirs.time_band, WIDEST)
+    assert profile.memory_band == WIDER_FOR_NONE * theirs.memory_band
+    assert profile.sharded_memory_band == theirs.sharded_memory_band
+    spec = spec_of()
+    (note,) = profile_notes(profile, card, spec.model, spec.job)
+    assert note == f"some-card has no measured runs: bands from {kin}, widened"
+
+
+def test_a_card_of_an_architecture_without_runs_has_its_bands_once_widened() -> None:
+    ada = catalog.gpu("rtx4090-24gb")
+    profile = profile_of(replace(ada, name="some-card"))
+    assert (profile.kin, profile.time_band) == ("ampere", profile_of(ada).time_band)
 
 
 def test_there_is_one_profile_of_a_gpu_and_of_a_file() -> None:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from topoplan.catalog import gpu_names
 from topoplan.layout.rules import facts_of
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.job import Job
@@ -157,7 +158,8 @@ def entry_name(gpu: Gpu) -> str:
 def profile_of(gpu: Gpu, own: OwnProfile | None = None) -> Profile:
     """The profile of a GPU, with the constants of a user's own file in place of the catalog's.
 
-    Where such a file gives constants that differ and no band, the bands are widened as for a GPU with few runs.
+    Where such a file gives constants that differ and no band, the bands are widened as for a GPU with few runs. A card
+    that is not in the catalog has the constants of its architecture, and its bands widened as for a GPU without runs.
 
     Raises KeyError for an architecture outside the catalog (spec forms refuse those earlier).
     """
@@ -170,6 +172,8 @@ def profile_of(gpu: Gpu, own: OwnProfile | None = None) -> Profile:
     kin = entry.get("kin", "")
     for key, band in entry["bands"].items():
         values[key], origins[key] = band["value"], Origin(kind="earned", source="", kin=kin, figures=band["figures"])
+    if gpu.name not in gpu_names() and _disown(values, origins, name):
+        kin = name
     if own is not None:
         _put_own(values, origins, own)
     return Profile(name=name, kin=kin, date=entry["date"], origins=origins, own=own, **values)
@@ -184,6 +188,15 @@ def _constant(name: str, key: str) -> tuple[Any, Origin]:
         return value, Origin(kind="kin", source=origin.source, kin=root)
     value = found["value"]
     return tuple(value) if isinstance(value, list) else value, Origin(kind=found["kind"], source=found["source"])
+
+
+def _disown(values: dict[str, Any], origins: dict[str, Origin], name: str) -> bool:
+    """Widen the bands that the runs of an entry earned, for a card that is none of its; whether there were any."""
+    earned = [key for key in BANDS if key not in POOLED_BANDS and origins[key].figures]
+    for key in earned:
+        values[key] = min(values[key] * WIDER_FOR_NONE, WIDEST)
+        origins[key] = replace(origins[key], kin=name, figures=0)
+    return bool(earned)
 
 
 def _put_own(values: dict[str, Any], origins: dict[str, Origin], own: OwnProfile) -> None:
