@@ -17,10 +17,12 @@ from topoplan.check.check import Against, check, check_setup, fix
 from topoplan.check.read.parts import Part
 from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.rules.finding import Edit, Finding
+from topoplan.emit.bundle import generate
+from topoplan.emit.write import write_bundle
 from topoplan.errors import InputError
 from topoplan.planner.plan import Ranking
 from topoplan.planner.search import rank
-from topoplan.specs.load import load_cluster
+from topoplan.specs.load import load_cluster, load_spec
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.source import parse_source
 from topoplan.specs.spec import Spec
@@ -223,3 +225,17 @@ def test_what_can_be_run_of_a_document_becomes_a_file() -> None:
     assert list(whole._files(replace(found, configurations=found.configurations[:1], launches=()))) == [
         *((one,) for one in (piece, job, variables, command))
     ]
+
+
+@pytest.mark.parametrize("backend", ["deepspeed", "fsdp2", "ddp"])
+@pytest.mark.parametrize("trainer", ["llamafactory", "swift"])
+def test_a_bundle_is_predicted_as_the_plan_that_it_was_written_for(tmp_path: Path, backend: str, trainer: str) -> None:
+    spec = load_spec("cluster_specs/a100-1x8.yaml", model="Qwen/Qwen3-0.6B", pins={"backend": backend})
+    spec = replace(spec, trainer=trainer)
+    plan = rank(spec).plans[0]
+    write_bundle(generate(spec, plan), tmp_path / "bundle")
+    (prediction,) = check([str(tmp_path / "bundle")], Against(cluster=spec.cluster)).predictions
+    assert prediction.plan is not None
+    assert prediction.plan.id == plan.id
+    assert prediction.plan.memory.device_bytes == plan.memory.device_bytes
+    assert prediction.plan.time.step_s == plan.time.step_s

@@ -54,6 +54,12 @@ def test_the_usual_ways_to_start(command: str, starter: str, called: str, progra
     assert (launch.starter, launch.called, launch.program) == (starter, called, program)
 
 
+def test_behind_a_file_quotes_of_yaml_come_off_a_value_too() -> None:
+    launch = one("llamafactory-cli train a.yaml \"deepspeed='${here//x/y}/ds.json'\" run_name=\"'12'\" seed=3")
+    assert launch.configuration is not None
+    assert launch.configuration.source.data == {"deepspeed": "${here//x/y}/ds.json", "run_name": "12", "seed": 3}
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -27,6 +27,8 @@ _SWIFT_FILE = re.compile(r"(?:.*/)?swift[./]cli[./](_megatron[./])?(sft|pt|rlhf)
 _TRAINING_METHODS = frozenset(["sft", "pt", "rlhf"])
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 _LLAMAFACTORY_KEYS = frozenset(["stage", "finetuning_type", "template", "cutoff_len", "dataset_dir"])
+_YAML_QUOTED = re.compile(r"'(.*)'", re.DOTALL)
+"""The value of a word `key='text'`: OmegaConf.from_cli reads it as YAML, and these quotes come off too."""
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*(?:=.*)?", re.DOTALL)
 
 
@@ -156,6 +158,9 @@ def _source(arguments: Sequence[Word], *, name: str, has_file: bool) -> Source:
                 values.append(arguments[at].text)
                 at += 1
         elif has_file and equals and re.fullmatch(r"[A-Za-z_][\w.]*", key):
+            if quoted := _YAML_QUOTED.fullmatch(value):
+                data[key], lines[(key,)] = quoted[1].replace("''", "'"), word.line
+                continue
             values = [value]
         else:
             continue
