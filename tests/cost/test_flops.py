@@ -116,6 +116,31 @@ def test_a_step_is_its_sequences() -> None:
     assert model_flops_per_step(spec.model, spec.job) == 96 * flops_per_sequence(spec.model, 4096)
 
 
+def test_frozen_weights_have_no_gradients_as_megatron_bridge_counts_lora() -> None:
+    """`training/utils/flop_utils.py`: two thirds of the products with weights, all of attention."""
+    full, lora = (spec_of(DENSE, finetuning=how) for how in ("full", "lora"))
+    scores = 36 * 6 * 32 * 128 * 2 * (4096 / 2) * 4096 * full.job.global_batch_size
+    whole = model_flops_per_step(full.model, full.job)
+    assert model_flops_per_step(lora.model, lora.job) == pytest.approx((whole - scores) * 2 / 3 + scores)
+
+
+def test_layers_below_all_trained_ones_have_no_backward() -> None:
+    full, last, first = (
+        model_flops_per_step(spec.model, spec.job)
+        for spec in (
+            spec_of(DENSE),
+            spec_of(DENSE, finetuning="freeze", freeze_trainable_layers=4),
+            spec_of(DENSE, finetuning="freeze", freeze_trainable_layers=-4),
+        )
+    )
+    model = catalog.model(DENSE)
+    head = 6.0 * model.vocab_size * model.hidden_size * 4096 * spec_of(DENSE).job.global_batch_size
+    layers = full - head
+    # 32 of 36 forward alone; the output layer's products forward and for the gradients of its inputs
+    assert last == pytest.approx(layers * (32 / 3 + 4) / 36 + head * 2 / 3)
+    assert last < first < full
+
+
 def vision_flops(**job: Any) -> float:
     spec = spec_of(VISION, **job)
     language = flops_per_sequence(spec.model, 4096) * spec.job.global_batch_size

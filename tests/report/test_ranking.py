@@ -133,9 +133,11 @@ def test_host_memory_is_a_column_where_something_is_kept_there() -> None:
     assert "host" not in rendered(make_ranking(plan))
 
 
-def test_mfu_of_adapters_counts_all_weights_and_says_so() -> None:
-    assert "as if all weights were trained" in " ".join(rendered(usual_ranking(finetuning="lora")).split())
-    assert "as if" not in rendered(usual_ranking())
+def test_mfu_of_adapters_counts_no_gradients_of_frozen_weights_and_says_so() -> None:
+    assert "nor gradients that frozen weights would have" in " ".join(
+        rendered(usual_ranking(finetuning="lora")).split()
+    )
+    assert "frozen" not in rendered(usual_ranking())
 
 
 def test_other_backends_and_trainers_have_a_heading_of_their_own() -> None:

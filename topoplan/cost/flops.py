@@ -1,7 +1,8 @@
 """Model FLOPs: what the mathematics of a step needs, whatever is recomputed.
 
 As Megatron-LM's `training/training.py::num_floating_point_operations` counts: every matrix product, attention with its
-causal half, the output layer over the true vocabulary, backward twice forward; nothing elementwise.
+causal half, the output layer over the true vocabulary, backward twice forward; nothing elementwise. Of frozen weights
+there are no gradients: two passes and not three, as Megatron-Bridge's `training/utils/flop_utils.py` counts LoRA.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from functools import lru_cache
 
 from topoplan.cost.padding import content_of
 from topoplan.cost.params import layer_tensors, mtp_layer
+from topoplan.cost.sharded.linears import trained_layers
 from topoplan.cost.vision import patches_per_image
 from topoplan.specs.job import Job
 from topoplan.specs.model import LatentAttention, Layer, LinearAttention, Model, Moe, VisionTower
@@ -61,6 +63,23 @@ def flops_per_sequence(model: Model, tokens: float, extent: float | None = None,
     return 3.0 * per_token * tokens
 
 
+@lru_cache(maxsize=256)
+def _saved_by_frozen(model: Model, tokens: float, extent: float, trained: frozenset[int]) -> float:
+    """FLOPs of one sequence that `flops_per_sequence` counts and nobody computes, where only some layers are trained.
+
+    Frozen weights have no gradients, and layers below all trained ones no backward. With none trained, adapters or a
+    projector below want the gradients of all layers' inputs.
+    """
+    per_token = 2.0 * model.vocab_size * model.hidden_size
+    lowest = min(trained, default=0)
+    for place, layer in enumerate(model.layers):
+        if place < lowest:
+            per_token += 2.0 * _layer_flops(model, layer, extent)
+        elif place not in trained:
+            per_token += 2.0 * _matrix_parameters(model, layer)
+    return per_token * tokens
+
+
 def ends_in_layers(model: Model, job: Job) -> tuple[float, float]:
     """Work before the first layer and behind the last, counted in layers of average work.
 
@@ -84,9 +103,12 @@ def _vision_flops(tower: VisionTower, job: Job) -> float:
 
 
 def model_flops_per_step(model: Model, job: Job) -> float:
-    """FLOPs of one optimizer step, vision tower included, padding not."""
+    """FLOPs of one optimizer step, vision tower included, padding and gradients of frozen weights not."""
     content = content_of(job)
     total = flops_per_sequence(model, content.tokens, content.extent, job.mtp_num_layers)
+    if job.finetuning != "full" or job.freeze_language_model:
+        extent = content.extent or content.tokens
+        total -= _saved_by_frozen(model, content.tokens, extent, trained_layers(model, job))
     if model.vision:
         total += _vision_flops(model.vision, job)
     return total * job.global_batch_size * job.sequences_per_sample

@@ -188,7 +188,7 @@ def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
         " and the band that it is expected in. MFU: without recomputation."
     )
     if spec.job.finetuning != "full":
-        text = text.removesuffix(".") + ", and as if all weights were trained."
+        text = text.removesuffix(".") + ", nor gradients that frozen weights would have."
     text += "".join(f" {words}" for words in _layout_words(plans))
     steps, job = job_steps(spec.job), spec.job
     if job.lengths is not None:
