@@ -53,6 +53,18 @@ def test_a_sentence_is_about_the_fastest_plan_of_its_kind() -> None:
     assert any("% slower" in sentence for sentence in ranking.crossings)
 
 
+def test_a_backend_without_a_legal_layout_is_not_said_to_need_memory() -> None:
+    ranking = rank(full(global_batch_size=4))
+    (sentence,) = [one for one in ranking.crossings if one.startswith("ddp")]
+    assert sentence == (
+        "ddp: no layout is legal; ddp-dp8-mbs1 breaks rule batch: global_batch_size 4 % (micro_batch_size 1 * dp 8) = 4;"
+        " change global_batch_size, or lower micro_batch_size"
+    )
+    # two GPUs share a sequence there
+    assert any("deepspeed (ms-swift)" in one or "fsdp2 (ms-swift)" in one for one in ranking.crossings)
+    assert "ddp: nothing fits" in searched().crossings
+
+
 def test_what_has_to_be_installed_is_named() -> None:
     (sentence,) = [one for one in searched().crossings if one.startswith("deepspeed (LLaMA-Factory)")]
     assert "it takes DeepSpeed in place of megatron-core, mcore_adapter and Transformer Engine" in sentence

@@ -8,7 +8,7 @@ from topoplan.backends.trainers import Trainer, able_trainer
 from topoplan.errors import InputError, listed
 from topoplan.layout.layout import Layout
 from topoplan.planner.explain import memory_difference
-from topoplan.planner.plan import Plan, Ranked
+from topoplan.planner.plan import Plan, Ranked, Rejection
 from topoplan.specs.spec import Spec
 
 
@@ -17,11 +17,13 @@ def crossings(
     order: Sequence[Ranked],
     plans: Sequence[Plan],
     searched: Sequence[str],
+    illegal: Mapping[str, Rejection],
     unable: Mapping[str, InputError],
 ) -> Iterator[str]:
     """A sentence for the best plan of every other backend and trainer; the fastest first, then those without one.
 
-    `order` and `plans` are the same plans, best first. `unable` says why a backend was not searched.
+    `order` and `plans` are the same plans, best first. `illegal` has a layout of each backend whose layouts all break
+    a rule where none fits, and `unable` says why a backend was not searched.
     """
     found: dict[tuple[str, str], int] = {}
     for place, one in enumerate(order):
@@ -32,8 +34,14 @@ def crossings(
     warned = dict.fromkeys(warning for other in others for warning in other.warnings)
     yield from (f"mind of these: {warning}" for warning in warned if warning not in plans[0].warnings)
     fitting = {backend for backend, _ in found}
-    yield from (f"{backend}: nothing fits" for backend in searched if backend not in fitting and order)
+    for backend in searched if order else ():
+        if backend not in fitting:
+            yield f"{backend}: {_nothing(illegal[backend]) if backend in illegal else 'nothing fits'}"
     yield from (f"{backend} is out: {error.what}" for backend, error in unable.items())
+
+
+def _nothing(example: Rejection) -> str:
+    return f"no layout is legal; {example.layout.id} breaks rule {example.rule}: {example.reason}; {example.fix}"
 
 
 def _against(spec: Spec, best: Plan, other: Plan) -> str:

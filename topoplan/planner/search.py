@@ -189,6 +189,10 @@ class _Search:
         self.illegal: list[Rejection] = []
         self.examples: dict[str, Rejection] = {}
         self.seen_rules: Counter[str] = Counter()
+        self.refused: dict[str, Rejection] = {}
+        """The simplest layout of each backend that breaks a rule."""
+        self.legal: set[str] = set()
+        """Backends of which a legal layout was met."""
         self.over: list[_Miss] = []
         self.nearest: dict[_Degrees, _Miss] = {}
         self.simplest: dict[_Degrees, _Miss] = {}
@@ -202,6 +206,9 @@ class _Search:
         self.seen_rules[rule.name] += len(layouts) * times
         for layout in layouts if self.keep_rejected else layouts[:1]:
             rejection = Rejection(layout=layout, rule=rule.name, reason=equation, fix=rule.fix)
+            simplest = self.refused.setdefault(layout.backend, rejection)
+            if layout.complexity < simplest.layout.complexity:
+                self.refused[layout.backend] = rejection
             if self.keep_rejected:
                 self.illegal.append(rejection)
             else:
@@ -362,6 +369,7 @@ class _Search:
     def _miss(self, layout: Layout, memory: Memory) -> None:
         """A legal layout that does not fit, nor does any other of its pipeline split and recompute mode alone."""
         self.misses += 1
+        self.legal.add(layout.backend)
         excess = max(0.0, memory.excess_bytes) + memory.host_excess_bytes / self.spec.cluster.gpus_per_node
         if self.keep_rejected:
             self.over.append((excess, self.misses, layout))
@@ -404,6 +412,7 @@ class _Search:
             return plan_of(self.spec, one.layout, one.memory, one.terms)
 
         in_order = Plans(len(order), plan)
+        illegal_backends = {backend: why for backend, why in self.refused.items() if backend not in self.legal}
         return Ranking(
             spec=self.spec,
             plans=in_order,
@@ -418,7 +427,7 @@ class _Search:
             searched=searched,
             rejected=tuple([memory_rejection(self.spec, layout) for _, _, layout in kept] + illegal),
             notes=tuple(alternatives(order)),
-            crossings=tuple(crossings(self.spec, order, in_order, backends, unable)),
+            crossings=tuple(crossings(self.spec, order, in_order, backends, illegal_backends, unable)),
             data_notes=data_notes(self.spec, in_order[0]) if order else (),
         )
 
