@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import typer
 
@@ -60,16 +60,30 @@ def plan_of_ranking(ranking: Ranking, wanted: str, *, option: str = "--plan") ->
 
 
 def plan_of_id(spec: Spec, wanted: str, *, option: str = "--plan") -> Plan:
-    """The plan of that id, whether it fits or not. What the id does not say is as the spec's pins have it."""
+    """The plan of that id, whether it fits or not; what no id says is as the spec's pins or a search have it."""
     from topoplan.cli.plan_id import layout_of_id
     from topoplan.planner.predict import predict
 
     wanted = wanted_id(wanted)
     keys = layout_of_id(wanted, spec.model.num_layers, spec.job.mtp_num_layers, option=option)
-    plan = predict(spec, {**spec.job.pin, **keys})
+    plan = predict(spec, {**_searched_keys(spec, keys), **spec.job.pin, **keys})
     if plan.id != wanted:
         raise LayoutError(f"{wanted!r} is not the id of a layout of this job", where=option, remedy=f"it is {plan.id}")
     return plan
+
+
+def _searched_keys(spec: Spec, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """What a search of the spec would choose of keys that no id says."""
+    from topoplan.backends.trainers import backends_of
+    from topoplan.layout.enumerate_sharded import usual_grad_reduce_in_fp32
+    from topoplan.layout.layout import MEGATRON_BACKENDS
+
+    if "sharding" in keys:
+        fp32 = usual_grad_reduce_in_fp32(spec, keys["backend"], keys["sharding"])
+        return {"grad_reduce_in_fp32": fp32}
+    searched = (*spec.backends, *backends_of(spec.trainer, spec.job.finetuning))
+    megatron = [backend for backend in searched if backend in MEGATRON_BACKENDS]
+    return {"backend": megatron[0]} if megatron else {}
 
 
 def plans_of_spec(spec: Spec, wanted: Mapping[str, str]) -> list[Plan]:

@@ -42,6 +42,16 @@ def _offloads(spec: Spec, backend: str, states: dict[str, Any]) -> list[dict[str
     return off
 
 
+def usual_grad_reduce_in_fp32(spec: Spec, backend: str, sharding: str | None) -> bool:
+    """What the trainer of such a layout does, where no key says it.
+
+    accelerate reduces FSDP2's gradients in the type of the products (`utils/dataclasses.py`,
+    FullyShardedDataParallelPlugin.set_mixed_precision); verl, under Trinity-RFT, in fp32, and it alone runs hybrid
+    sharding.
+    """
+    return backend != "fsdp2" or spec.trainer == "trinity" or sharding == "hybrid"
+
+
 def sharded_families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
     """Legal layouts that differ in checkpointing, offload and the allocator alone, together; others with their rule."""
     pin = spec.job.pin
@@ -61,10 +71,7 @@ def sharded_families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, .
     modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else [Recompute(), FULL]
     degrees = {key: pin[key] for key in ("tp", "pp", "vpp", "ep", "etp") if key in pin}
     for states in kept(_states(spec, backend), STATES):
-        # accelerate reduces FSDP2's gradients in the type of the products (`utils/dataclasses.py`,
-        # FullyShardedDataParallelPlugin.set_mixed_precision); verl, under Trinity-RFT, in fp32, and it alone runs
-        # hybrid sharding.
-        accelerates = backend == "fsdp2" and spec.trainer != "trinity" and states["sharding"] != "hybrid"
+        reduces_in_fp32 = usual_grad_reduce_in_fp32(spec, backend, states.get("sharding"))
         offloads = kept(_offloads(spec, backend, states), OFFLOADS)
         for ulysses in chosen("ulysses", sequence_ranks):
             dp = max(1, world // ulysses)
@@ -80,7 +87,7 @@ def sharded_families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, .
                     distributed_optimizer=False,
                     fused_linear_cross_entropy=pin.get("fused_linear_cross_entropy", False),
                     sync_each_batch=pin.get("sync_each_batch", True),
-                    grad_reduce_in_fp32=pin.get("grad_reduce_in_fp32", not accelerates),
+                    grad_reduce_in_fp32=pin.get("grad_reduce_in_fp32", reduces_in_fp32),
                     **states,
                     **offloads[0],
                 )
