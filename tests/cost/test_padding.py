@@ -148,3 +148,25 @@ def test_preference_pairs_bring_two_sequences_each() -> None:
     assert (
         load_of(Job(seq_len=4096, global_batch_size=64, stage="dpo", lengths=skewed(), packing=True), layout) == pairs
     )
+
+
+@pytest.mark.parametrize(
+    ("keys", "waits"),
+    [
+        ({"backend": "ddp"}, False),
+        ({"backend": "deepspeed", "zero_stage": 1}, False),
+        ({"backend": "deepspeed", "zero_stage": 2}, True),
+        ({"backend": "fsdp2"}, True),
+    ],
+)
+def test_where_data_alone_is_split_a_micro_batch_is_as_long_as_its_longest(keys: dict[str, Any], waits: bool) -> None:
+    # 2 GPUs, two micro batches of one sequence each: with ZeRO-2 each waits for the longer of both
+    spec = make_spec(nodes=1, gpus_per_node=2, global_batch_size=4, lengths=of({60: 3, 1020: 1}))
+    layout = make_layout(spec, **keys)
+    load = load_of(spec.job, layout)
+    mean, longer = 64 * 3 / 4 + 1024 / 4, 64 * 9 / 16 + 1024 * 7 / 16
+    assert load.mean_positions == pytest.approx(mean)
+    assert load.positions == pytest.approx(longer if waits else mean + (longer - mean) / 2**0.5)
+    assert longest_sequence(spec.job, layout) == 1024
+    packed = make_spec(nodes=1, gpus_per_node=2, global_batch_size=4, lengths=of({60: 3, 1020: 1}), packing=True)
+    assert load_of(packed.job, layout).positions == longest_sequence(packed.job, layout) == 4096

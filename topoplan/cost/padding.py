@@ -1,7 +1,7 @@
 """What a sequence of the batch holds: tokens of samples, and the padding that a layout adds.
 
 Source of what is padded to what: mcore_adapter `trainer/trainer.py::_get_step_iterator_and_seq_length` and
-LLaMA-Factory `train/mca/workflow.py`.
+LLaMA-Factory `train/mca/workflow.py`; where data alone is split, `train/sft/workflow.py` and `train/dpo/workflow.py`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
 
-from topoplan.layout.layout import Layout
+from topoplan.layout.layout import SHARDED_BACKENDS, Layout
 from topoplan.layout.rules import pad_multiple, pads_to_seq_len
 from topoplan.specs.job import Job
 from topoplan.specs.lengths import Lengths, token_extent
+
+SHARDED_PAD = 8
+"""What LLaMA-Factory's collators pad to a multiple of outside Megatron; ms-swift's to the longest sequence itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,9 @@ def padding_share(job: Job, layout: Layout) -> float:
 
 
 def is_padded_to_seq_len(job: Job, layout: Layout) -> bool:
-    """Every sequence has seq_len positions. Megatron itself knows nothing else."""
+    """Every sequence has seq_len positions: in Megatron itself always; where data alone is split, if it is packed."""
+    if layout.backend in SHARDED_BACKENDS:
+        return job.packs
     return layout.backend != "mca" or pads_to_seq_len(job, layout)
 
 
@@ -72,6 +77,15 @@ def is_padded_by_step(job: Job, layout: Layout) -> bool:
     return layout.pp > 1 and not job.trainer.get("variable_seq_lengths")
 
 
+def _ranks_wait_each_micro_batch(layout: Layout) -> bool:
+    """Each micro batch gathers weights or reduces gradients among all ranks, which thus wait for the slowest."""
+    return layout.backend == "fsdp2" or layout.zero_stage >= 2
+
+
+def _pad(job: Job, layout: Layout) -> int:
+    return SHARDED_PAD if layout.backend in SHARDED_BACKENDS else pad_multiple(job)
+
+
 def longest_sequence(job: Job, layout: Layout) -> int:
     """Positions of the longest sequence that a step may bring: what memory has to hold.
 
@@ -80,7 +94,7 @@ def longest_sequence(job: Job, layout: Layout) -> int:
     lengths = job.lengths
     if lengths is None or lengths.error or lengths.stride > 1 or is_padded_to_seq_len(job, layout):
         return job.seq_len
-    pad = pad_multiple(job)
+    pad = _pad(job, layout)
     return min(job.seq_len, -(-lengths.longest // pad) * pad)
 
 
@@ -99,8 +113,8 @@ def load_of(job: Job, layout: Layout) -> Load:
     sums over the mean grows with sqrt(M) where the mean grows with M). Where a step is padded as a whole, b counts the
     sequences of all its micro batches and M = 1. Attention's work goes with the square of the length, whose expectation
     is formed likewise. Against drawn steps of log-normal lengths the positions are within 5%, and the squares, whose
-    tail is long, up to a sixth too low for M > 1. Ranks of an expert-parallel group, which wait for each other in each
-    layer, are not singled out.
+    tail is long, up to a sixth too low for M > 1. Where ranks wait for each other in each micro batch, M = 1; those of
+    an expert-parallel group, which wait in each layer, are not singled out.
     """
     if job.lengths is None or is_padded_to_seq_len(job, layout):
         packing = job.packed
@@ -109,7 +123,9 @@ def load_of(job: Job, layout: Layout) -> Load:
     together, draws = layout.micro_batch_size * job.sequences_per_sample, layout.gradient_accumulation_steps
     if is_padded_by_step(job, layout):
         together, draws = together * draws, 1
-    return _padded(job.lengths, job.seq_len, pad_multiple(job), together, layout.dp, draws)
+    elif _ranks_wait_each_micro_batch(layout):
+        draws = 1
+    return _padded(job.lengths, job.seq_len, _pad(job, layout), together, layout.dp, draws)
 
 
 @lru_cache(maxsize=1 << 12)
