@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.check.setups import FULL_YAML, all_of, launch, swift_zero2
+from topoplan.backends.trainers import TrainerName
 from topoplan.check import check as whole
 from topoplan.check import rules
 from topoplan.check.check import Against, check, check_setup, fix
@@ -229,13 +230,24 @@ def test_what_can_be_run_of_a_document_becomes_a_file() -> None:
 
 @pytest.mark.parametrize("backend", ["deepspeed", "fsdp2", "ddp"])
 @pytest.mark.parametrize("trainer", ["llamafactory", "swift"])
-def test_a_bundle_is_predicted_as_the_plan_that_it_was_written_for(tmp_path: Path, backend: str, trainer: str) -> None:
+def test_a_bundle_is_predicted_as_the_plan_that_it_was_written_for(
+    tmp_path: Path, backend: str, trainer: TrainerName
+) -> None:
     spec = load_spec("cluster_specs/a100-1x8.yaml", model="Qwen/Qwen3-0.6B", pins={"backend": backend})
     spec = replace(spec, trainer=trainer)
     plan = rank(spec).plans[0]
-    write_bundle(generate(spec, plan), tmp_path / "bundle")
+    write_bundle(generate(spec, plan, trainer=trainer), tmp_path / "bundle")
     (prediction,) = check([str(tmp_path / "bundle")], Against(cluster=spec.cluster)).predictions
     assert prediction.plan is not None
     assert prediction.plan.id == plan.id
     assert prediction.plan.memory.device_bytes == plan.memory.device_bytes
     assert prediction.plan.time.step_s == plan.time.step_s
+
+
+def test_a_configuration_of_trinity_is_said_not_to_be_predicted_where_that_was_asked_for(tmp_path: Path) -> None:
+    spec = replace(load_spec("cluster_specs/a100-1x8.yaml", model="Qwen/Qwen3-0.6B"), trainer="trinity")
+    write_bundle(generate(spec, rank(spec).plans[0], trainer="trinity"), tmp_path / "bundle")
+    checked = check([str(tmp_path / "bundle")], Against(cluster=spec.cluster))
+    assert "not-predicted" in [one.rule for one in checked.findings]
+    assert checked.predictions == ()
+    assert "not-predicted" not in [one.rule for one in check([str(tmp_path / "bundle")]).findings]

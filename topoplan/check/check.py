@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from topoplan.check.compare import predicted
+from topoplan.check.compare import predicted, trinity_note
 from topoplan.check.fix import Copy, copies, corrected
 from topoplan.check.job.data_parallel import USUAL_SEQ_LEN
 from topoplan.check.job.models import is_whole
@@ -133,6 +133,8 @@ def check_setup(setup: Setup, against: Against) -> Checked:
         if against.cluster is not None:
             predictions.append(prediction)
         found += [one for one in told if not _is_known(one, found)]
+    if against.cluster is not None:
+        found += map(trinity_note, setup.of("trinity"))
     used = {id(configuration.part) for configuration in setup.configurations}
     return Checked(
         setup=setup,

@@ -96,6 +96,20 @@ def _not_predicted(configuration: Configuration, error: NotPredictedError) -> tu
     return Prediction(configuration=configuration, reason=error.what, told=True), (finding,)
 
 
+def trinity_note(configuration: Configuration) -> Finding:
+    """What is said of a Trinity-RFT configuration where a prediction was asked for."""
+    return Finding(
+        rule="not-predicted",
+        severity="note",
+        part=configuration.part,
+        line=None,
+        what="a configuration of Trinity-RFT is not predicted",
+        why="what its steps generate and train follows from the lengths of answers",
+        remedy="`topoplan rank SPEC --trainer trinity` predicts its trainer, and `topoplan table` says what a context"
+        " length takes",
+    )
+
+
 def _on_usual_cards(
     configuration: Configuration, setup: Setup, *, search: Search, model: str | None, seq_len: int
 ) -> tuple[Prediction, tuple[Finding, ...]]:

@@ -99,3 +99,18 @@ def test_a_loss_in_pieces_is_not_predicted(a100s: Cluster) -> None:
 
     with pytest.raises(NotPredictedError, match="a loss in pieces"):
         translate(one, all_of(one, launches=(start,)), a100s)
+
+
+@pytest.mark.parametrize(
+    ("regex", "count"), [(r"^model\.layers\.(?:46|47)\.", 2), (r"^model\.layers\.(?:0|1|2)\.", -3)]
+)
+def test_layers_that_alone_are_trained_are_freezing_as_bundles_write_it(a100s: Cluster, regex: str, count: int) -> None:
+    found = translated(a100s, freeze_parameters_ratio=1.0, trainable_parameters_regex=regex).spec.job
+    assert (found.finetuning, found.freeze_trainable_layers) == ("freeze", count)
+    for keys in (
+        {"freeze_parameters_ratio": 0.5, "trainable_parameters_regex": regex},
+        {"freeze_parameters_ratio": 1.0, "trainable_parameters_regex": "lm_head"},
+        {"freeze_parameters_ratio": 1.0, "trainable_parameters_regex": regex, "tuner_type": "lora"},
+    ):
+        with pytest.raises(NotPredictedError):
+            translated(a100s, **keys)

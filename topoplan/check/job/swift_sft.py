@@ -7,6 +7,7 @@ Sources, at ms-swift 4.5.2: `swift/arguments/` (base_args/, tuner_args.py, sft_a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -16,6 +17,7 @@ from topoplan.check.job.sharding import Sharding
 from topoplan.check.job.shared import check_something_trained, targets
 from topoplan.check.job.values import Keys
 from topoplan.check.read.setup import Launch
+from topoplan.emit.swift.sft import trained_layers_regex
 from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
@@ -52,6 +54,9 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
 }
 
 
+_FREEZING = ("freeze_parameters_ratio", "trainable_parameters_regex")
+
+
 def sft_layout(keys: Keys, model: Model, sharding: Sharding, world: int, launch: Launch | None) -> Layout:
     """The layout on `world` GPUs. Raises SpecError for a wrong type, NotPredictedError for what has no formula here."""
     micro_batch = keys.degree("per_device_train_batch_size")
@@ -77,7 +82,8 @@ def sft_layout(keys: Keys, model: Model, sharding: Sharding, world: int, launch:
 
 def sft_job(keys: Keys, model: Model, layout: Layout, seq_len: int, launch: Launch | None) -> Job:
     """The job; its command says whether it is pt or sft. Raises NotPredictedError for what is not predicted."""
-    refuse(keys, _OFF)
+    count = _trained_layers(keys, model)
+    refuse(keys, {key: values for key, values in _OFF.items() if count is None or key not in _FREEZING})
     words = [launch.program.rpartition(".")[2], *launch.arguments[:1]] if launch else []
     stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
     if stage == "rlhf":
@@ -86,7 +92,7 @@ def sft_job(keys: Keys, model: Model, layout: Layout, seq_len: int, launch: Laun
         stage = "dpo"
     kind_key = "tuner_type" if keys.given("tuner_type") is not None else "train_type"
     method = keys.given(kind_key) or DEFAULTS["tuner_type"]
-    if method not in ("full", "lora"):
+    if method not in ("full", "lora") or (count is not None and method != "full"):
         keys.not_predicted((kind_key,))
     bits = keys.count("quant_bits")
     if bits is not None and (bits not in (4, 8) or method != "lora"):
@@ -101,7 +107,7 @@ def sft_job(keys: Keys, model: Model, layout: Layout, seq_len: int, launch: Laun
         seq_len=seq_len,
         global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
         precision="fp16" if half else "bf16",
-        finetuning="qlora" if bits else str(method),
+        finetuning="qlora" if bits else "freeze" if count is not None else str(method),
         stage=stage,
         packing=keys.flag("packing"),
         lora_rank=keys.count("lora_rank"),
@@ -115,7 +121,18 @@ def sft_job(keys: Keys, model: Model, layout: Layout, seq_len: int, launch: Laun
         freeze_language_model=sees and keys.flag("freeze_llm"),
     )
     check_something_trained(keys, "freeze_llm", job)
-    return job
+    return job if count is None else replace(job, freeze_trainable_layers=count)
+
+
+def _trained_layers(keys: Keys, model: Model) -> int | None:
+    """How many of the last layers alone are trained, or of the first ones (negative), where that is what two keys say.
+
+    swift/arguments/tuner_args.py: freeze_parameters_ratio of all is frozen, and then what the other matches is not.
+    """
+    written = tuple(keys.given(key) for key in _FREEZING)
+    counts = range(1, model.num_layers + 1)
+    wanted = ((count, trained_layers_regex(model, count)) for one in counts for count in (one, -one))
+    return next((count for count, regex in wanted if written == (1, regex)), None)
 
 
 def _own_loss(keys: Keys) -> bool:

@@ -28,6 +28,7 @@ from topoplan.emit.yaml_text import Entry, Section
 from topoplan.layout.layout import Layout
 from topoplan.planner.plan import Plan
 from topoplan.specs.job import Job
+from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 
 _DECIDED = (
@@ -137,17 +138,28 @@ def _dtype_entries(job: Job, layout: Layout) -> list[Entry]:
     return entries
 
 
+def _trained_layers(model: Model, count: int) -> range:
+    """The last `count` layers, or the first ones for a negative number."""
+    total = model.num_layers
+    return range(max(0, total - count), total) if count > 0 else range(min(-count, total))
+
+
+def trained_layers_regex(model: Model, count: int) -> str:
+    """ms-swift's trainable_parameters_regex for these layers, by their names in Hugging Face's model."""
+    numbers = "|".join(map(str, _trained_layers(model, count)))
+    tower = r"language_model\.(?:model\.)?" if model.vision is not None else r"^model\."
+    return rf"{tower}layers\.(?:{numbers})\."
+
+
 def _layer_entries(spec: Spec) -> list[Entry]:
-    """All is frozen but some layers, by their names in Hugging Face's model."""
+    """All is frozen but some layers."""
     count, total = spec.job.freeze_trainable_layers, spec.model.num_layers
-    layers = range(max(0, total - count), total) if count > 0 else range(min(-count, total))
-    numbers = "|".join(map(str, layers))
-    tower = r"language_model\.(?:model\.)?" if spec.model.vision is not None else r"^model\."
+    layers = _trained_layers(spec.model, count)
     return [
         Entry(key="freeze_parameters_ratio", value=1.0, comment="everything, but for what the next line names"),
         Entry(
             key="trainable_parameters_regex",
-            value=rf"{tower}layers\.(?:{numbers})\.",
+            value=trained_layers_regex(spec.model, count),
             comment=f"the {'last' if count > 0 else 'first'} {len(layers)} of {total} layers",
         ),
     ]
