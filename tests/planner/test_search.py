@@ -123,6 +123,32 @@ def test_pins_hold() -> None:
         assert layout.sequence_parallel
 
 
+@pytest.mark.parametrize(
+    ("pin", "backends"),
+    [
+        ({"zero_stage": 2}, {"deepspeed"}),
+        ({"ulysses": 2}, {"deepspeed", "fsdp2"}),
+        ({"fused_linear_cross_entropy": True}, {"ddp", "deepspeed", "fsdp2"}),
+        ({"ulysses": 1, "tp": 2}, {"mca"}),
+    ],
+)
+def test_what_megatron_does_not_have_is_pinned_for_the_backends_that_have_it(
+    pin: dict[str, Any], backends: set[str]
+) -> None:
+    plans = rank(spec_of("Qwen/Qwen3-0.6B", nodes=1, pin={"micro_batch_size": 1, **pin})).plans
+    assert {plan.layout.backend for plan in plans} == backends
+    assert all(getattr(plan.layout, key) == value for plan in plans for key, value in pin.items())
+
+
+def test_a_megatron_backend_that_is_asked_for_holds_no_pin_of_the_others() -> None:
+    spec = spec_of("Qwen/Qwen3-0.6B", nodes=1, pin={"zero_stage": 2})
+    with pytest.raises(SpecError, match="pin zero_stage 2 with backend mca; take backend deepspeed"):
+        rank(replace(spec, backends=("mca",)))
+    assert (
+        "mca is out: pin zero_stage 2 with backend mca" in rank(replace(spec, backends=("mca", "deepspeed"))).crossings
+    )
+
+
 def test_a_pinned_backend_is_searched() -> None:
     ranking = rank(spec_of(DENSE, nodes=1, pin={"backend": "megatron"}))
     assert {plan.layout.backend for plan in ranking.plans} == {"megatron"}

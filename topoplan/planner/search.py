@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from topoplan.backends.mca import check_job, check_precision
 from topoplan.backends.swift import check_model_type
@@ -16,10 +17,11 @@ from topoplan.cost.flops import ends_in_layers
 from topoplan.cost.memory import ShapeStates
 from topoplan.cost.padding import tokens_per_step
 from topoplan.cost.step import PipelineWork, StepTerms
-from topoplan.errors import InputError, LayoutError, ModelError, SpecError
+from topoplan.errors import InputError, LayoutError, ModelError, SpecError, listed
 from topoplan.layout.enumerate import Broken, lighter_modes, offloaded, shapes, steps
 from topoplan.layout.enumerate_sharded import sharded_families
-from topoplan.layout.layout import SHARDED_BACKENDS, Layout, Recompute, changed
+from topoplan.layout.forms import keys_of
+from topoplan.layout.layout import SHARDED_BACKENDS, USUAL, Layout, Recompute, changed
 from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES, broken_rule
 from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.planner.crossing import crossings
@@ -106,12 +108,17 @@ def rank(
 
 
 def usual_backends(spec: Spec) -> tuple[str, ...]:
-    """What a search looks at when nobody says: the pinned one, or Megatron for what it trains, else the others."""
+    """What a search looks at when nobody says: the pinned one, or Megatron for what it trains, else the others.
+
+    Keys that only others have are pinned for these.
+    """
     if "backend" in spec.job.pin:
         return (spec.job.pin["backend"],)
     megatron, *others = backends_of(spec.trainer, spec.job.finetuning)
     if not others:
         return (megatron,)
+    if foreign := _foreign_pins(spec, megatron):
+        return tuple(other for other in others if foreign.keys() <= {*keys_of(other)}) or tuple(others)
     if spec.job.finetuning == "lora":
         # Adapters leave little for a pipeline to split; Megatron is for models that nothing else has room for.
         return tuple(others)
@@ -164,6 +171,12 @@ def _check_backend(spec: Spec, backend: str) -> None:
         raise SpecError(
             f"{spec.trainer} has no backend {backend}", expected=f"expected {' or '.join(backends_of(spec.trainer))}"
         )
+    for key, value in _foreign_pins(spec, backend).items():
+        raise SpecError(
+            f"pin {key} {str(value).lower()} with backend {backend}",
+            where=spec.path or "",
+            remedy=f"take backend {listed([one for one in SHARDED_BACKENDS if key in keys_of(one)], 'or')}",
+        )
     if backend == "mca":
         check_job(spec)
     else:
@@ -171,6 +184,14 @@ def _check_backend(spec: Spec, backend: str) -> None:
         if backend == "megatron" and spec.job.finetuning == "lora":
             check_model_type(spec.model)
     check_precision(spec)
+
+
+def _foreign_pins(spec: Spec, backend: str) -> dict[str, Any]:
+    """Pins of what layouts of a Megatron backend do not have; on those of the others there are rules."""
+    if backend in SHARDED_BACKENDS:
+        return {}
+    known = keys_of(backend)
+    return {key: value for key, value in spec.job.pin.items() if key not in known and value != USUAL[key]}
 
 
 def _families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
