@@ -140,10 +140,26 @@ def test_what_megatron_does_not_have_is_pinned_for_the_backends_that_have_it(
     assert all(getattr(plan.layout, key) == value for plan in plans for key, value in pin.items())
 
 
-def test_a_megatron_backend_that_is_asked_for_holds_no_pin_of_the_others() -> None:
+@pytest.mark.parametrize(
+    ("backend", "pin", "message"),
+    [
+        ("mca", {"zero_stage": 2}, "pin zero_stage 2 with backend mca; take backend deepspeed"),
+        (
+            "fsdp2",
+            {"optimizer_offload_fraction": 0.5},
+            "pin optimizer_offload_fraction 0.5 with backend fsdp2; take backend mca or megatron",
+        ),
+    ],
+)
+def test_a_pin_of_other_backends_is_refused_where_one_is_asked_for(
+    backend: str, pin: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        rank(replace(spec_of("Qwen/Qwen3-0.6B", nodes=1, pin=pin), backends=(backend,)))
+
+
+def test_a_backend_whose_layouts_do_not_have_a_pinned_key_is_out() -> None:
     spec = spec_of("Qwen/Qwen3-0.6B", nodes=1, pin={"zero_stage": 2})
-    with pytest.raises(SpecError, match="pin zero_stage 2 with backend mca; take backend deepspeed"):
-        rank(replace(spec, backends=("mca",)))
     assert (
         "mca is out: pin zero_stage 2 with backend mca" in rank(replace(spec, backends=("mca", "deepspeed"))).crossings
     )

@@ -21,7 +21,7 @@ from topoplan.errors import InputError, LayoutError, ModelError, SpecError, list
 from topoplan.layout.enumerate import Broken, lighter_modes, offloaded, shapes, steps
 from topoplan.layout.enumerate_sharded import sharded_families
 from topoplan.layout.forms import keys_of
-from topoplan.layout.layout import SHARDED_BACKENDS, USUAL, Layout, Recompute, changed
+from topoplan.layout.layout import BACKENDS, SHARDED_BACKENDS, USUAL, Layout, Recompute, changed
 from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES, broken_rule
 from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.planner.crossing import crossings
@@ -175,7 +175,7 @@ def _check_backend(spec: Spec, backend: str) -> None:
         raise SpecError(
             f"pin {key} {str(value).lower()} with backend {backend}",
             where=spec.path or "",
-            remedy=f"take backend {listed([one for one in SHARDED_BACKENDS if key in keys_of(one)], 'or')}",
+            remedy=f"take backend {listed([one for one in BACKENDS if key in keys_of(one)], 'or')}",
         )
     if backend == "mca":
         check_job(spec)
@@ -187,10 +187,8 @@ def _check_backend(spec: Spec, backend: str) -> None:
 
 
 def _foreign_pins(spec: Spec, backend: str) -> dict[str, Any]:
-    """Pins of what layouts of a Megatron backend do not have; on those of the others there are rules."""
-    if backend in SHARDED_BACKENDS:
-        return {}
-    known = keys_of(backend)
+    """Pins of what layouts of a backend do not have; what tells those that split data alone apart, rules look at."""
+    known = {key for one in (SHARDED_BACKENDS if backend in SHARDED_BACKENDS else (backend,)) for key in keys_of(one)}
     return {key: value for key, value in spec.job.pin.items() if key not in known and value != USUAL[key]}
 
 
