@@ -46,7 +46,11 @@ def test_what_the_trainer_can_do_passes(what: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("what", "error", "message"),
     [
-        ({"backend": "fsdp2", "ulysses": 2}, LayoutError, "splits no sequences; .*--trainer swift"),
+        (
+            {"backend": "fsdp2", "ulysses": 2},
+            LayoutError,
+            "splits no sequences; pin ulysses=1, or take another trainer",
+        ),
         ({"backend": "deepspeed", "cp": 2}, LayoutError, r"layout\.cp: .*splits no sequences"),
         ({"backend": "fsdp2", "sharding": "hybrid"}, LayoutError, "hybrid sharding: .*pin sharding=full"),
         ({"backend": "deepspeed", "zero_stage": 0}, LayoutError, "zero_stage 0; expected 1, 2 or 3"),

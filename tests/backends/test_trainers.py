@@ -14,6 +14,7 @@ from topoplan.backends.trainers import (
     backend_names,
     backends_of,
     trainer_of,
+    trainer_refusal,
     trainers_of,
 )
 from topoplan.emit.writers import WRITERS
@@ -87,3 +88,14 @@ def test_backends_are_named_one_by_one_too() -> None:
         backend_names("fsdp", None, "--backend")
     with pytest.raises(LayoutError, match="'mca' is not a backend of trinity; expected all, or some of fsdp2"):
         backend_names("mca", "trinity")
+
+
+def test_a_refusal_says_what_would_help_in_the_trainers_own_words() -> None:
+    spec = spec_of(DENSE, nodes=1, finetuning="lora", quantization_bit=8)
+    layout = replace(WHOLE, backend="ddp")
+    refusal = trainer_refusal(spec, layout)
+    assert refusal is not None
+    rule, equation = refusal
+    assert (rule.name, rule.fix) == (TRAINER_RULE.name, "set finetuning: qlora, or leave it out")
+    assert equation.startswith("LLaMA-Factory: quantization_bit 8 with finetuning lora")
+    assert trainer_refusal(spec_of(DENSE, nodes=1, finetuning="lora"), layout) is None

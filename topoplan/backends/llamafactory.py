@@ -60,7 +60,7 @@ def _check_splits(layout: Layout) -> None:
         raise LayoutError(
             f"{key} {max(layout.ulysses, layout.cp)}: LLaMA-Factory's trainer splits no sequences",
             where=f"layout.{key}",
-            remedy=f"pin {key}=1, or write the files of another trainer: --trainer swift or --trainer trinity",
+            remedy=f"pin {key}=1, or take another trainer",
         )
     if layout.backend == "fsdp2" and layout.sharding == "hybrid":
         # accelerate has it (ParallelismConfig), and transformers 5 asks that for `sp_backend`, which 1.12 brought;
@@ -68,7 +68,7 @@ def _check_splits(layout: Layout) -> None:
         raise LayoutError(
             "hybrid sharding: LLaMA-Factory's accelerate (1.11) and transformers 5 do not agree on its configuration",
             where="layout.sharding",
-            remedy="pin sharding=full, or write the files of another trainer: --trainer swift or --trainer trinity",
+            remedy="pin sharding=full, or take another trainer",
         )
     if layout.recompute.granularity == "selective":
         raise LayoutError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from topoplan.backends import llamafactory, mca, swift, trinity
@@ -132,7 +132,8 @@ def trainer_of(spec: Spec, layout: Layout, name: str | None = None) -> TrainerNa
     return trainer.name if trainer else None
 
 
-def _refused(spec: Spec, layout: Layout) -> str | None:
+def trainer_refusal(spec: Spec, layout: Layout) -> tuple[Rule, str] | None:
+    """`TRAINER_RULE`, with what the first trainer says would help, and why it refuses; None where one can run it."""
     # Layouts of the backend megatron are predicted for trainers that no files are written for, too. Adapters are
     # predicted as ms-swift's are.
     if spec.trainer is None and layout.backend == "megatron" and spec.job.finetuning == "full":
@@ -141,8 +142,14 @@ def _refused(spec: Spec, layout: Layout) -> str | None:
     if any(error is None for _, error in said):
         return None
     for trainer, error in said:
-        return f"{trainer.title}: {error.what if error else ''}"
-    return f"{spec.trainer} has no backend {layout.backend}"
+        if error is not None:
+            return replace(TRAINER_RULE, fix=error.remedy or TRAINER_RULE.fix), f"{trainer.title}: {error.what}"
+    return TRAINER_RULE, f"{spec.trainer} has no backend {layout.backend}"
+
+
+def _refused(spec: Spec, layout: Layout) -> str | None:
+    refusal = trainer_refusal(spec, layout)
+    return refusal[1] if refusal else None
 
 
 TRAINER_RULE = Rule("trainer", "topoplan/backends", _refused, "take another layout, or another trainer")

@@ -12,7 +12,7 @@ from typing import Any
 
 from topoplan.backends.mca import check_job, check_precision
 from topoplan.backends.swift import check_model_type
-from topoplan.backends.trainers import TRAINER_RULE, backends_of, trainers_of
+from topoplan.backends.trainers import TRAINER_RULE, backends_of, trainer_refusal, trainers_of
 from topoplan.cost.flops import ends_in_layers
 from topoplan.cost.memory import ShapeStates
 from topoplan.cost.padding import tokens_per_step
@@ -22,7 +22,7 @@ from topoplan.layout.enumerate import Broken, lighter_modes, offloaded, shapes, 
 from topoplan.layout.enumerate_sharded import sharded_families
 from topoplan.layout.forms import keys_of
 from topoplan.layout.layout import BACKENDS, SHARDED_BACKENDS, USUAL, Layout, Recompute, changed
-from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES, broken_rule
+from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES
 from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.planner.crossing import crossings
 from topoplan.planner.explain import alternatives, memory_rejection
@@ -273,7 +273,7 @@ class _Search:
         Where a split fits without recomputation, other modes are of use only with less offload.
         """
         number = len(layouts) * (1 + len(modes))
-        if broken := broken_rule(self.spec, layouts[0], (TRAINER_RULE,)):
+        if broken := trainer_refusal(self.spec, layouts[0]):
             self.refuse(layouts, broken, times=1 + len(modes))
             return
         found: list[_Fit] = []
@@ -322,7 +322,7 @@ class _Search:
         """Keep the fastest that fits of legal layouts that differ in checkpointing, offload and the allocator alone."""
         runnable = []
         for layout in family:
-            if broken := broken_rule(self.spec, layout, (TRAINER_RULE,)):
+            if broken := trainer_refusal(self.spec, layout):
                 self.refuse([layout], broken)
             else:
                 runnable.append(layout)
