@@ -73,6 +73,10 @@ def test_the_legend_explains_the_words_of_the_layouts_that_are_shown() -> None:
     assert "nosp: without sequence parallel." in text
     assert "full:block4: 4 layers of each chunk are recomputed." in text
     assert "ends5+3: 5 layers in the first chunk, 3 in the last." in text
+    one = replace(plan, layout=replace(plan.layout, recompute=replace(block, num_layers=1)))
+    alone = " ".join(rendered(make_ranking(one)).split())
+    assert "full:block1: 1 layer of each chunk is recomputed." in alone
+    assert "layers of each chunk" not in alone
     assert "offload" not in text
     assert "nosp" not in rendered(usual_ranking())
 

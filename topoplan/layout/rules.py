@@ -139,7 +139,7 @@ def _fits_domain(spec: Spec, words: str, ranks: int) -> str | None:
     if ranks > domain:
         return f"{words} > {kind} of {domain} GPUs"
     if spec.cluster.world_size > domain and domain % ranks:
-        return f"{domain} GPUs of a {kind} % ({words}) = {domain % ranks}"
+        return f"{domain} GPUs of {'a' if kind == 'node' else 'an'} {kind} % ({words}) = {domain % ranks}"
     return None
 
 

@@ -207,7 +207,8 @@ def _layout_words(plans: Sequence[Plan]) -> list[str]:
     meanings = (
         (r"nosp", "without sequence parallel"),
         (r"sel:.+", "the parts of each layer that are recomputed"),
-        (r"full:block(\d+)", "{} layers of each chunk are recomputed"),
+        (r"full:block1", "1 layer of each chunk is recomputed"),
+        (r"full:block(?!1$)(\d+)", "{} layers of each chunk are recomputed"),
         (r"full:uniform(\d+)", "all layers are recomputed, {} at a time"),
         (r"ends(\d+)\+(\d+)", "{} layers in the first chunk, {} in the last"),
         (r"offload(\d+)", "{}% of the optimizer in host memory"),
