@@ -165,6 +165,21 @@ def test_a_backend_whose_layouts_do_not_have_a_pinned_key_is_out() -> None:
     )
 
 
+@pytest.mark.parametrize("job", [{"pure_bf16": True}, {"optimizer": "adamw_8bit"}])
+def test_what_megatrons_optimizer_does_not_keep_is_searched_elsewhere_and_never_taken_for_it(
+    job: dict[str, Any],
+) -> None:
+    spec = spec_of("Qwen/Qwen3-0.6B", nodes=1, pin={"micro_batch_size": 1}, **job)
+    plans = rank(replace(spec, trainer="swift")).plans
+    assert plans
+    assert not any(plan.layout.is_megatron for plan in plans)
+    for backend in ("mca", "megatron"):
+        with pytest.raises(SpecError, match="Megatron's optimizer has no such mode"):
+            rank(replace(spec, backends=(backend,)))
+        with pytest.raises(SpecError, match="Megatron's optimizer has no such mode"):
+            predict(spec, {"backend": backend})
+
+
 def test_a_pinned_backend_is_searched() -> None:
     ranking = rank(spec_of(DENSE, nodes=1, pin={"backend": "megatron"}))
     assert {plan.layout.backend for plan in ranking.plans} == {"megatron"}

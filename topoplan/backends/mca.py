@@ -69,9 +69,7 @@ def check_job(spec: Spec) -> None:
             expected="expected bf16, fp8 on Hopper, or fp8 or mxfp8 on Blackwell",
         )
     check_finetuning(job, where)
-    if job.pure_bf16 or job.optimizer != "adamw":
-        what = "pure_bf16" if job.pure_bf16 else f"optimizer {job.optimizer}"
-        raise SpecError(f"{what}: Megatron's optimizer has no such mode", where=where, remedy="leave it out")
+    check_optimizer(job, where)
     check_token_prediction(spec)
     check_preferences(spec)
 
@@ -88,6 +86,13 @@ def check_finetuning(job: Job, where: str = "") -> None:
         expected="expected full",
         remedy=f"take backend {swift}ddp, deepspeed or fsdp2",
     )
+
+
+def check_optimizer(job: Job, where: str = "") -> None:
+    """Raise SpecError for states of the optimizer that no trainer on Megatron keeps."""
+    if job.pure_bf16 or job.optimizer != "adamw":
+        what = "pure_bf16" if job.pure_bf16 else f"optimizer {job.optimizer}"
+        raise SpecError(f"{what}: Megatron's optimizer has no such mode", where=where, remedy="leave it out")
 
 
 def check_preferences(spec: Spec) -> None:

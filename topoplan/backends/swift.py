@@ -247,9 +247,7 @@ def check_megatron(spec: Spec, layout: Layout) -> None:
     if gpu.architecture == "volta":
         raise SpecError(f"mcore_bridge needs Transformer Engine, which has no kernels for {gpu.name}", where="gpu")
     check_finetuning(job, model, layout.backend, "job.finetuning")
-    if job.pure_bf16 or job.optimizer != "adamw":
-        what = "pure_bf16" if job.pure_bf16 else f"optimizer {job.optimizer}"
-        raise SpecError(f"{what}: Megatron's optimizer has no such mode", where="job", remedy="leave it out")
+    mca.check_optimizer(job, "job")
     recipe = FP8_RECIPES.get(gpu.architecture)
     known = {
         "bf16",

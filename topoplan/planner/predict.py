@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_precision, check_token_prediction
+from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_optimizer, check_precision, check_token_prediction
 from topoplan.backends.megatron import TRAITS
 from topoplan.backends.swift import check_finetuning
 from topoplan.cost.adapters import adapters_of
@@ -133,6 +133,7 @@ def check_backend(spec: Spec, backend: str) -> None:
     """Raise ModelError or SpecError for a job that a backend cannot run with any layout."""
     if backend in MEGATRON_BACKENDS:
         check_finetuning(spec.job, spec.model, backend, spec.path or "")
+        check_optimizer(spec.job, spec.path or "")
     if backend == "mca":
         check_token_prediction(spec)
 
