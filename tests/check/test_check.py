@@ -251,3 +251,23 @@ def test_a_configuration_of_trinity_is_said_not_to_be_predicted_where_that_was_a
     assert "not-predicted" in [one.rule for one in checked.findings]
     assert checked.predictions == ()
     assert "not-predicted" not in [one.rule for one in check([str(tmp_path / "bundle")]).findings]
+
+
+def test_a_bundle_is_predicted_for_the_lengths_that_it_was_planned_for(tmp_path: Path) -> None:
+    overrides = ["lengths=[[500, 50000], [3000, 1000]]", "finetuning=lora"]
+    spec = load_spec("cluster_specs/a100-1x8.yaml", model="Qwen/Qwen3-0.6B", overrides=overrides)
+    plan = rank(spec).plans[0]
+    write_bundle(generate(spec, plan), tmp_path / "bundle")
+    against = Against(cluster=spec.cluster)
+    checked = check([str(tmp_path / "bundle")], against)
+    (prediction,) = checked.predictions
+    assert prediction.plan is not None
+    assert (prediction.plan.id, prediction.plan.time.step_s) == (plan.id, plan.time.step_s)
+    assert prediction.translation is not None
+    assert "samples are as long as those that the bundle was planned for" in prediction.translation.assumptions
+    assert "plan-slower" not in [one.rule for one in checked.findings]
+    (alone,) = check(
+        [str(tmp_path / "bundle" / "train.yaml"), str(tmp_path / "bundle" / "node-00.sh")], against
+    ).predictions
+    assert alone.plan is not None
+    assert alone.plan.time.step_s > 2 * plan.time.step_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from topoplan import catalog
 from topoplan.backends.mca import check_job, check_precision
@@ -18,6 +19,7 @@ from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.layout_keys import key_line
 from topoplan.check.rules.legality import broken_rules, legality_findings
 from topoplan.check.verdict import batch_finding, misfit, process_findings, samples_finding, unnamed, verdict
+from topoplan.emit.plan_file import read_plan_file
 from topoplan.errors import InputError, listed
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
@@ -56,6 +58,7 @@ def predicted(
         return _not_predicted(configuration, error)
     except InputError as error:
         return Prediction(configuration=configuration, reason=str(error)), ()
+    translation = _of_bundle(translation, setup)
     found = [*process_findings(translation.processes, cluster), *batch_finding(translation)]
     try:
         (check_job if translation.layout.backend == "mca" else check_precision)(translation.spec)
@@ -73,6 +76,25 @@ def predicted(
     prediction = _with_best(translation, cluster, search)
     told = (*found, *samples_finding(translation), *legality_findings(translation), *verdict(prediction))
     return prediction, told
+
+
+def _of_bundle(translation: Translation, setup: Setup) -> Translation:
+    """With the lengths of the samples that the bundle's plan was made for, which its trainer's files do not hold."""
+    directory, job = Path(translation.configuration.part.name).parent, translation.spec.job
+    if directory not in setup.bundles:
+        return translation
+    try:
+        planned = read_plan_file(directory).spec.job
+    except InputError:
+        return translation  # a rule on bundles tells
+    if planned.lengths is None or (planned.seq_len, planned.packs) != (job.seq_len, job.packs):
+        return translation
+    assumptions = (one for one in translation.assumptions if not one.startswith("every sequence is taken"))
+    return replace(
+        translation,
+        spec=replace(translation.spec, job=replace(job, lengths=planned.lengths)),
+        assumptions=(*assumptions, "samples are as long as those that the bundle was planned for"),
+    )
 
 
 def _in_keys(remedy: str, configuration: Configuration) -> str:
