@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.check.setups import FULL_YAML, all_of, configuration, mca, swift_zero2
+from tests.check.setups import FULL_YAML, all_of, configuration, mca, setup_of, swift_zero2
 from topoplan.check.check import Against, Checked, Fixed, check_setup
 from topoplan.check.fix import Copy, Correction
 from topoplan.check.read.parts import Part
@@ -90,6 +90,19 @@ def test_configurations_that_are_predicted_alike_share_a_table() -> None:
 def test_nothing_to_say_is_said() -> None:
     assert shown(checked()) == "Nothing to say about 2 files.\n"
     assert shown(check_setup(Setup(parts=()), Against())) == "No configuration and no command was found.\n"
+
+
+def test_a_program_whose_arguments_nobody_knows_is_named() -> None:
+    setup = setup_of(
+        "torchrun --nproc_per_node 8 a.py --lr 1\ntorchrun --nproc_per_node 8 b/a.py\nswift sft --model a\n"
+    )
+    found = replace(checked(), setup=setup)
+
+    assert shown(found).startswith(
+        "Only the launch of a.py, b/a.py was looked at: the arguments are no known trainer's.\n"
+        "Nothing to say about 1 file."
+    )
+    assert checked_to_dict(found)["unread_programs"] == ["a.py", "b/a.py"]
 
 
 def test_the_prediction_stands_beside_the_best_plan() -> None:

@@ -119,6 +119,11 @@ def removed_keys() -> frozenset[str]:
     return frozenset(_document("llamafactory.json")["removed_in_transformers_5"])
 
 
+def deepspeed_keys() -> frozenset[str]:
+    """What DeepSpeed reads at the top of its JSON."""
+    return frozenset(_document("deepspeed.json")["top"])
+
+
 @cache
 def trainer_versions() -> Mapping[str, Any]:
     """The versions that the key list was taken from."""

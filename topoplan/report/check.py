@@ -21,7 +21,7 @@ from topoplan.report.paragraphs import bullets, paragraph
 from topoplan.report.sentences import spec_line
 from topoplan.report.tables import table_of
 from topoplan.report.text import band, counted, gib, layout_label, significant
-from topoplan.units import GIB
+from topoplan.units import GIB, named, quote
 
 SCHEMA = "topoplan.check/1"
 
@@ -38,6 +38,7 @@ def checked_to_dict(checked: Checked, fixed: Fixed | None = None) -> dict[str, A
         "counts": {severity: checked.count(severity) for severity in SEVERITIES},
         "findings": [_finding_to_dict(finding) for finding in checked.findings],
         "predictions": [_prediction_to_dict(one) for one in checked.predictions],
+        "unread_programs": list(checked.setup.unread_programs),
         "not_understood": [{"file": part.name, "line": part.file_line(1)} for part in checked.not_understood],
     }
     if fixed is not None:
@@ -104,6 +105,11 @@ def print_checked(console: Console, checked: Checked) -> None:
     if checked.not_understood:
         places = ", ".join(part.place(None) for part in checked.not_understood)
         paragraph(console, f"No keys of a known trainer: {places}.", style="dim")
+    if checked.setup.unread_programs:
+        programs = named(map(quote, checked.setup.unread_programs))
+        paragraph(
+            console, f"Only the launch of {programs} was looked at: the arguments are no known trainer's.", style="dim"
+        )
     paragraph(console, _closing_line(checked), style="bold")
     for _, same in groupby(checked.predictions, key=_what_is_predicted):
         _print_prediction(console, list(same))

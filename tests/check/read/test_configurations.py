@@ -33,6 +33,21 @@ def test_whose_configuration_it_is(here: Path, trainer: str) -> None:
     assert configuration.trainer == trainer
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_seq_len: 2048\nseed: 17\nmodel:\n  name: mpt_causal_lm\nfsdp_config:\n  cpu: false\n",  # LLM Foundry
+        "_target_: verl.CriticConfig\nstrategy: fsdp\nmodel:\n  path: ~/models/a\nrollout_n: 1\n",  # verl
+        "train_batch_size: 1024\ntrain_files: a.parquet\nval_files: b.parquet\nreturn_raw_chat: true\n",  # verl's data
+        '{"max_steps": 300, "eval_steps": 100, "optimizer_kwargs": {"lr": 5e-5}}',  # a harness of PEFT
+    ],
+)
+def test_files_of_other_programs_are_not_taken_for_a_trainer_s(here: Path, text: str) -> None:
+    (here / "a.yaml").write_text(text)
+    with pytest.raises(SpecError, match="is a configuration of an unknown kind"):
+        read_setup(["a.yaml"])
+
+
 def test_a_configuration_of_an_unknown_kind_is_refused_with_what_is_read(here: Path) -> None:
     (here / "a.yaml").write_text("apiVersion: v1\nkind: Pod\n")
     with pytest.raises(SpecError, match=r"a.yaml: is a configuration of an unknown kind; read are .*DeepSpeed"):

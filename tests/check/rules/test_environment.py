@@ -23,6 +23,13 @@ def found(text: str) -> dict[str, Finding]:
 
 
 @pytest.mark.parametrize(
+    ("value", "missing"), [("Tree", True), ("tree,nvls", True), ("ring,tree", False), ("^nvls", False)]
+)
+def test_algorithms_without_ring_fail_where_ring_is_the_only_one(value: str, missing: bool) -> None:
+    assert ("leaves out ring" in found(f"export NCCL_ALGO={value}")["env-nccl-debugging"].what) is missing
+
+
+@pytest.mark.parametrize(
     ("variable", "rule", "severity"),
     [
         ("NCCL_IB_DISABLE=0", "env-nccl-default", "note"),
@@ -35,6 +42,7 @@ def found(text: str) -> dict[str, Finding]:
         ("NCCL_IB_TIMEOUT=22", "env-nccl-ib-timeout", "note"),
         ("NCCL_IB_TIMEOUT=0", "env-nccl-ib-timeout", "warning"),
         ("NCCL_ALGO=Ring", "env-nccl-debugging", "warning"),
+        ("NCCL_ALGO=^NVLS", "env-nccl-debugging", "warning"),
         ("NCCL_PXN_DISABLE=1", "env-nccl-debugging", "warning"),
         ("NCCL_DEBUG=INFO", "env-nccl-log", "note"),
         ("NCCL_ASYNC_ERROR_HANDLING=1", "env-renamed", "warning"),

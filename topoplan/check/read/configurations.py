@@ -11,7 +11,7 @@ from typing import Any
 from topoplan.check.read.parts import Part
 from topoplan.check.read.setup import Configuration, Trainer
 from topoplan.emit.swift.arguments import arguments_of
-from topoplan.emit.trainer_keys import known_keys
+from topoplan.emit.trainer_keys import deepspeed_keys, known_keys
 from topoplan.errors import SpecError
 from topoplan.specs.source import Source, parse_source
 
@@ -20,9 +20,7 @@ READ = (
     "launch scripts and documents with these"
 )
 _TRINITY = frozenset(["algorithm", "buffer", "cluster", "explorer", "model", "monitor", "synchronizer", "trainer"])
-_DEEPSPEED = frozenset(
-    ["zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer"]
-)
+_DEEPSPEED = frozenset(["zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"])
 _LLAMAFACTORY = frozenset(
     ["model_name_or_path", "stage", "finetuning_type", "cutoff_len", "dataset_dir", "template", "do_train"]
 )
@@ -102,7 +100,9 @@ def _json_source(part: Part) -> Source:
 def _guess(data: Mapping[str, Any]) -> Trainer | None:
     """Whose keys these are."""
     keys = set(data)
-    if keys & _DEEPSPEED and not keys & _LLAMAFACTORY:
+    if not keys & _LLAMAFACTORY and (
+        keys & _DEEPSPEED or ("train_batch_size" in keys and 2 * len(keys & deepspeed_keys()) >= len(keys))
+    ):
         return "deepspeed"
     if keys & {"compute_environment", "distributed_type"}:
         return "accelerate"
@@ -110,10 +110,12 @@ def _guess(data: Mapping[str, Any]) -> Trainer | None:
         return None
     if keys & _SWIFT_SAMPLE or _is_swift_ray(data):
         return None
-    blocks = {key for key in keys & _TRINITY if isinstance(data[key], dict)}
+    blocks = {key for key in keys if isinstance(data[key], dict)}
     model = data.get("model")
-    if len(blocks) >= 2 or (isinstance(model, dict) and "model_path" in model):
+    if len(blocks & _TRINITY) >= 2 or (isinstance(model, dict) and "model_path" in model):
         return "trinity"
+    if "model" in blocks:
+        return None
     scores: dict[Trainer, int] = {
         "llamafactory": 2 * len(keys & _LLAMAFACTORY),
         "swift": 2 * len(keys & _SWIFT),
@@ -125,7 +127,7 @@ def _guess(data: Mapping[str, Any]) -> Trainer | None:
         return best if known or scores[best] > 2 else None
     if known < len(keys) and keys <= arguments_of("swift sft").types.keys():
         return "swift"
-    return "llamafactory" if known and known * 2 >= len(keys) else None
+    return "llamafactory" if known and known * 2 >= len(keys) and blocks <= known_keys().keys() else None
 
 
 def _is_swift_ray(data: Mapping[str, Any]) -> bool:

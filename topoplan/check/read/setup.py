@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from topoplan.specs.source import KeyPath, Source
 
 Trainer = Literal["llamafactory", "swift", "swift-megatron", "deepspeed", "trinity", "accelerate"]
 """Whose keys a configuration holds. swift: `swift sft` and the like; swift-megatron: `megatron sft` of ms-swift."""
+
+_TRAINERS = re.compile(r"llamafactory-cli|llamafactory\.launcher|swift|megatron|swift\.cli\..*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,12 @@ class Setup:
     """All that are set anywhere, in order."""
     bundles: tuple[Path, ...] = ()
     """Directories that `topoplan generate` wrote, among what was given."""
+
+    @property
+    def unread_programs(self) -> tuple[str, ...]:
+        """Programs that are launched with arguments of no trainer that is read: `pretrain_gpt.py`."""
+        launches = (one for one in self.launches if one.configuration is None and not one.config_file)
+        return tuple(dict.fromkeys(one.program for one in launches if not _TRAINERS.fullmatch(one.program)))
 
     def of(self, *trainers: Trainer) -> Iterator[Configuration]:
         """The configurations of these trainers."""

@@ -18,6 +18,7 @@ from topoplan.check.rules.deepspeed_keys import key_findings
 from topoplan.check.rules.edits import add, change, drop
 from topoplan.check.rules.finding import Finding
 from topoplan.emit.trainer_keys import plain_keys
+from topoplan.errors import listed
 from topoplan.specs.source import KeyPath
 from topoplan.units import shown
 
@@ -144,7 +145,7 @@ def _trainer(document: Document) -> Iterator[Finding]:
                 "fixed-values",
                 "note",
                 path,
-                f"{' and '.join(fixed)} must equal what the trainer is given",
+                f"{listed(fixed)} must equal what the trainer is given",
                 why="transformers compares them and refuses a difference; LLaMA-Factory and ms-swift train with it",
                 remedy='write "auto", and transformers fills in its own',
             )
