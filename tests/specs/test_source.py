@@ -69,6 +69,20 @@ def test_aliases_are_followed() -> None:
     assert parse_source("a: &x {b: 1}\nc: *x\n", name="spec.yaml").data == {"a": {"b": 1}, "c": {"b": 1}}
 
 
+def test_merge_keys_bring_their_keys_as_in_yaml_1_1() -> None:
+    text = "base: &base {a: 1, b: 2}\nother: &other {b: 3, c: 4}\nall:\n  b: 9\n  <<: [*base, *other]\n  d: 5\n"
+    source = parse_source(text, name="spec.yaml")
+    assert source.data["all"] == {"a": 1, "b": 9, "c": 4, "d": 5}
+    assert (source.lines["all", "a"], source.lines["all", "b"]) == (5, 4)
+    assert parse_source('"<<": 1\n', name="spec.yaml").data == {"<<": 1}
+    assert _refused("a: 1\n<<: 2\n").startswith("spec.yaml:2: `<<` merges something else than blocks")
+
+
+def test_a_full_width_colon_is_named() -> None:
+    assert "line 1 has a full-width colon" in _refused("name\N{FULLWIDTH COLON} a\nnodes: 4\n")
+    assert "full-width" not in _refused("# name\N{FULLWIDTH COLON} a\na: b: c\n")
+
+
 def test_a_duplicate_key_names_both_lines() -> None:
     message = _refused("nodes: 4\nname: x\nnodes: 8\n")
     assert message == "spec.yaml:3: key 'nodes' is given twice; first on line 1; keep one of them"

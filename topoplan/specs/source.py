@@ -32,6 +32,7 @@ _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-
 _INF = re.compile(r"([-+]?)\.(?:inf|Inf|INF)")
 _TAG = "tag:yaml.org,2002:"
 _KNOWN_TAGS = {None, "!", *(_TAG + kind for kind in ("str", "int", "float", "bool", "null", "seq", "map"))}
+_WIDE_COLON = re.compile(r"\s*[\"']?[A-Za-z_][\w.-]*[\"']?\s*\N{FULLWIDTH COLON}")
 _OLD_BOOLEANS = frozenset({"yes", "no", "on", "off", "y", "n"})
 
 
@@ -170,6 +171,10 @@ class _Reader:
                 remedy = "indent with spaces, and put text that starts with a special character in quotes"
             elif "mapping values" in problem:
                 remedy = "a value that holds `: ` needs quotes"
+                before = text.splitlines()[: mark.line + 1] if mark else []
+                wide = next((number for number, line in enumerate(before, 1) if _WIDE_COLON.match(line)), None)
+                if wide is not None:
+                    remedy = f"line {wide} has a full-width colon behind its key; write `: `"
             raise SpecError(f"is not valid YAML: {problem}", where=where, remedy=remedy) from None
         except yaml.YAMLError as error:
             reason = str(error).splitlines()[0]
@@ -237,6 +242,7 @@ class _Reader:
 
     def _mapping(self, events: Iterator[Any], path: KeyPath) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         for event in events:
             if isinstance(event, yaml.MappingEndEvent):
                 break
@@ -245,6 +251,11 @@ class _Reader:
                 raise self._error("a key that is not plain text", event, expected="expected `key: value`")
             key: str = event.value
             key_path = (*path, key)
+            if key == "<<" and event.implicit[0]:
+                for name, value in self._merged(event, self._value(next(events), events, key_path)).items():
+                    merged.setdefault(name, value)
+                    self.lines.setdefault((*path, name), line)
+                continue
             if key in mapping:
                 first = self.lines[key_path]
                 raise self._error(
@@ -252,4 +263,11 @@ class _Reader:
                 )
             self.lines[key_path] = line
             mapping[key] = self._value(next(events), events, key_path)
-        return mapping
+        return merged | mapping
+
+    def _merged(self, event: Any, value: Any) -> dict[str, Any]:
+        """What `<<: *base` or `<<: [*a, *b]` brings: keys that stand in the block itself win, then earlier ones."""
+        blocks = value if isinstance(value, list) else [value]
+        if not all(isinstance(block, dict) for block in blocks):
+            raise self._error("`<<` merges something else than blocks", event, expected="expected `<<: *anchor`")
+        return {name: item for block in reversed(blocks) for name, item in block.items()}

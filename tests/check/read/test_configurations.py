@@ -33,6 +33,13 @@ def test_whose_configuration_it_is(here: Path, trainer: str) -> None:
     assert configuration.trainer == trainer
 
 
+@pytest.mark.parametrize("comment", ["// ZeRO-3", "/* ZeRO-3 */", "# ZeRO-3"])
+def test_json_with_comments_is_told_that_json_has_none(here: Path, comment: str) -> None:
+    (here / "a.json").write_text('{\n  "zero_optimization": {\n    "stage": 3 ' + comment + "\n  }\n}\n")
+    with pytest.raises(SpecError, match=r"^a.json:3: is not valid JSON: .*JSON has no comments"):
+        read_setup(["a.json"])
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -83,9 +83,11 @@ def _in_file(part: Part, where: str) -> str:
 
 def _json_source(part: Part) -> Source:
     """JSON, with the line of each value: YAML's events give these, and the JSON parser the strictness."""
-    source = parse_source(part.text.replace("\t", " "), name=part.name)
+    data: Any = None
     try:
         data = json.loads(part.text)
+    except RecursionError:
+        pass  # as the reader of YAML says below, with the line
     except ValueError as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
         message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
@@ -94,7 +96,7 @@ def _json_source(part: Part) -> Source:
             where=f"{part.name}:{line}",
             remedy="JSON has no comments, no commas behind the last item and double quotes only",
         ) from None
-    return replace(source, data=data)
+    return replace(parse_source(part.text.replace("\t", " "), name=part.name), data=data)
 
 
 def _guess(data: Mapping[str, Any]) -> Trainer | None:
