@@ -45,9 +45,18 @@ def test_other_token_prediction_is_refused(name: str, count: int, said: str) -> 
 
 def test_preferences_are_learned_by_text_models_alone() -> None:
     check_job(make_spec(DENSE, stage="dpo"))
-    check_job(make_spec(VISION, stage="pt"))
     with pytest.raises(SpecError, match=r"cannot find the images in it; expected stage pt or sft"):
         check_job(make_spec(VISION, stage="dpo"))
+
+
+def test_pre_training_of_a_vision_language_model_freezes_nothing() -> None:
+    trained = {"freeze_vision_tower": False, "freeze_multi_modal_projector": False}
+    check_job(make_spec(VISION, stage="pt", **trained))
+    check_job(make_spec(DENSE, stage="pt"))
+    with pytest.raises(SpecError, match=r"expected freeze_vision_tower and freeze_multi_modal_projector false; set"):
+        check_job(make_spec(VISION, stage="pt"))
+    with pytest.raises(SpecError, match=r"expected freeze_language_model false; set"):
+        check_job(make_spec(VISION, stage="pt", freeze_language_model=True, **trained))
 
 
 @pytest.mark.parametrize("finetuning", ["freeze", "lora", "qlora"])

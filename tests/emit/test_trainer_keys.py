@@ -140,6 +140,8 @@ def test_a_secret_is_never_written(name: str) -> None:
         ("/models/Qwen3-30B-A3B-Instruct-2507/", "qwen3_moe", "qwen3_nothink"),
         ("/models/my-own-vl", "qwen3_vl", "qwen3_vl"),
         ("meta-llama/Llama-2-7b-hf", "llama", "llama2"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama", "llama3"),
+        ("openai/gpt-oss-20b", "gpt_oss", "gpt_oss"),
         ("/models/my-own-llama", "llama", None),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from topoplan.errors import LayoutError, ModelError, SpecError
+from topoplan.errors import LayoutError, ModelError, SpecError, listed
 from topoplan.layout.layout import Layout
 from topoplan.layout.rules import pad_multiple, pads_to_seq_len, sequence_parts
 from topoplan.specs.job import Job
@@ -72,6 +72,7 @@ def check_job(spec: Spec) -> None:
     check_optimizer(job, where)
     check_token_prediction(spec)
     check_preferences(spec)
+    check_freezing(spec)
 
 
 def check_finetuning(job: Job, where: str = "") -> None:
@@ -108,6 +109,25 @@ def check_preferences(spec: Spec) -> None:
             " the images in it",
             where=spec.path or "",
             expected="expected stage pt or sft for a vision-language model",
+        )
+
+
+def check_freezing(spec: Spec) -> None:
+    """Raise SpecError where stage pt is to leave parts of a vision-language model as they are.
+
+    LLaMA-Factory train/mca/workflow.py: run_sft and run_dpo call _freeze_model_parameters, and run_pt does not.
+    """
+    job = spec.job
+    if job.stage != "pt" or spec.model.vision is None:
+        return
+    keys = ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model")
+    frozen = [key for key in keys if getattr(job, key)]
+    if frozen:
+        raise SpecError(
+            f"stage pt of {spec.model.name}: the MCA trainer freezes nothing in it, and trains all of the model",
+            where=spec.path or "",
+            expected=f"expected {listed(frozen)} false",
+            remedy="set that, or take backend ddp, deepspeed or fsdp2, which do freeze",
         )
 
 

@@ -233,7 +233,7 @@ def typed_value(key: Key, value: Any) -> Verdict:
         if "int" in types:
             return Verdict(value=value)
         if "float" in types and abs(value) < 10**300:
-            return Verdict(value=float(value))
+            return Verdict(value=value)
     if isinstance(value, float):
         if "float" in types:
             return Verdict(value=value)

@@ -22,7 +22,7 @@ _FUSED_EXPERTS = frozenset(["qwen3_vl_moe", "qwen3_5_moe"])
 
 def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
     """What is right to write and may still surprise."""
-    job, model = spec.job, spec.model
+    job = spec.job
     found = [*_model_warnings(spec, layout)]
     if job.samples is None and not {"max_steps", "warmup_steps"} & set(job.trainer):
         found.append(
@@ -38,8 +38,6 @@ def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
     if job.seq_len % pad:
         longest = math.ceil(job.seq_len / pad) * pad
         found.append(f"cutoff_len {job.seq_len} is no multiple of {pad}: full sequences are padded to {longest} tokens")
-    if model.vision is not None and job.stage == "pt":
-        found.append("stage pt freezes nothing: the vision tower and its projector are trained too")
     if job.template is not None and job.template not in templates().names:
         close = nearest(job.template, templates().names)
         found.append(

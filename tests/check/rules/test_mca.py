@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,12 @@ GENERATED = {
         },
     },
 }
+
+
+def test_a_plan_s_own_choice_of_sequence_parallel_is_not_judged() -> None:
+    setup = make_setup(with_lines(MEGATRON, "sequence_parallel: false"), name="bundle/train.yaml")
+    assert "mca-sequence-parallel-off" in [one.rule for one in findings(setup)]
+    assert "mca-sequence-parallel-off" not in [one.rule for one in findings(replace(setup, bundles=(Path("bundle"),)))]
 
 
 @pytest.mark.parametrize("case", GENERATED, ids=str)

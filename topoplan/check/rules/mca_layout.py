@@ -60,8 +60,11 @@ _FIXES: Mapping[str, tuple[tuple[str, Any], ...]] = {
 }
 
 
-def layout_findings(configuration: Configuration, model: Model | None) -> Iterator[Finding]:
-    """Degrees and switches that do not go together, with each other or with the model."""
+def layout_findings(configuration: Configuration, model: Model | None, *, planned: bool) -> Iterator[Finding]:
+    """Degrees and switches that do not go together, with each other or with the model.
+
+    `planned`: topoplan wrote it, and has weighed what costs only memory.
+    """
     tp, pp = degree(configuration, "tensor_model_parallel"), degree(configuration, "pipeline_model_parallel")
     ep = degree(configuration, "expert_model_parallel")
     complete, have = is_complete(configuration), configuration.source.data
@@ -78,7 +81,7 @@ def layout_findings(configuration: Configuration, model: Model | None) -> Iterat
             edits=drop(configuration, (VPP,)),
         )
     sequence_parallel = flag(configuration, SP)
-    if tp is not None and tp > 1 and not sequence_parallel and (complete or SP in have):
+    if tp is not None and tp > 1 and not sequence_parallel and (complete or SP in have) and not planned:
         yield from _sequence_parallel_off(configuration, model, tp, ep or 1)
     if sequence_parallel and tp == 1 and (complete or TP in have):
         yield found(
