@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,6 +53,27 @@ def test_a_text_without_a_last_line_break_and_one_with_carriage_returns_keep_the
     assert apply_edits(one.text, [finding(one, (2, 2, "B"))])[0] == "a: 1\nB"
     dos = part("a: 1\r\nb: 2\r\n")
     assert apply_edits(dos.text, [finding(dos, (1, 1, "x\ny"))])[0] == "x\r\ny\r\nb: 2\r\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "left"),
+    [
+        ("if a; then\n  export B=1\nfi\nc\n", 2, "if a; then\n  :\nfi\nc\n"),
+        (
+            "if a; then\n  b\nelse  # why\n  # and\n  export B=1\nfi\n",
+            5,
+            "if a; then\n  b\nelse  # why\n  # and\n  :\nfi\n",
+        ),
+        ("f() {\n  export B=1\n}\n", 2, "f() {\n  :\n}\n"),
+        ("if a; then\n  export B=1\n  c\nfi\n", 2, "if a; then\n  c\nfi\n"),
+    ],
+)
+def test_a_block_of_the_shell_that_loses_its_last_command_stays_one(text: str, line: int, left: str) -> None:
+    one = part(text, kind="shell")
+    (correction,) = corrected([one], [finding(one, (line, line, ""))], lambda parts: [])
+
+    assert correction.after.text == left
+    assert subprocess.run(["bash", "-n"], input=left, text=True, check=False).returncode == 0
 
 
 def test_the_edits_of_a_finding_go_together_or_not_at_all() -> None:

@@ -16,6 +16,12 @@ from topoplan.errors import OutputError
 MARK = "# Corrected by `topoplan check --fix` from"
 """How a copy of ours begins, behind a script's first line."""
 _MOST_ROUNDS = 4
+_EMPTY_BLOCK = re.compile(
+    r"^(?P<indent>[ \t]*)(?:[^#\n]*(?:\b(?:then|do|else)|[\s)]\{)|\{)[ \t]*(?:#[^\n]*)?\n(?:[ \t]*(?:#[^\n]*)?\n)*"
+    r"(?=[ \t]*(?:(?:fi|done|else|elif)\b|\}))",
+    re.MULTILINE,
+)
+"""A block of the shell that lost its last command, which bash refuses; up to the line that ends it."""
 _SUFFIXES = {"yaml": ".yaml", "json": ".json", "shell": ".sh"}
 
 
@@ -68,6 +74,8 @@ def corrected(parts: Sequence[Part], findings: Sequence[Finding], recheck: Reche
         for place, part in enumerate(now):
             text, used = apply_edits(part.text, [one for one in findings if one.part == part])
             if text != part.text:
+                if part.kind == "shell" and not _EMPTY_BLOCK.search(part.text):
+                    text = _EMPTY_BLOCK.sub(r"\g<0>\g<indent>  :\n", text)
                 now[place] = replace(part, text=text, lines=())
                 done[place] += used
                 changed = True

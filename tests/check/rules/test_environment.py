@@ -22,6 +22,12 @@ def found(text: str) -> dict[str, Finding]:
     return rules_of(findings, setup_of(text + "\n"))
 
 
+def test_a_variable_that_another_line_goes_on_in_is_left_where_it_is() -> None:
+    assert found('[ -n "$A" ] && \\\n  export NCCL_P2P_DISABLE=1\nb')["env-nccl-debugging"].edits == ()
+    assert found("[ -n a ] &&\n  export NCCL_P2P_DISABLE=1\nb")["env-nccl-debugging"].edits == ()
+    assert found("A=1 \\\nNCCL_P2P_DISABLE=1 \\\n  torchrun b.py")["env-nccl-debugging"].edits
+
+
 @pytest.mark.parametrize(
     ("value", "missing"), [("Tree", True), ("tree,nvls", True), ("ring,tree", False), ("^nvls", False)]
 )

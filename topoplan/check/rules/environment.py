@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -22,6 +23,7 @@ _PLACEHOLDER = re.compile(
     r"<.*>|\[.*\]|\{.*\}|[xX*.]{3,}.*|(?:your|my|the)[-_ ].*|.*(?:_here|\.\.\.|[xX*]{4,})|[^\x00-\x7f]+"
 )
 _OWN_SCRIPT = "# Written by topoplan"
+_GOES_ON = re.compile(r"(?:\\|&&|\|)\s*$")
 _INDEXED = re.compile(r".*_[a-z]*[1-9]")
 
 
@@ -42,8 +44,11 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 
 def removal(variable: Variable) -> tuple[Edit, ...]:
-    """The edit that takes a variable's line out, where the line sets nothing else."""
+    """The edit that takes a variable's line out, where the line sets nothing else and no line before goes on in it."""
     line = line_text(variable)
+    before = replace(variable, line=variable.line - 1)
+    if _GOES_ON.search(line_text(before)) and not line.rstrip().endswith("\\"):
+        return ()
     alone = re.fullmatch(
         rf"\s*(?:export\s+)?{re.escape(variable.name)}=(?:[^\s'\"`$;&|]*|'[^']*'|\"[^\"`$]*\")\s*(?:\\|#.*|;)?\s*", line
     )
