@@ -67,6 +67,17 @@ def test_every_module_of_rules_is_listed() -> None:
     assert [one for one in modules if hasattr(one, "findings") and one not in LISTED] == []
 
 
+@pytest.mark.parametrize(("name", "fixable"), [("Makefile", False), ("run.sh", True)])
+def test_the_recipes_of_a_makefile_are_left_to_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fixable: bool
+) -> None:
+    monkeypatch.setattr(whole, "RULES", LISTED)
+    (tmp_path / name).write_text("a:\n\tNCCL_DEBUG=INFO torchrun --nproc_per_node 8 b.py\n")
+    (finding,) = check([str(tmp_path / name)]).findings
+
+    assert (finding.rule, bool(finding.edits)) == ("env-nccl-log", fixable)
+
+
 def test_findings_are_sorted_by_severity_and_then_by_place(train: Path) -> None:
     checked = check([str(train)])
 

@@ -184,10 +184,14 @@ def _files(setup: Setup) -> Iterator[tuple[Part, ...]]:
             yield (part,)
 
 
+_MAKEFILES = ("akefile", ".mk")
+"""How their names end. What would correct a script breaks a recipe."""
+
+
 def _rule_findings(setup: Setup) -> Iterable[Finding]:
     overridden = _overridden(setup)
     return (
-        finding
+        replace(finding, edits=()) if finding.part.name.endswith(_MAKEFILES) else finding
         for module in RULES
         for finding in module.findings(setup)
         if finding.line not in overridden.get(id(finding.part), ())

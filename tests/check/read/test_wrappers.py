@@ -25,6 +25,8 @@ def behind(text: str) -> list[tuple[str, tuple[str, ...]]]:
         ("ssh host 'bash -c \"torchrun a.py\"'", ("ssh", "bash")),
         ("timeout 60 torchrun a.py", ("timeout",)),
         ("uv run torchrun a.py", ("uv",)),
+        ("tmux send-keys -t 0:a 'torchrun a.py' C-m", ("tmux",)),
+        ("screen -dmS a bash -c 'torchrun a.py'", ("screen", "bash")),
     ],
 )
 def test_the_command_behind_them(text: str, wrappers: tuple[str, ...]) -> None:

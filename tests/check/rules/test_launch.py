@@ -150,6 +150,14 @@ def test_megatron_keys_need_use_mca() -> None:
     assert set(found("USE_MCA=1 llamafactory-cli train a.yaml", a_yaml=PLAIN)) == {"launch-unused-use-mca"}
 
 
+def test_an_export_is_only_added_where_the_launch_has_it() -> None:
+    loop = found("for i in 1; do\n  llamafactory-cli train a.yaml\ndone", a_yaml=MEGATRON)["launch-missing-use-mca"]
+    assert "do\n  export USE_MCA=1\n  llamafactory-cli" in fixed(loop)
+    for text in ("pdsh -w b 'llamafactory-cli train a.yaml'", "cd b &&\nllamafactory-cli train a.yaml"):
+        assert found(text, a_yaml=MEGATRON)["launch-missing-use-mca"].edits == ()
+    assert "launch-missing-use-mca" not in found("tmux send-keys 'llamafactory-cli train a.yaml' C-m", a_yaml=MEGATRON)
+
+
 def test_tensor_parallelism_under_megatron_wants_one_connection() -> None:
     rules = found("export USE_MCA=1\nllamafactory-cli train a.yaml", a_yaml=MEGATRON)
     assert set(rules) == {"launch-max-connections"}

@@ -34,6 +34,47 @@ def test_an_option_that_fell_off_its_command(text: str, why: str) -> None:
     assert found(fixed(finding)) == {}
 
 
+@pytest.mark.parametrize(
+    ("text", "typed"),
+    [
+        ("torchrun \N{EM DASH}-nnodes 2 a.py\n", "torchrun --nnodes 2 a.py\n"),
+        ("torchrun \N{EN DASH}\N{EN DASH}nnodes 2 a.py\n", "torchrun --nnodes 2 a.py\n"),
+        (
+            "torchrun a.py --b \N{LEFT DOUBLE QUOTATION MARK}c d\N{RIGHT DOUBLE QUOTATION MARK}\n",
+            'torchrun a.py --b "c d"\n',
+        ),
+        ("export A\N{FULLWIDTH EQUALS SIGN}1\ntorchrun a.py\n", "export A=1\ntorchrun a.py\n"),
+    ],
+)
+def test_dashes_and_quotes_of_a_text_editor(text: str, typed: str) -> None:
+    finding = found(text)["shell-typographic"]
+    assert finding.severity == "error"
+    assert fixed(finding) == typed
+    assert "shell-typographic" not in found(typed)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torchrun a.py --b 'c \N{EM DASH} \N{LEFT DOUBLE QUOTATION MARK}d\N{RIGHT DOUBLE QUOTATION MARK}'\n",
+        "torchrun a.py --b it\N{RIGHT SINGLE QUOTATION MARK}s  # \N{EM DASH}-c\n",
+        "echo \N{LEFT DOUBLE QUOTATION MARK}a\N{RIGHT DOUBLE QUOTATION MARK}\ntorchrun a.py\n",
+    ],
+)
+def test_a_text_may_have_the_dashes_and_quotes_of_print(text: str) -> None:
+    assert "shell-typographic" not in found(text)
+
+
+def test_a_variable_as_kubernetes_writes_it() -> None:
+    text = "torchrun --nnodes 2 \\\n  --master_addr $(MASTER_ADDR) --node_rank $((RANK)) a.py\n"
+    finding = found(text)["shell-command-for-variable"]
+    assert (finding.severity, finding.line) == ("warning", 2)
+    assert "--master_addr ${MASTER_ADDR} --node_rank $((RANK)) a.py" in fixed(finding)
+    assert "shell-command-for-variable" not in rules_of(
+        findings, setup_of("a:\n\ttorchrun $(ARGS) a.py\n", name="Makefile")
+    )
+
+
 def test_a_quote_that_is_never_closed() -> None:
     finding = found("torchrun a.py\ntorchrun b.py --system 'it\n")["shell-unclosed-quote"]
     assert (finding.severity, finding.line) == ("error", 2)

@@ -158,6 +158,11 @@ def _hint(data: Mapping[str, Any]) -> dict[str, str]:
             "expected": READ,
             "remedy": "it looks like one of ms-swift's trainer under Ray (--use_ray), which is not read",
         }
+    if {"apiVersion", "kind"} <= set(data):
+        remedy = (
+            "it looks like a manifest of Kubernetes: give the command in it as a script, and the trainer's file itself"
+        )
+        return {"expected": READ, "remedy": remedy}
     if len(set(data) & _OF_TOPOPLAN) >= 2:
         return {"expected": READ, "remedy": "it looks like a cluster spec of topoplan: see `topoplan rank`"}
     return {"expected": READ}

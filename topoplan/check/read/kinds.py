@@ -18,7 +18,9 @@ _PROGRAM = (
     rf"|{_PYTHON}[^\s-]\S{{0,300}}\.py"
 )
 _VARIABLES = rf"(?:[A-Za-z_]\w{{0,80}}=\S{{0,300}}{_GAP}){{0,20}}"
-_WRAPPER = r"(?:(?:nohup|sudo|exec|time|srun|env|numactl|ssh|bash|docker|eval)[ \t]+(?:[^\n#]{0,300}?[ \t'\"])??)?"
+_WRAPPER = (
+    r"(?:(?:nohup|sudo|exec|time|srun|env|numactl|ssh|bash|docker|eval|tmux|screen)[ \t]+(?:[^\n#]{0,300}?[ \t'\"])??)?"
+)
 _LAUNCH = re.compile(
     rf"^[ \t]*{_VARIABLES}{_WRAPPER}{_VARIABLES}(?:{_LAUNCHER}(?={_GAP}[-\w$.\"'/])|(?:{_PROGRAM})(?!\S))",
     re.MULTILINE | re.ASCII,

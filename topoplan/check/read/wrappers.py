@@ -16,8 +16,10 @@ from topoplan.check.read.starters import PYTHON, base_name
 from topoplan.check.read.words import Word, is_open, join
 
 _SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ksh"])
-_REMOTE = frozenset(["ssh", "pdsh", "clush", "sshpass"])
-_CONTAINERS = frozenset(["docker", "podman", "nerdctl", "singularity", "apptainer", "enroot", "kubectl"])
+REMOTE = frozenset(["ssh", "pdsh", "clush", "sshpass"])
+CONTAINERS = frozenset(["docker", "podman", "nerdctl", "singularity", "apptainer", "enroot", "kubectl"])
+_TERMINALS = frozenset(["tmux", "screen"])
+"""They type what stands in quotes, or start a shell with it: `tmux send-keys -t a "torchrun ..." C-m`."""
 _LOCAL = frozenset(
     [
         *("exec", "nohup", "sudo", "time", "command", "builtin", "setsid", "stdbuf", "nice", "ionice", "numactl"),
@@ -26,7 +28,7 @@ _LOCAL = frozenset(
         *("doas", "unbuffer", "catchsegv"),
     ]
 )
-_WRAPPERS = _LOCAL | _REMOTE | _CONTAINERS
+_WRAPPERS = _LOCAL | REMOTE | CONTAINERS
 _STARTS = frozenset(
     ["torchrun", "deepspeed", "accelerate", "accelerate-launch", "llamafactory-cli", "lmf", "swift", "megatron"]
 )
@@ -80,7 +82,7 @@ def _unwrap(script: Script, command: Command, left: _Left, *, depth: int) -> Ite
         taken = _take_off(script, name, left)
         if isinstance(taken, Word):
             wrappers = (*left.wrappers, name)
-            environment = None if name in _REMOTE | _CONTAINERS else left.environment
+            environment = None if name in REMOTE | CONTAINERS else left.environment
             for inner in nested_commands(script, taken, environment, depth=depth + 1):
                 inner_left = _Left(inner.words, inner.environment, wrappers)
                 yield from _unwrap(script, inner, inner_left, depth=depth + 1)
@@ -110,7 +112,7 @@ def _text_of_shell(words: Sequence[Word]) -> Word | None:
 
 def _take_off(script: Script, name: str, left: _Left) -> _Left | Word | None:
     """The command behind one wrapper; a Word where a shell is to read it."""
-    environment = None if name in _REMOTE | _CONTAINERS else left.environment
+    environment = None if name in REMOTE | CONTAINERS else left.environment
     words = left.words
     for at in range(1, len(words)):
         word = words[at]
@@ -121,8 +123,10 @@ def _take_off(script: Script, name: str, left: _Left) -> _Left | Word | None:
             script.variables.append(variable)
             environment = Environment(variable, variable.name, environment)
             continue
-        if name in _REMOTE and word.quoted and re.search(r"\s", word.text):
+        if name in REMOTE and word.quoted and re.search(r"\s", word.text):
             return join(words[at:])
+        if name in _TERMINALS and word.quoted and re.search(r"\s", word.text):
+            return word
         if is_command(word, words[at + 1 :]):
             return _Left(words[at:], environment, (*left.wrappers, name))
     return None

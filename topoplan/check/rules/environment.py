@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from topoplan.check.read.parts import Part
 from topoplan.check.read.setup import Setup, Variable
 from topoplan.check.read.words import is_open
 from topoplan.check.rules.finding import Edit, Finding
@@ -23,7 +23,6 @@ _PLACEHOLDER = re.compile(
     r"<.*>|\[.*\]|\{.*\}|[xX*.]{3,}.*|(?:your|my|the)[-_ ].*|.*(?:_here|\.\.\.|[xX*]{4,})|[^\x00-\x7f]+"
 )
 _OWN_SCRIPT = "# Written by topoplan"
-_GOES_ON = re.compile(r"(?:\\|&&|\|)\s*$")
 _INDEXED = re.compile(r".*_[a-z]*[1-9]")
 
 
@@ -46,8 +45,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
 def removal(variable: Variable) -> tuple[Edit, ...]:
     """The edit that takes a variable's line out, where the line sets nothing else and no line before goes on in it."""
     line = line_text(variable)
-    before = replace(variable, line=variable.line - 1)
-    if _GOES_ON.search(line_text(before)) and not line.rstrip().endswith("\\"):
+    if goes_on(variable.part, variable.line) and not line.rstrip().endswith("\\"):
         return ()
     alone = re.fullmatch(
         rf"\s*(?:export\s+)?{re.escape(variable.name)}=(?:[^\s'\"`$;&|]*|'[^']*'|\"[^\"`$]*\")\s*(?:\\|#.*|;)?\s*", line
@@ -65,6 +63,12 @@ def new_value(variable: Variable, value: str) -> tuple[Edit, ...]:
         return ()
     text = re.sub(pattern, lambda _: f"{variable.name}={value}", line)
     return (Edit(first_line=variable.line, last_line=variable.line, text=text),)
+
+
+def goes_on(part: Part, line: int) -> bool:
+    """Whether the line goes on with the command of the one before it: nothing can come between the two."""
+    before = part.text.split("\n")[line - 2] if line > 1 else ""
+    return re.search(r"(?:\\|&&|\|)\s*$", before) is not None
 
 
 def line_text(variable: Variable) -> str:

@@ -6,6 +6,7 @@ import re
 
 from topoplan.check.read.setup import Configuration, Launch, Option, Setup, Variable
 from topoplan.check.read.words import is_open
+from topoplan.check.read.wrappers import CONTAINERS, REMOTE
 from topoplan.check.rules.finding import Edit, Finding, Severity
 from topoplan.emit.trainer_keys import known_keys
 
@@ -81,14 +82,22 @@ def is_static(launch: Launch) -> bool:
 
 
 def from_outside(launch: Launch) -> bool:
-    """Whether variables may come from a file that the script sources, or torchrun's options from PET_ variables."""
-    sources = _SOURCES_FILES.search(launch.part.text) is not None
+    """Whether variables may come from a file that the script sources, or torchrun's options from PET_ variables.
+
+    A terminal of tmux or screen has those that were typed into it before.
+    """
+    sources = _SOURCES_FILES.search(launch.part.text) is not None or bool({"tmux", "screen"} & set(launch.wrappers))
     return sources or any(one.name.startswith("PET_") for one in launch.variables)
 
 
 def is_remote(launch: Launch) -> bool:
     """Whether it runs on other machines than the script."""
     return bool({"ssh", "pdsh", "clush", "srun", "mpirun", "mpiexec"} & set(launch.wrappers))
+
+
+def has_exports(launch: Launch) -> bool:
+    """Whether it has what the script exports: other machines and containers do not."""
+    return not {"mpirun", "mpiexec", *REMOTE, *CONTAINERS} & set(launch.wrappers)
 
 
 def is_enabled(launch: Launch, name: str) -> bool:

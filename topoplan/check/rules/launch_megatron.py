@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from topoplan.check.read.setup import Launch, Setup
-from topoplan.check.rules.environment import line_text, new_value
+from topoplan.check.rules.environment import goes_on, line_text, new_value
 from topoplan.check.rules.finding import Edit, Finding
 from topoplan.check.rules.launch_facts import (
     configurations_of,
     finding_about,
     from_outside,
+    has_exports,
     is_enabled,
     known,
     megatron_keys,
@@ -35,11 +36,11 @@ def _use_mca(setup: Setup, launch: Launch) -> Iterator[Finding]:
     keys = [key for one in configurations for key in megatron_keys(one)]
     variable = launch.variable("USE_MCA")
     if keys and variable is None and not from_outside(launch) and all(megatron_keys(one) for one in configurations):
-        prefix = "export USE_MCA=1"
-        alone = launch.part.text.split("\n")[: launch.first_line - 1]
         edits: tuple[Edit, ...] = ()
-        if not alone or not alone[-1].rstrip().endswith("\\"):
-            edits = (Edit(first_line=launch.first_line, last_line=launch.first_line - 1, text=prefix),)
+        if has_exports(launch) and not goes_on(launch.part, launch.first_line):
+            line = launch.part.text.split("\n")[launch.first_line - 1]
+            text = f"{line[: len(line) - len(line.lstrip())]}export USE_MCA=1"
+            edits = (Edit(first_line=launch.first_line, last_line=launch.first_line - 1, text=text),)
         yield finding_about(
             launch,
             "launch-missing-use-mca",

@@ -10,6 +10,7 @@ from topoplan.check.read.parts import Part
 from topoplan.check.read.setup import Setup, Variable
 from topoplan.check.read.shell import Script, read_script
 from topoplan.check.rules.finding import Edit, Finding
+from topoplan.units import shown
 
 _READ_BY_PROCESSES = re.compile(
     r"NCCL_\w+|TORCH_NCCL_\w+|GLOO_\w+|USE_MCA|FORCE_TORCHRUN|CUDA_DEVICE_MAX_CONNECTIONS|PYTORCH_(?:CUDA_)?ALLOC_CONF"
@@ -46,6 +47,8 @@ def _of_part(part: Part) -> Iterator[Finding]:
         return
     yield from _options_as_commands(script)
     yield from _not_exported(script)
+    yield from _typographic(script)
+    yield from _commands_for_variables(script)
 
 
 def _windows_lines(part: Part) -> Iterator[Finding]:
@@ -102,6 +105,69 @@ def _joined(lines: list[str], last: int, first: int) -> tuple[tuple[Edit, ...], 
         return (), "an empty line ends the command"
     edit = Edit(first_line=last, last_line=last, text=f"{line.rstrip()} \\")
     return (edit,), f"line {last} does not end with a backslash"
+
+
+_DASHES = re.compile(r"(?<!\S)[\N{HYPHEN}-\N{HORIZONTAL BAR}\N{MINUS SIGN}]+-?(?=[A-Za-z])")
+_DOUBLE = "\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE QUOTATION MARK}"
+_SINGLE = "\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}"
+_EQUALS = "\N{FULLWIDTH EQUALS SIGN}"
+_TYPOGRAPHIC = re.compile(rf"{_DASHES.pattern}|(?:(?<!\S)|(?<==))[{_DOUBLE}{_SINGLE}]|(?<=\w){_EQUALS}", re.ASCII)
+_TYPED = str.maketrans(_DOUBLE + _SINGLE + _EQUALS, "\"\"''=")
+_EXPORT = re.compile(r"\s*export\s+[^'\"#]*")
+
+
+def _typographic(script: Script) -> Iterator[Finding]:
+    """Dashes and quotes as text editors and chats put them in place of those that were typed."""
+    launched = {line for one in launches(script) for line in range(one.first_line, one.last_line + 1)}
+    if not launched:
+        return
+    words = [word for command in script.commands if command.first_line in launched for word in command.words]
+    lines = script.part.text.split("\n")
+    texts = [(word.line, word.text) for word in words if not word.quoted]
+    texts += [(number, match[0]) for number, line in enumerate(lines, start=1) if (match := _EXPORT.match(line))]
+    told: set[int] = set()
+    for number, text in texts:
+        typed = _TYPOGRAPHIC.search(text)
+        if typed is None or number in told:
+            continue
+        told.add(number)
+        line = lines[number - 1]
+        new = _DASHES.sub("--", line).translate(_TYPED)
+        meant = re.search("[#'\"]", line)  # perhaps: in a comment, or in a text
+        yield Finding(
+            rule="shell-typographic",
+            severity="error",
+            part=script.part,
+            line=number,
+            what=f"{shown(text.strip())} holds {typed[0]}, which the shell takes for any other letter",
+            why="text editors and chats put such dashes, quotes and signs in place of those of the keyboard",
+            remedy="type it again: - -- \" ' =",
+            edits=() if meant else (Edit(first_line=number, last_line=number, text=new),),
+        )
+
+
+def _commands_for_variables(script: Script) -> Iterator[Finding]:
+    """`$(MASTER_ADDR)`, as Kubernetes and make write variables."""
+    if script.part.name.endswith(("akefile", ".mk")):
+        return
+    lines = script.part.text.split("\n")
+    for launch in launches(script):
+        for number in range(launch.first_line, min(launch.last_line, len(lines)) + 1):
+            text = lines[number - 1]
+            if match := re.search(r"(?<![\\$])\$\(([A-Z][A-Z0-9_]*)\)", text):
+                edit = Edit(
+                    first_line=number, last_line=number, text=re.sub(r"\$\(([A-Z][A-Z0-9_]*)\)", r"${\1}", text)
+                )
+                yield Finding(
+                    rule="shell-command-for-variable",
+                    severity="warning",
+                    part=script.part,
+                    line=number,
+                    what=f"{match[0]} runs a command {match[1]}, which bash does not find, and nothing takes its place",
+                    why="Kubernetes fills in $(NAME) in the args of a manifest, and make in a Makefile; bash does not",
+                    remedy=f"write ${{{match[1]}}} in a script",
+                    edits=(edit,),
+                )
 
 
 def _not_exported(script: Script) -> Iterator[Finding]:
