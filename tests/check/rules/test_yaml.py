@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.check.setups import fixed, make_command, make_setup, only, rules
+from tests.check.setups import PLAIN, fixed, make_command, make_setup, only, rules, with_lines
 from topoplan.check.rules.yaml import findings
 
 
@@ -120,3 +120,21 @@ def test_a_configuration_whose_line_breaks_were_lost_is_told(label: str, severit
     assert finding.place == "train.yaml:9"
     assert finding.what.startswith("2 keys stand on one line")
     assert not rules(findings, setup)
+
+
+@pytest.mark.parametrize(
+    ("line", "typed"),
+    [
+        ("output_dir: \N{LEFT DOUBLE QUOTATION MARK}b c\N{RIGHT DOUBLE QUOTATION MARK}", "output_dir: b c"),
+        ("output_dir: \N{LEFT SINGLE QUOTATION MARK}b\N{RIGHT SINGLE QUOTATION MARK}  # why", "output_dir: b  # why"),
+        ("dataset: b\N{FULLWIDTH COMMA}c", 'dataset: "b,c"'),
+        ("dataset: b \N{IDEOGRAPHIC COMMA} c", 'dataset: "b,c"'),
+    ],
+)
+def test_quotes_and_commas_of_print_are_no_syntax(line: str, typed: str) -> None:
+    name = line.partition(":")[0]
+    finding = only(findings, make_setup(with_lines(PLAIN, line)), "yaml-typographic")
+    assert finding.severity == "error"
+    assert fixed(finding) == with_lines(PLAIN, typed)
+    text = f"{name}_of_mine: \N{LEFT DOUBLE QUOTATION MARK}b\N{RIGHT DOUBLE QUOTATION MARK} c\N{FULLWIDTH COMMA}"
+    assert "yaml-typographic" not in rules(findings, make_setup(with_lines(PLAIN, text)))

@@ -18,6 +18,7 @@ from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.found import found
 from topoplan.check.rules.keys import RENAMED, key_of
 from topoplan.emit.trainer_keys import SECRET_KEYS, Key
+from topoplan.specs.source import plain_scalar
 from topoplan.units import quote, shown
 
 _TRUTH = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
@@ -41,6 +42,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
             if finding := misread(setup, configuration, name):
                 yield finding
         yield from _interpolations(configuration)
+        yield from _typographic(configuration)
 
 
 def _lost_line_breaks(configuration: Configuration) -> Finding:
@@ -149,3 +151,38 @@ def _interpolations(configuration: Configuration) -> Iterator[Finding]:
             why="LLaMA-Factory reads the file with OmegaConf and never fills in ${...}, not even ${oc.env:...}",
             remedy="write the value itself",
         )
+
+
+def _typographic(configuration: Configuration) -> Iterator[Finding]:
+    """Quotes and commas as text editors and input methods put them in place of those that YAML and the parser know."""
+    for name, value in configuration.source.data.items():
+        if not isinstance(value, str) or name == "default_system":  # a text of its own
+            continue
+        if match := _PRINTED_QUOTES.fullmatch(value):
+            yield found(
+                configuration,
+                "yaml-typographic",
+                "error",
+                name,
+                f"{quote(name)}: {value[0]} and {value[-1]} are no quotes of YAML, and become a part of the value",
+                remedy=f"write {name}: {quote(match[1])}",
+                edits=change(configuration, (name,), value=plain_scalar(match[1])),
+            )
+        elif name in ("dataset", "eval_dataset") and (other := _OTHER_COMMAS.search(value)):
+            yield found(
+                configuration,
+                "yaml-typographic",
+                "error",
+                name,
+                f"{name}: {other[0].strip()} separates no data sets",
+                why="data/parser.py looks the whole text up in dataset_info.json; the names are split at a plain comma",
+                remedy="write a comma",
+                edits=change(configuration, (name,), value=_OTHER_COMMAS.sub(",", value)),
+            )
+
+
+_PRINTED_QUOTES = re.compile(
+    "[\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE QUOTATION MARK}\N{LEFT SINGLE QUOTATION MARK}]([^\n]+)"
+    "[\N{RIGHT DOUBLE QUOTATION MARK}\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}]"
+)
+_OTHER_COMMAS = re.compile("\\s*[\N{FULLWIDTH COMMA}\N{IDEOGRAPHIC COMMA}\N{FULLWIDTH SEMICOLON};]\\s*")
