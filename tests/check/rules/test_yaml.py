@@ -125,7 +125,7 @@ def test_a_configuration_whose_line_breaks_were_lost_is_told(label: str, severit
 @pytest.mark.parametrize(
     ("line", "typed"),
     [
-        ("output_dir: \N{LEFT DOUBLE QUOTATION MARK}b c\N{RIGHT DOUBLE QUOTATION MARK}", "output_dir: b c"),
+        ("output_dir: \N{LEFT DOUBLE QUOTATION MARK}b c\N{RIGHT DOUBLE QUOTATION MARK}", 'output_dir: "b c"'),
         ("output_dir: \N{LEFT SINGLE QUOTATION MARK}b\N{RIGHT SINGLE QUOTATION MARK}  # why", "output_dir: b  # why"),
         ("dataset: b\N{FULLWIDTH COMMA}c", 'dataset: "b,c"'),
         ("dataset: b \N{IDEOGRAPHIC COMMA} c", 'dataset: "b,c"'),
