@@ -184,14 +184,10 @@ def _files(setup: Setup) -> Iterator[tuple[Part, ...]]:
             yield (part,)
 
 
-_MAKEFILES = ("akefile", ".mk")
-"""How their names end. What would correct a script breaks a recipe."""
-
-
 def _rule_findings(setup: Setup) -> Iterable[Finding]:
     overridden = _overridden(setup)
     return (
-        replace(finding, edits=()) if finding.part.name.endswith(_MAKEFILES) else finding
+        replace(finding, edits=()) if finding.part.is_makefile else finding  # what corrects a script breaks a recipe
         for module in RULES
         for finding in module.findings(setup)
         if finding.line not in overridden.get(id(finding.part), ())

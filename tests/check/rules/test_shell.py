@@ -70,6 +70,7 @@ def test_a_variable_as_kubernetes_writes_it() -> None:
     finding = found(text)["shell-command-for-variable"]
     assert (finding.severity, finding.line) == ("warning", 2)
     assert "--master_addr ${MASTER_ADDR} --node_rank $((RANK)) a.py" in fixed(finding)
+    assert "shell-command-for-variable" not in found("ADDR() { hostname; }\ntorchrun --master_addr $(ADDR) a.py\n")
     assert "shell-command-for-variable" not in rules_of(
         findings, setup_of("a:\n\ttorchrun $(ARGS) a.py\n", name="Makefile")
     )

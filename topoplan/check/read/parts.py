@@ -26,6 +26,11 @@ class Part:
     unfolded: bool = False
     """Line breaks had to be put back."""
 
+    @property
+    def is_makefile(self) -> bool:
+        """Its commands are recipes of make."""
+        return self.name.endswith(("akefile", ".mk"))
+
     def file_line(self, line: int) -> int:
         """The line in the file of a line of `text`."""
         if not self.lines:

@@ -146,28 +146,30 @@ def _typographic(script: Script) -> Iterator[Finding]:
         )
 
 
+_IN_BRACKETS = re.compile(r"(?<![\\$])\$\(([A-Z][A-Z0-9_]*)\)")
+
+
 def _commands_for_variables(script: Script) -> Iterator[Finding]:
     """`$(MASTER_ADDR)`, as Kubernetes and make write variables."""
-    if script.part.name.endswith(("akefile", ".mk")):
+    if script.part.is_makefile:
         return
     lines = script.part.text.split("\n")
-    for launch in launches(script):
-        for number in range(launch.first_line, min(launch.last_line, len(lines)) + 1):
-            text = lines[number - 1]
-            if match := re.search(r"(?<![\\$])\$\(([A-Z][A-Z0-9_]*)\)", text):
-                edit = Edit(
-                    first_line=number, last_line=number, text=re.sub(r"\$\(([A-Z][A-Z0-9_]*)\)", r"${\1}", text)
-                )
-                yield Finding(
-                    rule="shell-command-for-variable",
-                    severity="warning",
-                    part=script.part,
-                    line=number,
-                    what=f"{match[0]} runs a command {match[1]}, which bash does not find, and nothing takes its place",
-                    why="Kubernetes fills in $(NAME) in the args of a manifest, and make in a Makefile; bash does not",
-                    remedy=f"write ${{{match[1]}}} in a script",
-                    edits=(edit,),
-                )
+    for number in sorted({line for one in launches(script) for line in range(one.first_line, one.last_line + 1)}):
+        line = lines[number - 1] if number <= len(lines) else ""
+        match = _IN_BRACKETS.search(line)
+        if match is None or re.search(rf"\b{match[1]}\s*\(\)|\bfunction\s+{match[1]}\b", script.part.text):
+            continue
+        edit = Edit(first_line=number, last_line=number, text=_IN_BRACKETS.sub(r"${\1}", line))
+        yield Finding(
+            rule="shell-command-for-variable",
+            severity="warning",
+            part=script.part,
+            line=number,
+            what=f"{match[0]} runs a command {match[1]}, which bash does not find, and nothing takes its place",
+            why="Kubernetes fills in $(NAME) in the args of a manifest, and make in a Makefile; bash does not",
+            remedy=f"write ${{{match[1]}}} in a script",
+            edits=(edit,),
+        )
 
 
 def _not_exported(script: Script) -> Iterator[Finding]:
