@@ -41,12 +41,21 @@ def test_ends_the_others_where_a_host_cannot_be_reached(cli: Cli, live: LiveRun)
         shown = cli("stop")
         assert shown.code == 1
         assert "unknown: nothing listens on port 9" in " ".join(shown.out.split())
-        assert "not all of it is known to have ended; run `topoplan stop` again" in " ".join(shown.out.split())
+        assert "not all of it is known to have ended; run `topoplan stop live-1` again" in " ".join(shown.out.split())
         assert json.loads(cli("stop", "--json").out)["nodes"][1]["problem"] == "refused"
     assert record.load().state == "running"
     assert len(jobs(live)) == 1
     assert cli("stop").code == 0
     assert jobs(live) == []
+
+
+def test_says_what_it_did_where_its_record_cannot_be_written(cli: Cli, live: LiveRun) -> None:
+    live.start("exec sleep 61", "exec sleep 62")
+    (live.record.directory() / ".lock").mkdir()  # no record can be changed, as on a full disk
+    shown = cli("stop")
+    assert (shown.code, jobs(live)) == (0, [])
+    assert "nothing of it is left running" in shown.out
+    assert "the record of the run cannot be written" in shown.err
 
 
 def test_a_run_that_has_ended_keeps_its_end(cli: Cli, live: LiveRun) -> None:

@@ -203,6 +203,27 @@ def test_what_somebody_else_stops_has_not_failed(hosts: Hosts) -> None:
     assert records.load().state == "stopped"
 
 
+def test_who_leaves_while_somebody_else_stops_it_is_told_what_still_runs(hosts: Hosts) -> None:
+    saves = "trap 'until [ -e {}/go ]; do sleep 0.02; done; exit 0' TERM; echo begun; while :; do sleep 0.02; done"
+    hosts.does(**{name: saves.format(hosts.workdir(name)) for name in NAMES} | {"one": "exec sleep 600"})
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    client, begun, waits = Client(hosts), After("begun", *LABELS[1:]), After("is being stopped by somebody else")
+    stopper = threading.Thread(target=hosts.stop_from_another_client, args=(60.0,))
+
+    def on(event: Event) -> None:
+        waits(event)
+        begun(event)
+        if begun.seen and stopper.ident is None:
+            stopper.start()
+
+    attached = client.attach(on=on, interrupts=waits.count)
+    assert (attached.end, attached.code, list(attached.running)) == ("stopped", 143, LABELS[1:])
+    with released(hosts):
+        pass
+    stopper.join()
+    hosts.assert_nothing_is_left()
+
+
 def test_a_failure_of_long_ago_is_told_at_once(hosts: Hosts) -> None:
     hosts.does("exec sleep 600", two="exit 6")
     hosts.launch(settings=replace(SETTINGS, detach=True))

@@ -184,6 +184,14 @@ def test_changes_are_in_the_file_and_nothing_else_changes(state: Path) -> None:
     assert not (state / "absent").exists()
 
 
+def test_a_known_end_stays_for_who_knows_less() -> None:
+    record.create(a_run())
+    assert record.update("qwen-1", unless_over=True, state="running").state == "running"
+    record.update("qwen-1", state="failed", code=8)
+    assert record.update("qwen-1", unless_over=True, state="stopped").code == 8
+    assert record.load().state == "failed"
+
+
 def test_changes_at_the_same_time_all_arrive(state: Path) -> None:
     record.create(a_run(reason=""))
     code = (

@@ -186,6 +186,40 @@ class TestAStopByAnotherClient:
         assert records.load().state == "stopped"
         hosts.assert_nothing_is_left()
 
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_is_not_waited_for_after_an_interruption(self, hosts: Hosts, times: int) -> None:
+        """Once ends the others with the launch's own grace; twice leaves that to the hosts."""
+        deaf = "trap '' TERM; echo begun; while :; do sleep 0.02; done"
+        hosts.does(deaf, one="trap 'exit 1' TERM; echo begun; while :; do sleep 0.02; done")
+        begun, waits = After("begun", *(f"node-{node:02d}" for node in range(4))), After("is being stopped by somebody")
+        stopper = threading.Thread(target=hosts.stop_from_another_client, args=(60.0,))
+
+        def on(event: Event) -> None:
+            waits(event)
+            begun(event)
+            if begun.seen and stopper.ident is None:
+                stopper.start()
+
+        ran = hosts.launch(on=on, interrupts=lambda: times * waits.count())
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
+        assert bool(ran.outcome.running) == (times == 2)
+        stopper.join()
+        hosts.assert_nothing_is_left()
+
+    def test_that_reached_no_host_hides_no_later_failure(self, hosts: Hosts) -> None:
+        hosts.does("echo begun; sleep 600", three="echo begun; sleep 0.5; exit 8")
+
+        def on(event: Event) -> None:
+            if event.data.get("step") == "watch":
+                records.update(records.load().run_id, stop_asked="2020-01-01T00:00:00.000+00:00", stop_grace_s=3600.0)
+
+        ran = hosts.launch(on=on)
+        assert (ran.outcome.end, ran.outcome.code) == ("failed", 8)
+        assert ran.outcome.failure is not None
+        assert ran.outcome.failure.node == "node-02"
+        assert records.load().state == "failed"
+        hosts.assert_nothing_is_left()
+
 
 class TestAStartThatFails:
     def test_on_one_host_stops_what_the_others_started(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ def lines(attached: Attached) -> list[str]:
 def test_a_good_end_and_leaving_take_a_line_or_two() -> None:
     assert lines(Attached(end="ended", code=0, run="a-run")) == ["topoplan: run a-run has ended well"]
     assert lines(Attached(end="stopped", code=143, run="a-run")) == ["topoplan: run a-run was stopped"]
+    still = lines(Attached(end="stopped", code=143, run="a-run", running=("node-01",)))
+    assert still[:2] == ["topoplan: run a-run is being stopped", "topoplan: node-01 still runs"]
     assert lines(Attached(end="left", code=130, run="a-run", running=("node-00",))) == [
         "topoplan: left; the run goes on",
         "  watch it again: topoplan attach a-run    end it: topoplan stop a-run",

@@ -14,8 +14,9 @@ def status(run: RunReference = "last", accept_new: AcceptNew = False, as_json: A
 
     Exit code 0 if every host answered, whatever it said; 1 if one did not.
     """
+    from topoplan.cli.node_output import warn
     from topoplan.cli.output import print_json, stdout_console
-    from topoplan.errors import HostError
+    from topoplan.errors import HostError, InputError
     from topoplan.launch import record
     from topoplan.launch.node import node_state
     from topoplan.launch.outcome import noted
@@ -27,7 +28,10 @@ def status(run: RunReference = "last", accept_new: AcceptNew = False, as_json: A
         states = ask_all(
             reached, lambda node, host: node_state(host, node.run_dir, deadline_s=ASK_S), deadline_s=ASK_S + 1
         )
-    known = noted(known, states)
+    try:
+        known = noted(known, states)
+    except InputError as error:
+        warn(str(error))
     if as_json:
         print_json(status_to_dict(known, states))
     else:

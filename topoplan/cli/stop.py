@@ -26,7 +26,9 @@ def stop(
 
     Exit code 0 if nothing of it is left on any host; 1 if something is, or a host could not be asked.
     """
+    from topoplan.cli.node_output import warn
     from topoplan.cli.output import print_json, stdout_console
+    from topoplan.errors import InputError
     from topoplan.launch import record
     from topoplan.launch.node import SETTLE_S, stop_node
     from topoplan.launch.outcome import note_stop
@@ -42,8 +44,12 @@ def stop(
             lambda node, host: stop_node(host, node.run_dir, grace_s=grace, deadline_s=limit_s),
             deadline_s=limit_s + 1,
         )
-    if is_stopped(results) and not record.load(known.run_id).is_over:
-        record.update(known.run_id, state="stopped", ended=record.now_text(), reason="topoplan stop")
+    if is_stopped(results):
+        try:
+            end = {"state": "stopped", "ended": record.now_text(), "reason": "topoplan stop"}
+            record.update(known.run_id, unless_over=True, **end)
+        except InputError as error:
+            warn(str(error))
     if as_json:
         print_json(stop_to_dict(known, results))
     else:

@@ -215,9 +215,9 @@ class Attach:
         codes = {node.name: node.code for node in nodes if node.ended}
         if found is not None:
             failure, code = found
+            if stopped_with_grace_s(self._record.run_id, failed_at(nodes)) is not None:
+                return self._outcome("stopped", code, errors=errors, running=running)
             if not running:
-                if stopped_with_grace_s(self._record.run_id, failed_at(nodes)) is not None:
-                    return self._outcome("stopped", code)
                 self._note("failed", code, failure.reason, codes)
             return self._outcome("failed", code, failure=failure, errors=errors, running=running)
         if running:
@@ -257,8 +257,8 @@ class Attach:
         """Bring the record up to date, unless another process has done so."""
         try:
             known = records.load(self._record.run_id)
-            if not known.is_over and known.state != "starting":
-                note(known, state, code, reason=reason, codes=codes)
+            if known.state != "starting":
+                note(known, state, code, reason=reason, codes=codes, unless_over=True)
         except InputError as error:
             self._tell(Event(kind="note", text=str(error)))
 

@@ -14,6 +14,9 @@ from topoplan.launch.record import RunRecord, RunState, load, now_text, update
 
 OVER: tuple[State, ...] = ("ended", "gone", "rebooted")
 """A job that was started and is not there any more."""
+_STOP_S = 90.0
+"""What stopping takes at most beside its grace: to log in, behind jump hosts too, and to look whether all is gone."""
+_CLOCK_S = 2
 
 
 def exit_code(states: Mapping[str, NodeState | HostError]) -> int | None:
@@ -30,9 +33,17 @@ def exit_code(states: Mapping[str, NodeState | HostError]) -> int | None:
 
 
 def note(
-    record: RunRecord, state: RunState, code: int | None = None, *, reason: str = "", codes: Mapping[str, int | None]
+    record: RunRecord,
+    state: RunState,
+    code: int | None = None,
+    *,
+    reason: str = "",
+    codes: Mapping[str, int | None],
+    unless_over: bool = False,
 ) -> RunRecord:
     """The record with how the run is now in it; `codes` are exit codes of nodes by their labels.
+
+    `unless_over` is for who has not seen the run to its end: what another process has noted meanwhile stays.
 
     Raises:
         InputError: it is not there any more, or cannot be used.
@@ -40,7 +51,8 @@ def note(
     """
     nodes = tuple(replace(node, code=codes.get(node.label, node.code)) for node in record.nodes)
     ended = now_text() if state in ("ended", "failed", "stopped") else None
-    return update(record.run_id, state=state, code=code, reason=reason, ended=ended, nodes=nodes)
+    changes = {"state": state, "code": code, "reason": reason, "ended": ended, "nodes": nodes}
+    return update(record.run_id, unless_over=unless_over, **changes)
 
 
 def note_stop(run_id: str, grace_s: float) -> None:
@@ -50,20 +62,35 @@ def note_stop(run_id: str, grace_s: float) -> None:
     """
     with contextlib.suppress(InputError):
         known = load(run_id)
-        if not known.is_over and known.stop_asked is None:
+        if known.is_over:
+            return
+        since_s = _since_stop_s(known, time.time())
+        if since_s is None:
             update(run_id, stop_asked=now_text(), stop_grace_s=grace_s)
+        elif since_s + grace_s > known.stop_grace_s:
+            update(run_id, stop_grace_s=since_s + grace_s)
 
 
-def stopped_with_grace_s(run_id: str, before_s: float) -> float | None:
-    """The grace of who had asked to stop the run before a moment of `time.monotonic`; None where nobody had."""
+def stopped_with_grace_s(run_id: str, ended_s: float) -> float | None:
+    """The grace of who stopped the run, where that is why a node ended at a moment of `time.monotonic`; else None."""
     try:
         known = load(run_id)
     except InputError:
         return None
-    moment = time.time() - time.monotonic() + before_s
-    if known.stop_asked is None or datetime.fromisoformat(known.stop_asked).timestamp() > moment:
+    since_s = _since_stop_s(known, time.time() - time.monotonic() + ended_s)
+    return None if since_s is None else known.stop_grace_s
+
+
+def _since_stop_s(record: RunRecord, unix_s: float) -> float | None:
+    """From when somebody asked to stop the run to this moment.
+
+    None where nobody had, or so long before that what ends now does not because of it: who asked may have been
+    interrupted, or have reached no host.
+    """
+    if record.stop_asked is None:
         return None
-    return known.stop_grace_s
+    since_s = unix_s - datetime.fromisoformat(record.stop_asked).timestamp()
+    return since_s if 0 <= since_s <= record.stop_grace_s + _STOP_S else None
 
 
 def noted(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> RunRecord:
@@ -75,6 +102,13 @@ def noted(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> Run
     code = exit_code(states)
     if record.is_over or code is None or len(states) < len(record.nodes):
         return record
-    over: RunState = "ended" if code == 0 else "stopped" if record.stop_asked else "failed"
+    # The first that failed, by clocks with whole seconds; where no host knows, whoever asked to stop has the blame.
+    ago_s = [state.ended_s_ago for state in states.values() if isinstance(state, NodeState) and state.code != 0]
+    known_s = [seconds for seconds in ago_s if seconds is not None]
+    if known_s:
+        stopped = _since_stop_s(record, time.time() - max(known_s) + _CLOCK_S) is not None
+    else:
+        stopped = record.stop_asked is not None
+    over: RunState = "ended" if code == 0 else "stopped" if stopped else "failed"
     codes = {label: state.code for label, state in states.items() if isinstance(state, NodeState)}
-    return note(record, over, code, codes=codes)
+    return note(record, over, code, codes=codes, unless_over=True)

@@ -85,9 +85,9 @@ class RunRecord:
     reason: str = ""
     """One line on why it failed or was stopped."""
     stop_asked: str | None = None
-    """When somebody first asked to stop it, before any process was told: UTC, ISO 8601; None: nobody has."""
+    """When somebody asked to stop it, before any process was told: UTC, ISO 8601; None: nobody has."""
     stop_grace_s: float = 10.0
-    """Once that is so: the time that the job then has to end by itself."""
+    """Once that is so: the time that the job then has to end by itself, by all who asked."""
     ssh_config: str | None = None
     """SSH configuration that was given in place of the user's own."""
     nodes: tuple[NodeRecord, ...] = ()
@@ -150,8 +150,10 @@ def create(record: RunRecord) -> Path:
     return directory
 
 
-def update(run_id: str, **changes: Any) -> RunRecord:
+def update(run_id: str, *, unless_over: bool = False, **changes: Any) -> RunRecord:
     """Change fields of a record, in one step, whoever else does at the same time; the new record.
+
+    With `unless_over` a run whose end is known keeps its record as it is.
 
     Raises:
         InputError: there is no such record, or it cannot be used.
@@ -159,8 +161,10 @@ def update(run_id: str, **changes: Any) -> RunRecord:
     """
     directory = runs_directory() / run_id
     with _writing(directory), _locked(directory):
-        record = dataclasses.replace(_read(run_id), **changes)
-        _write(directory, record)
+        record = _read(run_id)
+        if not (unless_over and record.is_over):
+            record = dataclasses.replace(record, **changes)
+            _write(directory, record)
     return record
 
 

@@ -41,8 +41,9 @@ def attached_lines(attached: Attached) -> Iterator[str]:
         yield f"  watch it again: topoplan attach {run}    end it: topoplan stop {run}"
         return
     if attached.end == "stopped":
-        yield f"topoplan: run {attached.run} was stopped"
-        return
+        yield f"topoplan: run {attached.run} {'is being' if attached.running else 'was'} stopped"
+        if not attached.running:
+            return
     if attached.end == "ended":
         yield f"topoplan: run {attached.run} has ended well"
         return
@@ -57,5 +58,6 @@ def attached_lines(attached: Attached) -> Iterator[str]:
         yield f"topoplan: how {node} is, is not known: {attached.errors[node]}"
     if running:
         still = "still run" if len(running) > 1 else "still runs"
-        yield f"topoplan: {', '.join(running)} {still}, though the run cannot succeed any more"
+        why = "" if attached.end == "stopped" else ", though the run cannot succeed any more"
+        yield f"topoplan: {', '.join(running)} {still}{why}"
     yield f"  topoplan status {run}    topoplan attach {run}    topoplan stop {run}"

@@ -51,7 +51,7 @@ def outcome_lines(outcome: Outcome) -> Iterator[str]:
     elif outcome.end == "ended":
         yield f"topoplan: run {outcome.run} has ended well"
     elif outcome.end == "stopped":
-        yield f"topoplan: run {outcome.run} was stopped"
+        yield f"topoplan: run {outcome.run} {'is being' if outcome.running else 'was'} stopped"
     elif outcome.end == "detached":
         yield f"topoplan: run {outcome.run} goes on without this terminal"
         yield f"  topoplan status {run}    topoplan logs -f {run}    topoplan attach {run}    topoplan stop {run}"

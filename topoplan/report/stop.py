@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,7 +54,8 @@ def print_stop(console: Console, record: RunRecord, results: Mapping[str, Stoppe
     if is_stopped(results):
         paragraph(console, f"{record.run_id}: nothing of it is left running.")
     else:
-        paragraph(console, f"{record.run_id}: not all of it is known to have ended; run `topoplan stop` again.")
+        again = f"run `topoplan stop {shlex.quote(record.run_id)}` again"
+        paragraph(console, f"{record.run_id}: not all of it is known to have ended; {again}.")
 
 
 def _words(result: Stopped | HostError) -> str:
