@@ -40,6 +40,10 @@ def eventually(condition: object, limit_s: float = 15) -> bool:
     return False
 
 
+def put(connection: Connection, *, deadline_s: float = 30) -> None:
+    connection.upload({"file": b"x"}, "no-such-place", deadline_s=deadline_s)
+
+
 class TestRun:
     def test_keeps_the_outputs_and_the_exit_code_apart(self, alpha: Connection) -> None:
         done = alpha.run("echo out; echo err >&2; exit 3", deadline_s=30)
@@ -57,9 +61,8 @@ class TestRun:
         assert alpha.run(["cat"], stdin=data, deadline_s=30).stdout == data
 
     def test_tells_a_script_with_a_mistake_from_one_that_fails(self, alpha: Connection) -> None:
-        done = alpha.run("echo before; if then", deadline_s=30)
-        assert (done.code, done.stdout) == (2, b"")
-        assert b"syntax error" in done.stderr
+        with pytest.raises(HostError, match=r"it ran no script of ours: bash: .*if then"):
+            alpha.run("echo before; if then", deadline_s=30)
 
     def test_takes_much_on_both_outputs_at_once(self, alpha: Connection) -> None:
         script = "head -c $1 /dev/zero >&2 & head -c $1 /dev/zero; wait"
@@ -118,6 +121,24 @@ class TestRun:
             held.close()
         bed.restart("beta")
         assert caught.value.problem == "command"
+
+    def test_shows_what_a_host_says_that_starts_no_shell(self, bed: Bed) -> None:
+        bed.restart("beta", options=["ForceCommand echo This account is for backups only; exit 3"])
+        with connect(bed.target("beta"), Access(), deadline_s=30) as connection:
+            for use in (lambda: connection.run("echo out", deadline_s=30), lambda: put(connection)):
+                with pytest.raises(HostError, match="it ran no script of ours: This account is for backups only") as no:
+                    use()
+                assert no.value.remedy == f"see whether `ssh {bed.user}@beta bash` works"
+        bed.restart("beta")
+
+    def test_tells_a_login_shell_that_waits(self, bed: Bed) -> None:
+        bed.restart("beta", options=["ForceCommand sleep 600"])
+        with connect(bed.target("beta"), Access(), deadline_s=30) as connection:
+            with pytest.raises(HostError, match="its login shell did not get to a script of ours within 2 s"):
+                connection.run("echo out", deadline_s=2)
+            with pytest.raises(HostError, match="its login shell did not get to a script of ours within 2 s"):
+                put(connection, deadline_s=2)
+        bed.restart("beta")
 
     def test_does_not_wait_for_a_host_that_stopped_answering(self, bed: Bed) -> None:
         with connect(bed.target("beta"), Access(), deadline_s=30) as connection, bed.frozen("beta"):

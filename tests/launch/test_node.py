@@ -72,6 +72,43 @@ def followers(bed: Bed) -> list[str]:
     return [line for line in bed.processes("alpha").values() if line.startswith("tail") or "--norc" in line]
 
 
+LOGIN_SHELL = r"""#!/bin/bash
+echo "Welcome to this machine"
+printf '\033]0;a title, and no end of a line\007'
+case $SSH_ORIGINAL_COMMAND in *$'\n'* | *[\!\\]*) echo "Unmatched quote." >&2; exit 1 ;; esac
+exec bash -c "$SSH_ORIGINAL_COMMAND"
+"""
+# Start-up files that print, and a shell that takes less in quotes than bash does, as tcsh.
+
+
+@pytest.fixture
+def strange(bed: Bed, tmp_path: Path) -> Iterator[Connection]:
+    """A host with such a login shell."""
+    shell = tmp_path / "shell"
+    shell.write_text(LOGIN_SHELL)
+    shell.chmod(0o755)
+    bed.restart("beta", options=[f"ForceCommand {shell}"])
+    with connect(bed.target("beta"), Access(), deadline_s=30) as connection:
+        yield connection
+    bed.restart("beta")
+
+
+class TestALoginShell:
+    def test_may_print_and_quote_in_its_own_way(self, strange: Connection, home: str) -> None:
+        place = f"{home}/it's a \\ r!n"
+        said = b"a\nb !x \\\n"
+        start(strange, place, 'printf "%s\\n" "$VALUE"; sleep 600', VALUE=said.decode().rstrip())
+        log = Path(place) / ".topoplan" / "log"
+        assert eventually(lambda: log.read_bytes() == said)
+        first = next(item for item in follow_node(strange, place) if isinstance(item, Chunk))
+        assert first.data == said
+        assert collected(read_log(strange, place, tail_lines=1))[0] == b"b !x \\\n"
+        state = node_state(strange, place, deadline_s=30)
+        assert (state.state, state.log_bytes) == ("running", len(said))
+        assert tail_offsets(strange, place, [1], log_bytes=state.log_bytes, deadline_s=30) == [2]
+        assert stop_node(strange, place, grace_s=0, deadline_s=WAIT_S).left == ()
+
+
 class TestAJob:
     def test_runs_in_its_directory_with_its_environment_to_its_end(self, alpha: Connection, run_dir: str) -> None:
         value = "a b\n'c' \"$d\" `e` é"

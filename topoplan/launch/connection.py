@@ -3,6 +3,9 @@
 Commands have no terminal. So their two outputs stay apart and bytes stay as they are; and **nothing that was started
 ends because the connection does**, neither by `close` nor when the network is cut. A command that must end with the
 client is started with `hold_stdin` and ends itself when its standard input ends; one that must not does not look at it.
+
+The user's login shell may be any: zsh, fish, tcsh. All that it is told is to run bash, and the rest travels by standard
+input, because these shells do not quote alike. What its start-up files print is passed over.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     import paramiko
 
 Command = Sequence[str] | str
-"""Words of one command, each passed on as it is; or the text of a bash script, which travels by standard input."""
+"""Words of one command, each passed on as it is; or the text of a bash script."""
 
 Source = Literal["stdout", "stderr"]
 
@@ -30,6 +33,11 @@ KEEP_BYTES = 2**20
 """Of each output of `run`, what is kept: little enough for a hundred hosts at once."""
 _OPEN_S = 15.0
 """Time for a host to start a command."""
+_SHELL = "bash --norc -s"
+_BEGIN = b"topoplan:begin\n"
+"""The first output of ours."""
+_GREETING_BYTES = 64 * 1024
+"""Of what comes before that, what is kept: it says why, where nothing else comes."""
 _READ_BYTES = 256 * 1024
 _PACKET_BYTES = 32 * 1024
 _FEED_S = 0.005
@@ -91,9 +99,12 @@ class Bell(threading.Event):
 class Stream:
     """A command that runs. Read it from one thread."""
 
-    def __init__(self, host: str, session: paramiko.Channel, stdin: bytes, *, hold_stdin: bool) -> None:
-        """Made by `Connection.start`."""
+    def __init__(
+        self, host: str, session: paramiko.Channel, stdin: bytes, *, hold_stdin: bool, greeted: bool = False
+    ) -> None:
+        """Made by `Connection.start`. `greeted`: its output has no greeting of a shell before it."""
         self.host = host
+        self._greeting = None if greeted else bytearray()
         self._channel = session
         self._stdin = memoryview(stdin)
         self._hold_stdin = hold_stdin
@@ -120,12 +131,14 @@ class Stream:
         while source.recv_ready() or source.recv_stderr_ready():
             if source.recv_stderr_ready():
                 found.append(Chunk(source="stderr", data=source.recv_stderr(_READ_BYTES)))
-            if source.recv_ready():
-                found.append(Chunk(source="stdout", data=source.recv(_READ_BYTES)))
+            if source.recv_ready() and (data := self._without_greeting(source.recv(_READ_BYTES))):
+                found.append(Chunk(source="stdout", data=data))
             if len(found) > 32 and not over:
                 self.bell.set()  # leave the rest for the next call, so that others get their turn
                 return found
         if over:
+            if self._greeting:
+                found.append(Chunk(source="stdout", data=bytes(self._greeting)))
             self._ended = self._end()
             found.append(self._ended)
         return found
@@ -160,6 +173,24 @@ class Stream:
         if self._ended is None:
             self._ended = Ended(code=None)
         self._channel.close()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the host has got to what it was asked to run."""
+        return self._greeting is None
+
+    def _without_greeting(self, data: bytes) -> bytes:
+        """What comes after the login shell's own words."""
+        if self._greeting is None:
+            return data
+        self._greeting += data
+        at = self._greeting.find(_BEGIN)
+        if at < 0:
+            del self._greeting[:-_GREETING_BYTES]
+            return b""
+        data = bytes(self._greeting[at + len(_BEGIN) :])
+        self._greeting = None
+        return data
 
     def _feed(self) -> None:
         """Send as much of the standard input as the host takes now, and end it after that."""
@@ -221,7 +252,7 @@ class Connection:
         `keep_bytes` of each output are kept at most, half from the start and half from the end.
 
         Raises:
-            HostError: `lost`, or `deadline`; then the command may still be running.
+            HostError: `lost`, or `deadline`; then the command may still be running. `command`: the host runs no shell.
         """
         deadline = Deadline(deadline_s)
         stream = self.start(command, *args, stdin=stdin, deadline_s=deadline_s)
@@ -232,6 +263,8 @@ class Connection:
                     kept[item.source].add(item.data)
                 elif item.lost is not None:
                     raise item.lost
+                elif not stream.begun:
+                    raise no_script(self.target, kept["stderr"].value() or kept["stdout"].value())
                 else:
                     return Completed(
                         code=item.code,
@@ -241,6 +274,8 @@ class Connection:
                     )
         finally:
             stream.close()
+        if not stream.begun:
+            raise no_script_yet(self.target, deadline_s)
         last = kept["stderr"].value() or kept["stdout"].value()
         raise HostError(
             f"{_called(command)} did not end within {deadline_s:g} s{last_words(last)}",
@@ -265,17 +300,11 @@ class Connection:
         Raises:
             HostError: `lost`, `deadline`, or `command`: the host does not start commands.
         """
-        if isinstance(command, str):
-            line, stdin = (
-                "bash --norc -s" + "".join(f" {shlex.quote(arg)}" for arg in ("--", *args)),
-                _script(command) + stdin,
-            )
-        else:
-            line = shlex.join([*command, *args])
+        script = _script(command, *args) if isinstance(command, str) else _script('exec "$@"', *command, *args)
         session = self._open(
-            lambda session: session.exec_command(line), _called(command), "start commands", deadline_s=deadline_s
+            lambda session: session.exec_command(_SHELL), _called(command), "start commands", deadline_s=deadline_s
         )
-        return Stream(self.name, session, stdin, hold_stdin=hold_stdin)
+        return Stream(self.name, session, script + stdin, hold_stdin=hold_stdin)
 
     def start_subsystem(self, subsystem: str, *, deadline_s: float = _OPEN_S) -> Stream:
         """Start what the host's sshd has by this name, such as `sftp`; its standard input stays open as above.
@@ -286,7 +315,7 @@ class Connection:
         session = self._open(
             lambda session: session.invoke_subsystem(subsystem), subsystem, f"offer {subsystem}", deadline_s=deadline_s
         )
-        return Stream(self.name, session, b"", hold_stdin=True)
+        return Stream(self.name, session, b"", hold_stdin=True, greeted=True)
 
     def _open(
         self, ask: Callable[[paramiko.Channel], None], called: str, what: str, *, deadline_s: float
@@ -386,10 +415,11 @@ def _event_within(limit: Deadline) -> threading.Event:
     return Bounded()
 
 
-def _script(text: str) -> bytes:
-    """A script for the standard input of `bash -s`. The braces make bash read all of it before it starts; what comes
-    after is the script's own standard input."""
-    return b"{\n" + text.encode() + b"\nexit\n}\n"
+def _script(text: str, *words: str) -> bytes:
+    """A script for the standard input of `bash -s`, with its words. The braces make bash read all of it before it
+    starts; what comes after is the script's own standard input."""
+    said = _BEGIN.decode().rstrip("\n")
+    return f"{{\nset -- {shlex.join(words)}\necho {said}\n{text}\nexit\n}}\n".encode()
 
 
 def _called(command: Command) -> str:
@@ -401,6 +431,26 @@ def last_words(output: bytes) -> str:
     lines = output.decode(errors="replace").splitlines()
     said = [line.strip() for line in lines if line.strip()]
     return f": {said[-1][:300]}" if said else ""
+
+
+def no_script(target: Target, output: bytes) -> HostError:
+    """What is raised for a host that let us in and ended without running bash; `output` is what it said."""
+    return HostError(
+        f"it ran no script of ours{last_words(output)}",
+        host=target.name,
+        problem="command",
+        remedy=f"see whether `{target.ssh} bash` works",
+    )
+
+
+def no_script_yet(target: Target, deadline_s: float) -> HostError:
+    """What is raised for one that had not got to it by the deadline."""
+    return HostError(
+        f"its login shell did not get to a script of ours within {deadline_s:g} s",
+        host=target.name,
+        problem="deadline",
+        remedy=f"see whether `{target.ssh} true` ends: a start-up file such as ~/.bashrc may wait",
+    )
 
 
 def lost_connection(host: str) -> HostError:

@@ -216,7 +216,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _pids(text: str | None) -> tuple[int, ...]:
-    return tuple(sorted(int(word) for word in (text or "").split()))
+    return tuple(sorted(int(word) for word in (text or "").split() if word.isdecimal()))
 
 
 def _started(text: str, connection: Connection, run_dir: str) -> Started:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from topoplan.errors import HostError
 from topoplan.hosts.collect import COLLECT_S, Wanted, collect_script, host_facts
 from topoplan.hosts.probed import Probed, asked_addresses
-from topoplan.launch.connection import Connection
+from topoplan.launch.connection import Connection, no_script
 from topoplan.launch.fanout import connect_all, run_on_all
 from topoplan.launch.keys import Access
 from topoplan.launch.ssh_config import Target
@@ -60,19 +60,9 @@ def ask_hosts(
             continue
         facts = host_facts(answer.stdout)
         if not facts.hostname:
-            failed[name] = HostError(
-                f"it ran no script of ours{_last_line(answer.stderr)}",
-                host=name,
-                problem="command",
-                remedy=f"see whether `ssh {name} bash` works",
-            )
+            failed[name] = no_script(target, answer.stderr)
             continue
         reached.append(
             Probed(name=name, host=host, hostname=target.hostname, user=target.user, port=target.port, facts=facts)
         )
     return Asked(reached=tuple(reached), failed={name: failed[name] for name in targets if name in failed})
-
-
-def _last_line(output: bytes) -> str:
-    said = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
-    return f": {said[-1][:200]}" if said else ""

@@ -258,7 +258,7 @@ def _check_host_key(target: Target, access: Access, transport: paramiko.Transpor
             "Either it was set up anew, or somebody is in between",
             host=target.name,
             problem="key-changed",
-            remedy=f"if the new one is right: `{forget}`, then `{_shell_ssh(target)}`",
+            remedy=f"if the new one is right: `{forget}`, then `{target.ssh}`",
         )
     if (access.accept_new or target.strict_host_key_checking in ("no", "accept-new")) and target.user_known_hosts_files:
         file = target.user_known_hosts_files[0]
@@ -280,7 +280,7 @@ def _check_host_key(target: Target, access: Access, transport: paramiko.Transpor
         what,
         host=target.name,
         problem="key-unknown",
-        remedy=f"check the fingerprint and take it with `{_shell_ssh(target)}`{by_scan}, or use --accept-new",
+        remedy=f"check the fingerprint and take it with `{target.ssh}`{by_scan}, or use --accept-new",
     )
 
 
@@ -323,9 +323,7 @@ def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, de
     if offered:
         tried += f" ({', '.join(dict.fromkeys(offered))})"
     what = f"user {target.user!r} was not let in with {tried}"
-    remedy = (
-        f"put a public key there (ssh-copy-id), or name the right one with IdentityFile; try `{_shell_ssh(target)}`"
-    )
+    remedy = f"put a public key there (ssh-copy-id), or name the right one with IdentityFile; try `{target.ssh}`"
     if not offered:
         what = f"there is no key to log in with as user {target.user!r}"
     elif not transport.is_active():
@@ -337,9 +335,3 @@ def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, de
     if unused := access.unused(target):
         what += f". Not offered: {'; '.join(unused)}"
     raise HostError(what, host=target.name, problem="auth", remedy=remedy)
-
-
-def _shell_ssh(target: Target) -> str:
-    """The command by which a person would log in there."""
-    port = [] if target.name == target.alias else ["-p", str(target.port)]
-    return shlex.join(["ssh", *port, f"{target.user}@{target.alias}"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -72,6 +73,12 @@ class Target:
         if self.host_key_alias:
             return self.host_key_alias
         return self.hostname.lower() if self.port == 22 else f"[{self.hostname.lower()}]:{self.port}"
+
+    @property
+    def ssh(self) -> str:
+        """The command by which a person would log in there."""
+        port = [] if self.name == self.alias else ["-p", str(self.port)]
+        return shlex.join(["ssh", *port, f"{self.user}@{self.alias}"])
 
 
 class SshConfig:

@@ -20,7 +20,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from topoplan.errors import HostError
-from topoplan.launch.connection import Chunk, Connection, Ended, File, Stream, last_words
+from topoplan.launch.connection import (
+    Chunk,
+    Connection,
+    Ended,
+    File,
+    Stream,
+    last_words,
+    no_script,
+    no_script_yet,
+)
 from topoplan.launch.sftp import Refused, Writer
 from topoplan.launch.waiting import Deadline, Overtime
 
@@ -118,6 +127,8 @@ def upload(connection: Connection, files: Mapping[str, File | bytes], directory:
             command.end_stdin()
         code = said.end()
     except Overtime:
+        if not command.begun:
+            raise no_script_yet(connection.target, deadline_s) from None
         raise HostError(
             f"files were not put into {directory} within {deadline_s:g} s",
             host=connection.name,
@@ -128,6 +139,8 @@ def upload(connection: Connection, files: Mapping[str, File | bytes], directory:
         if writer is not None:
             writer.close()
         command.close()
+    if not command.begun:
+        raise no_script(connection.target, said.all())
     if code != 0:
         why = said.last_words()
         raise HostError(
@@ -149,7 +162,7 @@ _REMEDIES = {
     "Not a directory": f"move the file that is in the way, {_ELSEWHERE}",
     "File exists": f"move the file that is in the way, {_ELSEWHERE}",
     "non-directory": f"move the file that is in the way, {_ELSEWHERE}",
-    "command not found": "install bash, coreutils and tar on it",
+    "command not found": "install coreutils and tar on it",
 }
 """By what the system says, in English; in another language there is no remedy."""
 
@@ -204,6 +217,10 @@ class _Said:
         while self._ended is None:
             self._take()
         return self._ended.code
+
+    def all(self) -> bytes:
+        """What it said, and first what is not an error."""
+        return self._outputs["stdout"] + self._outputs["stderr"]
 
     def last_words(self) -> str:
         """Why it failed."""

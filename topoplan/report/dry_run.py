@@ -120,7 +120,7 @@ def dry_run_lines(
     """Every file and command, for a person. What there is for each host comes last, where a terminal shows it."""
     yield f"Would launch {bundle.run} on {counted(len(bundle.nodes), 'host')}; nothing is touched now."
     yield ""
-    yield "PROGRAMS, which run on hosts as `bash --norc -s -- WORDS` with their text as standard input:"
+    yield "PROGRAMS, which run on hosts in `bash --norc -s`, with their words and text as standard input:"
     for program in _programs(bundle, checks):
         yield ""
         yield f"{' '.join([program.name, program.words]).strip()}: {program.does}"
