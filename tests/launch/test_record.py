@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 import subprocess
@@ -145,6 +146,9 @@ class TestARecordThatCannotBeUsed:
             {"created": "yesterday"},
             {"run_id": "other"},
             {"ended": 3},
+            {"stop_grace_s": math.nan},
+            {"stop_grace_s": math.inf},
+            {"stop_grace_s": "10"},
         ],
     )
     def test_has_values_of_another_kind(self, state: Path, change: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import math
 import os
 import re
 import secrets
@@ -248,6 +249,8 @@ def _record(run_id: str, document: dict[str, Any]) -> RunRecord:
     nodes = tuple(NodeRecord(**_known(NodeRecord, node)) for node in fields.pop("nodes"))
     record = RunRecord(**fields, nodes=nodes)
     if record.run_id != run_id or record.state not in get_args(RunState):
+        raise ValueError
+    if not 0 <= record.stop_grace_s < math.inf:  # JSON as Python reads it has NaN and Infinity too
         raise ValueError
     for moment in filter(None, (record.created, record.stop_asked)):
         datetime.fromisoformat(moment)

@@ -224,14 +224,14 @@ class SshConfig:
             raise InputError(
                 f"ssh read it for {_READ_S:g} s without an end, for host {address}",
                 where=self._place,
-                remedy=f"try: ssh -G {address}",
+                remedy=f"try: {shlex.join(['ssh', '-G', address])}",
             ) from None
         if done.returncode != 0:
             said = [line for line in done.stderr.splitlines() if "terminating" not in line and "Pseudo-" not in line]
             raise InputError(
                 f"ssh cannot use it for host {address}: {said[0] if said else f'exit code {done.returncode}'}",
                 where=self._place,
-                remedy=f"try: ssh -G {address}",
+                remedy=f"try: {shlex.join(['ssh', '-G', address])}",
             )
         settings: dict[str, list[str]] = defaultdict(list)
         for line in done.stdout.splitlines():
