@@ -39,6 +39,24 @@ def test_logs_in_again_where_the_connection_is_gone(jobs: Jobs) -> None:
     assert (left, state(jobs, "alpha"), state(jobs, "beta")) == ({}, "ended", "ended")
 
 
+def test_logs_in_again_where_following_the_log_is_all_that_a_host_allows(jobs: Jobs) -> None:
+    jobs.bed.restart("alpha", options=["MaxSessions 1"])
+    try:
+        jobs.start(alpha="echo up; sleep 61", beta="exit 0")
+        with jobs.watch(jobs.node("alpha")) as watch:
+            assert sees(watch, lambda: jobs.of("line"))
+            left = stop_all(
+                watch.nodes,
+                TIMES,
+                reconnect=lambda name, deadline_s: jobs.host(name),
+                at_once=lambda: False,
+                watch=watch,
+            )
+        assert (left, state(jobs, "alpha")) == ({}, "ended")
+    finally:
+        jobs.bed.restart("alpha")
+
+
 def test_a_host_that_is_out_of_reach_is_named_and_the_others_are_stopped(jobs: Jobs) -> None:
     jobs.start(alpha="sleep 61", beta="sleep 62")
     nodes = [jobs.node("alpha", connection=None), jobs.node("beta")]

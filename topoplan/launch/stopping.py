@@ -100,7 +100,10 @@ def _drained(watch: Watch, left: Mapping[str, HostError]) -> bool:
 
 
 def _stop_one(node: Watched, times: StopTimes, reconnect: Reconnect) -> Stopped | HostError:
-    """Stop one node; if its connection does not do any more, over another one."""
+    """Stop one node; if its connection does not do any more, over another one.
+
+    It may do, and take no further command: the one that follows the log is all that MaxSessions 1 allows.
+    """
     connection = node.connection
     last: HostError | None = None
     for _ in range(2):
@@ -113,7 +116,7 @@ def _stop_one(node: Watched, times: StopTimes, reconnect: Reconnect) -> Stopped 
         except HostError as error:
             last = error
             connection = None
-            if error.problem != "lost":
+            if error.problem not in ("lost", "command"):
                 break
         finally:
             if fresh is not None:
