@@ -122,6 +122,12 @@ class TestRun:
         bed.restart("beta")
         assert caught.value.problem == "command"
 
+    def test_comes_after_another_where_the_host_allows_one_at_a_time(self, bed: Bed) -> None:
+        bed.restart("beta", options=["MaxSessions 1"])
+        with connect(bed.target("beta"), Access(), deadline_s=30) as connection:
+            assert [connection.run("true", deadline_s=30).code for _ in range(30)] == [0] * 30
+        bed.restart("beta")
+
     def test_shows_what_a_host_says_that_starts_no_shell(self, bed: Bed) -> None:
         bed.restart("beta", options=["ForceCommand echo This account is for backups only; exit 3"])
         with connect(bed.target("beta"), Access(), deadline_s=30) as connection:

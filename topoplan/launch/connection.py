@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shlex
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -38,6 +39,9 @@ _BEGIN = b"topoplan:begin\n"
 """The first output of ours."""
 _GREETING_BYTES = 64 * 1024
 """Of what comes before that, what is kept: it says why, where nothing else comes."""
+_CLOSING_S = 3.0
+"""Time for a session that is closed here to be closed on the host."""
+_AGAIN_S = 0.05
 _READ_BYTES = 256 * 1024
 _PACKET_BYTES = 32 * 1024
 _FEED_S = 0.005
@@ -232,6 +236,7 @@ class Connection:
         self._release = release
         self._closing = threading.Lock()
         self._closed = False
+        self._sessions: list[paramiko.Channel] = []
 
     @property
     def name(self) -> str:
@@ -317,6 +322,23 @@ class Connection:
         )
         return Stream(self.name, session, b"", hold_stdin=True, greeted=True)
 
+    def _session(self, limit: Deadline) -> paramiko.Channel:
+        """A new session. Where one of ours was the last that the host allows, that may be closed here and not there."""
+        from paramiko import ChannelException
+
+        closing = Deadline(min(limit.left_s, _CLOSING_S))
+        while True:
+            self._sessions = [one for one in self._sessions if not one.closed]
+            try:
+                session = self.transport.open_session(timeout=limit.left_s)
+            except ChannelException:
+                if self._sessions or closing.left_s <= 0:
+                    raise
+                time.sleep(_AGAIN_S)
+            else:
+                self._sessions.append(session)
+                return session
+
     def _open(
         self, ask: Callable[[paramiko.Channel], None], called: str, what: str, *, deadline_s: float
     ) -> paramiko.Channel:
@@ -326,7 +348,7 @@ class Connection:
         limit = Deadline(min(deadline_s, _OPEN_S))
         session = None
         try:
-            session = self.transport.open_session(timeout=limit.left_s)
+            session = self._session(limit)
             # paramiko waits without an end for the answer.
             session.event = _event_within(limit)
             ask(session)
