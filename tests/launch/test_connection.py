@@ -8,7 +8,7 @@ import pytest
 
 from tests.launch.bed import Bed
 from topoplan.errors import HostError
-from topoplan.launch.connection import Bell, Chunk, Connection, Ended, Stream
+from topoplan.launch.connection import SHELL, Bell, Chunk, Connection, Ended, Stream
 from topoplan.launch.keys import Access
 from topoplan.launch.ssh import connect
 
@@ -54,6 +54,13 @@ class TestRun:
         shown = b"".join(word.encode() + b"\0" for word in words)
         assert alpha.run(["printf", "%s\\0", *words], deadline_s=30).stdout == shown
         assert alpha.run('printf "%s\\0" "$@"', *words, deadline_s=30).stdout == shown
+
+    def test_leaves_no_shell_on_the_host_that_waits_for_ever(self, alpha: Connection) -> None:
+        """As where the network is cut before the script has come: a timeout, and not the end of its input."""
+        session = alpha.transport.open_session(timeout=30)
+        session.exec_command(SHELL.replace("60", "0.2"))
+        assert session.status_event.wait(30)
+        assert session.recv_exit_status() > 128
 
     def test_gives_a_script_the_rest_of_its_standard_input(self, alpha: Connection) -> None:
         data = bytes(range(256)) * 64 + b"\necho not a command\n"

@@ -34,7 +34,9 @@ KEEP_BYTES = 2**20
 """Of each output of `run`, what is kept: little enough for a hundred hosts at once."""
 _OPEN_S = 15.0
 """Time for a host to start a command."""
-_SHELL = "bash --norc -s"
+SHELL = "bash --norc -c 'read -r -t 60 && exec bash --norc -s'"
+"""Where the network is cut between this command and its input, the host does not learn of it: the first line is waited
+for, and not for ever."""
 _BEGIN = b"topoplan:begin\n"
 """The first output of ours."""
 _GREETING_BYTES = 64 * 1024
@@ -307,7 +309,7 @@ class Connection:
         """
         script = _script(command, *args) if isinstance(command, str) else _script('exec "$@"', *command, *args)
         session = self._open(
-            lambda session: session.exec_command(_SHELL), _called(command), "start commands", deadline_s=deadline_s
+            lambda session: session.exec_command(SHELL), _called(command), "start commands", deadline_s=deadline_s
         )
         return Stream(self.name, session, script + stdin, hold_stdin=hold_stdin)
 
@@ -441,7 +443,7 @@ def _script(text: str, *words: str) -> bytes:
     """A script for the standard input of `bash -s`, with its words. The braces make bash read all of it before it
     starts; what comes after is the script's own standard input."""
     said = _BEGIN.decode().rstrip("\n")
-    return f"{{\nset -- {shlex.join(words)}\necho {said}\n{text}\nexit\n}}\n".encode()
+    return f"\n{{\nset -- {shlex.join(words)}\necho {said}\n{text}\nexit\n}}\n".encode()
 
 
 def _called(command: Command) -> str:

@@ -13,6 +13,7 @@ from topoplan.hosts.needs import RunNeeds
 from topoplan.launch import remote, upload
 from topoplan.launch.bundle_reader import Bundle, BundleNode
 from topoplan.launch.checks import wanted
+from topoplan.launch.connection import SHELL
 from topoplan.launch.node import SETTLE_S
 from topoplan.launch.run import RUNS_DIRECTORY, Settings
 from topoplan.launch.ssh_config import Target
@@ -120,7 +121,7 @@ def dry_run_lines(
     """Every file and command, for a person. What there is for each host comes last, where a terminal shows it."""
     yield f"Would launch {bundle.run} on {counted(len(bundle.nodes), 'host')}; nothing is touched now."
     yield ""
-    yield "PROGRAMS, which run on hosts in `bash --norc -s`, with their words and text as standard input:"
+    yield f"PROGRAMS, which run on hosts in `{SHELL}`, with their words and text as standard input:"
     for program in _programs(bundle, checks):
         yield ""
         yield f"{' '.join([program.name, program.words]).strip()}: {program.does}"
