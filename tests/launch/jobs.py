@@ -31,6 +31,7 @@ from topoplan.planner.predict import predict
 from topoplan.specs.cluster import Host
 
 NAMES = ("one", "two", "three", "four")
+LABELS = [f"node-{node:02d}" for node in range(len(NAMES))]
 _LONGEST_S = 120
 """Of one launch of a test, on a machine however slow."""
 PYTHON = r"""#!/bin/bash
@@ -160,6 +161,22 @@ class After:
 
     def count(self) -> int:
         return int(self.seen)
+
+
+class StopAfter:
+    """Another client stops the run as soon as an event has come; of a launch or of who watches it."""
+
+    def __init__(self, hosts: Hosts, after: After, *, grace_s: float = 0.5) -> None:
+        self._after = after
+        self._stopper = threading.Thread(target=hosts.stop_from_another_client, args=(grace_s,))
+
+    def __call__(self, event: Event) -> None:
+        self._after(event)
+        if self._after.seen and self._stopper.ident is None:
+            self._stopper.start()
+
+    def join(self) -> None:
+        self._stopper.join()
 
 
 def _end_late(process: subprocess.Popen[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.jobs import NAMES, SETTINGS, After, Hosts, wait_until
+from tests.launch.jobs import LABELS, NAMES, SETTINGS, After, Hosts, StopAfter, wait_until
 from topoplan.errors import HostError
 from topoplan.launch import record as records
 from topoplan.launch.attach import Attach, Attached, Settings
@@ -29,7 +29,6 @@ TIMES = Settings(
     linger_s=0.5,
     stop_times=StopTimes(grace_s=0.5, stop_s=8, drain_s=10),
 )
-LABELS = [f"node-{node:02d}" for node in range(4)]
 
 
 class Client:
@@ -207,20 +206,18 @@ def test_who_leaves_while_somebody_else_stops_it_is_told_what_still_runs(hosts: 
     saves = "trap 'until [ -e {}/go ]; do sleep 0.02; done; exit 0' TERM; echo begun; while :; do sleep 0.02; done"
     hosts.does(**{name: saves.format(hosts.workdir(name)) for name in NAMES} | {"one": "exec sleep 600"})
     hosts.launch(settings=replace(SETTINGS, detach=True))
-    client, begun, waits = Client(hosts), After("begun", *LABELS[1:]), After("is being stopped by somebody else")
-    stopper = threading.Thread(target=hosts.stop_from_another_client, args=(60.0,))
+    client, waits = Client(hosts), After("is being stopped by somebody else")
+    stop = StopAfter(hosts, After("begun", *LABELS[1:]), grace_s=60)
 
     def on(event: Event) -> None:
         waits(event)
-        begun(event)
-        if begun.seen and stopper.ident is None:
-            stopper.start()
+        stop(event)
 
     attached = client.attach(on=on, interrupts=waits.count)
     assert (attached.end, attached.code, list(attached.running)) == ("stopped", 143, LABELS[1:])
     with released(hosts):
         pass
-    stopper.join()
+    stop.join()
     hosts.assert_nothing_is_left()
 
 

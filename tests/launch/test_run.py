@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.jobs import NAMES, SETTINGS, After, Hosts
+from tests.launch.jobs import LABELS, NAMES, SETTINGS, After, Hosts, StopAfter
 from topoplan.hosts.check import Check
 from topoplan.launch import record as records
 from topoplan.launch.connection import Connection
@@ -140,16 +140,9 @@ class TestAStopByAnotherClient:
     def test_is_no_failure(self, hosts: Hosts) -> None:
         # As torchrun does, which ends with 1 when it is told to end.
         hosts.does("trap 'exit 1' TERM; echo begun; while :; do sleep 0.02; done")
-        begun = After("begun", *(f"node-{node:02d}" for node in range(4)))
-        stopper = threading.Thread(target=hosts.stop_from_another_client)
-
-        def on(event: Event) -> None:
-            begun(event)
-            if begun.seen and stopper.ident is None:
-                stopper.start()
-
-        ran = hosts.launch(on=on)
-        stopper.join()
+        stop = StopAfter(hosts, After("begun", *LABELS))
+        ran = hosts.launch(on=stop)
+        stop.join()
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
         assert (records.load().state, records.load().reason) == ("stopped", "topoplan stop")
         hosts.assert_nothing_is_left()
@@ -158,16 +151,9 @@ class TestAStopByAnotherClient:
         """Though the launch itself would kill half a second after the first has ended."""
         saves = "trap 'sleep 3; echo saved; exit 0' TERM; echo begun; while :; do sleep 0.02; done"
         hosts.does(saves, one="trap 'exit 1' TERM; echo begun; while :; do sleep 0.02; done")
-        begun = After("begun", *(f"node-{node:02d}" for node in range(4)))
-        stopper = threading.Thread(target=hosts.stop_from_another_client, args=(60.0,))
-
-        def on(event: Event) -> None:
-            begun(event)
-            if begun.seen and stopper.ident is None:
-                stopper.start()
-
-        ran = hosts.launch(on=on)
-        stopper.join()
+        stop = StopAfter(hosts, After("begun", *LABELS), grace_s=60)
+        ran = hosts.launch(on=stop)
+        stop.join()
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
         assert [ran.of("line", f"node-{node:02d}")[-1:] for node in (1, 2, 3)] == [["saved"]] * 3
         assert any(text.startswith("the run is being stopped by somebody else; waiting") for text in ran.of("step"))
@@ -191,19 +177,16 @@ class TestAStopByAnotherClient:
         """Once ends the others with the launch's own grace; twice leaves that to the hosts."""
         deaf = "trap '' TERM; echo begun; while :; do sleep 0.02; done"
         hosts.does(deaf, one="trap 'exit 1' TERM; echo begun; while :; do sleep 0.02; done")
-        begun, waits = After("begun", *(f"node-{node:02d}" for node in range(4))), After("is being stopped by somebody")
-        stopper = threading.Thread(target=hosts.stop_from_another_client, args=(60.0,))
+        stop, waits = StopAfter(hosts, After("begun", *LABELS), grace_s=60), After("is being stopped by somebody")
 
         def on(event: Event) -> None:
             waits(event)
-            begun(event)
-            if begun.seen and stopper.ident is None:
-                stopper.start()
+            stop(event)
 
         ran = hosts.launch(on=on, interrupts=lambda: times * waits.count())
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
         assert bool(ran.outcome.running) == (times == 2)
-        stopper.join()
+        stop.join()
         hosts.assert_nothing_is_left()
 
     def test_that_reached_no_host_hides_no_later_failure(self, hosts: Hosts) -> None:
