@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from topoplan import catalog
 from topoplan.backends.mca import check_job, check_precision
@@ -80,8 +79,8 @@ def predicted(
 
 def _of_bundle(translation: Translation, setup: Setup) -> Translation:
     """With the lengths of the samples that the bundle's plan was made for, which its trainer's files do not hold."""
-    directory, job = Path(translation.configuration.part.name).parent, translation.spec.job
-    if directory not in setup.bundles:
+    directory, job = setup.bundle_of(translation.configuration), translation.spec.job
+    if directory is None:
         return translation
     try:
         planned = read_plan_file(directory).spec.job

@@ -121,6 +121,11 @@ class Setup:
         launches = (one for one in self.launches if one.configuration is None and not one.config_file)
         return tuple(dict.fromkeys(one.program for one in launches if not _TRAINERS.fullmatch(one.program)))
 
+    def bundle_of(self, configuration: Configuration) -> Path | None:
+        """The bundle that a configuration is a file of."""
+        directory = Path(configuration.part.name).parent
+        return directory if directory in self.bundles else None
+
     def of(self, *trainers: Trainer) -> Iterator[Configuration]:
         """The configurations of these trainers."""
         return (one for one in self.configurations if one.trainer in trainers)

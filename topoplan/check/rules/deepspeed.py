@@ -17,6 +17,7 @@ from topoplan.check.rules.deepspeed_document import ZERO, Document, documents
 from topoplan.check.rules.deepspeed_keys import key_findings
 from topoplan.check.rules.edits import add, change, drop
 from topoplan.check.rules.finding import Finding
+from topoplan.check.rules.found import found
 from topoplan.emit.trainer_keys import plain_keys
 from topoplan.errors import listed
 from topoplan.specs.source import KeyPath
@@ -278,12 +279,12 @@ def _beside_fsdp(setup: Setup) -> Iterator[Finding]:
     for trainer in setup.of("llamafactory", "swift"):
         launch = launch_of(setup, trainer)
         if told and value_of(trainer, "deepspeed") and launch is not None and launch.starter == "accelerate":
-            yield Finding(
-                rule="deepspeed-beside-fsdp",
-                severity="warning",
-                part=trainer.part,
-                line=trainer.line("deepspeed"),
-                what=f"deepspeed, and FSDP in {told[0].part.name}: DeepSpeed shards, and fsdp_config is not used",
+            yield found(
+                trainer,
+                "deepspeed-beside-fsdp",
+                "warning",
+                "deepspeed",
+                f"deepspeed, and FSDP in {told[0].part.name}: DeepSpeed shards, and fsdp_config is not used",
                 why="accelerate takes DeepSpeed where both are set up",
                 remedy="take deepspeed out to train with FSDP, or start it with torchrun",
             )
@@ -304,12 +305,12 @@ def _with_llamafactory(document: Document) -> Iterator[Finding]:
         refused.append("quantization_bit")
     for key in refused:
         value = f" {bits}" if key == "quantization_bit" else ""
-        yield Finding(
-            rule="deepspeed-zero3-conflict",
-            severity="error",
-            part=trainer.part,
-            line=trainer.line(key),
-            what=f"{key}{value} with ZeRO-3 is refused by LLaMA-Factory",
+        yield found(
+            trainer,
+            "deepspeed-zero3-conflict",
+            "error",
+            key,
+            f"{key}{value} with ZeRO-3 is refused by LLaMA-Factory",
             remedy="use ZeRO-2, or take it out"
             + ("; quantized weights go with ZeRO-3 in 4 bits with bitsandbytes alone" if value else ""),
         )

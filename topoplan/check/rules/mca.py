@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 
 from topoplan.backends.mca import SUPPORTED_MODEL_TYPES
 from topoplan.check.job.mca import STAGES
@@ -60,8 +59,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
         yield from _method(setup, configuration, model)
         if model is not None and model.model_type not in SUPPORTED_MODEL_TYPES:
             model = None
-        planned = Path(configuration.part.name).parent in setup.bundles
-        yield from layout_findings(configuration, model, planned=planned)
+        yield from layout_findings(configuration, model, planned=setup.bundle_of(configuration) is not None)
         yield from recompute_findings(configuration)
         yield from training_findings(configuration, model)
         yield from _additional(configuration)

@@ -116,9 +116,14 @@ _TYPED = str.maketrans(_DOUBLE + _SINGLE + _EQUALS, "\"\"''=")
 _EXPORT = re.compile(r"\s*export\s+[^'\"#]*")
 
 
+def _launched_lines(script: Script) -> set[int]:
+    """Lines of the commands that start training."""
+    return {line for one in launches(script) for line in range(one.first_line, one.last_line + 1)}
+
+
 def _typographic(script: Script) -> Iterator[Finding]:
     """Dashes and quotes as text editors and chats put them in place of those that were typed."""
-    launched = {line for one in launches(script) for line in range(one.first_line, one.last_line + 1)}
+    launched = _launched_lines(script)
     if not launched:
         return
     words = [word for command in script.commands if command.first_line in launched for word in command.words]
@@ -154,7 +159,7 @@ def _commands_for_variables(script: Script) -> Iterator[Finding]:
     if script.part.is_makefile:
         return
     lines = script.part.text.split("\n")
-    for number in sorted({line for one in launches(script) for line in range(one.first_line, one.last_line + 1)}):
+    for number in sorted(_launched_lines(script)):
         line = lines[number - 1] if number <= len(lines) else ""
         match = _IN_BRACKETS.search(line)
         if match is None or re.search(rf"\b{match[1]}\s*\(\)|\bfunction\s+{match[1]}\b", script.part.text):
