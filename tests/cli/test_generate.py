@@ -6,6 +6,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 from topoplan.emit.bundle import generate as write_out
+from topoplan.emit.bundle import scheduler_of
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
 
@@ -15,10 +16,10 @@ def fake_bundle(monkeypatch: pytest.MonkeyPatch, fake_search: list[Any], tmp_pat
     def generate(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: str | None = None) -> dict[str, str]:
         scripts = {f"node-{node:02d}.sh": "true\n" for node in range(spec.cluster.nodes)}
         return {
-            "plan.json": json.dumps({"id": plan.id, "scheduler": scheduler, "trainer": trainer}),
+            "plan.json": json.dumps({"id": plan.id, "scheduler": scheduler_of(spec, scheduler), "trainer": trainer}),
             "train.yaml": "do_train: true\n",
             **scripts,
-            **({"job.sbatch": "true\n"} if scheduler else {}),
+            **({"job.sbatch": "true\n"} if scheduler_of(spec, scheduler) else {}),
             "README.md": "#\n",
         }
 

@@ -290,6 +290,16 @@ def test_a_directory_without_a_plan_and_a_file_that_is_not_there_are_refused(tmp
             read_plan_file(path)
 
 
+def test_a_bundle_that_was_written_without_the_scheduler_of_its_spec_is_written_so_again() -> None:
+    spec = load_spec(SPECS / "h100-4x8.yaml", overrides=["slurm.partition=gpu"])
+    plan = predict(spec, {"tp": 4, "pp": 2, "micro_batch_size": 2})
+    for asked in (None, "none"):
+        files = generate(spec, plan, asked)
+        again = written_again(recorded_plan(parse_json(files[PLAN_FILE], name=PLAN_FILE)))
+        assert again == files
+        assert (JOB_SCRIPT in again) == (asked is None)
+
+
 def test_a_scheduler_that_is_not_known_is_refused() -> None:
     assert recorded_plan(source({"scheduler": None})).scheduler is None
     with pytest.raises(SpecError, match=r"^plan\.json:\d+: scheduler: 'lsf'; expected"):

@@ -54,9 +54,16 @@ def test_a_bundle_has_a_job_script_only_when_it_is_asked_for() -> None:
     assert generate(spec, plan, "slurm") == files
 
 
+def test_a_slurm_block_in_the_spec_is_a_request_for_one() -> None:
+    spec, plan = make_spec_and_plan(cluster=with_options(partition="gpu"))
+    assert "#SBATCH --partition=gpu" in generate(spec, plan)[JOB_SCRIPT]
+    assert generate(spec, plan) == generate(spec, plan, "slurm")
+    assert JOB_SCRIPT not in generate(spec, plan, "none")
+
+
 def test_another_scheduler_is_refused() -> None:
-    with pytest.raises(InputError, match="'pbs' is not a scheduler; expected slurm"):
-        generate(*make_spec_and_plan(), "pbs")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="'pbs' is not a scheduler; expected slurm or none"):
+        generate(*make_spec_and_plan(), "pbs")
 
 
 def test_the_readme_says_how_to_submit_watch_and_cancel() -> None:
@@ -186,7 +193,7 @@ def test_a_time_limit_below_the_prediction_is_warned_of() -> None:
     short = make_spec_and_plan(cluster=with_options(time="2:00:00"))
     assert "time 2:00:00 under slurm in the spec is a limit of 2 hours" in bundle_warnings(*short, "slurm")[-1]
     assert "- time 2:00:00 under slurm" in generate(*short, "slurm")["README.md"]
-    assert "2:00:00" not in generate(*short)["README.md"]
+    assert "2:00:00" not in generate(*short, "none")["README.md"]
     long = make_spec_and_plan(cluster=with_options(time="1-0"))
     assert not any("under slurm" in warning for warning in bundle_warnings(*long, "slurm"))
 

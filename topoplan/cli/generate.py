@@ -21,7 +21,6 @@ from topoplan.cli.plan_choice import OptionalSpecPath, PlanChoice, SpecOptions, 
 
 if TYPE_CHECKING:
     from topoplan.backends.trainers import TrainerName
-    from topoplan.emit.bundle import Scheduler
     from topoplan.planner.plan import Plan, Ranking
     from topoplan.specs.spec import Spec
 
@@ -99,7 +98,7 @@ def generate(
         print_bundle(stdout_console(), read, chosen, taken, target, written, warnings, notes)
 
 
-_Bundle = tuple["Spec", "Plan", "Scheduler | None", "TrainerName | None", "dict[str, str]", "tuple[str, ...]"]
+_Bundle = tuple["Spec", "Plan", str, "TrainerName | None", "dict[str, str]", "tuple[str, ...]"]
 """Spec, plan, scheduler, trainer, files, and what there is to say of a plan that was read back."""
 
 
@@ -109,6 +108,7 @@ def _planned(
     """A plan of a spec."""
     from topoplan.cli.options import read_spec
     from topoplan.cli.search import search
+    from topoplan.emit.bundle import NO_SCHEDULER, scheduler_of
     from topoplan.emit.bundle import generate as make_bundle
     from topoplan.errors import InputError
 
@@ -116,7 +116,7 @@ def _planned(
         raise InputError("expected either a SPEC or --from PLAN")
     options["trainer"] = trainer
     read = read_spec(spec, **options)
-    starter = _scheduler(scheduler, read)
+    starter = scheduler_of(read, scheduler, where="--scheduler") or NO_SCHEDULER
     ranking = search(read)
     if not ranking.plans:
         from topoplan.report.nothing_fits import nothing_fits
@@ -137,6 +137,7 @@ def _from_plan(
     """The plan of a plan.json, which has everything in it."""
     from dataclasses import replace
 
+    from topoplan.emit.bundle import NO_SCHEDULER, scheduler_of
     from topoplan.emit.plan_file import read_plan_file, written_again
     from topoplan.errors import InputError
 
@@ -146,22 +147,11 @@ def _from_plan(
         )
     recorded = read_plan_file(path)
     if scheduler is not None:
-        recorded = replace(recorded, scheduler=_scheduler(scheduler, recorded.spec))
+        recorded = replace(recorded, scheduler=scheduler_of(recorded.spec, scheduler, where="--scheduler"))
     if trainer is not None:
         recorded = replace(recorded, trainer=trainer)
     files = written_again(recorded)
-    return recorded.spec, recorded.plan, recorded.scheduler, recorded.trainer, files, recorded.notes
-
-
-def _scheduler(option: str | None, spec: Spec) -> Scheduler | None:
-    """What `--scheduler` says, or else the spec: a `slurm` block stands there for one reason."""
-    from topoplan.errors import InputError
-
-    if option is None:
-        return "slurm" if spec.cluster.slurm else None
-    if option not in ("slurm", "none"):
-        raise InputError(f"{option!r} is not a scheduler", where="--scheduler", expected="expected slurm or none")
-    return "slurm" if option == "slurm" else None
+    return recorded.spec, recorded.plan, recorded.scheduler or NO_SCHEDULER, recorded.trainer, files, recorded.notes
 
 
 def _choose(ranking: Ranking, wanted: str) -> Plan:

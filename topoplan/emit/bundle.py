@@ -29,21 +29,36 @@ HOSTS_SCHEMA = "topoplan.hosts/1"
 
 Scheduler = Literal["slurm"]
 """What starts the node scripts, where nobody does it over SSH or by hand."""
+NO_SCHEDULER = "none"
+"""Asks for none, whatever the spec has."""
 
 _MOST_COMMANDS = 8  # in the README; hosts.json has them all
 
 
+def scheduler_of(spec: Spec, wanted: str | None = None, *, where: str = "") -> Scheduler | None:
+    """What starts the scripts of a bundle: as `wanted`, or else as the spec has it, where a `slurm` block stands for
+    one reason.
+
+    Raises InputError, with the place given, for a word that is no scheduler.
+    """
+    if wanted is None:
+        return "slurm" if spec.cluster.slurm else None
+    names = (*get_args(Scheduler), NO_SCHEDULER)
+    if wanted not in names:
+        raise InputError(f"{wanted!r} is not a scheduler", where=where, expected=f"expected {' or '.join(names)}")
+    return None if wanted == NO_SCHEDULER else "slurm"
+
+
 def generate(
-    spec: Spec, plan: Plan, scheduler: Scheduler | None = None, trainer: TrainerName | None = None
+    spec: Spec, plan: Plan, scheduler: str | None = None, trainer: TrainerName | None = None
 ) -> dict[str, str]:
     """Relative path -> text: the trainer's files, one script a node, hosts.json, plan.json and README.md.
 
-    With a scheduler the script for its queue too; without a trainer, the files of the first one that can run the
-    layout. An error says what the trainer cannot do, which key of the user contradicts the plan, or which name cannot
-    be written into a script.
+    `scheduler` is slurm, for the script of its queue too, or none; left out, as the spec says (`scheduler_of`). Without
+    a trainer, the files of the first one that can run the layout. An error says what the trainer cannot do, which key
+    of the user contradicts the plan, or which name cannot be written into a script.
     """
-    if scheduler not in (None, *get_args(Scheduler)):
-        raise InputError(f"{scheduler!r} is not a scheduler", expected=f"expected {' or '.join(get_args(Scheduler))}")
+    starter = scheduler_of(spec, scheduler)
     writer = writer_of(spec, plan.layout, trainer)
     _check_hosts(spec)
     _check_printable(spec)
@@ -53,21 +68,21 @@ def generate(
     files |= {
         script_name(node): node_script(spec, plan.layout, writer, own, run, node) for node in range(spec.cluster.nodes)
     }
-    if scheduler is not None:
+    if starter is not None:
         files[JOB_SCRIPT] = job_script(spec, plan, own, run)
     files["hosts.json"] = _json(_hosts(spec, own))
-    files[PLAN_FILE] = _json(_plan(spec, plan, writer, own, scheduler))
-    files["README.md"] = _readme(spec, plan, writer, own, run, scheduler)
+    files[PLAN_FILE] = _json(_plan(spec, plan, writer, own, starter))
+    files["README.md"] = _readme(spec, plan, writer, own, run, starter)
     return files
 
 
 def bundle_warnings(
-    spec: Spec, plan: Plan, scheduler: Scheduler | None = None, trainer: TrainerName | None = None
+    spec: Spec, plan: Plan, scheduler: str | None = None, trainer: TrainerName | None = None
 ) -> tuple[str, ...]:
-    """What the README of the bundle warns of, for a terminal."""
+    """What the README of the bundle warns of, for a terminal; asked as `generate` is."""
     writer = writer_of(spec, plan.layout, trainer)
     own = writer.files(spec, plan)
-    return _warnings(spec, plan, own, writer.run(spec, plan.layout, own.values), scheduler)
+    return _warnings(spec, plan, own, writer.run(spec, plan.layout, own.values), scheduler_of(spec, scheduler))
 
 
 def _warnings(

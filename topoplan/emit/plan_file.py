@@ -19,7 +19,7 @@ from typing import Any, get_args
 import topoplan
 from topoplan.backends.trainers import TRAINER_NAMES, TrainerName
 from topoplan.emit import bundle
-from topoplan.emit.bundle import PLAN_FILE, PLAN_SCHEMA, Scheduler
+from topoplan.emit.bundle import NO_SCHEDULER, PLAN_FILE, PLAN_SCHEMA, Scheduler
 from topoplan.errors import InputError, SpecError, nearest
 from topoplan.layout.forms import layout_from_dict
 from topoplan.planner.inputs import spec_from_dict
@@ -100,7 +100,7 @@ def recorded_plan(source: Source) -> RecordedPlan:
 def written_again(recorded: RecordedPlan) -> dict[str, str]:
     """The bundle of a plan.json, as `generate` gives it. Raises what `generate` raises, with the place in the file."""
     with _placed(recorded.source):
-        return bundle.generate(recorded.spec, recorded.plan, recorded.scheduler, recorded.trainer)
+        return bundle.generate(recorded.spec, recorded.plan, recorded.scheduler or NO_SCHEDULER, recorded.trainer)
 
 
 def _check_head(source: Source) -> None:
