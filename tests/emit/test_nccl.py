@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -10,7 +10,7 @@ from topoplan.emit.llamafactory.mca import trainer_run
 from topoplan.emit.nccl import node_environment
 from topoplan.emit.trainer_yaml import trainer_file
 from topoplan.errors import SpecError
-from topoplan.specs.cluster import Fabric
+from topoplan.specs.cluster import Fabric, FabricKind
 
 # NVIDIA's debugging list and the usual cargo cult: nothing of it is ever ours to set.
 NEVER = {
@@ -98,8 +98,37 @@ def test_rdma_is_switched_off_only_where_the_spec_says_there_is_none(kind: str, 
     assert ("NCCL_IB_HCA" in names) is not disabled
 
 
+def test_traffic_class_and_service_level_are_the_specs_and_never_made_up() -> None:
+    fabric = Fabric(kind="roce", traffic_class=106, service_level=3)
+    names = environment(cluster=replace(CLUSTER, hosts=HOSTS, fabric=fabric))
+    assert (names["NCCL_IB_TC"], names["NCCL_IB_SL"]) == ("106", "3")
+    zero = environment(cluster=replace(CLUSTER, fabric=Fabric(kind="infiniband", traffic_class=0, service_level=0)))
+    assert (zero["NCCL_IB_TC"], zero["NCCL_IB_SL"]) == ("0", "0")
+    assert not {"NCCL_IB_TC", "NCCL_IB_SL"} & set(environment(cluster=replace(CLUSTER, fabric=Fabric(kind="roce"))))
+    spec, _ = make_spec_and_plan(cluster=replace(CLUSTER, fabric=fabric))
+    reasons = {variable.name: variable.reason for variable in node_environment(spec, (), 0)}
+    assert "DSCP 26" in reasons["NCCL_IB_TC"]
+    assert "lossy" in reasons["NCCL_IB_TC"]
+
+
+def test_what_verbs_alone_read_is_not_written_for_efa() -> None:
+    names = environment(cluster=replace(CLUSTER, hosts=HOSTS, fabric=Fabric(kind="efa")))
+    assert not [name for name in names if name.startswith("NCCL_IB_")]
+    assert names["NCCL_SOCKET_IFNAME"] == "=eth0"
+
+
+def test_googles_plugin_gets_names_as_its_profile_has_them() -> None:
+    hosts = tuple(replace(host, hcas=("enp6s0", "enp7s0")) for host in HOSTS)
+    names = environment(cluster=replace(CLUSTER, hosts=hosts, fabric=Fabric(kind="tcpxo")))
+    assert names["NCCL_SOCKET_IFNAME"] == names["NCCL_FASTRAK_CTRL_DEV"] == names["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert names["NCCL_FASTRAK_IFNAME"] == "enp6s0,enp7s0"
+    assert not [name for name in names if name.startswith("NCCL_IB_")]
+    bare = environment(cluster=replace(CLUSTER, fabric=Fabric(kind="tcpxo")))
+    assert not [name for name in bare if name.endswith("IFNAME")], "the profile finds them"
+
+
 def test_nothing_of_the_debugging_list_is_set() -> None:
-    for kind in ("infiniband", "roce", "ethernet"):
+    for kind in get_args(FabricKind):
         assert not NEVER & set(environment(cluster=replace(CLUSTER, hosts=HOSTS, fabric=Fabric(kind=kind))))
 
 

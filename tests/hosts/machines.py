@@ -27,6 +27,7 @@ _FILES = {
     "nvlink": "nvlink.txt",
     "adapters": "adapters.txt",
     "adapter-mtus": "ibv_devinfo.txt",
+    "machine": "machine.txt",
 }
 
 

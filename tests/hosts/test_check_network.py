@@ -9,7 +9,7 @@ from tests.hosts.scenes import ROUTABLE, adapter, address, cluster, facts, needs
 from topoplan.hosts import check_network as checks
 from topoplan.hosts.facts import AdapterFacts, HostFacts, InterfaceFacts, RouteFacts
 from topoplan.hosts.scene import Look, Scene
-from topoplan.specs.cluster import Cluster
+from topoplan.specs.cluster import Cluster, Fabric
 
 ACROSS = (
     checks.master_name,
@@ -254,3 +254,51 @@ def test_the_address_for_the_others() -> None:
     silent: HostFacts = HostFacts()
     of = scene(silent, silent)
     assert checks.fabric_address(of, of.nodes[1]) == address(1)
+
+
+def roce_scene(*classes: int | None, of: Cluster | None = None, **changes: Any) -> Scene:
+    """Hosts whose adapters have these traffic classes set."""
+    of = of or cluster(nodes=len(classes), kind="roce")
+    said = [
+        facts(n, adapters=(roce(0, traffic_class=one), roce(1, traffic_class=one)), **changes)
+        for n, one in enumerate(classes)
+    ]
+    return scene(*said, of=of)
+
+
+def asking(value: int, nodes: int = 2) -> Cluster:
+    return cluster(nodes=nodes, fabric=Fabric(kind="roce", traffic_class=value))
+
+
+def test_a_traffic_class_that_nobody_names_cannot_be_judged() -> None:
+    assert outcome(checks.traffic_class, roce_scene(None, None)) == "skipped"
+    assert outcome(checks.traffic_class, scene()) is None
+
+
+def test_the_traffic_class_of_spec_or_host_is_told() -> None:
+    found = see(checks.traffic_class, roce_scene(None, None, of=asking(106)))
+    assert found is not None
+    assert (found.outcome, found.what) == ("ok", "traffic class 106 (DSCP 26)")
+    assert outcome(checks.traffic_class, roce_scene(106, 106)) == "ok"
+    assert outcome(checks.traffic_class, roce_scene(106, 106, of=asking(106))) == "ok"
+    by_env = cluster(kind="roce", env={"NCCL_IB_TC": "106"})
+    assert outcome(checks.traffic_class, roce_scene(None, None, of=by_env)) == "ok"
+
+
+def test_a_host_that_sends_with_another_traffic_class_is_a_warning() -> None:
+    found = see(checks.traffic_class, roce_scene(236, 236, of=asking(106)))
+    assert found is not None
+    assert (found.outcome, "traffic_class: 236" in found.remedy) == ("warning", True)
+    assert outcome(checks.traffic_class, roce_scene(106, 106, 96), 2) == "warning"
+    mixed = facts(0, adapters=(roce(0, traffic_class=106), roce(1)))
+    assert outcome(checks.traffic_class, scene(mixed, facts(1), of=cluster(kind="roce"))) == "warning"
+
+
+def test_adapters_of_efa_are_counted_and_need_no_gpudirect_module() -> None:
+    place = cluster(kind="efa")
+    efa = tuple(adapter(index, device=f"rdmap{index}s0", link_layer="Unknown") for index in range(2))
+    hosts = scene(*(facts(n, adapters=efa, peermem=False) for n in range(2)), of=place)
+    assert outcome(checks.adapters, hosts) == "ok"
+    assert outcome(checks.gid, hosts) is None
+    assert outcome(checks.peermem, hosts) is None
+    assert outcome(checks.adapters, scene(*(facts(n, adapters=efa) for n in range(2)), of=cluster())) == "warning"

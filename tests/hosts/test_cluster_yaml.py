@@ -54,6 +54,35 @@ def test_roce_and_sockets_are_told_apart(tmp_path: Path) -> None:
     assert sockets.nvlink_bytes_per_s == 0
 
 
+def test_machines_of_clouds_get_what_their_network_needs(tmp_path: Path) -> None:
+    """Composed, not recorded: recorded/README.md."""
+    aws = loaded(cluster("aws-p5", "aws-p5"), tmp_path)
+    assert (aws.fabric.kind, aws.nics_per_node, aws.nic_bytes_per_s) == ("efa", 32, 100e9 / 8)
+    assert aws.hosts[0].hcas == ()
+    google = loaded(cluster("gcp-a3-mega", "gcp-a3-mega"), tmp_path)
+    assert (google.fabric.kind, google.nics_per_node, google.nic_bytes_per_s) == ("tcpxo", 8, 200e9 / 8)
+    azure = loaded(cluster("azure-nd-h100-v5", "azure-nd-h100-v5"), tmp_path)
+    assert (azure.fabric.kind, azure.nics_per_node, azure.nic_bytes_per_s) == ("infiniband", 8, 400e9 / 8)
+    assert azure.fabric.topology_file == "/opt/microsoft/ndv5-topo.xml"
+    mixed = loaded(cluster("azure-nd-h100-v5", "dgx-h100"), tmp_path)
+    assert mixed.fabric.topology_file is None
+
+
+def test_the_traffic_class_of_roce_is_that_which_all_hosts_send_with(tmp_path: Path) -> None:
+    def classes(*lines: str) -> int | None:
+        texts = [
+            recorded("hgx-h20", "adapters.txt")
+            + "".join(f"mlx5_bond_{index} 1 traffic_class\t{line}\n" for index in range(9))
+            for line in lines
+        ]
+        hosts = cluster("hgx-h20", "hgx-h20", changes={i: {"adapters": text} for i, text in enumerate(texts)})
+        return loaded(hosts, tmp_path).fabric.traffic_class
+
+    assert classes("Global tclass=106", "Global tclass=106") == 106
+    assert classes("Global tclass=106", "Global tclass=96") is None
+    assert classes("", "Global tclass=106") is None
+
+
 def test_what_was_left_out_stands_in_comments() -> None:
     text = cluster_spec(cluster("dgx-h100", "dgx-h100")).text or ""
     assert "# not used: mlx5_1, mlx5_7 (NODE to every GPU)" in text

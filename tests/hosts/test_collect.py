@@ -171,16 +171,40 @@ class TestAdapters:
         files |= {"gid_attrs/ndevs/3": "bond1"}
         for name, text in files.items():
             (port / name).write_text(text + "\n")
+        (adapter / "tc" / "1").mkdir(parents=True)
+        (adapter / "tc" / "1" / "traffic_class").write_text("Global tclass=106\n")
         found = read(shell, QUICK, changes=(("sys=/sys\n", f"sys='{sys_root}'\n"),))
         assert found.adapters is not None
         (one,) = found.adapters
         assert (one.device, one.port, one.state, one.link_layer) == ("mlx5_0", 1, "ACTIVE", "Ethernet")
         assert (one.rate_bytes_per_s, one.interface, one.numa_node, one.pci_bus) == (50e9, "bond1", 1, "0000:18:00.0")
         assert one.gids == {3: ("0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2")}
+        assert one.traffic_class == 106
 
     def test_of_a_machine_without_any_are_none(self, shell: str, tmp_path: Path) -> None:
         (tmp_path / "sys" / "class").mkdir(parents=True)
         assert read(shell, QUICK, changes=(("sys=/sys\n", f"sys='{tmp_path}/sys'\n"),)).adapters == ()
+
+
+def test_the_machine_is_known_by_firmware_and_pci_devices(shell: str, tmp_path: Path) -> None:
+    sys_root, proc_root = tmp_path / "sys", tmp_path / "proc"
+    for name, text in (("sys_vendor", "Google"), ("product_name", "Google Compute Engine"), ("chassis_asset_tag", "")):
+        target = sys_root / "class" / "dmi" / "id" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(f"{text}\n")
+    for address, device in (("0000:06:00.1", "0x0084"), ("0000:07:00.1", "0x0084"), ("0000:00:0c.0", "0x0042")):
+        at = sys_root / "bus" / "pci" / "devices" / address
+        at.mkdir(parents=True)
+        (at / "vendor").write_text("0x1ae0\n")
+        (at / "device").write_text(f"{device}\n")
+    changes = (("sys=/sys\n", f"sys='{sys_root}'\n"), ("proc=/proc\n", f"proc='{proc_root}'\n"))
+    found = read(shell, QUICK, changes=changes)
+    assert found.firmware == {"sys_vendor": "Google", "product_name": "Google Compute Engine"}
+    assert found.pci == ("1ae0:0042", "1ae0:0084")
+    assert found.daemons == ()
+    (proc_root / "77").mkdir(parents=True)
+    (proc_root / "77" / "comm").write_text("fastrak_gpumem_\n")
+    assert read(shell, QUICK, changes=changes).daemons == ("fastrak_gpumem_manager",)
 
 
 class TestPaths:

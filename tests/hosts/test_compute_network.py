@@ -57,7 +57,7 @@ def test_a_slower_port_beside_the_others_is_left_out() -> None:
 def test_adapters_that_nccl_does_not_drive_by_verbs_are_not_named() -> None:
     efa = AdapterFacts(device="rdmap16s27", port=1, link_layer="Unspecified", state="ACTIVE", rate_bytes_per_s=12.5e9)
     network = compute_network(HostFacts(adapters=(efa,)), "eth0")
-    assert (network.kind, len(network.adapters), network.hcas) == ("roce", 1, ())
+    assert (network.kind, network.nics, network.hcas) == ("efa", 1, ())
 
 
 def test_a_host_that_says_nothing_has_sockets_of_unknown_speed() -> None:

@@ -496,7 +496,7 @@ def test_flex_needs_rdma_only_where_experts_span_nodes() -> None:
     assert failed("dispatcher", spec, across) is None
     assert failed("dispatcher", tcp, inside) is None
     assert failed("dispatcher", tcp, across) == (
-        "flex with etp 1 * ep 16 = 16 ranks over TCP: DeepEP needs RDMA between nodes"
+        "flex with etp 1 * ep 16 = 16 ranks over Ethernet (TCP): DeepEP needs InfiniBand or RoCE"
     )
 
 

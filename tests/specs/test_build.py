@@ -188,6 +188,17 @@ class TestTheFabric:
         message = _refused(SpecError, **box, fabric={"kind": "ethernet"})
         assert message.startswith("hosts[1].hcas: RDMA adapters with fabric.kind ethernet")
         assert _cluster(**box, fabric={"kind": "roce"}).fabric.kind == "roce"
+        message = _refused(SpecError, **box, fabric={"kind": "efa"})
+        assert message.endswith("fabric.kind efa, whose plugin takes all adapters that there are; leave hcas out")
+
+    def test_has_a_traffic_class_where_nccl_drives_the_adapters(self) -> None:
+        keys = {"traffic_class": 106, "service_level": 3}
+        for kind in ({}, {"kind": "infiniband"}, {"kind": "roce"}):
+            fabric = _cluster(**BOX, fabric={**keys, **kind}).fabric
+            assert (fabric.traffic_class, fabric.service_level) == (106, 3)
+        for kind in ("ethernet", "efa", "tcpxo"):
+            message = _refused(SpecError, **BOX, fabric={"kind": kind, "traffic_class": 0})
+            assert message.startswith(f"fabric.traffic_class with fabric.kind {kind}: NCCL gives it to")
 
 
 class TestARack:

@@ -97,7 +97,10 @@ def test_tflops_name_their_unit_in_the_key_so_a_number_will_do() -> None:
         ({"job": "fast"}, "job: 'fast' is not a block of keys; expected `key: value` lines"),
         ({"model": {"config": "x"}}, "model.config: 'x' is not a block of keys; expected `key: value` lines"),
         ({"hosts": "node0"}, "hosts: 'node0' is not a list; expected one item a line, each behind `- `"),
-        ({"fabric": {"kind": "ib"}}, "fabric.kind: 'ib' is not a choice; expected infiniband, roce or ethernet"),
+        (
+            {"fabric": {"kind": "ib"}},
+            "fabric.kind: 'ib' is not a choice; expected infiniband, roce, efa, tcpxo or ethernet",
+        ),
         (
             {"fabric": {"oversubscription": 0.5}},
             "fabric.oversubscription: 0.5 is out of range; expected a number from 1 to 64",

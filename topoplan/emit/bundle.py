@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import topoplan
 from topoplan.backends.trainers import TrainerName
+from topoplan.emit.fabric import fabric_needs, lossless_note
 from topoplan.emit.slurm import JOB_SCRIPT, job_script, slurm_warnings
 from topoplan.emit.storage import CheckpointSize
 from topoplan.emit.templating import code_span, gigabytes, render
@@ -226,6 +227,8 @@ def _readme(
         "master_known": master_address(spec) is not None,
         "master_port": master_port(spec, trainer),
         "log_dir": f"logs/{trainer.run_name}",
+        "network_needs": [need.what for need in fabric_needs(cluster)],
+        "lossless_note": lossless_note(cluster),
     }
     return render("README.md.j2", context)
 

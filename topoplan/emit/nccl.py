@@ -2,7 +2,8 @@
 
 NCCL's defaults are right for almost everything. NVIDIA keeps a list of variables that are for debugging only and
 "should not be used in production nor retained in scripts" (NCCL user guide, Environment Variables); none of them is
-set here, but for NCCL_IB_DISABLE=1 on a fabric that has no RDMA.
+set here, but for NCCL_IB_DISABLE=1 on a fabric that has no RDMA. A vendor's profile that a script reads before these
+(GPUDirect-TCPXO's) may set more.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from topoplan.errors import SpecError
-from topoplan.specs.cluster import Cluster, Host
+from topoplan.specs.cluster import Cluster, Fabric, Host
 from topoplan.specs.spec import Spec
 
 _MOST_HCAS = 32  # NCCL user guide, NCCL_IB_HCA
@@ -69,8 +70,12 @@ def _network(cluster: Cluster, node: int) -> Iterator[EnvVar]:
     if cluster.nodes == 1:
         return
     host = cluster.hosts[node] if cluster.hosts else None
-    if host is not None and host.socket_interface:
-        interface = _device(host.socket_interface, "socket_interface", node)
+    interface = host.socket_interface and _device(host.socket_interface, "socket_interface", node) if host else None
+    hcas = _hca_list(host, node) if host else ""
+    if cluster.fabric.kind == "tcpxo":
+        yield from _tcpxo(interface, hcas)
+        return
+    if interface:
         yield EnvVar(
             name="NCCL_SOCKET_IFNAME",
             value=f"={interface}",
@@ -81,18 +86,44 @@ def _network(cluster: Cluster, node: int) -> Iterator[EnvVar]:
         yield EnvVar(
             name="NCCL_IB_DISABLE", value="1", reason="fabric kind in the spec is ethernet: no RDMA to look for"
         )
-    elif host is not None and host.hcas:
+    elif cluster.fabric.uses_verbs:
+        yield from _verbs(cluster.fabric, hcas)
+
+
+def _verbs(fabric: Fabric, hcas: str) -> Iterator[EnvVar]:
+    if hcas:
         yield EnvVar(
             name="NCCL_IB_HCA",
-            value=_hca_list(host, node),
+            value=f"={hcas}",
             reason="hcas in the spec; one `=` for the whole list, or mlx5_1 would take mlx5_10 as well",
         )
+    if (traffic_class := fabric.traffic_class) is not None:
+        reason = "traffic_class in the spec; NCCL's default is 0"
+        if fabric.kind == "roce":
+            reason = (
+                f"traffic_class in the spec, DSCP {traffic_class >> 2}: names the queue that drops nothing; NCCL's"
+                " default, 0, is a lossy one where PFC follows DSCP"
+            )
+        yield EnvVar(name="NCCL_IB_TC", value=str(traffic_class), reason=reason)
+    if fabric.service_level is not None:
+        reason = "service_level in the spec; NCCL's default is 0"
+        yield EnvVar(name="NCCL_IB_SL", value=str(fabric.service_level), reason=reason)
+
+
+def _tcpxo(interface: str | None, interfaces: str) -> Iterator[EnvVar]:
+    """Names without `=`: the plugin reads them too, and its checker compares them with its profile's."""
+    if interface:
+        reason = "socket_interface in the spec: for NCCL, for Google's plugin, and for Gloo"
+        for name in ("NCCL_SOCKET_IFNAME", "NCCL_FASTRAK_CTRL_DEV", "GLOO_SOCKET_IFNAME"):
+            yield EnvVar(name=name, value=interface, reason=reason)
+    if interfaces:
+        yield EnvVar(name="NCCL_FASTRAK_IFNAME", value=interfaces, reason="hcas in the spec: the GPUs' NICs")
 
 
 def _hca_list(host: Host, node: int) -> str:
     if len(host.hcas) > _MOST_HCAS:
         raise SpecError(f"{len(host.hcas)} HCAs, and NCCL takes {_MOST_HCAS} at most", where=f"hosts[{node}].hcas")
-    return "=" + ",".join(_device(name, "hcas", node) for name in host.hcas)
+    return ",".join(_device(name, "hcas", node) for name in host.hcas)
 
 
 def _device(name: str, field: str, node: int) -> str:

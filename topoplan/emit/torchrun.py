@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 import topoplan
+from topoplan.emit.fabric import fabric_needs
 from topoplan.emit.nccl import node_environment
 from topoplan.emit.templating import render
 from topoplan.emit.trainer_facts import is_hub_id
@@ -86,12 +87,14 @@ def node_script(spec: Spec, layout: Layout, writer: Writer, trainer: TrainerFile
         "master_addr": master_address(spec),
         "master_port": master_port(spec, trainer),
         "hijackers": HIJACKERS,
+        "needs": fabric_needs(cluster),
         "environment": node_environment(spec, run.environment, node),
-        "rdma": cluster.nodes > 1 and cluster.fabric.kind != "ethernet",
+        "rdma": cluster.nodes > 1 and cluster.fabric.uses_rdma,
         "log_dir": f"logs/{trainer.run_name}/{script_name(node).removesuffix('.sh')}",
         "start": writer.start(spec, layout, node),
     }
     words = (workdir, venv, run.model_dir, run.dataset_dir, *run.dataset_files, run.output_dir, context["master_addr"])
     quoted = [*filter(None, words), *(variable.value for variable in context["environment"])]
+    quoted += [path for need in context["needs"] for path in need.paths]
     context["has_dollars"] = any(char in word for word in quoted for char in "$`")
     return render("node.sh.j2", context)

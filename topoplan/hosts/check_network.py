@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping
 
+from topoplan.catalog.fabrics import link_layers
 from topoplan.hosts.facts import AdapterFacts, HostFacts, InterfaceFacts, RouteFacts
 from topoplan.hosts.scene import Found, Node, Scene, failure, most_common, names, ok, skipped, version, warning
+from topoplan.hosts.sections import number
 from topoplan.units import format_bit_rate, named
 
 _DOCKER = ipaddress.IPv4Network("172.17.0.0/16")
@@ -224,8 +226,7 @@ def adapters(scene: Scene, node: Node) -> Found | None:
     if len(active) - len(slow) < wanted:
         rates = named((f"{one.device} {format_bit_rate(one.rate_bytes_per_s or 0)}" for one in slow), 8)
         return warning(f"slower than the {format_bit_rate(cluster.nic_bytes_per_s)} of the spec: {rates}", see)
-    layer = "infiniband" if cluster.fabric.kind == "infiniband" else "ethernet"
-    other = [one for one in active if one.link_layer.lower() != layer]
+    other = [one for one in active if one.link_layer not in link_layers(cluster.fabric.kind)]
     if len(active) - len(other) < wanted:
         devices = named((one.device for one in other), 8)
         return warning(
@@ -269,10 +270,47 @@ def gid(scene: Scene, node: Node) -> Found | None:
     return ok("RoCE v2 with an IPv4 address")
 
 
+def traffic_class(scene: Scene, node: Node) -> Found | None:
+    """RoCE in another queue than the one that drops nothing. What an administrator has set for a port
+    (tc/PORT/traffic_class) takes the place of what NCCL asks for, in queue pairs that the kernel sets up (nccl#2383).
+    """
+    if scene.cluster.nodes == 1 or scene.cluster.fabric.kind != "roce" or node.facts.adapters is None:
+        return None
+    settings = {**node.facts.nccl_settings, **scene.cluster.env}
+    asked = scene.cluster.fabric.traffic_class
+    if "NCCL_IB_TC" in settings:
+        asked = number(settings["NCCL_IB_TC"])
+    forced = {one.traffic_class for one in _active(node)}
+    if len(forced) > 1:
+        named_ones = ", ".join(f"{one.device} {one.traffic_class or 'none'}" for one in _active(node))
+        return warning(f"its adapters send with traffic classes of their own: {named_ones}", "set one for all of them")
+    own = next(iter(forced), None)
+    if others := scene.unlike(node, _forced):
+        return warning(
+            f"the host sends with traffic class {own}, and {_forced(others[0])} on {names(others)}", "set it alike"
+        )
+    if own is not None and asked not in (None, own):
+        return warning(
+            f"traffic class {asked} is asked for, and the host sends with {own} (DSCP {own >> 2}) whatever is asked",
+            f"write traffic_class: {own} under fabric in the spec, or correct tc/PORT/traffic_class there",
+        )
+    if own is not None or asked is not None:
+        used = own if own is not None else asked or 0
+        return ok(f"traffic class {used} (DSCP {used >> 2})")
+    return skipped(
+        "neither spec nor host names a traffic class: where PFC follows DSCP, NCCL's 0 is a queue that drops packets;"
+        " ask who runs the network"
+    )
+
+
+def _forced(node: Node) -> int | None:
+    return next((one.traffic_class for one in _active(node)), None)
+
+
 def peermem(scene: Scene, node: Node) -> Found | None:
     """Row 19: without GPUDirect RDMA all traffic between nodes goes through host memory."""
-    if not scene.uses_rdma:
-        return None
+    if scene.cluster.nodes == 1 or not scene.cluster.fabric.uses_verbs:
+        return None  # the driver of EFA has a module of its own for it
     if node.facts.peermem:
         return ok("nvidia_peermem is loaded")
     if version(node.facts.kernel) >= _DMABUF_KERNEL:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from topoplan import catalog
+from topoplan.catalog.fabrics import machine_of
 from topoplan.emit.yaml_text import one_line, scalar
 from topoplan.hosts.check import Check
 from topoplan.hosts.compute_network import ComputeNetwork
 from topoplan.hosts.differences import differences, gpu_names, memory_of, named
 from topoplan.hosts.facts import GpuFacts, HostFacts
 from topoplan.hosts.probed import Probed, network_of, socket_interface, usable_address
+from topoplan.specs.cluster import FabricKind
 from topoplan.specs.gpu import Gpu
 from topoplan.units import format_bit_rate, format_byte_rate, format_gib
 
@@ -225,12 +227,13 @@ def _all_joined(facts: HostFacts) -> bool:
 def _network(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork], findings: list[Check]) -> list[str]:
     """The lines of the network between the hosts, and notes on what was left out."""
     kinds = {network.kind for network in networks.values()}
-    kind = kinds.pop() if len(kinds) == 1 else "ethernet"
+    kind: FabricKind = kinds.pop() if len(kinds) == 1 else "ethernet"
     is_socket = kind == "ethernet"
     rates = [_socket_rate(one, hosts) if is_socket else networks[one.name].rate_bytes_per_s for one in hosts]
     known = [rate for rate in rates if rate]
     rate = min(known) if len(known) == len(hosts) else None
-    comment = f"per NIC, each way; {'the slowest of them' if len(set(rates)) > 1 else 'as the port says'}"
+    who = "the vendor" if kind == "tcpxo" else "the port"
+    comment = f"per NIC, each way; {'the slowest of them' if len(set(rates)) > 1 else f'as {who} says'}"
     if rate is None and len(hosts) > 1:
         rate, comment = _ASSUMED_BYTES_PER_S, "ASSUMED: the interface does not say its speed; measure it, with iperf3"
         findings.append(
@@ -243,11 +246,25 @@ def _network(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork], findi
             )
         )
     lines = [_line("ib_bandwidth", format_bit_rate(rate), comment)] if rate else []
-    nics = 1 if is_socket else min(len(network.adapters) for network in networks.values())
+    nics = 1 if is_socket else min(network.nics for network in networks.values())
     why = "one socket interface" if is_socket else _why_these(networks[hosts[0].name])
     lines.append(_line("nics_per_node", nics, why))
-    lines.append(_line("fabric", scalar({"kind": kind}), _fabric_reason(kind, networks)))
+    lines.append(_fabric(hosts, kind, networks))
     return lines + _left_out(hosts, networks)
+
+
+def _fabric(hosts: Sequence[Probed], kind: FabricKind, networks: dict[str, ComputeNetwork]) -> str:
+    """The line of the fabric: its kind, and what else all hosts show that NCCL has to know of it."""
+    fabric: dict[str, Any] = {"kind": kind}
+    machines = {machine_of(one.facts.firmware, one.facts.pci) for one in hosts}
+    machine = machines.pop() if len(machines) == 1 else None
+    if machine is not None and machine.topology_file:
+        fabric["topology_file"] = machine.topology_file
+    classes = {one.traffic_class for network in networks.values() for one in network.adapters}
+    if kind == "roce" and len(classes) == 1 and None not in classes:
+        fabric["traffic_class"] = classes.pop()
+    reasons = [_fabric_reason(kind, networks), *([machine.name] if machine is not None else [])]
+    return _line("fabric", scalar(fabric), "; ".join(filter(None, reasons)))
 
 
 def _left_out(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork]) -> list[str]:
@@ -269,13 +286,15 @@ def _socket_rate(one: Probed, hosts: Sequence[Probed]) -> float | None:
 
 
 def _why_these(network: ComputeNetwork) -> str:
+    if not network.adapters:
+        return "of the GPUs, as the vendor says"
     return "ports that share a PCIe switch with a GPU" if network.near_gpus else "active ports; none is near a GPU"
 
 
-def _fabric_reason(kind: str, networks: dict[str, ComputeNetwork]) -> str:
+def _fabric_reason(kind: FabricKind, networks: dict[str, ComputeNetwork]) -> str:
     if kind != "ethernet":
         layers = sorted({one.link_layer for network in networks.values() for one in network.adapters})
-        return f"link layer {' and '.join(layers)}"
+        return f"link layer {' and '.join(layers)}" if layers else ""
     some = sorted(name for name, network in networks.items() if network.adapters)
     return f"the hosts differ; RDMA on {named(some)}" if some else "no RDMA adapter is up: TCP sockets"
 

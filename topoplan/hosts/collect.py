@@ -63,6 +63,7 @@ def collect_script(wanted: Wanted) -> str:
         "section limits 3 limits",
         "section cgroup 3 cgroup_memory",
         "section container 3 container",
+        "section machine 4 machine",
         "section nccl 5 nccl_settings",
         "section listening 6 listening",
     ]
@@ -137,6 +138,7 @@ def host_facts(output: bytes) -> HostFacts:
     processes = text("gpu-processes", "gpu_processes", tool="nvidia-smi")
     listening = text("listening", "listening_ports", tool="ss")
     container = text("container", "in_container")
+    machine = pairs(text("machine", "firmware", "pci", "daemons", tool="/sys") or "")
     said = dict(pairs(text("versions", "versions", tool="python") or ""))
     gpus = None
     if gpus_text is not None:
@@ -173,6 +175,9 @@ def host_facts(output: bytes) -> HostFacts:
         nccl_settings=parse_nccl_settings(text("nccl", "nccl_settings") or ""),
         cgroup_memory_bytes=parse_cgroup_memory(text("cgroup") or ""),
         in_container=None if container is None else bool(container.strip()),
+        firmware={label: value for label, value in machine if label not in ("pci", "daemon")},
+        pci=tuple(sorted({value for label, value in machine if label == "pci"})),
+        daemons=tuple(value for label, value in machine if label == "daemon"),
     )
     if "end" not in by_name:
         missing.setdefault("end", "the host's answer was cut off")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
+from topoplan.catalog.fabrics import kind_of_link_layer, machine_of
 from topoplan.hosts.facts import AdapterFacts, HostFacts
-
-FabricKind = Literal["infiniband", "roce", "ethernet"]
+from topoplan.specs.cluster import Fabric, FabricKind
 
 _NEAR = ("PIX", "PXB")
 """Between a GPU and an adapter that share PCIe switches: data need not cross the CPU."""
@@ -22,7 +20,9 @@ class ComputeNetwork:
 
     kind: FabricKind
     adapters: tuple[AdapterFacts, ...] = ()
-    """The RDMA ports in use; none with ethernet."""
+    """The RDMA ports in use; none with ethernet and tcpxo."""
+    nics: int = 1
+    """As many as `adapters`, or else the NICs of the GPUs, or the one interface of plain sockets."""
     left_out: tuple[tuple[str, str], ...] = ()
     """(device, why it is not used) of all others."""
     rate_bytes_per_s: float | None = None
@@ -33,17 +33,17 @@ class ComputeNetwork:
     @property
     def hcas(self) -> tuple[str, ...]:
         """As NCCL_IB_HCA wants them: `mlx5_0:1`. Empty where NCCL does not go through verbs (AWS's EFA)."""
-        return tuple(f"{one.device}:{one.port}" for one in self.adapters if one.link_layer in _LAYERS)
-
-
-_LAYERS: Mapping[str, FabricKind] = {"InfiniBand": "infiniband", "Ethernet": "roce"}
+        if not Fabric(kind=self.kind).uses_verbs:
+            return ()
+        return tuple(f"{one.device}:{one.port}" for one in self.adapters)
 
 
 def compute_network(facts: HostFacts, interface: str) -> ComputeNetwork:
     """The network of a host whose sockets go through `interface`.
 
     Of the active ports, those that share PCIe switches with a GPU; where none does or the driver does not say, all.
-    Of these, the ones with the link layer and the rate of most of the bandwidth.
+    Of these, the ones with the link layer and the rate of most of the bandwidth. Without adapters, what the machine of
+    a cloud is known to have.
     """
     left_out: list[tuple[str, str]] = []
     active: list[AdapterFacts] = []
@@ -61,6 +61,14 @@ def compute_network(facts: HostFacts, interface: str) -> ComputeNetwork:
         ]
     chosen = near or active
     if not chosen:
+        machine = machine_of(facts.firmware, facts.pci)
+        if machine is not None and machine.nics is not None:
+            return ComputeNetwork(
+                kind=machine.kind or "ethernet",
+                left_out=tuple(left_out),
+                nics=machine.nics,
+                rate_bytes_per_s=machine.nic_bytes_per_s,
+            )
         speeds = {one.name: one.speed_bytes_per_s for one in facts.interfaces or ()}
         return ComputeNetwork(kind="ethernet", left_out=tuple(left_out), rate_bytes_per_s=speeds.get(interface))
     weights: Counter[tuple[str, float]] = Counter()
@@ -71,8 +79,9 @@ def compute_network(facts: HostFacts, interface: str) -> ComputeNetwork:
     same = [one for one in chosen if (one.link_layer, one.rate_bytes_per_s) == (layer, rate)]
     left_out += [(one.device, _unlike(one, layer)) for one in chosen if one not in same]
     return ComputeNetwork(
-        kind=_LAYERS.get(layer, "roce"),
+        kind=kind_of_link_layer(layer) or "roce",
         adapters=tuple(same),
+        nics=len(same),
         left_out=tuple(left_out),
         rate_bytes_per_s=rate,
         near_gpus=bool(near),

@@ -72,6 +72,8 @@ class AdapterFacts:
     gids: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     """Index -> (GID, type: `RoCE v2`, `IB/RoCE v1`); empty ones are left out."""
     active_mtu_bytes: int | None = None
+    traffic_class: int | None = None
+    """That the host gives to all that the port sends, whatever programs ask for; None: what they ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,5 +163,11 @@ class HostFacts:
     cgroup_memory_bytes: int | None = None
     """Limit of the container or slice that the session is in."""
     in_container: bool | None = None
+    firmware: Mapping[str, str] = field(default_factory=dict)
+    """Of /sys/class/dmi/id: sys_vendor, product_name, chassis_asset_tag; what cannot be read is left out."""
+    pci: tuple[str, ...] = ()
+    """Kinds of PCI devices, `vendor:device` in hexadecimal."""
+    daemons: tuple[str, ...] = ()
+    """Of those that a network wants, the ones that run."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Field -> why it is not known."""

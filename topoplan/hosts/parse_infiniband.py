@@ -43,6 +43,7 @@ def parse_adapters(text: str, mtus: Mapping[tuple[str, int], int] | None = None)
             pci_bus=own[device].get("pci", ""),
             gids={index: (gid, kind) for index, (gid, kind, _) in sorted(gids[device, port].items()) if gid},
             active_mtu_bytes=(mtus or {}).get((device, port)),
+            traffic_class=_traffic_class(said.get("traffic_class", "")),
         )
         for (device, port), said in sorted(ports.items(), key=lambda item: (_natural(item[0][0]), item[0][1]))
     )
@@ -71,6 +72,12 @@ def parse_mtus(text: str) -> Mapping[tuple[str, int], int]:
 def _interface(gids: Mapping[int, list[str]], nets: Mapping[tuple[str, int], str], device: str, port: int) -> str:
     """The interface that the port's GIDs belong to (a bond, for one), else the one of the same function and port."""
     return next((net for _, (_, _, net) in sorted(gids.items()) if net), "") or nets.get((device, port - 1), "")
+
+
+def _traffic_class(text: str) -> int | None:
+    """Of `Global tclass=106`: NVIDIA's driver shows it where an administrator has set one (tc/PORT/traffic_class)."""
+    match = re.match(r"\s*Global tclass=(\d{1,3})\b", text, re.ASCII)
+    return int(match[1]) if match and int(match[1]) < 256 else None
 
 
 def _numa(text: str) -> int | None:

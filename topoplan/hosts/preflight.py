@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from topoplan.errors import HostError, InputError, nearest
-from topoplan.hosts import check_gpus, check_network, check_software, check_storage, check_system
+from topoplan.hosts import check_fabric, check_gpus, check_network, check_software, check_storage, check_system
 from topoplan.hosts.check import Check
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.needs import RunNeeds
@@ -37,7 +37,10 @@ LOOKS: Mapping[str, Look] = {
     "port-range": check_network.port_range,
     "rdma-adapters": check_network.adapters,
     "roce-gid": check_network.gid,
+    "roce-traffic-class": check_network.traffic_class,
     "gpudirect": check_network.peermem,
+    "cloud": check_fabric.cloud,
+    "fabric-files": check_fabric.fabric_files,
     "nccl-settings": check_network.nccl_settings,
     "python": check_software.python,
     "packages": check_software.packages,

@@ -54,8 +54,8 @@ class Scene:
 
     @property
     def uses_rdma(self) -> bool:
-        """InfiniBand or RoCE between nodes."""
-        return self.cluster.nodes > 1 and self.cluster.fabric.kind != "ethernet"
+        """InfiniBand, RoCE or EFA between nodes."""
+        return self.cluster.nodes > 1 and self.cluster.fabric.uses_rdma
 
     @cached_property
     def master_address(self) -> str:

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Collection, Mapping
 
+from topoplan.emit.fabric import fabric_needs
 from topoplan.errors import HostError
 from topoplan.hosts.check import Check
 from topoplan.hosts.collect import COLLECT_S, Wanted, collect_script, host_facts
@@ -81,9 +82,10 @@ def preflight(
 def wanted(cluster: Cluster, host: Host, needs: RunNeeds | None) -> Wanted:
     """What a host is asked in the first round."""
     paths = paths_on(host, needs)
+    network = (path for need in fabric_needs(cluster) for path in need.paths if path.startswith("/"))
     return Wanted(
         paths=tuple(path for path in paths if path != host.workdir),
-        places=tuple(path for path in paths if path == host.workdir),
+        places=(*(path for path in paths if path == host.workdir), *network),
         routes=(cluster.hosts[0].address.strip("[]"),) if cluster.nodes > 1 else (),
         python=python_on(host),
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from topoplan.catalog.fabrics import fabric_name
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.layout.topology import local_ranks
@@ -307,8 +308,9 @@ def flex_obstacle(cluster: Cluster, ep: int, etp: int) -> str | None:
         return (
             f"flex with etp {etp} * ep {ep} = {ranks} ranks: neither in an NVLink domain of {local} GPUs nor whole ones"
         )
-    if cluster.fabric.kind == "ethernet":
-        return f"flex with etp {etp} * ep {ep} = {ranks} ranks over TCP: DeepEP needs RDMA between nodes"
+    if not cluster.fabric.uses_verbs:
+        network = fabric_name(cluster.fabric.kind)
+        return f"flex with etp {etp} * ep {ep} = {ranks} ranks over {network}: DeepEP needs InfiniBand or RoCE"
     return None
 
 

@@ -37,6 +37,8 @@ _RANGES: Mapping[tuple[type, str], tuple[float, float]] = {
     (Cluster, "margin"): (0, 0.5),
     (Gpu, "nvlink_bytes_per_s"): _RATE,
     (Fabric, "oversubscription"): (1, 1e6),
+    (Fabric, "traffic_class"): (0, 255),
+    (Fabric, "service_level"): (0, 15),
     (Job, "freeze_trainable_layers"): (-1000, 1000),
     (LatentAttention, "q_lora_rank"): (0, 2**31),
     (Model, "hidden_dropout"): (0, 1),
@@ -45,6 +47,7 @@ _RANGES: Mapping[tuple[type, str], tuple[float, float]] = {
 }
 """Where it is not above zero, or from zero where that is the default; without a most, some loops would not end."""
 _CLUSTER_KEYS = ("nodes", "gpus_per_node", "nics_per_node", "sockets", "cpu_cores", "env", "slurm", "margin")
+_FABRIC_KEYS = ("kind", "rails", "nodes_per_leaf", "traffic_class", "service_level", "topology_file")
 """Those that a spec file has too, in the same words and units."""
 
 
@@ -85,7 +88,7 @@ def _cluster(reader: Reader, value: Any, path: KeyPath) -> Cluster:
         SpecForm,
         {
             "gpu": {"name": gpu.name, "architecture": gpu.architecture, "sm_count": gpu.sm_count},
-            "fabric": {"kind": fabric.kind, "rails": fabric.rails, "nodes_per_leaf": fabric.nodes_per_leaf},
+            "fabric": {key: getattr(fabric, key) for key in _FABRIC_KEYS},
             # An empty list is nothing given.
             "hosts": [{key: item for key, item in host.items() if item != []} for host in value.get("hosts", ())],
             **{key: value[key] for key in _CLUSTER_KEYS if key in value},

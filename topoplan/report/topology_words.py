@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from topoplan.catalog.fabrics import fabric_name
 from topoplan.layout.topology import LinkKind, Wiring, local_ranks, socket_bytes_per_s, uplink_bytes_per_s
 from topoplan.report.text import counted
 from topoplan.specs.cluster import Cluster
 from topoplan.units import format_bit_rate, format_byte_rate, format_seconds
 
-FABRICS = {"infiniband": "InfiniBand", "roce": "RoCE", "ethernet": "Ethernet (TCP)"}
 LINKS: dict[LinkKind, str] = {
     "nvlink": "NVLink",
     "pcie": "PCIe",
@@ -118,4 +118,4 @@ def fabric_words(cluster: Cluster) -> str:
     """Kind, rate and latency of the network."""
     fabric = cluster.fabric
     nics = f"{cluster.nics_per_node} x {format_bit_rate(cluster.nic_bytes_per_s)} a node"
-    return f"{FABRICS[fabric.kind]}, {nics}, {format_seconds(fabric.latency_s)} from NIC to NIC"
+    return f"{fabric_name(fabric.kind)}, {nics}, {format_seconds(fabric.latency_s)} from NIC to NIC"

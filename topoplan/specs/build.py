@@ -110,14 +110,15 @@ class Builder:
             )
 
     def _check_hcas(self, cluster: Cluster) -> None:
-        """HCAs are RDMA adapters, which NCCL_IB_DISABLE leaves unused."""
+        """HCAs are chosen by NCCL_IB_HCA, which NCCL_IB_DISABLE and AWS's plugin leave unread."""
         kind = self.form.fabric.kind if self.form.fabric else None
+        whys = {"ethernet": "which is TCP without RDMA", "efa": "whose plugin takes all adapters that there are"}
         for index, host in enumerate(cluster.hosts):
-            if kind == "ethernet" and host.hcas:
+            if kind in whys and host.hcas:
                 self.fail(
                     ("hosts", index, "hcas"),
-                    f"hosts[{index}].hcas: RDMA adapters with fabric.kind ethernet, which is TCP without RDMA",
-                    remedy="make it kind: roce, or leave hcas out",
+                    f"hosts[{index}].hcas: RDMA adapters with fabric.kind {kind}, {whys[kind]}",
+                    remedy="make it kind: roce, or leave hcas out" if kind == "ethernet" else "leave hcas out",
                 )
 
     def _gpu(self) -> tuple[Gpu, bool]:
@@ -214,6 +215,13 @@ class Builder:
                 expected="expected as many NICs of a node on each rail",
             )
         given = form.given()
+        for key in ("traffic_class", "service_level"):
+            if key in given and form.kind not in (None, "infiniband", "roce"):
+                self.fail(
+                    ("fabric", key),
+                    f"fabric.{key} with fabric.kind {form.kind}: NCCL gives it to InfiniBand and RoCE alone",
+                    remedy="leave one of them out",
+                )
         if form.uplinks_per_leaf is not None:
             given["oversubscription"] = self._oversubscription(cluster, form, given.pop("uplinks_per_leaf"))
         latency = given.pop("latency", _TCP_LATENCY_S if form.kind == "ethernet" else None)

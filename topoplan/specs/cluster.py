@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from topoplan.specs.gpu import Gpu
+
+FabricKind = Literal["infiniband", "roce", "efa", "tcpxo", "ethernet"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +28,15 @@ class Host:
     socket_interface: str | None = None
     """Network interface for NCCL's and Gloo's sockets, such as `eth0`."""
     hcas: tuple[str, ...] = ()
-    """InfiniBand or RoCE adapters to use, such as `mlx5_0:1`."""
+    """InfiniBand or RoCE adapters to use, such as `mlx5_0:1`; interfaces of the GPUs' NICs with GPUDirect-TCPXO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
     """The network between nodes."""
 
-    kind: str = "infiniband"
-    """infiniband, roce or ethernet (plain TCP sockets, no RDMA)."""
+    kind: FabricKind = "infiniband"
+    """InfiniBand, RoCE, AWS's EFA, Google's GPUDirect-TCPXO, or ethernet (plain TCP sockets, no RDMA)."""
     latency_s: float = 5e-6
     """One message, NIC to NIC, through the switches."""
     rails: int | None = None
@@ -42,6 +45,22 @@ class Fabric:
     """Nodes on one leaf switch (in one plane). None is all of them, or with oversubscription each on its own."""
     oversubscription: float = 1.0
     """Downlink over uplink capacity of a leaf: 1 is non-blocking."""
+    traffic_class: int | None = None
+    """Of InfiniBand and RoCE packets, 0 to 255: with RoCE DSCP times 4 plus the ECN bits. None is NCCL's own, 0."""
+    service_level: int | None = None
+    """Of InfiniBand and RoCE packets, 0 to 15. None is NCCL's own, 0."""
+    topology_file: str | None = None
+    """Absolute path of NCCL's topology file on every host, for machines that hide which NIC is near which GPU."""
+
+    @property
+    def uses_verbs(self) -> bool:
+        """NCCL drives the adapters itself, by its own InfiniBand transport."""
+        return self.kind in ("infiniband", "roce")
+
+    @property
+    def uses_rdma(self) -> bool:
+        """The NICs are RDMA adapters."""
+        return self.uses_verbs or self.kind == "efa"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,12 +7,13 @@ out in `build`. Forms, their kinds of value and `mistakes` are the only modules 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic import model_validator as _model_validator
 from pydantic_core import core_schema
 
+from topoplan.specs.cluster import FabricKind
 from topoplan.specs.kinds import (
     DEGREE,
     DELAY,
@@ -145,14 +146,20 @@ class HostForm(Form):
     ] = Field(default=None, description="Network interface of NCCL's and Gloo's sockets.", examples=["eth0"])
     hcas: Annotated[
         list[str] | None, Words(pattern=r"[A-Za-z0-9_][A-Za-z0-9._-]*(:[0-9]+)?", meaning="adapters such as mlx5_0:1")
-    ] = Field(default=None, description="InfiniBand or RoCE adapters to use.", examples=[["mlx5_0", "mlx5_1"]])
+    ] = Field(
+        default=None,
+        description="InfiniBand or RoCE adapters to use; with fabric kind tcpxo the interfaces of the GPUs' NICs.",
+        examples=[["mlx5_0", "mlx5_1"]],
+    )
 
 
 class FabricForm(Form):
     """The network between the nodes."""
 
-    kind: Annotated[str | None, Choice(("infiniband", "roce", "ethernet"))] = Field(
-        default=None, description="infiniband, roce, or ethernet for plain TCP sockets."
+    kind: Annotated[FabricKind | None, Choice(get_args(FabricKind))] = Field(
+        default=None,
+        description="infiniband, roce, efa (AWS), tcpxo (GPUDirect-TCPXO of Google's A3 Mega), or ethernet for plain "
+        "TCP sockets.",
     )
     latency: Annotated[float | None, LATENCY] = Field(
         default=None, description="Time of one small message, NIC to NIC, with unit.", examples=["5us"]
@@ -173,6 +180,21 @@ class FabricForm(Form):
     uplinks_per_leaf: Annotated[int | None, Count(0, 10_000)] = Field(
         default=None,
         description="The same said as the uplinks of a leaf, each as fast as a NIC; needs nodes_per_leaf.",
+    )
+    traffic_class: Annotated[int | None, Count(0, 255)] = Field(
+        default=None,
+        description="Traffic class of NCCL's packets (NCCL_IB_TC), with roce and infiniband: DSCP times 4, plus 2 with "
+        "ECN. Whoever runs the network knows it: where PFC follows DSCP, NCCL's own, 0, is a queue that drops packets.",
+        examples=[106],
+    )
+    service_level: Annotated[int | None, Count(0, 15)] = Field(
+        default=None, description="Service level of NCCL's packets (NCCL_IB_SL), with roce and infiniband."
+    )
+    topology_file: Annotated[str | None, PATH] = Field(
+        default=None,
+        description="NCCL's topology file (NCCL_TOPO_FILE) on every host, for virtual machines that hide which NIC is "
+        "near which GPU.",
+        examples=["/opt/microsoft/ndv5-topo.xml"],
     )
 
 

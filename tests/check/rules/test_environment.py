@@ -56,6 +56,9 @@ def test_algorithms_without_ring_fail_where_ring_is_the_only_one(value: str, mis
         ("NCCL_IB_HCA=mlx5_1", "env-nccl-hca-prefix", "warning"),
         ("GLOO_SOCKET_IFNAME==eth0", "env-gloo-interface", "error"),
         ("ALLOW_EXTRA_ARGS=1", "env-allow-extra-args", "warning"),
+        ("FI_EFA_USE_DEVICE_RDMA=1", "env-efa-default", "note"),
+        ("FI_PROVIDER=efa", "env-efa-default", "note"),
+        ("NCCL_IB_PCI_RELAXED_ORDERING=1", "env-nccl-default", "note"),
         ("DISABLE_VERSION_CHECK=1", "env-version-check", "note"),
         ("CUDA_LAUNCH_BLOCKING=1", "env-cuda-launch-blocking", "warning"),
         ("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128", "env-allocator-split", "note"),
@@ -77,6 +80,10 @@ def test_each_variable_gets_its_verdict(variable: str, rule: str, severity: str)
         "NCCL_IB_HCA=mlx5",
         "NCCL_IB_DISABLE=$OFF",
         "NCCL_NET_PLUGIN=none",
+        "NCCL_IB_TC=106",
+        "NCCL_IB_SL=3",
+        "NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml",
+        "OFI_NCCL_PROTOCOL=RDMA",
         "GLOO_SOCKET_IFNAME=eth0",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         "OMP_NUM_THREADS=8",
@@ -95,6 +102,26 @@ def test_the_fix_takes_the_line_out_or_sets_another_value() -> None:
     assert "NCCL_ALGO" not in fixed(rules["env-nccl-debugging"])
     assert "export NCCL_DEBUG=WARN" in fixed(rules["env-nccl-log"])
     assert found("export NCCL_ALGO=Ring A=1")["env-nccl-debugging"].edits == ()
+
+
+def test_what_googles_profile_sets_is_left_alone() -> None:
+    """Its plugin ends a run in which one of them is missing or has another value."""
+    profile = [
+        "NCCL_SOCKET_IFNAME=eth0",
+        "NCCL_CROSS_NIC=0",
+        "NCCL_ALGO=Ring,Tree",
+        "NCCL_PROTO=Simple,LL128",
+        "NCCL_MIN_NCHANNELS=4",
+        "NCCL_P2P_NET_CHUNKSIZE=524288",
+        "NCCL_BUFFSIZE=8388608",
+        "NCCL_NET_GDR_LEVEL=PIX",
+        "NCCL_NVLS_ENABLE=0",
+    ]
+    lines = "\n".join(f"export {one}" for one in profile)
+    assert found(f"{lines}\nexport NCCL_FASTRAK_NUM_FLOWS=2") == {}
+    assert found(f"{lines}\nexport NCCL_GPUDIRECTTCPX_CTRL_DEV=eth0") == {}
+    assert "env-nccl-debugging" in found("export NCCL_BUFFSIZE=8388608")
+    assert "env-nccl-ib-disable" in found(f"{lines}\nexport NCCL_FASTRAK_NUM_FLOWS=2 NCCL_IB_DISABLE=1")
 
 
 def test_loopback_between_nodes_is_an_error() -> None:
@@ -131,6 +158,10 @@ def test_bundles_of_topoplan_give_nothing(tmp_path: Path) -> None:
     for name, cluster in {
         "hosts": replace(CLUSTER, hosts=HOSTS),
         "ethernet": replace(CLUSTER, fabric=Fabric(kind="ethernet")),
+        "roce": replace(CLUSTER, fabric=Fabric(kind="roce", traffic_class=106, service_level=3)),
+        "efa": replace(CLUSTER, fabric=Fabric(kind="efa")),
+        "tcpxo": replace(CLUSTER, hosts=HOSTS, fabric=Fabric(kind="tcpxo")),
+        "topology": replace(CLUSTER, fabric=Fabric(topology_file="/opt/microsoft/ndv5-topo.xml")),
     }.items():
         spec, plan = make_spec_and_plan(cluster=cluster)
         write_bundle(generate(spec, plan), tmp_path / name)

@@ -13,6 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from topoplan.catalog.fabrics import profile_of
 from topoplan.check.read.parts import Part
 from topoplan.check.read.setup import Setup, Variable
 from topoplan.check.read.words import is_open
@@ -31,9 +32,12 @@ def findings(setup: Setup) -> Iterator[Finding]:
     nodes = max(
         (_number(launch.options["nnodes"].value) for launch in setup.launches if "nnodes" in launch.options), default=0
     )
+    vendors = profile_of({variable.name for variable in setup.variables})
     for variable in setup.variables:
-        yield from _from_catalog(variable)
         yield from _secret(variable)
+        if variable.name in vendors:
+            continue  # its plugin ends the run where the value is another one
+        yield from _from_catalog(variable)
         if variable.name == "NCCL_SOCKET_IFNAME":
             yield from _socket_interface(variable, several_nodes=nodes > 1)
         elif variable.name == "NCCL_IB_HCA":

@@ -90,6 +90,7 @@ adapters() {
             line "$which state" "$port/state"
             line "$which rate" "$port/rate"
             line "$which link_layer" "$port/link_layer"
+            line "$which traffic_class" "$device/tc/${port##*/}/traffic_class"
             for gid in "$port"/gids/*; do
                 value=
                 { read -r value <"$gid"; } 2>/dev/null
@@ -209,6 +210,20 @@ system() {
         done <"$proc/modules"
         printf 'peermem\t%s\n' "$peermem"
     fi
+}
+
+machine() {
+    for name in sys_vendor product_name chassis_asset_tag; do
+        line "$name" "$sys/class/dmi/id/$name"
+    done
+    for device in "$sys"/bus/pci/devices/*; do
+        vendor='' kind=''
+        { read -r vendor <"$device/vendor" && read -r kind <"$device/device"; } 2>/dev/null
+        [ -n "$kind" ] && printf 'pci\t%s:%s\n' "${vendor#0x}" "${kind#0x}"
+    done
+    # RxDM of Google's GPUDirect-TCPXO; the kernel keeps 15 characters of a name.
+    grep -qs '^fastrak_gpumem_$' "$proc"/[0-9]*/comm && printf 'daemon\tfastrak_gpumem_manager\n'
+    true
 }
 
 # Arguments: the path, and `files` where the files in it matter. The quick facts come first: what takes too long is cut.

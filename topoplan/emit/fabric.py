@@ -1,0 +1,42 @@
+"""What the network between the nodes asks of each host, for its script, the README and preflight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from topoplan.catalog.fabrics import Need, needs_of_kind, topology_file
+from topoplan.specs.cluster import Cluster
+
+
+def fabric_needs(cluster: Cluster) -> tuple[Need, ...]:
+    """Files that have to be on every host; none on one node alone.
+
+    A path in the `env` of the spec takes the place of the usual ones, and a plugin that it names is taken as it is.
+    """
+    return tuple(_needs(cluster)) if cluster.nodes > 1 else ()
+
+
+def _needs(cluster: Cluster) -> Iterator[Need]:
+    for need in needs_of_kind(cluster.fabric.kind):
+        given = cluster.env.get(need.variable)
+        if given is None:
+            yield need
+        elif need.use != "library":
+            path = given if need.use == "path" else str(PurePosixPath(given, PurePosixPath(need.paths[0]).name))
+            yield replace(need, paths=(path,), missing=f"no {path}, which {need.variable} in env of the spec leads to")
+    if file := cluster.env.get("NCCL_TOPO_FILE") or cluster.fabric.topology_file:
+        yield topology_file(file)
+
+
+def lossless_note(cluster: Cluster) -> str:
+    """What to ask whoever runs a RoCE network, where the spec says nothing of it; else empty."""
+    fabric = cluster.fabric
+    if cluster.nodes == 1 or fabric.kind != "roce" or fabric.traffic_class is not None or "NCCL_IB_TC" in cluster.env:
+        return ""
+    return (
+        "RoCE wants a queue that drops nothing. Where switches give one by DSCP (PFC), NCCL's default traffic class,"
+        " 0, is sent to another queue, which drops packets under load: slow, and without a message. Ask whoever runs"
+        " the network for the class, and write it as `traffic_class` under `fabric` in the spec"
+    )

@@ -1,0 +1,51 @@
+"""Checks of what a network asks of its hosts beside NCCL, and of machines of clouds that the spec does not know of."""
+
+from __future__ import annotations
+
+from topoplan.catalog.fabrics import daemon_of_kind, fabric_name, machine_of
+from topoplan.emit.fabric import fabric_needs
+from topoplan.hosts.scene import Found, Node, Scene, failure, ok, skipped, warning
+
+
+def cloud(scene: Scene, node: Node) -> Found | None:
+    """A machine of a cloud whose network needs a key that the spec does not have: NCCL would take another, or pair
+    GPUs and NICs wrongly."""
+    cluster, facts = scene.cluster, node.facts
+    machine = machine_of(facts.firmware, facts.pci)
+    if cluster.nodes == 1 or machine is None:
+        return None
+    if machine.kind not in (None, cluster.fabric.kind):
+        network = fabric_name(machine.kind or cluster.fabric.kind)
+        return warning(
+            f"is {machine.name}, whose network is {network}, and the spec has {fabric_name(cluster.fabric.kind)}",
+            f"write fabric: {{kind: {machine.kind}}} in the spec, and generate again",
+        )
+    is_given = cluster.fabric.topology_file or "NCCL_TOPO_FILE" in {**cluster.env, **facts.nccl_settings}
+    if machine.topology_file and not is_given:
+        return warning(
+            f"is {machine.name}, which hides which NIC is near which GPU, and nothing names NCCL's topology file",
+            f"write fabric: {{topology_file: {machine.topology_file}}} in the spec, and generate again",
+        )
+    return ok(f"{machine.name}, as in the spec")
+
+
+def fabric_files(scene: Scene, node: Node) -> Found | None:
+    """Plugins, profiles and topology files that the node script stops without."""
+    needs = [need for need in fabric_needs(scene.cluster) if all(path.startswith("/") for path in need.paths)]
+    if not needs:
+        return None
+    found = []
+    for need in needs:
+        if need.use == "library" and need.variable in node.facts.nccl_settings:
+            continue  # another plugin, as the session says
+        paths = [node.facts.paths[path] for path in need.paths if path in node.facts.paths]
+        if not paths:
+            return skipped("the host does not say what is there")
+        there = [one.path for one in paths if one.exists]
+        if not there:
+            return failure(need.missing, need.remedy)
+        found.append(there[0])
+    daemon = daemon_of_kind(scene.cluster.fabric.kind)
+    if daemon is not None and daemon.name not in node.facts.daemons:
+        return warning(daemon.missing, daemon.remedy)
+    return ok(", ".join(found) or "another plugin")
