@@ -94,6 +94,9 @@ def test_tcpxo_wants_profile_devices_and_its_daemon() -> None:
     assert outcome(checks.fabric_files, hosts("gcp-a3-mega", place, both)) == "warning"
     for one in both:
         assert outcome(checks.fabric_files, hosts("gcp-a3-mega", place, (one,), **runs)) == "failure"
+    found = see(checks.fabric_files, hosts("gcp-a3-mega", place, **runs))
+    assert found is not None
+    assert all(word in found.what for word in ("nccl-env-profile.sh", "aperture devices"))
 
 
 def test_a_topology_file_that_is_not_there_is_a_failure_that_says_where_to_get_it() -> None:

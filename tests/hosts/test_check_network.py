@@ -302,3 +302,11 @@ def test_adapters_of_efa_are_counted_and_need_no_gpudirect_module() -> None:
     assert outcome(checks.gid, hosts) is None
     assert outcome(checks.peermem, hosts) is None
     assert outcome(checks.adapters, scene(*(facts(n, adapters=efa) for n in range(2)), of=cluster())) == "warning"
+
+
+def test_settings_of_googles_profile_are_no_left_overs_of_debugging() -> None:
+    profile = {"NCCL_PROTO": "Simple,LL128", "NCCL_BUFFSIZE": "8388608", "NCCL_FASTRAK_NUM_FLOWS": "2"}
+    said = (facts(0, nccl_settings=profile), facts(1, nccl_settings=profile))
+    assert outcome(checks.nccl_settings, scene(*said, of=cluster(kind="tcpxo"))) == "ok"
+    del profile["NCCL_FASTRAK_NUM_FLOWS"]
+    assert outcome(checks.nccl_settings, scene(*said)) == "warning"

@@ -34,7 +34,7 @@ def fabric_files(scene: Scene, node: Node) -> Found | None:
     needs = [need for need in fabric_needs(scene.cluster) if all(path.startswith("/") for path in need.paths)]
     if not needs:
         return None
-    found = []
+    found, missing = [], []
     for need in needs:
         if need.use == "library" and need.variable in node.facts.nccl_settings:
             continue  # another plugin, as the session says
@@ -42,9 +42,12 @@ def fabric_files(scene: Scene, node: Node) -> Found | None:
         if not paths:
             return skipped("the host does not say what is there")
         there = [one.path for one in paths if one.exists]
-        if not there:
-            return failure(need.missing, need.remedy)
-        found.append(there[0])
+        if there:
+            found.append(there[0])
+        else:
+            missing.append(need)
+    if missing:
+        return failure("; ".join(need.missing for need in missing), "; ".join(need.remedy for need in missing))
     daemon = daemon_of_kind(scene.cluster.fabric.kind)
     if daemon is not None and daemon.name not in node.facts.daemons:
         return warning(daemon.missing, daemon.remedy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping
 
-from topoplan.catalog.fabrics import link_layers
+from topoplan.catalog.fabrics import link_layers, profile_of
 from topoplan.hosts.facts import AdapterFacts, HostFacts, InterfaceFacts, RouteFacts
 from topoplan.hosts.scene import Found, Node, Scene, failure, most_common, names, ok, skipped, version, warning
 from topoplan.hosts.sections import number
@@ -324,10 +324,13 @@ def peermem(scene: Scene, node: Node) -> Found | None:
 def nccl_settings(scene: Scene, node: Node) -> Found:
     """Settings of the session and of NCCL's files that take its good defaults away, or that hosts differ in."""
     own = {name: value for name, value in node.facts.nccl_settings.items() if name not in scene.cluster.env}
+    vendors = profile_of(own)
     wrong = [
         f"{name}={value} ({_DEBUG_SETTINGS[name]})"
         for name, value in sorted(own.items())
-        if name in _DEBUG_SETTINGS and value.strip() != _UNLESS_SET.get(name) and not _is_planned(scene, name)
+        if name in _DEBUG_SETTINGS.keys() - vendors
+        and value.strip() != _UNLESS_SET.get(name)
+        and not _is_planned(scene, name)
     ]
     if wrong:
         return warning(
