@@ -10,7 +10,15 @@ from hypothesis import settings
 ON_HOSTS = {
     *("test_launch_faults", "test_launch_for_real", "test_remote", "test_node", "test_connection", "test_checks"),
     *("test_probing", "test_torchrun_for_real", "test_run", "test_watch", "test_stopping", "launch/test_attach"),
-    *("cli/test_attach", "cli/test_logs", "cli/test_stop", "cli/test_status", "test_collect", "launch/test_upload"),
+    *(
+        "cli/test_attach",
+        "cli/test_logs",
+        "cli/test_stop",
+        "cli/test_status",
+        "test_hostile_hosts",
+        "test_collect",
+        "launch/test_upload",
+    ),
 }
 """Modules, one with its room, that start whole launches, jobs and torchruns, and mostly wait for them: marked
 `hosts`."""

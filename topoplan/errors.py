@@ -19,6 +19,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from topoplan.terminal import plain
+
 HostProblem = Literal[
     "unresolved",
     "unreachable",
@@ -90,9 +92,12 @@ class HostError(TopoplanError):
     """One machine that cannot be reached, or does not do what it should."""
 
     def __init__(self, what: str, *, host: str, problem: HostProblem, remedy: str = "") -> None:
-        """Compose the message; `what` and `remedy` are phrases without a full stop, `host` the user's name for it."""
-        self.what, self.host, self.problem, self.remedy = what, host, problem, remedy
-        super().__init__("; ".join(part for part in (f"{host}: {what}", remedy) if part))
+        """Compose the message; `what` and `remedy` are phrases without a full stop, `host` the user's name for it.
+
+        What a host said may be among the words: nothing in them is for a terminal to obey.
+        """
+        self.what, self.host, self.problem, self.remedy = plain(what), plain(host), problem, plain(remedy)
+        super().__init__("; ".join(part for part in (f"{self.host}: {self.what}", self.remedy) if part))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

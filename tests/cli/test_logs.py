@@ -19,15 +19,21 @@ def test_lines_of_several_nodes_begin_with_the_node(cli: Cli, live: LiveRun) -> 
     assert cli("logs", "--tail", "1").out == "[node-00] b\n[node-01] c\n"
 
 
-def test_one_node_comes_as_it_is(live: LiveRun, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    live.start("printf '\\377\\000\\r\\nx'")
+def test_a_terminal_obeys_nothing_in_a_log_unless_it_is_asked_for_raw(
+    live: LiveRun, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    live.start("printf '\\377\\000 \\033[31mred\\n10%%\\r20%%\\r\\nx'")
     live.wait_for(["ended"])
     from topoplan.cli.main import main
 
-    with pytest.raises(SystemExit) as stop:
-        main(["logs", "--node", "0"])
-    assert stop.value.code == 0
-    assert capfdbinary.readouterr().out == b"\xff\x00\r\nx"
+    def logs(*options: str) -> bytes:
+        with pytest.raises(SystemExit) as stop:
+            main(["logs", "--node", "0", *options])
+        assert stop.value.code == 0
+        return capfdbinary.readouterr().out
+
+    assert logs() == logs("-f") == b"\\xff\\x00 red\n20%\nx\n"
+    assert logs("--raw") == logs("--raw", "-f") == b"\xff\x00 \x1b[31mred\n10%\r20%\r\nx"
 
 
 def test_follows_until_the_jobs_have_ended(cli: Cli, live: LiveRun) -> None:
@@ -56,7 +62,7 @@ def test_follows_on_where_the_connection_is_lost(live: LiveRun, capfdbinary: pyt
     breaker = threading.Thread(target=break_off)
     breaker.start()
     with pytest.raises(SystemExit) as stop:
-        main(["logs", "-f", "--node", "0", "--tail", "2"])
+        main(["logs", "-f", "--node", "0", "--tail", "2", "--raw"])
     breaker.join()
     shown = capfdbinary.readouterr()
     assert (stop.value.code, shown.out) == (0, b"5\n\xff\rtwo")

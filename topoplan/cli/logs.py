@@ -29,11 +29,16 @@ def logs(
     tail: Annotated[
         int | None, typer.Option("--tail", metavar="N", min=0, help="The last N lines only.", show_default=False)
     ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="The bytes as they are, with all that a terminal obeys in them.")
+    ] = False,
     accept_new: AcceptNew = False,
 ) -> int:
     """Print the logs of a run's nodes, from the hosts; of a host that cannot be reached, the copy on this machine.
 
-    Lines of several nodes begin with the node; one node's come as they are. Exit code 1 if a host could not be reached.
+    Lines of several nodes begin with the node. Colours and whatever else a terminal would obey are taken out or
+    escaped, and of a progress bar its last state is shown: --raw leaves all in. Exit code 1 if a host could not be
+    reached.
     """
     from topoplan.cli.node_output import NodeOutput, warn
     from topoplan.errors import HostError
@@ -42,7 +47,7 @@ def logs(
 
     known = record.load(run)
     nodes = chosen(known, node)
-    output = NodeOutput(prefix=len(nodes) > 1)
+    output = NodeOutput(prefix=len(nodes) > 1, raw=raw)
     who = access(accept_new=accept_new)
     with reach(known, who, nodes) as reached:
         for label, error in reached.errors.items():
@@ -145,7 +150,7 @@ def _from_copy(known: RunRecord, node: NodeRecord, error: HostError, tail: int |
         warn(f"{error}; there is no copy of its log on this machine")
         return
     warn(f"{error}; what follows is {path}, which may lack the end")
-    output.write(node.label, _lines(path) if tail is None else deque(_lines(path), maxlen=tail))
+    output.copy(node.label, _lines(path) if tail is None else deque(_lines(path), maxlen=tail))
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -1,32 +1,64 @@
-"""Writing the output of nodes to standard output, as bytes, as it comes."""
+"""Writing the output of nodes to standard output, as it comes."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 
 from topoplan.launch.lines import Lines
+from topoplan.launch.shown import ShownLines
+
+_BAR_S = 5.0
+"""How often to show a progress bar that moves, which has a line only once it is done."""
 
 
 class NodeOutput:
-    """The output of one node as it is, or that of several with each line behind `[node-00] `."""
+    """The output of nodes as `launch` shows it, or with `raw` byte for byte; of several with each line behind
+    `[node-00] `."""
 
-    def __init__(self, *, prefix: bool) -> None:
+    def __init__(self, *, prefix: bool, raw: bool = False) -> None:
         """Nothing yet."""
-        self._prefix = prefix
+        self._prefix, self._raw = prefix, raw
         self._lines: defaultdict[str, Lines] = defaultdict(Lines)
+        self._shown: defaultdict[str, ShownLines] = defaultdict(ShownLines)
+        self._bar_at: defaultdict[str, float] = defaultdict(time.monotonic)
 
     def add(self, label: str, data: bytes) -> None:
         """What comes next from a node."""
-        self.write(label, self._lines[label].add(data) if self._prefix else [data])
+        if self._raw:
+            self._write_raw(label, self._lines[label].add(data) if self._prefix else [data])
+            return
+        shown, now = self._shown[label], time.monotonic()
+        lines = shown.feed(data)
+        if now - self._bar_at[label] > _BAR_S:
+            self._bar_at[label] = now
+            lines += filter(None, [shown.bar()])
+        self._write(label, lines)
 
     def end(self, label: str) -> None:
         """Nothing more comes from it: a last line without an end gets one."""
-        self.write(label, self._lines[label].rest())
+        if self._raw:
+            self._write_raw(label, self._lines[label].rest())
+        else:
+            self._write(label, self._shown[label].end())
 
-    def write(self, label: str, lines: Iterable[bytes]) -> None:
-        """Whole lines of a node."""
+    def copy(self, label: str, lines: Iterable[bytes]) -> None:
+        """Whole lines of a node, from elsewhere."""
+        if self._raw:
+            self._write_raw(label, lines)
+            return
+        for line in lines:
+            self.add(label, line)
+        self.end(label)
+
+    def _write(self, label: str, lines: Iterable[str]) -> None:
+        head = f"[{label}] " if self._prefix else ""
+        sys.stdout.write("".join(f"{head}{line}\n" for line in lines))
+        sys.stdout.flush()
+
+    def _write_raw(self, label: str, lines: Iterable[bytes]) -> None:
         out = sys.stdout.buffer
         for line in lines:
             if self._prefix:

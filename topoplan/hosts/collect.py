@@ -29,6 +29,7 @@ from topoplan.hosts.parse_system import (
 )
 from topoplan.hosts.parse_topology import parse_topology
 from topoplan.hosts.sections import Section, number, pairs, read_sections
+from topoplan.terminal import plain_values
 
 COLLECT_S = 40.0
 """A deadline for the script that it keeps unless the host itself does not answer."""
@@ -108,7 +109,10 @@ def _text(name: str) -> str:
 
 
 def host_facts(output: bytes) -> HostFacts:
-    """What the script's output says. Never raises: what cannot be read is None, and `missing` says why."""
+    """What the script's output says. Never raises: what cannot be read is None, and `missing` says why.
+
+    All text in it is plain, so that it can be shown.
+    """
     sections = read_sections(output)
     by_name = {section.name: section for section in sections}
     missing: dict[str, str] = {}
@@ -181,7 +185,7 @@ def host_facts(output: bytes) -> HostFacts:
     )
     if "end" not in by_name:
         missing.setdefault("end", "the host's answer was cut off")
-    return replace(found, missing=missing)
+    return plain_values(replace(found, missing=missing))
 
 
 def _why_not(section: Section | None) -> str:

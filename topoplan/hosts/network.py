@@ -21,6 +21,7 @@ from topoplan.hosts.check_network import fabric_address
 from topoplan.hosts.needs import python_on
 from topoplan.hosts.preflight import MASTER_REACHABLE, PORTS_OPEN
 from topoplan.hosts.scene import Found, Node, Scene, failure, ok, skipped
+from topoplan.terminal import plain_values
 from topoplan.units import named
 
 CONNECT_S = 4.0
@@ -228,4 +229,4 @@ def _document(line: bytes) -> Mapping[str, object]:
         document = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return document if isinstance(document, dict) else {}
+    return plain_values(document) if isinstance(document, dict) else {}

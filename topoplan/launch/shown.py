@@ -1,35 +1,23 @@
 """The output of a program as lines that are safe to show: bytes in, text out.
 
-What a terminal would obey (colours, cursor movements, a bell) and what is no text is taken out or escaped; the bytes
-themselves are kept in the log file.
+What a terminal would obey and what is no text is taken out or escaped (`topoplan.terminal`); the bytes themselves are
+kept in the log file.
 """
 
 from __future__ import annotations
 
-import re
-
 from topoplan.launch.lines import Lines
+from topoplan.terminal import plain
 
 MOST_BYTES = 16 * 1024
 """Longest line that is shown; what is longer comes in pieces."""
-
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
-"""ECMA-48: control sequences, operating system commands up to their end, and two-character escapes."""
 
 
 def shown_line(line: bytes) -> str:
     """One line for a terminal; of a progress bar, written over itself with carriage returns, its last state."""
     if b"\r" in line:
         line = next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
-    text = line.decode("utf-8", "backslashreplace")
-    if text.isprintable():
-        return text
-    text = _CONTROL.sub("", text).expandtabs()
-    return text if text.isprintable() else "".join(one if one.isprintable() else _escaped(one) for one in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    return plain(line.decode("utf-8", "backslashreplace"))
 
 
 class ShownLines:

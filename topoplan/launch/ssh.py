@@ -212,7 +212,7 @@ def _exchange_keys(target: Target, wire: Wire, known: Known, deadline: Deadline)
         )
     if said and not greeted:
         raise HostError(
-            f"port {target.port} of {target.hostname} is no SSH server, it says {said!r}",
+            f"port {target.port} of {target.hostname} is no SSH server, it says '{said}'",
             host=target.name,
             problem="protocol",
             remedy="check the port",

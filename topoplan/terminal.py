@@ -1,0 +1,52 @@
+"""Text of others (hosts, their programs, files of strangers) as text that a terminal shows and does not obey.
+
+It is made safe where it comes in, so that whatever is printed of it later is: `HostError` does so with its words,
+`hosts.collect` and `hosts.network` with what hosts say of themselves, `launch.shown` with the output of jobs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+_Value = TypeVar("_Value")
+
+_SEQUENCE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|\x1b[@-Z\\-_]"
+)
+"""ECMA-48: control sequences (colours, cursor), strings up to their end (titles, links, the clipboard) and escapes of
+two characters, with ESC and as C1."""
+
+
+def plain(text: str) -> str:
+    """`text` on one line, with nothing in it that a terminal obeys.
+
+    Sequences are taken out, tabs become spaces, and every other character that is not printed (`\\r`, a backspace, a
+    bidirectional override) is escaped as in Python.
+    """
+    if text.isprintable():
+        return text
+    text = _SEQUENCE.sub("", text).expandtabs()
+    return text if text.isprintable() else "".join(one if one.isprintable() else _escaped(one) for one in text)
+
+
+def plain_values(value: _Value) -> _Value:
+    """The same value (of JSON, or a dataclass), with all text in it plain."""
+    found: Any = value
+    if isinstance(value, str):
+        found = plain(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        found = replace(value, **{one.name: plain_values(getattr(value, one.name)) for one in fields(value)})
+    elif isinstance(value, Mapping):
+        found = {plain_values(key): plain_values(item) for key, item in value.items()}
+    elif isinstance(value, list | tuple | frozenset):
+        found = type(value)(plain_values(item) for item in value)
+    return found  # type: ignore[no-any-return]
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
