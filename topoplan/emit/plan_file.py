@@ -184,7 +184,7 @@ def _at(data: Any, *path: str) -> Any:
 def _notes(data: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     view = plan_to_dict(plan)
     if (version := data["version"]) != topoplan.__version__:
-        yield f"the plan is of topoplan {quote(version)}, and the files are as {topoplan.__version__} writes them"
+        yield f"the plan is of topoplan {quote(version)}; {topoplan.__version__} may write its files otherwise"
     if (plan_id := data.get("id")) != plan.id:
         yield f"the layout is that of {plan.id}, and `id` says {quote(plan_id)}"
     changed = [key for key in view if key not in _NOT_COMPARED and _at(data, "prediction", key) != view[key]]

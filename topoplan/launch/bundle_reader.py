@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import topoplan
 from topoplan.emit.bundle import HOSTS_SCHEMA, PLAN_FILE
+from topoplan.emit.bundle_files import EditedScript, edited_scripts, is_script, refuse_links
 from topoplan.emit.plan_file import RecordedPlan, read_plan_file, written_again
 from topoplan.emit.torchrun import script_name
 from topoplan.emit.write import MANIFEST
@@ -100,6 +102,7 @@ def read_bundle(directory: str | Path) -> Bundle:
             where=name,
             remedy=f"it holds bundles: {', '.join(within)}" if within else _REMEDY,
         )
+    refuse_links(directory, (PLAN_FILE, MANIFEST))
     recorded = read_plan_file(directory)
     cluster = recorded.spec.cluster
     if not cluster.hosts:
@@ -109,7 +112,9 @@ def read_bundle(directory: str | Path) -> Bundle:
             remedy="add `hosts: [{address: 10.0.0.1, user: ..., workdir: ..., venv: ...}, ...]` to the spec, one for"
             " each node in the order of their numbers, and write the bundle again with `topoplan generate`",
         )
-    fresh = {file: text.encode() for file, text in written_again(recorded).items()}
+    again = written_again(recorded)
+    refuse_links(directory, again)
+    fresh = {file: text.encode() for file, text in again.items()}
     needed = [script_name(node) for node in range(cluster.nodes)]
     needed += [TRAINER_FILE, HOSTS_FILE]
     if missing := [file for file in needed if not (directory / file).is_file()]:
@@ -118,6 +123,9 @@ def read_bundle(directory: str | Path) -> Bundle:
     hosts = _read_hosts(directory / HOSTS_FILE)
     _compare(hosts, json.loads(fresh[HOSTS_FILE]))
     edited = _edited(directory, files, fresh)
+    of_this_version = recorded.version == topoplan.__version__
+    scripts = edited_scripts(files, again) if of_this_version else ()
+    others = [name for name in edited if not (of_this_version and is_script(again[name]))]
     return Bundle(
         directory=directory,
         run=str(hosts.data["run"]),
@@ -128,9 +136,11 @@ def read_bundle(directory: str | Path) -> Bundle:
         recorded=recorded,
         master_address=hosts.data["master"]["address"],
         master_port=hosts.data["master"]["port"],
-        edited=edited,
+        edited=tuple(dict.fromkeys((*edited, *(script.name for script in scripts)))),
         notes=(
-            *([f"{named(edited)} changed since topoplan wrote the bundle; launched as found"] if edited else []),
+            *([f"{named(others)} changed since topoplan wrote the bundle; launched as found"] if others else []),
+            *_script_notes(scripts),
+            *([] if of_this_version else ["that scripts were edited is known from the list beside them alone"]),
             *recorded.notes,
             *([f"it was written for {recorded.scheduler} too"] if recorded.scheduler is not None else []),
         ),
@@ -156,6 +166,18 @@ def _edited(directory: Path, files: Mapping[str, bytes], fresh: Mapping[str, byt
         return tuple(name for name, data in files.items() if hashlib.sha256(data).hexdigest() != digests.get(name))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return tuple(name for name, data in files.items() if data != fresh[name])
+
+
+def _script_notes(scripts: Sequence[EditedScript]) -> list[str]:
+    """What is different in scripts; where it is the same in several, once."""
+    alike: dict[str, list[str]] = {}
+    for script in scripts:
+        alike.setdefault(script.summary, []).append(script.name)
+    return [
+        f"{named(names)} {'is' if len(names) == 1 else 'are'} not what topoplan writes for this plan, and started as"
+        f" found: {summary}"
+        for summary, names in alike.items()
+    ]
 
 
 def _from(directory: Path) -> str:

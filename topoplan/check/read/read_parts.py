@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,9 @@ from topoplan.check.read.kinds import names_a_job, sets_variables, starts_traini
 from topoplan.check.read.markdown import is_markdown, markdown_parts
 from topoplan.check.read.parts import Part, PartKind
 from topoplan.check.read.unfold import lines_of_unfolded, unfold_shell, unfold_yaml
+from topoplan.emit.bundle import PLAN_FILE
+from topoplan.emit.bundle_files import refuse_links
+from topoplan.emit.write import MANIFEST
 from topoplan.errors import SpecError
 from topoplan.specs.source import MAX_FILE_BYTES, decoded, read_text, shown_path
 
@@ -116,5 +120,7 @@ def _bundle(directory: Path) -> Iterator[Path]:
         raise SpecError(
             f"is a directory without {_BUNDLE}, no topoplan bundle", where=shown_path(directory), remedy=remedy
         )
-    yield directory / _BUNDLE
-    yield from sorted([*directory.glob("node-*.sh"), *directory.glob("*.sbatch")])
+    files = [directory / _BUNDLE, *sorted([*directory.glob("node-*.sh"), *directory.glob("*.sbatch")])]
+    if os.path.lexists(directory / MANIFEST) or os.path.lexists(directory / PLAN_FILE):
+        refuse_links(directory, (PLAN_FILE, MANIFEST, *(file.name for file in files)))
+    yield from files

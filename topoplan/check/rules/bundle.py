@@ -13,6 +13,8 @@ from topoplan.check.read.parts import Part, PartKind
 from topoplan.check.read.setup import Setup
 from topoplan.check.rules.finding import Finding, Severity
 from topoplan.emit.bundle import PLAN_SCHEMA
+from topoplan.emit.bundle_files import edited_scripts, is_script
+from topoplan.emit.plan_file import read_plan_file, written_again
 from topoplan.emit.torchrun import script_name
 from topoplan.emit.trainer_keys import known_keys
 from topoplan.emit.write import bundle_changes
@@ -30,7 +32,9 @@ _PLAN, _TRAINER = "plan.json", "train.yaml"
 def findings(setup: Setup) -> Iterator[Finding]:
     """What is wrong with each bundle."""
     for directory in setup.bundles:
-        yield from _changed_files(directory)
+        again = _written_again(directory)
+        yield from _changed_files(directory, again)
+        yield from _edited_scripts(directory, again)
         plan = _plan(directory)
         if plan is None:
             yield _finding(
@@ -54,7 +58,30 @@ def findings(setup: Setup) -> Iterator[Finding]:
         yield from _disagreements(directory, plan)
 
 
-def _changed_files(directory: Path) -> Iterator[Finding]:
+def _written_again(directory: Path) -> Mapping[str, str]:
+    """What this version writes for the plan, if it wrote the bundle too: another one writes other scripts."""
+    try:
+        recorded = read_plan_file(directory)
+        return written_again(recorded) if recorded.version == topoplan.__version__ else {}
+    except InputError:
+        return {}  # a plan that cannot be read is told elsewhere
+
+
+def _edited_scripts(directory: Path, again: Mapping[str, str]) -> Iterator[Finding]:
+    found = {name: (directory / name).read_bytes() for name in again if (directory / name).is_file()}
+    for script in edited_scripts(found, again):
+        yield Finding(
+            rule="bundle-edited-script",
+            severity="warning",
+            part=_part(directory, script.name),
+            line=script.line,
+            what=f"is not what topoplan writes for this plan: {script.summary}",
+            why="it runs on the hosts with your rights; `topoplan launch` starts it as it is",
+            remedy="see whether the change is yours; `topoplan generate --from plan.json --force` takes it back",
+        )
+
+
+def _changed_files(directory: Path, again: Mapping[str, str]) -> Iterator[Finding]:
     edited, missing = bundle_changes(directory)
     for name in missing:
         yield _finding(
@@ -66,6 +93,8 @@ def _changed_files(directory: Path) -> Iterator[Finding]:
             "generate the bundle again, or copy the file back",
         )
     for name in edited:
+        if is_script(again.get(name, "")):
+            continue
         yield _finding(
             directory,
             name,
@@ -85,7 +114,8 @@ def _other_version(directory: Path, plan: Mapping[str, Any]) -> Iterator[Finding
             "bundle-version",
             "note",
             f"written by topoplan {version}; this is {topoplan.__version__}",
-            "generate the bundle again for the scripts and predictions of this version",
+            "generate the bundle again for the scripts and predictions of this version; whether these scripts were edited"
+            " is known from the list beside them alone",
         )
 
 
