@@ -114,7 +114,7 @@ def _other_version(directory: Path, plan: Mapping[str, Any]) -> Iterator[Finding
             "bundle-version",
             "note",
             f"written by topoplan {version}; this is {topoplan.__version__}",
-            "generate the bundle again for the scripts and predictions of this version; whether these scripts were edited"
+            "generate the bundle again for the scripts and predictions of this version; whether scripts were edited"
             " is known from the list beside them alone",
         )
 
