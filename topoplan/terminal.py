@@ -7,7 +7,7 @@ It is made safe where it comes in, so that whatever is printed of it later is: `
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -36,15 +36,20 @@ def plain(text: str) -> str:
 
 def plain_values(value: _Value) -> _Value:
     """The same value (of JSON, or a dataclass), with all text in it plain."""
+    return with_text(value, plain)
+
+
+def with_text(value: _Value, change: Callable[[str], str]) -> _Value:
+    """The same value (of JSON, or a dataclass), with each text in it changed."""
     found: Any = value
     if isinstance(value, str):
-        found = plain(value)
+        found = change(value)
     elif is_dataclass(value) and not isinstance(value, type):
-        found = replace(value, **{one.name: plain_values(getattr(value, one.name)) for one in fields(value)})
+        found = replace(value, **{one.name: with_text(getattr(value, one.name), change) for one in fields(value)})
     elif isinstance(value, Mapping):
-        found = {plain_values(key): plain_values(item) for key, item in value.items()}
+        found = {with_text(key, change): with_text(item, change) for key, item in value.items()}
     elif isinstance(value, list | tuple | frozenset):
-        found = type(value)(plain_values(item) for item in value)
+        found = type(value)(with_text(item, change) for item in value)
     return found  # type: ignore[no-any-return]
 
 

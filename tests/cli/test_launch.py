@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Cli
-from tests.launch.test_bundle_reader import bundle_at
+from tests.launch.test_bundle_reader import FOUR, bundle_at
 
 
 @pytest.fixture
@@ -36,6 +37,26 @@ def test_a_dry_run_has_a_json_twin(cli: Cli, bundle: Path) -> None:
     assert [node["ssh"] for node in document["nodes"]] == [f"ssh ada@10.0.0.{number}" for number in range(1, 5)]
     assert {"put", "start", "keep", "stop"} < {program["name"] for program in document["programs"]}
     assert set(document["nodes"][1]["files"]) == {"node-01.sh", "train.yaml", "plan.json", "hosts.json", "README.md"}
+
+
+def test_a_dry_run_says_which_secrets_are_set_and_a_launch_without_one_is_refused(
+    cli: Cli, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_them = bundle_at(tmp_path / "with", cluster=replace(FOUR, secrets=("HF_TOKEN", "WANDB_API_KEY")))
+    monkeypatch.setenv("HF_TOKEN", "hf_hunter22")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    result = cli("launch", with_them, "--dry-run")
+    assert "Secret HF_TOKEN: set here; its value goes to `start` by standard input" in result.out
+    assert "Secret WANDB_API_KEY: NOT SET here, and a launch is refused" in result.out
+    document = cli("launch", with_them, "--dry-run", "--json").out
+    assert json.loads(document)["secrets"] == [
+        {"name": "HF_TOKEN", "set": True},
+        {"name": "WANDB_API_KEY", "set": False},
+    ]
+    assert "hunter22" not in result.out + document
+    refused = cli("launch", with_them)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith("topoplan: secrets: WANDB_API_KEY is not set here, and the spec names it; export it")
 
 
 @pytest.mark.parametrize(

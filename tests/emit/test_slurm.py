@@ -205,6 +205,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no hosts": {},
     "hosts": {"cluster": WITH_HOSTS},
     "one node": {"cluster": ONE_NODE},
+    "a secret": {"cluster": replace(CLUSTER, secrets=("HF_TOKEN",))},
     "options": {"cluster": with_options(comment='$HOME `x` "y"', time="1-0", requeue=True)},
 }
 
@@ -378,6 +379,28 @@ def test_what_is_wrong_with_the_job_is_said_in_one_line(tmp_path: Path, env: dic
     assert done.returncode == 2
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
+
+
+def test_a_secret_comes_with_the_environment_of_the_job(tmp_path: Path) -> None:
+    bundle = ready_bundle(tmp_path, cluster=replace(CLUSTER, secrets=("HF_TOKEN",)))
+    assert "Export them in the shell that calls `sbatch`" in (bundle / "README.md").read_text()
+    done = submit(bundle, tmp_path, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("job.sbatch: HF_TOKEN is not set; export it in the shell that calls sbatch")
+    shutil.rmtree(tmp_path / "probe")
+    for left in ("spool", "slurm"):
+        shutil.rmtree(tmp_path / left)
+    submit(bundle, tmp_path, cwd=tmp_path, env={"HF_TOKEN": "a b"})
+    assert len(started(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("export", ["NONE", "NIL", "PATH,HOME"])
+def test_an_export_that_keeps_secrets_from_the_job_is_refused(export: str) -> None:
+    cluster = replace(with_options(export=export), secrets=("HF_TOKEN",))
+    with pytest.raises(SpecError, match=f"slurm.export: export {export} keeps HF_TOKEN from the job"):
+        script(cluster=cluster)
+    assert script(cluster=replace(with_options(export="ALL"), secrets=("HF_TOKEN",)))
+    assert script(cluster=replace(with_options(export="PATH,HF_TOKEN"), secrets=("HF_TOKEN",)))
 
 
 def test_a_bundle_that_is_not_on_every_node_is_said_in_one_line(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_modules_that_the_environment_lacks_are_found_by_the_real_python(tmp_pat
 
 def one_node(root: Path, **what: Any) -> Path:
     """A bundle for one machine that has all it needs; `root/env/bin` is to be on PATH."""
-    bundle = bundle_at(root / "bundle", cluster=ONE_NODE, **what)
+    bundle = bundle_at(root / "bundle", **{"cluster": ONE_NODE, **what})
     make_python(root / "env")
     fill(bundle)
     return bundle
@@ -332,6 +332,25 @@ def test_a_checkpoint_that_is_resumed_is_said_and_one_that_cannot_be_stops_the_s
         assert ("goes on from the last one" if code == 0 else "cannot be resumed from") in started.stderr
 
 
+def test_a_secret_is_in_no_file_and_comes_from_the_shell(tmp_path: Path) -> None:
+    cluster = replace(ONE_NODE, secrets=("HF_TOKEN", "WANDB_API_KEY"))
+    files = generate(*make_spec_and_plan(cluster=cluster))
+    assert json.loads(files["plan.json"])["inputs"]["cluster"]["secrets"] == ["HF_TOKEN", "WANDB_API_KEY"]
+    assert "6. In the environment of the scripts: `HF_TOKEN` and `WANDB_API_KEY`." in files["README.md"]
+    one_node(tmp_path, cluster=cluster)
+    started = run_one(tmp_path, HF_TOKEN="a b")
+    assert (started.code, started.argv) == (2, [])
+    assert started.stderr.startswith("node-00.sh: WANDB_API_KEY is not set; export it in the shell that starts this")
+    assert started.stderr.count("\n") == 1
+    assert run_one(tmp_path, HF_TOKEN="a b", WANDB_API_KEY="c").env["HF_TOKEN"] == "a b"
+
+
+@pytest.mark.parametrize("name", ["MASTER_ADDR", "OMP_NUM_THREADS", "NCCL_DEBUG"])
+def test_what_the_scripts_set_themselves_is_no_secret(name: str) -> None:
+    with pytest.raises(SpecError, match=f"secrets: {name} is set or unset by the scripts"):
+        generate(*make_spec_and_plan(cluster=replace(ONE_NODE, secrets=(name,))))
+
+
 def test_no_core_files_are_written_and_limits_are_raised(tmp_path: Path) -> None:
     one_node(tmp_path)
     python = tmp_path / "env/bin/python"
@@ -387,6 +406,7 @@ CASES: dict[str, dict[str, Any]] = {
     "hosts": {"cluster": replace(CLUSTER, hosts=HOSTS)},
     "no hosts": {},
     "one node": {"cluster": ONE_NODE},
+    "a secret": {"cluster": replace(ONE_NODE, secrets=("HF_TOKEN",))},
     "no data": {"job": {"dataset": None}},
     "online data": {"job": {"dataset_dir": "ONLINE"}},
     "moe": {"model": QWEN3_30B, "tp": 2, "pp": 4, "ep": 4},

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from topoplan.emit.trainer_keys import (
-    SECRET_KEYS,
     check_key,
     default_template,
     judge_key,
@@ -126,7 +125,7 @@ def test_a_key_that_the_megatron_path_never_reads_is_refused(name: str, value: o
         check_key(name, value, WHERE)
 
 
-@pytest.mark.parametrize("name", sorted(SECRET_KEYS))
+@pytest.mark.parametrize("name", ["hf_hub_token", "hub_token", "swanlab_api_key", "swanlab_lark_webhook_url"])
 def test_a_secret_is_never_written(name: str) -> None:
     with pytest.raises(SpecError, match="never written to a file") as caught:
         check_key(name, "hf_secret", WHERE)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from tests.launch.jobs import LABELS, NAMES, SETTINGS, After, Hosts, StopAfter
+from tests.launch.jobs import LABELS, NAMES, SETTINGS, After, Hosts, StopAfter, hosts_of, wait_until
 from topoplan.hosts.check import Check
 from topoplan.launch import record as records
 from topoplan.launch.connection import Connection
@@ -263,3 +265,48 @@ class TestTheRecord:
         ran = hosts.launch(on=on)
         assert (ran.outcome.end, ran.outcome.code) == ("ended", 0)
         assert "no record in it" in ran.of("note")[-1]
+
+
+class TestSecrets:
+    VALUES: ClassVar = {"HF_TOKEN": "hf_Zq7'\"$x 9\\n\u00e9", "WANDB_API_KEY": "first-line\nlines-of-it"}
+
+    @pytest.fixture
+    def given(self, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+        for name, value in self.VALUES.items():
+            monkeypatch.setenv(name, value)
+        return hosts_of(hosts.bed, tmp_path / "with", secrets=tuple(self.VALUES))
+
+    def test_arrive_in_the_process_and_are_in_no_file_argument_or_record(self, given: Hosts, tmp_path: Path) -> None:
+        given.does('printf "%s|%s" "$HF_TOKEN" "$WANDB_API_KEY" | sha256sum >got; until [ -e go ]; do sleep 0.1; done')
+        process = given.start()
+        digest = hashlib.sha256("|".join(self.VALUES.values()).encode()).hexdigest()
+        for name in NAMES:
+            got = given.workdir(name) / "got"
+            wait_until(lambda got=got: got.exists() and digest in got.read_text(), "it has arrived")  # type: ignore[misc]
+        lines = [line for name in NAMES for line in given.bed.processes(name).values()]
+        assert any("node-00.sh" in line for line in lines)
+        for name in NAMES:
+            (given.workdir(name) / "go").touch()
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+        for value in ("hf_Zq7", "lines-of-it"):
+            assert not [line for line in (*lines, said) if value in line]
+            assert not [data for data in files if value.encode() in data]
+
+    def test_are_hidden_where_a_job_shows_them(self, given: Hosts) -> None:
+        given.does('echo "with $HF_TOKEN and $WANDB_API_KEY"; exit 3')
+        ran = given.launch(secrets=self.VALUES)
+        assert ran.of("line", "node-00")[-2:] == ["with *** and ***", "***"]
+        assert ran.outcome.failure is not None
+        assert "hf_Zq7" not in repr((ran.outcome, ran.events, records.load()))
+
+    def test_that_are_missing_stop_the_launch_before_anything(
+        self, given: Hosts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("HF_TOKEN")
+        process = given.start()
+        said, _ = process.communicate(timeout=60)
+        assert (process.returncode, said.count("\n")) == (2, 1)
+        assert said.startswith("topoplan: secrets: HF_TOKEN is not set here")
+        assert not records.runs()

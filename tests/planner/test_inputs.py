@@ -117,6 +117,7 @@ FULL = Spec(
             Host(address="n1"),
         ),
         env={"Z": "1", "A": 'two "words"'},
+        secrets=("HF_TOKEN", "B"),
         margin=0.0,
         slurm={"partition": "a b", "requeue": True},
     ),
@@ -268,7 +269,7 @@ def test_what_is_absent_stays_absent() -> None:
     spec = replace(
         FULL,
         profile=None,
-        cluster=replace(FULL.cluster, hosts=(), env={}, margin=None, fabric=Fabric()),
+        cluster=replace(FULL.cluster, hosts=(), env={}, secrets=(), margin=None, fabric=Fabric()),
         model=replace(FULL.model, vision=None, config_path=None),
         job=Job(seq_len=1, global_batch_size=1),
     )

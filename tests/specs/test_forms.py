@@ -220,6 +220,33 @@ def test_a_secret_in_the_environment_is_refused(name: str) -> None:
     assert _refused(env={name: "x"}).startswith(f"env.{name}: looks like a secret")
 
 
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"env": {"https_proxy": "http://me:hunter22@proxy:3128"}}, "env.https_proxy"),
+        ({"env": {"X": "hf_hunter22" + "a" * 30}}, "env.X"),
+        ({"job": {**JOB, "trainer": {"monitor": {"args": [{"api_key": "hunter22"}]}}}}, "job.trainer.monitor"),
+        ({"slurm": {"export": "ALL,HF_TOKEN=hunter22"}}, "slurm.export"),
+    ],
+)
+def test_secrets_by_their_value_and_nested_ones_are_refused_with_the_right_way(
+    change: dict[str, Any], where: str
+) -> None:
+    message = _refused(**change)
+    assert message.startswith(f"{where}: ")
+    assert "`secrets: [HF_TOKEN]`" in message
+    assert "hunter22" not in message
+
+
+def test_secrets_are_names_alone() -> None:
+    assert _check(secrets=["HF_TOKEN", "WANDB_API_KEY", "HF_TOKEN"]).secrets == ["HF_TOKEN", "WANDB_API_KEY"]
+    assert _check(secrets="HF_TOKEN, B").secrets == ["HF_TOKEN", "B"]
+    for wrong in (["HF_TOKEN", "X=hunter22"], {"HF_TOKEN": "hunter22"}, ["hf_" + "hunter22" * 5], ["TOPOPLAN_RUN"]):
+        message = _refused(secrets=wrong)
+        assert message.startswith("secrets: ")
+        assert "hunter22" not in message
+
+
 def test_environment_variables_become_text_unless_they_are_ambiguous() -> None:
     assert _check(env={"NCCL_IB_GID_INDEX": 3, "NCCL_IB_PKEY": "1"}).env == {
         "NCCL_IB_GID_INDEX": "3",

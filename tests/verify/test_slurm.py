@@ -184,6 +184,15 @@ def test_a_node_that_fails_ends_the_others_and_the_job_has_its_code(slurm: Slurm
     assert job.details["Requeue"] == "0"
 
 
+def test_secrets_reach_the_tasks_and_a_missing_one_ends_the_job_with_a_line(slurm: Slurm, tmp_path: Path) -> None:
+    bundle = Bundle(tmp_path, cluster=replace(CLUSTER, secrets=("HF_TOKEN",)))
+    job = slurm.wait(slurm.submit(bundle.script, cwd=tmp_path, env=bundle.environment()))
+    assert (job.state, job.exit_code) == ("FAILED", "2:0"), job.output
+    assert "job.sbatch: HF_TOKEN is not set; export it in the shell that calls sbatch" in job.output
+    done_well(slurm.wait(slurm.submit(bundle.script, cwd=tmp_path, env=bundle.environment(HF_TOKEN="hf a'b"))))
+    assert {bundle.env(f"sim{n}")["HF_TOKEN"] for n in range(1, 5)} == {"hf a'b"}
+
+
 def test_a_node_that_lacks_something_ends_the_job_with_its_line(slurm: Slurm, tmp_path: Path) -> None:
     bundle = Bundle(tmp_path)
     shutil.rmtree(bundle.path / "models")

@@ -48,6 +48,7 @@ def launch(
     Exit code: that of the node that failed first; 0 when all ended well; 1: a host failed; 2: bad input; 130: Ctrl-C.
     """
     from topoplan.launch.bundle_reader import choose_nodes, read_bundle
+    from topoplan.launch.secrets import take
     from topoplan.launch.ssh_config import SshConfig
 
     read = read_bundle(bundle)
@@ -58,8 +59,16 @@ def launch(
     if dry_run:
         _show_dry_run(read, targets, preflight=not no_preflight, grace_s=grace, as_json=as_json)
         return
+    values = take(read.recorded.spec.cluster.secrets)
     outcome = _launch(
-        read, targets, detach=detach, accept_new=accept_new, grace_s=grace, as_json=as_json, preflight=not no_preflight
+        read,
+        targets,
+        values,
+        detach=detach,
+        accept_new=accept_new,
+        grace_s=grace,
+        as_json=as_json,
+        preflight=not no_preflight,
     )
     raise typer.Exit(outcome.code)
 
@@ -67,6 +76,7 @@ def launch(
 def _launch(
     bundle: Bundle,
     targets: dict[str, Any],
+    secrets: dict[str, str],
     *,
     detach: bool,
     accept_new: bool,
@@ -92,6 +102,7 @@ def _launch(
             settings=Settings(detach=detach, grace_s=grace_s),
             tell=output.tell,
             interrupts=lambda: interrupts.count,
+            secrets=secrets,
         ).go()
         output.end(outcome_to_dict(outcome), outcome_lines(outcome), outcome.code, interrupts)
     return outcome

@@ -45,10 +45,13 @@ def preflight(
     from topoplan.launch.checks import preflight as preflight_over
     from topoplan.launch.connection import Connection
     from topoplan.launch.fanout import connect_all
+    from topoplan.launch.secrets import check
 
     connections = connect_all(targets, access(accept_new=accept_new))
     try:
         checks = preflight_over(connections, cluster, needs, skip=skip or ())
+        own = check(cluster.secrets)
+        checks = checks if own is None or own.name in (skip or ()) else (own, *checks)
     finally:
         for connection in connections.values():
             if isinstance(connection, Connection):

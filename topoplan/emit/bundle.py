@@ -18,7 +18,7 @@ from topoplan.emit.torchrun import master_address, master_port, node_script, scr
 from topoplan.emit.trainer_facts import is_hub_id
 from topoplan.emit.writer import DATASET_TO_FILL_IN, TrainerFiles, TrainerRun, Writer
 from topoplan.emit.writers import default_trainer, writer_of
-from topoplan.errors import InputError, SpecError
+from topoplan.errors import InputError, SpecError, listed
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, spec_to_dict
 from topoplan.specs.cluster import Host
@@ -223,6 +223,7 @@ def _readme(
         "checkpoint": run.checkpoint,
         "checkpoint_parts": _checkpoint_parts(run.checkpoint),
         "resumable": run.resumable,
+        "secrets": listed([code_span(name) for name in cluster.secrets]),
         "commands": [] if scheduler is not None else _commands(spec, trainer),
         "master_known": master_address(spec) is not None,
         "master_port": master_port(spec, trainer),

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 
 from topoplan.errors import SpecError
 from topoplan.specs.cluster import Cluster, Fabric, Host
+from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, is_secret
 from topoplan.specs.spec import Spec
 
 _MOST_HCAS = 32  # NCCL user guide, NCCL_IB_HCA
 _THREADS_WHEN_UNKNOWN = 4
 _DEVICE_NAME = re.compile(r"[A-Za-z0-9_.@-]+(?::[0-9]+)?")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET_NAME = re.compile(
-    r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY)$"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +30,6 @@ class EnvVar:
     name: str
     value: str
     reason: str
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a variable of that name holds a token or password."""
-    return _SECRET_NAME.search(name.upper()) is not None
 
 
 def node_environment(spec: Spec, trainer: tuple[EnvVar, ...], node: int) -> tuple[EnvVar, ...]:
@@ -143,9 +136,5 @@ def _check_user_variable(name: str, value: str) -> None:
         raise SpecError(f"{name!r} cannot be the name of an environment variable", where="env")
     if "\0" in value:
         raise SpecError("a NUL byte cannot be in an environment variable", where=where)
-    if is_secret_name(name):
-        raise SpecError(
-            "a token or password is never written to a file",
-            where=where,
-            remedy="set it in the environment of the nodes, from where the script inherits it",
-        )
+    if is_secret(name, value):
+        raise SpecError(NEVER_WRITTEN, where=where, remedy=REMEDY)

@@ -63,6 +63,7 @@ def job_script(spec: Spec, plan: Plan, trainer: TrainerFiles, run: TrainerRun) -
     """The script for sbatch. Raises SpecError for hosts that Slurm cannot know, and for options it could not read."""
     cluster = spec.cluster
     _check_hosts(spec)
+    _check_export(spec)
     hours = predicted_hours(plan, run)
     context = {
         "version": topoplan.__version__,
@@ -71,6 +72,7 @@ def job_script(spec: Spec, plan: Plan, trainer: TrainerFiles, run: TrainerRun) -
         "nodes": cluster.nodes,
         "gpus_per_node": cluster.gpus_per_node,
         "options": _options(spec, trainer),
+        "secrets": cluster.secrets,
         "hosts": [host.address for host in cluster.hosts],
         "master_addr": master_address(spec),
         "hours": None if "time" in cluster.slurm or hours is None else [digits(value) for value in hours],
@@ -133,6 +135,15 @@ def _check_hosts(spec: Spec) -> None:
             raise SpecError(f"{host.address!r} is listed twice", where=f"hosts[{node}].address")
     if "nodelist" in spec.cluster.slurm:
         raise SpecError("nodelist beside hosts, which name the machines", where="slurm", remedy="leave one of them out")
+
+
+def _check_export(spec: Spec) -> None:
+    """Secrets come with the environment of the shell that calls sbatch."""
+    export = spec.cluster.slurm.get("export")
+    kept = {"ALL", *spec.cluster.secrets} if export is None else set(str(export).split(","))
+    if "ALL" not in kept and (lost := [name for name in spec.cluster.secrets if name not in kept]):
+        what = f"export {export} keeps {lost[0]} from the job, which is under secrets"
+        raise SpecError(what, where="slurm.export", remedy="leave it out, or write ALL")
 
 
 def _is_address(text: str) -> bool:

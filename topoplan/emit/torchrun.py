@@ -89,10 +89,13 @@ def node_script(spec: Spec, layout: Layout, writer: Writer, trainer: TrainerFile
         "hijackers": HIJACKERS,
         "needs": fabric_needs(cluster),
         "environment": node_environment(spec, run.environment, node),
+        "secrets": cluster.secrets,
         "rdma": cluster.nodes > 1 and cluster.fabric.uses_rdma,
         "log_dir": f"logs/{trainer.run_name}/{script_name(node).removesuffix('.sh')}",
         "start": writer.start(spec, layout, node),
     }
+    if taken := {*HIJACKERS, *(variable.name for variable in context["environment"])} & set(cluster.secrets):
+        raise SpecError(f"{min(taken)} is set or unset by the scripts themselves", where="secrets")
     words = (workdir, venv, run.model_dir, run.dataset_dir, *run.dataset_files, run.output_dir, context["master_addr"])
     quoted = [*filter(None, words), *(variable.value for variable in context["environment"])]
     quoted += [path for need in context["needs"] for path in need.paths]

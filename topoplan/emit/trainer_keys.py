@@ -15,21 +15,9 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from topoplan.errors import SpecError, nearest
+from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, secrets_in
 
 _CATALOG = "trainer_keys"
-
-SECRET_KEYS = frozenset(
-    [
-        "hf_hub_token",
-        "ms_hub_token",
-        "om_hub_token",
-        "hub_token",
-        "swanlab_api_key",
-        "swanlab_lark_secret",
-        "swanlab_lark_webhook_url",
-    ]
-)
-"""Keys that hold a token or a password; none is ever written to a file."""
 
 _GONE = {
     "evaluation_strategy": "write eval_strategy",
@@ -183,9 +171,8 @@ class Verdict:
 
 def judge_key(name: str, value: Any, *, megatron: bool = True) -> Verdict:
     """What a key and its value come to on the Megatron path, or without it."""
-    if name in SECRET_KEYS:
-        what, remedy = "a token or password is never written to a file", "set it in the environment of the nodes"
-        return Verdict(value=value, trouble="secret", what=what, remedy=remedy)
+    if any(secrets_in({name: value})):
+        return Verdict(value=value, trouble="secret", what=NEVER_WRITTEN, remedy=REMEDY)
     keys = known_keys() if megatron else plain_keys()
     if name in _GONE and (megatron or name != "overwrite_output_dir"):
         what = f"{name} is not accepted by every transformers"

@@ -54,7 +54,9 @@ LOOKS: Mapping[str, Look] = {
 """The checks on what a host says, by name, in the order in which they are shown."""
 MASTER_REACHABLE, PORTS_OPEN = "master-port", "high-ports"
 """The checks of `network`."""
-NAMES = (REACHABLE, *LOOKS, MASTER_REACHABLE, PORTS_OPEN)
+SECRETS = "secrets"
+"""The check of this machine's own environment."""
+NAMES = (SECRETS, REACHABLE, *LOOKS, MASTER_REACHABLE, PORTS_OPEN)
 
 
 def preflight(

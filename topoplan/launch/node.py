@@ -11,12 +11,13 @@ import posixpath
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NoReturn, cast, get_args
 
 from topoplan.errors import HostError
 from topoplan.launch import remote
 from topoplan.launch.connection import Completed, Connection, Stream
+from topoplan.launch.secrets import Mask
 
 State = Literal["running", "ended", "gone", "never-started", "rebooted"]
 
@@ -96,10 +97,12 @@ def start_node(
             raise ValueError(f"{name!r} is not the name of a variable")
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
     words = (_placed(run_dir), script, _run_id(run_dir), remote.KEEPER)
-    done = connection.run(remote.START, *words, stdin=exports.encode(), deadline_s=deadline_s)
+    done = connection.run(remote.START, *words, stdin=exports.encode(errors="surrogateescape"), deadline_s=deadline_s)
     lines = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
     if done.code != 0 or not lines:
-        _refuse(connection, done, run_dir, script)
+        # Before it is cut: half of a value would not be known for one.
+        said = Mask(environment.values()).text(done.stderr.decode(errors="replace"))
+        _refuse(connection, replace(done, stderr=said.encode()), run_dir, script)
     return _started(lines[-1].decode(), connection, run_dir)
 
 

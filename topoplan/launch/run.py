@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from topoplan.errors import HostError, InputError
@@ -29,6 +30,7 @@ from topoplan.launch.node import node_state, start_node
 from topoplan.launch.outcome import note, note_stop, stopped_with_grace_s
 from topoplan.launch.progress import Progress
 from topoplan.launch.record import NodeRecord, RunRecord, RunState
+from topoplan.launch.secrets import Mask
 from topoplan.launch.ssh import CONNECT_S, connect
 from topoplan.launch.ssh_config import Target
 from topoplan.launch.stopping import StopTimes, let_be_stopped, stop_all
@@ -104,16 +106,19 @@ class Launch:
         tell: Tell = lambda event: None,
         interrupts: Callable[[], int] = lambda: 0,
         preflight: Preflight | None = None,
+        secrets: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Touch nothing yet.
 
         `targets` are by names of nodes. `interrupts` says how often the user has asked to end: once stops the job,
-        twice leaves at once.
+        twice leaves at once. `secrets` are variables of the job; their values are in nothing that is told or noted.
         """
         self.bundle = bundle
         self.nodes = {node.name: node for node in bundle.nodes}
         self._targets, self._access, self._settings = targets, access, settings
-        self._tell, self._interrupts = tell, interrupts
+        self._secrets, self._mask = secrets, Mask(secrets.values())
+        self._tell: Tell = lambda event: tell(self._mask.value(event))
+        self._interrupts = interrupts
         self._preflight = preflight
         self._connections: dict[str, Connection] = {}
         self._run_dirs: dict[str, str] = {}
@@ -125,6 +130,11 @@ class Launch:
 
     def go(self) -> Outcome:
         """Do it, and say how it went. Nothing that was started is left behind unsaid."""
+        outcome = self._to_its_end()
+        errors = {name: self._mask.error(error) for name, error in outcome.errors.items()}
+        return replace(outcome, failure=self._mask.value(outcome.failure), errors=errors)
+
+    def _to_its_end(self) -> Outcome:
         try:
             return self._go()
         except Interrupted:
@@ -245,7 +255,7 @@ class Launch:
                 connection,
                 run_dir=self._run_dirs[name],
                 script=self.nodes[name].script,
-                environment={},
+                environment=self._secrets,
                 deadline_s=self._settings.start_s,
             )
 
@@ -428,7 +438,7 @@ class Launch:
             return
         codes = {node.name: node.code for node in watch.nodes} if watch is not None else {}
         try:
-            self._record = note(self._record, state, code, reason=reason, codes=codes)
+            self._record = note(self._record, state, code, reason=self._mask.text(reason), codes=codes)
         except InputError as error:
             self._tell(Event(kind="note", text=str(error)))
 

@@ -16,6 +16,7 @@ from topoplan.launch.checks import wanted
 from topoplan.launch.connection import SHELL
 from topoplan.launch.node import SETTLE_S
 from topoplan.launch.run import RUNS_DIRECTORY, Settings
+from topoplan.launch.secrets import missing
 from topoplan.launch.ssh_config import Target
 from topoplan.report.launch import SCHEMA
 from topoplan.report.text import counted
@@ -88,12 +89,15 @@ def dry_run_to_dict(
     bundle: Bundle, targets: Mapping[str, Target], *, checks: RunNeeds | None, grace_s: float
 ) -> dict[str, Any]:
     """Every file and command, as JSON. `checks` are the needs that hosts are checked for, None for no checks."""
+    secrets = bundle.recorded.spec.cluster.secrets
+    lacking = missing(secrets)
     return {
         "schema": SCHEMA,
         "event": "dry-run",
         "run": bundle.run,
         "bundle": str(bundle.directory),
         "notes": list(bundle.notes),
+        "secrets": [{"name": name, "set": name not in lacking} for name in secrets],
         "preflight": checks is not None,
         "programs": [
             {"name": one.name, "does": one.does, "words": one.words.split(), "text": one.text}
@@ -142,6 +146,11 @@ def dry_run_lines(
     yield ""
     for note in bundle.notes:
         yield f"Mind: {note}"
+    secrets = bundle.recorded.spec.cluster.secrets
+    lacking = missing(secrets)
+    for name in secrets:
+        here = "NOT SET here, and a launch is refused" if name in lacking else "set here"
+        yield f"Secret {name}: {here}; its value goes to `start` by standard input, into no file, and is never shown."
     yield f"Checks of all hosts first: {'yes' if checks is not None else 'no'}. {_RUN} is made at the start."
     yield "Files go by SFTP to the directory that `put` has made beside the run's, which becomes the run's once their"
     yield "SHA-256 is right; without SFTP they go through `put` itself, as a tar stream."

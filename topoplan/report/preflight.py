@@ -59,7 +59,8 @@ def print_preflight(console: Console, cluster: str, hosts: Sequence[str], checks
     names = list(dict.fromkeys(check.name for check in checks))
     by_place = {(check.name, check.host): check.outcome for check in checks}
     apart = [name for name in names if any(by_place.get((name, host), "ok") != "ok" for host in hosts)]
-    fine = [name for name in names if name not in apart]
+    # What concerns no host by itself has no place among them.
+    fine = [name for name in names if name not in apart and by_place.get((name, ""), "ok") == "ok"]
     paragraph(console, f"{cluster}, {counted(len(hosts), 'host')}: {_summary(checks)}.", style="bold")
     if apart:
         console.print()
@@ -120,7 +121,7 @@ def _findings(checks: Sequence[Check], hosts: Sequence[str]) -> list[str]:
     for check in checks:
         places[check.name, check.what, check.remedy].append(check.host)
     return [
-        f"{name}: {_hosts(on, hosts)}: {what}{f'; {remedy}' if remedy else ''}"
+        ": ".join(filter(None, (name, _hosts(on, hosts), f"{what}; {remedy}" if remedy else what)))
         for (name, what, remedy), on in places.items()
     ]
 

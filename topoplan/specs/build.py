@@ -92,9 +92,12 @@ class Builder:
             cpu_cores=form.cpu_cores,
             hosts=self._hosts(nodes),
             env=form.env or {},
+            secrets=tuple(form.secrets or ()),
             slurm=form.slurm or {},
             margin=form.margin,
         )
+        if both := sorted(set(cluster.secrets) & set(cluster.env)):
+            self.fail(("secrets",), f"{both[0]} is under env too", remedy="leave it out there")
         self._check_rack(cluster)
         self._check_hcas(cluster)
         return replace(cluster, fabric=self._fabric(cluster))

@@ -88,6 +88,8 @@ class Cluster:
     """Empty, or one for each node."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Extra environment of the trainer, passed through."""
+    secrets: tuple[str, ...] = ()
+    """Names of further variables of the trainer, whose values are in no file and not here."""
     slurm: Mapping[str, str | bool] = field(default_factory=dict)
     """Options of sbatch by their long names; true is one without a value, false leaves out one of topoplan's own."""
     margin: float | None = None

@@ -29,6 +29,7 @@ from topoplan.specs.kinds import (
     LengthHistogram,
     Number,
     PassedThrough,
+    SecretNames,
     Share,
     Switch,
     Text,
@@ -412,6 +413,12 @@ class SpecForm(Form):
     )
     env: Annotated[dict[str, str] | None, Environment()] = Field(
         default=None, description="Environment variables for the trainer, passed through."
+    )
+    secrets: Annotated[list[str] | None, SecretNames()] = Field(
+        default=None,
+        description="Names of variables that the trainer needs and no file may hold: `topoplan launch` takes their "
+        "values from the environment that it is called in.",
+        examples=[["HF_TOKEN", "WANDB_API_KEY"]],
     )
     slurm: Annotated[dict[str, str | bool] | None, BatchOptions()] = Field(
         default=None,

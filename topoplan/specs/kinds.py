@@ -18,6 +18,7 @@ from topoplan import units
 from topoplan.errors import InputError, SpecError, UnitError, nearest
 from topoplan.specs.batch_options import NAME_PATTERN, check_option
 from topoplan.specs.length_file import EXPECTED, pairs_of
+from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, is_secret, secrets_in
 from topoplan.specs.source import plain_scalar
 from topoplan.units import quote, shown
 
@@ -370,8 +371,9 @@ class PassedThrough(Kind):
                 raise _KeyError(key, f"is the job's `{own}`", remedy=f"set `{own}` in `job` instead")
             if own := TRAINER_KEYS_OF_LAYOUT.get(key):
                 raise _KeyError(key, "is part of the layout", remedy=f"hold it with `pin: {{{own}: ...}}` in `job`")
-            if content is not None and _is_secret(key):
-                raise _KeyError(key, "looks like a secret, and a bundle holds none", remedy="set it on the hosts")
+            if (found := next(secrets_in({key: content}), None)) is not None:
+                at = f"{quote('.'.join(map(str, found[1:])))} in it " if found[1:] else ""
+                raise _KeyError(key, f"{at}looks like a secret, and {NEVER_WRITTEN}", remedy=REMEDY)
             if not _is_finite(content):
                 raise _KeyError(
                     key, "is not a finite number" if isinstance(content, float) else "holds an infinite number or a NaN"
@@ -416,8 +418,8 @@ class Environment(Kind):
         for name, content in value.items():
             if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", name):
                 raise _KeyError(name, "is not a variable's name", expected="expected letters, digits and _")
-            if _is_secret(name):
-                raise _KeyError(name, "looks like a secret, and a bundle holds none", remedy="set it on the hosts")
+            if is_secret(name, content):
+                raise _KeyError(name, f"looks like a secret, and {NEVER_WRITTEN}", remedy=REMEDY)
             if isinstance(content, bool | float) or not isinstance(content, str | int):
                 raise _KeyError(name, f"{shown(content)} is not text", remedy="put it in quotes")
             text = str(content)
@@ -437,6 +439,30 @@ class Environment(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class SecretNames(Kind):
+    """Names of environment variables, without their values. What is none is not quoted: it may be a value."""
+
+    def check(self, value: Any) -> list[str]:
+        """Raises SpecError."""
+        expected = "expected names of variables alone, such as [HF_TOKEN, WANDB_API_KEY]"
+        names = re.split(r"\s*,\s*", value.strip()) if isinstance(value, str) else value
+        if not isinstance(names, list | tuple):
+            raise SpecError("is not a list", expected=expected)
+        for index, name in enumerate(names):
+            usable = isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", name)
+            if not usable or is_secret("", name):
+                raise SpecError(f"item {index + 1} is not the name of a variable", expected=expected)
+            if name.startswith("TOPOPLAN_"):
+                raise SpecError(f"{name} is topoplan's own", expected=expected)
+        return list(dict.fromkeys(names))
+
+    def schema(self) -> dict[str, Any]:
+        """A list of names, or a text with commas."""
+        names = {"type": "array", "items": {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}}
+        return {"anyOf": [names, {"type": "string"}]}
+
+
+@dataclass(frozen=True, slots=True)
 class BatchOptions(Kind):
     """Options of sbatch by their long names, with text, a whole number, or true or false."""
 
@@ -449,6 +475,9 @@ class BatchOptions(Kind):
         for name, content in value.items():
             if content is None:
                 continue
+            words = str(content).split(",")  # of `export: ALL,HF_TOKEN=...`
+            if is_secret("", content) or any(is_secret(*word.partition("=")[::2]) for word in words):
+                raise _KeyError(name, f"looks like a secret, and {NEVER_WRITTEN}", remedy=REMEDY)
             try:
                 option, usable = check_option(name, content)
             except SpecError as error:
@@ -471,11 +500,6 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
-
-
-def _is_secret(name: str) -> bool:
-    """Whether a key is named like a password or an access token. `num_tokens` and `NCCL_IB_PKEY` are not."""
-    return bool(re.search(r"(?i)(?:(?:^|_)token$|passw(?:or)?d|secret|api_?key|access_key|credential)", name))
 
 
 def rate(lowest: float, highest: float, range_words: str) -> Quantity:

@@ -18,7 +18,7 @@ from topoplan.check.read.parts import Part
 from topoplan.check.read.setup import Setup, Variable
 from topoplan.check.read.words import is_open
 from topoplan.check.rules.finding import Edit, Finding
-from topoplan.emit.nccl import is_secret_name
+from topoplan.specs.secrets import is_secret
 
 _PLACEHOLDER = re.compile(
     r"<.*>|\[.*\]|\{.*\}|[xX*.]{3,}.*|(?:your|my|the)[-_ ].*|.*(?:_here|\.\.\.|[xX*]{4,})|[^\x00-\x7f]+"
@@ -134,7 +134,7 @@ def _from_catalog(variable: Variable) -> Iterator[Finding]:
 
 def _secret(variable: Variable) -> Iterator[Finding]:
     value = variable.value
-    if not is_secret_name(variable.name) or is_open(value) or variable.assumed:
+    if is_open(value) or variable.assumed or not is_secret(variable.name, value):
         return
     if len(value) < 8 or _PLACEHOLDER.fullmatch(value):
         return

@@ -13,7 +13,8 @@ from topoplan.check.rules.finding import Edit, Finding
 from topoplan.check.rules.found import found
 from topoplan.check.rules.keys import RENAMED, keys_of
 from topoplan.check.rules.yaml import misread
-from topoplan.emit.trainer_keys import SECRET_KEYS, judge_key, removed_keys, templates, trainer_versions
+from topoplan.emit.trainer_keys import judge_key, removed_keys, templates, trainer_versions
+from topoplan.specs.secrets import secrets_in
 from topoplan.units import shown
 
 
@@ -38,16 +39,15 @@ def key_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding
         if key not in known:
             yield _unknown_key(setup, configuration, key, megatron=megatron)
             continue
-        if key in SECRET_KEYS:
-            if value:
-                yield found(
-                    configuration,
-                    "llamafactory-secret",
-                    "warning",
-                    key,
-                    f"{key} is a token or password in a file that gets copied and shared",
-                    remedy="take it out and set it in the environment of the nodes (HF_TOKEN, SWANLAB_API_KEY)",
-                )
+        if any(secrets_in({key: value})):
+            yield found(
+                configuration,
+                "llamafactory-secret",
+                "warning",
+                key,
+                f"{key} holds a token or password in a file that gets copied and shared",
+                remedy="take it out and set it in the environment of the nodes (HF_TOKEN, SWANLAB_API_KEY)",
+            )
             continue
         if key == "warmup_ratio" and value is not None:
             yield found(

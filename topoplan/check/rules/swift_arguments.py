@@ -16,8 +16,9 @@ from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.rules.edits import change, drop
 from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.found import found
-from topoplan.emit.swift.arguments import COMMANDS, SECRET_ARGUMENTS, Command, arguments_of, swift_versions
+from topoplan.emit.swift.arguments import COMMANDS, Command, arguments_of, swift_versions
 from topoplan.errors import nearest
+from topoplan.specs.secrets import secrets_in
 from topoplan.units import quote, shown
 
 
@@ -36,8 +37,8 @@ def argument_findings(configuration: Configuration, command: Command) -> Iterato
     version = swift_versions()["ms_swift"]
     for key, value in configuration.source.data.items():
         if key in known.types or (key == "ENV" and not configuration.from_command):
-            if key in SECRET_ARGUMENTS and value:
-                what = f"{key} is a token or password in a command that gets copied and shared"
+            if any(secrets_in({key: value})):
+                what = f"{key} holds a token or password in a command that gets copied and shared"
                 yield found(
                     configuration, "swift-secret", "warning", key, what, remedy="set it in the environment of the nodes"
                 )

@@ -17,7 +17,8 @@ from topoplan.check.rules.edits import change
 from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.found import found
 from topoplan.check.rules.keys import RENAMED, key_of
-from topoplan.emit.trainer_keys import SECRET_KEYS, Key
+from topoplan.emit.trainer_keys import Key
+from topoplan.specs.secrets import is_secret_name
 from topoplan.specs.source import plain_scalar
 from topoplan.units import quote, shown
 
@@ -136,7 +137,7 @@ def _finding(configuration: Configuration, name: str, rule: str, what: str, *, w
 
 def _interpolations(configuration: Configuration) -> Iterator[Finding]:
     for path, text in texts(configuration.source.data):
-        if "${" not in text or path[0] in SECRET_KEYS:
+        if "${" not in text or is_secret_name(str(path[0])):
             continue
         name = quote(".".join(map(str, path)))
         broken = "${" in _CLOSED.sub("", _CLOSED.sub("", text))

@@ -14,18 +14,15 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from topoplan.emit.nccl import is_secret_name
 from topoplan.emit.trainer_facts import place_of
 from topoplan.emit.trainer_keys import Key, plain_keys, removed_keys, typed_value
 from topoplan.errors import LayoutError, SpecError, nearest
+from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, secrets_in
 from topoplan.specs.spec import Spec
 
 Command = Literal["swift sft", "swift rlhf", "megatron sft"]
 """`swift pt` takes what `swift sft` does, `megatron pt` and `megatron rlhf` what `megatron sft` does."""
 COMMANDS: tuple[Command, ...] = ("swift sft", "swift rlhf", "megatron sft")
-
-SECRET_ARGUMENTS = ("hub_token", "swanlab_token", "swanlab_secret")
-"""Arguments that hold a token or a password."""
 
 _FROM_TRANSFORMERS = ("predict_with_generate", "generation_config", "generation_max_length", "generation_num_beams")
 
@@ -118,6 +115,8 @@ def user_arguments(spec: Spec, command: Command, decided: Mapping[str, Any]) -> 
     checked: dict[str, Any] = {}
     for name, value in spec.job.trainer.items():
         where = place_of(spec, str(name))
+        if any(secrets_in({str(name): value})):
+            raise SpecError(NEVER_WRITTEN, where=where, remedy=REMEDY)
         _check_name(str(name), command, where)
         checked[name] = found = _checked(str(name), value, command, where)
         if name in decided and found != decided[name]:
@@ -131,12 +130,6 @@ def user_arguments(spec: Spec, command: Command, decided: Mapping[str, Any]) -> 
 
 def _check_name(name: str, command: Command, where: str) -> None:
     known = arguments_of(command)
-    if name in SECRET_ARGUMENTS or is_secret_name(name):
-        raise SpecError(
-            "a token or password is never written to a file",
-            where=where,
-            remedy="set it in the environment of the nodes",
-        )
     switch = name.removeprefix("no_")
     if switch != name and switch in known.types and known.types.get(name, {}) is None:
         # HfArgumentParser has it for switches that are on by default, and it would go past what the plan decides.

@@ -1,0 +1,83 @@
+"""What looks like a secret: by the name of its variable or key, or by what it is. None is ever written to a file.
+
+A guess for people who put one where it gets copied and shared. It is wide, because a token that is out has to be
+revoked; names that only sound so (`eos_token`, `prompt_key`) are known by their words, switches by their values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from topoplan.specs.source import KeyPath
+
+NEVER_WRITTEN = "a token or password is never written to a file"
+REMEDY = (
+    "name the variable that holds it under `secrets` in the spec, as in `secrets: [HF_TOKEN]`: `topoplan launch` takes"
+    " its value from your environment and hands it over, into no file"
+)
+
+_ANYWHERE = re.compile(
+    r"SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL|WEBHOOK|API_?KEY|(?:^|_)(?:ACCESS|PRIVATE|AUTH)_?KEY"
+)
+_AT_THE_END = re.compile(r"(?:^|_)(?:TOKEN|DSN)$|_CONN(?:ECTION)?_STR(?:ING)?$|_(?:PASS|PWD)$")
+_OF_A_VARIABLE = re.compile(r"_(?:KEY|PAT)$")
+"""In capitals alone: keys of configurations that end so name columns and patterns."""
+_WHERE_IT_IS = re.compile(r"_(?:FILE|PATH|DIR|NAME|LENGTH|LEN|TYPE|SIZE|ENV|VAR)$")
+_HARMLESS = re.compile(
+    r"(?:^|_)(?:PAD|EOS|BOS|UNK|SEP|CLS|MASK|EOD|EOT|EOM|IMAGE|VIDEO|AUDIO|MEDIA|MM|STOP|START|END|BEGIN|SPECIAL|THINK|TOOL"
+    r"|PER|NEXT|NEW|PROMPT|RESPONSE|FIRST|LAST|SPLIT|REPLACE|PLACEHOLDER|VISION|IMPLICIT"
+    r"|PUBLIC|PARTITION|CACHE|SORT|PRIMARY|GROUP|FORWARD|BACKWARD|SINGLE)_(?:TOKEN|KEY|PASS|PAT)$"
+)
+"""Tokens of a text, keys of a table, passes over data."""
+_SWITCH = re.compile(r"(?i)|\d{1,3}|true|false|yes|no|on|off|none|null|auto|<.*>|\[.*\]|~?/\S*\.\w{1,6}")
+"""Values that are none, whatever the name: switches, counts, tokens of a text, files."""
+
+_VALUE = re.compile(
+    r"(?<![A-Za-z0-9_-])(?:"
+    r"hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{36,}|github_pat_\w{22,}|glpat-[\w-]{20,}|A(?:KIA|SIA)[A-Z0-9]{16}"
+    r"|sk-[\w-]{20,}|xox[abeprs]-[\w-]{10,}|AIza[\w-]{35}|nvapi-[\w-]{40,}|npm_[A-Za-z0-9]{36}|pypi-[\w-]{50,}"
+    r"|dckr_pat_[\w-]{20,}|wandb_v\d_\w{40,}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+"
+    r")|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    r"|[A-Za-z][A-Za-z0-9+.-]*://[^\s/:@]*:(?![*$<{])[^\s/@]+@"
+    r"|(?i:(?:^|[;&?\s])(?:password|pwd|accountkey|sharedaccesskey|sharedaccesssignature|access_token|api_?key)="
+    r"(?![*$<{])[^;&\s]{8,})"
+    r"|(?i:[?&](?:key|token|sig|signature|x-amz-signature)=(?![*$<{])[^&\s]{8,})"
+    r"|(?i:https://(?:hooks\.slack\.com/services|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|open\.(?:feishu\.cn|larksuite\.com)"
+    r"/open-apis/bot/v2/hook|[\w.-]+\.webhook\.office\.com/webhook)/\S{8,})"
+)
+"""Tokens as their issuers write them, private keys, URLs and connection strings with a password, webhooks."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable or key of that name holds a token or password. `num_tokens` and `NCCL_IB_PKEY` do not."""
+    word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]", "_", name).upper()
+    if _WHERE_IT_IS.search(word) or _HARMLESS.search(word):
+        return False
+    variable = name.upper() == name and _OF_A_VARIABLE.search(word)
+    return bool(_ANYWHERE.search(word) or _AT_THE_END.search(word) or variable)
+
+
+def is_secret(name: str, value: object) -> bool:
+    """Whether a value looks like a secret by its name, or by itself."""
+    if value is None or isinstance(value, bool | float) or not isinstance(value, str | int):
+        return False
+    text = str(value).strip()
+    return (is_secret_name(name) and not _SWITCH.fullmatch(text)) or _VALUE.search(text) is not None
+
+
+def secrets_in(block: Mapping[str, Any]) -> Iterator[KeyPath]:
+    """The places of what looks like a secret in keys with their values, nested ones included."""
+    yield from _within("", block, ())
+
+
+def _within(name: str, value: Any, path: KeyPath) -> Iterator[KeyPath]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _within(str(key), item, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _within(name, item, (*path, index))
+    elif is_secret(name, value):
+        yield path
