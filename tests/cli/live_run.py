@@ -86,7 +86,7 @@ def live_run(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
             address=bed[name].address,
             user=bed.user,
             port=bed[name].port,
-            run_dir=f"{bed[name].directory}/home/{tmp_path.name} of mine/live-1",
+            run_dir=f"{bed[name].directory}/home/{tmp_path.name} of mine/live-1-{name}",
             script=f"node-{index:02d}.sh",
         )
         for index, name in enumerate(NAMES)

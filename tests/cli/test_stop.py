@@ -31,7 +31,17 @@ def test_json_says_what_the_table_says(cli: Cli, live: LiveRun) -> None:
     document = json.loads(cli("stop", "--json").out)
     assert (document["schema"], document["stopped"]) == ("topoplan.stop/1", True)
     first, second = document["nodes"]
-    assert first == {"node": 0, "host": "alpha", "stopped": True, "was_running": True, "left": [], "code": 143}
+    assert first == {
+        "node": 0,
+        "host": "alpha",
+        "stopped": True,
+        "was_running": True,
+        "left": [],
+        "code": 143,
+        "may_be": [],
+        "directory": "there",
+        "gpus_unseen": False,
+    }
     assert second["was_running"] is False
 
 

@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,14 +40,20 @@ def home(bed: Bed, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def run_dir(alpha: Connection, home: str) -> Iterator[str]:
-    place = f'{home}/it\'s a "run" é'
+    place = f'{home}/it\'s a "run" é {time.monotonic_ns()}'
     yield place
     stop_node(alpha, place, grace_s=0, deadline_s=WAIT_S)
 
 
 def start(host: Connection, run_dir: str, script: str, **environment: str) -> Started:
-    host.upload({"node 0.sh": script.encode()}, run_dir, deadline_s=WAIT_S)
-    return start_node(host, run_dir=run_dir, script="node 0.sh", environment=environment, deadline_s=WAIT_S)
+    files = {"node 0.sh": script.encode()}
+    host.upload(files, run_dir, deadline_s=WAIT_S)
+    return start_again(host, run_dir, files=files, environment=environment)
+
+
+def start_again(host: Connection, run_dir: str, **options: Any) -> Started:
+    words = {"script": "node 0.sh", "environment": {}, "deadline_s": WAIT_S} | options
+    return start_node(host, run_dir=run_dir, **words)
 
 
 def collected(stream: Stream) -> tuple[bytes, Ended]:
@@ -95,7 +102,7 @@ def strange(bed: Bed, tmp_path: Path) -> Iterator[Connection]:
 
 class TestALoginShell:
     def test_may_print_and_quote_in_its_own_way(self, strange: Connection, home: str) -> None:
-        place = f"{home}/it's a \\ r!n"
+        place = f"{home}/it's a \\ r!n {time.monotonic_ns()}"
         said = b"a\nb !x \\\n"
         start(strange, place, 'printf "%s\\n" "$VALUE"; sleep 600', VALUE=said.decode().rstrip())
         log = Path(place) / ".topoplan" / "log"
@@ -143,7 +150,7 @@ class TestAJob:
     def test_a_second_one_of_the_same_run_is_refused(self, alpha: Connection, run_dir: str) -> None:
         start(alpha, run_dir, "sleep 30")
         with pytest.raises(HostError, match="a job of this run is already in ") as caught:
-            start(alpha, run_dir, "sleep 30")
+            start_again(alpha, run_dir)
         assert (caught.value.problem, caught.value.host) == ("command", "alpha")
         assert node_state(alpha, run_dir, deadline_s=30).state == "running"
 
@@ -181,7 +188,7 @@ class TestAJob:
                 start_node(connection, run_dir=place, script="n.sh", environment={}, deadline_s=9)
                 print(place, flush=True)
             """)
-        places = [f"{home}/{number}" for number in range(120)]
+        places = [f"{home}-{number}" for number in range(120)]
         for place in places:
             alpha.upload({"n.sh": b"touch ran; exec sleep 300"}, place, deadline_s=30)
         host = bed["alpha"]
@@ -240,8 +247,9 @@ class TestFollowing:
 
     def test_loses_nothing_of_much_and_binary_output(self, alpha: Connection, run_dir: str) -> None:
         seed = bytes(range(256)) * 4096
-        alpha.upload({"block": seed}, run_dir, deadline_s=WAIT_S)
-        start(alpha, run_dir, "i=0; while [ $i -lt 100 ]; do cat block; cat block >&2; i=$((i + 1)); done; exit 3")
+        script = b"i=0; while [ $i -lt 100 ]; do cat block; cat block >&2; i=$((i + 1)); done; exit 3"
+        alpha.upload({"block": seed, "node 0.sh": script}, run_dir, deadline_s=WAIT_S)
+        start_again(alpha, run_dir)
         digest, expected, size = hashlib.sha256(), hashlib.sha256(), 0
         for _ in range(200):
             expected.update(seed)
@@ -290,7 +298,7 @@ class TestFollowing:
         assert node_state(alpha, run_dir, deadline_s=30).state == "gone"
 
     def test_of_many_at_once_each_has_its_end(self, alpha: Connection, home: str) -> None:
-        places = [f"{home}/{number}" for number in range(6)]
+        places = [f"{home}-{number}" for number in range(6)]
         for number, place in enumerate(places):
             start(alpha, place, f"echo {number}; sleep 0.{number}; exit {number}")
         streams = {place: follow_node(alpha, place) for place in places}
@@ -364,10 +372,10 @@ class TestRefusals:
         ("options", "reason"), [("size=64k", "No space left on device"), ("size=1m,ro", "Read-only file system")]
     )
     def test_a_place_that_cannot_be_written(self, alpha: Connection, home: str, options: str, reason: str) -> None:
-        place = f"{home}/small"
+        place = f"{home}/small-{time.monotonic_ns()}"
         Path(place).mkdir(parents=True)
         # On the host: each host of the bed has mounts of its own.
-        made = alpha.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place], deadline_s=30)
+        made = alpha.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", place], deadline_s=30)
         if made.code != 0:
             pytest.skip("no mounts here")
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -50,8 +51,9 @@ class Host:
     shell: str
     run_dir: Path
 
-    def program(self, text: str, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run([self.shell, "-c", text, "sh", *words], input=stdin, capture_output=True, timeout=30)
+    def program(self, text: str, *words: str, stdin: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
+        command = [self.shell, "-c", text, "sh", *words]
+        return subprocess.run(command, input=stdin, capture_output=True, timeout=30, **options)
 
     def start(self, script: str, environment: bytes = b"") -> dict[str, Any]:
         done = self.try_to_start(script, environment)
@@ -60,24 +62,25 @@ class Host:
         assert isinstance(record, dict)
         return record
 
-    def try_to_start(self, script: str, environment: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    def try_to_start(self, script: str, environment: bytes = b"", sums: str = "") -> subprocess.CompletedProcess[bytes]:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         # Put there in one step, as an upload does: bash reads a script while it runs it, and may only be starting to.
         (self.run_dir / "node.sh.part").write_text(script)
         (self.run_dir / "node.sh.part").replace(self.run_dir / "node.sh")
         # `sh` of the host is the shell under test, too.
         keeper = f'exec {self.shell} -c {_quoted(remote.KEEPER)} topoplan "$@"'
-        return self.program(remote.START, str(self.run_dir), "node.sh", self.run_dir.name, keeper, stdin=environment)
+        words = (str(self.run_dir), "node.sh", self.run_dir.name, keeper, sums)
+        return self.program(remote.START, *words, stdin=environment)
 
-    def state(self) -> dict[str, str]:
-        return self.said(remote.STATE, str(self.run_dir), self.run_dir.name)
+    def state(self, *told: str) -> dict[str, str]:
+        return self.said(remote.STATE, str(self.run_dir), self.run_dir.name, *told)
 
-    def stop(self, grace_s: float = 5.0, settle_s: float = 5.0) -> dict[str, str]:
-        times = (str(round(100 * grace_s)), str(round(100 * settle_s)))
-        return self.said(remote.STOP, str(self.run_dir), self.run_dir.name, *times)
+    def stop(self, grace_s: float = 5.0, *told: str, **options: Any) -> dict[str, str]:
+        times = (str(round(100 * grace_s)), "500")
+        return self.said(remote.STOP, str(self.run_dir), self.run_dir.name, *times, *told, **options)
 
-    def said(self, text: str, *words: str) -> dict[str, str]:
-        done = self.program(text, *words)
+    def said(self, text: str, *words: str, **options: Any) -> dict[str, str]:
+        done = self.program(text, *words, **options)
         assert (done.returncode, done.stderr) == (0, b"")
         lines = [line.removeprefix("topoplan:") for line in done.stdout.decode().splitlines()]
         return {line.partition("=")[0]: line.partition("=")[2].strip() for line in lines}
@@ -103,7 +106,8 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
     shell = shutil.which(request.param)
     if shell is None:
         pytest.skip(f"no {request.param} here")
-    made = Host(shell, tmp_path / "run-1")
+    # All hosts of all tests on this machine see the same processes, so no two runs have the same name.
+    made = Host(shell, tmp_path / f"run-{secrets.token_hex(8)}")
     yield made
     if (made.run_dir / ".topoplan" / "started.json").exists():
         with contextlib.suppress(AssertionError):
@@ -179,7 +183,7 @@ class TestStart:
         assert host.state()["state"] == "running"
 
     def test_refuses_a_directory_and_a_script_that_are_not_there(self, host: Host, tmp_path: Path) -> None:
-        words = ("node.sh", "run-1", remote.KEEPER)
+        words = ("node.sh", host.run_dir.name, remote.KEEPER)
         assert host.program(remote.START, str(tmp_path / "absent"), *words).returncode == remote.NO_DIRECTORY
         assert host.program(remote.START, str(tmp_path), *words).returncode == remote.NO_SCRIPT
         assert not (tmp_path / ".topoplan").exists()
@@ -188,7 +192,7 @@ class TestStart:
         host.run_dir.mkdir()
         (host.run_dir / "node.sh").write_text("touch ran; sleep 30")
         for number in range(25):
-            place = host.run_dir / f"run-{number}"
+            place = host.run_dir / f"{host.run_dir.name}-{number}-run"
             place.mkdir()
             shutil.copy(host.run_dir / "node.sh", place)
             words = [str(place), "node.sh", place.name, remote.KEEPER]
@@ -204,7 +208,7 @@ class TestStart:
                 os.killpg(starter.pid, signal.SIGKILL)
             starter.communicate()
         # Who was not killed gets to the end of what it does.
-        places = list(host.run_dir.glob("run-*"))
+        places = list(host.run_dir.glob("*-run"))
         assert eventually(lambda: all((place / "ran").exists() or not _processes_in(place) for place in places))
         ran = [place for place in places if (place / "ran").exists()]
         for place in ran:
@@ -218,7 +222,7 @@ class TestStart:
         with _small_disk(host.run_dir):
             (host.run_dir / "node.sh").write_text("touch /proc/self/cwd/ran")
             _fill(host.run_dir)
-            words = (str(host.run_dir), "node.sh", "run-1", remote.KEEPER)
+            words = (str(host.run_dir), "node.sh", host.run_dir.name, remote.KEEPER)
             done = host.program(remote.START, *words)
             assert done.returncode == remote.NOT_STARTED
             assert b"No space left" in done.stderr or b"I/O error" in done.stderr
@@ -236,7 +240,7 @@ class TestStart:
 @contextlib.contextmanager
 def _small_disk(place: Path) -> Iterator[None]:
     place.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(place)], capture_output=True)
     if made.returncode != 0:
         pytest.skip("no mounts here")
     try:
@@ -304,9 +308,9 @@ def _beats(host: Host) -> int:
 
 class TestState:
     def test_tells_apart_what_a_job_can_be(self, host: Host) -> None:
-        assert host.state() == {"state": "never-started"}
+        assert host.state() == {"state": "never-started", "directory": "gone"}
         host.run_dir.mkdir()
-        assert host.state() == {"state": "never-started"}
+        assert host.state() == {"state": "never-started", "directory": "there"}
         record = host.start("echo four; until [ -e go ]; do sleep 0.02; done")
         assert eventually(lambda: host.log() == b"four\n")
         said = host.state()
@@ -350,7 +354,8 @@ class TestState:
         assert eventually(host.ended)
         (host.run_dir / ".topoplan" / "started.json").write_text(text)
         for program in (remote.STATE, remote.STOP):
-            done = host.program(program, str(host.run_dir), "run-1", "0", "0")
+            times = ("0", "0") if program is remote.STOP else ()
+            done = host.program(program, str(host.run_dir), host.run_dir.name, *times)
             assert done.returncode == remote.DAMAGED
 
 
@@ -457,8 +462,8 @@ class TestStop:
                 os.killpg(foreign.pid, signal.SIGKILL)
 
     def test_leaves_other_runs_alone(self, host: Host) -> None:
-        other = Host(host.shell, host.run_dir.with_name("run-10"))
-        same_name = Host(host.shell, host.run_dir.parent / "else" / "run-1")
+        other = Host(host.shell, host.run_dir.with_name(f"{host.run_dir.name}0"))
+        same_name = Host(host.shell, host.run_dir.parent / "else" / host.run_dir.name)
         for one in (host, other, same_name):
             one.start("setsid sleep 30 & sleep 30")
         assert host.stop()["left"] == ""
@@ -500,14 +505,14 @@ class TestStop:
             os.kill(member, signal.SIGKILL)
 
     def test_does_nothing_where_nothing_was_started(self, host: Host) -> None:
-        assert host.stop() == {"found": ""}
+        assert host.stop() == {"found": "", "left": "", "code": "", "directory": "gone"}
         host.run_dir.mkdir()
-        assert host.stop() == {"found": "", "code": ""}
+        assert host.stop() == {"found": "", "left": "", "code": "", "directory": "there"}
 
     def test_goes_on_when_the_one_who_asked_goes(self, host: Host) -> None:
         host.start("trap '' TERM; echo up; while :; do sleep 0.02; done")
         assert eventually(lambda: host.log() == b"up\n")
-        words = [str(host.run_dir), "run-1", "30", "500"]
+        words = [str(host.run_dir), host.run_dir.name, "30", "500"]
         stopper = subprocess.Popen([host.shell, "-c", remote.STOP, "sh", *words], stdout=subprocess.PIPE)
         assert stopper.stdout is not None
         stopper.stdout.close()

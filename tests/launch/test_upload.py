@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -110,8 +111,7 @@ def test_files_are_put_where_they_belong(host: Connection, tmp_path: Path) -> No
     assert subprocess.run([there / "node-00.sh"], capture_output=True).stdout == b"started\n"
     assert names(there) == ["-n", "logs", "node-00.sh"]
     assert names(there.parent) == ["a directory's"]
-    (tmp_path / "usual").mkdir()
-    assert there.stat().st_mode == (tmp_path / "usual").stat().st_mode
+    assert [stat.S_IMODE(place.stat().st_mode) for place in (there, there / "logs")] == [0o700, 0o700]
 
 
 def test_many_files_are_put_in_few_round_trips(host: Connection, tmp_path: Path) -> None:
@@ -141,13 +141,21 @@ def test_a_new_directory_appears_with_all_that_is_in_it(host: Connection, tmp_pa
     assert names(tmp_path) == ["run"]
 
 
-def test_a_file_that_is_being_read_is_replaced_as_a_whole(host: Connection, tmp_path: Path) -> None:
-    host.upload({"script": b"old", "other": b"stays"}, str(tmp_path), deadline_s=10)
-    with (tmp_path / "script").open("rb") as reader:
-        host.upload({"script": b"new", "deep/er": b""}, f"{tmp_path}/", deadline_s=10)
-        assert reader.read() == b"old"
-    assert (tmp_path / "script").read_bytes() == b"new"
-    assert names(tmp_path) == ["deep", "other", "script"]
+@pytest.mark.parametrize("kind", ["directory", "file", "link", "link to nothing"])
+def test_what_is_there_already_is_left_alone(host: Connection, tmp_path: Path, kind: str) -> None:
+    there, other = tmp_path / "run", tmp_path / "other"
+    other.mkdir()
+    if kind == "directory":
+        there.mkdir()
+    elif kind == "file":
+        there.write_bytes(b"old")
+    else:
+        there.symlink_to("other" if kind == "link" else "nothing")
+    with pytest.raises(HostError, match=r"run: File exists; move the file that is in the way"):
+        host.upload({"script": b"new"}, f"{there}/", deadline_s=10)
+    assert names(tmp_path) == ["other", "run"]
+    assert not names(other)
+    assert kind != "directory" or not names(there)
 
 
 def test_nothing_changes_when_the_files_came_damaged(
@@ -155,13 +163,10 @@ def test_nothing_changes_when_the_files_came_damaged(
 ) -> None:
     wrong = hashlib.sha256(b"something else").hexdigest()
     monkeypatch.setattr("topoplan.launch.upload._sum_line", lambda name, data: f"{wrong}  {name}\n")
-    (tmp_path / "script").write_bytes(b"old")
-    for place in (tmp_path, tmp_path / "new"):
-        with pytest.raises(HostError, match=r"could not be put into .*computed checksum did NOT match") as caught:
-            host.upload({"script": b"new"}, str(place), deadline_s=10)
-        assert caught.value.problem == "command"
-        assert names(tmp_path) == ["script"]
-    assert (tmp_path / "script").read_bytes() == b"old"
+    with pytest.raises(HostError, match=r"could not be put into .*computed checksum did NOT match") as caught:
+        host.upload({"script": b"new"}, str(tmp_path / "new"), deadline_s=10)
+    assert caught.value.problem == "command"
+    assert names(tmp_path) == []
 
 
 def test_what_the_host_says_is_said_with_a_remedy(host: Connection, tmp_path: Path) -> None:
@@ -175,14 +180,11 @@ def test_what_the_host_says_is_said_with_a_remedy(host: Connection, tmp_path: Pa
     assert names(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_where_there_is_no_room_it_says_so_and_leaves_nothing(
-    bed: Bed, host: Connection, tmp_path: Path, there: bool
-) -> None:
+def test_where_there_is_no_room_it_says_so_and_leaves_nothing(bed: Bed, host: Connection, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     with small_disk(bed, host.name, small):
-        place = str(small if there else small / "run")
+        place = str(small / "run")
         with pytest.raises(HostError, match=r"(No space left on device|Wrote only .*); make room there") as caught:
             host.upload({"first": b"1", "big": os.urandom(4 * 2**20)}, place, deadline_s=10)
         assert caught.value.problem == "command"
@@ -254,6 +256,84 @@ def test_a_host_that_is_cut_off_is_lost_and_shows_nothing_that_is_not_whole(cabl
         assert caught.value.problem == "lost"
     cables.restart("beta")
     assert all(path.stat().st_size == BIG for path in tmp_path.glob("*/*"))
+
+
+OTHER_USER = 4242
+"""Of no account on this machine."""
+
+
+@contextlib.contextmanager
+def open_to_others(directory: Path, mode: int) -> Iterator[Path]:
+    """A directory with this mode, whatever the umask."""
+    directory.mkdir()
+    directory.chmod(mode)
+    yield directory
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another user needs root")
+class TestAPlaceThatOthersUse:
+    def put(self, host: Connection, base: Path) -> Path:
+        place = base / "runs" / "node-00" / "run"
+        host.upload({"a": b"here"}, str(place), own_parts=3, deadline_s=10)
+        return place
+
+    @pytest.mark.parametrize("mode", [0o1777, 0o2775, 0o755])
+    def test_gets_directories_of_our_own(self, host: Connection, tmp_path: Path, mode: int) -> None:
+        with open_to_others(tmp_path / "data", mode) as data:
+            os.chown(data, OTHER_USER, OTHER_USER)
+            old = os.umask(0o002)
+            try:
+                for _ in range(2):
+                    place = self.put(host, data)
+                    assert (place / "a").read_bytes() == b"here"
+                    for one in (place, *place.parents[:2]):
+                        assert (one.stat().st_uid, stat.S_IMODE(one.stat().st_mode) & 0o777) == (0, 0o700)
+                    (place / "a").unlink()
+                    place.rmdir()
+            finally:
+                os.umask(old)
+            assert names(data) == ["runs"]
+
+    @pytest.mark.parametrize("at", ["runs", "runs/node-00"])
+    @pytest.mark.parametrize(
+        ("kind", "words"),
+        [
+            ("theirs", r"it belongs to UNKNOWN \(uid 4242\); have it removed, or name another `workdir`"),
+            ("link", r"it is a link; remove it, or name another"),
+            ("theirs, by a link", r"it is a link; remove it, or name another"),
+            ("writable", r"others can write in it \(mode 775\); take that from them with `chmod go-w`, or"),
+            ("anybody's", r"others can write in it \(mode 1777\); take that"),
+        ],
+    )
+    def test_is_refused_where_a_directory_on_the_way_is_not_ours_alone(
+        self, host: Connection, tmp_path: Path, at: str, kind: str, words: str
+    ) -> None:
+        with open_to_others(tmp_path / "data", 0o1777) as data:
+            part, elsewhere = data / at, tmp_path / "elsewhere"
+            part.parent.mkdir(exist_ok=True, mode=0o700)
+            (part if "link" not in kind else elsewhere).mkdir()
+            if "link" in kind:
+                part.symlink_to(elsewhere)
+            if "theirs" in kind:
+                os.chown(part, OTHER_USER, OTHER_USER)
+            part.chmod({"writable": 0o775, "anybody's": 0o1777}.get(kind, 0o700))
+            with pytest.raises(HostError, match=rf"could not be put into .*: {part}: {words}"):
+                self.put(host, data)
+            assert names(elsewhere if "link" in kind else part) == []
+
+    def test_is_refused_where_anybody_could_rename_our_directories(self, host: Connection, tmp_path: Path) -> None:
+        with open_to_others(tmp_path / "data", 0o777) as data:
+            with pytest.raises(
+                HostError, match=r"anybody can rename what is in it \(mode 777\); put a stop to it with"
+            ):
+                self.put(host, data)
+            assert names(data) == []
+
+
+@pytest.mark.parametrize("directory", ["", "/", "/a", "a/..", "../a", "a//b", "./a"])
+def test_a_directory_of_our_own_has_a_name(alpha: Connection, directory: str) -> None:
+    with pytest.raises(ValueError, match="are no names"):
+        alpha.upload({"a": b""}, directory, own_parts=2, deadline_s=10)
 
 
 HANGS = """

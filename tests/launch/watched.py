@@ -41,7 +41,7 @@ class Jobs:
         return connection
 
     def run_dir(self, name: str) -> str:
-        return f"{self.home}/{name}/a-run"
+        return f"{self.home}/{name}/a-run-{name}"
 
     def log(self, name: str) -> bytes:
         """As it is on the host."""

@@ -38,17 +38,18 @@ def test_the_text_of_every_program_is_there_once(bundle: Bundle, checks: RunNeed
     flat = "\n".join(line.strip() for line in said.splitlines())
     for text in (remote.START, remote.KEEPER, remote.FOLLOW, remote.STATE, remote.STOP):
         assert flat.count("\n".join(line.strip() for line in text.splitlines())) == 1
-    assert said.count("sha256sum --check") == 1
+    assert said.count("sha256sum --check") == 2
 
 
 def test_what_each_host_gets_comes_after_the_programs_with_its_words(bundle: Bundle) -> None:
     _, hosts = "\n".join(dry_run_lines(bundle, targets(bundle), checks=None, grace_s=7)).split("\nHOSTS")
     for node in bundle.nodes:
-        place = f"{node.host.workdir or '~'}/topoplan-runs/{node.name}/<run id>"
+        own = f"topoplan-runs-ada/{node.name}/<run id>-<random>"
+        place = f"{node.host.workdir or '~'}/{own}"
         assert f"\n{node.name}: ssh ada@{node.host.address}\n" in hosts
-        assert f"  run put {place} .topoplan-<random> 125\n" in hosts
-        assert f"  run start {place} {node.script} <run id> KEEP\n" in hosts
-        assert f"  run stop {place} <run id> 700 500\n" in hosts
+        assert f"  run put {node.host.workdir or '~'} {own} .topoplan-<random> 125\n" in hosts
+        assert f"  run start {place} {node.script} <run id>-<random> KEEP SUMS\n" in hosts
+        assert f"  run stop {place} <run id>-<random> 700 500 PID START BOOT\n" in hosts
     assert "run ask" not in hosts
 
 

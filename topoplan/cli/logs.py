@@ -110,6 +110,7 @@ def _follow(
             name=label,
             address=reached.nodes[label].address,
             run_dir=reached.nodes[label].run_dir,
+            started=reached.nodes[label].started,
             connection=connection,
             log=None,
             tail_lines=tail,

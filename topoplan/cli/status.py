@@ -26,7 +26,9 @@ def status(run: RunReference = "last", accept_new: AcceptNew = False, as_json: A
     known = record.load(run)
     with reach(known, access(accept_new=accept_new)) as reached:
         states = ask_all(
-            reached, lambda node, host: node_state(host, node.run_dir, deadline_s=ASK_S), deadline_s=ASK_S + 1
+            reached,
+            lambda node, host: node_state(host, node.run_dir, started=node.started, deadline_s=ASK_S),
+            deadline_s=ASK_S + 1,
         )
     try:
         known = noted(known, states)

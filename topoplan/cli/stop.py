@@ -41,7 +41,7 @@ def stop(
     with reach(known, access(accept_new=accept_new)) as reached:
         results = ask_all(
             reached,
-            lambda node, host: stop_node(host, node.run_dir, grace_s=grace, deadline_s=limit_s),
+            lambda node, host: stop_node(host, node.run_dir, started=node.started, grace_s=grace, deadline_s=limit_s),
             deadline_s=limit_s + 1,
         )
     if is_stopped(results):

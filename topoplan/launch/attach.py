@@ -137,6 +137,7 @@ class Attach:
             name=label,
             address=place.address,
             run_dir=place.run_dir,
+            started=place.started,
             connection=result if isinstance(result, Connection) else None,
             log=self._record.log(place),
             tail_lines=self._settings.tail_lines,

@@ -378,11 +378,13 @@ class Connection:
                 f"it does not {what}: {error}", host=self.name, problem="command", remedy="see its sshd_config"
             ) from None
 
-    def upload(self, files: Mapping[str, File | bytes], directory: str, *, deadline_s: float) -> None:
-        """Put files under `directory`, by their relative names; see `topoplan.launch.upload`."""
+    def upload(
+        self, files: Mapping[str, File | bytes], directory: str, *, own_parts: int = 1, deadline_s: float
+    ) -> None:
+        """Put files under a new `directory`, by their relative names; see `topoplan.launch.upload`."""
         from topoplan.launch.upload import upload  # which builds on this
 
-        upload(self, files, directory, deadline_s=deadline_s)
+        upload(self, files, directory, own_parts=own_parts, deadline_s=deadline_s)
 
     def close(self) -> None:
         """Close. Commands that run go on; see the module's docstring. Closing again does nothing."""

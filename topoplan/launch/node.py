@@ -1,7 +1,8 @@
 """The job of one node: start it on its host, follow its log, see how it is, stop it.
 
 A job does not depend on the connection that started it; see `topoplan.launch.remote` for how it is known. All that a
-run leaves on a host is in its run directory, whose last part is the run's id.
+run leaves on a host is in its run directory, whose last part is what the run is called there. Whoever knows what
+`start_node` gave says so, as `started`: the job is then found without that directory too.
 """
 
 from __future__ import annotations
@@ -10,16 +11,23 @@ import json
 import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Literal, NoReturn, cast, get_args
 
 from topoplan.errors import HostError
 from topoplan.launch import remote
-from topoplan.launch.connection import Completed, Connection, Stream
+from topoplan.launch.connection import Completed, Connection, File, Stream
+from topoplan.launch.record import Started
 from topoplan.launch.secrets import Mask
+from topoplan.launch.shown import shown_line
+from topoplan.launch.upload import sums
 
 State = Literal["running", "ended", "gone", "never-started", "rebooted"]
+Directory = Literal["there", "gone", "closed", "foreign", "damaged"]
+"""How a run directory is. `gone`: not there, or not where we may look. `closed`: it cannot be entered. `foreign`: not
+ours alone, and what it says does not count. `damaged`: what it says of the start is not what topoplan wrote."""
 
 SETTLE_S = 5.0
 """Longest wait for processes to be gone after SIGKILL."""
@@ -31,22 +39,6 @@ for lines; do found="$found $(head -c "$size" -- "$log" | tail -n "$lines" | wc 
 printf 'topoplan:tail_bytes=%s\\n' "$found"
 """
 """Words: the log, how much of it, and numbers of lines."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """What a host recorded when it started a job."""
-
-    pid: int
-    """Process id of the first process, which waits for the script."""
-    session: int
-    """Id of its session: the same as `pid`."""
-    start_ticks: int
-    """When the first process was started, in clock ticks since the machine was."""
-    boot_id: str
-    """Of the machine's boot: process ids and start times mean nothing in another one."""
-    unix_s: int
-    """The same moment in seconds since 1970, by the host's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +59,21 @@ class NodeState:
     """From the start to the end or until now, by the host's clock; None where neither is known."""
     ended_s_ago: int | None = None
     """Since the end, by the host's clock; None unless `ended`."""
+    directory: Directory = "there"
+    """What it was asked of; without it neither exit code nor log are known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A process that may be of a job, which nobody can prove."""
+
+    pid: int
+    holds: Literal["file", "GPU"]
+    """A file in the run directory, or where that was; or a GPU."""
+    since_unix_s: int
+    """When it was started, by the host's clock."""
+    command: str
+    """Its first words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +86,31 @@ class Stopped:
     """Processes that are there even now."""
     code: int | None
     """Exit code of the script; None if it left none."""
+    may_be: tuple[Holder, ...] = ()
+    """What got no signal, because it has given up all that would prove it to be the job's."""
+    directory: Directory = "there"
+    gpus_unseen: bool = False
+    """Whether the host could not say who holds its GPUs."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left, as far as can be seen."""
+        return not self.left and not self.may_be
 
 
 def start_node(
-    connection: Connection, *, run_dir: str, script: str, environment: Mapping[str, str], deadline_s: float
+    connection: Connection,
+    *,
+    run_dir: str,
+    script: str,
+    environment: Mapping[str, str],
+    deadline_s: float,
+    files: Mapping[str, File | bytes] | None = None,
 ) -> Started:
     """Start `script`, a file in `run_dir`, with bash; it runs there, without a terminal and detached from us.
 
-    `environment` is exported before. It goes to the host by standard input and into no file there.
+    `environment` is exported before. It goes to the host by standard input and into no file there. `files` are what
+    was put there: nothing is started unless each is that now, in a directory in which nobody else can change it.
 
     Raises:
         ValueError: the name of a variable that is none.
@@ -96,7 +120,7 @@ def start_node(
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of a variable")
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
-    words = (_placed(run_dir), script, _run_id(run_dir), remote.KEEPER)
+    words = (_placed(run_dir), script, _called(run_dir), remote.KEEPER, sums(files or {}))
     done = connection.run(remote.START, *words, stdin=exports.encode(errors="surrogateescape"), deadline_s=deadline_s)
     lines = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
     if done.code != 0 or not lines:
@@ -129,18 +153,20 @@ def read_log(connection: Connection, run_dir: str, *, tail_lines: int | None = N
     return connection.start(["tail", _begin(0, tail_lines), "--", posixpath.join(_placed(run_dir), ".topoplan", "log")])
 
 
-def node_state(connection: Connection, run_dir: str, *, deadline_s: float) -> NodeState:
+def node_state(connection: Connection, run_dir: str, *, started: Started | None = None, deadline_s: float) -> NodeState:
     """How the job is.
 
     Raises:
         HostError: `lost`, `deadline`, or `command`: the host cannot say.
     """
-    done = connection.run(remote.STATE, _placed(run_dir), _run_id(run_dir), deadline_s=deadline_s)
+    words = (_placed(run_dir), _called(run_dir), *_identity(started))
+    done = connection.run(remote.STATE, *words, deadline_s=deadline_s)
     said = _said(done)
     state = said.get("state")
     if done.code != 0 or state not in get_args(State):
         _refuse(connection, done, run_dir)
-    started = _started(said["started"], connection, run_dir) if "started" in said else None
+    if started is None and "started" in said:
+        started = _started(said["started"], connection, run_dir)
     code = _number(said.get("code")) if state == "ended" else None
     now = _number(said.get("now_unix_s"))
     until = _number(said.get("ended_unix_s")) if state == "ended" else now
@@ -153,6 +179,7 @@ def node_state(connection: Connection, run_dir: str, *, deadline_s: float) -> No
         started=started,
         elapsed_s=max(0, until - started.unix_s) if known and started and until is not None else None,
         ended_s_ago=max(0, now - until) if state == "ended" and now is not None and until is not None else None,
+        directory=_directory(said),
     )
 
 
@@ -174,7 +201,9 @@ def tail_offsets(
     return [log_bytes - size for size in sizes]
 
 
-def stop_node(connection: Connection, run_dir: str, *, grace_s: float, deadline_s: float) -> Stopped:
+def stop_node(
+    connection: Connection, run_dir: str, *, started: Started | None = None, grace_s: float, deadline_s: float
+) -> Stopped:
     """End all processes of the job: SIGTERM, `grace_s` later SIGKILL, then look whether any is left.
 
     Only processes that this job started get a signal; see `topoplan.launch.remote`. Also those that it left running
@@ -184,11 +213,32 @@ def stop_node(connection: Connection, run_dir: str, *, grace_s: float, deadline_
         HostError: `lost`, `deadline`, or `command`: the host cannot say.
     """
     times = (str(round(100 * grace_s)), str(round(100 * SETTLE_S)))
-    done = connection.run(remote.STOP, _placed(run_dir), _run_id(run_dir), *times, deadline_s=deadline_s)
+    words = (_placed(run_dir), _called(run_dir), *times, *_identity(started))
+    done = connection.run(remote.STOP, *words, deadline_s=deadline_s)
     said = _said(done)
     if done.code != 0 or "found" not in said:
         _refuse(connection, done, run_dir)
-    return Stopped(was_running=bool(_pids(said["found"])), left=_pids(said.get("left")), code=_number(said.get("code")))
+    return Stopped(
+        was_running=bool(_pids(said["found"])),
+        left=_pids(said.get("left")),
+        code=_number(said.get("code")),
+        may_be=tuple(_holders(said)),
+        directory=_directory(said),
+        gpus_unseen="gpus_unseen" in said,
+    )
+
+
+def holder_words(holder: Holder) -> str:
+    """`process 4711 (python worker.py), since 2030-01-31 12:00:00 UTC, holds a file of it`."""
+    since = f"{datetime.fromtimestamp(holder.since_unix_s, UTC):%Y-%m-%d %H:%M:%S}"
+    held = "a file of it" if holder.holds == "file" else "a GPU"
+    return f"process {holder.pid} ({holder.command}), since {since} UTC, holds {held}"
+
+
+def holder_remedy(holders: Sequence[Holder]) -> str:
+    """What to do about processes that nobody can prove to be the job's."""
+    pids = [str(one.pid) for one in holders]
+    return f"see `ps -fp {','.join(pids)}` there, and `kill {' '.join(pids)}` what is of it"
 
 
 def _placed(run_dir: str) -> str:
@@ -200,8 +250,14 @@ def _begin(offset: int, tail_lines: int | None) -> str:
     return f"-c+{offset + 1}" if tail_lines is None else f"-n{tail_lines}"
 
 
-def _run_id(run_dir: str) -> str:
+def _called(run_dir: str) -> str:
+    """What the run is called there, in the mark of its processes too."""
     return posixpath.basename(run_dir.rstrip("/"))
+
+
+def _identity(started: Started | None) -> tuple[str, str, str]:
+    """The last words of programs that look for the job."""
+    return ("", "", "") if started is None else (str(started.pid), str(started.start_ticks), started.boot_id)
 
 
 def _said(done: Completed) -> dict[str, str]:
@@ -220,6 +276,25 @@ def _number(text: str | None) -> int | None:
 
 def _pids(text: str | None) -> tuple[int, ...]:
     return tuple(sorted(int(word) for word in (text or "").split() if word.isdecimal()))
+
+
+def _directory(said: Mapping[str, str]) -> Directory:
+    found = said.get("directory")
+    return cast(Directory, found) if found in get_args(Directory) else "there"
+
+
+def _holders(said: Mapping[str, str]) -> Iterator[Holder]:
+    for key, value in said.items():
+        word, _, pid = key.partition(".")
+        since, _, rest = value.partition(" ")
+        holds, _, command = rest.partition(" ")
+        if word == "may_be" and pid.isdecimal() and holds in ("file", "GPU"):
+            yield Holder(
+                pid=int(pid),
+                holds=cast(Literal["file", "GPU"], holds),
+                since_unix_s=_number(since) or 0,
+                command=shown_line(command.strip().encode()),
+            )
 
 
 def _started(text: str, connection: Connection, run_dir: str) -> Started:
@@ -248,6 +323,15 @@ def _refuse(connection: Connection, done: Completed, run_dir: str, script: str =
             f"cannot enter the run directory {run_dir}: {_reason(words)}",
             "check `workdir` of the host in the spec",
         ),
+        remote.NOT_OURS: (
+            f"{run_dir} is not a directory of ours alone: {words}",
+            "see who made it; for a launch name another `workdir` for the host in the spec",
+        ),
+        remote.CHANGED: (
+            f"nothing was started: {words} in {run_dir} is not what was put there",
+            "see who can write there, and launch again",
+        ),
+        remote.NO_PROC: ("its /proc cannot be read, so that no process can be looked for", "mount it"),
         remote.NO_SCRIPT: (f"no script {script} in {run_dir}", "upload the bundle first"),
         remote.NO_SETSID: ("no `setsid` there", "install util-linux on it"),
         remote.ALREADY: (

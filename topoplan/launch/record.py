@@ -36,6 +36,22 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What a host recorded when it started a job, and what the job is known by from then on."""
+
+    pid: int
+    """Process id of the first process, which waits for the script."""
+    session: int
+    """Id of its session: the same as `pid`."""
+    start_ticks: int
+    """When the first process was started, in clock ticks since the machine was."""
+    boot_id: str
+    """Of the machine's boot: process ids and start times mean nothing in another one."""
+    unix_s: int
+    """The same moment in seconds since 1970, by the host's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     """One node of a run, and how to reach it again."""
 
@@ -50,11 +66,14 @@ class NodeRecord:
     port: int | None = None
     """None is what the SSH configuration says."""
     run_dir: str
-    """On the host; its last part is the run's id. Relative to the user's home if not absolute."""
+    """On the host; its last part begins with the run's id. Relative to the user's home if not absolute."""
     script: str
     """File in the run directory."""
     code: int | None = None
     """Exit code of its job; None: not known, or none."""
+    started: Started | None = None
+    """What its host said at the start: with it the job is found whatever became of the run directory. None: it was not
+    started, or nobody was there to note it."""
 
     @property
     def host(self) -> Host:
@@ -246,7 +265,7 @@ def _read(run_id: str) -> RunRecord:
 def _record(run_id: str, document: dict[str, Any]) -> RunRecord:
     """Raises ValueError, KeyError or TypeError for what is no record. Keys that we do not know are passed over."""
     fields = _known(RunRecord, document)
-    nodes = tuple(NodeRecord(**_known(NodeRecord, node)) for node in fields.pop("nodes"))
+    nodes = tuple(_node(node) for node in fields.pop("nodes"))
     record = RunRecord(**fields, nodes=nodes)
     if record.run_id != run_id or record.state not in get_args(RunState):
         raise ValueError
@@ -257,7 +276,13 @@ def _record(run_id: str, document: dict[str, Any]) -> RunRecord:
     return record
 
 
-def _known(kind: type[RunRecord | NodeRecord], document: dict[str, Any]) -> dict[str, Any]:
+def _node(document: dict[str, Any]) -> NodeRecord:
+    fields = _known(NodeRecord, document)
+    started = fields.pop("started", None)
+    return NodeRecord(**fields, started=None if started is None else Started(**_known(Started, started)))
+
+
+def _known(kind: type[RunRecord | NodeRecord | Started], document: dict[str, Any]) -> dict[str, Any]:
     """The fields of `kind`, each with a value of its type."""
     found = {}
     for field in dataclasses.fields(kind):
@@ -275,6 +300,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "float": (int, float),
     "int | None": (int, type(None)),
     "str | None": (str, type(None)),
+    "Started | None": (dict, type(None)),
     "tuple[NodeRecord, ...]": (list,),
 }
 

@@ -7,12 +7,20 @@ greetings of a shell do no harm.
 A job is known by its first process, which leads a session of its own: its process id *with its start time*, in the boot
 of the machine in which it was started, because process ids come back to life as other processes. What has left the
 session is known by TOPOPLAN_RUN in its environment, which names run, process id and start time, or by its parents.
+The client is told all that at the start and says it again, so that nothing depends on the run directory being there.
+Where the client was not told, started.json has it; where that is lost too, the words of the first process, or the mark
+of any other, whose name for the run no other run has.
+
+A run directory is ours alone: made by us with mode 700 below directories of which the same is true. Nobody else can
+then change what is in it, so that what is compared there is what runs. It is looked at from within, where no path can
+be turned to another place meanwhile, and what it says counts only if it is ours.
 
 A process that starts another and ends, again and again, is faster than any reading of /proc. But a signal to a group
 reaches all that are in it at one moment, so groups get signals, and processes only where a group may have others in it.
 What may still get away: one that leaves for a session of its own in *each* such step, and each time before it is seen;
 and one in a group that nobody can prove to be the job's, because the first process has ended, the mark was dropped
-(`env -i`) and its parents are gone. Neither is reported as left, for the same reason.
+(`env -i`) and its parents are gone. Neither gets a signal, because nobody can prove that it is the job's; but what
+holds files of the run or a GPU is named.
 
 In <run_dir>/.topoplan: `started.json`, there before the job does anything; `log`, both outputs; `exit`, the exit code,
 there once the job has ended. Each appears in one step. The job goes on when the client goes, at any moment.
@@ -20,42 +28,140 @@ there once the job has ended. Each appears in one step. The job goes on when the
 
 from __future__ import annotations
 
-NO_DIRECTORY, NO_SCRIPT, NO_SETSID, ALREADY, NOT_STARTED, DAMAGED, NEVER_STARTED = range(21, 28)
+_CODES = (
+    "NO_DIRECTORY",
+    "NO_SCRIPT",
+    "NO_SETSID",
+    "ALREADY",
+    "NOT_STARTED",
+    "DAMAGED",
+    "NEVER_STARTED",
+    "NOT_OURS",
+    "CHANGED",
+    "NO_PROC",
+)
+(
+    NO_DIRECTORY,
+    NO_SCRIPT,
+    NO_SETSID,
+    ALREADY,
+    NOT_STARTED,
+    DAMAGED,
+    NEVER_STARTED,
+    NOT_OURS,
+    CHANGED,
+    NO_PROC,
+) = range(21, 31)
 """Exit codes of these programs, beside 0. (A follower that got to work ends with the job's own.)"""
 
-# pid -> life (a letter), its_group, session, ticks (start time in ticks since boot): fields 3, 5, 6 and 22 of
-# proc_pid_stat(5).
+# Whether the working directory is ours, and nobody else may write in it; owner and mode of it. Where it does not look
+# so, a directory that we make in it shows who we are there (NFS may take root for nobody), and whether modes are kept:
+# some file systems know none, and there nothing can be asked of them.
+OURS = """\
+made_here() {
+    sample=$(mktemp -d ./.topoplan-XXXXXXXX 2>/dev/null) || return 1
+    stat -c '%u %a' -- "$sample"
+    rmdir -- "$sample"
+}
+is_ours() {
+    owner=$(stat -c %u .) && mode=$(stat -c %a .) || return 1
+    if [ -O . ] && [ "$((0$mode & 022))" -eq 0 ]; then return; fi
+    sample=$(made_here) || return 1
+    [ "${sample% *}" = "$owner" ] && [ "$((0$mode & 022 & ~0${sample#* }))" -eq 0 ]
+}
+whose() { if [ -O . ]; then echo "others can write in it (mode $mode)"; else echo "it belongs to $(stat -c '%U (uid %u)' .)"; fi; }
+"""
+
+# pid -> life (a letter), its parent, its_group, session, ticks (start time in ticks since boot): fields 3, 4, 5, 6 and
+# 22 of proc_pid_stat(5).
 # Field 2 is the program's name and may hold spaces and parentheses; the kernel escapes its newlines.
 _LOOK_AT = """\
 look_at() {
     { IFS= read -r line <"/proc/$1/stat"; } 2>/dev/null || return 1
     set -- ${line##*) }
-    life=$1 its_group=$3 session=$4 ticks=${20}
+    life=$1 its_parent=$2 its_group=$3 session=$4 ticks=${20}
 }
 """
 
-# What was recorded: leader, start, boot; and the mark. Fails where nothing was.
+# leader, start and boot as started.json has them. Fails where there is none, or it is damaged.
 _RECORDED = """\
 take() {
     value=${text#*"\\"$1\\": "}
     value=${value#\\"}
     value=${value%%[!0-9a-f-]*}
     case $value in
-        '' | $2) echo "started.json is damaged" >&2; exit @DAMAGED@ ;;
+        '' | $2) return 1 ;;
     esac
 }
 recorded() {
-    [ -e .topoplan/started.json ] || return 1
     text=
-    IFS= read -r text <.topoplan/started.json
-    take pid '*[!0-9]*'; leader=$value
-    take start_ticks '*[!0-9]*'; start=$value
-    take boot_id '-*'; boot=$value
-    IFS= read -r boot_now </proc/sys/kernel/random/boot_id
-    mark=$run/$leader/$start
+    { IFS= read -r text <.topoplan/started.json; } 2>/dev/null
+    take pid '*[!0-9]*' && leader=$value &&
+        take start_ticks '*[!0-9]*' && start=$value &&
+        take boot_id '-*' && boot=$value
 }
 leads() {
     [ "$boot" = "$boot_now" ] && look_at "$leader" && [ "$ticks" = "$start" ] && [ "$life" != Z ]
+}
+"""
+
+# Words of find_job: the run directory, and process id, start and boot where the client knows them. It says leader,
+# start, boot and mark, how the directory is, and where files of ours are kept; it fails where there is no job to be
+# seen. What processes say of themselves counts only if they are of this user: anybody can put a mark on his own.
+_JOB = """\
+by_name() {
+    for pid in $(cd /proc && grep -slzxF -- "$run" [0-9]*/cmdline); do
+        pid=${pid%/*}
+        [ -O "/proc/$pid" ] && grep -qszxF topoplan "/proc/$pid/cmdline" || continue
+        if look_at "$pid" && [ "$session" = "$pid" ] && [ "$life" != Z ]; then
+            leader=$pid start=$ticks
+            return
+        fi
+    done
+    for pid in $(cd /proc && grep -slzF -- "TOPOPLAN_RUN=$run/" [0-9]*/environ); do
+        pid=${pid%/*}
+        [ -O "/proc/$pid" ] || continue
+        its_mark=$(tr '\\0' '\\n' <"/proc/$pid/environ" | grep -m 1 '^TOPOPLAN_RUN=') || continue
+        its_mark=${its_mark#"TOPOPLAN_RUN=$run/"}
+        leader=${its_mark%%/*} start=${its_mark#*/}
+        case $leader/$start in /* | */ | *[!0-9/]*) ;; *) return ;; esac
+    done 2>/dev/null
+    leader= start=0
+    return 1
+}
+find_job() {
+    IFS= read -r boot_now </proc/sys/kernel/random/boot_id && look_at $$ || exit @NO_PROC@
+    directory=there leader= start=0 text= why=
+    if ! cd -- "$1" 2>/dev/null; then
+        directory=closed why=$(cd -- "$1" 2>&1)
+        [ -e "$1" ] || directory=gone
+    elif ! is_ours; then directory=foreign why=$(whose)
+    elif recorded; then
+        [ -z "$2" ] || [ "$leader/$start/$boot" = "$2/$3/$4" ] || directory=damaged
+    elif [ -e .topoplan/started.json ] || [ -e .topoplan/log ]; then directory=damaged
+    fi
+    kept=.topoplan
+    case $directory in closed | gone | foreign) kept=/dev/null/none; cd / ;; esac
+    if [ -n "$2" ]; then leader=$2 start=$3 boot=$4
+    elif [ "$directory" != there ] || [ -z "$leader" ]; then
+        boot=$boot_now
+        if ! by_name; then
+            case $directory in
+                closed) printf '%s\n' "$why" >&2; exit @NO_DIRECTORY@ ;;
+                foreign) printf '%s\n' "$why" >&2; exit @NOT_OURS@ ;;
+                damaged) exit @DAMAGED@ ;;
+            esac
+            return 1
+        fi
+        text=$(printf '{"pid": %s, "session": %s, "start_ticks": %s, "boot_id": "%s", "unix_s": %s}' \\
+            "$leader" "$leader" "$start" "$boot" "$(began "$start")")
+    fi
+    mark=$run/$leader/$start
+}
+# The moment, in seconds since 1970, of a start time in ticks.
+began() {
+    LC_ALL=C awk -v ticks="$1" -v rate="$(getconf CLK_TCK || echo 100)" '
+        $1 == "btime" { printf "%d", $2 + ticks / rate }' /proc/stat
 }
 """
 
@@ -103,7 +209,7 @@ _SAY = """\
 say() { printf 'topoplan:%s=%s\\n' "$1" "$2"; }
 say_code() {
     code=
-    [ ! -e .topoplan/exit ] || read -r code <.topoplan/exit
+    [ ! -e "$kept/exit" ] || read -r code <"$kept/exit"
     say code "$code"
 }
 say_pids() {
@@ -116,7 +222,7 @@ say_pids() {
 
 def _program(*parts: str) -> str:
     text = "".join(parts)
-    for name in ("NO_DIRECTORY", "NO_SCRIPT", "NO_SETSID", "ALREADY", "NOT_STARTED", "DAMAGED", "NEVER_STARTED"):
+    for name in _CODES:
         text = text.replace(f"@{name}@", str(globals()[name]))
     return text
 
@@ -150,12 +256,27 @@ printf '%6d' "$code" 1<>.topoplan/ending
 mv .topoplan/ending .topoplan/exit || mv .topoplan/ending .topoplan/exit
 """,
 )
-"""Run by `sh -c` as the leader of a new session, with the script and the run's id. Standard input: the environment."""
+"""Run by `sh -c` as the leader of a new session, with the script and the directory's name for the run. Standard input:
+the environment."""
 
 START = _program(
+    OURS,
     """\
 cd -- "$1" || exit @NO_DIRECTORY@
+is_ours || { whose >&2; exit @NOT_OURS@; }
 [ -f "$2" ] && [ -r "$2" ] || exit @NO_SCRIPT@
+printf %s "$5" | while IFS= read -r line; do
+    name=${line#*  }
+    case $line in \\*) name=$2 ;; esac  # an odd name, which is not written as it is
+    if [ ! -f "$name" ] || [ -L "$name" ]; then
+        printf '%s\n' "$name" >&2
+        exit 1
+    fi
+done || exit @CHANGED@
+if [ -n "$5" ] && ! said=$(printf %s "$5" | LC_ALL=C sha256sum --check --strict --quiet 2>/dev/null); then
+    printf '%s\n' "${said%%: FAILED*}" >&2
+    exit @CHANGED@
+fi
 command -v setsid >/dev/null || exit @NO_SETSID@
 if ! said=$(mkdir -m 700 .topoplan 2>&1); then
     [ ! -e .topoplan ] || exit @ALREADY@
@@ -172,45 +293,49 @@ fi
 cat .topoplan/started.json
 """,
 )
-"""Words: run directory, script in it, run id, `KEEPER`. Standard input: shell text that exports the environment."""
+"""Words: run directory, script in it, its name for the run, `KEEPER`, and what `sha256sum --check` reads of the files
+that were put there, or nothing. Standard input: shell text that exports the environment."""
 
 STATE = _program(
+    OURS,
     _LOOK_AT,
     _RECORDED,
+    _JOB,
     _MEMBERS,
     _SAY,
     """\
 run=$2
-if [ ! -e "$1" ]; then say state never-started; exit; fi
-cd -- "$1" || exit @NO_DIRECTORY@
-recorded || { say state never-started; exit; }
-say started "$text"
+find_job "$1" "$3" "$4" "$5" || { say state never-started; say directory "$directory"; exit; }
+say directory "$directory"
+[ -z "$text" ] || say started "$text"
 state=gone ours=none
 if [ "$boot" != "$boot_now" ]; then state=rebooted
 elif leads; then state=running ours=$leader
 fi
 # In this order: a job that ends meanwhile has its exit code by now.
-if [ -e .topoplan/exit ]; then
+if [ -e "$kept/exit" ]; then
     state=ended
-    say ended_unix_s "$(date -r .topoplan/exit +%s)"
+    say ended_unix_s "$(date -r "$kept/exit" +%s)"
 fi
 say state "$state"
 say_code
-say log_bytes "$(($(wc -c <.topoplan/log)))"
+[ ! -e "$kept/log" ] || say log_bytes "$(($(wc -c <"$kept/log")))"
 say now_unix_s "$(date +%s)"
 [ "$boot" != "$boot_now" ] || say_pids pids "$(members)"
 """,
 )
-"""Words: run directory, run id."""
+"""Words: run directory, its name for the run; and process id, start and boot of the first process, or nothing."""
 
 # bash, for its `read -t`: one call that notices the end of standard input and passes the time, without a new process.
 FOLLOW = _program(
+    OURS,
     _LOOK_AT,
     _RECORDED,
     """\
-run=
 cd -- "$1" || exit @NO_DIRECTORY@
+is_ours || exit @NOT_OURS@
 recorded || exit @NEVER_STARTED@
+IFS= read -r boot_now </proc/sys/kernel/random/boot_id
 watch() {
     while [ ! -e .topoplan/exit ] && leads; do
         read -r -t 0.04
@@ -230,11 +355,55 @@ exit 1
 )
 """Words: run directory, where in the log to begin, as an option of tail. Ends with the job, or with standard input."""
 
+# Processes that may be of the job, which nobody can prove: they are of this user, were started after it, have the mark
+# of no other run, and hold a file of this one, a deleted one too, or a GPU. What the programs of clients hold
+# (`bash --norc -s`) and their children is not meant, this one's neither.
+_HOLDERS = """\
+is_looking() { [ "$1" = "$$" ] || [ "$(tr '\\0' ' ' <"/proc/$1/cmdline")" = 'bash --norc -s ' ]; }
+holders() {
+    cd /proc
+    links= maps=
+    for pid in [0-9]*; do
+        [ ! -O "$pid" ] || links="$links $pid/cwd $pid/fd" maps="$maps $pid/maps"
+    done
+    files=$(
+        LC_ALL=C ls -lU $links | RUN=$run LC_ALL=C awk '
+            /^[0-9]+\\/fd:$/ { pid = $1 + 0; next }
+            (at = index($0, " -> ")) {
+                place = substr($0, at + 4); sub(/ \\(deleted\\)$/, "", place)
+                if (!index(place "/", "/" ENVIRON["RUN"] "/")) next
+                sub(/ -> .*/, ""); sub(/.* /, "")
+                print (sub(/\\/cwd$/, "") ? $0 : pid)
+            }'
+        grep -slF -- "/$run/" $maps | tr -dc '0-9\\n'
+    )
+    gpus=
+    if [ "$start" -gt 0 ] && command -v nvidia-smi >/dev/null; then
+        gpus=$(timeout 8 nvidia-smi --query-compute-apps=pid --format=csv,noheader) || say gpus_unseen "$?"
+    fi
+    seen=' '
+    for one in $(printf '%s:file\\n' $files) $(printf '%s:GPU\\n' $gpus); do
+        pid=${one%:*}
+        case $pid in '' | *[!0-9]*) continue ;; esac
+        case "$seen" in *" $pid "*) continue ;; esac
+        seen="$seen$pid "
+        case " $left " in *" $pid:"*) continue ;; esac
+        [ -O "$pid" ] && look_at "$pid" && [ "$life" != Z ] && [ "$ticks" -ge "$start" ] || continue
+        is_looking "$pid" || is_looking "$its_parent" || grep -qsz '^TOPOPLAN_RUN=' "$pid/environ" ||
+            say "may_be.$pid" "$(began "$ticks") ${one#*:} $(head -c 200 "$pid/cmdline" | LC_ALL=C tr '\\0' ' ' |
+                LC_ALL=C tr -c '[:print:]' '?')"
+    done
+} 2>/dev/null
+"""
+
 STOP = _program(
+    OURS,
     _LOOK_AT,
     _RECORDED,
+    _JOB,
     _MEMBERS,
     _SAY,
+    _HOLDERS,
     """\
 run=$2 grace_cs=$3 settle_cs=$4
 # A process that starts another and ends, again and again, is not seen where reading /proc takes longer than it lives.
@@ -320,14 +489,19 @@ end() {
         [ "$keeper" != none ] && leads || break
     done
 }
-if [ ! -e "$1" ]; then say found ''; exit; fi
-cd -- "$1" || exit @NO_DIRECTORY@
-recorded && [ "$boot" = "$boot_now" ] || { say found ''; say_code; exit; }
-ours=none
-# As long as one process of a session lives, no other session gets its id; so this holds until we are done.
-if leads; then ours=$leader; fi
-see
-found=$left
+found= left= ours=none
+if find_job "$1" "$5" "$6" "$7"; then
+    if [ "$boot" != "$boot_now" ]; then
+        say found ''
+        say directory "$directory"
+        say_code
+        exit
+    fi
+    # As long as one process of a session lives, no other session gets its id; so this holds until we are done.
+    if leads; then ours=$leader; fi
+    see
+    found=$left
+fi
 told=' '
 now
 end_cs=$((time_cs + grace_cs))
@@ -344,10 +518,14 @@ while [ -n "$left" ] && [ "$time_cs" -lt "$end_cs" ]; do
     see
     now
 done
+may_be=$(holders)
 # Said at the end: writing to one who has gone would end this program.
 say_pids found "$found"
 say_pids left "$left"
+say directory "$directory"
 say_code
+[ -z "$may_be" ] || printf '%s\n' "$may_be"
 """,
 )
-"""Words: run directory, run id, grace and the longest wait after SIGKILL in hundredths of a second."""
+"""Words: run directory, its name for the run, grace and the longest wait after SIGKILL in hundredths of a second; and
+process id, start and boot of the first process, or nothing."""

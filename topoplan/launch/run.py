@@ -8,6 +8,8 @@ that `topoplan stop` can finish what this process could not.
 from __future__ import annotations
 
 import posixpath
+import re
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +23,7 @@ from topoplan.hosts.check import Check
 from topoplan.hosts.check import Outcome as CheckOutcome
 from topoplan.launch import record as records
 from topoplan.launch.bundle_reader import Bundle, BundleNode
-from topoplan.launch.connection import Connection, File
+from topoplan.launch.connection import Connection
 from topoplan.launch.events import Event, Tell, host_failure
 from topoplan.launch.failure import FAILED, Failure, first_cause
 from topoplan.launch.fanout import connect_all, run_on_all
@@ -34,13 +36,14 @@ from topoplan.launch.secrets import Mask
 from topoplan.launch.ssh import CONNECT_S, connect
 from topoplan.launch.ssh_config import Target
 from topoplan.launch.stopping import StopTimes, let_be_stopped, stop_all
+from topoplan.launch.upload import with_modes
 from topoplan.launch.waiting import INTERRUPT_LOOK_S, Call, Deadline
 from topoplan.launch.watch import RECONNECT_S, Watch, Watched
 
 T = TypeVar("T")
 
-RUNS_DIRECTORY = "topoplan-runs"
-"""On each host, below its workdir or the user's home."""
+OWN_PARTS = 3
+"""Of the path of a run directory: the user's runs, the node and the run are directories of ours alone."""
 INTERRUPTED = 130
 _BY_USER = "Ctrl-C"
 
@@ -205,7 +208,8 @@ class Launch:
         run_id = records.new_run_id(self.bundle.run)
         for name, node in self.nodes.items():
             # A directory for each node: hosts may share the file system. A relative one is in the user's home.
-            self._run_dirs[name] = posixpath.join(node.host.workdir or "", RUNS_DIRECTORY, name, run_id)
+            own = (runs_directory(self._targets[name]), name, f"{run_id}-{secrets.token_hex(8)}")
+            self._run_dirs[name] = posixpath.join(node.host.workdir or "", *own)
         record = RunRecord(
             run_id=run_id,
             name=self.bundle.run,
@@ -222,12 +226,10 @@ class Launch:
         self._step("upload", f"putting the bundle on {_hosts(len(self.nodes))}")
 
         def one(name: str, connection: Connection) -> None:
-            files = {
-                file: File(data=data, mode=0o755 if file.endswith(".sh") else 0o644)
-                for file, data in self.bundle.files_of(self.nodes[name]).items()
-            }
+            files = with_modes(self.bundle.files_of(self.nodes[name]))
             if not self._give_up:
-                connection.upload(files, self._run_dirs[name], deadline_s=self._settings.upload_s)
+                deadline_s = self._settings.upload_s
+                connection.upload(files, self._run_dirs[name], own_parts=OWN_PARTS, deadline_s=deadline_s)
 
         errors = _errors(self._wait(lambda: self._on_all(one, self._settings.upload_s), settle=True))
         if not errors:
@@ -251,15 +253,19 @@ class Launch:
                 connection=connection,
                 log=self._logs / f"{name}.log",
             )
-            start_node(
+            self._touched[name].started = start_node(
                 connection,
                 run_dir=self._run_dirs[name],
                 script=self.nodes[name].script,
                 environment=self._secrets,
+                files=self.bundle.files_of(self.nodes[name]),
                 deadline_s=self._settings.start_s,
             )
 
-        errors = _errors(self._wait(lambda: self._on_all(one, self._settings.start_s), settle=True))
+        try:
+            errors = _errors(self._wait(lambda: self._on_all(one, self._settings.start_s), settle=True))
+        finally:
+            self._note_started()
         if not errors:
             return None
         for name, error in errors.items():
@@ -275,6 +281,17 @@ class Launch:
             errors={**left, **errors},
             running=tuple(left),
         )
+
+    def _note_started(self) -> None:
+        """Note what the hosts have said: who stops the run later needs no file of it then."""
+        if self._record is None:
+            return
+        started = {name: node.started for name, node in self._touched.items()}
+        nodes = tuple(replace(node, started=started.get(node.label)) for node in self._record.nodes)
+        try:
+            self._record = records.update(self._run, nodes=nodes)
+        except InputError as error:
+            self._tell(Event(kind="note", text=str(error)))
 
     def _clean_up(self) -> None:
         """Remove what was uploaded, where nothing was started: nobody needs it."""
@@ -330,7 +347,9 @@ class Launch:
         asked = {node.name: node.connection for node in watch.nodes if node.state and node.state.pids}
         states = run_on_all(
             {name: one for name, one in asked.items() if one is not None},
-            lambda name, one: node_state(one, self._run_dirs[name], deadline_s=self._settings.stop_s),
+            lambda name, one: node_state(
+                one, self._run_dirs[name], started=self._touched[name].started, deadline_s=self._settings.stop_s
+            ),
             deadline_s=self._settings.stop_s + 1,
         )
         for name, state in states.items():
@@ -447,6 +466,12 @@ class Launch:
 
     def _host_failed(self, name: str, error: HostError) -> None:
         self._tell(host_failure(name, error))
+
+
+def runs_directory(target: Target) -> str:
+    """The name of the directory of all runs on a host, below its workdir or the user's home: each user's own, because
+    several may have the same workdir."""
+    return f"topoplan-runs-{re.sub(r'[^A-Za-z0-9._-]', '-', target.user)}"
 
 
 def _errors(results: Mapping[str, object]) -> dict[str, HostError]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from topoplan.errors import HostError
 from topoplan.launch.connection import Connection
 from topoplan.launch.events import Event, Tell
-from topoplan.launch.node import Stopped, stop_node
+from topoplan.launch.node import Stopped, holder_remedy, holder_words, stop_node
 from topoplan.launch.outcome import stopped_with_grace_s
 from topoplan.launch.waiting import INTERRUPT_LOOK_S, Call, Deadline
 from topoplan.launch.watch import Reconnect, Watch, Watched, failed_at
@@ -92,6 +92,11 @@ def _left(node: Watched, result: Stopped | HostError | None) -> HostError | None
     if result.left:
         pids = " ".join(map(str, result.left))
         return HostError(f"processes {pids} are still there after SIGKILL", host=node.address, problem="command")
+    if result.may_be:
+        named = "; ".join(holder_words(one) for one in result.may_be)
+        return HostError(
+            f"may be left of it: {named}", host=node.address, problem="command", remedy=holder_remedy(result.may_be)
+        )
     return None
 
 
@@ -112,7 +117,9 @@ def _stop_one(node: Watched, times: StopTimes, reconnect: Reconnect) -> Stopped 
             if connection is None or not connection.is_alive:
                 connection = fresh = reconnect(node.name, times.stop_s)
             deadline_s = times.grace_s + times.stop_s
-            return stop_node(connection, node.run_dir, grace_s=times.grace_s, deadline_s=deadline_s)
+            return stop_node(
+                connection, node.run_dir, started=node.started, grace_s=times.grace_s, deadline_s=deadline_s
+            )
         except HostError as error:
             last = error
             connection = None

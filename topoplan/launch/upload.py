@@ -1,8 +1,12 @@
-"""Files to a host: by SFTP into a directory of their own, compared there, and only then put in place.
+"""Files to a host: by SFTP into a new directory of their own, compared there, and only then put in place.
 
 One command on the host owns that directory: it makes it, waits until the files are there, compares them with their
-SHA-256, sets their modes and renames them. When its standard input ends before, it removes what there is: so nothing is
+SHA-256, sets their modes and renames it. When its standard input ends before, it removes what there is: so nothing is
 left behind by a client that was killed or a cable that was cut, and SFTP alone could not promise that.
+
+Others may use the place too, and mean no good. The directory is made fresh, for us alone, and so are those above it up
+to the one that was given; those that are there already are refused if they are links, somebody else's, or others can
+write in them. The given one itself may be anybody's, as /tmp is, but must not let anybody rename what is in it.
 
 Some hosts have no SFTP, or one that reads only, sees other directories, or greets with a line of a shell; and SFTP has
 no word for a full disk. So whatever it refuses goes to the same command as a tar stream, which works or says why.
@@ -30,6 +34,7 @@ from topoplan.launch.connection import (
     no_script,
     no_script_yet,
 )
+from topoplan.launch.remote import OURS
 from topoplan.launch.sftp import Refused, Writer
 from topoplan.launch.waiting import Deadline, Overtime
 
@@ -41,49 +46,58 @@ _READY = b"topoplan:staging="
 _SAID_BYTES = 64 * 1024
 """Of each output of the command, what is kept."""
 
-# The new directory is beside the one that is to be, and becomes it in one step; in one that is there already, each file
-# is renamed by itself. The name ends at a NUL on standard output.
+# The new directory is beside the one that is to be, and becomes it in one step. All happens from within directories
+# that have been looked at, where no path can be turned to another place meanwhile. The name ends at a NUL on standard
+# output.
 _PUT = """\
 set -eu
-directory=$1
-if [ -d "$directory" ]; then
-    staging=$directory/$2
-else
-    mkdir -p -- "$(dirname -- "$directory")"
-    staging=$(dirname -- "$directory")/$2
+refuse() {{ printf '%s\\n' "$1" >&2; exit 1; }}
+mkdir -p -- "$1"
+cd -- "$1"
+umask 077
+mode=$(stat -c %a .)
+if [ "$((0$mode & 01002))" -eq 2 ]; then
+    sample=$(made_here) && [ "$((0${{sample#* }} & 2))" -ne 0 ] ||
+        refuse "$PWD: anybody can rename what is in it (mode $mode)"
 fi
-mkdir -m 700 -- "$staging"
-trap 'rm -rf -- "$staging"' EXIT
-( cd -- "$staging" && mkdir -p -- {folders} && printf '{ready}%s\\0' "$(pwd -P)" )
-read -r -t "$3" way
+rest=$2
+while [ "${{rest#*/}}" != "$rest" ]; do
+    part=${{rest%%/*}} rest=${{rest#*/}}
+    [ -e "./$part" ] || [ -L "./$part" ] || mkdir -m 700 -- "./$part" || [ -d "./$part" ]
+    [ ! -L "./$part" ] || refuse "$PWD/$part: it is a link"
+    cd -- "./$part"
+    is_ours || refuse "$PWD: $(whose)"
+done
+[ ! -e "./$rest" ] && [ ! -L "./$rest" ] || refuse "$PWD/$rest: File exists"
+mkdir -m 700 -- "./$3"
+trap 'rm -rf -- "./$3"' EXIT
+( cd -- "./$3" && mkdir -p -- {folders} && printf '{ready}%s\\0' "$(pwd -P)" )
+read -r -t "$4" way
 if [ "$way" = tar ]; then
-    ( cd -- "$staging" && tar -x -m --no-same-owner -f - )
+    ( cd -- "./$3" && tar -x -m --no-same-owner -f - )
 fi
-( cd -- "$staging" && printf %s {sums} | sha256sum --check --strict --quiet && {modes} )
-if [ -d "$directory" ]; then
-    ( cd -- "$directory" && mkdir -p -- {folders} )
-    for name in {names}; do
-        mv -fT -- "$staging/$name" "$directory/$name"
-    done
-else
-    chmod "$(umask -S)" -- "$staging"
-    mv -T -- "$staging" "$directory"
-fi
+( cd -- "./$3" && printf %s {sums} | sha256sum --check --strict --quiet && {modes} )
+mv -T -- "./$3" "./$rest"
 """
 
 
 def put_script(files: Mapping[str, File]) -> str:
-    """What runs on the host. Words: the directory, the name of the new one, how long to wait for files in seconds."""
+    """What runs on the host. Words: a directory that may be anybody's, the path in it of the one that is to be, the
+    name of the new one, and how long to wait for files in seconds."""
     modes: dict[int, list[str]] = defaultdict(list)
     for name, file in files.items():
         modes[file.mode].append(name)
-    return _PUT.format(
+    return OURS + _PUT.format(
         ready=_READY.decode(),
         folders=shlex.join(sorted({f"./{posixpath.dirname(name)}" for name in files})),
-        sums=shlex.quote("".join(_sum_line(name, file.data) for name, file in files.items())),
+        sums=shlex.quote(sums(files)),
         modes=" && ".join(f"chmod {mode:04o} -- {shlex.join(names)}" for mode, names in sorted(modes.items())),
-        names=shlex.join(files),
     )
+
+
+def sums(files: Mapping[str, File | bytes]) -> str:
+    """What `sha256sum --check` reads of them."""
+    return "".join(_sum_line(name, entry.data if isinstance(entry, File) else entry) for name, entry in files.items())
 
 
 def waiting_s(deadline_s: float) -> str:
@@ -96,25 +110,35 @@ def with_modes(files: Mapping[str, bytes]) -> dict[str, File]:
     return {name: File(data=data, mode=0o755 if name.endswith(".sh") else 0o644) for name, data in files.items()}
 
 
-def upload(connection: Connection, files: Mapping[str, File | bytes], directory: str, *, deadline_s: float) -> None:
-    """Put files under `directory`, by their relative names; directories are made.
+def upload(
+    connection: Connection,
+    files: Mapping[str, File | bytes],
+    directory: str,
+    *,
+    own_parts: int = 1,
+    deadline_s: float,
+) -> None:
+    """Put files under a new `directory`, by their relative names; it appears in one step with all that is in it.
 
-    A relative `directory` is in the user's home. A directory that is not there appears in one step with all that is in
-    it; in one that is there each file does: a reader sees the old file or the new one, never half of one.
+    A relative `directory` is in the user's home. The last `own_parts` of its path are directories of ours alone; the
+    one that they are in is made where it is not there, and may be used by others.
 
     Raises:
-        ValueError: a name that is not relative, or leads out of the directory.
-        HostError: `command` with what the host said, `lost` or `deadline`. No file has then a new content that is not
-            whole; of several files in a directory that was there, some may be new and others old.
+        ValueError: a name that is not relative, or leads out of the directory; a part of our own that is no name.
+        HostError: `command` with what the host said, `lost` or `deadline`. There is then no directory, or all of it.
     """
     whole = {_relative(name): entry if isinstance(entry, File) else File(data=entry) for name, entry in files.items()}
     if not whole:
         return
+    parts = directory.rstrip("/").split("/")
+    own = parts[-own_parts:]
+    if len(own) < own_parts or {"", ".", ".."} & {*own}:
+        raise ValueError(f"the last {own_parts} parts of {directory!r} are no names")
+    base = "/".join([*([] if directory.startswith("/") else ["."]), *parts[:-own_parts], ""])
     deadline = Deadline(deadline_s)
-    placed = directory.rstrip("/") or "/" if directory.startswith("/") else f"./{directory}".rstrip("/")
     name = f".topoplan-{secrets.token_hex(6)}"
     # A host that was cut off does not see the end of standard input.
-    words = (placed, name, waiting_s(deadline_s))
+    words = (base, "/".join(own), name, waiting_s(deadline_s))
     command = connection.start(put_script(whole), *words, hold_stdin=True, deadline_s=deadline_s)
     said = _Said(command, deadline)
     writer = None
@@ -163,6 +187,10 @@ _REMEDIES = {
     "File exists": f"move the file that is in the way, {_ELSEWHERE}",
     "non-directory": f"move the file that is in the way, {_ELSEWHERE}",
     "command not found": "install coreutils and tar on it",
+    "it is a link": f"remove it, {_ELSEWHERE}",
+    "it belongs to": f"have it removed, {_ELSEWHERE}",
+    "others can write in it": f"take that from them with `chmod go-w`, {_ELSEWHERE}",
+    "anybody can rename": "put a stop to it with `chmod +t`, or name a directory of your own as `workdir` in the spec",
 }
 """By what the system says, in English; in another language there is no remedy."""
 

@@ -21,6 +21,7 @@ from topoplan.launch.events import Event, Tell
 from topoplan.launch.log_copy import LogCopy
 from topoplan.launch.node import NodeState, follow_node, node_state, tail_offsets
 from topoplan.launch.progress import Progress, Status
+from topoplan.launch.record import Started
 from topoplan.launch.shown import ShownLines
 from topoplan.launch.waiting import Deadline
 
@@ -55,6 +56,8 @@ class Watched:
     address: str
     """Its host."""
     run_dir: str
+    started: Started | None = None
+    """What its host said when it started it, where that is known."""
     connection: Connection | None
     """None where `lost` is set from the start."""
     log: Path | None
@@ -277,7 +280,7 @@ class Watch:
             try:
                 if connection is None:
                     connection = self._reconnect(node.name, max(1.0, deadline.left_s))
-                state = node_state(connection, node.run_dir, deadline_s=_ANSWER_S)
+                state = node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
                 begin = None if node._begun else self._begin(node, connection, state)
                 offset = node.offset if begin is None else begin.offset
                 stream = None
@@ -406,6 +409,8 @@ def _failure(state: NodeState) -> str:
         return "its machine was started again meanwhile"
     if state.state == "never-started":
         return "was never started"
+    if state.directory in ("gone", "closed", "foreign"):
+        return "its processes are gone, and so is its run directory: how it ended is not known"
     return "its processes are gone, without an exit code: somebody killed them"
 
 

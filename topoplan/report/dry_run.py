@@ -15,14 +15,16 @@ from topoplan.launch.bundle_reader import Bundle, BundleNode
 from topoplan.launch.checks import wanted
 from topoplan.launch.connection import SHELL
 from topoplan.launch.node import SETTLE_S
-from topoplan.launch.run import RUNS_DIRECTORY, Settings
+from topoplan.launch.run import Settings, runs_directory
 from topoplan.launch.secrets import missing
 from topoplan.launch.ssh_config import Target
 from topoplan.report.launch import SCHEMA
 from topoplan.report.text import counted
 
-_RUN = "<run id>"
+_RUN = "<run id>-<random>"
 _STAGING = ".topoplan-<random>"
+_IDENTITY = "PID START BOOT"
+"""What the host says at the start, and is told again."""
 _MEET = ("PORTS", "TASK", "PYTHON")
 
 
@@ -59,27 +61,27 @@ def _programs(bundle: Bundle, checks: RunNeeds | None) -> tuple[_Program, ...]:
         _Program(
             name="put",
             does="makes a directory for SFTP, waits, compares what came, and renames it; it differs by names and sums",
-            words="DIRECTORY STAGING SECONDS",
+            words="WORKDIR DIRECTORY STAGING SECONDS",
             text=_put(bundle, node),
         ),
         _Program(
             name="start",
-            does="starts `keep` in a session of its own",
-            words="DIRECTORY SCRIPT RUN-ID KEEP",
+            does="compares the files with their SUMS, and starts `keep` in a session of its own",
+            words="DIRECTORY SCRIPT RUN KEEP SUMS",
             text=remote.START,
         ),
         _Program(
             name="keep",
             does="records itself, runs the script of the node, and notes its exit code",
-            words="SCRIPT RUN-ID",
+            words="SCRIPT RUN",
             text=remote.KEEPER,
         ),
         _Program(name="follow", does="prints the log as it grows", words="DIRECTORY WHERE", text=remote.FOLLOW),
-        _Program(name="state", does="says how the job is", words="DIRECTORY RUN-ID", text=remote.STATE),
+        _Program(name="state", does="says how the job is", words=f"DIRECTORY RUN {_IDENTITY}", text=remote.STATE),
         _Program(
             name="stop",
             does="ends the job; after a failure and Ctrl-C only",
-            words="DIRECTORY RUN-ID GRACE SETTLE",
+            words=f"DIRECTORY RUN GRACE SETTLE {_IDENTITY}",
             text=remote.STOP,
         ),
     )
@@ -107,12 +109,12 @@ def dry_run_to_dict(
             {
                 "node": node.name,
                 "ssh": _ssh(targets[node.name]),
-                "directory": _directory(node),
-                "staging": _staging(node),
+                "directory": _directory(node, targets[node.name]),
+                "staging": _staging(node, targets[node.name]),
                 "files": {name: len(data) for name, data in bundle.files_of(node).items()},
                 "put": _put(bundle, node),
-                "commands": _commands(node, checks, grace_s),
-                "command": _command(node),
+                "commands": _commands(node, targets[node.name], checks, grace_s),
+                "command": _command(node, targets[node.name]),
             }
             for node in bundle.nodes
         ],
@@ -133,16 +135,16 @@ def dry_run_lines(
     yield ""
     yield "HOSTS, with their files and commands:"
     for node in bundle.nodes:
-        directory = _directory(node)
+        directory = _directory(node, targets[node.name])
         yield ""
         yield f"{node.name}: {_ssh(targets[node.name])}"
-        for name, *words in _commands(node, checks, grace_s):
+        for name, *words in _commands(node, targets[node.name], checks, grace_s):
             if name == "put":
                 for file, data in bundle.files_of(node).items():
                     yield f"  put {directory}/{file} ({len(data):,} bytes)"
             yield f"  run {' '.join([name, *words])}"
             if name == "start":
-                yield f"      that is {_command(node)}"
+                yield f"      that is {_command(node, targets[node.name])}"
     yield ""
     for note in bundle.notes:
         yield f"Mind: {note}"
@@ -163,34 +165,40 @@ def _put(bundle: Bundle, node: BundleNode) -> str:
     return upload.put_script(upload.with_modes(bundle.files_of(node)))
 
 
-def _commands(node: BundleNode, checks: RunNeeds | None, grace_s: float) -> list[list[str]]:
+def _commands(node: BundleNode, target: Target, checks: RunNeeds | None, grace_s: float) -> list[list[str]]:
     """Names of programs, with the words that they are given."""
-    directory = _directory(node)
+    directory = _directory(node, target)
     seconds = upload.waiting_s(Settings().upload_s)
+    identity = _IDENTITY.split()
     return [
         *([["ask"], ["meet", *_MEET]] if checks is not None else []),
-        ["put", directory, _STAGING, seconds],
-        ["start", directory, node.script, _RUN, "KEEP"],
+        ["put", node.host.workdir or "~", f"{_own(node, target)}/{_RUN}", _STAGING, seconds],
+        ["start", directory, node.script, _RUN, "KEEP", "SUMS"],
         ["follow", directory, "-c+1"],
-        ["state", directory, _RUN],
-        ["stop", directory, _RUN, str(round(100 * grace_s)), str(round(100 * SETTLE_S))],
+        ["state", directory, _RUN, *identity],
+        ["stop", directory, _RUN, str(round(100 * grace_s)), str(round(100 * SETTLE_S)), *identity],
     ]
 
 
-def _directory(node: BundleNode) -> str:
-    return f"{_parent(node)}/{_RUN}"
+def _directory(node: BundleNode, target: Target) -> str:
+    return f"{_parent(node, target)}/{_RUN}"
 
 
-def _staging(node: BundleNode) -> str:
-    return f"{_parent(node)}/{_STAGING}"
+def _staging(node: BundleNode, target: Target) -> str:
+    return f"{_parent(node, target)}/{_STAGING}"
 
 
-def _parent(node: BundleNode) -> str:
-    return f"{node.host.workdir or '~'}/{RUNS_DIRECTORY}/{node.name}"
+def _parent(node: BundleNode, target: Target) -> str:
+    return f"{node.host.workdir or '~'}/{_own(node, target)}"
 
 
-def _command(node: BundleNode) -> str:
-    return f"cd {_directory(node)} && setsid bash -- {shlex.quote(node.script)}"
+def _own(node: BundleNode, target: Target) -> str:
+    """Of the path, what is ours alone."""
+    return f"{runs_directory(target)}/{node.name}"
+
+
+def _command(node: BundleNode, target: Target) -> str:
+    return f"cd {_directory(node, target)} && setsid bash -- {shlex.quote(node.script)}"
 
 
 def _ssh(target: Target) -> str:

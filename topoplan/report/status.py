@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from topoplan.errors import HostError
-from topoplan.launch.node import NodeState
+from topoplan.launch.node import Directory, NodeState
 from topoplan.launch.outcome import exit_code
 from topoplan.launch.record import RunRecord
 from topoplan.report.paragraphs import paragraph
@@ -46,6 +46,7 @@ def _node(state: NodeState | HostError) -> dict[str, Any]:
         "elapsed_s": state.elapsed_s,
         "log_bytes": state.log_bytes,
         "pids": list(state.pids),
+        "directory": state.directory,
     }
 
 
@@ -91,6 +92,23 @@ def print_status(console: Console, record: RunRecord, states: Mapping[str, NodeS
 
 def node_words(state: NodeState) -> str:
     """One phrase."""
+    if state.state == "gone" and state.directory in ("gone", "closed", "foreign"):
+        return f"gone, and how it ended is not known: {directory_words(state.directory)}"
+    return "; ".join(filter(None, (_state_words(state), directory_words(state.directory) if state.started else "")))
+
+
+def directory_words(directory: Directory) -> str:
+    """What is wrong with a run directory, in a phrase; empty where nothing is."""
+    return {
+        "there": "",
+        "gone": "its run directory is gone",
+        "closed": "its run directory cannot be entered",
+        "foreign": "its run directory is not ours alone",
+        "damaged": "started.json in its run directory is damaged",
+    }[directory]
+
+
+def _state_words(state: NodeState) -> str:
     if state.state == "ended":
         left = f"; left {counted(len(state.pids), 'process', 'processes')} running" if state.pids else ""
         return f"ended with exit code {state.code}{signal_words(state.code)}{left}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from topoplan.errors import HostError
-from topoplan.launch.node import Stopped
+from topoplan.launch.node import Stopped, holder_remedy, holder_words
 from topoplan.launch.record import RunRecord
 from topoplan.report.paragraphs import paragraph
-from topoplan.report.status import signal_words
+from topoplan.report.status import directory_words, signal_words
 from topoplan.report.tables import table_of
 
 SCHEMA = "topoplan.stop/1"
@@ -33,16 +34,19 @@ def _node(result: Stopped | HostError) -> dict[str, Any]:
     if isinstance(result, HostError):
         return {"stopped": None, "problem": result.problem, "error": str(result)}
     return {
-        "stopped": not result.left,
+        "stopped": result.is_over,
         "was_running": result.was_running,
         "left": list(result.left),
         "code": result.code,
+        "may_be": [dataclasses.asdict(one) for one in result.may_be],
+        "directory": result.directory,
+        "gpus_unseen": result.gpus_unseen,
     }
 
 
 def is_stopped(results: Mapping[str, Stopped | HostError]) -> bool:
     """Whether it is certain that nothing of the run is left anywhere."""
-    return all(isinstance(result, Stopped) and not result.left for result in results.values())
+    return all(isinstance(result, Stopped) and result.is_over for result in results.values())
 
 
 def print_stop(console: Console, record: RunRecord, results: Mapping[str, Stopped | HostError]) -> None:
@@ -51,8 +55,15 @@ def print_stop(console: Console, record: RunRecord, results: Mapping[str, Stoppe
     for node in record.nodes:
         table.add_row(Text(node.label), Text(node.name), Text(_words(results[node.label])))
     console.print(table)
+    may_be = [result for result in results.values() if isinstance(result, Stopped) and result.may_be]
     if is_stopped(results):
         paragraph(console, f"{record.run_id}: nothing of it is left running.")
+    elif len(may_be) == sum(not (isinstance(result, Stopped) and result.is_over) for result in results.values()):
+        paragraph(
+            console,
+            f"{record.run_id}: what is known to be of it has ended. What is named here got no signal: it has given up"
+            " the session, the parents and the environment that would prove it to be.",
+        )
     else:
         again = f"run `topoplan stop {shlex.quote(record.run_id)}` again"
         paragraph(console, f"{record.run_id}: not all of it is known to have ended; {again}.")
@@ -64,5 +75,12 @@ def _words(result: Stopped | HostError) -> str:
     if result.left:
         return f"still there after SIGKILL: {', '.join(map(str, result.left))}; see `ps -o pid,user,stat,args`"
     if not result.was_running:
-        return "nothing was running"
-    return "stopped" if result.code is None else f"stopped, exit code {result.code}{signal_words(result.code)}"
+        said = "nothing was running"
+    else:
+        said = "stopped" if result.code is None else f"stopped, exit code {result.code}{signal_words(result.code)}"
+    parts = [said, directory_words(result.directory)]
+    if result.may_be:
+        parts += ["may be of it: " + "; ".join(map(holder_words, result.may_be)), holder_remedy(result.may_be)]
+    if result.gpus_unseen:
+        parts.append("nvidia-smi does not say who holds the GPUs")
+    return "; ".join(filter(None, parts))
