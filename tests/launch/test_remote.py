@@ -19,7 +19,11 @@ from typing import Any
 import pytest
 
 from topoplan.launch import remote
+from topoplan.launch.upload import sums
 
+AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="another user needs root")
+OTHER_USER = 4242
+"""Of no account on this machine."""
 DIRECTORIES = ["plain", "with space", 'it\'s "quoted" $HOME `id`', "-n", "größe", "star*[x]?"]
 
 
@@ -62,7 +66,9 @@ class Host:
         assert isinstance(record, dict)
         return record
 
-    def try_to_start(self, script: str, environment: bytes = b"", sums: str = "") -> subprocess.CompletedProcess[bytes]:
+    def try_to_start(
+        self, script: str, environment: bytes = b"", *, sums: str = "", **options: Any
+    ) -> subprocess.CompletedProcess[bytes]:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         # Put there in one step, as an upload does: bash reads a script while it runs it, and may only be starting to.
         (self.run_dir / "node.sh.part").write_text(script)
@@ -70,7 +76,7 @@ class Host:
         # `sh` of the host is the shell under test, too.
         keeper = f'exec {self.shell} -c {_quoted(remote.KEEPER)} topoplan "$@"'
         words = (str(self.run_dir), "node.sh", self.run_dir.name, keeper, sums)
-        return self.program(remote.START, *words, stdin=environment)
+        return self.program(remote.START, *words, stdin=environment, **options)
 
     def state(self, *told: str) -> dict[str, str]:
         return self.said(remote.STATE, str(self.run_dir), self.run_dir.name, *told)
@@ -95,6 +101,20 @@ class Host:
         """Say something else in started.json."""
         path = self.run_dir / ".topoplan" / "started.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes) + "\n")
+
+
+def told(record: dict[str, Any]) -> tuple[str, str, str]:
+    """What the client knows of a job once it is started, as the last words of a program."""
+    return str(record["pid"]), str(record["start_ticks"]), str(record["boot_id"])
+
+
+def instead(directory: Path, **programs: str) -> dict[str, str]:
+    """An environment in which shell scripts take the place of programs."""
+    directory.mkdir()
+    for name, text in programs.items():
+        (directory / name).write_text(f"#!/bin/sh\n{text}\n")
+        (directory / name).chmod(0o755)
+    return os.environ | {"PATH": f"{directory}:{os.environ['PATH']}"}
 
 
 def _quoted(text: str) -> str:
@@ -304,6 +324,265 @@ def _reforker(host: Host, *, ignores: bool, leaves: bool) -> Iterator[str]:
 def _beats(host: Host) -> int:
     path = host.run_dir / "beats"
     return path.stat().st_size if path.exists() else 0
+
+
+class TestWhatRunsIsWhatWasPut:
+    SCRIPT = "touch ran; sleep 30"
+    SUMS = sums({"node.sh": SCRIPT.encode(), "train.yaml": b"a: 1"})
+
+    def test_each_file_is_compared(self, host: Host) -> None:
+        host.run_dir.mkdir()
+        (host.run_dir / "train.yaml").write_text("a: 1")
+        assert host.try_to_start(self.SCRIPT, sums=self.SUMS).returncode == 0
+        assert eventually((host.run_dir / "ran").exists)
+
+    @pytest.mark.parametrize("kind", ["script", "other content", "missing", "link", "directory"])
+    def test_nothing_is_started_where_one_is_another(self, host: Host, tmp_path: Path, kind: str) -> None:
+        (tmp_path / "same").write_text("a: 1")
+        train = host.run_dir / "train.yaml"
+        host.run_dir.mkdir()
+        if kind == "link":
+            train.symlink_to(tmp_path / "same")
+        elif kind == "directory":
+            train.mkdir()
+        elif kind != "missing":
+            train.write_text("a: 2" if kind == "other content" else "a: 1")
+        done = host.try_to_start("touch ran" if kind == "script" else self.SCRIPT, sums=self.SUMS)
+        name = b"node.sh" if kind == "script" else b"train.yaml"
+        assert (done.returncode, done.stderr) == (remote.CHANGED, name + b"\n")
+        assert not (host.run_dir / ".topoplan").exists()
+
+    @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+    def test_nothing_is_started_where_others_can_write(self, host: Host, mode: int) -> None:
+        host.run_dir.mkdir()
+        host.run_dir.chmod(mode)
+        done = host.try_to_start(self.SCRIPT)
+        assert (done.returncode, done.stderr) == (remote.NOT_OURS, f"others can write in it (mode {mode:o})\n".encode())
+        assert {path.name for path in host.run_dir.iterdir()} == {"node.sh"}
+
+    @AS_ROOT
+    def test_nothing_is_started_where_somebody_else_made_the_directory(self, host: Host) -> None:
+        host.run_dir.mkdir()
+        os.chown(host.run_dir, OTHER_USER, -1)
+        done = host.try_to_start(self.SCRIPT)
+        assert (done.returncode, done.stderr) == (remote.NOT_OURS, b"it belongs to UNKNOWN (uid 4242)\n")
+
+    @AS_ROOT
+    @pytest.mark.parametrize("what", ["chown 65534", "chmod 777"])
+    def test_what_a_file_system_makes_of_owners_and_modes_is_not_held_against_it(
+        self, host: Host, tmp_path: Path, what: str
+    ) -> None:
+        """NFS takes root for nobody; some volumes keep no modes. What is made there shows it."""
+        host.run_dir.mkdir()
+        subprocess.run([*what.split(), str(host.run_dir)], check=True)
+        made = f'made=$({shutil.which("mktemp")} "$@") && {what} "$made" && echo "$made"'
+        done = host.try_to_start(self.SCRIPT, env=instead(tmp_path / "bin", mktemp=made))
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+LOST: dict[str, Callable[[Path], object]] = {
+    "all": shutil.rmtree,
+    "the record": lambda place: (place / ".topoplan" / "started.json").unlink(),
+    "sense": lambda place: (place / ".topoplan" / "started.json").write_text("{}"),
+}
+
+
+class TestWithoutWhatItNotedThere:
+    """The run directory is deleted, or what is in it is not what the job wrote."""
+
+    def job(self, host: Host) -> tuple[str, str, str]:
+        record = host.start("setsid sleep 31 & sleep 30")
+        # The first process, the script and both of these, and nothing that is still on its way to become one of them.
+        sleepers = {"sleep 30", "sleep 31"}
+        assert eventually(lambda: sleepers <= set(_programs_in(host.run_dir)) and len(_processes_in(host.run_dir)) == 4)
+        return told(record)
+
+    @pytest.mark.parametrize("lost", LOST)
+    @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+    def test_a_job_is_seen_and_ended(self, host: Host, lost: str, known: bool) -> None:
+        words = self.job(host)
+        pids = {str(pid) for pid in _processes_in(host.run_dir)}
+        LOST[lost](host.run_dir)
+        said = host.state(*(words if known else ()))
+        assert (said["state"], set(said["pids"].split())) == ("running", pids)
+        assert said["directory"] == ("gone" if lost == "all" else "damaged")
+        assert known or json.loads(said["started"])["pid"] == int(words[0])
+        said = host.stop(1, *(words if known else ()))
+        assert (set(said["found"].split()), said["left"]) == (pids, "")
+        assert not [pid for pid in pids if is_alive(int(pid))]
+        assert said["code"] == ("" if lost == "all" else "143")
+        if known:
+            assert host.state(*words)["state"] == ("gone" if lost == "all" else "ended")
+
+    @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+    def test_a_job_is_found_by_its_mark_where_its_first_process_is_gone_too(self, host: Host, known: bool) -> None:
+        words = self.job(host)
+        os.kill(int(words[0]), signal.SIGKILL)
+        shutil.rmtree(host.run_dir)
+        said = host.stop(1, *(words if known else ()))
+        assert (len(said["found"].split()), said["left"]) == (3, "")
+
+    def test_what_the_client_knows_counts_more_than_a_file_that_names_another(self, host: Host) -> None:
+        words = self.job(host)
+        with subprocess.Popen(["sleep", "30"], start_new_session=True) as foreign:
+            try:
+                host.recorded(pid=foreign.pid, start_ticks=int(stat_field(foreign.pid, 22)))
+                assert host.state(*words)["directory"] == "damaged"
+                assert words[0] in host.stop(1, *words)["found"].split()
+                assert foreign.poll() is None
+            finally:
+                foreign.kill()
+
+    @AS_ROOT
+    @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+    def test_what_somebody_else_put_in_its_place_counts_for_nothing(self, host: Host, known: bool) -> None:
+        words = self.job(host)
+        host.run_dir.rename(host.run_dir.with_name("elsewhere"))
+        with subprocess.Popen(["sleep", "30"], start_new_session=True) as foreign:
+            try:
+                (host.run_dir / ".topoplan").mkdir(parents=True)
+                record = {"pid": foreign.pid, "start_ticks": int(stat_field(foreign.pid, 22)), "boot_id": words[2]}
+                (host.run_dir / ".topoplan" / "started.json").write_text(json.dumps(record))
+                (host.run_dir / ".topoplan" / "exit").write_text("0")
+                os.chown(host.run_dir, OTHER_USER, -1)
+                said = host.state(*(words if known else ()))
+                assert (said["state"], said["directory"], said["code"]) == ("running", "foreign", "")
+                said = host.stop(1, *(words if known else ()))
+                assert (len(said["found"].split()), said["left"], said["code"]) == (4, "", "")
+                assert foreign.poll() is None
+                if not known:
+                    done = host.program(remote.STOP, str(host.run_dir), host.run_dir.name, "0", "0")
+                    assert (done.returncode, b"belongs to UNKNOWN" in done.stderr) == (remote.NOT_OURS, True)
+            finally:
+                foreign.kill()
+
+    @AS_ROOT
+    def test_a_mark_that_somebody_else_puts_on_himself_leads_nowhere(self, host: Host) -> None:
+        with contextlib.ExitStack() as stack:
+            foreign = stack.enter_context(subprocess.Popen(["sleep", "30"], start_new_session=True))
+            mark = f"{host.run_dir.name}/{foreign.pid}/{stat_field(foreign.pid, 22)}"
+            words = ["setpriv", "--reuid", str(OTHER_USER), "--clear-groups", "sleep", "31"]
+            liar = stack.enter_context(subprocess.Popen(words, env=os.environ | {"TOPOPLAN_RUN": mark}))
+            try:
+                assert eventually(lambda: b"sleep\x0031" in Path(f"/proc/{liar.pid}/cmdline").read_bytes())
+                assert host.stop(0)["found"] == ""
+                assert (foreign.poll(), liar.poll()) == (None, None)
+            finally:
+                foreign.kill()
+                liar.kill()
+
+
+DAEMON = """
+import os, sys
+held = open("held", "w")
+if os.fork():
+    os._exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+if "mapped" in sys.argv:
+    import mmap
+    held.write("x" * 4096); held.flush()
+    kept = mmap.mmap(os.open("held", os.O_RDWR), 4096)
+    os.closerange(3, 100)
+if "cwd" in sys.argv:
+    held.close()
+else:
+    os.chdir("/")
+os.execve("/bin/sleep", ["sleep", "33"], {}) if "mapped" not in sys.argv else __import__("time").sleep(33)
+"""
+
+
+class TestWhatMayBeOfIt:
+    """What has left session, parents and environment behind, and holds something of the run or a GPU."""
+
+    @contextlib.contextmanager
+    def daemon(self, host: Host, how: str) -> Iterator[int]:
+        """A job that leaves one, and its process id. The mark is dropped before Python begins, which keeps it else."""
+        host.run_dir.mkdir()
+        (host.run_dir / "daemon.py").write_text(DAEMON)
+        host.start(f"env -i {sys.executable} daemon.py {how}; exit 3")
+        assert eventually(host.ended)
+        found: list[int] = []
+
+        def seen() -> bool:
+            for entry in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    words = (entry / "cmdline").read_bytes()
+                    held = [str(link.readlink()) for link in (entry / "fd").iterdir()] + [
+                        str((entry / "cwd").readlink())
+                    ]
+                    held.append((entry / "maps").read_text())
+                    if (words == b"sleep\x0033\0" or b"daemon.py" in words) and host.run_dir.name in str(held):
+                        found.append(int(entry.name))
+            return bool(found)
+
+        assert eventually(seen)
+        try:
+            yield found[0]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(found[0], signal.SIGKILL)
+
+    @pytest.mark.parametrize("how", ["fd", "cwd", "mapped"])
+    @pytest.mark.parametrize("deleted", [False, True])
+    def test_is_named_and_gets_no_signal(self, host: Host, how: str, deleted: bool) -> None:
+        with self.daemon(host, how) as pid:
+            words = told(json.loads((host.run_dir / ".topoplan" / "started.json").read_text()))
+            assert host.state()["pids"] == ""
+            if deleted:
+                shutil.rmtree(host.run_dir)
+            said = host.stop(0, *words)
+            assert (said["found"], said["left"]) == ("", "")
+            since, holds, command = said[f"may_be.{pid}"].split(" ", 2)
+            assert (abs(int(since) - time.time()) < 60, holds) == (True, "file")
+            assert command.startswith("sleep 33" if how != "mapped" else sys.executable)
+            assert [key for key in said if key.startswith("may_be")] == [f"may_be.{pid}"]
+            assert is_alive(pid)
+
+    def test_is_not_what_a_client_looks_with(self, host: Host) -> None:
+        host.start("exit 0")
+        assert eventually(host.ended)
+        look = f"cd {host.run_dir} && exec 5<.topoplan/log && tail -f .topoplan/log"
+        with subprocess.Popen(["bash", "--norc", "-s"], stdin=subprocess.PIPE, start_new_session=True) as client:
+            assert client.stdin is not None
+            client.stdin.write(look.encode() + b"\n")
+            client.stdin.flush()
+            try:
+                assert eventually(lambda: len(_processes_in(host.run_dir)) == 2)
+                assert not [key for key in host.stop(0) if key.startswith("may_be")]
+            finally:
+                os.killpg(client.pid, signal.SIGKILL)
+
+    def test_is_who_holds_a_gpu_unless_it_is_older_or_of_somebody_else(self, host: Host, tmp_path: Path) -> None:
+        with contextlib.ExitStack() as stack:
+
+            def sleeper(*before: str, **options: Any) -> int:
+                process = stack.enter_context(
+                    subprocess.Popen([*before, "sleep", "34"], start_new_session=True, **options)
+                )
+                stack.callback(process.kill)
+                assert eventually(lambda: b"sleep\x0034" in Path(f"/proc/{process.pid}/cmdline").read_bytes())
+                return process.pid
+
+            older = sleeper()
+            time.sleep(0.05)
+            host.start("sleep 30")
+            ours = sleeper()
+            of_another_run = sleeper(env=os.environ | {"TOPOPLAN_RUN": "other/1/2"})
+            gpus = [older, ours, of_another_run, 2**22]
+            if os.getuid() == 0:
+                gpus.append(sleeper("setpriv", "--reuid", str(OTHER_USER), "--clear-groups"))
+            smi = f"printf '%s\\n' {' '.join(map(str, gpus))} '[Not Supported]'"
+            said = host.stop(1, env=instead(tmp_path / "bin", **{"nvidia-smi": smi}))
+            assert said[f"may_be.{ours}"].split(" ", 1)[1] == "GPU sleep 34"
+            assert [key for key in said if key.startswith("may_be")] == [f"may_be.{ours}"]
+            assert said["left"] == ""
+
+    def test_is_not_known_where_nvidia_smi_does_not_say(self, host: Host, tmp_path: Path) -> None:
+        host.start("sleep 30")
+        said = host.stop(1, env=instead(tmp_path / "bin", **{"nvidia-smi": "exit 9"}))
+        assert (said["gpus_unseen"], said["left"]) == ("9", "")
 
 
 class TestState:

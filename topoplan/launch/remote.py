@@ -69,7 +69,11 @@ is_ours() {
     sample=$(made_here) || return 1
     [ "${sample% *}" = "$owner" ] && [ "$((0$mode & 022 & ~0${sample#* }))" -eq 0 ]
 }
-whose() { if [ -O . ]; then echo "others can write in it (mode $mode)"; else echo "it belongs to $(stat -c '%U (uid %u)' .)"; fi; }
+whose() {
+    if [ -O . ]; then echo "others can write in it (mode $mode)"
+    else echo "it belongs to $(stat -c '%U (uid %u)' .)"
+    fi
+}
 """
 
 # pid -> life (a letter), its parent, its_group, session, ticks (start time in ticks since boot): fields 3, 4, 5, 6 and
