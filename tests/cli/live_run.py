@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,11 +30,16 @@ class LiveRun:
     record: RunRecord
 
     def start(self, *scripts: str) -> None:
-        """Start the nodes, each with a script."""
+        """Start the nodes, each with a script, and note what their hosts say."""
+        nodes = list(self.record.nodes)
         for node, script in zip(self.record.nodes, scripts, strict=False):
+            files = {node.script: script.encode()}
+            options: dict[str, Any] = {"run_dir": node.run_dir, "script": node.script, "environment": {}}
             with self.host(node.node) as host:
-                host.upload({node.script: script.encode()}, node.run_dir, deadline_s=WAIT_S)
-                start_node(host, run_dir=node.run_dir, script=node.script, environment={}, deadline_s=WAIT_S)
+                host.upload(files, node.run_dir, deadline_s=WAIT_S)
+                started = start_node(host, **options, files=files, deadline_s=WAIT_S)
+            nodes[node.node] = dataclasses.replace(node, started=started)
+        self.record = record.update(self.record.run_id, nodes=tuple(nodes))
 
     def host(self, node: int) -> Connection:
         return connect(self.bed.target(NAMES[node]), Access(), deadline_s=30)
@@ -105,6 +111,6 @@ def live_run(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     try:
         yield run
     finally:
-        for node in nodes:
+        for node in run.record.nodes:
             with run.host(node.node) as host:
-                stop_node(host, node.run_dir, grace_s=0, deadline_s=WAIT_S)
+                stop_node(host, node.run_dir, started=node.started, grace_s=0, deadline_s=WAIT_S)

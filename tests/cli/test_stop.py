@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 
 from tests.cli.conftest import Cli
 from tests.cli.live_run import LiveRun
@@ -59,8 +62,42 @@ def test_ends_the_others_where_a_host_cannot_be_reached(cli: Cli, live: LiveRun)
     assert jobs(live) == []
 
 
+def test_ends_a_run_whose_directories_were_deleted(cli: Cli, live: LiveRun) -> None:
+    live.start("echo up; setsid sleep 61 & sleep 62", "echo up; exec env -i sleep 63")
+    for node in live.record.nodes:
+        live.wait_for_log(node.node, b"up\n")
+        shutil.rmtree(node.run_dir)
+    shown = " ".join(cli("status").out.split())
+    assert shown.count("running; its run directory is not there") == 2
+    shown = " ".join(cli("stop").out.split())
+    assert shown.count("stopped; its run directory is not there") == 2
+    assert shown.endswith("live-1: nothing of it is left running.")
+    assert jobs(live) == []
+    assert record.load().state == "stopped"
+
+
+def test_names_what_may_be_left_and_leaves_it_alone(cli: Cli, live: LiveRun) -> None:
+    daemon = "env -i setsid sh -c 'exec sleep 64 3>held' &"
+    live.start(f"({daemon}) ; sleep 0.2; exit 0", "exit 0")
+    live.wait_for(["ended", "ended"])
+    shown = cli("stop")
+    words = " ".join(shown.out.split())
+    assert shown.code == 1
+    assert "nothing was running; may be of it: process " in words
+    assert "(sleep 64), since " in words
+    assert "holds a file of it; see `ps -fp " in words
+    assert "what is known to be of it has ended" in words
+    document = json.loads(cli("stop", "--json").out)
+    (held,) = document["nodes"][0]["may_be"]
+    assert (held["command"], held["holds"], document["stopped"]) == ("sleep 64", "file", False)
+    assert len(jobs(live)) == 1
+    os.kill(held["pid"], signal.SIGKILL)
+    assert cli("stop").code == 0
+
+
 def test_says_what_it_did_where_its_record_cannot_be_written(cli: Cli, live: LiveRun) -> None:
     live.start("exec sleep 61", "exec sleep 62")
+    (live.record.directory() / ".lock").unlink()
     (live.record.directory() / ".lock").mkdir()  # no record can be changed, as on a full disk
     shown = cli("stop")
     assert (shown.code, jobs(live)) == (0, [])

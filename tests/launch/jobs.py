@@ -130,7 +130,10 @@ class Hosts:
         note_stop(load().run_id, grace_s)
         for node, name in zip(load().nodes, NAMES, strict=True):
             with connect(self.bed.target(name), Access(), deadline_s=30) as connection:
-                assert stop_node(connection, node.run_dir, grace_s=grace_s, deadline_s=grace_s + 10).left == ()
+                stopped = stop_node(
+                    connection, node.run_dir, started=node.started, grace_s=grace_s, deadline_s=grace_s + 10
+                )
+                assert stopped.is_over
 
     def jobs(self) -> dict[str, list[str]]:
         """What runs on the hosts beside sshd and what it runs for clients that look."""

@@ -7,23 +7,30 @@ import hashlib
 import json
 import os
 import random
+import re
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.emit.samples import QWEN3_8B
 from tests.emit.test_torchrun import fill
 from tests.launch.bed import new_key, under_way
-from tests.launch.jobs import NAMES, SETTINGS, After, Hosts, interrupted_at, wait_until
+from tests.launch.jobs import LABELS, NAMES, SETTINGS, After, Hosts, interrupted_at, wait_until
 from topoplan.hosts.check import Check
 from topoplan.launch import record as records
+from topoplan.launch.connection import Connection
 from topoplan.launch.events import Event
+from topoplan.launch.node import start_node
+from topoplan.launch.record import Started
 
 LONG = "echo begun; sleep 600"
 
@@ -101,6 +108,21 @@ class TestAJobThatEndsWell:
         assert lines[-1] == "red \\x07\\xff"
         record = records.load()
         assert (record.directory() / "node-03.log").stat().st_size > 300_000
+
+    def test_shares_a_work_directory_with_somebody_who_was_there_first(self, hosts: Hosts) -> None:
+        hosts.does("exit 0")
+        for name in NAMES:
+            hosts.workdir(name).chmod(0o1777)
+            theirs = hosts.workdir(name) / "topoplan-runs"
+            theirs.mkdir()
+            theirs.chmod(0o777)
+            os.chown(theirs, 4242, 4242)
+        assert hosts.launch().outcome.code == 0
+        for node, name in zip(records.load().nodes, NAMES, strict=True):
+            assert not list((hosts.workdir(name) / "topoplan-runs").iterdir())
+            run_dir = Path(node.run_dir)
+            assert re.fullmatch(rf"{records.load().run_id}-[0-9a-f]{{16}}", run_dir.name)
+            assert {stat.S_IMODE(place.stat().st_mode) for place in (run_dir, *run_dir.parents[:2])} == {0o700}
 
     def test_goes_on_without_its_client_when_detached(self, hosts: Hosts) -> None:
         hosts.does(LONG)
@@ -237,7 +259,7 @@ class TestAHostThatCannotBeUsed:
     def test_takes_no_files(self, hosts: Hosts, options: str, words: str) -> None:
         with tmpfs(hosts, "two", options) as workdir:
             ran = hosts.launch()
-            assert not [*workdir.glob("topoplan-runs/*/*")]
+            assert not [*workdir.glob("topoplan-runs-*/*/*")]
         assert ran.outcome.code == 1
         assert list(ran.outcome.errors) == ["node-01"]
         assert words in str(ran.outcome.errors["node-01"])
@@ -258,7 +280,74 @@ class TestAHostThatCannotBeUsed:
     def assert_nothing_was_put(self, hosts: Hosts) -> None:
         hosts.assert_nothing_is_left()
         for name in NAMES:
-            assert not list(hosts.workdir(name).glob("topoplan-runs/*/*"))
+            assert not list(hosts.workdir(name).glob("topoplan-runs-*/*/*"))
+
+
+class TestAScript:
+    def test_that_somebody_put_in_its_place_is_not_run(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Between the upload and the start, and whoever it was."""
+        hosts.does("echo begun; sleep 600")
+        stolen = hosts.root / "stolen"
+
+        def start(connection: Connection, *, run_dir: str, **words: Any) -> Started:
+            if connection.name == "three":
+                script = Path(run_dir) / words["script"]
+                script.unlink()
+                script.write_text(f"touch {stolen}")
+            return start_node(connection, run_dir=run_dir, **words)
+
+        monkeypatch.setattr("topoplan.launch.run.start_node", start)
+        ran = hosts.launch()
+        hosts.assert_nothing_is_left()
+        assert (ran.outcome.end, ran.outcome.code) == ("failed", 1)
+        assert re.fullmatch(
+            r"three: nothing was started: node-02\.sh in .* is not what was put there; see who can write there, and"
+            " launch again",
+            str(ran.outcome.errors["node-02"]),
+        )
+        assert not stolen.exists()
+
+
+class TestARunDirectory:
+    """It is deleted while the job runs, as somebody may who tidies up."""
+
+    def delete(self, hosts: Hosts) -> None:
+        for name in NAMES:
+            shutil.rmtree(hosts.workdir(name) / f"topoplan-runs-{hosts.bed.user}")
+
+    def test_is_not_needed_to_go_on_nor_to_stop(self, hosts: Hosts) -> None:
+        hosts.does("echo begun; sleep 600")
+        begun, deleted_s, interrupted = After("begun", *LABELS), [], []
+
+        def on(event: Event) -> None:
+            begun(event)
+            if begun.seen and not deleted_s:
+                self.delete(hosts)
+                deleted_s.append(time.monotonic())
+
+        def interrupts() -> int:
+            if deleted_s and time.monotonic() - deleted_s[0] > 1:
+                interrupted.append(set(hosts.jobs()))
+            return int(bool(interrupted))
+
+        ran = hosts.launch(on=on, interrupts=interrupts)
+        assert interrupted[0] == set(NAMES)
+        hosts.assert_nothing_is_left()
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.errors) == ("interrupted", 130, {})
+        assert records.load().state == "stopped"
+
+    @pytest.mark.parametrize("noted", [True, False])
+    def test_is_not_needed_by_another_client_that_stops_the_run(self, hosts: Hosts, noted: bool) -> None:
+        hosts.does("echo begun; setsid sleep 600 & sleep 600")
+        hosts.launch(settings=replace(SETTINGS, detach=True))
+        assert all(node.started is not None for node in records.load().nodes)
+        if not noted:  # as if the client had died before it could
+            nodes = tuple(replace(node, started=None) for node in records.load().nodes)
+            records.update(records.load().run_id, nodes=nodes)
+        self.delete(hosts)
+        assert set(hosts.jobs()) == set(NAMES)
+        hosts.stop_from_another_client()
+        hosts.assert_nothing_is_left()
 
 
 class TestTheNetwork:

@@ -13,7 +13,7 @@ import pytest
 
 from topoplan.errors import InputError, OutputError
 from topoplan.launch import record
-from topoplan.launch.record import NodeRecord, RunRecord, Unreadable
+from topoplan.launch.record import NodeRecord, RunRecord, Started, Unreadable
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +22,22 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state" / "topoplan" / "runs"
 
 
+STARTED = Started(pid=7, session=7, start_ticks=100, boot_id="b-1", unix_s=1)
+
+
 def a_run(run_id: str = "qwen-1", created: str = "2030-01-01T00:00:00.000+00:00", **changes: Any) -> RunRecord:
     nodes = tuple(
-        NodeRecord(node=number, name=name, address=name, user="me", port=2222, run_dir=f"/w/{run_id}", script="n.sh")
-        for number, name in enumerate(("a", "b"))
+        NodeRecord(
+            node=number,
+            name=name,
+            address=name,
+            user="me",
+            port=2222,
+            run_dir=f"/w/{run_id}",
+            script="n.sh",
+            started=started,
+        )
+        for number, (name, started) in enumerate((("a", STARTED), ("b", None)))
     )
     return RunRecord(run_id=run_id, name="qwen", bundle="/b", created=created, nodes=nodes, **changes)
 
@@ -140,6 +152,8 @@ class TestARecordThatCannotBeUsed:
             {"nodes": [{"node": "0"}]},
             {"nodes": [{}]},
             {"nodes": {}},
+            {"nodes": [{"node": 0, "name": "a", "address": "a", "run_dir": "/w", "script": "n", "started": {}}]},
+            {"nodes": [{"node": 0, "name": "a", "address": "a", "run_dir": "/w", "script": "n", "started": [1]}]},
             {"code": "0"},
             {"code": True},
             {"state": "flying"},

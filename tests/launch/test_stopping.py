@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import signal
 import time
 
 from tests.launch.watched import Jobs, ends, sees
@@ -63,6 +67,27 @@ def test_a_host_that_is_out_of_reach_is_named_and_the_others_are_stopped(jobs: J
     left = stop_all(nodes, TIMES, reconnect=no_way, at_once=lambda: False)
     assert {name: str(error) for name, error in left.items()} == {"alpha": "alpha: nobody is let in"}
     assert (state(jobs, "alpha"), state(jobs, "beta")) == ("running", "ended")
+
+
+def test_needs_no_run_directory(jobs: Jobs) -> None:
+    jobs.start(alpha="echo up; setsid sleep 61 & sleep 62")
+    jobs.said("alpha", b"up\n")
+    node = jobs.node("alpha")
+    node.started = node_state(jobs.host("alpha"), node.run_dir, deadline_s=30).started
+    shutil.rmtree(node.run_dir)
+    assert stop_all([node], TIMES, reconnect=no_way, at_once=lambda: False) == {}
+    said = node_state(jobs.host("alpha"), node.run_dir, started=node.started, deadline_s=30)
+    assert (said.state, said.directory, said.pids) == ("gone", "gone", ())
+
+
+def test_names_what_may_be_left_of_a_node(jobs: Jobs) -> None:
+    jobs.start(alpha="(env -i setsid sh -c 'exec sleep 63 3>held' &) ; sleep 0.2; echo up; sleep 62")
+    jobs.said("alpha", b"up\n")
+    left = stop_all([jobs.node("alpha")], TIMES, reconnect=no_way, at_once=lambda: False)
+    found = re.match(r"may be left of it: process (\d+) \(sleep 63\), since .* UTC, holds a file", left["alpha"].what)
+    assert found
+    assert left["alpha"].remedy == f"see `ps -fp {found[1]}` there, and `kill {found[1]}` what is of it"
+    os.kill(int(found[1]), signal.SIGKILL)
 
 
 def test_who_wants_to_leave_at_once_waits_for_nothing(jobs: Jobs) -> None:

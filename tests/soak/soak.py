@@ -282,6 +282,91 @@ def disk_full(draw: Draw) -> None:
         draw.ends(Client(draw.hosts), 5, blamed=node)
 
 
+def directory_deleted(draw: Draw) -> None:
+    """Somebody tidies up while it runs, or spoils what it noted there. It goes on, and is stopped all the same."""
+    draw.hosts.does(BEGUN + "setsid sleep 600 & (env -i sleep 600 &) ; sleep 600")
+    client = Client(draw.hosts)
+    begun = client.begun()
+    time.sleep(draw.chance.uniform(0, 0.3))
+    victims = NAMES if draw.chance.random() < 0.5 else (draw.victim()[0],)
+    what = draw.chance.choice(("all", "the record", "sense"))
+    for name in victims:
+        for place in draw.hosts.workdir(name).glob("topoplan-runs-*/*/*"):
+            if what == "all":
+                shutil.rmtree(place)
+            elif what == "the record":
+                (place / ".topoplan" / "started.json").unlink()
+            else:
+                (place / ".topoplan" / "started.json").write_text('{"pid": 1, "start_ticks": 1, "boot_id": "a"}')
+    time.sleep(draw.chance.uniform(0.2, 1))
+    draw.result.check("what had begun", begun, True)
+    draw.result.check("the client's exit code while the job runs", client.process.poll(), None)
+    draw.result.check("where the job runs", set(draw.hosts.jobs()), set(NAMES))
+    if draw.chance.random() < 0.5:
+        client.process.send_signal(signal.SIGINT)
+        draw.result.check("the exit code", client.wait(), *INTERRUPTED)
+    else:
+        client.process.kill()
+        draw.result.check("the exit code", client.wait(), -signal.SIGKILL)
+        draw.stop_from_another()
+
+
+OTHER_USER = 4242
+"""Of no account on this machine."""
+INTRUDER = """
+import itertools, os, sys
+taken, evil = sys.argv[1:]
+for place in filter(None, taken.split()):
+    os.makedirs(place, 0o777)
+    os.chmod(place, 0o777)
+print("ready", flush=True)
+for number in itertools.count():
+    for place, folders, files in os.walk("."):
+        for name in (*files, *(folders if place == "." else ())):
+            try:
+                if name.endswith(".sh"):
+                    with open(f"{place}/new-{number}", "w") as file:
+                        file.write(evil)
+                    os.rename(f"{place}/new-{number}", f"{place}/{name}")
+                elif "topoplan" in name and name not in taken:
+                    os.rename(f"{place}/{name}", f"{place}/away-{number}")
+            except OSError:
+                pass
+"""
+"""Another user, who puts a script of his own in the place of each, and moves directories away to put his own there."""
+
+
+def another_user(draw: Draw) -> None:
+    """In the same work directory, where he was first. What he wrote is run by nobody: ours is, or nothing."""
+    name, node = draw.victim()
+    workdir, stolen = draw.hosts.workdir(name), draw.hosts.root / "stolen"
+    ours = f"topoplan-runs-{draw.hosts.bed.user}"
+    theirs = ["topoplan-runs", *(f"topoplan-runs/node-{index:02d}" for index in range(len(NAMES)))]
+    taken = draw.chance.choice(([], theirs, [*theirs, ours], [ours, f"{ours}/{node}"]))
+    sticky = draw.chance.random() < 0.7
+    draw.hosts.does(BEGUN + f"sleep {draw.chance.uniform(0, 1):.2f}")
+    workdir.chmod(0o1777 if sticky else 0o777)
+    # It begins in the directory: those above are closed to others here.
+    who = ["setpriv", "--reuid", str(OTHER_USER), "--regid", str(OTHER_USER), "--clear-groups", "--"]
+    evil = f"id -u >>{stolen}\n"
+    command = [*who, "/usr/bin/python3", "-c", INTRUDER, " ".join(taken), evil]
+    with subprocess.Popen(command, cwd=workdir, stdout=subprocess.PIPE, text=True) as intruder:
+        try:
+            draw.result.check("the other user", intruder.stdout and intruder.stdout.readline(), "ready\n")
+            client = Client(draw.hosts)
+            if sticky and ours not in taken:
+                draw.ends(client, 0)
+            else:
+                draw.ends(client, 1, blamed=node)
+        finally:
+            intruder.kill()
+            workdir.chmod(0o755)
+            for place in (*workdir.glob("topoplan-runs*"), *workdir.glob("away-*"), *workdir.glob("new-*")):
+                shutil.rmtree(place)
+    draw.result.check("whether another's script was run", stolen.exists(), False)
+    stolen.unlink(missing_ok=True)
+
+
 def late(draw: Draw) -> None:
     name, _ = draw.victim()
     draw.hosts.does("exit 0", **{name: f"sleep {draw.chance.uniform(0.5, 3):.2f}; echo late"})
@@ -331,6 +416,8 @@ FAULTS: dict[str, tuple[int, Callable[[Draw], None]]] = {
     "client SIGTERM": (6, client_signal(signal.SIGTERM)),
     "client SIGKILL": (10, client_signal(signal.SIGKILL)),
     "a disk fills up": (5, disk_full),
+    "run directory deleted": (6, directory_deleted),
+    "another user in the workdir": (6, another_user),
     "a node starts late": (4, late),
     "200 MB of output": (1, much_output),
     "binary output": (3, binary_output),
@@ -360,7 +447,8 @@ def one_run(hosts: Hosts, seed: int, index: int) -> Result:
         result.violations.append(f"left behind: {left}")
         kill_all(hosts)
     for host in NAMES:
-        shutil.rmtree(hosts.workdir(host) / "topoplan-runs", ignore_errors=True)
+        for place in hosts.workdir(host).glob("topoplan-runs*"):
+            shutil.rmtree(place, ignore_errors=True)
     return result
 
 

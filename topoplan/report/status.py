@@ -94,14 +94,16 @@ def node_words(state: NodeState) -> str:
     """One phrase."""
     if state.state == "gone" and state.directory in ("gone", "closed", "foreign"):
         return f"gone, and how it ended is not known: {directory_words(state.directory)}"
-    return "; ".join(filter(None, (_state_words(state), directory_words(state.directory) if state.started else "")))
+    if state.state == "never-started" and state.directory == "gone":
+        return "never started, or its run directory was deleted"
+    return "; ".join(filter(None, (_state_words(state), directory_words(state.directory))))
 
 
 def directory_words(directory: Directory) -> str:
     """What is wrong with a run directory, in a phrase; empty where nothing is."""
     return {
         "there": "",
-        "gone": "its run directory is gone",
+        "gone": "its run directory is not there",
         "closed": "its run directory cannot be entered",
         "foreign": "its run directory is not ours alone",
         "damaged": "started.json in its run directory is damaged",
