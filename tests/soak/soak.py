@@ -291,7 +291,7 @@ def directory_deleted(draw: Draw) -> None:
     victims = NAMES if draw.chance.random() < 0.5 else (draw.victim()[0],)
     what = draw.chance.choice(("all", "the record", "sense"))
     for name in victims:
-        for place in draw.hosts.workdir(name).glob("topoplan-runs-*/*/*"):
+        for place in draw.hosts.workdir(name).glob("topoplan-runs*/*/*"):
             if what == "all":
                 shutil.rmtree(place)
             elif what == "the record":
@@ -316,24 +316,26 @@ OTHER_USER = 4242
 INTRUDER = """
 import itertools, os, sys
 taken, evil = sys.argv[1:]
-for place in filter(None, taken.split()):
+for place in taken.split():
     os.makedirs(place, 0o777)
     os.chmod(place, 0o777)
 print("ready", flush=True)
 for number in itertools.count():
     for place, folders, files in os.walk("."):
-        for name in (*files, *(folders if place == "." else ())):
+        scripts = [name for name in files if name.endswith(".sh")]
+        if "topoplan" in place and place[2:] not in taken.split() and (scripts or place.count("/") == 1):
             try:
-                if name.endswith(".sh"):
-                    with open(f"{place}/new-{number}", "w") as file:
+                if os.stat(place).st_uid != os.getuid():
+                    os.rename(place, f"{place}-away-{number}")
+                    os.mkdir(place)
+                for name in scripts:
+                    with open(f"{place}/new", "w") as file:
                         file.write(evil)
-                    os.rename(f"{place}/new-{number}", f"{place}/{name}")
-                elif "topoplan" in name and name not in taken:
-                    os.rename(f"{place}/{name}", f"{place}/away-{number}")
+                    os.rename(f"{place}/new", f"{place}/{name}")
             except OSError:
                 pass
 """
-"""Another user, who puts a script of his own in the place of each, and moves directories away to put his own there."""
+"""Another user, who moves directories away and puts his own there, with scripts of his own of the same names."""
 
 
 def another_user(draw: Draw) -> None:
@@ -361,7 +363,7 @@ def another_user(draw: Draw) -> None:
         finally:
             intruder.kill()
             workdir.chmod(0o755)
-            for place in (*workdir.glob("topoplan-runs*"), *workdir.glob("away-*"), *workdir.glob("new-*")):
+            for place in workdir.glob("topoplan-runs*"):
                 shutil.rmtree(place)
     draw.result.check("whether another's script was run", stolen.exists(), False)
     stolen.unlink(missing_ok=True)
