@@ -178,7 +178,7 @@ def lags_s(bed: Bed, hosts: int = 4) -> list[float]:
         *lines, rest[name] = (rest[name] + data).split(b"\n")
         found.extend(now_s - float(line) for line in lines)
 
-    watch = Watch(nodes, tell=lambda event: None, reconnect=no_way, reconnect_s=0, on_data=take)
+    watch = Watch(nodes, tell=lambda event: None, reconnect=no_way, on_data=take)
     watch.until(lambda: False, deadline_s=LIMIT_S)
     watch.close()
     for connection in connections.values():

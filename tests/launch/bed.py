@@ -40,6 +40,13 @@ from cryptography.hazmat.primitives.serialization import (
 from topoplan.launch.ssh_config import Target
 
 Kind = Literal["namespaces", "loopback"]
+Hiding = Literal["drop", "unreachable", "reset"]
+"""What a client sees of a host that is hidden from it: silence, a router's word, or connections that are refused."""
+_HIDING: dict[Hiding, list[str]] = {
+    "drop": ["-j", "DROP"],
+    "unreachable": ["-j", "REJECT", "--reject-with", "icmp-host-unreachable"],
+    "reset": ["-j", "REJECT", "--reject-with", "tcp-reset"],
+}
 
 PREFIX = "tpbed"
 STATE = Path(tempfile.gettempdir()) / f"topoplan-beds-{os.getuid()}"
@@ -224,6 +231,34 @@ class Bed:
         finally:
             for rule in rules:
                 subprocess.run(["-D" if word == "-A" else word for word in rule], check=True)
+
+    def hide(self, *names: str, how: Hiding = "drop") -> None:
+        """Hide hosts (all, if none is named) from the client, who hides from them; they see each other."""
+        self._hiding(names, "-A", how)
+
+    def show(self, *names: str, how: Hiding = "drop") -> None:
+        """End that."""
+        self._hiding(names, "-D", how)
+
+    def _hiding(self, names: Sequence[str], action: str, how: Hiding) -> None:
+        # In the hosts' namespaces, which go with the bed.
+        client = f"10.213.{self.number}.1"
+        for name in names or self.hosts:
+            rules = [["INPUT", "-p", "tcp", "-s", client, *_HIDING[how]]]
+            if how != "reset":  # it is by the same way that the client is told
+                rules.append(["OUTPUT", "-p", "tcp", "-d", client, "-j", "DROP"])
+            for rule in rules:
+                inside = ["ip", "netns", "exec", self._namespace(name)]
+                subprocess.run([*inside, "iptables", "-w", action, *rule], check=True)
+
+    @contextlib.contextmanager
+    def hidden(self, *names: str, how: Hiding = "drop") -> Iterator[None]:
+        """Hide hosts from the client for a while."""
+        self.hide(*names, how=how)
+        try:
+            yield
+        finally:
+            self.show(*names, how=how)
 
     @contextlib.contextmanager
     def frozen(self, name: str) -> Iterator[None]:

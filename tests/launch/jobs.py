@@ -38,7 +38,7 @@ PYTHON = r"""#!/bin/bash
 [[ "$1" == -c ]] && exit 0
 . "${BASH_SOURCE[0]%/*}/../does"
 """
-SETTINGS = Settings(grace_s=0.5, connect_s=15, upload_s=30, start_s=30, reconnect_s=3, stop_s=8, drain_s=10)
+SETTINGS = Settings(grace_s=0.5, connect_s=15, upload_s=30, start_s=30, stop_s=8, drain_s=10)
 
 
 @dataclass

@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
+import pytest
+
 from topoplan.errors import HostError
 from topoplan.launch.failure import first_failure
 from topoplan.launch.node import NodeState, State
@@ -45,10 +47,43 @@ def test_a_node_whose_lines_tell_the_cause_comes_before_one_that_ended_earlier()
     assert failure.diagnosis.rank == 3
 
 
-def test_a_host_that_is_lost_is_the_failure() -> None:
-    gone = node(0, state="running", at=1.0)
-    gone.lost = HostError("no answer", host="gpu0", problem="timeout")
-    gone.cut, gone.failure, gone.trouble_at = True, "its host did not come back within 20 s", 1.0
+PEER_GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [{}]:41273"
+
+
+def hidden(number: int, *lines: str) -> Watched:
+    """One whose host cannot be seen."""
+    made = node(number, *lines, state="running")
+    made.unseen = HostError("no answer", host=made.address, problem="timeout")
+    made.unseen_at = made.trouble_at = 1.0
+    return made
+
+
+def test_a_host_that_cannot_be_seen_is_to_blame_only_once_its_peers_have_lost_it_too() -> None:
+    gone = hidden(2, "step 4")
+    assert first_failure([node(0, state="running"), gone], ranks_per_node=8) is None
+    found = first_failure([node(0, PEER_GONE.format("gpu2"), code=1, at=9.0), gone], ranks_per_node=8)
+    assert found is not None
+    assert (found[0].node, found[0].what, found[1]) == (
+        "node-02",
+        "its host cannot be seen, and its peers have lost it too",
+        1,
+    )
+    found = first_failure([node(0, "boom", code=7, at=9.0), gone], ranks_per_node=8)
+    assert found is not None
+    assert (found[0].node, found[1]) == ("node-00", 7)
+
+
+@pytest.mark.parametrize(("named", "blamed"), [("gpu2", "node-02"), ("gpu1", "node-00"), ("gpu12", "node-02")])
+def test_it_is_not_to_blame_where_its_peers_name_another_that_runs(named: str, blamed: str) -> None:
+    nodes = [node(0, PEER_GONE.format(named), code=1, at=9.0), node(1, state="running"), hidden(2)]
+    found = first_failure(nodes, ranks_per_node=8)
+    assert found is not None
+    assert found[0].node == blamed
+
+
+def test_a_host_that_is_given_up_is_the_failure() -> None:
+    gone = hidden(0)
+    gone.lost, gone.failure = gone.unseen, "its host was not seen for 20 s"
     found = first_failure([gone, node(1, state="running")], ranks_per_node=8)
     assert found is not None
     assert (found[0].node, found[0].what, found[1]) == ("node-00", gone.failure, 1)

@@ -6,10 +6,13 @@ import re
 import shlex
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from tests.launch.watched import Jobs, ends, sees
+from topoplan.errors import HostError
 from topoplan.launch.log_copy import LogCopy
 from topoplan.launch.progress import Progress
 
@@ -24,8 +27,7 @@ class TestAConnectionThatBreaks:
             assert ends(watch)
         assert jobs.of("line") == [f"line {number} \\xff" for number in range(400)]
         assert jobs.copy("alpha").read_bytes() == jobs.log("alpha")
-        states = [event.data["state"] for event in jobs.events if event.kind == "connection"]
-        assert states in (["lost", "back"] * count for count in (1, 2, 3))
+        assert jobs.of("connection") == []
         assert (watch.nodes[0].code, watch.nodes[0].failure) == (6, "ended with exit code 6")
 
     def test_hides_no_end_that_comes_meanwhile(self, jobs: Jobs) -> None:
@@ -34,14 +36,14 @@ class TestAConnectionThatBreaks:
             assert sees(watch, lambda: jobs.of("line"))
             jobs.let_in.clear()
             jobs.bed.end_sessions("alpha")
-            assert sees(watch, lambda: watch.nodes[0].cut)
+            assert sees(watch, lambda: watch.nodes[0].unseen)
             jobs.go("alpha")
             jobs.ended("alpha")
             assert (jobs.of("line"), watch.nodes[0].over) == (["up"], False)
             jobs.let_in.set()
             assert ends(watch)
         assert jobs.of("line") == ["up", "last"]
-        assert (watch.nodes[0].code, watch.nodes[0].cut, jobs.of("ended")) == (3, False, ["ended with exit code 3"])
+        assert (watch.nodes[0].code, watch.nodes[0].unseen, jobs.of("ended")) == (3, None, ["ended with exit code 3"])
 
     def test_while_its_host_is_asked_is_told_too(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
         jobs.start(alpha="echo up; exit 3")
@@ -51,22 +53,88 @@ class TestAConnectionThatBreaks:
         node.connection.close()
         with jobs.watch(node) as watch:
             assert ends(watch)
-        assert [event.data["state"] for event in jobs.events if event.kind == "connection"] == ["lost", "back"]
         assert (jobs.of("line"), watch.nodes[0].code) == (["up"], 3)
 
-    def test_for_too_long_is_a_host_that_is_lost(self, jobs: Jobs) -> None:
+    def test_for_long_is_told_and_no_failure(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("topoplan.launch.sight.TOGETHER_S", 0.1)
+        jobs.start(alpha="echo up; until [ -e go ]; do sleep 0.02; done", beta="echo up; sleep 60")
+        with jobs.watch(jobs.node("alpha"), jobs.node("beta")) as watch:
+            assert sees(watch, lambda: len(jobs.of("line")) == 2)
+            jobs.let_in.clear()
+            jobs.bed.end_sessions("alpha")
+            assert sees(watch, lambda: jobs.of("connection", "alpha"))
+            assert not watch.until(lambda: any(node.over for node in watch.nodes), deadline_s=1)
+            jobs.let_in.set()
+            jobs.go("alpha")
+            assert sees(watch, lambda: watch.nodes[0].over)
+        states = [event.data["state"] for event in jobs.events if event.kind == "connection"]
+        assert (states, jobs.of("connection")[0]) == (
+            ["lost", "back"],
+            f"{jobs.bed['alpha'].address} cannot be seen (nobody is let in); as far as is known its job goes on there."
+            " Trying again and again",
+        )
+        assert jobs.of("ended", "alpha") == ["ended with exit code 0"]
+
+    def test_for_longer_than_is_wanted_is_a_host_that_is_given_up(self, jobs: Jobs) -> None:
         jobs.start(alpha="printf 'no end'; sleep 60", beta="exit 0")
         jobs.let_in.clear()
-        with jobs.watch(jobs.node("alpha"), jobs.node("beta"), reconnect_s=0.2) as watch:
+        with jobs.watch(jobs.node("alpha"), jobs.node("beta"), lost_after_s=0.2) as watch:
             assert sees(watch, lambda: jobs.copy("alpha").read_bytes() == b"no end" and watch.nodes[1].over)
             jobs.bed.end_sessions("alpha")
             assert ends(watch)
         alpha, beta = watch.nodes
-        assert (alpha.ended, alpha.cut, alpha.failure) == (False, True, "its host did not come back within 0.2 s")
+        assert (alpha.ended, alpha.failure) == (False, "its host was not seen for 0.2 s")
         assert str(alpha.lost) == "alpha: nobody is let in"
         assert jobs.of("failure") == [f"{alpha.failure}: {alpha.lost}"]
         assert jobs.of("line", "alpha") == ["no end"]
         assert (beta.ended, beta.failed) == (True, False)
+
+    def test_to_all_hosts_gives_none_up(self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+        lost = HostError("no answer", host="it", problem="timeout")
+        monkeypatch.setattr("tests.launch.watched.NOT_LET_IN", lost)
+        jobs.start(alpha="echo up; sleep 60", beta="echo up; sleep 60")
+        with jobs.watch(jobs.node("alpha"), jobs.node("beta"), lost_after_s=0.5) as watch:
+            assert sees(watch, lambda: len(jobs.of("line")) == 2)
+            jobs.let_in.clear()
+            jobs.bed.end_sessions("alpha")
+            jobs.bed.end_sessions("beta")
+            assert sees(watch, lambda: watch.is_blind)
+            assert [node.over for node in watch.nodes] == [False, False]
+            jobs.let_in.set()
+            assert sees(watch, lambda: not any(node.unseen for node in watch.nodes))
+            assert not watch.is_blind
+
+    def test_shows_ends_that_come_meanwhile_in_the_order_in_which_they_were(self, jobs: Jobs) -> None:
+        wait = "echo up; until [ -e go ]; do sleep 0.02; done; exit {}"
+        jobs.start(alpha=wait.format(4), beta=wait.format(5))
+        with jobs.watch(jobs.node("alpha"), jobs.node("beta")) as watch:
+            assert sees(watch, lambda: len(jobs.of("line")) == 2)
+            jobs.let_in.clear()
+            jobs.bed.end_sessions("alpha")
+            assert sees(watch, lambda: watch.nodes[0].unseen)
+            jobs.bed.end_sessions("beta")
+            for name in ("beta", "alpha"):
+                jobs.go(name)
+                jobs.ended(name)
+                time.sleep(0.3)
+            jobs.let_in.set()
+            assert ends(watch)
+        alpha, beta = (node.trouble_at for node in watch.nodes)
+        assert alpha is not None
+        assert beta is not None
+        assert beta < alpha
+
+    def test_does_not_make_a_job_that_runs_one_that_was_never_started(self, jobs: Jobs) -> None:
+        jobs.start(alpha="echo up; exec sleep 60")
+        run_dir = Path(jobs.run_dir("alpha"))
+        with jobs.watch(jobs.node("alpha")) as watch:
+            assert sees(watch, lambda: jobs.of("line"))
+            run_dir.rename(run_dir.with_name("elsewhere"))
+            jobs.bed.end_sessions("alpha")
+            assert sees(watch, lambda: watch.nodes[0].unseen and watch.nodes[0].unseen.problem == "command")
+            assert not watch.nodes[0].over
+            run_dir.with_name("elsewhere").rename(run_dir)
+            assert sees(watch, lambda: not watch.nodes[0].unseen)
 
 
 class TestAnEnd:

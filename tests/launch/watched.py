@@ -20,6 +20,8 @@ from topoplan.launch.ssh import connect
 from topoplan.launch.watch import Watch, Watched
 
 WAIT_S = 15.0
+NOT_LET_IN: HostError | None = None
+"""What keeps connections from being made again, where it is something else than the hosts."""
 
 
 @dataclass
@@ -87,14 +89,14 @@ class Jobs:
         return Watched(**(values | changes))
 
     @contextlib.contextmanager
-    def watch(self, *nodes: Watched, reconnect_s: float = 10.0, **options: Any) -> Iterator[Watch]:
+    def watch(self, *nodes: Watched, **options: Any) -> Iterator[Watch]:
         def reconnect(name: str, deadline_s: float) -> Connection:
             if not self.let_in.is_set():
-                raise HostError("nobody is let in", host=name, problem="refused")
+                raise NOT_LET_IN or HostError("nobody is let in", host=name, problem="refused")
             return self.host(name)
 
         self.events = []
-        watch = Watch(nodes, tell=self.events.append, reconnect=reconnect, reconnect_s=reconnect_s, **options)
+        watch = Watch(nodes, tell=self.events.append, reconnect=reconnect, **options)
         try:
             yield watch
         finally:

@@ -53,9 +53,16 @@ def test_what_could_not_be_stopped_is_said_with_how_to_finish() -> None:
     outcome = Outcome(end="interrupted", code=130, run="a-run", errors={"node-03": LOST}, running=("node-03",))
     said = text(outcome)
     assert "interrupted" in said
-    assert "node-03 could not be stopped: gpu3: no answer; check the machine" in said
+    assert "node-03 could not be stopped, and may run on: gpu3: no answer; check the machine" in said
     assert "topoplan stop a-run" in said
     assert "nothing of the run is left" not in said
+
+
+def test_a_run_of_which_nothing_is_seen_any_more_is_not_said_to_have_ended() -> None:
+    said = text(Outcome(end="unknown", code=1, run="a-run", errors={"node-03": LOST}, running=("node-03",)))
+    assert said.startswith("topoplan: no host could be seen for too long (gpu3: no answer; check the machine); as far")
+    assert "stopped" not in said
+    assert "topoplan attach a-run" in said
 
 
 def test_other_ends_take_a_line_or_two() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from topoplan.cli.options import AsJson
-from topoplan.cli.ssh_options import AcceptNew, RunReference
+from topoplan.cli.ssh_options import AcceptNew, LostHostAfter, RunReference
 
 
 def attach(
@@ -19,30 +19,40 @@ def attach(
     grace: Annotated[
         float, typer.Option("--grace", metavar="SECONDS", min=0, max=3600, help="From SIGTERM to SIGKILL.")
     ] = 10.0,
+    lost_host_after: LostHostAfter = None,
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> int:
     """Watch a run until it ends: the output of all nodes, each line behind its node, and where training is.
 
     Ctrl-C leaves the run as it is. A node that fails ends the watching, and what still runs is said; it is stopped only
-    with --stop-on-failure. The copies of the logs on this machine are continued.
+    with --stop-on-failure. The copies of the logs on this machine are continued. A host that cannot be seen is tried
+    again until it can; --lost-host-after ends that, and with --stop-on-failure the run.
 
-    Exit code: that of the node that failed first; 0 when all ended well; 1: a host was lost; 2: bad input; 130: Ctrl-C.
+    Exit code: that of the node that failed first; 0 when all ended well; 1: a host was given up; 2: bad input; 130:
+    Ctrl-C.
     """
     from topoplan.cli.event_output import EventOutput
     from topoplan.cli.interrupts import Interrupts
+    from topoplan.cli.ssh_options import lost_after_s
     from topoplan.launch import record
     from topoplan.launch.attach import Attach, Settings
     from topoplan.launch.stopping import StopTimes
     from topoplan.report.attach import attached_lines, attached_to_dict, event_to_dict
 
+    settings = Settings(
+        tail_lines=tail,
+        stop_on_failure=stop_on_failure,
+        stop_times=StopTimes(grace_s=grace),
+        lost_after_s=lost_after_s(lost_host_after),
+    )
     known = record.load(run)
     output = EventOutput(event_to_dict if as_json else None)
     with Interrupts() as interrupts:
         attached = Attach(
             known,
             output.access(accept_new=accept_new),
-            settings=Settings(tail_lines=tail, stop_on_failure=stop_on_failure, stop_times=StopTimes(grace_s=grace)),
+            settings=settings,
             tell=output.tell,
             interrupts=lambda: interrupts.count,
         ).go()

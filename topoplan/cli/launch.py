@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from topoplan.cli.options import AsJson
-from topoplan.cli.ssh_options import AcceptNew
+from topoplan.cli.ssh_options import AcceptNew, LostHostAfter
 
 if TYPE_CHECKING:
     from topoplan.hosts.needs import RunNeeds
     from topoplan.launch.bundle_reader import Bundle
-    from topoplan.launch.run import Outcome, Preflight
+    from topoplan.launch.run import Outcome, Preflight, Settings
 
 
 def launch(
@@ -38,6 +38,7 @@ def launch(
     grace: Annotated[
         float, typer.Option("--grace", metavar="SECONDS", min=0, max=3600, help="From SIGTERM to SIGKILL.")
     ] = 10.0,
+    lost_host_after: LostHostAfter = None,
     as_json: AsJson = False,
 ) -> None:
     """Put a bundle on its hosts over SSH, start all nodes together, and follow them to the end.
@@ -45,12 +46,19 @@ def launch(
     The first node that fails stops the others, and so does Ctrl-C; a second Ctrl-C leaves at once. A closed terminal
     or a killed `topoplan` leaves the run going: see `topoplan status`, `attach` and `stop`.
 
+    A host that cannot be seen ends nothing: it is tried again until it can. What ended meanwhile is found then. Where
+    its peers have lost it too, they fail, and it is blamed. With --lost-host-after it is given up after that time,
+    while others are seen, and the rest is stopped; where none is seen, the run is left as it is, with exit code 1.
+
     Exit code: that of the node that failed first; 0 when all ended well; 1: a host failed; 2: bad input; 130: Ctrl-C.
     """
+    from topoplan.cli.ssh_options import lost_after_s
     from topoplan.launch.bundle_reader import choose_nodes, read_bundle
+    from topoplan.launch.run import Settings
     from topoplan.launch.secrets import take
     from topoplan.launch.ssh_config import SshConfig
 
+    settings = Settings(detach=detach, grace_s=grace, lost_after_s=lost_after_s(lost_host_after))
     read = read_bundle(bundle)
     choose_nodes(read, nodes or (), exclude or ())
     config = SshConfig()
@@ -61,14 +69,7 @@ def launch(
         return
     values = take(read.recorded.spec.cluster.secrets)
     outcome = _launch(
-        read,
-        targets,
-        values,
-        detach=detach,
-        accept_new=accept_new,
-        grace_s=grace,
-        as_json=as_json,
-        preflight=not no_preflight,
+        read, targets, values, settings, accept_new=accept_new, as_json=as_json, preflight=not no_preflight
     )
     raise typer.Exit(outcome.code)
 
@@ -77,17 +78,16 @@ def _launch(
     bundle: Bundle,
     targets: dict[str, Any],
     secrets: dict[str, str],
+    settings: Settings,
     *,
-    detach: bool,
     accept_new: bool,
-    grace_s: float,
     as_json: bool,
     preflight: bool,
 ) -> Outcome:
     from topoplan.cli.event_output import EventOutput
     from topoplan.cli.interrupts import Interrupts
     from topoplan.launch.events import Event
-    from topoplan.launch.run import Launch, Settings
+    from topoplan.launch.run import Launch
     from topoplan.report.launch import event_to_dict, outcome_lines, outcome_to_dict
 
     output = EventOutput(event_to_dict if as_json else None)
@@ -99,7 +99,7 @@ def _launch(
             targets,
             output.access(accept_new=accept_new),
             preflight=_preflight(bundle) if preflight else None,
-            settings=Settings(detach=detach, grace_s=grace_s),
+            settings=settings,
             tell=output.tell,
             interrupts=lambda: interrupts.count,
             secrets=secrets,

@@ -101,7 +101,7 @@ def _follow(
     from topoplan.cli.node_output import warn
     from topoplan.launch.reach import targets_of
     from topoplan.launch.ssh import connect
-    from topoplan.launch.watch import RECONNECT_S, Watch, Watched
+    from topoplan.launch.watch import Watch, Watched
 
     targets = targets_of(known, tuple(reached.nodes.values()))
     watched = [
@@ -121,14 +121,13 @@ def _follow(
     def tell(event: Event) -> None:
         if event.kind == "ended":
             output.end(event.node)
-        elif event.kind == "connection":
-            warn(f"{event.node}: {event.text}")
+        elif event.kind == "connection" or "unseen_s" in event.data:
+            warn(f"{event.node}: {event.text}" if event.node else event.text)
 
     watch = Watch(
         watched,
         tell=tell,
         reconnect=lambda label, deadline_s: connect(targets[label], who, deadline_s=deadline_s),
-        reconnect_s=RECONNECT_S,
         on_data=output.add,
     )
     try:

@@ -20,6 +20,31 @@ RunReference = Annotated[
         metavar="[RUN]", help="Id of the run or the beginning of it; the last one by default.", show_default=False
     ),
 ]
+LostHostAfter = Annotated[
+    str | None,
+    typer.Option(
+        "--lost-host-after",
+        metavar="TIME",
+        help="Give a host up that was not seen for so long, such as 30min; by default never.",
+        show_default=False,
+    ),
+]
+
+
+def lost_after_s(given: str | None) -> float | None:
+    """Seconds of `--lost-host-after`.
+
+    Raises:
+        InputError: it is no time.
+    """
+    from topoplan.errors import InputError, UnitError
+    from topoplan.units import parse_seconds, quote
+
+    try:
+        return None if given is None else parse_seconds(given)
+    except UnitError:
+        expected = "expected one such as 90s, 30min or 2h"
+        raise InputError(f"{quote(given)!r} is no time", where="--lost-host-after", expected=expected) from None
 
 
 def access(*, accept_new: bool) -> Access:

@@ -25,11 +25,12 @@ from topoplan.launch.progress import Progress
 from topoplan.launch.reach import targets_of
 from topoplan.launch.record import RunRecord, RunState
 from topoplan.launch.run import INTERRUPTED
+from topoplan.launch.sight import AGAINST_US
 from topoplan.launch.ssh import CONNECT_S, connect
 from topoplan.launch.ssh_config import Target
 from topoplan.launch.stopping import StopTimes, let_be_stopped, stop_all
 from topoplan.launch.waiting import INTERRUPT_LOOK_S, Call, Deadline
-from topoplan.launch.watch import RECONNECT_S, Watch, Watched, failed_at
+from topoplan.launch.watch import Watch, Watched, failed_at
 
 End = Literal["ended", "failed", "stopped", "left", "unknown"]
 
@@ -44,7 +45,8 @@ class Settings:
     """Stop the others when a node fails."""
     stop_times: StopTimes = field(default_factory=StopTimes)
     connect_s: float = CONNECT_S
-    reconnect_s: float = RECONNECT_S
+    lost_after_s: float | None = None
+    """A host that was not seen for so long is given up, and the watching with it; None: never."""
     starting_s: float = 30.0
     """How long to wait for a launch that is about to start the run."""
     linger_s: float = 15.0
@@ -56,14 +58,14 @@ class Attached:
     """How the watching ended."""
 
     end: End
-    """`stopped`: by somebody else. `left`: on request, and the run goes on. `unknown`: a host cannot be reached, and no
-    other node has failed."""
+    """`stopped`: by somebody else. `left`: on request, and the run goes on. `unknown`: a host cannot be seen and was
+    given up, or does not let us in, and no other node has failed."""
     code: int
     """For the shell: the run's, 1 where that is not known, 130 when the user left."""
     run: str
     failure: Failure | None = None
     errors: Mapping[str, HostError] = field(default_factory=dict)
-    """By node: why its host cannot be reached, or why it could not be stopped."""
+    """By node: why its host cannot be seen, or why it could not be stopped."""
     running: tuple[str, ...] = ()
     """Nodes that have not ended, as far as is known."""
 
@@ -144,8 +146,11 @@ class Attach:
         )
         if isinstance(result, HostError):
             # Not of the run: that may go on well where we are not let in.
-            node.lost = result
-            self._tell(host_failure(label, result))
+            if result.problem in AGAINST_US:
+                node.lost = result
+                self._tell(host_failure(label, result))
+            else:
+                node.unseen = result
         return node
 
     def _watch(self, nodes: list[Watched]) -> Attached:
@@ -154,19 +159,19 @@ class Attach:
             nodes,
             tell=self._tell,
             reconnect=self._reconnect,
-            reconnect_s=self._settings.reconnect_s,
+            lost_after_s=self._settings.lost_after_s,
             progress=Progress.of(planned.spec, planned.plan) if planned is not None else None,
         )
         self._step("watch", "watching; Ctrl-C leaves the run as it is", run=self._record.run_id)
         try:
-            watch.until(lambda: self._interrupts() > 0 or self._has_failed(watch))
-            if self._interrupts() and not self._has_failed(watch):
-                running = tuple(node.name for node in nodes if not node.ended)
-                return self._outcome("left", INTERRUPTED, running=running)
+            watch.until(lambda: self._interrupts() > 0 or self._is_given_up(watch) or self._has_failed(watch))
             if not self._has_failed(watch):
+                if self._interrupts():
+                    running = tuple(node.name for node in nodes if not node.ended)
+                    return self._outcome("left", INTERRUPTED, running=running)
                 return self._over(nodes, None)
             ranks = planned.spec.cluster.gpus_per_node if planned is not None else None
-            found = first_cause(watch, ranks_per_node=ranks, leave=lambda: self._interrupts() > 0)
+            found = first_cause(watch, ranks_per_node=ranks, tell=self._tell, leave=lambda: self._interrupts() > 0)
             left = self._let_end(watch)
             return self._over(nodes, found, left)
         finally:
@@ -176,8 +181,12 @@ class Attach:
                     node.connection.close()
 
     def _has_failed(self, watch: Watch) -> bool:
-        """Whether the run has: who only watches goes on watching the others when a host is lost."""
-        return any(node.failed and (node.lost is None or self._settings.stop_on_failure) for node in watch.nodes)
+        """Whether the run has. For who only watches it, a host that is given up is no failure of it."""
+        return any(node.failed and (node.lost is None or self._stops) for node in watch.nodes)
+
+    def _is_given_up(self, watch: Watch) -> bool:
+        """Whether enough was waited for hosts that cannot be seen."""
+        return watch.is_blind or any(node.failed and node.lost is not None for node in watch.nodes)
 
     def _let_end(self, watch: Watch) -> Mapping[str, HostError]:
         """After a failure, stop the others or wait a moment whether they end; what could not be stopped."""
@@ -209,7 +218,8 @@ class Attach:
     def _over(
         self, nodes: list[Watched], found: tuple[Failure, int] | None, left: Mapping[str, HostError] | None = None
     ) -> Attached:
-        errors = {node.name: node.lost for node in nodes if node.lost is not None} | dict(left or {})
+        errors = {node.name: why for node in nodes if (why := node.unseen or node.lost) is not None}
+        errors |= dict(left or {})
         running = tuple(node.name for node in nodes if not node.ended)
         if self._stops and found is not None:
             running = tuple(name for name in running if name in errors)

@@ -112,15 +112,18 @@ def diagnose(
     lost: Mapping[int, str] | None = None,
     *,
     ranks_per_node: int | None = None,
+    addresses: Mapping[int, str] | None = None,
 ) -> Diagnosis | None:
     """The first failure among the nodes; None when no node has failed.
 
     `tails` are the last lines of each node; `codes` the exit codes of those that have ended, and of no others (None: it
     left none); a negative one, or one above 128, is a signal. `ended_at_s` is on one clock for all. `lost` says what
-    was seen of nodes that cannot be reached any more. Leave out what came after the job was told to stop: those ends
-    are no failures.
+    was seen of nodes that cannot be reached any more; they are not to blame where the others have trouble with peers
+    that run on, by their `addresses`. Leave out what came after the job was told to stop: those ends are no failures.
     """
     ended_at_s, lost = ended_at_s or {}, lost or {}
+    named = _peers_in_trouble(tails, addresses or {}) if lost else set()
+    elsewhere = named - set(codes) - set(lost)
     found: list[tuple[tuple[float, float, int], int, _Found]] = []
     for node in sorted({*tails, *codes, *lost}):
         lines = [_line(text) for text in list(tails.get(node, ()))[-_LINES:]]
@@ -138,8 +141,10 @@ def diagnose(
             # A rank has ended, and torchrun still stops the others.
             best = _best([each for each in _findings(lines) if each.is_exception and each.rank is not None], report)
         if best is not None:
-            # A node that cannot be reached explains more than an error on the way to it.
-            weight = best.weight + 0.5 if best.kind == "lost" else float(best.weight)
+            weight = float(best.weight)
+            if best.kind == "lost":
+                # It explains more than an error on the way to it; but not one on the way to a node that is there.
+                weight += 0.5 + (Weight.ECHO if elsewhere and node not in named else 0)
             found.append(((weight, ended_at_s.get(node, float("inf")), node), node, _with_rank(best, report)))
     if not found:
         return None
@@ -156,6 +161,21 @@ def diagnose(
         evidence=first.evidence,
         certain=weight < Weight.LINK,
     )
+
+
+def _peers_in_trouble(tails: Mapping[int, Sequence[str]], addresses: Mapping[int, str]) -> set[int]:
+    """Nodes whose addresses stand in what others say of connections."""
+    said = [
+        line
+        for lines in tails.values()
+        for line in list(lines)[-_LINES:]
+        if any(cause.weight is not Weight.CAUSE and cause.pattern.search(line[-_LINE_CHARS:]) for cause in CAUSES)
+    ]
+    return {
+        node
+        for node, address in addresses.items()
+        if any(re.search(rf"(?<![\w.]){re.escape(address)}(?![\w.])", line) for line in said)
+    }
 
 
 def _line(text: str) -> _Line:

@@ -7,16 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from topoplan.launch.diagnose import Diagnosis, diagnose
+from topoplan.launch.events import Event, Tell
 from topoplan.launch.outcome import OVER
 from topoplan.launch.waiting import Deadline
-from topoplan.launch.watch import Watch, Watched
+from topoplan.launch.watch import Watch, Watched, failed_at
 
 FAILED = 1
 """Exit code where no script left one."""
 LAST_WORDS_S = 0.2
 """After a failure, time for what others wrote before it to arrive: it may name the cause."""
-PATIENCE_S = 2.0
-"""After one that looks like the consequence of another, time for that: torchrun on its node still ends other ranks."""
+PATIENCE_S = 5.0
+"""After one that looks like the consequence of another, time for that: torchrun on its node still ends other ranks, and
+that a host has gone is noticed after some seconds."""
+SIGHT_S = 25.0
+"""Time for hosts that were out of sight before the failure to be seen again: what they say may be older. One attempt to
+log in fits in."""
+_NOTICED_S = 5.0
+"""So much later it is noticed at most that a host is out of sight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,31 +47,57 @@ class Failure:
         return f"{self.node}: {self.what}"
 
 
-def first_cause(watch: Watch, *, ranks_per_node: int | None, leave: Callable[[], bool]) -> tuple[Failure, int] | None:
+def first_cause(
+    watch: Watch, *, ranks_per_node: int | None, tell: Tell, leave: Callable[[], bool]
+) -> tuple[Failure, int] | None:
     """`first_failure`, once a node has failed: of those that come at nearly the same time, the one that explains the
-    others. Once `leave` says so, nothing is waited for any more."""
+    others, also where it happened on a host that cannot be seen yet. Once `leave` says so, nothing is waited for any
+    more."""
+    _wait_for_sight(watch, tell, leave)
     deadline = Deadline(PATIENCE_S)
+
+    def known() -> tuple[int, int]:
+        return sum(node.failed for node in watch.nodes), sum(node.unseen is not None for node in watch.nodes)
+
     while True:
         watch.until(leave, deadline_s=LAST_WORDS_S)
-        failed = sum(node.failed for node in watch.nodes)
+        before = known()
         found = first_failure(watch.nodes, ranks_per_node=ranks_per_node)
         diagnosis = found[0].diagnosis if found is not None else None
         if diagnosis is None or diagnosis.certain:
             return found
         if (
-            not watch.until(
-                lambda failed=failed: leave() or sum(node.failed for node in watch.nodes) > failed,  # type: ignore[misc]
-                deadline_s=deadline.left_s,
-            )
+            not watch.until(lambda before=before: leave() or known() != before, deadline_s=deadline.left_s)  # type: ignore[misc]
             or leave()
         ):
             return found
 
 
+def _wait_for_sight(watch: Watch, tell: Tell, leave: Callable[[], bool]) -> None:
+    """Until it is known how those hosts are that have not been seen since before the failure."""
+
+    def hidden() -> list[str]:
+        failed_s = failed_at(watch.nodes)
+        return [
+            node.name
+            for node in watch.nodes
+            if node.unseen_at is not None and not node.over and node.unseen_at <= failed_s + _NOTICED_S
+        ]
+
+    watch.hurry()
+    if watch.until(lambda: leave() or not hidden(), deadline_s=LAST_WORDS_S):
+        return
+    failed = ", ".join(node.name for node in watch.nodes if node.failed)
+    text = f"{failed} failed; the cause may be on {', '.join(hidden())}, waiting up to {SIGHT_S:.0f} s to see"
+    tell(Event(kind="note", text=text))
+    watch.until(lambda: leave() or not hidden(), deadline_s=SIGHT_S)
+
+
 def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tuple[Failure, int] | None:
     """The first failure, and the exit code of the run; None while no node has failed.
 
-    Ask before the others are stopped: how those end then is nobody's failure.
+    A host that cannot be seen is to blame where nothing that is seen explains the failure of the others better. Ask
+    before the others are stopped: how those end then is nobody's failure.
     """
     failed = [node for node in nodes if node.failed]
     if not failed:
@@ -74,19 +107,17 @@ def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tu
         {node.node: tuple(node.tail) for node in nodes},
         {node.node: node.code for node in nodes if node.state is not None and node.state.state in OVER},
         {node.node: node.trouble_at for node in nodes if node.trouble_at is not None},
-        {
-            node.node: node.lost.what if node.lost is not None else "the connection was lost"
-            for node in nodes
-            if node.cut
-        },
+        {node.node: node.unseen.what for node in nodes if node.unseen is not None},
         ranks_per_node=ranks_per_node,
+        addresses={node.node: node.address for node in nodes},
     )
     # It may be another where the trouble began: torchrun takes its time to end a node whose rank has failed.
     first = next((node for node in nodes if diagnosis is not None and node.node == diagnosis.node), earliest)
     failure = Failure(
         node=first.name,
         host=first.address,
-        what=first.failure or ("its connection was lost" if first.cut else "a rank of it failed"),
+        what=first.failure
+        or ("its host cannot be seen, and its peers have lost it too" if first.unseen else "a rank of it failed"),
         code=first.code,
         diagnosis=diagnosis,
         tail=tuple(first.tail),

@@ -57,7 +57,7 @@ class NodeState:
     """None where it never was."""
     elapsed_s: int | None = None
     """From the start to the end or until now, by the host's clock; None where neither is known."""
-    ended_s_ago: int | None = None
+    ended_s_ago: float | None = None
     """Since the end, by the host's clock; None unless `ended`."""
     directory: Directory = "there"
     """What it was asked of; without it neither exit code nor log are known."""
@@ -168,8 +168,8 @@ def node_state(connection: Connection, run_dir: str, *, started: Started | None 
     if started is None and "started" in said:
         started = _started(said["started"], connection, run_dir)
     code = _number(said.get("code")) if state == "ended" else None
-    now = _number(said.get("now_unix_s"))
-    until = _number(said.get("ended_unix_s")) if state == "ended" else now
+    now = _seconds(said.get("now_unix_s"))
+    until = _seconds(said.get("ended_unix_s")) if state == "ended" else now
     known = started is not None and until is not None and state in ("ended", "running")
     return NodeState(
         state=cast(State, state),
@@ -177,7 +177,7 @@ def node_state(connection: Connection, run_dir: str, *, started: Started | None 
         log_bytes=_number(said.get("log_bytes")) or 0,
         pids=_pids(said.get("pids")),
         started=started,
-        elapsed_s=max(0, until - started.unix_s) if known and started and until is not None else None,
+        elapsed_s=max(0, int(until) - started.unix_s) if known and started and until is not None else None,
         ended_s_ago=max(0, now - until) if state == "ended" and now is not None and until is not None else None,
         directory=_directory(said),
     )
@@ -272,6 +272,11 @@ def _said(done: Completed) -> dict[str, str]:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
+
+
+def _seconds(text: str | None) -> float | None:
+    found = re.match(r"[0-9]{1,15}(?:\.[0-9]{1,9})?", text or "", re.ASCII)
+    return float(found[0]) if found else None
 
 
 def _pids(text: str | None) -> tuple[int, ...]:

@@ -319,12 +319,12 @@ fi
 # In this order: a job that ends meanwhile has its exit code by now.
 if [ -e "$kept/exit" ]; then
     state=ended
-    say ended_unix_s "$(date -r "$kept/exit" +%s)"
+    say ended_unix_s "$(date -r "$kept/exit" +%s.%N)"
 fi
 say state "$state"
 say_code
 [ ! -e "$kept/log" ] || say log_bytes "$(($(wc -c <"$kept/log")))"
-say now_unix_s "$(date +%s)"
+say now_unix_s "$(date +%s.%N)"
 [ "$boot" != "$boot_now" ] || say_pids pids "$(members)"
 """,
 )

@@ -1,8 +1,8 @@
 """From a bundle to a running job and its end: connect, check, upload, start all together, watch, stop.
 
-Every step has a deadline, and every step can be interrupted. What was started on a host is stopped there again, unless
-the run ends well or is left running on purpose. The record of the run is written before anything starts anywhere, so
-that `topoplan stop` can finish what this process could not.
+Every step before the watching has a deadline, and every step can be interrupted. What was started on a host is stopped
+there again, unless the run ends well or is left running on purpose. A host that cannot be seen ends nothing. The record
+of the run is written before anything starts anywhere, so that `topoplan stop` can finish what this process could not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from topoplan.launch.ssh_config import Target
 from topoplan.launch.stopping import StopTimes, let_be_stopped, stop_all
 from topoplan.launch.upload import with_modes
 from topoplan.launch.waiting import INTERRUPT_LOOK_S, Call, Deadline
-from topoplan.launch.watch import RECONNECT_S, Watch, Watched
+from topoplan.launch.watch import Watch, Watched
 
 T = TypeVar("T")
 
@@ -49,8 +49,8 @@ _BY_USER = "Ctrl-C"
 
 Preflight = Callable[[Mapping[str, Connection]], Sequence[Check]]
 """Checks the hosts, by the names that the user has for them, before anything is put there."""
-End = Literal["ended", "failed", "stopped", "interrupted", "detached", "refused"]
-"""`stopped`: by somebody else, such as `topoplan stop`."""
+End = Literal["ended", "failed", "stopped", "interrupted", "detached", "refused", "unknown"]
+"""`stopped`: by somebody else, such as `topoplan stop`. `unknown`: no host could be seen for as long as was wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,8 @@ class Settings:
     connect_s: float = CONNECT_S
     upload_s: float = 120.0
     start_s: float = 30.0
-    reconnect_s: float = RECONNECT_S
+    lost_after_s: float | None = None
+    """A host that was not seen for so long is given up, and the run with it; None: never."""
     stop_s: float = 15.0
     """Time to stop a node, beside the grace."""
     drain_s: float = 5.0
@@ -87,7 +88,7 @@ class Outcome:
     """Id of the run; empty where nothing was put on any host."""
     failure: Failure | None = None
     errors: Mapping[str, HostError] = field(default_factory=dict)
-    """By node: what kept the launch from going on, or a node from being stopped."""
+    """By node: what kept the launch from going on, or a node from being stopped or seen."""
     running: tuple[str, ...] = ()
     """Nodes on which something of the run may still be running."""
 
@@ -127,6 +128,8 @@ class Launch:
         self._run_dirs: dict[str, str] = {}
         self._touched: dict[str, Watched] = {}
         """Nodes on which the start was tried; their connections are the latest."""
+        self._all_started = True
+        """Whether all hosts have said so."""
         self._give_up = False
         self._record: RunRecord | None = None
         self._logs = Path()
@@ -160,11 +163,14 @@ class Launch:
         if grace_s is not None:
             # Whoever asked may have come before some had started.
             return self._stopped_elsewhere(FAILED, self._stop_all(grace_s=grace_s))
-        if self._settings.detach:
+        if self._settings.detach and self._all_started:
             self._end_if_interrupted()
-            self._note("running")
-            return Outcome(end="detached", code=0, run=self._run)
+            return self._detached()
         return self._watch()
+
+    def _detached(self) -> Outcome:
+        self._note("running")
+        return Outcome(end="detached", code=0, run=self._run)
 
     # ------------------------------------------------------------------------------------------------ before the start
 
@@ -266,7 +272,12 @@ class Launch:
             errors = _errors(self._wait(lambda: self._on_all(one, self._settings.start_s), settle=True))
         finally:
             self._note_started()
-        if not errors:
+        unseen = {name: error for name, error in errors.items() if error.problem == "lost" and name in self._touched}
+        if len(unseen) == len(errors):
+            # They may have started it, or not; who watches will see.
+            for name, error in unseen.items():
+                self._touched[name].starting, self._touched[name].unseen = True, error
+            self._all_started = not unseen
             return None
         for name, error in errors.items():
             self._host_failed(name, error)
@@ -311,15 +322,28 @@ class Launch:
             [self._touched[name] for name in self.nodes],
             tell=self._tell,
             reconnect=self._reconnect,
-            reconnect_s=self._settings.reconnect_s,
+            lost_after_s=self._settings.lost_after_s,
             progress=Progress.of(self.bundle.recorded.spec, self.bundle.recorded.plan),
         )
+
+        def may_leave() -> bool:
+            """Once all hosts have said that they have started it."""
+            return self._settings.detach and all(node.state is not None for node in watch.nodes)
+
         try:
-            watch.until(lambda: self._interrupts() > 0 or any(node.failed for node in watch.nodes))
+            watch.until(
+                lambda: (
+                    self._interrupts() > 0 or any(node.failed for node in watch.nodes) or watch.is_blind or may_leave()
+                )
+            )
             if any(node.failed for node in watch.nodes):
                 return self._first_failure(watch)
             if self._interrupts():
                 return self._interrupted(self._stop_all(watch), watch)
+            if may_leave():
+                return self._detached()
+            if watch.is_blind:
+                return self._unknown(watch)
             self._note("ended", 0, watch=watch)
             self._tell_what_is_left(watch)
             return Outcome(end="ended", code=0, run=self._run)
@@ -329,7 +353,7 @@ class Launch:
     def _first_failure(self, watch: Watch) -> Outcome:
         """Stop the others, and say who was first and why."""
         ranks = self.bundle.recorded.spec.cluster.gpus_per_node
-        found = first_cause(watch, ranks_per_node=ranks, leave=lambda: self._interrupts() > 0)
+        found = first_cause(watch, ranks_per_node=ranks, tell=self._tell, leave=lambda: self._interrupts() > 0)
         failure, code = found or (None, FAILED)
         times = self._settings.stop_times
         if let_be_stopped(watch, self._run, times, tell=self._tell, leave=lambda: self._interrupts() > 0):
@@ -340,6 +364,16 @@ class Launch:
         left = self._stop_all(watch)
         self._note("failed", code, reason=failure.reason if failure is not None else "", watch=watch)
         return Outcome(end="failed", code=code, run=self._run, failure=failure, errors=left, running=tuple(left))
+
+    def _unknown(self, watch: Watch) -> Outcome:
+        """Nobody can be asked any more. The run goes on where it does, and so does its record."""
+        return Outcome(
+            end="unknown",
+            code=FAILED,
+            run=self._run,
+            errors={node.name: node.unseen for node in watch.nodes if node.unseen is not None},
+            running=tuple(node.name for node in watch.nodes if not node.over),
+        )
 
     def _tell_what_is_left(self, watch: Watch) -> None:
         """What jobs that ended well have left running: nobody else would notice that it holds GPUs."""

@@ -16,6 +16,8 @@ from topoplan.launch.waiting import INTERRUPT_LOOK_S, Call, Deadline
 from topoplan.launch.watch import Reconnect, Watch, Watched, failed_at
 
 _SPARE_S = 5.0
+_LOST_S = 8.0
+"""Time to log in again to a host whose connection was lost: who stops a run does not wait for the network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,8 @@ def _stop_one(node: Watched, times: StopTimes, reconnect: Reconnect) -> Stopped 
         fresh: Connection | None = None
         try:
             if connection is None or not connection.is_alive:
-                connection = fresh = reconnect(node.name, times.stop_s)
+                was_lost = node.unseen is not None or last is not None
+                connection = fresh = reconnect(node.name, min(times.stop_s, _LOST_S) if was_lost else times.stop_s)
             deadline_s = times.grace_s + times.stop_s
             return stop_node(
                 connection, node.run_dir, started=node.started, grace_s=times.grace_s, deadline_s=deadline_s

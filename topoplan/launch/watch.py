@@ -1,13 +1,15 @@
 """Watching the nodes of a run: their output as it comes, what they end with, and who failed first.
 
-The job lives on its hosts, in sessions of its own; this only looks. So a connection that is lost is made again, and the
-log goes on at the byte where it stopped: a cut that heals loses nothing. Only a host that does not come back within
-`reconnect_s` counts as lost. A run can be watched from its start, or from somewhere in the middle.
+The job lives on its hosts, in sessions of its own; this only looks. So a connection that is lost is made again, for as
+long as this lives, and the log goes on at the byte where it stopped: a cut that heals loses nothing, and what ended
+meanwhile is found by the host's own record of it. Not seeing a host is no failure (`topoplan.launch.sight`); only who
+wants that gives it up after a time. A run can be watched from its start, or from somewhere in the middle.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import random
 import threading
 import time
 from collections import deque
@@ -23,23 +25,30 @@ from topoplan.launch.node import NodeState, follow_node, node_state, tail_offset
 from topoplan.launch.progress import Progress, Status
 from topoplan.launch.record import Started
 from topoplan.launch.shown import ShownLines
+from topoplan.launch.sight import AGAINST_US, Sight, age
+from topoplan.launch.ssh import CONNECT_S
 from topoplan.launch.waiting import Deadline
 
 KEEP_LINES = 400
 """Last lines of each node that are kept in memory, to find out why it failed."""
-RECONNECT_S = 20.0
-"""How long a host may be out of reach before it counts as lost."""
 MOST_BEHIND_BYTES = 64 * 2**20
 """A copy that lacks more of what is past is not continued: who comes back to a run wants to see it now."""
 _ANSWER_S = 15.0
 """Time for a host to say how its job is."""
-_TRY_EVERY_S = 0.5
+_EMPTY_EVERY_S = 0.5
+_TRY_S = 5.0
+"""The first attempt at a host that is gone may take so long, and each next twice as long up to `CONNECT_S`."""
+_PAUSE_S = 0.5
+"""Between attempts; it grows, and differs from host to host by chance. When one host is back, all are tried at once."""
+_PAUSE_AT_MOST_S = 10.0
+_PAUSE_REFUSED_S = 60.0
+"""Between attempts at a host that answers and does not let us in: some shut out who tries too often."""
+_STARTING_S = 3.0
+"""Time for a host to start what it was told to before the connection was lost."""
 _LOOK_S = 0.1
 """How often to look whether the user wants to stop; output and ends are noticed at once."""
 _BAR_S = 5.0
 """How often to show a progress bar that has moved."""
-_CLOCK_S = 2
-"""Ends by a host's clock, which has whole seconds, count only where they were noticed later than this."""
 
 Reconnect = Callable[[str, float], Connection]
 """Logs in again to the host of a node, within so many seconds; raises HostError."""
@@ -59,7 +68,7 @@ class Watched:
     started: Started | None = None
     """What its host said when it started it, where that is known."""
     connection: Connection | None
-    """None where `lost` is set from the start."""
+    """None where there is none yet, or `lost` is set from the start."""
     log: Path | None
     """Its log on this side, byte for byte, unless another process keeps it; None: it is not kept."""
     tail_lines: int | None = None
@@ -69,15 +78,19 @@ class Watched:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=KEEP_LINES))
     state: NodeState | None = None
     """What its host said last."""
+    starting: bool = False
+    """Whether its start may still be under way, as far as is known: the connection was lost meanwhile."""
     ended: bool = False
     code: int | None = None
     """Exit code of its script, where it has one."""
     failure: str = ""
     """What is wrong with it, in a phrase; empty while nothing is."""
-    cut: bool = False
-    """Whether the connection to its host is lost; it is being tried until `lost` is set."""
+    unseen: HostError | None = None
+    """Why its host cannot be seen now, or could not to the end; it is being tried until `lost` is set."""
+    unseen_at: float | None = None
+    """Moment from which on that is so."""
     lost: HostError | None = None
-    """Why its host cannot be reached, once that is given up."""
+    """The same, once it is given up."""
     trouble_at: float | None = None
     """Moment of its end, or at which that or the loss of its connection was noticed."""
     _lines: ShownLines = field(default_factory=ShownLines)
@@ -89,6 +102,8 @@ class Watched:
     _begun: bool = False
     _shown_from: int = 0
     """In the log: what is before is only kept."""
+    _heard_at: float = field(default_factory=time.monotonic)
+    """Moment at which its last output came."""
     _last_byte: int | None = None
     """Size of the log when its end was first seen; what the job has left running may write on."""
 
@@ -120,15 +135,14 @@ class _Begin:
 class _Answer:
     """What became of a node whose stream ended."""
 
-    cut: bool = False
-    """The connection is lost, and the answer is yet to come."""
+    unseen: HostError | None = None
+    """It cannot be asked, and is tried again; else the rest is there."""
     connection: Connection | None = None
     stream: Stream | None = None
     """It goes on here."""
     state: NodeState | None = None
     begin: _Begin | None = None
     """Only of the first."""
-    lost: HostError | None = None
 
 
 class Watch:
@@ -140,20 +154,23 @@ class Watch:
         *,
         tell: Tell,
         reconnect: Reconnect,
-        reconnect_s: float,
+        lost_after_s: float | None = None,
         progress: Progress | None = None,
         on_data: Callable[[str, bytes], None] | None = None,
         note_after_s: float = 60.0,
     ) -> None:
         """Begin to follow all nodes that are not `over`.
 
-        `progress` reads their lines. With `on_data` the output is given to that as it is, with the name of its node,
-        and no events are made of it.
+        A host that was not seen for `lost_after_s`, while another one was, is given up: its node has failed. None is
+        never. `progress` reads their lines. With `on_data` the output is given to that as it is, with the name of its
+        node, and no events are made of it.
         """
         self.nodes = list(nodes)
         self._tell = tell
         self._reconnect = reconnect
-        self._reconnect_s = reconnect_s
+        self._lost_after_s = lost_after_s
+        self._sight = Sight({node.name: node.address for node in self.nodes}, tell)
+        self._one_is_back = threading.Condition()
         self._progress = progress or Progress()
         self._on_data = on_data
         self._bell = Bell()
@@ -165,6 +182,8 @@ class Watch:
         for node in self.nodes:
             if not node.over:
                 node._copy = _open(node, tell)
+                if node.unseen is not None:
+                    self._cannot_see(node, node.unseen)
                 self._ask(node, node.connection)
 
     def until(self, done: Callable[[], bool], *, deadline_s: float | None = None) -> bool:
@@ -178,9 +197,15 @@ class Watch:
                 return False
             self._bell.listen(min(_LOOK_S, deadline.left_s) if deadline else _LOOK_S)
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether no host at all has been seen for as long as is waited for one."""
+        return self._lost_after_s is not None and self._sight.offline_s >= self._lost_after_s
+
     def close(self) -> None:
         """Follow no more. The job goes on, where it does."""
         self._closed = True
+        self.hurry()
         for node in self.nodes:
             if node._stream is not None:
                 node._stream.close()
@@ -205,10 +230,30 @@ class Watch:
             if bars and (bar := node._lines.bar()) is not None:
                 self._tell(Event(kind="bar", node=node.name, text=bar))
                 self._read(node, bar)
+        self._look_for_the_unseen(now)
         self._tell_who_is_waited_for(now)
+
+    def _look_for_the_unseen(self, now: float) -> None:
+        """Tell of them, and give up those whose time is over."""
+        self._sight.look(
+            any_seen=any(node.connection is not None and node.connection.is_alive for node in self.nodes),
+            running={node.name: now - node._heard_at for node in self.nodes if not node.over and not node.unseen},
+        )
+        for node in self.nodes:
+            unseen_s = self._sight.unseen_s(node.name)
+            if self._lost_after_s is None or node.unseen is None or node.over or unseen_s < self._lost_after_s:
+                continue
+            node.lost = node.unseen
+            node.failure = f"its host was not seen for {age(self._lost_after_s)}"
+            node.trouble_at = node.unseen_at
+            self._sight.drop(node.name)
+            self._end_lines(node)
+            text = f"{node.failure}: {node.lost}"
+            self._tell(Event(kind="failure", node=node.name, text=text, data={"host": node.address}))
 
     def _take(self, node: Watched, data: bytes) -> None:
         node._empty = 0
+        node._heard_at = time.monotonic()
         if node._copy is not None:
             try:
                 node._copy.add(data)
@@ -257,15 +302,18 @@ class Watch:
         node.trouble_at = time.monotonic()
         node._empty += 1
         if end.lost is not None:
-            self._connection_lost(node)
+            self._cannot_see(node, end.lost)
         self._ask(node, None if end.lost is not None else node.connection)
 
-    def _connection_lost(self, node: Watched) -> None:
-        if not node.cut:
-            node.cut = True
-            node.trouble_at = node.trouble_at or time.monotonic()
-            text = f"connection to {node.address} lost; trying for {self._reconnect_s:g} s, the job goes on there"
-            self._tell(Event(kind="connection", node=node.name, text=text, data={"state": "lost"}))
+    def _cannot_see(self, node: Watched, why: HostError) -> None:
+        node.unseen = why
+        node.unseen_at = node.unseen_at or time.monotonic()
+        self._sight.lose(node.name, why)
+
+    def hurry(self) -> None:
+        """Try all that cannot be seen at once: what kept us from one may have kept us from all."""
+        with self._one_is_back:
+            self._one_is_back.notify_all()
 
     def _ask(self, node: Watched, connection: Connection | None) -> None:
         """Find out, in a thread, how the node is, and follow it on. Without a connection make one."""
@@ -273,35 +321,48 @@ class Watch:
 
     def _find_out(self, node: Watched, connection: Connection | None) -> None:
         # A job that runs while its log cannot be followed is asked for now and then, not all the time.
-        time.sleep(min(_TRY_EVERY_S * max(0, node._empty - 1), 5.0))
-        deadline = Deadline(self._reconnect_s)
-        answer = None
-        while answer is None and not self._closed:
+        time.sleep(min(_EMPTY_EVERY_S * max(0, node._empty - 1), 5.0))
+        attempt_s, pause_s = _TRY_S, _PAUSE_S
+        while not self._closed and node.lost is None:
             try:
                 if connection is None:
-                    connection = self._reconnect(node.name, max(1.0, deadline.left_s))
-                state = node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
-                begin = None if node._begun else self._begin(node, connection, state)
-                offset = node.offset if begin is None else begin.offset
-                stream = None
-                if state.state != "running" and node._last_byte is None:
-                    node._last_byte = state.log_bytes
-                if state.state == "running" or offset < (node._last_byte or 0):
-                    stream = follow_node(connection, node.run_dir, offset=offset)
-                    stream.ring(self._bell)
-                answer = _Answer(connection=connection, state=state, begin=begin, stream=stream)
+                    connection = self._reconnect(node.name, attempt_s)
+                self._answer(node, self._how_it_is(node, connection))
+                return
             except HostError as error:
                 if connection is not None:
                     connection.close()
                     connection = None
-                    if error.problem == "lost":
-                        self._answer(node, _Answer(cut=True))
-                if deadline.left_s <= 0:
-                    answer = _Answer(lost=error)
-                else:
-                    time.sleep(min(_TRY_EVERY_S, deadline.left_s))
-        if answer is not None:
-            self._answer(node, answer)
+                self._answer(node, _Answer(unseen=error))
+                with self._one_is_back:
+                    refused = error.problem in AGAINST_US
+                    self._one_is_back.wait(_PAUSE_REFUSED_S if refused else pause_s * random.uniform(0.7, 1.3))
+            attempt_s, pause_s = min(2 * attempt_s, CONNECT_S), min(1.6 * pause_s, _PAUSE_AT_MOST_S)
+        if connection is not None:
+            connection.close()
+
+    def _how_it_is(self, node: Watched, connection: Connection) -> _Answer:
+        """Of a node whose host answers. Raises HostError where that does not do what it should."""
+        state = node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
+        if state.state == "never-started" and node.starting:
+            time.sleep(_STARTING_S)
+            state = node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
+        if state.state == "never-started" and node.state is not None and node.state.state == "running":
+            raise HostError(
+                f"its run directory {node.run_dir} is gone, and with it what is known of its job",
+                host=connection.name,
+                problem="command",
+                remedy="see what runs there",
+            )
+        begin = None if node._begun else self._begin(node, connection, state)
+        offset = node.offset if begin is None else begin.offset
+        stream = None
+        if state.state != "running" and node._last_byte is None:
+            node._last_byte = state.log_bytes
+        if state.state == "running" or offset < (node._last_byte or 0):
+            stream = follow_node(connection, node.run_dir, offset=offset)
+            stream.ring(self._bell)
+        return _Answer(connection=connection, state=state, begin=begin, stream=stream)
 
     def _answer(self, node: Watched, answer: _Answer) -> None:
         node._answers.append(answer)
@@ -333,52 +394,51 @@ class Watch:
         return _Begin(shown_from=shown_from, offset=past_from, no_copy=why)
 
     def _answered(self, node: Watched, answer: _Answer) -> None:
-        if answer.cut:
-            self._connection_lost(node)
+        state, connection = answer.state, answer.connection
+        if node.over or state is None or connection is None:
+            if connection is not None and connection is not node.connection:
+                connection.close()
+            if answer.unseen is not None and not node.over:
+                node.trouble_at = node.trouble_at or time.monotonic()
+                self._cannot_see(node, answer.unseen)
             return
-        if answer.connection is not None:
-            node.cut = False
-            node.state = answer.state
-            if answer.connection is not node.connection:
-                if node.connection is not None:
-                    node.connection.close()
-                node.connection = answer.connection
-                text = f"connected to {node.address} again, and nothing was missed"
-                self._tell(Event(kind="connection", node=node.name, text=text, data={"state": "back"}))
-            if answer.begin is not None:
-                node._begun, node._shown_from = True, answer.begin.shown_from
-                node.offset = answer.begin.offset - len(answer.begin.local)
-                if answer.begin.no_copy:
-                    self._keep_no_copy(node, answer.begin.no_copy)
-                self._show(node, answer.begin.local)
-            if answer.stream is not None:
-                node.trouble_at = None
-                node._stream = answer.stream
-                self._bell.set()
-                return
-        state = answer.state
-        rest = node._lines.end()
-        if node.offset > node._shown_from:
-            self._show_lines(node, rest)
-        else:
-            node.tail.extend(rest)
-        if state is None:
-            node.lost, node.cut = answer.lost, True
-            node.failure = f"its host did not come back within {self._reconnect_s:g} s"
-            text = f"{node.failure}: {answer.lost}"
-            self._tell(Event(kind="failure", node=node.name, text=text, data={"host": node.address}))
+        unseen_at, node.unseen, node.unseen_at = node.unseen_at, None, None
+        node.state = state
+        if connection is not node.connection:
+            if node.connection is not None:
+                node.connection.close()
+            node.connection = connection
+        if unseen_at is not None:
+            self._sight.see(node.name)
+            self.hurry()
+        if answer.begin is not None:
+            node._begun, node._shown_from = True, answer.begin.shown_from
+            node.offset = answer.begin.offset - len(answer.begin.local)
+            if answer.begin.no_copy:
+                self._keep_no_copy(node, answer.begin.no_copy)
+            self._show(node, answer.begin.local)
+        if answer.stream is not None:
+            node.trouble_at = None
+            node._stream = answer.stream
+            self._bell.set()
             return
+        self._end_lines(node)
         node.ended, node.code = True, state.code
-        now = time.monotonic()
-        node.trouble_at = node.trouble_at or now
-        if state.ended_s_ago is not None and state.ended_s_ago > _CLOCK_S:
-            node.trouble_at = min(node.trouble_at, now - state.ended_s_ago)
+        node.trouble_at = _ended_at(state, time.monotonic(), node.trouble_at, unseen_at)
         if self.stopping:
             text = "stopped" if state.code is None else f"stopped, exit code {state.code}"
         else:
             node.failure = _failure(state)
             text = node.failure or "ended with exit code 0"
         self._tell(Event(kind="ended", node=node.name, text=text, data={"code": state.code, "host": node.address}))
+
+    def _end_lines(self, node: Watched) -> None:
+        """Show what has come of a last line that is not whole."""
+        rest = node._lines.end()
+        if node.offset > node._shown_from:
+            self._show_lines(node, rest)
+        else:
+            node.tail.extend(rest)
 
     def _tell_who_is_waited_for(self, now: float) -> None:
         """Once, when some nodes have ended well and others go on for long."""
@@ -397,6 +457,14 @@ class Watch:
 def failed_at(nodes: Iterable[Watched]) -> float:
     """Moment of the first failure, of `time.monotonic`. Raises ValueError where none has failed."""
     return min(node.trouble_at or 0.0 for node in nodes if node.failed)
+
+
+def _ended_at(state: NodeState, now: float, noticed: float | None, unseen_at: float | None) -> float:
+    """Moment of an end. One that came unseen is as old as its host says; others were noticed, or are of before."""
+    if state.ended_s_ago is None:
+        return noticed or now
+    by_host = now - state.ended_s_ago
+    return by_host if noticed is None or unseen_at is not None else min(noticed, by_host)
 
 
 def _failure(state: NodeState) -> str:

@@ -57,11 +57,16 @@ def outcome_lines(outcome: Outcome) -> Iterator[str]:
         yield f"  topoplan status {run}    topoplan logs -f {run}    topoplan attach {run}    topoplan stop {run}"
     elif outcome.end == "interrupted":
         yield "topoplan: stopped" if outcome.run and not outcome.running else "topoplan: interrupted"
+    elif outcome.end == "unknown":
+        why = next(iter(outcome.errors.values()), "")
+        yield f"topoplan: no host could be seen for too long ({why}); as far as is known the run goes on there"
+        yield f"  topoplan status {run}    topoplan attach {run}    topoplan stop {run}"
+        return
     elif outcome.run:
         yield "topoplan: nothing was started, and what was put on the hosts is removed again"
     else:
         yield "topoplan: nothing was put on any host"
     if outcome.running:
         for node in outcome.running:
-            yield f"topoplan: {node} could not be stopped: {outcome.errors[node]}"
+            yield f"topoplan: {node} could not be stopped, and may run on: {outcome.errors[node]}"
         yield f"  finish with: topoplan stop {run}"

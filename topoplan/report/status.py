@@ -12,6 +12,7 @@ from topoplan.errors import HostError
 from topoplan.launch.node import Directory, NodeState
 from topoplan.launch.outcome import exit_code
 from topoplan.launch.record import RunRecord
+from topoplan.launch.sight import looks_offline
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.tables import table_of
 from topoplan.report.text import counted
@@ -69,6 +70,7 @@ def print_status(console: Console, record: RunRecord, states: Mapping[str, NodeS
     run_state = _run_state(states)
     code = exit_code(states)
     over = f"{words.get(run_state, run_state)}{f' with exit code {code}' if code else ''}"
+    over += ", this machine seems to be offline" if looks_offline(states) else ""
     paragraph(console, f"{record.run_id}: {over}; made {created} UTC, {counted(len(record.nodes), 'node')}")
     table = table_of("node", "host", right=("for", "log", "processes"), last=("state",))
     for node in record.nodes:

@@ -13,6 +13,7 @@ from rich.text import Text
 from topoplan.errors import HostError
 from topoplan.launch.node import Stopped, holder_remedy, holder_words
 from topoplan.launch.record import RunRecord
+from topoplan.launch.sight import looks_offline
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.status import directory_words, signal_words
 from topoplan.report.tables import table_of
@@ -66,7 +67,8 @@ def print_stop(console: Console, record: RunRecord, results: Mapping[str, Stoppe
         )
     else:
         again = f"run `topoplan stop {shlex.quote(record.run_id)}` again"
-        paragraph(console, f"{record.run_id}: not all of it is known to have ended; {again}.")
+        offline = "this machine seems to be offline; " if looks_offline(results) else ""
+        paragraph(console, f"{record.run_id}: {offline}not all of it is known to have ended; {again}.")
 
 
 def _words(result: Stopped | HostError) -> str:
