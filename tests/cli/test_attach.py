@@ -87,7 +87,7 @@ def test_a_host_that_cannot_be_reached_hides_none_of_the_others(cli: Cli, live: 
     live.start("echo here; sleep 0.2", "echo there")
     live.wait_for_log(0, b"here\n")
     with live.unreachable(1):
-        shown = cli("attach")
+        shown = cli("attach", "--lost-host-after", "1s")
     assert (shown.code, shown_lines(shown.out)) == (1, ["[node-00] here"])
     assert "how node-01 is, is not known: " in shown.err
     assert record.load().state == "running"

@@ -20,12 +20,13 @@ from topoplan.launch.attach import Attach, Attached, Settings
 from topoplan.launch.connection import Connection
 from topoplan.launch.events import Event
 from topoplan.launch.keys import Access
+from topoplan.launch.ssh import connect
+from topoplan.launch.ssh_config import Target
 from topoplan.launch.stopping import StopTimes
 
 TIMES = Settings(
     tail_lines=1000,
     connect_s=15,
-    reconnect_s=15,
     linger_s=0.5,
     stop_times=StopTimes(grace_s=0.5, stop_s=8, drain_s=10),
 )
@@ -136,32 +137,93 @@ def test_who_leaves_while_hosts_do_not_answer_leaves_at_once(hosts: Hosts) -> No
     hosts.assert_nothing_is_left()
 
 
-def test_a_host_that_is_lost_is_not_the_end_of_the_others(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Hosts that nobody can log in to again."""
+    names: list[str] = []
+
+    def connect_unless(target: Target, access: Access, *, deadline_s: float) -> Connection:
+        if names:
+            raise HostError("nobody is let in", host=names[0], problem="refused")
+        return connect(target, access, deadline_s=deadline_s)
+
+    monkeypatch.setattr("topoplan.launch.attach.connect", connect_unless)
+    return names
+
+
+def test_a_host_that_cannot_be_seen_any_more_ends_nothing(hosts: Hosts, refused: list[str]) -> None:
     waits(hosts)
     hosts.launch(settings=replace(SETTINGS, detach=True))
     client = Client(hosts)
-
-    def refuse(target: object, access: object, *, deadline_s: float) -> Connection:
-        raise HostError("nobody is let in", host="two", problem="refused")
-
-    monkeypatch.setattr("topoplan.launch.attach.connect", refuse)
-    begun, lost = After("begun", *LABELS), After("did not come back", "node-01")
+    refused.append("two")
+    begun, lost, ended = After("begun", *LABELS), After("cannot be seen", "node-01"), After("ended with", "node-03")
 
     def on(event: Event) -> None:
         before = begun.seen, lost.seen
-        begun(event)
-        lost(event)
+        for after in (begun, lost, ended):
+            after(event)
         if begun.seen and not before[0]:
-            hosts.bed.restart("two")
+            hosts.bed.end_sessions("two")
         if lost.seen and not before[1]:
             with released(hosts):
                 pass
+        if ended.seen:
+            refused.clear()
 
-    attached = client.attach(on=on, settings=replace(TIMES, reconnect_s=0.5))
-    assert (attached.end, attached.code, attached.running) == ("unknown", 1, ("node-01",))
-    assert str(attached.errors["node-01"]) == "two: nobody is let in"
-    assert client.of("line", "node-03")[-1] == "100"
-    assert records.load().state == "running"
+    attached = client.attach(on=on)
+    assert (attached.end, attached.code, attached.running) == ("ended", 0, ())
+    assert client.of("line", "node-01")[-1] == "100"
+    assert records.load().state == "ended"
+
+
+def test_one_that_is_given_up_ends_the_watching_and_the_run_for_who_asks_for_it(
+    hosts: Hosts, refused: list[str]
+) -> None:
+    hosts.does("echo begun; exec sleep 600")
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    refused.append("two")
+
+    def attach(settings: Settings) -> Attached:
+        begun = After("begun", *LABELS)
+
+        def on(event: Event) -> None:
+            before = begun.seen
+            begun(event)
+            if begun.seen and not before:
+                hosts.bed.end_sessions("two")
+
+        return Client(hosts).attach(on=on, settings=settings)
+
+    watched = attach(replace(TIMES, lost_after_s=1))
+    assert (watched.end, watched.code, watched.failure) == ("unknown", 1, None)
+    assert list(watched.running) == LABELS
+    assert {name: str(error) for name, error in watched.errors.items()} == {"node-01": "two: nobody is let in"}
+    assert (records.load().state, set(hosts.jobs())) == ("running", set(NAMES))
+    stopped = attach(replace(TIMES, lost_after_s=1, stop_on_failure=True))
+    assert (stopped.end, stopped.code, stopped.running) == ("failed", 1, ("node-01",))
+    assert stopped.failure is not None
+    assert stopped.failure.what == "its host was not seen for 1 s"
+    assert (records.load().state, set(hosts.jobs())) == ("running", {"two"})
+    hosts.stop_from_another_client()
+    hosts.assert_nothing_is_left()
+
+
+def test_hosts_that_cannot_be_seen_at_first_are_waited_for(hosts: Hosts) -> None:
+    hosts.does(f"echo begun; until [ -e {hosts.root}/go ]; do sleep 0.02; done; seq 100")
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    client = Client(hosts)
+
+    def on(event: Event) -> None:
+        if event.data.get("state") == "offline":
+            (hosts.root / "go").touch()
+            hosts.bed.show()
+
+    hosts.bed.hide()
+    attached = client.attach(on=on, settings=replace(TIMES, connect_s=1))
+    assert (attached.end, attached.code) == ("ended", 0)
+    assert [event.data["state"] for event in client.events if event.kind == "connection"] == ["offline", "online"]
+    assert client.of("failure") == []
+    client.assert_copies_are_whole()
 
 
 def test_a_failure_stops_the_others_for_who_asks_for_it(hosts: Hosts) -> None:

@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ import pytest
 
 from tests.emit.samples import QWEN3_8B
 from tests.emit.test_torchrun import fill
-from tests.launch.bed import new_key, under_way
-from tests.launch.jobs import LABELS, NAMES, SETTINGS, After, Hosts, interrupted_at, wait_until
+from tests.launch.bed import Hiding, new_key, under_way
+from tests.launch.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Ran, interrupted_at, wait_until
 from topoplan.hosts.check import Check
 from topoplan.launch import record as records
 from topoplan.launch.connection import Connection
@@ -47,6 +47,46 @@ def tmpfs(hosts: Hosts, name: str, options: str) -> Iterator[Path]:
         yield Path(f"/proc/{sshd.pid}/root{workdir}")
     finally:
         subprocess.run([*inside, "umount", "-l", workdir], check=True)
+
+
+class Once:
+    """Does something once all nodes that are named have said these words; without a name, all of the run."""
+
+    def __init__(self, words: str, job: Callable[[], object], *nodes: str) -> None:
+        self._after, self._job = After(words, *(nodes or LABELS)), job
+
+    def __call__(self, event: Event) -> None:
+        before = self._after.seen
+        self._after(event)
+        if self._after.seen and not before:
+            self._job()
+
+
+def both(*listeners: Callable[[Event], None]) -> Callable[[Event], None]:
+    def on(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return on
+
+
+@contextlib.contextmanager
+def released(job: Callable[[], object]) -> Iterator[Callable[[], None]]:
+    """What does it once, and at the end if it has not been done."""
+    left = [job]
+
+    def once() -> None:
+        if left:
+            left.pop()()
+
+    try:
+        yield once
+    finally:
+        once()
+
+
+def states(ran: Ran) -> list[str]:
+    return [event.data["state"] for event in ran.events if event.kind == "connection"]
 
 
 class TestAJobThatEndsWell:
@@ -351,50 +391,124 @@ class TestARunDirectory:
 
 
 class TestTheNetwork:
-    def test_is_cut_to_one_host_which_is_given_up_and_blamed(self, hosts: Hosts) -> None:
+    def test_is_cut_to_one_host_which_is_given_up_and_blamed_by_who_wants_that(self, hosts: Hosts) -> None:
         hosts.does(LONG)
-        begun = After("begun", "node-00", "node-01", "node-02", "node-03")
-
-        def on(event: Event) -> None:
-            if not begun.seen:
-                begun(event)
-                if begun.seen:
-                    hosts.bed.cut("three")
-
         try:
-            ran = hosts.launch(on=on, settings=replace(SETTINGS, reconnect_s=3))
+            ran = hosts.launch(
+                on=Once("begun", lambda: hosts.bed.cut("three")), settings=replace(SETTINGS, lost_after_s=3)
+            )
         finally:
             hosts.bed.heal("three")
         assert set(hosts.jobs()) == {"three"}
         failure = ran.outcome.failure
         assert failure is not None
         assert (failure.node, ran.outcome.code, ran.outcome.running) == ("node-02", 1, ("node-02",))
-        assert "did not come back" in failure.what
+        assert failure.what == "its host was not seen for 3 s"
         assert ran.took_s < 40
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
 
     def test_is_cut_and_heals_without_a_line_lost(self, hosts: Hosts) -> None:
         hosts.does("exit 0", two="for ((i = 0; i < 60; i++)); do echo line $i; sleep 0.1; done")
-        begun = After("line 5", "node-01")
+        begun = Once("line 5", lambda: hosts.bed.cut("two"), "node-01")
 
         def on(event: Event) -> None:
-            if not begun.seen:
-                begun(event)
-                if begun.seen:
-                    hosts.bed.cut("two")
+            begun(event)
             if event.data.get("state") == "lost":
                 hosts.bed.heal("two")
 
         try:
-            ran = hosts.launch(on=on, settings=replace(SETTINGS, reconnect_s=20))
+            ran = hosts.launch(on=on)
         finally:
             hosts.bed.heal("two")
         assert ran.outcome.code == 0
         assert [line for line in ran.of("line", "node-01") if line.startswith("line")] == [
             f"line {i}" for i in range(60)
         ]
-        assert [event.data["state"] for event in ran.events if event.kind == "connection"] == ["lost", "back"]
+        assert states(ran) == ["lost", "back"]
+
+    @pytest.mark.parametrize("how", ["drop", "unreachable"])
+    def test_is_gone_for_the_client_alone_while_the_job_ends_well(self, hosts: Hosts, how: Hiding) -> None:
+        hosts.does(LONG.replace("600", "5") + "; seq 100")
+        with released(lambda: hosts.bed.show(how=how)) as show:
+            ran = hosts.launch(
+                on=both(Once("begun", lambda: hosts.bed.hide(how=how)), Once("be offline", show, "")),
+            )
+        assert (ran.outcome.end, ran.outcome.code) == ("ended", 0)
+        assert states(ran) == ["offline", "online"]
+        assert not ran.of("failure")
+        record = records.load()
+        assert (record.state, record.code) == ("ended", 0)
+        for node in record.nodes:
+            assert record.log(node).read_bytes() == (Path(node.run_dir) / ".topoplan" / "log").read_bytes()
+            assert ran.of("line", node.label)[-100:] == [str(number) for number in range(1, 101)]
+        hosts.assert_nothing_is_left()
+
+    def test_is_gone_while_a_node_fails_which_is_blamed_once_it_is_back(self, hosts: Hosts) -> None:
+        """Though its peers, whose hosts are seen first, have ended because of it."""
+        failed = hosts.root / "failed"
+        echo = (
+            f"echo begun; until [ -e {failed} ]; do sleep 0.02; done; sleep 1; echo 'Connection closed by peer'; exit 1"
+        )
+        hosts.does(echo, three=f"echo begun; sleep 5; touch {failed}; exit 7")
+        with released(lambda: hosts.bed.show("three")) as show_three, released(hosts.bed.show) as show:
+
+            def hide() -> None:
+                hosts.bed.hide()
+                hosts.bed.hide("three")  # once more, for longer
+
+            ran = hosts.launch(
+                on=both(
+                    Once("begun", hide),
+                    Once("be offline", lambda: (wait_until(failed.exists, "it fails"), time.sleep(2), show()), ""),
+                    Once("the cause may be on", show_three, ""),
+                )
+            )
+        hosts.assert_nothing_is_left()
+        failure = ran.outcome.failure
+        assert failure is not None
+        assert (failure.node, failure.what, ran.outcome.code) == ("node-02", "ended with exit code 7", 7)
+        assert (records.load().state, records.load().reason) == ("failed", "node-02: ended with exit code 7")
+
+    def test_is_gone_to_a_host_whose_peers_lose_it_too(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("topoplan.launch.failure.SIGHT_S", 1.0)
+        address = hosts.bed["three"].address
+        there = f"timeout 2 bash -c 'exec 3<>/dev/tcp/{address}/22' 2>/dev/null"
+        lost = f"sleep 4; echo 'Connection closed by peer [{address}]:4'; exit 1"
+        hosts.does(f"echo begun; while {there}; do sleep 0.2; done; {lost}", three=LONG)
+        try:
+            ran = hosts.launch(on=Once("begun", lambda: hosts.bed.cut("three")))
+        finally:
+            hosts.bed.heal("three")
+        failure = ran.outcome.failure
+        assert failure is not None
+        assert (failure.node, ran.outcome.code, ran.outcome.running) == ("node-02", 1, ("node-02",))
+        assert failure.diagnosis is not None
+        assert (failure.diagnosis.kind, failure.diagnosis.certain) == ("lost", True)
+        assert set(hosts.jobs()) == {"three"}
+        hosts.stop_from_another_client()
+        hosts.assert_nothing_is_left()
+
+    def test_is_gone_when_the_user_wants_to_stop_which_is_not_said_to_be_done(self, hosts: Hosts) -> None:
+        hosts.does(LONG)
+        offline = After("be offline")
+        with released(hosts.bed.show):
+            ran = hosts.launch(on=both(Once("begun", hosts.bed.hide), offline), interrupts=offline.count)
+        assert (ran.outcome.end, ran.outcome.code, list(ran.outcome.running)) == ("interrupted", 130, LABELS)
+        assert records.load().state == "running"
+        assert ran.took_s < 30
+        hosts.stop_from_another_client()
+        hosts.assert_nothing_is_left()
+
+    def test_is_gone_for_as_long_as_is_waited_for_any_host(self, hosts: Hosts) -> None:
+        hosts.does(LONG)
+        with released(hosts.bed.show):
+            ran = hosts.launch(on=Once("begun", hosts.bed.hide), settings=replace(SETTINGS, lost_after_s=4))
+        assert (ran.outcome.end, ran.outcome.code, list(ran.outcome.running)) == ("unknown", 1, LABELS)
+        assert records.load().state == "running"
+        assert set(hosts.jobs()) == set(NAMES)
+        hosts.stop_from_another_client()
+        hosts.assert_nothing_is_left()
 
     def test_is_parted_between_two_hosts_and_the_job_hangs_until_it_is_stopped(self, hosts: Hosts) -> None:
         address = hosts.bed["one"].address
@@ -419,7 +533,7 @@ class TestTheNetwork:
                     if begun.seen:
                         stack.enter_context(hosts.bed.frozen("one"))
 
-            ran = hosts.launch(on=on, settings=replace(SETTINGS, reconnect_s=1))
+            ran = hosts.launch(on=on, settings=replace(SETTINGS, lost_after_s=1))
         assert ran.outcome.failure is not None
         assert (ran.outcome.failure.node, ran.outcome.running) == ("node-00", ("node-00",))
         hosts.stop_from_another_client()

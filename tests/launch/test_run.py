@@ -7,16 +7,18 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from tests.launch.jobs import LABELS, NAMES, SETTINGS, After, Hosts, StopAfter, hosts_of, wait_until
+from topoplan.errors import HostError
 from topoplan.hosts.check import Check
 from topoplan.launch import record as records
 from topoplan.launch.connection import Connection
 from topoplan.launch.events import Event
 from topoplan.launch.log_copy import LogCopy
+from topoplan.launch.node import Started, start_node
 from topoplan.launch.outcome import note_stop
 
 LONG = "echo begun; sleep 600"
@@ -223,6 +225,53 @@ class TestAStartThatFails:
         assert ran.outcome.failure.node == "node-01"
         assert ran.outcome.failure.what.startswith("not started: a job of this run is already in ")
         assert (records.load().state, ran.outcome.running) == ("failed", ())
+        hosts.assert_nothing_is_left()
+
+
+class TestAStartThatIsNotSeenToItsEnd:
+    """The connection to a host is lost between the word to start and the answer."""
+
+    @pytest.fixture
+    def lost(self, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+        """Whether the host has done it; empty: it does."""
+        does: list[bool] = []
+
+        def start(connection: Connection, *, run_dir: str, **options: Any) -> Started | None:
+            hidden = "/node-01/" in run_dir
+            started = None if hidden and does == [False] else start_node(connection, run_dir=run_dir, **options)
+            if hidden:
+                connection.close()
+                raise HostError("the connection was lost", host="two", problem="lost")
+            return started
+
+        monkeypatch.setattr("topoplan.launch.run.start_node", start)
+        monkeypatch.setattr("topoplan.launch.watch._STARTING_S", 0.1)
+        return does
+
+    def test_is_a_start_where_the_job_runs(self, hosts: Hosts, lost: list[bool]) -> None:
+        hosts.does("sleep 1; echo done")
+        ran = hosts.launch()
+        assert (ran.outcome.end, ran.outcome.code) == ("ended", 0)
+        assert ran.of("line", "node-01")[-1] == "done"
+        assert not ran.of("failure")
+        hosts.assert_nothing_is_left()
+
+    def test_is_waited_for_by_who_leaves_it_running(self, hosts: Hosts, lost: list[bool]) -> None:
+        hosts.does(LONG)
+        ran = hosts.launch(settings=replace(SETTINGS, detach=True))
+        assert (ran.outcome.end, records.load().state) == ("detached", "running")
+        assert set(hosts.jobs()) == set(NAMES)
+        hosts.stop_from_another_client()
+        hosts.assert_nothing_is_left()
+
+    @pytest.mark.parametrize("detach", [False, True])
+    def test_is_none_where_it_does_not(self, hosts: Hosts, lost: list[bool], detach: bool) -> None:
+        lost.append(False)
+        hosts.does(LONG)
+        ran = hosts.launch(settings=replace(SETTINGS, detach=detach))
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("failed", 1, ())
+        assert ran.outcome.failure is not None
+        assert (ran.outcome.failure.node, ran.outcome.failure.what) == ("node-01", "was never started")
         hosts.assert_nothing_is_left()
 
 
