@@ -5,24 +5,26 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.launch.bed import Bed
-from tests.launch.jobs import NAMES, SETTINGS, Hosts, hosts_of
+from tests.launch.jobs import LABELS, NAMES, SETTINGS, After, Hosts, hosts_of
+from topoplan.launch.events import Event
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 LAUNCHER = """
-import os, signal, time
+import datetime, os, signal, time
 
 if __name__ == "__main__":
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(os.environ["TIMEOUT"])))
     rank = dist.get_rank()
     everyone = torch.tensor([rank])
     dist.all_reduce(everyone)
@@ -52,12 +54,13 @@ def hosts(four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     return made
 
 
-def trains(hosts: Hosts, then: str) -> None:
-    """Real Pythons in the place of the stand-ins."""
+def trains(hosts: Hosts, then: str, *, timeout_s: float = 600) -> None:
+    """Real Pythons in the place of the stand-ins; ranks wait so long for others."""
     for name in NAMES:
         python = hosts.root / name / "venv" / "bin" / "python"
         python.write_text(
-            f"#!/bin/bash\nexport THEN='{then}' PYTHONPATH='{hosts.root}/trainer' OMP_NUM_THREADS=1\n"
+            f"#!/bin/bash\nexport THEN='{then}' TIMEOUT={timeout_s} PYTHONPATH='{hosts.root}/trainer'"
+            " OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1\n"
             f'exec {os.path.realpath(sys.prefix)}/bin/python "$@"\n'
         )
 
@@ -86,3 +89,53 @@ def test_the_rank_that_failed_is_blamed_and_all_others_are_stopped(
     assert (failure.node, failure.diagnosis.rank, failure.diagnosis.kind) == (f"node-{rank // 2:02d}", rank, kind)
     assert (ran.outcome.end, ran.outcome.running) == ("failed", ())
     assert ran.outcome.code == 1
+
+
+def test_a_host_that_dies_is_blamed_once_its_peers_have_waited_for_it(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topoplan.launch.failure.SIGHT_S", 3.0)
+    trains(hosts, "go on", timeout_s=10)
+    joined = After("sees 28", *LABELS)
+
+    def on(event: Event) -> None:
+        before = joined.seen
+        joined(event)
+        if joined.seen and not before:
+            hosts.bed.cut("three")
+
+    try:
+        ran = hosts.launch(settings=replace(SETTINGS, start_s=60, grace_s=5), on=on)
+    finally:
+        hosts.bed.heal("three")
+    failure = ran.outcome.failure
+    assert failure is not None
+    assert failure.diagnosis is not None, failure.tail
+    assert (failure.node, failure.diagnosis.kind, ran.outcome.code) == ("node-02", "lost", 1)
+    assert (ran.outcome.end, ran.outcome.running) == ("failed", ("node-02",))
+    hosts.stop_from_another_client()
+    hosts.assert_nothing_is_left()
+
+
+def test_a_rank_that_is_killed_while_the_client_is_offline_is_blamed_when_it_is_back(hosts: Hosts) -> None:
+    trains(hosts, "rank 2 is killed")
+    offline = After("be offline")
+    hidden: list[str] = []
+
+    def on(event: Event) -> None:
+        if event.data.get("step") == "watch":
+            hosts.bed.hide()
+            hidden.append("all")
+        offline(event)
+        if offline.seen and hidden:
+            hidden.clear()
+            time.sleep(20)
+            hosts.bed.show()
+
+    ran = hosts.launch(settings=replace(SETTINGS, start_s=60, grace_s=5), on=on)
+    hosts.assert_nothing_is_left()
+    failure = ran.outcome.failure
+    assert failure is not None
+    assert failure.diagnosis is not None, failure.tail
+    assert (failure.node, failure.diagnosis.rank, failure.diagnosis.kind) == ("node-01", 2, "killed")
+    assert (ran.outcome.end, ran.outcome.running, ran.outcome.code) == ("failed", (), 1)

@@ -2,6 +2,7 @@
 
     make soak                              or: python tests/soak/soak.py --runs 200 --seed N
     python tests/soak/soak.py --seed N --only 17       the run number 17 of that seed again
+    python tests/soak/soak.py --faults offline,cut     only faults with these words in their names
 
 Each run is a `python -m topoplan launch` process on four hosts in network namespaces, with a stand-in for the trainer.
 Looked at: the exit code, the node that is blamed, and the processes on all hosts, after `topoplan stop` from another
@@ -31,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this checkout, a
 
 from tests.emit.samples import QWEN3_8B
 from tests.emit.test_torchrun import fill
-from tests.launch.bed import Bed, Machine, probe, under_way
+from tests.launch.bed import Bed, Hiding, Machine, probe, under_way
 from tests.launch.jobs import NAMES, Hosts, hosts_of
 
 LIMIT_S = 180.0
@@ -53,13 +54,13 @@ def last_lines(file: Path, count: int = 8) -> list[str]:
 class Client:
     """A launch as a user makes it."""
 
-    def __init__(self, hosts: Hosts) -> None:
+    def __init__(self, hosts: Hosts, *options: str) -> None:
         self.hosts = hosts
         self.output = hosts.root / "client.out"
         self.started_s = time.monotonic()
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
-                [*hosts.command("--grace", "1"), "--json"],
+                [*hosts.command("--grace", "1", *options), "--json"],
                 env=hosts.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -84,6 +85,10 @@ class Client:
                 return False
             time.sleep(0.01)
         return True
+
+    def running(self) -> bool:
+        """Whether it said at its end that something may run on."""
+        return any('"event": "end"' in line and json.loads(line)["running"] for line in last_lines(self.output, 50))
 
     def blamed(self) -> str | None:
         """The node that failed first, or that kept the launch from going on."""
@@ -129,6 +134,11 @@ class Draw:
         """It ends with one of these codes, and blames this node."""
         self.result.check("the exit code", client.wait(), *codes)
         self.result.check("the node that is blamed", client.blamed(), blamed)
+
+    def state(self) -> str | None:
+        """Of the run, in its record."""
+        found = list((self.hosts.state / "topoplan" / "runs").glob("*/run.json"))
+        return str(json.loads(found[0].read_text())["state"]) if found else None
 
     def stop_from_another(self) -> None:
         """`topoplan stop` in a new process, if there is a run to stop."""
@@ -207,9 +217,18 @@ def daemons(draw: Draw) -> None:
 
 
 def cut(draw: Draw) -> None:
+    """A host is dead: its peers lose it too, or hang and the user has said how long that may be."""
     name, node = draw.victim()
-    draw.hosts.does(LONG)
-    client = Client(draw.hosts)
+    address = draw.hosts.bed[name].address
+    options: list[str] = []
+    if draw.chance.random() < 0.5:
+        reach = f"timeout 2 bash -c 'exec 3<>/dev/tcp/{address}/22' 2>/dev/null"
+        lost = f"sleep {draw.chance.uniform(0, 10):.2f}; echo 'Connection closed by peer [{address}]:4271'; exit 1"
+        draw.hosts.does(BEGUN + f"while {reach}; do sleep 0.5; done; {lost}", **{name: LONG})
+    else:
+        draw.hosts.does(LONG)
+        options = ["--lost-host-after", f"{draw.chance.uniform(2, 10):.1f}s"]
+    client = Client(draw.hosts, *options)
     client.begun()
     time.sleep(draw.chance.uniform(0, 0.5))
     draw.hosts.bed.cut(name)
@@ -235,11 +254,75 @@ def cut_that_heals(draw: Draw) -> None:
 def frozen(draw: Draw) -> None:
     name, node = draw.victim()
     draw.hosts.does(LONG)
-    client = Client(draw.hosts)
+    client = Client(draw.hosts, "--lost-host-after", f"{draw.chance.uniform(2, 8):.1f}s")
     client.begun()
     with draw.hosts.bed.frozen(name):
         draw.ends(client, 1, blamed=node)
     draw.stop_from_another()
+
+
+HIDING: tuple[Hiding, ...] = ("drop", "unreachable", "reset")
+
+
+def out_of_sight(draw: Draw, *hidden: str) -> None:
+    """The client does not see some hosts for a while, their peers do. The job ends meanwhile or after that: well, or by
+    a node that fails, with its peers or without them."""
+    name, node = draw.victim()
+    hidden_s = 5 + 115 * draw.chance.random() ** 4  # 5 to 120, half of them below 13
+    sleep = f"sleep {draw.chance.uniform(0.2, hidden_s + 8):.2f}"
+    how, end = draw.chance.choice(HIDING), draw.chance.choice(("well", "alone", "together"))
+    code, failed = draw.chance.randint(2, 100), draw.hosts.root / "failed"
+    done = [draw.hosts.root / one / "does.done" for one in NAMES]
+    for mark in (*done, failed):
+        mark.unlink(missing_ok=True)
+    if end == "well":
+        draw.hosts.does(BEGUN + f'{sleep}; : > "${{BASH_SOURCE[0]}}.done"')
+    else:
+        follows = f"until [ -e {failed} ]; do sleep 0.1; done; sleep 1; echo 'Connection closed by peer'; exit 1"
+        others = LONG if end == "alone" else BEGUN + follows
+        draw.hosts.does(others, **{name: BEGUN + f"{sleep}; echo boom; : > {failed}; exit {code}"})
+    client = Client(draw.hosts)
+    client.begun()
+    time.sleep(draw.chance.uniform(0, 0.5))
+    # A failure that is seen elsewhere ends the run before.
+    with draw.hosts.bed.hidden(*hidden, how=how), contextlib.suppress(subprocess.TimeoutExpired):
+        client.process.wait(hidden_s)
+    if end == "well":
+        draw.ends(client, 0)
+        draw.result.check("hosts on which the job came to its end", sum(mark.exists() for mark in done), len(NAMES))
+        return
+    draw.ends(client, *((code,) if name not in hidden or end == "alone" else (code, 1)), blamed=node)
+    if client.running():
+        # A host that was not seen until the end: its exit code is not known, and nobody has stopped what runs there.
+        draw.result.check("what may run on after all hosts were seen", len(hidden) < len(NAMES), True)
+        draw.stop_from_another()
+    elif len(hidden) == len(NAMES):
+        draw.result.check("the state in the record", draw.state(), "failed")
+
+
+def offline(draw: Draw) -> None:
+    out_of_sight(draw, *NAMES)
+
+
+def one_invisible(draw: Draw) -> None:
+    name, _ = draw.victim()
+    out_of_sight(draw, name)
+
+
+def offline_interrupt(draw: Draw) -> None:
+    """Ctrl-C where no host can be told; nobody may say that the run was stopped."""
+    draw.hosts.does(LONG)
+    client = Client(draw.hosts)
+    client.begun()
+    with draw.hosts.bed.hidden(how=draw.chance.choice(HIDING)):
+        time.sleep(draw.chance.uniform(0, 12))
+        client.process.send_signal(signal.SIGINT)
+        asked_s = time.monotonic()
+        draw.result.check("the exit code", client.wait(), *INTERRUPTED)
+        draw.result.check("that it left within 30 s", time.monotonic() - asked_s < 30, True)
+        draw.result.check("the state in the record", draw.state(), "starting", "running")
+    draw.stop_from_another()
+    draw.result.check("the state in the record", draw.state(), "stopped")
 
 
 def client_signal(number: signal.Signals) -> Callable[[Draw], None]:
@@ -413,6 +496,9 @@ FAULTS: dict[str, tuple[int, Callable[[Draw], None]]] = {
     "a host is cut off": (4, cut),
     "a cut that heals": (4, cut_that_heals),
     "sshd is frozen": (3, frozen),
+    "client offline": (5, offline),
+    "client offline, SIGINT": (2, offline_interrupt),
+    "one host invisible": (4, one_invisible),
     "client SIGINT": (14, client_signal(signal.SIGINT)),
     "client SIGINT twice": (4, two_interrupts),
     "client SIGTERM": (6, client_signal(signal.SIGTERM)),
@@ -427,12 +513,11 @@ FAULTS: dict[str, tuple[int, Callable[[Draw], None]]] = {
 """Name -> (how often among the others, what it does)."""
 
 
-def one_run(hosts: Hosts, seed: int, index: int) -> Result:
-    """A fault, and a look at what is left. The same seed and index draw the same."""
+def one_run(hosts: Hosts, names: list[str], seed: int, index: int) -> Result:
+    """One of these faults, and a look at what is left. The same seed and index draw the same."""
     chance = random.Random(f"{seed}/{index}")
     # First one of each, then as they come.
-    names = list(FAULTS)
-    name = names[index] if index < len(names) else chance.choices(names, [weight for weight, _ in FAULTS.values()])[0]
+    name = names[index] if index < len(names) else chance.choices(names, [FAULTS[one][0] for one in names])[0]
     result = Result(fault=name)
     for host in NAMES:
         (hosts.root / host / "does.begun").unlink(missing_ok=True)
@@ -475,7 +560,7 @@ def lane(number: int, folder: Path, options: argparse.Namespace, work: Iterator[
     with Bed(folder / f"bed-{number}", [Machine(name=name) for name in NAMES]) as bed:
         hosts = hosts_of(bed, folder / f"hosts-{number}")
         for index in work:
-            result = one_run(hosts, options.seed, index)
+            result = one_run(hosts, options.names, options.seed, index)
             results.append(result)
             if result.violations:
                 said = "\n".join(f"      {line[:200]}" for line in last_lines(hosts.root / "client.out"))
@@ -517,6 +602,8 @@ def print_table(results: list[Result], took_s: float) -> None:
 
 def main() -> int:
     """Draw, run, and say what was not as it should be."""
+    # A shell that starts this in the background has it ignored, and so would the clients.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=200, metavar="N")
     parser.add_argument("--seed", type=int, metavar="N", help="of an earlier soak, to draw the same again")
@@ -524,7 +611,11 @@ def main() -> int:
     parser.add_argument(
         "--lanes", type=int, default=2, metavar="N", help="runs at the same time, each on its own hosts"
     )
+    parser.add_argument("--faults", default="", metavar="WORDS", help="parts of the names of those to draw from")
     options = parser.parse_args()
+    options.names = [name for name in FAULTS if any(words in name for words in options.faults.split(","))]
+    if not options.names:
+        parser.error(f"no fault has {options.faults!r} in its name; there are: {', '.join(FAULTS)}")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(10**6)
     kind, reason = probe()
@@ -544,7 +635,8 @@ def main() -> int:
         for thread in lanes:
             thread.join()
     print_table(results, time.monotonic() - started_s)
-    print(f"again: python tests/soak/soak.py --runs {options.runs} --seed {options.seed}")
+    faults = f" --faults '{options.faults}'" if options.faults else ""
+    print(f"again: python tests/soak/soak.py --runs {options.runs} --seed {options.seed}{faults}")
     return int(len(results) < len(numbers) or any(result.violations for result in results))
 
 

@@ -19,8 +19,8 @@ EventKind = Literal[
     "progress",  # where training is
     "note",  # something to know, and nothing to do
     "ended",  # the script of one node has ended
-    "connection",  # lost, or there again
-    "failure",  # a host or a node failed
+    "connection",  # a host cannot be seen, or is again; or this machine is offline, or online again
+    "failure",  # a node failed, or a host before anything ran on it
 ]
 
 
