@@ -5,6 +5,8 @@ import os
 import shutil
 import signal
 
+import pytest
+
 from tests.cli.conftest import Cli
 from tests.cli.live_run import LiveRun
 from topoplan.launch import record
@@ -93,6 +95,19 @@ def test_names_what_may_be_left_and_leaves_it_alone(cli: Cli, live: LiveRun) -> 
     assert len(jobs(live)) == 1
     os.kill(held["pid"], signal.SIGKILL)
     assert cli("stop").code == 0
+
+
+def test_changes_nothing_from_a_machine_that_is_offline_and_neither_does_status(cli: Cli, live: LiveRun) -> None:
+    if live.bed.kind != "namespaces":
+        pytest.skip("hosts are hidden in namespaces")
+    live.start("exec sleep 61", "exit 3")
+    live.wait_for(["running", "ended"])
+    with live.bed.hidden(how="unreachable"):
+        shown, asked = cli("stop"), cli("status")
+    assert (shown.code, asked.code) == (1, 1)
+    assert "this machine seems to be offline; not all of it is known to have ended" in " ".join(shown.out.split())
+    assert asked.out.startswith("live-1: not known, this machine seems to be offline; made ")
+    assert (record.load().state, len(jobs(live))) == ("running", 1)
 
 
 def test_says_what_it_did_where_its_record_cannot_be_written(cli: Cli, live: LiveRun) -> None:

@@ -16,6 +16,7 @@ from tests.launch.bed import Bed, new_key
 from tests.launch.logins import log_in, refused
 from topoplan.errors import HostError
 from topoplan.launch.keys import Access
+from topoplan.launch.ssh import connect
 
 
 class TestWhoWeAre:
@@ -50,6 +51,16 @@ class TestWhoWeAre:
     def test_keys_of_the_agent_are_used(self, bed: Bed, agent: Path) -> None:
         self.give(agent, bed.key)
         log_in(bed.target("alpha", agent=agent, identity_files=())).close()
+
+    def test_an_agent_is_asked_again_where_its_keys_did_not_do(
+        self, bed: Bed, agent: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("topoplan.launch.keys._AGENT_AGAIN_S", 0)
+        access, target = Access(), bed.target("alpha", agent=agent, identity_files=())
+        with pytest.raises(HostError, match="no key to log in with"):
+            connect(target, access, deadline_s=30)
+        self.give(agent, bed.key)
+        connect(target, access, deadline_s=30).close()
 
     def test_one_agent_serves_many_logins_at_once(self, bed: Bed, agent: Path) -> None:
         self.give(agent, bed.key)

@@ -485,6 +485,7 @@ class TestTheNetwork:
         assert (failure.node, ran.outcome.code, ran.outcome.running) == ("node-02", 1, ("node-02",))
         assert failure.diagnosis is not None
         assert (failure.diagnosis.kind, failure.diagnosis.certain) == ("lost", True)
+        assert records.load().reason == f"{failure.reason}; not stopped: node-02"
         assert set(hosts.jobs()) == {"three"}
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()

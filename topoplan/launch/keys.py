@@ -6,6 +6,7 @@ import base64
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ Ask = Callable[[str], str | None]
 """Shows a question and returns the answer, which is a secret; None: the user has none."""
 
 _AGENT_S = 5.0
+_AGENT_AGAIN_S = 30.0
+"""An agent whose keys did not do is asked again after this at the earliest."""
 _ASK_AT_MOST = 3
 
 
@@ -51,6 +54,8 @@ class Access:
     _files: dict[Path, PKey | str] = field(default_factory=dict)
     """Keys by file, or why there is none."""
     _agents: dict[Path, list[PKey] | str] = field(default_factory=dict)
+    _asked_at: dict[Path, float] = field(default_factory=dict)
+    """When an agent was asked."""
 
     def offers(self, target: Target) -> Iterator[tuple[str, PKey]]:
         """The keys to offer, with a name for messages: the agent's that identity files name, the agent's others unless
@@ -87,6 +92,13 @@ class Access:
             reasons.append(f"agent {target.agent}: {silent}")
         return reasons
 
+    def refused(self, target: Target) -> None:
+        """No key did. In a run of days the agent may have been started anew, or been given its keys again."""
+        with self._lock:
+            asked_at = self._asked_at.get(target.agent) if target.agent else None
+            if asked_at is not None and time.monotonic() - asked_at > _AGENT_AGAIN_S:
+                self._agents.pop(target.agent, None)  # type: ignore[arg-type]
+
     def _load(self, file: Path) -> PKey | str:
         """The lock is held."""
         if file not in self._files:
@@ -113,6 +125,7 @@ class Access:
             return []
         with self._lock:
             if path not in self._agents:
+                self._asked_at[path] = time.monotonic()
                 try:
                     self._agents[path] = within(_AGENT_S, lambda: _from_agent(path))
                 except Overtime:

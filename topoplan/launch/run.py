@@ -362,7 +362,8 @@ class Launch:
         if running:
             self._step("stop", f"stopping {', '.join(running)}")
         left = self._stop_all(watch)
-        self._note("failed", code, reason=failure.reason if failure is not None else "", watch=watch)
+        reason = failure.reason if failure is not None else ""
+        self._note("failed", code, reason="; not stopped: ".join(filter(None, (reason, ", ".join(left)))), watch=watch)
         return Outcome(end="failed", code=code, run=self._run, failure=failure, errors=left, running=tuple(left))
 
     def _unknown(self, watch: Watch) -> Outcome:

@@ -334,4 +334,5 @@ def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, de
         remedy = "keys are the only way to log in here: see AuthenticationMethods in its sshd_config"
     if unused := access.unused(target):
         what += f". Not offered: {'; '.join(unused)}"
+    access.refused(target)
     raise HostError(what, host=target.name, problem="auth", remedy=remedy)

@@ -209,6 +209,9 @@ class Watch:
         for node in self.nodes:
             if node._stream is not None:
                 node._stream.close()
+            for answer in node._answers:
+                if answer.connection is not None and answer.connection is not node.connection:
+                    answer.connection.close()
             if node._copy is not None:
                 node._copy.close()
                 node._copy = None
@@ -235,6 +238,8 @@ class Watch:
 
     def _look_for_the_unseen(self, now: float) -> None:
         """Tell of them, and give up those whose time is over."""
+        if not any(node.unseen and not node.over for node in self.nodes):
+            return
         self._sight.look(
             any_seen=any(node.connection is not None and node.connection.is_alive for node in self.nodes),
             running={node.name: now - node._heard_at for node in self.nodes if not node.over and not node.unseen},
@@ -327,8 +332,9 @@ class Watch:
             try:
                 if connection is None:
                     connection = self._reconnect(node.name, attempt_s)
-                self._answer(node, self._how_it_is(node, connection))
-                return
+                if not self._closed and node.lost is None:
+                    self._answer(node, self._how_it_is(node, connection))
+                    return
             except HostError as error:
                 if connection is not None:
                     connection.close()
@@ -338,7 +344,7 @@ class Watch:
                     refused = error.problem in AGAINST_US
                     self._one_is_back.wait(_PAUSE_REFUSED_S if refused else pause_s * random.uniform(0.7, 1.3))
             attempt_s, pause_s = min(2 * attempt_s, CONNECT_S), min(1.6 * pause_s, _PAUSE_AT_MOST_S)
-        if connection is not None:
+        if connection is not None and connection is not node.connection:
             connection.close()
 
     def _how_it_is(self, node: Watched, connection: Connection) -> _Answer:
