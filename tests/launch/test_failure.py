@@ -81,6 +81,14 @@ def test_it_is_not_to_blame_where_its_peers_name_another_that_runs(named: str, b
     assert found[0].node == blamed
 
 
+def test_an_end_counts_also_where_not_all_that_was_written_before_it_has_come() -> None:
+    behind = node(1, "step 4", code=7, at=1.0)
+    behind.ended, behind.failure = False, ""
+    found = first_failure([node(0, PEER_GONE.format("gpu1"), code=1, at=3.0), behind], ranks_per_node=8)
+    assert found is not None
+    assert (found[0].node, found[0].what, found[1]) == ("node-01", "ended with exit code 7", 7)
+
+
 def test_a_host_that_is_given_up_is_the_failure() -> None:
     gone = hidden(0)
     gone.lost, gone.failure = gone.unseen, "its host was not seen for 20 s"

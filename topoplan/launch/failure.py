@@ -10,7 +10,7 @@ from topoplan.launch.diagnose import Diagnosis, diagnose
 from topoplan.launch.events import Event, Tell
 from topoplan.launch.outcome import OVER
 from topoplan.launch.waiting import Deadline
-from topoplan.launch.watch import Watch, Watched, failed_at
+from topoplan.launch.watch import Watch, Watched, failed_at, how_it_failed
 
 FAILED = 1
 """Exit code where no script left one."""
@@ -73,15 +73,30 @@ def first_cause(
             return found
 
 
+def _what(node: Watched) -> str:
+    """Of a node that has not been seen to its end."""
+    if node.unseen is not None:
+        return "its host cannot be seen, and its peers have lost it too"
+    if node.state is not None and node.state.state in OVER:
+        return how_it_failed(node.state)
+    return "a rank of it failed"
+
+
 def _wait_for_sight(watch: Watch, tell: Tell, leave: Callable[[], bool]) -> None:
-    """Until it is known how those hosts are that have not been seen since before the failure."""
+    """Until it is known how those hosts are that have not been seen since before the failure, and what was written
+    there has come."""
 
     def hidden() -> list[str]:
-        failed_s = failed_at(watch.nodes)
+        until_s = failed_at(watch.nodes) + _NOTICED_S
         return [
             node.name
             for node in watch.nodes
-            if node.unseen_at is not None and not node.over and node.unseen_at <= failed_s + _NOTICED_S
+            if not node.over
+            and (
+                node.unseen_at <= until_s
+                if node.unseen_at is not None
+                else node.state is not None and node.state.state in OVER
+            )
         ]
 
     watch.hurry()
@@ -116,8 +131,7 @@ def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tu
     failure = Failure(
         node=first.name,
         host=first.address,
-        what=first.failure
-        or ("its host cannot be seen, and its peers have lost it too" if first.unseen else "a rank of it failed"),
+        what=first.failure or _what(first),
         code=first.code,
         diagnosis=diagnosis,
         tail=tuple(first.tail),

@@ -81,6 +81,7 @@ class Watched:
     starting: bool = False
     """Whether its start may still be under way, as far as is known: the connection was lost meanwhile."""
     ended: bool = False
+    """Whether it has, and all that it wrote has come."""
     code: int | None = None
     """Exit code of its script, where it has one."""
     failure: str = ""
@@ -423,18 +424,19 @@ class Watch:
             if answer.begin.no_copy:
                 self._keep_no_copy(node, answer.begin.no_copy)
             self._show(node, answer.begin.local)
+        node.code = state.code
+        is_over = state.state != "running"
+        node.trouble_at = _ended_at(state, time.monotonic(), node.trouble_at, unseen_at) if is_over else None
         if answer.stream is not None:
-            node.trouble_at = None
             node._stream = answer.stream
             self._bell.set()
             return
         self._end_lines(node)
-        node.ended, node.code = True, state.code
-        node.trouble_at = _ended_at(state, time.monotonic(), node.trouble_at, unseen_at)
+        node.ended = True
         if self.stopping:
             text = "stopped" if state.code is None else f"stopped, exit code {state.code}"
         else:
-            node.failure = _failure(state)
+            node.failure = how_it_failed(state)
             text = node.failure or "ended with exit code 0"
         self._tell(Event(kind="ended", node=node.name, text=text, data={"code": state.code, "host": node.address}))
 
@@ -473,7 +475,8 @@ def _ended_at(state: NodeState, now: float, noticed: float | None, unseen_at: fl
     return by_host if noticed is None or unseen_at is not None else min(noticed, by_host)
 
 
-def _failure(state: NodeState) -> str:
+def how_it_failed(state: NodeState) -> str:
+    """In a phrase; empty where it ended well."""
     if state.state == "ended":
         if state.code is None:
             return "was ended by a signal"
