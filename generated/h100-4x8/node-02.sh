@@ -11,6 +11,11 @@ fail() {
 }
 
 bundle_dir="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+if grep -qs '^# INCOMPLETE BUNDLE' -- "$bundle_dir/train.yaml"; then
+  fail "the bundle is not whole: topoplan generate was ended while it wrote it, or is writing it now; write it again: \
+topoplan generate --from '$bundle_dir/plan.json' -o '$bundle_dir', and copy the whole directory to each node"
+fi
+[[ -s "$bundle_dir/train.yaml" ]] || fail "train.yaml is not beside this script, or empty; copy the whole directory to each node"
 workdir="$bundle_dir"
 # As in train.yaml:
 model_dir=models/Qwen/Qwen3-VL-8B-Instruct
@@ -42,7 +47,6 @@ elif command -v nvidia-smi >/dev/null; then
   gpus="$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)"
   [[ "$gpus" -ge 8 ]] || fail "nvidia-smi lists $gpus GPUs, and the layout needs 8 on this machine"
 fi
-[[ -f "$bundle_dir/train.yaml" ]] || fail "train.yaml is not beside this script; copy the whole directory to each node"
 if grep -q '^dataset: SET_ME\b' -- "$bundle_dir/train.yaml"; then
   fail "no data set is named; set dataset in train.yaml on every node, or job.dataset in the spec and generate again"
 fi

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 import topoplan
 from tests.sizes import examples
-from topoplan.emit.bundle import PLAN_FILE, generate
+from topoplan.emit.bundle import generate
 from topoplan.emit.plan_file import read_plan_file, recorded_plan, written_again
 from topoplan.emit.slurm import JOB_SCRIPT
 from topoplan.emit.write import MANIFEST, write_bundle
+from topoplan.emit.writer import PLAN_FILE
 from topoplan.errors import InputError, LayoutError, ModelError, SpecError
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict

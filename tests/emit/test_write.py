@@ -175,14 +175,14 @@ def test_an_interruption_in_the_middle_puts_the_old_files_back(tmp_path: Path, m
     target = tmp_path / "bundle"
     write_bundle(FILES, target)
     before = content(target)
-    rename = Path.rename
+    replace = Path.replace
 
     def interrupted(path: Path, to: Path) -> Path:
-        if to == target / "node-01.sh" and ".replaced" not in path.parts:
+        if to == target / "node-01.sh" and "new" in path.parts:
             raise KeyboardInterrupt
-        return rename(path, to)
+        return replace(path, to)
 
-    monkeypatch.setattr(Path, "rename", interrupted)
+    monkeypatch.setattr(Path, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_bundle({name: text + "new\n" for name, text in FILES.items()}, target)
     assert content(target) == before

@@ -12,6 +12,7 @@ from topoplan.check.job.data_parallel import USUAL_SEQ_LEN
 from topoplan.check.job.models import is_whole
 from topoplan.check.prediction import Prediction
 from topoplan.check.read.parts import Part
+from topoplan.check.read.read_parts import STANDARD_INPUT
 from topoplan.check.read.read_setup import read_setup, setup_of
 from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.rules import (
@@ -31,6 +32,7 @@ from topoplan.check.rules import (
     yaml,
 )
 from topoplan.check.rules.finding import Finding, Severity
+from topoplan.emit.whole import refuse_incomplete
 from topoplan.emit.write import MANIFEST
 from topoplan.planner.plan import Ranking
 from topoplan.planner.search import rank
@@ -108,6 +110,9 @@ def check(paths: Sequence[str], against: Against = Against()) -> Checked:
     With a cluster each configuration is predicted on it and held against the best plan. Raises InputError for what
     cannot be read.
     """
+    for path in paths:
+        if path != STANDARD_INPUT:
+            refuse_incomplete(Path(path))
     setup = read_setup(paths)
     setup = replace(setup, bundles=tuple(path for path in map(Path, paths) if (path / MANIFEST).is_file()))
     if against.profile is not None and against.cluster is not None:

@@ -72,7 +72,7 @@ def _read(subject: str) -> tuple[Cluster, RunNeeds | None]:
     """The cluster, and what a run wants of it where there is a plan."""
     from pathlib import Path
 
-    from topoplan.emit.bundle import PLAN_FILE
+    from topoplan.emit.writer import PLAN_FILE
 
     path = Path(subject)
     if not path.is_dir() and path.suffix != ".json":
@@ -81,9 +81,11 @@ def _read(subject: str) -> tuple[Cluster, RunNeeds | None]:
         return load_cluster(path), None
 
     from topoplan.emit.plan_file import read_plan_file
+    from topoplan.emit.whole import refuse_incomplete
     from topoplan.hosts.needs import needs_of
     from topoplan.specs.source import read_source
 
+    refuse_incomplete(path)
     recorded = read_plan_file(path)
     trainer = (path if path.is_dir() else path.parent) / "train.yaml"
     beside = path.is_dir() or path.name == PLAN_FILE

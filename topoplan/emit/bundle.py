@@ -16,7 +16,7 @@ from topoplan.emit.storage import CheckpointSize
 from topoplan.emit.templating import code_span, gigabytes, render
 from topoplan.emit.torchrun import master_address, master_port, node_script, script_name
 from topoplan.emit.trainer_facts import is_hub_id
-from topoplan.emit.writer import DATASET_TO_FILL_IN, TrainerFiles, TrainerRun, Writer
+from topoplan.emit.writer import DATASET_TO_FILL_IN, PLAN_FILE, TrainerFiles, TrainerRun, Writer
 from topoplan.emit.writers import default_trainer, writer_of
 from topoplan.errors import InputError, SpecError, listed
 from topoplan.planner.plan import Plan
@@ -24,7 +24,6 @@ from topoplan.planner.view import plan_to_dict, spec_to_dict
 from topoplan.specs.cluster import Host
 from topoplan.specs.spec import Spec
 
-PLAN_FILE = "plan.json"
 PLAN_SCHEMA = "topoplan.plan/1"
 HOSTS_SCHEMA = "topoplan.hosts/1"
 

@@ -19,7 +19,8 @@ from typing import Any, get_args
 import topoplan
 from topoplan.backends.trainers import TRAINER_NAMES, TrainerName
 from topoplan.emit import bundle
-from topoplan.emit.bundle import NO_SCHEDULER, PLAN_FILE, PLAN_SCHEMA, Scheduler
+from topoplan.emit.bundle import NO_SCHEDULER, PLAN_SCHEMA, Scheduler
+from topoplan.emit.writer import PLAN_FILE
 from topoplan.errors import InputError, SpecError, nearest
 from topoplan.layout.forms import layout_from_dict
 from topoplan.planner.inputs import spec_from_dict

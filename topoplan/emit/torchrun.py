@@ -14,6 +14,7 @@ from topoplan.emit.fabric import fabric_needs
 from topoplan.emit.nccl import node_environment
 from topoplan.emit.templating import render
 from topoplan.emit.trainer_facts import is_hub_id
+from topoplan.emit.whole import INCOMPLETE
 from topoplan.emit.writer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles, TrainerRun, Writer
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
@@ -81,6 +82,7 @@ def node_script(spec: Spec, layout: Layout, writer: Writer, trainer: TrainerFile
         "run": run,
         "files": tuple(trainer.files),
         "main_file": MAIN_FILE,
+        "incomplete": INCOMPLETE,
         "hub_id": spec.model.name if spec.model.config_path is None and is_hub_id(spec.model.name) else None,
         "to_fill_in": run.to_fill_in if run.dataset == DATASET_TO_FILL_IN else None,
         "placeholder": DATASET_TO_FILL_IN,

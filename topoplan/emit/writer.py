@@ -21,6 +21,9 @@ from topoplan.specs.spec import Spec
 MAIN_FILE = "train.yaml"
 """The file that a trainer reads first; a bundle has it whatever the trainer."""
 
+PLAN_FILE = "plan.json"
+"""Inputs and layout, from which the whole bundle can be written again."""
+
 DATASET_TO_FILL_IN = "SET_ME"
 """Stands for the dataset that the spec does not name; the node scripts refuse to start with it."""
 

@@ -6,7 +6,6 @@ Other edits are the user's own business (the data set in train.yaml, a line in a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import topoplan
-from topoplan.emit.bundle import HOSTS_SCHEMA, PLAN_FILE
+from topoplan.emit.bundle import HOSTS_SCHEMA
 from topoplan.emit.bundle_files import EditedScript, edited_scripts, is_script, refuse_links
 from topoplan.emit.plan_file import RecordedPlan, read_plan_file, written_again
 from topoplan.emit.torchrun import script_name
-from topoplan.emit.write import MANIFEST
+from topoplan.emit.whole import again, digest, mixture, refuse_incomplete, refuse_unusable
+from topoplan.emit.write import MANIFEST, listed
+from topoplan.emit.writer import PLAN_FILE
 from topoplan.errors import InputError, SpecError, TopoplanError, nearest
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.planner.predict import predict
@@ -89,6 +90,7 @@ def read_bundle(directory: str | Path) -> Bundle:
     """
     directory = Path(directory)
     name = shown_path(directory)
+    refuse_incomplete(directory)
     if directory.is_file() and directory.name == PLAN_FILE:
         directory = directory.parent
     elif not directory.is_dir():
@@ -103,6 +105,7 @@ def read_bundle(directory: str | Path) -> Bundle:
             remedy=f"it holds bundles: {', '.join(within)}" if within else _REMEDY,
         )
     refuse_links(directory, (PLAN_FILE, MANIFEST))
+    known = listed(directory)
     recorded = read_plan_file(directory)
     cluster = recorded.spec.cluster
     if not cluster.hosts:
@@ -112,20 +115,28 @@ def read_bundle(directory: str | Path) -> Bundle:
             remedy="add `hosts: [{address: 10.0.0.1, user: ..., workdir: ..., venv: ...}, ...]` to the spec, one for"
             " each node in the order of their numbers, and write the bundle again with `topoplan generate`",
         )
-    again = written_again(recorded)
-    refuse_links(directory, again)
-    fresh = {file: text.encode() for file, text in again.items()}
+    texts = written_again(recorded)
+    refuse_links(directory, texts)
+    fresh = {file: text.encode() for file, text in texts.items()}
     needed = [script_name(node) for node in range(cluster.nodes)]
     needed += [TRAINER_FILE, HOSTS_FILE]
     if missing := [file for file in needed if not (directory / file).is_file()]:
-        raise SpecError(f"lacks {named(missing)}", where=name, remedy=f"write it again: {_from(directory)}")
+        raise SpecError(f"lacks {named(missing)}", where=name, remedy=f"write it again: {again(directory)}")
     files = {file: _content(directory / file) for file in fresh if (directory / file).is_file()}
+    refuse_unusable(directory, files, fresh)
+    if mixed := mixture(directory, files, fresh, known):
+        raise SpecError(mixed[0], where=name, remedy=mixed[1])
+    refuse_incomplete(directory)
+    if listed(directory) != known:
+        raise SpecError("was written again while it was read", where=name, remedy="give it once more")
     hosts = _read_hosts(directory / HOSTS_FILE)
     _compare(hosts, json.loads(fresh[HOSTS_FILE]))
-    edited = _edited(directory, files, fresh)
+    edited = tuple(
+        file for file, data in files.items() if data != fresh[file] and digest(data) not in known.get(file, ())
+    )
     of_this_version = recorded.version == topoplan.__version__
-    scripts = edited_scripts(files, again) if of_this_version else ()
-    others = [name for name in edited if not (of_this_version and is_script(again[name]))]
+    scripts = edited_scripts(files, texts) if of_this_version else ()
+    others = [name for name in edited if not (of_this_version and is_script(texts[name]))]
     return Bundle(
         directory=directory,
         run=str(hosts.data["run"]),
@@ -159,15 +170,6 @@ def _content(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _edited(directory: Path, files: Mapping[str, bytes], fresh: Mapping[str, bytes]) -> tuple[str, ...]:
-    """Files that differ from the list that was written with them, or without one from what would be written now."""
-    try:
-        digests = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["files"]
-        return tuple(name for name, data in files.items() if hashlib.sha256(data).hexdigest() != digests.get(name))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return tuple(name for name, data in files.items() if data != fresh[name])
-
-
 def _script_notes(scripts: Sequence[EditedScript]) -> list[str]:
     """What is different in scripts; where it is the same in several, once."""
     alike: dict[str, list[str]] = {}
@@ -178,10 +180,6 @@ def _script_notes(scripts: Sequence[EditedScript]) -> list[str]:
         f" found: {summary}"
         for summary, names in alike.items()
     ]
-
-
-def _from(directory: Path) -> str:
-    return f"topoplan generate --from {shown_path(directory / PLAN_FILE)} -o {shown_path(directory)}"
 
 
 # hosts.json ----------------------------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from topoplan.emit.bundle_files import edited_scripts, is_script
 from topoplan.emit.plan_file import read_plan_file, written_again
 from topoplan.emit.torchrun import script_name
 from topoplan.emit.trainer_keys import known_keys
-from topoplan.emit.write import bundle_changes
+from topoplan.emit.whole import mixture
+from topoplan.emit.write import bundle_changes, listed
 from topoplan.emit.writers import default_trainer
-from topoplan.errors import InputError, SpecError
+from topoplan.errors import InputError, SpecError, TopoplanError
 from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import SHARDED_BACKENDS
 from topoplan.specs.source import Source, parse_source, read_text
@@ -32,10 +34,12 @@ _PLAN, _TRAINER = "plan.json", "train.yaml"
 def findings(setup: Setup) -> Iterator[Finding]:
     """What is wrong with each bundle."""
     for directory in setup.bundles:
-        again = _written_again(directory)
-        yield from _changed_files(directory, again)
-        yield from _edited_scripts(directory, again)
         plan = _plan(directory)
+        fresh = _written_again(directory)
+        # Another version writes other scripts.
+        ours = fresh if plan is not None and plan.get("version") == topoplan.__version__ else {}
+        yield from _changed_files(directory, ours)
+        yield from _edited_scripts(directory, ours)
         if plan is None:
             yield _finding(
                 directory, _PLAN, "bundle-plan", "warning", "is missing or cannot be read", "generate the bundle again"
@@ -54,22 +58,30 @@ def findings(setup: Setup) -> Iterator[Finding]:
             )
             continue
         yield from _other_version(directory, plan)
+        yield from _mixture(directory, fresh)
         yield from _missing_scripts(directory, plan)
         yield from _disagreements(directory, plan)
 
 
 def _written_again(directory: Path) -> Mapping[str, str]:
-    """What this version writes for the plan, if it wrote the bundle too: another one writes other scripts."""
+    """What this version writes for the plan; nothing where that cannot be read, which is told elsewhere."""
     try:
-        recorded = read_plan_file(directory)
-        return written_again(recorded) if recorded.version == topoplan.__version__ else {}
-    except InputError:
-        return {}  # a plan that cannot be read is told elsewhere
+        return written_again(read_plan_file(directory))
+    except TopoplanError:
+        return {}
+
+
+def _contents(directory: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Those of the files that are there and can be read."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(OSError):
+            found[name] = (directory / name).read_bytes()
+    return found
 
 
 def _edited_scripts(directory: Path, again: Mapping[str, str]) -> Iterator[Finding]:
-    found = {name: (directory / name).read_bytes() for name in again if (directory / name).is_file()}
-    for script in edited_scripts(found, again):
+    for script in edited_scripts(_contents(directory, again), again):
         yield Finding(
             rule="bundle-edited-script",
             severity="warning",
@@ -117,6 +129,15 @@ def _other_version(directory: Path, plan: Mapping[str, Any]) -> Iterator[Finding
             "generate the bundle again for the scripts and predictions of this version; whether scripts were edited"
             " is known from the list beside them alone",
         )
+
+
+def _mixture(directory: Path, fresh: Mapping[str, str]) -> Iterator[Finding]:
+    """Files of two bundles: of `generate` that was ended in an earlier version, or of a copy that broke off."""
+    if not fresh:
+        return
+    texts = {name: text.encode() for name, text in fresh.items()}
+    if found := mixture(directory, _contents(directory, texts), texts, listed(directory)):
+        yield _finding(directory, _PLAN, "bundle-mixture", "error", *found)
 
 
 def _missing_scripts(directory: Path, plan: Mapping[str, Any]) -> Iterator[Finding]:
