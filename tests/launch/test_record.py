@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +234,55 @@ def test_a_place_that_cannot_be_written_is_one_message(state: Path) -> None:
         OutputError, match="the record of the run cannot be written: Not a directory; set XDG_STATE_HOME"
     ):
         record.create(a_run())
+
+
+def test_a_process_that_was_killed_while_it_wrote_leaves_nothing_that_stays(state: Path) -> None:
+    record.create(a_run())
+    (state / "qwen-1" / ".run-new").write_text("{")
+    record.update("qwen-1", state="running")
+    assert sorted(path.name for path in (state / "qwen-1").iterdir()) == [".lock", ".reserve", "run.json"]
+
+
+@pytest.fixture
+def full(state: Path) -> Iterator[Callable[[], None]]:
+    """Fills the disk that the records are on."""
+    state.mkdir(parents=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", state], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip("mounts need root")
+
+    def fill() -> None:
+        with contextlib.suppress(OSError), (state / "ballast").open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(512))
+
+    yield fill
+    subprocess.run(["umount", "-l", state], check=True)
+
+
+class TestAFullDisk:
+    def test_of_a_new_run_is_one_message_and_leaves_no_record(self, state: Path, full: Callable[[], None]) -> None:
+        full()
+        with pytest.raises(OutputError, match="the record of the run cannot be written: No space left on device"):
+            record.create(a_run())
+        assert record.runs() == []
+
+    @pytest.mark.parametrize("end", ["ended", "failed", "stopped"])
+    def test_at_the_end_of_a_run_is_told_in_its_record(self, state: Path, full: Callable[[], None], end: Any) -> None:
+        record.create(a_run())
+        full()
+        with pytest.raises(OutputError, match="No space left on device"):
+            record.update("qwen-1", state="running")
+        assert record.load().state == "starting"
+        noted = record.update("qwen-1", state=end, code=3, trouble="a log is not kept")
+        assert noted == record.load()
+        assert (noted.state, noted.code) == (end, 3)
+        assert noted.trouble == "a log is not kept; the disk of this machine was full when the run ended"
+
+    def test_has_room_for_the_end_of_a_run_of_a_thousand_nodes(self, state: Path, full: Callable[[], None]) -> None:
+        subprocess.run(["mount", "-o", "remount,size=4m", state], check=True)
+        nodes = tuple(replace(a_run().nodes[0], node=node, name="n" * 20) for node in range(1000))
+        record.create(replace(a_run(), nodes=nodes))
+        full()
+        ended = tuple(replace(node, code=137) for node in nodes)
+        assert record.update("qwen-1", state="failed", nodes=ended).nodes == ended == record.load().nodes

@@ -30,7 +30,7 @@ from topoplan.launch.ssh import CONNECT_S, connect
 from topoplan.launch.ssh_config import Target
 from topoplan.launch.stopping import StopTimes, let_be_stopped, stop_all
 from topoplan.launch.waiting import INTERRUPT_LOOK_S, Call, Deadline
-from topoplan.launch.watch import Watch, Watched, failed_at
+from topoplan.launch.watch import Watch, Watched, failed_at, not_kept
 
 End = Literal["ended", "failed", "stopped", "left", "unknown"]
 
@@ -229,11 +229,11 @@ class Attach:
             if stopped_with_grace_s(self._record.run_id, failed_at(nodes)) is not None:
                 return self._outcome("stopped", code, errors=errors, running=running)
             if not running:
-                self._note("failed", code, failure.reason, codes)
+                self._note("failed", code, failure.reason, codes, not_kept(nodes))
             return self._outcome("failed", code, failure=failure, errors=errors, running=running)
         if running:
             return self._outcome("unknown", FAILED, errors=errors, running=running)
-        self._note("ended", 0, "", codes)
+        self._note("ended", 0, "", codes, not_kept(nodes))
         return self._outcome("ended", 0)
 
     def _outcome(
@@ -264,12 +264,12 @@ class Attach:
         self._tell(Event(kind="note", text=f"no prediction to compare with: {why}"))
         return None
 
-    def _note(self, state: RunState, code: int, reason: str, codes: Mapping[str, int | None]) -> None:
+    def _note(self, state: RunState, code: int, reason: str, codes: Mapping[str, int | None], trouble: str) -> None:
         """Bring the record up to date, unless another process has done so."""
         try:
             known = records.load(self._record.run_id)
             if known.state != "starting":
-                note(known, state, code, reason=reason, codes=codes, unless_over=True)
+                note(known, state, code, reason=reason, codes=codes, trouble=trouble, unless_over=True)
         except InputError as error:
             self._tell(Event(kind="note", text=str(error)))
 

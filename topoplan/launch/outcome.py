@@ -39,6 +39,7 @@ def note(
     *,
     reason: str = "",
     codes: Mapping[str, int | None],
+    trouble: str = "",
     unless_over: bool = False,
 ) -> RunRecord:
     """The record with how the run is now in it; `codes` are exit codes of nodes by their labels.
@@ -52,6 +53,7 @@ def note(
     nodes = tuple(replace(node, code=codes.get(node.label, node.code)) for node in record.nodes)
     ended = now_text() if state in ("ended", "failed", "stopped") else None
     changes = {"state": state, "code": code, "reason": reason, "ended": ended, "nodes": nodes}
+    changes["trouble"] = trouble or record.trouble
     return update(record.run_id, unless_over=unless_over, **changes)
 
 

@@ -2,19 +2,23 @@
 
 Each run has a directory below the user's state directory ($XDG_STATE_HOME, else ~/.local/state), which only the user
 can read: `run.json` and the copies of the nodes' logs. It holds no secret: the hosts' environments are not in it.
+
+The copies may fill the disk. A record that then went on to say `running` would lie, so the room for how a run ended is
+taken when the run is made.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import math
 import os
 import re
 import secrets
-import tempfile
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,6 +36,12 @@ SCHEMA = "topoplan.run/1"
 LAST = "last"
 """Stands for the run that was started last."""
 _FILE = "run.json"
+_NEW = ".run-new"
+_RESERVE = ".reserve"
+_RESERVE_BYTES = 65536
+"""And twice what the record takes, if that is more."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_WAS_FULL = "the disk of this machine was full when the run ended"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
@@ -104,6 +114,8 @@ class RunRecord:
     """When this machine saw its end: UTC, ISO 8601."""
     reason: str = ""
     """One line on why it failed or was stopped."""
+    trouble: str = ""
+    """One line on what this machine could not do for it, such as keeping its logs on a disk that is full."""
     stop_asked: str | None = None
     """When somebody asked to stop it, before any process was told: UTC, ISO 8601; None: nobody has."""
     stop_grace_s: float = 10.0
@@ -166,7 +178,12 @@ def create(record: RunRecord) -> Path:
     with _writing(directory):
         directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.mkdir(mode=0o700)
-        _write(directory, record)
+        try:
+            _write(directory, record)
+            _reserve(directory)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
     return directory
 
 
@@ -183,8 +200,7 @@ def update(run_id: str, *, unless_over: bool = False, **changes: Any) -> RunReco
     with _writing(directory), _locked(directory):
         record = _read(run_id)
         if not (unless_over and record.is_over):
-            record = dataclasses.replace(record, **changes)
-            _write(directory, record)
+            record = _write(directory, dataclasses.replace(record, **changes))
     return record
 
 
@@ -305,19 +321,52 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _write(directory: Path, record: RunRecord) -> None:
-    """Into place in one step; a reader sees the old record or the new one."""
-    text = json.dumps(to_dict(record), indent=2) + "\n"
-    handle, name = tempfile.mkstemp(prefix=".run-", dir=directory)  # made with 0600
+def _write(directory: Path, record: RunRecord) -> RunRecord:
+    """Into place in one step; a reader sees the old record or the new one. Where the disk is full, the end of a run
+    takes the room that was kept for it, and says so: the record as it was written."""
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(directory / _FILE)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        handle = os.open(directory / _NEW, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _put(directory / _NEW, handle, _text(record))
+        except BaseException:
+            (directory / _NEW).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        if error.errno not in _FULL or not record.is_over:
+            raise
+        record = dataclasses.replace(record, trouble="; ".join(filter(None, (record.trouble, _WAS_FULL))))
+        try:
+            handle = os.open(directory / _RESERVE, os.O_WRONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise error from None
+        _put(directory / _RESERVE, handle, _text(record))
+    if record.is_over:
+        (directory / _RESERVE).unlink(missing_ok=True)
+    return record
+
+
+def _put(path: Path, handle: int, data: bytes) -> None:
+    """Write to an open file, which then takes the place of the record."""
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
+    path.replace(path.with_name(_FILE))
+
+
+def _text(record: RunRecord) -> bytes:
+    return (json.dumps(to_dict(record), indent=2) + "\n").encode()
+
+
+def _reserve(directory: Path) -> None:
+    """Take the room that the last record may need, with bytes that no file system stores in less."""
+    size = max(_RESERVE_BYTES, 2 * (directory / _FILE).stat().st_size)
+    handle = os.open(directory / _RESERVE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(secrets.token_bytes(size))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

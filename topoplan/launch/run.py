@@ -38,7 +38,7 @@ from topoplan.launch.ssh_config import Target
 from topoplan.launch.stopping import StopTimes, let_be_stopped, stop_all
 from topoplan.launch.upload import with_modes
 from topoplan.launch.waiting import INTERRUPT_LOOK_S, Call, Deadline
-from topoplan.launch.watch import Watch, Watched
+from topoplan.launch.watch import Watch, Watched, not_kept
 
 T = TypeVar("T")
 
@@ -491,10 +491,15 @@ class Launch:
         if self._record is None:
             return
         codes = {node.name: node.code for node in watch.nodes} if watch is not None else {}
+        trouble = not_kept(watch.nodes) if watch is not None else ""
         try:
-            self._record = note(self._record, state, code, reason=self._mask.text(reason), codes=codes)
+            words = self._mask.text(reason)
+            self._record = note(self._record, state, code, reason=words, codes=codes, trouble=trouble)
         except InputError as error:
             self._tell(Event(kind="note", text=str(error)))
+        else:
+            if self._record.trouble != trouble:
+                self._tell(Event(kind="note", text=self._record.trouble))
 
     def _step(self, step: str, text: str, **data: object) -> None:
         self._tell(Event(kind="step", text=text, data={"step": step, **data}))

@@ -92,6 +92,8 @@ class Watched:
     """Moment from which on that is so."""
     lost: HostError | None = None
     """The same, once it is given up."""
+    not_kept: str = ""
+    """Why its log is not kept here to its end, where it was to be."""
     trouble_at: float | None = None
     """Moment of its end, or at which that or the loss of its connection was noticed."""
     _lines: ShownLines = field(default_factory=ShownLines)
@@ -302,6 +304,7 @@ class Watch:
         if node._copy is not None:
             node._copy.close()
             node._copy = None
+        node.not_kept = why
         self._tell(Event(kind="note", node=node.name, text=f"its log is not kept here any more, {node.log}: {why}"))
 
     def _stream_ended(self, node: Watched, end: Ended) -> None:
@@ -473,6 +476,12 @@ def _ended_at(state: NodeState, now: float, noticed: float | None, unseen_at: fl
         return noticed or now
     by_host = now - state.ended_s_ago
     return by_host if noticed is None or unseen_at is not None else min(noticed, by_host)
+
+
+def not_kept(nodes: Iterable[Watched]) -> str:
+    """Why logs are not kept here to their end: one line, empty where all are."""
+    lacking = (node for node in nodes if node.not_kept)
+    return "; ".join(f"the log of {node.name} is not kept to its end: {node.not_kept}" for node in lacking)
 
 
 def how_it_failed(state: NodeState) -> str:

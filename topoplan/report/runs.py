@@ -42,6 +42,7 @@ def print_runs(console: Console, runs: Sequence[RunRecord | Unreadable]) -> None
                 Text(_hosts(run)),
             )
         console.print(table)
+    bullets(console, [f"{run.run_id}: {run.trouble}" for run in good if run.trouble])
     bullets(console, [f"{run.run_id}: {run.why}" for run in bad])
 
 

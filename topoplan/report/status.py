@@ -29,6 +29,7 @@ def status_to_dict(record: RunRecord, states: Mapping[str, NodeState | HostError
         "created": record.created,
         "state": _run_state(states),
         "code": exit_code(states),
+        "trouble": record.trouble,
         "nodes": [
             {"node": node.node, "host": node.name, "run_dir": node.run_dir, **_node(states[node.label])}
             for node in record.nodes
@@ -72,6 +73,8 @@ def print_status(console: Console, record: RunRecord, states: Mapping[str, NodeS
     over = f"{words.get(run_state, run_state)}{f' with exit code {code}' if code else ''}"
     over += ", this machine seems to be offline" if looks_offline(states) else ""
     paragraph(console, f"{record.run_id}: {over}; made {created} UTC, {counted(len(record.nodes), 'node')}")
+    if record.trouble:
+        paragraph(console, f"On this machine: {record.trouble}.")
     table = table_of("node", "host", right=("for", "log", "processes"), last=("state",))
     for node in record.nodes:
         if node.label not in states:
