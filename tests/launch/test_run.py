@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -314,6 +315,23 @@ class TestTheRecord:
         ran = hosts.launch(on=on)
         assert (ran.outcome.end, ran.outcome.code) == ("ended", 0)
         assert "no record in it" in ran.of("note")[-1]
+
+    @pytest.mark.parametrize("code", [0, 5])
+    def test_says_that_the_disk_was_full(self, hosts: Hosts, code: int) -> None:
+        """Which the copies of the logs fill."""
+        hosts.does("seq 40000", two=f"seq 40000; exit {code}")
+        hosts.state.mkdir(exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(hosts.state)], check=True)
+        try:
+            ran = hosts.launch()
+            record = records.load()
+        finally:
+            subprocess.run(["umount", "-l", str(hosts.state)], check=True)
+        assert (ran.outcome.code, record.state, record.code) == (code, "failed" if code else "ended", code)
+        assert "the log of node-01 is not kept to its end: No space left on device" in record.trouble
+        assert record.trouble.endswith("the disk of this machine was full when the run ended")
+        assert record.trouble in ran.of("note")
+        hosts.assert_nothing_is_left()
 
 
 class TestSecrets:

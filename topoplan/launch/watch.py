@@ -506,6 +506,7 @@ def _open(node: Watched, tell: Tell) -> LogCopy | None:
     try:
         return LogCopy.open(node.log)
     except OSError as error:
-        text = f"its log is not kept here, {node.log}: {error.strerror}; its host has it"
+        node.not_kept = f"{error.strerror}; its host has it"
+        text = f"its log is not kept here, {node.log}: {node.not_kept}"
         tell(Event(kind="note", node=node.name, text=text))
         return None
