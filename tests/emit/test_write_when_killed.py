@@ -167,11 +167,6 @@ def root(tmp_path: Path) -> Iterator[Path]:
         yield Path(directory) / "root"
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-
-
 def refusals(directory: Path) -> Iterator[str]:
     """What each reader of a bundle says against this one."""
     for read in (read_bundle, lambda path: check([str(path)])):
