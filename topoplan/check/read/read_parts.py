@@ -14,9 +14,9 @@ from topoplan.check.read.kinds import names_a_job, sets_variables, starts_traini
 from topoplan.check.read.markdown import is_markdown, markdown_parts
 from topoplan.check.read.parts import Part, PartKind
 from topoplan.check.read.unfold import lines_of_unfolded, unfold_shell, unfold_yaml
-from topoplan.emit.bundle import PLAN_FILE
 from topoplan.emit.bundle_files import refuse_links
 from topoplan.emit.write import MANIFEST
+from topoplan.emit.writer import PLAN_FILE
 from topoplan.errors import SpecError
 from topoplan.specs.source import MAX_FILE_BYTES, decoded, read_text, shown_path
 
