@@ -492,13 +492,14 @@ class Launch:
             return
         codes = {node.name: node.code for node in watch.nodes} if watch is not None else {}
         trouble = not_kept(watch.nodes) if watch is not None else ""
+        told = (self._record.trouble, trouble)
         try:
             words = self._mask.text(reason)
             self._record = note(self._record, state, code, reason=words, codes=codes, trouble=trouble)
         except InputError as error:
             self._tell(Event(kind="note", text=str(error)))
         else:
-            if self._record.trouble != trouble:
+            if self._record.trouble not in told:
                 self._tell(Event(kind="note", text=self._record.trouble))
 
     def _step(self, step: str, text: str, **data: object) -> None:
