@@ -39,6 +39,9 @@ LIMIT_S = 180.0
 """For one launch: a hang is a violation too."""
 GONE_S = 10.0
 """Time for the last process to end."""
+SHELL_WAITS = "bash --norc -c read -r -t 60 "
+SHELL_S = 70.0
+"""Time for a shell whose client went before it said what to run: it waits for that, and not for ever."""
 BEGUN = ': > "${BASH_SOURCE[0]}.begun"\n'
 LONG = BEGUN + "sleep 600"
 INTERRUPTED = (130, -signal.SIGINT)
@@ -541,8 +544,11 @@ def one_run(hosts: Hosts, names: list[str], seed: int, index: int) -> Result:
 
 def left_behind(hosts: Hosts) -> dict[str, list[str]]:
     """What runs on the hosts when all should have ended, and a while has passed."""
-    end_s = time.monotonic() + GONE_S
-    while (left := hosts.jobs()) and time.monotonic() < end_s:
+    started_s = time.monotonic()
+    while left := hosts.jobs():
+        waits = all(line.startswith(SHELL_WAITS) for lines in left.values() for line in lines)
+        if time.monotonic() > started_s + (SHELL_S if waits else GONE_S):
+            break
         time.sleep(0.05)
     return left
 
