@@ -413,7 +413,7 @@ class Watch:
                 self._cannot_see(node, answer.unseen)
             return
         unseen_at, node.unseen, node.unseen_at = node.unseen_at, None, None
-        node.state = state
+        node.state, node.started = state, node.started or state.started
         if connection is not node.connection:
             if node.connection is not None:
                 node.connection.close()
