@@ -53,8 +53,8 @@ def on_the_cpu(train_yaml: Path) -> None:
     train_yaml.write_text(text, encoding="utf-8")
 
 
-def make_model(folder: Path) -> None:
-    """A Qwen3 of 0.2M random parameters with a tokenizer of 256 bytes and three marks."""
+def make_model(folder: Path, config: Any = None) -> None:
+    """A Qwen3 of 0.2M random parameters, or what the config says, with a tokenizer of 256 bytes and three marks."""
     import torch
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -69,7 +69,7 @@ def make_model(folder: Path) -> None:
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     ).save_pretrained(folder)
     torch.manual_seed(0)
-    config = transformers.Qwen3Config(
+    config = config or transformers.Qwen3Config(
         vocab_size=320,
         hidden_size=64,
         intermediate_size=128,
@@ -79,12 +79,12 @@ def make_model(folder: Path) -> None:
         head_dim=16,
         tie_word_embeddings=False,
     )
-    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
-def make_data(folder: Path) -> None:
+def make_data(folder: Path, samples: int = 20) -> None:
     folder.mkdir(parents=True)
-    rows = [{"instruction": f"Count to {n}.", "input": "", "output": "one two three"} for n in range(20)]
+    rows = [{"instruction": f"Count to {n}.", "input": "", "output": "one two three"} for n in range(samples)]
     (folder / "tiny.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (folder / "dataset_info.json").write_text(json.dumps({"tiny": {"file_name": "tiny.jsonl"}}), encoding="utf-8")
 

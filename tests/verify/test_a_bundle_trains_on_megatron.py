@@ -1,0 +1,358 @@
+"""train.yaml as topoplan writes it for a layout, trained by LLaMA-Factory on Megatron: mcore_adapter's own loop, models
+of 0.2 to 0.4 million parameters, one to four processes over Gloo.
+
+What is changed in the file stands in `ON_THE_CPU`, what stands in for CUDA in megatron_on_cpu.py. A test whose name says
+that something goes wrong expects it: when it fails after an update, upstream has mended that, and the rule that keeps
+users from it (or the warning) can be narrowed to older versions.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import yaml
+
+from tests.verify.llamafactory import ROOT, need_llamafactory
+from tests.verify.test_a_bundle_trains import make_data, make_model
+from topoplan.backends.megatron import MCA
+from topoplan.cost.states import stage_parameters
+from topoplan.emit.bundle import generate
+from topoplan.planner.plan import Plan
+from topoplan.planner.predict import predict
+from topoplan.specs.load import spec_from_document
+from topoplan.specs.spec import Spec
+
+
+def version_of(package: str) -> tuple[int, int]:
+    """Major and minor; (0, 0) where it is not installed."""
+    try:
+        major, minor, *_ = importlib.metadata.version(package).split(".")
+    except importlib.metadata.PackageNotFoundError:
+        return 0, 0
+    return int(major), int(minor)
+
+
+pytestmark = [
+    pytest.mark.verify,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks after importing the trainer"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("mcore_adapter") is None,
+        reason="mcore_adapter is not installed: make verify-llamafactory MCORE_ADAPTER=ROLL/mcore_adapter",
+    ),
+]
+old_megatron = pytest.mark.skipif(
+    version_of("megatron-core") < (0, 18),
+    reason="megatron-core below 0.18 frees a stage's output while it is being sent (Megatron-LM PR 4047): with pp 2 and"
+    " dp 1 every run of 0.16.1 ended in NaN here, with dp 2 none did",
+)
+new_torch = pytest.mark.skipif(
+    version_of("torch") >= (2, 12), reason="no checkpoint can be saved with torch 2.12 or newer: the test of that"
+)
+
+SAMPLES = 24
+STEPS = 6
+TOLERANCE = 0.005
+"""Of a loss, where the sums of bf16 numbers are done in another order; the losses fall by more than 1."""
+
+ON_THE_CPU = {
+    "use_cpu": True,  # bf16 is refused without a GPU else
+    "transformer_impl": "local",  # Transformer Engine needs a GPU, and these two need it or kernels of their own
+    "apply_rope_fusion": False,
+    "moe_grouped_gemm": False,
+}
+NO_CHECKPOINTS = {"save_strategy": "no"}
+"""Where the losses are all that a test looks at, so that it runs with every torch."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of one train.yaml."""
+
+    spec: Spec
+    plan: Plan
+    output: Path
+    losses: tuple[float, ...]
+    """Of the optimizer steps, in their order, those of an earlier run that this one went on from included."""
+    ranks: tuple[Mapping[str, int], ...]
+    """What each process held after its first step: megatron_on_cpu.py, held_by."""
+
+
+@dataclass(frozen=True)
+class Case:
+    layout: Mapping[str, Any]
+    model: str = "dense"
+    keys: Mapping[str, Any] = field(default_factory=NO_CHECKPOINTS.copy)
+
+
+PLAIN = {model: Case({}, model) for model in ("dense", "tied", "moe")}
+LAYOUTS = {
+    "tp2": Case({"tp": 2}),
+    "pp2": Case({"pp": 2}),
+    "pp2-uneven": Case({"pp": 2, "pipeline_layout": "Et*5|t*3L"}),
+    "pp2-vpp2": Case({"pp": 2, "vpp": 2}),
+    "pp2-vpp4": Case({"pp": 2, "vpp": 4}),
+    "pp2-vpp2-uneven-dp2": Case({"pp": 2, "vpp": 2, "dp": 2, "pipeline_layout": "Et|t*3|t*3|tL"}),
+    "dp2": Case({"dp": 2}),
+    "tied-pp2": Case({"pp": 2}, "tied"),
+    "tied-pp2-vpp2": Case({"pp": 2, "vpp": 2}, "tied"),
+    "ep2": Case({"ep": 2, "dp": 2}, "moe"),
+    "tp2-ep2": Case({"tp": 2, "ep": 2}, "moe", {**NO_CHECKPOINTS, "save_hf_model": False}),
+}
+
+
+def marks_of(case: Case) -> list[pytest.MarkDecorator]:
+    folded = case.layout.get("tp", 1) > 1 and case.layout.get("ep", 1) > 1
+    return [old_megatron] * (case.layout.get("vpp", 1) > 1) + [new_torch] * folded
+
+
+every_layout = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=marks_of(case)) for name, case in LAYOUTS.items()]
+)
+
+
+class Train(Protocol):
+    def __call__(self, name: str, case: Case, *, ends_in: str = "") -> Run:
+        """Trains a case; asked for the same name again, goes on in its output directory.
+
+        `ends_in` is in the error of the rank that fails first, where one is expected to.
+        """
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
+    """All in one process that has imported the trainer."""
+    need_llamafactory()
+    root = tmp_path_factory.mktemp("megatron")
+    make_models(root / "models")
+    make_data(root / "data", SAMPLES)
+    environment = {
+        **os.environ,
+        "USE_MCA": "1",
+        "DISABLE_VERSION_CHECK": "1",
+        "TORCH_COMPILE_DISABLE": "1",  # the fused activation as plain operations: no compiler is needed
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "HF_HOME": str(root / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    with (
+        (root / "trainer.log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.verify.megatron_on_cpu"],
+            cwd=root,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as trainer,
+    ):
+
+        def one(name: str, case: Case, *, ends_in: str = "") -> Run:
+            spec, plan = planned(root, case)
+            folder = root / name
+            folder.mkdir(exist_ok=True)
+            values = yaml.safe_load(generate(spec, plan)["train.yaml"]) | ON_THE_CPU | case.keys
+            values["output_dir"] = str(folder / "saves")
+            (folder / "train.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+            for report in folder.glob("*.json"):
+                report.unlink()
+            request = {"train_yaml": str(folder / "train.yaml"), "processes": spec.cluster.world_size}
+            trainer.stdin.write(json.dumps({**request, "folder": str(folder)}) + "\n")
+            trainer.stdin.flush()
+            answer = trainer.stdout.readline()
+            assert answer, (root / "trainer.log").read_text()[-4000:]
+            error = json.loads(answer)["error"]
+            if (ends_in not in error) if ends_in else error:
+                pytest.fail(f"{name} ended in: {error[-4000:] or 'no error'}", pytrace=False)
+            reports = sorted(folder.glob("*.json"), key=lambda path: int(path.stem))
+            return Run(
+                spec=spec,
+                plan=plan,
+                output=folder / "saves",
+                losses=losses_in(folder / "saves" / "trainer_state.json"),
+                ranks=tuple(json.loads(path.read_text()) for path in reports),
+            )
+
+        yield one
+        trainer.stdin.close()
+
+
+def make_models(root: Path) -> None:
+    import transformers
+
+    shape = {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 2048,
+    }
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    for name, config in {
+        "dense": transformers.Qwen3Config(**shape, num_hidden_layers=8, tie_word_embeddings=False),
+        "tied": transformers.Qwen3Config(**shape, num_hidden_layers=8, tie_word_embeddings=True),
+        "moe": transformers.Qwen3MoeConfig(**shape, **experts, num_hidden_layers=4, tie_word_embeddings=False),
+    }.items():
+        make_model(root / name, config)
+
+
+def planned(root: Path, case: Case) -> tuple[Spec, Plan]:
+    world = 1
+    for degree in ("tp", "pp", "dp"):
+        world *= case.layout.get(degree, 1)
+    document = {
+        "cluster": {"gpu": "h100-sxm-80gb", "nodes": 1, "gpus_per_node": world},
+        "model": str(root / "models" / case.model),
+        "job": {
+            "seq_len": 128,
+            "global_batch_size": 4,
+            "learning_rate": 5e-3,
+            "packing": False,
+            "dataset": "tiny",
+            "dataset_dir": str(root / "data"),
+            "samples": SAMPLES,
+            "trainer": {
+                "max_steps": STEPS,
+                "lr_scheduler_type": "constant",
+                "dataloader_num_workers": 0,
+                "preprocessing_num_workers": 1,
+                "ddp_timeout": 200,
+            },
+        },
+    }
+    spec = spec_from_document(document, where="a test")
+    return spec, predict(spec, case.layout)
+
+
+def losses_in(state: Path) -> tuple[float, ...]:
+    log = json.loads(state.read_text())["log_history"] if state.exists() else []
+    return tuple(line["loss"] for line in log if "loss" in line)
+
+
+@pytest.fixture(scope="module")
+def trained(train: Train) -> Callable[[str], Run]:
+    """The run of a case by its name, which is trained when it is first asked for."""
+    done: dict[str, Run] = {}
+
+    def one(name: str) -> Run:
+        if name not in done:
+            done[name] = train(name, {**PLAIN, **LAYOUTS}[name])
+        return done[name]
+
+    return one
+
+
+@every_layout
+def test_a_layout_has_the_losses_of_a_single_process(trained: Callable[[str], Run], name: str) -> None:
+    single, split = trained(LAYOUTS[name].model), trained(name)
+    assert len(single.losses) == STEPS
+    assert single.losses[-1] < single.losses[0] - 1
+    assert split.losses == pytest.approx(single.losses, abs=TOLERANCE)
+
+
+@every_layout
+def test_each_rank_holds_what_the_plan_says(trained: Callable[[str], Run], name: str) -> None:
+    run = trained(name)
+    spec, layout = run.spec, run.plan.layout
+    assert len(run.ranks) == layout.world_size
+    for held in run.ranks:
+        stage = held["stage"]
+        account = run.plan.memory.by_stage[stage].parts_bytes
+        assert held["parameters"] == stage_parameters(spec.model, spec.job, layout, MCA, stage).total
+        assert held["weights"] == account["weights"]
+        # Tensors start at multiples of 64 elements, and buckets divide by the ranks.
+        assert held["gradients"] == pytest.approx(account["gradients"], rel=0.01)
+        assert held["gradients"] >= account["gradients"]
+        assert held["optimizer"] == pytest.approx(account["optimizer"], rel=0.005)
+
+
+# Checkpoints ---------------------------------------------------------------------------------------------------------
+
+SAVED = {
+    "dp2": Case({"dp": 2}, keys={}),
+    "tp2": Case({"tp": 2}, keys={}),
+    "pp2-vpp2": Case({"pp": 2, "vpp": 2}, keys={}),
+    "ep2": Case({"ep": 2, "dp": 2}, "moe", keys={}),
+}
+
+
+def weights_in(output: Path) -> dict[str, Any]:
+    """The Hugging Face weights, of which each stage and each rank of the experts writes files of its own."""
+    from safetensors.torch import load_file
+
+    return {name: tensor for path in output.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    assert one.keys() == other.keys() != set()
+    return [name for name, tensor in one.items() if not tensor.equal(other[name])]
+
+
+@new_torch
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(case)) for name, case in SAVED.items()])
+def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_been_interrupted(train: Train, name: str) -> None:
+    whole = train(f"saved-{name}", SAVED[name])
+    assert len(whole.losses) == STEPS
+    weights = weights_in(whole.output)
+    *_, earlier, last = sorted(whole.output.glob("checkpoint-*"))
+    shutil.rmtree(last)
+    again = train(f"saved-{name}", SAVED[name])
+    first_step = int(earlier.name.rpartition("-")[2])
+    assert 0 < first_step < STEPS
+    assert {held["step"] for held in again.ranks} == {first_step}
+    assert again.losses == whole.losses
+    assert differing(weights, weights_in(again.output)) == []
+
+
+@pytest.mark.skipif(version_of("torch") < (2, 12), reason="torch below 2.12 takes what the adapter's patch returns")
+def test_the_first_checkpoint_ends_in_an_error_with_torch_2_12_and_newer(train: Train) -> None:
+    # mcore_adapter patcher.py, patch_torch_validate_global_plan returns a bool; PyTorch issue 187432.
+    run = train("first-checkpoint", SAVED["dp2"], ends_in="TypeError: can only join an iterable")
+    assert not list(run.output.glob("checkpoint-*/trainer_state.json"))
+
+
+def test_without_checkpoints_an_overlapped_gather_leaves_a_stale_model(train: Train) -> None:
+    # mcore_adapter trainer.py gathers the parameters of the last step in the next one, or before a checkpoint.
+    overlapped, plain = (
+        train(f"gather-{overlap}", Case({"dp": 2}, keys={**NO_CHECKPOINTS, "overlap_param_gather": overlap}))
+        for overlap in (True, False)
+    )
+    assert overlapped.losses == plain.losses
+    assert differing(weights_in(overlapped.output), weights_in(plain.output))
+
+
+def test_hugging_face_weights_cannot_be_saved_where_etp_differs_from_tp(train: Train) -> None:
+    # mcore_adapter models/converter/model_converter.py, _save_moe_hf_state_dict. save_only_model, so that nothing else
+    # is saved before.
+    keys = {**NO_CHECKPOINTS, "save_hf_model": True, "save_only_model": True}
+    error = "gather_tensor_parallel() got an unexpected keyword argument 'is_expert_parallel'"
+    train("folded", Case({"tp": 2, "ep": 2}, "moe", keys), ends_in=error)
+
+
+# The interleaved schedule --------------------------------------------------------------------------------------------
+
+
+def test_interleaving_without_overlapped_sends_trains_on_wrong_data(
+    train: Train, trained: Callable[[str], Run]
+) -> None:
+    # Megatron-LM arguments.py refuses it, mcore_adapter does not.
+    run = train("no-overlap", Case({"pp": 2, "vpp": 2}, keys={**NO_CHECKPOINTS, "overlap_p2p_comm": False}))
+    right = trained("dense").losses
+    assert abs(run.losses[0] - right[0]) > 4 * TOLERANCE
+    assert run.losses[-1] > right[-1] + 0.5
