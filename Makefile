@@ -16,6 +16,15 @@ DEMO_SPEC = cluster_specs/h100-4x8.yaml
 VERIFY_VENV ?= $(VENV)/verify
 VERIFY_TORCH ?= torch==2.13.0
 VERIFY_CONSTRAINTS ?= tests/verify/constraints.txt
+# megatron-core 0.17 and newer want Python 3.12, and checkpoints of the adapter a torch below 2.12, of which there may be
+# CUDA builds alone: what is tested of Megatron once more, in an environment of its own, where there is such a Python.
+#   make verify-megatron MCORE_ADAPTER=ROLL/mcore_adapter PYTHON312=python3.13
+PYTHON312 ?= $(shell for python in $(PYTHON) python3.12 python3.13; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$python && break; done)
+VERIFY_MEGATRON_VENV ?= $(VENV)/verify-megatron
+VERIFY_MEGATRON_TORCH ?= torch==2.11.0
+VERIFY_MEGATRON_CONSTRAINTS ?= tests/verify/constraints-megatron.txt
+VERIFY_MEGATRON_TESTS = $(wildcard tests/verify/test_*megatron*.py tests/verify/test_*mcore_adapter*.py)
 VERIFY_SWIFT_VENV ?= $(VENV)/verify-swift
 VERIFY_SWIFT_CONSTRAINTS ?= tests/verify/constraints-swift.txt
 VERIFY_TRINITY_VENV ?= $(VENV)/verify-trinity
@@ -27,7 +36,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-hosts lint format typecheck bench soak accuracy readme \
-	verify verify-llamafactory verify-swift verify-trinity clean
+	verify verify-llamafactory verify-megatron verify-swift verify-trinity clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -69,11 +78,15 @@ readme: $(VENV)/.installed  ## Put the present output into README.md and the exa
 	$(BIN)/topoplan generate $(DEMO_SPEC) -o generated/h100-4x8
 
 # Jobs under Slurm too, where slurmctld, slurmd, slurm-client and munge are installed: tests/verify/slurm.py.
-verify: verify-llamafactory verify-swift verify-trinity  ## Check the output against the real trainers (installs them: some GB)
+verify: verify-llamafactory $(if $(PYTHON312),verify-megatron) verify-swift verify-trinity  ## Check the output against the real trainers (installs them: some GB)
 
 verify-llamafactory: $(VERIFY_VENV)/.installed  ## Against LLaMA-Factory, megatron-core and Slurm alone
-	$(if $(MCORE_ADAPTER),$(VERIFY_VENV)/bin/python -m pip install --quiet --no-deps '$(MCORE_ADAPTER)')
+	$(call mcore_adapter,$(VERIFY_VENV))
 	$(VERIFY_VENV)/bin/python $(VERIFY_PYTEST) -n auto --maxprocesses 4 --dist loadfile tests/verify
+
+verify-megatron: $(VERIFY_MEGATRON_VENV)/.installed  ## What is tested of Megatron against a newer one (Python 3.12)
+	$(call mcore_adapter,$(VERIFY_MEGATRON_VENV))
+	$(VERIFY_MEGATRON_VENV)/bin/python $(VERIFY_PYTEST) -n auto --maxprocesses 4 --dist loadfile $(VERIFY_MEGATRON_TESTS)
 
 verify-swift: $(VERIFY_SWIFT_VENV)/.installed  ## The same against ms-swift, in an environment of its own
 	$(VERIFY_SWIFT_VENV)/bin/python $(VERIFY_PYTEST) $(wildcard tests/verify/test_*swift*.py)
@@ -97,26 +110,38 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
-# $(call verify_environment,DIRECTORY,CONSTRAINTS,EXTRA); torch first, so that what follows takes the build that is there.
+# $(call verify_environment,DIRECTORY,CONSTRAINTS,EXTRA,PYTHON,TORCH); torch first, so that what follows takes the build
+# that is there.
 define verify_environment
-	$(BIN)/python -m venv $(1)
-	$(1)/bin/python -m pip install --quiet '$(VERIFY_TORCH)+cpu' 2>/dev/null || \
-		{ echo "no $(VERIFY_TORCH)+cpu; the build that there is can take some GB"; \
-		$(1)/bin/python -m pip install --quiet '$(VERIFY_TORCH)'; }
-	$(1)/bin/python -m pip install --quiet $(2:%=--constraint %) '$(VERIFY_TORCH)' --editable '.[dev,$(3)]'
+	$(4) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet '$(5)+cpu' 2>/dev/null || \
+		{ echo "no $(5)+cpu; the build that there is can take some GB"; \
+		$(1)/bin/python -m pip install --quiet '$(5)'; }
+	$(1)/bin/python -m pip install --quiet $(2:%=--constraint %) '$(5)' --editable '.[dev,$(3)]'
+endef
+
+# $(call mcore_adapter,DIRECTORY)
+define mcore_adapter
+	$(if $(MCORE_ADAPTER),$(1)/bin/python -m pip install --quiet --no-deps '$(MCORE_ADAPTER)')
 endef
 
 $(VERIFY_VENV)/.installed: pyproject.toml $(VERIFY_CONSTRAINTS) tests/verify/mend.py | $(BIN)/python
-	$(call verify_environment,$(VERIFY_VENV),$(VERIFY_CONSTRAINTS),verify)
+	$(call verify_environment,$(VERIFY_VENV),$(VERIFY_CONSTRAINTS),verify,$(BIN)/python,$(VERIFY_TORCH))
 	$(VERIFY_VENV)/bin/python tests/verify/mend.py
+	@touch $@
+
+$(VERIFY_MEGATRON_VENV)/.installed: pyproject.toml $(VERIFY_MEGATRON_CONSTRAINTS) tests/verify/mend.py
+	@[ -n '$(PYTHON312)' ] || { echo "megatron-core 0.18 needs Python 3.12 or later; try PYTHON312=python3.12"; exit 1; }
+	$(call verify_environment,$(VERIFY_MEGATRON_VENV),$(VERIFY_MEGATRON_CONSTRAINTS),verify,$(PYTHON312),$(VERIFY_MEGATRON_TORCH))
+	$(VERIFY_MEGATRON_VENV)/bin/python tests/verify/mend.py
 	@touch $@
 
 # DeepSpeed compiles its kernels when one is used, and none is here.
 $(VERIFY_SWIFT_VENV)/.installed: export DS_BUILD_OPS = 0
 $(VERIFY_SWIFT_VENV)/.installed: pyproject.toml $(VERIFY_SWIFT_CONSTRAINTS) | $(BIN)/python
-	$(call verify_environment,$(VERIFY_SWIFT_VENV),$(VERIFY_SWIFT_CONSTRAINTS),verify-swift)
+	$(call verify_environment,$(VERIFY_SWIFT_VENV),$(VERIFY_SWIFT_CONSTRAINTS),verify-swift,$(BIN)/python,$(VERIFY_TORCH))
 	@touch $@
 
 $(VERIFY_TRINITY_VENV)/.installed: pyproject.toml $(VERIFY_TRINITY_CONSTRAINTS) | $(BIN)/python
-	$(call verify_environment,$(VERIFY_TRINITY_VENV),$(VERIFY_TRINITY_CONSTRAINTS),verify-trinity)
+	$(call verify_environment,$(VERIFY_TRINITY_VENV),$(VERIFY_TRINITY_CONSTRAINTS),verify-trinity,$(BIN)/python,$(VERIFY_TORCH))
 	@touch $@

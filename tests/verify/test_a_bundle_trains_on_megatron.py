@@ -1,9 +1,9 @@
 """train.yaml as topoplan writes it for a layout, trained by LLaMA-Factory on Megatron: mcore_adapter's own loop, models
 of 0.2 to 0.4 million parameters, one to four processes over Gloo.
 
-What is changed in the file stands in `ON_THE_CPU`, what stands in for CUDA in megatron_on_cpu.py. A test whose name says
-that something goes wrong expects it: when it fails after an update, upstream has mended that, and the rule that keeps
-users from it (or the warning) can be narrowed to older versions.
+What is changed in the file stands in `ON_THE_CPU`, what stands in for CUDA in megatron_on_cpu.py. A test whose name
+says that something goes wrong expects it: when it fails after an update, upstream has mended that, and the rule that
+keeps users from it (or the warning) can be narrowed to older versions. docs/versions.md says what each version did.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ pytestmark = [
 old_megatron = pytest.mark.skipif(
     version_of("megatron-core") < (0, 18),
     reason="megatron-core below 0.18 frees a stage's output while it is being sent (Megatron-LM PR 4047): with pp 2 and"
-    " dp 1 every run of 0.16.1 ended in NaN here, with dp 2 none did",
+    " dp 1 runs of 0.16.1 ended in NaN here or had other losses, with dp 2 none did",
 )
 new_torch = pytest.mark.skipif(
     version_of("torch") >= (2, 12), reason="no checkpoint can be saved with torch 2.12 or newer: the test of that"
