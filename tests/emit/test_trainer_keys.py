@@ -3,11 +3,18 @@ from __future__ import annotations
 import pytest
 
 from topoplan.emit.trainer_keys import (
+    bridge_keys,
     check_key,
     default_template,
     judge_key,
+    keys_for,
     known_keys,
+    missing_template,
+    needed_transformers,
+    newer_than,
     plain_keys,
+    release_of,
+    releases,
     removed_keys,
     templates,
     trainer_versions,
@@ -161,7 +168,7 @@ def test_without_megatron_other_keys_are_known_and_none_is_left_unread() -> None
     assert plain["fp8"].types == ("bool",)
     assert known_keys()["fp8"].types == ("str",)
     assert not any(key.ignored for key in plain.values())
-    assert not removed_keys() & known_keys().keys()
+    assert not removed_keys().keys() & known_keys().keys()
 
 
 @pytest.mark.parametrize(
@@ -175,8 +182,78 @@ def test_without_megatron_other_keys_are_known_and_none_is_left_unread() -> None
         ("hub_token", "a", "secret", "secret"),
         ("cutoff_len", 10**400, "", ""),
         ("learning_rate", 10**400, "type", "type"),
+        ("save_strategy", "best", "type", ""),
+        ("pref_loss", "simpo", "type", ""),
     ],
 )
 def test_a_key_is_judged_for_the_path_that_trains(name: str, value: object, with_megatron: str, without: str) -> None:
     assert judge_key(name, value).trouble == with_megatron
-    assert judge_key(name, value, megatron=False).trouble == without
+    assert judge_key(name, value, path="plain").trouble == without
+
+
+# Versions -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_bundles_are_written_for_is_the_first_of_the_versions_that_are_known() -> None:
+    written, main = releases()
+    assert written.version == written.name == trainer_versions()["llamafactory"]
+    assert written.transformers == ">=4.55.0,<=5.6.0"
+    assert main.transformers == ">=4.55.0,<=5.8.0,!=4.57.0,!=5.6.0"
+    assert "August 2026" in main.name
+
+
+@pytest.mark.parametrize(
+    ("installed", "known"),
+    [
+        ("0.9.5", "0.9.5"),
+        ("0.9.6.dev0", "0.9.6.dev0"),
+        ("0.9.6", "0.9.6.dev0"),
+        ("0.9.4", None),
+        ("0.9.5+cpu", "0.9.5"),
+    ],
+)
+def test_an_installed_version_is_judged_by_the_newest_known_one_before_it(installed: str, known: str | None) -> None:
+    found = release_of(installed)
+    assert (found.version if found else None) == known
+
+
+def test_every_version_of_the_lists_is_a_known_one() -> None:
+    versions = {release.version for release in releases()}
+    keys = [key for path in ("mca", "bridge", "plain") for key in keys_for(path).values() if key.since]
+    assert {key.since for key in keys if key.package == "llamafactory"} == versions - {releases()[0].version}
+    assert set(templates().since.values()) <= versions
+    assert templates().since.keys() <= templates().names
+
+
+def test_a_key_of_a_newer_version_is_known_and_not_written_for_an_older_one() -> None:
+    wanted = "use_megatron_bridge needs LLaMA-Factory newer than 0.9.5 (main of August 2026)"
+    assert judge_key("use_megatron_bridge", True).trouble == ""
+    assert judge_key("use_megatron_bridge", True, version="0.9.6.dev0").trouble == ""
+    verdict = judge_key("use_megatron_bridge", True, version="0.9.5")
+    assert (verdict.trouble, verdict.what) == ("newer", wanted)
+    for path in ("mca", "plain"):
+        with pytest.raises(SpecError, match=r"newer than 0\.9\.5"):
+            check_key("use_megatron_bridge", True, WHERE, path=path)
+
+
+def test_a_key_of_a_newer_transformers_says_which() -> None:
+    keys = known_keys()
+    assert needed_transformers(keys["train_sampling_strategy"]).startswith(
+        "the key train_sampling_strategy needs transformers 5.2.0 or newer: 4.55.0 refuses"
+    )
+    assert needed_transformers(keys["learning_rate"]) == needed_transformers(keys["use_megatron_bridge"]) == ""
+    assert newer_than("4.6.0", "ms-swift") == "ms-swift 4.6.0 or newer"
+
+
+def test_a_template_that_only_a_newer_version_has_is_named_with_it() -> None:
+    assert missing_template("qwen3") == ""
+    assert "needs LLaMA-Factory newer than 0.9.5" in missing_template("moss_vl")
+    assert "did you mean 'llama3'" in missing_template("llama33")
+
+
+def test_megatron_bridge_takes_what_is_known_without_megatron_and_keys_of_its_own() -> None:
+    own = bridge_keys().keys() - plain_keys().keys()
+    assert {"tensor_model_parallel_size", "export_hf_on_finish", "extra_config"} <= own
+    assert "pipeline_model_parallel_layout" not in bridge_keys()
+    assert bridge_keys()["tensor_model_parallel_size"].package == "llamafactory"
+    assert known_keys()["tensor_model_parallel_size"].package == "mcore_adapter"

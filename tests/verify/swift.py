@@ -19,49 +19,13 @@ ROOT = Path(__file__).parents[2]
 
 # Reads each YAML as `swift sft FILE` does, and prints what the trainer would get.
 PARSE = """
-import importlib.abc, importlib.machinery, json, os, sys, types
-from importlib import metadata
+import json, os, sys
 
 wanted, megatron = json.load(open(sys.argv[1])), sys.argv[2] == "megatron"
 if megatron:
-    import torch
+    from tests.verify import bridge_stand_in
 
-    class Anything(type):
-        def __getattr__(self, name):
-            if name.startswith("_"):
-                raise AttributeError(name)
-            return Anything(name, (Base,), {})
-
-    class Base(torch.nn.Module):
-        def __init__(self, *words, **named):
-            super().__init__()
-
-        def forward(self, *words, **named):
-            return self
-
-    class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-        def find_spec(self, name, path=None, target=None):
-            if name.partition(".")[0] == "mcore_bridge":
-                return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-        def create_module(self, spec):
-            module = types.ModuleType(spec.name)
-            module.__version__ = metadata.version("mcore-bridge")
-
-            def anything(name):
-                if name.startswith("__"):
-                    raise AttributeError(name)
-                made = Anything(name, (Base,), {})
-                setattr(module, name, made)
-                return made
-
-            module.__getattr__ = anything
-            return module
-
-        def exec_module(self, module):
-            pass
-
-    sys.meta_path.insert(0, StandIn())
+    bridge_stand_in.install()
     from swift.megatron.arguments import MegatronSftArguments as Arguments, megatron_args, sft_args
 
     def as_planned(args):

@@ -2,7 +2,8 @@
 
 LLaMA-Factory's parser refuses unknown keys but checks neither types nor choices (`sequence_parallel: maybe` passes and
 counts as true), and its Megatron path reads only some of the keys that the parser takes. Both are caught here.
-The lists are data: `topoplan/catalog/trainer_keys/`, with the versions that they were taken from.
+The lists are data: `topoplan/catalog/trainer_keys/`, with the versions that they were taken from. They know more than
+one version of a package: what bundles are written for, and what is newer (`releases`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
+
+from packaging.version import Version
 
 from topoplan.errors import SpecError, nearest
 from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, secrets_in
@@ -54,23 +57,46 @@ class Key:
     """The only strings that work; empty when any does."""
     default: Any
     package: str
-    """llamafactory, transformers or mcore_adapter."""
-    transformers: str
-    """Major version that knows the key when not all supported ones do, else empty."""
+    """llamafactory, transformers, mcore_adapter or ms-swift."""
+    since: str
+    """First version of the package that has the key, where not all known ones do; else empty."""
     ignored: bool
     """The parser takes it, and the Megatron workflow never reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """A version of LLaMA-Factory whose keys are known."""
+
+    version: str
+    """As the package gives it, which is no release's where the state of a branch is meant: 0.9.6.dev0."""
+    name: str
+    """For people: 0.9.5, main of August 2026."""
+    transformers: str
+    """The versions of transformers that it takes, as pip writes them; it stops at others (`extras/misc.py`,
+    check_dependencies)."""
+
+
+TrainerPath = Literal["mca", "bridge", "plain"]
+"""Who trains by these keys: mcore_adapter (USE_MCA=1), Megatron Bridge (USE_MEGATRON_BRIDGE=1), or neither."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Templates:
-    """LLaMA-Factory's chat templates, and the model types that its Megatron path takes."""
+    """LLaMA-Factory's chat templates, and the model types that its Megatron paths take."""
 
     names: frozenset[str]
+    """Of every known version."""
+    since: Mapping[str, str]
+    """Template -> first version of LLaMA-Factory that has it, where not all known ones do."""
     by_model: Mapping[str, str]
     by_model_type: Mapping[str, str]
     supported_model_types: tuple[str, ...]
+    """With mcore_adapter."""
+    bridge_model_types: tuple[str, ...]
+    """With Megatron Bridge."""
     version: str
-    """Of LLaMA-Factory."""
+    """Of LLaMA-Factory: what bundles are written for."""
 
 
 @cache
@@ -87,7 +113,7 @@ def _key(name: str, entry: Mapping[str, Any]) -> Key:
         choices=tuple(entry.get("choices", ())),
         default=entry["default"],
         package=entry["from"],
-        transformers=entry.get("transformers", ""),
+        since=entry.get("since", ""),
         ignored=entry.get("ignored", False),
     )
 
@@ -102,9 +128,22 @@ def plain_keys() -> Mapping[str, Key]:
 
 
 @cache
-def removed_keys() -> frozenset[str]:
-    """Keys of transformers 4 that transformers 5 no longer has."""
-    return frozenset(_document("llamafactory.json")["removed_in_transformers_5"])
+def bridge_keys() -> Mapping[str, Key]:
+    """Every key that the parser accepts with USE_MEGATRON_BRIDGE=1."""
+    own = _document("llamafactory.json")["keys_with_bridge"]
+    return {**plain_keys(), **{name: _key(name, entry) for name, entry in own.items()}}
+
+
+def keys_for(path: TrainerPath) -> Mapping[str, Key]:
+    """Every key that the parser of some known version accepts, for what trains."""
+    return {"mca": known_keys, "bridge": bridge_keys, "plain": plain_keys}[path]()
+
+
+@cache
+def removed_keys() -> Mapping[str, str]:
+    """Keys that transformers had, and the first version that no longer has them."""
+    removed: Mapping[str, str] = _document("llamafactory.json")["removed_from_transformers"]
+    return removed
 
 
 def deepspeed_keys() -> frozenset[str]:
@@ -114,9 +153,48 @@ def deepspeed_keys() -> frozenset[str]:
 
 @cache
 def trainer_versions() -> Mapping[str, Any]:
-    """The versions that the key list was taken from."""
+    """The versions that bundles are written for."""
     versions: Mapping[str, Any] = _document("llamafactory.json")["versions"]
     return versions
+
+
+@cache
+def releases() -> tuple[Release, ...]:
+    """The versions of LLaMA-Factory whose keys are known, oldest first; the first is what bundles are written for."""
+    document = _document("llamafactory.json")
+    return tuple(_release(block) for block in (document["versions"], *document["newer"]))
+
+
+def _release(block: Mapping[str, Any]) -> Release:
+    oldest, newest = block["transformers"]
+    clauses = (f">={oldest}", f"<={newest}", *(f"!={version}" for version in block.get("transformers_except", ())))
+    version = block["llamafactory"]
+    return Release(version=version, name=block.get("name", version), transformers=",".join(clauses))
+
+
+def release_of(version: str) -> Release | None:
+    """The newest known LLaMA-Factory that is no newer than a version; None where that is older than all of them.
+
+    Raises packaging.version.InvalidVersion for what is no version.
+    """
+    return next((one for one in reversed(releases()) if Version(one.version) <= Version(version)), None)
+
+
+def newer_than(since: str, package: str = "llamafactory") -> str:
+    """What a key wants that is there since a version: `transformers 5.6.0 or newer`."""
+    if package != "llamafactory":
+        return f"{package} {since} or newer"
+    before = [one for one in releases() if Version(one.version) < Version(since)]
+    name = next(one.name for one in releases() if one.version == since)
+    return f"LLaMA-Factory newer than {before[-1].name} ({name})"
+
+
+def needed_transformers(key: Key) -> str:
+    """A sentence on a key that not every transformers has which the trainer takes; else empty."""
+    if key.package != "transformers" or not key.since:
+        return ""
+    older = trainer_versions()["transformers"][0]
+    return f"the key {key.name} needs transformers {key.since} or newer: {older} refuses the file"
 
 
 @cache
@@ -125,9 +203,11 @@ def templates() -> Templates:
     document = _document("llamafactory_templates.json")
     return Templates(
         names=frozenset(document["names"]),
+        since=document["since"]["names"],
         by_model=document["by_model"],
         by_model_type=document["by_model_type"],
         supported_model_types=tuple(document["supported_model_types"]),
+        bridge_model_types=tuple(document["bridge_model_types"]),
         version=document["versions"]["llamafactory"],
     )
 
@@ -144,17 +224,29 @@ def default_template(model: str, model_type: str) -> str | None:
     return known.by_model_type.get(model_type)
 
 
-def check_key(name: str, value: Any, where: str, *, megatron: bool = True) -> Any:
+def missing_template(name: str) -> str:
+    """A sentence on a template that the LLaMA-Factory which bundles are written for has not; else empty."""
+    known = templates()
+    if name in known.since:
+        return f"the template {name!r} needs {newer_than(known.since[name])}, and the bundle is for {known.version}"
+    if name in known.names:
+        return ""
+    close = nearest(name, known.names - known.since.keys())
+    return f"LLaMA-Factory {known.version} has no template {name!r}" + (f"; {close}" if close else "")
+
+
+def check_key(name: str, value: Any, where: str, *, path: TrainerPath = "mca") -> Any:
     """`value` as it is written for the key `name`; an error says what would be wrong with it, or never be read."""
-    verdict = judge_key(name, value, megatron=megatron)
+    verdict = judge_key(name, value, path=path, version=trainer_versions()["llamafactory"])
     if verdict.trouble:
         raise SpecError(verdict.what, where=where, expected=verdict.expected, remedy=verdict.remedy)
     return verdict.value
 
 
-Trouble = Literal["", "secret", "gone", "unknown", "type", "ignored", "dropped"]
-"""gone: not every supported transformers has the key. type: the value is none that the key takes. ignored: the Megatron
-workflow never reads the key. dropped: it reads it, and leaves a part of the value out."""
+Trouble = Literal["", "secret", "gone", "unknown", "newer", "type", "ignored", "dropped"]
+"""gone: not every supported transformers has the key. newer: the version in question does not have it yet. type: the
+value is none that the key takes. ignored: the Megatron workflow never reads the key. dropped: it reads it, and leaves a
+part of the value out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,21 +261,28 @@ class Verdict:
     remedy: str = ""
 
 
-def judge_key(name: str, value: Any, *, megatron: bool = True) -> Verdict:
-    """What a key and its value come to on the Megatron path, or without it."""
+def judge_key(name: str, value: Any, *, path: TrainerPath = "mca", version: str = "") -> Verdict:
+    """What a key and its value come to on a path.
+
+    `version` is LLaMA-Factory's; without it a key counts as known when some known version has it.
+    """
     if any(secrets_in({name: value})):
         return Verdict(value=value, trouble="secret", what=NEVER_WRITTEN, remedy=REMEDY)
-    keys = known_keys() if megatron else plain_keys()
+    keys, megatron = keys_for(path), path == "mca"
     if name in _GONE and (megatron or name != "overwrite_output_dir"):
         what = f"{name} is not accepted by every transformers"
         return Verdict(value=value, trouble="gone", what=what, remedy=_GONE[name])
     if name not in keys:
         if name in removed_keys():
-            what = f"{name} is gone from transformers 5"
+            what = f"{name} is gone from transformers {removed_keys()[name]}"
             return Verdict(value=value, trouble="gone", what=what, remedy="leave it out")
         further = "settings of Megatron-core's own go into additional_configs: {...}" if megatron else ""
         what = f"the trainer has no key {name!r}"
         return Verdict(value=value, trouble="unknown", what=what, remedy=nearest(name, keys) or further)
+    key = keys[name]
+    if version and key.package == "llamafactory" and key.since and Version(version) < Version(key.since):
+        what = f"{name} needs {newer_than(key.since)}"
+        return Verdict(value=value, trouble="newer", what=what, remedy="leave it out")
     verdict = typed_value(keys[name], value)
     if not verdict.trouble and isinstance(verdict.value, str) and "${" in verdict.value:
         what = f"{name} holds '${{', which LLaMA-Factory's YAML reader takes for a variable"

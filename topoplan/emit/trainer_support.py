@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 
 from topoplan.emit.trainer_facts import resumable
-from topoplan.emit.trainer_keys import templates, trainer_versions
-from topoplan.errors import nearest
+from topoplan.emit.trainer_keys import missing_template, trainer_versions
 from topoplan.layout.layout import Layout
 from topoplan.layout.rules import pad_multiple
 from topoplan.specs.spec import Spec
@@ -38,11 +37,8 @@ def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
     if job.seq_len % pad:
         longest = math.ceil(job.seq_len / pad) * pad
         found.append(f"cutoff_len {job.seq_len} is no multiple of {pad}: full sequences are padded to {longest} tokens")
-    if job.template is not None and job.template not in templates().names:
-        close = nearest(job.template, templates().names)
-        found.append(
-            f"LLaMA-Factory {templates().version} has no template {job.template!r}" + (f"; {close}" if close else "")
-        )
+    if job.template is not None and (missing := missing_template(job.template)):
+        found.append(missing)
     if spec.cluster.gpu.architecture == "volta" and job.precision == "bf16":
         found.append(f"{spec.cluster.gpu.name} has no bf16 units: precision fp16 is the faster one")
     return found

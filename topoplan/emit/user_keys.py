@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from topoplan.emit.trainer_facts import is_hub_id, model_directory, place_of, training_steps
-from topoplan.emit.trainer_keys import check_key, known_keys
+from topoplan.emit.trainer_keys import check_key, known_keys, needed_transformers
 from topoplan.errors import LayoutError, SpecError
 from topoplan.layout.layout import Layout
 from topoplan.layout.rules import facts_of
@@ -46,9 +46,8 @@ def user_keys(spec: Spec, layout: Layout, warnings: list[str]) -> dict[str, Any]
         checked[name] = check_key(str(name), value, where)
         if name in fixed and checked[name] not in fixed[name]:
             _refuse_contradiction(name, checked[name], fixed[name][0], where)
-        if known_keys()[name].transformers:
-            only = known_keys()[name].transformers
-            warnings.append(f"the key {name} is known to transformers {only} only: version 4 refuses the file")
+        if needs := needed_transformers(known_keys()[name]):
+            warnings.append(needs)
     _check_combinations(checked, spec, layout)
     return checked
 

@@ -79,6 +79,15 @@ def test_a_value_of_another_kind_says_what_was_expected(line: str, said: str) ->
     assert said in finding.remedy
 
 
+def test_a_key_of_a_newer_version_is_a_note_with_that_version() -> None:
+    text = with_lines(PLAIN, "kt_cpu_activation: retain\nhyper_parallel_cp_size: 2")
+    finding = only(findings, make_setup(text), "llamafactory-new-key")
+    assert finding.severity == "note"
+    assert finding.what.startswith("kt_cpu_activation, hyper_parallel_cp_size need LLaMA-Factory newer than 0.9.5")
+    newer = only(findings, make_setup(with_lines(PLAIN, "ddp_static_graph: true")), "llamafactory-new-key")
+    assert "needs transformers 5.6.0 or newer" in newer.what
+
+
 def test_each_path_has_its_own_choices() -> None:
     line = "lr_scheduler_type: polynomial"
     assert rules(findings, make_setup(with_lines(PLAIN, line))) == []

@@ -235,4 +235,14 @@ def test_a_module_with_a_space_is_tidied() -> None:
 
 
 def test_the_settings_of_megatron_are_listed() -> None:
-    assert {"moe_z_loss_coeff", "num_layers_in_first_pipeline_stage", "rotary_base"} <= megatron_settings()
+    assert {"moe_z_loss_coeff", "num_layers_in_first_pipeline_stage", "rotary_base"} <= megatron_settings().keys()
+
+
+def test_a_setting_of_some_versions_of_megatron_is_a_note_with_them() -> None:
+    text = with_lines(
+        MEGATRON, "additional_configs: {mlp_chunks_for_training: 2, moe_extended_tp: true, rotary_base: 1}"
+    )
+    said = [one for one in findings(make_setup(text)) if one.rule.startswith("mca-additional")]
+    assert [(one.rule, one.severity) for one in said] == [("mca-additional-version", "note")] * 2
+    assert "megatron-core>=0.18.2 alone" in said[0].what
+    assert "megatron-core<0.17.1 alone" in said[1].what

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.check.setups import make_command, rules, setup_of
+from tests.check.setups import make_command, only, rules, setup_of
 from topoplan.check.rules.swift import findings
 from topoplan.check.rules.swift_arguments import command_of
 
@@ -19,6 +19,13 @@ def test_swift_rlhf_takes_arguments_of_its_own() -> None:
 def test_swift_sft_refuses_them() -> None:
     (finding,) = findings(make_command({"model": "Qwen/Qwen3-8B", "num_generations": "8"}))
     assert finding.what == "--num_generations belongs to `swift rlhf`, and `swift sft` refuses it"
+
+
+def test_arguments_of_a_newer_version_are_a_note_with_that_version() -> None:
+    arguments = {"model": "Qwen/Qwen3-8B", "decision_state_as_text": "true", "decision_shuffle_fields": "true"}
+    finding = only(findings, make_command(arguments), "swift-new-argument")
+    assert finding.severity == "note"
+    assert finding.what == "decision_state_as_text, decision_shuffle_fields need ms-swift 4.6.0 or newer"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from topoplan.emit.swift.arguments import (
     COMMANDS,
     Command,
     arguments_of,
+    oldest_version,
     swift_versions,
     user_arguments,
 )
@@ -60,9 +61,13 @@ def test_what_a_message_advises_can_be_written() -> None:
     assert not set(_OF_LLAMAFACTORY) & set(arguments_of("megatron sft").types)
 
 
-def test_versions_are_those_of_the_list_and_of_the_old_names() -> None:
-    assert swift_versions()["ms_swift"].startswith("4.")
-    assert swift_versions()["before"].startswith("3.")
+def test_versions_are_those_of_the_list() -> None:
+    assert swift_versions() == ("4.5.2", "4.6.0")
+
+
+def test_a_file_is_for_the_versions_that_take_all_its_arguments() -> None:
+    assert oldest_version({"learning_rate": 1e-5, "generation_num_beams": 3}, "swift sft") == "4.5.2"
+    assert oldest_version({"learning_rate": 1e-5, "muon_lr": 1e-3}, "megatron sft") == "4.6.0"
 
 
 def test_values_come_in_the_type_that_the_argument_has() -> None:

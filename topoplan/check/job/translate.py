@@ -12,7 +12,7 @@ from topoplan.check.job.data_parallel import USUAL_SEQ_LEN
 from topoplan.check.job.models import model_of
 from topoplan.check.job.processes import Processes, launch_of, processes_for
 from topoplan.check.job.sharding import sharding_of
-from topoplan.check.job.values import Keys
+from topoplan.check.job.values import Keys, NotPredictedError
 from topoplan.check.read.setup import Configuration, Setup
 from topoplan.errors import SpecError, listed
 from topoplan.layout.layout import Layout
@@ -52,6 +52,9 @@ def translate(
     `model` takes the place of the one that the configuration names, `seq_len` that of a length that it does not say.
     Raises InputError where it cannot be predicted: the message says why.
     """
+    if setup.path_of(configuration) == "bridge":
+        what, where = "what LLaMA-Factory trains with Megatron Bridge is not predicted", configuration.part.place(None)
+        raise NotPredictedError("use_megatron_bridge", what, where=where)
     translator = {
         "llamafactory": _mca if setup.uses_mca(configuration) else _plain,
         "swift-megatron": _swift_megatron,

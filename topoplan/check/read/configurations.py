@@ -34,9 +34,6 @@ _SWIFT_MEGATRON = frozenset(
 _LLAMAFACTORY_V1 = frozenset(
     ["train_dataset", "dist_config", "peft_config", "init_config", "kernel_config", "model_class"]
 )
-_MEGATRON_BRIDGE = frozenset(
-    ["export_hf_on_finish", "megatron_pretrained_checkpoint", "mixed_precision", "use_packed_sequences"]
-)
 _SWIFT_SAMPLE = frozenset(
     ["sampler_type", "sampler_engine", "orm_model", "prm_model", "num_return_sequences", "num_sampling_batch_size"]
 )
@@ -108,7 +105,7 @@ def _guess(data: Mapping[str, Any]) -> Trainer | None:
         return "deepspeed"
     if keys & {"compute_environment", "distributed_type"}:
         return "accelerate"
-    if keys & _LLAMAFACTORY_V1 or (keys & _LLAMAFACTORY and keys & _MEGATRON_BRIDGE):
+    if keys & _LLAMAFACTORY_V1:
         return None
     if keys & _SWIFT_SAMPLE or _is_swift_ray(data):
         return None
@@ -145,11 +142,6 @@ def _hint(data: Mapping[str, Any]) -> dict[str, str]:
         return {
             "expected": READ,
             "remedy": "it looks like one of LLaMA-Factory's new engine (USE_V1), which is not read",
-        }
-    if set(data) & _LLAMAFACTORY and set(data) & _MEGATRON_BRIDGE:
-        return {
-            "expected": READ,
-            "remedy": "it looks like one of LLaMA-Factory's Megatron Bridge (USE_MEGATRON_BRIDGE), which is not read",
         }
     if set(data) & _SWIFT_SAMPLE:
         return {"expected": READ, "remedy": "it looks like one of ms-swift's `swift sample`, which trains nothing"}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from topoplan.check.read.parts import Part
+from topoplan.emit.trainer_keys import TrainerPath, bridge_keys, known_keys, plain_keys
 from topoplan.specs.source import KeyPath, Source
 
 Trainer = Literal["llamafactory", "swift", "swift-megatron", "deepspeed", "trinity", "accelerate"]
@@ -131,13 +132,26 @@ class Setup:
         return (one for one in self.configurations if one.trainer in trainers)
 
     def uses_mca(self, configuration: Configuration) -> bool:
-        """Whether LLaMA-Factory trains it with Megatron: USE_MCA says so, else the keys that only that path knows."""
-        from topoplan.emit.trainer_keys import known_keys, plain_keys
+        """Whether LLaMA-Factory trains it with mcore_adapter."""
+        return self.path_of(configuration) == "mca"
 
+    def path_of(self, configuration: Configuration) -> TrainerPath | None:
+        """What trains it: USE_MCA and USE_MEGATRON_BRIDGE say so (hparams/parser.py, get_train_args), else the keys
+        that only one path knows; None where it is no configuration of LLaMA-Factory's."""
         if configuration.trainer != "llamafactory":
-            return False
-        said = [one.value.strip().lower() for one in self.variables if one.name == "USE_MCA"]
-        if said:
-            return said[-1] in ("true", "y", "1")  # as extras/misc.py::is_env_enabled has it
-        megatron_alone = known_keys().keys() - plain_keys().keys()
-        return any(key in megatron_alone for key in configuration.source.data)
+            return None
+        mca, bridge = self._enabled("USE_MCA"), self._enabled("USE_MEGATRON_BRIDGE")
+        if mca or bridge:
+            return "mca" if mca else "bridge"
+        keys, plain = configuration.source.data.keys(), plain_keys().keys()
+        asks = configuration.get("use_megatron_bridge") is True or keys & (
+            bridge_keys().keys() - plain - known_keys().keys()
+        )
+        if bridge is None and asks:
+            return "bridge"
+        return "mca" if mca is None and keys & (known_keys().keys() - plain) else "plain"
+
+    def _enabled(self, name: str) -> bool | None:
+        """Whether a variable is switched on, as extras/misc.py::is_env_enabled has it; None where none is set."""
+        said = [one.value.strip().lower() for one in self.variables if one.name == name]
+        return said[-1] in ("true", "y", "1") if said else None

@@ -8,7 +8,7 @@ from topoplan.check.read.setup import Configuration, Launch, Option, Setup, Vari
 from topoplan.check.read.words import is_open
 from topoplan.check.read.wrappers import CONTAINERS, REMOTE
 from topoplan.check.rules.finding import Edit, Finding, Severity
-from topoplan.emit.trainer_keys import known_keys
+from topoplan.emit.trainer_keys import TrainerPath, keys_for, plain_keys
 
 _YES = frozenset(["1", "true", "y"])
 _SOURCES_FILES = re.compile(r"^\s*(?:source|\.)\s+\S", re.MULTILINE)
@@ -117,10 +117,10 @@ def configurations_of(setup: Setup, launch: Launch) -> tuple[Configuration, ...]
     return tuple(one for one in setup.of("llamafactory") if not one.from_command and one.part.name == launch.part.name)
 
 
-def megatron_keys(configuration: Configuration) -> list[str]:
-    """The keys that only the Megatron trainer knows."""
-    keys = known_keys()
-    return [key for key in configuration.source.data if key in keys and keys[key].package == "mcore_adapter"]
+def megatron_keys(configuration: Configuration, path: TrainerPath) -> list[str]:
+    """The keys that only the trainer of a path knows, which the parser refuses without its variable."""
+    own = keys_for(path).keys() - plain_keys().keys()
+    return [key for key in configuration.source.data if key in own]
 
 
 def size_of(configuration: Configuration, key: str) -> int:

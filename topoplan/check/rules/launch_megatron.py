@@ -19,6 +19,7 @@ from topoplan.check.rules.launch_facts import (
     megatron_keys,
     size_of,
 )
+from topoplan.emit.trainer_keys import TrainerPath
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
@@ -28,29 +29,32 @@ def findings(setup: Setup) -> Iterator[Finding]:
             yield from rule(setup, launch)
 
 
-def _use_mca(setup: Setup, launch: Launch) -> Iterator[Finding]:
-    """USE_MCA and the keys of the Megatron trainer go together."""
+def _switch(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """USE_MCA and the keys of the Megatron trainer go together; so do USE_MEGATRON_BRIDGE and those of its own."""
     if not launch.program.startswith("llamafactory"):
         return
     configurations = configurations_of(setup, launch)
-    keys = [key for one in configurations for key in megatron_keys(one)]
-    variable = launch.variable("USE_MCA")
-    if keys and variable is None and not from_outside(launch) and all(megatron_keys(one) for one in configurations):
+    path: TrainerPath = "bridge" if {setup.path_of(one) for one in configurations} == {"bridge"} else "mca"
+    name, trainer = ("USE_MCA", "Megatron") if path == "mca" else ("USE_MEGATRON_BRIDGE", "Megatron Bridge")
+    keys = [key for one in configurations for key in megatron_keys(one, path)]
+    variable = launch.variable(name)
+    all_need_it = all(megatron_keys(one, path) for one in configurations)
+    if keys and variable is None and not from_outside(launch) and all_need_it:
         edits: tuple[Edit, ...] = ()
         if has_exports(launch) and not goes_on(launch.part, launch.first_line):
             line = launch.part.text.split("\n")[launch.first_line - 1]
-            text = f"{line[: len(line) - len(line.lstrip())]}export USE_MCA=1"
+            text = f"{line[: len(line) - len(line.lstrip())]}export {name}=1"
             edits = (Edit(first_line=launch.first_line, last_line=launch.first_line - 1, text=text),)
         yield finding_about(
             launch,
-            "launch-missing-use-mca",
+            "launch-missing-use-mca" if path == "mca" else "launch-missing-use-megatron-bridge",
             "error",
-            f"USE_MCA is not set, and without it LLaMA-Factory refuses {keys[0]}",
-            why="only with USE_MCA=1 does it train with Megatron and know its keys",
-            remedy="set USE_MCA=1, here or in the environment",
+            f"{name} is not set, and without it LLaMA-Factory refuses {keys[0]}",
+            why=f"only with {name}=1 does it train with {trainer} and know its keys",
+            remedy=f"set {name}=1, here or in the environment",
             edits=edits,
         )
-    elif configurations and not keys and is_enabled(launch, "USE_MCA") and launch.reads is not None:
+    elif path == "mca" and configurations and not keys and is_enabled(launch, name) and launch.reads is not None:
         yield finding_about(
             launch,
             "launch-unused-use-mca",
@@ -102,6 +106,6 @@ def _max_connections(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 
 _RULES: tuple[Callable[[Setup, Launch], Iterator[Finding]], ...] = (
-    _use_mca,
+    _switch,
     _max_connections,
 )

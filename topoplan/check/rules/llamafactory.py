@@ -16,7 +16,8 @@ from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.found import found
 from topoplan.check.rules.llamafactory_keys import key_findings
 from topoplan.check.rules.llamafactory_refusals import refusals, strategy
-from topoplan.emit.trainer_keys import templates
+from topoplan.check.rules.megatron_bridge import bridge_findings
+from topoplan.emit.trainer_keys import newer_than, templates
 from topoplan.errors import nearest
 from topoplan.units import shown
 
@@ -36,6 +37,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
         for key, what, remedy in refusals(setup, configuration):
             why = "LLaMA-Factory stops there"
             yield found(configuration, "llamafactory-refused-together", "error", key, what, why=why, remedy=remedy)
+        yield from bridge_findings(setup, configuration)
         yield from _data(setup, configuration)
         yield from _unwise(setup, configuration)
         if is_complete(configuration) and is_for_training(configuration):
@@ -63,7 +65,8 @@ def _data(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
     yield from _template(configuration)
     length = whole(configuration, "cutoff_len")
     longest = model.max_position_embeddings if model else 0
-    stretched = configuration.get("rope_scaling") is not None and not setup.uses_mca(configuration)
+    stretches = setup.path_of(configuration) == "plain"
+    stretched = configuration.get("rope_scaling") is not None and stretches
     if model and length and longest and length > longest and not stretched:
         yield found(
             configuration,
@@ -73,7 +76,7 @@ def _data(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
             f"cutoff_len {length} is above the {longest} positions of {model.name}",
             why="positions that the model was never trained on",
             remedy=f"lower cutoff_len to {longest}, or set rope_scaling: yarn"
-            if not setup.uses_mca(configuration)
+            if stretches
             else f"lower cutoff_len to {longest}",
         )
 
@@ -82,6 +85,9 @@ def _template(configuration: Configuration) -> Iterator[Finding]:
     template, known = words(configuration, "template"), templates()
     if template is None:
         return
+    if template in known.since:
+        what = f"the template {template} needs {newer_than(known.since[template])}"
+        yield found(configuration, "llamafactory-new-template", "note", "template", what)
     if template not in known.names:
         yield found(
             configuration,
@@ -127,7 +133,7 @@ def _listed_template(model: str) -> str | None:
 
 def _unwise(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
     """What is taken, and does not do what it seems to, or costs more than it brings."""
-    megatron = setup.uses_mca(configuration)
+    megatron = setup.path_of(configuration) != "plain"
     every, limit = number(configuration, "save_steps"), number(configuration, "max_steps")
     saves = strategy(configuration, "save_strategy", "steps") == "steps"
     if saves and every is not None and 1 <= every < _FEWEST_SAVE_STEPS and not (limit and 0 < limit <= 10 * every):
@@ -235,7 +241,8 @@ def _missing(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
         )
     works = trains or flag(configuration, "do_eval") or flag(configuration, "do_predict")
     evaluates = strategy(configuration, "eval_strategy", "no") != "no"
-    if not works and not evaluates and not (setup.uses_mca(configuration) and configuration.get("stage") != "pt"):
+    trains_anyway = {"mca": configuration.get("stage") != "pt", "bridge": True}
+    if not works and not evaluates and not trains_anyway.get(setup.path_of(configuration) or ""):
         yield found(
             configuration,
             "llamafactory-nothing-to-do",

@@ -11,18 +11,30 @@ from topoplan.check.read.words import is_open
 from topoplan.check.rules.edits import change, drop
 from topoplan.check.rules.finding import Edit, Finding
 from topoplan.check.rules.found import found
-from topoplan.check.rules.keys import RENAMED, keys_of
+from topoplan.check.rules.keys import RENAMED, keys_of, newer_findings
 from topoplan.check.rules.yaml import misread
-from topoplan.emit.trainer_keys import judge_key, removed_keys, templates, trainer_versions
+from topoplan.emit.trainer_keys import (
+    TrainerPath,
+    bridge_keys,
+    judge_key,
+    known_keys,
+    needed_transformers,
+    plain_keys,
+    releases,
+    removed_keys,
+    templates,
+    trainer_versions,
+)
 from topoplan.specs.secrets import secrets_in
 from topoplan.units import shown
 
 
 def key_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
     """What is wrong with each key of a configuration by itself."""
-    megatron = setup.uses_mca(configuration)
-    known = keys_of(setup, configuration)
-    oldest, newest = trainer_versions()["transformers"]
+    path, known = setup.path_of(configuration) or "plain", keys_of(setup, configuration)
+    newest = trainer_versions()["transformers"][1]
+    since = {name: key.since for name, key in known.items() if key.package == "llamafactory" and key.since}
+    yield from newer_findings(configuration, since, "llamafactory", f"LLaMA-Factory {releases()[0].name}")
     for key, value in configuration.source.data.items():
         if key in RENAMED:
             yield found(
@@ -37,7 +49,7 @@ def key_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding
             )
             continue
         if key not in known:
-            yield _unknown_key(setup, configuration, key, megatron=megatron)
+            yield _unknown_key(configuration, key, path)
             continue
         if any(secrets_in({key: value})):
             yield found(
@@ -67,15 +79,9 @@ def key_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding
                 f"logging_dir is deprecated in transformers 5, which still takes it in {newest}",
                 remedy="set TENSORBOARD_LOGGING_DIR in the environment",
             )
-        elif known[key].transformers:
-            yield found(
-                configuration,
-                "llamafactory-new-key",
-                "note",
-                key,
-                f"{key} is known to transformers {known[key].transformers} alone; version {oldest} refuses the file",
-            )
-        if finding := _wrong_type(setup, configuration, key, megatron=megatron):
+        elif needs := needed_transformers(known[key]):
+            yield found(configuration, "llamafactory-new-key", "note", key, needs)
+        if finding := _wrong_type(setup, configuration, key, path):
             yield finding
 
 
@@ -89,10 +95,10 @@ def _renamed(configuration: Configuration, key: str) -> tuple[Edit, ...]:
     return change(configuration, (key,), name=RENAMED[key])
 
 
-def _unknown_key(setup: Setup, configuration: Configuration, key: str, *, megatron: bool) -> Finding:
+def _unknown_key(configuration: Configuration, key: str, path: TrainerPath) -> Finding:
     why = "HfArgumentParser stops at a key that it does not know"
     if key in removed_keys():
-        what = f"{key} is refused by transformers 5, which no longer has it"
+        what = f"{key} is refused by transformers {removed_keys()[key]} and newer, which no longer have it"
         if key == "overwrite_output_dir":
             what = "overwrite_output_dir is refused: on the Megatron path only transformers 4 has it"
         remedy = (
@@ -100,27 +106,30 @@ def _unknown_key(setup: Setup, configuration: Configuration, key: str, *, megatr
         )
         edits = drop(configuration, (key,))
         return found(configuration, "llamafactory-removed-key", "error", key, what, why=why, remedy=remedy, edits=edits)
-    verdict = judge_key(key, None, megatron=megatron)
-    remedy = verdict.remedy
+    remedy = judge_key(key, None, path=path).remedy
     what = f"{shown(key)} is no key of LLaMA-Factory {templates().version}, which refuses the file"
-    if not megatron and judge_key(key, None).trouble != "unknown":
+    switch = {"mca": "USE_MCA=1", "bridge": "USE_MEGATRON_BRIDGE=1", "plain": ""}
+    if path != "mca" and key in known_keys() and known_keys()[key].package == "mcore_adapter":
         what = f"{key} is known to the Megatron path alone, and without USE_MCA=1 the file is refused"
         remedy = "set USE_MCA=1, or take it out"
-    elif megatron and judge_key(key, None, megatron=False).trouble != "unknown":
-        what, remedy = f"{key} is not known with USE_MCA=1, and the file is refused", "take it out"
+    elif path != "bridge" and key in bridge_keys() and key not in plain_keys():
+        what = f"{key} is known to Megatron Bridge alone, and without USE_MEGATRON_BRIDGE=1 the file is refused"
+        remedy = "set USE_MEGATRON_BRIDGE=1, or take it out"
+    elif path != "plain" and key in plain_keys():
+        what, remedy = f"{key} is not known with {switch[path]}, and the file is refused", "take it out"
     elif key in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
         remedy = "for uneven stages write pipeline_model_parallel_layout"
     return found(configuration, "llamafactory-unknown-key", "error", key, what, why=why, remedy=remedy)
 
 
-def _wrong_type(setup: Setup, configuration: Configuration, key: str, *, megatron: bool) -> Finding | None:
+def _wrong_type(setup: Setup, configuration: Configuration, key: str, path: TrainerPath) -> Finding | None:
     """A value of another kind than the key declares; what YAML made of it is explained by `rules/yaml.py`."""
     if misread(setup, configuration, key):
         return None
     value = taken = value_of(configuration, key)
     if configuration.from_command and isinstance(text := configuration.get(key), str):
-        taken = _as_argument(key, text, value, megatron=megatron)
-    verdict = judge_key(key, taken, megatron=megatron)
+        taken = _as_argument(key, text, value, path)
+    verdict = judge_key(key, taken, path=path)
     filled_in = isinstance(taken, str) and (is_open(taken) if configuration.from_command else "${" in taken)
     if verdict.trouble != "type" or filled_in:
         return None
@@ -141,10 +150,10 @@ _BOOLEAN_WORDS = frozenset({"yes", "true", "t", "y", "1", "no", "false", "f", "n
 """transformers `hf_argparser.py::string_to_bool`."""
 
 
-def _as_argument(key: str, text: str, value: Any, *, megatron: bool) -> Any:
+def _as_argument(key: str, text: str, value: Any, path: TrainerPath) -> Any:
     """What argparse makes of text: the type that the key declares, where the text can be read so."""
-    if judge_key(key, text, megatron=megatron).trouble != "type":
+    if judge_key(key, text, path=path).trouble != "type":
         return text
-    if text.lower() in _BOOLEAN_WORDS and judge_key(key, True, megatron=megatron).trouble != "type":
+    if text.lower() in _BOOLEAN_WORDS and judge_key(key, True, path=path).trouble != "type":
         return True
     return value

@@ -12,6 +12,7 @@ from topoplan.check.job.values import as_number, flag, is_complete, number, valu
 from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.read.words import is_open
 from topoplan.check.rules.keys import RENAMED
+from topoplan.check.rules.megatron_bridge import bridge_refusals
 from topoplan.units import shown
 
 Refusal = tuple[str, str, str]
@@ -23,6 +24,7 @@ def refusals(setup: Setup, configuration: Configuration) -> Iterator[Refusal]:
     yield from _refused_data(configuration)
     yield from _refused_method(configuration)
     yield from _refused_training(setup, configuration)
+    yield from bridge_refusals(setup, configuration)
 
 
 def _refused_data(configuration: Configuration) -> Iterator[Refusal]:
@@ -90,7 +92,7 @@ def _refused_method(configuration: Configuration) -> Iterator[Refusal]:
 
 def _refused_training(setup: Setup, configuration: Configuration) -> Iterator[Refusal]:
     """`hparams/parser.py::get_train_args` and transformers `training_args.py`."""
-    have, megatron = configuration.source.data, setup.uses_mca(configuration)
+    have, megatron = configuration.source.data, setup.path_of(configuration) != "plain"
     if flag(configuration, "fp16") and flag(configuration, "bf16"):
         yield "fp16", "fp16 and bf16 exclude each other", "keep bf16, or fp16 on cards before Ampere"
     steps = whole(configuration, "max_steps", -1)

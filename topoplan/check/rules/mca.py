@@ -179,11 +179,18 @@ def _hub_id(setup: Setup, configuration: Configuration, model: Model | None) -> 
 
 
 @cache
-def megatron_settings() -> frozenset[str]:
-    """What additional_configs may name."""
+def megatron_settings() -> Mapping[str, str]:
+    """What additional_configs may name, with the versions of megatron-core that have it: `>=0.18.2`; empty: all."""
     path = files("topoplan.catalog").joinpath("trainer_keys", "megatron_config.json")
     document = json.loads(path.read_text(encoding="utf-8"))
-    return frozenset(document["megatron_core"]) | frozenset(document["mcore_adapter"])
+    bounds = {word: document[word]["megatron_core"] for word in ("since", "until")}
+    core = {
+        name: ",".join(
+            f"{sign}{bounds[word][name]}" for sign, word in ((">=", "since"), ("<", "until")) if name in bounds[word]
+        )
+        for name in document["megatron_core"]
+    }
+    return core | dict.fromkeys(document["mcore_adapter"], "")
 
 
 def _additional(configuration: Configuration) -> Iterator[Finding]:
@@ -194,6 +201,15 @@ def _additional(configuration: Configuration) -> Iterator[Finding]:
     for name in additional:
         line = configuration.line("additional_configs", name)
         if name in megatron_settings():
+            if versions := megatron_settings()[name]:
+                yield Finding(
+                    rule="mca-additional-version",
+                    severity="note",
+                    part=configuration.part,
+                    line=line,
+                    what=f"{name} in additional_configs is a setting of megatron-core{versions} alone",
+                    why="another version skips it with a warning",
+                )
             if name in declared and configuration.get(name) is not None:
                 yield Finding(
                     rule="mca-additional-twice",

@@ -1,6 +1,6 @@
 """Arguments that ms-swift's commands refuse.
 
-Sources, at ms-swift 4.5.2: `swift/arguments/`, `swift/megatron/arguments/`, `swift/trainers/arguments.py`, and
+Sources, at ms-swift 4.6.0: `swift/arguments/`, `swift/megatron/arguments/`, `swift/trainers/arguments.py`, and
 `swift/pipelines/base.py`, which stops at arguments that are left over. Its parser is argparse's (HfArgumentParser): a
 beginning that fits one option alone stands for it.
 """
@@ -16,6 +16,7 @@ from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.rules.edits import change, drop
 from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.found import found
+from topoplan.check.rules.keys import newer_findings
 from topoplan.emit.swift.arguments import COMMANDS, Command, arguments_of, swift_versions
 from topoplan.errors import nearest
 from topoplan.specs.secrets import secrets_in
@@ -34,7 +35,9 @@ def command_of(setup: Setup, configuration: Configuration) -> Command:
 def argument_findings(configuration: Configuration, command: Command) -> Iterator[Finding]:
     """What is wrong with each argument by itself."""
     known = arguments_of(command)
-    version = swift_versions()["ms_swift"]
+    version = swift_versions()[-1]
+    since = {name: entry["since"] for name, entry in known.types.items() if entry and "since" in entry}
+    yield from newer_findings(configuration, since, "ms-swift", f"ms-swift {swift_versions()[0]}")
     for key, value in configuration.source.data.items():
         if key in known.types or (key == "ENV" and not configuration.from_command):
             if any(secrets_in({key: value})):

@@ -7,7 +7,7 @@ from typing import Any
 
 from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.trainer_facts import is_hub_id, model_directory, place_of
-from topoplan.emit.trainer_keys import check_key, plain_keys
+from topoplan.emit.trainer_keys import check_key, needed_transformers, plain_keys
 from topoplan.emit.usual import says_sync
 from topoplan.errors import LayoutError, SpecError
 from topoplan.layout.layout import Layout
@@ -75,11 +75,11 @@ def plain_user_keys(spec: Spec, layout: Layout, warnings: list[str]) -> dict[str
     checked: dict[str, Any] = {}
     for name, value in given.items():
         where = place_of(spec, str(name))
-        checked[name] = check_key(str(name), value, where, megatron=False)
+        checked[name] = check_key(str(name), value, where, path="plain")
         if name in fixed and checked[name] not in fixed[name]:
             _refuse_contradiction(name, checked[name], fixed[name][0], where)
-        if only := plain_keys()[name].transformers:
-            warnings.append(f"the key {name} is known to transformers {only} only: version 4 refuses the file")
+        if needs := needed_transformers(plain_keys()[name]):
+            warnings.append(needs)
     _check_combinations(checked, spec, layout)
     return checked
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from topoplan.emit.trainer_keys import templates
-from topoplan.errors import nearest
+from topoplan.emit.trainer_keys import missing_template
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 
@@ -18,9 +17,8 @@ def support_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
             f"the trainer takes no files as data sets: enter {job.dataset} in dataset_info.json and set job.dataset to"
             " the name there"
         )
-    if job.template is not None and job.template not in templates().names:
-        close = nearest(job.template, templates().names)
-        yield f"LLaMA-Factory {templates().version} has no template {job.template!r}" + (f"; {close}" if close else "")
+    if job.template is not None and (missing := missing_template(job.template)):
+        yield missing
     if spec.cluster.gpu.architecture == "volta" and job.precision == "bf16":
         yield f"{spec.cluster.gpu.name} has no bf16 units: precision fp16 is the faster one"
     if layout.backend == "fsdp2" and job.finetuning == "lora" and not job.pure_bf16:

@@ -80,10 +80,16 @@ class Arguments:
 
 
 @cache
-def swift_versions() -> Mapping[str, str]:
-    """The version that the list of arguments is of, and the one of before that the old names are of."""
-    versions: Mapping[str, str] = _document()["versions"]
-    return versions
+def swift_versions() -> tuple[str, ...]:
+    """The versions of ms-swift whose arguments are listed, oldest first; bundles install the newest."""
+    return tuple(_document()["versions"]["ms_swift"])
+
+
+def oldest_version(trainer: Mapping[str, Any], command: Command) -> str:
+    """The oldest ms-swift that takes all of these arguments."""
+    types = arguments_of(command).types
+    wanted = {str((types.get(name) or {}).get("since") or swift_versions()[0]) for name in trainer}
+    return max((swift_versions()[0], *wanted), key=swift_versions().index)
 
 
 @cache
@@ -175,7 +181,7 @@ def _key(name: str, command: Command) -> Key | None:
         choices=tuple(entry.get("choices", ())),
         default=None,
         package="ms-swift",
-        transformers="",
+        since=entry.get("since", ""),
         ignored=False,
     )
 

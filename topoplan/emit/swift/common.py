@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from topoplan.cost.sharded.linears import LORA_RANK
 from topoplan.emit.llamafactory.document import OUTPUT_TITLE
-from topoplan.emit.swift.arguments import swift_versions
+from topoplan.emit.swift.arguments import Command, oldest_version, swift_versions
 from topoplan.emit.swift.samples import dataset_value, samples_of
 from topoplan.emit.trainer_facts import model_directory
 from topoplan.emit.usual import loaders, save_steps, workers
@@ -13,8 +13,6 @@ from topoplan.planner.plan import Plan
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 
-READ_AT = "4.6.0"
-"""The newest ms-swift whose argument classes took what is written here; swift_versions() has the oldest."""
 BRIDGE, CORE = "1.6.5", "0.16.1"
 """mcore-bridge and megatron-core beside which they did."""
 
@@ -23,9 +21,15 @@ def head(spec: Spec, plan: Plan, command: str) -> tuple[str, ...]:
     """The first lines of train.yaml."""
     return (
         f"{spec.model.name} on {spec.cluster.name}: plan {plan.id}",
-        f"For `{command}` of ms-swift {swift_versions()['ms_swift']} to {READ_AT}.",
+        f"For `{command}` of ms-swift {_versions(spec, command)}.",
         "Relative paths start at the directory in which the node scripts start the trainer.",
     )
+
+
+def _versions(spec: Spec, command: str) -> str:
+    section: Command = "megatron sft" if command.startswith("megatron") else "swift rlhf"
+    oldest, newest = oldest_version(spec.job.trainer, section), swift_versions()[-1]
+    return newest if oldest == newest else f"{oldest} to {newest}"
 
 
 def model_entries(spec: Spec) -> list[Entry]:
