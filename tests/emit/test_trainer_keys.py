@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from topoplan.catalog.releases import releases
 from topoplan.emit.trainer_keys import (
     bridge_keys,
     check_key,
@@ -13,8 +14,6 @@ from topoplan.emit.trainer_keys import (
     needed_transformers,
     newer_than,
     plain_keys,
-    release_of,
-    releases,
     removed_keys,
     templates,
     trainer_versions,
@@ -192,29 +191,6 @@ def test_a_key_is_judged_for_the_path_that_trains(name: str, value: object, with
 
 
 # Versions -------------------------------------------------------------------------------------------------------------
-
-
-def test_what_bundles_are_written_for_is_the_first_of_the_versions_that_are_known() -> None:
-    written, main = releases()
-    assert written.version == written.name == trainer_versions()["llamafactory"]
-    assert written.transformers == ">=4.55.0,<=5.6.0"
-    assert main.transformers == ">=4.55.0,<=5.8.0,!=4.57.0,!=5.6.0"
-    assert "August 2026" in main.name
-
-
-@pytest.mark.parametrize(
-    ("installed", "known"),
-    [
-        ("0.9.5", "0.9.5"),
-        ("0.9.6.dev0", "0.9.6.dev0"),
-        ("0.9.6", "0.9.6.dev0"),
-        ("0.9.4", None),
-        ("0.9.5+cpu", "0.9.5"),
-    ],
-)
-def test_an_installed_version_is_judged_by_the_newest_known_one_before_it(installed: str, known: str | None) -> None:
-    found = release_of(installed)
-    assert (found.version if found else None) == known
 
 
 def test_every_version_of_the_lists_is_a_known_one() -> None:

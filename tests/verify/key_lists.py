@@ -222,36 +222,42 @@ def llamafactory_view(document: Document, view: str) -> dict[str, Entry]:
     return found | (document["keys_with_bridge"] if view == "bridge" else {})
 
 
+def llamafactory_version() -> str:
+    """Of the LLaMA-Factory that is imported, which may be a checkout."""
+    from llamafactory.extras.env import VERSION
+
+    return str(VERSION)
+
+
 def of_llamafactory() -> Iterator[Declared]:
     """The keys of llamafactory.json, as the packages here declare them."""
     import transformers
     from llamafactory import hparams
-    from llamafactory.extras.env import VERSION
     from llamafactory.hparams.training_args import TrainingArguments
 
-    groups = ("model", "data", "finetuning", "generating")
+    version, groups = llamafactory_version(), ("model", "data", "finetuning", "generating")
     shared = {
         name: {"group": group, **entry}
         for group in groups
         for name, entry in declared(getattr(hparams, f"{group.capitalize()}Arguments")).items()
     }
-    yield Declared("megatron", "llamafactory", VERSION, shared)
+    yield Declared("megatron", "llamafactory", version, shared)
     base = _of_training(transformers.TrainingArguments)
     yield Declared("megatron", "transformers", transformers.__version__, base)
     if importlib.util.find_spec("mcore_adapter"):
         from mcore_adapter import TrainingArguments as McaTrainingArguments
 
-        (version,) = versions_of(read("llamafactory.json"), "mcore_adapter")
+        (adapter,) = versions_of(read("llamafactory.json"), "mcore_adapter")
         adapters = _of_training(McaTrainingArguments)
         entries = {name: entry for name, entry in adapters.items() if name not in base}
-        yield Declared("megatron", "mcore_adapter", version, entries)
+        yield Declared("megatron", "mcore_adapter", adapter, entries)
     plain, own = _of_training(TrainingArguments), own_names(TrainingArguments, "llamafactory")
-    yield Declared("plain", "llamafactory", VERSION, shared | {name: plain[name] for name in plain if name in own})
+    yield Declared("plain", "llamafactory", version, shared | {name: plain[name] for name in plain if name in own})
     others = {name: entry for name, entry in plain.items() if name not in own}
     yield Declared("plain", "transformers", transformers.__version__, others)
     if bridge := getattr(hparams, "MegatronBridgeArguments", None):
         entries = {name: {"group": "bridge", **entry} for name, entry in declared(bridge).items()}
-        yield Declared("bridge", "llamafactory", VERSION, shared | {n: plain[n] for n in plain if n in own} | entries)
+        yield Declared("bridge", "llamafactory", version, shared | {n: plain[n] for n in plain if n in own} | entries)
 
 
 def _of_training(group: type) -> dict[str, Entry]:
@@ -420,6 +426,17 @@ def swift_view(document: Document, section: str) -> dict[str, Entry]:
     return names_of(document, section) if section == "rlhf" else {**document["shared"], **document[section]}
 
 
+def swift_differences() -> list[str]:
+    """What ms_swift.json has otherwise than the installed ms-swift declares; of older versions the names alone."""
+    document, version = read("ms_swift.json"), importlib.metadata.version("ms-swift")
+    newest = version == versions_of(document, "ms_swift")[-1]
+    return [
+        f"{section}: {sentence}"
+        for section, real in of_swift().items()
+        for sentence in differences(swift_view(document, section), real, version, names_alone=not newest)
+    ]
+
+
 def write_swift() -> list[str]:
     """Bring ms_swift.json up."""
     document, version = read("ms_swift.json"), importlib.metadata.version("ms-swift")
@@ -443,16 +460,12 @@ def main() -> None:
     """Bring the lists to the packages that are here, and say what is left for a person."""
     left: list[str] = []
     if importlib.util.find_spec("llamafactory"):
-        from llamafactory.extras.env import VERSION
-
         left += write_llamafactory()
-        left += write_names("llamafactory_templates.json", "llamafactory", VERSION, of_templates())
+        left += write_names("llamafactory_templates.json", "llamafactory", llamafactory_version(), of_templates())
         left += [sentence for found in of_llamafactory() for sentence in llamafactory_differences(found)]
     if importlib.util.find_spec("swift"):
         left += write_swift()
-        document, version = read("ms_swift.json"), importlib.metadata.version("ms-swift")
-        for section, real in of_swift().items():
-            left += differences(swift_view(document, section), real, version)
+        left += swift_differences()
     elif importlib.util.find_spec("megatron"):
         from megatron.core import __version__
 

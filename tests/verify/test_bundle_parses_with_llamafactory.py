@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from tests.emit.samples import DEEPSEEK, QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, make_spec_and_plan
+from tests.verify import key_lists
 from tests.verify.llamafactory import need_llamafactory, parse
+from topoplan.catalog.releases import release_of, releases
 from topoplan.emit.bundle import generate
-from topoplan.emit.trainer_keys import Key, known_keys, plain_keys, templates, trainer_versions
+from topoplan.emit.trainer_keys import templates
 from topoplan.layout.layout import Recompute
 
 pytestmark = pytest.mark.verify
@@ -46,12 +48,6 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
 }
-
-
-def is_listed_version(package: str) -> bool:
-    """True when the installed version is the one, or the newest one, that the key list was taken from."""
-    listed = trainer_versions()[package]
-    return importlib.metadata.version(package) == (listed if isinstance(listed, str) else listed[-1])
 
 
 @pytest.fixture(scope="module")
@@ -107,52 +103,49 @@ def test_the_parser_refuses_what_the_key_list_refuses(parsed: Mapping[str, Mappi
         assert "not used by the HfArgumentParser" in parsed[case].get("error", ""), case
 
 
-def test_the_key_list_is_the_one_of_the_installed_versions() -> None:
+def test_the_key_list_is_what_the_installed_versions_declare() -> None:
+    """The names of every version; types, choices and defaults too of those that the list names."""
     need_llamafactory()
-    import dataclasses
-
-    import transformers
-    from llamafactory.hparams import DataArguments, FinetuningArguments, GeneratingArguments, ModelArguments
-    from llamafactory.hparams.training_args import TrainingArguments
-
-    shared = (ModelArguments, DataArguments, FinetuningArguments, GeneratingArguments)
-    compare_fields(known_keys(), {"llamafactory": shared, "transformers": (transformers.TrainingArguments,)})
-    # Without Megatron LLaMA-Factory adds some of its own to transformers' Seq2SeqTrainingArguments.
-    base = {field.name for field in dataclasses.fields(transformers.Seq2SeqTrainingArguments)}
-    own = {field.name for field in dataclasses.fields(TrainingArguments)} - base
-    compare_fields(
-        plain_keys(), {"llamafactory": shared, "transformers": (transformers.Seq2SeqTrainingArguments,)}, further=own
-    )
+    found = list(key_lists.of_llamafactory())
+    assert {"megatron", "plain"} <= {one.view for one in found}
+    differences = {
+        f"{one.package} {one.version}, {one.view}": key_lists.llamafactory_differences(one)
+        for one in found
+        if one.package != "llamafactory" or is_known(one.version)
+    }
+    assert {name: said for name, said in differences.items() if said} == {}
 
 
-def compare_fields(
-    keys: Mapping[str, Key], declared: Mapping[str, tuple[Any, ...]], further: Collection[str] = ()
-) -> None:
-    """The keys of each package are the fields of its argument classes; `further` ones are LLaMA-Factory's."""
-    import dataclasses
+def is_known(version: str) -> bool:
+    return version in {release.version for release in releases()}
 
-    import transformers
 
-    major = transformers.__version__.split(".")[0]
-    for package, groups in declared.items():
-        real = {field.name for group in groups for field in dataclasses.fields(group) if field.init}
-        real |= set(further) if package == "llamafactory" else set()
-        listed = {key.name for key in keys.values() if key.package == package}
-        wanted = {name for name in listed if keys[name].transformers in ("", major)}
-        assert wanted <= real, f"{package}: {sorted(wanted - real)} are gone"
-        if is_listed_version(package):
-            assert real <= listed, f"{package}: {sorted(real - listed)} are new"
+def test_each_known_version_takes_the_versions_of_transformers_that_are_listed() -> None:
+    need_llamafactory()
+    import inspect
+
+    from llamafactory.extras.misc import check_dependencies
+
+    version = key_lists.llamafactory_version()
+    if not is_known(version):
+        pytest.skip(f"the lists do not know LLaMA-Factory {version}")
+    (said,) = re.findall(r'"transformers([^"]+)"', inspect.getsource(check_dependencies))
+    release = release_of(version)
+    assert release is not None
+    assert set(said.split(",")) == set(release.transformers.split(","))
 
 
 def test_templates_and_model_types_are_those_of_the_installed_version() -> None:
     need_llamafactory()
-    from llamafactory.data.template import TEMPLATES
-    from llamafactory.extras.constants import MCA_SUPPORTED_MODELS
-
-    if not is_listed_version("llamafactory"):
-        pytest.skip(f"the lists are of LLaMA-Factory {templates().version}")
-    assert set(templates().supported_model_types) == set(MCA_SUPPORTED_MODELS)
-    assert templates().names == set(TEMPLATES)
+    version, document = key_lists.llamafactory_version(), key_lists.read("llamafactory_templates.json")
+    if not is_known(version):
+        pytest.skip(f"the lists do not know LLaMA-Factory {version}")
+    for key, real in key_lists.of_templates().items():
+        assert key_lists.name_differences(document, key, real, version) == [], key
+    real = key_lists.templates_by_model()
+    listed = {name: template for name, template in templates().by_model.items() if name in real}
+    assert len(listed) > 150
+    assert listed == {name: real[name] for name in listed}
 
 
 def test_the_launcher_module_trains_when_it_is_run() -> None:

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from tests.check.rules.test_llamafactory_refusals import REFUSED, REFUSED_FULL, TAKEN
 from tests.check.setups import FULL, MEGATRON, MOE, PLAIN, make_setup, with_lines
+from tests.verify import key_lists
 from tests.verify.llamafactory import need_llamafactory, parse
 from topoplan import catalog
 from topoplan.check.rules import llamafactory, mca, yaml
 from topoplan.check.rules.finding import Finding
-from topoplan.check.rules.mca import megatron_settings
 
 pytestmark = pytest.mark.verify
 
@@ -189,14 +190,16 @@ def test_experts_are_told_what_the_adapter_makes_of_their_keys(tmp_path: Path) -
 
 def test_the_settings_of_additional_configs_are_those_of_the_installed_version() -> None:
     core = pytest.importorskip("megatron.core", reason="megatron-core is not installed (the verify extra has it)")
-    import dataclasses
+    document = key_lists.read("megatron_config.json")
+    oldest, newest = (Version(document["versions"]["megatron_core"][at]).release[:2] for at in (0, -1))
+    if not oldest <= Version(core.__version__).release[:2] <= newest:
+        pytest.skip(f"the list does not know megatron-core {core.__version__}")
+    assert key_lists.name_differences(document, "megatron_core", key_lists.of_megatron(), core.__version__) == []
 
-    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
-    if core.__version__ != "0.16.1":
-        pytest.skip("the list is of megatron-core 0.16.1")
-    real = {field.name for group in (TransformerConfig, MLATransformerConfig) for field in dataclasses.fields(group)}
-    assert real <= megatron_settings()
+@NO_ADAPTER
+def test_the_settings_that_the_adapter_adds_are_listed() -> None:
+    assert set(key_lists.read("megatron_config.json")["mcore_adapter"]) == key_lists.of_adapter()
 
 
 def _has_error(text: str, *, megatron: bool) -> bool:

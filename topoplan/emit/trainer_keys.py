@@ -3,7 +3,7 @@
 LLaMA-Factory's parser refuses unknown keys but checks neither types nor choices (`sequence_parallel: maybe` passes and
 counts as true), and its Megatron path reads only some of the keys that the parser takes. Both are caught here.
 The lists are data: `topoplan/catalog/trainer_keys/`, with the versions that they were taken from. They know more than
-one version of a package: what bundles are written for, and what is newer (`releases`).
+one version of a package: what bundles are written for, and what is newer (`catalog/releases.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from packaging.version import Version
 
+from topoplan.catalog.releases import releases
 from topoplan.errors import SpecError, nearest
 from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, secrets_in
 
@@ -62,19 +63,6 @@ class Key:
     """First version of the package that has the key, where not all known ones do; else empty."""
     ignored: bool
     """The parser takes it, and the Megatron workflow never reads it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
-    """A version of LLaMA-Factory whose keys are known."""
-
-    version: str
-    """As the package gives it, which is no release's where the state of a branch is meant: 0.9.6.dev0."""
-    name: str
-    """For people: 0.9.5, main of August 2026."""
-    transformers: str
-    """The versions of transformers that it takes, as pip writes them; it stops at others (`extras/misc.py`,
-    check_dependencies)."""
 
 
 TrainerPath = Literal["mca", "bridge", "plain"]
@@ -156,28 +144,6 @@ def trainer_versions() -> Mapping[str, Any]:
     """The versions that bundles are written for."""
     versions: Mapping[str, Any] = _document("llamafactory.json")["versions"]
     return versions
-
-
-@cache
-def releases() -> tuple[Release, ...]:
-    """The versions of LLaMA-Factory whose keys are known, oldest first; the first is what bundles are written for."""
-    document = _document("llamafactory.json")
-    return tuple(_release(block) for block in (document["versions"], *document["newer"]))
-
-
-def _release(block: Mapping[str, Any]) -> Release:
-    oldest, newest = block["transformers"]
-    clauses = (f">={oldest}", f"<={newest}", *(f"!={version}" for version in block.get("transformers_except", ())))
-    version = block["llamafactory"]
-    return Release(version=version, name=block.get("name", version), transformers=",".join(clauses))
-
-
-def release_of(version: str) -> Release | None:
-    """The newest known LLaMA-Factory that is no newer than a version; None where that is older than all of them.
-
-    Raises packaging.version.InvalidVersion for what is no version.
-    """
-    return next((one for one in reversed(releases()) if Version(one.version) <= Version(version)), None)
 
 
 def newer_than(since: str, package: str = "llamafactory") -> str:

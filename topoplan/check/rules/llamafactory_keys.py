@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from topoplan.catalog.releases import releases
 from topoplan.check.job.values import value_of
 from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.read.words import is_open
@@ -20,7 +21,6 @@ from topoplan.emit.trainer_keys import (
     known_keys,
     needed_transformers,
     plain_keys,
-    releases,
     removed_keys,
     templates,
     trainer_versions,

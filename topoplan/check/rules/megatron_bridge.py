@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from topoplan.catalog.releases import releases
 from topoplan.check.job.models import known_model
 from topoplan.check.job.processes import processes_for
 from topoplan.check.job.values import flag, is_complete, whole
 from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.found import found
-from topoplan.emit.trainer_keys import releases, templates
+from topoplan.emit.trainer_keys import templates
 from topoplan.units import shown
 
 STAGES, METHODS = ("pt", "sft"), ("full", "lora")

@@ -13,6 +13,8 @@ from topoplan.planner.plan import Plan
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 
+READ_AT = swift_versions()[-1]
+"""The ms-swift that is installed."""
 BRIDGE, CORE = "1.6.5", "0.16.1"
 """mcore-bridge and megatron-core beside which they did."""
 
@@ -28,7 +30,7 @@ def head(spec: Spec, plan: Plan, command: str) -> tuple[str, ...]:
 
 def _versions(spec: Spec, command: str) -> str:
     section: Command = "megatron sft" if command.startswith("megatron") else "swift rlhf"
-    oldest, newest = oldest_version(spec.job.trainer, section), swift_versions()[-1]
+    oldest, newest = oldest_version(spec.job.trainer, section), READ_AT
     return newest if oldest == newest else f"{oldest} to {newest}"
 
 

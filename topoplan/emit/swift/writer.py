@@ -13,7 +13,7 @@ from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.nccl import EnvVar
 from topoplan.emit.storage import CheckpointSize
 from topoplan.emit.swift.arguments import swift_versions
-from topoplan.emit.swift.common import BRIDGE, CORE
+from topoplan.emit.swift.common import BRIDGE, CORE, READ_AT
 from topoplan.emit.swift.megatron import megatron_files
 from topoplan.emit.swift.samples import files_in
 from topoplan.emit.swift.sft import sft_files
@@ -74,7 +74,7 @@ def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
         readme=_readme(
             spec,
             f"ms-swift{engine}",
-            install=(f"pip install ms-swift=={swift_versions()[-1]}{extra}", *_flash_attention(values)),
+            install=(f"pip install ms-swift=={READ_AT}{extra}", *_flash_attention(values)),
             files=files,
         ),
     )
@@ -111,8 +111,7 @@ def _run_megatron(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Trai
             spec,
             "ms-swift on Megatron-core (mcore_bridge)",
             install=(
-                f"pip install ms-swift=={swift_versions()[-1]} mcore-bridge=={BRIDGE} megatron-core=={CORE}"
-                + _vision_packages(spec),
+                f"pip install ms-swift=={READ_AT} mcore-bridge=={BRIDGE} megatron-core=={CORE}{_vision_packages(spec)}",
                 f"pip install --no-build-isolation 'transformer_engine[pytorch]' {_FLASH}",
             ),
         ),
@@ -213,7 +212,7 @@ def _peft_elements(spec: Spec, adapters: Adapters) -> int:
 
 
 def _versions() -> Mapping[str, Any]:
-    return {"ms_swift": [swift_versions()[0], swift_versions()[-1]]}
+    return {"ms_swift": [swift_versions()[0], READ_AT]}
 
 
 WRITERS = (

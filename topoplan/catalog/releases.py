@@ -1,0 +1,48 @@
+"""The versions of LLaMA-Factory that the key lists know, and what each takes of other packages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from packaging.version import Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """A version of LLaMA-Factory whose keys are known."""
+
+    version: str
+    """As the package gives it, which is no release's where the state of a branch is meant: 0.9.6.dev0."""
+    name: str
+    """For people: 0.9.5, main of August 2026."""
+    transformers: str
+    """The versions of transformers that it takes, as pip writes them; it stops at others (`extras/misc.py`,
+    check_dependencies)."""
+
+
+@cache
+def releases() -> tuple[Release, ...]:
+    """All of them, oldest first; the first is what bundles are written for."""
+    text = files("topoplan.catalog").joinpath("trainer_keys", "llamafactory.json").read_text(encoding="utf-8")
+    document = json.loads(text)
+    return tuple(_release(block) for block in (document["versions"], *document["newer"]))
+
+
+def _release(block: Mapping[str, Any]) -> Release:
+    oldest, newest = block["transformers"]
+    clauses = (f">={oldest}", f"<={newest}", *(f"!={version}" for version in block.get("transformers_except", ())))
+    version = block["llamafactory"]
+    return Release(version=version, name=block.get("name", version), transformers=",".join(clauses))
+
+
+def release_of(version: str) -> Release | None:
+    """The newest that is no newer than a version; None where that is older than all of them.
+
+    Raises packaging.version.InvalidVersion for what is no version.
+    """
+    return next((one for one in reversed(releases()) if Version(one.version) <= Version(version)), None)
