@@ -137,6 +137,12 @@ def test_a_token_in_a_file_is_named_and_never_shown() -> None:
     assert found("export HF_TOKEN=$TOKEN WANDB_API_KEY=<your key> MS_TOKEN=your_token_here") == {}
 
 
+def test_other_names_and_values_are_known_for_secrets_too() -> None:
+    for text in ("OPENAI_KEY=abcdefghij", "https_proxy=http://me:hunter22@proxy:1", "X=ghp_" + "a" * 36):
+        assert set(found(f"export {text}")) == {"env-secret"}
+    assert found("export https_proxy=http://proxy:3128 CACHE_KEY=abcdefghij HF_TOKEN_PATH=/etc/hf_token") == {}
+
+
 def test_every_verdict_in_the_data_can_be_told_and_has_a_source() -> None:
     catalog = json.loads(files("topoplan.catalog").joinpath("environment_variables.json").read_text(encoding="utf-8"))
     cases = [case for cases in catalog["variables"].values() for case in cases]
