@@ -35,10 +35,62 @@ unset "${!PET_@}" "${!TORCHELASTIC_@}" "${!ACCELERATE_@}"
 cd -- "$workdir" || fail "cannot enter the working directory $workdir"
 python="$(command -v python3)" || fail "python3 is not on PATH; activate the trainer's environment first"
 
-# What torchrun would report in a hundred lines, or only after minutes.
-missing="$("$python" -c 'import sys; from importlib.util import find_spec; print(*[n for n in sys.argv[1:] if not find_spec(n)])' \
-  torch llamafactory mcore_adapter megatron transformer_engine)" || fail "$python does not run"
-[[ -z "$missing" ]] || fail "$python lacks ${missing// /, }; install it there, or activate the trainer's environment first"
+# What torchrun would report in a hundred lines, only after hours, or never.
+wrong="$("$python" - <<'PROGRAM'
+import os
+import re
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+
+# Package, what is imported of it, versions, what others do, what pip is given.
+WANTED = [
+    ("torch", "torch", "<2.12", "with torch 2.12 and newer the first checkpoint ends in 'TypeError: can only join an iterable', as mcore_adapter answers True in place of torch, where a list is wanted now", "'torch<2.12'"),
+    ("llamafactory", "llamafactory", "", "", "llamafactory==0.9.5"),
+    ("megatron-core", "megatron.core", ">=0.15,<0.19", "mcore_adapter is written for megatron-core from 0.15 to 0.18", "megatron-core==0.16.1"),
+    ("transformer-engine", "transformer_engine", "", "", "'transformer_engine[pytorch]'"),
+    ("mcore_adapter", "mcore_adapter", ">=0.10.dev0", "0.0.1 is another project of that name on PyPI", "'git+https://github.com/alibaba/ROLL.git@8eb27cc2dc34c4d1310b169d9b86d339004d811a#subdirectory=mcore_adapter'"),
+]
+
+
+def numbers(text):
+    found = [int(number) for number in re.findall(r"\d+", re.match(r"[\d.]*", text)[0])]
+    return (found + [0] * 6)[:6]
+
+
+def fits(have, clause):
+    operator, bound = re.match("([<>=!]+)(.*)", clause).groups()
+    a, b = numbers(have), numbers(bound)
+    return {"<": a < b, "<=": a <= b, ">=": a >= b, "==": a == b, "!=": a != b}[operator]
+
+
+def is_there(module):
+    try:
+        return find_spec(module) is not None
+    except ImportError:  # of what it is a part of
+        return False
+
+
+lacks, gives, wrong = [], [], []
+for package, module, versions, why, pip in WANTED:
+    if module and not is_there(module):
+        lacks.append(package)
+        gives.append(pip)
+        continue
+    try:
+        have = version(package) if module else sys.version.split()[0]
+    except Exception:  # on the path, and not installed
+        continue
+    if not all(fits(have, clause) for clause in versions.split(",") if clause):
+        wrong.append("has %s %s, and this run wants %s: %s" % (package, have, versions, why))
+        wrong.append("pip install " + pip if module else "make the environment with another Python")
+if lacks:
+    print("lacks %s; pip install %s, or activate the trainer's environment first" % (", ".join(lacks), " ".join(gives)))
+elif wrong and not os.environ.get("TOPOPLAN_ANY_VERSIONS"):
+    print("; ".join(wrong) + "; to start all the same, set TOPOPLAN_ANY_VERSIONS=1")
+PROGRAM
+)" || fail "$python does not run"
+[[ -z "$wrong" ]] || fail "$python $wrong"
 if [[ -n "${CUDA_VISIBLE_DEVICES+set}" ]]; then
   IFS=, read -ra visible <<<"$CUDA_VISIBLE_DEVICES"
   [[ "${#visible[@]}" -ge 8 ]] ||
@@ -77,8 +129,6 @@ export USE_MCA=1
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 # less fragmentation; llamafactory-cli sets it too
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
-# buffers of collectives are freed as soon as they are done with; llamafactory-cli sets it too
-export TORCH_NCCL_AVOID_RECORD_STREAMS=1
 # torchrun would set 1; cpu_cores is not in the cluster spec
 export OMP_NUM_THREADS=4
 # tokenizers' threads do not survive forked data workers

@@ -33,7 +33,7 @@ from topoplan.errors import SpecError
 from topoplan.specs.cluster import Cluster
 
 FAKE_PYTHON = r"""#!/bin/bash
-if [[ "$1" == -c ]]; then printf '%s' "${PROBE_MISSING:-}"; exit "${PROBE_IMPORT:-0}"; fi
+if [[ "$1" == - || "$1" == -c ]]; then printf '%s' "${PROBE_MISSING:-}"; exit "${PROBE_IMPORT:-0}"; fi
 printf '%s\0' "$@" > "$PROBE/argv"
 env -0 > "$PROBE/env"
 printf '%s' "$PWD" > "$PROBE/cwd"
@@ -217,7 +217,7 @@ def test_what_is_missing_on_the_node_is_said_in_one_line(tmp_path: Path, broken:
 def test_an_environment_without_the_trainer_is_said_in_one_line(tmp_path: Path) -> None:
     bundle = bundle_at(tmp_path / "bundle", cluster=cluster_in(tmp_path))
     for env, said in (
-        ({"PROBE_MISSING": "torch mcore_adapter"}, "lacks torch, mcore_adapter; install it there"),
+        ({"PROBE_MISSING": "lacks torch"}, "venv/bin/python lacks torch\n"),
         ({"PROBE_IMPORT": "127"}, "venv/bin/python does not run"),
     ):
         started = start(bundle / "node-00.sh", tmp_path / "probe", env=env)
@@ -227,19 +227,87 @@ def test_an_environment_without_the_trainer_is_said_in_one_line(tmp_path: Path) 
         assert not started.argv
 
 
-def test_modules_that_the_environment_lacks_are_found_by_the_real_python(tmp_path: Path) -> None:
+MODULES = {
+    "torch": "torch",
+    "llamafactory": "llamafactory",
+    "megatron-core": "megatron/core",
+    "transformer-engine": "transformer_engine",
+    "mcore_adapter": "mcore_adapter",
+}
+VERSIONS = {"torch": "2.11.0+cu128", "megatron-core": "0.16.1", "mcore_adapter": "0.10.0.dev0"}
+INTERLEAVED = {"tp": 2, "pp": 2, "vpp": 2, "dp": 2, "micro_batch_size": 1, "gradient_accumulation_steps": 32}
+
+
+def with_packages(root: Path, versions: Mapping[str, str]) -> Mapping[str, str]:
+    """An environment whose python3 is real, and finds these packages of a version; those without one are there too."""
+    modules = root / "modules"
+    for name, version in versions.items():
+        (modules / MODULES[name]).mkdir(parents=True)
+        (modules / MODULES[name] / "__init__.py").touch()
+        if version:
+            about = modules / f"{name.replace('-', '_')}-{version}.dist-info"
+            about.mkdir()
+            (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    binary = root / "bin"
+    binary.mkdir()
+    # Of packages that this interpreter has itself nothing is to be seen: -S leaves its site-packages out.
+    (binary / "python3").write_text(f'#!/bin/bash\n[[ "$1" == - ]] || exit 77\nexec {sys.executable} -S "$@"\n')
+    (binary / "python3").chmod(0o755)
+    return {"PYTHONPATH": str(modules), "PATH": f"{binary}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "versions", "said"),
+    [
+        ({}, {}, ""),
+        ({}, {"torch": "2.13.0", "megatron-core": "0.16.1"}, "has torch 2.13.0, and this run wants <2.12: with torch"),
+        ({}, {"torch": ""}, ""),
+        ({}, {"torch": "2.12.0a0+0291f960b6.nv26.4"}, "has torch 2.12.0a0"),
+        ({}, {"megatron-core": "0.19.0"}, "has megatron-core 0.19.0, and this run wants >=0.15,<0.19: mcore_adapter"),
+        ({}, {"mcore_adapter": "0.0.1"}, "wants >=0.10.dev0: 0.0.1 is another project of that name on PyPI; pip"),
+        (INTERLEAVED, {}, "has megatron-core 0.16.1, and this run wants >=0.18,<0.19: megatron-core below 0.18"),
+        (INTERLEAVED, {"megatron-core": "0.18.2"}, ""),
+    ],
+)
+def test_versions_that_end_or_spoil_a_run_are_told_before_it_starts(
+    tmp_path: Path, layout: dict[str, Any], versions: dict[str, str], said: str
+) -> None:
+    bundle = bundle_at(tmp_path / "bundle", cluster=ONE_NODE, **layout)
+    # The interpreter of this test may be too old for what is asked of it; that is looked at below.
+    text = (bundle / "node-00.sh").read_text().replace('"", ">=3.12"', '"", ">=3.9"')
+    (bundle / "node-00.sh").write_text(text)
+    fill(bundle)
+    env = with_packages(tmp_path, {**dict.fromkeys(MODULES, ""), **VERSIONS, **versions})
+    started = start(bundle / "node-00.sh", tmp_path / "probe", env=env)
+    if not said:
+        assert started.code == 77, started.stderr  # of the command that starts the trainer
+        return
+    assert started.code == 2
+    assert said in started.stderr
+    assert started.stderr.count("\n") == 1
+    assert "to start all the same, set TOPOPLAN_ANY_VERSIONS=1" in started.stderr
+    again = start(bundle / "node-00.sh", tmp_path / "probe", env={**env, "TOPOPLAN_ANY_VERSIONS": "1"})
+    assert again.code == 77, again.stderr
+
+
+def test_the_python_that_a_package_needs_is_told_too(tmp_path: Path) -> None:
+    bundle = bundle_at(tmp_path / "bundle", cluster=ONE_NODE, **INTERLEAVED)
+    text = (bundle / "node-00.sh").read_text()
+    assert '("python", "", ">=3.12", "megatron-core >=0.18,<0.19 needs it"' in text
+    (bundle / "node-00.sh").write_text(text.replace('"", ">=3.12"', '"", ">=3.99"'))
+    fill(bundle)
+    env = with_packages(tmp_path, {**dict.fromkeys(MODULES, ""), **VERSIONS, "megatron-core": "0.18.2"})
+    said = start(bundle / "node-00.sh", tmp_path / "probe", env=env).stderr
+    assert f"has python {sys.version.split()[0]}, and this run wants >=3.99" in said
+
+
+def test_packages_that_are_lacking_are_named_as_pip_gets_them(tmp_path: Path) -> None:
     bundle = bundle_at(tmp_path / "bundle", cluster=ONE_NODE)
     fill(bundle)
-    modules = tmp_path / "modules"
-    for module in ("torch", "llamafactory", "megatron"):
-        (modules / module).mkdir(parents=True)
-        (modules / module / "__init__.py").touch()
-    env = {"PYTHONPATH": str(modules)}
-    binary = tmp_path / "bin"
-    binary.mkdir()
-    (binary / "python3").symlink_to(sys.executable)
-    said = start(bundle / "node-00.sh", tmp_path / "probe", path=str(binary), env=env).stderr
-    assert "python3 lacks mcore_adapter, transformer_engine; install it there" in said
+    env = with_packages(tmp_path, {"torch": "2.11.0", "llamafactory": ""})
+    said = start(bundle / "node-00.sh", tmp_path / "probe", env=env).stderr
+    assert "python3 lacks megatron-core, transformer-engine, mcore_adapter; pip install megatron-core==0.16.1 " in said
+    assert "'transformer_engine[pytorch]' 'git+https://github.com/alibaba/ROLL.git@8eb27cc2" in said
 
 
 def one_node(root: Path, **what: Any) -> Path:
@@ -354,7 +422,7 @@ def test_what_the_scripts_set_themselves_is_no_secret(name: str) -> None:
 def test_no_core_files_are_written_and_limits_are_raised(tmp_path: Path) -> None:
     one_node(tmp_path)
     python = tmp_path / "env/bin/python"
-    python.write_text('#!/bin/bash\n[[ "$1" == -c ]] || { ulimit -Sc; ulimit -Ss; } > "$PROBE/limits"\n')
+    python.write_text('#!/bin/bash\n[[ "$1" == - ]] || { ulimit -Sc; ulimit -Ss; } > "$PROBE/limits"\n')
     run_one(tmp_path)
     core, stack = (tmp_path / "probe/limits").read_text().split()
     assert core == "0"
@@ -389,7 +457,7 @@ def test_sigterm_to_the_script_reaches_the_trainer(tmp_path: Path) -> None:
     bundle = bundle_at(tmp_path / "bundle", cluster=cluster_in(tmp_path))
     python = tmp_path / "venv/bin/python"
     python.write_text(
-        '#!/bin/bash\n[[ "$1" == -c ]] && exit 0\ntrap "exit 42" TERM\necho ready\nwhile :; do sleep 0.05; done\n'
+        '#!/bin/bash\n[[ "$1" == - ]] && exit 0\ntrap "exit 42" TERM\necho ready\nwhile :; do sleep 0.05; done\n'
     )
     process = subprocess.Popen(["bash", str(bundle / "node-00.sh")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from topoplan import catalog
+from topoplan.backends.requirements import Requirement
+from topoplan.catalog.packages import packages
 from topoplan.emit.storage import CheckpointSize
 from topoplan.hosts.facts import (
     AdapterFacts,
@@ -45,6 +47,15 @@ def cluster(*, nodes: int = 2, kind: str = "infiniband", **changes: Any) -> Clus
     return replace(made, **changes)
 
 
+def required(*names: str, **versions: str) -> tuple[Requirement, ...]:
+    """Packages of any version, and those of some."""
+    wanted = {**dict.fromkeys(names, ""), **{name.replace("_", "-"): bound for name, bound in versions.items()}}
+    return tuple(
+        Requirement(package=packages()[name], versions=bound, why="it fails" if bound else "")
+        for name, bound in wanted.items()
+    )
+
+
 def needs(**changes: Any) -> RunNeeds:
     made = RunNeeds(
         run_name="a-run",
@@ -52,7 +63,7 @@ def needs(**changes: Any) -> RunNeeds:
         model_bytes=16 * GIB,
         dataset_dir="data",
         output_dir="saves/a-run",
-        packages=("torch", "llamafactory", "transformers", "megatron-core"),
+        requirements=required("torch", "llamafactory", "transformers", megatron_core=">=0.15,<0.19"),
         master_port=23456,
         gpu_bytes=60 * GIB,
         host_bytes=0.0,

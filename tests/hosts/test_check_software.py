@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.hosts.scenes import cluster, facts, needs, outcome, scene, see
+from tests.hosts.scenes import cluster, facts, needs, outcome, required, scene, see
 from topoplan.hosts.check_software import packages, python, versions
 from topoplan.hosts.facts import HostFacts
 
@@ -41,8 +41,9 @@ def test_the_python_of_the_trainer() -> None:
         (having(transformers="4.54.1"), "failure"),
         (having(transformers="5.6.0"), "ok"),
         (having(transformers="5.7.0", llamafactory="0.9.6"), "ok"),
-        (having(megatron_core="0.14.0"), "warning"),
-        (having(megatron_core="0.19.0rc1"), "warning"),
+        (having(megatron_core="0.14.0"), "failure"),
+        (having(megatron_core="0.18.0rc1"), "ok"),
+        (having(megatron_core="0.19.0rc1"), "failure"),
         (LOST, "skipped"),
     ],
 )
@@ -51,9 +52,25 @@ def test_packages_of_the_trainer(host: HostFacts, expected: str) -> None:
     assert outcome(packages, scene(host)) is None
 
 
-def test_the_limits_of_the_adapter_are_not_those_of_another_trainer() -> None:
-    wanted = replace(needs(), packages=("torch", "megatron-core"))
-    assert outcome(packages, scene(having(megatron_core="0.19.0"), wanted=wanted)) == "ok"
+def test_what_to_install_is_named_as_pip_knows_it() -> None:
+    wanted = replace(needs(), requirements=required("torch", "mcore_adapter", "trinity-rft", megatron_core=">=0.18"))
+    found = see(packages, scene(having(megatron_core=""), wanted=wanted))
+    assert found is not None
+    assert found.what == "/venv/bin/python lacks mcore_adapter, trinity-rft, megatron-core"
+    assert "'git+https://github.com/alibaba/ROLL.git@8eb27cc2" in found.remedy
+    assert "trinity-rft 'megatron-core>=0.18', or correct venv" in found.remedy
+
+
+def test_a_version_that_would_end_or_spoil_the_run_is_a_failure_with_its_reason() -> None:
+    wanted = replace(needs(), requirements=required(torch="<2.12", megatron_core=">=0.18,<0.19"))
+    found = see(packages, scene(having(torch="2.13.0+cu130", megatron_core="0.18.2"), wanted=wanted))
+    assert found is not None
+    assert found.what == "/venv/bin/python has torch 2.13.0+cu130, and the run wants <2.12: it fails"
+    assert found.remedy == "pip install 'torch<2.12'"
+    found = see(packages, scene(having(torch="2.11.0", megatron_core="0.16.1"), wanted=wanted))
+    assert found is not None
+    assert found.remedy == "pip install 'megatron-core>=0.18,<0.19'"
+    assert outcome(packages, scene(having(torch="2.11.0", megatron_core="0.18.2"), wanted=wanted)) == "ok"
 
 
 @pytest.mark.parametrize(

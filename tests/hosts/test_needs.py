@@ -46,7 +46,7 @@ def test_needs_are_those_of_the_bundle(planned: tuple[Spec, Plan]) -> None:
     assert not wanted.has_dataset
     assert wanted.model_bytes == 2 * 8_190_735_360
     assert wanted.gpu_bytes == planned[1].memory.device_bytes
-    assert set(wanted.packages) >= {"torch", "megatron-core", "mcore_adapter", "llamafactory", "transformers"}
+    assert {one.package.name for one in wanted.requirements} >= {"torch", "megatron-core", "mcore_adapter", "llamafactory", "transformers"}
 
 
 def test_what_a_person_wrote_into_train_yaml_counts(planned: tuple[Spec, Plan]) -> None:
@@ -74,9 +74,9 @@ def test_hosts_are_asked_for_every_package_that_a_run_needs(case: str) -> None:
     spec, plan = make_spec_and_plan(model=QWEN3_8B, **what)
     script = (Path(hosts.__file__).parent / "scripts" / "versions.py").read_text(encoding="utf-8")
     asked = {**ast.literal_eval(script.partition("DISTRIBUTIONS = ")[2].partition("\n}")[0] + "\n}")}
-    packages = needs_of(spec, plan, trainer=trainer).packages
-    assert set(packages) <= set(asked)
-    assert set(packages) <= set(LIBRARIES)
+    wanted = {one.package.name for one in needs_of(spec, plan, trainer=trainer).requirements}
+    assert wanted <= set(asked)
+    assert wanted <= set(LIBRARIES)
 
 
 def test_relative_paths_are_below_the_working_directory() -> None:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.verify
 
 # Notes what it was started with; then works, fails as torchrun does, which ends its worker first, or is ended.
 FAKE_PYTHON = r"""#!/bin/bash
-if [[ "$1" == -c ]]; then exit 0; fi
+if [[ "$1" == - || "$1" == -c ]]; then exit 0; fi
 mkdir "$PROBE/$SLURMD_NODENAME" || exit 99
 cd "$PROBE/$SLURMD_NODENAME"
 printf '%s\0' "$@" > argv
@@ -204,7 +204,7 @@ def test_a_node_that_lacks_something_ends_the_job_with_its_line(slurm: Slurm, tm
 
 # Says much and fails, or dies by any signal.
 LOUD_PYTHON = r"""#!/bin/bash
-if [[ "$1" == -c ]]; then exit 0; fi
+if [[ "$1" == - || "$1" == -c ]]; then exit 0; fi
 mkdir "$PROBE/$SLURMD_NODENAME"
 echo "$$" > "$PROBE/$SLURMD_NODENAME/pids"
 if [[ "$SLURMD_NODENAME" == sim3 ]]; then

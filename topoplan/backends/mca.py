@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from topoplan.backends.known_faults import check_keys
 from topoplan.errors import LayoutError, ModelError, SpecError, listed
 from topoplan.layout.layout import Layout
 from topoplan.layout.rules import pad_multiple, pads_to_seq_len, sequence_parts
@@ -194,6 +195,7 @@ def check_layout(spec: Spec, layout: Layout) -> None:
         raise SpecError(f"stage {job.stage!r}", where="job.stage", expected="expected pt, sft or dpo")
     check_finetuning(job, "job.finetuning")
     check_preferences(spec)
+    check_keys(spec, layout)
     _check_samples(job, layout)
     _check_sequence_padding(job, layout)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from topoplan.backends import mca
+from topoplan.backends.known_faults import check_keys
 from topoplan.backends.mca import FP8_RECIPES
 from topoplan.backends.megatron_linears import check_targets
 from topoplan.backends.sharded import check_packing
@@ -248,6 +249,7 @@ def check_megatron(spec: Spec, layout: Layout) -> None:
         raise SpecError(f"mcore_bridge needs Transformer Engine, which has no kernels for {gpu.name}", where="gpu")
     check_finetuning(job, model, layout.backend, "job.finetuning")
     mca.check_optimizer(job, "job")
+    check_keys(spec, layout)
     recipe = FP8_RECIPES.get(gpu.architecture)
     known = {
         "bf16",

@@ -23,6 +23,10 @@ class Release:
     transformers: str
     """The versions of transformers that it takes, as pip writes them; it stops at others (`extras/misc.py`,
     check_dependencies)."""
+    megatron_core: str
+    """The version that its Megatron path was tried with; empty where only its keys are known."""
+    mcore_adapter_commit: str
+    """The same of mcore_adapter, in alibaba/ROLL."""
 
 
 @cache
@@ -37,7 +41,13 @@ def _release(block: Mapping[str, Any]) -> Release:
     oldest, newest = block["transformers"]
     clauses = (f">={oldest}", f"<={newest}", *(f"!={version}" for version in block.get("transformers_except", ())))
     version = block["llamafactory"]
-    return Release(version=version, name=block.get("name", version), transformers=",".join(clauses))
+    return Release(
+        version=version,
+        name=block.get("name", version),
+        transformers=",".join(clauses),
+        megatron_core=block.get("megatron_core", ""),
+        mcore_adapter_commit=block.get("mcore_adapter_commit", ""),
+    )
 
 
 def release_of(version: str) -> Release | None:

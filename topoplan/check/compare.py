@@ -17,6 +17,7 @@ from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.layout_keys import key_line
 from topoplan.check.rules.legality import broken_rules, legality_findings
+from topoplan.check.rules.package_faults import fault_findings
 from topoplan.check.verdict import batch_finding, misfit, process_findings, samples_finding, unnamed, verdict
 from topoplan.emit.plan_file import read_plan_file
 from topoplan.errors import InputError, listed
@@ -74,6 +75,8 @@ def predicted(
         return Prediction(configuration=configuration, translation=translation, reason=error.what), (*found, refused)
     prediction = _with_best(translation, cluster, search)
     told = (*found, *samples_finding(translation), *legality_findings(translation), *verdict(prediction))
+    if configuration.trainer == "swift-megatron":  # LLaMA-Factory's are told without a cluster
+        told = (*told, *fault_findings(setup, configuration, translation.spec, translation.layout))
     return prediction, told
 
 

@@ -71,7 +71,7 @@ def generate(
     if starter is not None:
         files[JOB_SCRIPT] = job_script(spec, plan, own, run)
     files["hosts.json"] = _json(_hosts(spec, own))
-    files[PLAN_FILE] = _json(_plan(spec, plan, writer, own, starter))
+    files[PLAN_FILE] = _json(_plan(spec, plan, writer, own, run, starter))
     files["README.md"] = _readme(spec, plan, writer, own, run, starter)
     return files
 
@@ -154,7 +154,9 @@ def _hosts(spec: Spec, trainer: TrainerFiles) -> dict[str, Any]:
     }
 
 
-def _plan(spec: Spec, plan: Plan, writer: Writer, trainer: TrainerFiles, scheduler: Scheduler | None) -> dict[str, Any]:
+def _plan(
+    spec: Spec, plan: Plan, writer: Writer, trainer: TrainerFiles, run: TrainerRun, scheduler: Scheduler | None
+) -> dict[str, Any]:
     prediction = plan_to_dict(plan)
     layout = prediction.pop("layout")
     document = {
@@ -165,7 +167,10 @@ def _plan(spec: Spec, plan: Plan, writer: Writer, trainer: TrainerFiles, schedul
         "inputs": spec_to_dict(spec, whole=True),
         "layout": layout,
         "prediction": prediction,
-        "trainer_versions": writer.versions(),
+        "trainer_versions": {
+            **writer.versions(),
+            **{one.package.name.replace("-", "_"): one.versions for one in run.requirements if one.avoids},
+        },
     }
     if writer.trainer != default_trainer(plan.layout.backend):
         document["trainer"] = writer.trainer

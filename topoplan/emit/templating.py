@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from functools import cache
@@ -46,6 +47,11 @@ def shell_word(text: str) -> str:
     return f"'{text}'" if quoted == text and text.startswith("=") else quoted
 
 
+def python_text(text: str) -> str:
+    """`text` as a string of a Python program; what JSON writes is one."""
+    return json.dumps(text)
+
+
 @cache
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -59,6 +65,7 @@ def _environment() -> Environment:
         autoescape=False,
     )
     environment.filters["sh"] = shell_word
+    environment.filters["python"] = python_text
     environment.filters["code"] = code_span
     environment.filters["md"] = plain_markdown
     environment.filters["digits"] = digits

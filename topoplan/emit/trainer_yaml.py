@@ -258,7 +258,9 @@ def _speed_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Secti
         Entry(
             key="overlap_param_gather",
             value=layout.overlap_param_gather,
-            comment="parameters arrive during forward; needs both above",
+            comment="parameters arrive during forward; needs both above"
+            if layout.overlap_param_gather or user.get("save_strategy") != "no"
+            else "the model at the end would be in part that of the step before",
         ),
     ]
     if local:

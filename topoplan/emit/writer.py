@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from topoplan.backends.requirements import Requirement
 from topoplan.backends.trainers import TrainerName
 from topoplan.emit.nccl import EnvVar
 from topoplan.emit.storage import CheckpointSize
@@ -87,10 +88,8 @@ class TrainerRun:
     """Files of samples that have to be on every node; for trainers that read them by their path."""
     to_fill_in: str | None = None
     """Key in MAIN_FILE, with its indentation, that is DATASET_TO_FILL_IN where the spec names no data set."""
-    modules: tuple[str, ...]
-    """Python modules whose lack each rank would report in its own time."""
-    packages: Mapping[str, str]
-    """Module -> package, for modules whose package has another name."""
+    requirements: tuple[Requirement, ...]
+    """Packages whose lack, or wrong version, each rank would report in its own time, or not at all."""
     environment: tuple[EnvVar, ...] = ()
     """Variables of this trainer; those of NCCL, OpenMP and the spec come after them."""
     model_files: tuple[str, ...] = ("config.json",)

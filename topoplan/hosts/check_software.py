@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from topoplan.emit.trainer_keys import trainer_versions
+from topoplan.catalog.packages import allows
+from topoplan.catalog.releases import releases
 from topoplan.hosts.facts import LIBRARIES
 from topoplan.hosts.needs import python_on
-from topoplan.hosts.scene import Found, Node, Scene, failure, names, ok, skipped, version, warning
+from topoplan.hosts.scene import Found, Node, Scene, failure, names, ok, skipped, warning
 from topoplan.units import named
 
 _SAME = (*LIBRARIES, "python", "cuda")
 """Packages whose versions must be one: ranks with others disagree on shapes, on defaults or on NCCL's protocol."""
-_MEGATRON = ((0, 15), (0, 19))
-"""From, and below: what ROLL's mcore_adapter (8eb27cc) imports from megatron-core is there in these."""
 
 
 def python(scene: Scene, node: Node) -> Found:
@@ -39,25 +38,25 @@ def packages(scene: Scene, node: Node) -> Found | None:
     if not have.get("python"):
         return skipped("no Python to ask")
     where = node.facts.python or python_on(node.host) or "python3"
-    if lacking := [name for name in scene.needs.packages if not have.get(name)]:
-        return failure(f"{where} lacks {named(lacking, 8)}", "install it there, or correct venv in the spec")
-    supported = trainer_versions()
-    low, high = (version(text) for text in supported["transformers"])
-    transformers = version(have.get("transformers", ""))
-    if transformers and have.get("llamafactory") == supported["llamafactory"] and not low <= transformers <= high:
+    wanted = scene.needs.requirements
+    if lacking := [one for one in wanted if not have.get(one.package.name)]:
         return failure(
-            f"LLaMA-Factory {have['llamafactory']} refuses transformers {have['transformers']}",
-            f"install transformers from {supported['transformers'][0]} to {supported['transformers'][1]}",
+            f"{where} lacks {named((one.package.name for one in lacking), 8)}",
+            f"pip install {' '.join(one.pip_words for one in lacking)}, or correct venv in the spec",
         )
-    megatron = version(have.get("megatron-core", ""))
-    adapter = "llamafactory" in scene.needs.packages
-    if adapter and megatron and not _MEGATRON[0] <= megatron[:2] < _MEGATRON[1]:
-        first, end = (".".join(map(str, bound)) for bound in _MEGATRON)
-        return warning(
-            f"megatron-core {have['megatron-core']}",
-            f"mcore_adapter wants megatron-core of at least {first}, below {end}",
+    for one in wanted:
+        if not allows(one.versions, have[one.package.name]):
+            return failure(
+                f"{where} has {one.package.name} {have[one.package.name]}, and the run wants {one.versions}: {one.why}",
+                one.remedy,
+            )
+    known = next((one for one in releases() if one.version == have.get("llamafactory")), None)
+    if known is not None and not allows(known.transformers, have.get("transformers", "")):
+        return failure(
+            f"LLaMA-Factory {known.version} refuses transformers {have['transformers']}",
+            f"pip install 'transformers{known.transformers}'",
         )
-    return ok(named((f"{name} {have[name]}" for name in scene.needs.packages), 8))
+    return ok(named((f"{one.package.name} {have[one.package.name]}" for one in wanted), 8))
 
 
 def versions(scene: Scene, node: Node) -> Found | None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-LIBRARIES = (
-    *("torch", "nccl", "transformers", "llamafactory", "megatron-core", "mcore_adapter", "transformer-engine"),
-    *("deepspeed", "accelerate", "peft", "bitsandbytes", "liger-kernel", "flash-attn", "ms-swift", "mcore-bridge"),
-    *("pyyaml", "trinity-rft", "verl", "vllm", "ray", "omegaconf"),
-)
+from topoplan.catalog.packages import packages
+
+LIBRARIES = tuple(dict.fromkeys(("torch", "nccl", *packages())))
 """Packages of trainers whose versions are asked for, and have to be the same on all hosts."""
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from topoplan.backends.requirements import Requirement
 from topoplan.backends.trainers import TrainerName
+from topoplan.catalog.packages import packages
 from topoplan.cost.params import parameter_count
 from topoplan.emit.storage import CheckpointSize
 from topoplan.emit.torchrun import master_port
@@ -34,8 +36,8 @@ class RunNeeds:
     has_dataset: bool = True
     """False where the spec names none, and train.yaml has a placeholder."""
     output_dir: str
-    packages: tuple[str, ...]
-    """That the trainer imports, as `HostFacts.versions` calls them."""
+    requirements: tuple[Requirement, ...]
+    """Packages that the trainer imports, and their versions."""
     master_port: int
     gpu_bytes: float
     """What nvidia-smi shows of the fullest GPU at the peak."""
@@ -56,7 +58,9 @@ def needs_of(
     writer = writer_of(spec, plan.layout, trainer)
     own = writer.files(spec, plan)
     run = writer.run(spec, plan.layout, {**own.values, **(edited or {})})
-    modules = dict.fromkeys((*run.modules, "transformers"))
+    requirements = run.requirements
+    if all(one.package.name != "transformers" for one in requirements):
+        requirements += (Requirement(package=packages()["transformers"]),)
     return RunNeeds(
         run_name=own.run_name,
         model_dir=run.model_dir,
@@ -64,7 +68,7 @@ def needs_of(
         dataset_dir=run.dataset_dir,
         has_dataset=run.dataset != DATASET_TO_FILL_IN,
         output_dir=run.output_dir,
-        packages=tuple(run.packages.get(module, module) for module in modules),
+        requirements=requirements,
         master_port=master_port(spec, own),
         gpu_bytes=plan.memory.device_bytes,
         host_bytes=plan.memory.host_bytes,

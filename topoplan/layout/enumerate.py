@@ -118,7 +118,7 @@ def shapes(
     facts = facts_of(spec.model)
     choices = _Choices(dict(pin))
     longest_cp = max(1, spec.job.seq_len // MIN_TOKENS_PER_CP_RANK)
-    switches = with_loss(with_overlap({key: pin[key] for key in SWITCHES if key in pin}), spec.job)
+    switches = with_loss(with_overlap({key: pin[key] for key in SWITCHES if key in pin}, spec.job), spec.job)
     for tp in choices.of("tp", divisors(world, 2 * tensor_parallel_domain(spec))):
         for pp in choices.of("pp", divisors(max(1, world // tp), spec.model.num_layers)):
             splits = _splits(spec, pp, choices, ends_in_layers)

@@ -7,7 +7,9 @@ from typing import Any
 
 from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_optimizer, check_precision, check_token_prediction
 from topoplan.backends.megatron import TRAITS
+from topoplan.backends.requirements import environment_warnings
 from topoplan.backends.swift import check_finetuning
+from topoplan.backends.trainers import trainer_of
 from topoplan.cost.adapters import adapters_of
 from topoplan.cost.compute import peak_flops
 from topoplan.cost.dispatch import dispatcher_of
@@ -180,16 +182,7 @@ def _warnings(spec: Spec, layout: Layout, memory: Memory) -> tuple[str, ...]:
         found.append(f"tp {layout.tp} over PCIe: no NVLink in these nodes")
     if layout.ep * layout.etp > (domain := tensor_parallel_domain(spec)):
         found.append(f"ep {layout.ep} * etp {layout.etp} crosses nodes: an NVLink domain has {domain} GPUs")
-    if any(layout.tp > n for n in facts_of(spec.model).kv_heads):
-        found.append(f"tp {layout.tp} exceeds the KV heads: needs megatron-core 0.16 or newer")
-    if facts_of(spec.model).is_moe and layout.ep == 1 and layout.etp != layout.tp:
-        found.append(
-            f"ep 1 with etp {layout.etp} and tp {layout.tp}: megatron-core before 0.19 lets the experts drift apart"
-        )
-    if layout.vpp > 1 and layout.distributed_optimizer and layout.backend == "mca":
-        found.append(
-            "vpp with the distributed optimizer: one CPU trial of mcore_adapter diverged; watch the first losses"
-        )
+    found += environment_warnings(spec, layout, trainer_of(spec, layout, spec.trainer))
     if layout.ep > 1 and spec.job.token_imbalance == 1.0:
         found.append("assumes that tokens are spread evenly over the experts (token_imbalance of the job)")
     is_usual = layout.ep > 1 and layout.moe_token_dispatcher_type is None

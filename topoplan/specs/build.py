@@ -93,6 +93,7 @@ class Builder:
             hosts=self._hosts(nodes),
             env=form.env or {},
             secrets=tuple(form.secrets or ()),
+            software=form.software or {},
             slurm=form.slurm or {},
             margin=form.margin,
         )

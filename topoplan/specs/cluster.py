@@ -90,6 +90,8 @@ class Cluster:
     """Extra environment of the trainer, passed through."""
     secrets: tuple[str, ...] = ()
     """Names of further variables of the trainer, whose values are in no file and not here."""
+    software: Mapping[str, str] = field(default_factory=dict)
+    """Versions that the hosts have: of `python`, and of packages as pip lists them; what is not here is not known."""
     slurm: Mapping[str, str | bool] = field(default_factory=dict)
     """Options of sbatch by their long names; true is one without a value, false leaves out one of topoplan's own."""
     margin: float | None = None

@@ -34,6 +34,7 @@ from topoplan.specs.kinds import (
     Switch,
     Text,
     Tile,
+    Versions,
     Words,
     amount,
     rate,
@@ -419,6 +420,12 @@ class SpecForm(Form):
         description="Names of variables that the trainer needs and no file may hold: `topoplan launch` takes their "
         "values from the environment that it is called in.",
         examples=[["HF_TOKEN", "WANDB_API_KEY"]],
+    )
+    software: Annotated[dict[str, str] | None, Versions()] = Field(
+        default=None,
+        description="What the hosts have: the version of python, and of packages as pip lists them. Plans then say "
+        "what these versions cannot do, and what cannot be had on this Python.",
+        examples=[{"python": "3.12", "torch": "2.11.0"}],
     )
     slurm: Annotated[dict[str, str | bool] | None, BatchOptions()] = Field(
         default=None,

@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from packaging.version import InvalidVersion
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 from topoplan import units
+from topoplan.catalog.packages import PYTHON, packages, release
 from topoplan.errors import InputError, SpecError, UnitError, nearest
 from topoplan.specs.batch_options import NAME_PATTERN, check_option
 from topoplan.specs.length_file import EXPECTED, pairs_of
@@ -460,6 +462,33 @@ class SecretNames(Kind):
         """A list of names, or a text with commas."""
         names = {"type": "array", "items": {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}}
         return {"anyOf": [names, {"type": "string"}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Versions(Kind):
+    """Versions of Python and of the packages of trainers; text, as YAML reads 3.10 without quotes as 3.1."""
+
+    def check(self, value: Any) -> dict[str, str]:
+        """Raises SpecError."""
+        known = (PYTHON, *packages())
+        if not isinstance(value, Mapping):
+            expected = f"expected packages and their versions, such as `{PYTHON}: '3.12'`"
+            raise SpecError(f"{shown(value)} is not a block of keys", expected=expected)
+        for name, version in value.items():
+            if name not in known:
+                expected = f"expected some of {', '.join(known)}"
+                raise _KeyError(name, "is not a package that a trainer needs", expected=expected)
+            try:
+                release(version)
+            except (InvalidVersion, TypeError):
+                expected = "expected a version in quotes, such as '3.12' or '2.11.0'"
+                raise _KeyError(name, f"{shown(version)} is not a version", expected=expected) from None
+        return dict(value)
+
+    def schema(self) -> dict[str, Any]:
+        """A mapping from the known names."""
+        names = {"enum": [PYTHON, *packages()]}
+        return {"type": "object", "propertyNames": names, "additionalProperties": {"type": "string"}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from topoplan.emit.write import write_bundle
 # Finds every module, reads train.yaml as Python does, and notes what torchrun would get.
 PYTHON = f"""#!/bin/bash
 case "$1 $2" in
-  "-c import sys; from importlib"*) exit 0 ;;
+  "- "*) exit 0 ;;
   -c*) exec {sys.executable} "$@" ;;
 esac
 printf '%s\\0' "$@" > "$PROBE/argv"

@@ -21,23 +21,28 @@ def run_of(edited: dict[str, Any] | None = None, *, job: dict[str, Any] | None =
 
 
 @pytest.mark.parametrize(
-    ("what", "modules"),
+    ("what", "packages"),
     [
-        ({}, {"flash_attn"}),
-        ({"backend": "deepspeed"}, {"deepspeed", "flash_attn"}),
-        ({"job": {"finetuning": "qlora"}}, {"bitsandbytes", "flash_attn"}),
-        ({"fused_linear_cross_entropy": True}, {"liger_kernel", "flash_attn"}),
-        ({"backend": "mca"}, {"mcore_bridge", "megatron", "transformer_engine"}),
+        ({}, {"flash-attn"}),
+        ({"backend": "deepspeed"}, {"deepspeed", "flash-attn"}),
+        ({"backend": "fsdp2"}, {"accelerate", "flash-attn"}),
+        ({"job": {"finetuning": "qlora"}}, {"bitsandbytes", "flash-attn"}),
+        ({"fused_linear_cross_entropy": True}, {"liger-kernel", "flash-attn"}),
+        ({"backend": "mca"}, {"mcore-bridge", "megatron-core", "transformer-engine"}),
     ],
 )
-def test_a_node_is_searched_for_what_the_run_imports(what: dict[str, Any], modules: set[str]) -> None:
-    assert set(run_of(**what).modules) == {"torch", "swift", "yaml", *modules}
+def test_a_node_is_searched_for_what_the_run_imports(what: dict[str, Any], packages: set[str]) -> None:
+    assert wanted(run_of(**what)) == {"torch", "ms-swift", "pyyaml", *packages}
+
+
+def wanted(run: TrainerRun) -> set[str]:
+    return {one.package.name for one in run.requirements}
 
 
 def test_what_a_person_has_changed_in_the_yaml_is_what_the_run_wants() -> None:
     run = run_of({"model": "/m", "output_dir": "/o", "dataset": ["/d.jsonl", "org/name"], "max_steps": 7})
     assert (run.model_dir, run.output_dir, run.dataset_files, run.steps) == ("/m", "/o", ("/d.jsonl",), 7)
-    assert run_of({"attn_impl": "sdpa"}).modules == ("torch", "swift", "yaml")
+    assert wanted(run_of({"attn_impl": "sdpa"})) == {"torch", "ms-swift", "pyyaml"}
     assert run_of({"dataset": DATASET_TO_FILL_IN}).dataset == DATASET_TO_FILL_IN
 
 
@@ -65,7 +70,8 @@ def test_plan_json_names_the_trainer_where_it_is_not_the_usual_one() -> None:
 def test_the_install_commands_bring_what_the_run_imports() -> None:
     readme = files_for(backend="mca", model=QWEN3_VL_8B)["README.md"]
     assert "pip install ms-swift==4.6.0 mcore-bridge==1.6.5 megatron-core==0.16.1 'qwen_vl_utils>=0.0.14'" in readme
-    assert "'transformer_engine[pytorch]' flash-attn==2.8.3" in readme
+    assert "pip install --no-build-isolation 'transformer_engine[pytorch]'\n" in readme
+    assert "pip install --no-build-isolation flash-attn==2.8.3\n" in readme
     readme = files_for(backend="deepspeed", job={"finetuning": "qlora"})["README.md"]
     assert "pip install ms-swift==4.6.0 deepspeed bitsandbytes\n" in readme
     assert "qwen_vl_utils" not in readme

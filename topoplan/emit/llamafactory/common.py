@@ -15,11 +15,6 @@ CACHING_ALLOCATOR = EnvVar(
     value="expandable_segments:True",
     reason="less fragmentation; llamafactory-cli sets it too",
 )
-NO_RECORD_STREAMS = EnvVar(
-    name="TORCH_NCCL_AVOID_RECORD_STREAMS",
-    value="1",
-    reason="buffers of collectives are freed as soon as they are done with; llamafactory-cli sets it too",
-)
 
 
 def dataset_directory(values: Mapping[str, Any]) -> str | None:

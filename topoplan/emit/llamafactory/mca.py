@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from topoplan.backends.requirements import Requirement, install_commands, requirements_of
 from topoplan.emit.dataset_entry import dataset_entry
-from topoplan.emit.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, NO_RECORD_STREAMS, dataset_directory
+from topoplan.emit.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, dataset_directory
 from topoplan.emit.nccl import EnvVar
 from topoplan.emit.storage import checkpoint_size
 from topoplan.emit.torchrun import torchrun_command
@@ -37,7 +38,7 @@ From then on every step prints a line with `loss`, `grad_norm` and
 
 def trainer_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
     """What a run with these keys wants of a node."""
-    engine = () if values.get("transformer_impl") == "local" else ("transformer_engine",)
+    requirements = _requirements(spec, layout, values)
     can_resume = resumable(spec, layout)
     return TrainerRun(
         model_dir=str(values["model_name_or_path"]),
@@ -45,8 +46,7 @@ def trainer_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
         dataset=str(values["dataset"]),
         dataset_dir=dataset_directory(values),
         to_fill_in="dataset",
-        modules=("torch", "llamafactory", "mcore_adapter", "megatron", *engine),
-        packages={"megatron": "megatron-core", "transformer_engine": "transformer-engine"},
+        requirements=requirements,
         environment=_environment(spec.cluster, layout),
         model_files=("config.json", "mca_config.json"),
         refuses_quantized=(
@@ -56,8 +56,22 @@ def trainer_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
         checkpoint=checkpoint_size(spec, layout, values),
         resumable=can_resume,
         steps=training_steps(spec.job, values.get("max_steps")),
-        readme=_readme(spec, can_resume=can_resume),
+        readme=_readme(spec, requirements, can_resume=can_resume),
     )
+
+
+def _requirements(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> tuple[Requirement, ...]:
+    versions = trainer_versions()
+    wanted = {
+        "torch": "",
+        "llamafactory": f"=={versions['llamafactory']}",
+        "megatron-core": f"=={versions['megatron_core']}",
+        "transformer-engine": "",
+        "mcore_adapter": "",
+    }
+    if values.get("transformer_impl") == "local":
+        del wanted["transformer-engine"]
+    return requirements_of(spec, layout, "llamafactory", wanted)
 
 
 def _environment(cluster: Cluster, layout: Layout) -> tuple[EnvVar, ...]:
@@ -66,21 +80,15 @@ def _environment(cluster: Cluster, layout: Layout) -> tuple[EnvVar, ...]:
         # Megatron-LM asserts this in training/arguments.py, which the adapter does not go through.
         reason = "kernels start in the order of their launch: before Blackwell, TP and CP overlap needs it"
         found.append(EnvVar(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", reason=reason))
-    return (*found, CACHING_ALLOCATOR, NO_RECORD_STREAMS)
+    return (*found, CACHING_ALLOCATOR)
 
 
-def _readme(spec: Spec, *, can_resume: bool) -> ReadmeWords:
-    versions = trainer_versions()
+def _readme(spec: Spec, requirements: tuple[Requirement, ...], *, can_resume: bool) -> ReadmeWords:
     return ReadmeWords(
         engine="LLaMA-Factory on Megatron-core (mcore_adapter)",
         packages="LLaMA-Factory, megatron-core, Transformer Engine and\n"
         "   [mcore_adapter](https://github.com/alibaba/ROLL/tree/main/mcore_adapter)",
-        install=(
-            f"pip install llamafactory=={versions['llamafactory']} megatron-core=={versions['megatron_core']}",
-            "pip install --no-build-isolation 'transformer_engine[pytorch]'",
-            "pip install 'git+https://github.com/alibaba/ROLL.git@"
-            f"{versions['mcore_adapter_commit']}#subdirectory=mcore_adapter'",
-        ),
+        install=install_commands(requirements),
         model_note="The adapter does not read hub ids.",
         data_note="This trainer reads samples in order, so shuffle them beforehand."
         " It fills the last batch of an epoch from the start.",

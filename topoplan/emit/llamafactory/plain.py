@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from topoplan.backends.requirements import Requirement, install_commands, requirements_of
 from topoplan.emit.dataset_entry import dataset_entry
 from topoplan.emit.llamafactory import accelerate_yaml, deepspeed_json
-from topoplan.emit.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, NO_RECORD_STREAMS, dataset_directory
+from topoplan.emit.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, dataset_directory
 from topoplan.emit.llamafactory.plain_storage import plain_checkpoint_size
 from topoplan.emit.llamafactory.plain_yaml import plain_trainer_files
 from topoplan.emit.llamafactory.steps import training_steps
@@ -39,26 +40,21 @@ _PROGRESS = """\
 From then on every step prints a line with `loss` and `grad_norm`, and
 `trainer_log.jsonl` in `output_dir` has the time that is left."""
 
-_PACKAGES = {"liger_kernel": "liger-kernel"}
-_NAMES = {
-    "deepspeed": "DeepSpeed",
-    "bitsandbytes": "bitsandbytes",
-    "liger_kernel": "Liger kernels",
-}
+_NAMES = {"deepspeed": "DeepSpeed", "bitsandbytes": "bitsandbytes", "liger-kernel": "Liger kernels"}
+"""Packages that not every run needs, as README names them."""
 _ENGINES = {"ddp": "plain data parallel training", "fsdp2": "FSDP2 (accelerate)"}
 
 
 def plain_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
     """What a run with these keys wants of a node."""
-    further = _further_modules(layout, values)
+    requirements = _requirements(spec, layout, values)
     return TrainerRun(
         model_dir=str(values["model_name_or_path"]),
         output_dir=str(values["output_dir"]),
         dataset=str(values["dataset"]),
         dataset_dir=dataset_directory(values),
         to_fill_in="dataset",
-        modules=("torch", "llamafactory", "accelerate", "peft", *further),
-        packages=_PACKAGES,
+        requirements=requirements,
         environment=_environment(layout),
         refuses_quantized=None
         if values.get("finetuning_type") == "lora"
@@ -68,39 +64,39 @@ def plain_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerR
         ),
         checkpoint=plain_checkpoint_size(spec, layout, values),
         steps=training_steps(spec.job, values.get("max_steps")),
-        readme=_readme(spec, layout, further),
+        readme=_readme(spec, layout, requirements),
     )
 
 
-def _further_modules(layout: Layout, values: Mapping[str, Any]) -> tuple[str, ...]:
-    wanted = {
+def _requirements(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> tuple[Requirement, ...]:
+    further = {
         "deepspeed": layout.backend == "deepspeed",
         "bitsandbytes": values.get("quantization_bit") is not None or "8bit" in str(values.get("optim")),
-        "liger_kernel": bool(values.get("enable_liger_kernel")),
+        "liger-kernel": bool(values.get("enable_liger_kernel")),
     }
-    return tuple(name for name, needed in wanted.items() if needed)
+    wanted = {"torch": "", "llamafactory": f"=={trainer_versions()['llamafactory']}", "accelerate": "", "peft": ""}
+    wanted |= dict.fromkeys((name for name, needed in further.items() if needed), "")
+    return requirements_of(spec, layout, "llamafactory", wanted)
 
 
 def _environment(layout: Layout) -> tuple[EnvVar, ...]:
     found = [EnvVar(name="USE_MCA", value="0", reason="LLaMA-Factory's own trainer, whatever the shell has")]
     if layout.expandable_segments:
         found.append(CACHING_ALLOCATOR)
-    return (*found, NO_RECORD_STREAMS)
+    return tuple(found)
 
 
-def _readme(spec: Spec, layout: Layout, further: tuple[str, ...]) -> ReadmeWords:
-    names = [_NAMES[name] for name in further]
-    words = ["LLaMA-Factory", *names]
+def _readme(spec: Spec, layout: Layout, requirements: tuple[Requirement, ...]) -> ReadmeWords:
+    words = ["LLaMA-Factory", *(_NAMES[one.package.name] for one in requirements if one.package.name in _NAMES)]
     engine = _ENGINES.get(layout.backend, f"DeepSpeed ZeRO-{layout.zero_stage}")
     files = {
         "deepspeed": ((deepspeed_json.FILE, "DeepSpeed's settings; `auto` is filled in from `train.yaml`"),),
         "fsdp2": ((accelerate_yaml.FILE, "accelerate's settings for FSDP2"),),
     }
-    packages = " ".join(_PACKAGES.get(name, name) for name in further)
     return ReadmeWords(
         engine=f"LLaMA-Factory on {engine}",
         packages=listed(words),
-        install=(f"pip install llamafactory=={trainer_versions()['llamafactory']} {packages}".rstrip(),),
+        install=install_commands(requirements, brought=("accelerate", "peft")),
         dataset_entry=dataset_entry(spec.job, spec.model),
         progress=_PROGRESS,
         resume=_RESUME,

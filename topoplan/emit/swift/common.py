@@ -15,8 +15,8 @@ from topoplan.specs.spec import Spec
 
 READ_AT = swift_versions()[-1]
 """The ms-swift that is installed."""
-BRIDGE, CORE = "1.6.5", "0.16.1"
-"""mcore-bridge and megatron-core beside which they did."""
+BRIDGE = "1.6.5"
+"""The mcore-bridge beside which it was tried."""
 
 
 def head(spec: Spec, plan: Plan, command: str) -> tuple[str, ...]:

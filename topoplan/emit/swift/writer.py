@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
+from topoplan.backends.requirements import SWIFT_MEGATRON_CORE, Requirement, install_commands, requirements_of
 from topoplan.cost.adapters import Adapters, adapter_tensors, adapters_of
 from topoplan.cost.params import mtp_layer, parameter_count
 from topoplan.emit.llamafactory.plain_storage import megatron_trained_parameters, plain_checkpoint_size
@@ -13,7 +15,7 @@ from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.nccl import EnvVar
 from topoplan.emit.storage import CheckpointSize
 from topoplan.emit.swift.arguments import swift_versions
-from topoplan.emit.swift.common import BRIDGE, CORE, READ_AT
+from topoplan.emit.swift.common import BRIDGE, READ_AT
 from topoplan.emit.swift.megatron import megatron_files
 from topoplan.emit.swift.samples import files_in
 from topoplan.emit.swift.sft import sft_files
@@ -22,7 +24,6 @@ from topoplan.emit.swift.start import start
 from topoplan.emit.trainer_facts import training_steps as megatron_steps
 from topoplan.emit.writer import DATASET_TO_FILL_IN, ReadmeWords, TrainerRun, Writer
 from topoplan.layout.layout import Layout
-from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 
 _ALLOCATOR = EnvVar(
@@ -44,89 +45,76 @@ _DATA_IMAGES = """, with
 _DATA_ON_NODES = """
    Each node tokenises them for itself, into `MODELSCOPE_CACHE`; where `env` in the spec makes that a directory which
    all nodes share, it is done once."""
-_VISION = ("'qwen_vl_utils>=0.0.14'", "decord", "torchvision")
-_FLASH = "flash-attn==2.8.3"
+_VISION = {"qwen_vl_utils": ">=0.0.14", "decord": "", "torchvision": ""}
+"""What `requires` names for the Qwen-VL models (swift/model/models/qwen.py), and what they decode images with."""
+_FLASH = "==2.8.3"
 """Transformer Engine takes no newer one (docs/source_en/Megatron-SWIFT/Quick-start.md)."""
 
 
 def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
     """What `swift sft` wants."""
     job = spec.job
-    quantizes, sharded = job.finetuning == "qlora", layout.backend
-    modules = ["torch", "swift", "yaml"]
-    modules += [name for name, needed in _further_modules(job, layout, values).items() if needed]
-    extra = {"deepspeed": " deepspeed", "fsdp2": " 'accelerate>=1.15'"}.get(sharded, "")
-    extra += " bitsandbytes" if quantizes or job.optimizer == "adamw_8bit" else ""
-    extra += " liger-kernel" if layout.fused_linear_cross_entropy else ""
-    extra += _vision_packages(spec)
+    sharded = layout.backend
     engine = {"ddp": "", "deepspeed": f" with DeepSpeed ZeRO-{layout.zero_stage}", "fsdp2": " with FSDP2"}[sharded]
     files = {
         "ddp": (),
         "deepspeed": ((DEEPSPEED_FILE, "what DeepSpeed reads; `auto` is filled in from `train.yaml`"),),
         "fsdp2": ((FSDP_FILE, "how FSDP2 shards"),),
     }[sharded]
+    further = {
+        "deepspeed": sharded == "deepspeed",
+        "bitsandbytes": job.finetuning == "qlora" or job.optimizer == "adamw_8bit",
+        "flash-attn": values.get("attn_impl") in ("flash_attn", "flash_attention_2"),
+        "liger-kernel": bool(values.get("use_liger_kernel")),
+    }
+    wanted = {"torch": "", "ms-swift": f"=={READ_AT}", "pyyaml": ""}
+    wanted |= {"accelerate": ">=1.15"} if sharded == "fsdp2" else {}
+    wanted |= {name: _FLASH if name == "flash-attn" else "" for name, needed in further.items() if needed}
     return _trainer_run(
+        spec,
         values,
-        modules=tuple(modules),
+        requirements=requirements_of(spec, layout, "swift", wanted),
         environment=(_ALLOCATOR,) if layout.expandable_segments else (),
         checkpoint=replace(plain_checkpoint_size(spec, layout, values), saves_at_end=False),
         steps=training_steps(job, values.get("max_steps")),
-        readme=_readme(
-            spec,
-            f"ms-swift{engine}",
-            install=(f"pip install ms-swift=={READ_AT}{extra}", *_flash_attention(values)),
-            files=files,
-        ),
+        words=_readme(spec, f"ms-swift{engine}", files=files),
     )
-
-
-def _further_modules(job: Job, layout: Layout, values: Mapping[str, Any]) -> dict[str, bool]:
-    return {
-        "deepspeed": layout.backend == "deepspeed",
-        "bitsandbytes": job.finetuning == "qlora" or job.optimizer == "adamw_8bit",
-        "flash_attn": values.get("attn_impl") in ("flash_attn", "flash_attention_2"),
-        "liger_kernel": bool(values.get("use_liger_kernel")),
-    }
-
-
-def _flash_attention(values: Mapping[str, Any]) -> tuple[str, ...]:
-    wanted = values.get("attn_impl") in ("flash_attn", "flash_attention_2")
-    return (f"pip install --no-build-isolation {_FLASH}",) if wanted else ()
-
-
-def _vision_packages(spec: Spec) -> str:
-    """What `requires` names for the Qwen-VL models (swift/model/models/qwen.py), and what they decode images with."""
-    return "" if spec.model.vision is None else " " + " ".join(_VISION)
 
 
 def _run_megatron(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
     """What `megatron sft` wants."""
+    wanted = {
+        "torch": "",
+        "ms-swift": f"=={READ_AT}",
+        "pyyaml": "",
+        "mcore-bridge": f"=={BRIDGE}",
+        "megatron-core": f"=={SWIFT_MEGATRON_CORE}",
+        "transformer-engine": "",
+    }
     return _trainer_run(
+        spec,
         values,
-        modules=("torch", "swift", "yaml", "mcore_bridge", "megatron", "transformer_engine"),
+        requirements=requirements_of(spec, layout, "swift", wanted),
         environment=(_ALLOCATOR,),
         checkpoint=_megatron_checkpoint(spec, values),
         steps=megatron_steps(spec.job, values.get("train_iters")),
-        readme=_readme(
-            spec,
-            "ms-swift on Megatron-core (mcore_bridge)",
-            install=(
-                f"pip install ms-swift=={READ_AT} mcore-bridge=={BRIDGE} megatron-core=={CORE}{_vision_packages(spec)}",
-                f"pip install --no-build-isolation 'transformer_engine[pytorch]' {_FLASH}",
-            ),
-        ),
+        words=_readme(spec, "ms-swift on Megatron-core (mcore_bridge)"),
+        also={"flash-attn": _FLASH},
     )
 
 
 def _trainer_run(
+    spec: Spec,
     values: Mapping[str, Any],
     *,
-    modules: tuple[str, ...],
+    requirements: tuple[Requirement, ...],
     environment: tuple[EnvVar, ...],
     checkpoint: CheckpointSize,
     steps: int | None,
-    readme: ReadmeWords,
+    words: ReadmeWords,
+    also: Mapping[str, str] = MappingProxyType({}),
 ) -> TrainerRun:
+    vision = {} if spec.model.vision is None else _VISION
     samples = values.get("dataset")
     names = [samples] if isinstance(samples, str) else list(samples or [])
     return TrainerRun(
@@ -135,32 +123,21 @@ def _trainer_run(
         dataset=", ".join(map(str, names)) or DATASET_TO_FILL_IN,
         dataset_files=files_in(samples),
         to_fill_in="dataset",
-        modules=modules,
-        packages={
-            "swift": "ms-swift",
-            "yaml": "pyyaml",
-            "megatron": "megatron-core",
-            "mcore_bridge": "mcore-bridge",
-            "transformer_engine": "transformer-engine",
-            "flash_attn": "flash-attn",
-            "liger_kernel": "liger-kernel",
-        },
+        requirements=requirements,
         environment=environment,
         checkpoint=checkpoint,
         steps=steps,
-        readme=readme,
+        readme=replace(words, install=install_commands(requirements, brought=("pyyaml",), also={**vision, **also})),
     )
 
 
-def _readme(
-    spec: Spec, engine: str, *, install: tuple[str, ...], files: tuple[tuple[str, str], ...] = ()
-) -> ReadmeWords:
+def _readme(spec: Spec, engine: str, *, files: tuple[tuple[str, str], ...] = ()) -> ReadmeWords:
     data = _DATA_PT if spec.job.stage == "pt" else _DATA
     data += (_DATA_IMAGES if spec.model.vision is not None else "") + ". They are shuffled in every epoch."
     return ReadmeWords(
         engine=engine,
         packages="ms-swift and what it runs on",
-        install=install,
+        install=(),
         data_note=data + (_DATA_ON_NODES if spec.cluster.nodes > 1 else ""),
         dataset_words="to a file of samples (`.jsonl`) or to a hub id",
         progress=_PROGRESS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from topoplan.backends.requirements import requirements_of
 from topoplan.backends.trinity import TRINITY, VERL
 from topoplan.cost.params import parameter_count
 from topoplan.emit.nccl import EnvVar
@@ -31,6 +32,9 @@ _TOKEN = """
 _RESUME = """\
 start the same again: the trainer takes the newest whole checkpoint in `output_dir`."""
 
+# verl_legacy/fsdp_workers.py imports vllm, though nothing is generated here.
+_PACKAGES = ("torch", "ray", "trinity-rft", "verl", "vllm", "flash-attn", "omegaconf")
+
 # What their metadata leaves out: SQLAlchemy 2.1 has its asyncio part with greenlet alone, and pyarrow 26 needs NumPy 2,
 # which verl does not allow.
 _INSTALL = (
@@ -50,9 +54,7 @@ def trinity_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
         dataset=dataset,
         dataset_files=(dataset,) if dataset.startswith((".", "/")) else (),
         to_fill_in="      path",
-        # verl_legacy/fsdp_workers.py imports vllm, though nothing is generated here.
-        modules=("torch", "ray", "trinity", "verl", "vllm", "flash_attn", "omegaconf"),
-        packages={"trinity": "trinity-rft", "flash_attn": "flash-attn"},
+        requirements=requirements_of(spec, layout, "trinity", dict.fromkeys(_PACKAGES, "")),
         environment=(_EXPANDABLE,) if layout.expandable_segments else (),
         refuses_quantized=(
             "Weights that are quantized cannot be trained themselves.",

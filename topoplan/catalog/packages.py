@@ -1,0 +1,122 @@
+"""The Python packages of trainers: what each is called by pip and by `import`, and what installs it.
+
+Names alone mislead: the modules `swift`, `megatron` and `mcore_adapter` have namesakes on PyPI that are other people's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from topoplan.catalog.releases import releases
+
+PYTHON = "python"
+"""Stands beside the packages where versions are told: the Python that runs them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """One package."""
+
+    name: str
+    """As pip lists it, with its hyphens: `megatron-core`."""
+    module: str
+    """What a program imports of it: `megatron.core`."""
+    source: str = ""
+    """What pip is given where the name alone gets something else or is not enough."""
+    options: str = ""
+    """Further options of `pip install`."""
+    python: tuple[tuple[str, str], ...] = ()
+    """Versions of the package, and the Python that they need, both as pip writes them."""
+
+
+_PACKAGES = (
+    Package(name="torch", module="torch"),
+    Package(name="transformers", module="transformers"),
+    Package(name="accelerate", module="accelerate"),
+    Package(name="peft", module="peft"),
+    Package(name="llamafactory", module="llamafactory"),
+    # Wheels of 0.17 and later are for Python 3.12 and newer alone.
+    Package(name="megatron-core", module="megatron.core", python=((">=0.17", ">=3.12"),)),
+    Package(
+        name="transformer-engine",
+        module="transformer_engine",
+        source="transformer_engine[pytorch]",
+        options="--no-build-isolation",
+    ),
+    Package(name="deepspeed", module="deepspeed"),
+    Package(name="bitsandbytes", module="bitsandbytes"),
+    Package(name="liger-kernel", module="liger_kernel"),
+    Package(name="flash-attn", module="flash_attn", options="--no-build-isolation"),
+    Package(name="ms-swift", module="swift"),
+    Package(name="mcore-bridge", module="mcore_bridge"),
+    Package(name="pyyaml", module="yaml"),
+    Package(name="trinity-rft", module="trinity"),
+    Package(name="verl", module="verl"),
+    Package(name="vllm", module="vllm"),
+    Package(name="ray", module="ray"),
+    Package(name="omegaconf", module="omegaconf"),
+)
+
+
+@cache
+def packages() -> dict[str, Package]:
+    """All of them by their names."""
+    commit = releases()[0].mcore_adapter_commit
+    adapter = Package(
+        name="mcore_adapter",  # pip lists it as its makers write it
+        module="mcore_adapter",
+        source=f"git+https://github.com/alibaba/ROLL.git@{commit}#subdirectory=mcore_adapter",
+    )
+    return {one.name: one for one in (*_PACKAGES, adapter)}
+
+
+def release(version: str) -> Version:
+    """What counts of a version in a comparison: `2.12.0a0+nv25` is of 2.12, which it was made from.
+
+    Raises packaging.version.InvalidVersion for what is none.
+    """
+    return Version(Version(version).base_version)
+
+
+def allows(versions: str, version: str) -> bool:
+    """Whether a version is among `versions`, as pip writes them; what is no version is taken for one that is."""
+    try:
+        return SpecifierSet(versions).contains(release(version), prereleases=True)
+    except InvalidVersion:
+        return True
+
+
+def narrowed(bounds: Iterable[str]) -> str:
+    """All of several bounds in one, without those that others imply: `>=0.15,<0.19` and `>=0.18` are `>=0.18,<0.19`."""
+    clauses = {clause for bound in bounds for clause in bound.split(",") if clause}
+    for operator, pick in ((">=", max), ("<", min)):
+        same = [clause for clause in clauses if re.fullmatch(rf"{operator}[0-9].*", clause)]
+        if same:
+            keep = pick(same, key=lambda clause: Version(clause.lstrip("<>=")))
+            clauses -= set(same) - {keep}
+    order = {">=": 0, "==": 1, "<": 2, "<=": 3, "!=": 4}
+    return ",".join(sorted(clauses, key=lambda clause: (order[re.match("[<>=!]+", clause)[0]], clause)))  # type: ignore[index]
+
+
+def in_words(versions: str) -> str:
+    """Bounds as people say them: `below 0.18`, `from 0.15.3 to 0.16.1`."""
+    words = {">=": "{} and newer", "<": "below {}", "==": "{}", "<=": "up to {}", "!=": "but not {}"}
+    clauses = [re.fullmatch("([<>=!]+)(.*)", clause) for clause in versions.split(",")]
+    pairs = [(match[1], match[2]) for match in clauses if match]
+    if [operator for operator, _ in pairs] == [">=", "<="]:
+        return f"from {pairs[0][1]} to {pairs[1][1]}"
+    return ", ".join(words[operator].format(version) for operator, version in pairs)
+
+
+def pip_words(package: Package, versions: str) -> str:
+    """What `pip install` is given for a package: `'megatron-core>=0.18,<0.19'`, quoted for a shell."""
+    if package.source.startswith("git+"):
+        return f"'{package.source}'"
+    text = f"{package.source or package.name}{versions}"
+    return f"'{text}'" if re.search(r"[<>!\[]", text) else text
