@@ -69,7 +69,7 @@ def test_the_python_example(clone: Path) -> None:
 
 
 def test_the_spec_of_the_walk_through(clone: Path) -> None:
-    (spec,) = blocks("yaml")
+    spec = blocks("yaml")[0]
     (clone / "cluster.yaml").write_text(spec)
     done = run(["topoplan", "rank", "cluster.yaml"], clone)
     assert done.returncode == 0, done.stderr

@@ -52,24 +52,20 @@ WANTED = [
     ("mcore_adapter", "mcore_adapter", ">=0.10.dev0", "0.0.1 is another project of that name on PyPI", "'git+https://github.com/alibaba/ROLL.git@8eb27cc2dc34c4d1310b169d9b86d339004d811a#subdirectory=mcore_adapter'"),
 ]
 
-
 def numbers(text):
     found = [int(number) for number in re.findall(r"\d+", re.match(r"[\d.]*", text)[0])]
     return (found + [0] * 6)[:6]
-
 
 def fits(have, clause):
     operator, bound = re.match("([<>=!]+)(.*)", clause).groups()
     a, b = numbers(have), numbers(bound)
     return {"<": a < b, "<=": a <= b, ">=": a >= b, "==": a == b, "!=": a != b}[operator]
 
-
 def is_there(module):
     try:
         return find_spec(module) is not None
     except ImportError:  # of what it is a part of
         return False
-
 
 lacks, gives, wrong = [], [], []
 for package, module, versions, why, pip in WANTED:

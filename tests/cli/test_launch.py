@@ -25,7 +25,7 @@ def test_a_dry_run_prints_every_file_and_command_and_touches_nothing(cli: Cli, b
         assert f"setsid bash -- node-{node:02d}.sh" in result.out
         for name in (f"node-{node:02d}.sh", "train.yaml", "plan.json", "hosts.json", "README.md"):
             size = (bundle / name).stat().st_size
-            assert f"/node-{node:02d}/<run id>/{name} ({size:,} bytes)" in result.out
+            assert f"/node-{node:02d}/<run id>-<random>/{name} ({size:,} bytes)" in result.out
     assert "PROGRAMS" in result.out
     assert not (tmp_path / "state").exists()
     assert cli("launch", bundle, "--dry-run").out == result.out

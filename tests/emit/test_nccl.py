@@ -53,7 +53,6 @@ def test_a_cluster_without_details_gets_the_trainer_s_variables_and_no_network_s
         "USE_MCA": "1",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-        "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
         "OMP_NUM_THREADS": "4",
         "TOKENIZERS_PARALLELISM": "false",
         "NCCL_DEBUG": "WARN",

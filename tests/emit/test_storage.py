@@ -63,7 +63,9 @@ def test_frozen_weights_have_no_state() -> None:
     ],
 )
 def test_the_keys_of_the_user_count(keys: dict[str, Any], weights: int, hf: int, state: int, at_once: int) -> None:
-    count, found = parameter_count(QWEN3_8B), size(model=QWEN3_8B, job={"trainer": keys})
+    gathers = keys.get("save_strategy") != "no"
+    found = size(model=QWEN3_8B, overlap_param_gather=gathers, job={"trainer": keys})
+    count = parameter_count(QWEN3_8B)
     assert found.megatron_bytes == weights * count
     assert found.hf_bytes == hf * count
     assert found.optimizer_bytes == state * count
@@ -78,7 +80,9 @@ def test_token_prediction_is_saved_too() -> None:
 
 def test_the_readme_says_what_a_checkpoint_takes() -> None:
     def readme(**keys: Any) -> str:
-        return generate(*make_spec_and_plan(model=QWEN3_8B, job={"trainer": keys}))["README.md"]
+        gathers = keys.get("save_strategy") != "no"
+        what = {"model": QWEN3_8B, "overlap_param_gather": gathers, "job": {"trainer": keys}}
+        return generate(*make_spec_and_plan(**what))["README.md"]
 
     assert (
         "One takes 131 GB: weights for Megatron 16.4 GB, for Hugging Face 16.4 GB, optimizer state 98.3 GB.\n"

@@ -118,6 +118,7 @@ FULL = Spec(
         ),
         env={"Z": "1", "A": 'two "words"'},
         secrets=("HF_TOKEN", "B"),
+        software={"python": "3.12", "torch": "2.11.0"},
         margin=0.0,
         slurm={"partition": "a b", "requeue": True},
     ),

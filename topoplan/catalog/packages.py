@@ -84,12 +84,17 @@ def release(version: str) -> Version:
     return Version(Version(version).base_version)
 
 
+def is_version(text: object) -> bool:
+    """Whether it is a version, as text."""
+    try:
+        return bool(release(text))  # type: ignore[arg-type]
+    except (InvalidVersion, TypeError):
+        return False
+
+
 def allows(versions: str, version: str) -> bool:
     """Whether a version is among `versions`, as pip writes them; what is no version is taken for one that is."""
-    try:
-        return SpecifierSet(versions).contains(release(version), prereleases=True)
-    except InvalidVersion:
-        return True
+    return not is_version(version) or SpecifierSet(versions).contains(release(version), prereleases=True)
 
 
 def narrowed(bounds: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from topoplan import catalog
 from topoplan.catalog.fabrics import machine_of
+from topoplan.catalog.packages import PYTHON, is_version, packages
 from topoplan.emit.yaml_text import one_line, scalar
 from topoplan.hosts.check import Check
 from topoplan.hosts.compute_network import ComputeNetwork
@@ -76,6 +77,7 @@ def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None) -> Draft:
         ],
         [*_nvlink(known, gpus, [one.facts for one in hosts], findings), *_network(hosts, networks, findings)],
         _machine(hosts, gpus, is_rack),
+        _software([one.facts for one in hosts]),
         _host_lines(hosts, networks),
         _EXAMPLE.splitlines(),
     ]
@@ -157,15 +159,26 @@ def _finds(one: Probed, other: Probed) -> bool:
 
 def _head(hosts: Sequence[Probed]) -> list[str]:
     lines = [MARK]
-    if versions := _versions([one.facts for one in hosts]):
-        lines.append(f"# Everywhere: {one_line(versions)}")
+    shared = _shared([one.facts for one in hosts])
+    if others := [f"{name} {version}" for name, version in shared.items() if name not in (PYTHON, *packages())]:
+        lines.append(f"# Everywhere: {one_line(', '.join(others))}")
     return lines
 
 
-def _versions(facts: Sequence[HostFacts]) -> str:
+def _software(facts: Sequence[HostFacts]) -> list[str]:
+    """What plans are told of the trainer's environment."""
+    lines = [
+        f'  {name}: "{version}"'
+        for name, version in _shared(facts).items()
+        if name in (PYTHON, *packages()) and is_version(version)
+    ]
+    return ["software:  # the same on all hosts", *lines] if lines else []
+
+
+def _shared(facts: Sequence[HostFacts]) -> dict[str, str]:
     """The versions that all hosts share."""
-    names = [name for name in facts[0].versions if len({one.versions.get(name) for one in facts}) == 1]
-    return ", ".join(f"{name} {facts[0].versions[name]}" for name in names)
+    versions = facts[0].versions
+    return {name: text for name, text in versions.items() if len({one.versions.get(name) for one in facts}) == 1}
 
 
 def _count_reason(hosts: Sequence[Probed], per_node: int) -> str:

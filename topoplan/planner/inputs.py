@@ -46,7 +46,10 @@ _RANGES: Mapping[tuple[type, str], tuple[float, float]] = {
     (Job, "images_per_sequence"): (0, 10_000),
 }
 """Where it is not above zero, or from zero where that is the default; without a most, some loops would not end."""
-_CLUSTER_KEYS = ("nodes", "gpus_per_node", "nics_per_node", "sockets", "cpu_cores", "env", "secrets", "slurm", "margin")
+_CLUSTER_KEYS = (
+    *("nodes", "gpus_per_node", "nics_per_node", "sockets", "cpu_cores", "env", "secrets", "software", "slurm"),
+    "margin",
+)
 _FABRIC_KEYS = ("kind", "rails", "nodes_per_leaf", "traffic_class", "service_level", "topology_file")
 """Those that a spec file has too, in the same words and units."""
 

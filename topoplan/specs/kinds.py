@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from packaging.version import InvalidVersion
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 from topoplan import units
-from topoplan.catalog.packages import PYTHON, packages, release
+from topoplan.catalog.packages import PYTHON, is_version, packages
 from topoplan.errors import InputError, SpecError, UnitError, nearest
 from topoplan.specs.batch_options import NAME_PATTERN, check_option
 from topoplan.specs.length_file import EXPECTED, pairs_of
@@ -478,11 +477,9 @@ class Versions(Kind):
             if name not in known:
                 expected = f"expected some of {', '.join(known)}"
                 raise _KeyError(name, "is not a package that a trainer needs", expected=expected)
-            try:
-                release(version)
-            except (InvalidVersion, TypeError):
+            if not is_version(version):
                 expected = "expected a version in quotes, such as '3.12' or '2.11.0'"
-                raise _KeyError(name, f"{shown(version)} is not a version", expected=expected) from None
+                raise _KeyError(name, f"{shown(version)} is not a version", expected=expected)
         return dict(value)
 
     def schema(self) -> dict[str, Any]:

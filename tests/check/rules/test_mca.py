@@ -39,6 +39,7 @@ GENERATED = {
     "no packing": {"model": QWEN3_8B, "job": {"packing": False}},
     "keys of the user": {
         "model": QWEN3_8B,
+        "overlap_param_gather": False,
         "job": {
             "trainer": {"additional_configs": {"moe_z_loss_coeff": 1e-3}, "neat_packing": True, "save_strategy": "no"}
         },
