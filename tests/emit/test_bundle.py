@@ -76,6 +76,17 @@ def test_every_file_ends_with_one_line_break_and_has_no_trailing_space() -> None
         assert "\n\n\n" not in text, name
 
 
+def test_readme_and_plan_json_say_which_versions_are_free_of_known_faults() -> None:
+    plain, interleaved = bundle(), bundle(tp=2, pp=2, vpp=2, dp=8)
+    assert "pip install 'torch<2.12'\n   pip install llamafactory==0.9.5 megatron-core==0.16.1\n" in plain["README.md"]
+    assert json.loads(plain["plan.json"])["trainer_versions"]["torch"] == "<2.12"
+    assert json.loads(plain["plan.json"])["trainer_versions"]["megatron_core"] == "0.16.1"
+    assert "A Python environment (Python 3.12 and newer) with" in interleaved["README.md"]
+    assert "pip install llamafactory==0.9.5 'megatron-core>=0.18,<0.19'\n" in interleaved["README.md"]
+    versions = json.loads(interleaved["plan.json"])["trainer_versions"]
+    assert (versions["megatron_core"], versions["python"]) == (">=0.18,<0.19", ">=3.12")
+
+
 def test_plan_json_holds_inputs_layout_and_prediction() -> None:
     spec, plan = make_spec_and_plan(cluster=WITH_HOSTS, model=QWEN3_30B, tp=2, pp=4, ep=4)
     document = json.loads(generate(spec, plan)["plan.json"])

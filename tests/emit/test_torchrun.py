@@ -285,7 +285,7 @@ def test_versions_that_end_or_spoil_a_run_are_told_before_it_starts(
     assert started.code == 2
     assert said in started.stderr
     assert started.stderr.count("\n") == 1
-    assert "to start all the same, set TOPOPLAN_ANY_VERSIONS=1" in started.stderr
+    assert "; with other versions all the same: TOPOPLAN_ANY_VERSIONS=1" in started.stderr
     again = start(bundle / "node-00.sh", tmp_path / "probe", env={**env, "TOPOPLAN_ANY_VERSIONS": "1"})
     assert again.code == 77, again.stderr
 

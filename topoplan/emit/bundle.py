@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import topoplan
 from topoplan.backends.trainers import TrainerName
+from topoplan.catalog.packages import PYTHON, in_words
 from topoplan.emit.fabric import fabric_needs, lossless_note
 from topoplan.emit.slurm import JOB_SCRIPT, job_script, slurm_warnings
 from topoplan.emit.storage import CheckpointSize
@@ -192,6 +193,7 @@ def _readme(
     context: dict[str, Any] = {
         "version": topoplan.__version__,
         "words": run.readme,
+        "python": next((in_words(one.versions) for one in run.requirements if one.package.name == PYTHON), ""),
         "model": model.name,
         "cluster": cluster.name,
         "gpu": cluster.gpu.name,
