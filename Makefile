@@ -36,7 +36,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-hosts lint format typecheck bench soak accuracy readme \
-	verify verify-llamafactory verify-megatron verify-swift verify-trinity clean
+	verify verify-llamafactory verify-megatron verify-swift verify-trinity key-lists clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -93,6 +93,10 @@ verify-swift: $(VERIFY_SWIFT_VENV)/.installed  ## The same against ms-swift, in 
 
 verify-trinity: $(VERIFY_TRINITY_VENV)/.installed  ## The same against Trinity-RFT, in an environment of its own
 	$(VERIFY_TRINITY_VENV)/bin/python $(VERIFY_PYTEST) $(wildcard tests/verify/test_*trinity*.py)
+
+# The same for another environment: make key-lists VERIFY_VENV=.venv/verify-swift
+key-lists: $(VERIFY_VENV)/.installed  ## Bring the catalog's key lists to the packages of the verify environment
+	$(VERIFY_VENV)/bin/python -m tests.verify.key_lists
 
 clean:  ## Remove the environment and the caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

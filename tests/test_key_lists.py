@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
+from packaging.version import Version
 
 from tests.verify.key_lists import (
     FOLDER,
@@ -98,6 +100,27 @@ def test_bare_names_come_and_go() -> None:
     assert names_of(document, "names") == {"a": {}, "b": {"until": "2.0"}, "c": {"since": "2.0"}}
     assert name_differences(document, "names", {"a", "b"}, "1.5") == []
     assert name_differences(document, "names", {"a", "b"}, "2.0") == ["b is new", "c is gone"]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["1.0", "2.0", "3.0"])))
+def test_names_are_right_once_each_version_has_come_twice_in_any_order(order: tuple[str, ...]) -> None:
+    had = {"1.0": {"a", "b"}, "2.0": {"a", "c"}, "3.0": {"a", "c", "d"}}
+    document: dict[str, Any] = {"names": ["a", "c"], "until": {"names": {"c": "1.0"}}}
+    for version in order * 2:
+        bring_names_up(document, "names", had[version], version, list(had))
+    for version, names in had.items():
+        assert name_differences(document, "names", names, version) == []
+    assert document["until"] == {"names": {"b": "2.0"}}
+    assert document["since"] == {"names": {"c": "2.0", "d": "3.0"}}
+
+
+@pytest.mark.parametrize("name", ["megatron_config", "ms_swift"])
+def test_no_name_is_gone_before_it_came(name: str) -> None:
+    document = read(f"{name}.json")
+    for key, gone in document.get("until", {}).items():
+        for one, until in gone.items():
+            since = document.get("since", {}).get(key, {}).get(one, "0")
+            assert Version(since) < Version(until), one
 
 
 @pytest.mark.parametrize("name", ["llamafactory", "llamafactory_templates", "megatron_config", "ms_swift"])

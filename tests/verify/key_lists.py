@@ -356,17 +356,26 @@ def name_differences(document: Document, key: str, real: Collection[str], versio
 
 
 def bring_names_up(document: Document, key: str, real: Collection[str], version: str, known: list[str]) -> None:
-    """A list of bare names with what a version has, and when names came and went."""
+    """A list of bare names with what a version has, and when names came and went: right, in whatever order versions are
+    brought, once each has been twice.
+    """
+    at = known.index(version)
+    newer = known[at + 1] if version != known[-1] else None
     entries = {name: {**entry} for name, entry in names_of(document, key).items()}
     for name in real:
         entry = entries.setdefault(name, {"since": version})
-        if not has(entry, version):
+        if has(entry, version):
+            pass
+        elif Version(version) < Version(entry.get("since", "0")):
             entry["since"] = version
-        if version == known[0]:
+        else:
+            entry["until"] = newer
+        if at == 0:
             entry.pop("since", None)
     for name, entry in entries.items():
         if name not in real and has(entry, version):
-            entry["until"] = version
+            entry |= {"since": newer} if at == 0 else {"until": version}
+    entries = {name: {word: bound for word, bound in entry.items() if bound} for name, entry in entries.items()}
     document[key] = sorted(entries)
     for word in ("since", "until"):
         bounds = {name: entries[name][word] for name in sorted(entries) if word in entries[name]}
@@ -467,9 +476,9 @@ def main() -> None:
         left += write_swift()
         left += swift_differences()
     elif importlib.util.find_spec("megatron"):
-        from megatron.core import __version__
-
-        left += write_names("megatron_config.json", "megatron_core", __version__, {"megatron_core": of_megatron()})
+        # Not megatron.core.__version__, which has the commit of the working directory's repository in it.
+        version = importlib.metadata.version("megatron-core")
+        left += write_names("megatron_config.json", "megatron_core", version, {"megatron_core": of_megatron()})
     print("\n".join(left) or "the lists are those of these packages")
 
 
