@@ -2,8 +2,9 @@
 as they are installed, with what they ask of CUDA answered by the CPU.
 
 Run as a program (`python -m tests.verify.megatron_on_cpu`, USE_MCA=1) it imports the trainer once, which is most of the
-time of so small a run. Each line of JSON on its standard input is a train.yaml to train and a number of processes;
-torchrun's own agent then forks these, and a line on its standard output says how they ended.
+time of so small a run. Each line of JSON on its standard input is a train.yaml to train, a number of processes and
+whether what these send stays in memory (`Send.keeps`); torchrun's own agent then forks them, and a line on its standard
+output says how they ended.
 
 What differs from a GPU, and why it does not matter to what is tested here:
 
@@ -139,6 +140,42 @@ def answer_for_apex() -> None:
     assert megatron.core.optimizer.Adam is FusedAdam
 
 
+class Send:
+    """A send in flight between stages of an interleaved pipeline. Until it has been waited for nobody may free what is
+    sent.
+
+    megatron-core below 0.18 does (Megatron-LM PR 4047). PyTorch may keep such memory from being used again, on GPUs
+    with a record of the tensors in flight; Gloo does not.
+    """
+
+    keeps = False
+    """Whether what is sent stays in memory whoever frees it."""
+    freed = 0
+    """How many tensors of this process were freed too early."""
+
+    def __init__(self, work: Any, tensor: torch.Tensor) -> None:
+        self.work, self.tensor, self.address = work, tensor, tensor.data_ptr()
+        self.memory = tensor.untyped_storage() if Send.keeps else None
+
+    def wait(self) -> None:
+        Send.freed += self.tensor.data_ptr() != self.address
+        self.work.wait()
+
+
+def watch_sends() -> None:
+    from megatron.core.pipeline_parallel import p2p_communication
+
+    start = p2p_communication._p2p_ops
+
+    def _p2p_ops(**tensors: Any) -> dict[str, Any]:
+        return {
+            name: Send(work, tensors[f"tensor_{name}"]) if name.startswith("send_") else work
+            for name, work in start(**tensors).items()
+        }
+
+    p2p_communication._p2p_ops = _p2p_ops
+
+
 def answer_for_megatron() -> None:
     import megatron.core.tensor_parallel.random as generators
     from megatron.core.transformer.moe import moe_utils
@@ -196,7 +233,10 @@ def answer_for_the_adapter() -> None:
 
 
 def held_by(trainer: Any) -> dict[str, int]:
-    """What this rank holds after an optimizer step, of which it tells the number: elements, and bytes of the rest."""
+    """What this rank holds after an optimizer step, of which it tells the number: elements, and bytes of the rest.
+
+    `freed_in_flight` is how often it freed what it was still sending to the next stage until then.
+    """
     from megatron.core import mpu
 
     def size(tensors: Any) -> int:
@@ -220,10 +260,11 @@ def held_by(trainer: Any) -> dict[str, int]:
         "weights": size(weights),
         "gradients": size(buffer.grad_data for buffer in buffers),
         "optimizer": size(updated) + size(moments),
+        "freed_in_flight": Send.freed,
     }
 
 
-def train(path: str, reports: str, limit_s: int) -> None:
+def train(path: str, reports: str, keeps_sent: bool, limit_s: int) -> None:
     """In each of the processes: what `python -m llamafactory.launcher train.yaml` does."""
     import faulthandler
 
@@ -231,6 +272,7 @@ def train(path: str, reports: str, limit_s: int) -> None:
 
     faulthandler.dump_traceback_later(limit_s, exit=True)
     os.environ["REPORTS"] = reports
+    Send.keeps = keeps_sent
     sys.argv = ["launcher", path]
     with OnTheCpu():
         run_exp()
@@ -255,7 +297,7 @@ def start(request: Mapping[str, Any]) -> str:
         logs_specs=DefaultLogsSpecs(log_dir=request["folder"], redirects=Std.ALL),
     )
     try:
-        elastic_launch(config, train)(request["train_yaml"], request["folder"], LIMIT_S)
+        elastic_launch(config, train)(request["train_yaml"], request["folder"], request["keeps_sent"], LIMIT_S)
     except ChildFailedError as failed:
         _, first = failed.get_first_failure()
         return str(first.message["message"] if isinstance(first.message, dict) else first.message) + "\n" + str(failed)
@@ -271,6 +313,7 @@ def main() -> None:
     answer_for_cuda()
     answer_for_apex()
     answer_for_megatron()
+    watch_sends()
     answer_for_the_adapter()
     import llamafactory.train.tuner  # noqa: F401  before the forks
 
