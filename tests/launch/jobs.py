@@ -125,6 +125,11 @@ class Hosts:
     def record(self) -> RunRecord:
         return load()
 
+    def wait_for_all(self, words: str) -> None:
+        """Wait until all jobs of the last run have written these words."""
+        logs = [Path(node.run_dir, ".topoplan", "log") for node in load().nodes]
+        wait_until(lambda: all(words in log.read_text() for log in logs), f"all have written {words}")
+
     def stop_from_another_client(self, grace_s: float = 0.5) -> None:
         """What `topoplan stop` does with the record of the last run."""
         note_stop(load().run_id, grace_s)

@@ -314,7 +314,8 @@ def test_a_run_whose_start_was_not_seen_to_end_is_not_stopped(hosts: Hosts) -> N
     hosts.does("exec sleep 600")
     hosts.launch(settings=replace(SETTINGS, detach=True))
     run = records.load()
-    nodes = (run.nodes[0], replace(run.nodes[1], run_dir=f"{run.nodes[1].run_dir}-not-yet"), *run.nodes[2:])
+    not_yet = replace(run.nodes[1], run_dir=f"{run.nodes[1].run_dir}-not-yet", started=None)
+    nodes = (run.nodes[0], not_yet, *run.nodes[2:])
     records.update(run.run_id, state="starting", nodes=nodes)
     attached = Client(hosts).attach(settings=replace(TIMES, starting_s=0.2, stop_on_failure=True))
     assert attached.failure is not None

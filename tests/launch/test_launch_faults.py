@@ -380,6 +380,7 @@ class TestARunDirectory:
     def test_is_not_needed_by_another_client_that_stops_the_run(self, hosts: Hosts, noted: bool) -> None:
         hosts.does("echo begun; setsid sleep 600 & sleep 600")
         hosts.launch(settings=replace(SETTINGS, detach=True))
+        hosts.wait_for_all("begun")  # a script that is deleted before it is read is not run
         assert all(node.started is not None for node in records.load().nodes)
         if not noted:  # as if the client had died before it could
             nodes = tuple(replace(node, started=None) for node in records.load().nodes)

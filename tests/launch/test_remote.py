@@ -554,6 +554,14 @@ class TestWhatMayBeOfIt:
             finally:
                 os.killpg(client.pid, signal.SIGKILL)
 
+    def test_is_nothing_that_ends_while_it_is_looked_at(self, host: Host, tmp_path: Path) -> None:
+        """Which shows neither a mark nor a parent then."""
+        with self.daemon(host, "fd") as pid:
+            ends = f'case $* in *"^TOPOPLAN_RUN= {pid}/environ") kill -KILL {pid}; sleep 0.1 ;; esac'
+            grep = f'{ends}\nexec {shutil.which("grep")} "$@"'
+            said = host.stop(0, env=instead(tmp_path / "bin", grep=grep))
+            assert (is_alive(pid), [key for key in said if key.startswith("may_be")]) == (False, [])
+
     def test_is_who_holds_a_gpu_unless_it_is_older_or_of_somebody_else(self, host: Host, tmp_path: Path) -> None:
         with contextlib.ExitStack() as stack:
 

@@ -57,7 +57,7 @@ class TestAnInterruption:
         held.set()
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.run) == ("interrupted", 130, "")
         assert records.runs() == []
-        assert not [path for name in NAMES for path in hosts.workdir(name).glob("topoplan-runs/*")]
+        assert not [path for name in NAMES for path in hosts.workdir(name).glob("topoplan-runs-*/*")]
         hosts.assert_nothing_is_left()
 
     @before_or_within
@@ -68,7 +68,7 @@ class TestAnInterruption:
         assert (ran.outcome.end, ran.outcome.code) == ("interrupted", 130)
         record = records.load()
         assert (record.run_id, record.state, record.code) == (ran.outcome.run, "stopped", 130)
-        assert not [path for name in NAMES for path in hosts.workdir(name).glob("topoplan-runs/*/*")]
+        assert not [path for name in NAMES for path in hosts.workdir(name).glob("topoplan-runs-*/*/*")]
         hosts.assert_nothing_is_left()
 
     def test_between_upload_and_start_starts_nothing(self, hosts: Hosts) -> None:
@@ -78,7 +78,7 @@ class TestAnInterruption:
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("interrupted", 130, ())
         assert records.load().state == "stopped"
         assert not [path for name in NAMES for path in hosts.workdir(name).rglob("begun")]
-        assert not [path for name in NAMES for path in hosts.workdir(name).glob("topoplan-runs/*/*")]
+        assert not [path for name in NAMES for path in hosts.workdir(name).glob("topoplan-runs-*/*/*")]
         hosts.assert_nothing_is_left()
 
     @pytest.mark.parametrize(

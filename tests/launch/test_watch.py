@@ -124,17 +124,23 @@ class TestAConnectionThatBreaks:
         assert beta is not None
         assert beta < alpha
 
-    def test_does_not_make_a_job_that_runs_one_that_was_never_started(self, jobs: Jobs) -> None:
-        jobs.start(alpha="echo up; exec sleep 60")
+    def test_to_a_host_without_the_run_directory_makes_no_job_that_runs_one_that_was_never_started(
+        self, jobs: Jobs
+    ) -> None:
+        jobs.start(alpha="echo up; until [ -e go ]; do sleep 0.02; done; echo last; exit 3")
         run_dir = Path(jobs.run_dir("alpha"))
         with jobs.watch(jobs.node("alpha")) as watch:
             assert sees(watch, lambda: jobs.of("line"))
             run_dir.rename(run_dir.with_name("elsewhere"))
             jobs.bed.end_sessions("alpha")
-            assert sees(watch, lambda: watch.nodes[0].unseen and watch.nodes[0].unseen.problem == "command")
-            assert not watch.nodes[0].over
+            assert sees(watch, lambda: jobs.of("note"))
+            [node] = watch.nodes
+            assert (node.state and node.state.state, node.unseen, node.over) == ("running", None, False)
             run_dir.with_name("elsewhere").rename(run_dir)
-            assert sees(watch, lambda: not watch.nodes[0].unseen)
+            jobs.go("alpha")
+            assert ends(watch)
+        assert (jobs.of("line"), node.code) == (["up", "last"], 3)
+        assert jobs.of("note") == ["its run directory is not there: its job goes on, and what it writes is not seen"]
 
 
 class TestAnEnd:

@@ -60,7 +60,12 @@ class NodeState:
     ended_s_ago: float | None = None
     """Since the end, by the host's clock; None unless `ended`."""
     directory: Directory = "there"
-    """What it was asked of; without it neither exit code nor log are known."""
+    """What it was asked of."""
+
+    @property
+    def is_mute(self) -> bool:
+        """Whether its run directory says nothing, neither exit code nor log."""
+        return self.directory in ("gone", "closed", "foreign")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +244,17 @@ def holder_remedy(holders: Sequence[Holder]) -> str:
     """What to do about processes that nobody can prove to be the job's."""
     pids = [str(one.pid) for one in holders]
     return f"see `ps -fp {','.join(pids)}` there, and `kill {' '.join(pids)}` what is of it"
+
+
+def directory_words(directory: Directory) -> str:
+    """What is wrong with a run directory, in a phrase; empty where nothing is."""
+    return {
+        "there": "",
+        "gone": "its run directory is not there",
+        "closed": "its run directory cannot be entered",
+        "foreign": "its run directory is not ours alone",
+        "damaged": "started.json in its run directory is damaged",
+    }[directory]
 
 
 def _placed(run_dir: str) -> str:

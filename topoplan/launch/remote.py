@@ -361,9 +361,22 @@ exit 1
 
 # Processes that may be of the job, which nobody can prove: they are of this user, were started after it, have the mark
 # of no other run, and hold a file of this one, a deleted one too, or a GPU. What the programs of clients hold
-# (`bash --norc -s`) and their children is not meant, this one's neither.
+# (`bash --norc -s`) and their children is not meant, this one's neither. What ends while it is looked at, or loses its
+# parent, shows neither mark nor parent: so each is looked at until it has the same parent twice.
 _HOLDERS = """\
 is_looking() { [ "$1" = "$$" ] || [ "$(tr '\\0' ' ' <"/proc/$1/cmdline")" = 'bash --norc -s ' ]; }
+is_nobodys() {
+    [ -O "$pid" ] && look_at "$pid" && [ "$life" != Z ] && [ "$ticks" -ge "$start" ] || return 1
+    ! is_looking "$pid" && ! is_looking "$its_parent" && ! grep -qsz '^TOPOPLAN_RUN=' "$pid/environ"
+}
+may_be() {
+    before=
+    while is_nobodys; do
+        [ "$its_parent" != "$before" ] || return 0
+        before=$its_parent
+    done
+    return 1
+}
 holders() {
     cd /proc
     links= maps=
@@ -392,10 +405,9 @@ holders() {
         case "$seen" in *" $pid "*) continue ;; esac
         seen="$seen$pid "
         case " $left " in *" $pid:"*) continue ;; esac
-        [ -O "$pid" ] && look_at "$pid" && [ "$life" != Z ] && [ "$ticks" -ge "$start" ] || continue
-        is_looking "$pid" || is_looking "$its_parent" || grep -qsz '^TOPOPLAN_RUN=' "$pid/environ" ||
-            say "may_be.$pid" "$(began "$ticks") ${one#*:} $(head -c 200 "$pid/cmdline" | LC_ALL=C tr '\\0' ' ' |
-                LC_ALL=C tr -c '[:print:]' '?')"
+        ! may_be || say "may_be.$pid" "$(began "$ticks") ${one#*:} $(
+            head -c 200 "$pid/cmdline" | LC_ALL=C tr '\\0' ' ' | LC_ALL=C tr -c '[:print:]' '?'
+        )"
     done
 } 2>/dev/null
 """

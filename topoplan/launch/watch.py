@@ -21,7 +21,7 @@ from topoplan.errors import HostError
 from topoplan.launch.connection import Bell, Connection, Ended, Stream
 from topoplan.launch.events import Event, Tell
 from topoplan.launch.log_copy import LogCopy
-from topoplan.launch.node import NodeState, follow_node, node_state, tail_offsets
+from topoplan.launch.node import NodeState, directory_words, follow_node, node_state, tail_offsets
 from topoplan.launch.progress import Progress, Status
 from topoplan.launch.record import Started
 from topoplan.launch.shown import ShownLines
@@ -357,13 +357,6 @@ class Watch:
         if state.state == "never-started" and node.starting:
             time.sleep(_STARTING_S)
             state = node_state(connection, node.run_dir, started=node.started, deadline_s=_ANSWER_S)
-        if state.state == "never-started" and node.state is not None and node.state.state == "running":
-            raise HostError(
-                f"its run directory {node.run_dir} is gone, and with it what is known of its job",
-                host=connection.name,
-                problem="command",
-                remedy="see what runs there",
-            )
         begin = None if node._begun else self._begin(node, connection, state)
         offset = node.offset if begin is None else begin.offset
         stream = None
@@ -413,6 +406,7 @@ class Watch:
                 self._cannot_see(node, answer.unseen)
             return
         unseen_at, node.unseen, node.unseen_at = node.unseen_at, None, None
+        was_mute = node.state is not None and node.state.is_mute
         node.state, node.started = state, node.started or state.started
         if connection is not node.connection:
             if node.connection is not None:
@@ -429,6 +423,9 @@ class Watch:
             self._show(node, answer.begin.local)
         node.code = state.code
         is_over = state.state != "running"
+        if state.is_mute and not was_mute and not is_over:
+            text = f"{directory_words(state.directory)}: its job goes on, and what it writes is not seen"
+            self._tell(Event(kind="note", node=node.name, text=text, data={"directory": state.directory}))
         node.trouble_at = _ended_at(state, time.monotonic(), node.trouble_at, unseen_at) if is_over else None
         if answer.stream is not None:
             node._stream = answer.stream
@@ -495,7 +492,7 @@ def how_it_failed(state: NodeState) -> str:
         return "its machine was started again meanwhile"
     if state.state == "never-started":
         return "was never started"
-    if state.directory in ("gone", "closed", "foreign"):
+    if state.is_mute:
         return "its processes are gone, and so is its run directory: how it ended is not known"
     return "its processes are gone, without an exit code: somebody killed them"
 

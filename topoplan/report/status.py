@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from topoplan.errors import HostError
-from topoplan.launch.node import Directory, NodeState
+from topoplan.launch.node import NodeState, directory_words
 from topoplan.launch.outcome import exit_code
 from topoplan.launch.record import RunRecord
 from topoplan.launch.sight import looks_offline
@@ -97,22 +97,11 @@ def print_status(console: Console, record: RunRecord, states: Mapping[str, NodeS
 
 def node_words(state: NodeState) -> str:
     """One phrase."""
-    if state.state == "gone" and state.directory in ("gone", "closed", "foreign"):
+    if state.state == "gone" and state.is_mute:
         return f"gone, and how it ended is not known: {directory_words(state.directory)}"
     if state.state == "never-started" and state.directory == "gone":
         return "never started, or its run directory was deleted"
     return "; ".join(filter(None, (_state_words(state), directory_words(state.directory))))
-
-
-def directory_words(directory: Directory) -> str:
-    """What is wrong with a run directory, in a phrase; empty where nothing is."""
-    return {
-        "there": "",
-        "gone": "its run directory is not there",
-        "closed": "its run directory cannot be entered",
-        "foreign": "its run directory is not ours alone",
-        "damaged": "started.json in its run directory is damaged",
-    }[directory]
 
 
 def _state_words(state: NodeState) -> str:

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 from topoplan.errors import HostError
-from topoplan.launch.node import Stopped, holder_remedy, holder_words
+from topoplan.launch.node import Stopped, directory_words, holder_remedy, holder_words
 from topoplan.launch.record import RunRecord
 from topoplan.launch.sight import looks_offline
 from topoplan.report.paragraphs import paragraph
-from topoplan.report.status import directory_words, signal_words
+from topoplan.report.status import signal_words
 from topoplan.report.tables import table_of
 
 SCHEMA = "topoplan.stop/1"
