@@ -48,7 +48,7 @@ test: $(VENV)/.installed-dev  ## Run the tests: offline, no GPU
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-hosts: $(VENV)/.installed-dev  ## Launch on real sshd hosts of this machine's own, with faults (Linux; namespaces as root)
-	$(BIN)/python -m pytest -n auto -m hosts
+	$(BIN)/python -m pytest -n auto --dist worksteal -m hosts
 
 lint: $(VENV)/.installed-dev  ## Check style
 	$(BIN)/ruff check .

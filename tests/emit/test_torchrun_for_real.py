@@ -5,7 +5,6 @@ It takes the place of llamafactory.launcher, meets the other ranks over Gloo, an
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.emit.nodes import Machine, Nodes, Started, loopback, namespaces, nodes, two_machines, wait_until
+from tests.emit.nodes import Machine, Nodes, Started, nodes, two_machines, wait_until
 from tests.emit.samples import CLUSTER, QWEN3_8B, make_layout, make_plan, make_spec_and_plan
 from tests.emit.test_torchrun import fill
 from topoplan.emit.bundle import generate
@@ -131,50 +130,46 @@ def seen_by_ranks(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
-@pytest.mark.parametrize("network", [namespaces, loopback], ids=["namespaces", "loopback"])
-def test_two_scripts_become_one_job_whose_ranks_are_as_planned(network: Any, launched: Nodes, tmp_path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        try:
-            machines = stack.enter_context(network())
-        except OSError as error:
-            pytest.skip(f"no network namespaces: {error}")
-        spec = spec_for(tmp_path, *machines, cpu_cores=2)
-        bundle = tmp_path / "bundle"
-        started = start(launched, spec, machines, bundle, "end")
-        assert [(one.wait(), one.text) for one in started if one.wait()] == []
+def test_two_scripts_become_one_job_whose_ranks_are_as_planned(
+    launched: Nodes, pair: tuple[Machine, Machine], tmp_path: Path
+) -> None:
+    spec = spec_for(tmp_path, *pair, cpu_cores=2)
+    bundle = tmp_path / "bundle"
+    started = start(launched, spec, pair, bundle, "end")
+    assert [(one.wait(), one.text) for one in started if one.wait()] == []
 
-        seen = seen_by_ranks(tmp_path / "reports")
-        assert [one["rank"] for one in seen] == [0, 1, 2, 3]
-        layout = make_layout(spec.cluster, tp=2)
-        trainer = trainer_file(spec, make_plan(layout))
-        own = trainer_run(spec, layout, trainer.values).environment
-        for rank, one in enumerate(seen):
-            node, local = divmod(rank, 2)
-            env = one["env"]
-            assert (one["world"], one["sum"]) == (4, 6)
-            assert one["argv"][1:] == [f"{bundle}/train.yaml"]
-            assert one["cwd"] == str(tmp_path / f"node {node}")
-            by_torchrun = {
-                "RANK": rank,
-                "WORLD_SIZE": 4,
-                "LOCAL_RANK": local,
-                "LOCAL_WORLD_SIZE": 2,
-                "GROUP_RANK": node,
-                "ROLE_RANK": rank,
-                "MASTER_ADDR": machines[0].address,
-                "MASTER_PORT": master_port(spec, trainer),
-            }
-            assert {key: env[key] for key in by_torchrun} == {key: str(value) for key, value in by_torchrun.items()}
-            assert not {*HIJACKERS, "PET_NNODES"} - TORCHRUN_SETS & env.keys()
-            assert env["TORCHELASTIC_RUN_ID"] != "7"
-            exported = {variable.name: variable.value for variable in node_environment(spec, own, node)}
-            assert exported["USE_MCA"] == "1"
-            assert {key: env[key] for key in exported} == exported
-            assert env["VIRTUAL_ENV"] == f"{tmp_path}/venv"
-            logs = [*(Path(one["cwd"]) / "logs" / trainer.run_name / f"node-{node:02d}").rglob(f"{local}/stdout.log")]
-            assert [path.read_text() for path in logs] == [f"rank {rank} is here\n"]
-            assert f"rank {rank} is here" in started[node].text
-        assert [one.left() for one in started] == [{}, {}]
+    seen = seen_by_ranks(tmp_path / "reports")
+    assert [one["rank"] for one in seen] == [0, 1, 2, 3]
+    layout = make_layout(spec.cluster, tp=2)
+    trainer = trainer_file(spec, make_plan(layout))
+    own = trainer_run(spec, layout, trainer.values).environment
+    for rank, one in enumerate(seen):
+        node, local = divmod(rank, 2)
+        env = one["env"]
+        assert (one["world"], one["sum"]) == (4, 6)
+        assert one["argv"][1:] == [f"{bundle}/train.yaml"]
+        assert one["cwd"] == str(tmp_path / f"node {node}")
+        by_torchrun = {
+            "RANK": rank,
+            "WORLD_SIZE": 4,
+            "LOCAL_RANK": local,
+            "LOCAL_WORLD_SIZE": 2,
+            "GROUP_RANK": node,
+            "ROLE_RANK": rank,
+            "MASTER_ADDR": pair[0].address,
+            "MASTER_PORT": master_port(spec, trainer),
+        }
+        assert {key: env[key] for key in by_torchrun} == {key: str(value) for key, value in by_torchrun.items()}
+        assert not {*HIJACKERS, "PET_NNODES"} - TORCHRUN_SETS & env.keys()
+        assert env["TORCHELASTIC_RUN_ID"] != "7"
+        exported = {variable.name: variable.value for variable in node_environment(spec, own, node)}
+        assert exported["USE_MCA"] == "1"
+        assert {key: env[key] for key in exported} == exported
+        assert env["VIRTUAL_ENV"] == f"{tmp_path}/venv"
+        logs = [*(Path(one["cwd"]) / "logs" / trainer.run_name / f"node-{node:02d}").rglob(f"{local}/stdout.log")]
+        assert [path.read_text() for path in logs] == [f"rank {rank} is here\n"]
+        assert f"rank {rank} is here" in started[node].text
+    assert [one.left() for one in started] == [{}, {}]
 
 
 def test_one_node_trains_alone_whatever_its_directories_are_called(launched: Nodes, tmp_path: Path) -> None:

@@ -69,7 +69,16 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
 
 
 @pytest.fixture
-def hosts(four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks here answer within a millisecond: what is silent for a second is gone."""
+    monkeypatch.setattr("topoplan.launch.wire._TCP_SILENT_S", 1.2)
+    monkeypatch.setattr("topoplan.launch.sight.TOGETHER_S", 2.0)
+    monkeypatch.setattr("topoplan.launch.watch._TRY_S", 2.0)
+    monkeypatch.setattr("topoplan.launch.stopping._LOST_S", 2.0)
+
+
+@pytest.fixture
+def hosts(four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> Iterator[Hosts]:
     """With directories, stand-ins for the trainer and a bundle of a test's own."""
     made = hosts_of(four, tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(made.state))

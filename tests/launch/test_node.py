@@ -188,14 +188,15 @@ class TestAJob:
                 start_node(connection, run_dir=place, script="n.sh", environment={}, deadline_s=9)
                 print(place, flush=True)
             """)
-        places = [f"{home}-{number}" for number in range(120)]
+        batches, size = 6, 8
+        places = [f"{home}-{number}" for number in range(batches * size)]
         for place in places:
             alpha.upload({"n.sh": b"touch ran; exec sleep 300"}, place, deadline_s=30)
         host = bed["alpha"]
         words = [host.address, str(host.port), bed.user, str(bed.key), str(bed.known_hosts)]
         alpha.close()
-        for batch in range(6):
-            mine = places[batch * 20 : batch * 20 + 20]
+        for batch in range(batches):
+            mine = places[batch * size :][:size]
             with subprocess.Popen([sys.executable, "-c", client, *words, *mine], stdout=subprocess.PIPE) as process:
                 assert process.stdout is not None
                 assert process.stdout.readline() == b"in\n"
@@ -207,7 +208,6 @@ class TestAJob:
         with connect(bed.target("alpha"), Access(), deadline_s=30) as other:
             for place in ran:
                 assert node_state(other, place, deadline_s=WAIT_S).state == "running"
-            for place in places:
                 assert stop_node(other, place, grace_s=0, deadline_s=WAIT_S).left == ()
         assert not [line for line in bed.processes("alpha").values() if line.startswith("sleep 300")]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -50,13 +51,14 @@ def stat_field(pid: int, number: int) -> str:
 
 @dataclass
 class Host:
-    """This machine, as a host with one shell."""
+    """This machine, as a host."""
 
-    shell: str
     run_dir: Path
+    sh: str = "sh"
+    """What runs the first process of a job, which is `sh` on a host; programs of clients are run by bash."""
 
     def program(self, text: str, *words: str, stdin: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
-        command = [self.shell, "-c", text, "sh", *words]
+        command = ["bash", "-c", text, "bash", *words]
         return subprocess.run(command, input=stdin, capture_output=True, timeout=30, **options)
 
     def start(self, script: str, environment: bytes = b"") -> dict[str, Any]:
@@ -73,10 +75,12 @@ class Host:
         # Put there in one step, as an upload does: bash reads a script while it runs it, and may only be starting to.
         (self.run_dir / "node.sh.part").write_text(script)
         (self.run_dir / "node.sh.part").replace(self.run_dir / "node.sh")
-        # `sh` of the host is the shell under test, too.
-        keeper = f'exec {self.shell} -c {_quoted(remote.KEEPER)} topoplan "$@"'
-        words = (str(self.run_dir), "node.sh", self.run_dir.name, keeper, sums)
+        words = (str(self.run_dir), "node.sh", self.run_dir.name, self.keeper, sums)
         return self.program(remote.START, *words, stdin=environment, **options)
+
+    @property
+    def keeper(self) -> str:
+        return remote.KEEPER if self.sh == "sh" else f'exec {self.sh} -c {_quoted(remote.KEEPER)} topoplan "$@"'
 
     def state(self, *told: str) -> dict[str, str]:
         return self.said(remote.STATE, str(self.run_dir), self.run_dir.name, *told)
@@ -121,19 +125,26 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-@pytest.fixture(params=["bash", "dash"])
+@pytest.fixture
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
-    shell = shutil.which(request.param)
-    if shell is None:
-        pytest.skip(f"no {request.param} here")
+    shell = getattr(request, "param", "sh")
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
     # All hosts of all tests on this machine see the same processes, so no two runs have the same name.
-    made = Host(shell, tmp_path / f"run-{secrets.token_hex(8)}")
-    yield made
-    if (made.run_dir / ".topoplan" / "started.json").exists():
-        with contextlib.suppress(AssertionError):
-            made.stop(0)
+    place = tmp_path / f"run-{secrets.token_hex(8)}"
+    yield Host(place, shell)
+    end = time.monotonic() + 10
+    while (left := _processes_of(place)) and time.monotonic() < end:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
+in_each_shell = pytest.mark.parametrize("host", ["bash", "dash"], indirect=True)
+"""Hosts differ in what their `sh` is."""
+
+
+@in_each_shell
 class TestStart:
     def test_records_the_leader_of_a_session_of_its_own(self, host: Host) -> None:
         record = host.start("sleep 30")
@@ -215,9 +226,9 @@ class TestStart:
             place = host.run_dir / f"{host.run_dir.name}-{number}-run"
             place.mkdir()
             shutil.copy(host.run_dir / "node.sh", place)
-            words = [str(place), "node.sh", place.name, remote.KEEPER]
+            words = [str(place), "node.sh", place.name, host.keeper]
             starter = subprocess.Popen(
-                [host.shell, "-c", remote.START, "sh", *words],
+                ["bash", "-c", remote.START, "bash", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -232,7 +243,7 @@ class TestStart:
         assert eventually(lambda: all((place / "ran").exists() or not _processes_in(place) for place in places))
         ran = [place for place in places if (place / "ran").exists()]
         for place in ran:
-            other = Host(host.shell, place)
+            other = Host(place, host.sh)
             assert other.state()["state"] == "running"
             assert other.stop(0)["left"] == ""
         assert not _processes_in(host.run_dir)
@@ -281,6 +292,17 @@ def _programs_in(place: Path) -> list[str]:
     for pid in _processes_in(place):
         with contextlib.suppress(OSError):
             found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip())
+    return found
+
+
+def _processes_of(place: Path) -> list[int]:
+    """The same, and those that have its name, which must be like no other, in words or variables."""
+    assert re.fullmatch("run-[0-9a-f]{16}", place.name)
+    found = _processes_in(place)
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if place.name.encode() in (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes():
+                found.append(int(entry.name))
     return found
 
 
@@ -418,6 +440,7 @@ class TestWithoutWhatItNotedThere:
     def test_a_job_is_found_by_its_mark_where_its_first_process_is_gone_too(self, host: Host, known: bool) -> None:
         words = self.job(host)
         os.kill(int(words[0]), signal.SIGKILL)
+        assert eventually(lambda: not is_alive(int(words[0])))
         shutil.rmtree(host.run_dir)
         said = host.stop(1, *(words if known else ()))
         assert (len(said["found"].split()), said["left"]) == (3, "")
@@ -473,23 +496,28 @@ class TestWithoutWhatItNotedThere:
 
 
 DAEMON = """
-import os, sys
-held = open("held", "w")
+import mmap, os, sys, time
+
+how, place = sys.argv[1], os.getcwd()
 if os.fork():
     os._exit(0)
 os.setsid()
 if os.fork():
     os._exit(0)
-if "mapped" in sys.argv:
-    import mmap
-    held.write("x" * 4096); held.flush()
-    kept = mmap.mmap(os.open("held", os.O_RDWR), 4096)
-    os.closerange(3, 100)
-if "cwd" in sys.argv:
-    held.close()
-else:
+held, null = os.open("held", os.O_RDWR | os.O_CREAT), os.open("/dev/null", os.O_RDWR)
+os.truncate(held, 4096)
+kept = mmap.mmap(held, 4096) if how == "mapped" else None
+if how != "cwd":
     os.chdir("/")
-os.execve("/bin/sleep", ["sleep", "33"], {}) if "mapped" not in sys.argv else __import__("time").sleep(33)
+for number in range(3):
+    os.dup2(held if (how, number) == ("fd", 1) else null, number)
+os.closerange(3, 100)
+with open(f"{place}/pid.part", "w") as file:
+    print(os.getpid(), file=file)
+os.rename(f"{place}/pid.part", f"{place}/pid")
+if how != "mapped":
+    os.execve("/bin/sleep", ["sleep", "33"], {})
+time.sleep(33)
 """
 
 
@@ -503,26 +531,15 @@ class TestWhatMayBeOfIt:
         (host.run_dir / "daemon.py").write_text(DAEMON)
         host.start(f"env -i {sys.executable} daemon.py {how}; exit 3")
         assert eventually(host.ended)
-        found: list[int] = []
-
-        def seen() -> bool:
-            for entry in Path("/proc").glob("[0-9]*"):
-                with contextlib.suppress(OSError):
-                    words = (entry / "cmdline").read_bytes()
-                    held = [str(link.readlink()) for link in (entry / "fd").iterdir()] + [
-                        str((entry / "cwd").readlink())
-                    ]
-                    held.append((entry / "maps").read_text())
-                    if (words == b"sleep\x0033\0" or b"daemon.py" in words) and host.run_dir.name in str(held):
-                        found.append(int(entry.name))
-            return bool(found)
-
-        assert eventually(seen)
+        assert eventually((host.run_dir / "pid").exists)
+        pid = int((host.run_dir / "pid").read_text())
+        words = b"daemon.py" if how == "mapped" else b"sleep\x0033"
+        assert eventually(lambda: words in Path(f"/proc/{pid}/cmdline").read_bytes())
         try:
-            yield found[0]
+            yield pid
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(found[0], signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
     @pytest.mark.parametrize("how", ["fd", "cwd", "mapped"])
     @pytest.mark.parametrize("deleted", [False, True])
@@ -657,6 +674,7 @@ class TestStop:
         assert host.log().endswith(b"bye\n")
         assert time.monotonic() - began < 10
 
+    @in_each_shell
     def test_kills_what_ignores_being_told(self, host: Host) -> None:
         host.start("trap '' TERM; echo up; while :; do sleep 0.02; done")
         assert eventually(lambda: host.log() == b"up\n")
@@ -725,6 +743,7 @@ class TestStop:
             time.sleep(0.3)
             assert _beats(host) == beats
 
+    @in_each_shell
     def test_keeps_the_exit_code_of_a_script_that_is_killed_with_one(self, host: Host) -> None:
         with _reforker(host, ignores=True, leaves=False) as command:
             host.start(f"trap '' TERM; {command} & wait; while :; do :; done")
@@ -749,8 +768,8 @@ class TestStop:
                 os.killpg(foreign.pid, signal.SIGKILL)
 
     def test_leaves_other_runs_alone(self, host: Host) -> None:
-        other = Host(host.shell, host.run_dir.with_name(f"{host.run_dir.name}0"))
-        same_name = Host(host.shell, host.run_dir.parent / "else" / host.run_dir.name)
+        other = Host(host.run_dir.with_name(f"{host.run_dir.name}0"))
+        same_name = Host(host.run_dir.parent / "else" / host.run_dir.name)
         for one in (host, other, same_name):
             one.start("setsid sleep 30 & sleep 30")
         assert host.stop()["left"] == ""
@@ -800,7 +819,7 @@ class TestStop:
         host.start("trap '' TERM; echo up; while :; do sleep 0.02; done")
         assert eventually(lambda: host.log() == b"up\n")
         words = [str(host.run_dir), host.run_dir.name, "30", "500"]
-        stopper = subprocess.Popen([host.shell, "-c", remote.STOP, "sh", *words], stdout=subprocess.PIPE)
+        stopper = subprocess.Popen(["bash", "-c", remote.STOP, "bash", *words], stdout=subprocess.PIPE)
         assert stopper.stdout is not None
         stopper.stdout.close()
         assert eventually(lambda: _processes_in(host.run_dir) in ([], [stopper.pid]))

@@ -121,7 +121,8 @@ class TestAFailureThatFollowsFromAnother:
         assert ran.took_s < 60
         hosts.assert_nothing_is_left()
 
-    def test_is_told_after_a_while_where_nothing_else_is(self, hosts: Hosts) -> None:
+    def test_is_told_after_a_while_where_nothing_else_is(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("topoplan.launch.failure.PATIENCE_S", 1.0)
         hosts.does(LONG, two="echo 'RuntimeError: Connection closed by peer'; exit 1")
         ran = hosts.launch()
         assert ran.outcome.failure is not None
