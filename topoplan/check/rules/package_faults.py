@@ -93,7 +93,7 @@ def _of_version(fault: Fault, pin: _Pin) -> Finding:
         severity=severity,
         part=pin.part,
         line=pin.line,
-        what=f"{fault.package} {pin.version} is installed: {fault.when}: {fault.text}",
+        what=f"{fault.package} {pin.version} is installed here ({fault.when}): {fault.text}",
         why=fault.source,
         remedy=_remedy(fault),
     )
