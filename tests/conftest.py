@@ -4,6 +4,7 @@ what the SSH tests ran on."""
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -44,10 +45,25 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
+def _is_on_hosts(path: Path) -> bool:
+    return bool({path.stem, f"{path.parent.name}/{path.stem}"} & ON_HOSTS)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Reading in all other tests takes as long as some of these."""
+    skips = config.option.markexpr == "hosts" and collection_path.match("test_*.py")
+    return (skips and not _is_on_hosts(collection_path)) or None
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """More than there are cores, as most of their time is spent waiting."""
+    return (os.cpu_count() or 1) * 3 // 2 if config.option.markexpr == "hosts" else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if {item.path.stem, f"{item.path.parent.name}/{item.path.stem}"} & ON_HOSTS:
+        if _is_on_hosts(item.path):
             item.add_marker("hosts")
 
 

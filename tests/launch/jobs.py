@@ -194,8 +194,8 @@ def _end_late(process: subprocess.Popen[str]) -> None:
         process.kill()
 
 
-def hosts_of(bed: Bed, root: Path, **cluster: Any) -> Hosts:
-    """Directories, stand-ins and a bundle for the four hosts."""
+def hosts_of(bed: Bed, root: Path, *, gpus: int = 2, **cluster: Any) -> Hosts:
+    """Directories, stand-ins and a bundle for the four hosts, of one or two GPUs each."""
     known = []
     for name in NAMES:
         workdir, venv = root / name / "work", root / name / "venv"
@@ -212,11 +212,12 @@ def hosts_of(bed: Bed, root: Path, **cluster: Any) -> Hosts:
                 socket_interface="eth0",
             )
         )
-    size = {"name": f"bed-{bed.number}", "nodes": 4, "gpus_per_node": 2, "nvlink_domain_gpus": 2, "nics_per_node": 2}
+    size = {"nodes": 4, **dict.fromkeys(("gpus_per_node", "nvlink_domain_gpus", "nics_per_node"), gpus)}
     spec, plan = make_spec_and_plan(
-        cluster=replace(CLUSTER, **size, hosts=tuple(known), **cluster),
+        cluster=replace(CLUSTER, name=f"bed-{bed.number}", **size, hosts=tuple(known), **cluster),
         model=QWEN3_8B,
-        tp=2,
+        tp=gpus,
+        pp=1 if gpus > 1 else 4,
     )
     write_bundle(generate(spec, predict(spec, plan.layout)), root / "bundle")
     hosts = Hosts(bed=bed, root=root, bundle_dir=root / "bundle", state=root / "state")
