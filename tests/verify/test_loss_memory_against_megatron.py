@@ -48,11 +48,14 @@ def peak_bytes_per_logit(loss_of, mtp_layers: int = 0) -> float:
                 mtp_loss_scaling_factor=0.1,
                 calculate_per_token_loss=False,
                 config_logger_dir="",
+                use_mup=False,
             ),
             training=False,  # else it logs over the data-parallel group
             post_process=True,
             share_embeddings_and_output_weights=False,
             cp_group=None,
+            pg_collection=SimpleNamespace(cp=None),  # and _scale_logits: asked for by megatron-core 0.18
+            _scale_logits=lambda logits: logits,
             output_layer=lambda hidden_states, **keys: (torch.matmul(hidden_states, weight.t()), None),
             compute_language_model_loss=lambda labels, logits: loss_of(logits, labels.transpose(0, 1).contiguous()),
         )
@@ -71,6 +74,19 @@ def peak_bytes_per_logit(loss_of, mtp_layers: int = 0) -> float:
     return peak / (TOKENS * VOCABULARY)
 
 
+BF16_BYTES = 2
+
+
+def freed_before_the_main_loss(mtp_layers: int) -> int:
+    """Bytes a logit that newer versions of megatron-core no longer hold, without a fused cross entropy.
+
+    The loss of multi-token prediction is a function of its own there, and its last logits end with it.
+    """
+    from megatron.core.transformer import multi_token_prediction
+
+    return BF16_BYTES if mtp_layers and hasattr(multi_token_prediction, "process_mtp_loss") else 0
+
+
 def predicted(layout: Layout, mtp_layers: int) -> int:
     return sum(bytes_per_logit(layout)) + (mtp_bytes_per_logit(layout, mtp_layers)[0] if mtp_layers else 0)
 
@@ -83,7 +99,8 @@ def test_the_unfused_cross_entropy(one_rank, mtp_layers):
     from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 
     measured = peak_bytes_per_logit(vocab_parallel_cross_entropy, mtp_layers)
-    assert measured == pytest.approx(predicted(LAYOUT, mtp_layers), rel=0.02)
+    wanted = predicted(LAYOUT, mtp_layers) - freed_before_the_main_loss(mtp_layers)
+    assert measured == pytest.approx(wanted, rel=0.02)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
