@@ -25,6 +25,7 @@ VERIFY_MEGATRON_VENV ?= $(VENV)/verify-megatron
 VERIFY_MEGATRON_TORCH ?= torch==2.11.0
 VERIFY_MEGATRON_CONSTRAINTS ?= tests/verify/constraints-megatron.txt
 VERIFY_MEGATRON_TESTS = $(wildcard tests/verify/test_*megatron*.py tests/verify/test_*mcore_adapter*.py)
+VERIFY_SWIFT_TESTS = $(wildcard tests/verify/test_*swift*.py tests/verify/test_*mcore_bridge*.py)
 VERIFY_SWIFT_VENV ?= $(VENV)/verify-swift
 VERIFY_SWIFT_CONSTRAINTS ?= tests/verify/constraints-swift.txt
 VERIFY_TRINITY_VENV ?= $(VENV)/verify-trinity
@@ -89,7 +90,7 @@ verify-megatron: $(VERIFY_MEGATRON_VENV)/.installed  ## What is tested of Megatr
 	$(VERIFY_MEGATRON_VENV)/bin/python $(VERIFY_PYTEST) -n auto --maxprocesses 4 --dist loadfile $(VERIFY_MEGATRON_TESTS)
 
 verify-swift: $(VERIFY_SWIFT_VENV)/.installed  ## The same against ms-swift, in an environment of its own
-	$(VERIFY_SWIFT_VENV)/bin/python $(VERIFY_PYTEST) $(wildcard tests/verify/test_*swift*.py)
+	$(VERIFY_SWIFT_VENV)/bin/python $(VERIFY_PYTEST) $(VERIFY_SWIFT_TESTS)
 
 verify-trinity: $(VERIFY_TRINITY_VENV)/.installed  ## The same against Trinity-RFT, in an environment of its own
 	$(VERIFY_TRINITY_VENV)/bin/python $(VERIFY_PYTEST) $(wildcard tests/verify/test_*trinity*.py)
