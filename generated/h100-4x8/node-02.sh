@@ -78,12 +78,16 @@ for package, module, versions, why, pip in WANTED:
     except Exception:  # on the path, and not installed
         continue
     if not all(fits(have, clause) for clause in versions.split(",") if clause):
-        wrong.append("has %s %s, and this run wants %s: %s" % (package, have, versions, why))
-        wrong.append("pip install " + pip if module else "make the environment with another Python")
+        remedy = "pip install " + pip if module else "make the environment with another Python"
+        wrong.append("has %s %s, and this run wants %s: %s; %s" % (package, have, versions, why, remedy))
+said = []
 if lacks:
-    print("lacks %s; pip install %s, or activate the trainer's environment first" % (", ".join(lacks), " ".join(gives)))
-elif wrong and not os.environ.get("TOPOPLAN_ANY_VERSIONS"):
-    print("; ".join(wrong) + "; to start all the same, set TOPOPLAN_ANY_VERSIONS=1")
+    said.append("lacks " + ", ".join(lacks))
+    said.append("pip install %s, or activate the trainer's environment first" % " ".join(gives))
+if wrong and not os.environ.get("TOPOPLAN_ANY_VERSIONS"):
+    said += wrong
+    said.append("with other versions all the same: TOPOPLAN_ANY_VERSIONS=1")
+print("; ".join(said))
 PROGRAM
 )" || fail "$python does not run"
 [[ -z "$wrong" ]] || fail "$python $wrong"

@@ -39,7 +39,10 @@ def of_catalog(name: str, **layout: Any) -> tuple[Spec, Layout]:
 
 CASES = {
     "checkpoint-plan": (case(**DENSE), case(**DENSE, distributed_optimizer=False, overlap_param_gather=False)),
-    "interleaving-frees-early": (case(**DENSE, **PIPELINE), case(**DENSE, **{**PIPELINE, "vpp": 1})),
+    "interleaving-frees-early": (
+        case(**DENSE, **PIPELINE),
+        case(**DENSE, **{**PIPELINE, "micro_batch_size": 2, "gradient_accumulation_steps": 2}),
+    ),
     "expert-gradient-norm": (case(**EXPERTS, tp=2, dp=16, ep=4), case(**EXPERTS, tp=1, dp=32, ep=4)),
     "expert-gradients-mixed": (case(**EXPERTS, tp=2, dp=16, etp=1), case(**EXPERTS, tp=2, dp=16, etp=2)),
     "few-kv-heads": (of_catalog("Qwen/Qwen3-30B-A3B", tp=8), of_catalog("Qwen/Qwen3-30B-A3B", tp=4)),
@@ -83,10 +86,14 @@ def test_what_does_not_run_on_megatron_meets_none(backend: str) -> None:
         ({"save_strategy": "no"}, {"overlap_param_gather": True}, "stale-final-weights"),
         ({"save_strategy": "no"}, {"overlap_param_gather": False}, ""),
         ({"save_strategy": "steps"}, {"overlap_param_gather": True}, ""),
+        ({"save_hf_model": True}, {**EXPERTS, "tp": 2, "dp": 16, "ep": 4}, "expert-export"),
+        ({"save_hf_model": False}, {**EXPERTS, "tp": 2, "dp": 16, "ep": 4}, ""),
+        ({"save_hf_model": True}, {**EXPERTS, "tp": 2, "dp": 16, "etp": 2}, ""),
+        ({"save_hf_model": True}, {**EXPERTS, "tp": 1, "dp": 32, "ep": 4}, ""),
     ],
 )
 def test_keys_that_train_something_else_are_refused(keys: dict[str, Any], layout: dict[str, Any], name: str) -> None:
-    spec, asked = case(**DENSE, **layout, job={"trainer": keys})
+    spec, asked = case(**{**DENSE, **layout, "job": {"trainer": keys}})
     assert [fault.name for fault in faults_of_keys(spec, asked, keys)] == ([name] if name else [])
     if name:
         with pytest.raises(LayoutError, match=r"job\.trainer"):

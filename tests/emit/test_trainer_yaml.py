@@ -388,3 +388,12 @@ def test_token_prediction_is_asked_for_and_never_left_to_the_checkpoint() -> Non
     said = refused(model=DEEPSEEK, tp=1, ep=8, job={"trainer": {"mtp_num_layers": 1}})
     assert "mtp_num_layers is 1, and the plan was made for 0" in said
     assert "set job.mtp_num_layers and leave mtp_num_layers out" in said
+
+
+def test_hugging_face_weights_are_saved_where_the_adapter_can_export_them() -> None:
+    for layout, exports in (({"tp": 2, "dp": 16, "ep": 4}, False), ({"tp": 1, "dp": 32, "ep": 4}, True)):
+        files = trainer_file(*make_spec_and_plan(model=QWEN3_30B, **layout))
+        assert files.values["save_hf_model"] is exports
+        said = [one for one in files.warnings if "no Hugging Face weights are saved" in one]
+        assert len(said) == (not exports)
+        assert all("convert_checkpoint_to_hf" in one for one in said)

@@ -85,8 +85,19 @@ def check_keys(spec: Spec, layout: Layout) -> None:
         )
 
 
+def can_export(spec: Spec, layout: Layout) -> bool:
+    """Whether LLaMA-Factory's Megatron path can save Hugging Face weights beside its own."""
+    return not any(faults_of_keys(spec, layout, {"save_hf_model": True}))
+
+
 def _experts(spec: Spec) -> bool:
     return facts_of(spec.model).is_moe
+
+
+def _gathers_experts(spec: Spec, layout: Layout) -> bool:
+    """Whether the adapter exports experts by a way of its own: models/converter/model_converter.py,
+    _needs_moe_allgather."""
+    return spec.model.model_type in ("qwen3_vl_moe", "qwen3_5_moe") and layout.ep > 1
 
 
 def _few_kv_heads(spec: Spec, layout: Layout) -> bool:
@@ -130,11 +141,12 @@ FAULTS = (
         cure=">=0.18",
         level="stops",
         layout_key="vpp",
-        meets=lambda spec, layout: layout.vpp > 1,
+        # As many micro batches as stages are all warm-up, whose sends are waited for.
+        meets=lambda spec, layout: layout.vpp > 1 and layout.gradient_accumulation_steps > layout.pp,
         when="vpp > 1",
         what="{package} frees the output of a stage while it is being sent, which is NaN or a wrong loss wherever"
         " PyTorch does not happen to keep it",
-        remedy="take a layout with vpp 1",
+        remedy="take a layout with vpp 1, or overlap_p2p_comm: false with pp above 2",
         source="Megatron-LM PR 4047, issue 1586",
     ),
     Fault(
@@ -165,6 +177,20 @@ FAULTS = (
         " next forward pass",
         remedy="set overlap_param_gather: false, or save checkpoints",
         source="mcore_adapter 8eb27cc, trainer/trainer.py; 33 of 67 tensors differed in a run with dp 2",
+    ),
+    Fault(
+        name="expert-export",
+        package="mcore_adapter",
+        level="stops",
+        backends=("mca",),
+        keys={"save_hf_model": True},
+        mends=("save_hf_model", False),
+        layout_key="etp",
+        meets=lambda spec, layout: _experts(spec) and layout.etp != layout.tp and not _gathers_experts(spec, layout),
+        when="save_hf_model with experts and etp other than tp",
+        what="the first checkpoint ends in 'TypeError: gather_tensor_parallel() got an unexpected keyword argument'",
+        remedy="set save_hf_model: false and convert a checkpoint afterwards, or take a layout with etp equal to tp",
+        source="mcore_adapter 8eb27cc, models/converter/model_converter.py, _save_moe_hf_state_dict",
     ),
     Fault(
         name="expert-gradient-norm",

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from topoplan.backends.known_faults import can_export
 from topoplan.emit.trainer_facts import resumable
 from topoplan.emit.trainer_keys import missing_template, trainer_versions
 from topoplan.layout.layout import Layout
@@ -64,6 +65,13 @@ def _model_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
         yield (
             f"checkpoints are torch_dist where etp differs from tp, and {adapter} cannot resume a run from one: to go"
             " on from its weights, name it as model_name_or_path, with an output_dir of its own"
+        )
+    if not can_export(spec, layout):
+        yield (
+            f"no Hugging Face weights are saved, as {adapter} ends in a TypeError where it would export experts with"
+            " etp other than tp: afterwards, `python -c 'from mcore_adapter.models.converter.post_converter import"
+            ' convert_checkpoint_to_hf as convert; convert("CHECKPOINT", "OUT", low_mem=False)\'` makes them of a'
+            " checkpoint"
         )
     if model.model_type in _FUSED_EXPERTS and layout.ep > 1 and layout.etp > 1:
         # models/converter/model_converter.py, _convert_moe_weight_with_allgather.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from topoplan.backends.known_faults import can_export
 from topoplan.backends.mca import FP8_RECIPES, check_layout
 from topoplan.emit.llamafactory.data import PADDED, data_section
 from topoplan.emit.llamafactory.document import OUTPUT_TITLE, trainer_files
@@ -308,6 +309,7 @@ def _rope_fusion(model: Model, layout: Layout, *, local: bool) -> Entry:
 
 def _output_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Section:
     steps = training_steps(spec.job, user.get("max_steps"))
+    exports = can_export(spec, layout)
     entries = [
         Entry(key="save_strategy", value="steps"),
         Entry(key="save_steps", value=save_steps(steps)),
@@ -318,8 +320,10 @@ def _output_section(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> Sect
         ),
         Entry(
             key="save_hf_model",
-            value=True,
-            comment="Hugging Face weights too, for vLLM and the like",
+            value=exports,
+            comment="Hugging Face weights too, for vLLM and the like"
+            if exports
+            else "with this layout the export fails; README.md has another way",
         ),
         *_evaluation_entries(user, save_steps(steps)),
         Entry(key="logging_steps", value=1),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from topoplan.check.job.fewest_gpus import degree
+from topoplan.backends.known_faults import can_export
+from topoplan.check.job.fewest_gpus import degree, spec_and_layout
 from topoplan.check.job.values import flag, is_complete, value_of, whole
 from topoplan.check.read.setup import Configuration
 from topoplan.check.rules.edits import add, change, drop, set_to
@@ -170,7 +171,9 @@ def _speed(configuration: Configuration, model: Model | None) -> Iterator[Findin
             "cross_entropy_loss_fusion",
             f"cross_entropy_loss_fusion takes effect with tensor_model_parallel_size 1 alone, and it is {tp}",
         )
-    if is_complete(configuration) and not flag(configuration, "save_hf_model"):
+    asked = spec_and_layout(configuration, model) if model is not None else None
+    exports = asked is None or can_export(*asked)
+    if is_complete(configuration) and exports and not flag(configuration, "save_hf_model"):
         key = "save_hf_model"
         anchor = next(
             (name for name in ("output_dir", "model_name_or_path") if name in configuration.source.data), None
