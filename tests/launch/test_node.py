@@ -203,10 +203,12 @@ class TestAJob:
                 time.sleep(0.02 + 0.017 * batch)
                 process.send_signal(signal.SIGKILL)
         assert eventually(lambda: not under_way(bed, "alpha"), 30)
-        ran = [place for place in places if Path(place, "ran").exists()]
-        assert ran
+        recorded = [place for place in places if Path(place, ".topoplan", "started.json").exists()]
+        assert recorded
+        assert eventually(lambda: all(Path(place, "ran").exists() for place in recorded))
+        assert not [place for place in places if place not in recorded and Path(place, "ran").exists()]
         with connect(bed.target("alpha"), Access(), deadline_s=30) as other:
-            for place in ran:
+            for place in recorded:
                 assert node_state(other, place, deadline_s=WAIT_S).state == "running"
                 assert stop_node(other, place, grace_s=0, deadline_s=WAIT_S).left == ()
         assert not [line for line in bed.processes("alpha").values() if line.startswith("sleep 300")]

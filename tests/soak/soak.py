@@ -569,7 +569,9 @@ def lane(number: int, folder: Path, options: argparse.Namespace, work: Iterator[
             result = one_run(hosts, options.names, options.seed, index)
             results.append(result)
             if result.violations:
-                said = "\n".join(f"      {line[:200]}" for line in last_lines(hosts.root / "client.out"))
+                # The last one says what could not be stopped, and why.
+                *lines, end = last_lines(hosts.root / "client.out") or [""]
+                said = "\n".join(f"      {line}" for line in [*(line[:200] for line in lines), end[:3000]])
                 print(f"run {index} ({result.fault}):", *result.violations, sep="\n    ")
                 print(f"    the client's last lines:\n{said}", flush=True)
             elif len(results) % 20 == 0:

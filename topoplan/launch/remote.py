@@ -362,12 +362,13 @@ exit 1
 # Processes that may be of the job, which nobody can prove: they are of this user, were started after it, have the mark
 # of no other run, and hold a file of this one, a deleted one too, or a GPU. What the programs of clients hold
 # (`bash --norc -s`) and their children is not meant, this one's neither. What ends while it is looked at, or loses its
-# parent, shows neither mark nor parent: so each is looked at until it has the same parent twice.
+# parent, shows neither mark nor parent: so each is looked at until it has the same parent twice, and memory.
 _HOLDERS = """\
 is_looking() { [ "$1" = "$$" ] || [ "$(tr '\\0' ' ' <"/proc/$1/cmdline")" = 'bash --norc -s ' ]; }
 is_nobodys() {
     [ -O "$pid" ] && look_at "$pid" && [ "$life" != Z ] && [ "$ticks" -ge "$start" ] || return 1
-    ! is_looking "$pid" && ! is_looking "$its_parent" && ! grep -qsz '^TOPOPLAN_RUN=' "$pid/environ"
+    ! is_looking "$pid" && ! is_looking "$its_parent" && ! grep -qsz '^TOPOPLAN_RUN=' "$pid/environ" &&
+        read -r pages rest <"$pid/statm" && [ "$pages" != 0 ]
 }
 may_be() {
     before=
