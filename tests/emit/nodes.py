@@ -28,6 +28,18 @@ class Machine:
     """What a command starts with, to be run there."""
 
 
+def stand_in_trainer(folder: Path, launcher: str) -> dict[str, str]:
+    """What a node script looks for, in `folder`; of all that only the launcher does something.
+
+    Returns the environment in which it is found. The torch of the tests may be newer than the trainer takes.
+    """
+    for package in ("llamafactory", "mcore_adapter", "megatron", "megatron/core", "transformer_engine"):
+        (folder / package).mkdir(parents=True, exist_ok=True)
+        (folder / package / "__init__.py").touch()
+    (folder / "llamafactory" / "launcher.py").write_text(launcher)
+    return {"PYTHONPATH": str(folder), "TOPOPLAN_ANY_VERSIONS": "1"}
+
+
 @contextlib.contextmanager
 def namespaces() -> Iterator[tuple[Machine, Machine]]:
     """Two network namespaces with a cable between them. Raises OSError where they cannot be made."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.emit.nodes import Machine, Nodes, Started, nodes, two_machines, wait_until
+from tests.emit.nodes import Machine, Nodes, Started, nodes, stand_in_trainer, two_machines, wait_until
 from tests.emit.samples import CLUSTER, QWEN3_8B, make_layout, make_plan, make_spec_and_plan
 from tests.emit.test_torchrun import fill
 from topoplan.emit.bundle import generate
@@ -71,11 +71,6 @@ TORCHRUN_SETS = {
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Nodes]:
-    trainer = tmp_path / "trainer"
-    for package in ("llamafactory", "mcore_adapter", "megatron", "transformer_engine"):  # what a script may look for
-        (trainer / package).mkdir(parents=True)
-        (trainer / package / "__init__.py").touch()
-    (trainer / "llamafactory" / "launcher.py").write_text(LAUNCHER)
     with nodes(tmp_path / "run") as running:
         yield running
 
@@ -120,7 +115,8 @@ def start(running: Nodes, spec: Spec, machines: tuple[Machine, ...], bundle: Pat
     reports = bundle.parent / "reports"
     reports.mkdir()
     poison = dict.fromkeys([*HIJACKERS, "PET_NNODES", "TORCHELASTIC_RUN_ID"], "7")
-    env = poison | {"PYTHONPATH": str(running.folder.parent / "trainer"), "REPORTS": str(reports), "THEN": then}
+    trainer = stand_in_trainer(bundle.parent / "trainer", LAUNCHER)
+    env = poison | trainer | {"REPORTS": str(reports), "THEN": then}
     return [
         running.start(bundle / f"node-{node:02d}.sh", machine=machine, env=env) for node, machine in enumerate(machines)
     ]

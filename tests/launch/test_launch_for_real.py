@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.emit.nodes import stand_in_trainer
 from tests.launch.bed import Bed
 from tests.launch.jobs import LABELS, NAMES, SETTINGS, After, Hosts, hosts_of, wait_until
 from topoplan.launch.events import Event
@@ -49,21 +51,17 @@ def hosts(
     """A rank on each, or as many as are asked for."""
     made = hosts_of(four, tmp_path, gpus=getattr(request, "param", 1), cpu_cores=2)
     monkeypatch.setenv("XDG_STATE_HOME", str(made.state))
-    trainer = tmp_path / "trainer"
-    for package in ("llamafactory", "mcore_adapter", "megatron", "transformer_engine"):
-        (trainer / package).mkdir(parents=True)
-        (trainer / package / "__init__.py").touch()
-    (trainer / "llamafactory" / "launcher.py").write_text(LAUNCHER)
     return made
 
 
 def trains(hosts: Hosts, then: str, *, timeout_s: float = 600) -> None:
     """Real Pythons in the place of the stand-ins; ranks that have met wait so long for others."""
+    env = stand_in_trainer(hosts.root / "trainer", LAUNCHER)
+    env |= {"THEN": then, "TIMEOUT": str(timeout_s), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     for name in NAMES:
         python = hosts.root / name / "venv" / "bin" / "python"
         python.write_text(
-            f"#!/bin/bash\nexport THEN='{then}' TIMEOUT={timeout_s} PYTHONPATH='{hosts.root}/trainer'"
-            " OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1\n"
+            f"#!/bin/bash\nexport {shlex.join(f'{key}={value}' for key, value in env.items())}\n"
             f'exec {os.path.realpath(sys.prefix)}/bin/python "$@"\n'
         )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.emit.nodes import stand_in_trainer
 from tests.emit.samples import CLUSTER, ONE_NODE, make_spec_and_plan
 from tests.emit.test_torchrun import fill
 from tests.verify.slurm import CPUS, GPUS, Job, Slurm, own_slurm
@@ -279,11 +280,8 @@ def test_a_rank_that_dies_under_a_real_torchrun_ends_all_nodes(slurm: Slurm, tmp
     pytest.importorskip("torch")
     cluster = replace(CLUSTER, nodes=2, gpus_per_node=2, env={"GLOO_SOCKET_IFNAME": "lo"})
     bundle = Bundle(tmp_path, f'#!/bin/bash\nexec {shlex.quote(sys.executable)} "$@"\n', cluster=cluster, tp=2)
-    for name in ("llamafactory", "mcore_adapter", "megatron", "transformer_engine"):  # what the scripts look for
-        (bundle.path / name).mkdir()
-        (bundle.path / name / "__init__.py").touch()
-    (bundle.path / "llamafactory" / "launcher.py").write_text(LAUNCHER)
-    job = slurm.wait(slurm.submit(bundle.script, cwd=tmp_path, env=bundle.environment()), timeout_s=180)
+    env = stand_in_trainer(tmp_path / "trainer", LAUNCHER)
+    job = slurm.wait(slurm.submit(bundle.script, cwd=tmp_path, env=bundle.environment(**env)), timeout_s=180)
     assert [(bundle.probe / f"rank-{rank}/sum").read_text() for rank in range(4)] == ["6"] * 4, job.output
     assert (job.state, job.exit_code) == ("FAILED", "1:0"), job.output
     assert "task 1: Exited with exit code 1" in job.output
