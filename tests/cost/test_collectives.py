@@ -7,10 +7,7 @@ import pytest
 
 from tests.cost.samples import DENSE, spec_of
 from topoplan.cost.collectives import (
-    LOW_LATENCY,
-    NVLS_EFFICIENCY,
-    TCP_BYTES_PER_S,
-    TREE_EFFICIENCY,
+    TCP_SOCKETS,
     all_gather_s,
     all_reduce_s,
     all_to_all_s,
@@ -66,7 +63,7 @@ def test_nvswitches_add_up_from_hopper_on() -> None:
     group = Group(8, 1)
     nvls = nvls_way(H100, HOPPER)
     assert all_reduce_s(group, SIZE, H100, HOPPER) == pytest.approx(
-        nvls.start_s + SIZE / (NVLINK * NVLS_EFFICIENCY["hopper"])
+        nvls.start_s + SIZE / (NVLINK * HOPPER.nvls_efficiency)
     )
     ring = ring_way(group, A100, AMPERE)
     assert all_reduce_s(group, SIZE, A100, AMPERE) == pytest.approx(ring.seconds(2 * 7 / 8 * SIZE, passes=2))
@@ -89,12 +86,13 @@ def test_small_messages_over_many_nodes_take_trees_and_large_ones_rings() -> Non
     assert tree.network_hops_s == pytest.approx(6 * profile.hop_latency_s)
     assert ring.network_hops_s == pytest.approx(63 * profile.hop_latency_s)
     # Every node sends the tensor up and down, as in a ring.
-    assert tree.rate_bytes_per_s == pytest.approx(ring.rate_bytes_per_s / 2 * TREE_EFFICIENCY)
+    assert tree.rate_bytes_per_s == pytest.approx(ring.rate_bytes_per_s / 2 * profile.tree_efficiency)
 
 
 def test_tiny_messages_take_the_low_latency_protocol() -> None:
     ring = ring_way(Group(8, 1), H100, HOPPER)
-    assert ring.seconds(1e3) == pytest.approx(ring.latency_s(1, LOW_LATENCY) + 1e3 / (NVLINK * LOW_LATENCY.rate))
+    low = HOPPER.collective_latency_s + 7 * HOPPER.hop_latency_s * HOPPER.ll_hop_share
+    assert ring.seconds(1e3) == pytest.approx(low + 1e3 / (NVLINK * HOPPER.ll_efficiency))
     assert ring.seconds(1e9) == pytest.approx(ring.latency_s(1) + 1e9 / NVLINK)
 
 
@@ -106,8 +104,9 @@ def test_a_ring_over_nodes_pays_for_every_one_of_them() -> None:
 
 def test_tcp_is_slower_than_rdma() -> None:
     ethernet = replace(H100, fabric=replace(H100.fabric, kind="ethernet"))
-    assert rate(Group(4, 8), ethernet) == TCP_BYTES_PER_S
-    assert rate(Group(32, 1), ethernet) == 8 * TCP_BYTES_PER_S
+    tcp = TCP_SOCKETS * HOPPER.tcp_socket_bytes_per_s
+    assert rate(Group(4, 8), ethernet) == tcp
+    assert rate(Group(32, 1), ethernet) == 8 * tcp
     slow = replace(ethernet, nic_bytes_per_s=1.25e9)
     assert rate(Group(4, 8), slow) == pytest.approx(1.25e9 * HOPPER.network_efficiency)
     assert rate(Group(8, 1), ethernet) == rate(Group(8, 1))

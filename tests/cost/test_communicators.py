@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cost.samples import DENSE, MIXED, TIED, layout_of, memory_of, spec_of
-from topoplan.cost.communicators import communicators, communicators_bytes
+from topoplan.cost.communicators import Communicator, communicators, communicators_bytes
 from topoplan.cost.profile import profile_of
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
@@ -11,17 +11,20 @@ from topoplan.specs.spec import Spec
 MIB = 2**20
 
 
+def found(spec: Spec, layout: Layout) -> tuple[Communicator, ...]:
+    return communicators(layout, spec.model, spec.job, spec.cluster, profile_of(spec.cluster.gpu))
+
+
 def names(spec: Spec, layout: Layout) -> list[str]:
     return list(sizes_by_name(spec, layout))
 
 
 def sizes_by_name(spec: Spec, layout: Layout) -> dict[str, int]:
-    return {one.name: one.size for one in communicators(layout, spec.model, spec.job, spec.cluster)}
+    return {one.name: one.size for one in found(spec, layout)}
 
 
 def bytes_by_name(spec: Spec, layout: Layout) -> dict[str, int]:
-    found = communicators(layout, spec.model, spec.job, spec.cluster)
-    return {one.name: one.device_bytes for one in found}
+    return {one.name: one.device_bytes for one in found(spec, layout)}
 
 
 def test_only_groups_of_more_than_one_rank_have_a_communicator() -> None:
@@ -55,7 +58,7 @@ def test_single_sends_go_over_communicators_of_two_ranks() -> None:
 def test_they_add_up_and_are_what_the_card_has_beyond_the_context() -> None:
     spec = spec_of(MIXED)
     layout = layout_of(spec, tp=2, pp=2, ep=4)
-    total = communicators_bytes(layout, spec.model, spec.job, spec.cluster)
+    total = communicators_bytes(layout, spec.model, spec.job, spec.cluster, profile_of(spec.cluster.gpu))
     assert total == sum(bytes_by_name(spec, layout).values())
     memory = memory_of(spec, layout)
     context = profile_of(spec.cluster.gpu).context_bytes

@@ -11,10 +11,12 @@ from topoplan.cost.nccl_buffers import (
     NET_SEND_BYTES,
     P2P_RECEIVE_BYTES,
     P2P_SEND_BYTES,
+    Channels,
     Use,
     buffer_bytes,
     channels_of,
 )
+from topoplan.cost.profile import profile_of
 from topoplan.layout.placement import Span
 from topoplan.specs.cluster import Cluster, Fabric
 
@@ -43,7 +45,11 @@ def cluster_of(
 
 
 def bytes_of(cluster: Cluster, size: int, spread: Span, *uses: Use) -> int:
-    return buffer_bytes(size, spread, frozenset(uses), cluster)
+    return buffer_bytes(size, spread, frozenset(uses), cluster, profile_of(cluster.gpu))
+
+
+def channels(cluster: Cluster, size: int, spread: Span) -> Channels:
+    return channels_of(size, spread, cluster, profile_of(cluster.gpu))
 
 
 A100, H100, B200 = (cluster_of(name) for name in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb"))
@@ -57,7 +63,7 @@ def test_ends_of_a_connection_have_the_sizes_that_nccl_logs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "size", "spread", "channels", "source"),
+    ("cluster", "size", "spread", "collective", "source"),
     [
         (A100, 4, FOUR, 24, "NCCL issue 964: 12 MiB x 24 of its 544 MiB"),
         (H100, 8, EIGHT, 24, "NCCL issue 1259, H100 with NVSwitch: channels 00 to 23"),
@@ -70,23 +76,23 @@ def test_ends_of_a_connection_have_the_sizes_that_nccl_logs() -> None:
     ids=lambda value: value.split(",")[0] if isinstance(value, str) else "",
 )
 def test_channels_are_those_of_published_logs(
-    cluster: Cluster, size: int, spread: Span, channels: int, source: str
+    cluster: Cluster, size: int, spread: Span, collective: int, source: str
 ) -> None:
-    assert channels_of(size, spread, cluster).collective == channels, source
+    assert channels(cluster, size, spread).collective == collective, source
 
 
 def test_channels_of_send_and_receive_are_those_of_published_logs() -> None:
-    h800 = channels_of(8, EIGHT, cluster_of("h100-sxm-80gb", nvlink=200e9))
+    h800 = channels(cluster_of("h100-sxm-80gb", nvlink=200e9), 8, EIGHT)
     assert (h800.p2p, h800.per_peer) == (16, 16)  # NCCL issue 892
-    h100 = channels_of(8, EIGHT, H100)
+    h100 = channels(H100, 8, EIGHT)
     assert (h100.p2p, h100.per_peer) == (32, 32)  # NCCL issue 1685
-    h20 = channels_of(4, Span(2, 2, 2), cluster_of("h100-sxm-80gb", nodes=2))
+    h20 = channels(cluster_of("h100-sxm-80gb", nodes=2), 4, Span(2, 2, 2))
     assert (h20.p2p, h20.per_peer) == (8, 2)  # NCCL issue 1189
 
 
 def test_four_a100_take_what_was_measured_before_connections_were_made_on_demand() -> None:
     # NCCL issue 964: 544 MiB in a group of two, 688 MiB in one of three or four (rank 0, an end of the tree's chain).
-    pair, four = channels_of(2, TWO, A100), channels_of(4, FOUR, A100)
+    pair, four = channels(A100, 2, TWO), channels(A100, 4, FOUR)
     ring = pair.collective * PAIR
     assert ring + pair.p2p * SHARED_SLOT == 544 * MIB
     one_end_more = four.collective * PAIR // 2  # 6 MiB each way, since an A100 reads
@@ -105,13 +111,12 @@ def test_a_communicator_of_one_rank_has_the_tables_of_all_channels() -> None:
     one = cluster_of("rtx4090-24gb")
     alone = bytes_of(one, 1, Span(1, 1, 1), "small all-reduce")
     assert 0.75 * 484 * MIB < alone < 484 * MIB
-    assert channels_of(1, Span(1, 1, 1), one).p2p * SHARED_SLOT == 512 * MIB
+    assert channels(one, 1, Span(1, 1, 1)).p2p * SHARED_SLOT == 512 * MIB
 
 
 def test_a_ring_of_eight_gb200_takes_what_suspending_it_gives_back() -> None:
     # SGLang pull request 30908: 576 MiB a GPU, a communicator of 8 GB200; NVLink SHARP's tables are not suspended.
-    channels = channels_of(8, EIGHT, B200)
-    assert channels.collective * (PAIR + CHANNEL_BYTES) == 576 * MIB
+    assert channels(B200, 8, EIGHT).collective * (PAIR + CHANNEL_BYTES) == 576 * MIB
 
 
 def test_more_uses_take_more() -> None:

@@ -10,7 +10,6 @@ from tests.layout.clusters import cluster_of
 from topoplan.catalog import model
 from topoplan.cost.params import parameter_count
 from topoplan.cost.policy_update import (
-    DRIVER_BYTES,
     LOGITS_AT_PEAK,
     STEP_BYTES,
     PolicyUpdate,
@@ -104,7 +103,7 @@ def test_each_further_group_takes_nccl_buffers() -> None:
 
 
 def test_the_driver_keeps_a_part_of_the_card() -> None:
-    assert memory(PLAIN).capacity_bytes == 80 * 2**30 - DRIVER_BYTES
+    assert memory(PLAIN).capacity_bytes == 80 * 2**30 - profile_of(A100.gpu).driver_bytes
 
 
 def test_it_fits_up_to_the_card() -> None:

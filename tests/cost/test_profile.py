@@ -8,6 +8,7 @@ import pytest
 
 from tests.cost.samples import spec_of
 from topoplan import catalog
+from topoplan.catalog import profile_entries
 from topoplan.cost.profile import (
     BANDS,
     CONSTANTS,
@@ -16,12 +17,11 @@ from topoplan.cost.profile import (
     WIDEST,
     Profile,
     band_keys,
-    profile_entries,
     profile_notes,
     profile_of,
 )
-from topoplan.specs.forms import ProfileForm
 from topoplan.specs.profile import OwnProfile
+from topoplan.specs.profile_form import ProfileForm
 
 H100 = catalog.gpu("h100-sxm-80gb")
 KINDS = {"published", "fitted", "assumed"}

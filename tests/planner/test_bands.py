@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from topoplan.cost.profile import BANDS, WIDER_FOR_NONE, WIDEST, profile_entries
+from topoplan.catalog import profile_entries
+from topoplan.cost.profile import BANDS, WIDER_FOR_NONE, WIDEST
 from topoplan.planner.bands import NARROWEST, EarnedBand, earned_bands, profiles_text
 from topoplan.planner.measured import parse_runs, shipped_runs
 from topoplan.planner.validate import ALLOCATED, Figure, Validation, validate

@@ -1,6 +1,7 @@
 """The GPUs and models that topoplan knows, as data.
 
-`gpus.json` has the vendors' figures in the vendors' units; they become bytes, seconds and FLOP/s here. `models.json`
+`gpus.json` has the vendors' figures in the vendors' units; they become bytes, seconds and FLOP/s here. `profiles.json`
+has what is fitted or measured of each architecture (`cost/profile.py`), and is the list of architectures. `models.json`
 lists the names, and `models/<architecture>.json` holds the config.json fields that matter and the exact parameter count
 of the architecture that these names share. Each file is read when it is first needed, and once.
 """
@@ -101,6 +102,18 @@ def gpu_of_driver(name: str, memory_bytes: int | None) -> Gpu | None:
 def gpu_names() -> tuple[str, ...]:
     """Catalog names of the GPUs, in the order of `gpus.json`."""
     return tuple(_gpu_table())
+
+
+@lru_cache(maxsize=1)
+def profile_entries() -> Mapping[str, Mapping[str, Any]]:
+    """The entries of `profiles.json` by name: one an architecture, and one for cards that are unlike its others."""
+    entries: Mapping[str, Mapping[str, Any]] = _load("profiles.json")
+    return entries
+
+
+def architectures() -> tuple[str, ...]:
+    """The architectures that have a profile, the oldest first."""
+    return tuple(name for name, entry in profile_entries().items() if "cards" not in entry)
 
 
 class _Names:

@@ -27,16 +27,9 @@ from topoplan.layout.topology import local_ranks
 from topoplan.layout.traffic import Crossing, Traffic, traffic
 from topoplan.specs.cluster import Cluster
 
-TREE_EFFICIENCY = 0.92
-"""Rate of trees over that of rings on the same links; `graph/tuning.cc`, Tree with Simple."""
-NVLS_EFFICIENCY = {"hopper": 0.85 * 5 / 6, "blackwell": 0.74 * 5 / 6}
-"""Bytes all-reduced per second over a ring's bus bandwidth; `graph/tuning.cc`, nvlsEfficiency, and the ratio to
-algorithm bandwidth beside it. 262 GB/s on an H100, where nccl-tests measure 274."""
-NVLS_LATENCY_S = 14.6e-6
-"""What setting up costs over a ring: base latencies of 23 and 8.4 us in `graph/tuning.cc`."""
-TCP_BYTES_PER_S = 2 * 12.5e9 / 4
-"""TCP rate of one group over one NIC: NCCL's least number of channels is two, each with one thread and one socket, and
-a 100 Gb/s network takes four of those (NCCL user guide, NCCL_SOCKET_NTHREADS)."""
+TCP_SOCKETS = 2
+"""Of one group over one NIC: NCCL's least number of channels is two, each with one thread and one socket (NCCL user
+guide, NCCL_SOCKET_NTHREADS)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +45,12 @@ class Protocol:
 
 
 SIMPLE = Protocol(1.0, 1.0, 1.0)
-LOW_LATENCY = Protocol(0.25, 0.6 / 3.4, 2.7 / 14.0)
-"""LL with rings: hwLatencies and bandwidths in `graph/tuning.cc`. LL128 lies between the two, at rates and sizes that
-depend on the number of channels, and is left out."""
+
+
+@lru_cache(maxsize=64)
+def _protocols(profile: Profile) -> tuple[Protocol, ...]:
+    """Simple and LL, with rings. LL128 lies between, at rates and sizes that depend on the channels: left out."""
+    return SIMPLE, Protocol(profile.ll_efficiency, profile.ll_hop_share, profile.ll_network_hop_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ class Way:
     """Software of the steps of one pass between domains, with Simple."""
     network_s: float = 0.0
     """What the network itself takes of those."""
-    protocols: tuple[Protocol, ...] = (SIMPLE, LOW_LATENCY)
+    protocols: tuple[Protocol, ...] = (SIMPLE,)
 
     def latency_s(self, passes: int, protocol: Protocol = SIMPLE) -> float:
         """Seconds that no size makes less."""
@@ -94,7 +90,7 @@ def _between_bytes_per_s(crossings: Iterable[Crossing], members: int, cluster: C
     rate = _slowest(crossings, profile, profile.network_efficiency)
     if cluster.fabric.kind == "ethernet":
         nics = max(1.0, members * cluster.nics_per_node / cluster.gpus_per_node)
-        rate = min(rate, nics * TCP_BYTES_PER_S)
+        rate = min(rate, nics * TCP_SOCKETS * profile.tcp_socket_bytes_per_s)
     return rate
 
 
@@ -132,6 +128,7 @@ def ring_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
         hops_s=profile.hop_latency_s * (group.size - 1 - between),
         network_hops_s=profile.hop_latency_s * between,
         network_s=flows.latency_s * between,
+        protocols=_protocols(profile),
     )
 
 
@@ -140,20 +137,20 @@ def tree_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
     """Trees over a group of several domains; a pass is up or down. Inside domains NVLS, where there is, or chains."""
     flows = traffic(group, "tree", cluster)
     spread = _spread(group, flows, cluster)
-    rates = [TREE_EFFICIENCY * _between_bytes_per_s(flows.between, spread.members, cluster, profile)]
-    has_nvls = _has_nvls(cluster) and spread.members > 1
+    rates = [profile.tree_efficiency * _between_bytes_per_s(flows.between, spread.members, cluster, profile)]
+    has_nvls = _has_nvls(cluster, profile) and spread.members > 1
     if has_nvls:
         rates.append(_nvls_bytes_per_s(cluster, profile))
     elif flows.inside:
-        rates.append(TREE_EFFICIENCY * _inside_bytes_per_s(flows.inside, profile))
+        rates.append(profile.tree_efficiency * _inside_bytes_per_s(flows.inside, profile))
     steps = (spread.domains - 1).bit_length()
     return Way(
         rate_bytes_per_s=min(rates),
-        start_s=profile.collective_latency_s + (NVLS_LATENCY_S if has_nvls else 0.0),
+        start_s=profile.collective_latency_s + (profile.nvls_latency_s if has_nvls else 0.0),
         hops_s=0.0 if has_nvls else profile.hop_latency_s * (spread.largest - 1),
         network_hops_s=profile.hop_latency_s * steps,
         network_s=flows.latency_s * steps,
-        protocols=(SIMPLE,) if has_nvls else (SIMPLE, LOW_LATENCY),
+        protocols=(SIMPLE,) if has_nvls else _protocols(profile),
     )
 
 
@@ -161,16 +158,16 @@ def tree_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
 def nvls_way(cluster: Cluster, profile: Profile) -> Way:
     """NVSwitches that add up and multicast, inside one domain."""
     rate = _nvls_bytes_per_s(cluster, profile)
-    return Way(rate, start_s=profile.collective_latency_s + NVLS_LATENCY_S, protocols=(SIMPLE,))
+    return Way(rate, start_s=profile.collective_latency_s + profile.nvls_latency_s)
 
 
-def _has_nvls(cluster: Cluster) -> bool:
-    return bool(cluster.nvlink_bytes_per_s) and cluster.gpu.architecture in NVLS_EFFICIENCY
+def _has_nvls(cluster: Cluster, profile: Profile) -> bool:
+    return cluster.nvlink_bytes_per_s > 0 and profile.nvls_efficiency > 0
 
 
 def _nvls_bytes_per_s(cluster: Cluster, profile: Profile) -> float:
     """Bytes that NVSwitches all-reduce in a second for each member."""
-    return cluster.nvlink_bytes_per_s * profile.nvlink_efficiency * NVLS_EFFICIENCY[cluster.gpu.architecture]
+    return cluster.nvlink_bytes_per_s * profile.nvlink_efficiency * profile.nvls_efficiency
 
 
 def all_gather_s(group: Group, total_bytes: float, cluster: Cluster, profile: Profile) -> float:
@@ -189,7 +186,7 @@ def all_reduce_s(group: Group, total_bytes: float, cluster: Cluster, profile: Pr
     seconds = ring.seconds(moved_bytes, passes=2)
     if traffic(group, "ring", cluster).between:
         return min(seconds, tree_way(group, cluster, profile).seconds(total_bytes, passes=2))
-    if _has_nvls(cluster):
+    if _has_nvls(cluster, profile):
         return min(seconds, nvls_way(cluster, profile).seconds(total_bytes))
     return seconds
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from topoplan.cost.dispatch import dispatcher_of
 from topoplan.cost.nccl_buffers import Use, buffer_bytes
+from topoplan.cost.profile import Profile
 from topoplan.cost.shard import shard_of
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.layout.placement import Group, group, span
@@ -41,26 +42,28 @@ class _Member:
     uses: frozenset[Use]
 
 
-def communicators(layout: Layout, model: Model, job: Job, cluster: Cluster) -> tuple[Communicator, ...]:
+def communicators(
+    layout: Layout, model: Model, job: Job, cluster: Cluster, profile: Profile
+) -> tuple[Communicator, ...]:
     """Communicators of a rank: the world, and every group of more than one.
 
     Left out: groups used for checkpoints or logging alone, what a trainer adds of its own, and the buffers of the flex
     dispatcher, which DeepEP allocates beside NCCL.
     """
     is_flex = layout.ep > 1 and dispatcher_of(shard_of(layout, job), cluster) == "flex"
-    return _communicators(_grid(layout), _shared_embedding(layout, model, job), cluster, is_flex)
+    return _communicators(_grid(layout), _shared_embedding(layout, model, job), cluster, profile, is_flex)
 
 
 @lru_cache(maxsize=1 << 14)
 def _communicators(
-    grid: Layout, embedding: tuple[int, ...], cluster: Cluster, is_flex: bool
+    grid: Layout, embedding: tuple[int, ...], cluster: Cluster, profile: Profile, is_flex: bool
 ) -> tuple[Communicator, ...]:
     domain = local_ranks(cluster)
     return tuple(
         Communicator(
             member.name,
             member.shape.size,
-            buffer_bytes(member.shape.size, span(member.shape, domain), member.uses, cluster),
+            buffer_bytes(member.shape.size, span(member.shape, domain), member.uses, cluster, profile),
         )
         for member in _members(grid, embedding, is_flex=is_flex)
     )
@@ -82,9 +85,9 @@ def _grid(layout: Layout) -> Layout:
     )
 
 
-def communicators_bytes(layout: Layout, model: Model, job: Job, cluster: Cluster) -> int:
+def communicators_bytes(layout: Layout, model: Model, job: Job, cluster: Cluster, profile: Profile) -> int:
     """Device memory of all communicators of a rank."""
-    return sum([one.device_bytes for one in communicators(layout, model, job, cluster)])
+    return sum([one.device_bytes for one in communicators(layout, model, job, cluster, profile)])
 
 
 def embedding_ranks(model: Model, job: Job, layout: Layout) -> tuple[int, ...]:

@@ -27,6 +27,8 @@ from topoplan.specs.model import Attention, LatentAttention, Layer, LinearAttent
 Part = Literal["gemm", "attention", "elementwise", "tp_comm", "cp_comm", "ep_comm"]
 PARTS: tuple[Part, ...] = ("gemm", "attention", "elementwise", "tp_comm", "cp_comm", "ep_comm")
 BF16 = 2
+HEAD_DIM = 128
+"""Width of the heads that the profile's rates of attention are of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,8 @@ def gemm_s(
     # The library picks a smaller tile where it fills the card better; smaller tiles reread more operands.
     for tile_height, tile_width, penalty in (
         (height, width, 1.0),
-        (height, width // 2, 0.93),
-        (height // 2, width // 2, 0.8),
+        (height, width // 2, profile.half_tile_efficiency),
+        (height // 2, width // 2, profile.quarter_tile_efficiency),
     ):
         tiles = ceil(rows / tile_height) * ceil(columns / tile_width) * count
         waves = max(1.0, tiles / gpu.sm_count)
@@ -269,8 +271,8 @@ def core_attention(build: Builder, heads: float, kv_heads: float, key_dim: int, 
         return
     flops = 2.0 * shard.tokens * attended_tokens(shard.seq_len, window) * heads * (key_dim + value_dim)
     # The softmax costs the same for every score, so a narrow head spends a larger share of its time on it.
-    width = (key_dim + value_dim) / 2
-    narrow = width / (width + 32) * (128 + 32) / 128
+    width, softmax = (key_dim + value_dim) / 2, profile.attention_softmax_width
+    narrow = width / (width + softmax) * (HEAD_DIM + softmax) / HEAD_DIM
     rate = gpu.fp16_flops * narrow
     forward = profile.kernel_launch_s + flops / (rate * profile.attention_forward_efficiency)
     backward = profile.kernel_launch_s + 2.5 * flops / (rate * profile.attention_backward_efficiency)
@@ -355,7 +357,8 @@ def linear_attention(build: Builder, attention: LinearAttention) -> None:
     # Chunked delta rule (arXiv 2412.06464, section 3): products within a chunk of 64 tokens and with the state.
     chunk, key_dim, value_dim = 64, attention.key_head_dim, attention.value_head_dim
     flops = 2.0 * shard.tokens * heads * (3 * chunk * (key_dim + value_dim) / 2 + 3 * key_dim * value_dim)
-    forward = 4 * profile.kernel_launch_s + flops / (gpu.fp16_flops * profile.attention_forward_efficiency / 2)
+    rate = gpu.fp16_flops * profile.attention_forward_efficiency * profile.delta_rule_share
+    forward = 4 * profile.kernel_launch_s + flops / rate
     build.operators.append(Operator("gated delta rule", "attention", forward, 2.5 * forward, ("core_attn",)))
     build.linear("out_proj", shard.tokens, hidden, value)
     build.tensor_parallel("attention collectives", dgrad + wgrad)
@@ -380,11 +383,14 @@ def _moe(build: Builder, moe: Moe) -> None:
     first = width * (2 if moe.gated else 1)
     experts = moe.experts / shard.ep
     build.norm("pre_mlp_layernorm", local * hidden, ("layernorm",))
-    router = 2.0 * local * hidden * moe.experts / (build.gpu.fp16_flops * build.profile.gemm_efficiency / 4)
+    cluster, profile = build.cluster, build.profile
+    rate = build.gpu.fp16_flops * profile.gemm_efficiency * profile.router_gemm_share
+    router = 2.0 * local * hidden * moe.experts / rate
     gradients = 2 if shard.adapters is None else 1
     build.operators.append(Operator("router", "gemm", router, gradients * router, by))
-    build.elementwise("top-k, maps", 24 * local * moe.experts, 24 * local * moe.experts, kernels=12, by=by)
-    dispatcher = dispatcher_of(shard, build.cluster)
+    maps = profile.router_bytes * local * moe.experts
+    build.elementwise("top-k, maps", maps, maps, kernels=profile.router_kernels, by=by)
+    dispatcher = dispatcher_of(shard, cluster)
     if dispatcher == "flex":
         # Its kernels take tokens as they are and bring one to each rank: permuted to experts and back there.
         permuted, kernels = BF16 * hidden * (3 * routed + flex_copies(moe, shard)), 2
@@ -409,7 +415,6 @@ def _moe(build: Builder, moe: Moe) -> None:
         )
         build.linear("shared_experts.linear_fc2", shard.tokens, hidden, shared, by=shared_by)
         build.tensor_parallel("shared expert collectives", dgrad + wgrad, shared_by)
-    cluster, profile = build.cluster, build.profile
     # Dispatch and combine, and their mirror images backward; nothing hides them, and the busiest rank is last.
     if dispatcher == "flex":
         # One group of both grids, so that no collectives of ETP are left.

@@ -20,14 +20,6 @@ from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 
-FRAGMENTATION = 0.03
-"""Reserved over allocated, less one, when every micro batch allocates the same sizes in the same order."""
-IRREGULAR_FRAGMENTATION = 0.06
-"""The same when several micro batches are in flight, or experts get other numbers of tokens each time.
-
-Both: medians over the ranks of the six B200 runs published with SimuMax 1.2, without expandable segments. How much
-expandable segments would take off was not measured; nothing is taken off."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
@@ -147,10 +139,10 @@ def stage_memory(
     )
 
 
-def fragmentation(model: Model, layout: Layout) -> float:
+def fragmentation(model: Model, layout: Layout, profile: Profile) -> float:
     """What torch's allocator holds beyond live tensors, as a share of them."""
     irregular = layout.pp > 1 or facts_of(model).is_moe
-    return IRREGULAR_FRAGMENTATION if irregular else FRAGMENTATION
+    return profile.irregular_fragmentation if irregular else profile.fragmentation
 
 
 def margin_bytes(model: Model, job: Job, cluster: Cluster, profile: Profile, device_bytes: float) -> float:
@@ -188,12 +180,13 @@ def shape_states(
     """The states of a layout: of every pipeline stage, or only of those that can need most."""
     ranks = range(layout.pp) if all_stages else distinct_ranks(model, job, layout)
     without, with_it = (
-        profile.context_bytes + communicators_bytes(changed(layout, sequence_parallel=switch), model, job, cluster)
+        profile.context_bytes
+        + communicators_bytes(changed(layout, sequence_parallel=switch), model, job, cluster, profile)
         for switch in (False, True)
     )
     return ShapeStates(
         stages=stage_states(model, job, layout, traits, profile, ranks),
-        fragmentation=fragmentation(model, layout),
+        fragmentation=fragmentation(model, layout, profile),
         beside_bytes=(without, with_it),
     )
 

@@ -3,7 +3,7 @@
 Formulas and defaults are those of NCCL 2.27; 2.22 to 2.30 differ in details. A communicator takes some memory for every
 channel as it is created, and buffers for a connection as the first operation needs it (NCCL 2.22 and later with cuMem,
 `group.cc::ncclCollPreconnectFunc`; `init.cc`, NCCL_RUNTIME_CONNECT). An algorithm connects all channels of the
-communicator, however small its first message is.
+communicator, however small its first message is. What NCCL has by architecture is in the profile.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from topoplan.cost.profile import Profile
 from topoplan.layout.placement import Span
 from topoplan.specs.cluster import Cluster
 
@@ -61,28 +62,6 @@ MOST_CHANNELS = 64
 """`include/device.h`, MAXCHANNELS; rings are searched for up to half of it."""
 PCIE_CHANNELS = 2
 """Without NVLink: one ring, twice."""
-_LINKS_GB_PER_S = {
-    "volta": (25, 20.0),
-    "ampere": (25, 20.0),
-    "ada": (25, 20.0),
-    "hopper": (25, 20.6),
-    "blackwell": (50, 40.1),
-}
-"""Architecture -> (rate of one NVLink, what NCCL counts it as): `graph/topo.h`, SM70_NVLINK_BW to SM100_NVLINK_BW."""
-_OLD_INSIDE = (40.0, 30.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0)
-_OLD_BETWEEN = (48.0, 30.0, 28.0, 24.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.4, 1.2)
-_HOPPER_INSIDE = (60.0, 50.0, 40.0, 30.0, 24.0, 20.0, 15.0, 12.0, 11.0, 6.0, 3.0)
-_HOPPER_BETWEEN = (48.0, 45.0, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5, 15.0, 12.0, 6.0, 3.0, 2.4, 1.2)
-_BLACKWELL_INSIDE = (90.0, 80.0, 70.0, 60.0, 50.0, 40.0, 30.0, 24.0, 20.0, 19.0, 18.0)
-_BLACKWELL_BETWEEN = (96.0, 48.0, 45.1, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5, 15.0, 12.0, 6.0, 3.0, 2.4, 1.2)
-_SPEEDS_GB_PER_S = {
-    "hopper": (_HOPPER_INSIDE, _HOPPER_BETWEEN),
-    "blackwell": (_BLACKWELL_INSIDE, _BLACKWELL_BETWEEN),
-}
-"""Rates of one ring that the search tries, inside a domain and between: `graph/search.cc`, speedArrayIntra to
-sm100SpeedArrayInter."""
-
-
 _SLOWEST = 0.49
 """The search stops at rates below this part of the best so far; `graph/search.cc::ncclTopoCompute`."""
 
@@ -102,7 +81,7 @@ class Channels:
 
 
 @lru_cache(maxsize=4096)
-def channels_of(size: int, spread: Span, cluster: Cluster) -> Channels:
+def channels_of(size: int, spread: Span, cluster: Cluster, profile: Profile) -> Channels:
     """How many channels NCCL opens for a communicator of `size` ranks.
 
     Source: `graph/search.cc::ncclTopoCompute` and `ncclTopoDupChannels`, `graph/connect.cc::ncclTopoPostset`,
@@ -111,11 +90,10 @@ def channels_of(size: int, spread: Span, cluster: Cluster) -> Channels:
     """
     if size == 1:
         return Channels(MOST_CHANNELS, 0, MOST_CHANNELS, 0)
-    collective = _ring_channels(spread, cluster)
-    nvls = _nvls_channels(spread, cluster)
+    collective = _ring_channels(spread, cluster, profile)
+    nvls = _nvls_channels(spread, cluster, profile)
     collective = max(collective, nvls)
-    links_gb_per_s, _ = _LINKS_GB_PER_S[cluster.gpu.architecture]
-    nvlinks = int(cluster.nvlink_bytes_per_s / 1e9 / links_gb_per_s)
+    nvlinks = int(cluster.nvlink_bytes_per_s / 1e9 / profile.nvlink_gb_per_s)
     per_peer = min(collective, 2 * max(1, nvlinks))
     if spread.domains > 1:
         # Two for a NIC, fewer where there are many peers, but one at least for each NIC of a GPU.
@@ -132,15 +110,12 @@ def _nics(members: int, cluster: Cluster) -> int:
     return max(1, members * cluster.nics_per_node // cluster.gpus_per_node)
 
 
-def _ring_channels(spread: Span, cluster: Cluster) -> int:
+def _ring_channels(spread: Span, cluster: Cluster, profile: Profile) -> int:
     """Rings that the links carry at the best rate, doubled once or twice."""
     has_nvlink = cluster.nvlink_bytes_per_s > 0
     if spread.largest > 1 and not has_nvlink:
         return PCIE_CHANNELS
-    architecture = cluster.gpu.architecture
-    inside_speeds, between_speeds = _SPEEDS_GB_PER_S.get(architecture, (_OLD_INSIDE, _OLD_BETWEEN))
-    link, counted = _LINKS_GB_PER_S[architecture]
-    inside = cluster.nvlink_bytes_per_s / 1e9 * counted / link
+    inside = cluster.nvlink_bytes_per_s / 1e9 * profile.nccl_nvlink_gb_per_s / profile.nvlink_gb_per_s
     nics, nic = _nics(spread.members, cluster), cluster.nic_bytes_per_s / 1e9
 
     def rings_at(speed: float) -> int:
@@ -149,34 +124,33 @@ def _ring_channels(spread: Span, cluster: Cluster) -> int:
 
     most = MOST_CHANNELS // 2
     rings, speed = 0, 0.0
-    for slower in inside_speeds if spread.domains == 1 else between_speeds:
+    for slower in profile.nccl_inside_gb_per_s if spread.domains == 1 else profile.nccl_between_gb_per_s:
         # Twice as many rings of half the rate are not looked for.
         if rings and slower <= _SLOWEST * speed:
             break
         if (more := rings_at(slower)) * slower > rings * speed:
             rings, speed = more, slower
     rings = max(1, rings)
-    is_narrow = architecture in ("ada", "hopper", "blackwell") and speed < 50 and rings > 4
-    if speed >= 25 and not is_narrow:
+    is_narrow = speed < 50 and rings > 4
+    if speed >= 25 and (not is_narrow or profile.nccl_doubles_narrow_rings):
         rings = min(most, 2 * rings)
     return 2 * rings
 
 
-def _nvls_channels(spread: Span, cluster: Cluster) -> int:
-    """NVLink SHARP: NVSwitches from Hopper on, more than two ranks in a domain."""
+def _nvls_channels(spread: Span, cluster: Cluster, profile: Profile) -> int:
+    """NVLink SHARP wants more than two ranks in a domain."""
     if not cluster.nvlink_bytes_per_s or spread.largest <= 2:
         return 0
-    blackwell = 24 if spread.domains == 1 else 32
-    return {"hopper": 16, "blackwell": blackwell}.get(cluster.gpu.architecture, 0)
+    return profile.nvls_inside_channels if spread.domains == 1 else profile.nvls_between_channels
 
 
 @lru_cache(maxsize=1 << 14)
-def buffer_bytes(size: int, spread: Span, uses: frozenset[Use], cluster: Cluster) -> int:
+def buffer_bytes(size: int, spread: Span, uses: frozenset[Use], cluster: Cluster, profile: Profile) -> int:
     """Device memory of the rank that needs most for a communicator of `size` ranks, with the operations it is used for.
 
     Between nodes without RDMA (plain TCP) the buffers are in host memory.
     """
-    channels = channels_of(size, spread, cluster)
+    channels = channels_of(size, spread, cluster, profile)
     total = COMMUNICATOR_BYTES + CHANNEL_BYTES * max(channels.collective, channels.p2p)
     if channels.nvls:
         # nvlsDevPeers of each channel, and the credits (`channel.cc::initNvlsChannel`, `transport/nvls.cc`).

@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from topoplan.cost.memory import FRAGMENTATION
 from topoplan.cost.nccl_buffers import Use, buffer_bytes
 from topoplan.cost.params import embedding_tensors, head_tensors, layer_tensors, parameter_count
 from topoplan.cost.profile import Profile
@@ -58,12 +57,6 @@ STEP_BYTES = 20
 the second moment (`torch/optim/adam.py::_multi_tensor_adam`)."""
 SAVED_BYTES = 12
 """A parameter and its moments, while a checkpoint is written: gradients are set to None after the update."""
-EXPANDABLE_FRAGMENTATION = 0.01
-"""Reserved over allocated, less one, with expandable segments: rounding to 512 bytes and 2 MiB, and pages that another
-stream holds. Assumed; without them it is `cost/memory.py`'s FRAGMENTATION, or a stranded block where that is more."""
-DRIVER_BYTES = 768 * 2**20
-"""What nvidia-smi's total has over what CUDA lets a process use: 80 GiB less the 79.25 GiB that PyTorch reports as the
-capacity of an A100 80 GB (39.50 of 40 GiB, and 79.10 of the H100's 79.65, are as near)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,15 +132,15 @@ def update_memory(model: Model, cluster: Cluster, profile: Profile, update: Poli
     }
     peak = max(moments.values())
     if update.expandable_segments:
-        stranded = EXPANDABLE_FRAGMENTATION * peak
+        stranded = profile.expandable_fragmentation * peak
     else:
         with_block = moments["gradient of the logits"] + STRANDED_LOGITS * logits
-        stranded = max(FRAGMENTATION * peak, with_block - peak)
+        stranded = max(profile.fragmentation * peak, with_block - peak)
     return UpdateMemory(
         moments_bytes=moments,
         stranded_bytes=stranded,
-        context_bytes=profile.context_bytes + _communicators_bytes(cluster, update),
-        capacity_bytes=cluster.gpu.memory_bytes - DRIVER_BYTES,
+        context_bytes=profile.context_bytes + _communicators_bytes(cluster, profile, update),
+        capacity_bytes=cluster.gpu.memory_bytes - profile.driver_bytes,
         host_bytes=STATES_BYTES * parameter_count(model) / update.gpus if update.offload else 0.0,
     )
 
@@ -234,7 +227,7 @@ def _mlp_width(layer: Layer) -> int:
     return layer.ffn.intermediate_size
 
 
-def _communicators_bytes(cluster: Cluster, update: PolicyUpdate) -> int:
+def _communicators_bytes(cluster: Cluster, profile: Profile, update: PolicyUpdate) -> int:
     """Buffers of FSDP's group, of Ulysses' all-to-all, and of the pair that sends weights to the explorer.
 
     Source: `fsdp_workers.py`, the device meshes and setup_weight_sync_group; verl `utils/ulysses.py`.
@@ -242,7 +235,7 @@ def _communicators_bytes(cluster: Cluster, update: PolicyUpdate) -> int:
     domain = local_ranks(cluster)
 
     def of(size: int, *uses: Use) -> int:
-        return buffer_bytes(size, span(Group(size, 1), domain), frozenset(uses), cluster)
+        return buffer_bytes(size, span(Group(size, 1), domain), frozenset(uses), cluster, profile)
 
     total = of(update.gpus, "gather", "small all-reduce") + of(2, "gather")
     if update.ulysses > 1:

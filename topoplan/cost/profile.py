@@ -7,14 +7,12 @@ runs of that entry.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from importlib import resources
 from typing import Any
 
-from topoplan.catalog import gpu_names
+from topoplan.catalog import gpu_names, profile_entries
 from topoplan.layout.rules import facts_of
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.job import Job
@@ -54,76 +52,99 @@ class Origin:
     """Where one number of a profile comes from, for `topoplan profile`."""
 
     kind: str
-    """measured (by the user), published, fitted (on step times), assumed, kin (another entry's), or earned (a band)."""
+    """measured (by the user), published, fitted (on published runs), assumed, kin (another's) or earned (a band)."""
     source: str
     kin: str = ""
     """The entry that the number, or the band that it is widened from, was taken from."""
+    kind_of_kin: str = ""
+    """What the number is there."""
     figures: int = 0
     """Of a band: measured figures that grade it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Profile:
-    """Efficiencies and overheads of one GPU architecture. Fractions are of the vendor's peak.
+    """Efficiencies and overheads of one GPU architecture: the constants and bands of `specs/profile_form.py`.
 
-    Compared and hashed by identity; there is one object a GPU (and file of a user's own).
+    What each means stands there. Fractions are of the vendor's peak where it does not say of what; units are in the
+    names. Compared and hashed by identity; there is one object a GPU (and file of a user's own).
     """
 
     name: str
     """The entry that the constants are of."""
+
+    # Kernels
     gemm_efficiency: float
-    """Of the dense peak, for a GEMM large enough that tiles and waves do not matter."""
     grouped_gemm_efficiency: float
-    """The same for the experts' grouped GEMMs."""
     fp8_gemm_efficiency: float
-    """The same in fp8, of the fp8 peak, with the casts' own time counted apart."""
-    attention_forward_efficiency: float
-    """Of the bf16 peak, FlashAttention forward, causal, long sequences."""
-    attention_backward_efficiency: float
-    flash_attention: bool
-    """Whether a flash attention kernel exists: FlashAttention 2 and cuDNN's start with Ampere."""
-    memory_efficiency: float
-    """Of the memory bandwidth, for elementwise kernels."""
-    nvlink_efficiency: float
-    """Bus bandwidth of large NCCL collectives inside the NVLink domain, of the one-way NVLink rate."""
-    pcie_efficiency: float
-    """The same over PCIe inside a node, where no link between CPU sockets is in the way."""
-    network_efficiency: float
-    """The same between nodes, of the NICs' one-way rate."""
-    collective_latency_s: float
-    """Fixed cost of one collective inside a node."""
-    hop_latency_s: float
-    """Further cost for each member of its ring beyond the first."""
-    tp_overlap: float
-    """Share of backward's tensor-parallel collectives that really runs beside GEMMs."""
-    step_overhead_s: float
-    """Host work of one step that no kernel hides: data, gradient norm, logging."""
-    kernel_launch_s: float
-    """Floor of one kernel: launch and drain."""
     gemm_tile: tuple[int, int]
-    """Output tile of one streaming multiprocessor's GEMM step, rows by columns."""
+    half_tile_efficiency: float
+    quarter_tile_efficiency: float
     gemm_prologue: int
-    """K extent that a tile's prologue and epilogue cost, in elements of K."""
+    memory_efficiency: float
+    kernel_launch_s: float
+    router_gemm_share: float
+    router_bytes: int
+    router_kernels: int
+    # Attention
+    flash_attention: bool
+    attention_forward_efficiency: float
+    attention_backward_efficiency: float
+    attention_softmax_width: int
+    delta_rule_share: float
+    # Links and collectives
+    nvlink_efficiency: float
+    pcie_efficiency: float
+    network_efficiency: float
+    tcp_socket_bytes_per_s: float
+    collective_latency_s: float
+    hop_latency_s: float
+    tree_efficiency: float
+    nvls_efficiency: float
+    nvls_latency_s: float
+    ll_efficiency: float
+    ll_hop_share: float
+    ll_network_hop_share: float
+    tp_overlap: float
+    overlap_interference: float
+    # NCCL's channels
+    nvlink_gb_per_s: float
+    nccl_nvlink_gb_per_s: float
+    nccl_inside_gb_per_s: tuple[float, ...]
+    nccl_between_gb_per_s: tuple[float, ...]
+    nccl_doubles_narrow_rings: bool
+    nvls_inside_channels: int
+    nvls_between_channels: int
+    # Eager PyTorch
+    eager_gemm_share: float
+    eager_memory_share: float
+    eager_launch_s: float
+    eager_router_kernels: int
+    flash2_flops_per_sm: float
+    nf4_unpack_share: float
+    zero3_hook_s: float
+    zero3_layer_modules: int
+    # Host
+    step_overhead_s: float
+    host_adam_bytes_per_s: float
+    # Device memory
     cublas_workspace_bytes: int
-    """One cuBLAS workspace; PyTorch and Transformer Engine hold one each, grouped GEMMs four more."""
     context_bytes: int
-    """CUDA context and loaded kernels: device memory that torch does not see."""
+    driver_bytes: int
+    fragmentation: float
+    irregular_fragmentation: float
+    sharded_fragmentation: float
+    expandable_fragmentation: float
+    # Error bands: half widths around a prediction, as fractions; that of memory is what `fits` leaves free by default
     memory_band: float
-    """Half width of the interval that measured memory fell in, as a fraction; what `fits` leaves free by default."""
     moe_memory_band: float
-    """The same for a mixture of experts, whose busiest rank gets more tokens than the average."""
     adapter_memory_band: float
-    """The same for adapters on Megatron-core, of any model."""
     time_band: float
-    """The same as memory_band for the step time of a dense model in bf16."""
     moe_time_band: float
-    """The same for a mixture of experts, in any precision."""
     eight_bit_time_band: float
-    """The same for a dense model in fp8 and below."""
     sharded_memory_band: float
-    """The same as memory_band for ddp, deepspeed and fsdp2, of any model."""
     sharded_time_band: float
-    """The same as time_band for ddp, deepspeed and fsdp2, of any model and precision."""
+
     kin: str
     """The entry that bands are widened from where few runs were measured; empty for the one at the root."""
     date: str
@@ -138,14 +159,6 @@ CONSTANTS = tuple(
     field.name for field in fields(Profile) if field.name not in (*BANDS, "name", "kin", "date", "origins", "own")
 )
 """The numbers of a profile that are no bands."""
-
-
-@lru_cache(maxsize=1)
-def profile_entries() -> Mapping[str, Mapping[str, Any]]:
-    """The entries of `catalog/profiles.json` by name."""
-    text = resources.files("topoplan.catalog").joinpath("profiles.json").read_text(encoding="utf-8")
-    entries: Mapping[str, Mapping[str, Any]] = json.loads(text)
-    return entries
 
 
 def entry_name(gpu: Gpu) -> str:
@@ -184,8 +197,8 @@ def _constant(name: str, key: str) -> tuple[Any, Origin]:
     found = profile_entries()[name]["constants"][key]
     if kin := found.get("kin"):
         value, origin = _constant(kin, key)
-        root = origin.kin or kin
-        return value, Origin(kind="kin", source=origin.source, kin=root)
+        kind = origin.kind_of_kin or origin.kind
+        return value, Origin(kind="kin", source=origin.source, kin=origin.kin or kin, kind_of_kin=kind)
     value = found["value"]
     return tuple(value) if isinstance(value, list) else value, Origin(kind=found["kind"], source=found["source"])
 

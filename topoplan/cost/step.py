@@ -28,8 +28,6 @@ from topoplan.specs.model import Model
 ADAM_STEP_BYTES = 34
 """Moved per optimizer element: gradient, fp32 weight and two moments read, three written, the bf16 weight written
 (30 bytes, TE FusedAdam), and the gradient once more for its norm."""
-HOST_ADAM_BYTES_PER_S = 100e9
-"""Host memory traffic that a CPU Adam sustains per node, two sockets of DDR5."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +176,7 @@ def optimizer_time(
     # Gradients go there in fp32; what comes back are the fp32 weights, or the bf16 ones where there are no others.
     back = BF16 if layout.precision_aware_optimizer else FP32
     copied_s = away * (FP32 + back) / (cluster.pcie_bytes_per_s * profile.pcie_efficiency)
-    host_s = away * ADAM_STEP_BYTES * cluster.gpus_per_node / HOST_ADAM_BYTES_PER_S
+    host_s = away * ADAM_STEP_BYTES * cluster.gpus_per_node / profile.host_adam_bytes_per_s
     return adam, ("offload over PCIe", copied_s), ("Adam on the host", host_s), overhead
 
 

@@ -21,6 +21,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from topoplan.catalog import profile_entries
 from topoplan.cost.profile import (
     BANDS,
     FEW_FIGURES,
@@ -28,7 +29,6 @@ from topoplan.cost.profile import (
     WIDER_FOR_FEW,
     WIDER_FOR_NONE,
     WIDEST,
-    profile_entries,
 )
 from topoplan.planner.validate import THROUGHPUT, Figure, at_90_percent
 

@@ -200,9 +200,9 @@ def breakdown(spec: Spec, plan: Plan) -> Breakdown:
         parameters=stage_parameters(model, job, layout, traits, worst),
         dense_shards=layout.optimizer_shards[0],
         expert_shards=layout.optimizer_shards[1],
-        fragmentation=fragmentation(model, layout),
+        fragmentation=fragmentation(model, layout, profile),
         context_bytes=profile.context_bytes,
-        communicators=communicators(layout, model, job, spec.cluster),
+        communicators=communicators(layout, model, job, spec.cluster, profile),
         margin_stated=spec.cluster.margin is not None,
         notes=profile_notes(profile, spec.cluster.gpu, model, job),
     )

@@ -13,12 +13,13 @@ from typing import Any
 from topoplan.errors import SpecError
 from topoplan.planner.view import LAYER_KINDS, SUMMARY, length_summary
 from topoplan.specs.cluster import Cluster, Fabric, Host
-from topoplan.specs.forms import Form, JobForm, ProfileForm, SpecForm
+from topoplan.specs.forms import Form, JobForm, SpecForm
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.job import Job
 from topoplan.specs.lengths import Lengths, histogram, histogram_of_line
 from topoplan.specs.model import LatentAttention, Layer, Model, VisionTower
 from topoplan.specs.profile import OwnProfile
+from topoplan.specs.profile_form import ProfileForm
 from topoplan.specs.source import KeyPath, Source
 from topoplan.specs.spec import Spec
 from topoplan.specs.typed import Reader

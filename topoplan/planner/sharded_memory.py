@@ -8,7 +8,7 @@ from topoplan.backends.sharded import HALF, SINGLE, moment_bytes, parameter_byte
 from topoplan.cost.communicators import Communicator, communicators
 from topoplan.cost.moments import Moment
 from topoplan.cost.params import embedding_tensors, head_tensors, layer_parameters
-from topoplan.cost.profile import profile_notes, profile_of
+from topoplan.cost.profile import Profile, profile_notes, profile_of
 from topoplan.cost.sharded.activations import ATTENTION_OUTPUTS
 from topoplan.cost.sharded.linears import Elements, elements_of
 from topoplan.cost.sharded.memory import LayerMemory, layer_memories
@@ -112,7 +112,7 @@ def sharded_breakdown(spec: Spec, plan: Plan) -> ShardedBreakdown:
         moments=tuple(sorted(stage.moments, key=lambda moment: -moment.total_bytes)),
         fragmentation=memory.reserved_bytes / memory.allocated_bytes - 1.0,
         context_bytes=profile.context_bytes,
-        communicators=_communicators(spec, layout),
+        communicators=_communicators(spec, layout, profile),
         processes=min(cluster.gpus_per_node, layout.world_size),
         margin_stated=cluster.margin is not None,
         notes=profile_notes(profile, cluster.gpu, model, job, is_megatron=False),
@@ -205,10 +205,10 @@ def _activations(one: LayerMemory, layout: Layout) -> ActivationRows:
 _COMMUNICATORS = {"world": "all ranks", "dp x cp": "weights and gradients"}
 
 
-def _communicators(spec: Spec, layout: Layout) -> tuple[Communicator, ...]:
+def _communicators(spec: Spec, layout: Layout, profile: Profile) -> tuple[Communicator, ...]:
     """Those of a distributed optimizer over all ranks, as `cost/sharded/memory.py` has them."""
     if layout.world_size == 1:
         return ()
     everyone = Layout(dp=layout.world_size, gradient_accumulation_steps=1)
-    found = communicators(everyone, spec.model, spec.job, spec.cluster)
+    found = communicators(everyone, spec.model, spec.job, spec.cluster, profile)
     return tuple(replace(one, name=_COMMUNICATORS.get(one.name, one.name)) for one in found)

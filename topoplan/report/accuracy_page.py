@@ -32,7 +32,7 @@ _UNMEASURED = (
         " depend on the version, on its environment variables and on which algorithms it chooses",
     ),
     (
-        "fragmentation (`FRAGMENTATION` and `IRREGULAR_FRAGMENTATION` of `cost/memory.py`)",
+        "fragmentation (`fragmentation` and `irregular_fragmentation`)",
         "taken from published reserved and allocated peaks of the same runs, which are few; allocator settings were not"
         " compared",
     ),

@@ -20,8 +20,9 @@ from topoplan.planner.bands import EarnedBand
 from topoplan.planner.view import rounded
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.text import counted
-from topoplan.specs.forms import ProfileForm
 from topoplan.specs.gpu import Gpu
+from topoplan.specs.profile_form import ProfileForm
+from topoplan.units import parse_rate, parse_seconds
 
 SCHEMA = "topoplan.profile/1"
 LIST_SCHEMA = "topoplan.profiles/1"
@@ -102,12 +103,27 @@ def bands_to_dict(bands: Sequence[EarnedBand]) -> dict[str, Any]:
     }
 
 
+_UNITS = {
+    "_bytes_per_s": "bytes/s",
+    "_gb_per_s": "GB/s",
+    "_flops_per_sm": "FLOP/s",
+    "_bytes": "bytes",
+    "_s": "s",
+    "_kernels": "kernels",
+    "_channels": "channels",
+    "_modules": "modules",
+    "_width": "elements",
+    "_tile": "elements",
+    "_prologue": "elements",
+    "flash_attention": "",
+    "_rings": "",
+}
+"""End of a constant's name -> its unit; the longer end is first. All others are fractions."""
+
+
 def unit(key: str) -> str:
     """The unit of a constant, from the end of its name."""
-    for ending, name in (("_s", "s"), ("_bytes", "bytes"), ("_per_communicator", "bytes")):
-        if key.endswith(ending):
-            return name
-    return {"gemm_tile": "elements", "gemm_prologue": "elements", "flash_attention": ""}.get(key, "fraction")
+    return next((name for ending, name in _UNITS.items() if key.endswith(ending)), "fraction")
 
 
 def meaning(key: str) -> str:
@@ -116,19 +132,25 @@ def meaning(key: str) -> str:
 
 
 def shown_value(key: str, value: Any) -> str:
-    """A number as people read it: `76%`, `20 us`, `600 MB`, `128 x 256`."""
+    """A number as people read it: `76%`, `20 us`, `600 MB`, `128 x 256`, `40 to 3 GB/s`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return " x ".join(map(str, value))
     match unit(key):
         case "fraction":
             return f"{100 * value:.3g}%"
         case "s":
             return f"{1e6 * value:g} us" if value < 1e-3 else f"{1e3 * value:g} ms"
+        case "bytes" if value < 1e6:
+            return f"{value:,} bytes"
         case "bytes":
             return f"{value / 1e6:,.1f} MB"
-    return f"{value:g}"
+        case "bytes/s":
+            return f"{value / 1e9:g} GB/s"
+        case "FLOP/s":
+            return f"{value / 1e12:.3g} TFLOP/s"
+        case "GB/s":
+            return f"{value[0]:g} to {value[-1]:g} GB/s" if isinstance(value, tuple) else f"{value:g} GB/s"
+    return " x ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
 
 
 def origin_text(profile: Profile, key: str) -> str:
@@ -137,7 +159,7 @@ def origin_text(profile: Profile, key: str) -> str:
     if origin.kind == "earned":
         return _band_text(origin)
     if origin.kind == "kin":
-        return f"as {origin.kin}: {origin.source}"
+        return f"as {origin.kin}, {origin.kind_of_kin}: {origin.source}"
     return f"{origin.kind}: {origin.source}"
 
 
@@ -154,18 +176,14 @@ def _kinds(profile: Profile) -> Counter[str]:
 
 
 def print_profile(console: Console, gpu: Gpu, profile: Profile) -> None:
-    """One number a row: value, meaning, origin."""
+    """One number a row: value, meaning, origin; a table for what is about one thing."""
     file = f" with the constants of {profile.own.path}" if profile.own else ""
     paragraph(console, f"{gpu.name}: profile {profile.name}{file}, sources read {profile.date}.", style="bold")
-    for keys in (CONSTANTS, BANDS):
-        table = _table("constant" if keys is CONSTANTS else "error band", "value", "meaning", "from")
-        for key in keys:
-            table.add_row(
-                Text(key),
-                Text(shown_value(key, getattr(profile, key))),
-                Text(meaning(key)),
-                Text(origin_text(profile, key)),
-            )
+    for title, form in ProfileForm.GROUPS.items():
+        table = _table(title, "value", "what it is, and where it comes from")
+        for key in form.model_fields:
+            text = Text(f"{meaning(key)}\n").append(origin_text(profile, key), style="dim")
+            table.add_row(Text(key), Text(shown_value(key, getattr(profile, key))), text)
         console.print()
         console.print(table)
     console.print()
@@ -247,8 +265,12 @@ def profile_text(gpu: Gpu, profile: Profile) -> str:
         f"gpu: {gpu.name}",
         f"source: {json.dumps(source or f'topoplan profile {profile.name}, {profile.date}')}",
     ]
-    for key in CONSTANTS:
-        lines += ["", *_comment(meaning(key)), *_comment(origin_text(profile, key)), f"{key}: {_yaml(profile, key)}"]
+    for title, form in ProfileForm.GROUPS.items():
+        constants = [key for key in form.model_fields if key not in BANDS]
+        lines += ["", f"# --- {title}"] if constants else []
+        for key in constants:
+            lines += ["", *_comment(meaning(key)), *_comment(origin_text(profile, key))]
+            lines.append(f"{key}: {_yaml(profile, key)}")
     lines += [
         "",
         *_comment("Error bands. Left out, they are the GPU's own, wider where a constant differs from its own."),
@@ -263,8 +285,11 @@ def _comment(text: str) -> list[str]:
 
 def _yaml(profile: Profile, key: str) -> str:
     value = getattr(profile, key)
-    if unit(key) == "s":
-        return shown_value(key, value).replace(" ", "") if value else "0"
+    parse = {"s": parse_seconds, "bytes/s": parse_rate}.get(unit(key))
+    if parse is not None:
+        # In the unit of people where that is the same number when it is read.
+        text = shown_value(key, value).replace(" ", "")
+        return text if value and parse(text) == value else f"{value:g}"
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 

@@ -33,7 +33,7 @@ SOURCES = {
     "moments": "cost/sharded/memory.py _moments and _loss_bytes; cost/sharded/states.py _gathered",
     "saved": "cost/sharded/activations.py eager_activations; PyTorch derivatives.yaml",
     "parameters": "cost/sharded/linears.py elements_of",
-    "fragmentation": "cost/sharded/memory.py FRAGMENTATION and EXPANDABLE_FRAGMENTATION",
+    "fragmentation": "cost/sharded/memory.py sharded_memory; its shares in catalog/profiles.json",
     "context": "cost/sharded/memory.py sharded_memory; context_bytes of catalog/profiles.json",
     "communicators": "cost/communicators.py communicators; NCCL init.cc, channel.cc, net.cc, nvls.cc",
     "margin": "cost/sharded/memory.py sharded_memory; the bands of catalog/profiles.json",

@@ -31,7 +31,7 @@ _MIB = 2**20
 # What a reader opens to check a figure: file and function of the formula, and what that is taken from.
 SOURCES = {
     "step": "cost/sharded/step.py sharded_time",
-    "gemm": "cost/compute.py gemm_s; NVIDIA Matrix Multiplication User's Guide; at EAGER_GEMM_SHARE",
+    "gemm": "cost/compute.py gemm_s; NVIDIA Matrix Multiplication User's Guide; at eager_gemm_share",
     "attention": "cost/compute.py core_attention; FlashAttention-2, arXiv 2307.08691, section 4",
     "elementwise": "cost/sharded/compute.py EagerBuilder; bytes over the card's memory bandwidth",
     "cp_comm": "cost/sharded/compute.py _ulysses; DeepSpeed Ulysses, arXiv 2309.14509, section 3",
@@ -39,7 +39,7 @@ SOURCES = {
     "recompute": "cost/sharded/step.py _passes; torch/utils/checkpoint.py",
     "ends": "cost/sharded/step.py _ends_s; transformers loss/loss_utils.py",
     "layers": "cost/sharded/compute.py eager_operators",
-    "host launches": "cost/sharded/step.py sharded_terms and ZERO3_HOOK_S; cost/sharded/compute.py LAUNCH_S",
+    "host launches": "cost/sharded/step.py sharded_terms; eager_launch_s and zero3_hook_s of the profile",
     "dp_comm": "cost/sharded/step.py sharded_terms; ZeRO, arXiv 1910.02054, section 7",
     "copies into and out of buffers": "cost/sharded/step.py GATHER_COPY_BYTES; PyTorch _fsdp_collectives.py",
     "flows": "cost/sharded/step.py _traffic; ZeRO, arXiv 1910.02054, section 7",

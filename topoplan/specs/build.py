@@ -36,6 +36,7 @@ _PCIE_GEN4_BYTES_PER_S = 32e9
 _PCIE_GEN5_BYTES_PER_S = 64e9
 _PCIE_GPUS_OF_A_SOCKET = 4
 _OLDEST_WITH = {"fp4": "blackwell", "fp8": "hopper", "": "ampere"}
+_PCIE_GEN5_SINCE = "hopper"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +148,8 @@ class Builder:
     def _own_gpu(self, form: GpuForm) -> Gpu:
         newest = "fp4" if form.fp4_tflops else "fp8" if form.fp8_tflops else ""
         architecture = form.architecture or _OLDEST_WITH[newest]
-        is_recent = architecture in ("hopper", "blackwell")
+        known = catalog.architectures()
+        is_recent = known.index(architecture) >= known.index(_PCIE_GEN5_SINCE)
         bf16 = form.bf16_tflops or 0.0
         # The links of a card that no catalog knows come from the spec; these stand in where it has one node.
         return Gpu(

@@ -1,7 +1,8 @@
 """The files that people write: their keys, block by block, and what each may hold. Most of it is the spec file.
 
 A form checks one value at a time and parses quantities into base units; what several values mean together is worked
-out in `build`. Forms, their kinds of value and `mistakes` are the only modules that import pydantic.
+out in `build`. The file of a calibration profile is in `profile_form`. Forms, their kinds of value and `mistakes` are
+the only modules that import pydantic.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from pydantic_core import core_schema
 from topoplan.specs.cluster import FabricKind
 from topoplan.specs.kinds import (
     DEGREE,
-    DELAY,
-    HELD,
     LATENCY,
     PATH,
     SPEED,
+    Architecture,
     BatchOptions,
     Choice,
     Count,
@@ -30,10 +30,8 @@ from topoplan.specs.kinds import (
     Number,
     PassedThrough,
     SecretNames,
-    Share,
     Switch,
     Text,
-    Tile,
     Versions,
     Words,
     amount,
@@ -100,7 +98,7 @@ class GpuForm(Form):
     fp4_tflops: Annotated[float | None, SPEED] = Field(
         default=None, description="Dense fp4 peak, in TFLOPS; left out: the card has none.", examples=[9000]
     )
-    architecture: Annotated[str | None, Choice(("volta", "ampere", "ada", "hopper", "blackwell"))] = Field(
+    architecture: Annotated[str | None, Architecture()] = Field(
         default=None, description="Generation of the chip; left out: guessed from the precisions given."
     )
     sm_count: Annotated[int | None, Count(1, 10_000)] = Field(
@@ -442,66 +440,4 @@ class SpecForm(Form):
         default=None,
         description="File of a calibration profile of your own, relative to this file; see `topoplan profile`.",
         examples=["profiles/h100.yaml"],
-    )
-
-
-def _constant(meaning: str) -> Any:
-    return Field(default=None, description=meaning)
-
-
-class ProfileForm(Form):
-    """Constants of a GPU that are measured, not derived. Those left out are the GPU's own. Peaks are the vendor's."""
-
-    gpu: Annotated[str, Text(pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*", meaning="a GPU's name", longest=64)] = Field(
-        description="The card or the architecture that the constants are of.", examples=["h100-sxm-80gb"]
-    )
-    source: Annotated[str | None, Text()] = _constant("Where the constants come from.")
-    gemm_efficiency: Annotated[float | None, Share()] = _constant(
-        "Rate of a large GEMM, of the dense peak; tiles and waves are counted apart."
-    )
-    grouped_gemm_efficiency: Annotated[float | None, Share()] = _constant("The same of the experts' grouped GEMMs.")
-    fp8_gemm_efficiency: Annotated[float | None, Share()] = _constant(
-        "The same in fp8, of the fp8 peak, without casts."
-    )
-    gemm_tile: Annotated[tuple[int, int] | None, Tile()] = _constant(
-        "Output tile of a streaming multiprocessor's GEMM."
-    )
-    gemm_prologue: Annotated[int | None, Count(0, 65536)] = _constant("Elements of K that a tile's start and end cost.")
-    attention_forward_efficiency: Annotated[float | None, Share()] = _constant(
-        "Rate of causal attention's forward on long sequences, of the bf16 peak."
-    )
-    attention_backward_efficiency: Annotated[float | None, Share()] = _constant("The same of its backward.")
-    flash_attention: Annotated[bool | None, Switch()] = _constant(
-        "Whether a flash attention kernel exists for the card."
-    )
-    memory_efficiency: Annotated[float | None, Share()] = _constant(
-        "Rate of elementwise kernels, of the memory's bandwidth."
-    )
-    kernel_launch_s: Annotated[float | None, DELAY] = _constant("Least time of one kernel.")
-    nvlink_efficiency: Annotated[float | None, Share()] = _constant(
-        "Bus bandwidth of large collectives over NVLink, of its one-way rate."
-    )
-    pcie_efficiency: Annotated[float | None, Share()] = _constant("The same over PCIe inside a node.")
-    network_efficiency: Annotated[float | None, Share()] = _constant(
-        "The same between nodes, of the NICs' one-way rate."
-    )
-    collective_latency_s: Annotated[float | None, DELAY] = _constant("Fixed time of a collective inside a node.")
-    hop_latency_s: Annotated[float | None, DELAY] = _constant("Further time for each member of its ring but the first.")
-    tp_overlap: Annotated[float | None, Share(is_zero_allowed=True)] = _constant(
-        "Part of backward's tensor-parallel collectives that runs beside GEMMs."
-    )
-    step_overhead_s: Annotated[float | None, DELAY] = _constant("Host work of a step that no kernel hides.")
-    cublas_workspace_bytes: Annotated[int | None, HELD] = _constant("One cuBLAS workspace.")
-    context_bytes: Annotated[int | None, HELD] = _constant("CUDA context and loaded kernels.")
-    memory_band: Annotated[float | None, Share()] = _constant("Error band of the memory of a dense model.")
-    moe_memory_band: Annotated[float | None, Share()] = _constant("The same of a mixture of experts.")
-    adapter_memory_band: Annotated[float | None, Share()] = _constant("The same of adapters on Megatron-core.")
-    time_band: Annotated[float | None, Share()] = _constant("Error band of the step time of a dense model in bf16.")
-    moe_time_band: Annotated[float | None, Share()] = _constant("The same of a mixture of experts, in any precision.")
-    eight_bit_time_band: Annotated[float | None, Share()] = _constant("The same of a dense model in fp8 and below.")
-    sharded_memory_band: Annotated[float | None, Share()] = _constant(
-        "Error band of memory under ddp, deepspeed and fsdp2."
-    )
-    sharded_time_band: Annotated[float | None, Share()] = _constant(
-        "Error band of the step time under ddp, deepspeed and fsdp2."
     )

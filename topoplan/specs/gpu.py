@@ -15,7 +15,7 @@ class Gpu:
     name: str
     """Catalog name, such as `h100-sxm-80gb`."""
     architecture: str
-    """volta, ampere, ada, hopper or blackwell: decides rules and kernels, not speed."""
+    """One of `catalog.architectures()`: decides rules, kernels and the profile, not the peaks."""
     memory_bytes: int
     """What the driver reports as the card's total memory (nvidia-smi's memory.total)."""
     memory_bytes_per_s: float

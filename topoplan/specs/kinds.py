@@ -5,6 +5,7 @@ A kind stands in the annotation of a form's field, `Annotated[int, Count(1, 8)]`
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
-from topoplan import units
+from topoplan import catalog, units
 from topoplan.catalog.packages import PYTHON, is_version, packages
 from topoplan.errors import InputError, SpecError, UnitError, nearest
 from topoplan.specs.batch_options import NAME_PATTERN, check_option
@@ -230,6 +231,29 @@ class Tile(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class Rates(Kind):
+    """Falling rates in GB/s: `[40, 30, 20]`."""
+
+    def check(self, value: Any) -> tuple[float, ...]:
+        """Raises SpecError."""
+        expected = "expected up to 64 falling rates above 0, in GB/s, such as [40, 30, 20]"
+        given = value if isinstance(value, list | tuple) else ()
+        rates = tuple(_as_number(item) for item in given)
+        if not rates or any(isinstance(item, bool) or not isinstance(item, int | float) for item in rates):
+            raise SpecError(f"{shown(value)} is not a list of rates", expected=expected)
+        # Written so that a NaN, which compares as false, is refused too.
+        falling = all(ahead > behind for ahead, behind in itertools.pairwise(rates))
+        if not (len(rates) <= 64 and falling and rates[-1] > 0 and rates[0] <= 10_000):
+            raise SpecError(f"{shown(value)} is out of range", expected=expected)
+        return tuple(map(float, rates))
+
+    def schema(self) -> dict[str, Any]:
+        """Numbers."""
+        rate = {"type": "number", "exclusiveMinimum": 0, "maximum": 10_000}
+        return {"type": "array", "items": rate, "minItems": 1, "maxItems": 64}
+
+
+@dataclass(frozen=True, slots=True)
 class Switch(Kind):
     """true or false."""
 
@@ -266,6 +290,19 @@ class Choice(Kind):
     def schema(self) -> dict[str, Any]:
         """An enumeration."""
         return {"type": "string", "enum": list(self.words)}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture(Kind):
+    """An architecture that the catalog has a profile of."""
+
+    def check(self, value: Any) -> str:
+        """Raises SpecError."""
+        return Choice(catalog.architectures()).check(value)
+
+    def schema(self) -> dict[str, Any]:
+        """An enumeration."""
+        return Choice(catalog.architectures()).schema()
 
 
 @dataclass(frozen=True, slots=True)
@@ -544,6 +581,8 @@ DELAY = Quantity(units.parse_seconds, 0, 1, "0s to 1s", units.SECONDS_PATTERN, b
 """Of a kernel, a collective or a step; a bare number is in seconds."""
 HELD = Quantity(units.parse_bytes, 0, 2**36, "0GiB to 64GiB", units.AMOUNT_PATTERN, bare_unit=1)
 """Device memory; a bare number is in bytes."""
+MOVED = Quantity(units.parse_rate, 1e6, 1e14, "1MB/s to 100TB/s", units.RATE_PATTERN, bare_unit=1.0)
+"""What software moves in a second; a bare number is in bytes per second."""
 PATH = Text(pattern=r"/.*", meaning="an absolute path")
 DEGREE = Count(1, 1_000_000)
 """Of parallelism, and anything else that a layout counts."""

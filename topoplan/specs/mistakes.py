@@ -17,11 +17,11 @@ from topoplan.specs.forms import (
     JobForm,
     ModelForm,
     PinForm,
-    ProfileForm,
     RecomputeForm,
     SpecForm,
 )
 from topoplan.specs.kinds import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
+from topoplan.specs.profile_form import ProfileForm
 from topoplan.specs.source import KeyPath
 from topoplan.units import shown
 

@@ -41,8 +41,8 @@ class OwnProfile:
 
 def read_profile(path: str | Path) -> OwnProfile:
     """The profile in a YAML or JSON file. Raises SpecError or UnitError with file and line."""
-    from topoplan.specs.forms import ProfileForm
     from topoplan.specs.mistakes import check_form
+    from topoplan.specs.profile_form import ProfileForm
 
     path = Path(path)
     source = read_source(path)

@@ -34,14 +34,6 @@ from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
 
-LAUNCH_S = 8e-6
-"""Host time of one operation of eager PyTorch, from Python to the launched kernel; backward's, which C++ drives, are as
-many again. Between 5 and 10 us on server processors (PyTorch blog, "Accelerating PyTorch with CUDA Graphs", 2021, and
-the profiler's own examples)."""
-UNPACK_SHARE = 0.5
-"""Rate at which bitsandbytes unpacks NF4, of that of other memory-bound kernels: 7B with LoRA on an A100, 50,000 steps
-of one short sample, takes 1.85 h in bf16 and 2.79 h in NF4, 68 ms more a step for two passes over 6.5e9 weights
-(S. Raschka, "Practical Tips for Finetuning LLMs Using LoRA", 2023)."""
 RMSNORM_BYTES = (36, 60)
 """Bytes an element that eager RMSNorm moves forward and backward: cast to fp32, square, mean, product, cast back,
 weight."""
@@ -51,30 +43,16 @@ ROTARY_BYTES = 19
 ROTARY_KERNELS = 6
 
 
-FLASH2_FLOPS_PER_SM = 335e12 / 132
-"""FlashAttention 2, forward and backward together, causal, on an H100 (Dao 2023, arXiv 2307.08691, section 4.1). It has
-no instructions of Hopper's and later, so that what Transformer Engine's kernels reach there is out of its reach; on
-Ampere the profile's own rates are its."""
-
-
-EAGER_GEMM_SHARE = 0.92
-"""Rate of a matrix product among eager PyTorch's kernels, of what it reaches alone; chosen, as the next one, by
-step times of published FSDP runs on H100; those of llm-foundry with up to 2,048 tokens alone would give 0.93 and 0.53.
-"""
-EAGER_MEMORY_SHARE = 0.65
-"""The same of memory-bound kernels: short ones, strided ones and casts, with what is not counted around attention."""
-
-
 @lru_cache(maxsize=64)
 def eager_profile(profile: Profile, gpu: Gpu) -> Profile:
     """A profile of eager PyTorch, whose attention is no faster than FlashAttention 2."""
-    highest = FLASH2_FLOPS_PER_SM * gpu.sm_count / gpu.fp16_flops
+    highest = profile.flash2_flops_per_sm * gpu.sm_count / gpu.fp16_flops
     return replace(
         profile,
-        gemm_efficiency=profile.gemm_efficiency * EAGER_GEMM_SHARE,
-        grouped_gemm_efficiency=profile.grouped_gemm_efficiency * EAGER_GEMM_SHARE,
-        fp8_gemm_efficiency=profile.fp8_gemm_efficiency * EAGER_GEMM_SHARE,
-        memory_efficiency=profile.memory_efficiency * EAGER_MEMORY_SHARE,
+        gemm_efficiency=profile.gemm_efficiency * profile.eager_gemm_share,
+        grouped_gemm_efficiency=profile.grouped_gemm_efficiency * profile.eager_gemm_share,
+        fp8_gemm_efficiency=profile.fp8_gemm_efficiency * profile.eager_gemm_share,
+        memory_efficiency=profile.memory_efficiency * profile.eager_memory_share,
         attention_forward_efficiency=min(profile.attention_forward_efficiency, highest),
         attention_backward_efficiency=min(profile.attention_backward_efficiency, highest),
     )
@@ -125,7 +103,7 @@ class EagerBuilder(Builder):
             self.elementwise(f"{name} casts", cast * inputs, cast * outputs, kernels=1, by=by)
         if self.tuning.packed_bytes:
             # Reads the packed weights and writes them in 16 bits, before either product.
-            moved = count * outputs * inputs * (self.tuning.packed_bytes + HALF) / UNPACK_SHARE
+            moved = count * outputs * inputs * (self.tuning.packed_bytes + HALF) / profile.nf4_unpack_share
             self.elementwise(f"{name} unpacked", moved, moved, kernels=2, by=by)
         return dgrad, wgrad
 
@@ -240,8 +218,8 @@ def _moe(build: EagerBuilder, moe: Moe) -> None:
     hidden, tokens = build.hidden, build.shard.tokens
     routed = tokens * moe.experts_per_token
     first = moe.intermediate_size * (2 if moe.gated else 1)
-    router = 24 * tokens * moe.experts
-    build.elementwise("router, top-k, sort", router, router, kernels=16)
+    router = build.profile.router_bytes * tokens * moe.experts
+    build.elementwise("router, top-k, sort", router, router, kernels=build.profile.eager_router_kernels)
     build.elementwise("gather and scatter of tokens", 12 * routed * hidden, 16 * routed * hidden, kernels=6)
     build.linear("experts.gate_up_proj", routed / moe.experts, first, hidden, count=moe.experts)
     elements = routed * moe.intermediate_size

@@ -27,13 +27,6 @@ from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
 from topoplan.specs.model import Layer, Model
 
-FRAGMENTATION = 0.12
-"""Reserved over allocated, less one: gathered weights, logits and gradients of other sizes than the activations come
-and go. Fitted: median of what torchtitan's and ms-swift's logs report as reserved over the allocated memory that these
-formulas give."""
-EXPANDABLE_FRAGMENTATION = 0.01
-"""The same with expandable segments, whose pages are mapped where they are needed: what the last page of each size
-leaves (PyTorch `c10/cuda/CUDACachingAllocator.cpp`, ExpandableSegment, 2 MiB and 20 MiB pages)."""
 PRODUCTS_SAVED = 0.5
 """Part of its matrix products that a layer keeps under selective checkpointing of single operations: every second one,
 and attention's output (torchtitan `distributed/activation_checkpoint.py`, _apply_op_sac)."""
@@ -190,9 +183,9 @@ def sharded_memory(
     if vision:
         parts["vision activations"] = vision
     allocated = sum(parts.values())
-    fragments = EXPANDABLE_FRAGMENTATION if layout.expandable_segments else FRAGMENTATION
+    fragments = profile.expandable_fragmentation if layout.expandable_segments else profile.sharded_fragmentation
     reserved = allocated * (1.0 + fragments)
-    device = reserved + profile.context_bytes + _communicators_bytes(model, cluster, job, layout)
+    device = reserved + profile.context_bytes + _communicators_bytes(model, cluster, job, layout, profile)
     stage = StageMemory(
         stage=0,
         allocated_bytes=allocated,
@@ -212,9 +205,9 @@ def sharded_memory(
     )
 
 
-def _communicators_bytes(model: Model, cluster: Cluster, job: Job, layout: Layout) -> int:
+def _communicators_bytes(model: Model, cluster: Cluster, job: Job, layout: Layout, profile: Profile) -> int:
     """NCCL's buffers of the group that shares states, as large as that of a distributed optimizer over all ranks."""
     if layout.world_size == 1:
         return 0
     everyone = Layout(dp=layout.world_size, gradient_accumulation_steps=1)
-    return communicators_bytes(everyone, model, job, cluster)
+    return communicators_bytes(everyone, model, job, cluster, profile)

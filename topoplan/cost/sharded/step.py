@@ -12,11 +12,11 @@ from topoplan.cost.padding import load_of
 from topoplan.cost.profile import WIDER_FOR_NONE, WIDEST, Profile
 from topoplan.cost.shard import Shard
 from topoplan.cost.sharded.activations import LayerUse
-from topoplan.cost.sharded.compute import LAUNCH_S, Tuning, eager_profile, eager_time
+from topoplan.cost.sharded.compute import Tuning, eager_profile, eager_time
 from topoplan.cost.sharded.linears import LORA_RANK, Elements, elements_of, layer_linears
 from topoplan.cost.sharded.memory import layer_uses
 from topoplan.cost.sharded.states import BUCKET, kept_bytes, reduced_bytes, wire_bytes
-from topoplan.cost.step import HOST_ADAM_BYTES_PER_S, Time
+from topoplan.cost.step import Time
 from topoplan.cost.vision_time import vision_s
 from topoplan.layout.layout import Layout
 from topoplan.layout.placement import Group
@@ -27,18 +27,11 @@ from topoplan.specs.model import Layer, Model, Moe
 ADAM_BYTES = 24
 """Moved by a fused Adam for one element beside its moments: fp32 gradient and weight read, weight written, the 16-bit
 weight written, and the gradient once more for its norm, read and scaled."""
-INTERFERENCE = 0.19
-"""Share of hidden communication by which it slows down the work beside it, whose processors and memory it uses
-("Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep Learning", 2025, arXiv 2507.03114:
-18.9% on average)."""
 GATHER_COPY_BYTES = 8
 """Moved on the card for one gathered parameter and micro batch: out of the gathered buffer twice (PyTorch
 `distributed/fsdp/_fully_shard/_fsdp_collectives.py`, foreach_all_gather_copy_out: 2 x 4 bytes)."""
 REDUCE_COPY_BYTES = 12
 """The same for a gradient, into the buffer that is reduced in fp32 (there, foreach_reduce)."""
-ZERO3_HOOK_S = 100e-6
-"""Host time of stage 3's hooks around one submodule of a pass: fetch, wait, release
-(`runtime/zero/partitioned_param_coordinator.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +154,7 @@ def _passes(model: Model, cluster: Cluster, job: Job, layout: Layout, profile: P
         recompute_s=repeated,
         ends_s=ends,
         vision_s=vision,
-        launched_s=LAUNCH_S * sum(kernels),
+        launched_s=profile.eager_launch_s * sum(kernels),
     )
 
 
@@ -293,7 +286,7 @@ def _adam_s(cluster: Cluster, job: Job, layout: Layout, elements: Elements, prof
     own = elements.trained / shards_of(layout, cluster.gpus_per_node).optimizer
     moved = own * (ADAM_BYTES + 2 * moment_bytes(job))
     if _on_host(layout):
-        return moved * min(cluster.gpus_per_node, layout.world_size) / HOST_ADAM_BYTES_PER_S
+        return moved * min(cluster.gpus_per_node, layout.world_size) / profile.host_adam_bytes_per_s
     return elementwise_s(moved, cluster.gpu, profile, kernels=16)
 
 
@@ -341,15 +334,15 @@ def sharded_terms(model: Model, cluster: Cluster, job: Job, layout: Layout, prof
 
     def exposed(communication: float, work: float) -> float:
         left = max(communication - work, communication * sent.first_share)
-        return left + INTERFERENCE * (communication - left)
+        return left + profile.overlap_interference * (communication - left)
 
     forward = exposed(sent.seconds("forward"), passes.forward_s)
     backward = exposed(sent.seconds("backward"), passes.backward_s)
     work = passes.forward_s + passes.backward_s
     launched = passes.launched_s
     if layout.backend == "deepspeed" and layout.zero_stage == 3:
-        submodules = sum(12 for _ in model.layers)
-        launched += ZERO3_HOOK_S * submodules * (2 if layout.recompute.granularity == "none" else 3)
+        submodules = profile.zero3_layer_modules * model.num_layers
+        launched += profile.zero3_hook_s * submodules * (2 if layout.recompute.granularity == "none" else 3)
     count = layout.gradient_accumulation_steps
     return ShardedTerms(
         passes=passes,
