@@ -35,6 +35,15 @@ def test_the_form_of_a_file_has_every_number_of_a_profile() -> None:
     assert set(ProfileForm.model_fields) == {*CONSTANTS, *BANDS, "gpu", "source"}
 
 
+def test_what_is_about_one_thing_stands_together_in_the_same_order() -> None:
+    assert [key for form in ProfileForm.GROUPS.values() for key in form.model_fields] == [*CONSTANTS, *BANDS]
+
+
+def test_profiles_that_are_a_cards_are_no_architectures() -> None:
+    assert set(profile_entries()) - set(catalog.architectures()) == {"ga10x"}
+    assert {catalog.gpu(name).architecture for name in catalog.gpu_names()} == set(catalog.architectures())
+
+
 @pytest.mark.parametrize("name", list(profile_entries()))
 def test_every_constant_says_where_it_comes_from(name: str) -> None:
     entry = profile_entries()[name]
@@ -62,6 +71,7 @@ def test_a_constant_of_the_kin_is_the_kins_and_says_so() -> None:
     assert ada.memory_efficiency == ampere.memory_efficiency
     assert ada.origins["memory_efficiency"].kin == "ampere"
     assert ada.origins["memory_efficiency"].source == ampere.origins["memory_efficiency"].source
+    assert ada.origins["memory_efficiency"].kind_of_kin == ampere.origins["memory_efficiency"].kind
     volta = profile_of(catalog.gpu("v100-sxm-32gb"))
     assert volta.gemm_tile == ada.gemm_tile
 

@@ -50,18 +50,32 @@ def test_numbers_are_shown_in_the_units_of_people() -> None:
     assert shown_value("context_bytes", 600_000_000) == "600.0 MB"
     assert shown_value("gemm_tile", (128, 256)) == "128 x 256"
     assert shown_value("flash_attention", False) == "no"
-    assert unit("cublas_workspace_bytes") == "bytes"
+    assert shown_value("router_bytes", 24) == "24 bytes"
+    assert shown_value("host_adam_bytes_per_s", 100e9) == "100 GB/s"
+    assert shown_value("nvlink_gb_per_s", 25) == "25 GB/s"
+    assert shown_value("nccl_inside_gb_per_s", (40.0, 30.0, 3.0)) == "40 to 3 GB/s"
+    assert shown_value("flash2_flops_per_sm", 335e12 / 132) == "2.54 TFLOP/s"
+    assert shown_value("nvls_inside_channels", 16) == "16"
+    units = {key: unit(key) for key in (*CONSTANTS, *BANDS)}
+    assert (units["cublas_workspace_bytes"], units["attention_softmax_width"]) == ("bytes", "elements")
+    assert {key for key, name in units.items() if not name} == {"flash_attention", "nccl_doubles_narrow_rings"}
 
 
 def test_the_tables_fit() -> None:
     for name in ("h100-sxm-80gb", "v100-sxm-32gb"):
         stream = io.StringIO()
-        console = Console(file=stream, width=100, color_system=None, highlight=False)
+        console = Console(file=stream, width=80, color_system=None, highlight=False)
         print_profile(console, catalog.gpu(name), profile_of(catalog.gpu(name)))
         print_profiles(console)
         text = stream.getvalue()
-        assert max(map(len, text.splitlines())) <= 100
+        assert max(map(len, text.splitlines())) <= 80
         assert all(key in text for key in (*CONSTANTS, *BANDS))
+
+
+def test_what_another_entry_has_says_what_it_is_there() -> None:
+    numbers = {one["name"]: one for one in profile_to_dict(H100, profile_of(H100))["constants"]}
+    assert numbers["host_adam_bytes_per_s"]["kind"] == "kin"
+    assert numbers["host_adam_bytes_per_s"]["source"].startswith("as ampere, assumed: two sockets")
 
 
 def test_times_are_written_in_the_unit_that_suits_them() -> None:

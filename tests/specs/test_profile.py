@@ -26,7 +26,9 @@ def test_any_of_the_constants_are_read_into_base_units(tmp_path: Path) -> None:
     found = profile(
         tmp_path,
         "gpu: H100-SXM-80GB\nsource: ours\ngemm_efficiency: 80%\ngemm_tile: [128, 128]\ncollective_latency_s: 12us\n"
-        "step_overhead_s: 0.02\ncontext_bytes: 0.5GB\nflash_attention: true\ntp_overlap: 0\ntime_band: 0.1\n",
+        "step_overhead_s: 0.02\ncontext_bytes: 0.5GB\nflash_attention: true\ntp_overlap: 0\ntime_band: 0.1\n"
+        "host_adam_bytes_per_s: 80GB/s\ntcp_socket_bytes_per_s: 3e9\nnccl_inside_gb_per_s: [40, 30.5, 3]\n"
+        "eager_launch_s: 5us\nnvls_inside_channels: 0\nrouter_kernels: 8\n",
     )
     assert (found.gpu, found.source) == ("h100-sxm-80gb", "ours")
     assert found.constants == {
@@ -38,6 +40,12 @@ def test_any_of_the_constants_are_read_into_base_units(tmp_path: Path) -> None:
         "flash_attention": True,
         "tp_overlap": 0.0,
         "time_band": 0.1,
+        "host_adam_bytes_per_s": 80e9,
+        "tcp_socket_bytes_per_s": 3e9,
+        "nccl_inside_gb_per_s": (40.0, 30.5, 3.0),
+        "eager_launch_s": pytest.approx(5e-6),
+        "nvls_inside_channels": 0,
+        "router_kernels": 8,
     }
 
 
@@ -54,6 +62,15 @@ def test_any_of_the_constants_are_read_into_base_units(tmp_path: Path) -> None:
         ("gemm_tile: 128", "128 is not a tile"),
         ("gemm_prologue: -1", "out of range"),
         ("time_band: 0", "0 is out of range"),
+        ("nccl_inside_gb_per_s: 40", "40 is not a list of rates; expected up to 64 falling rates above 0, in GB/s"),
+        ("nccl_inside_gb_per_s: []", "is not a list of rates"),
+        ("nccl_inside_gb_per_s: [30, 40]", "is out of range"),
+        ("nccl_between_gb_per_s: [30, 0]", "is out of range"),
+        ("nccl_between_gb_per_s: [.nan]", "is out of range"),
+        ("nccl_between_gb_per_s: [yes]", "is not a list of rates"),
+        ("host_adam_bytes_per_s: 3 parsecs", "no unit 'parsecs'"),
+        ("host_adam_bytes_per_s: 0", "0 is far below what exists"),
+        ("nvls_inside_channels: 65", "out of range"),
         ("flash_attention: maybe", "expected true or false"),
         ("gemm_efficency: 0.7", "did you mean 'gemm_efficiency'?"),
         ("wheels: 4", "`topoplan profile` lists the constants"),

@@ -45,6 +45,8 @@ class Form(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, protected_namespaces=())
     short_key: ClassVar[str] = ""
     """The key that a bare text in place of the block stands for: `gpu: h100-sxm-80gb`."""
+    list_of_keys: ClassVar[str] = ""
+    """What lists the keys, where they are too many for a message."""
 
     @_model_validator(mode="before")
     @classmethod

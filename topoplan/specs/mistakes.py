@@ -21,7 +21,6 @@ from topoplan.specs.forms import (
     SpecForm,
 )
 from topoplan.specs.kinds import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
-from topoplan.specs.profile_form import ProfileForm
 from topoplan.specs.source import KeyPath
 from topoplan.units import shown
 
@@ -134,8 +133,8 @@ def _unknown_key(path: KeyPath, where: str, form: type[Form]) -> SpecError:
     what = f"unknown key {shown(key)}{inside}"
     if likely := likely_key(key, form.model_fields):
         return SpecError(what, where=where, remedy=f"did you mean {likely!r}?")
-    if form is ProfileForm:
-        return SpecError(what, where=where, remedy="`topoplan profile` lists the constants of a GPU")
+    if form.list_of_keys:
+        return SpecError(what, where=where, remedy=form.list_of_keys)
     word = _OTHER_WORDS.get(key, key)
     if form is not JobForm and word in JobForm.model_fields:
         return SpecError(what, where=where, remedy=f"`{word}` belongs under `job:`")

@@ -204,6 +204,7 @@ class _ErrorBands(Form):
 class ProfileForm(_ErrorBands, _DeviceMemory, _Host, _Eager, _Channels, _Links, _Attention, _Kernels):
     """Constants of a GPU that are measured, not derived. Those left out are the GPU's own. Peaks are the vendor's."""
 
+    list_of_keys: ClassVar[str] = "`topoplan profile` lists the constants of a GPU"
     GROUPS: ClassVar[Mapping[str, type[Form]]] = {
         "kernels": _Kernels,
         "attention": _Attention,
