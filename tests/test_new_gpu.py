@@ -89,6 +89,17 @@ def test_a_gpu_block_may_name_its_architecture(cli: Cli, tmp_path: Path, backend
     assert answer(cli, "explain", OWN_CARD, tmp_path, "--backend", backend)["schema"]
 
 
+@pytest.mark.parametrize("backend", ["mca", "megatron", "deepspeed", "fsdp2"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_its_bundle_is_written_or_refused_in_a_sentence(cli: Cli, tmp_path: Path, backend: str, precision: str) -> None:
+    spec = tmp_path / "cluster.yaml"
+    spec.write_text(SPEC.format(gpu=CARD))
+    to = ("-o", tmp_path / "bundle", "--backend", backend, "--set", f"precision={precision}")
+    result = cli("generate", spec, *to)
+    assert result.code == (0 if precision == "bf16" else 2), result.err
+    assert result.code == 0 or "fp8" in result.err
+
+
 def test_a_user_may_give_any_of_its_constants(cli: Cli, tmp_path: Path) -> None:
     own = tmp_path / "z1.yaml"
     own.write_text(f"gpu: {ARCHITECTURE}\nnvls_inside_channels: 0\neager_memory_share: 1\n")
