@@ -10,10 +10,10 @@ import pytest
 
 from tests.cli.conftest import Cli, cli
 from topoplan import catalog
-from topoplan.cost.profile import CONSTANTS, profile_of
 from topoplan.planner.bands import earned_bands, profiles_text
 from topoplan.planner.measured import shipped_runs
 from topoplan.planner.validate import validate
+from topoplan.specs.gpu_profile import CONSTANTS, profile_of
 from topoplan.specs.schema import schema_of_spec
 
 __all__ = ["cli"]

@@ -120,7 +120,7 @@ def test_a_message_starts_with_the_file() -> None:
 
 
 def test_the_adapter_neither_pads_the_vocabulary_nor_splits_one_that_does_not_divide() -> None:
-    assert TRAITS == {"mca": MCA, "megatron": MEGATRON}
+    assert (TRAITS["mca"], TRAITS["megatron"]) == (MCA, MEGATRON)
     assert (MCA.vocab_multiple, MCA.vocab_must_divide) == (1, True)
     assert (MEGATRON.dispatcher, MEGATRON.dispatcher_across_nodes) == ("alltoall", "flex")
     assert (MCA.dispatcher, MCA.dispatcher_across_nodes) == ("alltoall", "alltoall")

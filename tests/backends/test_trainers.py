@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cost.samples import DENSE, spec_of
+from tests.engines.samples import DENSE, spec_of
 from topoplan.backends.trainers import (
     TRAINER_NAMES,
     TRAINER_RULE,
@@ -18,9 +18,9 @@ from topoplan.backends.trainers import (
     trainers_of,
 )
 from topoplan.emit.writers import WRITERS
+from topoplan.engines.rule import broken_rule
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import BACKENDS, Layout
-from topoplan.layout.rules import broken_rule
 
 SPEC = spec_of(DENSE, nodes=1)
 WHOLE = Layout(backend="fsdp2", dp=8, gradient_accumulation_steps=8, distributed_optimizer=False)

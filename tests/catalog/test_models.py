@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from topoplan import catalog
-from topoplan.cost.params import parameter_count
 from topoplan.errors import ModelError
+from topoplan.operators.params import parameter_count
 
 # Published counts (the safetensors totals of the hub, or the model cards), written here once more by hand.
 PUBLISHED = {

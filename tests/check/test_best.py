@@ -9,6 +9,7 @@ import pytest
 from tests.check.setups import all_of, configuration, mca, swift_zero2
 from topoplan.check.best import any_samples, backends_of, best_of, sentence, ways_to_fit
 from topoplan.check.job.translate import Translation, translate
+from topoplan.planner.case import case_of
 from topoplan.planner.plan import Ranking
 from topoplan.planner.predict import memory_of
 from topoplan.planner.search import rank
@@ -98,7 +99,7 @@ def test_ways_to_fit_hold(a100s: Cluster) -> None:
     assert host.plan.layout.offload_param
     enough = replace(translation.spec.cluster, host_memory_bytes=int(host.plan.memory.host_bytes) + 1)
     with_host = replace(translation.spec, cluster=enough)
-    assert memory_of(with_host, host.plan.layout).fits
+    assert memory_of(case_of(with_host, host.plan.layout.backend), host.plan.layout).fits
     assert adapters.change == "with LoRA of rank 8"
     assert adapters.plan.fits
     assert more.change == "on 8 of these GPUs (1 x 8)"

@@ -9,6 +9,7 @@ from topoplan.check.job.translate import translate
 from topoplan.check.offload import offload_findings
 from topoplan.check.read.setup import Configuration
 from topoplan.check.rules.finding import Finding
+from topoplan.planner.case import case_of
 from topoplan.planner.predict import memory_of, plan_of
 from topoplan.specs.load import load_cluster
 
@@ -49,7 +50,8 @@ def told_of(one: Configuration, **keys: str) -> list[Finding]:
     overrides = [f"{key}={value}" for key, value in keys.items()]
     cluster = load_cluster("cluster_specs/a100-1x8.yaml", overrides=overrides)
     translation = translate(one, all_of(one), cluster)
-    plan = plan_of(translation.spec, translation.layout, memory_of(translation.spec, translation.layout))
+    case = case_of(translation.spec, translation.layout.backend)
+    plan = plan_of(translation.spec, case, translation.layout, memory_of(case, translation.layout))
     return list(offload_findings(translation, plan))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cost.samples import DENSE, spec_of
+from tests.engines.samples import DENSE, spec_of
 from topoplan.cli.plan_choice import plan_of_id
 from topoplan.planner.search import rank
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tests.emit.samples import CLUSTER, DEEPSEEK, QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, make_spec_and_plan
-from topoplan.cost.params import parameter_count
 from topoplan.emit.bundle import generate
 from topoplan.emit.storage import CheckpointSize, checkpoint_size
 from topoplan.emit.trainer_yaml import trainer_file
+from topoplan.operators.params import parameter_count
 
 
 def size(**what: Any) -> CheckpointSize:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.cost.samples import spec_of
+from tests.engines.samples import spec_of
 from topoplan.specs.cluster import Cluster
 
 

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.layout.specs import DENSE, MLA, MOE, make_spec
+from topoplan.engines.data_parallel.layouts import sharded_families
+from topoplan.engines.megatron.layouts import shapes, steps, with_mode
 from topoplan.errors import LayoutError
-from topoplan.layout.enumerate import shapes, steps, with_mode
-from topoplan.layout.enumerate_sharded import sharded_families
 from topoplan.layout.forms import keys_of, layout_from_dict, layout_to_dict, recompute_from_value
-from topoplan.layout.layout import SHARDED_BACKENDS, Layout, Recompute
-from topoplan.layout.rules import RECOMPUTE_MODULES
+from topoplan.layout.layout import RECOMPUTE_MODULES, SHARDED_BACKENDS, Layout, Recompute
 from topoplan.specs.spec import Spec
 
 SPEC = make_spec()

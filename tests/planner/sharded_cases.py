@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cost.samples import DENSE, LATENT, MIXED, TIED, VISION, spec_of
+from tests.engines.samples import DENSE, LATENT, MIXED, TIED, VISION, spec_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.specs.spec import Spec

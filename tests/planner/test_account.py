@@ -1,6 +1,6 @@
 """The terms of a plan of either kind."""
 
-from tests.cost.samples import DENSE, spec_of
+from tests.engines.samples import DENSE, spec_of
 from tests.planner.sharded_cases import plan_of
 from topoplan.planner.account import memory_account, time_account
 from topoplan.planner.breakdown import Breakdown

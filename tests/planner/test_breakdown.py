@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.cost.samples import DENSE, LATENT, MIXED, TIED, VISION, spec_of
+from tests.engines.samples import DENSE, LATENT, MIXED, TIED, VISION, spec_of
 from topoplan.planner.breakdown import Breakdown, breakdown
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from tests.cost.samples import DENSE, MIXED, TIED, spec_of
+from tests.engines.samples import DENSE, MIXED, TIED, spec_of
 from tests.layout.clusters import cluster_of
 from tests.planner.sharded_cases import CASES, plan_of
-from topoplan.cost.collectives import ring_way
-from topoplan.cost.profile import profile_of
 from topoplan.layout.layout import Layout
-from topoplan.layout.placement import group
+from topoplan.network.collectives import ring_way
+from topoplan.network.placement import group
 from topoplan.planner.communication import GroupLinks, StepFlow, group_links, step_flows
 from topoplan.planner.predict import predict
+from topoplan.specs.gpu_profile import profile_of
 
 FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 
-from tests.cost.samples import DENSE, spec_of
+from tests.engines.samples import DENSE, spec_of
 from topoplan.backends.trainers import trainer_of
 from topoplan.planner.plan import Ranking
 from topoplan.planner.search import rank

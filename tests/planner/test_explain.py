@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.cost.samples import DENSE, MIXED, layout_of, spec_of
+from tests.engines.samples import DENSE, MIXED, layout_of, spec_of
 from tests.samples import FULL, make_plan
 from topoplan.layout.forms import layout_from_dict
+from topoplan.planner.case import case_of
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import memory_of, predict
@@ -26,7 +27,7 @@ def rejection(spec: Spec, **form: object) -> tuple[str, str]:
 def test_a_rejection_names_the_stage_and_the_gib_by_which_it_is_over() -> None:
     spec = spec_of(DENSE, nodes=1, seq_len=16_384)
     layout = layout_of(spec, pp=2, micro_batch_size=2)
-    memory = memory_of(spec, layout)
+    memory = memory_of(case_of(spec, layout.backend), layout)
     reason, _ = rejection(spec, pp=2, micro_batch_size=2)
     numbers = re.match(
         r"stage (\d) needs ([\d.]+) GiB and a margin of ([\d.]+), the card has ([\d.]+): ([\d.]+) GiB over;"
@@ -60,7 +61,7 @@ def test_the_mildest_change_that_fits_is_told(form: dict[str, object], seq_len: 
 def test_what_is_said_to_fit_does_fit(model: str, form: dict[str, object]) -> None:
     spec = spec_of(model, nodes=2, seq_len=32_768)
     layout = layout_of(spec, **form)
-    assert not memory_of(spec, layout).fits
+    assert not memory_of(case_of(spec, layout.backend), layout).fits
     fix = memory_rejection(spec, layout).fix
     changes = re.findall(
         r"(tp|pp|cp|micro_batch_size|optimizer_offload_fraction) ([\d.]+)(?= |$)", fix.split(" would fit")[0]
@@ -78,7 +79,9 @@ def test_offload_is_the_last_resort_and_says_what_the_host_needs() -> None:
     spec = spec_of("Qwen/Qwen3-4B", nodes=1, gpus_per_node=1, global_batch_size=8)
     _, fix = rejection(spec, recompute="full")
     assert "optimizer_offload_fraction 1.0 would fit" in fix
-    host = memory_of(spec, layout_of(spec, recompute="full", optimizer_offload_fraction=1.0)).host_bytes
+    host = memory_of(
+        case_of(spec, "megatron"), layout_of(spec, recompute="full", optimizer_offload_fraction=1.0)
+    ).host_bytes
     assert host == pytest.approx(20 * 4.02e9, rel=0.01)
     assert f"{host / GIB:.0f} GiB of host memory a node" in fix
 
@@ -128,7 +131,7 @@ def test_the_only_plan_has_no_alternatives() -> None:
 
 def sharded_rejection(spec: Spec, **form: Any) -> tuple[str, str]:
     layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)
-    assert not memory_of(spec, layout).fits
+    assert not memory_of(case_of(spec, layout.backend), layout).fits
     found = memory_rejection(spec, layout)
     return found.reason, found.fix
 
@@ -181,7 +184,7 @@ def test_the_change_that_is_named_for_data_parallel_layouts_makes_them_fit(
         spec.model,
         spec.job,
     )
-    memory = memory_of(spec, changed)
+    memory = memory_of(case_of(spec, changed.backend), changed)
     assert memory.fits
     assert f"({memory.device_bytes / GIB:.1f} GiB" in fix
 

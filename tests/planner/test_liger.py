@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tests.cost.samples import DENSE, spec_of
+from tests.engines.samples import DENSE, spec_of
 from topoplan.planner.liger import liger_note
 from topoplan.planner.plan import Ranking
 from topoplan.planner.search import rank

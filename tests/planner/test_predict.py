@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.cost.samples import DENSE, LATENT, MIXED, VISION, layout_of, spec_of
-from topoplan.cost.flops import model_flops_per_step
-from topoplan.cost.profile import WIDEST, profile_of
+from tests.engines.samples import DENSE, LATENT, MIXED, VISION, layout_of, spec_of
 from topoplan.errors import LayoutError, SpecError
+from topoplan.operators.flops import model_flops_per_step
 from topoplan.planner.predict import predict
+from topoplan.specs.gpu_profile import WIDEST, profile_of
 from topoplan.specs.load import spec_from_document
 from topoplan.specs.spec import Spec
 

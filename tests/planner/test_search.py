@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.cost.samples import DENSE, LATENT, MIXED, VISION, spec_of
+from tests.engines.samples import DENSE, LATENT, MIXED, VISION, spec_of
 from topoplan.backends.trainers import TRAINER_RULE, trainer_of
-from topoplan.cost.flops import ends_in_layers
-from topoplan.cost.memory import ShapeStates
-from topoplan.errors import LayoutError, ModelError, SpecError
-from topoplan.layout.enumerate import (
+from topoplan.engines.data_parallel.layouts import sharded_families
+from topoplan.engines.megatron.layouts import (
     OFFLOAD_FRACTIONS,
     lighter_modes,
     offloaded,
@@ -23,11 +21,16 @@ from topoplan.layout.enumerate import (
     steps,
     uneven_pipeline_layouts,
 )
-from topoplan.layout.enumerate_sharded import sharded_families
+from topoplan.engines.megatron.memory import ShapeStates, shape_states
+from topoplan.engines.megatron.rules import RULES
+from topoplan.engines.megatron.step import step_terms
+from topoplan.engines.rule import broken_rule
+from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout, Recompute, changed
-from topoplan.layout.rules import broken_rule
+from topoplan.operators.flops import ends_in_layers
+from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan, Ranking
-from topoplan.planner.predict import memory_of, predict, states_of, terms_of, work_of
+from topoplan.planner.predict import memory_of, predict
 from topoplan.planner.rank import TIE
 from topoplan.planner.search import rank
 from topoplan.specs.spec import Spec
@@ -63,7 +66,7 @@ def test_plans_are_legal_and_fit_and_have_ids_of_their_own(name: str) -> None:
     ranking = searched(name)
     for plan in ranking.plans:
         assert plan.fits
-        assert broken_rule(ranking.spec, plan.layout) is None
+        assert broken_rule(ranking.spec, plan.layout, RULES) is None
         assert plan.layout.world_size == ranking.spec.cluster.world_size
         batch = plan.layout.micro_batch_size * plan.layout.gradient_accumulation_steps * plan.layout.dp
         assert batch == ranking.spec.job.global_batch_size
@@ -356,8 +359,9 @@ def shares(spec: Spec, layout: Layout) -> list[Layout]:
 
 def with_all_modes(spec: Spec) -> Iterator[tuple[Layout, ShapeStates, tuple[Recompute, ...]]]:
     """Every legal layout of a spec, without the mode: with its states and the recompute modes that it may have."""
+    case = case_of(spec, "mca")
     for shape, broken_shape in shapes(spec, "mca", ends_in_layers(spec.model, spec.job)):
-        states = {} if broken_shape else {layout.pipeline_layout: states_of(spec, layout) for layout in shape}
+        states = {} if broken_shape else {layout.pipeline_layout: shape_states(case, layout) for layout in shape}
         for layouts, modes, broken in steps(spec, shape) if states else ():
             for layout in layouts if not broken else ():
                 yield layout, states[layout.pipeline_layout], (layout.recompute, *modes)
@@ -371,8 +375,8 @@ def test_of_all_ways_to_make_a_set_of_degrees_fit_the_fastest_is_ranked(name: st
         for mode in modes:
             for lighter in lighter_modes(spec, changed(layout, recompute=mode)):
                 for one in shares(spec, changed(layout, recompute=lighter)):
-                    if memory_of(spec, one, states=states, until_over=True).fits:
-                        step_s = terms_of(spec, one, work_of(spec, one)).step_s
+                    if memory_of(case_of(spec, one.backend), one, states=states, until_over=True).fits:
+                        step_s = step_terms(case_of(spec, one.backend), one).step_s
                         degrees = all_degrees(one)
                         fastest[degrees] = min(step_s, fastest.get(degrees, step_s))
     ranking = rank(spec)
@@ -386,10 +390,11 @@ def test_of_all_ways_to_make_a_set_of_degrees_fit_the_fastest_is_ranked(name: st
 @pytest.mark.parametrize("name", SMALL)
 def test_fewer_recomputed_layers_never_need_less_memory(name: str) -> None:
     spec, compared = SMALL[name], 0
+    case = case_of(spec, "mca")
     for layout, states, modes in with_all_modes(spec):
         for one in shares(spec, changed(layout, recompute=modes[-1])):
             lighter = lighter_modes(spec, one)
-            needed = [memory_of(spec, changed(one, recompute=mode), states=states).device_bytes for mode in lighter]
+            needed = [memory_of(case, changed(one, recompute=mode), states=states).device_bytes for mode in lighter]
             compared += len(needed) - 1
             assert all(less >= more * (1 - 1e-12) for less, more in pairwise(needed)), one.id
     assert compared > 100
@@ -405,7 +410,7 @@ def test_no_plan_recomputes_more_layers_than_it_must(name: str) -> None:
         assert mode.num_layers is not None
         for count in range(mode.num_layers):
             less = Recompute() if count == 0 else replace(mode, num_layers=count)
-            assert not memory_of(ranking.spec, replace(plan.layout, recompute=less)).fits
+            assert not memory_of(case_of(ranking.spec, plan.layout.backend), replace(plan.layout, recompute=less)).fits
 
 
 def test_no_plan_offloads_more_than_it_must() -> None:
@@ -417,7 +422,9 @@ def test_no_plan_offloads_more_than_it_must() -> None:
         for fraction in (0.0, *OFFLOAD_FRACTIONS):
             if fraction >= plan.layout.optimizer_offload_fraction:
                 break
-            less = memory_of(spec, replace(plan.layout, optimizer_offload_fraction=fraction))
+            less = memory_of(
+                case_of(spec, plan.layout.backend), replace(plan.layout, optimizer_offload_fraction=fraction)
+            )
             assert not less.fits or plan.layout.recompute.method == "block"
 
 

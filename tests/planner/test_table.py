@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from topoplan.catalog import gpu, model
+from topoplan.engines.data_parallel.rules import ulysses_degrees
 from topoplan.errors import LayoutError, ModelError
-from topoplan.layout.sharded_rules import ulysses_degrees
 from topoplan.planner.table import OpenRange, cell, recipes, table, usual_machine, yarn_factor
 from topoplan.planner.table import recipe as recipe_of
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.cost.samples import DENSE, LATENT, MIXED, TIED, VISION, spec_of
-from topoplan.cost.compute import PARTS
+from tests.engines.samples import DENSE, LATENT, MIXED, TIED, VISION, spec_of
+from topoplan.operators.te_compute import PARTS
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.planner.time_breakdown import TimeBreakdown, time_breakdown

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.cost.samples import DENSE, MIXED, VISION, spec_of
+from tests.engines.samples import DENSE, MIXED, VISION, spec_of
 from topoplan.planner.predict import predict
 from topoplan.planner.timeline import Timeline, timeline
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from tests.cost.samples import DENSE, spec_of
+from tests.engines.samples import DENSE, spec_of
 from tests.samples import make_plan
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict

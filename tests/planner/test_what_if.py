@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from tests.cost.samples import DENSE, spec_of
+from tests.engines.samples import DENSE, spec_of
 from topoplan.planner.predict import predict
 from topoplan.planner.search import rank
 from topoplan.planner.what_if import fate_of, found_by, outcome

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from tests.cost.samples import DENSE, spec_of
+from tests.engines.samples import DENSE, spec_of
 from tests.planner.sharded_cases import CASES as SHARDED
 from tests.planner.sharded_cases import plan_of
 from tests.report.test_tables import shown

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import topoplan
-from tests.cost.samples import DENSE, MIXED, VISION, spec_of
+from tests.engines.samples import DENSE, MIXED, VISION, spec_of
 from topoplan.planner.breakdown import breakdown
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict

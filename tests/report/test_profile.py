@@ -4,7 +4,6 @@ from pathlib import Path
 from rich.console import Console
 
 from topoplan import catalog
-from topoplan.cost.profile import BANDS, CONSTANTS, profile_of
 from topoplan.report.profile import (
     kinds_text,
     print_profile,
@@ -15,6 +14,7 @@ from topoplan.report.profile import (
     shown_value,
     unit,
 )
+from topoplan.specs.gpu_profile import BANDS, CONSTANTS, profile_of
 from topoplan.specs.profile import read_profile
 
 H100 = catalog.gpu("h100-sxm-80gb")

@@ -13,12 +13,12 @@ def shown(width: int = 60) -> tuple[io.StringIO, Console]:
 
 def test_a_heading_names_the_formula_where_there_is_one() -> None:
     stream, console = shown()
-    heading(console, "Stages", "cost/step.py stage_time")
+    heading(console, "Stages", "engines/megatron/step.py stage_time")
     heading(console, "Around")
     assert stream.getvalue().split("\n") == [
         "",
         "Stages",
-        "formula: cost/step.py stage_time",
+        "formula: engines/megatron/step.py stage_time",
         "",
         "Around",
         "",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import topoplan
-from tests.cost.samples import DENSE, MIXED, TIED, VISION, spec_of
+from tests.engines.samples import DENSE, MIXED, TIED, VISION, spec_of
 from tests.report.test_tables import shown
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
@@ -84,7 +84,7 @@ def test_the_dispatcher_is_named_beside_what_it_costs() -> None:
     text = flat(rendered(MIXED, {}, {"ep": 16}))
     assert "dispatch, combine (flex) ep_comm" in text
     assert "alltoall" not in text
-    assert source_of("ep_comm", "dispatch, combine (flex)").startswith("cost/dispatch.py flex_s")
+    assert source_of("ep_comm", "dispatch, combine (flex)").startswith("operators/dispatch.py flex_s")
 
 
 def test_one_stage_needs_no_table_of_stages_and_no_recomputation_no_column() -> None:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tests.cost.samples import DENSE, spec_of
+from tests.engines.samples import DENSE, spec_of
 from tests.report.test_tables import shown
 from tests.samples import make_plan, make_spec
 from topoplan.planner.plan import Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cost.samples import DENSE, spec_of
+from tests.engines.samples import DENSE, spec_of
 from tests.planner.sharded_cases import plan_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict

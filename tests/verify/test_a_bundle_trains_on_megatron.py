@@ -25,9 +25,9 @@ import yaml
 
 from tests.verify.llamafactory import ROOT, need_llamafactory
 from tests.verify.test_a_bundle_trains import make_data, make_model
-from topoplan.backends.megatron import MCA
-from topoplan.cost.states import stage_parameters
 from topoplan.emit.bundle import generate
+from topoplan.engines.megatron.states import stage_parameters
+from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.specs.load import spec_from_document
@@ -295,10 +295,11 @@ def test_each_rank_holds_what_the_plan_says(trained: Callable[[str], Run], name:
     run = trained(name)
     spec, layout = run.spec, run.plan.layout
     assert len(run.ranks) == layout.world_size
+    case = case_of(spec, layout.backend)
     for held in run.ranks:
         stage = held["stage"]
         account = run.plan.memory.by_stage[stage].parts_bytes
-        assert held["parameters"] == stage_parameters(spec.model, spec.job, layout, MCA, stage).total
+        assert held["parameters"] == stage_parameters(case, layout, stage).total
         assert held["weights"] == account["weights"]
         # Tensors start at multiples of 64 elements, and buckets divide by the ranks.
         assert held["gradients"] == pytest.approx(account["gradients"], rel=0.01)

@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cost.samples import spec_of
+from tests.engines.samples import spec_of
 from tests.verify.test_parameters_against_transformers import (
     REMOTE_CODE,
     hugging_face_config,
     one_name_per_architecture,
 )
 from topoplan import catalog
-from topoplan.cost.sharded.activations import FORWARD_LOGIT_BYTES, LOGIT_BYTES, LayerUse, eager_activations
-from topoplan.cost.sharded.linears import elements_of, layer_linears
+from topoplan.operators.eager_activations import FORWARD_LOGIT_BYTES, LOGIT_BYTES, LayerUse, eager_activations
+from topoplan.operators.eager_linears import elements_of, layer_linears
 from topoplan.specs.config_json import model_from_config
 
 pytestmark = pytest.mark.verify

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from topoplan import catalog
-from topoplan.backends.megatron_linears import MegatronLinear, megatron_linears, side_of
-from topoplan.cost.activations import layer_activations
-from topoplan.cost.adapters import DROPOUT, Adapters, adapter_parameters, adapter_tensors, replicated_elements
-from topoplan.cost.params import cut, mtp_layer
-from topoplan.cost.shard import Shard
-from topoplan.cost.sharded.linears import LORA_RANK
+from topoplan.operators.adapters import DROPOUT, Adapters, adapter_parameters, adapter_tensors, replicated_elements
+from topoplan.operators.eager_linears import LORA_RANK
+from topoplan.operators.megatron_linears import MegatronLinear, megatron_linears, side_of
+from topoplan.operators.params import cut, mtp_layer
+from topoplan.operators.shard import Shard
+from topoplan.operators.te_activations import layer_activations
 from topoplan.specs.model import Layer, Model, Moe
 
 pytestmark = pytest.mark.verify

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from topoplan.layout.layout import Layout
-from topoplan.layout.placement import GroupName, first_ranks, group
+from topoplan.network.placement import GroupName, first_ranks, group
 
 pytestmark = pytest.mark.verify
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from topoplan.cost.moments import bytes_per_logit, mtp_bytes_per_logit
+from topoplan.engines.megatron.moments import bytes_per_logit, mtp_bytes_per_logit
 from topoplan.layout.layout import Layout
 
 pytestmark = pytest.mark.verify

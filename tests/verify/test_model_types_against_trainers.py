@@ -16,9 +16,9 @@ from tests.verify.llamafactory import need_llamafactory, parse
 from topoplan import catalog
 from topoplan.backends.mca import SUPPORTED_MODEL_TYPES
 from topoplan.emit.bundle import bundle_warnings, generate
-from topoplan.layout.rules import facts_of
 from topoplan.planner.plan import Plan
 from topoplan.specs.config_json import model_from_config
+from topoplan.specs.facts import facts_of
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.layout.specs import make_layout, make_spec
-from topoplan.layout.rules import RULES
+from topoplan.engines.megatron.rules import RULES
 
 REASON = "megatron-core is not installed (the verify extra has it)"
 torch = pytest.importorskip("torch", reason=REASON)

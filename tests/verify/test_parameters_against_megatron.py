@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from tests.engines.samples import spec_of
 from topoplan import catalog
-from topoplan.backends.megatron import MCA
-from topoplan.cost.states import stage_parameters
+from topoplan.engines.megatron.states import stage_parameters
 from topoplan.layout.layout import Layout
 from topoplan.layout.stages import balanced_pipeline_layout
-from topoplan.specs.job import Job
+from topoplan.planner.case import case_of
 from topoplan.specs.model import Attention, LatentAttention, Model, Moe
 
 pytestmark = pytest.mark.verify
@@ -232,10 +232,10 @@ def test_every_stage_holds_what_megatron_builds(name, degrees):
     layout = layout_of(model, degrees)
     if layout is None:
         pytest.skip("the model's heads do not allow these degrees")
-    job = Job(seq_len=4096, global_batch_size=layout.dp)
     if any(isinstance(layer.ffn, Moe) for layer in model.layers):
         layout = replace(layout, sequence_parallel=layout.tp > 1)
-    ours = [stage_parameters(model, job, layout, MCA, rank).total for rank in range(layout.pp)]
+    case = case_of(spec_of(name), "mca")
+    ours = [stage_parameters(case, layout, rank).total for rank in range(layout.pp)]
     assert ours == built_parameters(model, replace(layout, sequence_parallel=False))
 
 
@@ -278,6 +278,6 @@ def test_every_stage_holds_the_token_prediction_that_megatron_builds(name, mtp_l
         gradient_accumulation_steps=1,
         pipeline_layout=pipeline_layout,
     )
-    job = Job(seq_len=4096, global_batch_size=dp, mtp_num_layers=mtp_layers)
-    ours = [stage_parameters(model, job, layout, MCA, rank).total for rank in range(pp)]
+    case = case_of(spec_of(name, mtp_num_layers=mtp_layers), "mca")
+    ours = [stage_parameters(case, layout, rank).total for rank in range(pp)]
     assert ours == built_parameters(model, layout, mtp_layers)

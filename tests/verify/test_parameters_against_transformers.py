@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from topoplan import catalog
-from topoplan.cost.params import parameter_count
+from topoplan.operators.params import parameter_count
 from topoplan.specs.config_json import model_from_config
 
 pytestmark = pytest.mark.verify

@@ -17,8 +17,8 @@ from packaging.version import Version
 
 from tests.layout.specs import DENSE, LINEAR, MLA, MOE, make_layout, make_spec
 from tests.verify.megatron import config_of, fake_world, initialize, refused_by_megatron
+from topoplan.engines.megatron.rules import RULES
 from topoplan.layout.layout import Layout, Recompute
-from topoplan.layout.rules import RULES
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.specs.model import Attention, Layer, LinearAttention, Mlp, Model, Moe
 from topoplan.specs.spec import Spec

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from topoplan.catalog.packages import in_words
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import facts_of
+from topoplan.specs.facts import facts_of
 from topoplan.specs.model import LinearAttention
 from topoplan.specs.spec import Spec
 

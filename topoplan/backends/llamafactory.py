@@ -5,7 +5,7 @@ Sources are named by their file at LLaMA-Factory 0.9.5, transformers 5.6, accele
 
 from __future__ import annotations
 
-from topoplan.backends.sharded import check_packing
+from topoplan.engines.data_parallel.parameter_bytes import check_packing
 from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec

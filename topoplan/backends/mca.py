@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from topoplan.backends.known_faults import check_keys
+from topoplan.engines.megatron.rules import sequence_parts
 from topoplan.errors import LayoutError, ModelError, SpecError, listed
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import pad_multiple, pads_to_seq_len, sequence_parts
+from topoplan.operators.padding import pad_multiple, pads_to_seq_len
 from topoplan.specs.job import Job
 from topoplan.specs.model import LinearAttention
 from topoplan.specs.spec import Spec

@@ -1,24 +1,8 @@
-"""What the cost model must know about Megatron-core, and where LLaMA-Factory's adapter differs: traits, as data."""
+"""Traits of the trainers that split the model with Megatron-core: Megatron-LM's kin, and LLaMA-Factory's adapter."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
-    """How a trainer builds and runs the model."""
-
-    name: str
-    vocab_multiple: int
-    """The vocabulary is padded to a multiple of this times tp (make_vocab_size_divisible_by); 1: not padded."""
-    vocab_must_divide: bool
-    """A vocabulary that tp does not divide is refused instead of padded."""
-    dispatcher: str = "alltoall"
-    """Usual moe_token_dispatcher_type of expert groups inside a node."""
-    dispatcher_across_nodes: str = "alltoall"
-    """The same of groups that span nodes, where the cluster has what it needs."""
-
+from topoplan.specs.traits import Traits
 
 MEGATRON = Traits(name="megatron", vocab_multiple=128, vocab_must_divide=False, dispatcher_across_nodes="flex")
 """Megatron-LM's own training loop and the trainers built on it (Megatron-Bridge, ms-swift).
@@ -32,4 +16,8 @@ MCA = Traits(name="mca", vocab_multiple=1, vocab_must_divide=True)
 """LLaMA-Factory's mcore_adapter: padded_vocab_size is the checkpoint's vocab_size (`models/*/__init__.py`).
 `training_args.py` offers the dispatchers allgather and alltoall."""
 
-TRAITS = {"megatron": MEGATRON, "mca": MCA}
+TRAITS = {
+    "megatron": MEGATRON,
+    "mca": MCA,
+    **{name: Traits(name=name, vocab_multiple=1, vocab_must_divide=False) for name in ("ddp", "deepspeed", "fsdp2")},
+}

@@ -7,11 +7,11 @@ import math
 from topoplan.backends import mca
 from topoplan.backends.known_faults import check_keys
 from topoplan.backends.mca import FP8_RECIPES
-from topoplan.backends.megatron_linears import check_targets
-from topoplan.backends.sharded import check_packing
+from topoplan.engines.data_parallel.parameter_bytes import check_packing
 from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import facts_of
+from topoplan.operators.megatron_linears import check_targets
+from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Model
 from topoplan.specs.spec import Spec

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from topoplan.backends import llamafactory, mca, swift, trinity
+from topoplan.engines.rule import Rule
 from topoplan.errors import InputError, LayoutError, listed, nearest
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout
-from topoplan.layout.rules import Rule
 from topoplan.specs.spec import Spec
 
 TrainerName = Literal["llamafactory", "swift", "trinity"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from topoplan.engines.data_parallel.rules import ulysses_degrees
 from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Layout
-from topoplan.layout.sharded_rules import ulysses_degrees
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec

@@ -1,9 +1,9 @@
 """The GPUs and models that topoplan knows, as data.
 
 `gpus.json` has the vendors' figures in the vendors' units; they become bytes, seconds and FLOP/s here. `profiles.json`
-has what is fitted or measured of each architecture (`cost/profile.py`), and is the list of architectures. `models.json`
-lists the names, and `models/<architecture>.json` holds the config.json fields that matter and the exact parameter count
-of the architecture that these names share. Each file is read when it is first needed, and once.
+has what is fitted or measured of each architecture (`specs/gpu_profile.py`), and is the list of architectures.
+`models.json` lists the names, and `models/<architecture>.json` holds the config.json fields that matter and the exact
+parameter count of the architecture that these names share. Each file is read when it is first needed, and once.
 """
 
 from __future__ import annotations

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from topoplan.backends.sharded import parameter_bytes
 from topoplan.check.job.translate import Translation
 from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.layout_keys import KEYS_OF_RULE, key_line
-from topoplan.cost.sharded.linears import elements_of
+from topoplan.engines.data_parallel.parameter_bytes import parameter_bytes
+from topoplan.operators.eager_linears import elements_of
+from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import memory_of
 from topoplan.units import GIB
@@ -45,7 +46,7 @@ def offload_findings(translation: Translation, plan: Plan) -> Iterator[Finding]:
 
 
 def _made_of_megatron(translation: Translation) -> str:
-    """What Megatron's HybridDeviceOptimizer keeps there, as `cost/states.py::host_optimizer_bytes` counts it."""
+    """What Megatron's HybridDeviceOptimizer keeps there (`engines/megatron/states.py::host_optimizer_bytes`)."""
     share, capacity = translation.layout.optimizer_offload_fraction, translation.spec.cluster.host_memory_bytes
     made_of = (
         f"optimizer_offload_fraction {share:g} of 16 bytes of fp32 weight, Adam's two moments and gradient for each"
@@ -67,7 +68,7 @@ def _made_of(translation: Translation, plan: Plan) -> str:
     ]
     weights = 0.0
     if layout.offload_param:
-        weights = host - memory_of(spec, replace(layout, offload_param=False)).host_bytes
+        weights = host - memory_of(case_of(spec, layout.backend), replace(layout, offload_param=False)).host_bytes
     elif layout.offload:
         weights = share * (
             each.trained * elements.trained + each.frozen * elements.frozen + each.quantised * elements.quantised
@@ -108,7 +109,7 @@ def _remedy(translation: Translation, plan: Plan) -> str:
         pinned = "" if layout.is_megatron else "; leave pin_memory off"
         words.append(f"use a node with more memory, or more nodes, which share it out{pinned}")
     if layout.offload_param:
-        less = memory_of(spec, replace(layout, offload_param=False))
+        less = memory_of(case_of(spec, layout.backend), replace(layout, offload_param=False))
         on_gpu = f"and {less.device_bytes / GIB:.1f} GiB on each GPU of {less.capacity_bytes / GIB:.1f}"
         words.append(f"without offload_param it needs {less.host_bytes / GIB:,.0f} GiB {on_gpu}")
     return "; ".join(words)

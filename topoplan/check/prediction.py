@@ -11,8 +11,8 @@ from topoplan.check.job.translate import Translation
 from topoplan.check.read.setup import Configuration
 from topoplan.emit.trainer_keys import known_keys
 from topoplan.emit.trainer_yaml import trainer_file
-from topoplan.layout.rules import facts_of
 from topoplan.planner.plan import Plan
+from topoplan.specs.facts import facts_of
 
 _FOLLOWING = ("apply_rope_fusion", "moe_token_dispatcher_type")
 """Keys of the Megatron path that are right for one layout and wrong for another."""

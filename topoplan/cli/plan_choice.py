@@ -75,7 +75,7 @@ def plan_of_id(spec: Spec, wanted: str, *, option: str = "--plan") -> Plan:
 def _searched_keys(spec: Spec, keys: Mapping[str, Any]) -> dict[str, Any]:
     """What a search of the spec would choose of keys that no id says."""
     from topoplan.backends.trainers import backends_of
-    from topoplan.layout.enumerate_sharded import usual_grad_reduce_in_fp32
+    from topoplan.engines.data_parallel.layouts import usual_grad_reduce_in_fp32
     from topoplan.layout.layout import MEGATRON_BACKENDS
 
     if "sharding" in keys:

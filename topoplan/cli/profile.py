@@ -32,7 +32,6 @@ def profile(
     """
     from topoplan.catalog import gpu as gpu_named
     from topoplan.cli.output import print_json, stdout_console
-    from topoplan.cost.profile import profile_of
     from topoplan.errors import InputError
     from topoplan.report.profile import (
         print_profile,
@@ -41,6 +40,7 @@ def profile(
         profile_to_dict,
         profiles_to_dict,
     )
+    from topoplan.specs.gpu_profile import profile_of
     from topoplan.specs.profile import read_profile
 
     if output is not None and as_json:

@@ -121,8 +121,8 @@ def _steps(spec: Spec, tokens: str | None) -> int:
     """Optimizer steps of the job: of so many tokens, else as the spec says."""
     from math import ceil
 
-    from topoplan.cost.padding import tokens_per_step
     from topoplan.errors import SpecError, UnitError
+    from topoplan.operators.padding import tokens_per_step
     from topoplan.report.effort import job_steps
     from topoplan.units import parse_count
 

@@ -23,6 +23,7 @@ from topoplan.emit.bundle import NO_SCHEDULER, PLAN_SCHEMA, Scheduler
 from topoplan.emit.writer import PLAN_FILE
 from topoplan.errors import InputError, SpecError, nearest
 from topoplan.layout.forms import layout_from_dict
+from topoplan.planner.case import case_of
 from topoplan.planner.inputs import spec_from_dict
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import memory_of, plan_of, predict
@@ -86,7 +87,8 @@ def recorded_plan(source: Source) -> RecordedPlan:
         plan = predict(spec, layout_from_dict(data["layout"], spec.cluster, spec.model, spec.job))
         if len(_listed_stages(data)) < plan.layout.pp:
             # A search lists only the stages that can need most, `predict` all of them.
-            plan = plan_of(spec, plan.layout, memory_of(spec, plan.layout))
+            case = case_of(spec, plan.layout.backend)
+            plan = plan_of(spec, case, plan.layout, memory_of(case, plan.layout))
     return RecordedPlan(
         spec=spec,
         plan=plan,

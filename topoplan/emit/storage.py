@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from topoplan.backends.megatron import TRAITS
-from topoplan.cost.states import stage_parameters
 from topoplan.emit.trainer_facts import resumable
+from topoplan.engines.megatron.states import stage_parameters
 from topoplan.layout.layout import Layout, changed
+from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
 
 _WEIGHT_BYTES = 2  # bf16 or fp16
@@ -55,10 +55,12 @@ def checkpoint_size(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Ch
     the weights outside of the experts once for each expert-parallel rank. Megatron-core distrib_optimizer.py: the
     distributed optimizer saves every element once, in fp32.
     """
-    job = replace(spec.job, freeze_language_model=False, freeze_vision_tower=False, freeze_multi_modal_projector=False)
+    all_trained = replace(
+        spec.job, freeze_language_model=False, freeze_vision_tower=False, freeze_multi_modal_projector=False
+    )
     one = changed(layout, tp=1, pp=1, vpp=1, ep=1, etp=1, pipeline_layout=None)
-    every = stage_parameters(spec.model, job, one, TRAITS["mca"], 0)
-    trained = stage_parameters(spec.model, spec.job, one, TRAITS["mca"], 0)
+    every = stage_parameters(case_of(replace(spec, job=all_trained), "mca"), one, 0)
+    trained = stage_parameters(case_of(spec, "mca"), one, 0)
     copies = 1 if values.get("ckpt_format") == "torch_dist" or not resumable(spec, layout) else layout.ep
     to_hf = bool(values.get("save_hf_model"))
     weights_alone = bool(values.get("save_only_model"))

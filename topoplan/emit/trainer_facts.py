@@ -7,7 +7,7 @@ import re
 from pathlib import PurePosixPath
 
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import facts_of
+from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Mlp, Model, Moe
 from topoplan.specs.spec import Spec

@@ -10,7 +10,7 @@ from topoplan.backends.known_faults import can_export
 from topoplan.emit.trainer_facts import resumable
 from topoplan.emit.trainer_keys import missing_template, trainer_versions
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import pad_multiple
+from topoplan.operators.padding import pad_multiple
 from topoplan.specs.spec import Spec
 
 _QUANTIZED = re.compile(r"-(?:fp8|awq|gptq|int[48]|w[48]a16|bnb)\b", re.IGNORECASE)

@@ -22,8 +22,8 @@ from topoplan.emit.writer import TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import facts_of
 from topoplan.planner.plan import Plan
+from topoplan.specs.facts import facts_of
 from topoplan.specs.model import LatentAttention, Model
 from topoplan.specs.spec import Spec
 

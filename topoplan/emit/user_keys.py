@@ -10,7 +10,7 @@ from topoplan.emit.trainer_facts import is_hub_id, model_directory, place_of, tr
 from topoplan.emit.trainer_keys import check_key, known_keys, needed_transformers
 from topoplan.errors import LayoutError, SpecError
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import facts_of
+from topoplan.specs.facts import facts_of
 from topoplan.specs.spec import Spec
 
 _JOB_KEYS = {

@@ -10,11 +10,11 @@ from typing import Any
 from topoplan.backends.requirements import Requirement
 from topoplan.backends.trainers import TrainerName
 from topoplan.catalog.packages import packages
-from topoplan.cost.params import parameter_count
 from topoplan.emit.storage import CheckpointSize
 from topoplan.emit.torchrun import master_port
 from topoplan.emit.writer import DATASET_TO_FILL_IN
 from topoplan.emit.writers import writer_of
+from topoplan.operators.params import parameter_count
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Host
 from topoplan.specs.spec import Spec

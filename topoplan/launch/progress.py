@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Self
 
-from topoplan.cost.padding import tokens_per_step
 from topoplan.emit.trainer_facts import training_steps
+from topoplan.operators.padding import tokens_per_step
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
 

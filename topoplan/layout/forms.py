@@ -9,10 +9,10 @@ from math import prod
 from typing import Any
 
 from topoplan.errors import LayoutError, nearest
-from topoplan.layout.layout import BACKENDS, MEGATRON_BACKENDS, SHARDED_BACKENDS, Layout, Recompute
-from topoplan.layout.rules import RECOMPUTE_MODULES, facts_of
+from topoplan.layout.layout import BACKENDS, MEGATRON_BACKENDS, RECOMPUTE_MODULES, SHARDED_BACKENDS, Layout, Recompute
 from topoplan.layout.stages import vpp_of
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.units import shown

@@ -16,6 +16,10 @@ SHARDED_BACKENDS = ("ddp", "deepspeed", "fsdp2")
 BACKENDS = MEGATRON_BACKENDS + SHARDED_BACKENDS
 
 
+RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+"""What selective recomputation may name (MLM `transformer/transformer_config.py`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
     """Megatron's activation recomputation."""

@@ -22,7 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from topoplan.catalog import profile_entries
-from topoplan.cost.profile import (
+from topoplan.planner.validate import THROUGHPUT, Figure, at_90_percent
+from topoplan.specs.gpu_profile import (
     BANDS,
     FEW_FIGURES,
     POOLED_BANDS,
@@ -30,7 +31,6 @@ from topoplan.cost.profile import (
     WIDER_FOR_NONE,
     WIDEST,
 )
-from topoplan.planner.validate import THROUGHPUT, Figure, at_90_percent
 
 NARROWEST: Mapping[str, float] = {
     "memory_band": 0.03,

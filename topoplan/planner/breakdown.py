@@ -1,4 +1,4 @@
-"""Where each byte of a plan goes: the terms that `cost/memory.py` adds up, one by one."""
+"""Where each byte of a plan goes: the terms that `engines/megatron/memory.py` adds up, one by one."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
-from topoplan.backends.megatron import TRAITS
-from topoplan.cost.activations import kept_activations, layer_activations
-from topoplan.cost.adapters import adapter_tensors
-from topoplan.cost.communicators import Communicator, communicators
-from topoplan.cost.memory import fragmentation, fullest_moment, vision_kept_bytes
-from topoplan.cost.moments import chunk_kept_bytes, kept_of
-from topoplan.cost.params import RankParameters, cut, layer_tensors
-from topoplan.cost.profile import profile_notes, profile_of
-from topoplan.cost.shard import shard_of
-from topoplan.cost.states import chunk_layers, end_tensors, stage_parameters
+from topoplan.engines.megatron.memory import fragmentation, fullest_moment, vision_kept_bytes
+from topoplan.engines.megatron.moments import chunk_kept_bytes, kept_of
+from topoplan.engines.megatron.states import chunk_layers, end_tensors, stage_parameters
 from topoplan.layout.layout import stages_of
 from topoplan.layout.stages import Chunk
+from topoplan.network.communicators import Communicator, communicators
+from topoplan.operators.adapters import adapter_tensors
+from topoplan.operators.params import RankParameters, cut, layer_tensors
+from topoplan.operators.shard import shard_of
+from topoplan.operators.te_activations import kept_activations, layer_activations
+from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan, StageMemory
+from topoplan.specs.gpu_profile import profile_notes
 from topoplan.specs.model import Layer, Model
 from topoplan.specs.spec import Spec
 
@@ -124,10 +124,11 @@ class Breakdown:
 def breakdown(spec: Spec, plan: Plan) -> Breakdown:
     """The terms of `plan.memory`, which has to list every stage (`planner.predict.predict`)."""
     model, job, layout, memory = spec.model, spec.job, plan.layout, plan.memory
-    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
+    case = case_of(spec, layout.backend)
+    profile = case.profile
     worst = max(memory.by_stage, key=lambda stage: stage.allocated_bytes).stage
     all_chunks = stages_of(model, job, layout)
-    shard = shard_of(layout, job, flash_attention=profile.flash_attention)
+    shard = shard_of(case, layout)
     by_layer = kept_of(model, job.mtp_num_layers, shard, layout.recompute)
 
     def chunk_rows(rank: int) -> tuple[ChunkRow, ...]:
@@ -139,7 +140,7 @@ def breakdown(spec: Spec, plan: Plan) -> Breakdown:
         )
 
     def tower_bytes(rank: int) -> float:
-        return vision_kept_bytes(model, job, layout) if rank == 0 else 0.0
+        return vision_kept_bytes(case, layout) if rank == 0 else 0.0
 
     def layer_rows(layer: Layer, count: int) -> LayerRows:
         activations = layer_activations(model, layer, shard)
@@ -177,7 +178,7 @@ def breakdown(spec: Spec, plan: Plan) -> Breakdown:
     ends = [
         WeightRow(name=tensor.name, elements=tensor.elements, split=tensor.split, rank_elements=elements)
         for chunk in all_chunks[worst]
-        for tensor, elements in end_tensors(model, chunk, traits, layout.tp)
+        for tensor, elements in end_tensors(case, chunk, layout.tp)
     ]
     if worst == 0:
         ends += _vision_rows(model)
@@ -197,12 +198,12 @@ def breakdown(spec: Spec, plan: Plan) -> Breakdown:
         vision_kept_bytes=tower_bytes(worst),
         layers=tuple(layer_rows(layer, count) for layer, count in _layers_of(model, all_chunks[worst])),
         ends=tuple(ends),
-        parameters=stage_parameters(model, job, layout, traits, worst),
+        parameters=stage_parameters(case, layout, worst),
         dense_shards=layout.optimizer_shards[0],
         expert_shards=layout.optimizer_shards[1],
-        fragmentation=fragmentation(model, layout, profile),
+        fragmentation=fragmentation(case, layout),
         context_bytes=profile.context_bytes,
-        communicators=communicators(layout, model, job, spec.cluster, profile),
+        communicators=communicators(case, layout),
         margin_stated=spec.cluster.margin is not None,
         notes=profile_notes(profile, spec.cluster.gpu, model, job),
     )

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from topoplan.backends.sharded import shards_of
-from topoplan.cost.collectives import member_bytes_per_s
-from topoplan.cost.profile import profile_of
+from topoplan.engines.data_parallel.parameter_bytes import shards_of
 from topoplan.layout.layout import Layout
-from topoplan.layout.placement import Group, GroupName, group, span
-from topoplan.layout.topology import LinkKind, local_ranks
-from topoplan.layout.traffic import Crossing, Pattern, worst_group
+from topoplan.network.collectives import member_bytes_per_s
+from topoplan.network.placement import Group, GroupName, group, span
+from topoplan.network.topology import LinkKind, local_ranks
+from topoplan.network.traffic import Crossing, Pattern, worst_group
 from topoplan.planner.plan import Plan
 from topoplan.planner.sharded_time import sharded_time_breakdown
 from topoplan.planner.time_breakdown import FlowRow, time_breakdown
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from topoplan.backends.trainers import TRAINER_RULE
+from topoplan.engines.data_parallel.rules import SHARDED_RULES
+from topoplan.engines.megatron.rules import RULES
+from topoplan.engines.rule import broken_rule
 from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import Layout, Recompute
-from topoplan.layout.rules import RULES, broken_rule
-from topoplan.layout.sharded_rules import SHARDED_RULES
+from topoplan.planner.case import case_of
 from topoplan.planner.plan import Ranked, Rejection
 from topoplan.planner.predict import memory_of
 from topoplan.specs.spec import Spec
@@ -21,7 +23,7 @@ FULL = Recompute(granularity="full", method="uniform", num_layers=1)
 
 def memory_rejection(spec: Spec, layout: Layout) -> Rejection:
     """Why a legal layout does not fit, and the nearest change after which it would."""
-    memory = memory_of(spec, layout)
+    memory = memory_of(case_of(spec, layout.backend), layout)
     worst = max(memory.by_stage, key=lambda stage: stage.allocated_bytes)
     largest = max(worst.parts_bytes, key=lambda part: worst.parts_bytes[part])
     if memory.excess_bytes > 0.0:
@@ -128,7 +130,7 @@ def _first_that_fits(spec: Spec, layout: Layout) -> str:
     for name, changed in _changes(spec, layout):
         rules = RULES if changed.is_megatron else SHARDED_RULES
         if _keeps_pins(spec, changed) and broken_rule(spec, changed, (*rules, TRAINER_RULE)) is None:
-            memory = memory_of(spec, changed)
+            memory = memory_of(case_of(spec, changed.backend), changed)
             if memory.fits:
                 beside = f" and {memory.host_bytes / GIB:.0f} GiB of host memory a node" if memory.host_bytes else ""
                 return f"{name} would fit ({memory.device_bytes / GIB:.1f} GiB{beside})"

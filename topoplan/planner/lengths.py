@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from topoplan.cost.padding import is_padded_by_step, is_padded_to_seq_len, load_of
-from topoplan.layout.rules import broken_rule
+from topoplan.engines.megatron.rules import RULES
+from topoplan.engines.rule import broken_rule
+from topoplan.operators.padding import is_padded_by_step, is_padded_to_seq_len, load_of
+from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import memory_of, plan_of
 from topoplan.specs.job import Job
@@ -74,12 +76,13 @@ def _gain(spec: Spec, plan: Plan) -> str:
     if packing is None or packing.sequences < job.global_batch_size:
         return ""
     then = replace(spec, job=replace(there, samples=packing.sequences))
-    if broken_rule(then, plan.layout):
+    if broken_rule(then, plan.layout, RULES):
         return ""
-    memory = memory_of(then, plan.layout)
+    case = case_of(then, plan.layout.backend)
+    memory = memory_of(case, plan.layout)
     if not memory.fits:
         return ""
-    packed_s = plan_of(then, plan.layout, memory).time.step_s * packing.sequences
+    packed_s = plan_of(then, case, plan.layout, memory).time.step_s * packing.sequences
     hours = [
         seconds / job.global_batch_size * job.epochs / 3600 for seconds in (packed_s, plan.time.step_s * job.samples)
     ]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from operator import eq
 from typing import Protocol, overload
 
-from topoplan.cost.memory import Memory, StageMemory
-from topoplan.cost.step import Time
+from topoplan.engines.megatron.memory import Memory, StageMemory
+from topoplan.engines.megatron.step import Time
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 

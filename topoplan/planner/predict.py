@@ -6,28 +6,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from topoplan.backends.mca import SUPPORTED_MODEL_TYPES, check_optimizer, check_precision, check_token_prediction
-from topoplan.backends.megatron import TRAITS
 from topoplan.backends.requirements import environment_warnings
 from topoplan.backends.swift import check_finetuning
 from topoplan.backends.trainers import trainer_of
-from topoplan.cost.adapters import adapters_of
-from topoplan.cost.compute import peak_flops
-from topoplan.cost.dispatch import dispatcher_of
-from topoplan.cost.flops import model_flops_per_step
-from topoplan.cost.memory import Memory, ShapeStates, predict_memory, resident_excess_bytes, shape_states
-from topoplan.cost.padding import padding_share, tokens_per_step
-from topoplan.cost.profile import profile_notes, profile_of
-from topoplan.cost.shard import shard_of
-from topoplan.cost.sharded.memory import sharded_memory
-from topoplan.cost.sharded.step import sharded_time
-from topoplan.cost.step import PipelineWork, StepTerms, pipeline_work, predict_time, step_terms
+from topoplan.engines.data_parallel.memory import sharded_memory
+from topoplan.engines.data_parallel.rules import SHARDED_RULES
+from topoplan.engines.data_parallel.step import sharded_time
+from topoplan.engines.megatron.memory import Memory, ShapeStates, predict_memory
+from topoplan.engines.megatron.rules import MODE_RULES, SHAPE_RULES, STEP_RULES, tensor_parallel_domain
+from topoplan.engines.megatron.step import StepTerms, predict_time
+from topoplan.engines.rule import broken_rule
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.layout.layout import MEGATRON_BACKENDS, Layout
-from topoplan.layout.rules import MODE_RULES, SHAPE_RULES, STEP_RULES, broken_rule, facts_of, tensor_parallel_domain
-from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.layout.stages import balanced_pipeline_layout
+from topoplan.operators.adapters import adapters_of
+from topoplan.operators.dispatch import dispatcher_of
+from topoplan.operators.flops import model_flops_per_step
+from topoplan.operators.padding import padding_share, tokens_per_step
+from topoplan.operators.shard import shard_of
+from topoplan.operators.te_compute import peak_flops
+from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
+from topoplan.specs.case import Case
+from topoplan.specs.facts import facts_of
+from topoplan.specs.gpu_profile import profile_notes, profile_of
 from topoplan.specs.spec import Spec
 from topoplan.units import GIB
 
@@ -36,7 +39,7 @@ RULES_OF_A_GIVEN_LAYOUT = SHAPE_RULES + STEP_RULES + MODE_RULES
 
 
 def memory_of(
-    spec: Spec,
+    case: Case,
     layout: Layout,
     *,
     all_stages: bool = False,
@@ -44,61 +47,14 @@ def memory_of(
     until_over: bool = False,
 ) -> Memory:
     """Memory of a layout that is known to be legal; options as in `predict_memory`."""
-    profile = profile_of(spec.cluster.gpu, spec.profile)
     if not layout.is_megatron:
-        return sharded_memory(spec.model, spec.cluster, spec.job, layout, profile, with_moments=all_stages)
-    traits = TRAITS[layout.backend]
-    return predict_memory(
-        spec.model,
-        spec.cluster,
-        spec.job,
-        layout,
-        traits,
-        profile,
-        all_stages=all_stages,
-        states=states,
-        until_over=until_over,
-    )
+        return sharded_memory(case, layout, with_moments=all_stages)
+    return predict_memory(case, layout, all_stages=all_stages, states=states, until_over=until_over)
 
 
-def states_of(spec: Spec, layout: Layout) -> ShapeStates:
-    """What `memory_of` need not work out again for another micro batch, recompute mode or offload."""
-    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
-    return shape_states(spec.model, spec.cluster, spec.job, layout, traits, profile)
-
-
-def excess_of(spec: Spec, layout: Layout, states: ShapeStates) -> float:
-    """At least so many bytes are over the card, whatever the micro batch and the recompute mode."""
-    profile = profile_of(spec.cluster.gpu, spec.profile)
-    return resident_excess_bytes(spec.model, spec.cluster, spec.job, layout, profile, states)
-
-
-def work_of(spec: Spec, layout: Layout) -> PipelineWork:
-    """What the stages of a legal layout have to do in a step."""
-    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
-    return pipeline_work(spec.model, spec.cluster, spec.job, layout, traits, profile)
-
-
-def terms_of(spec: Spec, layout: Layout, work: PipelineWork) -> StepTerms:
-    """What a step of a legal layout is made of."""
-    traits, profile = TRAITS[layout.backend], profile_of(spec.cluster.gpu, spec.profile)
-    return step_terms(spec.model, spec.cluster, spec.job, layout, traits, profile, work)
-
-
-def step_of(spec: Spec, layout: Layout) -> float:
-    """Seconds of a step of a legal layout whose backend splits data alone."""
-    profile = profile_of(spec.cluster.gpu, spec.profile)
-    return sharded_time(spec.model, spec.cluster, spec.job, layout, profile).step_s
-
-
-def plan_of(spec: Spec, layout: Layout, memory: Memory, terms: StepTerms | None = None) -> Plan:
-    """The plan of a legal layout whose memory is known, and its `terms_of` perhaps too."""
-    profile = profile_of(spec.cluster.gpu, spec.profile)
-    if layout.is_megatron:
-        traits = TRAITS[layout.backend]
-        time = predict_time(spec.model, spec.cluster, spec.job, layout, traits, profile, terms)
-    else:
-        time = sharded_time(spec.model, spec.cluster, spec.job, layout, profile)
+def plan_of(spec: Spec, case: Case, layout: Layout, memory: Memory, terms: StepTerms | None = None) -> Plan:
+    """The plan of a legal layout whose memory is known, and its `step_terms` perhaps too."""
+    time = predict_time(case, layout, terms) if layout.is_megatron else sharded_time(case, layout)
     gpus = spec.cluster.world_size
     rate = model_flops_per_step(spec.model, spec.job) / time.step_s / gpus
     return Plan(
@@ -128,7 +84,8 @@ def predict(spec: Spec, layout: Layout | Mapping[str, Any]) -> Plan:
     if broken := broken_rule(spec, layout, rules):
         rule, equation = broken
         raise LayoutError(equation, where=f"layout breaks rule {rule.name}", remedy=rule.fix)
-    return plan_of(spec, layout, memory_of(spec, layout, all_stages=True))
+    case = case_of(spec, layout.backend)
+    return plan_of(spec, case, layout, memory_of(case, layout, all_stages=True))
 
 
 def check_backend(spec: Spec, backend: str) -> None:
@@ -186,7 +143,7 @@ def _warnings(spec: Spec, layout: Layout, memory: Memory) -> tuple[str, ...]:
     if layout.ep > 1 and spec.job.token_imbalance == 1.0:
         found.append("assumes that tokens are spread evenly over the experts (token_imbalance of the job)")
     is_usual = layout.ep > 1 and layout.moe_token_dispatcher_type is None
-    if is_usual and dispatcher_of(shard_of(layout, spec.job), spec.cluster) == "flex":
+    if is_usual and dispatcher_of(shard_of(case_of(spec, layout.backend), layout), spec.cluster) == "flex":
         found.append("assumes the flex dispatcher, DeepEP or HybridEP, between nodes (moe_token_dispatcher_type)")
     if spec.model.vision and spec.job.images_per_sequence:
         count, pixels = spec.job.images_per_sequence, spec.job.image_max_pixels

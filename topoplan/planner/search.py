@@ -13,23 +13,26 @@ from typing import Any
 from topoplan.backends.mca import check_job, check_precision
 from topoplan.backends.swift import check_model_type
 from topoplan.backends.trainers import TRAINER_RULE, backends_of, trainer_refusal, trainers_of
-from topoplan.cost.flops import ends_in_layers
-from topoplan.cost.memory import ShapeStates
-from topoplan.cost.padding import tokens_per_step
-from topoplan.cost.step import PipelineWork, StepTerms
+from topoplan.engines.data_parallel.layouts import sharded_families
+from topoplan.engines.data_parallel.rules import SHARDED_RULES
+from topoplan.engines.data_parallel.step import sharded_time
+from topoplan.engines.megatron.layouts import Broken, lighter_modes, offloaded, shapes, steps
+from topoplan.engines.megatron.memory import ShapeStates, resident_excess_bytes, shape_states
+from topoplan.engines.megatron.rules import MODE_RULES, RULES, STEP_RULES
+from topoplan.engines.megatron.step import PipelineWork, StepTerms, pipeline_work, step_terms
 from topoplan.errors import InputError, LayoutError, ModelError, SpecError, listed
-from topoplan.layout.enumerate import Broken, lighter_modes, offloaded, shapes, steps
-from topoplan.layout.enumerate_sharded import sharded_families
 from topoplan.layout.forms import keys_of
 from topoplan.layout.layout import BACKENDS, SHARDED_BACKENDS, USUAL, Layout, Recompute, changed
-from topoplan.layout.rules import MODE_RULES, RULES, STEP_RULES
-from topoplan.layout.sharded_rules import SHARDED_RULES
+from topoplan.operators.flops import ends_in_layers
+from topoplan.operators.padding import tokens_per_step
+from topoplan.planner.case import case_of
 from topoplan.planner.crossing import crossings
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Counts, Memory, Plan, Plans, Ranking, Rejection
-from topoplan.planner.predict import check_backend, excess_of, memory_of, plan_of, states_of, step_of, terms_of, work_of
+from topoplan.planner.predict import check_backend, memory_of, plan_of
 from topoplan.planner.rank import ranked
+from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
 from topoplan.units import GIB
 
@@ -203,6 +206,7 @@ class _Search:
 
     def __init__(self, spec: Spec, *, keep_rejected: bool) -> None:
         self.spec, self.keep_rejected = spec, keep_rejected
+        self.cases: dict[str, Case] = {}
         self.plans: list[_Found] = []
         self.tokens_per_gpu = tokens_per_step(spec.job) / spec.cluster.world_size
         self.illegal: list[Rejection] = []
@@ -237,7 +241,7 @@ class _Search:
 
     def search(self, shape: tuple[Layout, ...]) -> None:
         """All layouts of a legal shape, given with each of its pipeline splits."""
-        self.states = {layout.pipeline_layout: states_of(self.spec, layout) for layout in shape}
+        self.states = {layout.pipeline_layout: shape_states(self._case(layout), layout) for layout in shape}
         if not self.keep_rejected and all(self._is_hopeless(layout) for layout in shape):
             self._count_misses(shape)
             return
@@ -247,13 +251,18 @@ class _Search:
             else:
                 self._choose(layouts, modes)
 
+    def _case(self, layout: Layout) -> Case:
+        if layout.backend not in self.cases:
+            self.cases[layout.backend] = case_of(self.spec, layout.backend)
+        return self.cases[layout.backend]
+
     def _memory(self, layout: Layout) -> Memory:
-        return memory_of(self.spec, layout, states=self.states[layout.pipeline_layout], until_over=True)
+        return memory_of(self._case(layout), layout, states=self.states[layout.pipeline_layout], until_over=True)
 
     def _is_hopeless(self, layout: Layout) -> bool:
         """Weights, gradients and optimizer alone are over the card, as much of it as may be offloaded."""
         least = [layout, *offloaded(self.spec, layout)[-1:]][-1]
-        return excess_of(self.spec, least, self.states[layout.pipeline_layout]) > 0.0
+        return resident_excess_bytes(self._case(least), least, self.states[layout.pipeline_layout]) > 0.0
 
     def _count_misses(self, shape: tuple[Layout, ...]) -> None:
         """A hopeless shape: its simplest layouts stand for the others, which need more."""
@@ -305,7 +314,7 @@ class _Search:
 
         The schedule of a layout is worked out only where what its busiest rank has to do does not decide already.
         """
-        rivals = [(work_of(self.spec, layout), layout, memory) for layout, memory in fits]
+        rivals = [(pipeline_work(self._case(layout), layout), layout, memory) for layout, memory in fits]
         rivals.sort(key=lambda rival: rival[0].busiest_s)
         best = self._found(*rivals[0])
         for work, layout, memory in rivals[1:]:
@@ -315,7 +324,7 @@ class _Search:
         return best
 
     def _found(self, work: PipelineWork, layout: Layout, memory: Memory) -> _Found:
-        terms = terms_of(self.spec, layout, work)
+        terms = step_terms(self._case(layout), layout, work)
         return _Found(layout, memory, terms.step_s, terms, self.tokens_per_gpu / terms.step_s)
 
     def choose(self, family: tuple[Layout, ...]) -> None:
@@ -326,10 +335,12 @@ class _Search:
                 self.refuse([layout], broken)
             else:
                 runnable.append(layout)
-        timed = [(step_of(self.spec, layout), place, layout) for place, layout in enumerate(runnable)]
+        timed = [
+            (sharded_time(self._case(layout), layout).step_s, place, layout) for place, layout in enumerate(runnable)
+        ]
         missed: list[_Fit] = []
         for step_s, _, layout in sorted(timed, key=lambda one: one[:2]):
-            memory = memory_of(self.spec, layout)
+            memory = memory_of(self._case(layout), layout)
             if memory.fits:
                 self.dominated += len(runnable) - 1
                 self.plans.append(_Found(layout, memory, step_s, None, self.tokens_per_gpu / step_s))
@@ -428,7 +439,7 @@ class _Search:
 
         def plan(place: int) -> Plan:
             one = order[place]
-            return plan_of(self.spec, one.layout, one.memory, one.terms)
+            return plan_of(self.spec, self._case(one.layout), one.layout, one.memory, one.terms)
 
         in_order = Plans(len(order), plan)
         illegal_backends = {backend: why for backend, why in self.refused.items() if backend not in self.legal}

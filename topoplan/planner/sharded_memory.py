@@ -1,21 +1,22 @@
-"""Where each byte goes of a plan that splits data alone: the terms that `cost/sharded/memory.py` adds up."""
+"""Where each byte goes of a plan that splits data alone: the terms that `engines/data_parallel/memory.py` adds up."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from topoplan.backends.sharded import HALF, SINGLE, moment_bytes, parameter_bytes, shards_of
-from topoplan.cost.communicators import Communicator, communicators
-from topoplan.cost.moments import Moment
-from topoplan.cost.params import embedding_tensors, head_tensors, layer_parameters
-from topoplan.cost.profile import Profile, profile_notes, profile_of
-from topoplan.cost.sharded.activations import ATTENTION_OUTPUTS
-from topoplan.cost.sharded.linears import Elements, elements_of
-from topoplan.cost.sharded.memory import LayerMemory, layer_memories
-from topoplan.cost.sharded.states import sharded_states, whole_gradients_bytes
+from topoplan.engines.data_parallel.memory import LayerMemory, layer_memories
+from topoplan.engines.data_parallel.parameter_bytes import HALF, SINGLE, moment_bytes, parameter_bytes, shards_of
+from topoplan.engines.data_parallel.states import sharded_states, whole_gradients_bytes
+from topoplan.engines.megatron.moments import Moment
 from topoplan.layout.layout import Layout
+from topoplan.network.communicators import Communicator, communicators
+from topoplan.operators.eager_activations import ATTENTION_OUTPUTS
+from topoplan.operators.eager_linears import Elements, elements_of
+from topoplan.operators.params import embedding_tensors, head_tensors, layer_parameters
 from topoplan.planner.breakdown import SavedRow
+from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
+from topoplan.specs.gpu_profile import Profile, profile_notes, profile_of
 from topoplan.specs.model import Layer, Model
 from topoplan.specs.spec import Spec
 
@@ -101,7 +102,8 @@ def sharded_breakdown(spec: Spec, plan: Plan) -> ShardedBreakdown:
     """The terms of `plan.memory`, which has to list its moments (`planner.predict.predict`)."""
     model, job, cluster, layout, memory = spec.model, spec.job, spec.cluster, plan.layout, plan.memory
     profile, (stage,) = profile_of(cluster.gpu, spec.profile), memory.by_stage
-    layers = layer_memories(model, job, layout, profile)
+    case = case_of(spec, layout.backend)
+    layers = layer_memories(case, layout)
     elements = elements_of(model, job)
     return ShardedBreakdown(
         states=_states(spec, layout, elements),
@@ -121,9 +123,10 @@ def sharded_breakdown(spec: Spec, plan: Plan) -> ShardedBreakdown:
 
 def _states(spec: Spec, layout: Layout, elements: Elements) -> tuple[StateRow, ...]:
     """Weights, gradients and optimizer. What the host holds beyond them is gradients, in fp32 or in 16 bits."""
-    model, job, cluster = spec.model, spec.job, spec.cluster
+    case = case_of(spec, layout.backend)
+    job, cluster = spec.job, spec.cluster
     each, shares = parameter_bytes(job, layout), shards_of(layout, cluster.gpus_per_node)
-    totals = sharded_states(model, cluster, job, layout)
+    totals = sharded_states(case, layout)
     weights_away = layout.offload or layout.offload_param
     optimizer_away = layout.offload or layout.offload_optimizer
     rows: list[StateRow] = []
@@ -206,9 +209,10 @@ _COMMUNICATORS = {"world": "all ranks", "dp x cp": "weights and gradients"}
 
 
 def _communicators(spec: Spec, layout: Layout, profile: Profile) -> tuple[Communicator, ...]:
-    """Those of a distributed optimizer over all ranks, as `cost/sharded/memory.py` has them."""
+    """Those of a distributed optimizer over all ranks, as `engines/data_parallel/memory.py` has them."""
+    case = case_of(spec, layout.backend)
     if layout.world_size == 1:
         return ()
     everyone = Layout(dp=layout.world_size, gradient_accumulation_steps=1)
-    found = communicators(everyone, spec.model, spec.job, spec.cluster, profile)
+    found = communicators(case, everyone)
     return tuple(replace(one, name=_COMMUNICATORS.get(one.name, one.name)) for one in found)

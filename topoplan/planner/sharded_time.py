@@ -1,14 +1,11 @@
-"""Where each second of a step goes in a plan that splits data alone: the terms of `cost/sharded/step.py`."""
+"""Where each second of a step goes in a plan that splits data alone: the terms of `engines/data_parallel/step.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from topoplan.cost.compute import Collective, Operator
-from topoplan.cost.profile import Profile, profile_of
-from topoplan.cost.sharded.compute import eager_operators
-from topoplan.cost.sharded.step import (
+from topoplan.engines.data_parallel.step import (
     Flow,
     LayerPass,
     Moment,
@@ -18,6 +15,9 @@ from topoplan.cost.sharded.step import (
     tuning_of,
 )
 from topoplan.layout.layout import Layout
+from topoplan.operators.eager_compute import eager_operators
+from topoplan.operators.te_compute import Collective, Operator
+from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.time_breakdown import (
     EndRow,
@@ -28,6 +28,7 @@ from topoplan.planner.time_breakdown import (
     collective_row,
 )
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.gpu_profile import Profile, profile_of
 from topoplan.specs.spec import Spec
 
 
@@ -88,7 +89,8 @@ def _ends(terms: ShardedTerms) -> Iterator[EndRow]:
 def sharded_time_breakdown(spec: Spec, plan: Plan) -> ShardedTimeBreakdown:
     """The terms of `plan.time`."""
     layout, profile = plan.layout, profile_of(spec.cluster.gpu, spec.profile)
-    terms = sharded_terms(spec.model, spec.cluster, spec.job, layout, profile)
+    case = case_of(spec, layout.backend)
+    terms = sharded_terms(case, layout)
     layers, calls = _layers(spec, layout, profile, terms)
     return ShardedTimeBreakdown(
         microbatches=terms.count,
@@ -166,11 +168,12 @@ def _layers(
     spec: Spec, layout: Layout, profile: Profile, terms: ShardedTerms
 ) -> tuple[tuple[LayerTimes, ...], tuple[FlowRow, ...]]:
     """(the kinds of layers operator by operator, the collectives among them)."""
-    shard, tuning = sharded_shard(layout, spec.job, profile), tuning_of(spec.job, layout)
+    case = case_of(spec, layout.backend)
+    shard, tuning = sharded_shard(case, layout), tuning_of(spec.job, layout)
     calls: dict[tuple[str, Collective], float] = {}
     found = []
     for one in _kinds(terms.passes.layers):
-        operators, _ = eager_operators(spec.model, one.layer, one.use, shard, spec.cluster, profile, tuning)
+        operators, _ = eager_operators(case, one.layer, one.use, shard, tuning)
         rows = tuple(_operator_row(operator, one, terms.count) for operator in operators)
         found.append(LayerTimes(layer=one.layer, count=one.count, recomputed=one.count * one.repeated, operators=rows))
         for operator in operators:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from topoplan.cost.profile import profile_of
-from topoplan.cost.sharded.step import ShardedTerms, sharded_terms
-from topoplan.cost.simulate import BACKWARD, FORWARD, RECOMPUTE, Event
+from topoplan.engines.data_parallel.step import ShardedTerms, sharded_terms
+from topoplan.engines.megatron.simulate import BACKWARD, FORWARD, RECOMPUTE, Event
+from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
 
@@ -53,8 +53,9 @@ class _Lanes:
 
 def sharded_run(spec: Spec, plan: Plan) -> ShardedRun:
     """Simulate the step of a plan."""
-    layout, profile = plan.layout, profile_of(spec.cluster.gpu, spec.profile)
-    terms = sharded_terms(spec.model, spec.cluster, spec.job, layout, profile)
+    layout = plan.layout
+    case = case_of(spec, layout.backend)
+    terms = sharded_terms(case, layout)
     units, lanes = spec.model.num_layers + 1, _Lanes()
     lanes.add(GPU, REFERENCE, 0, 0.0, terms.reference_s)
     now = terms.reference_s

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from topoplan.backends.trinity import check_model
-from topoplan.cost.policy_update import PolicyUpdate, UpdateMemory, update_memory
-from topoplan.cost.profile import profile_of
+from topoplan.engines.data_parallel.policy_update import PolicyUpdate, UpdateMemory, update_memory
+from topoplan.engines.data_parallel.rules import ulysses_degrees
 from topoplan.errors import LayoutError
-from topoplan.layout.sharded_rules import ulysses_degrees
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu import Gpu
+from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.model import Model
 
 NONE_FITS = "-"

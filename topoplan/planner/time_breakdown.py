@@ -1,4 +1,4 @@
-"""Where each second of a step goes: the terms that `cost/step.py` adds up, one by one."""
+"""Where each second of a step goes: the terms that `engines/megatron/step.py` adds up, one by one."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from topoplan.backends.megatron import TRAITS
-from topoplan.cost.compute import PARTS, Collective, Operator, layer_operators
-from topoplan.cost.microbatch import chunk_ends, recomputed_share
-from topoplan.cost.profile import profile_of
-from topoplan.cost.sharded.step import Moment
-from topoplan.cost.states import chunk_layers
-from topoplan.cost.step import DataParallel, data_parallel, optimizer_time, pipeline_send, pipeline_work
+from topoplan.engines.data_parallel.step import Moment
+from topoplan.engines.megatron.microbatch import chunk_ends, recomputed_share
+from topoplan.engines.megatron.states import chunk_layers
+from topoplan.engines.megatron.step import DataParallel, data_parallel, optimizer_time, pipeline_send, pipeline_work
 from topoplan.layout.layout import Layout, Recompute, stages_of
-from topoplan.layout.placement import Group, span
 from topoplan.layout.stages import Chunk
+from topoplan.network.placement import Group, span
+from topoplan.operators.te_compute import PARTS, Collective, Operator, layer_operators
 from topoplan.planner.breakdown import runs_of
+from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.model import Layer, Model
@@ -172,21 +171,21 @@ _SPLIT = (*PARTS, "recompute", "ends", "dp_comm", "optimizer")
 def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
     """The terms of `plan.time`."""
     model, cluster, job, layout = spec.model, spec.cluster, spec.job, plan.layout
-    traits, profile = TRAITS[layout.backend], profile_of(cluster.gpu, spec.profile)
     microbatches = layout.gradient_accumulation_steps
     chunks = stages_of(model, job, layout)
-    work = pipeline_work(model, cluster, job, layout, traits, profile)
+    case = case_of(spec, layout.backend)
+    work = pipeline_work(case, layout)
     times, slowest, shard = work.stages, work.rank, work.times.shard
 
     layers = _layers_of(model, chunks[slowest], layout.recompute)
-    operators = {layer: layer_operators(model, layer, shard, cluster, profile) for layer in layers}
-    told = data_parallel(model, job, layout, traits, cluster, profile, times[slowest], slowest)
+    operators = {layer: layer_operators(case, layer, shard) for layer in layers}
+    told = data_parallel(case, layout, times[slowest], slowest)
     exposed = [("gradients, not hidden", told.exposed_reduce_s), ("weights, not hidden", told.exposed_gather_s)]
     exposed += [(name, one.call_s) for name, one in told.afterwards]
     calls = [(one.name, one.collective) for table in operators.values() for one in table if one.collective]
     # DPO's reference model sees every micro batch too, forward only.
     forwards = 2 if job.stage == "dpo" else 1
-    send = pipeline_send(model, layout, shard, cluster, profile)
+    send = pipeline_send(case, layout, shard)
     calls += [("stage to stage", send)]
     calls += [(f"{kind} gradients of a step", one) for kind, one in told.reduces]
     calls += [(f"{kind} weights of a step", one) for kind, one in told.gathers]
@@ -220,7 +219,7 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
         ends=tuple(
             EndRow(name=name, forward_s=forward, backward_s=backward, step_s=microbatches * (forward + backward))
             for chunk in chunks[slowest]
-            for name, forward, backward in chunk_ends(model, job, chunk, work.times)
+            for name, forward, backward in chunk_ends(case, chunk, work.times)
         ),
         data_parallel=tuple(
             TimeRow(part="dp_comm", name=name, step_s=seconds) for name, seconds in exposed if seconds > 0
@@ -229,7 +228,7 @@ def time_breakdown(spec: Spec, plan: Plan) -> TimeBreakdown:
         weights_s=sum(one.call_s for _, one in told.gathers),
         optimizer=tuple(
             TimeRow(part="optimizer", name=name, step_s=seconds)
-            for name, seconds in optimizer_time(model, job, layout, traits, cluster, profile, slowest)
+            for name, seconds in optimizer_time(case, layout, slowest)
         ),
         other=tuple(
             TimeRow(part=part, name=part, step_s=seconds)

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from topoplan.backends.megatron import TRAITS
-from topoplan.cost.profile import profile_of
-from topoplan.cost.simulate import Event, simulate
-from topoplan.cost.step import data_parallel, step_terms
+from topoplan.engines.megatron.simulate import Event, simulate
+from topoplan.engines.megatron.step import data_parallel, step_terms
+from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.sharded_timeline import ShardedRun, sharded_run
 from topoplan.specs.spec import Spec
@@ -77,16 +76,16 @@ def timeline(spec: Spec, plan: Plan) -> Timeline:
     """
     if not plan.layout.is_megatron:
         return _of_lanes(plan, sharded_run(spec, plan))
-    layout, profile = plan.layout, profile_of(spec.cluster.gpu, spec.profile)
-    traits = TRAITS[layout.backend]
-    terms = step_terms(spec.model, spec.cluster, spec.job, layout, traits, profile)
+    layout = plan.layout
+    case = case_of(spec, layout.backend)
+    terms = step_terms(case, layout)
     stages, rank, microbatches = terms.work.stages, terms.work.rank, terms.work.microbatches
     forward = [stage.forward_s for stage in stages]
     backward = [stage.backward_s for stage in stages]
     run = simulate(
         forward, backward, microbatches, p2p_s=terms.message_s, recompute_s=[stage.recompute_s for stage in stages]
     )
-    told = data_parallel(spec.model, spec.job, layout, traits, spec.cluster, profile, stages[rank], rank)
+    told = data_parallel(case, layout, stages[rank], rank)
     start = plan.time.parts_s.get("reference", 0.0)
     phases = [Phase(name="reference", start_s=0.0, end_s=start)]
     end = start + run.total_s

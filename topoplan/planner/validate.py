@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
-from topoplan.cost.padding import tokens_per_step
-from topoplan.cost.profile import band_keys, entry_name
 from topoplan.errors import TopoplanError
+from topoplan.operators.padding import tokens_per_step
 from topoplan.planner.measured import MeasuredRun
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
+from topoplan.specs.gpu_profile import band_keys, entry_name
 from topoplan.specs.load import spec_from_document
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec

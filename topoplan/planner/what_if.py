@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from topoplan.engines.data_parallel.rules import SHARDED_RULES
+from topoplan.engines.megatron.rules import RULES
+from topoplan.engines.rule import broken_rule
 from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import RULES, broken_rule
-from topoplan.layout.sharded_rules import SHARDED_RULES
+from topoplan.planner.case import case_of
 from topoplan.planner.explain import memory_rejection
 from topoplan.planner.plan import Counts, Plan, Ranking
 from topoplan.planner.predict import check_backend, memory_of, plan_of
@@ -100,12 +102,13 @@ def fate_of(spec: Spec, plan: Plan, ranking: Ranking | None) -> Fate:
     if broken := broken_rule(spec, layout, RULES if layout.is_megatron else SHARDED_RULES):
         rule, equation = broken
         return Fate(layout=layout, rule=rule.name, reason=equation, fix=rule.fix)
-    memory = memory_of(spec, layout)
+    case = case_of(spec, layout.backend)
+    memory = memory_of(case, layout)
     if not memory.fits:
         out = memory_rejection(spec, layout)
         return Fate(layout=layout, rule=out.rule, reason=out.reason, fix=out.fix)
     plans = ranking.plans if ranking else ()
-    same = plan_of(spec, layout, memory)
+    same = plan_of(spec, case, layout, memory)
     rank = next((number for number, other in enumerate(plans, start=1) if other.layout == layout), None)
     slower = 1.0 - same.tokens_per_s_per_gpu / plans[0].tokens_per_s_per_gpu if plans else 0.0
     return Fate(layout=layout, plan=same, rank=rank, slower=slower)

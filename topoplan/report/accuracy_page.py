@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from topoplan.cost.profile import FEW_FIGURES, WIDER_FOR_FEW, WIDER_FOR_NONE, WIDEST
 from topoplan.planner.bands import NARROWEST
 from topoplan.planner.validate import ALLOCATED, BY_STAGE, RESERVED, Spread, Validation
 from topoplan.report.profile import catalog_profiles, kinds_text, memory_bands, time_bands
@@ -18,6 +17,7 @@ from topoplan.report.validation import (
     ranking_sentence,
     signed_percent,
 )
+from topoplan.specs.gpu_profile import FEW_FIGURES, WIDER_FOR_FEW, WIDER_FOR_NONE, WIDEST
 
 MARK = "<!-- written by `topoplan validate -o`"
 _WIDTH = 120
@@ -27,7 +27,7 @@ _UNMEASURED = (
         "assumed from public figures; it depends on the driver and on which kernels a run loads",
     ),
     (
-        "NCCL's buffers (`cost/communicators.py`)",
+        "NCCL's buffers (`network/communicators.py`)",
         "counted from the source of NCCL, and compared with the few published figures of single communicators; they"
         " depend on the version, on its environment variables and on which algorithms it chooses",
     ),

@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.console import Console
 
-from topoplan.cost.profile import profile_notes, profile_of
 from topoplan.planner.account import MemoryAccount, TimeAccount
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Plan
@@ -20,6 +19,7 @@ from topoplan.report.sharded_memory import print_sharded_memory, sharded_memory_
 from topoplan.report.sharded_time import print_sharded_time, sharded_time_to_dict
 from topoplan.report.text import band, gib, layout_label, significant
 from topoplan.report.time import print_time, time_to_dict
+from topoplan.specs.gpu_profile import profile_notes, profile_of
 from topoplan.specs.spec import Spec
 
 SCHEMA = "topoplan.explain/1"

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from topoplan.catalog import gpu, gpu_names, model, model_names
-from topoplan.cost.params import parameter_count
+from topoplan.operators.params import parameter_count
 from topoplan.report.text import billions, gib, significant
 from topoplan.specs.model import LatentAttention, LinearAttention, Model, Moe
 

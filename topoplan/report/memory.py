@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from topoplan.cost.communicators import Communicator
-from topoplan.cost.moments import Moment
+from topoplan.engines.megatron.moments import Moment
+from topoplan.network.communicators import Communicator
 from topoplan.planner.breakdown import Breakdown, LayerRows, WeightRow
 from topoplan.planner.plan import Memory, Plan, StageMemory
 from topoplan.planner.view import LAYER_KINDS, rounded
@@ -24,27 +24,27 @@ _MIB = 2**20
 
 # What a reader opens to check a figure: file and function of the formula, and what that is taken from.
 SOURCES = {
-    "stages": "cost/memory.py stage_memory, the worst of its moments",
-    "weights": "cost/states.py stage_parameters",
-    "gradients": "cost/states.py stage_states; Megatron param_and_grad_buffer.py",
-    "optimizer": "cost/states.py optimizer_parts; ZeRO-1, arXiv 1910.02054, section 5",
-    "workspace": "cost/states.py stage_states; catalog/profiles.json",
-    "copies for offload": "cost/states.py optimizer_parts; Megatron distrib_optimizer.py, hybrid_optimizer.py",
-    "reference model": "cost/states.py stage_states; mcore_adapter dpo_trainer.py",
-    "activations": "cost/moments.py chunk_kept_bytes; arXiv 2205.05198, section 4",
-    "vision activations": "cost/activations.py vision_activation_bytes",
-    "peak": "cost/moments.py stage_moments",
-    "moments": "cost/moments.py stage_moments and bytes_per_logit and mtp_bytes_per_logit",
-    "saved": "cost/activations.py layer_activations; arXiv 2205.05198, section 4",
-    "recomputation": "cost/activations.py kept_activations",
-    "in flight": "cost/pipeline.py in_flight; Megatron schedules.py, arXiv 2104.04473, section 2.2",
-    "parameters": "cost/params.py layer_tensors and cut; Megatron attention.py, mlp.py, experts.py",
-    "ends": "cost/states.py end_tensors",
-    "fragmentation": "cost/memory.py fragmentation",
-    "context": "cost/memory.py predict_memory; context_bytes of catalog/profiles.json",
-    "communicators": "cost/communicators.py communicators; NCCL init.cc, channel.cc, p2p.cc, net.cc, nvls.cc",
-    "margin": "cost/memory.py margin_bytes; the bands of catalog/profiles.json",
-    "host": "cost/states.py host_optimizer_bytes; Megatron hybrid_optimizer.py",
+    "stages": "engines/megatron/memory.py stage_memory, the worst of its moments",
+    "weights": "engines/megatron/states.py stage_parameters",
+    "gradients": "engines/megatron/states.py stage_states; Megatron param_and_grad_buffer.py",
+    "optimizer": "engines/megatron/states.py optimizer_parts; ZeRO-1, arXiv 1910.02054, section 5",
+    "workspace": "engines/megatron/states.py stage_states; catalog/profiles.json",
+    "copies for offload": "engines/megatron/states.py optimizer_parts; MLM distrib_optimizer.py, hybrid_optimizer.py",
+    "reference model": "engines/megatron/states.py stage_states; mcore_adapter dpo_trainer.py",
+    "activations": "engines/megatron/moments.py chunk_kept_bytes; arXiv 2205.05198, section 4",
+    "vision activations": "operators/te_activations.py vision_activation_bytes",
+    "peak": "engines/megatron/moments.py stage_moments",
+    "moments": "engines/megatron/moments.py stage_moments and bytes_per_logit and mtp_bytes_per_logit",
+    "saved": "operators/te_activations.py layer_activations; arXiv 2205.05198, section 4",
+    "recomputation": "operators/te_activations.py kept_activations",
+    "in flight": "engines/megatron/pipeline.py in_flight; Megatron schedules.py, arXiv 2104.04473, section 2.2",
+    "parameters": "operators/params.py layer_tensors and cut; Megatron attention.py, mlp.py, experts.py",
+    "ends": "engines/megatron/states.py end_tensors",
+    "fragmentation": "engines/megatron/memory.py fragmentation",
+    "context": "engines/megatron/memory.py predict_memory; context_bytes of catalog/profiles.json",
+    "communicators": "network/communicators.py communicators; NCCL init.cc, channel.cc, p2p.cc, net.cc, nvls.cc",
+    "margin": "engines/megatron/memory.py margin_bytes; the bands of catalog/profiles.json",
+    "host": "engines/megatron/states.py host_optimizer_bytes; Megatron hybrid_optimizer.py",
 }
 
 _PEAKS = {

@@ -22,22 +22,22 @@ _MIB = 2**20
 
 # What a reader opens to check a figure: file and function of the formula, and what that is taken from.
 SOURCES = {
-    "weights": "cost/sharded/states.py sharded_states and backends/sharded.py parameter_bytes",
-    "gradients": "cost/sharded/states.py sharded_states; ZeRO, arXiv 1910.02054, section 3.1",
-    "optimizer": "cost/sharded/states.py sharded_states; ZeRO, arXiv 1910.02054, section 3.1",
-    "shards": "backends/sharded.py shards_of; ZeRO, arXiv 1910.02054, section 3.1",
-    "workspace": "cost/sharded/memory.py sharded_memory; catalog/profiles.json",
-    "activations": "cost/sharded/memory.py layer_memories",
-    "vision activations": "cost/activations.py vision_activation_bytes",
-    "peak": "cost/sharded/memory.py _moments",
-    "moments": "cost/sharded/memory.py _moments and _loss_bytes; cost/sharded/states.py _gathered",
-    "saved": "cost/sharded/activations.py eager_activations; PyTorch derivatives.yaml",
-    "parameters": "cost/sharded/linears.py elements_of",
-    "fragmentation": "cost/sharded/memory.py sharded_memory; its shares in catalog/profiles.json",
-    "context": "cost/sharded/memory.py sharded_memory; context_bytes of catalog/profiles.json",
-    "communicators": "cost/communicators.py communicators; NCCL init.cc, channel.cc, net.cc, nvls.cc",
-    "margin": "cost/sharded/memory.py sharded_memory; the bands of catalog/profiles.json",
-    "host": "cost/sharded/states.py sharded_states; DeepSpeed stage_1_and_2.py, stage3.py, FSDP2 CPUOffloadPolicy",
+    "weights": "engines/data_parallel/states.py sharded_states",
+    "gradients": "engines/data_parallel/states.py sharded_states; ZeRO, arXiv 1910.02054, section 3.1",
+    "optimizer": "engines/data_parallel/states.py sharded_states; ZeRO, arXiv 1910.02054, section 3.1",
+    "shards": "engines/data_parallel/parameter_bytes.py shards_of; ZeRO, arXiv 1910.02054, section 3.1",
+    "workspace": "engines/data_parallel/memory.py sharded_memory; catalog/profiles.json",
+    "activations": "engines/data_parallel/memory.py layer_memories",
+    "vision activations": "operators/te_activations.py vision_activation_bytes",
+    "peak": "engines/data_parallel/memory.py _moments",
+    "moments": "engines/data_parallel/memory.py _moments and _loss_bytes; engines/data_parallel/states.py _gathered",
+    "saved": "operators/eager_activations.py eager_activations; PyTorch derivatives.yaml",
+    "parameters": "operators/eager_linears.py elements_of",
+    "fragmentation": "engines/data_parallel/memory.py sharded_memory; its shares in catalog/profiles.json",
+    "context": "engines/data_parallel/memory.py sharded_memory; context_bytes of catalog/profiles.json",
+    "communicators": "network/communicators.py communicators; NCCL init.cc, channel.cc, net.cc, nvls.cc",
+    "margin": "engines/data_parallel/memory.py sharded_memory; the bands of catalog/profiles.json",
+    "host": "engines/data_parallel/states.py sharded_states; DeepSpeed stage3.py, FSDP2 CPUOffloadPolicy",
 }
 
 _PEAKS = {

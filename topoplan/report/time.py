@@ -22,32 +22,32 @@ WITH_FORMULAS = 96
 
 # What a reader opens to check a figure: file and function of the formula, and what that is taken from.
 SOURCES = {
-    "step": "cost/step.py predict_time",
-    "stages": "cost/microbatch.py stage_time",
-    "gemm": "cost/compute.py gemm_s; NVIDIA Matrix Multiplication User's Guide, sections 3 and 4",
-    "attention": "cost/compute.py core_attention; FlashAttention-2, arXiv 2307.08691, section 4",
-    "gated delta rule": "cost/compute.py linear_attention; arXiv 2412.06464, section 3",
-    "elementwise": "cost/compute.py elementwise_s; bytes over the card's memory bandwidth",
-    "tp_comm": "cost/compute.py tensor_parallel; Megatron tensor_parallel/layers.py",
-    "cp_comm": "cost/compute.py core_attention; ring attention, arXiv 2310.01889",
-    "ep_comm": "cost/compute.py _moe; Megatron moe/token_dispatcher.py",
-    "dispatch, combine (flex)": "cost/dispatch.py flex_s; arXiv 2412.19437, section 3.2.2; DeepEP",
-    "expert tensor collectives": "cost/compute.py _moe; Megatron moe/token_dispatcher.py",
-    "recompute": "cost/compute.py layer_time; arXiv 2205.05198, section 5",
-    "layers": "cost/compute.py layer_operators",
-    "ends": "cost/microbatch.py chunk_ends",
-    "embedding": "cost/microbatch.py _embedding_s; Megatron tensor_parallel/layers.py",
-    "vision tower": "cost/vision_time.py vision_s",
-    "output layer, loss": "cost/microbatch.py _head_s; Megatron tensor_parallel/cross_entropy.py",
-    "pp_bubble": "cost/pipeline.py schedule_s; arXiv 2104.04473, section 2.2",
-    "pp_comm": "cost/step.py predict_time and pipeline_send; Megatron pipeline_parallel/schedules.py",
-    "reference": "cost/step.py predict_time; mcore_adapter trainer/dpo_trainer.py",
-    "dp_comm": "cost/step.py data_parallel; Megatron param_and_grad_buffer.py",
-    "tied embedding": "cost/step.py _tied_embedding; Megatron distributed/finalize_model_grads.py",
-    "optimizer": "cost/step.py optimizer_time; Megatron optimizer/distrib_optimizer.py",
-    "collectives": "cost/collectives.py ring_way and all_gather_s and all_reduce_s and all_to_all_s and"
+    "step": "engines/megatron/step.py predict_time",
+    "stages": "engines/megatron/microbatch.py stage_time",
+    "gemm": "operators/te_compute.py gemm_s; NVIDIA Matrix Multiplication User's Guide, sections 3 and 4",
+    "attention": "operators/te_compute.py core_attention; FlashAttention-2, arXiv 2307.08691, section 4",
+    "gated delta rule": "operators/te_compute.py linear_attention; arXiv 2412.06464, section 3",
+    "elementwise": "operators/te_compute.py elementwise_s; bytes over the card's memory bandwidth",
+    "tp_comm": "operators/te_compute.py tensor_parallel; Megatron tensor_parallel/layers.py",
+    "cp_comm": "operators/te_compute.py core_attention; ring attention, arXiv 2310.01889",
+    "ep_comm": "operators/te_compute.py _moe; Megatron moe/token_dispatcher.py",
+    "dispatch, combine (flex)": "operators/dispatch.py flex_s; arXiv 2412.19437, section 3.2.2; DeepEP",
+    "expert tensor collectives": "operators/te_compute.py _moe; Megatron moe/token_dispatcher.py",
+    "recompute": "operators/te_compute.py layer_time; arXiv 2205.05198, section 5",
+    "layers": "operators/te_compute.py layer_operators",
+    "ends": "engines/megatron/microbatch.py chunk_ends",
+    "embedding": "engines/megatron/microbatch.py _embedding_s; Megatron tensor_parallel/layers.py",
+    "vision tower": "operators/vision_time.py vision_s",
+    "output layer, loss": "engines/megatron/microbatch.py _head_s; Megatron tensor_parallel/cross_entropy.py",
+    "pp_bubble": "engines/megatron/pipeline.py schedule_s; arXiv 2104.04473, section 2.2",
+    "pp_comm": "engines/megatron/step.py predict_time and pipeline_send; Megatron pipeline_parallel/schedules.py",
+    "reference": "engines/megatron/step.py predict_time; mcore_adapter trainer/dpo_trainer.py",
+    "dp_comm": "engines/megatron/step.py data_parallel; Megatron param_and_grad_buffer.py",
+    "tied embedding": "engines/megatron/step.py _tied_embedding; Megatron distributed/finalize_model_grads.py",
+    "optimizer": "engines/megatron/step.py optimizer_time; Megatron optimizer/distrib_optimizer.py",
+    "collectives": "network/collectives.py ring_way and all_gather_s and all_reduce_s and all_to_all_s and"
     " point_to_point_s; Thakur et al. 2005, section 4; nccl-tests PERFORMANCE.md",
-    "band": "cost/step.py predict_time; the bands of catalog/profiles.json",
+    "band": "engines/megatron/step.py predict_time; the bands of catalog/profiles.json",
 }
 
 _WHAT = {
@@ -245,7 +245,7 @@ def operators_table(plan: Plan, times: LayerTimes, source_of: Callable[[str, str
     table = table_of("\noperator", "\npart", right=columns, last=("\nformula",) if formulas else ())
     for row in times.operators:
         home = source_of(row.part, row.name).split(";")[0]
-        home = home.removeprefix("cost/compute.py ").removeprefix("cost/sharded/compute.py ")
+        home = home.removeprefix("operators/te_compute.py ").removeprefix("operators/eager_compute.py ")
         formula = [Text(home, style="dim")] if formulas else []
         table.add_row(Text(row.name), Text(row.part), *_figures(row, plan, again=again), *formula)
     total = sum(row.step_s + row.step_recompute_s for row in times.operators)

@@ -7,7 +7,7 @@ from typing import Any
 
 from topoplan.layout.forms import keys_of
 from topoplan.layout.layout import Layout
-from topoplan.layout.topology import Wiring, cluster_graph, local_ranks
+from topoplan.network.topology import Wiring, cluster_graph, local_ranks
 from topoplan.planner.communication import GroupLinks, StepFlow
 from topoplan.planner.view import cluster_to_dict, rounded
 from topoplan.specs.cluster import Cluster

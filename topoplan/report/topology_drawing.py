@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
-from topoplan.layout.topology import Wiring, gpu_link_bytes_per_s, socket_bytes_per_s
+from topoplan.network.topology import Wiring, gpu_link_bytes_per_s, socket_bytes_per_s
 from topoplan.report.topology_words import (
     SwitchView,
     domain_nodes,

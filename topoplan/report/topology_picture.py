@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from topoplan.layout.topology import gpu_link_bytes_per_s, nic_slot_bytes_per_s
+from topoplan.network.topology import gpu_link_bytes_per_s, nic_slot_bytes_per_s
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.topology_words import (
     SwitchView,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from topoplan.catalog.fabrics import fabric_name
-from topoplan.layout.topology import LinkKind, Wiring, local_ranks, socket_bytes_per_s, uplink_bytes_per_s
+from topoplan.network.topology import LinkKind, Wiring, local_ranks, socket_bytes_per_s, uplink_bytes_per_s
 from topoplan.report.text import counted
 from topoplan.specs.cluster import Cluster
 from topoplan.units import format_bit_rate, format_byte_rate, format_seconds

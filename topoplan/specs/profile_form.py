@@ -1,6 +1,6 @@
 """The file of a calibration profile: what each constant of a GPU means, and what it may be.
 
-Here the meaning of a constant stands once: `topoplan profile` prints it, and `cost/profile.py` has the same names.
+Here the meaning of a constant stands once: `topoplan profile` prints it, and `specs/gpu_profile.py` has the same names.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tests.emit.samples import QWEN3_8B, make_spec_and_plan
-from topoplan.cost.params import parameter_count
 from topoplan.emit.llamafactory.plain_storage import plain_checkpoint_size, trained_parameters
 from topoplan.emit.storage import CheckpointSize
+from topoplan.operators.params import parameter_count
 
 
 def size(**what: Any) -> CheckpointSize:

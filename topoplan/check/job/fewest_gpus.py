@@ -1,7 +1,7 @@
 """The layout that a configuration of the Megatron path asks for, where no cluster is known.
 
 The number of GPUs is taken to be the smallest that the degrees allow, all in one fast domain: rules about the cluster
-cannot fail then, and those about the model, the job and the layout are the ones of `topoplan.layout.rules`.
+cannot fail then, and those about the model, the job and the layout are the ones of `topoplan.engines.megatron.rules`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from topoplan.check.job.mca import expert_tensor, packs, sequence_parallel
 from topoplan.check.job.values import as_number, flag, value_of, whole, words
 from topoplan.check.read.setup import Configuration
 from topoplan.layout.layout import Layout, Recompute
-from topoplan.layout.rules import facts_of
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec

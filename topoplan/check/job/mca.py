@@ -14,7 +14,7 @@ from topoplan.check.job.values import Keys
 from topoplan.emit.trainer_keys import known_keys
 from topoplan.emit.trainer_yaml import FREEZABLE_MODEL_TYPES
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import facts_of
+from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.units import shown

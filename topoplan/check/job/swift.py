@@ -15,7 +15,7 @@ from topoplan.check.job.shared import check_something_trained, layout_from, shar
 from topoplan.check.job.values import Keys, NotPredictedError
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import facts_of
+from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.units import shown

@@ -47,7 +47,7 @@ KEYS_OF_RULE: Mapping[str, tuple[str, ...]] = {
     "quantised": ("quantization_bit", "quant_bits"),
     "tuning": ("pure_bf16", "mtp_num_layers"),
 }
-"""The trainer keys that decide a rule of `topoplan.layout.rules`; the first one that a file has is named."""
+"""The trainer keys that decide a rule of `topoplan.engines.megatron.rules`; the first one that a file has is named."""
 
 
 def key_line(configuration: Configuration, keys: tuple[str, ...]) -> int | None:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from topoplan.check.job.translate import Translation
 from topoplan.check.rules.finding import Finding, Severity
 from topoplan.check.rules.layout_keys import KEYS_OF_RULE, key_line
+from topoplan.engines.data_parallel.rules import SHARDED_RULES
+from topoplan.engines.rule import Rule
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import Rule
-from topoplan.layout.sharded_rules import SHARDED_RULES
 from topoplan.planner.predict import RULES_OF_A_GIVEN_LAYOUT
 from topoplan.specs.spec import Spec
 

@@ -18,8 +18,10 @@ from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.found import found
 from topoplan.check.rules.layout_keys import CP, EP, KEYS_OF_RULE, PP, SP, TP, VPP
 from topoplan.emit.trainer_keys import known_keys
+from topoplan.engines.megatron.rules import RULES
 from topoplan.errors import LayoutError
-from topoplan.layout.rules import RECOMPUTE_MODULES, RULES, facts_of
+from topoplan.layout.layout import RECOMPUTE_MODULES
+from topoplan.specs.facts import facts_of
 from topoplan.specs.model import Model
 from topoplan.units import shown
 

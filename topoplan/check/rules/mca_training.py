@@ -17,7 +17,8 @@ from topoplan.check.rules.edits import add, change, drop, set_to
 from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.found import found
 from topoplan.check.rules.layout_keys import DISPATCHER, EP, ETP
-from topoplan.layout.rules import SFT_PAD, facts_of
+from topoplan.operators.padding import SFT_PAD
+from topoplan.specs.facts import facts_of
 from topoplan.specs.model import Model
 
 

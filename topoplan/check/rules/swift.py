@@ -17,7 +17,7 @@ from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.found import found
 from topoplan.check.rules.swift_arguments import argument_findings, command_of
 from topoplan.errors import nearest
-from topoplan.layout.rules import facts_of
+from topoplan.specs.facts import facts_of
 
 _PRESETS = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 _PARALLEL = {"tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size"}

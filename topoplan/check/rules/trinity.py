@@ -15,7 +15,7 @@ from topoplan.check.job.values import as_number, as_whole, at
 from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.found import found
-from topoplan.layout.rules import facts_of
+from topoplan.specs.facts import facts_of
 from topoplan.specs.model import Model
 from topoplan.specs.source import KeyPath, plain_scalar
 

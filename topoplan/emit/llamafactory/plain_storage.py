@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from topoplan.backends.megatron import TRAITS
-from topoplan.cost.params import parameter_count
-from topoplan.cost.states import stage_parameters
 from topoplan.emit.storage import CheckpointSize
+from topoplan.engines.megatron.states import stage_parameters
 from topoplan.layout.layout import Layout, changed
+from topoplan.operators.params import parameter_count
+from topoplan.planner.case import case_of
 from topoplan.specs.model import Attention, LatentAttention, Layer, Mlp, Model
 from topoplan.specs.spec import Spec
 
@@ -56,9 +56,9 @@ def trained_parameters(spec: Spec) -> int:
 
 def megatron_trained_parameters(spec: Spec) -> int:
     """The same of Megatron's model: adapters are on its own linear layers, experts among them."""
-    job, model = spec.job, spec.model
     whole = Layout(dp=1, gradient_accumulation_steps=1)
-    parameters = stage_parameters(model, job, changed(whole, distributed_optimizer=True), TRAITS["mca"], 0)
+    case = case_of(spec, "mca")
+    parameters = stage_parameters(case, changed(whole, distributed_optimizer=True), 0)
     return parameters.dense + parameters.expert
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from topoplan.cost.sharded.linears import LORA_RANK
 from topoplan.emit.llamafactory.document import OUTPUT_TITLE
 from topoplan.emit.swift.arguments import Command, oldest_version, swift_versions
 from topoplan.emit.swift.samples import dataset_value, samples_of
 from topoplan.emit.trainer_facts import model_directory
 from topoplan.emit.usual import loaders, save_steps, workers
 from topoplan.emit.yaml_text import Entry, Section
+from topoplan.operators.eager_linears import LORA_RANK
 from topoplan.planner.plan import Plan
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec

@@ -10,9 +10,6 @@ from typing import Any
 
 from topoplan.backends.mca import FP8_RECIPES
 from topoplan.backends.swift import check_megatron
-from topoplan.cost.adapters import DROPOUT
-from topoplan.cost.dispatch import dispatcher_of
-from topoplan.cost.shard import shard_of
 from topoplan.emit.llamafactory.document import trainer_files
 from topoplan.emit.swift.arguments import user_arguments
 from topoplan.emit.swift.common import (
@@ -29,8 +26,12 @@ from topoplan.emit.usual import DDP_TIMEOUT_S, WARMUP_FRACTION
 from topoplan.emit.writer import TrainerFiles
 from topoplan.emit.yaml_text import Entry, Section
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import facts_of
+from topoplan.operators.adapters import DROPOUT
+from topoplan.operators.dispatch import dispatcher_of
+from topoplan.operators.shard import shard_of
+from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
+from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import LatentAttention, Model
 from topoplan.specs.spec import Spec
@@ -267,7 +268,7 @@ def _rope_fusion(model: Model) -> Entry:
 
 def _dispatcher_entries(spec: Spec, job: Job, layout: Layout) -> list[Entry]:
     """How tokens get to their experts, as it was predicted."""
-    dispatcher: Any = dispatcher_of(shard_of(layout, job), spec.cluster)
+    dispatcher: Any = dispatcher_of(shard_of(case_of(spec, layout.backend), layout), spec.cluster)
     entries = [Entry(key="moe_token_dispatcher_type", value=dispatcher)]
     if dispatcher == "flex":
         entries.append(Entry(key="moe_enable_deepep", value=True, comment="what the flex dispatcher sends with"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from topoplan.emit.swift.samples import is_file, is_hub_name, samples_of
 from topoplan.layout.layout import Layout
-from topoplan.layout.rules import facts_of
+from topoplan.specs.facts import facts_of
 from topoplan.specs.spec import Spec
 
 

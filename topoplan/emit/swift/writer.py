@@ -8,8 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 from topoplan.backends.requirements import SWIFT_MEGATRON_CORE, Requirement, install_commands, requirements_of
-from topoplan.cost.adapters import Adapters, adapter_tensors, adapters_of
-from topoplan.cost.params import mtp_layer, parameter_count
 from topoplan.emit.llamafactory.plain_storage import megatron_trained_parameters, plain_checkpoint_size
 from topoplan.emit.llamafactory.steps import training_steps
 from topoplan.emit.nccl import EnvVar
@@ -24,6 +22,8 @@ from topoplan.emit.swift.start import start
 from topoplan.emit.trainer_facts import training_steps as megatron_steps
 from topoplan.emit.writer import DATASET_TO_FILL_IN, ReadmeWords, TrainerRun, Writer
 from topoplan.layout.layout import Layout
+from topoplan.operators.adapters import Adapters, adapter_tensors, adapters_of
+from topoplan.operators.params import mtp_layer, parameter_count
 from topoplan.specs.spec import Spec
 
 _ALLOCATOR = EnvVar(

@@ -7,13 +7,13 @@ from typing import Any
 
 from topoplan.backends.requirements import requirements_of
 from topoplan.backends.trinity import TRINITY, VERL
-from topoplan.cost.params import parameter_count
 from topoplan.emit.nccl import EnvVar
 from topoplan.emit.storage import CheckpointSize
 from topoplan.emit.trinity.document import output_directory, training_steps, trinity_files
 from topoplan.emit.trinity.support import ROPE_THETA, rope_scaling
 from topoplan.emit.writer import ReadmeWords, TrainerRun, Writer
 from topoplan.layout.layout import Layout
+from topoplan.operators.params import parameter_count
 from topoplan.specs.spec import Spec
 
 _EXPANDABLE = EnvVar(

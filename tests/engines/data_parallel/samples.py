@@ -1,0 +1,63 @@
+"""Layouts of ddp, deepspeed and fsdp2, and a small model whose figures are worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.engines.samples import spec_of
+from topoplan.engines.data_parallel.memory import sharded_memory
+from topoplan.engines.data_parallel.states import ShardedStates, sharded_states
+from topoplan.engines.data_parallel.step import sharded_time
+from topoplan.engines.megatron.memory import Memory
+from topoplan.engines.megatron.step import Time
+from topoplan.layout.forms import layout_from_dict
+from topoplan.layout.layout import Layout
+from topoplan.planner.case import case_of
+from topoplan.specs.model import Attention, Layer, Mlp, Model
+from topoplan.specs.spec import Spec
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, WIDTH, VOCABULARY, LAYERS = 64, 4, 2, 16, 160, 1000, 3
+TINY_LAYER = Layer(
+    attention=Attention(heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM), ffn=Mlp(intermediate_size=WIDTH)
+)
+TINY = Model(
+    name="tiny",
+    model_type="llama",
+    hidden_size=HIDDEN,
+    vocab_size=VOCABULARY,
+    layers=(TINY_LAYER,) * LAYERS,
+    tie_word_embeddings=False,
+)
+# q and o, k and v, gate, up and down, two norms.
+TINY_LAYER_ELEMENTS = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160 + 2 * 64
+TINY_ELEMENTS = LAYERS * TINY_LAYER_ELEMENTS + 2 * VOCABULARY * HIDDEN + HIDDEN
+
+
+def sharded(spec: Spec, backend: str, **form: Any) -> Layout:
+    """A layout of one of these backends, completed as for `topoplan predict`."""
+    return layout_from_dict({"backend": backend} | form, spec.cluster, spec.model, spec.job)
+
+
+def states_of(spec: Spec, backend: str, **form: Any) -> ShardedStates:
+    """States of one GPU."""
+    case = case_of(spec, "megatron")
+    return sharded_states(case, sharded(spec, backend, **form))
+
+
+def memory_of(spec: Spec, backend: str, **form: Any) -> Memory:
+    """Memory of one GPU, its moments too."""
+    layout = sharded(spec, backend, **form)
+    case = case_of(spec, layout.backend)
+    return sharded_memory(case, layout, with_moments=True)
+
+
+def time_of(spec: Spec, backend: str, **form: Any) -> Time:
+    """Time of a step."""
+    layout = sharded(spec, backend, **form)
+    case = case_of(spec, layout.backend)
+    return sharded_time(case, layout)
+
+
+def small_spec(**keys: Any) -> Spec:
+    """One node of eight GPUs with Qwen3-4B."""
+    return spec_of("Qwen/Qwen3-4B", **{"nodes": 1} | keys)

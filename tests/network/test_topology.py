@@ -1,0 +1,180 @@
+"""The graph of a cluster: what hangs on what, at which rate, and the routes that are read from it."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import networkx as nx
+import pytest
+
+from tests.layout.clusters import cluster_of
+from topoplan.network.topology import (
+    FABRIC_KINDS,
+    HOST_KINDS,
+    KINDS,
+    Routes,
+    Wiring,
+    cluster_graph,
+    gpu_name,
+    local_ranks,
+    nic_name,
+    nvlink_domain_size,
+    uplink_bytes_per_s,
+)
+
+
+def kinds(graph: "nx.DiGraph[str]") -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for _, kind in graph.nodes(data="kind"):
+        counts[str(kind)] = counts.get(str(kind), 0) + 1
+    return counts
+
+
+def test_every_edge_has_kind_rate_and_latency_and_goes_both_ways_alike() -> None:
+    graph = cluster_graph(cluster_of(nodes=4, rails=8, nodes_per_leaf=2))
+    for one, other, link in graph.edges(data=True):
+        assert link["kind"] in KINDS
+        assert link["rate_bytes_per_s"] > 0
+        assert link["latency_s"] > 0
+        back = graph.edges[other, one]
+        assert {key: back[key] for key in back if key != "name"} == {key: link[key] for key in link if key != "name"}
+
+
+def test_a_box_has_its_parts() -> None:
+    graph = cluster_graph(cluster_of(nodes=1))
+    assert kinds(graph) == {"gpu": 8, "nvswitch": 1, "pcie-switch": 4, "cpu": 2}
+    assert kinds(cluster_graph(cluster_of(nodes=2))) == {
+        "gpu": 16, "nvswitch": 2, "pcie-switch": 8, "cpu": 4, "nic": 16, "leaf": 1,
+    }  # fmt: skip
+
+
+def test_rails_have_a_leaf_each_and_leaves_a_spine() -> None:
+    graph = cluster_graph(cluster_of(nodes=4, rails=8, nodes_per_leaf=2, oversubscription=2.0))
+    assert kinds(graph)["leaf"] == 16
+    assert set(graph["node3.nic5"]) == {"node3.pcie2", "leaf1.plane5"}
+    assert graph.edges["leaf1.plane5", "spine"]["rate_bytes_per_s"] == 2 * 50e9 / 2
+
+
+def test_a_pcie_box_has_a_switch_a_socket_and_a_link_between() -> None:
+    graph = cluster_graph(cluster_of("a100-pcie-80gb", nodes=1))
+    assert kinds(graph) == {"gpu": 8, "pcie-switch": 2, "cpu": 2}
+    assert graph.edges["node0.cpu0", "node0.cpu1"]["kind"] == "socket"
+    path = nx.shortest_path(graph, "node0.gpu0", "node0.gpu7")
+    assert path == ["node0.gpu0", "node0.pcie0", "node0.cpu0", "node0.cpu1", "node0.pcie1", "node0.gpu7"]
+
+
+def test_a_rack_of_72_shares_an_nvswitch() -> None:
+    graph = cluster_graph(cluster_of("gb200-nvl72-186gb", nodes=18, gpus_per_node=4))
+    assert kinds(graph)["nvswitch"] == 1
+    assert len(graph["domain0.nvswitch"]) == 72
+
+
+@pytest.mark.parametrize(
+    ("nodes", "domain"), [(2, 8), (18, 72), (20, 64), (36, 72), (64, 64)], ids=lambda value: str(value)
+)
+def test_a_domain_is_a_whole_rack_or_a_power_of_two_of_it(nodes: int, domain: int) -> None:
+    assert nvlink_domain_size(cluster_of("gb200-nvl72-186gb", nodes=nodes, gpus_per_node=4)) == domain
+
+
+def test_without_nvlink_a_domain_is_a_gpu_and_the_node_is_local() -> None:
+    cluster = cluster_of("a100-pcie-80gb", nodes=2)
+    assert (nvlink_domain_size(cluster), local_ranks(cluster)) == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nics", "expected"),
+    [
+        (8, 8, [[0], [1], [2], [3], [4], [5], [6], [7]]),
+        (8, 4, [[0], [0], [1], [1], [2], [2], [3], [3]]),
+        (8, 1, [[0]] * 8),
+        (4, 8, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (8, 3, [[0], [0], [0], [1], [1], [1], [2], [2]]),
+        (7, 8, [[0], [1], [2], [3], [4], [5], [6, 7]]),
+    ],
+)
+def test_a_gpu_uses_its_nearest_nics(gpus: int, nics: int, expected: list[list[int]]) -> None:
+    wiring = Wiring(cluster_of(gpus_per_node=gpus, nics_per_node=nics))
+    assert [list(wiring.nics_of(gpu)) for gpu in range(gpus)] == expected
+
+
+def test_an_unknown_leaf_holds_all_nodes_unless_leaves_are_oversubscribed() -> None:
+    assert Wiring(cluster_of(nodes=6)).leaf_units == 1
+    assert Wiring(cluster_of(nodes=6, oversubscription=2.0)).leaf_units == 6
+    assert Wiring(cluster_of(nodes=6, nodes_per_leaf=4)).leaf_units == 2
+
+
+def test_a_partly_filled_leaf_has_the_uplinks_of_a_full_one() -> None:
+    assert uplink_bytes_per_s(cluster_of(nodes=6, nodes_per_leaf=4, rails=8)) == 4 * 50e9
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        cluster_of(nodes=4, rails=8, nodes_per_leaf=2),
+        cluster_of(nodes=4, nics_per_node=1),
+        cluster_of("a100-pcie-80gb", nodes=4, nics_per_node=2, rails=2, nodes_per_leaf=2),
+        cluster_of("gb200-nvl72-186gb", nodes=64, gpus_per_node=4),
+    ],
+    ids=["rails", "one-nic", "pcie", "rack"],
+)
+def test_routes_are_paths_of_the_whole_graph(cluster: Any) -> None:
+    graph, routes, wiring = cluster_graph(cluster), Routes(cluster), Wiring(cluster)
+    host_graph = nx.DiGraph(edge for edge in graph.edges if graph.edges[edge]["kind"] in HOST_KINDS)
+    names = {(one.partition(".")[2], other.partition(".")[2]) for one, other in graph.edges}
+    for source in range(cluster.gpus_per_node):
+        for target in range(cluster.gpus_per_node):
+            for from_nic, to_nic in wiring.nic_pairs(source, target):
+                legs = [
+                    *routes.leave(source, from_nic),
+                    *routes.across(from_nic, to_nic, same_leaf=wiring.leaf_units == 1),
+                    *routes.enter(to_nic, target),
+                ]
+                ends = [tuple(link.name.split(">")) for link in legs]
+                assert ends[0][0] == f"gpu{source}"
+                assert ends[-1][1] == f"gpu{target}"
+                for (_, end), (start, _) in pairwise(ends):
+                    assert end.partition(".")[0] == start.partition(".")[0]
+                host = [end for end, link in zip(ends, legs, strict=True) if link.kind in HOST_KINDS]
+                if not wiring.has_nvlink:
+                    shortest = nx.shortest_path_length(host_graph, gpu_name(0, source), nic_name(0, from_nic))
+                    assert len(routes.leave(source, from_nic)) == shortest
+                assert set(host) <= names
+
+
+def test_with_nvlink_a_message_stays_in_its_rail_over_the_gpu_beside_the_nic() -> None:
+    cluster = cluster_of(nodes=4, rails=8)
+    routes = Routes(cluster)
+    assert Wiring(cluster).nic_pairs(0, 5) == [(5, 5)]
+    assert [link.name for link in routes.leave(0, 5)] == [
+        "gpu0>nvswitch", "nvswitch>gpu5", "gpu5>pcie2", "pcie2>nic5",
+    ]  # fmt: skip
+    assert [link.kind for link in routes.across(5, 5, same_leaf=True)] == ["nic", "nic"]
+
+
+def test_without_nvlink_other_rails_are_across_the_spine() -> None:
+    cluster = cluster_of("a100-pcie-80gb", nodes=4, nics_per_node=2, rails=2)
+    assert Wiring(cluster).nic_pairs(0, 7) == [(0, 1)]
+    assert [link.kind for link in Routes(cluster).across(0, 1, same_leaf=True)] == ["nic", "uplink", "uplink", "nic"]
+
+
+def test_a_gpu_reaches_a_nic_on_its_own_switch_directly() -> None:
+    routes = Routes(cluster_of(nodes=2))
+    assert [link.name for link in routes.leave(0, 1)] == ["gpu0>pcie0", "pcie0>nic1"]
+
+
+def test_the_fabric_takes_its_latency_from_nic_to_nic() -> None:
+    cluster = cluster_of(nodes=4, nodes_per_leaf=2)
+    routes = Routes(cluster)
+    near = sum(link.latency_s for link in routes.across(0, 0, same_leaf=True))
+    far = sum(link.latency_s for link in routes.across(0, 0, same_leaf=False))
+    assert near == pytest.approx(cluster.fabric.latency_s)
+    assert far > near
+    assert all(link.kind in FABRIC_KINDS for link in routes.across(0, 0, same_leaf=False))
+
+
+def test_a_slow_cpu_link_does_not_hold_back_a_fast_nic() -> None:
+    cluster = replace(cluster_of(nodes=2), nic_bytes_per_s=100e9)
+    graph = cluster_graph(cluster)
+    assert graph.edges["node0.gpu0", "node0.pcie0"]["rate_bytes_per_s"] == 100e9
+    assert graph.edges["node0.nic0", "node0.pcie0"]["rate_bytes_per_s"] == 100e9
+    assert graph.edges["node0.pcie0", "node0.cpu0"]["rate_bytes_per_s"] == cluster.pcie_bytes_per_s

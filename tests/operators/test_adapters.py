@@ -1,0 +1,73 @@
+"""LoRA on Megatron-core: how many elements of which adapters a rank holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engines.samples import DENSE, LATENT, MIXED
+from topoplan import catalog
+from topoplan.operators.adapters import (
+    Adapters,
+    adapter_parameters,
+    adapter_tensors,
+    adapters_of,
+    replicated_elements,
+)
+from topoplan.specs.job import Job
+
+ALL = Adapters(16, ("all",))
+
+
+def test_a_job_without_adapters_has_none() -> None:
+    job = Job(seq_len=4096, global_batch_size=64)
+    assert adapters_of(job) is None
+    with_them = Job(seq_len=4096, global_batch_size=64, finetuning="lora", lora_target=("linear_qkv",))
+    assert adapters_of(with_them) == Adapters(8, ("linear_qkv",))
+
+
+def test_targets_are_names_without_their_module() -> None:
+    some = Adapters(8, ("linear_fc1",))
+    assert some.on("experts.linear_fc1")
+    assert some.on("linear_fc1")
+    assert not some.on("linear_fc2")
+    assert ALL.on("shared_experts.linear_fc2")
+
+
+def test_qwen3_8b_has_as_many_as_its_sides_say() -> None:
+    model = catalog.model(DENSE)
+    # qkv 4096 -> 6144, proj 4096 -> 4096, fc1 4096 -> 24576, fc2 12288 -> 4096
+    expected = 16 * (4096 + 6144 + 4096 + 4096 + 4096 + 24576 + 12288 + 4096)
+    assert adapter_parameters(model, model.layers[0], ALL, 1, 1, 1).dense == expected
+
+
+def test_the_side_that_tensor_parallel_splits_is_split_and_the_other_is_whole() -> None:
+    model = catalog.model(DENSE)
+    whole = 16 * (4096 + 4096 + 4096 + 4096)
+    split = 16 * (6144 + 4096 + 24576 + 12288)
+    assert replicated_elements(model, model.layers[0], ALL) == whole
+    assert adapter_parameters(model, model.layers[0], ALL, 4, 1, 1).dense == whole + split // 4
+
+
+def test_every_expert_has_its_own_in_the_experts_grid() -> None:
+    model = catalog.model(MIXED)
+    # 128 experts: fc1 2048 -> 1536, fc2 768 -> 2048
+    one = 16 * (2048 + 1536 + 768 + 2048)
+    assert adapter_parameters(model, model.layers[0], ALL, 1, 8, 1).expert == 128 // 8 * one
+    attention_alone = Adapters(16, ("linear_qkv", "linear_proj"))
+    assert adapter_parameters(model, model.layers[0], attention_alone, 1, 8, 1).expert == 0
+
+
+def test_both_matrices_of_a_whole_down_projection_are_whole() -> None:
+    model = catalog.model(LATENT)
+    splits = {tensor.name: tensor.split for tensor in adapter_tensors(model, model.layers[-1], ALL)}
+    assert splits["linear_kv_down_proj.lora_A"] == splits["linear_kv_down_proj.lora_B"] == "replicated"
+    assert (splits["linear_q_up_proj.lora_A"], splits["linear_q_up_proj.lora_B"]) == ("replicated", "tp")
+    assert (splits["linear_proj.lora_A"], splits["linear_proj.lora_B"]) == ("tp", "replicated")
+    assert splits["experts.linear_fc2.lora_A"] == "expert"
+
+
+@pytest.mark.parametrize("rank", [8, 64])
+def test_elements_grow_with_the_rank(rank: int) -> None:
+    model = catalog.model(DENSE)
+    one = adapter_parameters(model, model.layers[0], Adapters(1, ("all",)), 2, 1, 1)
+    assert adapter_parameters(model, model.layers[0], Adapters(rank, ("all",)), 2, 1, 1).dense == rank * one.dense

@@ -1,0 +1,169 @@
+"""The profiles of the catalog, and how a user's own goes over them."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.engines.samples import spec_of
+from topoplan import catalog
+from topoplan.catalog import profile_entries
+from topoplan.specs.gpu_profile import (
+    BANDS,
+    CONSTANTS,
+    WIDER_FOR_FEW,
+    WIDER_FOR_NONE,
+    WIDEST,
+    Profile,
+    band_keys,
+    profile_notes,
+    profile_of,
+)
+from topoplan.specs.profile import OwnProfile
+from topoplan.specs.profile_form import ProfileForm
+
+H100 = catalog.gpu("h100-sxm-80gb")
+KINDS = {"published", "fitted", "assumed"}
+
+
+def own(**constants: Any) -> OwnProfile:
+    return OwnProfile(gpu="h100-sxm-80gb", constants=constants, source="ours", path="mine.yaml")
+
+
+def test_the_form_of_a_file_has_every_number_of_a_profile() -> None:
+    assert set(ProfileForm.model_fields) == {*CONSTANTS, *BANDS, "gpu", "source"}
+
+
+def test_what_is_about_one_thing_stands_together_in_the_same_order() -> None:
+    assert [key for form in ProfileForm.GROUPS.values() for key in form.model_fields] == [*CONSTANTS, *BANDS]
+
+
+def test_profiles_that_are_a_cards_are_no_architectures() -> None:
+    assert set(profile_entries()) - set(catalog.architectures()) == {"ga10x"}
+    assert {catalog.gpu(name).architecture for name in catalog.gpu_names()} == set(catalog.architectures())
+
+
+@pytest.mark.parametrize("name", list(profile_entries()))
+def test_every_constant_says_where_it_comes_from(name: str) -> None:
+    entry = profile_entries()[name]
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", entry["date"])
+    assert set(entry["constants"]) == set(CONSTANTS)
+    assert set(entry["bands"]) == set(BANDS)
+    for constant in entry["constants"].values():
+        if "kin" in constant:
+            assert set(constant) == {"kin"}
+            assert constant["kin"] in profile_entries()
+        else:
+            assert constant["kind"] in KINDS
+            assert len(constant["source"]) > 10
+
+
+@pytest.mark.parametrize("name", catalog.gpu_names())
+def test_every_constant_is_one_that_a_user_could_give(name: str) -> None:
+    profile = profile_of(catalog.gpu(name))
+    numbers = {key: getattr(profile, key) for key in (*CONSTANTS, *BANDS)}
+    assert ProfileForm.model_validate({"gpu": name, **numbers}).given() == {"gpu": name, **numbers}
+
+
+def test_a_constant_of_the_kin_is_the_kins_and_says_so() -> None:
+    ada, ampere = profile_of(catalog.gpu("rtx4090-24gb")), profile_of(catalog.gpu("a100-sxm-80gb"))
+    assert ada.memory_efficiency == ampere.memory_efficiency
+    assert ada.origins["memory_efficiency"].kin == "ampere"
+    assert ada.origins["memory_efficiency"].source == ampere.origins["memory_efficiency"].source
+    assert ada.origins["memory_efficiency"].kind_of_kin == ampere.origins["memory_efficiency"].kind
+    volta = profile_of(catalog.gpu("v100-sxm-32gb"))
+    assert volta.gemm_tile == ada.gemm_tile
+
+
+def test_cards_whose_chips_are_unlike_the_measured_ones_do_not_have_their_bands() -> None:
+    a6000, a100 = profile_of(catalog.gpu("a6000-48gb")), profile_of(catalog.gpu("a100-sxm-80gb"))
+    assert (a6000.name, a6000.kin) == ("ga10x", "ampere")
+    assert a6000.gemm_efficiency == a100.gemm_efficiency
+    assert a6000.time_band == min(WIDER_FOR_NONE * a100.time_band, WIDEST)
+
+
+@pytest.mark.parametrize(("like", "kin"), [("a100-sxm-80gb", "ampere"), ("b200-sxm-180gb", "blackwell")])
+def test_a_card_that_the_catalog_does_not_know_does_not_have_the_bands_of_those_that_were_measured(
+    like: str, kin: str
+) -> None:
+    known = catalog.gpu(like)
+    card = replace(known, name="some-card")
+    profile, theirs = profile_of(card), profile_of(known)
+    assert profile.gemm_efficiency == theirs.gemm_efficiency
+    assert profile.time_band == min(WIDER_FOR_NONE * theirs.time_band, WIDEST)
+    assert profile.memory_band == WIDER_FOR_NONE * theirs.memory_band
+    assert profile.sharded_memory_band == theirs.sharded_memory_band
+    spec = spec_of()
+    (note,) = profile_notes(profile, card, spec.model, spec.job)
+    assert note == f"some-card has no measured runs: bands from {kin}, widened"
+
+
+def test_a_card_of_an_architecture_without_runs_has_its_bands_once_widened() -> None:
+    ada = catalog.gpu("rtx4090-24gb")
+    profile = profile_of(replace(ada, name="some-card"))
+    assert (profile.kin, profile.time_band) == ("ampere", profile_of(ada).time_band)
+
+
+def test_there_is_one_profile_of_a_gpu_and_of_a_file() -> None:
+    mine = own(gemm_efficiency=0.8)
+    assert profile_of(H100) is profile_of(H100)
+    assert profile_of(H100, mine) is profile_of(H100, mine)
+    assert profile_of(H100, mine) is not profile_of(H100)
+
+
+def test_own_constants_go_over_the_catalogs_and_widen_its_bands() -> None:
+    plain, mine = profile_of(H100), profile_of(H100, own(gemm_efficiency=0.8))
+    assert (mine.gemm_efficiency, mine.fp8_gemm_efficiency) == (0.8, plain.fp8_gemm_efficiency)
+    assert mine.origins["gemm_efficiency"].kind == "measured"
+    assert "mine.yaml: ours" in mine.origins["gemm_efficiency"].source
+    for key in BANDS:
+        assert getattr(mine, key) == pytest.approx(min(getattr(plain, key) * WIDER_FOR_FEW, WIDEST))
+
+
+def test_own_constants_that_are_the_catalogs_change_nothing() -> None:
+    plain = profile_of(H100)
+    mine = profile_of(H100, own(**{key: getattr(plain, key) for key in CONSTANTS}))
+    assert all(getattr(mine, key) == getattr(plain, key) for key in (*CONSTANTS, *BANDS))
+
+
+def test_a_band_of_the_users_own_stands() -> None:
+    mine = profile_of(H100, own(gemm_efficiency=0.8, time_band=0.07))
+    assert mine.time_band == 0.07
+    assert mine.memory_band > profile_of(H100).memory_band
+
+
+def notes(gpu: str, profile: Profile | None = None, **job: Any) -> tuple[str, ...]:
+    spec = spec_of(job.pop("model", "Qwen/Qwen3-8B"), gpu=gpu, **job)
+    return profile_notes(profile or profile_of(spec.cluster.gpu), spec.cluster.gpu, spec.model, spec.job)
+
+
+def test_a_gpu_without_measured_runs_says_whose_bands_it_has() -> None:
+    assert notes("rtx4090-24gb") == ("rtx4090-24gb has no measured runs: bands from ampere, widened",)
+    assert notes("h100-sxm-80gb") == ()
+    (note,) = notes("a100-sxm-80gb", model="Qwen/Qwen3-30B-A3B")
+    assert note == "a100-sxm-80gb has no measured speed of a mixture of experts: band from blackwell, widened"
+
+
+def test_a_file_of_the_users_own_is_named() -> None:
+    (note,) = notes("h100-sxm-80gb", profile_of(H100, own(gemm_efficiency=0.8)))
+    assert note == f"1 of {len(CONSTANTS)} constants from mine.yaml (ours); bands widened"
+
+
+def test_plans_that_split_data_alone_have_bands_of_their_own() -> None:
+    spec = spec_of("Qwen/Qwen3-30B-A3B", precision="fp8")
+    assert band_keys(spec.model, spec.job, is_megatron=False) == ("sharded_memory_band", "sharded_time_band")
+    assert band_keys(spec.model, spec.job) == ("moe_memory_band", "moe_time_band")
+
+
+def test_adapters_on_megatron_have_a_band_of_memory_of_their_own() -> None:
+    for model, time_band in (("Qwen/Qwen3-30B-A3B", "moe_time_band"), ("Qwen/Qwen3-8B", "time_band")):
+        spec = spec_of(model, finetuning="lora")
+        assert band_keys(spec.model, spec.job) == ("adapter_memory_band", time_band)
+
+
+def test_a_gpu_without_measured_runs_of_these_backends_says_whose_band_it_has() -> None:
+    spec = spec_of("Qwen/Qwen3-8B", gpu="rtx4090-24gb")
+    profile = profile_of(spec.cluster.gpu)
+    (note,) = profile_notes(profile, spec.cluster.gpu, spec.model, spec.job, is_megatron=False)
+    assert note == "rtx4090-24gb has no measured runs: band from ampere, widened"

@@ -1,0 +1,111 @@
+"""Every layout of a backend that splits data alone, and every one that it cannot run with the rule it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from topoplan.engines.data_parallel.rules import SHARDED_RULES
+from topoplan.engines.megatron.layouts import MAX_MICRO_BATCH_SIZE, Broken, divisors
+from topoplan.engines.rule import broken_rule
+from topoplan.layout.forms import recompute_from_value
+from topoplan.layout.layout import USUAL, Layout, Recompute, changed
+from topoplan.specs.spec import Spec
+
+MIN_TOKENS_PER_ULYSSES_RANK = 1024
+"""Below this a sequence's ranks spend more time on messages than on attention. Not searched unless pinned."""
+FULL = Recompute(granularity="full", method="uniform", num_layers=1)
+STATES = ("zero_stage", "sharding")
+OFFLOADS = ("offload_optimizer", "offload_param", "offload")
+
+
+def _states(spec: Spec, backend: str) -> list[dict[str, Any]]:
+    """What is sharded, in each way that a backend has."""
+    if backend == "deepspeed":
+        return [{"zero_stage": stage} for stage in (1, 2, 3)]
+    if backend == "fsdp2":
+        return [{"sharding": "full"}, *([{"sharding": "hybrid"}] if spec.cluster.nodes > 1 else [])]
+    return [{}]
+
+
+def _offloads(spec: Spec, backend: str, states: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is in host memory, the least first. Searched where host memory is stated, so that it can be checked."""
+    off: list[dict[str, Any]] = [{}]
+    if spec.cluster.host_memory_bytes is None:
+        return off
+    if backend == "deepspeed":
+        off.append({"offload_optimizer": True})
+        if states.get("zero_stage") == 3:
+            off.append({"offload_optimizer": True, "offload_param": True})
+    elif backend == "fsdp2":
+        off.append({"offload": True})
+    return off
+
+
+def usual_grad_reduce_in_fp32(spec: Spec, backend: str, sharding: str | None) -> bool:
+    """What the trainer of such a layout does, where no key says it.
+
+    accelerate reduces FSDP2's gradients in the type of the products (`utils/dataclasses.py`,
+    FullyShardedDataParallelPlugin.set_mixed_precision); verl, under Trinity-RFT, in fp32, and it alone runs hybrid
+    sharding.
+    """
+    return backend != "fsdp2" or spec.trainer == "trinity" or sharding == "hybrid"
+
+
+def sharded_families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
+    """Legal layouts that differ in checkpointing, offload and the allocator alone, together; others with their rule."""
+    pin = spec.job.pin
+
+    def chosen(key: str, values: list[Any]) -> list[Any]:
+        return [pin[key]] if key in pin else values
+
+    def kept(options: list[dict[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Options that do not contradict the pin; where all do, the pin itself, for a rule to say what is wrong."""
+        pinned = {key: pin[key] for key in keys if key in pin}
+        fits = [one for one in options if all(one.get(key, USUAL[key]) == value for key, value in pinned.items())]
+        return fits or [pinned]
+
+    world, batch = spec.cluster.world_size, spec.job.global_batch_size
+    longest = max(1, spec.job.seq_len // MIN_TOKENS_PER_ULYSSES_RANK)
+    sequence_ranks = [1] if backend == "ddp" else divisors(spec.cluster.gpus_per_node, longest)
+    modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else [Recompute(), FULL]
+    degrees = {key: pin[key] for key in ("tp", "pp", "vpp", "ep", "etp") if key in pin}
+    for states in kept(_states(spec, backend), STATES):
+        reduces_in_fp32 = usual_grad_reduce_in_fp32(spec, backend, states.get("sharding"))
+        offloads = kept(_offloads(spec, backend, states), OFFLOADS)
+        for ulysses in chosen("ulysses", sequence_ranks):
+            dp = max(1, world // ulysses)
+            micro_batches = [1] if batch % dp else divisors(batch // dp, MAX_MICRO_BATCH_SIZE)
+            for micro_batch in chosen("micro_batch_size", micro_batches):
+                base = Layout(
+                    backend=backend,
+                    **degrees,
+                    dp=dp,
+                    ulysses=ulysses,
+                    micro_batch_size=micro_batch,
+                    gradient_accumulation_steps=max(1, batch // (micro_batch * dp)),
+                    distributed_optimizer=False,
+                    fused_linear_cross_entropy=pin.get("fused_linear_cross_entropy", False),
+                    sync_each_batch=pin.get("sync_each_batch", True),
+                    grad_reduce_in_fp32=pin.get("grad_reduce_in_fp32", reduces_in_fp32),
+                    **states,
+                    **offloads[0],
+                )
+                if any(key in pin and pin[key] != getattr(base, key) for key in ("cp", "dp")):
+                    continue
+                if pin.get("gradient_accumulation_steps", base.gradient_accumulation_steps) != (
+                    base.gradient_accumulation_steps
+                ):
+                    continue
+                if broken := broken_rule(spec, base, SHARDED_RULES):
+                    yield (base,), broken
+                    continue
+                yield (
+                    tuple(
+                        changed(base, recompute=mode, expandable_segments=expandable, **offload)
+                        for offload in offloads
+                        for mode in modes
+                        for expandable in chosen("expandable_segments", [False, True])
+                    ),
+                    None,
+                )

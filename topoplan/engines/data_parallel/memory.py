@@ -1,0 +1,214 @@
+"""Memory of a layout whose backend splits data alone: what stays all the step, and the worst of its moments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topoplan.engines.data_parallel.parameter_bytes import adapter_input_bytes, autocasts
+from topoplan.engines.data_parallel.states import ShardedStates, sharded_states
+from topoplan.engines.megatron.memory import Memory, StageMemory, stated_margin_bytes, vision_kept_bytes
+from topoplan.engines.megatron.moments import FREED, Moment
+from topoplan.layout.layout import Layout
+from topoplan.network.communicators import communicators_bytes
+from topoplan.operators.eager_activations import (
+    ATTENTION_OUTPUTS,
+    CHUNKED_LOGIT_BYTES,
+    FORWARD_LOGIT_BYTES,
+    LOGIT_BYTES,
+    EagerActivations,
+    LayerUse,
+    eager_activations,
+)
+from topoplan.operators.eager_linears import adapted, layer_linears, trained_layers
+from topoplan.operators.padding import longest_sequence
+from topoplan.operators.te_activations import BF16, FP32
+from topoplan.specs.case import Case
+from topoplan.specs.job import Job
+from topoplan.specs.model import Layer, Model
+
+PRODUCTS_SAVED = 0.5
+"""Part of its matrix products that a layer keeps under selective checkpointing of single operations: every second one,
+and attention's output (torchtitan `distributed/activation_checkpoint.py`, _apply_op_sac)."""
+
+
+def tokens_of(job: Job, layout: Layout) -> int:
+    """Positions of a micro batch on one GPU, at the longest that its sequences may be."""
+    sequences = layout.micro_batch_size * job.sequences_per_sample
+    return sequences * longest_sequence(job, layout) // (layout.cp * layout.ulysses)
+
+
+def layer_uses(
+    case: Case, layout: Layout, tokens: int, seq_len: int, *, flash: bool
+) -> list[tuple[Layer, LayerUse, int]]:
+    """(layer, how it is trained, how many there are) of the layers that backward goes through.
+
+    What stands before the first trained layer has no backward; adapters are on all layers.
+    """
+    model, job = case.model, case.job
+    trained, found = trained_layers(model, job), dict[tuple[int, bool], list[int]]()
+    first = min(trained, default=0)
+    for place, layer in enumerate(model.layers):
+        if place >= first:
+            found.setdefault((id(layer), place in trained), []).append(place)
+    autocast, trains_embedding = autocasts(job, layout), job.trains_language_weights
+    uses = []
+    for (_, trains_weights), places in found.items():
+        layer = model.layers[places[0]]
+        names = frozenset(linear.name for linear in layer_linears(model, layer) if adapted(job, linear))
+        use = LayerUse(
+            tokens=tokens,
+            seq_len=seq_len,
+            trains_weights=trains_weights,
+            adapted=names,
+            fused=layout.fused_linear_cross_entropy,
+            flash_attention=flash,
+            fp32_weights=trains_weights and autocast,
+            residual_bytes=FP32 if autocast and trains_embedding else BF16,
+            adapter_input_bytes=adapter_input_bytes(job, layout),
+        )
+        uses.append((layer, use, len(places)))
+    return uses
+
+
+def _kept_bytes(model: Model, layer: Layer, one: EagerActivations, layout: Layout, tokens: int) -> float:
+    """What a layer keeps from forward to backward."""
+    if layout.recompute.granularity == "full":
+        return one.input_bytes
+    if layout.recompute.granularity == "selective":
+        attention = sum(tensor.saved_bytes for tensor in one.saved if tensor.name in ATTENTION_OUTPUTS)
+        products = BF16 * tokens * sum(linear.outputs for linear in layer_linears(model, layer))
+        return min(one.saved_bytes, one.input_bytes + attention + PRODUCTS_SAVED * products)
+    return one.saved_bytes
+
+
+def _loss_bytes(case: Case, layout: Layout, tokens: int) -> float:
+    """Logits and their gradients at the turn from forward to backward, and the hidden states before and behind."""
+    model, job = case.model, case.job
+    hidden = BF16 * tokens * model.hidden_size
+    trains_head = job.trains_language_weights
+    if not layout.fused_linear_cross_entropy:
+        # The final norm keeps its input in fp32 and, trained, what its weight multiplies, the output layer its input.
+        ends = (FP32 + (2 * BF16 if trains_head else 0)) * tokens * model.hidden_size
+        return LOGIT_BYTES * tokens * model.vocab_size + ends
+    # Liger cuts the rows into so many chunks that one is about as large as the hidden states; the gradients of hidden
+    # states and output layer are made at once.
+    chunks = 1 << max(0, (-(-model.vocab_size // model.hidden_size) - 1).bit_length())
+    rows = -(-tokens // chunks)
+    gradient = BF16 * model.vocab_size * model.hidden_size if trains_head else 0
+    return CHUNKED_LOGIT_BYTES * rows * model.vocab_size + gradient + 3 * hidden
+
+
+def _moments(
+    layout: Layout,
+    states: ShardedStates,
+    *,
+    kept: float,
+    own: float,
+    logits: float,
+    loss: float,
+    layer: float,
+    vision: float,
+) -> tuple[Moment, ...]:
+    """The moments that may be the peak. `own` is what the layer at hand kept itself, `layer` what its backward adds."""
+    # Gradients are there once the first micro batch has made them; stage 3 has a buffer that is never given back.
+    lasting = layout.gradient_accumulation_steps > 1 or (layout.backend == "deepspeed" and layout.zero_stage == 3)
+    none_yet = () if lasting else (("gradients not there yet", -states.gradients_bytes),)
+    gathered = ("gathered weights", states.gathered_bytes)
+    backward = (gathered, ("gradients on their way", states.layer_gradients_bytes), ("backward of a layer", layer))
+    copies = ("16-bit copies of weights", states.cast_bytes)
+    return (
+        Moment("end of forward", (*none_yet, copies, ("logits", logits))),
+        Moment("loss", (*none_yet, gathered, ("logits and their gradients", loss))),
+        Moment("first layer's backward", (*none_yet, *backward)),
+        Moment("last layer's backward", ((FREED, own - kept), *backward)),
+        Moment("optimizer step", ((FREED, -kept - vision), ("fp32 gradients", states.step_bytes))),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerMemory:
+    """Equal layers that backward goes through, for one micro batch."""
+
+    layer: Layer
+    use: LayerUse
+    count: int
+    activations: EagerActivations
+    kept_bytes: float
+    """What one leaves from forward to backward."""
+
+    @property
+    def backward_bytes(self) -> float:
+        """What its own backward adds. A recomputed layer has all its activations again, beside what was kept."""
+        return self.activations.saved_bytes - self.kept_bytes + self.activations.backward_bytes
+
+
+def layer_memories(case: Case, layout: Layout) -> tuple[LayerMemory, ...]:
+    """Every kind of layer with its activations."""
+    model, job, profile = case.model, case.job, case.profile
+    tokens = tokens_of(job, layout)
+    uses = layer_uses(case, layout, tokens, longest_sequence(job, layout), flash=profile.flash_attention)
+    found = []
+    for layer, use, count in uses:
+        one = eager_activations(model, layer, use)
+        kept = _kept_bytes(model, layer, one, layout, tokens)
+        found.append(LayerMemory(layer=layer, use=use, count=count, activations=one, kept_bytes=kept))
+    return tuple(found)
+
+
+def sharded_memory(case: Case, layout: Layout, *, with_moments: bool = False) -> Memory:
+    """Memory of a GPU under a backend that splits data alone; all GPUs need the same.
+
+    `with_moments` hands out the moments too.
+    """
+    model, cluster, job, profile = case.model, case.cluster, case.job, case.profile
+    layers = layer_memories(case, layout)
+    kept = sum([one.count * one.kept_bytes for one in layers])
+    worst = max(layers, key=lambda one: one.kept_bytes + one.backward_bytes, default=None)
+    own, backward = (worst.kept_bytes, worst.backward_bytes) if worst else (0.0, 0.0)
+    states = sharded_states(case, layout)
+    vision = vision_kept_bytes(case, layout)
+    tokens = tokens_of(job, layout)
+    loss = _loss_bytes(case, layout, tokens)
+    # Where the loss is cut into chunks, they are as large in forward as behind it.
+    logits = loss if layout.fused_linear_cross_entropy else FORWARD_LOGIT_BYTES * tokens * model.vocab_size
+    moments = _moments(layout, states, kept=kept, own=own, logits=logits, loss=loss, layer=backward, vision=vision)
+    peak = max(moments, key=lambda moment: moment.total_bytes)
+    parts = {
+        "weights": states.weights_bytes,
+        "gradients": states.gradients_bytes,
+        "optimizer": states.optimizer_bytes,
+        "workspace": float(profile.cublas_workspace_bytes),
+        "activations": kept,
+        f"peak ({peak.name})": peak.total_bytes,
+    }
+    if vision:
+        parts["vision activations"] = vision
+    allocated = sum(parts.values())
+    fragments = profile.expandable_fragmentation if layout.expandable_segments else profile.sharded_fragmentation
+    reserved = allocated * (1.0 + fragments)
+    device = reserved + profile.context_bytes + _communicators_bytes(case, layout)
+    stage = StageMemory(
+        stage=0,
+        allocated_bytes=allocated,
+        parts_bytes=parts,
+        host_bytes=states.host_bytes,
+        moments=moments if with_moments else (),
+    )
+    return Memory(
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        device_bytes=device,
+        capacity_bytes=cluster.gpu.memory_bytes,
+        margin_bytes=stated_margin_bytes(cluster, device * profile.sharded_memory_band),
+        host_bytes=states.host_bytes * min(cluster.gpus_per_node, layout.world_size),
+        host_capacity_bytes=cluster.host_memory_bytes,
+        by_stage=(stage,),
+    )
+
+
+def _communicators_bytes(case: Case, layout: Layout) -> int:
+    """NCCL's buffers of the group that shares states, as large as that of a distributed optimizer over all ranks."""
+    if layout.world_size == 1:
+        return 0
+    everyone = Layout(dp=layout.world_size, gradient_accumulation_steps=1)
+    return communicators_bytes(case, everyone)

@@ -1,0 +1,146 @@
+"""Legality of layouts whose backend splits data alone. Each rule names its source."""
+
+from __future__ import annotations
+
+from topoplan.engines.rule import Rule
+from topoplan.layout.forms import keys_of
+from topoplan.layout.layout import USUAL, Layout
+from topoplan.specs.model import Attention, LinearAttention, Model
+from topoplan.specs.spec import Spec
+
+
+def _degrees(spec: Spec, layout: Layout) -> str | None:
+    for key in ("tp", "pp", "vpp", "ep", "etp"):
+        if getattr(layout, key) > 1:
+            return f"{key} {getattr(layout, key)} with backend {layout.backend}"
+    if layout.cp > 1 and layout.backend != "fsdp2":
+        return f"cp {layout.cp} with backend {layout.backend}"
+    return None
+
+
+def _batch(spec: Spec, layout: Layout) -> str | None:
+    batch, product = spec.job.global_batch_size, layout.micro_batch_size * layout.dp
+    if batch % product:
+        words = f"micro_batch_size {layout.micro_batch_size} * dp {layout.dp}"
+        return f"global_batch_size {batch} % ({words}) = {batch % product}"
+    return None
+
+
+def _offload(spec: Spec, layout: Layout) -> str | None:
+    away = layout.offload or layout.offload_optimizer
+    if away and spec.cluster.host_memory_bytes is None and spec.path is not None:
+        return "offload without host_memory in the spec"
+    return None
+
+
+def _states(spec: Spec, layout: Layout) -> str | None:
+    for key in ("zero_stage", "sharding", "offload_optimizer", "offload_param", "offload", "sync_each_batch"):
+        value = getattr(layout, key)
+        if key not in keys_of(layout.backend) and value != USUAL[key]:
+            return f"{key} {str(value).lower()} with backend {layout.backend}"
+    return None
+
+
+def _zero_stage(spec: Spec, layout: Layout) -> str | None:
+    if layout.backend == "deepspeed" and layout.zero_stage not in (1, 2, 3):
+        return f"zero_stage {layout.zero_stage} with backend deepspeed"
+    return None
+
+
+def _offload_param(spec: Spec, layout: Layout) -> str | None:
+    if layout.offload_param and layout.zero_stage != 3:
+        return f"offload_param with zero_stage {layout.zero_stage}"
+    if layout.offload_param and not layout.offload_optimizer:
+        return "offload_param without offload_optimizer"
+    return None
+
+
+def _undivided_heads(model: Model, degree: int) -> str | None:
+    """Each rank gets whole heads of queries; those of keys and values are divided or repeated.
+
+    Source: verl `models/transformers/monkey_patch.py::apply_monkey_patch`.
+    """
+    for layer in {id(layer): layer for layer in model.layers}.values():
+        attention = layer.attention
+        if isinstance(attention, LinearAttention):
+            return f"ulysses {degree} with linear attention layers"
+        if attention.heads % degree:
+            return f"{attention.heads} heads % ulysses {degree} = {attention.heads % degree}"
+        if isinstance(attention, Attention):
+            kv_heads = attention.kv_heads
+            if kv_heads % degree and degree % kv_heads:
+                return f"{kv_heads} KV heads and ulysses {degree}: neither divides the other"
+    return None
+
+
+def ulysses_degrees(model: Model, gpus: int, node_gpus: int) -> list[int]:
+    """Degrees that divide the GPUs and the model's heads; a group stays inside a node."""
+    return [
+        degree
+        for degree in range(1, min(gpus, node_gpus) + 1)
+        if gpus % degree == 0 and (degree == 1 or _undivided_heads(model, degree) is None)
+    ]
+
+
+def _ulysses(spec: Spec, layout: Layout) -> str | None:
+    degree = layout.ulysses
+    if degree == 1:
+        return None
+    if layout.backend == "ddp":
+        return f"ulysses {degree} with backend ddp"
+    if problem := _undivided_heads(spec.model, degree):
+        return problem
+    if (world := spec.cluster.world_size) % degree:
+        return f"world size {world} % ulysses {degree} = {world % degree}"
+    if spec.cluster.gpus_per_node % degree and degree % spec.cluster.gpus_per_node:
+        return f"{spec.cluster.gpus_per_node} GPUs of a node % ulysses {degree}"
+    if spec.job.seq_len % degree:
+        return f"seq_len {spec.job.seq_len} % ulysses {degree} = {spec.job.seq_len % degree}"
+    return None
+
+
+def _quantised(spec: Spec, layout: Layout) -> str | None:
+    if spec.job.finetuning != "qlora":
+        return None
+    # Only NF4 has a storage type that can be cut into shards (bnb_4bit_quant_storage).
+    shards = "fsdp2" if layout.backend == "fsdp2" else "zero_stage 3" if layout.zero_stage == 3 else ""
+    return f"{shards} with weights in 8 bits" if shards and spec.job.quantization_bit == 8 else None
+
+
+def _tuning(spec: Spec, layout: Layout) -> str | None:
+    if spec.job.pure_bf16 and layout.backend == "deepspeed":
+        return "pure_bf16 with backend deepspeed, whose optimizer keeps fp32 weights"
+    if spec.job.mtp_num_layers:
+        return f"mtp_num_layers {spec.job.mtp_num_layers} with backend {layout.backend}"
+    return None
+
+
+def _hybrid(spec: Spec, layout: Layout) -> str | None:
+    if layout.backend == "fsdp2" and layout.sharding == "hybrid" and spec.cluster.nodes == 1:
+        return "hybrid sharding in one node"
+    return None
+
+
+SHARDED_RULES = (
+    Rule("degrees", "transformers Trainer", _degrees, "set it to 1, or take backend mca"),
+    Rule("states", "the trainers' own keys", _states, "leave it out, or take a backend that has it"),
+    Rule("zero-stage", "DeepSpeed runtime/zero/config.py", _zero_stage, "choose zero_stage 1, 2 or 3"),
+    Rule(
+        "offload-param",
+        "DeepSpeed runtime/zero/config.py",
+        _offload_param,
+        "take zero_stage 3 with offload_optimizer, or leave it out",
+    ),
+    Rule("batch", "transformers Trainer", _batch, "change global_batch_size, or lower micro_batch_size"),
+    Rule("host-memory", "what is offloaded has to fit there", _offload, "say host_memory in the spec"),
+    Rule("hybrid-sharding", "torch distributed/fsdp: a mesh of two dimensions", _hybrid, "set sharding to full"),
+    Rule(
+        "ulysses",
+        "DeepSpeed sequence/layer.py; verl utils/ulysses.py",
+        _ulysses,
+        "with deepspeed or fsdp2, choose a divisor of heads, GPUs of a node and seq_len",
+    ),
+    Rule("quantised", "LLaMA-Factory model/model_utils/quantization.py", _quantised, "take ddp or zero_stage 2"),
+    Rule("tuning", "DeepSpeed runtime/bf16_optimizer.py; transformers models", _tuning, "leave it out"),
+)
+"""Rules on a layout of ddp, deepspeed or fsdp2."""

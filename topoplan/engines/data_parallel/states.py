@@ -1,0 +1,175 @@
+"""What a trainer that splits data alone keeps of a model on each GPU and its host, and what passes through the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topoplan.engines.data_parallel.parameter_bytes import (
+    HALF,
+    SINGLE,
+    ParameterBytes,
+    autocasts,
+    parameter_bytes,
+    shards_of,
+)
+from topoplan.layout.layout import Layout
+from topoplan.operators.eager_linears import Elements, elements_of, layer_linears
+from topoplan.operators.params import embedding_tensors, head_tensors, layer_parameters
+from topoplan.specs.case import Case
+from topoplan.specs.job import Job
+from topoplan.specs.model import Model
+
+LIVE_PARAMETERS = 10**9
+"""stage3_max_live_parameters and stage3_max_reuse_distance: so many parameters stay gathered at the turn from forward
+to backward (`runtime/zero/partitioned_param_coordinator.py::release_sub_module`)."""
+SUB_GROUP = 10**9
+"""sub_group_size of stage 3 in LLaMA-Factory's and ms-swift's files: the optimizer works on so many at a time."""
+BUCKET = 5 * 10**8
+"""reduce_bucket_size of stages 1 and 2 in the same files, in elements; two of them with overlap_comm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedStates:
+    """Bytes of one GPU."""
+
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    host_bytes: float
+    """Of one process, in pinned memory."""
+    gathered_bytes: float
+    """Whole weights at the turn from forward to backward: gathered, cast or unpacked."""
+    cast_bytes: float
+    """16-bit copies of fp32 weights at the end of forward: autocast gives them up where it ends, with the model's
+    forward (PyTorch `aten/src/ATen/autocast_mode.cpp`, clear_cache)."""
+    layer_gradients_bytes: float
+    """Whole gradients on their way to their shards, at the fullest moment of backward."""
+    step_bytes: float
+    """What the optimizer step needs on top."""
+
+
+def root_elements(model: Model) -> int:
+    """Of the output layer (the embedding, where they are tied): FSDP2's last unit, which stays gathered."""
+    head = sum(tensor.elements for tensor in head_tensors(model))
+    return head + (sum(t.elements for t in embedding_tensors(model)) if model.tie_word_embeddings else 0)
+
+
+def largest_layer(model: Model) -> int:
+    """Elements of the largest block."""
+    return max(layer_parameters(model, layer, 1, 1, 1).total for layer in {id(x): x for x in model.layers}.values())
+
+
+def _largest_linear(model: Model) -> int:
+    return max((linear.elements for layer in model.layers for linear in layer_linears(model, layer)), default=0)
+
+
+def kept_bytes(elements: Elements, each: ParameterBytes) -> float:
+    """All weights as they are kept, before sharding."""
+    return each.trained * elements.trained + each.frozen * elements.frozen + each.quantised * elements.quantised
+
+
+def wire_bytes(elements: Elements, each: ParameterBytes) -> float:
+    """All weights as they are gathered from shards: in 16 bits, and packed ones as they are.
+
+    bitsandbytes keeps packed weights in elements of 16 bits, so that they can be cut (bnb_4bit_quant_storage).
+    """
+    return HALF * (elements.total - elements.quantised) + each.quantised * elements.quantised
+
+
+def _gathered(case: Case, layout: Layout, elements: Elements, each: ParameterBytes) -> float:
+    model, job = case.model, case.job
+    unpacked = float(HALF * _largest_linear(model)) if elements.quantised else 0.0
+    if layout.backend == "deepspeed" and layout.zero_stage == 3:
+        return min(wire_bytes(elements, each), HALF * LIVE_PARAMETERS) + unpacked
+    if layout.backend == "fsdp2":
+        # The layer at hand, the one fetched ahead, and the last unit, which is not packed.
+        blocks = float(HALF * largest_layer(model))
+        if elements.quantised:
+            blocks *= wire_bytes(elements, each) / (HALF * elements.total)
+        return 2 * blocks + HALF * root_elements(model) + unpacked
+    if unpacked:
+        return unpacked
+    if autocasts(job, layout):
+        # Autocast's 16-bit copies, which the products keep for backward; where layers run again, of one of them.
+        layers = largest_layer(model) + root_elements(model)
+        return HALF * (min(elements.trained, layers) if layout.recompute.granularity == "full" else elements.trained)
+    return 0.0
+
+
+def reduced_bytes(job: Job, layout: Layout) -> int:
+    """Of a gradient on its way to its shard."""
+    return SINGLE if layout.backend == "fsdp2" and layout.grad_reduce_in_fp32 and not job.pure_bf16 else HALF
+
+
+def _layer_gradients(case: Case, layout: Layout, elements: Elements, each: ParameterBytes) -> float:
+    """Gradients of one unit in 16 bits, and the flat copies that are reduced: of this one and the one before.
+
+    FSDP2 gives up the one before when it makes the next (`_fsdp_param_group.py`, post_backward).
+    """
+    model, job = case.model, case.job
+    if layout.world_size == 1:
+        return 0.0
+    if layout.backend == "ddp":
+        # Buckets that are not the gradients themselves: gradient_as_bucket_view is off in the trainer.
+        return float(each.gradient * elements.trained)
+    share = elements.trained / elements.total
+    unit = max(largest_layer(model), root_elements(model)) * share
+    if layout.backend == "deepspeed" and layout.zero_stage < 3:
+        return HALF * (unit + 2 * min(BUCKET, elements.trained))
+    if layout.backend == "fsdp2":
+        return (HALF + reduced_bytes(job, layout)) * unit
+    return HALF * 3 * unit
+
+
+def whole_gradients_bytes(layout: Layout, elements: Elements) -> float:
+    """Gradients that FSDP2 sums over micro batches on each GPU before they are reduced, in the type of the products.
+
+    PyTorch `distributed/fsdp/_fully_shard/_fsdp_param_group.py::post_backward` without `reduce_grads`; they are on the
+    GPU with CPU offload, too.
+    """
+    sums = layout.backend == "fsdp2" and not layout.sync_each_batch and layout.gradient_accumulation_steps > 1
+    return float(HALF * elements.trained) if sums else 0.0
+
+
+def sharded_states(case: Case, layout: Layout) -> ShardedStates:
+    """States of a layout whose backend splits data alone.
+
+    DPO's reference model is a second set of weights, unless adapters alone are trained and can be switched off
+    (LLaMA-Factory `train/dpo/workflow.py`, create_ref_model).
+    """
+    model, cluster, job = case.model, case.cluster, case.job
+    elements, each = elements_of(model, job), parameter_bytes(job, layout)
+    shares = shards_of(layout, cluster.gpus_per_node)
+    weights = kept_bytes(elements, each)
+    if job.stage == "dpo" and not elements.adapters:
+        weights += HALF * elements.total
+    weights /= shares.weights
+    gradients = each.gradient * elements.trained / shares.gradients
+    optimizer = each.optimizer * elements.trained / shares.optimizer
+    step, host = 0.0, 0.0
+    own = elements.trained / shares.optimizer
+    if layout.backend == "deepspeed":
+        # The fp32 gradients that Adam reads.
+        step = SINGLE * (min(own, SUB_GROUP) if layout.zero_stage == 3 else own)
+        if layout.offload_optimizer:
+            # All keep fp32 gradients there; stage 3 those of the model's type as well (stage3.py, __init__ and
+            # initialize_optimizer_states).
+            of_gradients = (HALF + SINGLE if layout.zero_stage == 3 else SINGLE) * own
+            host = optimizer + of_gradients
+            gradients = HALF * elements.trained if layout.zero_stage == 1 else 0.0
+            optimizer = step = 0.0
+        if layout.offload_param and layout.zero_stage == 3:
+            host, weights = host + weights, 0.0
+    elif layout.offload:
+        host = weights + gradients + optimizer
+        weights = gradients = optimizer = 0.0
+    return ShardedStates(
+        weights_bytes=weights,
+        gradients_bytes=gradients + whole_gradients_bytes(layout, elements),
+        optimizer_bytes=optimizer,
+        host_bytes=host,
+        gathered_bytes=_gathered(case, layout, elements, each),
+        cast_bytes=HALF * elements.trained if autocasts(job, layout) else 0.0,
+        layer_gradients_bytes=_layer_gradients(case, layout, elements, each),
+        step_bytes=step,
+    )

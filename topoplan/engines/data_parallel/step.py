@@ -1,0 +1,385 @@
+"""Seconds of one optimizer step of a layout whose backend splits data alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from topoplan.engines.data_parallel.memory import layer_uses
+from topoplan.engines.data_parallel.parameter_bytes import HALF, moment_bytes, parameter_bytes, shards_of
+from topoplan.engines.data_parallel.states import BUCKET, kept_bytes, reduced_bytes, wire_bytes
+from topoplan.engines.megatron.step import Time
+from topoplan.layout.layout import Layout
+from topoplan.network.collectives import all_gather_s, all_reduce_s
+from topoplan.network.placement import Group
+from topoplan.operators.eager_activations import LayerUse
+from topoplan.operators.eager_compute import Tuning, eager_case, eager_time
+from topoplan.operators.eager_linears import LORA_RANK, Elements, elements_of, layer_linears
+from topoplan.operators.padding import load_of
+from topoplan.operators.shard import Shard
+from topoplan.operators.te_compute import PARTS, elementwise_s, gemm_s
+from topoplan.operators.vision_time import vision_s
+from topoplan.specs.case import Case
+from topoplan.specs.gpu_profile import WIDER_FOR_NONE, WIDEST
+from topoplan.specs.job import Job
+from topoplan.specs.model import Layer, Model, Moe
+
+ADAM_BYTES = 24
+"""Moved by a fused Adam for one element beside its moments: fp32 gradient and weight read, weight written, the 16-bit
+weight written, and the gradient once more for its norm, read and scaled."""
+GATHER_COPY_BYTES = 8
+"""Moved on the card for one gathered parameter and micro batch: out of the gathered buffer twice (PyTorch
+`distributed/fsdp/_fully_shard/_fsdp_collectives.py`, foreach_all_gather_copy_out: 2 x 4 bytes)."""
+REDUCE_COPY_BYTES = 12
+"""The same for a gradient, into the buffer that is reduced in fp32 (there, foreach_reduce)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPass:
+    """Equal layers of a model, as a micro batch goes through them."""
+
+    layer: Layer
+    use: LayerUse
+    count: int
+    has_backward: bool
+    """Frozen layers before all trained ones have a forward alone."""
+    repeated: float
+    """Share of the forward that checkpointing runs again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """Forward and backward of all layers and the ends for one micro batch, in seconds."""
+
+    layers: tuple[LayerPass, ...]
+    parts_s: dict[str, float]
+    forward_s: float
+    backward_s: float
+    """With what checkpointing repeats."""
+    recompute_s: float
+    ends_s: tuple[float, float]
+    """Of `forward_s` and `backward_s`: embedding, final norm, output layer and loss, and the vision tower."""
+    vision_s: tuple[float, float]
+    """Of these, the vision tower."""
+    launched_s: float
+    """What the host takes to launch it all."""
+
+
+def tuning_of(job: Job, layout: Layout) -> Tuning:
+    """What a job's adapters and packed weights add to a layer."""
+    packed = parameter_bytes(job, layout).quantised if job.finetuning == "qlora" else 0.0
+    rank = (job.lora_rank or LORA_RANK) if job.finetuning in ("lora", "qlora") else 0
+    return Tuning(lora_rank=rank, packed_bytes=packed, ulysses=layout.ulysses)
+
+
+def sharded_shard(case: Case, layout: Layout) -> Shard:
+    """A micro batch on one GPU, for lengths as they are on average."""
+    job, profile = case.job, case.profile
+    load, sequences = load_of(job, layout), layout.micro_batch_size * job.sequences_per_sample
+    return Shard(
+        tokens=round(sequences * load.positions) // (layout.cp * layout.ulysses),
+        seq_len=round(load.extent),
+        tp=1,
+        cp=layout.cp,
+        ep=1,
+        etp=1,
+        sequence_parallel=False,
+        precision=job.precision,
+        flash_attention=profile.flash_attention,
+    )
+
+
+def _ends_s(case: Case, shard: Shard, *, fused: bool, trained: bool) -> tuple[float, float]:
+    """(forward, backward) of embedding, final norm, output layer and loss."""
+    model, cluster, profile = case.model, case.cluster, eager_case(case).profile
+    gpu, rows, columns, hidden = cluster.gpu, shard.tokens, model.vocab_size, model.hidden_size
+    precision = "fp16" if shard.precision == "fp16" else "bf16"
+    forward = gemm_s(rows, columns, hidden, gpu, profile, precision)
+    backward = gemm_s(rows, hidden, columns, gpu, profile, precision)
+    if trained:
+        backward += gemm_s(columns, hidden, rows, gpu, profile, precision)
+    # Bytes a logit: cast to fp32 (6), log softmax (8), its gradients (4 + 12) and the cast back (6).
+    forward += elementwise_s((6 if fused else 14) * rows * columns, gpu, profile, kernels=6)
+    backward += elementwise_s((4 if fused else 22) * rows * columns, gpu, profile, kernels=4)
+    lookup = 3 * HALF * rows * hidden
+    table = HALF * 3 * columns * hidden if trained else 0
+    return forward + elementwise_s(lookup, gpu, profile), backward + elementwise_s(lookup + table, gpu, profile)
+
+
+def _passes(case: Case, layout: Layout) -> Passes:
+    model, job, profile = case.model, case.job, case.profile
+    shard, tuning = sharded_shard(case, layout), tuning_of(job, layout)
+    uses = layer_uses(case, layout, shard.tokens, shard.seq_len, flash=profile.flash_attention)
+    parts = dict.fromkeys(PARTS, 0.0)
+    forward = backward = 0.0
+    kernels = [0, 0]
+    again = {"full": 1.0, "selective": 0.5, "none": 0.0}[layout.recompute.granularity]
+    repeated, seen = 0.0, 0
+    layers = []
+    for layer, use, count in uses:
+        layers.append(LayerPass(layer=layer, use=use, count=count, has_backward=True, repeated=again))
+        time = eager_time(case, layer, use, shard, tuning)
+        for name, ahead, back in zip(PARTS, time.forward_s, time.backward_s, strict=True):
+            parts[name] += count * (ahead + back)
+        forward += count * sum(time.forward_s)
+        backward += count * sum(time.backward_s)
+        repeated += count * again * sum(time.forward_s)
+        kernels[0] += round(count * time.forward_kernels * (1.0 + again))
+        kernels[1] += count * time.backward_kernels
+        seen += count
+    if seen < model.num_layers and uses:
+        # Layers that are frozen and before all trained ones have a forward alone.
+        for layer in model.layers[: model.num_layers - seen]:
+            layers.append(LayerPass(layer=layer, use=uses[0][1], count=1, has_backward=False, repeated=0.0))
+            time = eager_time(case, layer, uses[0][1], shard, tuning)
+            for name, ahead in zip(PARTS, time.forward_s, strict=True):
+                parts[name] += ahead
+            forward += sum(time.forward_s)
+            kernels[0] += time.forward_kernels
+    trained = job.trains_language_weights
+    ends = _ends_s(case, shard, fused=layout.fused_linear_cross_entropy, trained=trained)
+    vision = (0.0, 0.0)
+    if model.vision is not None:
+        vision = vision_s(eager_case(case), layout, model.vision)
+    ends = ends[0] + vision[0], ends[1] + vision[1]
+    found: dict[str, float] = {name: seconds for name, seconds in parts.items() if seconds}
+    found["ends"] = sum(ends)
+    if repeated:
+        found["recompute"] = repeated
+    return Passes(
+        layers=tuple(layers),
+        parts_s=found,
+        forward_s=forward + ends[0],
+        backward_s=backward + repeated + ends[1],
+        recompute_s=repeated,
+        ends_s=ends,
+        vision_s=vision,
+        launched_s=profile.eager_launch_s * sum(kernels),
+    )
+
+
+Moment = Literal["forward", "backward", "last", "after"]
+"""When ranks talk: in every forward, in every backward, in the last backward of a step, behind all work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """What one kind of group sends at one moment."""
+
+    name: str
+    kind: str
+    """all-gather, reduce-scatter or all-reduce."""
+    moment: Moment
+    group: Group
+    sent_bytes: float
+    """All tensors of the moment, whole."""
+    calls: int
+    """Collectives that they are cut into."""
+    seconds: float
+    """All of the calls, with nothing that hides them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Communication over the ranks that share states."""
+
+    flows: tuple[Flow, ...] = ()
+    first_share: float = 0.0
+    """Share of a pass that nothing hides: the first unit's."""
+    copies_s: float = 0.0
+    """Copies on the card, in a micro batch."""
+
+    def seconds(self, moment: Moment) -> float:
+        """All flows of a moment."""
+        return sum([flow.seconds for flow in self.flows if flow.moment == moment])
+
+
+def _calls(model: Model, layout: Layout, elements: Elements) -> int:
+    """Collectives into which what is gathered or reduced in one pass is cut.
+
+    FSDP2: one a block. Stage 3: one a submodule, which for large models are linear layers
+    (`partitioned_param_coordinator.py::fetch_sub_module`). Stages 1 and 2: one a bucket.
+    """
+    if layout.backend == "fsdp2":
+        return model.num_layers + 2
+    if layout.zero_stage == 3:
+        return sum(len(layer_linears(model, layer)) + 2 for layer in model.layers) + 2
+    return max(1, round(elements.trained / BUCKET))
+
+
+def _traffic(case: Case, layout: Layout, elements: Elements) -> Traffic:
+    """What the ranks tell each other.
+
+    ZeRO (arXiv 1910.02054, section 7): stages 1 and 2 send as much as plain data parallelism, stage 3 half as much
+    again. Stage 1 reduces gradients once a step, stage 2 and full sharding after every micro batch.
+    """
+    model, cluster, job, profile = case.model, case.cluster, case.job, case.profile
+    each, shares = parameter_bytes(job, layout), shards_of(layout, cluster.gpus_per_node)
+    world = Group(layout.world_size, 1)
+    if layout.world_size == 1:
+        return Traffic()
+
+    calls = _calls(model, layout, elements)
+
+    def flow(name: str, kind: str, moment: Moment, size: float, ranks: Group = world) -> Flow:
+        if kind == "all-reduce":
+            one, seconds = 1, all_reduce_s(ranks, size, cluster, profile)
+        else:
+            one, seconds = calls, calls * all_gather_s(ranks, size / calls, cluster, profile)
+        return Flow(name=name, kind=kind, moment=moment, group=ranks, sent_bytes=size, calls=one, seconds=seconds)
+
+    whole = wire_bytes(elements, each)
+    gradients = HALF * elements.trained
+    reduced = reduced_bytes(job, layout) * elements.trained
+    unit = 1.0 / (model.num_layers + 1)
+    reduced_in: Moment
+    if layout.backend == "ddp":
+        size = each.gradient * elements.trained
+        return Traffic(flows=(flow("gradients", "all-reduce", "last", size),), first_share=unit)
+    if layout.backend == "deepspeed" and layout.zero_stage < 3:
+        reduced_in = "last" if layout.zero_stage == 1 else "backward"
+        return Traffic(
+            flows=(
+                flow("gradients to their shards", "reduce-scatter", reduced_in, gradients),
+                flow("weights after the step", "all-gather", "after", gradients),
+            ),
+            first_share=unit,
+        )
+    copied = GATHER_COPY_BYTES * elements.total + REDUCE_COPY_BYTES * elements.trained
+    copies = elementwise_s(copied, cluster.gpu, profile, kernels=0)
+    node = Group(shares.weights, 1)
+    reduced_in = "backward" if layout.sync_each_batch else "last"
+    flows = [
+        flow("weights for forward", "all-gather", "forward", whole, node),
+        flow("weights for backward", "all-gather", "backward", whole, node),
+        flow("gradients to their shards", "reduce-scatter", reduced_in, reduced, node),
+    ]
+    if shares.weights < layout.world_size:
+        across = Group(layout.world_size // shares.weights, shares.weights)
+        part = reduced / shares.weights
+        flows.append(flow("shards of gradients across nodes", "all-reduce", reduced_in, part, across))
+    return Traffic(flows=tuple(flows), first_share=unit, copies_s=copies)
+
+
+def _copies_s(case: Case, layout: Layout, elements: Elements) -> tuple[float, float]:
+    """(seconds of a micro batch, of a step) over PCIe, with what is offloaded."""
+    cluster, job, profile = case.cluster, case.job, case.profile
+    each, shares = parameter_bytes(job, layout), shards_of(layout, cluster.gpus_per_node)
+    rate = cluster.pcie_bytes_per_s * profile.pcie_efficiency
+    micro = step = 0.0
+    if layout.offload:
+        weights = kept_bytes(elements, each) / shares.weights
+        # Shards go up for forward and for backward, gradients come down after every micro batch.
+        micro = 2 * weights + each.gradient * elements.trained / shares.gradients
+    if layout.offload_optimizer:
+        micro = HALF * elements.trained / shares.optimizer
+        step = HALF * elements.trained / shares.optimizer
+    if layout.offload_param:
+        micro += 2 * wire_bytes(elements, each) / shares.weights
+    return micro / rate, step / rate
+
+
+def _on_host(layout: Layout) -> bool:
+    return layout.offload or layout.offload_optimizer
+
+
+def _adam_s(case: Case, layout: Layout, elements: Elements) -> float:
+    """Seconds of Adam, where its states are."""
+    cluster, job, profile = case.cluster, case.job, case.profile
+    own = elements.trained / shards_of(layout, cluster.gpus_per_node).optimizer
+    moved = own * (ADAM_BYTES + 2 * moment_bytes(job))
+    if _on_host(layout):
+        return moved * min(cluster.gpus_per_node, layout.world_size) / profile.host_adam_bytes_per_s
+    return elementwise_s(moved, cluster.gpu, profile, kernels=16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedTerms:
+    """What a step is made of, in seconds; those of a micro batch are `count` times in it."""
+
+    passes: Passes
+    traffic: Traffic
+    count: int
+    """Micro batches."""
+    exposed_forward_s: float
+    """Of a micro batch: communication beside its forward, as far as it makes it longer."""
+    exposed_backward_s: float
+    exposed_last_s: float
+    """The same of what is sent in the last backward alone."""
+    waited_s: float
+    """Of a micro batch: the GPU waits for the host's launches."""
+    copied_s: float
+    """Of a micro batch: copies over PCIe, hidden or not."""
+    exposed_copied_s: float
+    """Those that work on the GPU does not hide."""
+    copied_after_s: float
+    """Copies over PCIe once a step."""
+    adam_s: float
+    adam_on_host: bool
+    overhead_s: float
+    """Host work of a step."""
+    reference_s: float
+    """DPO's reference model, forward only, all micro batches."""
+
+    @property
+    def dp_comm_s(self) -> float:
+        """All communication that makes the step longer."""
+        hidden = self.exposed_forward_s + self.exposed_backward_s + self.traffic.copies_s
+        return self.count * hidden + self.exposed_last_s + self.traffic.seconds("after")
+
+
+def sharded_terms(case: Case, layout: Layout) -> ShardedTerms:
+    """The terms of a step; communication runs beside the work of its pass, all but the first unit's."""
+    model, job, profile = case.model, case.job, case.profile
+    elements = elements_of(model, job)
+    passes = _passes(case, layout)
+    sent = _traffic(case, layout, elements)
+    copied, copied_after = _copies_s(case, layout, elements)
+
+    def exposed(communication: float, work: float) -> float:
+        left = max(communication - work, communication * sent.first_share)
+        return left + profile.overlap_interference * (communication - left)
+
+    forward = exposed(sent.seconds("forward"), passes.forward_s)
+    backward = exposed(sent.seconds("backward"), passes.backward_s)
+    work = passes.forward_s + passes.backward_s
+    launched = passes.launched_s
+    if layout.backend == "deepspeed" and layout.zero_stage == 3:
+        submodules = profile.zero3_layer_modules * model.num_layers
+        launched += profile.zero3_hook_s * submodules * (2 if layout.recompute.granularity == "none" else 3)
+    count = layout.gradient_accumulation_steps
+    return ShardedTerms(
+        passes=passes,
+        traffic=sent,
+        count=count,
+        exposed_forward_s=forward,
+        exposed_backward_s=backward,
+        exposed_last_s=exposed(sent.seconds("last"), passes.backward_s),
+        waited_s=max(0.0, launched - work - (forward + backward + sent.copies_s)),
+        copied_s=copied,
+        exposed_copied_s=max(0.0, copied - work),
+        copied_after_s=copied_after,
+        adam_s=_adam_s(case, layout, elements),
+        adam_on_host=_on_host(layout),
+        overhead_s=profile.step_overhead_s,
+        reference_s=count * passes.forward_s if job.stage == "dpo" else 0.0,
+    )
+
+
+def sharded_time(case: Case, layout: Layout) -> Time:
+    """Seconds of one optimizer step."""
+    model, profile = case.model, case.profile
+    terms = sharded_terms(case, layout)
+    parts = {name: terms.count * seconds for name, seconds in terms.passes.parts_s.items()}
+    parts["host launches"] = terms.count * terms.waited_s
+    parts["dp_comm"] = terms.dp_comm_s
+    parts["offload"] = terms.count * terms.exposed_copied_s + terms.copied_after_s
+    parts["optimizer"] = terms.adam_s + terms.overhead_s
+    parts["reference"] = terms.reference_s
+    parts = {name: seconds for name, seconds in parts.items() if seconds > 0.0}
+    step_s = sum(parts.values())
+    band = profile.sharded_time_band
+    if any(isinstance(layer.ffn, Moe) for layer in model.layers):
+        # The runs that it comes from are of dense models.
+        band = min(WIDER_FOR_NONE * band, WIDEST)
+    return Time(step_s=step_s, band_s=(step_s * (1.0 - band), step_s * (1.0 + band)), parts_s=parts)

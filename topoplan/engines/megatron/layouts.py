@@ -1,0 +1,281 @@
+"""Every layout that the trainer can express, and every one that it cannot with the rule it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import chain, product
+from typing import Any
+
+from topoplan.engines.megatron.rules import (
+    GRID_RULES,
+    MODE_RULES,
+    SEARCH_RULES,
+    SPLIT_RULES,
+    STEP_RULES,
+    tensor_parallel_domain,
+)
+from topoplan.engines.rule import Rule, broken_rule
+from topoplan.errors import LayoutError
+from topoplan.layout.forms import recompute_from_value, with_loss, with_overlap
+from topoplan.layout.layout import Layout, Recompute, changed, stages_of
+from topoplan.layout.stages import spread_pipeline_layout, vpp_of
+from topoplan.specs.facts import facts_of
+from topoplan.specs.model import LatentAttention, Moe
+from topoplan.specs.spec import Spec
+
+MIN_TOKENS_PER_CP_RANK = 1024
+"""Below this a context-parallel rank's attention takes less time than its messages. Not searched unless pinned."""
+MAX_MICRO_BATCH_SIZE = 32
+"""Sequences; a larger micro batch only makes the pipeline's bubble larger. Not searched unless pinned."""
+
+MIN_LAYERS_PER_VIRTUAL_STAGE = 2
+"""With one layer a chunk every layer waits for a message, and its gradients travel alone. Searched only when pinned."""
+MAX_UNEVEN_VPP = 4
+"""Virtual stages a rank up to which uneven splits are searched: more of them are too short to even out anything."""
+UNEVEN_SPLITS = 3
+"""Uneven splits that are searched for each pp and vpp."""
+
+OFFLOAD_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
+"""Shares of the optimizer that are searched where host memory is stated, so that it can be checked."""
+
+Broken = tuple[Rule, str]
+"""A rule and its failed equation."""
+
+
+def divisors(number: int, limit: int) -> list[int]:
+    """Divisors of a number, up to a limit."""
+    return [n for n in range(1, min(number, limit) + 1) if number % n == 0]
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    return [1 << n for n in range(max(1, limit).bit_length())]
+
+
+def recompute_modes(spec: Spec) -> list[Recompute]:
+    """Recompute modes of a model: none, every set of modules that frees something on its own, and full.
+
+    core_attn only on Volta: flash attention, from Ampere on, keeps nothing that recomputing it would free. layernorm
+    only beside experts and latent attention: elsewhere Transformer Engine fuses the norm into the linear layer. moe
+    has moe_act and shared_experts in it.
+    """
+    layers = {id(layer): layer for layer in spec.model.layers}.values()
+    latent = any(isinstance(layer.attention, LatentAttention) for layer in layers)
+    experts = [layer.ffn for layer in layers if isinstance(layer.ffn, Moe)]
+    feed_forward: list[tuple[str, ...]] = [(), ("moe_act",), ("moe",)] if experts else [(), ("mlp",)]
+    if any(moe.shared_intermediate_size for moe in experts):
+        feed_forward += [("shared_experts",), ("moe_act", "shared_experts")]
+    choices = (
+        [(), ("core_attn",)] if spec.cluster.gpu.architecture == "volta" else [()],
+        [(), ("layernorm",)] if latent or experts else [()],
+        [(), ("mla_up_proj",)] if latent else [()],
+        feed_forward,
+    )
+    selective = [tuple(chain.from_iterable(modules)) for modules in product(*choices)]
+    return [
+        Recompute(),
+        *(Recompute(granularity="selective", modules=modules) for modules in selective if modules),
+        Recompute(granularity="full", method="uniform", num_layers=1),
+    ]
+
+
+class _Choices:
+    """Values to try for each key, narrowed to the pin where there is one."""
+
+    def __init__(self, pin: dict[str, Any]) -> None:
+        self.pin = pin
+
+    def of(self, key: str, values: list[Any]) -> list[Any]:
+        return [self.pin[key]] if key in self.pin else values
+
+
+SWITCHES = (
+    "distributed_optimizer",
+    "optimizer_offload_fraction",
+    "grad_reduce_in_fp32",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "cross_entropy_fusion",
+    "cross_entropy_fusion_impl",
+    "precision_aware_optimizer",
+    "fp8_param",
+    "moe_token_dispatcher_type",
+)
+"""Keys that a search leaves at their usual value unless they are pinned."""
+
+
+def shapes(
+    spec: Spec, backend: str = "mca", ends_in_layers: tuple[float, float] = (1.0, 1.0)
+) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
+    """Every combination of degrees. Micro batch and recompute are at their simplest.
+
+    Layouts that differ only in their pipeline split come together; one that breaks a rule comes alone, with the rule.
+    Degrees run over the divisors of the world; tp goes one step beyond the domain, so that the rule shows.
+    `ends_in_layers` as in `uneven_pipeline_layouts`.
+    """
+    world, pin = spec.cluster.world_size, spec.job.pin
+    facts = facts_of(spec.model)
+    choices = _Choices(dict(pin))
+    longest_cp = max(1, spec.job.seq_len // MIN_TOKENS_PER_CP_RANK)
+    switches = with_loss(with_overlap({key: pin[key] for key in SWITCHES if key in pin}, spec.job), spec.job)
+    for tp in choices.of("tp", divisors(world, 2 * tensor_parallel_domain(spec))):
+        for pp in choices.of("pp", divisors(max(1, world // tp), spec.model.num_layers)):
+            splits = _splits(spec, pp, choices, ends_in_layers)
+            for cp in choices.of("cp", [n for n in _powers_of_two(longest_cp) if (world // (tp * pp)) % n == 0]):
+                if world < tp * pp * cp or pin.get("dp", world // (tp * pp * cp)) * tp * pp * cp != world:
+                    continue
+                dp = world // (tp * pp * cp)
+                base = Layout(backend=backend, tp=tp, pp=pp, cp=cp, dp=dp, gradient_accumulation_steps=1, **switches)
+                if broken := broken_rule(spec, base, SPLIT_RULES):
+                    yield (base,), broken
+                    continue
+                stage = tp * cp * dp
+                eps = [n for n in divisors(max(facts.experts), stage) if stage % n == 0] if facts.is_moe else [1]
+                for ep in choices.of("ep", eps):
+                    for etp in choices.of("etp", sorted({1, tp}) if facts.is_moe else [1]):
+                        for vpp, pipeline_layouts in splits.items():
+                            shape = changed(base, ep=ep, etp=etp, vpp=vpp)
+                            yield from _legal_splits(spec, shape, pipeline_layouts)
+
+
+def _legal_splits(
+    spec: Spec, shape: Layout, pipeline_layouts: Sequence[str | None]
+) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
+    """A shape with each of its pipeline splits: those that break a rule one by one, then the legal ones together."""
+    legal: list[Layout] = []
+    for text in pipeline_layouts:
+        layout = changed(shape, pipeline_layout=text) if text else shape
+        if broken := broken_rule(spec, layout, _REST):
+            yield (layout,), broken
+        else:
+            legal.append(layout)
+    if legal:
+        yield tuple(legal), None
+
+
+_REST = GRID_RULES + SEARCH_RULES
+
+
+def _splits(
+    spec: Spec, pp: int, choices: _Choices, ends_in_layers: tuple[float, float]
+) -> dict[int, tuple[str | None, ...]]:
+    """Pipeline layouts by vpp: the even split where the layers divide, and the best balanced uneven ones."""
+    layers = spec.model.num_layers
+    if text := choices.pin.get("pipeline_layout"):
+        try:
+            return dict.fromkeys(choices.of("vpp", [vpp_of(text, pp)]), (text,))
+        except LayoutError:
+            return {choices.pin.get("vpp", 1): (text,)}  # the rule says what is wrong with it
+    if pp == 1:
+        return dict.fromkeys(choices.of("vpp", [1]), (None,))
+    longest = max(1, layers // pp // MIN_LAYERS_PER_VIRTUAL_STAGE)
+    usual = [n for n in range(1, longest + 1) if n <= MAX_UNEVEN_VPP or layers % (pp * n) == 0]
+    splits: dict[int, tuple[str | None, ...]] = {}
+    for vpp in choices.of("vpp", usual):
+        uneven: tuple[str, ...] = ()
+        if vpp <= MAX_UNEVEN_VPP:
+            uneven = uneven_pipeline_layouts(layers, pp, vpp, ends_in_layers, spec.job.mtp_num_layers)
+        # Where nothing else is left, the even split says why it is not legal.
+        splits[vpp] = (None, *uneven) if layers % (pp * vpp) == 0 or not uneven else uneven
+    return splits
+
+
+@lru_cache(maxsize=1 << 12)
+def uneven_pipeline_layouts(
+    layers: int, pp: int, vpp: int, ends_in_layers: tuple[float, float], mtp_layers: int = 0
+) -> tuple[str, ...]:
+    """Layout strings of the splits whose slowest virtual stage has least to do, least first.
+
+    `ends_in_layers`: work before the first layer (vision tower) and behind the last (multi-token prediction, output
+    layer), in layers. Each string differs from the even split.
+    """
+    count, (before, behind) = pp * vpp, ends_in_layers
+    mean = layers / count
+    found: dict[str, tuple[float, float, int]] = {}
+    for last in range(max(0, int(mean - behind)), int(mean) + 2):
+        rest = (layers - last) / (count - 1)
+        for first in {layers - last} if count == 2 else range(max(1, int(rest - before)), int(rest) + 2):
+            text = spread_pipeline_layout(layers, pp, vpp, first, last, mtp_layers)
+            if text is None or (layers % count == 0 and first == last == layers // count):
+                continue
+            middle = -(-(layers - first - last) // (count - 2)) if count > 2 else 0
+            loads = (first + before, float(middle), last + behind)
+            # Of equally slow ones, the one whose first stage, which holds most micro batches, is shorter.
+            found[text] = (max(loads), sum(load * load for load in loads), first)
+    return tuple(sorted(found, key=lambda text: found[text])[:UNEVEN_SPLITS])
+
+
+def steps(
+    spec: Spec, shape: tuple[Layout, ...]
+) -> Iterator[tuple[tuple[Layout, ...], tuple[Recompute, ...], Broken | None]]:
+    """Every micro batch and sequence-parallel switch of a legal shape, with each of its splits.
+
+    Layouts come with the first of their recompute modes, and the others beside it, each of which is slower. Those that
+    break a rule come alone, with the rule.
+    """
+    pin, batch = spec.job.pin, spec.job.global_batch_size
+    choices = _Choices(dict(pin))
+    first = shape[0]
+    if batch % first.dp and "micro_batch_size" not in pin:
+        yield shape, (), broken_rule(spec, first, STEP_RULES)
+        return
+    modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else recompute_modes(spec)
+    for micro_batch in choices.of("micro_batch_size", divisors(max(1, batch // first.dp), MAX_MICRO_BATCH_SIZE)):
+        accumulation = max(1, batch // (micro_batch * first.dp))
+        if pin.get("gradient_accumulation_steps", accumulation) != accumulation:
+            continue
+        for sequence_parallel in choices.of("sequence_parallel", [True, False] if first.tp > 1 else [False]):
+            layouts = tuple(
+                changed(
+                    layout,
+                    micro_batch_size=micro_batch,
+                    gradient_accumulation_steps=accumulation,
+                    sequence_parallel=sequence_parallel,
+                    recompute=modes[0],
+                )
+                for layout in shape
+            )
+            # Neither these rules nor those on the mode look at the split.
+            if broken := broken_rule(spec, layouts[0], STEP_RULES):
+                yield layouts, (), broken
+                continue
+            legal: list[Recompute] = []
+            for mode in modes:
+                one = layouts[0] if mode == modes[0] else changed(layouts[0], recompute=mode)
+                if broken := broken_rule(spec, one, MODE_RULES):
+                    yield with_mode(layouts, mode), (), broken
+                else:
+                    legal.append(mode)
+            if legal:
+                yield with_mode(layouts, legal[0]), tuple(legal[1:]), None
+
+
+def with_mode(layouts: tuple[Layout, ...], mode: Recompute) -> tuple[Layout, ...]:
+    """The same layouts under a recompute mode."""
+    return layouts if mode == layouts[0].recompute else tuple(changed(layout, recompute=mode) for layout in layouts)
+
+
+def lighter_modes(spec: Spec, layout: Layout) -> tuple[Recompute, ...]:
+    """Recompute modes that a layout may do with, each faster than the next; the last is its own.
+
+    A layout that recomputes every layer may recompute the first ones of each virtual stage alone (Megatron's method
+    block). The others have no choice, nor has a pinned mode.
+    """
+    if "recompute" in spec.job.pin or layout.recompute.granularity != "full":
+        return (layout.recompute,)
+    stages = stages_of(spec.model, spec.job, layout)
+    most = max(chunk.num_layers for stage in stages for chunk in stage)
+    return (*_block_modes(most), layout.recompute)
+
+
+@lru_cache(maxsize=256)
+def _block_modes(most: int) -> tuple[Recompute, ...]:
+    """Recompute method block with fewer than `most` layers, from one up."""
+    return tuple(Recompute(granularity="full", method="block", num_layers=layers) for layers in range(1, most))
+
+
+def offloaded(spec: Spec, layout: Layout) -> list[Layout]:
+    """The same layout with parts of its optimizer in host memory, the smallest first: each is faster than the next."""
+    if "optimizer_offload_fraction" in spec.job.pin or spec.cluster.host_memory_bytes is None:
+        return []
+    return [changed(layout, optimizer_offload_fraction=fraction) for fraction in OFFLOAD_FRACTIONS]

@@ -1,0 +1,255 @@
+"""What a pipeline stage holds for a while: activations from forward to backward, and the moments of its peak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from topoplan.engines.megatron.states import StageStates, chunk_layers, chunk_runs, distinct_layers
+from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.stages import Chunk
+from topoplan.operators.params import mtp_layer
+from topoplan.operators.shard import Shard
+from topoplan.operators.te_activations import BF16, FP32, KeptActivations, kept_activations
+from topoplan.specs.case import Case
+from topoplan.specs.model import Model
+
+FREED = "activations freed by then"
+"""The name of what a moment no longer holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment of the step at which a stage may be at its peak."""
+
+    name: str
+    """backward, loss, loss backward, embedding gradient or optimizer step."""
+    terms_bytes: tuple[tuple[str, float], ...]
+    """What is alive then beside weights, gradients, optimizer, workspace and all activations in flight, by name; below
+    zero for activations that are freed by then."""
+
+    @property
+    def total_bytes(self) -> float:
+        """All terms together."""
+        return sum([size for _, size in self.terms_bytes])
+
+
+Kept = Mapping[int, KeptActivations]
+"""What a micro batch leaves in each kind of layer, by the identity of the layer."""
+
+
+@lru_cache(maxsize=1 << 12)
+def kept_of(model: Model, mtp_layers: int, shard: Shard, recompute: Recompute) -> Kept:
+    """What each kind of layer of a model keeps under a recompute mode."""
+    layers = [*distinct_layers(model), *([mtp_layer(model)] if mtp_layers else [])]
+    return {id(layer): kept_activations(model, layer, shard, recompute) for layer in layers}
+
+
+def _recomputed_in_runs(model: Model, chunk: Chunk, recompute: Recompute) -> list[tuple[int, int, int]]:
+    """For recompute method block, (layer, how many of a run are recomputed, how many are not), first to last."""
+    left, runs = recompute.num_layers or 1, []
+    for layer, count in chunk_runs(model, chunk):
+        again = min(left, count)
+        left -= again
+        runs.append((id(layer), again, count - again))
+    return runs
+
+
+def chunk_kept_bytes(model: Model, chunk: Chunk, shard: Shard, recompute: Recompute, kept: Kept) -> float:
+    """Activations of one micro batch that a chunk keeps from forward to backward."""
+    beside = _mtp_kept_bytes(model, chunk, kept) if chunk.mtp_layers else 0.0
+    if chunk.final_norm and not chunk.head:
+        # The final norm's input; on the last stage it is part of the loss, whose backward follows at once.
+        beside += BF16 * shard.local_tokens * model.hidden_size
+    if recompute.granularity != "full":
+        for layer, count in chunk_layers(model, chunk):
+            if not layer.predicts_next:
+                beside += kept[id(layer)].kept_bytes * count
+        return beside
+    if recompute.method == "block":
+        for layer_id, again, plain in _recomputed_in_runs(model, chunk, recompute):
+            beside += again * kept[layer_id].kept_bytes + plain * kept[layer_id].plain_bytes
+        return beside
+    inputs = -(-chunk.num_layers // (recompute.num_layers or 1))
+    return beside + inputs * BF16 * shard.local_tokens * model.hidden_size
+
+
+def _mtp_kept_bytes(model: Model, chunk: Chunk, kept: Kept) -> float:
+    """The part of multi-token-prediction layers in what a chunk keeps; theirs are the first to be freed."""
+    return kept[id(mtp_layer(model))].kept_bytes * chunk.mtp_layers
+
+
+_Backward = tuple[float, float, float, float]
+"""What the backward of one layer (or of one recomputed group) adds to what is kept: activations brought back, gradients
+in the layer, embedding gradients that wait, and, below zero, activations that are freed by then."""
+
+
+def _backward_peak(
+    model: Model, chunks: tuple[Chunk, ...], shard: Shard, recompute: Recompute, table_bytes: float, kept: Kept
+) -> _Backward:
+    """The backward that adds most.
+
+    `table_bytes`: the embedding's gradient. Autograd adds up the gradients of all uses of a weight before it hands them
+    on, so that of a multi-token-prediction layer waits where the chunk looks up the same table earlier in forward.
+    """
+    group = recompute.num_layers or 1 if recompute.granularity == "full" and recompute.method == "uniform" else 1
+    found: list[_Backward] = [(0.0, 0.0, 0.0, 0.0)]
+    for chunk in chunks:
+        freed = waiting = 0.0
+        if chunk.mtp_layers:
+            found += _mtp_backwards(model, chunk, shard, table_bytes, kept)
+            freed = _mtp_kept_bytes(model, chunk, kept)
+            waiting = table_bytes if chunk.embedding else 0.0
+        if recompute.granularity == "full" and recompute.method == "block":
+            found += _block_backwards(model, chunk, recompute, freed, waiting, kept)
+            continue
+        for layer, _ in chunk_layers(model, chunk):
+            if layer.predicts_next:
+                continue
+            one = kept[id(layer)]
+            extra = (min(group, chunk.num_layers) - 1) * one.plain_bytes if group > 1 else 0.0
+            found.append((one.recomputed_bytes + extra, one.backward_bytes, waiting, -freed))
+    return max(found, key=sum)
+
+
+def _mtp_backwards(model: Model, chunk: Chunk, shard: Shard, table_bytes: float, kept: Kept) -> list[_Backward]:
+    """The same for the last and the last but one of the multi-token-prediction layers of a chunk."""
+    one = kept[id(mtp_layer(model))]
+    # All depths get their gradients in one tensor (`MultiTokenPredictionBlock.forward` concatenates their outputs).
+    outputs = (1 + chunk.mtp_layers) * BF16 * shard.local_tokens * model.hidden_size
+    gradient = one.backward_bytes + outputs
+    return [
+        (one.recomputed_bytes, gradient, depth * table_bytes, -depth * one.kept_bytes)
+        for depth in range(min(2, chunk.mtp_layers))
+    ]
+
+
+def _block_backwards(
+    model: Model, chunk: Chunk, recompute: Recompute, freed: float, waiting: float, kept: Kept
+) -> list[_Backward]:
+    """The same for recompute method block: the last layers keep all, and are freed before the first are recomputed.
+
+    Of equal layers one after the other the first in backward needs most: least is freed by then.
+    """
+    found: list[_Backward] = []
+    for layer_id, again, plain in reversed(_recomputed_in_runs(model, chunk, recompute)):
+        one = kept[layer_id]
+        if plain:
+            found.append((0.0, one.backward_bytes, waiting, -freed))
+            freed += plain * one.plain_bytes
+        if again:
+            found.append((one.recomputed_bytes, one.backward_bytes, waiting, -freed))
+            freed += again * one.kept_bytes
+    return found
+
+
+def bytes_per_logit(layout: Layout) -> tuple[int, int]:
+    """Memory of the loss for one logit: (its bf16 value, what its cross entropy makes of it).
+
+    Unfused, an fp32 copy becomes the softmax and then the gradient (`core/tensor_parallel/cross_entropy.py`); compiled,
+    two fp32 copies live for a moment of backward (`core/fusions/fused_cross_entropy.py`). Measured with megatron-core
+    0.16.1 and torch's profiler: 6.03 and 10.03 bytes. Transformer Engine 2 writes the gradient over the logits.
+    """
+    if not layout.cross_entropy_fusion:
+        return BF16, FP32
+    return BF16, 2 * FP32 if layout.cross_entropy_fusion_impl == "native" else 0
+
+
+def mtp_bytes_per_logit(layout: Layout, depths: int) -> tuple[int, int]:
+    """What multi-token prediction adds to `bytes_per_logit`: (beside the main loss, alone once that one is done).
+
+    Every depth keeps its softmax to its backward, which comes after that of the main loss; unfused, the peak is in
+    forward, where the last depth's bf16 logits are still in a variable (`core/models/gpt/gpt_model.py::_postprocess`).
+    """
+    value, copies = bytes_per_logit(layout)
+    kept = FP32 if copies else BF16
+    variable = 0 if layout.cross_entropy_fusion else BF16
+    return kept * depths + variable, kept * (depths - 1) + value + copies
+
+
+def stage_moments(
+    case: Case,
+    layout: Layout,
+    shard: Shard,
+    states: StageStates,
+    kept: Kept,
+    chunks_kept: list[float],
+    in_flight_bytes: float,
+) -> list[Moment]:
+    """The moments at which a stage may be at its peak, with all that is alive then and not for the whole step.
+
+    `chunks_kept` is what a micro batch leaves in each chunk, `in_flight_bytes` what all of them do.
+
+    Backward of a layer with all micro batches in flight; on the last stage the loss; where there is an embedding its
+    gradient, which is dense, once the layers behind it are freed.
+    """
+    model, job = case.model, case.job
+    table = float(BF16 * states.vocabulary) if job.trains_language_weights else 0.0
+    dummies = ("dummy weight gradients", states.dummy_bytes)
+    # With sequence parallelism a whole-sequence copy of a GEMM's input, and of its gradient, exists for a moment. A
+    # frozen weight needs no input.
+    copies = 2 if shard.adapters is None else 1
+    gathered = copies * BF16 * model.hidden_size * shard.tokens if layout.sequence_parallel else 0.0
+    recomputed, gradients, waiting, freed = _backward_peak(model, states.chunks, shard, layout.recompute, table, kept)
+    backward = (
+        dummies,
+        ("gathered input and its gradient" if shard.adapters is None else "gathered gradient", gathered),
+        ("recomputed activations", recomputed),
+        ("gradients in the layer", gradients),
+        ("embedding gradient that waits", waiting),
+        (FREED, freed),
+    )
+    moments = [Moment("backward", backward)]
+    for chunk, kept_bytes in zip(states.chunks, chunks_kept, strict=True):
+        if chunk.head:
+            moments += _losses(case, layout, shard, chunk, states.vocabulary, dummies)
+        if table and (chunk.embedding or chunk.mtp_layers):
+            # The last lookup's gradient, and the sum of the others.
+            tables = min(2, chunk.embedding + chunk.mtp_layers) * table
+            behind = kept_bytes if chunk.embedding else _mtp_kept_bytes(model, chunk, kept)
+            moments.append(Moment("embedding gradient", (dummies, ("gradient of the table", tables), (FREED, -behind))))
+    if not (layout.grad_reduce_in_fp32 or layout.precision_aware_optimizer):
+        # The fp32 optimizer casts its shard of the bf16 gradients when all activations are gone
+        # (`core/optimizer/distrib_optimizer.py::_copy_model_grads_to_main_grads`).
+        cast = ("fp32 copy of the gradients", FP32 * states.shard_elements)
+        moments.append(Moment("optimizer step", (cast, (FREED, -in_flight_bytes))))
+    return moments
+
+
+def _losses(
+    case: Case, layout: Layout, shard: Shard, chunk: Chunk, vocabulary: int, dummies: tuple[str, float]
+) -> list[Moment]:
+    """Forward of the loss and, with multi-token prediction, its backward."""
+    model, job = case.model, case.job
+    depths = job.mtp_num_layers
+    hidden_bytes, logits = BF16 * model.hidden_size, shard.tokens * (vocabulary // model.hidden_size)
+    value, copies = bytes_per_logit(layout)
+    # With multi-token prediction the norm's output is among what its layers keep, and a copy of it goes to the loss.
+    ends = (
+        (
+            "inputs of the final norm and the output layer",
+            hidden_bytes * (chunk.final_norm + 1 + depths) * shard.local_tokens,
+        ),
+        (
+            # `LinearWithFrozenWeight` saves no input (`core/tensor_parallel/layers.py`).
+            ("gathered input of the output layer and its gradient", hidden_bytes * 2 * shard.tokens)
+            if shard.adapters is None
+            else ("gradient of the output layer's gathered input", hidden_bytes * shard.tokens)
+        ),
+    )
+    first = dummies if layout.gradient_accumulation_steps > 1 else (dummies[0], 0.0)
+    values, fp32 = ("bf16 logits", value * logits), ("fp32 copies of the logits", copies * logits)
+    if not depths:
+        return [Moment("loss", (first, values, fp32, *ends))]
+    others = "logits of multi-token prediction"
+    # The output layer's weight is used by all depths, and autograd adds up their (dummy) gradients out of place.
+    added = (
+        "sum of the output layer's dummy gradients",
+        float(BF16 * vocabulary) if job.trains_language_weights else 0.0,
+    )
+    beside, alone = mtp_bytes_per_logit(layout, depths)
+    return [
+        Moment("loss", (first, values, fp32, (others, beside * logits), *ends)),
+        Moment("loss backward", (dummies, added, (others, alone * logits), *ends)),
+    ]

@@ -1,0 +1,447 @@
+"""What makes a layout illegal. Each rule has a name, a source and, when it fails, its equation with the numbers in it.
+
+MLM is megatron-core 0.16 (`megatron/core/`), MCA is mcore_adapter 0.10 (`mcore_adapter/`), LF is LLaMA-Factory 0.9.5
+(`llamafactory/`), TE is Transformer Engine (`transformer_engine/`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from topoplan.engines.rule import Rule
+from topoplan.errors import LayoutError
+from topoplan.layout.layout import RECOMPUTE_MODULES, Layout, stages_of
+from topoplan.operators.dispatch import flex_obstacle
+from topoplan.operators.padding import pad_multiple, pads_to_seq_len
+from topoplan.specs.facts import facts_of, qkv_width
+from topoplan.specs.spec import Spec
+
+
+def tensor_parallel_domain(spec: Spec) -> int:
+    """GPUs that tensor parallel may span: the NVLink domain, or the node where there is no NVLink."""
+    cluster = spec.cluster
+    return max(cluster.nvlink_domain_gpus if cluster.nvlink_bytes_per_s else 1, cluster.gpus_per_node)
+
+
+def _remainder(what: str, value: int, by: str, divisor: int) -> str | None:
+    return f"{what} {value} % {by} {divisor} = {value % divisor}" if value % divisor else None
+
+
+def _first_remainder(what: str, values: tuple[int, ...], by: str, divisor: int) -> str | None:
+    for value in values:
+        if value % divisor:
+            return _remainder(what, value, by, divisor)
+    return None
+
+
+def _fits_domain(spec: Spec, words: str, ranks: int) -> str | None:
+    """Consecutive groups of `ranks` GPUs, each inside one domain. `words` say what `ranks` is made of."""
+    domain = tensor_parallel_domain(spec)
+    kind = "NVLink domain" if spec.cluster.nvlink_bytes_per_s else "node"
+    if ranks > domain:
+        return f"{words} > {kind} of {domain} GPUs"
+    if spec.cluster.world_size > domain and domain % ranks:
+        return f"{domain} GPUs of {'a' if kind == 'node' else 'an'} {kind} % ({words}) = {domain % ranks}"
+    return None
+
+
+# Tensor, pipeline and context parallel -------------------------------------------------------------------------------
+
+
+def _world(spec: Spec, layout: Layout) -> str | None:
+    product = layout.tp * layout.pp * layout.cp
+    world = spec.cluster.world_size
+    if world % product:
+        return f"world size {world} % (tp {layout.tp} * pp {layout.pp} * cp {layout.cp}) = {world % product}"
+    if product * layout.dp != world:
+        return (
+            f"tp {layout.tp} * pp {layout.pp} * cp {layout.cp} * dp {layout.dp} = {product * layout.dp}"
+            f" != world size {world}"
+        )
+    return None
+
+
+def _tp_domain(spec: Spec, layout: Layout) -> str | None:
+    return _fits_domain(spec, f"tp {layout.tp}", layout.tp)
+
+
+def _heads(spec: Spec, layout: Layout) -> str | None:
+    return _first_remainder("heads", facts_of(spec.model).heads, "tp", layout.tp)
+
+
+def _kv_heads(spec: Spec, layout: Layout) -> str | None:
+    tp = layout.tp
+    for attention in facts_of(spec.model).grouped:
+        kv_heads = attention.kv_heads
+        if kv_heads % tp == 0:
+            continue
+        if tp % kv_heads:
+            return f"KV heads {kv_heads} % tp {tp} = {kv_heads % tp}, tp {tp} % KV heads {kv_heads} = {tp % kv_heads}"
+        # Fewer KV heads than ranks: the one QKV matrix is cut all the same, and gathered again.
+        if attention.output_gate:
+            return f"tp {tp} > KV heads {kv_heads} with an output gate"
+        if equation := _remainder("QKV width", qkv_width(attention), "tp", tp):
+            return equation
+    return None
+
+
+def _widths(spec: Spec, layout: Layout) -> str | None:
+    return _first_remainder("MLP width", facts_of(spec.model).mlp_widths, "tp", layout.tp)
+
+
+def _vocabulary(spec: Spec, layout: Layout) -> str | None:
+    if layout.backend != "mca":
+        return None  # Megatron-LM pads instead
+    return _remainder("vocabulary", spec.model.vocab_size, "tp", layout.tp)
+
+
+def _context_parallel(spec: Spec, layout: Layout) -> str | None:
+    if layout.cp == 1:
+        return None
+    if facts_of(spec.model).linear_attention:
+        return f"cp {layout.cp} with linear attention layers"
+    if layout.backend == "mca" and spec.model.vision is not None:
+        return f"cp {layout.cp} with images: the trainer cuts every tensor of a batch at its second dimension"
+    if layout.backend == "mca" and spec.job.stage == "dpo" and facts_of(spec.model).is_moe:
+        # LLaMA-Factory train/mca/workflow.py, _data_collator_wrapper shifts ids and labels but not a pair's mask, which
+        # the adapter drops in dense models alone (trainer/trainer.py, _prepare_train_inputs).
+        return (
+            f"cp {layout.cp} in stage dpo with experts: the mask is a token longer than the sequence, and cannot be cut"
+        )
+    if spec.cluster.gpu.architecture == "volta":
+        return f"cp {layout.cp} without Transformer Engine, which Volta lacks"
+    return None
+
+
+# Switches ------------------------------------------------------------------------------------------------------------
+
+
+def _overlap(spec: Spec, layout: Layout) -> str | None:
+    if not layout.overlap_param_gather:
+        return None
+    if not layout.distributed_optimizer:
+        return "overlap_param_gather without distributed_optimizer"
+    if not layout.overlap_grad_reduce:
+        return "overlap_param_gather without overlap_grad_reduce"
+    return None
+
+
+def _adapter(spec: Spec, layout: Layout) -> str | None:
+    """What mcore_adapter has no key for, or overrides."""
+    if layout.backend != "mca":
+        return None
+    if layout.precision_aware_optimizer:
+        return "precision_aware_optimizer, which the adapter does not pass on"
+    if not layout.grad_reduce_in_fp32 and spec.job.precision != "fp16":
+        return f"grad_reduce_in_fp32 false with precision {spec.job.precision}: the adapter switches it on"
+    if layout.cross_entropy_fusion and layout.tp > 1:
+        return f"cross_entropy_fusion with tp {layout.tp}: the adapter fuses it with tp 1 alone"
+    if layout.moe_token_dispatcher_type == "flex":
+        return "moe_token_dispatcher_type flex: the adapter takes allgather and alltoall"
+    if layout.fp8_param and layout.optimizer_offload_fraction:
+        # Megatron-LM training/arguments.py refuses it; the adapter does not look.
+        return "optimizer_offload_fraction with fp8_param: Megatron offloads for the delayed fp8 recipe alone"
+    return None
+
+
+def _optimizer(spec: Spec, layout: Layout) -> str | None:
+    if layout.distributed_optimizer:
+        return None
+    if layout.precision_aware_optimizer:
+        return "precision_aware_optimizer without distributed_optimizer"
+    if layout.optimizer_offload_fraction:
+        # Float16OptimizerWithFloat16Params puts fp32 weights in its groups that the hybrid one then does not know.
+        return f"optimizer_offload_fraction {layout.optimizer_offload_fraction:g} without distributed_optimizer"
+    return None
+
+
+# Experts -------------------------------------------------------------------------------------------------------------
+
+
+def _experts(spec: Spec, layout: Layout) -> str | None:
+    facts = facts_of(spec.model)
+    if not facts.is_moe:
+        if layout.ep > 1 or layout.etp > 1:
+            return f"ep {layout.ep}, etp {layout.etp} on a model without experts"
+        return None
+    return _first_remainder("experts", facts.experts, "ep", layout.ep)
+
+
+def _expert_grid(spec: Spec, layout: Layout) -> str | None:
+    if not facts_of(spec.model).is_moe:
+        return None
+    world, product = spec.cluster.world_size, layout.etp * layout.ep * layout.pp
+    if world % product:
+        return f"world size {world} % (etp {layout.etp} * ep {layout.ep} * pp {layout.pp}) = {world % product}"
+    return None
+
+
+def _expert_widths(spec: Spec, layout: Layout) -> str | None:
+    return _first_remainder("expert width", facts_of(spec.model).expert_widths, "etp", layout.etp)
+
+
+def _expert_adapters(spec: Spec, layout: Layout) -> str | None:
+    """mcore_bridge builds no adapters of experts that tensor parallel splits: "LoRA does not support ETP"."""
+    if spec.job.finetuning != "lora" or layout.etp == 1 or not facts_of(spec.model).is_moe:
+        return None
+    if {"all", "linear_fc1", "linear_fc2"}.isdisjoint(spec.job.lora_target):
+        return None
+    return f"etp {layout.etp} with adapters on the experts, which mcore_bridge builds for etp 1 alone"
+
+
+def _dispatcher(spec: Spec, layout: Layout) -> str | None:
+    if layout.moe_token_dispatcher_type != "flex" or layout.backend == "mca":
+        return None
+    if not facts_of(spec.model).is_moe:
+        return "flex on a model without experts"
+    return flex_obstacle(spec.cluster, layout.ep, layout.etp)
+
+
+def _expert_domain(spec: Spec, layout: Layout) -> str | None:
+    if layout.ep == 1 or {"ep", "etp"} & set(spec.job.pin):
+        return None
+    ranks = layout.etp * layout.ep
+    return _fits_domain(
+        spec, f"etp {layout.etp} * ep {layout.ep} = {ranks}" if layout.etp > 1 else f"ep {ranks}", ranks
+    )
+
+
+def _expert_tensor(spec: Spec, layout: Layout) -> str | None:
+    if layout.ep == 1 and layout.etp != layout.tp and facts_of(spec.model).is_moe and "etp" not in spec.job.pin:
+        return f"etp {layout.etp} != tp {layout.tp} with ep 1: gradients of the experts' copies are not summed"
+    return None
+
+
+# Quantized matrix multiplications ------------------------------------------------------------------------------------
+
+
+def fp8_alignment(spec: Spec, layout: Layout) -> int:
+    """What both sides of a matrix must be a multiple of in the job's precision; 1 without quantization.
+
+    MLM `fp8_utils.py::get_fp8_align_size`, `fp4_utils.py::get_fp4_align_size`; TE `pytorch/utils.py::
+    assert_dim_for_fp8_exec` and `pytorch/tensor/mxfp8_tensor.py`. On Blackwell mcore_adapter's fp8 is mxfp8.
+    """
+    precision = spec.job.precision
+    if precision in ("bf16", "fp16"):
+        return 1
+    block_scaled = layout.backend == "mca" and spec.cluster.gpu.architecture == "blackwell"
+    return 32 if precision in ("mxfp8", "nvfp4") or block_scaled else 16
+
+
+def _fp8_widths(spec: Spec, layout: Layout) -> str | None:
+    align = fp8_alignment(spec, layout)
+    if align == 1:
+        return None
+    facts, tp, etp, precision = facts_of(spec.model), layout.tp, layout.etp, spec.job.precision
+    for what, width in facts.split_widths:
+        if width // tp % align:
+            return f"{what} {width} / tp {tp} % {align} = {width // tp % align} in {precision}"
+    for width in facts.expert_widths:
+        if width // etp % align:
+            return f"expert width {width} / etp {etp} % {align} = {width // etp % align} in {precision}"
+    return None
+
+
+# Stages --------------------------------------------------------------------------------------------------------------
+
+
+def _pipeline_split(spec: Spec, layout: Layout) -> str | None:
+    if layout.vpp > 1 and layout.pp == 1:
+        return f"vpp {layout.vpp} with pp 1"
+    try:
+        stages_of(spec.model, spec.job, layout)
+    except LayoutError as error:
+        return error.what
+    return None
+
+
+def _vision_first_stage(spec: Spec, layout: Layout) -> str | None:
+    tower = spec.model.vision
+    if tower is None or not tower.min_first_stage_layers:
+        return None
+    inputs = tower.min_first_stage_layers
+    first = stages_of(spec.model, spec.job, layout)[0][0].num_layers
+    if layout.backend == "mca" and first <= inputs:
+        return f"{first} layers on the first stage <= {inputs} deepstack inputs of the vision tower"
+    if first < inputs:
+        return f"{first} layers on the first stage < {inputs} deepstack inputs of the vision tower"
+    return None
+
+
+def _token_prediction(spec: Spec, layout: Layout) -> str | None:
+    if not spec.job.mtp_num_layers or layout.backend != "mca":
+        return None
+    last = stages_of(spec.model, spec.job, layout)[-1][-1]
+    if not last.mtp_layers:
+        return "multi-token prediction before the last stage, where the adapter loads its weights"
+    if not last.num_layers:
+        return "no layer beside multi-token prediction on the last stage, whose last one it is built as"
+    return None
+
+
+# A step --------------------------------------------------------------------------------------------------------------
+
+
+def _batch(spec: Spec, layout: Layout) -> str | None:
+    batch, product = spec.job.global_batch_size, layout.micro_batch_size * layout.dp
+    product_words = f"micro_batch_size {layout.micro_batch_size} * dp {layout.dp}"
+    if batch % product:
+        return f"global_batch_size {batch} % ({product_words}) = {batch % product}"
+    if product * layout.gradient_accumulation_steps != batch:
+        return (
+            f"{product_words} * gradient_accumulation_steps {layout.gradient_accumulation_steps}"
+            f" != global_batch_size {batch}"
+        )
+    if layout.backend == "mca" and spec.job.samples is not None and spec.job.samples < product:
+        return f"samples {spec.job.samples} < {product_words} = {product}: no rank would get a full micro batch"
+    return None
+
+
+def _interleaving(spec: Spec, layout: Layout) -> str | None:
+    # With microbatch_group_size_per_vp_stage at its default, pp, "0 or at least pp" leaves 0.
+    steps = layout.gradient_accumulation_steps
+    if layout.vpp > 1 and steps % layout.pp:
+        return f"gradient_accumulation_steps {steps} % pp {layout.pp} = {steps % layout.pp} with vpp {layout.vpp}"
+    return None
+
+
+def _sequence_parallel(spec: Spec, layout: Layout) -> str | None:
+    if layout.sequence_parallel and layout.tp == 1:
+        return "sequence_parallel with tp 1"
+    if not layout.sequence_parallel and layout.tp > 1 and facts_of(spec.model).is_moe:
+        return f"a mixture of experts with tp {layout.tp} and no sequence_parallel"
+    return None
+
+
+def sequence_parts(layout: Layout) -> int:
+    """Pieces that a sequence is cut into: 2 * cp by ring attention, a rank's own part of it into tp by SP."""
+    parts = 2 * layout.cp if layout.cp > 1 else 1
+    return math.lcm(parts, layout.cp * layout.tp) if layout.sequence_parallel else parts
+
+
+def _sequence_length(spec: Spec, layout: Layout) -> str | None:
+    cp, tp, job = layout.cp, layout.tp, spec.job
+    parts, words = sequence_parts(layout), f"(2 * cp {cp})"
+    if layout.sequence_parallel:
+        words = f"lcm(2 * cp {cp}, cp {cp} * tp {tp})" if cp > 1 else f"tp {tp}"
+    align = fp8_alignment(spec, layout)
+    if parts == 1 and align == 1:
+        return None
+    length, what = job.seq_len, "seq_len"
+    if layout.backend == "mca":
+        pad = pad_multiple(job)
+        if pads_to_seq_len(job, layout):
+            length = -(-job.seq_len // pad) * pad
+            what = "seq_len" if length == job.seq_len else f"seq_len {job.seq_len} padded to"
+        else:
+            length, what = pad, "sequences padded to multiples of"
+    if length % parts:
+        return f"{what} {length} % {words} = {length % parts}"
+    tokens = length // cp * layout.micro_batch_size
+    if tokens % align:
+        micro_batch = f"micro_batch_size {layout.micro_batch_size}"
+        return f"{what} {length} / cp {cp} * {micro_batch} % {align} = {tokens % align} in {job.precision}"
+    return None
+
+
+def _recompute(spec: Spec, layout: Layout) -> str | None:
+    recompute, facts = layout.recompute, facts_of(spec.model)
+    if recompute.granularity == "none":
+        return None
+    mca = layout.backend == "mca"
+    if recompute.granularity == "full":
+        if spec.job.mtp_num_layers and recompute.method == "uniform" and (recompute.num_layers or 1) > 1:
+            return f"recompute num_layers {recompute.num_layers} != 1 with multi-token prediction"
+        deepstack = spec.model.vision is not None and spec.model.vision.min_first_stage_layers
+        if mca and deepstack and recompute.method == "uniform" and (recompute.num_layers or 1) > 1:
+            return f"recompute num_layers {recompute.num_layers} != 1 with deepstack inputs"
+        return None
+    modules = recompute.modules
+    if unknown := [module for module in modules if module not in RECOMPUTE_MODULES]:
+        return f"no module {unknown[0]!r} to recompute"
+    if "mla_up_proj" in modules and not facts.latent_attention:
+        return "recompute mla_up_proj without latent attention"
+    if "moe_act" in modules and not facts.is_moe:
+        return "recompute moe_act on a model without experts"
+    if "moe_act" in modules and mca and spec.cluster.gpu.architecture == "volta":
+        return "recompute moe_act without grouped GEMM, which Volta lacks"
+    if "moe" in modules and facts.is_moe and mca and fp8_alignment(spec, layout) == 32:
+        return "recompute moe in mxfp8"
+    return None
+
+
+_STATE = "MLM parallel_state.py::initialize_model_parallel"
+_CONFIG = "MLM transformer/transformer_config.py::__post_init__"
+_CP_SOURCE = (
+    _CONFIG + " (gated_delta_net); MCA models/model_factory.py::get_batch_on_this_cp_rank;"
+    " MLM transformer/dot_product_attention.py"
+)
+_OPTIMIZER_SOURCE = "MLM optimizer/optimizer_config.py; optimizer/cpu_offloading/hybrid_optimizer.py::step"
+_KV_SOURCE = _CONFIG + "; transformer/attention.py::SelfAttention.get_query_key_value_tensors"
+_VISION_SOURCE = "MCA models/qwen3_vl/transformer_block.py::forward"
+_MTP_SOURCE = (
+    "MCA models/converter/dist_converter.py::is_on_this_rank, models/model_factory.py::_get_mtp_block_spec;"
+    " MLM models/gpt/gpt_layer_specs.py::get_gpt_mtp_block_spec_for_backend"
+)
+_BATCH_SOURCE = "MLM num_microbatches_calculator.py; MCA trainer/trainer.py::_get_train_cyclic_iterator"
+_SEQUENCE_SOURCE = "MLM utils.py::get_batch_on_this_cp_rank, tensor_parallel/mappings.py; LF train/mca/workflow.py"
+_RECOMPUTE_SOURCE = _CONFIG + "; MCA models/qwen3_vl/transformer_block.py, training_args.py (fp8_recipe)"
+
+_ADAPTER_SOURCE = "mcore_bridge tuners/lora.py::LoraParallelLinear.__init__"
+
+SPLIT_RULES = (
+    Rule("overlap", "MCA training_args.py; Megatron-LM arguments.py", _overlap, "set overlap_param_gather to false"),
+    Rule("adapter", "MCA training_args.py, trainer/trainer.py", _adapter, "leave it out, or predict backend megatron"),
+    Rule("optimizer", _OPTIMIZER_SOURCE, _optimizer, "set distributed_optimizer to true"),
+    Rule("world-size", _STATE, _world, "choose degrees whose product divides the number of GPUs"),
+    Rule(
+        "tp-in-nvlink-domain", "tensor parallel moves every activation twice a layer", _tp_domain, "lower tp, raise pp"
+    ),
+    Rule("heads", _CONFIG, _heads, "choose tp among the divisors of the head count"),
+    Rule("kv-heads", _KV_SOURCE, _kv_heads, "choose tp among the divisors of the KV head count"),
+    Rule("widths", "MLM tensor_parallel/layers.py (divide)", _widths, "lower tp"),
+    Rule("vocabulary", "MCA models: padded_vocab_size is the checkpoint's", _vocabulary, "lower tp"),
+    Rule("context-parallel", _CP_SOURCE, _context_parallel, "set cp to 1"),
+)
+"""Rules on the switches, which are first so that a pin which nothing can meet is told as such, and on tp, pp and cp."""
+
+GRID_RULES = (
+    Rule("experts", "MLM transformer/moe/moe_layer.py", _experts, "choose ep among the divisors of the expert count"),
+    Rule("expert-grid", _STATE, _expert_grid, "lower ep or etp"),
+    Rule("dispatcher", "MLM moe/token_dispatcher.py; DeepEP csrc/deep_ep.cpp", _dispatcher, "leave the dispatcher out"),
+    Rule("expert-widths", "MLM tensor_parallel/layers.py (divide)", _expert_widths, "lower etp"),
+    Rule("expert-adapters", _ADAPTER_SOURCE, _expert_adapters, "set etp to 1, or leave the experts out of lora_target"),
+    Rule("fp8-widths", "TE pytorch/utils.py::assert_dim_for_fp8_exec", _fp8_widths, "lower tp or etp"),
+    Rule("pipeline-split", "MCA models/model_config.py", _pipeline_split, "choose pp and vpp that divide the layers"),
+    Rule("mtp-stage", _MTP_SOURCE, _token_prediction, "choose pp and vpp that leave the last stage a layer"),
+    Rule("vision-first-stage", _VISION_SOURCE, _vision_first_stage, "lower pp or vpp"),
+)
+"""Rules that also look at ep, etp, vpp and the stages."""
+
+SHAPE_RULES = SPLIT_RULES + GRID_RULES
+"""Rules on degrees and switches: the same for every micro batch and recompute mode."""
+
+STEP_RULES = (
+    Rule("batch", _BATCH_SOURCE, _batch, "change global_batch_size, or lower micro_batch_size"),
+    Rule("interleaving", "MLM pipeline_parallel/schedules.py", _interleaving, "set vpp to 1 or change the micro batch"),
+    Rule("sequence-parallel", "MLM model_parallel_config.py; moe/moe_layer.py", _sequence_parallel, "switch it"),
+    Rule("sequence-length", _SEQUENCE_SOURCE, _sequence_length, "lengthen seq_len to a multiple, or lower cp or tp"),
+)
+"""Rules that also look at the micro batch and sequence parallel."""
+
+MODE_RULES = (Rule("recompute", _RECOMPUTE_SOURCE, _recompute, "choose another recompute mode"),)
+"""Rules that also look at the recompute mode."""
+
+SEARCH_RULES = (
+    Rule("ep-in-nvlink-domain", "all-to-all across nodes", _expert_domain, "lower ep, or pin it"),
+    Rule(
+        "expert-tensor",
+        "MLM extensions/transformer_engine.py: with ep 1 experts count as dense weights (until 0.19)",
+        _expert_tensor,
+        "set etp to tp",
+    ),
+)
+"""What a search leaves out unless a pin asks for it: such a layout would run."""
+
+RULES = SHAPE_RULES + SEARCH_RULES + STEP_RULES + MODE_RULES
+"""All rules, in the order in which a search meets them."""

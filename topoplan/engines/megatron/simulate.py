@@ -1,0 +1,226 @@
+"""An event simulation of Megatron's pipeline schedules, message by message.
+
+Source: megatron-core 0.16 `core/pipeline_parallel/schedules.py`
+(forward_backward_pipelining_without_interleaving, forward_backward_pipelining_with_interleaving with
+`overlap_p2p_comm`, its default) and `p2p_communication.py`. A rank is a list of instructions, in the order in which
+Megatron issues them: run a forward or a backward, post messages, wait for messages. A message starts when both ends
+have posted it, as NCCL's sends and receives of more than its buffers do, takes `p2p_s`, and does not slow down others.
+
+Without interleaving every message is waited for where it is posted, so that no message is hidden. With interleaving
+the warm-up and the last backwards wait likewise; in between a message is posted behind a forward and waited for behind
+the backward that follows, or the other way round. (Since 2026 Megatron also waits for a forward's send at once.)
+
+What really runs side by side on a card is up to CUDA. With CUDA_DEVICE_MAX_CONNECTIONS=1 all streams share one hardware
+queue, and kernels start in the order of issue. Megatron (`training/arguments.py`) asks for that with tensor or context
+parallelism before Blackwell, so that a collective that is issued ahead of a GEMM gets its multiprocessors before the
+GEMM takes them all. The messages of a pipeline are issued between two pieces of work and can run beside the second with
+either setting; the simulation takes it that they do, and that they take no multiprocessors from it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from topoplan.engines.megatron.pipeline import schedule_table, warmup_forwards
+
+FORWARD, RECOMPUTE, BACKWARD, P2P = "forward", "recompute", "backward", "p2p"
+
+Work = tuple[str, int, int]
+"""forward or backward, micro batch, model chunk."""
+_Message = tuple[str, int, int]
+"""forward or backward, the virtual stage that sends it, micro batch."""
+_Messages = tuple[_Message, ...]
+_Instruction = tuple[Work | None, _Messages, _Messages]
+"""Work to run, messages to post, or messages to wait for: one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What a pipeline rank is busy with."""
+
+    rank: int
+    """Pipeline rank."""
+    chunk: int
+    """Model chunk of the rank; its virtual stage is chunk * pp + rank."""
+    microbatch: int
+    kind: str
+    """forward, recompute (what backward repeats, ahead of it), backward, or p2p: waiting for a message under way."""
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """One pass of all micro batches through the pipeline."""
+
+    events: tuple[Event, ...]
+    """By rank, then in time. What lies between the events of a rank is idle time."""
+    total_s: float
+    """From the first forward to the end of the last rank."""
+
+
+def order_of_work(pp: int, vpp: int, rank: int, microbatches: int) -> list[Work]:
+    """What a rank does: warm-up forwards, then one forward and one backward in turn, then the backwards left."""
+    table = schedule_table(pp, vpp, microbatches)
+    warmup = warmup_forwards(pp, vpp, rank, microbatches)
+    forwards: list[Work] = [(FORWARD, microbatch, chunk) for microbatch, chunk in table]
+    backwards: list[Work] = [(BACKWARD, microbatch, vpp - 1 - chunk) for microbatch, chunk in table]
+    work = forwards[:warmup]
+    for step in range(warmup, len(table)):
+        work += [forwards[step], backwards[step - warmup]]
+    return work + backwards[len(table) - warmup :]
+
+
+def simulate(
+    forward_s: Sequence[Sequence[float]],
+    backward_s: Sequence[Sequence[float]],
+    microbatches: int,
+    *,
+    p2p_s: float = 0.0,
+    recompute_s: Sequence[Sequence[float]] | None = None,
+) -> Simulation:
+    """Run the schedule; times are indexed by pipeline rank, then by model chunk, and are of one micro batch.
+
+    `backward_s` includes `recompute_s`, which is told apart in the events alone. `p2p_s` is one message between
+    neighbours. More than one chunk a rank is the interleaved schedule. Raises ValueError when its micro batches are not
+    a multiple of the ranks, which Megatron refuses too.
+    """
+    pp, vpp = len(forward_s), len(forward_s[0])
+    if vpp > 1 and microbatches % pp:
+        raise ValueError(f"{microbatches} micro batches are not a multiple of {pp} interleaved pipeline ranks")
+    programs = [
+        (_interleaved if vpp > 1 else _plain)(order_of_work(pp, vpp, rank, microbatches), pp, vpp, rank)
+        for rank in range(pp)
+    ]
+    repeated = recompute_s or [[0.0] * vpp] * pp
+    now, position = [0.0] * pp, [0] * pp
+    posted: dict[_Message, float] = {}
+    arrived: dict[_Message, float] = {}
+    sleeping: dict[_Message, int] = {}
+    events: list[list[Event]] = [[] for _ in range(pp)]
+
+    def add(rank: int, kind: str, microbatch: int, chunk: int, start: float, end: float) -> None:
+        if end > start:
+            events[rank].append(
+                Event(rank=rank, chunk=chunk, microbatch=microbatch, kind=kind, start_s=start, end_s=end)
+            )
+
+    awake = deque(range(pp))
+    while awake:
+        rank = awake.popleft()
+        program, time = programs[rank], now[rank]
+        while position[rank] < len(program):
+            work, post, wait = program[position[rank]]
+            if work is not None:
+                kind, microbatch, chunk = work
+                start = time
+                if kind == FORWARD:
+                    time += forward_s[rank][chunk]
+                else:
+                    time += backward_s[rank][chunk]
+                    split = start + repeated[rank][chunk]
+                    add(rank, RECOMPUTE, microbatch, chunk, start, split)
+                    start = split
+                add(rank, kind, microbatch, chunk, start, time)
+            for message in post:
+                if message not in posted:
+                    posted[message] = time
+                    continue
+                arrived[message] = max(posted[message], time) + p2p_s
+                if message in sleeping:
+                    awake.append(sleeping.pop(message))
+            missing = next((message for message in wait if message not in arrived), None)
+            if missing is not None:
+                sleeping[missing] = rank
+                break
+            if wait:
+                last = max(wait, key=arrived.__getitem__)
+                end = arrived[last]
+                if end > time:
+                    add(rank, P2P, last[2], last[1] // pp, max(time, end - p2p_s), end)
+                    time = end
+            position[rank] += 1
+        now[rank] = time
+    return Simulation(events=tuple(event for of_rank in events for event in of_rank), total_s=max(now))
+
+
+def _input(work: Work, pp: int, vpp: int, rank: int) -> _Messages:
+    """The message that a piece of work needs, if any."""
+    kind, microbatch, chunk = work
+    stage = chunk * pp + rank
+    if kind == FORWARD:
+        return ((FORWARD, stage - 1, microbatch),) if stage else ()
+    return ((BACKWARD, stage + 1, microbatch),) if stage < pp * vpp - 1 else ()
+
+
+def _output(work: Work, pp: int, vpp: int, rank: int) -> _Messages:
+    """The message that a piece of work gives, if any."""
+    kind, microbatch, chunk = work
+    stage = chunk * pp + rank
+    given = stage < pp * vpp - 1 if kind == FORWARD else stage > 0
+    return ((kind, stage, microbatch),) if given else ()
+
+
+def _exchange(*messages: _Messages) -> Iterable[_Instruction]:
+    """Post messages together and wait for all of them."""
+    if together := sum(messages, ()):
+        yield None, together, ()
+        yield None, (), together
+
+
+def _plain(order: Sequence[Work], pp: int, vpp: int, rank: int) -> list[_Instruction]:
+    """1F1B. What comes in is received together with what goes out to the same neighbour, in the steady state alone."""
+    program: list[_Instruction] = []
+    microbatches = len(order) // 2
+    warmup = warmup_forwards(pp, vpp, rank, microbatches)
+    steady = range(warmup, len(order) - warmup)
+    for step, work in enumerate(order):
+        # In the steady state the work before has received it along with its own sending.
+        if step - 1 not in steady or step not in steady:
+            program += _exchange(_input(work, pp, vpp, rank))
+        program.append((work, (), ()))
+        following = _input(order[step + 1], pp, vpp, rank) if step in steady and step + 1 in steady else ()
+        program += _exchange(_output(work, pp, vpp, rank), following)
+    return program
+
+
+def _interleaved(order: Sequence[Work], pp: int, vpp: int, rank: int) -> list[_Instruction]:
+    """Interleaved 1F1B: what a forward, or a backward, needs is asked for behind the one before it."""
+    program: list[_Instruction] = []
+    forwards = [work for work in order if work[0] == FORWARD]
+    backwards = [work for work in order if work[0] == BACKWARD]
+    total = len(forwards)
+    warmup = warmup_forwards(pp, vpp, rank, total // vpp)
+
+    def needed(work: Sequence[Work], step: int) -> _Messages:
+        return _input(work[step], pp, vpp, rank) if step < total else ()
+
+    def run(work: Work) -> _Messages:
+        program.append((work, (), ()))
+        return _output(work, pp, vpp, rank)
+
+    program += _exchange(needed(forwards, 0))
+    for step in range(warmup):
+        program += _exchange(run(forwards[step]), needed(forwards, step + 1))
+    if warmup == total:
+        program += _exchange(needed(backwards, 0))
+    else:
+        program.append((None, needed(backwards, 0), ()))
+    sent_forward: _Messages = ()
+    sent_backward: _Messages = ()
+    for step in range(total - warmup):
+        program.append((None, (), needed(forwards, warmup + step)))
+        sent = run(forwards[warmup + step])
+        program += [(None, sent + needed(forwards, warmup + step + 1), ()), (None, (), sent_forward)]
+        sent_forward = sent
+        program.append((None, (), needed(backwards, step)))
+        sent = run(backwards[step])
+        program += [(None, sent + needed(backwards, step + 1), ()), (None, (), sent_backward)]
+        sent_backward = sent
+    for step in range(total - warmup, total):
+        program.append((None, (), needed(backwards, step)))
+        program += _exchange(run(backwards[step]), needed(backwards, step + 1))
+    program.append((None, (), sent_backward))
+    return program

@@ -1,0 +1,273 @@
+"""What a pipeline stage holds all the step: weights, gradients, optimizer states, workspaces.
+
+megatron-core 0.16 `core/distributed/param_and_grad_buffer.py` and `core/optimizer/distrib_optimizer.py`: 2 bytes of
+weight and 4 or 2 of gradient on every rank, 12 of fp32 weight and two moments sharded over the data-parallel group
+(ZeRO stage 1, arXiv 1910.02054, section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+
+from topoplan.layout.layout import Layout, changed, stages_of
+from topoplan.layout.stages import Chunk, split_stages
+from topoplan.operators.adapters import Adapters, adapter_parameters, adapters_of
+from topoplan.operators.params import (
+    RankParameters,
+    Tensor,
+    embedding_tensors,
+    head_tensors,
+    layer_parameters,
+    mtp_layer,
+    padded_vocab_size,
+)
+from topoplan.operators.shard import shard_of
+from topoplan.operators.te_activations import BF16, FP32, QUANTISED_BYTES, layer_activations
+from topoplan.specs.case import Case
+from topoplan.specs.job import Job
+from topoplan.specs.model import Layer, Model, Moe
+
+ADAM_BYTES = 12
+"""fp32 weight, first and second moment."""
+PRECISION_AWARE_ADAM_BYTES = 10
+"""The same with the fp32 weight kept as a 16-bit remainder of the bf16 one (TE FusedAdam, store_param_remainders)."""
+HOST_ADAM_BYTES = 16
+"""Host memory of an offloaded element: fp32 weight, two moments and gradient
+(`core/optimizer/cpu_offloading/hybrid_optimizer.py`, param_update_in_fp32)."""
+GROUPED_GEMM_STREAMS = 4
+"""cuBLAS streams of Transformer Engine's grouped GEMM, a workspace each (nvte_get_num_compute_streams)."""
+
+
+@lru_cache(maxsize=1 << 14)
+def chunk_layers(model: Model, chunk: Chunk) -> tuple[tuple[Layer, int], ...]:
+    """The distinct layers of a chunk with their counts, multi-token-prediction layers last."""
+    counts: dict[int, tuple[Layer, int]] = {}
+    for index in chunk.layers:
+        layer = model.layers[index]
+        counts[id(layer)] = (layer, counts.get(id(layer), (layer, 0))[1] + 1)
+    if chunk.mtp_layers:
+        layer = mtp_layer(model)
+        counts[id(layer)] = (layer, chunk.mtp_layers)
+    return tuple(counts.values())
+
+
+@lru_cache(maxsize=64)
+def distinct_layers(model: Model) -> tuple[Layer, ...]:
+    """Each kind of layer of a model once."""
+    return tuple({id(layer): layer for layer in model.layers}.values())
+
+
+@lru_cache(maxsize=1 << 14)
+def chunk_runs(model: Model, chunk: Chunk) -> tuple[tuple[Layer, int], ...]:
+    """Equal layers of a chunk that follow each other, first to last, with their number; no multi-token prediction."""
+    layers = (model.layers[index] for index in chunk.layers)
+    return tuple((run[0], len(run)) for run in (list(group) for _, group in groupby(layers, key=id)))
+
+
+def rank_kinds(case: Case, layout: Layout) -> tuple[int, ...]:
+    """For each pipeline rank, the first one that holds the same kinds of layers in the same chunks."""
+    model, job = case.model, case.job
+    return _rank_kinds(model, layout.pp, layout.vpp, layout.pipeline_layout, job.mtp_num_layers)
+
+
+@lru_cache(maxsize=1 << 14)
+def _rank_kinds(model: Model, pp: int, vpp: int, pipeline_layout: str | None, mtp_layers: int) -> tuple[int, ...]:
+    first: dict[object, int] = {}
+    return tuple(
+        first.setdefault(
+            tuple(
+                (
+                    *(chunk.embedding, chunk.final_norm, chunk.head),
+                    *((id(layer), n) for layer, n in chunk_layers(model, chunk)),
+                )
+                for chunk in chunks
+            ),
+            rank,
+        )
+        for rank, chunks in enumerate(split_stages(model.num_layers, pp, vpp, pipeline_layout, mtp_layers))
+    )
+
+
+def distinct_ranks(case: Case, layout: Layout) -> tuple[int, ...]:
+    """Pipeline ranks that hold different layers: the first of each kind, which has most in flight."""
+    return tuple(dict.fromkeys(rank_kinds(case, layout)))
+
+
+def _vocabulary_elements(case: Case, tp: int) -> int:
+    model, traits = case.model, case.traits
+    return padded_vocab_size(model, tp, traits.vocab_multiple) // tp * model.hidden_size
+
+
+@lru_cache(maxsize=1 << 15)
+def chunk_parameters(case: Case, chunk: Chunk, tp: int, ep: int, etp: int) -> RankParameters:
+    """Elements that one rank holds of a chunk, the vision tower left out."""
+    model = case.model
+    total = RankParameters()
+    for layer, count in chunk_layers(model, chunk):
+        one = layer_parameters(model, layer, tp, ep, etp)
+        total += RankParameters(one.dense * count, one.expert * count)
+    return total + RankParameters(sum(elements for _, elements in end_tensors(case, chunk, tp)))
+
+
+@lru_cache(maxsize=1 << 14)
+def _chunk_adapters(model: Model, chunk: Chunk, adapters: Adapters, tp: int, ep: int, etp: int) -> RankParameters:
+    """Elements that one rank holds of the adapters of a chunk."""
+    total = RankParameters()
+    for layer, count in chunk_layers(model, chunk):
+        one = adapter_parameters(model, layer, adapters, tp, ep, etp)
+        total += RankParameters(one.dense * count, one.expert * count)
+    return total
+
+
+def end_tensors(case: Case, chunk: Chunk, tp: int) -> list[tuple[Tensor, int]]:
+    """Weights before and behind the layers of a chunk, with the elements of them that one rank holds.
+
+    Tied embeddings are one tensor in a chunk that holds both ends of the model, and two copies elsewhere; then
+    multi-token prediction uses its copy of the embedding for the output too, and the output layer's lies idle beside it
+    (`core/models/gpt/gpt_model.py`, skip_weight_param_allocation).
+    """
+    model = case.model
+    vocabulary = _vocabulary_elements(case, tp)
+    ends: list[tuple[Tensor, int]] = []
+    if chunk.embedding or chunk.mtp_layers:
+        words, *positions = embedding_tensors(model)
+        ends += [(words, vocabulary), *((tensor, tensor.elements) for tensor in positions)]
+    final_norm, *output = head_tensors(model)
+    if chunk.final_norm:
+        ends.append((final_norm, final_norm.elements))
+    if chunk.head:
+        if output:
+            ends.append((output[0], vocabulary))
+        elif not chunk.embedding:
+            table = embedding_tensors(model)[0]
+            ends.append((Tensor("output_layer (copy of the embedding)", table.elements, table.split), vocabulary))
+    return ends
+
+
+def stage_parameters(case: Case, layout: Layout, rank: int) -> RankParameters:
+    """Elements on one rank of a pipeline stage: trainable dense, trainable expert, frozen."""
+    model, job = case.model, case.job
+    language, adapters, chunks = RankParameters(), adapters_of(job), stages_of(model, job, layout)[rank]
+    for chunk in chunks:
+        language += chunk_parameters(case, chunk, layout.tp, layout.ep, layout.etp)
+    if not job.trains_language_weights:
+        language = RankParameters(frozen=language.total)
+    if adapters:
+        for chunk in chunks:
+            language += _chunk_adapters(model, chunk, adapters, layout.tp, layout.ep, layout.etp)
+    if model.vision and rank == 0:
+        for elements, frozen in (
+            (model.vision.encoder_parameters, job.freeze_vision_tower),
+            (model.vision.projector_parameters, job.freeze_multi_modal_projector),
+            # mcore_adapter's freezing goes by name prefix and misses vision_model.deepstack_merger_list; adapters
+            # freeze all that they are not put on.
+            (model.vision.deepstack_parameters, adapters is not None),
+        ):
+            language += RankParameters(frozen=elements) if frozen else RankParameters(dense=elements)
+    return language
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageStates:
+    """What one pipeline stage holds whatever the micro batch, the recompute mode and the offload."""
+
+    rank: int
+    chunks: tuple[Chunk, ...]
+    parameters: RankParameters
+    shard_elements: float
+    """Elements whose optimizer state is on this rank."""
+    vocabulary: int
+    """Elements of the embedding, or of the output layer, on one rank."""
+    dummy_bytes: float
+    """Transformer Engine's dummy weight gradients, one bf16 buffer for each distinct weight shape of the stage."""
+    parts_bytes: Mapping[str, float]
+    """By purpose: weights, gradients, optimizer (with nothing offloaded), workspace, and DPO's reference model."""
+
+
+def stage_states(case: Case, layout: Layout, ranks: Iterable[int]) -> tuple[StageStates, ...]:
+    """The states of some pipeline ranks. Layouts that differ in micro batch, recompute mode or offload share them."""
+    model, job = case.model, case.job
+    stages, vocabulary = stages_of(model, job, layout), _vocabulary_elements(case, layout.tp)
+    return tuple(_stage_states(case, layout, rank, stages[rank], vocabulary) for rank in ranks)
+
+
+def _stage_states(case: Case, layout: Layout, rank: int, chunks: tuple[Chunk, ...], vocabulary: int) -> StageStates:
+    model, job, profile = case.model, case.job, case.profile
+    parameters = stage_parameters(case, layout, rank)
+    dense_shards, expert_shards = layout.optimizer_shards
+    shard = shard_of(case, layout)
+    layers = {id(layer): layer for chunk in chunks for layer, _ in chunk_layers(model, chunk)}.values()
+    weights = float(BF16 * parameters.total)
+    if shard.eight_bit:
+        # Rowwise and columnwise quantised copies of the blocks' weights are cached over the micro batches of a step.
+        elements = _layer_elements(model, chunks, layout.tp, layout.ep, layout.etp)
+        weights += (2 * QUANTISED_BYTES[shard.precision] - (BF16 if layout.fp8_param else 0)) * elements
+    workspaces = 2 + (GROUPED_GEMM_STREAMS if any(isinstance(layer.ffn, Moe) for layer in layers) else 0)
+    shard_elements = parameters.dense / dense_shards + parameters.expert / expert_shards
+    trainable = parameters.dense + parameters.expert
+    parts = {
+        "weights": weights,
+        "gradients": float((FP32 if layout.grad_reduce_in_fp32 else BF16) * trainable),
+        **optimizer_parts(job, changed(layout, optimizer_offload_fraction=0.0), parameters, shard_elements),
+        "workspace": float(profile.cublas_workspace_bytes * workspaces),
+    }
+    if job.stage == "dpo":
+        # A second model in bf16, forward only (mcore_adapter `trainer/dpo_trainer.py`, ref_model).
+        parts["reference model"] = float(BF16 * parameters.total)
+    shapes = {shape for layer in layers for shape in layer_activations(model, layer, shard).weight_shapes}
+    dummies = sum(rows * columns for rows, columns in shapes)
+    if shard.adapters is None and any(chunk.head for chunk in chunks):
+        dummies += vocabulary
+    return StageStates(
+        rank=rank,
+        chunks=chunks,
+        parameters=parameters,
+        shard_elements=shard_elements,
+        vocabulary=vocabulary,
+        dummy_bytes=BF16 * dummies,
+        parts_bytes=parts,
+    )
+
+
+def optimizer_parts(job: Job, layout: Layout, parameters: RankParameters, shard_elements: float) -> dict[str, float]:
+    """Bytes of optimizer state on the card, and of what offloading a part of it leaves there besides.
+
+    The hybrid optimizer is built twice: first over all weights of the rank, then over its shard. The first is in a
+    reference cycle, and nothing in the trainers runs the garbage collection that would free its fp32 copies.
+    """
+    offloaded = layout.optimizer_offload_fraction
+    # Remainders need the bf16 weight to be the one that is trained, and an optimizer that is TE's throughout.
+    remainders = layout.precision_aware_optimizer and job.precision == "bf16" and not offloaded
+    adam = PRECISION_AWARE_ADAM_BYTES if remainders else ADAM_BYTES
+    # What is offloaded is a copy of the fp32 weights, unless they are the optimizer's own
+    # (`core/optimizer/distrib_optimizer.py::_build_model_and_main_param_groups`).
+    left_behind = 0 if layout.precision_aware_optimizer else FP32 * offloaded
+    parts = {"optimizer": shard_elements * (adam * (1.0 - offloaded) + left_behind)}
+    if 0.0 < offloaded < 1.0:
+        parts["copies for offload"] = FP32 * (parameters.dense + parameters.expert) * (1.0 - offloaded)
+    return parts
+
+
+def resident_parts(job: Job, layout: Layout, states: StageStates) -> dict[str, float]:
+    """Bytes that a stage holds all the step, by purpose, with as much of the optimizer offloaded as the layout says."""
+    if not layout.optimizer_offload_fraction:
+        return dict(states.parts_bytes)
+    return {**states.parts_bytes, **optimizer_parts(job, layout, states.parameters, states.shard_elements)}
+
+
+def host_optimizer_bytes(layout: Layout, states: StageStates) -> float:
+    """Host memory of one rank's offloaded states, and of the copies that `optimizer_parts` tells of."""
+    trainable = states.parameters.dense + states.parameters.expert
+    return (HOST_ADAM_BYTES * states.shard_elements + FP32 * trainable) * layout.optimizer_offload_fraction
+
+
+def _layer_elements(model: Model, chunks: tuple[Chunk, ...], tp: int, ep: int, etp: int) -> int:
+    """Elements of the transformer blocks on one rank, without the ends."""
+    return sum(
+        layer_parameters(model, layer, tp, ep, etp).total * count
+        for chunk in chunks
+        for layer, count in chunk_layers(model, chunk)
+    )

@@ -1,0 +1,282 @@
+"""Seconds of one optimizer step: micro batches through the pipeline, then gradients, optimizer and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from topoplan.engines.megatron.microbatch import (
+    MicroBatch,
+    StageTime,
+    busiest_rank,
+    micro_batch,
+    pipeline_times,
+    stage_parts,
+)
+from topoplan.engines.megatron.pipeline import schedule_s
+from topoplan.engines.megatron.states import chunk_layers, stage_parameters
+from topoplan.layout.layout import Layout, stages_of
+from topoplan.network.collectives import all_gather_s, all_reduce_s, point_to_point_s
+from topoplan.network.communicators import embedding_ranks
+from topoplan.network.placement import Group, group
+from topoplan.operators.adapters import adapters_of, replicated_elements
+from topoplan.operators.params import padded_vocab_size
+from topoplan.operators.shard import Shard
+from topoplan.operators.te_activations import BF16, FP32
+from topoplan.operators.te_compute import PARTS, Collective, elementwise_s
+from topoplan.specs.case import Case
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.facts import facts_of
+from topoplan.specs.gpu_profile import Profile
+
+ADAM_STEP_BYTES = 34
+"""Moved per optimizer element: gradient, fp32 weight and two moments read, three written, the bf16 weight written
+(30 bytes, TE FusedAdam), and the gradient once more for its norm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Time:
+    """One optimizer step."""
+
+    step_s: float
+    band_s: tuple[float, float]
+    """Interval that the step time is expected in."""
+    parts_s: Mapping[str, float]
+    """What the step is spent on; adds up to step_s."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallel:
+    """What data-parallel ranks tell each other in a step."""
+
+    reduces: tuple[tuple[str, Collective], ...]
+    """Of the gradients: of `dense` weights, and of `expert` ones."""
+    gathers: tuple[tuple[str, Collective], ...]
+    """Of the weights, with the distributed optimizer."""
+    exposed_reduce_s: float
+    """What the backward of one micro batch does not hide."""
+    exposed_gather_s: float
+    """What the forward of one micro batch does not hide."""
+    tied: Collective | None
+    """Gradients of a tied embedding that first and last stage add up."""
+    replicated: Collective | None = None
+    """Gradients of adapters that are whole on every rank of a tensor-parallel group."""
+
+    @property
+    def exposed_s(self) -> float:
+        """All that adds to the step."""
+        return self.exposed_reduce_s + self.exposed_gather_s + sum(one.call_s for _, one in self.afterwards)
+
+    @property
+    def afterwards(self) -> tuple[tuple[str, Collective], ...]:
+        """What follows everything else and hides behind nothing, by whose gradients it adds up."""
+        calls = (("tied embedding", self.tied), ("replicated adapters", self.replicated))
+        return tuple((name, one) for name, one in calls if one is not None)
+
+
+def pipeline_send(case: Case, layout: Layout, shard: Shard) -> Collective:
+    """One message between neighbours of the pipeline: the hidden states of a micro batch, or their gradients.
+
+    Where a pipeline leaves a node, all its messages are taken to be as slow as the one that does.
+    """
+    model, cluster, profile = case.model, case.cluster, case.profile
+    ranks, sent = group(layout, "pp"), BF16 * shard.local_tokens * model.hidden_size
+    return Collective("send", ranks, sent, point_to_point_s(ranks, sent, cluster, profile))
+
+
+@lru_cache(maxsize=1 << 12)
+def _collectives(
+    tensors: tuple[tuple[str, Group, int], ...],
+    element_bytes: int,
+    is_sharded: bool,
+    cluster: Cluster,
+    profile: Profile,
+) -> tuple[tuple[str, Collective], ...]:
+    """One call for each of (name, ranks, elements): an all-reduce, or where each rank keeps a shard half of one."""
+    kind, seconds = ("all-gather", all_gather_s) if is_sharded else ("all-reduce", all_reduce_s)
+    return tuple(
+        (name, Collective(kind, ranks, whole := element_bytes * size, seconds(ranks, whole, cluster, profile)))
+        for name, ranks, size in tensors
+        if size
+    )
+
+
+def data_parallel(case: Case, layout: Layout, stage: StageTime, rank: int) -> DataParallel:
+    """Gradient reduction and weight gathering of one rank, and what backward and forward of one micro batch leave."""
+    model, cluster, job, profile = case.model, case.cluster, case.job, case.profile
+    parameters = stage_parameters(case, layout, rank)
+    gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
+    tensors = (("dense", group(layout, "dp_cp"), parameters.dense), ("expert", group(layout, "edp"), parameters.expert))
+    reduces = _collectives(tensors, gradient, layout.distributed_optimizer, cluster, profile)
+    gathers = _collectives(tensors, BF16, True, cluster, profile) if layout.distributed_optimizer else ()
+    reduce, gather = sum(one.call_s for _, one in reduces), sum(one.call_s for _, one in gathers)
+    # The last bucket has nothing left to hide behind: its share is that of one layer.
+    chunks = stages_of(model, job, layout)[rank]
+    layers = max(1, sum(chunk.num_layers + chunk.mtp_layers for chunk in chunks))
+    hidden_gather = layout.overlap_param_gather and layout.overlap_grad_reduce
+    return DataParallel(
+        reduces,
+        gathers,
+        max(reduce - sum(stage.backward_s), reduce / layers) if layout.overlap_grad_reduce else reduce,
+        max(gather - sum(stage.forward_s), gather / layers) if hidden_gather else gather,
+        _tied_embedding(case, layout),
+        _replicated_adapters(case, layout, rank),
+    )
+
+
+def _replicated_adapters(case: Case, layout: Layout, rank: int) -> Collective | None:
+    """One all-reduce of what `replicated_elements` counts, after everything else."""
+    model, cluster, job, profile = case.model, case.cluster, case.job, case.profile
+    adapters = adapters_of(job)
+    if adapters is None or not layout.sequence_parallel or layout.tp == 1:
+        return None
+    layers = [pair for chunk in stages_of(model, job, layout)[rank] for pair in chunk_layers(model, chunk)]
+    elements = sum(count * replicated_elements(model, layer, adapters) for layer, count in layers)
+    whole, ranks = (FP32 if layout.grad_reduce_in_fp32 else BF16) * elements, group(layout, "tp")
+    return Collective("all-reduce", ranks, whole, all_reduce_s(ranks, whole, cluster, profile))
+
+
+def _tied_embedding(case: Case, layout: Layout) -> Collective | None:
+    """The stages that hold a copy of the embedding add up the gradients of their copies.
+
+    The whole gradient buffer of the weight, after everything else
+    (`core/distributed/finalize_model_grads.py::_allreduce_word_embedding_grads`).
+    """
+    model, cluster, job, traits, profile = case.model, case.cluster, case.job, case.traits, case.profile
+    ranks = embedding_ranks(case, layout)
+    if len(ranks) == 1 or not job.trains_language_weights:
+        return None
+    elements = padded_vocab_size(model, layout.tp, traits.vocab_multiple) // layout.tp * model.hidden_size
+    whole = (FP32 if layout.grad_reduce_in_fp32 else BF16) * elements
+    copies = Group(len(ranks), ranks[1] * group(layout, "pp").stride)
+    return Collective("all-reduce", copies, whole, all_reduce_s(copies, whole, cluster, profile))
+
+
+def optimizer_time(case: Case, layout: Layout, rank: int) -> tuple[tuple[str, float], ...]:
+    """(name, seconds) of what one rank does between the last backward and the next step's first forward."""
+    cluster, profile = case.cluster, case.profile
+    parameters = stage_parameters(case, layout, rank)
+    dense_shards, expert_shards = layout.optimizer_shards
+    elements = parameters.dense / dense_shards + parameters.expert / expert_shards
+    gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
+    on_card = elements * (1.0 - layout.optimizer_offload_fraction)
+    moved = ADAM_STEP_BYTES * on_card + gradient * (parameters.dense + parameters.expert)
+    # Gradient norm, Adam, and zeroing the gradient buffer.
+    adam = ("gradient norm, Adam", elementwise_s(moved, cluster.gpu, profile, kernels=8))
+    overhead = ("host work of a step", profile.step_overhead_s)
+    if not layout.optimizer_offload_fraction:
+        return adam, overhead
+    away = elements * layout.optimizer_offload_fraction
+    # Gradients go there in fp32; what comes back are the fp32 weights, or the bf16 ones where there are no others.
+    back = BF16 if layout.precision_aware_optimizer else FP32
+    copied_s = away * (FP32 + back) / (cluster.pcie_bytes_per_s * profile.pcie_efficiency)
+    host_s = away * ADAM_STEP_BYTES * cluster.gpus_per_node / profile.host_adam_bytes_per_s
+    return adam, ("offload over PCIe", copied_s), ("Adam on the host", host_s), overhead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineWork:
+    """What the pipeline stages have to do in a step."""
+
+    times: MicroBatch
+    stages: tuple[StageTime, ...]
+    """By pipeline rank, of one micro batch."""
+    rank: int
+    """The busiest pipeline rank."""
+    microbatches: int
+
+    @property
+    def busiest_s(self) -> float:
+        """What the busiest rank has to do: a step takes longer."""
+        return self.microbatches * self.stages[self.rank].total_s
+
+    def schedule_s(self, message_s: float) -> float:
+        """Seconds of the pipeline's schedule, where a message between neighbours takes so long."""
+        forward = [stage.forward_s for stage in self.stages]
+        backward = [stage.backward_s for stage in self.stages]
+        return schedule_s(forward, backward, self.microbatches, message_s)
+
+
+def pipeline_work(case: Case, layout: Layout) -> PipelineWork:
+    """The work of a layout's stages."""
+    times = micro_batch(case, layout)
+    stages = pipeline_times(case, layout, times)
+    return PipelineWork(
+        times=times, stages=stages, rank=busiest_rank(stages), microbatches=layout.gradient_accumulation_steps
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTerms:
+    """What a step is made of; the parts of `Time` that do not belong to a stage's work."""
+
+    work: PipelineWork
+    message_s: float
+    """One message between neighbours of the pipeline."""
+    pipeline_s: float
+    """The schedule, messages included."""
+    reference_s: float
+    """DPO's reference model, forward only."""
+    data_parallel_s: float
+    optimizer_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the step."""
+        return self.pipeline_s + self.reference_s + self.data_parallel_s + self.optimizer_s
+
+
+def step_terms(case: Case, layout: Layout, work: PipelineWork | None = None) -> StepTerms:
+    """The terms of a layout's step; `work` is its `pipeline_work`, where it is known."""
+    job = case.job
+    work = work or pipeline_work(case, layout)
+    rank, stages = work.rank, work.stages
+    reference = 0.0
+    if job.stage == "dpo":
+        # The reference model sees all micro batches first, forward only (mcore_adapter `trainer/dpo_trainer.py`).
+        each = [sum(stage.forward_s) for stage in stages]
+        reference = work.microbatches * max(each) + (sum(each) - max(each)) / layout.vpp
+    message = pipeline_send(case, layout, work.times.shard).call_s if layout.pp > 1 else 0.0
+    optimizer = optimizer_time(case, layout, rank)
+    return StepTerms(
+        work=work,
+        message_s=message,
+        pipeline_s=work.schedule_s(message),
+        reference_s=reference,
+        data_parallel_s=data_parallel(case, layout, stages[rank], rank).exposed_s,
+        optimizer_s=sum([seconds for _, seconds in optimizer]),
+    )
+
+
+def predict_time(case: Case, layout: Layout, terms: StepTerms | None = None) -> Time:
+    """Seconds of one optimizer step of a layout; `terms` are its `step_terms`, where they are known.
+
+    The parts are those of the busiest pipeline rank; what it waits for the others is `pp_bubble`, and what the pipeline
+    takes longer because messages take time is `pp_comm`.
+    """
+    model, job, profile = case.model, case.job, case.profile
+    terms = terms or step_terms(case, layout)
+    work, microbatches = terms.work, terms.work.microbatches
+    without_messages = work.schedule_s(0.0) if layout.pp > 1 else terms.pipeline_s
+    layers, ends = stage_parts(case, stages_of(model, job, layout)[work.rank], work.times)
+    parts: dict[str, float] = {name: microbatches * part for name, part in zip(PARTS, layers, strict=True)}
+    parts["recompute"] = microbatches * sum(work.stages[work.rank].recompute_s)
+    parts["ends"] = microbatches * ends
+    parts["pp_bubble"] = without_messages - work.busiest_s
+    parts["reference"] = terms.reference_s
+    parts["pp_comm"] = terms.pipeline_s - without_messages
+    parts["dp_comm"] = terms.data_parallel_s
+    parts["optimizer"] = terms.optimizer_s
+    parts = {name: seconds for name, seconds in parts.items() if seconds > 0.0}
+    step_s = sum(parts.values())
+    band = profile.time_band
+    if facts_of(model).is_moe:
+        band = max(band, profile.moe_time_band)
+    if work.times.shard.eight_bit:
+        band = max(band, profile.eight_bit_time_band)
+    return Time(
+        step_s=step_s,
+        band_s=(step_s * (1.0 - band), step_s * (1.0 + band)),
+        parts_s=parts,
+    )

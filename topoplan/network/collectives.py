@@ -1,0 +1,224 @@
+"""Seconds of a collective, from the links that its group really crosses.
+
+Rates come from the edges of the cluster's graph and from who else is on them (`network/traffic.py`), times what NCCL
+reaches of them (the profile). Of NCCL's algorithms and protocols the fastest is taken, as its tuner does
+(`graph/tuning.cc`, ncclTopoTuneModel and ncclTopoGetAlgoTime; NCCL 2.19 to 2.26):
+
+- Ring: n - 1 steps for an all-gather or a reduce-scatter, twice as many for an all-reduce (Thakur, Rabenseifner and
+  Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4). Groups that span nodes have
+  as many rings as members in a node, each with a NIC of its own.
+- Tree: all-reduce only; chains inside a node, two binary trees between nodes, the logarithm of the nodes in steps.
+- NVLS: all-reduce only; NVSwitches from Hopper on add up and multicast (NVLink SHARP). NCCL takes it for all-gather and
+  reduce-scatter too, but only with registered buffers, which PyTorch does not have by default. Between domains it is
+  joined with the trees.
+
+The other groups of the same kind run at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from topoplan.network.placement import Group, Span, span
+from topoplan.network.topology import local_ranks
+from topoplan.network.traffic import Crossing, Traffic, traffic
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.gpu_profile import Profile
+
+TCP_SOCKETS = 2
+"""Of one group over one NIC: NCCL's least number of channels is two, each with one thread and one socket (NCCL user
+guide, NCCL_SOCKET_NTHREADS)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How NCCL moves a chunk, over how Simple does it. LL sends flags along with the data instead of waiting."""
+
+    rate: float
+    """Bus bandwidth."""
+    hop: float
+    """Time of a step inside a domain."""
+    network_hop: float
+    """Time that the software takes for a step between nodes."""
+
+
+SIMPLE = Protocol(1.0, 1.0, 1.0)
+
+
+@lru_cache(maxsize=64)
+def _protocols(profile: Profile) -> tuple[Protocol, ...]:
+    """Simple and LL, with rings. LL128 lies between, at rates and sizes that depend on the channels: left out."""
+    return SIMPLE, Protocol(profile.ll_efficiency, profile.ll_hop_share, profile.ll_network_hop_share)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One algorithm on one group."""
+
+    rate_bytes_per_s: float
+    """Bytes of a member that it moves in a second."""
+    start_s: float
+    """Fixed cost of the collective."""
+    hops_s: float = 0.0
+    """Steps of one pass inside domains, with Simple."""
+    network_hops_s: float = 0.0
+    """Software of the steps of one pass between domains, with Simple."""
+    network_s: float = 0.0
+    """What the network itself takes of those."""
+    protocols: tuple[Protocol, ...] = (SIMPLE,)
+
+    def latency_s(self, passes: int, protocol: Protocol = SIMPLE) -> float:
+        """Seconds that no size makes less."""
+        hops_s = self.hops_s * protocol.hop + self.network_hops_s * protocol.network_hop + self.network_s
+        return self.start_s + passes * hops_s
+
+    def seconds(self, moved_bytes: float, passes: int = 1) -> float:
+        """With the protocol that is fastest for this size."""
+        plain_s = moved_bytes / self.rate_bytes_per_s
+        return min([self.latency_s(passes, one) + plain_s / one.rate for one in self.protocols])
+
+
+def _inside_bytes_per_s(crossings: Iterable[Crossing], profile: Profile) -> float:
+    """Rate of flows inside a domain: over NVLink, or over PCIe and between sockets."""
+    return _slowest(crossings, profile, profile.pcie_efficiency)
+
+
+def _between_bytes_per_s(crossings: Iterable[Crossing], members: int, cluster: Cluster, profile: Profile) -> float:
+    """Rate of flows between domains, for the `members` of a group that send from one."""
+    rate = _slowest(crossings, profile, profile.network_efficiency)
+    if cluster.fabric.kind == "ethernet":
+        nics = max(1.0, members * cluster.nics_per_node / cluster.gpus_per_node)
+        rate = min(rate, nics * TCP_SOCKETS * profile.tcp_socket_bytes_per_s)
+    return rate
+
+
+def _slowest(crossings: Iterable[Crossing], profile: Profile, efficiency: float) -> float:
+    """The tightest link. Between sockets the rate in the graph is what GPUs get already."""
+    own = {"nvlink": profile.nvlink_efficiency, "socket": 1.0}
+    return min(one.member_bytes_per_s * own.get(one.kind, efficiency) for one in crossings)
+
+
+def member_bytes_per_s(flows: Traffic, members: int, cluster: Cluster, profile: Profile) -> float:
+    """Rate at which a pattern runs, for a group of which `members` send from one domain at a time."""
+    rates = []
+    if flows.inside:
+        rates.append(_inside_bytes_per_s(flows.inside, profile))
+    if flows.between:
+        rates.append(_between_bytes_per_s(flows.between, members, cluster, profile))
+    return min(rates)
+
+
+def _spread(group: Group, flows: Traffic, cluster: Cluster) -> Span:
+    """Over how many domains a group is spread, if any of its kind leaves one."""
+    return span(group, local_ranks(cluster)) if flows.between else Span(1, group.size, group.size)
+
+
+@lru_cache(maxsize=1 << 14)
+def ring_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
+    """Rings over a group; a pass is once around."""
+    flows = traffic(group, "ring", cluster)
+    spread = _spread(group, flows, cluster)
+    rate = member_bytes_per_s(flows, spread.members, cluster, profile)
+    between = spread.domains - 1
+    return Way(
+        rate_bytes_per_s=rate,
+        start_s=profile.collective_latency_s,
+        hops_s=profile.hop_latency_s * (group.size - 1 - between),
+        network_hops_s=profile.hop_latency_s * between,
+        network_s=flows.latency_s * between,
+        protocols=_protocols(profile),
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def tree_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
+    """Trees over a group of several domains; a pass is up or down. Inside domains NVLS, where there is, or chains."""
+    flows = traffic(group, "tree", cluster)
+    spread = _spread(group, flows, cluster)
+    rates = [profile.tree_efficiency * _between_bytes_per_s(flows.between, spread.members, cluster, profile)]
+    has_nvls = _has_nvls(cluster, profile) and spread.members > 1
+    if has_nvls:
+        rates.append(_nvls_bytes_per_s(cluster, profile))
+    elif flows.inside:
+        rates.append(profile.tree_efficiency * _inside_bytes_per_s(flows.inside, profile))
+    steps = (spread.domains - 1).bit_length()
+    return Way(
+        rate_bytes_per_s=min(rates),
+        start_s=profile.collective_latency_s + (profile.nvls_latency_s if has_nvls else 0.0),
+        hops_s=0.0 if has_nvls else profile.hop_latency_s * (spread.largest - 1),
+        network_hops_s=profile.hop_latency_s * steps,
+        network_s=flows.latency_s * steps,
+        protocols=(SIMPLE,) if has_nvls else _protocols(profile),
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def nvls_way(cluster: Cluster, profile: Profile) -> Way:
+    """NVSwitches that add up and multicast, inside one domain."""
+    rate = _nvls_bytes_per_s(cluster, profile)
+    return Way(rate, start_s=profile.collective_latency_s + profile.nvls_latency_s)
+
+
+def _has_nvls(cluster: Cluster, profile: Profile) -> bool:
+    return cluster.nvlink_bytes_per_s > 0 and profile.nvls_efficiency > 0
+
+
+def _nvls_bytes_per_s(cluster: Cluster, profile: Profile) -> float:
+    """Bytes that NVSwitches all-reduce in a second for each member."""
+    return cluster.nvlink_bytes_per_s * profile.nvlink_efficiency * profile.nvls_efficiency
+
+
+def all_gather_s(group: Group, total_bytes: float, cluster: Cluster, profile: Profile) -> float:
+    """All-gather of a tensor that is `total_bytes` when whole, or its reduce-scatter: the same backwards."""
+    if group.size == 1 or total_bytes == 0:
+        return 0.0
+    return ring_way(group, cluster, profile).seconds((group.size - 1) / group.size * total_bytes)
+
+
+def all_reduce_s(group: Group, total_bytes: float, cluster: Cluster, profile: Profile) -> float:
+    """All-reduce of `total_bytes`, by ring, trees or NVLS."""
+    if group.size == 1 or total_bytes == 0:
+        return 0.0
+    ring = ring_way(group, cluster, profile)
+    moved_bytes = 2 * (group.size - 1) / group.size * total_bytes
+    seconds = ring.seconds(moved_bytes, passes=2)
+    if traffic(group, "ring", cluster).between:
+        return min(seconds, tree_way(group, cluster, profile).seconds(total_bytes, passes=2))
+    if _has_nvls(cluster, profile):
+        return min(seconds, nvls_way(cluster, profile).seconds(total_bytes))
+    return seconds
+
+
+@lru_cache(maxsize=1 << 14)
+def _all_to_all_rates(group: Group, cluster: Cluster, profile: Profile) -> tuple[float, float]:
+    """(bytes per second and rank, latency in seconds)."""
+    flows = traffic(group, "all-to-all", cluster)
+    spread = _spread(group, flows, cluster)
+    rate = member_bytes_per_s(flows, spread.members, cluster, profile)
+    # Messages to one domain after another, those to one of them at the same time.
+    return rate, profile.collective_latency_s + flows.latency_s * spread.domains
+
+
+def all_to_all_s(group: Group, sent_bytes: float, cluster: Cluster, profile: Profile) -> float:
+    """All-to-all in which every rank holds `sent_bytes`, spread evenly over the members, itself included."""
+    if group.size == 1 or sent_bytes == 0:
+        return 0.0
+    rate, latency_s = _all_to_all_rates(group, cluster, profile)
+    return latency_s + sent_bytes / rate
+
+
+@lru_cache(maxsize=1 << 14)
+def _neighbour_rates(group: Group, cluster: Cluster, profile: Profile) -> tuple[float, float]:
+    """(bytes per second, latency in seconds) between neighbours of a group, where they are farthest apart."""
+    flows = traffic(group, "neighbour", cluster)
+    return member_bytes_per_s(flows, 1, cluster, profile), profile.collective_latency_s + flows.latency_s
+
+
+def point_to_point_s(group: Group, sent_bytes: float, cluster: Cluster, profile: Profile) -> float:
+    """One message from every member of a group to the next: the slowest of them, which may leave the node."""
+    if group.size == 1 or sent_bytes == 0:
+        return 0.0
+    rate, latency_s = _neighbour_rates(group, cluster, profile)
+    return latency_s + sent_bytes / rate

@@ -1,0 +1,188 @@
+"""What a sequence of the batch holds: tokens of samples, and the padding that a layout adds.
+
+Source of what is padded to what: mcore_adapter `trainer/trainer.py::_get_step_iterator_and_seq_length` and
+LLaMA-Factory `train/mca/workflow.py`; where data alone is split, `train/sft/workflow.py` and `train/dpo/workflow.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import sqrt
+
+from topoplan.layout.layout import SHARDED_BACKENDS, Layout
+from topoplan.specs.job import Job
+from topoplan.specs.lengths import Lengths, token_extent
+
+SHARDED_PAD = 8
+"""What LLaMA-Factory's collators pad to a multiple of outside Megatron; ms-swift's to the longest sequence itself."""
+
+
+PT_PAD, SFT_PAD = 8, 64
+"""LLaMA-Factory's collators pad to a multiple of these (LF `train/mca/workflow.py`, run_pt and run_sft)."""
+
+
+def pad_multiple(job: Job) -> int:
+    """What the trainer's collator pads every sequence to a multiple of."""
+    return PT_PAD if job.stage == "pt" else SFT_PAD
+
+
+def pads_to_seq_len(job: Job, layout: Layout) -> bool:
+    """All sequences get seq_len, rounded up: packed ones, and those of SFT and DPO under expert parallel.
+
+    Without either a sequence may be one pad long (LF `train/mca/workflow.py`, pad_to_max).
+    """
+    return job.packs or (layout.ep > 1 and job.stage != "pt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One sequence of the batch, on average."""
+
+    positions: float
+    """Token positions, padding included, on the data-parallel rank that a step waits for."""
+    extent: float
+    """Length of what attention runs over, averaged over positions."""
+    mean_positions: float
+    """Token positions, averaged over all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """Tokens of samples in one sequence of the batch, on average."""
+
+    tokens: float
+    extent: float
+    """Length of the sequence that a token attends within, averaged over tokens."""
+
+
+def content_of(job: Job) -> Content:
+    """What the mathematics of a step is over, whatever the layout; seq_len tokens where lengths are not known."""
+    whole = Content(tokens=job.seq_len, extent=job.seq_len)
+    if job.lengths is None:
+        return whole
+    tokens, extent = _moments(job.lengths, job.seq_len)
+    if job.packed is None:
+        return Content(tokens=tokens, extent=extent)
+    return Content(tokens=job.packed.fill * job.seq_len, extent=extent if job.keeps_samples_apart else whole.extent)
+
+
+def tokens_per_step(job: Job) -> float:
+    """Tokens of one optimizer step; padding does not count where lengths are known."""
+    return content_of(job).tokens * job.global_batch_size * job.sequences_per_sample
+
+
+def padding_share(job: Job, layout: Layout) -> float:
+    """Share of a step's positions that hold no token of a sample."""
+    return 1.0 - content_of(job).tokens / load_of(job, layout).mean_positions
+
+
+def is_padded_to_seq_len(job: Job, layout: Layout) -> bool:
+    """Every sequence has seq_len positions: in Megatron itself always; where data alone is split, if it is packed."""
+    if layout.backend in SHARDED_BACKENDS:
+        return job.packs
+    return layout.backend != "mca" or pads_to_seq_len(job, layout)
+
+
+def is_padded_by_step(job: Job, layout: Layout) -> bool:
+    """All micro batches of a rank's step get the length of the longest: a pipeline hands on one shape.
+
+    `allow_variable_seq_lengths` of mcore_adapter `training_args.py`; variable_seq_lengths turns it off.
+    """
+    return layout.pp > 1 and not job.trainer.get("variable_seq_lengths")
+
+
+def _ranks_wait_each_micro_batch(layout: Layout) -> bool:
+    """Each micro batch gathers weights or reduces gradients among all ranks, which thus wait for the slowest."""
+    return layout.backend == "fsdp2" or layout.zero_stage >= 2
+
+
+def _pad(job: Job, layout: Layout) -> int:
+    return SHARDED_PAD if layout.backend in SHARDED_BACKENDS else pad_multiple(job)
+
+
+def longest_sequence(job: Job, layout: Layout) -> int:
+    """Positions of the longest sequence that a step may bring: what memory has to hold.
+
+    An estimate bounds the mean and not the longest, nor does a part of the samples: then it is seq_len.
+    """
+    lengths = job.lengths
+    if lengths is None or lengths.error or lengths.stride > 1 or is_padded_to_seq_len(job, layout):
+        return job.seq_len
+    pad = _pad(job, layout)
+    return min(job.seq_len, -(-lengths.longest // pad) * pad)
+
+
+def load_of(job: Job, layout: Layout) -> Load:
+    """Positions and attention of a sequence under a layout.
+
+    Packed sequences, and all where the collator pads to cutoff_len, have seq_len positions. Otherwise a micro batch has
+    the length of its longest sequence, rounded up to what the collator pads to, and a step waits for the rank with
+    most positions. Sequences are taken to be drawn independently (shuffled data). With F the share of sequences up to a
+    length, the longest of n has the distribution F^n; E_n is an expectation over it. With b sequences in a micro batch,
+    D data-parallel ranks and M micro batches of which each has its own length, the slowest rank has about
+
+        E_b + (E_bD - E_b) / sqrt(M)
+
+    positions a sequence: exact for M = 1, and for larger M as sums of M draws vary (the excess of the largest of D
+    sums over the mean grows with sqrt(M) where the mean grows with M). Where a step is padded as a whole, b counts the
+    sequences of all its micro batches and M = 1. Attention's work goes with the square of the length, whose expectation
+    is formed likewise. Against drawn steps of log-normal lengths the positions are within 5%, and the squares, whose
+    tail is long, up to a sixth too low for M > 1. Where ranks wait for each other in each micro batch, M = 1; those of
+    an expert-parallel group, which wait in each layer, are not singled out.
+    """
+    if job.lengths is None or is_padded_to_seq_len(job, layout):
+        packing = job.packed
+        extent = packing.extent if packing is not None and job.keeps_samples_apart else job.seq_len
+        return Load(positions=job.seq_len, extent=extent, mean_positions=job.seq_len)
+    together, draws = layout.micro_batch_size * job.sequences_per_sample, layout.gradient_accumulation_steps
+    if is_padded_by_step(job, layout):
+        together, draws = together * draws, 1
+    elif _ranks_wait_each_micro_batch(layout):
+        draws = 1
+    return _padded(job.lengths, job.seq_len, _pad(job, layout), together, layout.dp, draws)
+
+
+@lru_cache(maxsize=1 << 12)
+def _padded(lengths: Lengths, seq_len: int, pad: int, together: int, ranks: int, draws: int) -> Load:
+    shares = _cumulated(lengths, seq_len, pad)
+
+    def slowest(work: Callable[[int], float]) -> float:
+        own = _expected_largest(shares, work, together)
+        return own + (_expected_largest(shares, work, together * ranks) - own) / sqrt(draws)
+
+    positions = slowest(lambda length: length)
+    return Load(
+        positions=positions,
+        extent=slowest(lambda length: length**2) / positions,
+        mean_positions=_expected_largest(shares, lambda length: length, together),
+    )
+
+
+@lru_cache(maxsize=16)
+def _cumulated(lengths: Lengths, seq_len: int, pad: int) -> tuple[tuple[int, float], ...]:
+    """(padded length, share of sequences that are no longer), the shortest first."""
+    total, seen = lengths.sequences, 0
+    found: dict[int, float] = {}
+    for tokens, count in lengths.counts:
+        seen += count
+        found[min(seq_len, -(-tokens // pad) * pad)] = seen / total
+    return tuple(found.items())
+
+
+def _expected_largest(shares: tuple[tuple[int, float], ...], work: Callable[[int], float], draws: int) -> float:
+    """Expectation of `work`, which grows with length, for the longest of `draws` sequences."""
+    total, below = 0.0, 0.0
+    for length, share in shares:
+        upto = share**draws
+        total += work(length) * (upto - below)
+        below = upto
+    return total
+
+
+@lru_cache(maxsize=16)
+def _moments(lengths: Lengths, seq_len: int) -> tuple[float, float]:
+    """(tokens of a sequence, length of the sequence that a token is in), averages of what seq_len leaves."""
+    counts = lengths.cut(seq_len)
+    return sum(tokens * count for tokens, count in counts) / lengths.sequences, token_extent(counts)

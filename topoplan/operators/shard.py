@@ -1,0 +1,85 @@
+"""How one micro batch lies on one GPU: everything that a layer's memory and time depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from topoplan.layout.layout import Layout
+from topoplan.operators.adapters import Adapters, adapters_of
+from topoplan.operators.padding import load_of, longest_sequence
+from topoplan.specs.case import Case
+from topoplan.specs.job import Job
+from topoplan.specs.model import Moe
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The share of a micro batch and of a layer that one rank works on. Token counts are of one micro batch."""
+
+    tokens: int
+    """micro batch * sequence / cp: what attention and the TP-split GEMMs see."""
+    seq_len: int
+    """Whole sequence: the extent of attention. On average over tokens, where sequences differ."""
+    tp: int
+    cp: int
+    ep: int
+    etp: int
+    sequence_parallel: bool
+    precision: str
+    """bf16, fp16, fp8, mxfp8 or nvfp4: which GEMM peak, and how linear inputs are saved."""
+    flash_attention: bool = True
+    """Attention never writes its score matrix to memory."""
+    token_imbalance: float = 1.0
+    """Tokens that this rank's experts get, over the average of the expert-parallel group."""
+    dispatcher: str = "alltoall"
+    """moe_token_dispatcher_type of an expert group inside a node: what the layout says, or the trainer's usual one."""
+    dispatcher_across_nodes: str = "alltoall"
+    """The same of a group that spans nodes."""
+    adapters: Adapters | None = None
+    """LoRA beside weights that are frozen; None where the weights are trained."""
+
+    @property
+    def local_tokens(self) -> float:
+        """Tokens in the regions that sequence parallelism splits: norms, dropout, the router."""
+        return self.tokens / self.tp if self.sequence_parallel else float(self.tokens)
+
+    def routed_tokens(self, moe: Moe) -> float:
+        """Token copies that this rank's experts work on.
+
+        EP trades tokens between ranks and leaves their number alone, up to the imbalance; ETP gathers the tokens of
+        its group. With ep 1 a rank has all experts, and all its tokens whatever the routing.
+        """
+        share = self.token_imbalance if self.ep > 1 else 1.0
+        return self.local_tokens * moe.experts_per_token * self.etp * share
+
+    @property
+    def eight_bit(self) -> bool:
+        """Linear layers run in fp8 or below."""
+        return self.precision in ("fp8", "mxfp8", "nvfp4")
+
+
+def shard_of(case: Case, layout: Layout) -> Shard:
+    """The shard that a layout makes of a job's micro batch, at the longest that its sequences may be."""
+    job, traits, longest = case.job, case.traits, longest_sequence(case.job, layout)
+    return Shard(
+        tokens=layout.micro_batch_size * job.sequences_per_sample * longest // layout.cp,
+        seq_len=longest,
+        tp=layout.tp,
+        cp=layout.cp,
+        ep=layout.ep,
+        etp=layout.etp,
+        sequence_parallel=layout.sequence_parallel,
+        precision=job.precision,
+        flash_attention=case.profile.flash_attention,
+        token_imbalance=job.token_imbalance,
+        dispatcher=layout.moe_token_dispatcher_type or traits.dispatcher,
+        dispatcher_across_nodes=layout.moe_token_dispatcher_type or traits.dispatcher_across_nodes,
+        adapters=adapters_of(job),
+    )
+
+
+def average_shard(shard: Shard, layout: Layout, job: Job) -> Shard:
+    """The shard with the tokens that it has on average, on the data-parallel rank that the step waits for."""
+    load = load_of(job, layout)
+    sequences = layout.micro_batch_size * job.sequences_per_sample
+    return replace(shard, tokens=round(sequences * load.positions) // layout.cp, seq_len=round(load.extent))

@@ -1,0 +1,27 @@
+"""What a prediction is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.gpu_profile import Profile
+from topoplan.specs.job import Job
+from topoplan.specs.model import Model
+from topoplan.specs.traits import Traits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Case:
+    """A model that is trained on a cluster, with the constants of its GPU and the ways of a trainer.
+
+    Compared and hashed by identity: a search makes one for each backend, and caches go by it.
+    """
+
+    model: Model
+    cluster: Cluster
+    job: Job
+    profile: Profile
+    traits: Traits
+    is_past: bool = False
+    """A run that happened is predicted: nobody has to say what its hosts have room for."""

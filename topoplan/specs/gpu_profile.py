@@ -1,0 +1,269 @@
+"""The few numbers that are fitted or measured, not derived: how much of a peak real kernels reach.
+
+They live in `catalog/profiles.json`, one entry an architecture, or some cards of it whose chips are unlike the others.
+Each constant says where it comes from. Each error band is earned: `planner/bands.py` works it out from the measured
+runs of that entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+from topoplan.catalog import gpu_names, profile_entries
+from topoplan.specs.facts import facts_of
+from topoplan.specs.gpu import Gpu
+from topoplan.specs.job import Job
+from topoplan.specs.model import Model
+from topoplan.specs.profile import OwnProfile
+
+SHARDED_BANDS = ("sharded_memory_band", "sharded_time_band")
+"""The bands of ddp, deepspeed and fsdp2."""
+POOLED_BANDS = ("sharded_memory_band", "adapter_memory_band")
+"""Bands that the runs of all entries grade together. Why: what eager PyTorch keeps does not depend on the card, whose
+context and NCCL's buffers are told apart; runs of these backends that say what memory they took are few, and on one or
+two architectures."""
+BANDS = (
+    "memory_band",
+    "moe_memory_band",
+    "adapter_memory_band",
+    "time_band",
+    "moe_time_band",
+    "eight_bit_time_band",
+    *SHARDED_BANDS,
+)
+"""The error bands of a profile; its other numbers are constants."""
+FEW_FIGURES = 5
+"""From this many measured figures on, a band is earned by them alone."""
+WIDER_FOR_FEW = 1.25
+"""What the kin's band is multiplied by where fewer were measured, and for constants of a user's own."""
+WIDER_FOR_NONE = 2.0
+"""The same where none were."""
+WIDENED = "wider for constants of your own"
+"""The source of such a band."""
+WIDEST = 0.6
+"""Above it a band says no more than that nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where one number of a profile comes from, for `topoplan profile`."""
+
+    kind: str
+    """measured (by the user), published, fitted (on published runs), assumed, kin (another's) or earned (a band)."""
+    source: str
+    kin: str = ""
+    """The entry that the number, or the band that it is widened from, was taken from."""
+    kind_of_kin: str = ""
+    """What the number is there."""
+    figures: int = 0
+    """Of a band: measured figures that grade it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Profile:
+    """Efficiencies and overheads of one GPU architecture: the constants and bands of `specs/profile_form.py`.
+
+    What each means stands there. Fractions are of the vendor's peak where it does not say of what; units are in the
+    names. Compared and hashed by identity; there is one object a GPU (and file of a user's own).
+    """
+
+    name: str
+    """The entry that the constants are of."""
+
+    # Kernels
+    gemm_efficiency: float
+    grouped_gemm_efficiency: float
+    fp8_gemm_efficiency: float
+    gemm_tile: tuple[int, int]
+    half_tile_efficiency: float
+    quarter_tile_efficiency: float
+    gemm_prologue: int
+    memory_efficiency: float
+    kernel_launch_s: float
+    router_gemm_share: float
+    router_bytes: int
+    router_kernels: int
+    # Attention
+    flash_attention: bool
+    attention_forward_efficiency: float
+    attention_backward_efficiency: float
+    attention_softmax_width: int
+    delta_rule_share: float
+    # Links and collectives
+    nvlink_efficiency: float
+    pcie_efficiency: float
+    network_efficiency: float
+    tcp_socket_bytes_per_s: float
+    collective_latency_s: float
+    hop_latency_s: float
+    tree_efficiency: float
+    nvls_efficiency: float
+    nvls_latency_s: float
+    ll_efficiency: float
+    ll_hop_share: float
+    ll_network_hop_share: float
+    tp_overlap: float
+    overlap_interference: float
+    # NCCL's channels
+    nvlink_gb_per_s: float
+    nccl_nvlink_gb_per_s: float
+    nccl_inside_gb_per_s: tuple[float, ...]
+    nccl_between_gb_per_s: tuple[float, ...]
+    nccl_doubles_narrow_rings: bool
+    nvls_inside_channels: int
+    nvls_between_channels: int
+    # Eager PyTorch
+    eager_gemm_share: float
+    eager_memory_share: float
+    eager_launch_s: float
+    eager_router_kernels: int
+    flash2_flops_per_sm: float
+    nf4_unpack_share: float
+    zero3_hook_s: float
+    zero3_layer_modules: int
+    # Host
+    step_overhead_s: float
+    host_adam_bytes_per_s: float
+    # Device memory
+    cublas_workspace_bytes: int
+    context_bytes: int
+    driver_bytes: int
+    fragmentation: float
+    irregular_fragmentation: float
+    sharded_fragmentation: float
+    expandable_fragmentation: float
+    # Error bands: half widths around a prediction, as fractions; that of memory is what `fits` leaves free by default
+    memory_band: float
+    moe_memory_band: float
+    adapter_memory_band: float
+    time_band: float
+    moe_time_band: float
+    eight_bit_time_band: float
+    sharded_memory_band: float
+    sharded_time_band: float
+
+    kin: str
+    """The entry that bands are widened from where few runs were measured; empty for the one at the root."""
+    date: str
+    """Day on which the sources were last read."""
+    origins: Mapping[str, Origin]
+    """Constant or band -> where it comes from."""
+    own: OwnProfile | None = None
+    """The file of a user's own that some of the constants are from."""
+
+
+CONSTANTS = tuple(
+    field.name for field in fields(Profile) if field.name not in (*BANDS, "name", "kin", "date", "origins", "own")
+)
+"""The numbers of a profile that are no bands."""
+
+
+def entry_name(gpu: Gpu) -> str:
+    """The entry that names the card if there is one, else that of its architecture."""
+    named = (name for name, entry in profile_entries().items() if gpu.name in entry.get("cards", ()))
+    return next(named, gpu.architecture)
+
+
+@lru_cache(maxsize=64)
+def profile_of(gpu: Gpu, own: OwnProfile | None = None) -> Profile:
+    """The profile of a GPU, with the constants of a user's own file in place of the catalog's.
+
+    Where such a file gives constants that differ and no band, the bands are widened as for a GPU with few runs. A card
+    that is not in the catalog has the constants of its architecture, and its bands widened as for a GPU without runs.
+
+    Raises KeyError for an architecture outside the catalog (spec forms refuse those earlier).
+    """
+    name = entry_name(gpu)
+    entry = profile_entries()[name]
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for key in CONSTANTS:
+        values[key], origins[key] = _constant(name, key)
+    kin = entry.get("kin", "")
+    for key, band in entry["bands"].items():
+        values[key], origins[key] = band["value"], Origin(kind="earned", source="", kin=kin, figures=band["figures"])
+    if gpu.name not in gpu_names() and _disown(values, origins, name):
+        kin = name
+    if own is not None:
+        _put_own(values, origins, own)
+    return Profile(name=name, kin=kin, date=entry["date"], origins=origins, own=own, **values)
+
+
+def _constant(name: str, key: str) -> tuple[Any, Origin]:
+    """A constant of an entry, from its kin if it says so."""
+    found = profile_entries()[name]["constants"][key]
+    if kin := found.get("kin"):
+        value, origin = _constant(kin, key)
+        kind = origin.kind_of_kin or origin.kind
+        return value, Origin(kind="kin", source=origin.source, kin=origin.kin or kin, kind_of_kin=kind)
+    value = found["value"]
+    return tuple(value) if isinstance(value, list) else value, Origin(kind=found["kind"], source=found["source"])
+
+
+def _disown(values: dict[str, Any], origins: dict[str, Origin], name: str) -> bool:
+    """Widen the bands that the runs of an entry earned, for a card that is none of its; whether there were any."""
+    earned = [key for key in BANDS if key not in POOLED_BANDS and origins[key].figures]
+    for key in earned:
+        values[key] = min(values[key] * WIDER_FOR_NONE, WIDEST)
+        origins[key] = replace(origins[key], kin=name, figures=0)
+    return bool(earned)
+
+
+def _put_own(values: dict[str, Any], origins: dict[str, Origin], own: OwnProfile) -> None:
+    source = f"{own.path}: {own.source}" if own.source else own.path
+    differs = any(values[key] != value for key, value in own.constants.items() if key not in BANDS)
+    for key, value in own.constants.items():
+        values[key], origins[key] = value, Origin(kind="measured", source=source)
+    for key in BANDS:
+        if differs and key not in own.constants:
+            values[key] = min(values[key] * WIDER_FOR_FEW, WIDEST)
+            origins[key] = replace(origins[key], source=WIDENED)
+
+
+def band_keys(model: Model, job: Job, *, is_megatron: bool = True) -> tuple[str, str]:
+    """The bands of memory and of time that runs of such a job, under such a backend, grade."""
+    if not is_megatron:
+        return SHARDED_BANDS
+    is_moe = facts_of(model).is_moe
+    memory = "adapter_memory_band" if job.finetuning == "lora" else "moe_memory_band" if is_moe else "memory_band"
+    if is_moe:
+        return memory, "moe_time_band"
+    return memory, "time_band" if job.precision in ("bf16", "fp16") else "eight_bit_time_band"
+
+
+def profile_notes(profile: Profile, gpu: Gpu, model: Model, job: Job, *, is_megatron: bool = True) -> tuple[str, ...]:
+    """What a user should know of the constants behind a plan: a file of their own, and bands that are borrowed."""
+    return _notes(profile, gpu.name, band_keys(model, job, is_megatron=is_megatron))
+
+
+@lru_cache(maxsize=256)
+def _notes(profile: Profile, card: str, keys: tuple[str, str]) -> tuple[str, ...]:
+    notes = []
+    if profile.own is not None:
+        own = profile.own
+        given = sum(key not in BANDS for key in own.constants)
+        source = f" ({own.source})" if own.source else ""
+        widened = "; bands widened" if any(profile.origins[key].source == WIDENED for key in keys) else ""
+        notes.append(f"{given} of {len(CONSTANTS)} constants from {own.path}{source}{widened}")
+    borrowed = [key for key in keys if profile.origins[key].kind == "earned" and not profile.origins[key].figures]
+    if borrowed and profile.kin:
+        alike = {key for key in BANDS if (key in SHARDED_BANDS) == (keys[0] in SHARDED_BANDS)}
+        none_at_all = not any(profile.origins[key].figures for key in alike - {*POOLED_BANDS})
+        runs = "runs" if none_at_all else f"{' or '.join(map(_MEASURED_AS.__getitem__, borrowed))}"
+        notes.append(f"{card} has no measured {runs}: band{'s' * (len(borrowed) > 1)} from {profile.kin}, widened")
+    return tuple(notes)
+
+
+_MEASURED_AS = {
+    "memory_band": "memory of a dense model",
+    "moe_memory_band": "memory of a mixture of experts",
+    "adapter_memory_band": "memory of adapters on Megatron",
+    "time_band": "speed of a dense model in bf16",
+    "moe_time_band": "speed of a mixture of experts",
+    "eight_bit_time_band": "speed of a dense model in fp8",
+    "sharded_memory_band": "memory under ddp, deepspeed or fsdp2",
+    "sharded_time_band": "speed under ddp, deepspeed or fsdp2",
+}
