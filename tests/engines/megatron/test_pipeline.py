@@ -30,30 +30,25 @@ def makespan(forward_s: Times, backward_s: Times, microbatches: int, p2p_s: floa
     return simulate(forward_s, backward_s, microbatches, p2p_s=p2p_s).total_s
 
 
-GRID = [
-    (pp, vpp, rank, rounds * pp)
-    for pp, vpp, rounds in product((2, 3, 4, 8), (1, 2, 3, 5), (1, 2, 3, 8))
-    for rank in range(pp)
-]
+INTERLEAVED = [(pp, vpp, rounds * pp) for pp, vpp, rounds in product((2, 3, 4, 8), (2, 3, 5), (1, 2, 3, 8))]
+PLAIN = [(pp, 1, microbatches) for pp, microbatches in product((1, 2, 3, 4, 8), (1, 3, 8, 11))]
 
 
-@pytest.mark.parametrize(("pp", "vpp", "rank", "microbatches"), GRID)
-def test_no_moment_of_the_schedule_holds_more_than_what_is_told(
-    pp: int, vpp: int, rank: int, microbatches: int
-) -> None:
-    moments = set(held_moments(pp, vpp, rank, microbatches))
-    told = set(in_flight(pp, vpp, rank, microbatches))
-    assert max(map(sum, moments)) == most_in_flight(pp, vpp, rank, microbatches)
-    assert told <= moments
-    for moment in moments:
-        assert any(all(a <= b for a, b in zip(moment, other, strict=True)) for other in told), moment
+@pytest.mark.parametrize(("pp", "vpp", "microbatches"), PLAIN + INTERLEAVED)
+def test_no_moment_of_the_schedule_holds_more_than_those_named(pp: int, vpp: int, microbatches: int) -> None:
+    for rank in range(pp):
+        moments = set(held_moments(pp, vpp, rank, microbatches))
+        fullest = set(in_flight(pp, vpp, rank, microbatches))
+        assert max(map(sum, moments)) == most_in_flight(pp, vpp, rank, microbatches)
+        assert fullest <= moments
+        for moment in moments:
+            assert any(all(a <= b for a, b in zip(moment, other, strict=True)) for other in fullest), moment
 
 
 def test_one_forward_one_backward_holds_min_of_micro_batches_and_stages_left() -> None:
     for pp, microbatches in product(range(1, 9), range(1, 12)):
         for rank in range(pp):
             assert in_flight(pp, 1, rank, microbatches) == ((min(microbatches, pp - rank),),)
-            assert max(map(sum, held_moments(pp, 1, rank, microbatches))) == min(microbatches, pp - rank)
 
 
 def test_interleaving_moves_the_held_micro_batches_between_chunks() -> None:
@@ -68,23 +63,41 @@ def test_earlier_ranks_hold_more() -> None:
         assert len(set(totals)) == 8
 
 
-@pytest.mark.parametrize("pp", [1, 2, 4, 8])
-@pytest.mark.parametrize("microbatches", [1, 3, 8, 32])
-def test_equal_stages_of_1f1b_take_exactly_as_long_as_the_schedule(pp: int, microbatches: int) -> None:
-    forward, backward = [[1.0]] * pp, [[2.5]] * pp
-    assert schedule_s(forward, backward, microbatches) == pytest.approx(makespan(forward, backward, microbatches))
-    assert schedule_s(forward, backward, microbatches) == pytest.approx(3.5 * (microbatches + pp - 1))
+SHAPES = [(1, 1, 7), (2, 1, 1), (4, 1, 3), (4, 1, 4), (8, 1, 32), (2, 2, 2), (4, 3, 8), (8, 2, 64), (8, 4, 8)]
 
 
-@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (4, 2), (4, 3), (8, 2), (8, 4)])
-@pytest.mark.parametrize("rounds", [1, 2, 8])
-@pytest.mark.parametrize("p2p_s", [0.0, 0.05])
-def test_equal_interleaved_stages_take_as_long_as_the_schedule(pp: int, vpp: int, rounds: int, p2p_s: float) -> None:
+@pytest.mark.parametrize(("pp", "vpp", "microbatches"), SHAPES)
+def test_equal_stages_take_what_equation_2_says(pp: int, vpp: int, microbatches: int) -> None:
+    """Equation (2) of arXiv 2104.04473: a bubble of (pp - 1) / vpp micro batches."""
+    forward, backward = [[1.0] * vpp] * pp, [[2.5] * vpp] * pp
+    seconds = 3.5 * vpp * (microbatches + (pp - 1) / vpp)
+    assert schedule_s(forward, backward, microbatches) == pytest.approx(seconds)
+    assert makespan(forward, backward, microbatches) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("pp", "vpp", "microbatches"), SHAPES)
+def test_equal_stages_with_messages_take_as_long_as_the_schedule(pp: int, vpp: int, microbatches: int) -> None:
     forward, backward = [[1.0] * vpp] * pp, [[2.0] * vpp] * pp
-    predicted = schedule_s(forward, backward, rounds * pp, p2p_s)
-    assert predicted == pytest.approx(makespan(forward, backward, rounds * pp, p2p_s), rel=5e-3)
-    if not p2p_s:
-        assert predicted == pytest.approx(3.0 * (rounds * pp * vpp + pp - 1))
+    simulated = makespan(forward, backward, microbatches, 0.05)
+    assert schedule_s(forward, backward, microbatches, 0.05) == pytest.approx(simulated, rel=5e-3)
+
+
+@pytest.mark.parametrize("pp", [4, 8])
+@pytest.mark.parametrize("seconds", [1.5, 2.0])
+@pytest.mark.parametrize(("rank", "chunk"), [(0, 0), (-1, -1)], ids=["first", "last"])
+def test_a_long_chunk_at_either_end_holds_up_every_further_round_as_simulated(
+    pp: int, seconds: float, rank: int, chunk: int
+) -> None:
+    """Of a rank that has no more to do than others: its other chunks are the shorter."""
+    forward = [[1.0] * 3 for _ in range(pp)]
+    forward[rank] = [(3.0 - seconds) / 2.0] * 3
+    forward[rank][chunk] = seconds
+    backward = [[2.0 * each for each in chunks] for chunks in forward]
+    (predicted, simulated) = (
+        run(forward, backward, 8 * pp) - run(forward, backward, 7 * pp) for run in (schedule_s, makespan)
+    )
+    assert predicted == pytest.approx(simulated)
+    assert predicted > 9.0 * pp
 
 
 def stages_of_layers(seed: int, *, interleaved: bool) -> tuple[list[list[float]], list[list[float]], int, float]:
@@ -101,11 +114,9 @@ def stages_of_layers(seed: int, *, interleaved: bool) -> tuple[list[list[float]]
     return forward, backward, microbatches, draw.choice([0.0, draw.uniform(0.0, 0.1)]) * layers
 
 
-@pytest.mark.parametrize(
-    ("interleaved", "typical", "lowest", "highest"), [(False, 1e-3, 0.005, 0.005), (True, 0.005, 0.055, 0.055)]
-)
+@pytest.mark.parametrize(("interleaved", "typical", "worst"), [(False, 1e-3, 0.005), (True, 0.005, 0.055)])
 def test_stages_of_whole_layers_take_about_as_long_as_the_schedule(
-    interleaved: bool, typical: float, lowest: float, highest: float
+    interleaved: bool, typical: float, worst: float
 ) -> None:
     errors = []
     for seed in range(80):
@@ -113,8 +124,7 @@ def test_stages_of_whole_layers_take_about_as_long_as_the_schedule(
         simulated = makespan(forward, backward, microbatches, p2p_s)
         errors.append(schedule_s(forward, backward, microbatches, p2p_s) / simulated - 1)
     assert median(map(abs, errors)) < typical
-    assert -lowest < min(errors)
-    assert max(errors) < highest
+    assert max(map(abs, errors)) < worst
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -128,20 +138,11 @@ def test_any_1f1b_is_close_to_the_schedule_and_never_quicker_than_its_slowest_ra
     forward: list[float], ratio: float, microbatches: int, p2p_s: float
 ) -> None:
     ahead, back = [[f] for f in forward], [[ratio * f] for f in forward]
-    predicted = schedule_s(ahead, back, microbatches, p2p_s)
-    assert predicted == pytest.approx(makespan(ahead, back, microbatches, p2p_s), rel=0.03)
+    simulated = makespan(ahead, back, microbatches, p2p_s)
+    assert schedule_s(ahead, back, microbatches, p2p_s) == pytest.approx(simulated, rel=0.03)
+    assert makespan(back, ahead, microbatches, p2p_s) == pytest.approx(simulated), "backwards in time it is the same"
     slowest = microbatches * (1 + ratio) * max(forward)
     assert slowest - 1e-9 <= schedule_s(ahead, back, microbatches) <= slowest + (1 + ratio) * sum(forward)
-
-
-def test_a_single_stage_has_no_bubble_and_no_messages() -> None:
-    assert schedule_s([[1.0]], [[2.0]], 7, 0.5) == 21.0
-
-
-def test_more_virtual_stages_shrink_the_bubble() -> None:
-    times = [schedule_s([[1.0 / vpp] * vpp] * 4, [[2.0 / vpp] * vpp] * 4, 8) for vpp in (1, 2, 4)]
-    assert times == sorted(times, reverse=True)
-    assert times[0] - 24 == pytest.approx(4 * (times[2] - 24))
 
 
 def test_messages_cost_a_rank_between_two_others_twice_what_they_cost_an_end() -> None:

@@ -117,7 +117,7 @@ def _head_s(case: Case, shard: Shard, vocabulary: int, *, fused: bool) -> tuple[
     forward += elementwise_s((6 if fused else 6 + 4 + 8 + 8 + 4 + 8) * rows * columns, gpu, profile, kernels=8)
     backward += elementwise_s((4 if fused else 8 + 6) * rows * columns, gpu, profile, kernels=3)
     if shard.tp > 1:
-        # As around any column-parallel layer (`compute.py::_Builder.tensor_parallel`).
+        # As around any column-parallel layer (`compute.py::Builder.tensor_parallel`).
         tensor_group, whole = Group(shard.tp, 1), BF16 * shard.tokens * hidden
         if shard.sequence_parallel:
             gather = all_gather_s(tensor_group, whole, cluster, profile)
