@@ -171,7 +171,7 @@ def test_the_change_that_is_named_for_data_parallel_layouts_makes_them_fit(
 ) -> None:
     options = {"nodes": 1, "global_batch_size": 32} | keys
     # Not that of the error band, which moves with what was measured.
-    options["cluster"] = options.get("cluster", {}) | {"margin": "4%"}
+    options["cluster"] = options.get("cluster", {}) | {"margin": "6%"}
     spec = spec_of(options.pop("model", DENSE), **options)
     reason, fix = sharded_rejection(spec, **form)
     assert reason.startswith("a GPU needs ")

@@ -1,29 +1,29 @@
-"""The NCCL communicators that a rank of Megatron really uses, and the device memory of each.
-
-PyTorch creates the communicator of a process group at the group's first operation, since Megatron and its adapter
-give `init_process_group` no device_id (`ProcessGroupNCCL`). A single isend or irecv goes over a communicator of the two
-ranks alone; those of a batch go over the group's own. Gloo's groups take no device memory.
-"""
+"""The NCCL communicators of a rank, and the device memory of each. Which ones there are, an engine says."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
-from topoplan.layout.layout import Layout, stages_of
 from topoplan.network.nccl_buffers import Use, buffer_bytes
-from topoplan.network.placement import Group, group, span
+from topoplan.network.placement import Group, span
 from topoplan.network.topology import local_ranks
-from topoplan.operators.dispatch import dispatcher_of
-from topoplan.operators.shard import shard_of
-from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu_profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A communicator that a rank is a member of: whose, and what is sent in it."""
+
+    name: str
+    group: Group
+    uses: frozenset[Use]
+
+
+@dataclass(frozen=True, slots=True)
 class Communicator:
-    """One communicator of a rank."""
+    """A communicator of a rank with its memory."""
 
     name: str
     size: int
@@ -32,125 +32,12 @@ class Communicator:
     """Buffers and tables, on the rank that needs most."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """A communicator before its bytes."""
-
-    name: str
-    shape: Group
-    uses: frozenset[Use]
-
-
-def communicators(case: Case, layout: Layout) -> tuple[Communicator, ...]:
-    """Communicators of a rank: the world, and every group of more than one.
-
-    Left out: groups used for checkpoints or logging alone, what a trainer adds of its own, and the buffers of the flex
-    dispatcher, which DeepEP allocates beside NCCL.
-    """
-    cluster, profile = case.cluster, case.profile
-    is_flex = layout.ep > 1 and dispatcher_of(shard_of(case, layout), cluster) == "flex"
-    return _communicators(_grid(layout), _shared_embedding(case, layout), cluster, profile, is_flex)
-
-
-@lru_cache(maxsize=1 << 14)
-def _communicators(
-    grid: Layout, embedding: tuple[int, ...], cluster: Cluster, profile: Profile, is_flex: bool
-) -> tuple[Communicator, ...]:
+def communicators_of(members: Iterable[Member], cluster: Cluster, profile: Profile) -> tuple[Communicator, ...]:
+    """The memory of each."""
     domain = local_ranks(cluster)
     return tuple(
         Communicator(
-            member.name,
-            member.shape.size,
-            buffer_bytes(member.shape.size, span(member.shape, domain), member.uses, cluster, profile),
+            one.name, one.group.size, buffer_bytes(one.group.size, span(one.group, domain), one.uses, cluster, profile)
         )
-        for member in _members(grid, embedding, is_flex=is_flex)
+        for one in members
     )
-
-
-def _grid(layout: Layout) -> Layout:
-    """What the communicators depend on, so that layouts which differ in the rest are worked out once."""
-    return Layout(
-        tp=layout.tp,
-        pp=layout.pp,
-        vpp=min(2, layout.vpp),
-        cp=layout.cp,
-        ep=layout.ep,
-        etp=layout.etp,
-        dp=layout.dp,
-        gradient_accumulation_steps=1,
-        sequence_parallel=layout.sequence_parallel,
-        distributed_optimizer=layout.distributed_optimizer,
-    )
-
-
-def communicators_bytes(case: Case, layout: Layout) -> int:
-    """Device memory of all communicators of a rank."""
-    return sum([one.device_bytes for one in communicators(case, layout)])
-
-
-def embedding_ranks(case: Case, layout: Layout) -> tuple[int, ...]:
-    """Pipeline ranks that hold a copy of the word embedding.
-
-    Source: Megatron-LM `pretrain_gpt.py::get_embedding_ranks`.
-    """
-    model, job = case.model, case.job
-    ranks = {0, layout.pp - 1} if model.tie_word_embeddings else {0}
-    for rank, chunks in enumerate(stages_of(model, job, layout) if job.mtp_num_layers else ()):
-        if chunks[-1].mtp_layers:
-            ranks.add(rank)
-    return tuple(sorted(ranks))
-
-
-def _shared_embedding(case: Case, layout: Layout) -> tuple[int, ...]:
-    """Pipeline ranks that add up the gradients of their copies of the embedding; empty where there is one."""
-    model, job = case.model, case.job
-    ranks = embedding_ranks(case, layout) if model.tie_word_embeddings or job.mtp_num_layers else ()
-    return ranks if len(ranks) > 1 else ()
-
-
-def _exchange(name: str, shape: Group, *, is_batched: bool) -> list[_Member]:
-    """Send and receive with the ranks before and after: in the group's communicator, or one of two ranks for each."""
-    if is_batched:
-        return [_Member(name, shape, frozenset({"neighbours"}))]
-    pair = Group(2, shape.stride)
-    return [_Member(f"{name}, {end}", pair, frozenset({"neighbours"})) for end in ("rank before", "rank after")]
-
-
-def _members(layout: Layout, embedding: tuple[int, ...], *, is_flex: bool) -> list[_Member]:
-    """Groups and what is sent in them.
-
-    Groups: megatron-core 0.16 `core/parallel_state.py::initialize_model_parallel`. Operations: a barrier and scalars in
-    the world (`training/initialize.py`); the gradient norm in a second group of all ranks
-    (`core/optimizer/__init__.py`, intra_dist_opt_group); `core/tensor_parallel/mappings.py`; gradients and weights in
-    `core/distributed/param_and_grad_buffer.py`, and the loss in the same group; `core/pipeline_parallel/
-    p2p_communication.py`; `core/transformer/moe/token_dispatcher.py` (MoEAlltoAllTokenDispatcher);
-    `core/distributed/finalize_model_grads.py` for the embedding; Transformer Engine `context_parallel.py`, cp_comm_type
-    p2p.
-    """
-    everyone = Group(layout.world_size, 1)
-    sharded: Use = "gather" if layout.distributed_optimizer else "large all-reduce"
-    members = [_Member("world", everyone, frozenset({"small all-reduce"}))]
-
-    def add(name: str, shape: Group, *uses: Use) -> None:
-        if shape.size > 1:
-            members.append(_Member(name, shape, frozenset(uses)))
-
-    if layout.distributed_optimizer:
-        add("gradient norm", everyone, "small all-reduce")
-    add("tp", group(layout, "tp"), "gather" if layout.sequence_parallel else "large all-reduce", "small all-reduce")
-    if layout.cp > 1:
-        members += _exchange("cp", group(layout, "cp"), is_batched=layout.cp == 2)
-    add("dp x cp", group(layout, "dp_cp"), sharded, "small all-reduce")
-    if layout.pp > 1:
-        members += _exchange("pp", group(layout, "pp"), is_batched=layout.vpp == 1)
-    if layout.ep > 1 or layout.etp > 1:
-        # The flex dispatcher's kernels do without NCCL; its ranks gather addresses once.
-        add("ep", group(layout, "ep"), "gather" if is_flex else "all-to-all")
-        add("etp", group(layout, "etp"), "gather")
-        add("etp x ep", group(layout, "tp_ep"), "gather")
-        add("expert dp", group(layout, "edp"), sharded)
-    if embedding:
-        stages = (embedding[-1] - embedding[0]) // (len(embedding) - 1)
-        apart = Group(len(embedding), stages * group(layout, "pp").stride)
-        add("embedding (first and last stage)", apart, "large all-reduce")
-    return members

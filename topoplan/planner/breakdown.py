@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
+from topoplan.engines.megatron.communicators import communicators
 from topoplan.engines.megatron.memory import fragmentation, fullest_moment, vision_kept_bytes
 from topoplan.engines.megatron.moments import chunk_kept_bytes, kept_of
 from topoplan.engines.megatron.states import chunk_layers, end_tensors, stage_parameters
 from topoplan.layout.layout import stages_of
 from topoplan.layout.stages import Chunk
-from topoplan.network.communicators import Communicator, communicators
+from topoplan.network.communicators import Communicator
 from topoplan.operators.adapters import adapter_tensors
 from topoplan.operators.params import RankParameters, cut, layer_tensors
 from topoplan.operators.shard import shard_of

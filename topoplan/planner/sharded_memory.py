@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from topoplan.engines.data_parallel.communicators import communicators
 from topoplan.engines.data_parallel.memory import LayerMemory, layer_memories
 from topoplan.engines.data_parallel.parameter_bytes import HALF, SINGLE, moment_bytes, parameter_bytes, shards_of
 from topoplan.engines.data_parallel.states import sharded_states, whole_gradients_bytes
 from topoplan.engines.megatron.moments import Moment
 from topoplan.layout.layout import Layout
-from topoplan.network.communicators import Communicator, communicators
+from topoplan.network.communicators import Communicator
 from topoplan.operators.eager_activations import ATTENTION_OUTPUTS
 from topoplan.operators.eager_linears import Elements, elements_of
 from topoplan.operators.params import embedding_tensors, head_tensors, layer_parameters
 from topoplan.planner.breakdown import SavedRow
 from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
-from topoplan.specs.gpu_profile import Profile, profile_notes, profile_of
+from topoplan.specs.gpu_profile import profile_notes, profile_of
 from topoplan.specs.model import Layer, Model
 from topoplan.specs.spec import Spec
 
@@ -114,7 +115,7 @@ def sharded_breakdown(spec: Spec, plan: Plan) -> ShardedBreakdown:
         moments=tuple(sorted(stage.moments, key=lambda moment: -moment.total_bytes)),
         fragmentation=memory.reserved_bytes / memory.allocated_bytes - 1.0,
         context_bytes=profile.context_bytes,
-        communicators=_communicators(spec, layout, profile),
+        communicators=communicators(case, layout),
         processes=min(cluster.gpus_per_node, layout.world_size),
         margin_stated=cluster.margin is not None,
         notes=profile_notes(profile, cluster.gpu, model, job, is_megatron=False),
@@ -203,16 +204,3 @@ def _activations(one: LayerMemory, layout: Layout) -> ActivationRows:
         kept_bytes=one.kept_bytes,
         peak_bytes=one.backward_bytes,
     )
-
-
-_COMMUNICATORS = {"world": "all ranks", "dp x cp": "weights and gradients"}
-
-
-def _communicators(spec: Spec, layout: Layout, profile: Profile) -> tuple[Communicator, ...]:
-    """Those of a distributed optimizer over all ranks, as `engines/data_parallel/memory.py` has them."""
-    case = case_of(spec, layout.backend)
-    if layout.world_size == 1:
-        return ()
-    everyone = Layout(dp=layout.world_size, gradient_accumulation_steps=1)
-    found = communicators(case, everyone)
-    return tuple(replace(one, name=_COMMUNICATORS.get(one.name, one.name)) for one in found)

@@ -42,7 +42,7 @@ SOURCES = {
     "ends": "engines/megatron/states.py end_tensors",
     "fragmentation": "engines/megatron/memory.py fragmentation",
     "context": "engines/megatron/memory.py predict_memory; context_bytes of catalog/profiles.json",
-    "communicators": "network/communicators.py communicators; NCCL init.cc, channel.cc, p2p.cc, net.cc, nvls.cc",
+    "communicators": "engines/megatron/communicators.py _members; NCCL init.cc, channel.cc, p2p.cc, net.cc, nvls.cc",
     "margin": "engines/megatron/memory.py margin_bytes; the bands of catalog/profiles.json",
     "host": "engines/megatron/states.py host_optimizer_bytes; Megatron hybrid_optimizer.py",
 }

@@ -35,7 +35,7 @@ SOURCES = {
     "parameters": "operators/eager_linears.py elements_of",
     "fragmentation": "engines/data_parallel/memory.py sharded_memory; its shares in catalog/profiles.json",
     "context": "engines/data_parallel/memory.py sharded_memory; context_bytes of catalog/profiles.json",
-    "communicators": "network/communicators.py communicators; NCCL init.cc, channel.cc, net.cc, nvls.cc",
+    "communicators": "engines/data_parallel/communicators.py members_of; NCCL init.cc, channel.cc, net.cc, nvls.cc",
     "margin": "engines/data_parallel/memory.py sharded_memory; the bands of catalog/profiles.json",
     "host": "engines/data_parallel/states.py sharded_states; DeepSpeed stage3.py, FSDP2 CPUOffloadPolicy",
 }

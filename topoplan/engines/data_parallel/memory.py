@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from topoplan.engines.data_parallel.communicators import communicators_bytes
 from topoplan.engines.data_parallel.parameter_bytes import adapter_input_bytes, autocasts
 from topoplan.engines.data_parallel.states import ShardedStates, sharded_states
 from topoplan.engines.megatron.memory import Memory, StageMemory, stated_margin_bytes, vision_kept_bytes
 from topoplan.engines.megatron.moments import FREED, Moment
 from topoplan.layout.layout import Layout
-from topoplan.network.communicators import communicators_bytes
 from topoplan.operators.eager_activations import (
     ATTENTION_OUTPUTS,
     CHUNKED_LOGIT_BYTES,
@@ -186,7 +186,7 @@ def sharded_memory(case: Case, layout: Layout, *, with_moments: bool = False) ->
     allocated = sum(parts.values())
     fragments = profile.expandable_fragmentation if layout.expandable_segments else profile.sharded_fragmentation
     reserved = allocated * (1.0 + fragments)
-    device = reserved + profile.context_bytes + _communicators_bytes(case, layout)
+    device = reserved + profile.context_bytes + communicators_bytes(case, layout)
     stage = StageMemory(
         stage=0,
         allocated_bytes=allocated,
@@ -204,11 +204,3 @@ def sharded_memory(case: Case, layout: Layout, *, with_moments: bool = False) ->
         host_capacity_bytes=cluster.host_memory_bytes,
         by_stage=(stage,),
     )
-
-
-def _communicators_bytes(case: Case, layout: Layout) -> int:
-    """NCCL's buffers of the group that shares states, as large as that of a distributed optimizer over all ranks."""
-    if layout.world_size == 1:
-        return 0
-    everyone = Layout(dp=layout.world_size, gradient_accumulation_steps=1)
-    return communicators_bytes(case, everyone)

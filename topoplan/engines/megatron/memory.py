@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from topoplan.engines.megatron.communicators import communicators_bytes
 from topoplan.engines.megatron.moments import Kept, Moment, chunk_kept_bytes, kept_of, stage_moments
 from topoplan.engines.megatron.pipeline import in_flight, most_in_flight
 from topoplan.engines.megatron.states import (
@@ -15,7 +16,6 @@ from topoplan.engines.megatron.states import (
     stage_states,
 )
 from topoplan.layout.layout import Layout, changed
-from topoplan.network.communicators import communicators_bytes
 from topoplan.operators.shard import Shard, shard_of
 from topoplan.operators.te_activations import vision_activation_bytes
 from topoplan.operators.vision import patches_per_microbatch

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from topoplan.engines.megatron.communicators import embedding_ranks
 from topoplan.engines.megatron.microbatch import (
     MicroBatch,
     StageTime,
@@ -18,7 +19,6 @@ from topoplan.engines.megatron.pipeline import schedule_s
 from topoplan.engines.megatron.states import chunk_layers, stage_parameters
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.network.collectives import all_gather_s, all_reduce_s, point_to_point_s
-from topoplan.network.communicators import embedding_ranks
 from topoplan.network.placement import Group, group
 from topoplan.operators.adapters import adapters_of, replicated_elements
 from topoplan.operators.params import padded_vocab_size
