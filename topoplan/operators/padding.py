@@ -1,7 +1,6 @@
 """What a sequence of the batch holds: tokens of samples, and the padding that a layout adds.
 
-Source of what is padded to what: mcore_adapter `trainer/trainer.py::_get_step_iterator_and_seq_length` and
-LLaMA-Factory `train/mca/workflow.py`; where data alone is split, `train/sft/workflow.py` and `train/dpo/workflow.py`.
+What is padded to what is a trait of the trainer.
 """
 
 from __future__ import annotations
@@ -11,25 +10,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
 
-from topoplan.layout.layout import SHARDED_BACKENDS, Layout
+from topoplan.layout.layout import Layout
+from topoplan.specs.case import Case
 from topoplan.specs.job import Job
 from topoplan.specs.lengths import Lengths, token_extent
 
-SHARDED_PAD = 8
-"""What LLaMA-Factory's collators pad to a multiple of outside Megatron; ms-swift's to the longest sequence itself."""
-
-
 PT_PAD, SFT_PAD = 8, 64
-"""LLaMA-Factory's collators pad to a multiple of these (LF `train/mca/workflow.py`, run_pt and run_sft)."""
+"""LLaMA-Factory's collators for Megatron pad to a multiple of these (`train/mca/workflow.py`, run_pt and run_sft)."""
 
 
 def pad_multiple(job: Job) -> int:
-    """What the trainer's collator pads every sequence to a multiple of."""
+    """What the collator of LLaMA-Factory's adapter pads every sequence to a multiple of."""
     return PT_PAD if job.stage == "pt" else SFT_PAD
 
 
 def pads_to_seq_len(job: Job, layout: Layout) -> bool:
-    """All sequences get seq_len, rounded up: packed ones, and those of SFT and DPO under expert parallel.
+    """With LLaMA-Factory's adapter all sequences get seq_len, rounded up: packed ones, and those of SFT and DPO under
+    expert parallel.
 
     Without either a sequence may be one pad long (LF `train/mca/workflow.py`, pad_to_max).
     """
@@ -73,16 +70,17 @@ def tokens_per_step(job: Job) -> float:
     return content_of(job).tokens * job.global_batch_size * job.sequences_per_sample
 
 
-def padding_share(job: Job, layout: Layout) -> float:
+def padding_share(case: Case, layout: Layout) -> float:
     """Share of a step's positions that hold no token of a sample."""
-    return 1.0 - content_of(job).tokens / load_of(job, layout).mean_positions
+    return 1.0 - content_of(case.job).tokens / load_of(case, layout).mean_positions
 
 
-def is_padded_to_seq_len(job: Job, layout: Layout) -> bool:
-    """Every sequence has seq_len positions: in Megatron itself always; where data alone is split, if it is packed."""
-    if layout.backend in SHARDED_BACKENDS:
-        return job.packs
-    return layout.backend != "mca" or pads_to_seq_len(job, layout)
+def is_padded_to_seq_len(case: Case, layout: Layout) -> bool:
+    """Every sequence has seq_len positions: always, if it is packed, or with experts, as the trainer has it."""
+    job, padding = case.job, case.traits.padding
+    if padding.to_seq_len or job.packs:
+        return True
+    return padding.to_seq_len_with_experts and layout.ep > 1 and job.stage != "pt"
 
 
 def is_padded_by_step(job: Job, layout: Layout) -> bool:
@@ -93,28 +91,27 @@ def is_padded_by_step(job: Job, layout: Layout) -> bool:
     return layout.pp > 1 and not job.trainer.get("variable_seq_lengths")
 
 
-def _ranks_wait_each_micro_batch(layout: Layout) -> bool:
-    """Each micro batch gathers weights or reduces gradients among all ranks, which thus wait for the slowest."""
-    return layout.backend == "fsdp2" or layout.zero_stage >= 2
+def _pad(case: Case) -> int:
+    padding = case.traits.padding
+    return padding.pt_multiple if padding.pt_multiple and case.job.stage == "pt" else padding.multiple
 
 
-def _pad(job: Job, layout: Layout) -> int:
-    return SHARDED_PAD if layout.backend in SHARDED_BACKENDS else pad_multiple(job)
-
-
-def longest_sequence(job: Job, layout: Layout) -> int:
+def longest_sequence(case: Case, layout: Layout) -> int:
     """Positions of the longest sequence that a step may bring: what memory has to hold.
 
-    An estimate bounds the mean and not the longest, nor does a part of the samples: then it is seq_len.
+    An estimate bounds the mean and not the longest, nor does a part of the samples: then it is seq_len. So it is where
+    padding is removed, and samples fill a budget of tokens.
     """
-    lengths = job.lengths
-    if lengths is None or lengths.error or lengths.stride > 1 or is_padded_to_seq_len(job, layout):
+    job, lengths = case.job, case.job.lengths
+    if lengths is None or lengths.error or lengths.stride > 1 or is_padded_to_seq_len(case, layout):
         return job.seq_len
-    pad = _pad(job, layout)
+    if case.traits.padding.removed:
+        return job.seq_len
+    pad = _pad(case)
     return min(job.seq_len, -(-lengths.longest // pad) * pad)
 
 
-def load_of(job: Job, layout: Layout) -> Load:
+def load_of(case: Case, layout: Layout, *, ranks_wait: bool = False) -> Load:
     """Positions and attention of a sequence under a layout.
 
     Packed sequences, and all where the collator pads to cutoff_len, have seq_len positions. Otherwise a micro batch has
@@ -129,19 +126,25 @@ def load_of(job: Job, layout: Layout) -> Load:
     sums over the mean grows with sqrt(M) where the mean grows with M). Where a step is padded as a whole, b counts the
     sequences of all its micro batches and M = 1. Attention's work goes with the square of the length, whose expectation
     is formed likewise. Against drawn steps of log-normal lengths the positions are within 5%, and the squares, whose
-    tail is long, up to a sixth too low for M > 1. Where ranks wait for each other in each micro batch, M = 1; those of
-    an expert-parallel group, which wait in each layer, are not singled out.
+    tail is long, up to a sixth too low for M > 1. Where ranks wait for each other in each micro batch (`ranks_wait`:
+    they all gather weights or reduce gradients in it), M = 1; those of an expert-parallel group, which wait in each
+    layer, are not singled out. A trainer that removes padding, and balances tokens over its ranks, has the tokens of
+    the samples alone.
     """
-    if job.lengths is None or is_padded_to_seq_len(job, layout):
+    job = case.job
+    if job.lengths is None or is_padded_to_seq_len(case, layout):
         packing = job.packed
         extent = packing.extent if packing is not None and job.keeps_samples_apart else job.seq_len
         return Load(positions=job.seq_len, extent=extent, mean_positions=job.seq_len)
+    if case.traits.padding.removed:
+        content = content_of(job)
+        return Load(positions=content.tokens, extent=content.extent, mean_positions=content.tokens)
     together, draws = layout.micro_batch_size * job.sequences_per_sample, layout.gradient_accumulation_steps
     if is_padded_by_step(job, layout):
         together, draws = together * draws, 1
-    elif _ranks_wait_each_micro_batch(layout):
+    elif ranks_wait:
         draws = 1
-    return _padded(job.lengths, job.seq_len, _pad(job, layout), together, layout.dp, draws)
+    return _padded(job.lengths, job.seq_len, _pad(case), together, layout.dp, draws)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -8,7 +8,6 @@ from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import Adapters, adapters_of
 from topoplan.operators.padding import load_of, longest_sequence
 from topoplan.specs.case import Case
-from topoplan.specs.job import Job
 from topoplan.specs.model import Moe
 
 
@@ -60,7 +59,7 @@ class Shard:
 
 def shard_of(case: Case, layout: Layout) -> Shard:
     """The shard that a layout makes of a job's micro batch, at the longest that its sequences may be."""
-    job, traits, longest = case.job, case.traits, longest_sequence(case.job, layout)
+    job, traits, longest = case.job, case.traits, longest_sequence(case, layout)
     return Shard(
         tokens=layout.micro_batch_size * job.sequences_per_sample * longest // layout.cp,
         seq_len=longest,
@@ -78,8 +77,8 @@ def shard_of(case: Case, layout: Layout) -> Shard:
     )
 
 
-def average_shard(shard: Shard, layout: Layout, job: Job) -> Shard:
+def average_shard(shard: Shard, case: Case, layout: Layout) -> Shard:
     """The shard with the tokens that it has on average, on the data-parallel rank that the step waits for."""
-    load = load_of(job, layout)
-    sequences = layout.micro_batch_size * job.sequences_per_sample
+    load = load_of(case, layout)
+    sequences = layout.micro_batch_size * case.job.sequences_per_sample
     return replace(shard, tokens=round(sequences * load.positions) // layout.cp, seq_len=round(load.extent))

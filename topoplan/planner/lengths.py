@@ -10,7 +10,7 @@ from topoplan.operators.padding import is_padded_by_step, is_padded_to_seq_len, 
 from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import memory_of, plan_of
-from topoplan.specs.job import Job
+from topoplan.specs.case import Case
 from topoplan.specs.lengths import Lengths
 from topoplan.specs.spec import Spec
 
@@ -23,7 +23,7 @@ def data_notes(spec: Spec, plan: Plan) -> tuple[str, ...]:
     job, lengths = spec.job, spec.job.lengths
     if lengths is None or plan.padding_share is None:
         return ()
-    notes = [f"lengths: {_known(lengths)}; {_made_of_it(job, plan)}"]
+    notes = [f"lengths: {_known(lengths)}; {_made_of_it(case_of(spec, plan.layout.backend), plan)}"]
     cut = lengths.share_above(job.seq_len)
     if cut and not (job.packs and job.stage == "pt"):
         notes.append(f"{_some(cut)} of the sequences are longer than seq_len {job.seq_len:,} and are cut to it")
@@ -45,7 +45,8 @@ def _known(lengths: Lengths) -> str:
     return f"{text} ({'; '.join(said)})" if said else text
 
 
-def _made_of_it(job: Job, plan: Plan) -> str:
+def _made_of_it(case: Case, plan: Plan) -> str:
+    job = case.job
     waste, packing = plan.padding_share or 0.0, job.packed
     if packing is not None and job.stage == "pt":
         return f"joined and cut into sequences of {job.seq_len:,}, attention across samples"
@@ -53,11 +54,13 @@ def _made_of_it(job: Job, plan: Plan) -> str:
         each = (job.lengths.samples if job.lengths else 0) / packing.sequences
         across = "within samples" if job.keeps_samples_apart else "across samples (neat_packing keeps it within)"
         return f"packed, {each:.1f} samples a sequence, {waste:.1%} waste, attention {across}"
-    if is_padded_to_seq_len(job, plan.layout):
+    if case.traits.padding.removed:
+        return "not padded: micro batches are filled with whole samples"
+    if is_padded_to_seq_len(case, plan.layout):
         how = f"padded to {job.seq_len:,}"
     else:
         whole = "step" if is_padded_by_step(job, plan.layout) else "micro batch"
-        positions = load_of(job, plan.layout).mean_positions
+        positions = load_of(case, plan.layout).mean_positions
         how = f"padded to the longest of a {whole}, {positions:,.0f} on average"
     return f"{how}: {_some(waste)} of the positions are padding"
 

@@ -65,7 +65,7 @@ def plan_of(spec: Spec, case: Case, layout: Layout, memory: Memory, terms: StepT
         model_flops_per_s_per_gpu=rate,
         mfu=rate / peak_flops(spec.cluster.gpu, spec.job.precision),
         warnings=_warnings(spec, layout, memory),
-        padding_share=padding_share(spec.job, layout) if spec.job.lengths else None,
+        padding_share=padding_share(case, layout) if spec.job.lengths else None,
     )
 
 

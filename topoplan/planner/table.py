@@ -6,18 +6,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from topoplan.backends.trinity import check_model
-from topoplan.engines.data_parallel.policy_update import PolicyUpdate, UpdateMemory, update_memory
+from topoplan.backends.trinity_traits import TRINITY, TRINITY_FSDP1
+from topoplan.engines.data_parallel.layouts import FULL
+from topoplan.engines.data_parallel.memory import sharded_memory
 from topoplan.engines.data_parallel.rules import ulysses_degrees
+from topoplan.engines.megatron.memory import Memory
 from topoplan.errors import LayoutError
+from topoplan.layout.layout import Layout
+from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.gpu_profile import profile_of
+from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 
 NONE_FITS = "-"
 VANILLA = "vanilla"
 _STEP = 4096
 """Tokens."""
+SEQUENCES_PER_MICROBATCH = 2
+"""Longest sequences that a micro batch has room for; Trinity-RFT `common/config.py`: max_token_len_per_gpu is twice
+max_model_len over the Ulysses degree where it is not set, and `common/verl_config.py` raises it to that where it is
+less."""
+_MICRO_BATCHES = 2
+"""Of a batch, at least: gradients are there when the second one's loss is worked out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +60,15 @@ class Cell:
     max_model_len: int
     """Tokens, prompt and response."""
     model: Model
-    update: PolicyUpdate | None
+    layout: Layout | None
     """The first recipe that fits; None where none does."""
-    memory: UpdateMemory
+    memory: Memory
     """Of that recipe; where none fits, of the one that is over the card by least."""
 
     @property
     def recipe(self) -> str:
         """`vanilla`, `Env`, `Env + SP=2`, ..., or `-`."""
-        return NONE_FITS if self.update is None else recipe(self.update)
+        return NONE_FITS if self.layout is None else recipe(self.layout)
 
     @property
     def yarn_factor(self) -> float | None:
@@ -64,11 +76,11 @@ class Cell:
         return yarn_factor(self.model, self.max_model_len)
 
 
-def recipe(update: PolicyUpdate) -> str:
+def recipe(layout: Layout) -> str:
     """The name of a recipe."""
-    words = ["Env"] * update.expandable_segments + ["Offload"] * update.offload
-    if update.ulysses > 1:
-        words.append(f"SP={update.ulysses}")
+    words = ["Env"] * layout.expandable_segments + ["Offload"] * layout.offload
+    if layout.ulysses > 1:
+        words.append(f"SP={layout.ulysses}")
     return " + ".join(words) or VANILLA
 
 
@@ -78,19 +90,43 @@ def yarn_factor(model: Model, max_model_len: int) -> float | None:
     return max_model_len / native if native and max_model_len > native else None
 
 
-def recipes(model: Model, cluster: Cluster, gpus: int, max_model_len: int) -> Iterator[PolicyUpdate]:
+def recipes(model: Model, cluster: Cluster, gpus: int) -> Iterator[Layout]:
     """Recipes in the order in which they are tried.
 
     The environment variable costs nothing, sequence parallelism communication, and offload most: it comes last, and
-    never without the variable.
+    never without the variable. Layers are checkpointed in all of them.
     """
-    plain = PolicyUpdate(gpus=gpus, max_model_len=max_model_len)
     degrees = ulysses_degrees(model, gpus, cluster.gpus_per_node)
-    for degree in degrees:
-        for expandable in (False, True):
-            yield replace(plain, ulysses=degree, expandable_segments=expandable)
-    for degree in degrees:
-        yield replace(plain, ulysses=degree, expandable_segments=True, offload=True)
+    kinds = [(degree, expandable, False) for degree in degrees for expandable in (False, True)]
+    kinds += [(degree, True, True) for degree in degrees]
+    for degree, expandable, offload in kinds:
+        yield Layout(
+            backend="fsdp2",
+            dp=gpus // degree,
+            ulysses=degree,
+            micro_batch_size=SEQUENCES_PER_MICROBATCH,
+            gradient_accumulation_steps=_MICRO_BATCHES,
+            recompute=FULL,
+            distributed_optimizer=False,
+            expandable_segments=expandable,
+            offload=offload,
+        )
+
+
+def memory_of(model: Model, cluster: Cluster, max_model_len: int, layout: Layout) -> Memory:
+    """Memory of a recipe: FSDP 1, the trainer's default, but for offload, whose policy is FSDP 2's.
+
+    All of the card may be used but what the driver keeps.
+    """
+    profile = profile_of(cluster.gpu)
+    case = Case(
+        model=model,
+        cluster=replace(cluster, margin=profile.driver_bytes / cluster.gpu.memory_bytes),
+        job=Job(seq_len=max_model_len, global_batch_size=layout.dp * layout.micro_batch_size * _MICRO_BATCHES),
+        profile=profile,
+        traits=TRINITY if layout.offload else TRINITY_FSDP1,
+    )
+    return sharded_memory(case, layout, with_moments=True)
 
 
 def usual_machine(gpu: Gpu, gpus: int) -> Cluster:
@@ -110,15 +146,14 @@ def usual_machine(gpu: Gpu, gpus: int) -> Cluster:
 
 def cell(model: Model, cluster: Cluster, gpus: int, max_model_len: int) -> Cell:
     """The first recipe that fits."""
-    profile = profile_of(cluster.gpu)
-    tried: list[UpdateMemory] = []
-    for update in recipes(model, cluster, gpus, max_model_len):
-        memory = update_memory(model, cluster, profile, update)
+    tried: list[Memory] = []
+    for layout in recipes(model, cluster, gpus):
+        memory = memory_of(model, cluster, max_model_len, layout)
         if memory.fits:
-            return Cell(gpus=gpus, max_model_len=max_model_len, model=model, update=update, memory=memory)
+            return Cell(gpus=gpus, max_model_len=max_model_len, model=model, layout=layout, memory=memory)
         tried.append(memory)
     nearest = min(tried, key=lambda memory: memory.device_bytes)
-    return Cell(gpus=gpus, max_model_len=max_model_len, model=model, update=None, memory=nearest)
+    return Cell(gpus=gpus, max_model_len=max_model_len, model=model, layout=None, memory=nearest)
 
 
 def table(models: Sequence[Model], gpu: Gpu, gpus: Sequence[int], contexts: Sequence[int] | OpenRange) -> list[Cell]:
@@ -143,6 +178,6 @@ def table(models: Sequence[Model], gpu: Gpu, gpus: Sequence[int], contexts: Sequ
         for context in contexts if isinstance(contexts, Sequence) else contexts.values(models):
             row = [cell(model, machine, number, context) for model in models]
             cells += row
-            if isinstance(contexts, OpenRange) and all(one.update is None for one in row):
+            if isinstance(contexts, OpenRange) and all(one.layout is None for one in row):
                 break
     return cells

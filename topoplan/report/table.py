@@ -43,25 +43,29 @@ def table_to_dict(gpu: Gpu, cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _cell_to_dict(cell: Cell) -> dict[str, Any]:
-    update, memory, factor = cell.update, cell.memory, cell.yarn_factor
+    layout, memory, factor = cell.layout, cell.memory, cell.yarn_factor
+    (stage,) = memory.by_stage
+    live = {moment.name: moment.total_bytes for moment in stage.moments}
+    peak = max(live, key=live.__getitem__)
+    always = memory.allocated_bytes - live[peak]
     return {
         "gpus": cell.gpus,
         "max_model_len": cell.max_model_len,
         "model": cell.model.name,
         "cell": cell.recipe,
-        "fits": update is not None,
-        "expandable_segments": None if update is None else update.expandable_segments,
-        "ulysses": None if update is None else update.ulysses,
-        "offload": None if update is None else update.offload,
+        "fits": layout is not None,
+        "expandable_segments": None if layout is None else layout.expandable_segments,
+        "ulysses": None if layout is None else layout.ulysses,
+        "offload": None if layout is None else layout.offload,
         "yarn_factor": None if factor is None else rounded(factor),
         "memory": {
             "device_gib": rounded(in_gib(memory.device_bytes)),
-            "capacity_gib": rounded(in_gib(memory.capacity_bytes)),
-            "host_gib": rounded(in_gib(memory.host_bytes)),
-            "peak": memory.peak,
-            "moments_gib": {name: rounded(in_gib(size)) for name, size in memory.moments_bytes.items()},
-            "stranded_gib": rounded(in_gib(memory.stranded_bytes)),
-            "context_gib": rounded(in_gib(memory.context_bytes)),
+            "capacity_gib": rounded(in_gib(memory.capacity_bytes - memory.margin_bytes)),
+            "host_gib": rounded(in_gib(stage.host_bytes)),
+            "peak": peak,
+            "moments_gib": {name: rounded(in_gib(always + size)) for name, size in live.items()},
+            "stranded_gib": rounded(in_gib(memory.reserved_bytes - memory.allocated_bytes)),
+            "context_gib": rounded(in_gib(memory.device_bytes - memory.reserved_bytes)),
         },
     }
 

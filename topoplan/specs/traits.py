@@ -6,15 +6,58 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """The loss of a trainer that has all logits in memory, in bytes a logit."""
+
+    forward_bytes: float
+    """Alive at the end of forward."""
+    backward_bytes: float
+    """Alive at the worst moment of the loss's own backward."""
+    forward_moved_bytes: float
+    """Read and written in forward."""
+    backward_moved_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Padding:
+    """What a trainer pads the sequences of a micro batch to. Packed samples fill seq_len in any case."""
+
+    multiple: int = 1
+    """The longest of them, rounded up to a multiple of this."""
+    pt_multiple: int | None = None
+    """The same in stage pt, where it is another."""
+    to_seq_len: bool = False
+    """Always to seq_len."""
+    to_seq_len_with_experts: bool = False
+    """To seq_len under expert parallel, but for stage pt."""
+    removed: bool = False
+    """Not at all: whole samples follow each other up to a budget of seq_len tokens a sequence of the micro batch, and
+    the ranks' shares of a batch are balanced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
     """How a trainer builds and runs the model."""
 
     name: str
-    vocab_multiple: int
+    padding: Padding
+    vocab_multiple: int = 1
     """The vocabulary is padded to a multiple of this times tp (make_vocab_size_divisible_by); 1: not padded."""
-    vocab_must_divide: bool
+    vocab_must_divide: bool = False
     """A vocabulary that tp does not divide is refused instead of padded."""
     dispatcher: str = "alltoall"
     """Usual moe_token_dispatcher_type of expert groups inside a node."""
     dispatcher_across_nodes: str = "alltoall"
     """The same of groups that span nodes, where the cluster has what it needs."""
+    loss: Loss | None = None
+    """Of an eager trainer; Megatron's is one of its layout's."""
+    fsdp_version: int = 2
+    """1: what is in no block is one flat parameter, and a single GPU does without sharding (NO_SHARD)."""
+    adam_bytes: float = 0.0
+    """A trained parameter's share of what FSDP's optimizer step has on top of the states."""
+    stranded_bytes: float = 0.0
+    """A logit's share of a block that the caching allocator loses without expandable segments."""
+    distributes_one_gpu: bool = False
+    """A single process makes a process group, too."""
+    sends_weights: bool = False
+    """A process has a communicator with one that generates samples, in reinforcement learning."""

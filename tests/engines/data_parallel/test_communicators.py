@@ -7,15 +7,20 @@ import pytest
 from tests.engines.data_parallel.samples import sharded, small_spec
 from topoplan.engines.data_parallel.communicators import communicators, communicators_bytes, members_of
 from topoplan.engines.data_parallel.memory import sharded_memory
+from topoplan.network.communicators import Member
 from topoplan.planner.case import case_of
 
 MIB = 2**20
 
 
+def members(backend: str, nodes: int = 2, **form: Any) -> list[Member]:
+    spec = small_spec(nodes=nodes, global_batch_size=64)
+    return members_of(case_of(spec, backend), sharded(spec, backend, **form))
+
+
 def groups(backend: str, nodes: int = 2, **form: Any) -> dict[str, tuple[int, int]]:
     """Name -> (ranks, distance between them)."""
-    layout = sharded(small_spec(nodes=nodes, global_batch_size=64), backend, **form)
-    return {one.name: (one.group.size, one.group.stride) for one in members_of(layout, 8)}
+    return {one.name: (one.group.size, one.group.stride) for one in members(backend, nodes, **form)}
 
 
 def test_ddp_and_full_sharding_have_the_default_group_alone() -> None:
@@ -39,11 +44,7 @@ def test_hybrid_sharding_has_a_group_in_the_node_and_one_of_replicas() -> None:
 @pytest.mark.parametrize(("backend", "form"), [("fsdp2", {}), ("deepspeed", {"zero_stage": 3})])
 def test_ulysses_has_an_all_to_all_of_neighbours(backend: str, form: dict[str, Any]) -> None:
     assert groups(backend, ulysses=4, **form)["ulysses"] == (4, 1)
-    (one,) = (
-        member
-        for member in members_of(sharded(small_spec(global_batch_size=64), backend, ulysses=4, **form), 8)
-        if member.name == "ulysses"
-    )
+    one = members(backend, ulysses=4, **form)[-1]
     assert one.uses == {"gather", "all-to-all"}
 
 

@@ -182,14 +182,15 @@ def test_host_memory_of_a_node_is_that_of_its_processes(backend: str, form: dict
 
 def test_a_preference_pair_is_two_sequences() -> None:
     sft, dpo = small_spec(), small_spec(stage="dpo")
-    assert tokens_of(dpo.job, sharded(dpo, "fsdp2")) == 2 * tokens_of(sft.job, sharded(sft, "fsdp2")) == 2 * 4096
+    pairs, singles = (tokens_of(case_of(spec, "fsdp2"), sharded(spec, "fsdp2")) for spec in (dpo, sft))
+    assert pairs == 2 * singles == 2 * 4096
 
 
 def test_time_and_memory_speak_of_the_same_tokens() -> None:
     spec = small_spec(packing=True, global_batch_size=16)
     layout = sharded(spec, "fsdp2", ulysses=2, micro_batch_size=2)
     case = case_of(spec, layout.backend)
-    assert sharded_shard(case, layout).tokens == tokens_of(spec.job, layout) == 4096
+    assert sharded_shard(case, layout).tokens == tokens_of(case, layout) == 4096
 
 
 def test_copies_of_weights_are_there_in_forward_and_with_checkpointing_of_one_layer_in_backward() -> None:
@@ -207,3 +208,14 @@ def test_copies_of_weights_are_there_in_forward_and_with_checkpointing_of_one_la
     assert gathered(plain) == 2 * parameters
     # One of 36 layers, and the output layer.
     assert gathered(again) < 0.2 * gathered(plain)
+
+
+def test_trinity_has_its_logits_in_16_bits_and_more_during_the_optimizer_step() -> None:
+    spec = small_spec(global_batch_size=32)
+    usual = memory_of(spec, "fsdp2", recompute="full", grad_reduce_in_fp32=True)
+    trinity = memory_of(replace(spec, trainer="trinity"), "fsdp2", recompute="full", grad_reduce_in_fp32=True)
+    logits = 4096 * spec.model.vocab_size
+    assert moments(usual)["loss"] - moments(trinity)["loss"] == pytest.approx(4 * logits)
+    parameters = elements_of(spec.model, spec.job).trained
+    assert moments(trinity)["optimizer step"] - moments(usual)["optimizer step"] == pytest.approx(4 * parameters / 8)
+    assert usual.by_stage[0].parts_bytes["weights"] == trinity.by_stage[0].parts_bytes["weights"]

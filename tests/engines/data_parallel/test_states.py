@@ -12,6 +12,7 @@ from tests.engines.samples import spec_of
 from topoplan.engines.data_parallel.states import ShardedStates, largest_layer, root_elements
 from topoplan.operators.eager_linears import elements_of
 from topoplan.operators.params import parameter_count
+from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
 
 WAYS: list[tuple[str, dict[str, Any]]] = [
@@ -95,7 +96,7 @@ def test_stages_of_a_model_counted_by_hand() -> None:
 
 def test_fsdp2_gathers_two_layers_and_the_output_layer() -> None:
     root = 1000 * 64
-    assert root_elements(TINY) >= root
+    assert root_elements(case_of(tiny_spec(), "fsdp2")) >= root
     assert largest_layer(TINY) == TINY_LAYER_ELEMENTS
     gathered = states_of(tiny_spec(), "fsdp2").gathered_bytes
     assert gathered == pytest.approx(2 * (2 * TINY_LAYER_ELEMENTS + root), abs=2 * 64)
@@ -107,8 +108,8 @@ def test_stage_3_gathers_no_more_than_it_may_have_live() -> None:
 
 
 def test_a_tied_embedding_belongs_to_the_last_unit() -> None:
-    tied = replace(TINY, tie_word_embeddings=True)
-    assert root_elements(tied) == pytest.approx(1000 * 64, abs=64)
+    tied = replace(tiny_spec(), model=replace(TINY, tie_word_embeddings=True))
+    assert root_elements(case_of(tied, "fsdp2")) == pytest.approx(1000 * 64, abs=64)
 
 
 def test_adapters_cost_16_bytes_and_their_frozen_model_2_with_ddp() -> None:

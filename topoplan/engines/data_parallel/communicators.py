@@ -21,8 +21,8 @@ LOGGED: tuple[Use, ...] = ("gather", "small all-reduce")
 """What the default group does whatever is divided."""
 
 
-def members_of(layout: Layout, gpus_per_node: int) -> list[Member]:
-    """Groups of more than one rank, and what is sent in them.
+def members_of(case: Case, layout: Layout) -> list[Member]:
+    """Groups of more than one rank, or of the one where the trainer makes it, and what is sent in them.
 
     DDP all-reduces gradients in the default group. ZeRO has a clone of it, in which stages 1 and 2 all-reduce each
     bucket, whatever reduce_scatter says (DeepSpeed `runtime/zero/stage_1_and_2.py::allreduce_and_scatter`), and gather
@@ -34,12 +34,12 @@ def members_of(layout: Layout, gpus_per_node: int) -> list[Member]:
     `distributed/tensor/experimental/_attention.py`, whose rotate_method is an all-gather unless told otherwise).
     """
     how, world = sharding_of(layout), layout.world_size
-    ranks = shards_of(layout, gpus_per_node).weights
+    ranks = shards_of(layout, case.cluster.gpus_per_node).weights
     everyone = Group(world, 1)
     found: list[Member] = []
 
     def add(name: str, group: Group, *uses: Use) -> None:
-        if group.size > 1:
+        if group.size > 1 or (not found and case.traits.distributes_one_gpu):
             found.append(Member(name, group, frozenset(uses)))
 
     if how.own_group:
@@ -56,12 +56,14 @@ def members_of(layout: Layout, gpus_per_node: int) -> list[Member]:
         add("replicas in other nodes", Group(world // ranks, ranks), "large all-reduce")
     add("ulysses", Group(layout.ulysses, 1), "gather", "all-to-all")
     add("cp", Group(layout.cp, layout.ulysses), "gather")
+    if case.traits.sends_weights:
+        add("weights to the explorer", Group(2, 1), "gather")
     return found
 
 
 def communicators(case: Case, layout: Layout) -> tuple[Communicator, ...]:
-    """Communicators of a rank with their memory; none of a single GPU, where no process group is made."""
-    return communicators_of(members_of(layout, case.cluster.gpus_per_node), case.cluster, case.profile)
+    """Communicators of a rank with their memory."""
+    return communicators_of(members_of(case, layout), case.cluster, case.profile)
 
 
 def communicators_bytes(case: Case, layout: Layout) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from topoplan.engines.data_parallel.communicators import communicators_bytes
 from topoplan.engines.data_parallel.parameter_bytes import adapter_input_bytes, autocasts
+from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.engines.data_parallel.states import ShardedStates, sharded_states
 from topoplan.engines.megatron.memory import Memory, StageMemory, stated_margin_bytes, vision_kept_bytes
 from topoplan.engines.megatron.moments import FREED, Moment
@@ -13,17 +14,15 @@ from topoplan.layout.layout import Layout
 from topoplan.operators.eager_activations import (
     ATTENTION_OUTPUTS,
     CHUNKED_LOGIT_BYTES,
-    FORWARD_LOGIT_BYTES,
-    LOGIT_BYTES,
     EagerActivations,
     LayerUse,
     eager_activations,
 )
-from topoplan.operators.eager_linears import adapted, layer_linears, trained_layers
+from topoplan.operators.eager_linears import adapted, elements_of, layer_linears, trained_layers
 from topoplan.operators.padding import longest_sequence
+from topoplan.operators.params import embedding_tensors
 from topoplan.operators.te_activations import BF16, FP32
 from topoplan.specs.case import Case
-from topoplan.specs.job import Job
 from topoplan.specs.model import Layer, Model
 
 PRODUCTS_SAVED = 0.5
@@ -31,10 +30,10 @@ PRODUCTS_SAVED = 0.5
 and attention's output (torchtitan `distributed/activation_checkpoint.py`, _apply_op_sac)."""
 
 
-def tokens_of(job: Job, layout: Layout) -> int:
+def tokens_of(case: Case, layout: Layout) -> int:
     """Positions of a micro batch on one GPU, at the longest that its sequences may be."""
-    sequences = layout.micro_batch_size * job.sequences_per_sample
-    return sequences * longest_sequence(job, layout) // (layout.cp * layout.ulysses)
+    sequences = layout.micro_batch_size * case.job.sequences_per_sample
+    return -(-sequences * longest_sequence(case, layout) // (layout.cp * layout.ulysses))
 
 
 def layer_uses(
@@ -86,10 +85,10 @@ def _loss_bytes(case: Case, layout: Layout, tokens: int) -> float:
     model, job = case.model, case.job
     hidden = BF16 * tokens * model.hidden_size
     trains_head = job.trains_language_weights
-    if not layout.fused_linear_cross_entropy:
+    if not layout.fused_linear_cross_entropy and case.traits.loss is not None:
         # The final norm keeps its input in fp32 and, trained, what its weight multiplies, the output layer its input.
         ends = (FP32 + (2 * BF16 if trains_head else 0)) * tokens * model.hidden_size
-        return LOGIT_BYTES * tokens * model.vocab_size + ends
+        return case.traits.loss.backward_bytes * tokens * model.vocab_size + ends
     # Liger cuts the rows into so many chunks that one is about as large as the hidden states; the gradients of hidden
     # states and output layer are made at once.
     chunks = 1 << max(0, (-(-model.vocab_size // model.hidden_size) - 1).bit_length())
@@ -99,6 +98,7 @@ def _loss_bytes(case: Case, layout: Layout, tokens: int) -> float:
 
 
 def _moments(
+    case: Case,
     layout: Layout,
     states: ShardedStates,
     *,
@@ -111,7 +111,7 @@ def _moments(
 ) -> tuple[Moment, ...]:
     """The moments that may be the peak. `own` is what the layer at hand kept itself, `layer` what its backward adds."""
     # Gradients are there once the first micro batch has made them; stage 3 has a buffer that is never given back.
-    lasting = layout.gradient_accumulation_steps > 1 or (layout.backend == "deepspeed" and layout.zero_stage == 3)
+    lasting = layout.gradient_accumulation_steps > 1 or sharding_of(layout).keeps_gradients
     none_yet = () if lasting else (("gradients not there yet", -states.gradients_bytes),)
     gathered = ("gathered weights", states.gathered_bytes)
     backward = (gathered, ("gradients on their way", states.layer_gradients_bytes), ("backward of a layer", layer))
@@ -122,7 +122,37 @@ def _moments(
         Moment("first layer's backward", (*none_yet, *backward)),
         Moment("last layer's backward", ((FREED, own - kept), *backward)),
         Moment("optimizer step", ((FREED, -kept - vision), ("fp32 gradients", states.step_bytes))),
+        *_checkpoint(case, layout, -kept - vision - states.gradients_bytes),
     )
+
+
+def _checkpoint(case: Case, layout: Layout, freed: float) -> tuple[Moment, ...]:
+    """FSDP 1 on one GPU, which has no sharded state to write: the whole one is cloned on the card, whatever is set.
+
+    Tied weights are in it under both their names (PyTorch `fsdp/_state_dict_utils.py::
+    _replace_with_full_state_dict_type`). Another clone is made while the trainer still writes the first. Gradients
+    are gone by then.
+    """
+    if case.traits.fsdp_version != 1 or layout.world_size > 1:
+        return ()
+    model = case.model
+    twice = sum(tensor.elements for tensor in embedding_tensors(model)) if model.tie_word_embeddings else 0
+    clones = 2.0 * FP32 * (elements_of(model, case.job).total + twice)
+    return (Moment("checkpoint", ((FREED, freed), ("clones of the weights", clones))),)
+
+
+def _reserved_bytes(case: Case, layout: Layout, allocated: float, at_loss: float) -> float:
+    """What torch's allocator holds; `at_loss` are live tensors at the moment of the loss.
+
+    A block of the logits that a trainer strands is told apart, and beside it is what fragments elsewhere.
+    """
+    profile = case.profile
+    if layout.expandable_segments:
+        return allocated * (1.0 + profile.expandable_fragmentation)
+    if not case.traits.stranded_bytes:
+        return allocated * (1.0 + profile.sharded_fragmentation)
+    stranded = case.traits.stranded_bytes * tokens_of(case, layout) * case.model.vocab_size
+    return max(allocated * (1.0 + profile.fragmentation), at_loss + stranded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +174,9 @@ class LayerMemory:
 
 def layer_memories(case: Case, layout: Layout) -> tuple[LayerMemory, ...]:
     """Every kind of layer with its activations."""
-    model, job, profile = case.model, case.job, case.profile
-    tokens = tokens_of(job, layout)
-    uses = layer_uses(case, layout, tokens, longest_sequence(job, layout), flash=profile.flash_attention)
+    model, profile = case.model, case.profile
+    tokens = tokens_of(case, layout)
+    uses = layer_uses(case, layout, tokens, longest_sequence(case, layout), flash=profile.flash_attention)
     found = []
     for layer, use, count in uses:
         one = eager_activations(model, layer, use)
@@ -160,18 +190,21 @@ def sharded_memory(case: Case, layout: Layout, *, with_moments: bool = False) ->
 
     `with_moments` hands out the moments too.
     """
-    model, cluster, job, profile = case.model, case.cluster, case.job, case.profile
+    model, cluster, profile = case.model, case.cluster, case.profile
     layers = layer_memories(case, layout)
     kept = sum([one.count * one.kept_bytes for one in layers])
     worst = max(layers, key=lambda one: one.kept_bytes + one.backward_bytes, default=None)
     own, backward = (worst.kept_bytes, worst.backward_bytes) if worst else (0.0, 0.0)
     states = sharded_states(case, layout)
     vision = vision_kept_bytes(case, layout)
-    tokens = tokens_of(job, layout)
+    tokens = tokens_of(case, layout)
     loss = _loss_bytes(case, layout, tokens)
     # Where the loss is cut into chunks, they are as large in forward as behind it.
-    logits = loss if layout.fused_linear_cross_entropy else FORWARD_LOGIT_BYTES * tokens * model.vocab_size
-    moments = _moments(layout, states, kept=kept, own=own, logits=logits, loss=loss, layer=backward, vision=vision)
+    whole = None if layout.fused_linear_cross_entropy else case.traits.loss
+    logits = loss if whole is None else whole.forward_bytes * tokens * model.vocab_size
+    moments = _moments(
+        case, layout, states, kept=kept, own=own, logits=logits, loss=loss, layer=backward, vision=vision
+    )
     peak = max(moments, key=lambda moment: moment.total_bytes)
     parts = {
         "weights": states.weights_bytes,
@@ -184,8 +217,8 @@ def sharded_memory(case: Case, layout: Layout, *, with_moments: bool = False) ->
     if vision:
         parts["vision activations"] = vision
     allocated = sum(parts.values())
-    fragments = profile.expandable_fragmentation if layout.expandable_segments else profile.sharded_fragmentation
-    reserved = allocated * (1.0 + fragments)
+    at_loss = allocated + moments[1].total_bytes - peak.total_bytes
+    reserved = _reserved_bytes(case, layout, allocated, at_loss)
     device = reserved + profile.context_bytes + communicators_bytes(case, layout)
     stage = StageMemory(
         stage=0,

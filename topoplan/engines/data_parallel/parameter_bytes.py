@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
@@ -54,25 +55,26 @@ def autocasts(job: Job, layout: Layout) -> bool:
 
     DeepSpeed has 16-bit weights, and FSDP2 gathers them in 16 bits.
     """
-    return layout.backend == "ddp" and not job.pure_bf16
+    return sharding_of(layout).autocasts and not job.pure_bf16
 
 
 def adapter_input_bytes(job: Job, layout: Layout) -> int:
     """Of an element of what an adapter keeps of its input beside what others keep; 0 where all is of one type."""
-    if layout.backend == "ddp" or (layout.backend == "fsdp2" and job.pure_bf16):
-        return SINGLE if job.pure_bf16 else HALF
-    return 0
+    if job.pure_bf16:
+        return 0 if sharding_of(layout).half_model else SINGLE
+    return HALF if sharding_of(layout).autocasts else 0
 
 
 def parameter_bytes(job: Job, layout: Layout) -> ParameterBytes:
     """What a backend keeps of a parameter."""
     packed = INT8_BYTES if job.quantization_bit == 8 else NF4_BYTES
-    if layout.backend == "deepspeed":
+    how = sharding_of(layout)
+    if how.half_model:
         return ParameterBytes(
             trained=HALF, frozen=HALF, quantised=packed, gradient=HALF, optimizer=SINGLE + moment_bytes(job)
         )
     own = HALF if _trains_in_half(job) else SINGLE
-    frozen = SINGLE if layout.backend == "fsdp2" and not job.pure_bf16 else HALF
+    frozen = SINGLE if how.fp32_frozen and not job.pure_bf16 else HALF
     return ParameterBytes(trained=own, frozen=frozen, quantised=packed, gradient=own, optimizer=moment_bytes(job))
 
 
@@ -86,20 +88,14 @@ class Shares:
 
 
 def shards_of(layout: Layout, gpus_per_node: int) -> Shares:
-    """ZeRO's stages: 1 divides the optimizer, 2 the gradients too, 3 and full sharding the weights as well.
-
-    Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1. All ranks share, those of a sequence too; with hybrid
-    sharding those of a node.
-    """
-    world = layout.world_size
-    if layout.backend == "ddp":
-        return Shares(weights=1, gradients=1, optimizer=1)
-    if layout.backend == "fsdp2":
-        ranks = min(world, gpus_per_node) if layout.sharding == "hybrid" else world
-        return Shares(weights=ranks, gradients=ranks, optimizer=ranks)
-    stage = layout.zero_stage
+    """All ranks share what is divided, those of a sequence too; with hybrid sharding those of a node."""
+    how, ranks = sharding_of(layout), layout.world_size
+    if layout.sharding == "hybrid":
+        ranks = min(ranks, gpus_per_node)
     return Shares(
-        weights=world if stage == 3 else 1, gradients=world if stage >= 2 else 1, optimizer=world if stage >= 1 else 1
+        weights=ranks if how.divides_weights else 1,
+        gradients=ranks if how.divides_gradients else 1,
+        optimizer=ranks if how.divides_optimizer else 1,
     )
 
 

@@ -36,7 +36,7 @@ class Sharding:
 DDP = Sharding(unit="gradients", autocasts=True)
 ZERO = {
     stage: Sharding(
-        divides_optimizer=True,
+        divides_optimizer=stage >= 1,
         divides_gradients=stage >= 2,
         divides_weights=stage == 3,
         unit="submodule" if stage == 3 else "bucket",
@@ -44,7 +44,7 @@ ZERO = {
         keeps_gradients=stage == 3,
         own_group=True,
     )
-    for stage in (1, 2, 3)
+    for stage in range(4)
 }
 """ZeRO's stages (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1); their group is a clone of the default one
 (DeepSpeed `utils/groups.py::_clone_world_group`)."""

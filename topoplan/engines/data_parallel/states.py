@@ -12,6 +12,7 @@ from topoplan.engines.data_parallel.parameter_bytes import (
     parameter_bytes,
     shards_of,
 )
+from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.layout.layout import Layout
 from topoplan.operators.eager_linears import Elements, elements_of, layer_linears
 from topoplan.operators.params import embedding_tensors, head_tensors, layer_parameters
@@ -48,10 +49,16 @@ class ShardedStates:
     """What the optimizer step needs on top."""
 
 
-def root_elements(model: Model) -> int:
-    """Of the output layer (the embedding, where they are tied): FSDP2's last unit, which stays gathered."""
+def root_elements(case: Case) -> int:
+    """Of the output layer (the embedding, where they are tied): FSDP2's last unit, which stays gathered.
+
+    FSDP 1 has one unit of all that is in no block, and so the embedding in any case (verl `utils/fsdp_utils.py`:
+    get_fsdp_wrap_policy, apply_fsdp2).
+    """
+    model = case.model
     head = sum(tensor.elements for tensor in head_tensors(model))
-    return head + (sum(t.elements for t in embedding_tensors(model)) if model.tie_word_embeddings else 0)
+    has_embedding = model.tie_word_embeddings or case.traits.fsdp_version == 1
+    return head + (sum(t.elements for t in embedding_tensors(model)) if has_embedding else 0)
 
 
 def largest_layer(model: Model) -> int:
@@ -79,26 +86,28 @@ def wire_bytes(elements: Elements, each: ParameterBytes) -> float:
 def _gathered(case: Case, layout: Layout, elements: Elements, each: ParameterBytes) -> float:
     model, job = case.model, case.job
     unpacked = float(HALF * _largest_linear(model)) if elements.quantised else 0.0
-    if layout.backend == "deepspeed" and layout.zero_stage == 3:
+    how = sharding_of(layout)
+    if how.unit == "submodule":
         return min(wire_bytes(elements, each), HALF * LIVE_PARAMETERS) + unpacked
-    if layout.backend == "fsdp2":
+    if how.unit == "block":
         # The layer at hand, the one fetched ahead, and the last unit, which is not packed.
         blocks = float(HALF * largest_layer(model))
         if elements.quantised:
             blocks *= wire_bytes(elements, each) / (HALF * elements.total)
-        return 2 * blocks + HALF * root_elements(model) + unpacked
+        return 2 * blocks + HALF * root_elements(case) + unpacked
     if unpacked:
         return unpacked
     if autocasts(job, layout):
         # Autocast's 16-bit copies, which the products keep for backward; where layers run again, of one of them.
-        layers = largest_layer(model) + root_elements(model)
+        layers = largest_layer(model) + root_elements(case)
         return HALF * (min(elements.trained, layers) if layout.recompute.granularity == "full" else elements.trained)
     return 0.0
 
 
 def reduced_bytes(job: Job, layout: Layout) -> int:
     """Of a gradient on its way to its shard."""
-    return SINGLE if layout.backend == "fsdp2" and layout.grad_reduce_in_fp32 and not job.pure_bf16 else HALF
+    in_fp32 = sharding_of(layout).unit == "block" and layout.grad_reduce_in_fp32 and not job.pure_bf16
+    return SINGLE if in_fp32 else HALF
 
 
 def _layer_gradients(case: Case, layout: Layout, elements: Elements, each: ParameterBytes) -> float:
@@ -109,16 +118,17 @@ def _layer_gradients(case: Case, layout: Layout, elements: Elements, each: Param
     model, job = case.model, case.job
     if layout.world_size == 1:
         return 0.0
-    if layout.backend == "ddp":
+    unit = sharding_of(layout).unit
+    if unit == "gradients":
         # Buckets that are not the gradients themselves: gradient_as_bucket_view is off in the trainer.
         return float(each.gradient * elements.trained)
     share = elements.trained / elements.total
-    unit = max(largest_layer(model), root_elements(model)) * share
-    if layout.backend == "deepspeed" and layout.zero_stage < 3:
-        return HALF * (unit + 2 * min(BUCKET, elements.trained))
-    if layout.backend == "fsdp2":
-        return (HALF + reduced_bytes(job, layout)) * unit
-    return HALF * 3 * unit
+    size = max(largest_layer(model), root_elements(case)) * share
+    if unit == "bucket":
+        return HALF * (size + 2 * min(BUCKET, elements.trained))
+    if unit == "block":
+        return (HALF + reduced_bytes(job, layout)) * size
+    return HALF * 3 * size
 
 
 def whole_gradients_bytes(layout: Layout, elements: Elements) -> float:
@@ -127,7 +137,7 @@ def whole_gradients_bytes(layout: Layout, elements: Elements) -> float:
     PyTorch `distributed/fsdp/_fully_shard/_fsdp_param_group.py::post_backward` without `reduce_grads`; they are on the
     GPU with CPU offload, too.
     """
-    sums = layout.backend == "fsdp2" and not layout.sync_each_batch and layout.gradient_accumulation_steps > 1
+    sums = not layout.sync_each_batch and layout.gradient_accumulation_steps > 1
     return float(HALF * elements.trained) if sums else 0.0
 
 
@@ -148,7 +158,7 @@ def sharded_states(case: Case, layout: Layout) -> ShardedStates:
     optimizer = each.optimizer * elements.trained / shares.optimizer
     step, host = 0.0, 0.0
     own = elements.trained / shares.optimizer
-    if layout.backend == "deepspeed":
+    if sharding_of(layout).half_model:
         # The fp32 gradients that Adam reads.
         step = SINGLE * (min(own, SUB_GROUP) if layout.zero_stage == 3 else own)
         if layout.offload_optimizer:
@@ -163,6 +173,8 @@ def sharded_states(case: Case, layout: Layout) -> ShardedStates:
     elif layout.offload:
         host = weights + gradients + optimizer
         weights = gradients = optimizer = 0.0
+    else:
+        step = case.traits.adam_bytes * own
     return ShardedStates(
         weights_bytes=weights,
         gradients_bytes=gradients + whole_gradients_bytes(layout, elements),

@@ -7,6 +7,7 @@ from typing import Literal
 
 from topoplan.engines.data_parallel.memory import layer_uses
 from topoplan.engines.data_parallel.parameter_bytes import HALF, moment_bytes, parameter_bytes, shards_of
+from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.engines.data_parallel.states import BUCKET, kept_bytes, reduced_bytes, wire_bytes
 from topoplan.engines.megatron.step import Time
 from topoplan.layout.layout import Layout
@@ -32,6 +33,9 @@ GATHER_COPY_BYTES = 8
 `distributed/fsdp/_fully_shard/_fsdp_collectives.py`, foreach_all_gather_copy_out: 2 x 4 bytes)."""
 REDUCE_COPY_BYTES = 12
 """The same for a gradient, into the buffer that is reduced in fp32 (there, foreach_reduce)."""
+
+FUSED_MOVED = (6, 4)
+"""Bytes of a logit that Liger's fused loss reads and writes: the cast to fp32 in forward, the gradient in backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,8 @@ def tuning_of(job: Job, layout: Layout) -> Tuning:
 def sharded_shard(case: Case, layout: Layout) -> Shard:
     """A micro batch on one GPU, for lengths as they are on average."""
     job, profile = case.job, case.profile
-    load, sequences = load_of(job, layout), layout.micro_batch_size * job.sequences_per_sample
+    load = load_of(case, layout, ranks_wait=sharding_of(layout).divides_gradients)
+    sequences = layout.micro_batch_size * job.sequences_per_sample
     return Shard(
         tokens=round(sequences * load.positions) // (layout.cp * layout.ulysses),
         seq_len=round(load.extent),
@@ -91,16 +96,16 @@ def sharded_shard(case: Case, layout: Layout) -> Shard:
 
 def _ends_s(case: Case, shard: Shard, *, fused: bool, trained: bool) -> tuple[float, float]:
     """(forward, backward) of embedding, final norm, output layer and loss."""
-    model, cluster, profile = case.model, case.cluster, eager_case(case).profile
+    model, cluster, profile, loss = case.model, case.cluster, eager_case(case).profile, case.traits.loss
     gpu, rows, columns, hidden = cluster.gpu, shard.tokens, model.vocab_size, model.hidden_size
     precision = "fp16" if shard.precision == "fp16" else "bf16"
     forward = gemm_s(rows, columns, hidden, gpu, profile, precision)
     backward = gemm_s(rows, hidden, columns, gpu, profile, precision)
     if trained:
         backward += gemm_s(columns, hidden, rows, gpu, profile, precision)
-    # Bytes a logit: cast to fp32 (6), log softmax (8), its gradients (4 + 12) and the cast back (6).
-    forward += elementwise_s((6 if fused else 14) * rows * columns, gpu, profile, kernels=6)
-    backward += elementwise_s((4 if fused else 22) * rows * columns, gpu, profile, kernels=4)
+    moved = FUSED_MOVED if fused or loss is None else (loss.forward_moved_bytes, loss.backward_moved_bytes)
+    forward += elementwise_s(moved[0] * rows * columns, gpu, profile, kernels=6)
+    backward += elementwise_s(moved[1] * rows * columns, gpu, profile, kernels=4)
     lookup = 3 * HALF * rows * hidden
     table = HALF * 3 * columns * hidden if trained else 0
     return forward + elementwise_s(lookup, gpu, profile), backward + elementwise_s(lookup + table, gpu, profile)
@@ -200,9 +205,10 @@ def _calls(model: Model, layout: Layout, elements: Elements) -> int:
     FSDP2: one a block. Stage 3: one a submodule, which for large models are linear layers
     (`partitioned_param_coordinator.py::fetch_sub_module`). Stages 1 and 2: one a bucket.
     """
-    if layout.backend == "fsdp2":
+    unit = sharding_of(layout).unit
+    if unit == "block":
         return model.num_layers + 2
-    if layout.zero_stage == 3:
+    if unit == "submodule":
         return sum(len(layer_linears(model, layer)) + 2 for layer in model.layers) + 2
     return max(1, round(elements.trained / BUCKET))
 
@@ -233,11 +239,12 @@ def _traffic(case: Case, layout: Layout, elements: Elements) -> Traffic:
     reduced = reduced_bytes(job, layout) * elements.trained
     unit = 1.0 / (model.num_layers + 1)
     reduced_in: Moment
-    if layout.backend == "ddp":
+    how = sharding_of(layout)
+    if not how.divides_optimizer:
         size = each.gradient * elements.trained
         return Traffic(flows=(flow("gradients", "all-reduce", "last", size),), first_share=unit)
-    if layout.backend == "deepspeed" and layout.zero_stage < 3:
-        reduced_in = "last" if layout.zero_stage == 1 else "backward"
+    if not how.divides_weights:
+        reduced_in = "backward" if how.divides_gradients else "last"
         return Traffic(
             flows=(
                 flow("gradients to their shards", "reduce-scatter", reduced_in, gradients),
@@ -344,7 +351,7 @@ def sharded_terms(case: Case, layout: Layout) -> ShardedTerms:
     backward = exposed(sent.seconds("backward"), passes.backward_s)
     work = passes.forward_s + passes.backward_s
     launched = passes.launched_s
-    if layout.backend == "deepspeed" and layout.zero_stage == 3:
+    if sharding_of(layout).unit == "submodule":
         submodules = profile.zero3_layer_modules * model.num_layers
         launched += profile.zero3_hook_s * submodules * (2 if layout.recompute.granularity == "none" else 3)
     count = layout.gradient_accumulation_steps

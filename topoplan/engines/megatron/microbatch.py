@@ -57,7 +57,7 @@ class MicroBatch:
 def micro_batch(case: Case, layout: Layout) -> MicroBatch:
     """Times of the pieces of a layout, for lengths as they are on average."""
     model, job, traits = case.model, case.job, case.traits
-    shard = average_shard(shard_of(case, layout), layout, job)
+    shard = average_shard(shard_of(case, layout), case, layout)
     vision = vision_s(case, layout, model.vision) if model.vision else (0.0, 0.0)
     vocabulary, fused = padded_vocab_size(model, layout.tp, traits.vocab_multiple), layout.cross_entropy_fusion
     return _micro_batch(case, job.mtp_num_layers, shard, layout.recompute, vocabulary, fused, vision)
