@@ -88,6 +88,13 @@ def test_imports_go_down_the_hallway() -> None:
     assert climbs == []
 
 
+def test_rooms_of_one_floor_import_each_other_one_way() -> None:
+    """Above the catalog, which hands out what specs are made of, and is read by them."""
+    pairs = {(room(path), target) for path in MODULES for target in imported_rooms(path) if room(path) != target}
+    level = {(one, other) for one, other in pairs if FLOORS[one] == FLOORS[other] > FLOORS["catalog"]}
+    assert not {pair for pair in level if pair[::-1] in level}
+
+
 CHECK_FLOORS = {"read": 0, "job": 1, "rules": 2}
 """Within `check`: files -> setup -> job and layout -> findings; the modules beside them put it together."""
 

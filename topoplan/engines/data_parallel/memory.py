@@ -116,12 +116,14 @@ def _moments(
     gathered = ("gathered weights", states.gathered_bytes)
     backward = (gathered, ("gradients on their way", states.layer_gradients_bytes), ("backward of a layer", layer))
     copies = ("16-bit copies of weights", states.cast_bytes)
+    # Of DeepSpeed's optimizer, or of a foreach AdamW.
+    temporaries = "root of the second moment" if case.traits.adam_bytes else "fp32 gradients"
     return (
         Moment("end of forward", (*none_yet, copies, ("logits", logits))),
         Moment("loss", (*none_yet, gathered, ("logits and their gradients", loss))),
         Moment("first layer's backward", (*none_yet, *backward)),
         Moment("last layer's backward", ((FREED, own - kept), *backward)),
-        Moment("optimizer step", ((FREED, -kept - vision), ("fp32 gradients", states.step_bytes))),
+        Moment("optimizer step", ((FREED, -kept - vision), (temporaries, states.step_bytes))),
         *_checkpoint(case, layout, -kept - vision - states.gradients_bytes),
     )
 
