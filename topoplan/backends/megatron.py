@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from topoplan.backends.trinity_traits import TRINITY
 from topoplan.operators.eager_activations import FORWARD_LOGIT_BYTES, LOGIT_BYTES
 from topoplan.operators.padding import PT_PAD, SFT_PAD
 from topoplan.specs.traits import Loss, Padding, Traits
@@ -45,3 +46,10 @@ TRAITS = {
     "deepspeed": HUGGING_FACE,
     "fsdp2": HUGGING_FACE,
 }
+_OWN_WAYS = {("trinity", "fsdp2"): TRINITY}
+"""(Trainer, backend) -> traits, of trainers that do otherwise than is usual behind the backend."""
+
+
+def traits_of(backend: str, trainer: str | None) -> Traits:
+    """How a backend's trainer computes; the one that was asked for, where several have the backend."""
+    return _OWN_WAYS.get((trainer or "", backend), TRAITS[backend])

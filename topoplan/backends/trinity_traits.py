@@ -24,6 +24,7 @@ and of the entropy, whose compiled forward saves the logits alone."""
 TRINITY = Traits(
     name="trinity",
     padding=Padding(removed=True),
+    reduces_in_fp32=True,
     loss=Loss(
         forward_bytes=_BF16,
         backward_bytes=LOGITS_AT_PEAK * _BF16,

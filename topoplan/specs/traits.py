@@ -49,6 +49,9 @@ class Traits:
     """Usual moe_token_dispatcher_type of expert groups inside a node."""
     dispatcher_across_nodes: str = "alltoall"
     """The same of groups that span nodes, where the cluster has what it needs."""
+    reduces_in_fp32: bool = False
+    """Gradients of FSDP2 are reduced in fp32 where no key says it, as verl does; accelerate takes the products' type
+    (`utils/dataclasses.py`, FullyShardedDataParallelPlugin.set_mixed_precision)."""
     loss: Loss | None = None
     """Of an eager trainer; Megatron's is one of its layout's."""
     fsdp_version: int = 2
