@@ -18,7 +18,6 @@ from topoplan.backends.trainers import (
     trainers_of,
 )
 from topoplan.emit.writers import WRITERS
-from topoplan.engines.rule import broken_rule
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import BACKENDS, Layout
 
@@ -46,32 +45,32 @@ def test_the_first_that_can_run_a_layout_is_the_default() -> None:
 
 
 def test_the_rule_of_the_trainer_says_what_the_first_one_says() -> None:
-    assert broken_rule(SPEC, SPLIT, (TRAINER_RULE,)) is None
+    assert trainer_refusal(SPEC, SPLIT) is None
     theirs = replace(SPEC, trainer="llamafactory")
-    assert broken_rule(theirs, WHOLE, (TRAINER_RULE,)) is None
-    broken = broken_rule(theirs, SPLIT, (TRAINER_RULE,))
+    assert trainer_refusal(theirs, WHOLE) is None
+    broken = trainer_refusal(theirs, SPLIT)
     assert broken is not None
-    assert broken[1] == "LLaMA-Factory: ulysses 2: LLaMA-Factory's trainer splits no sequences"
-    broken = broken_rule(replace(SPEC, trainer="trinity"), replace(WHOLE, backend="ddp"), (TRAINER_RULE,))
+    assert broken.equation == "LLaMA-Factory: ulysses 2: LLaMA-Factory's trainer splits no sequences"
+    broken = trainer_refusal(replace(SPEC, trainer="trinity"), replace(WHOLE, backend="ddp"))
     assert broken is not None
-    assert broken[1] == "trinity has no backend ddp"
+    assert broken.equation == "trinity has no backend ddp"
 
 
 def test_megatron_without_a_trainer_is_predicted_for_those_that_have_no_writer() -> None:
     pure = replace(SPEC, job=replace(SPEC.job, stage="kto"))
     assert trainer_of(pure, MEGATRON) is None
-    assert broken_rule(pure, MEGATRON, (TRAINER_RULE,)) is None
-    assert broken_rule(replace(pure, trainer="swift"), MEGATRON, (TRAINER_RULE,)) is not None
+    assert trainer_refusal(pure, MEGATRON) is None
+    assert trainer_refusal(replace(pure, trainer="swift"), MEGATRON) is not None
 
 
 def test_megatron_with_adapters_is_ms_swifts_and_nobody_elses() -> None:
     lora = replace(SPEC, job=replace(SPEC.job, finetuning="lora"))
     assert trainer_of(lora, MEGATRON) == "swift"
-    assert broken_rule(lora, MEGATRON, (TRAINER_RULE,)) is None
+    assert trainer_refusal(lora, MEGATRON) is None
     # What no trainer can run is not ranked, as it is with all weights.
     short = replace(lora, job=replace(lora.job, samples=5))
     assert trainer_of(short, MEGATRON) is None
-    assert broken_rule(short, MEGATRON, (TRAINER_RULE,)) is not None
+    assert trainer_refusal(short, MEGATRON) is not None
     assert backends_of(None, "lora") == backend_names("all", None, finetuning="lora") == backends_of("swift", "lora")
     assert backends_of("llamafactory", "lora")[0] == "mca"
 
@@ -95,7 +94,6 @@ def test_a_refusal_says_what_would_help_in_the_trainers_own_words() -> None:
     layout = replace(WHOLE, backend="ddp")
     refusal = trainer_refusal(spec, layout)
     assert refusal is not None
-    rule, equation = refusal
-    assert (rule.name, rule.fix) == (TRAINER_RULE.name, "set finetuning: qlora, or leave it out")
-    assert equation.startswith("LLaMA-Factory: quantization_bit 8 with finetuning lora")
+    assert (refusal.rule, refusal.fix) == (TRAINER_RULE, "set finetuning: qlora, or leave it out")
+    assert refusal.equation.startswith("LLaMA-Factory: quantization_bit 8 with finetuning lora")
     assert trainer_refusal(spec_of(DENSE, nodes=1, finetuning="lora"), layout) is None

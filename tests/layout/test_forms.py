@@ -15,6 +15,7 @@ from topoplan.engines.megatron.layouts import shapes, steps, with_mode
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import keys_of, layout_from_dict, layout_to_dict, recompute_from_value
 from topoplan.layout.layout import RECOMPUTE_MODULES, SHARDED_BACKENDS, Layout, Recompute
+from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
 
 SPEC = make_spec()
@@ -27,11 +28,11 @@ def read(form: Any, spec: Spec = SPEC) -> Layout:
 @pytest.mark.parametrize("model", [DENSE, MOE, MLA])
 def test_every_candidate_of_a_search_comes_back_from_its_json_form(model: str) -> None:
     spec = make_spec(model, nodes=2, pin={"cp": 1, "micro_batch_size": 2})
-    seen = 0
-    for shape, broken in shapes(spec):
+    case, seen = case_of(spec, "mca"), 0
+    for shape, broken in shapes(case):
         if broken:
             continue
-        for first, modes, broken_step in steps(spec, shape):
+        for first, modes, broken_step in steps(case, shape):
             for layout in (
                 itertools.chain(first, *(with_mode(first, mode) for mode in modes)) if not broken_step else ()
             ):
@@ -240,7 +241,12 @@ def test_every_layout_that_splits_data_alone_comes_back_from_its_json_form_and_h
 ) -> None:
     spec = make_spec(nodes=2)
     spec = replace(spec, cluster=replace(spec.cluster, host_memory_bytes=2**41))
-    found = [layout for family, broken in sharded_families(spec, backend) if not broken for layout in family]
+    found = [
+        layout
+        for family, broken in sharded_families(case_of(spec, backend), backend)
+        if not broken
+        for layout in family
+    ]
     assert len({layout.id for layout in found}) == len(found) > 10
     for layout in found:
         form = json.loads(json.dumps(layout_to_dict(layout)))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engines.samples import DENSE, LATENT, MIXED, VISION, spec_of
-from topoplan.backends.trainers import TRAINER_RULE, trainer_of
+from topoplan.backends.trainers import trainer_of, trainer_refusal
 from topoplan.engines.data_parallel.layouts import sharded_families
 from topoplan.engines.megatron.layouts import (
     OFFLOAD_FRACTIONS,
@@ -21,7 +21,7 @@ from topoplan.engines.megatron.layouts import (
     steps,
     uneven_pipeline_layouts,
 )
-from topoplan.engines.megatron.memory import ShapeStates, shape_states
+from topoplan.engines.megatron.memory import ShapeStates, predict_memory, shape_states
 from topoplan.engines.megatron.rules import RULES
 from topoplan.engines.megatron.step import step_terms
 from topoplan.engines.rule import broken_rule
@@ -66,7 +66,7 @@ def test_plans_are_legal_and_fit_and_have_ids_of_their_own(name: str) -> None:
     ranking = searched(name)
     for plan in ranking.plans:
         assert plan.fits
-        assert broken_rule(ranking.spec, plan.layout, RULES) is None
+        assert broken_rule(case_of(ranking.spec, plan.layout.backend), plan.layout, RULES) is None
         assert plan.layout.world_size == ranking.spec.cluster.world_size
         batch = plan.layout.micro_batch_size * plan.layout.gradient_accumulation_steps * plan.layout.dp
         assert batch == ranking.spec.job.global_batch_size
@@ -354,15 +354,15 @@ def all_degrees(layout: Layout) -> tuple[object, ...]:
 
 def shares(spec: Spec, layout: Layout) -> list[Layout]:
     """The layout with every share of its optimizer in host memory, none first."""
-    return [layout, *offloaded(spec, layout)]
+    return [layout, *offloaded(case_of(spec, "mca"), layout)]
 
 
 def with_all_modes(spec: Spec) -> Iterator[tuple[Layout, ShapeStates, tuple[Recompute, ...]]]:
     """Every legal layout of a spec, without the mode: with its states and the recompute modes that it may have."""
     case = case_of(spec, "mca")
-    for shape, broken_shape in shapes(spec, "mca", ends_in_layers(spec.model, spec.job)):
+    for shape, broken_shape in shapes(case, "mca", ends_in_layers(spec.model, spec.job)):
         states = {} if broken_shape else {layout.pipeline_layout: shape_states(case, layout) for layout in shape}
-        for layouts, modes, broken in steps(spec, shape) if states else ():
+        for layouts, modes, broken in steps(case, shape) if states else ():
             for layout in layouts if not broken else ():
                 yield layout, states[layout.pipeline_layout], (layout.recompute, *modes)
 
@@ -370,13 +370,14 @@ def with_all_modes(spec: Spec) -> Iterator[tuple[Layout, ShapeStates, tuple[Reco
 @pytest.mark.parametrize("name", SMALL)
 def test_of_all_ways_to_make_a_set_of_degrees_fit_the_fastest_is_ranked(name: str) -> None:
     spec = SMALL[name]
+    case = case_of(spec, "mca")
     fastest: dict[tuple[object, ...], float] = {}
     for layout, states, modes in with_all_modes(spec):
         for mode in modes:
-            for lighter in lighter_modes(spec, changed(layout, recompute=mode)):
+            for lighter in lighter_modes(case, changed(layout, recompute=mode)):
                 for one in shares(spec, changed(layout, recompute=lighter)):
-                    if memory_of(case_of(spec, one.backend), one, states=states, until_over=True).fits:
-                        step_s = step_terms(case_of(spec, one.backend), one).step_s
+                    if predict_memory(case, one, states=states, until_over=True).fits:
+                        step_s = step_terms(case, one).step_s
                         degrees = all_degrees(one)
                         fastest[degrees] = min(step_s, fastest.get(degrees, step_s))
     ranking = rank(spec)
@@ -393,8 +394,10 @@ def test_fewer_recomputed_layers_never_need_less_memory(name: str) -> None:
     case = case_of(spec, "mca")
     for layout, states, modes in with_all_modes(spec):
         for one in shares(spec, changed(layout, recompute=modes[-1])):
-            lighter = lighter_modes(spec, one)
-            needed = [memory_of(case, changed(one, recompute=mode), states=states).device_bytes for mode in lighter]
+            lighter = lighter_modes(case, one)
+            needed = [
+                predict_memory(case, changed(one, recompute=mode), states=states).device_bytes for mode in lighter
+            ]
             compared += len(needed) - 1
             assert all(less >= more * (1 - 1e-12) for less, more in pairwise(needed)), one.id
     assert compared > 100
@@ -471,12 +474,12 @@ def sharded_ranking(name: str) -> Ranking:
 def sharded_predictions(name: str) -> tuple[Plan, ...]:
     """Every legal layout of the three backends, predicted on its own."""
     spec = sharded_ranking(name).spec
-    families = [family for backend in SHARDED_BACKENDS for family in sharded_families(spec, backend)]
+    families = [family for backend in SHARDED_BACKENDS for family in sharded_families(case_of(spec, backend), backend)]
     return tuple(
         predict(spec, layout)
         for layouts, broken in families
         for layout in layouts
-        if broken is None and broken_rule(spec, layout, (TRAINER_RULE,)) is None
+        if broken is None and trainer_refusal(spec, layout) is None
     )
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.layout.specs import make_layout, make_spec
 from topoplan.engines.megatron.rules import RULES
+from topoplan.planner.case import case_of
 
 REASON = "megatron-core is not installed (the verify extra has it)"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -208,4 +209,4 @@ def test_offload_without_the_distributed_optimizer_fails_in_its_first_step(
     rule = next(rule for rule in RULES if rule.name == "optimizer")
     spec = make_spec()
     layout = make_layout(spec, optimizer_offload_fraction=0.5, distributed_optimizer=False, overlap_param_gather=False)
-    assert rule.failed(spec, layout) is not None
+    assert rule.failed(case_of(spec, layout.backend), layout) is not None

@@ -15,6 +15,7 @@ from topoplan.backends.mca import SUPPORTED_MODEL_TYPES
 from topoplan.engines.megatron.rules import RULES
 from topoplan.layout.layout import Recompute
 from topoplan.layout.stages import balanced_pipeline_layout
+from topoplan.planner.case import case_of
 
 REASON = "mcore_adapter is not installed (https://github.com/alibaba/ROLL, mcore_adapter/)"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -43,7 +44,7 @@ def test_a_batch_with_images_cannot_be_split_for_context_parallelism(batch_of_a_
         batch_of_a_rank(image_grid_thw=torch.ones(1, 3, dtype=torch.long))
     assert batch_of_a_rank(pixel_values=torch.zeros(16, 1176))["pixel_values"].shape == (16, 588)  # half of each patch
     spec = make_spec(VISION)
-    assert RULE["context-parallel"].failed(spec, make_layout(spec, cp=2)) is not None
+    assert RULE["context-parallel"].failed(case_of(spec, "mca"), make_layout(spec, cp=2)) is not None
 
 
 @pytest.mark.parametrize(("layers", "accepted"), [(3, False), (4, True)])
@@ -58,7 +59,7 @@ def test_the_first_stage_has_more_layers_than_deepstack_inputs(layers: int, acce
     spec = make_spec(VISION)
     text = f"Et*{layers}|t*{36 - layers}L"
     layout = make_layout(spec, pp=2, pipeline_layout=text)
-    assert (RULE["vision-first-stage"].failed(spec, layout) is None) == accepted
+    assert (RULE["vision-first-stage"].failed(case_of(spec, layout.backend), layout) is None) == accepted
 
 
 @pytest.mark.parametrize("pp", [1, 2, 3, 4, 5, 6, 8, 9])
@@ -88,7 +89,7 @@ def test_the_pipeline_split_is_that_of_the_adapter(pp: int, vpp: int, balanced: 
         refused: str | None = str(error)
     else:
         refused = None
-    assert (RULE["pipeline-split"].failed(spec, layout) is None) == (refused is None), refused
+    assert (RULE["pipeline-split"].failed(case_of(spec, layout.backend), layout) is None) == (refused is None), refused
 
 
 @pytest.mark.parametrize("off", ["use_distributed_optimizer", "overlap_grad_reduce"])
@@ -101,7 +102,7 @@ def test_gathering_parameters_is_overlapped_only_with_what_it_needs(off: str) ->
         MegatronArguments(**switches | {off: False})
     spec = make_spec()
     ours = {"use_distributed_optimizer": "distributed_optimizer"}.get(off, off)
-    assert RULE["overlap"].failed(spec, make_layout(spec, **{ours: False})) is not None
+    assert RULE["overlap"].failed(case_of(spec, "mca"), make_layout(spec, **{ours: False})) is not None
 
 
 def test_uniform_recomputation_of_deepstack_models_is_one_layer_at_a_time() -> None:
@@ -118,7 +119,7 @@ def test_uniform_recomputation_of_deepstack_models_is_one_layer_at_a_time() -> N
             with pytest.raises(AssertionError):
                 Qwen3VLTransformerBlock._checkpointed_forward(block, *arguments)
         layout = make_layout(spec, recompute=Recompute(granularity="full", method="uniform", num_layers=layers))
-        assert (RULE["recompute"].failed(spec, layout) is None) == (layers == 1)
+        assert (RULE["recompute"].failed(case_of(spec, layout.backend), layout) is None) == (layers == 1)
 
 
 def test_the_vocabulary_of_every_supported_model_is_the_checkpoints() -> None:

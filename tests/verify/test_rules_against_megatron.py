@@ -20,6 +20,7 @@ from tests.verify.megatron import config_of, fake_world, initialize, refused_by_
 from topoplan.engines.megatron.rules import RULES
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.stages import balanced_pipeline_layout
+from topoplan.planner.case import case_of
 from topoplan.specs.model import Attention, Layer, LinearAttention, Mlp, Model, Moe
 from topoplan.specs.spec import Spec
 
@@ -85,7 +86,7 @@ def broken_here(spec: Spec, layout: Layout) -> dict[str, str]:
     """Every broken rule, not the first alone."""
     found = {}
     for rule in RULES:
-        if equation := rule.failed(spec, layout):
+        if equation := rule.failed(case_of(spec, layout.backend), layout):
             found[rule.name] = equation
     return found
 
@@ -285,5 +286,7 @@ def test_the_interleaved_schedule_refuses_what_the_rule_refuses(monkeypatch: pyt
         for accumulation in (*range(1, 14), 16, 20, 24):
             spec = make_spec(global_batch_size=accumulation)
             layout = make_layout(spec, pp=pp, vpp=2, dp=1, gradient_accumulation_steps=accumulation)
-            assert bool(rule.failed(spec, layout)) == refused_by_schedule(schedules, pp, accumulation)
-            assert rule.failed(spec, replace(layout, vpp=1)) is None
+            assert bool(rule.failed(case_of(spec, layout.backend), layout)) == refused_by_schedule(
+                schedules, pp, accumulation
+            )
+            assert rule.failed(case_of(spec, layout.backend), replace(layout, vpp=1)) is None

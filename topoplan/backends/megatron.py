@@ -19,6 +19,7 @@ MCA = Traits(
     name="mca",
     padding=Padding(multiple=SFT_PAD, pt_multiple=PT_PAD, to_seq_len_with_experts=True),
     vocab_must_divide=True,
+    is_adapter=True,
 )
 """LLaMA-Factory's mcore_adapter: padded_vocab_size is the checkpoint's vocab_size (`models/*/__init__.py`).
 `training_args.py` offers the dispatchers allgather and alltoall. Padding: mcore_adapter

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from topoplan.backends import llamafactory, mca, swift, trinity
-from topoplan.engines.rule import Rule
+from topoplan.engines.rule import Broken
 from topoplan.errors import InputError, LayoutError, listed, nearest
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout
 from topoplan.specs.spec import Spec
@@ -132,8 +132,8 @@ def trainer_of(spec: Spec, layout: Layout, name: str | None = None) -> TrainerNa
     return trainer.name if trainer else None
 
 
-def trainer_refusal(spec: Spec, layout: Layout) -> tuple[Rule, str] | None:
-    """`TRAINER_RULE`, with what the first trainer says would help, and why it refuses; None where one can run it."""
+def trainer_refusal(spec: Spec, layout: Layout) -> Broken | None:
+    """What the first trainer says against a layout, and what would help; None where one can run it."""
     # Layouts of the backend megatron are predicted for trainers that no files are written for, too. Adapters are
     # predicted as ms-swift's are.
     if spec.trainer is None and layout.backend == "megatron" and spec.job.finetuning == "full":
@@ -143,14 +143,10 @@ def trainer_refusal(spec: Spec, layout: Layout) -> tuple[Rule, str] | None:
         return None
     for trainer, error in said:
         if error is not None:
-            return replace(TRAINER_RULE, fix=error.remedy or TRAINER_RULE.fix), f"{trainer.title}: {error.what}"
-    return TRAINER_RULE, f"{spec.trainer} has no backend {layout.backend}"
+            return Broken(TRAINER_RULE, f"{trainer.title}: {error.what}", error.remedy or _OTHERS)
+    return Broken(TRAINER_RULE, f"{spec.trainer} has no backend {layout.backend}", _OTHERS)
 
 
-def _refused(spec: Spec, layout: Layout) -> str | None:
-    refusal = trainer_refusal(spec, layout)
-    return refusal[1] if refusal else None
-
-
-TRAINER_RULE = Rule("trainer", "topoplan/backends", _refused, "take another layout, or another trainer")
-"""Some trainer, or the spec's where it names one, can run the layout; the first one says why not."""
+TRAINER_RULE = "trainer"
+"""Name of the rule that some trainer, or the spec's where it names one, can run the layout."""
+_OTHERS = "take another layout, or another trainer"

@@ -75,15 +75,14 @@ def plan_of_id(spec: Spec, wanted: str, *, option: str = "--plan") -> Plan:
 def _searched_keys(spec: Spec, keys: Mapping[str, Any]) -> dict[str, Any]:
     """What a search of the spec would choose of keys that no id says."""
     from topoplan.backends.trainers import backends_of
-    from topoplan.engines.data_parallel.layouts import usual_grad_reduce_in_fp32
-    from topoplan.layout.layout import MEGATRON_BACKENDS
+    from topoplan.engines.registry import engine_of
+    from topoplan.planner.case import case_of
 
-    if "sharding" in keys:
-        fp32 = usual_grad_reduce_in_fp32(spec, keys["backend"], keys["sharding"])
-        return {"grad_reduce_in_fp32": fp32}
+    if backend := keys.get("backend"):
+        return engine_of(backend).unsaid(case_of(spec, backend), keys)
     searched = (*spec.backends, *backends_of(spec.trainer, spec.job.finetuning))
-    megatron = [backend for backend in searched if backend in MEGATRON_BACKENDS]
-    return {"backend": megatron[0]} if megatron else {}
+    unnamed = [backend for backend in searched if not engine_of(backend).ids_name_backend]
+    return {"backend": unnamed[0]} if unnamed else {}
 
 
 def plans_of_spec(spec: Spec, wanted: Mapping[str, str]) -> list[Plan]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from topoplan.layout.layout import Layout
-from topoplan.specs.spec import Spec
+from topoplan.specs.case import Case
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,14 +16,25 @@ class Rule:
 
     name: str
     source: str
-    failed: Callable[[Spec, Layout], str | None]
+    failed: Callable[[Case, Layout], str | None]
     """The failed equation, or None."""
     fix: str
 
 
-def broken_rule(spec: Spec, layout: Layout, rules: tuple[Rule, ...]) -> tuple[Rule, str] | None:
-    """The first rule that a layout breaks, with its failed equation."""
+class Broken(NamedTuple):
+    """Why a layout is illegal, or refused by the trainers."""
+
+    rule: str
+    """Its name."""
+    equation: str
+    """The failed equation with its numbers, or a trainer's sentence."""
+    fix: str
+    """What would help."""
+
+
+def broken_rule(case: Case, layout: Layout, rules: tuple[Rule, ...]) -> Broken | None:
+    """The first rule that a layout breaks."""
     for rule in rules:
-        if equation := rule.failed(spec, layout):
-            return rule, equation
+        if equation := rule.failed(case, layout):
+            return Broken(rule.name, equation, rule.fix)
     return None

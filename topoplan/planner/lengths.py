@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from topoplan.engines.megatron.rules import RULES
-from topoplan.engines.rule import broken_rule
+from topoplan.engines.registry import engine_of
 from topoplan.operators.padding import is_padded_by_step, is_padded_to_seq_len, load_of
 from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
@@ -79,9 +78,9 @@ def _gain(spec: Spec, plan: Plan) -> str:
     if packing is None or packing.sequences < job.global_batch_size:
         return ""
     then = replace(spec, job=replace(there, samples=packing.sequences))
-    if broken_rule(then, plan.layout, RULES):
-        return ""
     case = case_of(then, plan.layout.backend)
+    if engine_of(plan.layout.backend).verdict(case, plan.layout, searched=True):
+        return ""
     memory = memory_of(case, plan.layout)
     if not memory.fits:
         return ""

@@ -1,4 +1,4 @@
-"""What Liger's kernels would bring to a plan that splits data alone: they take a package of their own, so that a search
+"""What Liger's kernels would bring to a plan whose trainer has them: they take a package of their own, so that a search
 looks at them only when it is asked to."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from topoplan.errors import LayoutError, ModelError, SpecError
-from topoplan.layout.layout import SHARDED_BACKENDS
+from topoplan.layout.forms import keys_of
 from topoplan.planner.explain import memory_difference, speed_difference
 from topoplan.planner.plan import Ranking
 from topoplan.specs.spec import Spec
@@ -18,10 +18,12 @@ KEY = "fused_linear_cross_entropy"
 def liger_note(ranking: Ranking, search: Callable[[Spec], Ranking]) -> str | None:
     """A sentence on the best plan with Liger, against the best one without; None where there is nothing to say."""
     spec = ranking.spec
-    if not ranking.plans or ranking.searched < 1.0 or KEY in spec.job.pin or ranking.plans[0].layout.is_megatron:
+    if not ranking.plans or ranking.searched < 1.0 or KEY in spec.job.pin:
         return None
     best = ranking.plans[0]
-    backends = tuple(backend for backend in spec.backends if backend in SHARDED_BACKENDS)
+    if KEY not in keys_of(best.layout.backend):
+        return None
+    backends = tuple(backend for backend in spec.backends if KEY in keys_of(backend))
     asked = replace(spec, backends=backends, job=replace(spec.job, pin={**spec.job.pin, KEY: True}))
     try:
         found = search(asked)

@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
+from topoplan.engines.registry import engine_of
 from topoplan.errors import TopoplanError
 from topoplan.operators.padding import tokens_per_step
+from topoplan.planner.case import case_of
 from topoplan.planner.measured import MeasuredRun
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
-from topoplan.specs.gpu_profile import band_keys, entry_name
+from topoplan.specs.gpu_profile import entry_name
 from topoplan.specs.load import spec_from_document
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
@@ -197,10 +199,9 @@ def _grouped(figures: Sequence[Figure]) -> list[list[Figure]]:
 
 def _figures(run: MeasuredRun, spec: Spec, plan: Plan) -> Iterator[Figure]:
     measured, memory = run.measured, plan.memory
-    memory_band, time_band = band_keys(spec.model, spec.job, is_megatron=plan.layout.is_megatron)
+    backend = plan.layout.backend
+    memory_band, time_band = engine_of(backend).graded_bands(case_of(spec, backend))
     setup = {key: run.document[key] for key in ("cluster", "model", "job")}
-    # Adapters spare a third of the work that Megatron's bands of speed are about.
-    grades_speed = not run.slowed and not (plan.layout.is_megatron and spec.job.finetuning == "lora")
     alike = json.dumps(setup, sort_keys=True, default=str) if run.unstated else run.id
 
     def figure(kind: str, unit: str, predicted: float, real: float, stage: int | None = None) -> Figure:
@@ -214,7 +215,7 @@ def _figures(run: MeasuredRun, spec: Spec, plan: Plan) -> Iterator[Figure]:
             measured=real,
             stage=stage,
             entry=entry_name(spec.cluster.gpu),
-            band=memory_band if not of_speed else time_band if grades_speed else "",
+            band=memory_band if not of_speed else "" if run.slowed else time_band,
             alike=alike,
         )
 

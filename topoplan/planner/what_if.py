@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from topoplan.engines.data_parallel.rules import SHARDED_RULES
-from topoplan.engines.megatron.rules import RULES
-from topoplan.engines.rule import broken_rule
+from topoplan.backends.jobs import check_backend
+from topoplan.engines.registry import engine_of
 from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.layout.layout import Layout
 from topoplan.planner.case import case_of
 from topoplan.planner.explain import memory_rejection
 from topoplan.planner.plan import Counts, Plan, Ranking
-from topoplan.planner.predict import check_backend, memory_of, plan_of
+from topoplan.planner.predict import memory_of, plan_of
 from topoplan.specs.spec import Spec
 
 Search = Callable[[Spec], Ranking]
@@ -99,10 +98,9 @@ def fate_of(spec: Spec, plan: Plan, ranking: Ranking | None) -> Fate:
         check_backend(spec, layout.backend)
     except (ModelError, SpecError) as error:
         return Fate(layout=layout, rule="job", reason=error.what, fix=error.remedy)
-    if broken := broken_rule(spec, layout, RULES if layout.is_megatron else SHARDED_RULES):
-        rule, equation = broken
-        return Fate(layout=layout, rule=rule.name, reason=equation, fix=rule.fix)
     case = case_of(spec, layout.backend)
+    if broken := engine_of(layout.backend).verdict(case, layout, searched=True):
+        return Fate(layout=layout, rule=broken.rule, reason=broken.equation, fix=broken.fix)
     memory = memory_of(case, layout)
     if not memory.fits:
         out = memory_rejection(spec, layout)

@@ -236,7 +236,12 @@ def band_keys(model: Model, job: Job, *, is_megatron: bool = True) -> tuple[str,
 
 def profile_notes(profile: Profile, gpu: Gpu, model: Model, job: Job, *, is_megatron: bool = True) -> tuple[str, ...]:
     """What a user should know of the constants behind a plan: a file of their own, and bands that are borrowed."""
-    return _notes(profile, gpu.name, band_keys(model, job, is_megatron=is_megatron))
+    return notes_on_bands(profile, gpu, band_keys(model, job, is_megatron=is_megatron))
+
+
+def notes_on_bands(profile: Profile, gpu: Gpu, keys: tuple[str, str]) -> tuple[str, ...]:
+    """What a user should know of the constants behind a plan, whose bands of memory and time have these names."""
+    return _notes(profile, gpu.name, keys)
 
 
 @lru_cache(maxsize=256)

@@ -49,6 +49,8 @@ class Traits:
     """Usual moe_token_dispatcher_type of expert groups inside a node."""
     dispatcher_across_nodes: str = "alltoall"
     """The same of groups that span nodes, where the cluster has what it needs."""
+    is_adapter: bool = False
+    """mcore_adapter (MCA) builds, feeds and saves the model, with what it lacks of Megatron-core's own ways."""
     reduces_in_fp32: bool = False
     """Gradients of FSDP2 are reduced in fp32 where no key says it, as verl does; accelerate takes the products' type
     (`utils/dataclasses.py`, FullyShardedDataParallelPlugin.set_mixed_precision)."""

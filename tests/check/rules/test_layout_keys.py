@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.check.setups import configuration
 from topoplan.check.rules.layout_keys import KEYS_OF_RULE, PP, TP, key_line
-from topoplan.planner.predict import RULES_OF_A_GIVEN_LAYOUT
+from topoplan.engines.megatron.rules import RULES_OF_A_GIVEN_LAYOUT
 
 
 def test_every_layout_rule_has_its_keys() -> None:

@@ -12,7 +12,7 @@ from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.layout_keys import KEYS_OF_RULE
 from topoplan.check.rules.legality import legality_findings
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
-from topoplan.planner.predict import RULES_OF_A_GIVEN_LAYOUT
+from topoplan.engines.megatron.rules import RULES_OF_A_GIVEN_LAYOUT
 from topoplan.specs.load import load_cluster
 
 

@@ -15,6 +15,7 @@ from topoplan.engines.data_parallel.rules import SHARDED_RULES
 from topoplan.engines.megatron.layouts import MAX_MICRO_BATCH_SIZE
 from topoplan.engines.rule import broken_rule
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout, Recompute
+from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
 
 FULL = Recompute(granularity="full", method="uniform", num_layers=1)
@@ -31,7 +32,12 @@ def spec_with(*, host_memory: bool = False, model: str = DENSE, **keys: Any) -> 
 
 
 def legal(spec: Spec, backend: str) -> list[Layout]:
-    return [layout for family, broken in sharded_families(spec, backend) if broken is None for layout in family]
+    return [
+        layout
+        for family, broken in sharded_families(case_of(spec, backend), backend)
+        if broken is None
+        for layout in family
+    ]
 
 
 def brute_force(spec: Spec, backend: str) -> Iterator[Layout]:
@@ -72,7 +78,7 @@ def brute_force(spec: Spec, backend: str) -> Iterator[Layout]:
             layout.world_size == cluster.world_size
             and job.seq_len >= ulysses * (MIN_TOKENS_PER_ULYSSES_RANK if ulysses > 1 else 1)
             and not (offloads and cluster.host_memory_bytes is None)
-            and broken_rule(spec, layout, SHARDED_RULES) is None
+            and broken_rule(case_of(spec, backend), layout, SHARDED_RULES) is None
         ):
             yield layout
 
@@ -107,17 +113,17 @@ def test_the_search_space_is_all_that_is_legal(
 @pytest.mark.parametrize("backend", SHARDED_BACKENDS)
 def test_what_is_refused_breaks_the_rule_that_is_named(backend: str) -> None:
     spec = spec_with(finetuning="qlora", global_batch_size=6, nodes=1)
-    refused = [(family, broken) for family, broken in sharded_families(spec, backend) if broken]
+    refused = [(family, broken) for family, broken in sharded_families(case_of(spec, backend), backend) if broken]
     assert refused
     for (layout,), broken in refused:
-        assert broken == broken_rule(spec, layout, SHARDED_RULES)
+        assert broken == broken_rule(case_of(spec, backend), layout, SHARDED_RULES)
 
 
 @pytest.mark.parametrize("backend", SHARDED_BACKENDS)
 def test_layouts_of_a_family_differ_in_what_a_search_may_choose_for_them(backend: str) -> None:
     chosen = ("recompute", "expandable_segments", "offload", "offload_optimizer", "offload_param")
     usual = {name: getattr(Layout(dp=1, gradient_accumulation_steps=1), name) for name in chosen}
-    for family, _ in sharded_families(spec_with(host_memory=True), backend):
+    for family, _ in sharded_families(case_of(spec_with(host_memory=True), backend), backend):
         assert len({replace(layout, **usual) for layout in family}) == 1
 
 
@@ -163,9 +169,9 @@ def test_a_pin_leaves_exactly_what_agrees_with_it(backend: str, pin: dict[str, A
 )
 def test_a_pin_that_a_backend_cannot_keep_is_refused_by_a_rule(backend: str, pin: dict[str, Any], rule: str) -> None:
     spec = spec_with(host_memory=True, global_batch_size=60, nodes=1, gpus_per_node=4, pin=pin)
-    found = list(sharded_families(spec, backend))
+    found = list(sharded_families(case_of(spec, backend), backend))
     assert found
-    assert {broken[0].name if broken else None for _, broken in found} == {rule}
+    assert {broken.rule if broken else None for _, broken in found} == {rule}
 
 
 def test_a_pinned_offload_holds_where_host_memory_is_not_stated() -> None:
@@ -176,7 +182,7 @@ def test_a_pinned_offload_holds_where_host_memory_is_not_stated() -> None:
 
 def test_a_pinned_offload_in_a_spec_file_without_host_memory_is_refused() -> None:
     spec = replace(spec_with(pin={"offload": True}), path="spec.yaml")
-    assert {broken[0].name for _, broken in sharded_families(spec, "fsdp2") if broken} == {"host-memory"}
+    assert {broken.rule for _, broken in sharded_families(case_of(spec, "fsdp2"), "fsdp2") if broken} == {"host-memory"}
     assert not legal(spec, "fsdp2")
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.layout.specs import DENSE, LINEAR, MLA, make_layout, make_spec, with_attention
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
 from topoplan.engines.rule import broken_rule
+from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
 
 ZERO2, ZERO3 = {"backend": "deepspeed", "zero_stage": 2}, {"backend": "deepspeed", "zero_stage": 3}
@@ -17,8 +18,9 @@ DDP, FSDP2 = {"backend": "ddp"}, {"backend": "fsdp2"}
 def rule_of(spec: Spec, **keys: Any) -> str | None:
     world = spec.cluster.world_size
     keys.setdefault("dp", max(1, world // (keys.get("ulysses", 1) * keys.get("cp", 1))))
-    found = broken_rule(spec, make_layout(spec, distributed_optimizer=False, **keys), SHARDED_RULES)
-    return found[0].name if found else None
+    layout = make_layout(spec, distributed_optimizer=False, **keys)
+    found = broken_rule(case_of(spec, layout.backend), layout, SHARDED_RULES)
+    return found.rule if found else None
 
 
 @pytest.mark.parametrize("way", [DDP, ZERO2, ZERO3, FSDP2])

@@ -30,6 +30,7 @@ from topoplan.engines.rule import broken_rule
 from topoplan.layout.forms import keys_of
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.stages import balanced_pipeline_layout, end_sizes, split_stages, spread_pipeline_layout
+from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
 
 NODES = {DENSE: 4, MOE: 2, MLA: 2, VISION: 4, LINEAR: 2}
@@ -37,14 +38,16 @@ NODES = {DENSE: 4, MOE: 2, MLA: 2, VISION: 4, LINEAR: 2}
 
 def candidates(spec: Spec) -> Iterator[tuple[Layout, str | None]]:
     """Every layout that a search looks at, with the name of the rule that it breaks."""
-    for shape, broken in shapes(spec, spec.job.pin.get("backend", "mca")):
+    backend = spec.job.pin.get("backend", "mca")
+    case = case_of(spec, backend)
+    for shape, broken in shapes(case, backend):
         if broken:
-            yield shape[0], broken[0].name
+            yield shape[0], broken.rule
             continue
-        for first, modes, broken_step in steps(spec, shape):
+        for first, modes, broken_step in steps(case, shape):
             for layouts in (first, *(with_mode(first, mode) for mode in modes)):
                 for layout in layouts:
-                    yield layout, broken_step[0].name if broken_step else None
+                    yield layout, broken_step.rule if broken_step else None
 
 
 def legal(spec: Spec) -> list[Layout]:
@@ -67,7 +70,7 @@ def test_no_candidate_comes_twice_and_every_id_is_its_own(model: str) -> None:
 def test_every_legal_candidate_passes_all_rules_and_every_other_breaks_the_one_it_names(model: str) -> None:
     spec = make_spec(model, nodes=NODES[model])
     for layout, rule in candidates(spec):
-        broken = broken_rule(spec, layout, RULES)
+        broken = broken_rule(case_of(spec, layout.backend), layout, RULES)
         if rule is None:
             assert broken is None
             assert layout.world_size == spec.cluster.world_size
@@ -214,21 +217,23 @@ def test_fewer_recomputed_layers_are_tried_only_where_all_are() -> None:
     spec = make_spec()
     layout = next(layout for layout in legal(spec) if layout.recompute == full and layout.pp == 4 and layout.vpp == 1)
     longest = max(chunk.num_layers for (chunk,) in split_stages(36, 4, 1, layout.pipeline_layout))
-    *fewer, own = lighter_modes(spec, layout)
+    *fewer, own = lighter_modes(case_of(spec, "mca"), layout)
     assert own == full
     assert fewer == [Recompute(granularity="full", method="block", num_layers=layers) for layers in range(1, longest)]
-    assert lighter_modes(spec, replace(layout, recompute=Recompute())) == (Recompute(),)
-    assert lighter_modes(make_spec(pin={"recompute": "full"}), layout) == (full,)
+    assert lighter_modes(case_of(spec, "mca"), replace(layout, recompute=Recompute())) == (Recompute(),)
+    assert lighter_modes(case_of(make_spec(pin={"recompute": "full"}), "mca"), layout) == (full,)
 
 
 def test_offload_is_tried_where_host_memory_is_stated_and_not_pinned() -> None:
     layout = legal(make_spec())[0]
     with_host = replace(make_spec().cluster, host_memory_bytes=10**12)
-    assert offloaded(make_spec(), layout) == []
+    assert offloaded(case_of(make_spec(), "mca"), layout) == []
     spec = replace(make_spec(), cluster=with_host)
-    assert [one.optimizer_offload_fraction for one in offloaded(spec, layout)] == list(OFFLOAD_FRACTIONS)
+    assert [one.optimizer_offload_fraction for one in offloaded(case_of(spec, "mca"), layout)] == list(
+        OFFLOAD_FRACTIONS
+    )
     pinned = replace(make_spec(pin={"optimizer_offload_fraction": 0.0}), cluster=with_host)
-    assert offloaded(pinned, layout) == []
+    assert offloaded(case_of(pinned, "mca"), layout) == []
 
 
 def test_seven_gpus_a_node_leave_no_tensor_parallelism_for_32_heads() -> None:
@@ -300,7 +305,7 @@ def test_images_are_never_split_by_context_parallelism() -> None:
     ],
 )
 def test_selective_recomputation_is_tried_for_what_the_model_has(model: str, modules: set[tuple[str, ...]]) -> None:
-    modes = recompute_modes(make_spec(model))
+    modes = recompute_modes(case_of(make_spec(model), "mca"))
     assert {mode.modules for mode in modes if mode.granularity == "selective"} == modules
     assert modes[0] == Recompute()
     assert modes[-1].granularity == "full"
@@ -325,7 +330,7 @@ def test_any_machine_and_any_pin_give_legal_candidates_or_none(
     found = legal(spec)
     assert len(found) == len(set(found))
     for layout in found:
-        assert broken_rule(spec, layout, RULES) is None
+        assert broken_rule(case_of(spec, layout.backend), layout, RULES) is None
         assert {key: getattr(layout, key) for key in pin} == pin
 
 

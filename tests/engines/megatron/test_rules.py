@@ -19,6 +19,7 @@ from topoplan.engines.megatron.rules import (
 )
 from topoplan.engines.rule import broken_rule
 from topoplan.layout.layout import Layout, Recompute
+from topoplan.planner.case import case_of
 from topoplan.specs.cluster import Fabric
 from topoplan.specs.facts import facts_of
 from topoplan.specs.spec import Spec
@@ -34,7 +35,7 @@ def selective(*modules: str) -> Recompute:
 
 
 def failed(name: str, spec: Spec, layout: Layout) -> str | None:
-    return RULE[name].failed(spec, layout)
+    return RULE[name].failed(case_of(spec, layout.backend), layout)
 
 
 FLEX = {"moe_token_dispatcher_type": "flex", "backend": "megatron"}
@@ -464,14 +465,14 @@ def test_every_rule_belongs_to_one_stage_of_the_search() -> None:
 )
 def test_usual_layouts_break_no_rule(model: str, keys: dict[str, Any]) -> None:
     spec = make_spec(model)
-    assert broken_rule(spec, make_layout(spec, **keys), RULES) is None
+    assert broken_rule(case_of(spec, "mca"), make_layout(spec, **keys), RULES) is None
 
 
-def test_the_first_broken_rule_is_the_one_that_is_told() -> None:
+def test_the_first_broken_rule_is_the_one_that_is_named() -> None:
     spec = make_spec()
-    broken = broken_rule(spec, make_layout(spec, tp=16, pp=3, ep=2), RULES)
+    broken = broken_rule(case_of(spec, "mca"), make_layout(spec, tp=16, pp=3, ep=2), RULES)
     assert broken is not None
-    assert (broken[0].name, broken[1]) == ("world-size", "world size 32 % (tp 16 * pp 3 * cp 1) = 32")
+    assert (broken.rule, broken.equation) == ("world-size", "world size 32 % (tp 16 * pp 3 * cp 1) = 32")
 
 
 def test_a_pinned_ep_may_leave_the_nvlink_domain() -> None:
@@ -480,8 +481,8 @@ def test_a_pinned_ep_may_leave_the_nvlink_domain() -> None:
 
 
 def test_tensor_parallel_may_span_a_rack_with_nvlink_and_a_node_without() -> None:
-    assert tensor_parallel_domain(make_spec(gpus_per_node=4, nodes=18, domain=72)) == 72
-    assert tensor_parallel_domain(make_spec(nvlink=False)) == 8
+    assert tensor_parallel_domain(case_of(make_spec(gpus_per_node=4, nodes=18, domain=72), "mca")) == 72
+    assert tensor_parallel_domain(case_of(make_spec(nvlink=False), "mca")) == 8
 
 
 def test_fewer_kv_heads_than_ranks_are_fine_when_the_matrix_divides() -> None:
@@ -524,7 +525,7 @@ def test_padding_to_seq_len_under_expert_parallel_counts_the_whole_length() -> N
 )
 def test_alignment_follows_the_recipe(gpu: str, precision: str, backend: str, align: int) -> None:
     spec = make_spec(gpu=gpu, precision=precision)
-    assert fp8_alignment(spec, make_layout(spec, backend=backend)) == align
+    assert fp8_alignment(case_of(spec, backend)) == align
 
 
 @pytest.mark.parametrize("name", catalog.model_names())

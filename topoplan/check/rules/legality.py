@@ -8,11 +8,11 @@ from dataclasses import replace
 from topoplan.check.job.translate import Translation
 from topoplan.check.rules.finding import Finding, Severity
 from topoplan.check.rules.layout_keys import KEYS_OF_RULE, key_line
-from topoplan.engines.data_parallel.rules import SHARDED_RULES
+from topoplan.engines.registry import engine_of
 from topoplan.engines.rule import Rule
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
-from topoplan.planner.predict import RULES_OF_A_GIVEN_LAYOUT
+from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
 
 SLOW_RULES = frozenset(["tp-in-nvlink-domain"])
@@ -22,9 +22,10 @@ SLOW_RULES = frozenset(["tp-in-nvlink-domain"])
 def broken_rules(spec: Spec, layout: Layout) -> list[tuple[Rule, str]]:
     """Every rule that a layout breaks, with its equation; of those that one key decides, the first."""
     broken: dict[str, tuple[Rule, str]] = {}
-    for rule in RULES_OF_A_GIVEN_LAYOUT if layout.is_megatron else SHARDED_RULES:
+    case = case_of(spec, layout.backend)
+    for rule in engine_of(layout.backend).rules:
         try:
-            equation = rule.failed(spec, layout)
+            equation = rule.failed(case, layout)
         except LayoutError:  # stages that do not divide, which a rule of their own tells
             continue
         if equation:

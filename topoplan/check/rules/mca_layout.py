@@ -21,6 +21,7 @@ from topoplan.emit.trainer_keys import known_keys
 from topoplan.engines.megatron.rules import RULES
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import RECOMPUTE_MODULES
+from topoplan.planner.case import case_of
 from topoplan.specs.facts import facts_of
 from topoplan.specs.model import Model
 from topoplan.units import shown
@@ -151,6 +152,7 @@ def _broken_rules(configuration: Configuration, model: Model | None) -> Iterator
         if asked is None:
             return
         spec, layout = asked
+        case = case_of(spec, layout.backend)
         stages_known = model is not None
         told: set[str] = set()
         for rule in RULES:
@@ -163,7 +165,7 @@ def _broken_rules(configuration: Configuration, model: Model | None) -> Iterator
                 continue
             if rule.name == "overlap" and not is_complete(configuration):
                 continue  # a few lines of a file: the rest may switch them on
-            equation = rule.failed(spec, layout)
+            equation = rule.failed(case, layout)
             if equation is None:
                 continue
             if rule.name == "pipeline-split":

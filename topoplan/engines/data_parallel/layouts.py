@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
-from topoplan.engines.megatron.layouts import MAX_MICRO_BATCH_SIZE, Broken, divisors
-from topoplan.engines.rule import broken_rule
+from topoplan.engines.megatron.layouts import MAX_MICRO_BATCH_SIZE, divisors
+from topoplan.engines.rule import Broken, broken_rule
 from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import USUAL, Layout, Recompute, changed
-from topoplan.specs.spec import Spec
+from topoplan.specs.case import Case
 
 MIN_TOKENS_PER_ULYSSES_RANK = 1024
 """Below this a sequence's ranks spend more time on messages than on attention. Not searched unless pinned."""
@@ -19,19 +19,19 @@ STATES = ("zero_stage", "sharding")
 OFFLOADS = ("offload_optimizer", "offload_param", "offload")
 
 
-def _states(spec: Spec, backend: str) -> list[dict[str, Any]]:
+def _states(case: Case, backend: str) -> list[dict[str, Any]]:
     """What is sharded, in each way that a backend has."""
     if backend == "deepspeed":
         return [{"zero_stage": stage} for stage in (1, 2, 3)]
     if backend == "fsdp2":
-        return [{"sharding": "full"}, *([{"sharding": "hybrid"}] if spec.cluster.nodes > 1 else [])]
+        return [{"sharding": "full"}, *([{"sharding": "hybrid"}] if case.cluster.nodes > 1 else [])]
     return [{}]
 
 
-def _offloads(spec: Spec, backend: str, states: dict[str, Any]) -> list[dict[str, Any]]:
+def _offloads(case: Case, backend: str, states: dict[str, Any]) -> list[dict[str, Any]]:
     """What is in host memory, the least first. Searched where host memory is stated, so that it can be checked."""
     off: list[dict[str, Any]] = [{}]
-    if spec.cluster.host_memory_bytes is None:
+    if case.cluster.host_memory_bytes is None:
         return off
     if backend == "deepspeed":
         off.append({"offload_optimizer": True})
@@ -42,19 +42,14 @@ def _offloads(spec: Spec, backend: str, states: dict[str, Any]) -> list[dict[str
     return off
 
 
-def usual_grad_reduce_in_fp32(spec: Spec, backend: str, sharding: str | None) -> bool:
-    """What the trainer of such a layout does, where no key says it.
-
-    accelerate reduces FSDP2's gradients in the type of the products (`utils/dataclasses.py`,
-    FullyShardedDataParallelPlugin.set_mixed_precision); verl, under Trinity-RFT, in fp32, and it alone runs hybrid
-    sharding.
-    """
-    return backend != "fsdp2" or spec.trainer == "trinity" or sharding == "hybrid"
+def usual_grad_reduce_in_fp32(case: Case, backend: str, sharding: str | None) -> bool:
+    """What the trainer of such a layout does, where no key says it. verl alone runs hybrid sharding."""
+    return backend != "fsdp2" or case.traits.reduces_in_fp32 or sharding == "hybrid"
 
 
-def sharded_families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
+def sharded_families(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
     """Legal layouts that differ in checkpointing, offload and the allocator alone, together; others with their rule."""
-    pin = spec.job.pin
+    pin = case.job.pin
 
     def chosen(key: str, values: list[Any]) -> list[Any]:
         return [pin[key]] if key in pin else values
@@ -65,14 +60,14 @@ def sharded_families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, .
         fits = [one for one in options if all(one.get(key, USUAL[key]) == value for key, value in pinned.items())]
         return fits or [pinned]
 
-    world, batch = spec.cluster.world_size, spec.job.global_batch_size
-    longest = max(1, spec.job.seq_len // MIN_TOKENS_PER_ULYSSES_RANK)
-    sequence_ranks = [1] if backend == "ddp" else divisors(spec.cluster.gpus_per_node, longest)
+    world, batch = case.cluster.world_size, case.job.global_batch_size
+    longest = max(1, case.job.seq_len // MIN_TOKENS_PER_ULYSSES_RANK)
+    sequence_ranks = [1] if backend == "ddp" else divisors(case.cluster.gpus_per_node, longest)
     modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else [Recompute(), FULL]
     degrees = {key: pin[key] for key in ("tp", "pp", "vpp", "ep", "etp") if key in pin}
-    for states in kept(_states(spec, backend), STATES):
-        reduces_in_fp32 = usual_grad_reduce_in_fp32(spec, backend, states.get("sharding"))
-        offloads = kept(_offloads(spec, backend, states), OFFLOADS)
+    for states in kept(_states(case, backend), STATES):
+        reduces_in_fp32 = usual_grad_reduce_in_fp32(case, backend, states.get("sharding"))
+        offloads = kept(_offloads(case, backend, states), OFFLOADS)
         for ulysses in chosen("ulysses", sequence_ranks):
             dp = max(1, world // ulysses)
             micro_batches = [1] if batch % dp else divisors(batch // dp, MAX_MICRO_BATCH_SIZE)
@@ -97,7 +92,7 @@ def sharded_families(spec: Spec, backend: str) -> Iterator[tuple[tuple[Layout, .
                     base.gradient_accumulation_steps
                 ):
                     continue
-                if broken := broken_rule(spec, base, SHARDED_RULES):
+                if broken := broken_rule(case, base, SHARDED_RULES):
                     yield (base,), broken
                     continue
                 yield (

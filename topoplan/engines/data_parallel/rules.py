@@ -5,11 +5,11 @@ from __future__ import annotations
 from topoplan.engines.rule import Rule
 from topoplan.layout.forms import keys_of
 from topoplan.layout.layout import USUAL, Layout
+from topoplan.specs.case import Case
 from topoplan.specs.model import Attention, LinearAttention, Model
-from topoplan.specs.spec import Spec
 
 
-def _degrees(spec: Spec, layout: Layout) -> str | None:
+def _degrees(case: Case, layout: Layout) -> str | None:
     for key in ("tp", "pp", "vpp", "ep", "etp"):
         if getattr(layout, key) > 1:
             return f"{key} {getattr(layout, key)} with backend {layout.backend}"
@@ -18,22 +18,22 @@ def _degrees(spec: Spec, layout: Layout) -> str | None:
     return None
 
 
-def _batch(spec: Spec, layout: Layout) -> str | None:
-    batch, product = spec.job.global_batch_size, layout.micro_batch_size * layout.dp
+def _batch(case: Case, layout: Layout) -> str | None:
+    batch, product = case.job.global_batch_size, layout.micro_batch_size * layout.dp
     if batch % product:
         words = f"micro_batch_size {layout.micro_batch_size} * dp {layout.dp}"
         return f"global_batch_size {batch} % ({words}) = {batch % product}"
     return None
 
 
-def _offload(spec: Spec, layout: Layout) -> str | None:
+def _offload(case: Case, layout: Layout) -> str | None:
     away = layout.offload or layout.offload_optimizer
-    if away and spec.cluster.host_memory_bytes is None and spec.path is not None:
+    if away and case.cluster.host_memory_bytes is None and not case.is_past:
         return "offload without host_memory in the spec"
     return None
 
 
-def _states(spec: Spec, layout: Layout) -> str | None:
+def _states(case: Case, layout: Layout) -> str | None:
     for key in ("zero_stage", "sharding", "offload_optimizer", "offload_param", "offload", "sync_each_batch"):
         value = getattr(layout, key)
         if key not in keys_of(layout.backend) and value != USUAL[key]:
@@ -41,13 +41,13 @@ def _states(spec: Spec, layout: Layout) -> str | None:
     return None
 
 
-def _zero_stage(spec: Spec, layout: Layout) -> str | None:
+def _zero_stage(case: Case, layout: Layout) -> str | None:
     if layout.backend == "deepspeed" and layout.zero_stage not in (1, 2, 3):
         return f"zero_stage {layout.zero_stage} with backend deepspeed"
     return None
 
 
-def _offload_param(spec: Spec, layout: Layout) -> str | None:
+def _offload_param(case: Case, layout: Layout) -> str | None:
     if layout.offload_param and layout.zero_stage != 3:
         return f"offload_param with zero_stage {layout.zero_stage}"
     if layout.offload_param and not layout.offload_optimizer:
@@ -82,41 +82,41 @@ def ulysses_degrees(model: Model, gpus: int, node_gpus: int) -> list[int]:
     ]
 
 
-def _ulysses(spec: Spec, layout: Layout) -> str | None:
+def _ulysses(case: Case, layout: Layout) -> str | None:
     degree = layout.ulysses
     if degree == 1:
         return None
     if layout.backend == "ddp":
         return f"ulysses {degree} with backend ddp"
-    if problem := _undivided_heads(spec.model, degree):
+    if problem := _undivided_heads(case.model, degree):
         return problem
-    if (world := spec.cluster.world_size) % degree:
+    if (world := case.cluster.world_size) % degree:
         return f"world size {world} % ulysses {degree} = {world % degree}"
-    if spec.cluster.gpus_per_node % degree and degree % spec.cluster.gpus_per_node:
-        return f"{spec.cluster.gpus_per_node} GPUs of a node % ulysses {degree}"
-    if spec.job.seq_len % degree:
-        return f"seq_len {spec.job.seq_len} % ulysses {degree} = {spec.job.seq_len % degree}"
+    if case.cluster.gpus_per_node % degree and degree % case.cluster.gpus_per_node:
+        return f"{case.cluster.gpus_per_node} GPUs of a node % ulysses {degree}"
+    if case.job.seq_len % degree:
+        return f"seq_len {case.job.seq_len} % ulysses {degree} = {case.job.seq_len % degree}"
     return None
 
 
-def _quantised(spec: Spec, layout: Layout) -> str | None:
-    if spec.job.finetuning != "qlora":
+def _quantised(case: Case, layout: Layout) -> str | None:
+    if case.job.finetuning != "qlora":
         return None
     # Only NF4 has a storage type that can be cut into shards (bnb_4bit_quant_storage).
     shards = "fsdp2" if layout.backend == "fsdp2" else "zero_stage 3" if layout.zero_stage == 3 else ""
-    return f"{shards} with weights in 8 bits" if shards and spec.job.quantization_bit == 8 else None
+    return f"{shards} with weights in 8 bits" if shards and case.job.quantization_bit == 8 else None
 
 
-def _tuning(spec: Spec, layout: Layout) -> str | None:
-    if spec.job.pure_bf16 and layout.backend == "deepspeed":
+def _tuning(case: Case, layout: Layout) -> str | None:
+    if case.job.pure_bf16 and layout.backend == "deepspeed":
         return "pure_bf16 with backend deepspeed, whose optimizer keeps fp32 weights"
-    if spec.job.mtp_num_layers:
-        return f"mtp_num_layers {spec.job.mtp_num_layers} with backend {layout.backend}"
+    if case.job.mtp_num_layers:
+        return f"mtp_num_layers {case.job.mtp_num_layers} with backend {layout.backend}"
     return None
 
 
-def _hybrid(spec: Spec, layout: Layout) -> str | None:
-    if layout.backend == "fsdp2" and layout.sharding == "hybrid" and spec.cluster.nodes == 1:
+def _hybrid(case: Case, layout: Layout) -> str | None:
+    if layout.backend == "fsdp2" and layout.sharding == "hybrid" and case.cluster.nodes == 1:
         return "hybrid sharding in one node"
     return None
 

@@ -15,14 +15,14 @@ from topoplan.engines.megatron.rules import (
     STEP_RULES,
     tensor_parallel_domain,
 )
-from topoplan.engines.rule import Rule, broken_rule
+from topoplan.engines.rule import Broken, broken_rule
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import recompute_from_value, with_loss, with_overlap
 from topoplan.layout.layout import Layout, Recompute, changed, stages_of
 from topoplan.layout.stages import spread_pipeline_layout, vpp_of
+from topoplan.specs.case import Case
 from topoplan.specs.facts import facts_of
 from topoplan.specs.model import LatentAttention, Moe
-from topoplan.specs.spec import Spec
 
 MIN_TOKENS_PER_CP_RANK = 1024
 """Below this a context-parallel rank's attention takes less time than its messages. Not searched unless pinned."""
@@ -39,9 +39,6 @@ UNEVEN_SPLITS = 3
 OFFLOAD_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 """Shares of the optimizer that are searched where host memory is stated, so that it can be checked."""
 
-Broken = tuple[Rule, str]
-"""A rule and its failed equation."""
-
 
 def divisors(number: int, limit: int) -> list[int]:
     """Divisors of a number, up to a limit."""
@@ -52,21 +49,21 @@ def _powers_of_two(limit: int) -> list[int]:
     return [1 << n for n in range(max(1, limit).bit_length())]
 
 
-def recompute_modes(spec: Spec) -> list[Recompute]:
+def recompute_modes(case: Case) -> list[Recompute]:
     """Recompute modes of a model: none, every set of modules that frees something on its own, and full.
 
     core_attn only on Volta: flash attention, from Ampere on, keeps nothing that recomputing it would free. layernorm
     only beside experts and latent attention: elsewhere Transformer Engine fuses the norm into the linear layer. moe
     has moe_act and shared_experts in it.
     """
-    layers = {id(layer): layer for layer in spec.model.layers}.values()
+    layers = {id(layer): layer for layer in case.model.layers}.values()
     latent = any(isinstance(layer.attention, LatentAttention) for layer in layers)
     experts = [layer.ffn for layer in layers if isinstance(layer.ffn, Moe)]
     feed_forward: list[tuple[str, ...]] = [(), ("moe_act",), ("moe",)] if experts else [(), ("mlp",)]
     if any(moe.shared_intermediate_size for moe in experts):
         feed_forward += [("shared_experts",), ("moe_act", "shared_experts")]
     choices = (
-        [(), ("core_attn",)] if spec.cluster.gpu.architecture == "volta" else [()],
+        [(), ("core_attn",)] if case.cluster.gpu.architecture == "volta" else [()],
         [(), ("layernorm",)] if latent or experts else [()],
         [(), ("mla_up_proj",)] if latent else [()],
         feed_forward,
@@ -105,7 +102,7 @@ SWITCHES = (
 
 
 def shapes(
-    spec: Spec, backend: str = "mca", ends_in_layers: tuple[float, float] = (1.0, 1.0)
+    case: Case, backend: str = "mca", ends_in_layers: tuple[float, float] = (1.0, 1.0)
 ) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
     """Every combination of degrees. Micro batch and recompute are at their simplest.
 
@@ -113,20 +110,20 @@ def shapes(
     Degrees run over the divisors of the world; tp goes one step beyond the domain, so that the rule shows.
     `ends_in_layers` as in `uneven_pipeline_layouts`.
     """
-    world, pin = spec.cluster.world_size, spec.job.pin
-    facts = facts_of(spec.model)
+    world, pin = case.cluster.world_size, case.job.pin
+    facts = facts_of(case.model)
     choices = _Choices(dict(pin))
-    longest_cp = max(1, spec.job.seq_len // MIN_TOKENS_PER_CP_RANK)
-    switches = with_loss(with_overlap({key: pin[key] for key in SWITCHES if key in pin}, spec.job), spec.job)
-    for tp in choices.of("tp", divisors(world, 2 * tensor_parallel_domain(spec))):
-        for pp in choices.of("pp", divisors(max(1, world // tp), spec.model.num_layers)):
-            splits = _splits(spec, pp, choices, ends_in_layers)
+    longest_cp = max(1, case.job.seq_len // MIN_TOKENS_PER_CP_RANK)
+    switches = with_loss(with_overlap({key: pin[key] for key in SWITCHES if key in pin}, case.job), case.job)
+    for tp in choices.of("tp", divisors(world, 2 * tensor_parallel_domain(case))):
+        for pp in choices.of("pp", divisors(max(1, world // tp), case.model.num_layers)):
+            splits = _splits(case, pp, choices, ends_in_layers)
             for cp in choices.of("cp", [n for n in _powers_of_two(longest_cp) if (world // (tp * pp)) % n == 0]):
                 if world < tp * pp * cp or pin.get("dp", world // (tp * pp * cp)) * tp * pp * cp != world:
                     continue
                 dp = world // (tp * pp * cp)
                 base = Layout(backend=backend, tp=tp, pp=pp, cp=cp, dp=dp, gradient_accumulation_steps=1, **switches)
-                if broken := broken_rule(spec, base, SPLIT_RULES):
+                if broken := broken_rule(case, base, SPLIT_RULES):
                     yield (base,), broken
                     continue
                 stage = tp * cp * dp
@@ -135,17 +132,17 @@ def shapes(
                     for etp in choices.of("etp", sorted({1, tp}) if facts.is_moe else [1]):
                         for vpp, pipeline_layouts in splits.items():
                             shape = changed(base, ep=ep, etp=etp, vpp=vpp)
-                            yield from _legal_splits(spec, shape, pipeline_layouts)
+                            yield from _legal_splits(case, shape, pipeline_layouts)
 
 
 def _legal_splits(
-    spec: Spec, shape: Layout, pipeline_layouts: Sequence[str | None]
+    case: Case, shape: Layout, pipeline_layouts: Sequence[str | None]
 ) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
     """A shape with each of its pipeline splits: those that break a rule one by one, then the legal ones together."""
     legal: list[Layout] = []
     for text in pipeline_layouts:
         layout = changed(shape, pipeline_layout=text) if text else shape
-        if broken := broken_rule(spec, layout, _REST):
+        if broken := broken_rule(case, layout, _REST):
             yield (layout,), broken
         else:
             legal.append(layout)
@@ -157,10 +154,10 @@ _REST = GRID_RULES + SEARCH_RULES
 
 
 def _splits(
-    spec: Spec, pp: int, choices: _Choices, ends_in_layers: tuple[float, float]
+    case: Case, pp: int, choices: _Choices, ends_in_layers: tuple[float, float]
 ) -> dict[int, tuple[str | None, ...]]:
     """Pipeline layouts by vpp: the even split where the layers divide, and the best balanced uneven ones."""
-    layers = spec.model.num_layers
+    layers = case.model.num_layers
     if text := choices.pin.get("pipeline_layout"):
         try:
             return dict.fromkeys(choices.of("vpp", [vpp_of(text, pp)]), (text,))
@@ -174,7 +171,7 @@ def _splits(
     for vpp in choices.of("vpp", usual):
         uneven: tuple[str, ...] = ()
         if vpp <= MAX_UNEVEN_VPP:
-            uneven = uneven_pipeline_layouts(layers, pp, vpp, ends_in_layers, spec.job.mtp_num_layers)
+            uneven = uneven_pipeline_layouts(layers, pp, vpp, ends_in_layers, case.job.mtp_num_layers)
         # Where nothing else is left, the even split says why it is not legal.
         splits[vpp] = (None, *uneven) if layers % (pp * vpp) == 0 or not uneven else uneven
     return splits
@@ -206,20 +203,23 @@ def uneven_pipeline_layouts(
 
 
 def steps(
-    spec: Spec, shape: tuple[Layout, ...]
+    case: Case, shape: tuple[Layout, ...]
 ) -> Iterator[tuple[tuple[Layout, ...], tuple[Recompute, ...], Broken | None]]:
     """Every micro batch and sequence-parallel switch of a legal shape, with each of its splits.
 
     Layouts come with the first of their recompute modes, and the others beside it, each of which is slower. Those that
     break a rule come alone, with the rule.
     """
-    pin, batch = spec.job.pin, spec.job.global_batch_size
+    pin, batch = case.job.pin, case.job.global_batch_size
     choices = _Choices(dict(pin))
     first = shape[0]
     if batch % first.dp and "micro_batch_size" not in pin:
-        yield shape, (), broken_rule(spec, first, STEP_RULES)
+        yield shape, (), broken_rule(case, first, STEP_RULES)
         return
-    modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else recompute_modes(spec)
+    modes = [recompute_from_value(pin["recompute"])] if "recompute" in pin else recompute_modes(case)
+    # These rules look at the mode alone, and the next ones at all but the mode and the split.
+    judged = [(mode, broken_rule(case, changed(first, recompute=mode), MODE_RULES)) for mode in modes]
+    legal = tuple(mode for mode, broken in judged if broken is None)
     for micro_batch in choices.of("micro_batch_size", divisors(max(1, batch // first.dp), MAX_MICRO_BATCH_SIZE)):
         accumulation = max(1, batch // (micro_batch * first.dp))
         if pin.get("gradient_accumulation_steps", accumulation) != accumulation:
@@ -235,19 +235,14 @@ def steps(
                 )
                 for layout in shape
             )
-            # Neither these rules nor those on the mode look at the split.
-            if broken := broken_rule(spec, layouts[0], STEP_RULES):
+            if broken := broken_rule(case, layouts[0], STEP_RULES):
                 yield layouts, (), broken
                 continue
-            legal: list[Recompute] = []
-            for mode in modes:
-                one = layouts[0] if mode == modes[0] else changed(layouts[0], recompute=mode)
-                if broken := broken_rule(spec, one, MODE_RULES):
+            for mode, broken in judged:
+                if broken:
                     yield with_mode(layouts, mode), (), broken
-                else:
-                    legal.append(mode)
             if legal:
-                yield with_mode(layouts, legal[0]), tuple(legal[1:]), None
+                yield with_mode(layouts, legal[0]), legal[1:], None
 
 
 def with_mode(layouts: tuple[Layout, ...], mode: Recompute) -> tuple[Layout, ...]:
@@ -255,15 +250,15 @@ def with_mode(layouts: tuple[Layout, ...], mode: Recompute) -> tuple[Layout, ...
     return layouts if mode == layouts[0].recompute else tuple(changed(layout, recompute=mode) for layout in layouts)
 
 
-def lighter_modes(spec: Spec, layout: Layout) -> tuple[Recompute, ...]:
+def lighter_modes(case: Case, layout: Layout) -> tuple[Recompute, ...]:
     """Recompute modes that a layout may do with, each faster than the next; the last is its own.
 
     A layout that recomputes every layer may recompute the first ones of each virtual stage alone (Megatron's method
     block). The others have no choice, nor has a pinned mode.
     """
-    if "recompute" in spec.job.pin or layout.recompute.granularity != "full":
+    if "recompute" in case.job.pin or layout.recompute.granularity != "full":
         return (layout.recompute,)
-    stages = stages_of(spec.model, spec.job, layout)
+    stages = stages_of(case.model, case.job, layout)
     most = max(chunk.num_layers for stage in stages for chunk in stage)
     return (*_block_modes(most), layout.recompute)
 
@@ -274,8 +269,8 @@ def _block_modes(most: int) -> tuple[Recompute, ...]:
     return tuple(Recompute(granularity="full", method="block", num_layers=layers) for layers in range(1, most))
 
 
-def offloaded(spec: Spec, layout: Layout) -> list[Layout]:
+def offloaded(case: Case, layout: Layout) -> list[Layout]:
     """The same layout with parts of its optimizer in host memory, the smallest first: each is faster than the next."""
-    if "optimizer_offload_fraction" in spec.job.pin or spec.cluster.host_memory_bytes is None:
+    if "optimizer_offload_fraction" in case.job.pin or case.cluster.host_memory_bytes is None:
         return []
     return [changed(layout, optimizer_offload_fraction=fraction) for fraction in OFFLOAD_FRACTIONS]

@@ -13,13 +13,13 @@ from topoplan.errors import LayoutError
 from topoplan.layout.layout import RECOMPUTE_MODULES, Layout, stages_of
 from topoplan.operators.dispatch import flex_obstacle
 from topoplan.operators.padding import pad_multiple, pads_to_seq_len
+from topoplan.specs.case import Case
 from topoplan.specs.facts import facts_of, qkv_width
-from topoplan.specs.spec import Spec
 
 
-def tensor_parallel_domain(spec: Spec) -> int:
+def tensor_parallel_domain(case: Case) -> int:
     """GPUs that tensor parallel may span: the NVLink domain, or the node where there is no NVLink."""
-    cluster = spec.cluster
+    cluster = case.cluster
     return max(cluster.nvlink_domain_gpus if cluster.nvlink_bytes_per_s else 1, cluster.gpus_per_node)
 
 
@@ -34,13 +34,13 @@ def _first_remainder(what: str, values: tuple[int, ...], by: str, divisor: int) 
     return None
 
 
-def _fits_domain(spec: Spec, words: str, ranks: int) -> str | None:
+def _fits_domain(case: Case, words: str, ranks: int) -> str | None:
     """Consecutive groups of `ranks` GPUs, each inside one domain. `words` say what `ranks` is made of."""
-    domain = tensor_parallel_domain(spec)
-    kind = "NVLink domain" if spec.cluster.nvlink_bytes_per_s else "node"
+    domain = tensor_parallel_domain(case)
+    kind = "NVLink domain" if case.cluster.nvlink_bytes_per_s else "node"
     if ranks > domain:
         return f"{words} > {kind} of {domain} GPUs"
-    if spec.cluster.world_size > domain and domain % ranks:
+    if case.cluster.world_size > domain and domain % ranks:
         return f"{domain} GPUs of {'a' if kind == 'node' else 'an'} {kind} % ({words}) = {domain % ranks}"
     return None
 
@@ -48,9 +48,9 @@ def _fits_domain(spec: Spec, words: str, ranks: int) -> str | None:
 # Tensor, pipeline and context parallel -------------------------------------------------------------------------------
 
 
-def _world(spec: Spec, layout: Layout) -> str | None:
+def _world(case: Case, layout: Layout) -> str | None:
     product = layout.tp * layout.pp * layout.cp
-    world = spec.cluster.world_size
+    world = case.cluster.world_size
     if world % product:
         return f"world size {world} % (tp {layout.tp} * pp {layout.pp} * cp {layout.cp}) = {world % product}"
     if product * layout.dp != world:
@@ -61,17 +61,17 @@ def _world(spec: Spec, layout: Layout) -> str | None:
     return None
 
 
-def _tp_domain(spec: Spec, layout: Layout) -> str | None:
-    return _fits_domain(spec, f"tp {layout.tp}", layout.tp)
+def _tp_domain(case: Case, layout: Layout) -> str | None:
+    return _fits_domain(case, f"tp {layout.tp}", layout.tp)
 
 
-def _heads(spec: Spec, layout: Layout) -> str | None:
-    return _first_remainder("heads", facts_of(spec.model).heads, "tp", layout.tp)
+def _heads(case: Case, layout: Layout) -> str | None:
+    return _first_remainder("heads", facts_of(case.model).heads, "tp", layout.tp)
 
 
-def _kv_heads(spec: Spec, layout: Layout) -> str | None:
+def _kv_heads(case: Case, layout: Layout) -> str | None:
     tp = layout.tp
-    for attention in facts_of(spec.model).grouped:
+    for attention in facts_of(case.model).grouped:
         kv_heads = attention.kv_heads
         if kv_heads % tp == 0:
             continue
@@ -85,30 +85,30 @@ def _kv_heads(spec: Spec, layout: Layout) -> str | None:
     return None
 
 
-def _widths(spec: Spec, layout: Layout) -> str | None:
-    return _first_remainder("MLP width", facts_of(spec.model).mlp_widths, "tp", layout.tp)
+def _widths(case: Case, layout: Layout) -> str | None:
+    return _first_remainder("MLP width", facts_of(case.model).mlp_widths, "tp", layout.tp)
 
 
-def _vocabulary(spec: Spec, layout: Layout) -> str | None:
-    if layout.backend != "mca":
-        return None  # Megatron-LM pads instead
-    return _remainder("vocabulary", spec.model.vocab_size, "tp", layout.tp)
+def _vocabulary(case: Case, layout: Layout) -> str | None:
+    if not case.traits.vocab_must_divide:
+        return None  # it is padded instead
+    return _remainder("vocabulary", case.model.vocab_size, "tp", layout.tp)
 
 
-def _context_parallel(spec: Spec, layout: Layout) -> str | None:
+def _context_parallel(case: Case, layout: Layout) -> str | None:
     if layout.cp == 1:
         return None
-    if facts_of(spec.model).linear_attention:
+    if facts_of(case.model).linear_attention:
         return f"cp {layout.cp} with linear attention layers"
-    if layout.backend == "mca" and spec.model.vision is not None:
+    if case.traits.is_adapter and case.model.vision is not None:
         return f"cp {layout.cp} with images: the trainer cuts every tensor of a batch at its second dimension"
-    if layout.backend == "mca" and spec.job.stage == "dpo" and facts_of(spec.model).is_moe:
+    if case.traits.is_adapter and case.job.stage == "dpo" and facts_of(case.model).is_moe:
         # LLaMA-Factory train/mca/workflow.py, _data_collator_wrapper shifts ids and labels but not a pair's mask, which
         # the adapter drops in dense models alone (trainer/trainer.py, _prepare_train_inputs).
         return (
             f"cp {layout.cp} in stage dpo with experts: the mask is a token longer than the sequence, and cannot be cut"
         )
-    if spec.cluster.gpu.architecture == "volta":
+    if case.cluster.gpu.architecture == "volta":
         return f"cp {layout.cp} without Transformer Engine, which Volta lacks"
     return None
 
@@ -116,7 +116,7 @@ def _context_parallel(spec: Spec, layout: Layout) -> str | None:
 # Switches ------------------------------------------------------------------------------------------------------------
 
 
-def _overlap(spec: Spec, layout: Layout) -> str | None:
+def _overlap(case: Case, layout: Layout) -> str | None:
     if not layout.overlap_param_gather:
         return None
     if not layout.distributed_optimizer:
@@ -126,14 +126,14 @@ def _overlap(spec: Spec, layout: Layout) -> str | None:
     return None
 
 
-def _adapter(spec: Spec, layout: Layout) -> str | None:
+def _adapter(case: Case, layout: Layout) -> str | None:
     """What mcore_adapter has no key for, or overrides."""
-    if layout.backend != "mca":
+    if not case.traits.is_adapter:
         return None
     if layout.precision_aware_optimizer:
         return "precision_aware_optimizer, which the adapter does not pass on"
-    if not layout.grad_reduce_in_fp32 and spec.job.precision != "fp16":
-        return f"grad_reduce_in_fp32 false with precision {spec.job.precision}: the adapter switches it on"
+    if not layout.grad_reduce_in_fp32 and case.job.precision != "fp16":
+        return f"grad_reduce_in_fp32 false with precision {case.job.precision}: the adapter switches it on"
     if layout.cross_entropy_fusion and layout.tp > 1:
         return f"cross_entropy_fusion with tp {layout.tp}: the adapter fuses it with tp 1 alone"
     if layout.moe_token_dispatcher_type == "flex":
@@ -144,7 +144,7 @@ def _adapter(spec: Spec, layout: Layout) -> str | None:
     return None
 
 
-def _optimizer(spec: Spec, layout: Layout) -> str | None:
+def _optimizer(case: Case, layout: Layout) -> str | None:
     if layout.distributed_optimizer:
         return None
     if layout.precision_aware_optimizer:
@@ -158,8 +158,8 @@ def _optimizer(spec: Spec, layout: Layout) -> str | None:
 # Experts -------------------------------------------------------------------------------------------------------------
 
 
-def _experts(spec: Spec, layout: Layout) -> str | None:
-    facts = facts_of(spec.model)
+def _experts(case: Case, layout: Layout) -> str | None:
+    facts = facts_of(case.model)
     if not facts.is_moe:
         if layout.ep > 1 or layout.etp > 1:
             return f"ep {layout.ep}, etp {layout.etp} on a model without experts"
@@ -167,47 +167,47 @@ def _experts(spec: Spec, layout: Layout) -> str | None:
     return _first_remainder("experts", facts.experts, "ep", layout.ep)
 
 
-def _expert_grid(spec: Spec, layout: Layout) -> str | None:
-    if not facts_of(spec.model).is_moe:
+def _expert_grid(case: Case, layout: Layout) -> str | None:
+    if not facts_of(case.model).is_moe:
         return None
-    world, product = spec.cluster.world_size, layout.etp * layout.ep * layout.pp
+    world, product = case.cluster.world_size, layout.etp * layout.ep * layout.pp
     if world % product:
         return f"world size {world} % (etp {layout.etp} * ep {layout.ep} * pp {layout.pp}) = {world % product}"
     return None
 
 
-def _expert_widths(spec: Spec, layout: Layout) -> str | None:
-    return _first_remainder("expert width", facts_of(spec.model).expert_widths, "etp", layout.etp)
+def _expert_widths(case: Case, layout: Layout) -> str | None:
+    return _first_remainder("expert width", facts_of(case.model).expert_widths, "etp", layout.etp)
 
 
-def _expert_adapters(spec: Spec, layout: Layout) -> str | None:
+def _expert_adapters(case: Case, layout: Layout) -> str | None:
     """mcore_bridge builds no adapters of experts that tensor parallel splits: "LoRA does not support ETP"."""
-    if spec.job.finetuning != "lora" or layout.etp == 1 or not facts_of(spec.model).is_moe:
+    if case.job.finetuning != "lora" or layout.etp == 1 or not facts_of(case.model).is_moe:
         return None
-    if {"all", "linear_fc1", "linear_fc2"}.isdisjoint(spec.job.lora_target):
+    if {"all", "linear_fc1", "linear_fc2"}.isdisjoint(case.job.lora_target):
         return None
     return f"etp {layout.etp} with adapters on the experts, which mcore_bridge builds for etp 1 alone"
 
 
-def _dispatcher(spec: Spec, layout: Layout) -> str | None:
-    if layout.moe_token_dispatcher_type != "flex" or layout.backend == "mca":
+def _dispatcher(case: Case, layout: Layout) -> str | None:
+    if layout.moe_token_dispatcher_type != "flex" or case.traits.is_adapter:
         return None
-    if not facts_of(spec.model).is_moe:
+    if not facts_of(case.model).is_moe:
         return "flex on a model without experts"
-    return flex_obstacle(spec.cluster, layout.ep, layout.etp)
+    return flex_obstacle(case.cluster, layout.ep, layout.etp)
 
 
-def _expert_domain(spec: Spec, layout: Layout) -> str | None:
-    if layout.ep == 1 or {"ep", "etp"} & set(spec.job.pin):
+def _expert_domain(case: Case, layout: Layout) -> str | None:
+    if layout.ep == 1 or {"ep", "etp"} & set(case.job.pin):
         return None
     ranks = layout.etp * layout.ep
     return _fits_domain(
-        spec, f"etp {layout.etp} * ep {layout.ep} = {ranks}" if layout.etp > 1 else f"ep {ranks}", ranks
+        case, f"etp {layout.etp} * ep {layout.ep} = {ranks}" if layout.etp > 1 else f"ep {ranks}", ranks
     )
 
 
-def _expert_tensor(spec: Spec, layout: Layout) -> str | None:
-    if layout.ep == 1 and layout.etp != layout.tp and facts_of(spec.model).is_moe and "etp" not in spec.job.pin:
+def _expert_tensor(case: Case, layout: Layout) -> str | None:
+    if layout.ep == 1 and layout.etp != layout.tp and facts_of(case.model).is_moe and "etp" not in case.job.pin:
         return f"etp {layout.etp} != tp {layout.tp} with ep 1: gradients of the experts' copies are not summed"
     return None
 
@@ -215,24 +215,24 @@ def _expert_tensor(spec: Spec, layout: Layout) -> str | None:
 # Quantized matrix multiplications ------------------------------------------------------------------------------------
 
 
-def fp8_alignment(spec: Spec, layout: Layout) -> int:
+def fp8_alignment(case: Case) -> int:
     """What both sides of a matrix must be a multiple of in the job's precision; 1 without quantization.
 
     MLM `fp8_utils.py::get_fp8_align_size`, `fp4_utils.py::get_fp4_align_size`; TE `pytorch/utils.py::
     assert_dim_for_fp8_exec` and `pytorch/tensor/mxfp8_tensor.py`. On Blackwell mcore_adapter's fp8 is mxfp8.
     """
-    precision = spec.job.precision
+    precision = case.job.precision
     if precision in ("bf16", "fp16"):
         return 1
-    block_scaled = layout.backend == "mca" and spec.cluster.gpu.architecture == "blackwell"
+    block_scaled = case.traits.is_adapter and case.cluster.gpu.architecture == "blackwell"
     return 32 if precision in ("mxfp8", "nvfp4") or block_scaled else 16
 
 
-def _fp8_widths(spec: Spec, layout: Layout) -> str | None:
-    align = fp8_alignment(spec, layout)
+def _fp8_widths(case: Case, layout: Layout) -> str | None:
+    align = fp8_alignment(case)
     if align == 1:
         return None
-    facts, tp, etp, precision = facts_of(spec.model), layout.tp, layout.etp, spec.job.precision
+    facts, tp, etp, precision = facts_of(case.model), layout.tp, layout.etp, case.job.precision
     for what, width in facts.split_widths:
         if width // tp % align:
             return f"{what} {width} / tp {tp} % {align} = {width // tp % align} in {precision}"
@@ -245,33 +245,33 @@ def _fp8_widths(spec: Spec, layout: Layout) -> str | None:
 # Stages --------------------------------------------------------------------------------------------------------------
 
 
-def _pipeline_split(spec: Spec, layout: Layout) -> str | None:
+def _pipeline_split(case: Case, layout: Layout) -> str | None:
     if layout.vpp > 1 and layout.pp == 1:
         return f"vpp {layout.vpp} with pp 1"
     try:
-        stages_of(spec.model, spec.job, layout)
+        stages_of(case.model, case.job, layout)
     except LayoutError as error:
         return error.what
     return None
 
 
-def _vision_first_stage(spec: Spec, layout: Layout) -> str | None:
-    tower = spec.model.vision
+def _vision_first_stage(case: Case, layout: Layout) -> str | None:
+    tower = case.model.vision
     if tower is None or not tower.min_first_stage_layers:
         return None
     inputs = tower.min_first_stage_layers
-    first = stages_of(spec.model, spec.job, layout)[0][0].num_layers
-    if layout.backend == "mca" and first <= inputs:
+    first = stages_of(case.model, case.job, layout)[0][0].num_layers
+    if case.traits.is_adapter and first <= inputs:
         return f"{first} layers on the first stage <= {inputs} deepstack inputs of the vision tower"
     if first < inputs:
         return f"{first} layers on the first stage < {inputs} deepstack inputs of the vision tower"
     return None
 
 
-def _token_prediction(spec: Spec, layout: Layout) -> str | None:
-    if not spec.job.mtp_num_layers or layout.backend != "mca":
+def _token_prediction(case: Case, layout: Layout) -> str | None:
+    if not case.job.mtp_num_layers or not case.traits.is_adapter:
         return None
-    last = stages_of(spec.model, spec.job, layout)[-1][-1]
+    last = stages_of(case.model, case.job, layout)[-1][-1]
     if not last.mtp_layers:
         return "multi-token prediction before the last stage, where the adapter loads its weights"
     if not last.num_layers:
@@ -282,8 +282,8 @@ def _token_prediction(spec: Spec, layout: Layout) -> str | None:
 # A step --------------------------------------------------------------------------------------------------------------
 
 
-def _batch(spec: Spec, layout: Layout) -> str | None:
-    batch, product = spec.job.global_batch_size, layout.micro_batch_size * layout.dp
+def _batch(case: Case, layout: Layout) -> str | None:
+    batch, product = case.job.global_batch_size, layout.micro_batch_size * layout.dp
     product_words = f"micro_batch_size {layout.micro_batch_size} * dp {layout.dp}"
     if batch % product:
         return f"global_batch_size {batch} % ({product_words}) = {batch % product}"
@@ -292,12 +292,12 @@ def _batch(spec: Spec, layout: Layout) -> str | None:
             f"{product_words} * gradient_accumulation_steps {layout.gradient_accumulation_steps}"
             f" != global_batch_size {batch}"
         )
-    if layout.backend == "mca" and spec.job.samples is not None and spec.job.samples < product:
-        return f"samples {spec.job.samples} < {product_words} = {product}: no rank would get a full micro batch"
+    if case.traits.is_adapter and case.job.samples is not None and case.job.samples < product:
+        return f"samples {case.job.samples} < {product_words} = {product}: no rank would get a full micro batch"
     return None
 
 
-def _interleaving(spec: Spec, layout: Layout) -> str | None:
+def _interleaving(case: Case, layout: Layout) -> str | None:
     # With microbatch_group_size_per_vp_stage at its default, pp, "0 or at least pp" leaves 0.
     steps = layout.gradient_accumulation_steps
     if layout.vpp > 1 and steps % layout.pp:
@@ -305,10 +305,10 @@ def _interleaving(spec: Spec, layout: Layout) -> str | None:
     return None
 
 
-def _sequence_parallel(spec: Spec, layout: Layout) -> str | None:
+def _sequence_parallel(case: Case, layout: Layout) -> str | None:
     if layout.sequence_parallel and layout.tp == 1:
         return "sequence_parallel with tp 1"
-    if not layout.sequence_parallel and layout.tp > 1 and facts_of(spec.model).is_moe:
+    if not layout.sequence_parallel and layout.tp > 1 and facts_of(case.model).is_moe:
         return f"a mixture of experts with tp {layout.tp} and no sequence_parallel"
     return None
 
@@ -319,16 +319,16 @@ def sequence_parts(layout: Layout) -> int:
     return math.lcm(parts, layout.cp * layout.tp) if layout.sequence_parallel else parts
 
 
-def _sequence_length(spec: Spec, layout: Layout) -> str | None:
-    cp, tp, job = layout.cp, layout.tp, spec.job
+def _sequence_length(case: Case, layout: Layout) -> str | None:
+    cp, tp, job = layout.cp, layout.tp, case.job
     parts, words = sequence_parts(layout), f"(2 * cp {cp})"
     if layout.sequence_parallel:
         words = f"lcm(2 * cp {cp}, cp {cp} * tp {tp})" if cp > 1 else f"tp {tp}"
-    align = fp8_alignment(spec, layout)
+    align = fp8_alignment(case)
     if parts == 1 and align == 1:
         return None
     length, what = job.seq_len, "seq_len"
-    if layout.backend == "mca":
+    if case.traits.is_adapter:
         pad = pad_multiple(job)
         if pads_to_seq_len(job, layout):
             length = -(-job.seq_len // pad) * pad
@@ -344,16 +344,16 @@ def _sequence_length(spec: Spec, layout: Layout) -> str | None:
     return None
 
 
-def _recompute(spec: Spec, layout: Layout) -> str | None:
-    recompute, facts = layout.recompute, facts_of(spec.model)
+def _recompute(case: Case, layout: Layout) -> str | None:
+    recompute, facts = layout.recompute, facts_of(case.model)
     if recompute.granularity == "none":
         return None
-    mca = layout.backend == "mca"
+    adapter = case.traits.is_adapter
     if recompute.granularity == "full":
-        if spec.job.mtp_num_layers and recompute.method == "uniform" and (recompute.num_layers or 1) > 1:
+        if case.job.mtp_num_layers and recompute.method == "uniform" and (recompute.num_layers or 1) > 1:
             return f"recompute num_layers {recompute.num_layers} != 1 with multi-token prediction"
-        deepstack = spec.model.vision is not None and spec.model.vision.min_first_stage_layers
-        if mca and deepstack and recompute.method == "uniform" and (recompute.num_layers or 1) > 1:
+        deepstack = case.model.vision is not None and case.model.vision.min_first_stage_layers
+        if adapter and deepstack and recompute.method == "uniform" and (recompute.num_layers or 1) > 1:
             return f"recompute num_layers {recompute.num_layers} != 1 with deepstack inputs"
         return None
     modules = recompute.modules
@@ -363,9 +363,9 @@ def _recompute(spec: Spec, layout: Layout) -> str | None:
         return "recompute mla_up_proj without latent attention"
     if "moe_act" in modules and not facts.is_moe:
         return "recompute moe_act on a model without experts"
-    if "moe_act" in modules and mca and spec.cluster.gpu.architecture == "volta":
+    if "moe_act" in modules and adapter and case.cluster.gpu.architecture == "volta":
         return "recompute moe_act without grouped GEMM, which Volta lacks"
-    if "moe" in modules and facts.is_moe and mca and fp8_alignment(spec, layout) == 32:
+    if "moe" in modules and facts.is_moe and adapter and fp8_alignment(case) == 32:
         return "recompute moe in mxfp8"
     return None
 
@@ -403,7 +403,7 @@ SPLIT_RULES = (
     Rule("vocabulary", "MCA models: padded_vocab_size is the checkpoint's", _vocabulary, "lower tp"),
     Rule("context-parallel", _CP_SOURCE, _context_parallel, "set cp to 1"),
 )
-"""Rules on the switches, which are first so that a pin which nothing can meet is told as such, and on tp, pp and cp."""
+"""Rules on the switches, which are first so that a pin which nothing can meet shows, and on tp, pp and cp."""
 
 GRID_RULES = (
     Rule("experts", "MLM transformer/moe/moe_layer.py", _experts, "choose ep among the divisors of the expert count"),
@@ -445,3 +445,6 @@ SEARCH_RULES = (
 
 RULES = SHAPE_RULES + SEARCH_RULES + STEP_RULES + MODE_RULES
 """All rules, in the order in which a search meets them."""
+
+RULES_OF_A_GIVEN_LAYOUT = SHAPE_RULES + STEP_RULES + MODE_RULES
+"""What a search leaves out as slow is predicted when it is asked for by name."""

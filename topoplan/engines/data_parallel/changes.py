@@ -1,0 +1,46 @@
+"""Single changes to a layout of the data-parallel family that save memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from topoplan.engines.data_parallel.layouts import FULL
+from topoplan.layout.layout import Layout
+
+_CHEAP = ("expandable_segments", "recompute full")
+
+
+def milder_first(layout: Layout) -> Iterator[tuple[str, Layout]]:
+    """Each change with its name, the mildest first; what costs little is tried together with those behind it, too."""
+    before: dict[str, Any] = {}
+    for name, change in _changes(layout):
+        yield name, replace(layout, **change)
+        if name in _CHEAP:
+            before |= change
+        elif any(getattr(layout, key) != value for key, value in before.items()):
+            yield f"{name}, recompute full and expandable_segments", replace(layout, **(before | change))
+
+
+def _changes(layout: Layout) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The allocator, checkpointing, the loss, more sharding, offload, shared sequences."""
+    yield "expandable_segments", {"expandable_segments": True}
+    if layout.recompute.granularity != "full":
+        yield "recompute full", {"recompute": FULL}
+    yield "fused_linear_cross_entropy", {"fused_linear_cross_entropy": True}
+    if layout.backend == "deepspeed":
+        yield from ((f"zero_stage {stage}", {"zero_stage": stage}) for stage in range(layout.zero_stage + 1, 4))
+        yield "offload_optimizer", {"offload_optimizer": True}
+        both = {"zero_stage": 3, "offload_optimizer": True, "offload_param": True}
+        yield "zero_stage 3, offload_optimizer and offload_param", both
+    elif layout.backend == "fsdp2":
+        yield "offload", {"offload": True}
+    else:
+        yield "backend deepspeed with zero_stage 3", {"backend": "deepspeed", "zero_stage": 3}
+    if layout.backend != "ddp" and layout.dp % 2 == 0:
+        ulysses, steps = layout.ulysses * 2, layout.gradient_accumulation_steps * 2
+        yield (
+            f"ulysses {ulysses}",
+            {"ulysses": ulysses, "dp": layout.dp // 2, "gradient_accumulation_steps": steps},
+        )

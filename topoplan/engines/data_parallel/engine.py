@@ -1,0 +1,91 @@
+"""DDP, DeepSpeed's ZeRO and FSDP2 as one engine: every GPU has all layers, and shares states and sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from topoplan.engines.data_parallel.changes import milder_first
+from topoplan.engines.data_parallel.layouts import sharded_families, usual_grad_reduce_in_fp32
+from topoplan.engines.data_parallel.memory import sharded_memory
+from topoplan.engines.data_parallel.rules import SHARDED_RULES
+from topoplan.engines.data_parallel.step import sharded_time
+from topoplan.engines.engine import Engine, Family, Fastest, Outcome, Refusal, Refused, TooLarge
+from topoplan.engines.megatron.memory import Memory, StageMemory
+from topoplan.engines.megatron.step import Time
+from topoplan.engines.rule import Broken
+from topoplan.layout.layout import SHARDED_BACKENDS, Layout
+from topoplan.specs.case import Case
+from topoplan.specs.facts import facts_of
+from topoplan.specs.gpu_profile import SHARDED_BANDS
+
+
+class DataParallel(Engine):
+    """The data-parallel family."""
+
+    backends = SHARDED_BACKENDS
+    rules = search_rules = SHARDED_RULES
+    choices = (
+        ("zero stage", "zero_stage"),
+        ("ulysses", "ulysses"),
+        ("micro batch", "micro_batch_size"),
+        ("recompute", "recompute.granularity"),
+    )
+    misses_by = ("cp", "zero_stage", "ulysses")
+
+    def families(self, case: Case, backend: str) -> Iterator[tuple[Family, Broken | None]]:
+        """Layouts that differ in checkpointing, offload and the allocator alone."""
+        return sharded_families(case, backend)
+
+    def outcomes(self, case: Case, family: Family, refusal: Refusal, *, every: bool) -> Iterator[Outcome]:
+        """The fastest of a family that fits; they are tried in the order of their speed."""
+        runnable = []
+        for layout in family:
+            if broken := refusal(layout):
+                yield Refused((layout,), broken)
+            else:
+                runnable.append((self.time(case, layout).step_s, layout))
+        runnable.sort(key=lambda one: one[0])
+        needed: dict[Layout, Memory] = {}
+        for step_s, layout in runnable:
+            needed[layout] = memory = self.memory(case, layout)
+            if memory.fits:
+                yield Fastest(layout, memory, step_s, len(runnable))
+                return
+        yield TooLarge(tuple(needed), len(runnable), needed.__getitem__)
+
+    def memory(self, case: Case, layout: Layout, *, all_stages: bool = False) -> Memory:
+        """Memory of a GPU: all need the same. `all_stages` lists its moments."""
+        return sharded_memory(case, layout, with_moments=all_stages)
+
+    def time(self, case: Case, layout: Layout) -> Time:
+        """Seconds of one optimizer step."""
+        return sharded_time(case, layout)
+
+    def changes(self, layout: Layout) -> list[tuple[str, Layout]]:
+        """Single changes that save memory, the mildest first."""
+        return list(milder_first(layout))
+
+    def place(self, stage: StageMemory) -> str:
+        """`a GPU`: all of them hold the same."""
+        return "a GPU"
+
+    def bands(self, case: Case) -> tuple[str, str]:
+        """One band of memory and one of time for all of them."""
+        return SHARDED_BANDS
+
+    def warnings(self, case: Case, layout: Layout) -> list[str]:
+        """On experts, which transformers computes in its own way."""
+        if not facts_of(case.model).is_moe:
+            return []
+        # ms-swift examples/megatron/moe/qwen3_moe.sh: 91.2 s a step under ZeRO-3, 9.6 under Megatron.
+        return [
+            "experts as transformers 5 computes them, in grouped products, of which no measured run is known; with"
+            " transformers 4, one by one, ZeRO-3 took ten times Megatron's step (Qwen3-30B-A3B on 16 A800)"
+        ]
+
+    def unsaid(self, case: Case, keys: Mapping[str, Any]) -> dict[str, Any]:
+        """In what type gradients are reduced, which ids with a sharding leave open."""
+        if "sharding" not in keys:
+            return {}
+        return {"grad_reduce_in_fp32": usual_grad_reduce_in_fp32(case, keys["backend"], keys["sharding"])}

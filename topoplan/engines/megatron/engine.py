@@ -1,0 +1,109 @@
+"""Megatron-core as an engine: tensor, pipeline, context and expert parallel, under any of its trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from topoplan.engines.engine import Engine, Family, Outcome, Refusal
+from topoplan.engines.megatron.changes import milder_first
+from topoplan.engines.megatron.fastest import outcomes_of_shape
+from topoplan.engines.megatron.layouts import shapes
+from topoplan.engines.megatron.memory import Memory, StageMemory, predict_memory
+from topoplan.engines.megatron.rules import (
+    MODE_RULES,
+    RULES,
+    RULES_OF_A_GIVEN_LAYOUT,
+    STEP_RULES,
+    tensor_parallel_domain,
+)
+from topoplan.engines.megatron.step import Time, predict_time
+from topoplan.engines.rule import Broken
+from topoplan.layout.layout import MEGATRON_BACKENDS, Layout
+from topoplan.operators.adapters import adapters_of
+from topoplan.operators.dispatch import dispatcher_of
+from topoplan.operators.flops import ends_in_layers
+from topoplan.operators.shard import shard_of
+from topoplan.specs.case import Case
+from topoplan.specs.facts import facts_of
+from topoplan.specs.gpu_profile import band_keys
+
+
+class Megatron(Engine):
+    """Megatron-core."""
+
+    backends = MEGATRON_BACKENDS
+    rules = RULES_OF_A_GIVEN_LAYOUT
+    search_rules = RULES
+    last_rules = frozenset(rule.name for rule in STEP_RULES + MODE_RULES)
+    choices = (
+        ("tp", "tp"),
+        ("pp", "pp"),
+        ("cp", "cp"),
+        ("ep", "ep"),
+        ("micro batch", "micro_batch_size"),
+        ("recompute", "recompute.granularity"),
+    )
+    misses_by = ("tp", "pp", "cp", "ep", "etp")
+    ids_name_backend = False
+
+    def families(self, case: Case, backend: str) -> Iterator[tuple[Family, Broken | None]]:
+        """Every shape of a backend, with its pipeline splits."""
+        return shapes(case, backend, ends_in_layers(case.model, case.job))
+
+    def outcomes(self, case: Case, family: Family, refusal: Refusal, *, every: bool) -> Iterator[Outcome]:
+        """The fastest that fits for every micro batch and sequence-parallel switch of a shape."""
+        return outcomes_of_shape(case, family, refusal, every=every)
+
+    def memory(self, case: Case, layout: Layout, *, all_stages: bool = False) -> Memory:
+        """Memory of the stage that needs most; `all_stages` lists every pipeline stage with its moments."""
+        return predict_memory(case, layout, all_stages=all_stages)
+
+    def time(self, case: Case, layout: Layout) -> Time:
+        """Seconds of one optimizer step."""
+        return predict_time(case, layout)
+
+    def changes(self, layout: Layout) -> list[tuple[str, Layout]]:
+        """Single changes that save memory, the mildest first."""
+        return list(milder_first(layout))
+
+    def place(self, stage: StageMemory) -> str:
+        """`stage 3`: pipeline stages differ."""
+        return f"stage {stage.stage}"
+
+    def bands(self, case: Case) -> tuple[str, str]:
+        """Dense models, mixtures of experts, adapters and eight-bit precisions have bands of their own."""
+        return band_keys(case.model, case.job)
+
+    def graded_bands(self, case: Case) -> tuple[str, str]:
+        """Adapters spare a third of the work that the bands of speed are about: they grade memory alone."""
+        memory, time = self.bands(case)
+        return memory, "" if case.job.finetuning == "lora" else time
+
+    def warnings(self, case: Case, layout: Layout) -> list[str]:
+        """On adapters, uneven stages, and degrees beyond what links of a node carry well."""
+        cluster, adapters = case.cluster, adapters_of(case.job)
+        found = []
+        if adapters and cluster.margin is not None:
+            # catalog/measured/megatron.jsonl
+            found.append(
+                "published runs of LoRA with Megatron took 17 to 31% more memory than predicted; mind the margin"
+            )
+        if adapters and facts_of(case.model).is_moe and adapters.on("experts.linear_fc1"):
+            found.append("every expert has adapters of its own; as other backends build the model, experts have none")
+        if layout.pipeline_layout:
+            found.append(f"{case.model.num_layers} layers in uneven stages: {layout.pipeline_layout}")
+        if layout.tp > 1 and not cluster.nvlink_bytes_per_s:
+            found.append(f"tp {layout.tp} over PCIe: no NVLink in these nodes")
+        if layout.ep * layout.etp > (domain := tensor_parallel_domain(case)):
+            found.append(f"ep {layout.ep} * etp {layout.etp} crosses nodes: an NVLink domain has {domain} GPUs")
+        return found
+
+    def assumptions(self, case: Case, layout: Layout) -> list[str]:
+        """On how tokens get to their experts."""
+        found = []
+        if layout.ep > 1 and case.job.token_imbalance == 1.0:
+            found.append("assumes that tokens are spread evenly over the experts (token_imbalance of the job)")
+        is_usual = layout.ep > 1 and layout.moe_token_dispatcher_type is None
+        if is_usual and dispatcher_of(shard_of(case, layout), case.cluster) == "flex":
+            found.append("assumes the flex dispatcher, DeepEP or HybridEP, between nodes (moe_token_dispatcher_type)")
+        return found

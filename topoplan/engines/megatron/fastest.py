@@ -1,0 +1,193 @@
+"""The fastest layout of a shape that fits: what the search can leave out, since something else decides it.
+
+Of layouts that differ in their pipeline split, in what they recompute or in how much of the optimizer is in host memory
+alone, one is ranked. Recomputing more is slower and needs less memory; so does offloading more.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from topoplan.engines.engine import Family, Fastest, Outcome, Refusal, Refused, TooLarge
+from topoplan.engines.megatron.layouts import lighter_modes, offloaded, steps
+from topoplan.engines.megatron.memory import Memory, predict_memory, resident_excess_bytes, shape_states
+from topoplan.engines.megatron.step import PipelineWork, pipeline_work, step_terms
+from topoplan.layout.layout import RECOMPUTE_MODULES, Layout, Recompute, changed
+from topoplan.specs.case import Case
+
+_Fit = tuple[Layout, Memory]
+
+
+def outcomes_of_shape(case: Case, shape: Family, refusal: Refusal, *, every: bool) -> Iterator[Outcome]:
+    """What becomes of every micro batch and sequence-parallel switch of a shape, given with its pipeline splits."""
+    search = _Shape(case, shape)
+    if not every and all(search.is_hopeless(layout) for layout in shape):
+        yield from search.misses()
+        return
+    for layouts, modes, broken in steps(case, shape):
+        if broken := broken or refusal(layouts[0]):
+            yield Refused(layouts, broken, times=1 + len(modes))
+        else:
+            yield search.fastest(layouts, modes)
+
+
+class _Shape:
+    """A shape, with what its layouts share."""
+
+    def __init__(self, case: Case, shape: Family) -> None:
+        self.case, self.shape = case, shape
+        self.states = {layout.pipeline_layout: shape_states(case, layout) for layout in shape}
+
+    def memory(self, layout: Layout) -> Memory:
+        """What a layout needs; at least that, once it is over the card."""
+        return predict_memory(self.case, layout, states=self.states[layout.pipeline_layout], until_over=True)
+
+    def is_hopeless(self, layout: Layout) -> bool:
+        """Weights, gradients and optimizer alone are over the card, as much of it as may be offloaded."""
+        least = [layout, *offloaded(self.case, layout)[-1:]][-1]
+        return resident_excess_bytes(self.case, least, self.states[layout.pipeline_layout]) > 0.0
+
+    def misses(self) -> Iterator[Outcome]:
+        """A hopeless shape: the layouts of its first micro batch stand for the others, which need more."""
+        splits, named = len(self.shape), False
+        for layouts, modes, broken in steps(self.case, self.shape[:1]):
+            if broken:
+                yield Refused(layouts, broken, times=splits)
+            else:
+                examples = () if named else _with_modes(layouts[0], modes)
+                yield TooLarge(examples, splits * (1 + len(modes)), self.memory)
+                named = True
+
+    def fastest(self, layouts: tuple[Layout, ...], modes: tuple[Recompute, ...]) -> Fastest | TooLarge:
+        """The fastest of legal layouts that differ in their split alone, each under its own or another mode."""
+        count = len(layouts) * (1 + len(modes))
+        fits = [fit for layout in layouts for fit in self._fits_of_split(layout, modes)]
+        if fits:
+            return self._fastest_of(fits, count)
+        return TooLarge(tuple(one for layout in layouts for one in _with_modes(layout, modes)), count, self.memory)
+
+    def _fastest_of(self, fits: Sequence[_Fit], count: int) -> Fastest:
+        """The fastest; of equally fast ones, the one that needs least.
+
+        The schedule of a layout is worked out only where what its busiest rank has to do does not decide already.
+        """
+        rivals = [(pipeline_work(self.case, layout), layout, memory) for layout, memory in fits]
+        rivals.sort(key=lambda rival: rival[0].busiest_s)
+        best = self._timed(*rivals[0], count)
+        for work, layout, memory in rivals[1:]:
+            if work.busiest_s > best.step_s:
+                break
+            best = min(best, self._timed(work, layout, memory, count), key=_slowness)
+        return best
+
+    def _timed(self, work: PipelineWork, layout: Layout, memory: Memory, count: int) -> Fastest:
+        return Fastest(layout, memory, step_terms(self.case, layout, work).step_s, count)
+
+    def _fits_of_split(self, layout: Layout, modes: tuple[Recompute, ...]) -> list[_Fit]:
+        """What fits of a layout under its own and other recompute modes, without what is sure to be slower.
+
+        Where it fits without recomputation, that is the fastest. A mode that recomputes more needs less, so that where
+        one does not fit, none does that recomputes a part of it.
+        """
+        found: list[_Fit] = []
+        too_large: list[frozenset[str]] = []
+        enough = math.inf
+        for mode in sorted((layout.recompute, *modes), key=_order):
+            parts = _recomputed(mode)
+            if any(parts <= more for more in too_large):
+                continue
+            one = changed(layout, recompute=mode)
+            needed = self.memory(one)
+            if needed.fits and not parts:
+                return [(one, needed)]
+            fitting = self._fitting(one, needed, enough)
+            found += fitting
+            if parts and not fitting:
+                too_large.append(parts)
+            elif fitting and not parts:
+                enough = fitting[0][0].optimizer_offload_fraction
+        return _without_slower(found)
+
+    def _fitting(self, layout: Layout, memory: Memory, enough: float) -> list[_Fit]:
+        """The layout if it fits, or what it takes for it to fit; more than one where only their times can tell.
+
+        Of two that recompute as much the one with less of its optimizer in host memory is faster, and of two with as
+        much there the one that recomputes fewer layers: a larger share has to pay in fewer layers. From the share
+        `enough` on, the layout would fit without recomputation.
+        """
+        if not memory.fits and memory.excess_without_optimizer_bytes > 0.0:
+            return []
+        fitting: list[_Fit] = []
+        modes = lighter_modes(self.case, layout)
+        if memory.fits:
+            modes, fit = self._lightest(layout, modes, memory)
+            fitting.append(fit)
+        shares = [one for one in offloaded(self.case, layout) if one.optimizer_offload_fraction < enough]
+        # The card holds least with the largest share.
+        if not modes or not shares or self.memory(changed(shares[-1], recompute=modes[-1])).excess_bytes > 0.0:
+            return fitting
+        for one in shares:
+            needed = self.memory(changed(one, recompute=modes[-1]))
+            if needed.fits:
+                modes, fit = self._lightest(one, modes, needed)
+                fitting.append(fit)
+                if not modes:
+                    break
+        return fitting
+
+    def _lightest(
+        self, layout: Layout, modes: tuple[Recompute, ...], memory: Memory
+    ) -> tuple[tuple[Recompute, ...], _Fit]:
+        """A layout under the first of its `lighter_modes` with which it fits, behind the modes with which it does not.
+
+        It fits with the last one, in `memory`. All behind one that fits do so too: what they keep shrinks, and what the
+        backward of a recomputed layer needs on top is at its most when all are.
+        """
+        last = len(modes) - 1
+        needs: dict[int, _Fit] = {last: (changed(layout, recompute=modes[last]), memory)}
+
+        def fits(place: int) -> bool:
+            one = changed(layout, recompute=modes[place])
+            needs[place] = one, self.memory(one)
+            return needs[place][1].fits
+
+        lightest = bisect_left(range(last), True, key=fits)
+        return modes[:lightest], needs[lightest]
+
+
+def _with_modes(layout: Layout, modes: tuple[Recompute, ...]) -> tuple[Layout, ...]:
+    """A layout, and the same one under other recompute modes."""
+    return (layout, *(changed(layout, recompute=mode) for mode in modes))
+
+
+def _without_slower(fits: Sequence[_Fit]) -> list[_Fit]:
+    """Without those that recompute a part more of every layer than another, with no less of the optimizer away."""
+    keys = [(_recomputed(layout.recompute), layout.optimizer_offload_fraction) for layout, _ in fits]
+    return [
+        fit
+        for fit, (parts, share) in zip(fits, keys, strict=True)
+        if fit[0].recompute.method == "block" or not any(less < parts and other <= share for less, other in keys)
+    ]
+
+
+@lru_cache(maxsize=256)
+def _recomputed(mode: Recompute) -> frozenset[str]:
+    """The parts of a layer that a mode recomputes: moe has its activation and the shared experts in it."""
+    if mode.granularity == "full":
+        return frozenset((*RECOMPUTE_MODULES, "all else"))
+    parts = frozenset(mode.modules)
+    return parts | {"moe_act", "shared_experts"} if "moe" in parts else parts
+
+
+def _order(mode: Recompute) -> int:
+    """Sorts the mode that recomputes nothing first, then those that recompute most."""
+    parts = len(_recomputed(mode))
+    return -parts if parts else -len(RECOMPUTE_MODULES) - 2
+
+
+def _slowness(one: Fastest) -> tuple[float, float, str]:
+    """Sorts the fastest first, then the one that needs least."""
+    return one.step_s, one.memory.device_bytes, one.layout.id
