@@ -19,6 +19,7 @@ ROOT = Path(topoplan.__file__).parent
 FLOORS = {
     "errors": 0,
     "terminal": 0,
+    "terms": 0,
     "units": 0,
     "catalog": 2,
     "specs": 2,

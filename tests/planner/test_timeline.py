@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from tests.engines.samples import DENSE, MIXED, VISION, spec_of
+from topoplan.engines.timeline import Timeline
 from topoplan.planner.predict import predict
-from topoplan.planner.timeline import Timeline, timeline
+from topoplan.planner.timeline import timeline
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (DENSE, {}, {"tp": 2}),
@@ -42,7 +43,7 @@ def test_every_rank_accounts_for_the_whole_pipeline(model: str, job: dict[str, A
     assert len(line.busy) == line.ranks
     for rank in range(line.ranks):
         assert sum(line.busy[rank].values()) == pytest.approx(line.pipeline_s)
-        assert 0.0 <= line.idle_share(rank) < 1.0
+        assert 0.0 <= line.idle_shares[rank] < 1.0
     for event in line.events:
         assert line.pipeline_start_s - 1e-9 <= event.start_s < event.end_s <= line.pipeline_end_s + 1e-9
 

@@ -1,54 +1,137 @@
+"""The account of a plan on the screen and as JSON, whichever engine runs it."""
+
+import json
 from typing import Any
 
 import pytest
 
-from tests.engines.samples import DENSE, spec_of
+from tests.engines.samples import DENSE, MIXED, VISION, spec_of
 from tests.planner.sharded_cases import CASES as SHARDED
-from tests.planner.sharded_cases import plan_of
 from tests.report.test_tables import shown
 from topoplan.planner.account import memory_account, time_account
-from topoplan.planner.breakdown import breakdown
+from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
-from topoplan.planner.time_breakdown import time_breakdown
 from topoplan.report.explanation import explanation_to_dict, print_explanation
+from topoplan.specs.spec import Spec
 
-SPEC = spec_of(DENSE)
-PLAN = predict(SPEC, {"tp": 2})
+MEGATRON: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (DENSE, {"tp": 2}, {}),
+    (DENSE, {"tp": 8, "pp": 4, "vpp": 3, "recompute": "full"}, {}),
+    (VISION, {"pp": 4, "tp": 2}, {"stage": "dpo", "freeze_vision_tower": False}),
+    (MIXED, {"tp": 2, "pp": 2, "ep": 4, "etp": 2}, {"precision": "fp8"}),
+    ("Qwen/Qwen3-4B", {"pp": 2, "cp": 2, "optimizer_offload_fraction": 1.0}, {}),
+    ("Qwen/Qwen3-Next-80B-A3B-Instruct", {"pp": 2, "ep": 8}, {}),
+]
+CASES = [(model, {"backend": "megatron", **form}, job) for model, form, job in MEGATRON] + SHARDED
+
+
+def plan_of(model: str, form: dict[str, Any], other: dict[str, Any]) -> tuple[Spec, Plan]:
+    spec = spec_of(model, **other)
+    return spec, predict(spec, form)
+
+
+def rendered(spec: Spec, plan: Plan, width: int = 100) -> str:
+    stream, console = shown(width)
+    print_explanation(console, spec, plan, time=time_account(spec, plan), memory=memory_account(spec, plan))
+    return stream.getvalue()
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(("model", "form", "other"), CASES)
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_line_is_wider_than_the_terminal_and_nothing_is_cut(
+    model: str, form: dict[str, Any], other: dict[str, Any], width: int
+) -> None:
+    text = rendered(*plan_of(model, form, other), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    if form["backend"] != "megatron":
+        assert not [word for word in ("Stage", "pipeline", "bubble", "in flight", "tp_comm", "chunk") if word in text]
+
+
+def test_the_blocks_lead_from_the_step_to_single_tensors() -> None:
+    form = {"tp": 2, "pp": 2, "ep": 4, "recompute": {"granularity": "selective", "modules": ["moe"]}}
+    text = flat(rendered(*plan_of(MIXED, form, {})))
+    blocks = (
+        "The step, by part",
+        "Stages, ms of one micro batch",
+        "operator by operator: attention + moe, 24 layers x 8 micro batches",
+        "Around the layers",
+        "What the GPUs send each other",
+        "operators/te_compute.py::gemm_s",
+        "Stages, GiB",
+        "Stage 0, by part",
+        "From allocated to the card",
+        "Moments that may be the peak",
+        "Activations that are kept",
+        "Activations that a layer saves, one micro batch: attention + moe, 24 layers",
+        "Weights of a layer, elements: attention + moe, 24 layers (cut by tp 2, ep 4, etp 1)",
+        "Weights before and behind the layers",
+        "engines/megatron/memory.py::fragmentation",
+    )
+    positions = [text.index(block) for block in blocks]
+    assert positions == sorted(positions)
+    assert "forward backward recomp. step" in text
+    assert "moe, full recomputed" in text
+    assert "the error band of the prediction" in text
+
+
+def test_one_stage_needs_no_table_of_stages_and_no_recomputation_no_column() -> None:
+    text = rendered(*plan_of(DENSE, {"tp": 2}, {}))
+    assert "Stages" not in text
+    assert "recomp." not in text
+
+
+def test_states_are_said_as_products() -> None:
+    text = flat(rendered(*plan_of(DENSE, {"backend": "deepspeed", "zero_stage": 3}, {})))
+    assert "trained: 2 bytes x 8.19B elements / 32 GPUs" in text
+    assert "fp32 copy of the weights 1.0 4 bytes x 8.19B elements / 32 GPUs" in text
+    assert "stage3_max_live_parameters" in text
+    assert "Host memory" not in text
+    assert "dense: 12 bytes x 4.10B elements / 16 GPUs" in flat(rendered(*plan_of(DENSE, {"tp": 2}, {})))
+
+
+def test_offload_is_said_with_the_host_and_what_pcie_takes() -> None:
+    job = {"cluster": {"host_memory": "2TiB", "margin": 0.1}}
+    text = flat(rendered(*plan_of(DENSE, {"backend": "deepspeed", "zero_stage": 2, "offload_optimizer": True}, job)))
+    assert "Copies over PCIe take" in text
+    assert "of 8 processes" in text
+    assert "as the spec or --margin says" in text
+    text = flat(rendered(*plan_of(DENSE, {"tp": 2, "optimizer_offload_fraction": 1.0}, job)))
+    assert "fp32 weights, moments and gradients" in text
+    assert "to spare" in text
+
+
+def test_a_plan_that_does_not_fit_says_by_how_much() -> None:
+    text = rendered(*plan_of("Qwen/Qwen2.5-72B", {"backend": "megatron", "tp": 8}, {}))
+    assert "does not fit" in text
+    assert "\nover " in text
+
+
+@pytest.mark.parametrize(("model", "form", "other"), CASES)
+def test_the_document_has_one_shape_for_all_engines(model: str, form: dict[str, Any], other: dict[str, Any]) -> None:
+    spec, plan = plan_of(model, form, other)
+    view = explanation_to_dict(spec, plan, time=time_account(spec, plan), memory=memory_account(spec, plan))
+    assert json.loads(json.dumps(view)) == view
+    assert view["schema"] == "topoplan.explain/2"
+    time, memory = view["time"], view["memory"]
+    assert set(time) == {
+        *("step", "band_s", "microbatches", "slowest_stage", "stages", "layers", "sent", "copied_s"),
+    }
+    assert set(memory) == {
+        *("device", "margin", "capacity_bytes", "host", "host_capacity_bytes", "worst_stage", "stages"),
+        *("moments", "layers", "parameters"),
+    }
+    assert time["step"]["value"] == view["plan"]["time"]["step_s"]
+    assert memory["device"]["value"] == pytest.approx(view["plan"]["memory"]["device_gib"] * 2**30, rel=1e-5)
+    assert {"name", "value", "unit", "source", "children"} <= set(memory["device"])
 
 
 def test_the_document_holds_what_was_asked_for() -> None:
-    time, memory = time_breakdown(SPEC, PLAN), breakdown(SPEC, PLAN)
-    common = {"schema", "cluster", "model", "job", "plan"}
-    assert set(explanation_to_dict(SPEC, PLAN, time=time, memory=memory)) == common | {"time", "memory"}
-    assert set(explanation_to_dict(SPEC, PLAN, time=time, memory=None)) == common | {"time"}
-    view = explanation_to_dict(SPEC, PLAN, time=None, memory=memory)
-    assert set(view) == common | {"memory"}
-    assert view["schema"] == "topoplan.explain/1"
-
-
-def test_the_plan_is_named_once_with_its_verdict() -> None:
-    stream, console = shown(100)
-    print_explanation(console, SPEC, PLAN, time=time_breakdown(SPEC, PLAN), memory=breakdown(SPEC, PLAN))
-    assert stream.getvalue().count("Plan tp2 pp1 dp16 mbs1 fits") == 1
-
-
-def test_a_plan_that_does_not_fit_is_told() -> None:
-    spec = spec_of("Qwen/Qwen2.5-72B")
-    stream, console = shown(100)
-    print_explanation(console, spec, predict(spec, {"backend": "megatron", "tp": 8}), time=None, memory=None)
-    assert "does not fit" in stream.getvalue()
-
-
-@pytest.mark.parametrize(("model", "form", "other"), SHARDED)
-def test_plans_that_split_data_alone_are_explained_in_the_same_document(
-    model: str, form: dict[str, Any], other: dict[str, Any]
-) -> None:
-    spec, plan = plan_of(model, form, other)
-    time, memory = time_account(spec, plan), memory_account(spec, plan)
-    view = explanation_to_dict(spec, plan, time=time, memory=memory)
-    assert {"time", "memory", "plan"} < set(view)
-    stream, console = shown(100)
-    print_explanation(console, spec, plan, time=time, memory=memory)
-    text = stream.getvalue()
-    assert text.index("The step, by part") < text.index("Memory of a GPU, by part")
-    assert "\u00b1" in text or "+-" in text
+    spec, plan = plan_of(DENSE, {"tp": 2}, {})
+    common = {"schema", "cluster", "model", "job", "plan", "notes"}
+    assert set(explanation_to_dict(spec, plan, time=time_account(spec, plan), memory=None)) == common | {"time"}
+    assert set(explanation_to_dict(spec, plan, time=None, memory=memory_account(spec, plan))) == common | {"memory"}

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from tests.engines.samples import DENSE, spec_of
+from tests.planner.test_versus import compared
 from tests.report.test_tables import shown
 from tests.samples import make_plan, make_spec
 from topoplan.planner.plan import Plan
@@ -17,20 +18,20 @@ SLOW = make_plan(tp=1, pp=2, step_s=4.0, device_gib=50.3, parts_s={"gemm": 2.1, 
 def rendered(first: Plan, second: Plan, *, width: int = 100, time: bool = True, memory: bool = True) -> str:
     stream, console = shown(width)
     spec = make_spec(samples=10_000)
-    print_comparison(console, spec, compare(first, second), time=time, memory=memory)
+    print_comparison(console, spec, compared(first, second), time=time, memory=memory)
     return stream.getvalue()
 
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_the_winner_is_named_with_what_it_saves_and_what_it_pays(swapped: bool) -> None:
-    first, *others = verdict(compare(SLOW, FAST) if swapped else compare(FAST, SLOW))
+    first, *others = verdict(compared(SLOW, FAST) if swapped else compared(FAST, SLOW))
     assert first == "tp2 pp1 dp16 mbs1 wins: it is 33.3% faster."
     assert others[0] == "It takes 1.00 s a step less: it saves 1.70 in pp_bubble and adds 0.800 in tp_comm."
     assert others[1] == "It takes 8.0 GiB more: it adds 8.0 in activations."
 
 
 def test_a_plan_that_is_over_the_card_loses() -> None:
-    first, *_ = verdict(compare(make_plan(tp=2, step_s=3.0, device_gib=80.0), make_plan(tp=4, step_s=4.0)))
+    first, *_ = verdict(compared(make_plan(tp=2, step_s=3.0, device_gib=80.0), make_plan(tp=4, step_s=4.0)))
     assert first.startswith(
         "tp4 pp1 dp8 mbs1 wins, since tp2 pp1 dp16 mbs1 is 1.9 GiB over the card; it is 25.0% slower"
     )
@@ -38,17 +39,17 @@ def test_a_plan_that_is_over_the_card_loses() -> None:
 
 def test_of_two_plans_over_the_card_neither_wins() -> None:
     both = make_plan(tp=2, device_gib=99.0), make_plan(tp=4, step_s=4.0, device_gib=99.0)
-    assert verdict(compare(*both))[0].startswith("Neither plan fits; tp2 pp1 dp16 mbs1 would be 24.6% faster")
+    assert verdict(compared(*both))[0].startswith("Neither plan fits; tp2 pp1 dp16 mbs1 would be 24.6% faster")
 
 
 def test_a_tie_is_called_one() -> None:
-    first, *_ = verdict(compare(make_plan(tp=2, step_s=3.0), make_plan(tp=4, step_s=3.001)))
+    first, *_ = verdict(compared(make_plan(tp=2, step_s=3.0), make_plan(tp=4, step_s=3.001)))
     assert "equally fast as far as predictions see" in first
 
 
 def test_the_band_is_ascii_where_the_terminal_is() -> None:
-    assert "+-12%" in verdict(compare(FAST, SLOW), ascii_only=True)[-1]
-    assert "±12%" in verdict(compare(FAST, SLOW))[-1]
+    assert "+-12%" in verdict(compared(FAST, SLOW), ascii_only=True)[-1]
+    assert "±12%" in verdict(compared(FAST, SLOW))[-1]
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -75,9 +76,9 @@ def test_time_or_memory_alone() -> None:
 
 
 def test_the_document_holds_both_plans_and_the_differences() -> None:
-    view = comparison_to_dict(make_spec(), compare(FAST, SLOW), time=True, memory=True)
+    view = comparison_to_dict(make_spec(), compared(FAST, SLOW), time=True, memory=True)
     assert json.loads(json.dumps(view)) == view
-    assert view["schema"] == "topoplan.explain/1"
+    assert view["schema"] == "topoplan.versus/1"
     assert (view["plan"]["id"], view["versus"]["id"]) == (FAST.id, SLOW.id)
     assert view["winner"] == FAST.id
     assert view["differences"]["layout"]["pp"] == [1, 2]
@@ -88,8 +89,8 @@ def test_the_document_holds_both_plans_and_the_differences() -> None:
 def test_plans_of_two_cost_models_are_said_to_share_few_errors() -> None:
     spec = spec_of(DENSE)
     plans = [predict(spec, form) for form in ({"tp": 2}, {"backend": "fsdp2"})]
-    sentences = verdict(compare(*plans))
+    sentences = verdict(compare(spec, *plans))
     assert "two cost models that share few errors" in sentences[-1]
     stream, console = shown(100)
-    print_comparison(console, spec, compare(*plans), time=True, memory=True)
+    print_comparison(console, spec, compare(spec, *plans), time=True, memory=True)
     assert "Memory of the GPU that needs most" in stream.getvalue()

@@ -46,7 +46,7 @@ def offload_findings(translation: Translation, plan: Plan) -> Iterator[Finding]:
 
 
 def _made_of_megatron(translation: Translation) -> str:
-    """What Megatron's HybridDeviceOptimizer keeps there (`engines/megatron/states.py::host_optimizer_bytes`)."""
+    """What Megatron's HybridDeviceOptimizer keeps there (`engines/megatron/states.py::host_optimizer_parts`)."""
     share, capacity = translation.layout.optimizer_offload_fraction, translation.spec.cluster.host_memory_bytes
     made_of = (
         f"optimizer_offload_fraction {share:g} of 16 bytes of fp32 weight, Adam's two moments and gradient for each"

@@ -78,7 +78,7 @@ def explain(
             raise InputError(
                 f"{versus!r} is the plan of --plan itself, {chosen.id}", where="--versus", remedy="name another"
             )
-        comparison = compare(chosen, other)
+        comparison = compare(read, chosen, other)
         if as_json:
             print_json(comparison_to_dict(read, comparison, time=wants_time, memory=wants_memory))
         else:

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from topoplan.engines.account import Sent
 from topoplan.engines.data_parallel.parameter_bytes import shards_of
 from topoplan.layout.layout import Layout
 from topoplan.network.collectives import member_bytes_per_s
 from topoplan.network.placement import Group, GroupName, group, span
 from topoplan.network.topology import LinkKind, local_ranks
 from topoplan.network.traffic import Crossing, Pattern, worst_group
+from topoplan.planner.account import time_account
 from topoplan.planner.plan import Plan
-from topoplan.planner.sharded_time import sharded_time_breakdown
-from topoplan.planner.time_breakdown import FlowRow, time_breakdown
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.profile import OwnProfile
@@ -96,7 +96,7 @@ class StepFlow:
 
     group: str
     """The name of its `GroupLinks`, or `embd`: the stages that hold the tied embedding."""
-    flow: FlowRow
+    flow: Sent
     member_bytes: float
     """What one GPU sends in a step."""
     links: tuple[LinkBytes, ...]
@@ -109,17 +109,12 @@ def step_flows(spec: Spec, plan: Plan, rows: Sequence[GroupLinks]) -> tuple[Step
     A member of n sends (n - 1) / n of what is gathered, scattered or exchanged, and twice that of what is reduced for
     all; a message is sent whole (Thakur et al. 2005, section 4).
     """
-    if plan.layout.is_megatron:
-        flows = time_breakdown(spec, plan).flows
-    else:
-        account = sharded_time_breakdown(spec, plan)
-        flows = (*account.flows, *account.collectives)
     found = []
-    for flow in flows:
+    for flow in time_account(spec, plan).sent:
         row = _row_of(flow, rows, spec, plan.layout)
         whole = flow.times * flow.moment_bytes
-        share = 1.0 if flow.call.kind == "send" else (flow.shape.size - 1) / flow.shape.size
-        sent = whole * share * (2 if flow.call.kind == "all-reduce" else 1)
+        share = 1.0 if flow.kind == "send" else (flow.shape.size - 1) / flow.shape.size
+        sent = whole * share * (2 if flow.kind == "all-reduce" else 1)
         # Loads of an exchange count what a member keeps as sent; rings pass on all that they send.
         loaded = whole if row.pattern == "all-to-all" else sent
         loads: dict[LinkKind, float] = {}
@@ -135,9 +130,9 @@ _GROUPS_OF_STATES = ("dp", "dp_cp", "edp", "shards", "replicas", "tp")
 """Whose members talk at all other moments; tp about adapters that are whole on each of its ranks."""
 
 
-def _row_of(flow: FlowRow, rows: Sequence[GroupLinks], spec: Spec, layout: Layout) -> GroupLinks:
+def _row_of(flow: Sent, rows: Sequence[GroupLinks], spec: Spec, layout: Layout) -> GroupLinks:
     """The group that a flow is within. Groups of one shape are the same ranks, whatever their names."""
-    exchanges = flow.call.kind == "all-to-all"
+    exchanges = flow.kind == "all-to-all"
     for row in rows:
         is_theirs = row.name in _GROUPS_AT.get(flow.moment, _GROUPS_OF_STATES)
         if is_theirs and row.shape == flow.shape and (row.pattern == "all-to-all") == exchanges:

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from topoplan.errors import SpecError
-from topoplan.planner.view import LAYER_KINDS, SUMMARY, length_summary
+from topoplan.planner.view import SUMMARY, length_summary
 from topoplan.specs.cluster import Cluster, Fabric, Host
 from topoplan.specs.forms import Form, JobForm, SpecForm
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.job import Job
+from topoplan.specs.layer_kinds import LAYER_KINDS
 from topoplan.specs.lengths import Lengths, histogram, histogram_of_line
 from topoplan.specs.model import LatentAttention, Layer, Model, VisionTower
 from topoplan.specs.profile import OwnProfile

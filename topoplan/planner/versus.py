@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from topoplan.layout.forms import layout_to_dict
 from topoplan.layout.layout import Layout
+from topoplan.planner.account import memory_account, time_account
 from topoplan.planner.plan import Plan
 from topoplan.planner.rank import TIE, ranked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One figure of both plans: seconds of a step, or bytes of the GPU that needs most."""
-
-    name: str
-    first: float
-    second: float
-
-    @property
-    def more(self) -> float:
-        """What the second plan has above the first."""
-        return self.second - self.first
+from topoplan.specs.spec import Spec
+from topoplan.terms import Difference, Term, differences, source_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +51,22 @@ class Comparison:
         return slow >= fast * (1.0 - TIE)
 
 
-def compare(first: Plan, second: Plan) -> Comparison:
+def compare(spec: Spec, first: Plan, second: Plan) -> Comparison:
     """Two plans of one job, whose memory has to list every stage (`planner.predict.predict`)."""
+    steps = [time_account(spec, plan).step for plan in (first, second)]
+    devices = [memory_account(spec, plan).device for plan in (first, second)]
+    return comparison(first, second, steps, devices)
+
+
+def comparison(first: Plan, second: Plan, steps: Sequence[Term], devices: Sequence[Term]) -> Comparison:
+    """Two plans, the trees of their steps and those of their device memory."""
     one, two = layout_to_dict(first.layout), layout_to_dict(second.layout)
     return Comparison(
         first=first,
         second=second,
         layout={key: (one.get(key), two.get(key)) for key in (one | two) if _differs(one, two, key)},
-        time=_differences(first.time.parts_s, second.time.parts_s),
-        memory=_differences(_memory_parts(first), _memory_parts(second)),
+        time=differences(*(step.children for step in steps)),
+        memory=differences(*(_purposes(device) for device in devices)),
     )
 
 
@@ -84,18 +80,10 @@ def _differs(one: Mapping[str, Any], two: Mapping[str, Any], key: str) -> bool:
     return bool(one.get(key, two.get(key)) != _USUAL[key])
 
 
-def _memory_parts(plan: Plan) -> dict[str, float]:
-    """The worst stage's parts by purpose, and what the card holds beyond torch's tensors."""
-    memory = plan.memory
-    worst = max(memory.by_stage, key=lambda stage: stage.allocated_bytes)
-    parts: dict[str, float] = {}
-    for name, size in worst.parts_bytes.items():
-        purpose = "peak" if name.startswith("peak") else name
-        parts[purpose] = parts.get(purpose, 0.0) + size
-    return parts | {"beyond tensors": memory.device_bytes - memory.allocated_bytes}
-
-
-def _differences(first: Mapping[str, float], second: Mapping[str, float]) -> tuple[Difference, ...]:
-    names = dict.fromkeys((*first, *second))
-    rows = [Difference(name=name, first=first.get(name, 0.0), second=second.get(name, 0.0)) for name in names]
-    return tuple(sorted(rows, key=lambda row: (-abs(row.more), row.name)))
+def _purposes(device: Term) -> list[Term]:
+    """What the worst stage holds by purpose, and what the card holds beyond torch's tensors."""
+    allocated = device.at("reserved", "allocated")
+    beyond = Term(
+        name="beyond tensors", value=device.value - allocated.value, unit="bytes", source=source_of(memory_account)
+    )
+    return [*allocated.children, beyond]

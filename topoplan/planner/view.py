@@ -16,22 +16,14 @@ from topoplan.layout.forms import layout_to_dict
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
+from topoplan.specs.layer_kinds import LAYER_KINDS
 from topoplan.specs.lengths import Lengths, histogram_lines
-from topoplan.specs.model import Attention, LatentAttention, Layer, LinearAttention, Mlp, Model, Moe
+from topoplan.specs.model import Layer, Model
 from topoplan.specs.spec import Spec
 from topoplan.units import GIB
 
 _TERA = 1e12
 _SIGNIFICANT_DIGITS = 6
-
-LAYER_KINDS: Mapping[type, str] = {
-    Attention: "attention",
-    LatentAttention: "latent_attention",
-    LinearAttention: "linear_attention",
-    Mlp: "mlp",
-    Moe: "moe",
-}
-"""The `kind` that tells the parts of a layer apart in JSON."""
 
 SUMMARY = ("mean", "median", "p99", "longest")
 """What is said of the lengths of samples, in tokens."""

@@ -1,4 +1,4 @@
-"""A plan explained, as JSON (`topoplan.explain/1`) and as text: its time, its memory, or both."""
+"""A plan explained, as JSON (`topoplan.explain/2`) and as text: its time, its memory, or both."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ from typing import Any
 
 from rich.console import Console
 
-from topoplan.planner.account import MemoryAccount, TimeAccount
+from topoplan.engines.account import MemoryAccount, TimeAccount
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Plan
-from topoplan.planner.sharded_memory import ShardedBreakdown
-from topoplan.planner.sharded_time import ShardedTimeBreakdown
 from topoplan.planner.view import plan_to_dict, spec_to_dict
 from topoplan.report.memory import memory_to_dict, print_memory
 from topoplan.report.paragraphs import bullets, paragraph
 from topoplan.report.sentences import spec_line
-from topoplan.report.sharded_memory import print_sharded_memory, sharded_memory_to_dict
-from topoplan.report.sharded_time import print_sharded_time, sharded_time_to_dict
 from topoplan.report.text import band, gib, layout_label, significant
 from topoplan.report.time import print_time, time_to_dict
 from topoplan.specs.gpu_profile import profile_notes, profile_of
 from topoplan.specs.spec import Spec
 
-SCHEMA = "topoplan.explain/1"
+SCHEMA = "topoplan.explain/2"
 
 
 def explanation_to_dict(
@@ -32,15 +28,18 @@ def explanation_to_dict(
     view: dict[str, Any] = {"schema": SCHEMA, **spec_to_dict(spec), "plan": plan_to_dict(plan)}
     if notes := data_notes(spec, plan):
         view["data_notes"] = list(notes)
-    if isinstance(time, ShardedTimeBreakdown):
-        view["time"] = sharded_time_to_dict(plan, time)
-    elif time is not None:
+    view["notes"] = list(_notes(spec, plan))
+    if time is not None:
         view["time"] = time_to_dict(plan, time)
-    if isinstance(memory, ShardedBreakdown):
-        view["memory"] = sharded_memory_to_dict(plan, memory)
-    elif memory is not None:
+    if memory is not None:
         view["memory"] = memory_to_dict(plan, memory)
     return view
+
+
+def _notes(spec: Spec, plan: Plan) -> tuple[str, ...]:
+    """On the constants behind the plan: a file of the user's own, and bands that are borrowed."""
+    profile = profile_of(spec.cluster.gpu, spec.profile)
+    return profile_notes(profile, spec.cluster.gpu, spec.model, spec.job, is_megatron=plan.layout.is_megatron)
 
 
 def print_explanation(
@@ -55,17 +54,12 @@ def print_explanation(
         console,
         f"Plan {layout_label(plan.layout)} {verdict}: {gib(used.device_bytes)} GiB of {gib(used.capacity_bytes)},"
         f" margin {gib(used.margin_bytes)}. A step takes {significant(plan.time.step_s)} s {width},"
-        f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s a GPU. Files are in the package topoplan/.",
+        f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s a GPU.",
     )
-    profile = profile_of(spec.cluster.gpu, spec.profile)
-    for note in profile_notes(profile, spec.cluster.gpu, spec.model, spec.job, is_megatron=plan.layout.is_megatron):
+    for note in _notes(spec, plan):
         paragraph(console, f"Mind: {note}.")
     bullets(console, data_notes(spec, plan))
-    if isinstance(time, ShardedTimeBreakdown):
-        print_sharded_time(console, plan, time)
-    elif time is not None:
+    if time is not None:
         print_time(console, plan, time)
-    if isinstance(memory, ShardedBreakdown):
-        print_sharded_memory(console, plan, memory)
-    elif memory is not None:
-        print_memory(console, spec, plan, memory)
+    if memory is not None:
+        print_memory(console, plan, memory)

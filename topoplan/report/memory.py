@@ -2,398 +2,238 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from topoplan.engines.megatron.moments import Moment
-from topoplan.network.communicators import Communicator
-from topoplan.planner.breakdown import Breakdown, LayerRows, WeightRow
-from topoplan.planner.plan import Memory, Plan, StageMemory
-from topoplan.planner.view import LAYER_KINDS, rounded
+from topoplan.engines.account import MemoryAccount
+from topoplan.planner.plan import Plan
 from topoplan.report.paragraphs import paragraph
-from topoplan.report.tables import heading, layer_kind, stage_name, stage_span, table_of
-from topoplan.report.text import counted, gib, significant
-from topoplan.specs.spec import Spec
-from topoplan.units import GIB
-
-_MIB = 2**20
-
-# What a reader opens to check a figure: file and function of the formula, and what that is taken from.
-SOURCES = {
-    "stages": "engines/megatron/memory.py stage_memory, the worst of its moments",
-    "weights": "engines/megatron/states.py stage_parameters",
-    "gradients": "engines/megatron/states.py stage_states; Megatron param_and_grad_buffer.py",
-    "optimizer": "engines/megatron/states.py optimizer_parts; ZeRO-1, arXiv 1910.02054, section 5",
-    "workspace": "engines/megatron/states.py stage_states; catalog/profiles.json",
-    "copies for offload": "engines/megatron/states.py optimizer_parts; MLM distrib_optimizer.py, hybrid_optimizer.py",
-    "reference model": "engines/megatron/states.py stage_states; mcore_adapter dpo_trainer.py",
-    "activations": "engines/megatron/moments.py chunk_kept_bytes; arXiv 2205.05198, section 4",
-    "vision activations": "operators/te_activations.py vision_activation_bytes",
-    "peak": "engines/megatron/moments.py stage_moments",
-    "moments": "engines/megatron/moments.py stage_moments and bytes_per_logit and mtp_bytes_per_logit",
-    "saved": "operators/te_activations.py layer_activations; arXiv 2205.05198, section 4",
-    "recomputation": "operators/te_activations.py kept_activations",
-    "in flight": "engines/megatron/pipeline.py in_flight; Megatron schedules.py, arXiv 2104.04473, section 2.2",
-    "parameters": "operators/params.py layer_tensors and cut; Megatron attention.py, mlp.py, experts.py",
-    "ends": "engines/megatron/states.py end_tensors",
-    "fragmentation": "engines/megatron/memory.py fragmentation",
-    "context": "engines/megatron/memory.py predict_memory; context_bytes of catalog/profiles.json",
-    "communicators": "engines/megatron/communicators.py _members; NCCL init.cc, channel.cc, p2p.cc, net.cc, nvls.cc",
-    "margin": "engines/megatron/memory.py margin_bytes; the bands of catalog/profiles.json",
-    "host": "engines/megatron/states.py host_optimizer_bytes; Megatron hybrid_optimizer.py",
-}
-
-_PEAKS = {
-    "backward": "the largest backward of a layer, and buffers that all layers share",
-    "loss": "logits, their gradient, and the inputs of the output layer",
-    "loss backward": "logits of all depths that their losses keep, and gradients of the output layer",
-    "embedding gradient": "the dense gradient of the embedding, when a micro batch's layers are freed",
-    "optimizer step": "fp32 copies of the gradients, beyond the activations that are freed by then",
-}
+from topoplan.report.tables import heading, stage_name, stage_span, table_of
+from topoplan.report.terms import elements, mib, print_formulas, term_to_dict
+from topoplan.report.text import counted, gib
+from topoplan.terms import Term
 
 
-class OnCard(Protocol):
-    """What stands between live tensors and the card."""
-
-    @property
-    def fragmentation(self) -> float: ...  # noqa: D102
-    @property
-    def context_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def communicators(self) -> tuple[Communicator, ...]: ...  # noqa: D102
-    @property
-    def margin_stated(self) -> bool: ...  # noqa: D102
-
-
-_QUANTISED = ("fp8", "mxfp8", "nvfp4")
-_SPLITS = {
-    "tp": "tp",
-    "expert": "ep x etp",
-    "expert_replicated": "ep",
-    "replicated": "replicated",
-}
-
-
-def memory_to_dict(plan: Plan, account: Breakdown) -> dict[str, Any]:
-    """Every term of a plan's memory; bytes are in GiB or MiB, as the names say."""
-    memory = plan.memory
+def memory_to_dict(plan: Plan, account: MemoryAccount) -> dict[str, Any]:
+    """Every term of a plan's memory."""
     return {
-        "stages": [
-            {
-                "stages": list(row.stages),
-                "layers": row.layers,
-                "in_flight": list(row.in_flight),
-                "allocated_gib": rounded(row.memory.allocated_bytes / GIB),
-                "parts_gib": {name: rounded(size / GIB) for name, size in row.memory.parts_bytes.items()},
-            }
-            for row in account.stages
-        ],
+        "device": term_to_dict(account.device),
+        "margin": term_to_dict(account.margin),
+        "capacity_bytes": plan.memory.capacity_bytes,
+        "host": None if account.host is None else term_to_dict(account.host),
+        "host_capacity_bytes": plan.memory.host_capacity_bytes,
         "worst_stage": account.worst,
-        "chunks": [
-            {"layers": row.layers, "kept_mib": rounded(row.kept_bytes / _MIB), "in_flight": row.in_flight}
-            for row in account.chunks
-        ],
-        "moments": [moment_to_dict(moment) for moment in _moments(account)],
-        "vision_kept_mib": rounded(account.vision_kept_bytes / _MIB),
-        "layers": [_layer_to_dict(rows) for rows in account.layers],
-        "ends": [_weight_to_dict(row) for row in account.ends],
-        "parameters": {
-            "dense": account.parameters.dense,
-            "expert": account.parameters.expert,
-            "frozen": account.parameters.frozen,
-            "dense_shards": account.dense_shards,
-            "expert_shards": account.expert_shards,
-        },
-        "device": device_to_dict(memory, account),
-        "sources": dict(SOURCES),
-        "notes": list(account.notes),
+        "stages": [term_to_dict(one) for one in account.stages],
+        "moments": [term_to_dict(one) for one in account.moments],
+        "layers": [term_to_dict(one) for one in account.layers],
+        "parameters": term_to_dict(account.parameters),
     }
 
 
-def device_to_dict(memory: Memory, account: OnCard) -> dict[str, Any]:
-    """From allocated memory to the card."""
-    return {
-        "allocated_gib": rounded(memory.allocated_bytes / GIB),
-        "fragmentation": rounded(account.fragmentation),
-        "reserved_gib": rounded(memory.reserved_bytes / GIB),
-        "context_gib": rounded(account.context_bytes / GIB),
-        "communicators": {
-            one.name: {"ranks": one.size, "mib": rounded(one.device_bytes / _MIB)} for one in account.communicators
-        },
-        "device_gib": rounded(memory.device_bytes / GIB),
-        "margin_gib": rounded(memory.margin_bytes / GIB),
-        "margin_from": "spec" if account.margin_stated else "band",
-        "capacity_gib": rounded(memory.capacity_bytes / GIB),
-    }
-
-
-def _moments(account: Breakdown) -> list[Moment]:
-    """The moments of the worst stage; the first one is its peak."""
-    worst = next(row for row in account.stages if account.worst in row.stages)
-    return sorted(worst.memory.moments, key=lambda moment: -moment.total_bytes)
-
-
-def moment_to_dict(moment: Moment) -> dict[str, Any]:
-    """A moment with its terms."""
-    return {
-        "name": moment.name,
-        "mib": rounded(moment.total_bytes / _MIB),
-        "terms_mib": {name: rounded(size / _MIB) for name, size in moment.terms_bytes if size},
-    }
-
-
-def _layer_to_dict(rows: LayerRows) -> dict[str, Any]:
-    return {
-        "predicts_next": rows.layer.predicts_next,
-        "attention": LAYER_KINDS[type(rows.layer.attention)],
-        "ffn": LAYER_KINDS[type(rows.layer.ffn)],
-        "count": rows.count,
-        "saved": [
-            {
-                "name": row.name,
-                "mib": rounded(row.saved_bytes / _MIB),
-                "freed_by": list(row.freed_by),
-                "kept": row.kept,
-            }
-            for row in rows.saved
-        ],
-        "saved_mib": rounded(rows.saved_bytes / _MIB),
-        "kept_mib": rounded(rows.kept_bytes / _MIB),
-        "backward_mib": rounded(rows.peak_bytes / _MIB),
-        "weights": [_weight_to_dict(row) for row in rows.weights],
-    }
-
-
-def _weight_to_dict(row: WeightRow) -> dict[str, Any]:
-    return {"name": row.name, "elements": row.elements, "split": row.split, "rank_elements": row.rank_elements}
-
-
-def print_memory(console: Console, spec: Spec, plan: Plan, account: Breakdown) -> None:
-    """Stages, the parts of the worst one, its activations and weights, and from allocated memory to the card."""
-    memory = plan.memory
-    worst = next(row for row in account.stages if account.worst in row.stages)
+def print_memory(console: Console, plan: Plan, account: MemoryAccount) -> None:
+    """From the parts of the GPU that needs most to single tensors, and from what is allocated to the card."""
+    allocated = account.device.at("reserved", "allocated")
     if len(account.stages) > 1:
-        heading(console, "Stages, GiB", SOURCES["stages"])
+        heading(console, "Stages, GiB")
         console.print(_stages(account))
-    heading(console, f"{stage_name(worst.stages)}, by part", "")
-    console.print(_parts(spec, account, worst.memory))
-    print_moments(console, _moments(account), "beyond all that is in flight", SOURCES["moments"])
-    _print_activations(console, plan, account)
-    _print_weights(console, plan, account)
-    print_device(console, plan, account, SOURCES)
-    if memory.host_bytes:
-        host = memory.host_capacity_bytes
-        heading(console, "Host memory of a node", SOURCES["host"])
-        paragraph(
-            console,
-            f"{gib(memory.host_bytes)} GiB for the offloaded optimizer,"
-            f" {f'of {gib(host)}' if host is not None else 'and the spec does not say how much there is'}.",
-        )
+    heading(console, f"{_who(account)}, by part")
+    console.print(_parts(allocated))
+    heading(console, "From allocated to the card")
+    console.print(_on_card(plan, account))
+    if account.host:
+        heading(console, "Host memory of a node, pinned")
+        console.print(_host(plan, account.host))
+    heading(console, "Moments that may be the peak, beyond what is listed above")
+    console.print(_moments(account.moments))
+    if activations := allocated.child("activations"):
+        heading(console, "Activations that are kept from forward to backward")
+        console.print(_kept(activations))
+    for layer in account.layers:
+        layers = counted(layer.facts["count"], "layer")
+        heading(console, f"Activations that a layer saves, one micro batch: {layer.name}, {layers}")
+        console.print(_saved(layer))
+    _print_parameters(console, account.parameters)
+    reserved = account.device.at("reserved")
+    named = [*allocated.children, *reserved.children[1:], *account.device.children[1:], account.margin]
+    named += [account.parameters, *([account.host] if account.host else [])]
+    saved = [("saved by a layer", layer) for layer in account.layers[:1]]
+    print_formulas(console, [*((one.name, one) for one in named), *saved])
 
 
-def _stages(account: Breakdown) -> Table:
-    names = list(dict.fromkeys(_part_kind(name) for row in account.stages for name in row.memory.parts_bytes))
-    short = {
-        "copies for offload": "offload\ncopies",
-        "activations": "activ.",
-        "vision activations": "vision\nactiv.",
-        "reference model": "reference\nmodel",
-    }
-    headers = [short.get(name, name) for name in names]
-    table = table_of("stage", right=("layers", *headers, "allocated"), last=("peak in",))
-    for row in account.stages:
-        parts = {_part_kind(name): size for name, size in row.memory.parts_bytes.items()}
-        peak = next((name for name in row.memory.parts_bytes if name.startswith("peak")), "")
+def _who(account: MemoryAccount) -> str:
+    if not account.stages:
+        return "Memory of a GPU"
+    return stage_name(next(stages for one in account.stages if account.worst in (stages := one.facts["stages"])))
+
+
+_SHORT = {
+    "gradients": "grads",
+    "optimizer": "optim.",
+    "workspace": "work",
+    "activations": "act.",
+    "vision activations": "vision\nact.",
+    "copies for offload": "offl.\ncopies",
+    "reference model": "ref.\nmodel",
+}
+"""Parts in the width of a column."""
+
+
+def _stages(account: MemoryAccount) -> Table:
+    names = list(dict.fromkeys(one.name for stage in account.stages for one in stage.children))
+    headers = [_SHORT.get(name, name) for name in names]
+    table = table_of("stage", right=("layers", *headers, "all"), last=("peak in",))
+    for stage in account.stages:
+        parts = {one.name: one.value for one in stage.children}
         table.add_row(
-            stage_span(row.stages),
-            str(row.layers),
+            stage_span(stage.facts["stages"]),
+            str(stage.facts["layers"]),
             *(gib(parts[name]) if name in parts else "-" for name in names),
-            gib(row.memory.allocated_bytes),
-            Text(peak.removeprefix("peak (").removesuffix(")")),
-            style="bold" if account.worst in row.stages else None,
+            gib(stage.value),
+            Text(str(stage.facts["peak"])),
+            style="bold" if account.worst in stage.facts["stages"] else None,
         )
     return table
 
 
-def _part_kind(name: str) -> str:
-    """`peak` for `peak (loss)` and the like, so that the stages share a column."""
-    return "peak" if name.startswith("peak") else name
-
-
-def _parts(spec: Spec, account: Breakdown, stage: StageMemory) -> Table:
-    table = table_of("part", right=("GiB", "%"), last=("what", "formula"))
-    total = stage.allocated_bytes
-    for name, size in stage.parts_bytes.items():
-        table.add_row(
-            Text(name),
-            gib(size),
-            f"{100 * size / total:.0f}",
-            Text(_what(spec, account, name, size)),
-            Text(SOURCES[_part_kind(name)], style="dim"),
-        )
-    table.add_row("allocated", gib(total), "100", "", "", style="bold")
+def _parts(allocated: Term) -> Table:
+    table = table_of("part", right=("GiB", "%"), last=("what",))
+    for part in allocated.children:
+        states = [one for one in part.children if "shards" in one.facts]
+        what = part.what or _product(part)
+        if len(states) == 1 and not what:
+            own = "" if states[0].name == part.name else f"{states[0].name}: "
+            what = f"{own}{_product(states[0])}"
+        table.add_row(part.name, gib(part.value), f"{100 * part.value / allocated.value:.0f}", Text(what))
+        for one in states if len(states) > 1 else ():
+            table.add_row(Text(f"  {one.name}", style="dim"), gib(one.value), "", Text(_product(one)))
+    table.add_row("allocated", gib(allocated.value), "100", "", style="bold")
     return table
 
 
-def _what(spec: Spec, account: Breakdown, name: str, size: float) -> str:
-    """A part in one phrase, with the numbers that it is a product of."""
-    parameters = account.parameters
-    trainable = parameters.dense + parameters.expert
-    if name in ("weights", "reference model"):
-        each = f"{size / parameters.total:.4g} bytes x {count(parameters.total)} elements"
-        return f"{each}, quantised copies included" if spec.job.precision in _QUANTISED else each
-    if name == "gradients":
-        return f"{size / trainable:.4g} bytes x {count(trainable)} elements" if trainable else "all frozen"
-    if name == "optimizer":
-        shards = f"dense / {account.dense_shards}"
-        if parameters.expert:
-            shards += f", experts / {account.expert_shards}"
-        held = parameters.dense / account.dense_shards + parameters.expert / account.expert_shards
-        return f"{size / held:.4g} bytes x {count(round(held))} elements ({shards})" if held else "all frozen"
-    if name == "activations":
-        held = sum(row.in_flight for row in account.chunks)
-        batches = "1 micro batch" if held == 1 else f"{held} micro batches"
-        chunks = f", of {len(account.chunks)} chunks," if len(account.chunks) > 1 else ""
-        return f"{batches}{chunks} in flight, see below"
-    if name == "vision activations":
-        return f"{mib(account.vision_kept_bytes)} MiB a micro batch x {account.chunks[0].in_flight} in flight"
-    if name == "copies for offload":
-        return f"{size / trainable:.4g} bytes x {count(trainable)} elements, not split over data parallel"
-    if name == "workspace":
-        return "cuBLAS, of torch and of Transformer Engine"
-    return _PEAKS.get(name.removeprefix("peak (").removesuffix(")"), "")
+def _product(term: Term) -> str:
+    """What a term is a product of, where it says so."""
+    if "element_bytes" not in term.facts:
+        return ""
+    shards = term.facts.get("shards", 1)
+    shared = f" / {shards} GPUs" if shards > 1 else ""
+    return f"{term.facts['element_bytes']:.4g} bytes x {elements(term.facts['elements'])} elements{shared}"
 
 
-def print_moments(console: Console, moments: Sequence[Moment], beyond: str, source: str) -> None:
+def _moments(moments: Sequence[Term]) -> Table:
     """The moments, largest first, each with its terms."""
-    heading(console, f"Moments that may be the peak, {beyond}", source)
     table = table_of("moment", right=("MiB",), last=("term",))
     for position, moment in enumerate(moments):
-        verdict = "the peak" if position == 0 else "below it"
-        table.add_row(Text(moment.name), mib(moment.total_bytes), verdict, style="bold" if position == 0 else None)
-        for name, size in moment.terms_bytes:
-            if size:
-                table.add_row("", mib(size), Text(name), style=None if position == 0 else "dim")
-    console.print(table)
+        style = "dim" if position else "bold"
+        table.add_row(Text(moment.name), mib(moment.value), "below it" if position else "the peak", style=style)
+        for one in moment.children:
+            words = f"{one.name}: {one.what}" if one.what and not position else one.name
+            table.add_row("", mib(one.value), Text(words), style="dim" if position else None)
+    return table
 
 
-def _print_activations(console: Console, plan: Plan, account: Breakdown) -> None:
-    recompute = plan.layout.recompute
-    for rows in account.layers:
-        layers = f"{layer_kind(rows.layer)}, {counted(rows.count, 'layer')}"
-        heading(console, f"Activations that a layer saves, one micro batch: {layers}", SOURCES["saved"])
-        table = table_of("tensor", right=("MiB",), last=("freed by recomputing", "in this plan"))
-        for row in rows.saved:
-            table.add_row(
-                Text(row.name),
-                mib(row.saved_bytes),
-                Text(", ".join((*row.freed_by, "full"))),
-                "kept" if row.kept else "recomputed",
-                style=None if row.kept else "dim",
-            )
-        table.add_row("saved", mib(rows.saved_bytes), "", "", style="bold")
-        kept = "the layer's input alone" if recompute.granularity == "full" else ""
-        table.add_row("kept to backward", mib(rows.kept_bytes), Text(kept), "", style="bold")
-        table.add_row("added in its backward", mib(rows.peak_bytes), "", "")
-        console.print(table)
-    if recompute.granularity == "full":
-        which = (
-            f"one input for each {counted(recompute.num_layers or 1, 'layer')}"
-            if recompute.method == "uniform"
-            else f"the first {counted(recompute.num_layers or 0, 'layer')} of each chunk; the others keep all"
-        )
-        paragraph(console, f"Full recomputation, {recompute.method}: {which}.")
-    heading(console, "Micro batches in flight", SOURCES["in flight"])
-    for number, chunk in enumerate(account.chunks):
-        name = f"chunk {number}: " if len(account.chunks) > 1 else ""
-        size = chunk.kept_bytes * chunk.in_flight
-        paragraph(
-            console,
-            f"{name}{counted(chunk.layers, 'layer')} keep {mib(chunk.kept_bytes)} MiB of a micro batch,"
-            f" x {chunk.in_flight} in flight = {gib(size)} GiB",
-        )
+def _kept(activations: Term) -> Table:
+    """Layers, or chunks and their layers, with what one of them keeps and how many there are."""
+    table = table_of("what", right=("MiB of one", "times", "GiB"))
+
+    def add(term: Term, indent: str) -> None:
+        table.add_row(Text(f"{indent}{term.name}"), mib(term.each), f"{term.times:,.0f}", gib(term.value))
+        if any(one.children or one.times != term.times for one in term.children):
+            for one in term.children:
+                add(one, f"{indent}  ")
+
+    for one in activations.children:
+        add(one, "")
+    return table
 
 
-def _print_weights(console: Console, plan: Plan, account: Breakdown) -> None:
-    layout = plan.layout
-    cuts = f"tp {layout.tp}, ep {layout.ep}, etp {layout.etp}"
-    for rows in account.layers:
-        heading(
-            console,
-            f"Weights of a layer, elements: {layer_kind(rows.layer)}, {counted(rows.count, 'layer')} ({cuts})",
-            SOURCES["parameters"],
-        )
-        console.print(_weights(rows.weights, rows.count))
-    if account.ends:
-        heading(console, "Weights before and behind the layers, elements", SOURCES["ends"])
-        console.print(_weights(account.ends, 1))
-    total = account.parameters.total
-    frozen = f", {account.parameters.frozen:,} of them frozen" if account.parameters.frozen else ""
-    paragraph(console, f"On a rank of the stage: {total:,} elements{frozen}.")
+def _saved(layer: Term) -> Table:
+    freed = any("freed_by" in one.facts for one in layer.children)
+    table = table_of("tensor", right=("MiB",), last=(*(["freed by recomputing"] if freed else []), "in this plan"))
+    for one in layer.children:
+        kept, by = one.facts["kept"], [Text(", ".join(one.facts["freed_by"]))] if freed else []
+        state = "kept" if kept else one.what or "recomputed"
+        table.add_row(Text(one.name), mib(one.value), *by, state, style=None if kept else "dim")
+    table.add_row("saved", mib(layer.value), style="bold")
+    table.add_row("kept to backward", mib(layer.facts["kept_bytes"]), style="bold")
+    table.add_row("added in its backward", mib(layer.facts["backward_bytes"]))
+    return table
 
 
-def _weights(rows: Iterable[WeightRow], count: int) -> Table:
-    rows = list(rows)
+def _print_parameters(console: Console, parameters: Term) -> None:
+    """Weights by layer, then those of the ends; of a rank where they are cut, else of the whole model."""
+    kinds = [one for one in parameters.children if one.children]
+    words = f" ({parameters.what})" if parameters.what else ""
+    for one in kinds:
+        title = f"Weights of a layer, elements: {one.name}, {counted(int(one.times), 'layer')}"
+        heading(console, f"{title}{words}")
+        console.print(_weights(one.children, int(one.times)))
+    if rest := [one for one in parameters.children if not one.children]:
+        heading(console, "Weights before and behind the layers, elements" if kinds else "Weights, elements")
+        console.print(_weights(rest, 1))
+    totals = ", ".join(f"{value:,} {name}" for name, value in parameters.facts.items() if value)
+    paragraph(console, f"All {parameters.name}: {totals}.")
+
+
+def _weights(rows: Sequence[Term], count: int) -> Table:
+    if not any("cut_by" in one.facts for one in rows):
+        table = table_of("weight", right=("elements", "layers"))
+        for one in rows:
+            table.add_row(Text(one.name), f"{one.value:,}", f"{one.times:,}" if one.times > 1 else "")
+        return table
     table = table_of("weight", right=("whole", "on a rank"), last=("cut by",))
-    for row in rows:
-        table.add_row(Text(row.name), f"{row.elements:,}", f"{row.rank_elements:,}", _SPLITS[row.split])
-    whole, own = sum(row.elements for row in rows), sum(row.rank_elements for row in rows)
+    for one in rows:
+        each = one.value // count
+        table.add_row(Text(one.name), f"{one.facts['whole']:,}", f"{each:,}", str(one.facts["cut_by"]))
+    whole, own = sum(one.facts["whole"] for one in rows), sum(one.value for one in rows) // count
     table.add_row("together", f"{whole:,}", f"{own:,}", "", style="bold")
     if count > 1:
         table.add_row(f"x {count} layers", f"{count * whole:,}", f"{count * own:,}", "", style="bold")
     return table
 
 
-def print_device(console: Console, plan: Plan, account: OnCard, sources: Mapping[str, str]) -> None:
+def _on_card(plan: Plan, account: MemoryAccount) -> Table:
     """From what torch's tensors take to what the card has."""
-    memory = plan.memory
-    heading(console, "From allocated to the card", "")
-    table = table_of("", right=("GiB",), last=("what", "formula"))
-    table.add_row("allocated", gib(memory.allocated_bytes), "torch's peak of live tensors", "", style="bold")
-    table.add_row(
-        "fragmentation",
-        gib(memory.reserved_bytes - memory.allocated_bytes),
-        f"{100 * account.fragmentation:.1f}% that the allocator holds back",
-        Text(sources["fragmentation"], style="dim"),
-    )
-    table.add_row("reserved", gib(memory.reserved_bytes), "what torch's allocator holds", "", style="bold")
-    table.add_row(
-        "CUDA context",
-        gib(account.context_bytes),
-        "driver, and loaded kernels",
-        Text(sources["context"], style="dim"),
-    )
-    table.add_row(
-        "NCCL",
-        gib(sum(one.device_bytes for one in account.communicators)),
-        Text(counted(len(account.communicators), "communicator")),
-        Text(sources["communicators"], style="dim"),
-    )
-    for one in account.communicators:
-        size = f"{one.name}: {counted(one.size, 'rank')}, {mib(one.device_bytes)} MiB"
-        table.add_row("", "", Text(size, style="dim"), "")
-    table.add_row("device", gib(memory.device_bytes), "what nvidia-smi shows", "", style="bold")
-    table.add_row(
-        "margin",
-        gib(memory.margin_bytes),
-        "as the spec or --margin says" if account.margin_stated else "the error band of the prediction",
-        Text(sources["margin"], style="dim"),
-    )
-    spare = -memory.excess_bytes
-    table.add_row("card", gib(memory.capacity_bytes), "", "", style="bold")
-    table.add_row("to spare" if spare >= 0 else "over", gib(abs(spare)), "", "", style="" if spare >= 0 else "red")
-    console.print(table)
+    table = table_of("", right=("GiB",), last=("what",))
+
+    def add(term: Term, *, bold: bool = False) -> None:
+        table.add_row(term.name, gib(term.value), Text(term.what), style="bold" if bold else None)
+
+    reserved, *beside = account.device.children
+    allocated, *waste = reserved.children
+    add(allocated, bold=True)
+    for one in waste:
+        add(one)
+    add(reserved, bold=True)
+    for one in beside:
+        add(one)
+        for part in one.children:
+            size = f"{part.name}: {counted(part.facts['ranks'], 'rank')}, {mib(part.value)} MiB"
+            table.add_row("", "", Text(size, style="dim"))
+    add(account.device, bold=True)
+    add(account.margin)
+    table.add_row("card", gib(plan.memory.capacity_bytes), "", style="bold")
+    _add_spare(table, -plan.memory.excess_bytes)
+    return table
 
 
-def mib(size_bytes: float) -> str:
-    """Bytes in MiB with one decimal."""
-    return f"{size_bytes / _MIB:,.1f}"
+def _add_spare(table: Table, spare: float) -> None:
+    table.add_row("to spare" if spare >= 0 else "over", gib(abs(spare)), "", style="" if spare >= 0 else "red")
 
 
-def count(elements: int) -> str:
-    """A number of elements: 8.19B, 42.1M."""
-    return f"{significant(elements / 1e9)}B" if elements >= 1e9 else f"{significant(elements / 1e6)}M"
+def _host(plan: Plan, host: Term) -> Table:
+    table = table_of("part", right=("GiB",), last=("what",))
+    for one in host.children:
+        table.add_row(Text(one.name), gib(one.value), Text(_product(one)))
+    processes = counted(host.facts["processes"], "process", "processes")
+    table.add_row("together", gib(host.value), f"of {processes}", style="bold")
+    capacity = plan.memory.host_capacity_bytes
+    if capacity is None:
+        table.add_row("the node", "?", "the spec does not say how much there is")
+        return table
+    table.add_row("the node", gib(capacity), "", style="bold")
+    _add_spare(table, capacity - host.value)
+    return table

@@ -9,17 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from topoplan.planner.view import LAYER_KINDS
 from topoplan.report.paragraphs import paragraph
-from topoplan.specs.model import Layer
 
 
-def heading(console: Console, title: str, source: str = "") -> None:
-    """An empty line, a title, and where the formula of what follows is."""
+def heading(console: Console, title: str) -> None:
+    """An empty line and a title."""
     console.print()
     paragraph(console, title, style="bold")
-    if source:
-        paragraph(console, f"formula: {source}", style="dim")
 
 
 def table_of(*left: str, right: Sequence[str] = (), last: Sequence[str] = ()) -> Table:
@@ -42,11 +38,3 @@ def stage_span(stages: Sequence[int]) -> str:
 def stage_name(stages: Sequence[int]) -> str:
     """`Stage 3`, or `Stages 3 to 6`."""
     return f"Stage {stages[0]}" if len(stages) == 1 else f"Stages {stages[0]} to {stages[-1]}"
-
-
-def layer_kind(layer: Layer) -> str:
-    """`attention + mlp`, with the window where there is one."""
-    words = " + ".join(LAYER_KINDS[type(half)].replace("_", " ") for half in (layer.attention, layer.ffn))
-    window = getattr(layer.attention, "window", 0)
-    words = f"{words}, window {window}" if window else words
-    return f"multi-token prediction of {words}" if layer.predicts_next else words

@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from topoplan.engines.timeline import Timeline
 from topoplan.planner.plan import Plan
-from topoplan.planner.timeline import Timeline
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.sentences import spec_line
@@ -43,13 +43,14 @@ _PER_FORWARD = 1.0
 def timeline_to_dict(spec: Spec, plan: Plan, drawn: Timeline) -> dict[str, Any]:
     """The plan, what every rank spends the step on, and how far the ranking's formula is off; times in seconds."""
     seconds = [{kind: rounded(size) for kind, size in mine.items()} for mine in drawn.busy]
+    idle = [rounded(share) for share in drawn.idle_shares]
     view: dict[str, Any] = {"total_s": rounded(drawn.total_s), "predicted_s": rounded(plan.time.step_s)}
     if drawn.lanes:
         view |= {
             "deviation": rounded(drawn.deviation),
             "microbatches": drawn.microbatches,
             "lanes": [
-                {"lane": lane, "seconds": seconds[number], "idle": rounded(drawn.idle_share(number))}
+                {"lane": lane, "seconds": seconds[number], "idle": idle[number]}
                 for number, lane in enumerate(drawn.lanes)
             ],
         }
@@ -67,10 +68,7 @@ def timeline_to_dict(spec: Spec, plan: Plan, drawn: Timeline) -> dict[str, Any]:
                 {"name": phase.name, "start_s": rounded(phase.start_s), "end_s": rounded(phase.end_s)}
                 for phase in drawn.phases
             ],
-            "ranks": [
-                {"rank": rank, "seconds": seconds[rank], "bubble": rounded(drawn.idle_share(rank))}
-                for rank in range(drawn.ranks)
-            ],
+            "ranks": [{"rank": rank, "seconds": seconds[rank], "bubble": idle[rank]} for rank in range(drawn.ranks)],
         }
     return {"schema": SCHEMA, **spec_to_dict(spec), "plan": plan_to_dict(plan), "timeline": view}
 
@@ -106,7 +104,8 @@ def print_timeline(console: Console, spec: Spec, plan: Plan, drawn: Timeline) ->
     counts = [max(1, round((window.end_s - window.start_s) / column_s)) for window in shown]
     console.print()
     console.print(Text(f"{'':{label}} {_ruler(shown, counts):{columns}} {idle:>6}", style="dim"))
-    marked = 0 if drawn.lanes else max(range(drawn.ranks), key=drawn.idle_share)
+    shares = drawn.idle_shares
+    marked = 0 if drawn.lanes else shares.index(max(shares))
     for rank in range(drawn.ranks):
         line = Text(f"{names[rank]:>{label}} ")
         for number, (window, count) in enumerate(zip(shown, counts, strict=True)):
@@ -115,7 +114,7 @@ def print_timeline(console: Console, spec: Spec, plan: Plan, drawn: Timeline) ->
                 mark, style, _ = MARKS[kind.removesuffix("'")]
                 line.append(mark.lower() if kind.endswith("'") else mark, style=style)
         line.append(" " * (label + 1 + columns - len(line)))
-        line.append(f" {100 * drawn.idle_share(rank):5.1f}%", style="bold" if rank == marked else "")
+        line.append(f" {100 * shares[rank]:5.1f}%", style="bold" if rank == marked else "")
         console.print(line)
     console.print()
     paragraph(console, _legend(drawn, shown, column_s), style="dim")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from html import escape
 
+from topoplan.engines.timeline import Timeline
 from topoplan.planner.plan import Plan
-from topoplan.planner.timeline import Timeline
 from topoplan.report.text import layout_label, significant
 from topoplan.report.timeline import MARKS, NUMBERED, idle_name, lane_names, totals_line
 from topoplan.report.windows import Window, windows
@@ -52,11 +52,11 @@ def svg(title: str, plan: Plan, drawn: Timeline) -> str:
         _text(_LEFT, 42, f"Plan {layout_label(plan.layout)}. {totals_line(plan, drawn)}", 'font-size="12"'),
         _text(_LEFT + _DRAWN + 10, _TOP - 8, idle_name(drawn), 'fill="#555"'),
     ]
-    for rank in range(drawn.ranks):
+    for rank, idle in enumerate(drawn.idle_shares):
         middle = _lane(rank) + _LANE / 2 + 4
         name = lane_names(drawn)[rank]
         out.append(_text(_LEFT - 8, middle, name if drawn.lanes else f"rank {name}", 'text-anchor="end"'))
-        out.append(_text(_LEFT + _DRAWN + 10, middle, f"{100 * drawn.idle_share(rank):.1f}%"))
+        out.append(_text(_LEFT + _DRAWN + 10, middle, f"{100 * idle:.1f}%"))
     left = float(_LEFT)
     for number, window in enumerate(shown):
         if number:

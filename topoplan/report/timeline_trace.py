@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from topoplan.engines.timeline import Timeline
 from topoplan.planner.plan import Plan
-from topoplan.planner.timeline import Timeline
 
 MARK = '{"otherData": {"writer": "topoplan timeline"'
 """How such a file begins."""

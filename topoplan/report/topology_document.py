@@ -65,7 +65,7 @@ def _step_to_dict(one: StepFlow) -> dict[str, Any]:
     return {
         "name": flow.name,
         "group": one.group,
-        "kind": flow.call.kind,
+        "kind": flow.kind,
         "moment": flow.moment,
         "times": flow.times,
         "calls": flow.calls,

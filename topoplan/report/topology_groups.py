@@ -12,9 +12,9 @@ from rich.text import Text
 from topoplan.layout.layout import Layout
 from topoplan.planner.communication import GroupLinks, StepFlow
 from topoplan.report.paragraphs import paragraph
-from topoplan.report.sharded_time import MOMENTS
 from topoplan.report.tables import heading, table_of
 from topoplan.report.text import layout_label, significant
+from topoplan.report.time import MOMENTS
 from topoplan.report.topology_words import LINKS, rate_words
 
 _NAMES = {"dp_cp": "dp x cp"}
@@ -100,7 +100,7 @@ def print_step_flows(console: Console, flows: Sequence[StepFlow]) -> None:
         table.add_row(
             Text(one.flow.name),
             _NAMES.get(one.group, one.group),
-            one.flow.call.kind,
+            one.flow.kind,
             f"{MOMENTS[one.flow.moment]}{times}",
             _gb(one.member_bytes),
             *(_gb(on_link.get(kind, 0.0)) for kind in kinds),

@@ -1,4 +1,4 @@
-"""Two plans side by side, as JSON (`topoplan.explain/1`) and as tables."""
+"""Two plans side by side, as JSON (`topoplan.versus/1`) and as tables."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from rich.table import Table
 from rich.text import Text
 
 from topoplan.planner.plan import Plan
-from topoplan.planner.versus import Comparison, Difference
+from topoplan.planner.versus import Comparison
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.report.effort import job_effort
-from topoplan.report.explanation import SCHEMA
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.sentences import spec_line
 from topoplan.report.tables import heading, table_of
 from topoplan.report.text import band, gib, hours, layout_label, significant
 from topoplan.specs.spec import Spec
+from topoplan.terms import Difference
 from topoplan.units import GIB
+
+SCHEMA = "topoplan.versus/1"
 
 _SMALLEST_SHARE = 0.1
 """Of all that a plan gains: smaller reasons are left out of the sentence."""

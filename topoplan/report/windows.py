@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topoplan.planner.timeline import Timeline
+from topoplan.engines.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

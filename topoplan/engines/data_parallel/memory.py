@@ -69,15 +69,20 @@ def layer_uses(
     return uses
 
 
-def _kept_bytes(model: Model, layer: Layer, one: EagerActivations, layout: Layout, tokens: int) -> float:
-    """What a layer keeps from forward to backward."""
+def _kept(
+    model: Model, layer: Layer, one: EagerActivations, layout: Layout, tokens: int
+) -> tuple[tuple[str, float], ...]:
+    """What a layer keeps from forward to backward, in bytes by name."""
+    everything = tuple((tensor.name, tensor.saved_bytes) for tensor in one.saved)
+    if layout.recompute.granularity == "none":
+        return everything
+    inputs = ("layer input", one.input_bytes)
     if layout.recompute.granularity == "full":
-        return one.input_bytes
-    if layout.recompute.granularity == "selective":
-        attention = sum(tensor.saved_bytes for tensor in one.saved if tensor.name in ATTENTION_OUTPUTS)
-        products = BF16 * tokens * sum(linear.outputs for linear in layer_linears(model, layer))
-        return min(one.saved_bytes, one.input_bytes + attention + PRODUCTS_SAVED * products)
-    return one.saved_bytes
+        return (inputs,)
+    attention = tuple((name, size) for name, size in everything if name in ATTENTION_OUTPUTS)
+    products = BF16 * tokens * sum(linear.outputs for linear in layer_linears(model, layer))
+    selected = (inputs, *attention, ("every second product", PRODUCTS_SAVED * products))
+    return min(everything, selected, key=lambda kept: sum([size for _, size in kept]))
 
 
 def _loss_bytes(case: Case, layout: Layout, tokens: int) -> float:
@@ -165,8 +170,13 @@ class LayerMemory:
     use: LayerUse
     count: int
     activations: EagerActivations
-    kept_bytes: float
-    """What one leaves from forward to backward."""
+    kept: tuple[tuple[str, float], ...]
+    """What one leaves from forward to backward, in bytes by name."""
+
+    @property
+    def kept_bytes(self) -> float:
+        """All of `kept`."""
+        return sum([size for _, size in self.kept])
 
     @property
     def backward_bytes(self) -> float:
@@ -182,8 +192,8 @@ def layer_memories(case: Case, layout: Layout) -> tuple[LayerMemory, ...]:
     found = []
     for layer, use, count in uses:
         one = eager_activations(model, layer, use)
-        kept = _kept_bytes(model, layer, one, layout, tokens)
-        found.append(LayerMemory(layer=layer, use=use, count=count, activations=one, kept_bytes=kept))
+        kept = _kept(model, layer, one, layout, tokens)
+        found.append(LayerMemory(layer=layer, use=use, count=count, activations=one, kept=kept))
     return tuple(found)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from topoplan.engines.data_parallel.parameter_bytes import (
     HALF,
     SINGLE,
     ParameterBytes,
     autocasts,
+    moment_bytes,
     parameter_bytes,
     shards_of,
 )
@@ -141,47 +143,94 @@ def whole_gradients_bytes(layout: Layout, elements: Elements) -> float:
     return float(HALF * elements.trained) if sums else 0.0
 
 
-def sharded_states(case: Case, layout: Layout) -> ShardedStates:
-    """States of a layout whose backend splits data alone.
+@dataclass(frozen=True, slots=True)
+class State:
+    """Bytes that are kept of some parameters all the step."""
+
+    part: Literal["weights", "gradients", "optimizer"]
+    name: str
+    elements: int
+    """Of the whole model."""
+    element_bytes: float
+    shards: int
+    """GPUs that share them."""
+    on_host: bool
+    """In pinned host memory, else on the GPU."""
+
+    @property
+    def held_bytes(self) -> float:
+        """Of one GPU, or of the process on the host that drives it."""
+        return self.element_bytes * self.elements / self.shards
+
+
+def states_of(case: Case, layout: Layout) -> tuple[State, ...]:
+    """What is kept of the parameters, on the GPU and on its host.
 
     DPO's reference model is a second set of weights, unless adapters alone are trained and can be switched off
-    (LLaMA-Factory `train/dpo/workflow.py`, create_ref_model).
+    (LLaMA-Factory `train/dpo/workflow.py`, create_ref_model). With the optimizer offloaded DeepSpeed keeps fp32
+    gradients on the host, and stage 3 those of the model's type as well (stage3.py, __init__ and
+    initialize_optimizer_states).
     """
-    model, cluster, job = case.model, case.cluster, case.job
+    model, job = case.model, case.job
     elements, each = elements_of(model, job), parameter_bytes(job, layout)
-    shares = shards_of(layout, cluster.gpus_per_node)
-    weights = kept_bytes(elements, each)
+    shares, trained = shards_of(layout, case.cluster.gpus_per_node), elements.trained
+    how = sharding_of(layout)
+    is_stage_3 = how.half_model and how.divides_weights
+    weights_away = layout.offload or (layout.offload_param and is_stage_3)
+    adam_away = layout.offload or layout.offload_optimizer
+    own = "adapters" if elements.adapters else "trained"
+    found = [
+        State("weights", own, trained, each.trained, shares.weights, weights_away),
+        State("weights", "frozen", elements.frozen, each.frozen, shares.weights, weights_away),
+        State("weights", "packed", elements.quantised, each.quantised, shares.weights, weights_away),
+    ]
     if job.stage == "dpo" and not elements.adapters:
-        weights += HALF * elements.total
-    weights /= shares.weights
-    gradients = each.gradient * elements.trained / shares.gradients
-    optimizer = each.optimizer * elements.trained / shares.optimizer
-    step, host = 0.0, 0.0
-    own = elements.trained / shares.optimizer
-    if sharding_of(layout).half_model:
-        # The fp32 gradients that Adam reads.
-        step = SINGLE * (min(own, SUB_GROUP) if layout.zero_stage == 3 else own)
-        if layout.offload_optimizer:
-            # All keep fp32 gradients there; stage 3 those of the model's type as well (stage3.py, __init__ and
-            # initialize_optimizer_states).
-            of_gradients = (HALF + SINGLE if layout.zero_stage == 3 else SINGLE) * own
-            host = optimizer + of_gradients
-            gradients = HALF * elements.trained if layout.zero_stage == 1 else 0.0
-            optimizer = step = 0.0
-        if layout.offload_param and layout.zero_stage == 3:
-            host, weights = host + weights, 0.0
-    elif layout.offload:
-        host = weights + gradients + optimizer
-        weights = gradients = optimizer = 0.0
+        found.append(State("weights", "reference model", elements.total, HALF, shares.weights, weights_away))
+    if whole_gradients_bytes(layout, elements):
+        found.append(State("gradients", "whole gradients, summed over micro batches", trained, HALF, 1, False))
+    if not layout.offload_optimizer:
+        gradients = State("gradients", "gradients", trained, each.gradient, shares.gradients, layout.offload)
+        found.append(replace(gradients, name="gradients for Adam on the host") if layout.offload else gradients)
     else:
-        step = case.traits.adam_bytes * own
+        if layout.zero_stage == 1:
+            found.append(State("gradients", "gradients", trained, HALF, 1, False))
+        size = SINGLE + (HALF if is_stage_3 else 0)
+        found.append(State("gradients", "gradients for Adam on the host", trained, size, shares.optimizer, True))
+    moments = moment_bytes(job)
+    copy = State("optimizer", "fp32 copy of the weights", trained, SINGLE, shares.optimizer, adam_away)
+    found += [copy] if each.optimizer > moments else []
+    found.append(State("optimizer", "Adam's moments", trained, moments, shares.optimizer, adam_away))
+    return tuple(one for one in found if one.held_bytes)
+
+
+def sharded_states(case: Case, layout: Layout) -> ShardedStates:
+    """States of a layout whose backend splits data alone."""
+    job = case.job
+    elements, each = elements_of(case.model, job), parameter_bytes(job, layout)
+    on_gpu = dict.fromkeys(("weights", "gradients", "optimizer"), 0.0)
+    host = 0.0
+    for one in states_of(case, layout):
+        if one.on_host:
+            host += one.held_bytes
+        else:
+            on_gpu[one.part] += one.held_bytes
     return ShardedStates(
-        weights_bytes=weights,
-        gradients_bytes=gradients + whole_gradients_bytes(layout, elements),
-        optimizer_bytes=optimizer,
+        weights_bytes=on_gpu["weights"],
+        gradients_bytes=on_gpu["gradients"],
+        optimizer_bytes=on_gpu["optimizer"],
         host_bytes=host,
         gathered_bytes=_gathered(case, layout, elements, each),
         cast_bytes=HALF * elements.trained if autocasts(job, layout) else 0.0,
         layer_gradients_bytes=_layer_gradients(case, layout, elements, each),
-        step_bytes=step,
+        step_bytes=_step_bytes(case, layout, elements),
     )
+
+
+def _step_bytes(case: Case, layout: Layout, elements: Elements) -> float:
+    """What the optimizer's step adds on the GPU: DeepSpeed's Adam reads fp32 gradients."""
+    if layout.offload or layout.offload_optimizer:
+        return 0.0
+    own, how = elements.trained / shards_of(layout, case.cluster.gpus_per_node).optimizer, sharding_of(layout)
+    if how.half_model:
+        return SINGLE * (min(own, SUB_GROUP) if how.divides_weights else own)
+    return case.traits.adam_bytes * own

@@ -11,7 +11,7 @@ from topoplan.engines.megatron.pipeline import in_flight, most_in_flight
 from topoplan.engines.megatron.states import (
     StageStates,
     distinct_ranks,
-    host_optimizer_bytes,
+    host_optimizer_parts,
     resident_parts,
     stage_states,
 )
@@ -133,7 +133,7 @@ def stage_memory(
         stage=states.rank,
         allocated_bytes=sum(parts.values()),
         parts_bytes=parts,
-        host_bytes=host_optimizer_bytes(layout, states),
+        host_bytes=sum(host_optimizer_parts(layout, states).values()),
         moments=tuple(moments) if with_moments else (),
     )
 

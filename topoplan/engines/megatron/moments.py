@@ -56,23 +56,37 @@ def _recomputed_in_runs(model: Model, chunk: Chunk, recompute: Recompute) -> lis
     return runs
 
 
-def chunk_kept_bytes(model: Model, chunk: Chunk, shard: Shard, recompute: Recompute, kept: Kept) -> float:
-    """Activations of one micro batch that a chunk keeps from forward to backward."""
-    beside = _mtp_kept_bytes(model, chunk, kept) if chunk.mtp_layers else 0.0
+KeptPiece = tuple[int | str, int, float]
+"""What a micro batch leaves in a chunk: the identity of a kind of layer, or a tensor's name; how many; bytes of one."""
+
+
+def chunk_kept(model: Model, chunk: Chunk, shard: Shard, recompute: Recompute, kept: Kept) -> list[KeptPiece]:
+    """Activations of one micro batch that a chunk keeps from forward to backward, piece by piece."""
+    pieces: list[KeptPiece] = []
+    if chunk.mtp_layers:
+        layer = mtp_layer(model)
+        pieces.append((id(layer), chunk.mtp_layers, kept[id(layer)].kept_bytes))
+    hidden_states = BF16 * shard.local_tokens * model.hidden_size
     if chunk.final_norm and not chunk.head:
-        # The final norm's input; on the last stage it is part of the loss, whose backward follows at once.
-        beside += BF16 * shard.local_tokens * model.hidden_size
+        # On the last stage it is part of the loss, whose backward follows at once.
+        pieces.append(("final norm input", 1, hidden_states))
     if recompute.granularity != "full":
-        for layer, count in chunk_layers(model, chunk):
-            if not layer.predicts_next:
-                beside += kept[id(layer)].kept_bytes * count
-        return beside
-    if recompute.method == "block":
+        pieces += [
+            (id(layer), count, kept[id(layer)].kept_bytes)
+            for layer, count in chunk_layers(model, chunk)
+            if not layer.predicts_next
+        ]
+    elif recompute.method == "block":
         for layer_id, again, plain in _recomputed_in_runs(model, chunk, recompute):
-            beside += again * kept[layer_id].kept_bytes + plain * kept[layer_id].plain_bytes
-        return beside
-    inputs = -(-chunk.num_layers // (recompute.num_layers or 1))
-    return beside + inputs * BF16 * shard.local_tokens * model.hidden_size
+            pieces += [(layer_id, again, kept[layer_id].kept_bytes), (layer_id, plain, kept[layer_id].plain_bytes)]
+    else:
+        pieces.append(("layer inputs", -(-chunk.num_layers // (recompute.num_layers or 1)), hidden_states))
+    return pieces
+
+
+def chunk_kept_bytes(model: Model, chunk: Chunk, shard: Shard, recompute: Recompute, kept: Kept) -> float:
+    """All that `chunk_kept` lists."""
+    return sum([count * size for _, count, size in chunk_kept(model, chunk, shard, recompute, kept)])
 
 
 def _mtp_kept_bytes(model: Model, chunk: Chunk, kept: Kept) -> float:

@@ -24,7 +24,7 @@ from topoplan.operators.params import (
     mtp_layer,
     padded_vocab_size,
 )
-from topoplan.operators.shard import shard_of
+from topoplan.operators.shard import Shard, shard_of
 from topoplan.operators.te_activations import BF16, FP32, QUANTISED_BYTES, layer_activations
 from topoplan.specs.case import Case
 from topoplan.specs.job import Job
@@ -203,8 +203,7 @@ def _stage_states(case: Case, layout: Layout, rank: int, chunks: tuple[Chunk, ..
     weights = float(BF16 * parameters.total)
     if shard.eight_bit:
         # Rowwise and columnwise quantised copies of the blocks' weights are cached over the micro batches of a step.
-        elements = _layer_elements(model, chunks, layout.tp, layout.ep, layout.etp)
-        weights += (2 * QUANTISED_BYTES[shard.precision] - (BF16 if layout.fp8_param else 0)) * elements
+        weights += quantised_element_bytes(layout, shard) * layer_elements(model, chunks, layout)
     workspaces = 2 + (GROUPED_GEMM_STREAMS if any(isinstance(layer.ffn, Moe) for layer in layers) else 0)
     shard_elements = parameters.dense / dense_shards + parameters.expert / expert_shards
     trainable = parameters.dense + parameters.expert
@@ -238,6 +237,15 @@ def optimizer_parts(job: Job, layout: Layout, parameters: RankParameters, shard_
     The hybrid optimizer is built twice: first over all weights of the rank, then over its shard. The first is in a
     reference cycle, and nothing in the trainers runs the garbage collection that would free its fp32 copies.
     """
+    parts = {"optimizer": shard_elements * optimizer_element_bytes(job, layout)}
+    offloaded = layout.optimizer_offload_fraction
+    if 0.0 < offloaded < 1.0:
+        parts["copies for offload"] = FP32 * (parameters.dense + parameters.expert) * (1.0 - offloaded)
+    return parts
+
+
+def optimizer_element_bytes(job: Job, layout: Layout) -> float:
+    """What an element of this rank's shard of the optimizer takes of the card."""
     offloaded = layout.optimizer_offload_fraction
     # Remainders need the bf16 weight to be the one that is trained, and an optimizer that is TE's throughout.
     remainders = layout.precision_aware_optimizer and job.precision == "bf16" and not offloaded
@@ -245,10 +253,7 @@ def optimizer_parts(job: Job, layout: Layout, parameters: RankParameters, shard_
     # What is offloaded is a copy of the fp32 weights, unless they are the optimizer's own
     # (`core/optimizer/distrib_optimizer.py::_build_model_and_main_param_groups`).
     left_behind = 0 if layout.precision_aware_optimizer else FP32 * offloaded
-    parts = {"optimizer": shard_elements * (adam * (1.0 - offloaded) + left_behind)}
-    if 0.0 < offloaded < 1.0:
-        parts["copies for offload"] = FP32 * (parameters.dense + parameters.expert) * (1.0 - offloaded)
-    return parts
+    return adam * (1.0 - offloaded) + left_behind
 
 
 def resident_parts(job: Job, layout: Layout, states: StageStates) -> dict[str, float]:
@@ -258,16 +263,24 @@ def resident_parts(job: Job, layout: Layout, states: StageStates) -> dict[str, f
     return {**states.parts_bytes, **optimizer_parts(job, layout, states.parameters, states.shard_elements)}
 
 
-def host_optimizer_bytes(layout: Layout, states: StageStates) -> float:
-    """Host memory of one rank's offloaded states, and of the copies that `optimizer_parts` tells of."""
-    trainable = states.parameters.dense + states.parameters.expert
-    return (HOST_ADAM_BYTES * states.shard_elements + FP32 * trainable) * layout.optimizer_offload_fraction
+def host_optimizer_parts(layout: Layout, states: StageStates) -> dict[str, float]:
+    """Host memory of one rank's offloaded states, and of the copies that `optimizer_parts` speaks of."""
+    offloaded, trainable = layout.optimizer_offload_fraction, states.parameters.dense + states.parameters.expert
+    return {
+        "fp32 weights, moments and gradients": HOST_ADAM_BYTES * states.shard_elements * offloaded,
+        "fp32 copies of the weights": FP32 * trainable * offloaded,
+    }
 
 
-def _layer_elements(model: Model, chunks: tuple[Chunk, ...], tp: int, ep: int, etp: int) -> int:
+def quantised_element_bytes(layout: Layout, shard: Shard) -> float:
+    """What the rowwise and the columnwise quantised copy of a weight add to it, less what they replace."""
+    return 2 * QUANTISED_BYTES[shard.precision] - (BF16 if layout.fp8_param else 0)
+
+
+def layer_elements(model: Model, chunks: tuple[Chunk, ...], layout: Layout) -> int:
     """Elements of the transformer blocks on one rank, without the ends."""
     return sum(
-        layer_parameters(model, layer, tp, ep, etp).total * count
+        layer_parameters(model, layer, layout.tp, layout.ep, layout.etp).total * count
         for chunk in chunks
         for layer, count in chunk_layers(model, chunk)
     )

@@ -1,4 +1,4 @@
-"""One optimizer step of a plan that splits data alone, layer by layer, as one GPU and what is around it see it.
+"""The step of a layout that splits data alone, layer by layer, as one GPU and what is around it see it.
 
 Weights of the next layer are gathered while this one is computed, its gradients are reduced while the next one's are:
 PyTorch `distributed/fsdp/_fully_shard/_fsdp_state.py` (one unit is fetched ahead), DeepSpeed
@@ -8,29 +8,19 @@ PyTorch `distributed/fsdp/_fully_shard/_fsdp_state.py` (one unit is fetched ahea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from topoplan.engines.data_parallel.step import ShardedTerms, sharded_terms
 from topoplan.engines.megatron.simulate import BACKWARD, FORWARD, RECOMPUTE, Event
-from topoplan.planner.case import case_of
-from topoplan.planner.plan import Plan
-from topoplan.specs.spec import Spec
+from topoplan.engines.megatron.step import Time
+from topoplan.engines.timeline import Timeline
+from topoplan.layout.layout import Layout
+from topoplan.specs.case import Case
 
 GPU, NETWORK, PCIE, HOST = "GPU", "network", "PCIe", "host"
 """Lanes: kernels, collectives, copies between card and host, and the host's own work."""
 GATHER, REDUCE = "parameter gather", "gradient reduce"
 BUFFERS, LAUNCHES, COPY, OPTIMIZER, REFERENCE = "buffers", "launches", "copy", "optimizer", "reference"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardedRun:
-    """One step of a GPU; all GPUs do the same."""
-
-    lanes: tuple[str, ...]
-    """Those that have something to do."""
-    events: tuple[Event, ...]
-    """By lane, then in time; `rank` is the number of the lane. What lies between them is idle time."""
-    total_s: float
 
 
 @dataclass(slots=True)
@@ -51,42 +41,34 @@ class _Lanes:
         mine.append(Event(rank=0, chunk=0, microbatch=microbatch, kind=kind, start_s=start, end_s=end))
 
 
-def sharded_run(spec: Spec, plan: Plan) -> ShardedRun:
-    """Simulate the step of a plan."""
-    layout = plan.layout
-    case = case_of(spec, layout.backend)
+def timeline(case: Case, layout: Layout, time: Time) -> Timeline:
+    """Simulate the step layer by layer. All GPUs do the same: one of them, what it sends and what its host does."""
     terms = sharded_terms(case, layout)
-    units, lanes = spec.model.num_layers + 1, _Lanes()
+    units, lanes = case.model.num_layers + 1, _Lanes()
     lanes.add(GPU, REFERENCE, 0, 0.0, terms.reference_s)
     now = terms.reference_s
     for microbatch in range(terms.count):
         now = _micro_batch(lanes, terms, units, microbatch, now)
-    last = terms.count - 1
-    place = HOST if terms.adam_on_host else GPU
-    lanes.add(place, OPTIMIZER, last, now, now + terms.adam_s)
-    now += terms.adam_s
-    lanes.add(PCIE, COPY, last, now, now + terms.copied_after_s)
-    now += terms.copied_after_s
-    gathered = terms.traffic.seconds("after")
-    lanes.add(NETWORK, GATHER, last, now, now + gathered)
-    now += gathered
-    lanes.add(HOST, "host work", last, now, now + terms.overhead_s)
+    for lane, kind, seconds in (
+        (HOST if terms.adam_on_host else GPU, OPTIMIZER, terms.adam_s),
+        (PCIE, COPY, terms.copied_after_s),
+        (NETWORK, GATHER, terms.traffic.seconds("after")),
+        (HOST, "host work", terms.overhead_s),
+    ):
+        lanes.add(lane, kind, terms.count - 1, now, now + seconds)
+        now += seconds
     names = tuple(lane for lane in (GPU, NETWORK, PCIE, HOST) if lane in lanes.events)
-    return ShardedRun(
+    return Timeline(
+        ranks=len(names),
+        chunks=1,
+        microbatches=terms.count,
+        events=tuple(replace(one, rank=number) for number, name in enumerate(names) for one in lanes.events[name]),
+        phases=(),
+        pipeline_start_s=0.0,
+        pipeline_end_s=now,
+        total_s=now,
+        closed_form_s=time.step_s,
         lanes=names,
-        events=tuple(
-            Event(
-                rank=number,
-                chunk=0,
-                microbatch=event.microbatch,
-                kind=event.kind,
-                start_s=event.start_s,
-                end_s=event.end_s,
-            )
-            for number, name in enumerate(names)
-            for event in lanes.events[name]
-        ),
-        total_s=now + terms.overhead_s,
     )
 
 
@@ -133,7 +115,7 @@ def _pass(
     reduce_s: float,
     repeated: float,
 ) -> float:
-    """All units of one pass in turn. What checkpointing repeats is told apart in the events, ahead of the rest."""
+    """All units of one pass in turn. What checkpointing repeats has events of its own, ahead of the rest."""
     work, gather, reduce = work_s / units, gather_s / units, reduce_s / units
     network, done = start, start
     busy: list[tuple[float, float]] = []

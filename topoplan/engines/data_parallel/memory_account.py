@@ -1,0 +1,175 @@
+"""Where the memory of a layout goes that splits data alone, as a tree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from topoplan.engines.account import MemoryAccount, margin_term, moment_terms, on_card, peak_term
+from topoplan.engines.data_parallel.memory import (
+    LayerMemory,
+    fragmentation,
+    layer_memories,
+    sharded_communicators,
+    sharded_memory,
+)
+from topoplan.engines.data_parallel.states import State, states_of
+from topoplan.engines.megatron.memory import Memory, vision_kept_bytes
+from topoplan.layout.layout import Layout
+from topoplan.operators.eager_activations import eager_activations
+from topoplan.operators.eager_linears import elements_of
+from topoplan.operators.params import embedding_tensors, head_tensors, layer_parameters
+from topoplan.operators.te_activations import vision_activation_bytes
+from topoplan.specs.case import Case
+from topoplan.specs.layer_kinds import layer_kind
+from topoplan.specs.model import Layer
+from topoplan.terms import Term, source_of, sum_of
+
+
+def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
+    """The terms of `memory`, which has to list its moments."""
+    (stage,) = memory.by_stage
+    moments = moment_terms(stage.moments, source_of(sharded_memory), **{"gathered weights": _gathered(case, layout)})
+    states, layers = states_of(case, layout), layer_memories(case, layout)
+    source = source_of(sharded_memory)
+    workspace = Term(
+        name="workspace",
+        value=stage.parts_bytes["workspace"],
+        unit="bytes",
+        source=source_of(sharded_memory, "catalog/profiles.json"),
+        what="cuBLAS",
+    )
+    allocated = sum_of(
+        "allocated",
+        (
+            *(_states_term(part, states) for part in ("weights", "gradients", "optimizer")),
+            workspace,
+            _activations(case, layers),
+            *_vision(case, layout),
+        ),
+        source,
+        "bytes",
+        with_zeros=True,
+        what="torch's peak of live tensors",
+    )
+    peak = peak_term(moments[0])
+    allocated = replace(allocated, value=allocated.value + peak.value, children=(*allocated.children, peak))
+    share = fragmentation(case, layout), source_of(fragmentation, "its shares in catalog/profiles.json")
+    return MemoryAccount(
+        device=on_card(case, allocated, share, sharded_communicators(case, layout), sharded_memory),
+        margin=margin_term(case, memory, sharded_memory),
+        host=_host(case, layout, states),
+        worst=0,
+        stages=(),
+        moments=moments,
+        layers=tuple(_layer_term(one, layout) for one in layers),
+        parameters=_parameters(case),
+    )
+
+
+def _states_term(part: str, states: tuple[State, ...]) -> Term:
+    """Weights, gradients or optimizer of one GPU."""
+    rows = [_state(one, 1) for one in states if one.part == part and not one.on_host]
+    away = any(one.part == part and one.on_host for one in states)
+    return sum_of(part, rows, _source(part), "bytes", what="" if rows else "in host memory" if away else "none")
+
+
+def _source(part: str) -> str:
+    return source_of(states_of, "ZeRO, arXiv 1910.02054, section 3.1", *(["FSDP2 CPUOffloadPolicy"] * (part == "host")))
+
+
+def _state(state: State, processes: int) -> Term:
+    return Term(
+        name=state.name,
+        value=processes * state.held_bytes,
+        unit="bytes",
+        source=_source(state.part),
+        times=processes,
+        facts={"elements": state.elements, "element_bytes": state.element_bytes, "shards": state.shards},
+    )
+
+
+def _host(case: Case, layout: Layout, states: tuple[State, ...]) -> Term | None:
+    """What the processes of a node keep in pinned memory."""
+    processes = min(case.cluster.gpus_per_node, layout.world_size)
+    rows = [
+        replace(_state(one, processes), name=one.name if one.part in one.name else f"{one.part}: {one.name}")
+        for one in states
+        if one.on_host
+    ]
+    host = sum_of("host", rows, _source("host"), "bytes", facts={"processes": processes})
+    return host if rows else None
+
+
+def _activations(case: Case, layers: tuple[LayerMemory, ...]) -> Term:
+    """What a micro batch keeps from forward to backward, by layer and tensor."""
+    source, kinds = source_of(layer_memories, "arXiv 2205.05198, section 4"), []
+    for one in layers:
+        rows = [
+            Term(name=name, value=one.count * size, unit="bytes", source=source, times=one.count)
+            for name, size in one.kept
+        ]
+        kinds.append(sum_of(_name(one), rows, source, "bytes", times=one.count))
+    words = "one micro batch, from forward to backward"
+    if without := case.model.num_layers - sum(one.count for one in layers):
+        words += f"; the first {without} layers are frozen and keep nothing"
+    return sum_of("activations", kinds, source, "bytes", what=words)
+
+
+def _gathered(case: Case, layout: Layout) -> str:
+    """What the gathered weights among the terms of the moments are."""
+    if layout.backend == "fsdp2":
+        return "the layer at hand, the next one, and the last unit"
+    if layout.backend == "deepspeed" and layout.zero_stage == 3:
+        return "up to stage3_max_live_parameters stay whole"
+    return "the largest linear layer, unpacked" if elements_of(case.model, case.job).quantised else "autocast's copies"
+
+
+def _vision(case: Case, layout: Layout) -> list[Term]:
+    size, source = vision_kept_bytes(case, layout), source_of(vision_activation_bytes)
+    words = "the vision tower's, of one micro batch"
+    return [Term(name="vision activations", value=size, unit="bytes", source=source, what=words)] if size else []
+
+
+def _name(one: LayerMemory) -> str:
+    adapters = f", {len(one.use.adapted)} adapter{'s' * (len(one.use.adapted) > 1)}" if one.use.adapted else ""
+    return f"{layer_kind(one.layer)}, {'trained' if one.use.trains_weights else 'frozen'}{adapters}"
+
+
+def _layer_term(one: LayerMemory, layout: Layout) -> Term:
+    """What one layer saves of one micro batch; what is not among `kept` is recomputed."""
+    again = "recomputed in part" if layout.recompute.granularity == "selective" else "recomputed"
+    source = source_of(eager_activations, "PyTorch derivatives.yaml")
+    kept = {name for name, _ in one.kept}
+    rows = [
+        Term(
+            name=tensor.name,
+            value=tensor.saved_bytes,
+            unit="bytes",
+            source=source,
+            what="" if tensor.name in kept else again,
+            facts={"kept": tensor.name in kept},
+        )
+        for tensor in one.activations.saved
+    ]
+    facts = {"count": one.count, "kept_bytes": one.kept_bytes, "backward_bytes": one.backward_bytes}
+    return sum_of(_name(one), rows, source, "bytes", facts=facts)
+
+
+def _parameters(case: Case) -> Term:
+    """Elements of the whole model, by place."""
+    model, counts = case.model, dict[Layer, int]()
+    elements = elements_of(model, case.job)
+    for layer in model.layers:
+        counts[layer] = counts.get(layer, 0) + 1
+    head = "final norm" if model.tie_word_embeddings else "final norm, output layer"
+    rows: list[tuple[str, int, int]] = [
+        ("embedding", sum(tensor.elements for tensor in embedding_tensors(model)), 1),
+        *((layer_kind(one), n * layer_parameters(model, one, 1, 1, 1).total, n) for one, n in counts.items()),
+        (head, sum(tensor.elements for tensor in head_tensors(model)), 1),
+        ("vision tower", model.vision.parameters if model.vision else 0, 1),
+        ("adapters", elements.adapters, 1),
+    ]
+    source = source_of(elements_of)
+    facts = {"trained": elements.trained, "frozen": elements.frozen, "packed": elements.quantised}
+    terms = [Term(name=name, value=size, unit="elements", source=source, times=n) for name, size, n in rows]
+    return sum_of("parameters of the model", terms, source, "elements", facts=facts)

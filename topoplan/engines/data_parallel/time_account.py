@@ -1,0 +1,203 @@
+"""Where the time of a step goes that splits data alone, as a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from topoplan.engines.account import BANDS, Runs, Sent, TimeAccount, by_part, operator_term, sent
+from topoplan.engines.data_parallel.step import (
+    LayerPass,
+    ShardedTerms,
+    sharded_shard,
+    sharded_terms,
+    sharded_time,
+    tuning_of,
+)
+from topoplan.engines.megatron.step import Time
+from topoplan.layout.layout import Layout
+from topoplan.operators.eager_compute import EagerBuilder, eager_operators
+from topoplan.operators.te_compute import Collective, Operator, core_attention, gemm_s
+from topoplan.operators.vision_time import vision_s
+from topoplan.specs.case import Case
+from topoplan.specs.layer_kinds import layer_kind
+from topoplan.terms import Term, source_of, sum_of
+
+_WHAT = {
+    "gemm": "linear layers",
+    "attention": "attention kernels",
+    "elementwise": "norms, activations, casts: bound by memory",
+    "tp_comm": "",
+    "cp_comm": "all-to-all of Ulysses, or ring attention",
+    "ep_comm": "",
+    "recompute": "forward that checkpointing repeats",
+}
+_FORMULAS = {
+    "gemm": source_of(gemm_s, "NVIDIA Matrix Multiplication User's Guide; at eager_gemm_share"),
+    "attention": source_of(core_attention, "FlashAttention-2, arXiv 2307.08691, section 4"),
+    "elementwise": source_of(EagerBuilder, "bytes over the card's memory bandwidth"),
+    "cp_comm": source_of(eager_operators, "DeepSpeed Ulysses, arXiv 2309.14509, section 3"),
+}
+"""By part of an operator."""
+_ZERO = "ZeRO, arXiv 1910.02054, section 7"
+
+
+def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
+    """The terms of `time`."""
+    terms = sharded_terms(case, layout)
+    kinds = _kinds(terms.passes.layers)
+    shard, tuning = sharded_shard(case, layout), tuning_of(case.job, layout)
+    operators = [eager_operators(case, one.layer, one.use, shard, tuning)[0] for one in kinds]
+    layers = tuple(_layer_term(one, found, terms.count) for one, found in zip(kinds, operators, strict=True))
+    parts = [
+        *by_part(layers, _WHAT, source_of(sharded_terms, "torch/utils/checkpoint.py")),
+        _ends(terms),
+        *_around(terms),
+    ]
+    return TimeAccount(
+        step=sum_of("step", parts, source_of(sharded_time, BANDS), "s"),
+        microbatches=terms.count,
+        slowest=0,
+        stages=(),
+        layers=layers,
+        sent=(*_of_states(case, terms), *_of_layers(case, kinds, operators, terms.count)),
+        copied_s=terms.count * terms.copied_s + terms.copied_after_s,
+    )
+
+
+def _kinds(passes: tuple[LayerPass, ...]) -> list[LayerPass]:
+    """Equal ones that follow each other as one."""
+    kinds: list[LayerPass] = []
+    for one in passes:
+        if kinds and replace(kinds[-1], count=one.count) == one:
+            kinds[-1] = replace(one, count=kinds[-1].count + one.count)
+        else:
+            kinds.append(one)
+    return kinds
+
+
+def _layer_term(one: LayerPass, operators: tuple[Operator, ...], microbatches: int) -> Term:
+    times = microbatches * one.count
+    runs = Runs(times=times, again=times, has_backward=one.has_backward)
+    rows = [operator_term(each, runs, one.repeated * each.forward_s, _FORMULAS[each.part]) for each in operators]
+    facts = {"count": one.count, "recomputed": one.count * one.repeated}
+    name = layer_kind(one.layer) + ("" if one.has_backward else ", no backward")
+    return sum_of(name, rows, source_of(eager_operators), "s", times=times, facts=facts)
+
+
+def _ends(terms: ShardedTerms) -> Term:
+    """What stands before and behind the layers."""
+    tower, all_ends = terms.passes.vision_s, terms.passes.ends_s
+    rest = all_ends[0] - tower[0], all_ends[1] - tower[1]
+    source = source_of(sharded_terms, "transformers loss/loss_utils.py")
+    rows = [
+        Term(
+            name=name,
+            value=terms.count * (ahead + back),
+            unit="s",
+            source=place,
+            times=terms.count,
+            facts={"forward_s": ahead, "backward_s": back},
+        )
+        for name, (ahead, back), place in (
+            ("vision tower", tower, source_of(vision_s)),
+            ("embedding, output layer, loss", rest, source),
+        )
+    ]
+    return sum_of("ends", rows, source, "s", what="embedding, output layer, loss")
+
+
+def _around(terms: ShardedTerms) -> Iterator[Term]:
+    """What the step has beside the work of layers and ends."""
+    count = terms.count
+    for name, what, origin, rows in (
+        (
+            "host launches",
+            "the GPU waits for the host's launches",
+            "eager_launch_s and zero3_hook_s of the profile",
+            [("host launches", count * terms.waited_s)],
+        ),
+        ("dp_comm", "weights and gradients, what is not hidden", _ZERO, _exposed(terms)),
+        (
+            "offload",
+            "copies over PCIe, what is not hidden",
+            "bytes over PCIe's rate",
+            [
+                ("copies over PCIe, not hidden", count * terms.exposed_copied_s),
+                ("weights back over PCIe", terms.copied_after_s),
+            ],
+        ),
+        (
+            "optimizer",
+            "Adam, host work",
+            "bytes over the memory's rate",
+            [
+                ("Adam on the host" if terms.adam_on_host else "Adam", terms.adam_s),
+                ("host work of a step", terms.overhead_s),
+            ],
+        ),
+        (
+            "reference",
+            "DPO's reference model, forward only",
+            "trl trainer/dpo_trainer.py",
+            [("reference", terms.reference_s)],
+        ),
+    ):
+        source = source_of(sharded_terms, origin)
+        children = [Term(name=row, value=seconds, unit="s", source=source) for row, seconds in rows]
+        yield sum_of(name, children, source, "s", what=what)
+
+
+def _exposed(terms: ShardedTerms) -> list[tuple[str, float]]:
+    traffic, count = terms.traffic, terms.count
+
+    def named(moment: str) -> str:
+        # "weights for backward and gradients to their shards": what is sent, and not what becomes of it.
+        return " and ".join(dict.fromkeys(flow.name.split()[0] for flow in traffic.flows if flow.moment == moment))
+
+    return [
+        (f"{named('forward')} in forward, not hidden", count * terms.exposed_forward_s),
+        (f"{named('backward')} in backward, not hidden", count * terms.exposed_backward_s),
+        (f"{named('last')} in the last backward, not hidden", terms.exposed_last_s),
+        ("copies into and out of buffers", count * traffic.copies_s),
+        ("weights after the step", traffic.seconds("after")),
+    ]
+
+
+def _of_states(case: Case, terms: ShardedTerms) -> Iterator[Sent]:
+    """Weights and gradients between the ranks that share them."""
+    for flow in terms.traffic.flows:
+        yield sent(
+            flow.name,
+            flow.moment,
+            terms.count if flow.moment in ("forward", "backward") else 1,
+            flow.calls,
+            kind=flow.kind,
+            shape=flow.group,
+            call=(flow.sent_bytes / flow.calls, flow.seconds / flow.calls),
+            cluster=case.cluster,
+        )
+
+
+def _of_layers(
+    case: Case, kinds: list[LayerPass], operators: list[tuple[Operator, ...]], microbatches: int
+) -> Iterator[Sent]:
+    """Calls within a layer: those of Ulysses, or of ring attention."""
+    calls: dict[tuple[str, Collective], float] = {}
+    for one, found in zip(kinds, operators, strict=True):
+        for operator in found:
+            if (call := operator.collective) is not None:
+                number = call.forward_calls * (1 + one.repeated) + call.backward_calls * one.has_backward
+                key = operator.name, call
+                calls[key] = calls.get(key, 0.0) + one.count * number
+    for (name, call), number in calls.items():
+        yield sent(
+            name,
+            "layers",
+            microbatches,
+            number,
+            kind=call.kind,
+            shape=call.group,
+            call=(call.sent_bytes, call.call_s),
+            cluster=case.cluster,
+        )

@@ -1,0 +1,234 @@
+"""Where the time of a step under Megatron-core goes, as a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from topoplan.engines.account import (
+    BANDS,
+    Runs,
+    Sent,
+    SentAt,
+    TimeAccount,
+    by_part,
+    merged_stages,
+    operator_term,
+    sent,
+)
+from topoplan.engines.megatron.microbatch import StageTime, chunk_ends, recomputed_share, stage_time
+from topoplan.engines.megatron.pipeline import schedule_s
+from topoplan.engines.megatron.states import chunk_layers
+from topoplan.engines.megatron.step import (
+    DataParallel,
+    PipelineWork,
+    Time,
+    data_parallel,
+    optimizer_time,
+    pipeline_send,
+    pipeline_work,
+    predict_time,
+    step_terms,
+)
+from topoplan.layout.layout import Layout, stages_of
+from topoplan.layout.stages import Chunk
+from topoplan.operators.dispatch import flex_s
+from topoplan.operators.te_compute import (
+    Builder,
+    Collective,
+    Operator,
+    core_attention,
+    elementwise_s,
+    gemm_s,
+    layer_operators,
+    layer_time,
+    linear_attention,
+)
+from topoplan.specs.case import Case
+from topoplan.specs.layer_kinds import layer_kind
+from topoplan.specs.model import Layer
+from topoplan.terms import Term, source_of, sum_of
+
+_WHAT = {
+    "gemm": "linear layers",
+    "attention": "attention kernels",
+    "elementwise": "norms, activations, routing: bound by memory",
+    "tp_comm": "tensor parallel, what GEMMs do not hide",
+    "cp_comm": "context parallel, what attention does not hide",
+    "ep_comm": "expert parallel: dispatch and combine",
+    "recompute": "forward work that backward repeats",
+}
+_PIPELINE = {
+    "pp_bubble": ("waiting for other stages", source_of(schedule_s, "arXiv 2104.04473, section 2.2")),
+    "reference": ("DPO's reference model, forward only", source_of(step_terms, "mcore_adapter trainer/dpo_trainer.py")),
+    "pp_comm": (
+        "what messages between stages add",
+        source_of(pipeline_send, "Megatron pipeline_parallel/schedules.py"),
+    ),
+}
+
+
+def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
+    """The terms of `time`."""
+    chunks, work = stages_of(case.model, case.job, layout), pipeline_work(case, layout)
+    kinds = _kinds(case, layout, chunks[work.rank])
+    operators = {layer: layer_operators(case, layer, work.times.shard) for layer in kinds}
+    layers = tuple(_layer_term(layout, work, layer, *counts, operators[layer]) for layer, counts in kinds.items())
+    talk = data_parallel(case, layout, work.stages[work.rank], work.rank)
+    optimizer_source = source_of(optimizer_time, "Megatron optimizer/distrib_optimizer.py")
+    parts = [
+        *by_part(layers, _WHAT, source_of(layer_time, "arXiv 2205.05198, section 5")),
+        _ends(case, chunks[work.rank], work),
+        *(
+            Term(name=name, value=time.parts_s.get(name, 0.0), unit="s", source=source, what=what)
+            for name, (what, source) in _PIPELINE.items()
+        ),
+        _exposed(talk),
+        sum_of(
+            "optimizer",
+            [
+                Term(name=name, value=seconds, unit="s", source=optimizer_source)
+                for name, seconds in optimizer_time(case, layout, work.rank)
+            ],
+            optimizer_source,
+            "s",
+            what="gradient norm, Adam, host work",
+        ),
+    ]
+    return TimeAccount(
+        step=sum_of("step", parts, source_of(predict_time, BANDS), "s"),
+        microbatches=work.microbatches,
+        slowest=work.rank,
+        stages=merged_stages(
+            (_stage_term(rank, chunks[rank], one) for rank, one in enumerate(work.stages)),
+            lambda one: (one.facts["layers"], *(child.value for child in one.children)),
+        ),
+        layers=layers,
+        sent=tuple(_sent(case, layout, work, kinds, operators, talk)),
+    )
+
+
+def _kinds(case: Case, layout: Layout, chunks: tuple[Chunk, ...]) -> dict[Layer, tuple[int, float]]:
+    """The distinct layers of a stage: how many there are, and how many its recompute mode is about."""
+    kinds: dict[Layer, tuple[int, float]] = {}
+    for chunk in chunks:
+        for layer, number in chunk_layers(case.model, chunk):
+            count, recomputed = kinds.get(layer, (0, 0.0))
+            share = recomputed_share(chunk, layer, layout.recompute)
+            kinds[layer] = (count + number, recomputed + number * share)
+    return kinds
+
+
+def _layer_term(
+    layout: Layout, work: PipelineWork, layer: Layer, count: int, recomputed: float, operators: tuple[Operator, ...]
+) -> Term:
+    runs = Runs(times=work.microbatches * count, again=work.microbatches * recomputed)
+    rows = [operator_term(one, runs, one.recompute_s(layout.recompute), _source(one)) for one in operators]
+    facts = {"count": count, "recomputed": recomputed}
+    return sum_of(layer_kind(layer), rows, source_of(layer_operators), "s", times=runs.times, facts=facts)
+
+
+_FORMULAS = {
+    "gemm": source_of(gemm_s, "NVIDIA Matrix Multiplication User's Guide, sections 3 and 4"),
+    "attention": source_of(core_attention, "FlashAttention-2, arXiv 2307.08691, section 4"),
+    "gated delta rule": source_of(linear_attention, "arXiv 2412.06464, section 3"),
+    "elementwise": source_of(elementwise_s, "bytes over the card's memory bandwidth"),
+    "tp_comm": source_of(Builder.tensor_parallel, "Megatron tensor_parallel/layers.py"),
+    "cp_comm": source_of(core_attention, "ring attention, arXiv 2310.01889"),
+    "ep_comm": source_of(layer_operators, "Megatron moe/token_dispatcher.py"),
+    "dispatch, combine (flex)": source_of(flex_s, "arXiv 2412.19437, section 3.2.2; DeepEP"),
+    "expert tensor collectives": source_of(layer_operators, "Megatron moe/token_dispatcher.py"),
+}
+"""By name of an operator, else by its part."""
+
+
+def _source(operator: Operator) -> str:
+    return _FORMULAS.get(operator.name) or _FORMULAS[operator.part]
+
+
+def _ends(case: Case, chunks: tuple[Chunk, ...], work: PipelineWork) -> Term:
+    """What stands before and behind the layers of a stage."""
+    source = source_of(chunk_ends, "Megatron tensor_parallel/layers.py, cross_entropy.py")
+    rows = [
+        Term(
+            name=name,
+            value=work.microbatches * (forward + backward),
+            unit="s",
+            source=source,
+            times=work.microbatches,
+            facts={"forward_s": forward, "backward_s": backward},
+        )
+        for chunk in chunks
+        for name, forward, backward in chunk_ends(case, chunk, work.times)
+    ]
+    return sum_of("ends", rows, source, "s", what="embedding, output layer, loss, vision tower")
+
+
+def _exposed(talk: DataParallel) -> Term:
+    """Communication of gradients and weights that makes the step longer."""
+    source = source_of(data_parallel, "Megatron param_and_grad_buffer.py, finalize_model_grads.py")
+    rows = [
+        ("gradients, not hidden", talk.exposed_reduce_s),
+        ("weights, not hidden", talk.exposed_gather_s),
+        *((name, one.call_s) for name, one in talk.afterwards),
+    ]
+    terms = [Term(name=name, value=seconds, unit="s", source=source) for name, seconds in rows]
+    return sum_of("dp_comm", terms, source, "s", what="gradients and weights, what is not hidden")
+
+
+def _stage_term(rank: int, chunks: tuple[Chunk, ...], stage: StageTime) -> Term:
+    source = source_of(stage_time)
+    rows = [
+        Term(name="forward", value=sum(stage.forward_s), unit="s", source=source),
+        Term(name="backward", value=sum(stage.backward_s), unit="s", source=source),
+    ]
+    layers = sum(chunk.num_layers + chunk.mtp_layers for chunk in chunks)
+    return sum_of("micro batch", rows, source, "s", facts={"stages": (rank,), "layers": layers})
+
+
+def _sent(
+    case: Case,
+    layout: Layout,
+    work: PipelineWork,
+    kinds: dict[Layer, tuple[int, float]],
+    operators: dict[Layer, tuple[Operator, ...]],
+    talk: DataParallel,
+) -> Iterator[Sent]:
+    """All that a rank of the slowest stage sends in a step."""
+    # DPO's reference model sees every micro batch too, forward only.
+    forwards = 2 if case.job.stage == "dpo" else 1
+    calls: dict[tuple[str, Collective], float] = {}
+    for layer, (count, recomputed) in kinds.items():
+        for one in operators[layer]:
+            if one.collective is None:
+                continue
+            again = recomputed * one.collective.forward_calls * one.is_repeated(layout.recompute)
+            number = count * (forwards * one.collective.forward_calls + one.collective.backward_calls) + again
+            calls[one.name, one.collective] = calls.get((one.name, one.collective), 0.0) + number
+    # Hidden states to the stage behind, their gradients to the one before; the ends of the model send one way.
+    messages = forwards * (layout.vpp - (work.rank == layout.pp - 1)) + layout.vpp - (work.rank == 0)
+    to_shards = [(kind, one, one.kind != "all-reduce") for kind, one in talk.reduces]
+    rows: list[tuple[str, SentAt, int, float, Collective]] = [
+        *((name, "layers", work.microbatches, number, call) for (name, call), number in calls.items()),
+        ("stage to stage", "stages", work.microbatches, messages, pipeline_send(case, layout, work.times.shard)),
+        *(
+            (f"{kind} gradients to their shards", "last", 1, 1.0, replace(one, kind="reduce-scatter"))
+            if is_sharded
+            else (f"{kind} gradients", "last", 1, 1.0, one)
+            for kind, one, is_sharded in to_shards
+        ),
+        *((f"{kind} weights after the step", "after", 1, 1.0, one) for kind, one in talk.gathers),
+        *((f"gradients of {name}", "last", 1, 1.0, one) for name, one in talk.afterwards),
+    ]
+    for name, moment, times, number, call in rows:
+        if call.group.size > 1:
+            yield sent(
+                name,
+                moment,
+                times,
+                number,
+                kind=call.kind,
+                shape=call.group,
+                call=(call.sent_bytes, call.call_s),
+                cluster=case.cluster,
+            )

@@ -1,0 +1,86 @@
+"""One optimizer step as events in time, whichever engine runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from topoplan.engines.megatron.simulate import BACKWARD, FORWARD, Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """What all ranks do before or after the pipeline."""
+
+    name: str
+    """reference, gradient reduce, optimizer or parameter gather."""
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One optimizer step; all times are seconds from its start."""
+
+    ranks: int
+    """Pipeline ranks, or lanes."""
+    chunks: int
+    """Model chunks of a rank."""
+    microbatches: int
+    events: tuple[Event, ...]
+    """Of the pipeline, by rank, then in time."""
+    phases: tuple[Phase, ...]
+    """Before and after the pipeline, in time. What the gradients and the weights take there is what is not hidden."""
+    pipeline_start_s: float
+    pipeline_end_s: float
+    total_s: float
+    closed_form_s: float
+    """Seconds of the pipeline as the ranking has them."""
+    lanes: tuple[str, ...] = ()
+    """Where data alone is split: the parts of a GPU and its host that `rank` counts, and the pipeline is all the step;
+    else empty."""
+
+    @property
+    def pipeline_s(self) -> float:
+        """Seconds of the simulated pipeline."""
+        return self.pipeline_end_s - self.pipeline_start_s
+
+    @property
+    def deviation(self) -> float:
+        """The closed form over the simulation, less one."""
+        return self.closed_form_s / self.pipeline_s - 1.0
+
+    @property
+    def busy(self) -> tuple[Mapping[str, float], ...]:
+        """By rank: seconds by kind of event, and `idle`, which together are the pipeline's."""
+        busy: list[dict[str, float]] = [{} for _ in range(self.ranks)]
+        for event in self.events:
+            mine = busy[event.rank]
+            mine[event.kind] = mine.get(event.kind, 0.0) + event.end_s - event.start_s
+        for mine in busy:
+            mine["idle"] = max(0.0, self.pipeline_s - sum(mine.values()))
+        return tuple(busy)
+
+    @property
+    def idle_shares(self) -> tuple[float, ...]:
+        """By rank, the share of the pipeline's time in which it has nothing to do: its bubble."""
+        return tuple(mine["idle"] / self.pipeline_s for mine in self.busy)
+
+    @property
+    def fill_s(self) -> float:
+        """From the start of the step until every rank has run its first backward."""
+        return max(max(one.end_s for one in run) for run in self._runs(BACKWARD, min))
+
+    @property
+    def drain_s(self) -> float:
+        """Of the last forward of the rank that ends its forwards first; the step's end is behind it."""
+        return min(min(one.start_s for one in run) for run in self._runs(FORWARD, max))
+
+    def _runs(self, kind: str, which: Callable[..., Event]) -> list[list[Event]]:
+        """For each rank that has some, the events of its first or its last forward or backward."""
+        found = []
+        for rank in range(self.ranks):
+            if mine := [event for event in self.events if event.rank == rank and event.kind == kind]:
+                one = which(mine, key=lambda event: event.start_s)
+                found.append([e for e in mine if (e.chunk, e.microbatch) == (one.chunk, one.microbatch)])
+        return found

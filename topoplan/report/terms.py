@@ -1,0 +1,65 @@
+"""Terms of an account, as JSON and as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from topoplan.planner.view import rounded
+from topoplan.report.tables import heading, table_of
+from topoplan.report.text import significant
+from topoplan.terms import Term
+
+_MIB = 2**20
+
+
+def term_to_dict(term: Term) -> dict[str, Any]:
+    """A term with all below it; keys that would say nothing are left out."""
+    view: dict[str, Any] = {"name": term.name, "value": _plain(term.value), "unit": term.unit}
+    if term.what:
+        view["what"] = term.what
+    if term.times != 1:
+        view["times"] = _plain(term.times)
+    view |= {name: _plain(value) for name, value in term.facts.items()}
+    view["source"] = term.source
+    if term.children:
+        view["children"] = [term_to_dict(one) for one in term.children]
+    return view
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that are whole stay exact."""
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return rounded(value) if isinstance(value, float) else value
+
+
+def print_formulas(console: Console, rows: Iterable[tuple[str, Term]]) -> None:
+    """For each name the places of the formulas of its term, in the package; names that share them are one row."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    listed: set[str] = set()
+    for name, term in rows:
+        sources = tuple(dict.fromkeys(one.source for one in term.leaves()))
+        # What repeats the work of others says why it does.
+        sources = (term.source,) if sources not in names and set(sources) <= listed else sources
+        names.setdefault(sources, []).append(name)
+        listed |= set(sources)
+    heading(console, "Formulas, in the package topoplan/, and what they are taken from")
+    table = table_of("of", last=("formula",))
+    for sources, shared in names.items():
+        for number, source in enumerate(sources):
+            table.add_row(Text("" if number else ", ".join(shared)), Text(source, style="dim"))
+    console.print(table)
+
+
+def mib(size_bytes: float) -> str:
+    """Bytes in MiB with one decimal."""
+    return f"{size_bytes / _MIB:,.1f}"
+
+
+def elements(count: float) -> str:
+    """A number of elements: 8.19B, 42.1M."""
+    return f"{significant(count / 1e9)}B" if count >= 1e9 else f"{significant(count / 1e6)}M"
