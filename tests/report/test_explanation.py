@@ -70,7 +70,7 @@ def test_the_blocks_lead_from_the_step_to_single_tensors() -> None:
         "Activations that a layer saves, one micro batch: attention + moe, 24 layers",
         "Weights of a layer, elements: attention + moe, 24 layers (cut by tp 2, ep 4, etp 1)",
         "Weights before and behind the layers",
-        "engines/megatron/memory.py::fragmentation",
+        "engines/megatron/memory.py::margin_bytes",
     )
     positions = [text.index(block) for block in blocks]
     assert positions == sorted(positions)

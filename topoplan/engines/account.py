@@ -10,7 +10,7 @@ from typing import Any, Literal
 from topoplan.engines.megatron.memory import Memory
 from topoplan.engines.megatron.moments import Moment
 from topoplan.network.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
-from topoplan.network.communicators import Communicator, communicators
+from topoplan.network.communicators import Communicator
 from topoplan.network.placement import Group, span
 from topoplan.operators.te_compute import Operator
 from topoplan.specs.case import Case
@@ -19,6 +19,7 @@ from topoplan.specs.gpu_profile import profile_of
 from topoplan.terms import Term, source_of, sum_of
 
 BANDS = "the bands of catalog/profiles.json"
+NCCL = "NCCL init.cc, channel.cc, p2p.cc, net.cc, nvls.cc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,20 +177,16 @@ def peak_term(peak: Term) -> Term:
 
 
 def on_card(
-    case: Case,
-    allocated: Term,
-    fragments: tuple[float, str],
-    found: Iterable[Communicator],
-    formula: Callable[..., Any],
+    case: Case, memory: Memory, allocated: Term, found: Iterable[Communicator], formula: Callable[..., Any], origin: str
 ) -> Term:
-    """From what torch's tensors take to what the card shows; `fragments` is the allocator's share, and its source."""
-    share, source = fragments
+    """From what torch's tensors take to what the card shows; `formula` predicts it, NCCL's buffers are of `origin`."""
+    wasted = memory.reserved_bytes - memory.allocated_bytes
     waste = Term(
         name="fragmentation",
-        value=share * allocated.value,
+        value=wasted,
         unit="bytes",
-        source=source,
-        what=f"{100 * share:.1f}% that the allocator holds back",
+        source=source_of(formula, "the shares of catalog/profiles.json"),
+        what=f"{100 * wasted / memory.allocated_bytes:.1f}% that the allocator holds back",
     )
     here = source_of(formula)
     reserved = sum_of("reserved", (allocated, waste), here, "bytes", what="what torch's allocator holds")
@@ -200,12 +197,11 @@ def on_card(
         source=source_of(profile_of, "context_bytes of catalog/profiles.json"),
         what="driver, and loaded kernels",
     )
-    nccl = source_of(communicators, "NCCL init.cc, channel.cc, p2p.cc, net.cc, nvls.cc")
     buffers = [
-        Term(name=one.name, value=one.device_bytes, unit="bytes", source=nccl, facts={"ranks": one.size})
+        Term(name=one.name, value=one.device_bytes, unit="bytes", source=origin, facts={"ranks": one.size})
         for one in found
     ]
-    network = sum_of("NCCL", buffers, nccl, "bytes", what="its communicators")
+    network = sum_of("NCCL", buffers, origin, "bytes", what="its communicators")
     return sum_of("device", (reserved, context, network), here, "bytes", what="what nvidia-smi shows")
 
 

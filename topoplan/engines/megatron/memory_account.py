@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from topoplan.engines.account import MemoryAccount, margin_term, merged_stages, moment_terms, on_card, peak_term
+from topoplan.engines.account import NCCL, MemoryAccount, margin_term, merged_stages, moment_terms, on_card, peak_term
 from topoplan.engines.megatron.memory import (
     Memory,
     StageMemory,
-    fragmentation,
     fullest_moment,
     margin_bytes,
+    predict_memory,
     stage_memory,
     vision_kept_bytes,
 )
@@ -63,9 +63,10 @@ def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
         what="torch's peak of live tensors",
     )
     allocated = _with(allocated, peak_term(moments[0]))
-    share = fragmentation(case, layout), source_of(fragmentation)
     return MemoryAccount(
-        device=on_card(case, allocated, share, communicators(case, layout), stage_memory),
+        device=on_card(
+            case, memory, allocated, communicators(case, layout), predict_memory, source_of(communicators, NCCL)
+        ),
         margin=margin_term(case, memory, margin_bytes),
         host=_host(case, layout, memory) if memory.host_bytes else None,
         worst=worst.stage,
