@@ -4,7 +4,7 @@ from topoplan.terms import Difference, Term, differences, source_of, sum_of
 
 
 def leaf(name: str, value: float, times: float = 1.0) -> Term:
-    return Term(name=name, value=value, unit="bytes", source="a.py::b", times=times)
+    return Term(name, value, "bytes", "a.py::b", times=times)
 
 
 TREE = sum_of(

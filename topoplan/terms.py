@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
 Unit = Literal["bytes", "s", "elements"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Term:
     """A named quantity. Where it has children, it is their sum."""
 
@@ -19,6 +19,7 @@ class Term:
     unit: Unit
     source: str
     """The place of the formula in the package, and what the formula is taken from: `source_of` writes it."""
+    _: KW_ONLY
     what: str = ""
     """In a few words, what it is."""
     times: float = 1.0
@@ -72,7 +73,7 @@ def sum_of(
 ) -> Term:
     """A term that is the sum of others. Children of no value are left out, unless they are asked for."""
     kept = tuple(one for one in children if one.value or with_zeros)
-    return Term(name=name, value=sum(one.value for one in kept), unit=unit, source=source, children=kept, **other)
+    return Term(name, sum(one.value for one in kept), unit, source, children=kept, **other)
 
 
 def source_of(formula: Callable[..., Any], *origins: str) -> str:

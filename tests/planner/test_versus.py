@@ -19,7 +19,7 @@ def plan_of(**form: Any) -> Plan:
 
 
 def tree(name: str, parts: Mapping[str, float]) -> Term:
-    rows = [Term(name=part, value=value, unit="s", source="") for part, value in parts.items()]
+    rows = [Term(part, value, "s", "") for part, value in parts.items()]
     return sum_of(name, rows, "", "s")
 
 

@@ -157,10 +157,7 @@ def moment_terms(moments: Iterable[Moment], source: str, **what: str) -> tuple[T
     found = [
         sum_of(
             moment.name,
-            [
-                Term(name=name, value=size, unit="bytes", source=source, what=what.get(name, ""))
-                for name, size in moment.terms_bytes
-            ],
+            [Term(name, size, "bytes", source, what=what.get(name, "")) for name, size in moment.terms_bytes],
             source,
             "bytes",
         )
@@ -182,25 +179,22 @@ def on_card(
     """From what torch's tensors take to what the card shows; `formula` predicts it, NCCL's buffers are of `origin`."""
     wasted = memory.reserved_bytes - memory.allocated_bytes
     waste = Term(
-        name="fragmentation",
-        value=wasted,
-        unit="bytes",
-        source=source_of(formula, "the shares of catalog/profiles.json"),
+        "fragmentation",
+        wasted,
+        "bytes",
+        source_of(formula, "the shares of catalog/profiles.json"),
         what=f"{100 * wasted / memory.allocated_bytes:.1f}% that the allocator holds back",
     )
     here = source_of(formula)
     reserved = sum_of("reserved", (allocated, waste), here, "bytes", what="what torch's allocator holds")
     context = Term(
-        name="CUDA context",
-        value=case.profile.context_bytes,
-        unit="bytes",
-        source=source_of(profile_of, "context_bytes of catalog/profiles.json"),
+        "CUDA context",
+        case.profile.context_bytes,
+        "bytes",
+        source_of(profile_of, "context_bytes of catalog/profiles.json"),
         what="driver, and loaded kernels",
     )
-    buffers = [
-        Term(name=one.name, value=one.device_bytes, unit="bytes", source=origin, facts={"ranks": one.size})
-        for one in found
-    ]
+    buffers = [Term(one.name, one.device_bytes, "bytes", origin, facts={"ranks": one.size}) for one in found]
     network = sum_of("NCCL", buffers, origin, "bytes", what="its communicators")
     return sum_of("device", (reserved, context, network), here, "bytes", what="what nvidia-smi shows")
 
@@ -209,10 +203,10 @@ def margin_term(case: Case, memory: Memory, formula: Callable[..., Any]) -> Term
     """What `fits` leaves free."""
     stated = case.cluster.margin is not None
     return Term(
-        name="margin",
-        value=memory.margin_bytes,
-        unit="bytes",
-        source=source_of(formula, BANDS),
+        "margin",
+        memory.margin_bytes,
+        "bytes",
+        source_of(formula, BANDS),
         what="as the spec or --margin says" if stated else "the error band of the prediction",
         facts={"from": "spec" if stated else "band"},
     )
@@ -232,14 +226,8 @@ class Runs:
 def operator_term(operator: Operator, runs: Runs, repeated_s: float, source: str) -> Term:
     """One kernel or collective of one kind of layer: its work, and what recomputation adds to that."""
     backward = operator.backward_s if runs.has_backward else 0.0
-    work = Term(
-        name=operator.part,
-        value=runs.times * (operator.forward_s + backward),
-        unit="s",
-        source=source,
-        times=runs.times,
-    )
-    again = Term(name="recompute", value=runs.again * repeated_s, unit="s", source=source, times=runs.again or 1.0)
+    work = Term(operator.part, runs.times * (operator.forward_s + backward), "s", source, times=runs.times)
+    again = Term("recompute", runs.again * repeated_s, "s", source, times=runs.again or 1.0)
     facts = {"part": operator.part, "forward_s": operator.forward_s, "backward_s": backward, "recompute_s": repeated_s}
     return sum_of(operator.name, (work, again), source, "s", times=runs.times, facts=facts)
 

@@ -83,7 +83,5 @@ def _differs(one: Mapping[str, Any], two: Mapping[str, Any], key: str) -> bool:
 def _purposes(device: Term) -> list[Term]:
     """What the worst stage holds by purpose, and what the card holds beyond torch's tensors."""
     allocated = device.at("reserved", "allocated")
-    beyond = Term(
-        name="beyond tensors", value=device.value - allocated.value, unit="bytes", source=source_of(memory_account)
-    )
+    beyond = Term("beyond tensors", device.value - allocated.value, "bytes", source_of(memory_account))
     return [*allocated.children, beyond]

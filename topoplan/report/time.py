@@ -88,7 +88,7 @@ def print_time(console: Console, plan: Plan, account: TimeAccount) -> None:
             style="dim",
         )
     calls = {one.kind: one for one in account.sent}
-    sent = [(kind, Term(name=kind, value=0.0, unit="s", source=one.source)) for kind, one in calls.items()]
+    sent = [(kind, Term(kind, 0.0, "s", one.source)) for kind, one in calls.items()]
     print_formulas(console, [*((one.name, one) for one in account.step.children), *sent])
 
 

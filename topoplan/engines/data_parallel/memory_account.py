@@ -31,10 +31,10 @@ def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
     states, layers = states_of(case, layout), layer_memories(case, layout)
     source = source_of(sharded_memory)
     workspace = Term(
-        name="workspace",
-        value=stage.parts_bytes["workspace"],
-        unit="bytes",
-        source=source_of(sharded_memory, "catalog/profiles.json"),
+        "workspace",
+        stage.parts_bytes["workspace"],
+        "bytes",
+        source_of(sharded_memory, "catalog/profiles.json"),
         what="cuBLAS",
     )
     allocated = sum_of(
@@ -79,10 +79,10 @@ def _source(part: str) -> str:
 
 def _state(state: State, processes: int) -> Term:
     return Term(
-        name=state.name,
-        value=processes * state.held_bytes,
-        unit="bytes",
-        source=_source(state.part),
+        state.name,
+        processes * state.held_bytes,
+        "bytes",
+        _source(state.part),
         times=processes,
         facts={"elements": state.elements, "element_bytes": state.element_bytes, "shards": state.shards},
     )
@@ -104,10 +104,7 @@ def _activations(case: Case, layers: tuple[LayerMemory, ...]) -> Term:
     """What a micro batch keeps from forward to backward, by layer and tensor."""
     source, kinds = source_of(layer_memories, "arXiv 2205.05198, section 4"), []
     for one in layers:
-        rows = [
-            Term(name=name, value=one.count * size, unit="bytes", source=source, times=one.count)
-            for name, size in one.kept
-        ]
+        rows = [Term(name, one.count * size, "bytes", source, times=one.count) for name, size in one.kept]
         kinds.append(sum_of(_name(one), rows, source, "bytes", times=one.count))
     words = "one micro batch, from forward to backward"
     if without := case.model.num_layers - sum(one.count for one in layers):
@@ -127,7 +124,7 @@ def _gathered(case: Case, layout: Layout) -> str:
 def _vision(case: Case, layout: Layout) -> list[Term]:
     size, source = vision_kept_bytes(case, layout), source_of(vision_activation_bytes)
     words = "the vision tower's, of one micro batch"
-    return [Term(name="vision activations", value=size, unit="bytes", source=source, what=words)] if size else []
+    return [Term("vision activations", size, "bytes", source, what=words)] if size else []
 
 
 def _name(one: LayerMemory) -> str:
@@ -142,10 +139,10 @@ def _layer_term(one: LayerMemory, layout: Layout) -> Term:
     kept = {name for name, _ in one.kept}
     rows = [
         Term(
-            name=tensor.name,
-            value=tensor.saved_bytes,
-            unit="bytes",
-            source=source,
+            tensor.name,
+            tensor.saved_bytes,
+            "bytes",
+            source,
             what="" if tensor.name in kept else again,
             facts={"kept": tensor.name in kept},
         )
@@ -171,7 +168,7 @@ def _parameters(case: Case) -> Term:
     ]
     source = source_of(elements_of)
     facts = {"trained": elements.trained, "frozen": elements.frozen, "packed": elements.quantised}
-    terms = [Term(name=name, value=size, unit="elements", source=source, times=n) for name, size, n in rows]
+    terms = [Term(name, size, "elements", source, times=n) for name, size, n in rows]
     return sum_of("parameters of the model", terms, source, "elements", facts=facts)
 
 

@@ -92,10 +92,10 @@ def _ends(terms: ShardedTerms) -> Term:
     source = source_of(sharded_terms, "transformers loss/loss_utils.py")
     rows = [
         Term(
-            name=name,
-            value=terms.count * (ahead + back),
-            unit="s",
-            source=place,
+            name,
+            terms.count * (ahead + back),
+            "s",
+            place,
             times=terms.count,
             facts={"forward_s": ahead, "backward_s": back},
         )
@@ -144,7 +144,7 @@ def _around(terms: ShardedTerms) -> Iterator[Term]:
         ),
     ):
         source = source_of(sharded_terms, origin)
-        children = [Term(name=row, value=seconds, unit="s", source=source) for row, seconds in rows]
+        children = [Term(row, seconds, "s", source) for row, seconds in rows]
         yield sum_of(name, children, source, "s", what=what)
 
 

@@ -117,7 +117,7 @@ def _parameters(case: Case, layout: Layout, states: StageStates) -> Term:
 
 def _weight(tensor: Tensor, elements: int, count: int, source: str) -> Term:
     facts = {"whole": tensor.elements, "cut_by": _CUT_BY[tensor.split]}
-    return Term(name=tensor.name, value=elements * count, unit="elements", source=source, times=count, facts=facts)
+    return Term(tensor.name, elements * count, "elements", source, times=count, facts=facts)
 
 
 def _resident(case: Case, layout: Layout, states: StageStates, stage: StageMemory, parameters: Term) -> list[Term]:
@@ -133,7 +133,7 @@ def _resident(case: Case, layout: Layout, states: StageStates, stage: StageMemor
         source = source_of(optimizer_parts, "MLM distrib_optimizer.py, hybrid_optimizer.py")
         found.append(_state("copies for offload", trained, copies / trained, 1, source))
     source, words = source_of(stage_states, "catalog/profiles.json"), "cuBLAS, of torch and of Transformer Engine"
-    found.append(Term(name="workspace", value=sizes["workspace"], unit="bytes", source=source, what=words))
+    found.append(Term("workspace", sizes["workspace"], "bytes", source, what=words))
     if "reference model" in sizes:
         source = source_of(stage_states, "mcore_adapter dpo_trainer.py")
         found.append(_state("reference model", held.total, BF16, 1, source))
@@ -165,7 +165,7 @@ def _optimizer(case: Case, layout: Layout, states: StageStates) -> Term:
 
 def _state(name: str, elements: int, element_bytes: float, shards: int, source: str) -> Term:
     facts = {"elements": elements, "element_bytes": element_bytes, "shards": shards}
-    return Term(name=name, value=elements / shards * element_bytes, unit="bytes", source=source, facts=facts)
+    return Term(name, elements / shards * element_bytes, "bytes", source, facts=facts)
 
 
 def _layer_term(case: Case, layout: Layout, layer: Layer, count: int) -> Term:
@@ -175,10 +175,10 @@ def _layer_term(case: Case, layout: Layout, layer: Layer, count: int) -> Term:
     full, modules = kept.kept_bytes != kept.plain_bytes, set(recompute.modules)
     rows = [
         Term(
-            name=one.name,
-            value=one.saved_bytes,
-            unit="bytes",
-            source=source,
+            one.name,
+            one.saved_bytes,
+            "bytes",
+            source,
             facts={"kept": not (full or modules & set(one.freed_by)), "freed_by": (*one.freed_by, "full")},
         )
         for one in layer_activations(model, layer, shard).saved
@@ -217,7 +217,7 @@ def _activations(case: Case, layout: Layout, states: StageStates, layers: dict[i
     if tower:
         source, words = source_of(vision_activation_bytes), f"of {held[0]} micro batch{'es' * (held[0] > 1)} in flight"
         value = held[0] * tower
-        term = Term(name="vision activations", value=value, unit="bytes", source=source, times=held[0], what=words)
+        term = Term("vision activations", value, "bytes", source, times=held[0], what=words)
         kept_terms.append(term)
     return kept_terms
 
@@ -236,12 +236,12 @@ def _piece(piece: KeptPiece, layers: dict[int, Term], layout: Layout) -> Term:
     what, count, size = piece
     source = source_of(chunk_kept, "arXiv 2205.05198, section 4")
     if isinstance(what, str):
-        return Term(name=what, value=count * size, unit="bytes", source=source, times=count)
+        return Term(what, count * size, "bytes", source, times=count)
     layer = layers[what]
     if layout.recompute.granularity == "full":
         if size != layer.facts["plain_bytes"]:
             name = f"inputs of {layer.name}"
-            return Term(name=name, value=count * size, unit="bytes", source=source, times=count)
+            return Term(name, count * size, "bytes", source, times=count)
         return replace(layer, facts={}).repeated(count)
     rows = [one for one in layer.children if one.facts["kept"]]
     return sum_of(layer.name, rows, layer.source, "bytes").repeated(count)
@@ -254,8 +254,7 @@ def _stages(case: Case, layout: Layout, memory: Memory) -> tuple[Term, ...]:
     for stage, states in zip(memory.by_stage, stage_states(case, layout, range(layout.pp)), strict=True):
         moment = next((name for name in stage.parts_bytes if name.startswith("peak")), "")
         rows = [
-            Term(name="peak" if name == moment else name, value=size, unit="bytes", source=source)
-            for name, size in stage.parts_bytes.items()
+            Term("peak" if name == moment else name, size, "bytes", source) for name, size in stage.parts_bytes.items()
         ]
         facts = {
             "stages": (stage.stage,),
@@ -279,7 +278,7 @@ def _host(case: Case, layout: Layout, memory: Memory) -> Term:
     (states,) = stage_states(case, layout, [most])
     gpus, source = case.cluster.gpus_per_node, source_of(host_optimizer_parts, "Megatron hybrid_optimizer.py")
     rows = [
-        Term(name=name, value=gpus * size, unit="bytes", source=source, times=gpus)
+        Term(name, gpus * size, "bytes", source, times=gpus)
         for name, size in host_optimizer_parts(layout, states).items()
     ]
     return sum_of("host", rows, source, "bytes", what="for the offloaded optimizer", facts={"processes": gpus})

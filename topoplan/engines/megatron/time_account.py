@@ -80,16 +80,13 @@ def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
         *by_part(layers, _WHAT, source_of(layer_time, "arXiv 2205.05198, section 5")),
         _ends(case, chunks[work.rank], work),
         *(
-            Term(name=name, value=time.parts_s.get(name, 0.0), unit="s", source=source, what=what)
+            Term(name, time.parts_s.get(name, 0.0), "s", source, what=what)
             for name, (what, source) in _PIPELINE.items()
         ),
         _exposed(talk),
         sum_of(
             "optimizer",
-            [
-                Term(name=name, value=seconds, unit="s", source=optimizer_source)
-                for name, seconds in optimizer_time(case, layout, work.rank)
-            ],
+            [Term(name, seconds, "s", optimizer_source) for name, seconds in optimizer_time(case, layout, work.rank)],
             optimizer_source,
             "s",
             what="gradient norm, Adam, host work",
@@ -151,10 +148,10 @@ def _ends(case: Case, chunks: tuple[Chunk, ...], work: PipelineWork) -> Term:
     source = source_of(chunk_ends, "Megatron tensor_parallel/layers.py, cross_entropy.py")
     rows = [
         Term(
-            name=name,
-            value=work.microbatches * (forward + backward),
-            unit="s",
-            source=source,
+            name,
+            work.microbatches * (forward + backward),
+            "s",
+            source,
             times=work.microbatches,
             facts={"forward_s": forward, "backward_s": backward},
         )
@@ -172,15 +169,15 @@ def _exposed(talk: DataParallel) -> Term:
         ("weights, not hidden", talk.exposed_gather_s),
         *((name, one.call_s) for name, one in talk.afterwards),
     ]
-    terms = [Term(name=name, value=seconds, unit="s", source=source) for name, seconds in rows]
+    terms = [Term(name, seconds, "s", source) for name, seconds in rows]
     return sum_of("dp_comm", terms, source, "s", what="gradients and weights, what is not hidden")
 
 
 def _stage_term(rank: int, chunks: tuple[Chunk, ...], stage: StageTime) -> Term:
     source = source_of(stage_time)
     rows = [
-        Term(name="forward", value=sum(stage.forward_s), unit="s", source=source),
-        Term(name="backward", value=sum(stage.backward_s), unit="s", source=source),
+        Term("forward", sum(stage.forward_s), "s", source),
+        Term("backward", sum(stage.backward_s), "s", source),
     ]
     layers = sum(chunk.num_layers + chunk.mtp_layers for chunk in chunks)
     return sum_of("micro batch", rows, source, "s", facts={"stages": (rank,), "layers": layers})
