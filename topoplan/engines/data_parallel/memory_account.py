@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from topoplan.engines.account import NCCL, MemoryAccount, margin_term, moment_terms, on_card, peak_term
+from topoplan.engines.data_parallel.communicators import communicators
 from topoplan.engines.data_parallel.memory import (
     LayerMemory,
     layer_memories,
@@ -13,7 +14,6 @@ from topoplan.engines.data_parallel.memory import (
 from topoplan.engines.data_parallel.states import State, states_of
 from topoplan.engines.megatron.memory import Memory, vision_kept_bytes
 from topoplan.layout.layout import Layout
-from topoplan.network.communicators import Communicator, communicators
 from topoplan.operators.eager_activations import eager_activations
 from topoplan.operators.eager_linears import elements_of
 from topoplan.operators.params import embedding_tensors, head_tensors, layer_parameters
@@ -54,7 +54,7 @@ def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
     allocated = replace(allocated, value=allocated.value + peak.value, children=(*allocated.children, peak))
     return MemoryAccount(
         device=on_card(
-            case, memory, allocated, _communicators(case, layout), sharded_memory, source_of(communicators, NCCL)
+            case, memory, allocated, communicators(case, layout), sharded_memory, source_of(communicators, NCCL)
         ),
         margin=margin_term(case, memory, sharded_memory),
         host=_host(case, layout, states),
@@ -170,14 +170,3 @@ def _parameters(case: Case) -> Term:
     facts = {"trained": elements.trained, "frozen": elements.frozen, "packed": elements.quantised}
     terms = [Term(name, size, "elements", source, times=n) for name, size, n in rows]
     return sum_of("parameters of the model", terms, source, "elements", facts=facts)
-
-
-_COMMUNICATORS = {"world": "all ranks", "dp x cp": "weights and gradients"}
-
-
-def _communicators(case: Case, layout: Layout) -> tuple[Communicator, ...]:
-    """NCCL's of the group that shares states, as those of a distributed optimizer over all ranks."""
-    if layout.world_size == 1:
-        return ()
-    everyone = Layout(dp=layout.world_size, gradient_accumulation_steps=1)
-    return tuple(replace(one, name=_COMMUNICATORS.get(one.name, one.name)) for one in communicators(case, everyone))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from topoplan.engines.account import NCCL, MemoryAccount, margin_term, merged_stages, moment_terms, on_card, peak_term
+from topoplan.engines.megatron.communicators import communicators
 from topoplan.engines.megatron.memory import (
     Memory,
     StageMemory,
@@ -29,7 +30,6 @@ from topoplan.engines.megatron.states import (
     stage_states,
 )
 from topoplan.layout.layout import Layout
-from topoplan.network.communicators import communicators
 from topoplan.operators.adapters import adapter_tensors
 from topoplan.operators.params import Tensor, cut, layer_tensors
 from topoplan.operators.shard import shard_of
