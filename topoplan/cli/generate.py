@@ -110,7 +110,9 @@ def _planned(
     from topoplan.cli.search import search
     from topoplan.emit.bundle import NO_SCHEDULER, scheduler_of
     from topoplan.emit.bundle import generate as make_bundle
+    from topoplan.emit.writers import writer_of
     from topoplan.errors import InputError
+    from topoplan.planner.predict import plan_under
 
     if spec is None:
         raise InputError("expected either a SPEC or --from PLAN")
@@ -123,6 +125,7 @@ def _planned(
 
         raise nothing_fits(ranking)
     chosen = _choose(ranking, wanted)
+    chosen = plan_under(read, chosen, writer_of(read, chosen.layout, trainer).trainer)
     return read, chosen, starter, trainer, make_bundle(read, chosen, starter, trainer), ()
 
 

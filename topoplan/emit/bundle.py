@@ -21,6 +21,7 @@ from topoplan.emit.writer import DATASET_TO_FILL_IN, PLAN_FILE, TrainerFiles, Tr
 from topoplan.emit.writers import default_trainer, writer_of
 from topoplan.errors import InputError, SpecError, listed
 from topoplan.planner.plan import Plan
+from topoplan.planner.predict import plan_under
 from topoplan.planner.view import plan_to_dict, spec_to_dict
 from topoplan.specs.cluster import Host
 from topoplan.specs.spec import Spec
@@ -63,6 +64,7 @@ def generate(
     writer = writer_of(spec, plan.layout, trainer)
     _check_hosts(spec)
     _check_printable(spec)
+    plan = plan_under(spec, plan, writer.trainer)
     own = writer.files(spec, plan)
     run = writer.run(spec, plan.layout, own.values)
     files = dict(own.files)

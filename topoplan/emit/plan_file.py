@@ -26,7 +26,7 @@ from topoplan.layout.forms import layout_from_dict
 from topoplan.planner.case import case_of
 from topoplan.planner.inputs import spec_from_dict
 from topoplan.planner.plan import Plan
-from topoplan.planner.predict import memory_of, plan_of, predict
+from topoplan.planner.predict import memory_of, plan_of, plan_under, predict
 from topoplan.planner.view import plan_to_dict
 from topoplan.specs.json_source import parse_json
 from topoplan.specs.source import KeyPath, Source, read_text, shown_path
@@ -89,6 +89,7 @@ def recorded_plan(source: Source) -> RecordedPlan:
             # A search lists only the stages that can need most, `predict` all of them.
             case = case_of(spec, plan.layout.backend)
             plan = plan_of(spec, case, plan.layout, memory_of(case, plan.layout))
+        plan = plan_under(spec, plan, data.get("trainer"))
     return RecordedPlan(
         spec=spec,
         plan=plan,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from topoplan.backends.jobs import check_backend, model_warnings
@@ -45,6 +46,15 @@ def plan_of(spec: Spec, case: Case, layout: Layout, memory: Memory) -> Plan:
         warnings=_warnings(spec, case, layout, memory),
         padding_share=padding_share(case, layout) if case.job.lengths else None,
     )
+
+
+def plan_under(spec: Spec, plan: Plan, trainer: str | None) -> Plan:
+    """The plan as a trainer computes it that files are written for, where a spec that names none has it otherwise."""
+    backend = plan.layout.backend
+    case = case_of(replace(spec, trainer=trainer), backend)
+    if case.traits is case_of(spec, backend).traits:
+        return plan
+    return plan_of(spec, case, plan.layout, memory_of(case, plan.layout))
 
 
 def predict(spec: Spec, layout: Layout | Mapping[str, Any]) -> Plan:

@@ -15,8 +15,11 @@ import pytest
 from tests.emit.samples import CLUSTER, HOSTS, make_spec_and_plan
 from topoplan.catalog import model
 from topoplan.emit.bundle import generate
+from topoplan.emit.plan_file import recorded_plan, written_again
 from topoplan.emit.write import write_bundle
 from topoplan.emit.writers import writer_for
+from topoplan.planner.predict import predict
+from topoplan.specs.json_source import parse_json
 
 
 def bundle(**job: Any) -> dict[str, str]:
@@ -34,6 +37,26 @@ def bundle(**job: Any) -> dict[str, str]:
 def test_it_is_taken_for_fsdp2_where_it_is_asked_for() -> None:
     assert writer_for("fsdp2", "trinity").trainer == "trinity"
     assert writer_for("fsdp2").trainer == "llamafactory"
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named in the spec", "taken for the layout"])
+def test_its_plan_is_predicted_as_it_computes_and_is_read_back_the_same(named: bool) -> None:
+    spec, plan = make_spec_and_plan(
+        cluster=replace(CLUSTER, nodes=2, hosts=HOSTS[:2]),
+        model=model("Qwen3-8B"),
+        job={"packing": False, "seq_len": 2048},
+        backend="fsdp2",
+        sharding="hybrid",
+    )
+    named_spec = replace(spec, trainer="trinity")
+    own = predict(named_spec, plan.layout)
+    assert own.memory.device_bytes < predict(spec, plan.layout).memory.device_bytes
+    files = generate(named_spec, own) if named else generate(spec, plan)
+    device_gib = json.loads(files["plan.json"])["prediction"]["memory"]["device_gib"]
+    assert device_gib == pytest.approx(own.memory.device_bytes / 2**30, rel=1e-4)
+    recorded = recorded_plan(parse_json(files["plan.json"], name="plan.json"))
+    assert recorded.notes == ()
+    assert written_again(recorded) == files
 
 
 def test_node_0_is_the_head_and_the_others_join_it() -> None:
