@@ -1,6 +1,6 @@
 """The memory of communicators that an engine lists."""
 
-from tests.layout.clusters import cluster_of
+from tests.network.clusters import cluster_of
 from topoplan.network.communicators import Member, communicators_of
 from topoplan.network.placement import Group
 from topoplan.specs.gpu_profile import profile_of

@@ -1,33 +1,24 @@
-"""The graph of a cluster: what hangs on what, at which rate, and the routes that are read from it."""
+"""The graph of a cluster: what hangs on what, and at which rate."""
 
+from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any
 
 import networkx as nx
 import pytest
 
-from tests.layout.clusters import cluster_of
+from tests.network.clusters import cluster_of
 from topoplan.network.topology import (
-    FABRIC_KINDS,
-    HOST_KINDS,
     KINDS,
-    Routes,
     Wiring,
     cluster_graph,
-    gpu_name,
     local_ranks,
-    nic_name,
     nvlink_domain_size,
     uplink_bytes_per_s,
 )
 
 
-def kinds(graph: "nx.DiGraph[str]") -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for _, kind in graph.nodes(data="kind"):
-        counts[str(kind)] = counts.get(str(kind), 0) + 1
-    return counts
+def kinds(graph: "nx.DiGraph[str]") -> Counter[str]:
+    return Counter(kind for _, kind in graph.nodes(data="kind"))
 
 
 def test_every_edge_has_kind_rate_and_latency_and_goes_both_ways_alike() -> None:
@@ -105,71 +96,6 @@ def test_an_unknown_leaf_holds_all_nodes_unless_leaves_are_oversubscribed() -> N
 
 def test_a_partly_filled_leaf_has_the_uplinks_of_a_full_one() -> None:
     assert uplink_bytes_per_s(cluster_of(nodes=6, nodes_per_leaf=4, rails=8)) == 4 * 50e9
-
-
-@pytest.mark.parametrize(
-    "cluster",
-    [
-        cluster_of(nodes=4, rails=8, nodes_per_leaf=2),
-        cluster_of(nodes=4, nics_per_node=1),
-        cluster_of("a100-pcie-80gb", nodes=4, nics_per_node=2, rails=2, nodes_per_leaf=2),
-        cluster_of("gb200-nvl72-186gb", nodes=64, gpus_per_node=4),
-    ],
-    ids=["rails", "one-nic", "pcie", "rack"],
-)
-def test_routes_are_paths_of_the_whole_graph(cluster: Any) -> None:
-    graph, routes, wiring = cluster_graph(cluster), Routes(cluster), Wiring(cluster)
-    host_graph = nx.DiGraph(edge for edge in graph.edges if graph.edges[edge]["kind"] in HOST_KINDS)
-    names = {(one.partition(".")[2], other.partition(".")[2]) for one, other in graph.edges}
-    for source in range(cluster.gpus_per_node):
-        for target in range(cluster.gpus_per_node):
-            for from_nic, to_nic in wiring.nic_pairs(source, target):
-                legs = [
-                    *routes.leave(source, from_nic),
-                    *routes.across(from_nic, to_nic, same_leaf=wiring.leaf_units == 1),
-                    *routes.enter(to_nic, target),
-                ]
-                ends = [tuple(link.name.split(">")) for link in legs]
-                assert ends[0][0] == f"gpu{source}"
-                assert ends[-1][1] == f"gpu{target}"
-                for (_, end), (start, _) in pairwise(ends):
-                    assert end.partition(".")[0] == start.partition(".")[0]
-                host = [end for end, link in zip(ends, legs, strict=True) if link.kind in HOST_KINDS]
-                if not wiring.has_nvlink:
-                    shortest = nx.shortest_path_length(host_graph, gpu_name(0, source), nic_name(0, from_nic))
-                    assert len(routes.leave(source, from_nic)) == shortest
-                assert set(host) <= names
-
-
-def test_with_nvlink_a_message_stays_in_its_rail_over_the_gpu_beside_the_nic() -> None:
-    cluster = cluster_of(nodes=4, rails=8)
-    routes = Routes(cluster)
-    assert Wiring(cluster).nic_pairs(0, 5) == [(5, 5)]
-    assert [link.name for link in routes.leave(0, 5)] == [
-        "gpu0>nvswitch", "nvswitch>gpu5", "gpu5>pcie2", "pcie2>nic5",
-    ]  # fmt: skip
-    assert [link.kind for link in routes.across(5, 5, same_leaf=True)] == ["nic", "nic"]
-
-
-def test_without_nvlink_other_rails_are_across_the_spine() -> None:
-    cluster = cluster_of("a100-pcie-80gb", nodes=4, nics_per_node=2, rails=2)
-    assert Wiring(cluster).nic_pairs(0, 7) == [(0, 1)]
-    assert [link.kind for link in Routes(cluster).across(0, 1, same_leaf=True)] == ["nic", "uplink", "uplink", "nic"]
-
-
-def test_a_gpu_reaches_a_nic_on_its_own_switch_directly() -> None:
-    routes = Routes(cluster_of(nodes=2))
-    assert [link.name for link in routes.leave(0, 1)] == ["gpu0>pcie0", "pcie0>nic1"]
-
-
-def test_the_fabric_takes_its_latency_from_nic_to_nic() -> None:
-    cluster = cluster_of(nodes=4, nodes_per_leaf=2)
-    routes = Routes(cluster)
-    near = sum(link.latency_s for link in routes.across(0, 0, same_leaf=True))
-    far = sum(link.latency_s for link in routes.across(0, 0, same_leaf=False))
-    assert near == pytest.approx(cluster.fabric.latency_s)
-    assert far > near
-    assert all(link.kind in FABRIC_KINDS for link in routes.across(0, 0, same_leaf=False))
 
 
 def test_a_slow_cpu_link_does_not_hold_back_a_fast_nic() -> None:

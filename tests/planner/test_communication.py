@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.engines.samples import DENSE, MIXED, TIED, spec_of
-from tests.layout.clusters import cluster_of
+from tests.network.clusters import cluster_of
 from tests.planner.sharded_cases import CASES, plan_of
 from topoplan.layout.layout import Layout
 from topoplan.network.collectives import ring_way
@@ -32,9 +32,9 @@ def test_every_kind_of_more_than_one_member_has_a_row() -> None:
 
 def test_a_row_tells_what_the_group_crosses() -> None:
     tp, dp = group_links(cluster_of(nodes=4), layout_of(tp=8, dp=4))
-    assert [one.kind for one in tp.crossings] == ["nvlink"]
+    assert [one.kind for one in tp.links] == ["nvlink"]
     assert (tp.domains, dp.domains) == (1, 4)
-    assert [one.kind for one in dp.crossings] == ["pcie", "nic"]
+    assert [one.kind for one in dp.links] == ["pcie", "nic"]
     assert dp.tightest.kind == "nic"
     assert dp.first == dp.worst == (0, 8, 16, 24)
 
@@ -72,8 +72,8 @@ def test_ranks_that_share_a_sequence_are_neighbours_and_all_ranks_share_states()
 def test_hybrid_sharding_shares_in_a_node_and_has_replicas_across() -> None:
     rows, _ = rows_of({"backend": "fsdp2", "sharding": "hybrid"}, {})
     assert [(row.name, row.first) for row in rows] == [("shards", tuple(range(8))), ("replicas", (0, 8, 16, 24))]
-    assert {one.kind for one in rows[0].crossings} == {"nvlink"}
-    assert "nic" in {one.kind for one in rows[1].crossings}
+    assert {one.kind for one in rows[0].links} == {"nvlink"}
+    assert "nic" in {one.kind for one in rows[1].links}
 
 
 def test_under_ddp_all_ranks_are_replicas() -> None:
@@ -94,7 +94,7 @@ def test_every_flow_of_a_step_has_its_group_and_bytes(model: str, form: dict[str
     for one in flows:
         assert one.group in names
         assert one.member_bytes > 0
-        assert all(link.step_bytes > 0 for link in one.links)
+        assert all(size > 0 for size in one.link_bytes.values())
 
 
 def test_full_sharding_sends_weights_twice_and_gradients_once_a_micro_batch() -> None:
@@ -106,7 +106,7 @@ def test_full_sharding_sends_weights_twice_and_gradients_once_a_micro_batch() ->
 def test_an_exchange_puts_on_nvlink_what_each_gpu_sends() -> None:
     _, flows = rows_of({"backend": "fsdp2", "ulysses": 4}, {})
     (one,) = (flow for flow in flows if flow.group == "ulysses")
-    assert [(link.kind, link.step_bytes) for link in one.links] == [("nvlink", pytest.approx(one.member_bytes))]
+    assert one.link_bytes == {"nvlink": pytest.approx(one.member_bytes)}
 
 
 def megatron_flows(model: str, form: dict[str, Any], **job: Any) -> dict[tuple[str, str], StepFlow]:
@@ -194,4 +194,4 @@ def test_every_flow_of_megatron_has_its_group_and_loads_its_links(model: str, fo
     assert {group for group, _ in flows} >= set(form)
     for one in flows.values():
         assert one.member_bytes > 0
-        assert all(link.step_bytes > 0 for link in one.links)
+        assert all(size > 0 for size in one.link_bytes.values())

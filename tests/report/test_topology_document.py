@@ -1,6 +1,6 @@
 import json
 
-from tests.layout.clusters import cluster_of
+from tests.network.clusters import cluster_of
 from tests.planner.sharded_cases import DENSE, plan_of
 from tests.planner.test_communication import layout_of
 from topoplan.planner.communication import group_links, step_flows

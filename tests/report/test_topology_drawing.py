@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.layout.clusters import cluster_of
+from tests.network.clusters import cluster_of
 from tests.report.test_topology_picture import CLUSTERS
 from topoplan.report.topology_drawing import MARK, topology_svg
 

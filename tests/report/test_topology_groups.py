@@ -3,7 +3,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from tests.layout.clusters import cluster_of
+from tests.network.clusters import cluster_of
 from tests.planner.sharded_cases import DENSE, plan_of
 from tests.planner.test_communication import layout_of
 from topoplan.layout.layout import Layout

@@ -3,7 +3,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from tests.layout.clusters import cluster_of
+from tests.network.clusters import cluster_of
 from topoplan.report.topology_picture import print_topology
 from topoplan.specs.cluster import Cluster
 

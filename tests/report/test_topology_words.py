@@ -1,6 +1,6 @@
 import pytest
 
-from tests.layout.clusters import cluster_of
+from tests.network.clusters import cluster_of
 from topoplan.report.topology_words import (
     domain_nodes,
     fabric_words,

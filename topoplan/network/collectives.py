@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from topoplan.network.placement import Group, Span, span
 from topoplan.network.topology import local_ranks
-from topoplan.network.traffic import Crossing, Traffic, traffic
+from topoplan.network.traffic import LinkLoads, LoadedLink, traffic
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu_profile import Profile
 
@@ -80,12 +80,12 @@ class Way:
         return min([self.latency_s(passes, one) + plain_s / one.rate for one in self.protocols])
 
 
-def _inside_bytes_per_s(crossings: Iterable[Crossing], profile: Profile) -> float:
+def _inside_bytes_per_s(crossings: Iterable[LoadedLink], profile: Profile) -> float:
     """Rate of flows inside a domain: over NVLink, or over PCIe and between sockets."""
     return _slowest(crossings, profile, profile.pcie_efficiency)
 
 
-def _between_bytes_per_s(crossings: Iterable[Crossing], members: int, cluster: Cluster, profile: Profile) -> float:
+def _between_bytes_per_s(crossings: Iterable[LoadedLink], members: int, cluster: Cluster, profile: Profile) -> float:
     """Rate of flows between domains, for the `members` of a group that send from one."""
     rate = _slowest(crossings, profile, profile.network_efficiency)
     if cluster.fabric.kind == "ethernet":
@@ -94,13 +94,13 @@ def _between_bytes_per_s(crossings: Iterable[Crossing], members: int, cluster: C
     return rate
 
 
-def _slowest(crossings: Iterable[Crossing], profile: Profile, efficiency: float) -> float:
+def _slowest(crossings: Iterable[LoadedLink], profile: Profile, efficiency: float) -> float:
     """The tightest link. Between sockets the rate in the graph is what GPUs get already."""
     own = {"nvlink": profile.nvlink_efficiency, "socket": 1.0}
     return min(one.member_bytes_per_s * own.get(one.kind, efficiency) for one in crossings)
 
 
-def member_bytes_per_s(flows: Traffic, members: int, cluster: Cluster, profile: Profile) -> float:
+def member_bytes_per_s(flows: LinkLoads, members: int, cluster: Cluster, profile: Profile) -> float:
     """Rate at which a pattern runs, for a group of which `members` send from one domain at a time."""
     rates = []
     if flows.inside:
@@ -110,7 +110,7 @@ def member_bytes_per_s(flows: Traffic, members: int, cluster: Cluster, profile: 
     return min(rates)
 
 
-def _spread(group: Group, flows: Traffic, cluster: Cluster) -> Span:
+def _spread(group: Group, flows: LinkLoads, cluster: Cluster) -> Span:
     """Over how many domains a group is spread, if any of its kind leaves one."""
     return span(group, local_ranks(cluster)) if flows.between else Span(1, group.size, group.size)
 

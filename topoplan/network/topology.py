@@ -1,24 +1,18 @@
-"""The machines and the network of a cluster as a graph: what is wired to what, how fast, and which way traffic goes.
+"""The machines and the network of a cluster as a graph: what is wired to what, and how fast.
 
 GPUs hang on an NVSwitch (one for all planes of a box or a rack) and on PCIe switches, those on CPU sockets; NICs hang
 on the PCIe switches and on the leaf switches; a spine joins the leaves. Every edge goes one way and has a `kind`, a
 `rate_bytes_per_s` and a `latency_s`. All nodes are alike, so the graph of a few of them answers for all.
-
-Where a message leaves its NVLink domain it goes through the NICs nearest to its destination's GPU, and on the sending
-side through NICs of the same rail. A GPU whose own NIC is on another rail passes the message to the GPU beside the
-right one over NVLink: NCCL's PXN, on by default since NCCL 2.12 (`graph/paths.cc`, NCCL_PXN_DISABLE), so that traffic
-stays inside its rail. Without NVLink there is no PXN, and the message crosses the spine.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from itertools import combinations, pairwise
-from typing import TYPE_CHECKING, Literal
+from itertools import combinations
+from typing import TYPE_CHECKING, Literal, get_args
 
 from topoplan.specs.cluster import Cluster
 
@@ -27,7 +21,7 @@ if TYPE_CHECKING:
 
 LinkKind = Literal["nvlink", "pcie", "bridge", "socket", "nic", "uplink"]
 """GPU to NVSwitch; GPU or NIC to PCIe switch; PCIe switch to CPU; CPU to CPU; NIC to leaf switch; leaf to spine."""
-KINDS: tuple[LinkKind, ...] = ("nvlink", "pcie", "bridge", "socket", "nic", "uplink")
+KINDS: tuple[LinkKind, ...] = get_args(LinkKind)
 HOST_KINDS: tuple[LinkKind, ...] = ("pcie", "bridge", "socket")
 FABRIC_KINDS: tuple[LinkKind, ...] = ("nic", "uplink")
 
@@ -59,11 +53,7 @@ class Link:
     rate_bytes_per_s: float
     latency_s: float
     owner: str
-    """node or leaf: what there is one of this link for."""
-
-
-Leg = tuple[Link, ...]
-"""Part of a route, link after link."""
+    """The node or leaf that it is part of: `node0`, `leaf2`."""
 
 
 @lru_cache(maxsize=256)
@@ -100,11 +90,6 @@ class Wiring:
         return self.cluster.nvlink_bytes_per_s > 0
 
     @property
-    def nics(self) -> int:
-        """NICs of a node; none are wired on a machine alone."""
-        return self.cluster.nics_per_node
-
-    @property
     def switches(self) -> int:
         """PCIe switches of a node."""
         gpus = self.cluster.gpus_per_node
@@ -138,7 +123,7 @@ class Wiring:
 
     def switch_of_nic(self, nic: int) -> int:
         """PCIe switch of a NIC."""
-        return nic * self.switches // self.nics
+        return nic * self.switches // self.cluster.nics_per_node
 
     def socket_of_switch(self, switch: int) -> int:
         """CPU socket of a PCIe switch."""
@@ -146,9 +131,9 @@ class Wiring:
 
     def nics_of(self, gpu: int) -> range:
         """NICs that a GPU's own traffic takes: the nearest, several where there are more NICs than GPUs."""
-        gpus = self.cluster.gpus_per_node
-        first = gpu * self.nics // gpus
-        return range(first, max(first + 1, (gpu + 1) * self.nics // gpus))
+        gpus, nics = self.cluster.gpus_per_node, self.cluster.nics_per_node
+        first = gpu * nics // gpus
+        return range(first, max(first + 1, (gpu + 1) * nics // gpus))
 
     def plane_of(self, nic: int) -> int:
         """Leaf plane of a NIC."""
@@ -173,21 +158,6 @@ class Wiring:
         return pairs
 
 
-def gpu_name(node: int, gpu: int) -> str:
-    """Vertex of a GPU."""
-    return f"node{node}.gpu{gpu}"
-
-
-def nic_name(node: int, nic: int) -> str:
-    """Vertex of a NIC."""
-    return f"node{node}.nic{nic}"
-
-
-def leaf_name(unit: int, plane: int) -> str:
-    """Vertex of a leaf switch."""
-    return f"leaf{unit}.plane{plane}"
-
-
 def socket_bytes_per_s(cluster: Cluster) -> float:
     """Rate of the link between two CPU sockets, as GPUs get it."""
     return next(rate for fastest_pcie, rate in SOCKET_BYTES_PER_S if cluster.pcie_bytes_per_s <= fastest_pcie)
@@ -210,40 +180,34 @@ def nic_slot_bytes_per_s(cluster: Cluster) -> float:
 def uplink_bytes_per_s(cluster: Cluster) -> float:
     """All uplinks of one leaf together: those of a full leaf, whether all of its ports are in use or not."""
     wiring = Wiring(cluster)
-    downlinks = wiring.nodes_per_leaf * wiring.nics / wiring.planes
+    downlinks = wiring.nodes_per_leaf * cluster.nics_per_node / wiring.planes
     return downlinks * cluster.nic_bytes_per_s / cluster.fabric.oversubscription
 
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """What some nodes are made of and wired with."""
+    """Some nodes and their network as a graph of plain dictionaries: a short search takes less time than networkx takes
+    to import."""
 
-    vertices: dict[str, dict[str, str | int]]
-    """A `kind` (gpu, nvswitch, pcie-switch, cpu, nic, leaf, spine) and, inside a node, its number."""
-    links: dict[tuple[str, str], Link]
+    vertices: dict[str, str] = field(default_factory=dict)
+    """The kind of each: gpu, nvswitch, pcie-switch, cpu, nic, leaf or spine."""
+    links: dict[str, dict[str, Link]] = field(default_factory=dict)
     """From one vertex to another."""
 
     def join(
-        self,
-        one: str,
-        other: str,
-        kind: LinkKind,
-        rate_bytes_per_s: float,
-        *,
-        latency_s: float | None = None,
-        names: tuple[str, str] | None = None,
+        self, lower: str, upper: str, kind: LinkKind, rate_bytes_per_s: float, latency_s: float | None = None
     ) -> None:
-        """Both directions of a link. The names of its ends leave out the number of their node."""
-        here, there = names or (one.partition(".")[2], other.partition(".")[2])
+        """Both directions of a link, of which there is one for the node or leaf of its lower end."""
+        owner, _, here = lower.rpartition(".")
+        there = upper.rpartition(".")[2]
         latency = _LATENCY_S[kind] if latency_s is None else latency_s
-        owner = "leaf" if kind == "uplink" else "node"
-        self.links[one, other] = Link(f"{here}>{there}", kind, rate_bytes_per_s, latency, owner)
-        self.links[other, one] = Link(f"{there}>{here}", kind, rate_bytes_per_s, latency, owner)
+        for one, other, name in ((lower, upper, f"{here}>{there}"), (upper, lower, f"{there}>{here}")):
+            self.links.setdefault(one, {})[other] = Link(name, kind, rate_bytes_per_s, latency, owner)
 
 
 def wires_of(cluster: Cluster, nodes: Iterable[int] | None = None) -> Wires:
     """The wires of these nodes, or of all. A machine alone has no network."""
-    wiring, wires = Wiring(cluster), Wires({}, {})
+    wiring, wires = Wiring(cluster), Wires()
     for node in range(cluster.nodes) if nodes is None else nodes:
         _add_node(wires, wiring, node)
         if cluster.nodes > 1:
@@ -252,14 +216,15 @@ def wires_of(cluster: Cluster, nodes: Iterable[int] | None = None) -> Wires:
 
 
 def cluster_graph(cluster: Cluster, nodes: Iterable[int] | None = None) -> nx.DiGraph[str]:
-    """The graph of these nodes, or of all: vertices as in `Wires.vertices`, edges with the fields of `Link`."""
-    # Here and not above: a short search takes less time than this import.
+    """The graph of these nodes, or of all: vertices with their `kind`, edges with the fields of `Link`."""
+    # Here and not above: what a short search reads of the graph is in `Wires`.
     import networkx as nx
 
     wires = wires_of(cluster, nodes)
     graph: nx.DiGraph[str] = nx.DiGraph(name=cluster.name)
-    graph.add_nodes_from(wires.vertices.items())
-    graph.add_edges_from((*ends, asdict(link)) for ends, link in wires.links.items())
+    graph.add_nodes_from((vertex, {"kind": kind}) for vertex, kind in wires.vertices.items())
+    for one, links in wires.links.items():
+        graph.add_edges_from((one, other, asdict(link)) for other, link in links.items())
     return graph
 
 
@@ -267,17 +232,17 @@ def _add_node(wires: Wires, wiring: Wiring, node: int) -> None:
     """GPUs, NVSwitch, PCIe switches and CPUs of one node."""
     cluster = wiring.cluster
     for gpu in range(cluster.gpus_per_node):
-        name = gpu_name(node, gpu)
-        wires.vertices[name] = {"kind": "gpu", "node": node}
+        name = f"node{node}.gpu{gpu}"
+        wires.vertices[name] = "gpu"
         if wiring.has_nvlink:
             domain = f"domain{wiring.domain_of(node)}.nvswitch"
-            wires.vertices[domain] = {"kind": "nvswitch"}
+            wires.vertices[domain] = "nvswitch"
             wires.join(name, domain, "nvlink", cluster.nvlink_bytes_per_s)
         wires.join(name, f"node{node}.pcie{wiring.switch_of_gpu(gpu)}", "pcie", gpu_link_bytes_per_s(cluster))
     for number in range(wiring.switches):
         switch, cpu = f"node{node}.pcie{number}", f"node{node}.cpu{wiring.socket_of_switch(number)}"
-        wires.vertices[switch] = {"kind": "pcie-switch", "node": node}
-        wires.vertices[cpu] = {"kind": "cpu", "node": node}
+        wires.vertices[switch] = "pcie-switch"
+        wires.vertices[cpu] = "cpu"
         wires.join(switch, cpu, "bridge", cluster.pcie_bytes_per_s)
     for one, other in combinations(range(wiring.sockets), 2):
         wires.join(f"node{node}.cpu{one}", f"node{node}.cpu{other}", "socket", socket_bytes_per_s(cluster))
@@ -286,104 +251,14 @@ def _add_node(wires: Wires, wiring: Wiring, node: int) -> None:
 def _add_nics(wires: Wires, wiring: Wiring, node: int) -> None:
     """NICs of one node, and the leaf switches that they hang on."""
     cluster = wiring.cluster
-    for nic in range(wiring.nics):
-        name, plane = nic_name(node, nic), wiring.plane_of(nic)
-        wires.vertices[name] = {"kind": "nic", "node": node}
+    for nic in range(cluster.nics_per_node):
+        name, leaf = f"node{node}.nic{nic}", f"leaf{wiring.leaf_of(node)}.plane{wiring.plane_of(nic)}"
+        wires.vertices[name] = "nic"
         wires.join(name, f"node{node}.pcie{wiring.switch_of_nic(nic)}", "pcie", nic_slot_bytes_per_s(cluster))
-        leaf = leaf_name(wiring.leaf_of(node), plane)
         if leaf not in wires.vertices:
-            wires.vertices[leaf] = {"kind": "leaf"}
+            wires.vertices[leaf] = "leaf"
             if wiring.leaf_units > 1 or wiring.planes > 1:
-                wires.vertices["spine"] = {"kind": "spine"}
-                ends = (f"leaf.plane{plane}", "spine")
-                wires.join(leaf, "spine", "uplink", uplink_bytes_per_s(cluster), names=ends)
+                wires.vertices["spine"] = "spine"
+                wires.join(leaf, "spine", "uplink", uplink_bytes_per_s(cluster))
         # Half of the way from NIC to NIC.
-        half_s = cluster.fabric.latency_s / 2
-        wires.join(name, leaf, "nic", cluster.nic_bytes_per_s, latency_s=half_s, names=(f"nic{nic}", "leaf"))
-
-
-class Routes:
-    """Routes between ranks, as legs that are the same in every node, read from the graph of a few nodes.
-
-    Node 0 stands for every node, the next one for its neighbours on the same leaf, and the first one of the next leaf
-    for nodes on other leaves.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.wiring = wiring = Wiring(cluster)
-        self._far = wiring.nodes_per_leaf if wiring.leaf_units > 1 else 0
-        nodes = sorted({0, 1, self._far} & set(range(cluster.nodes)))
-        self._links = wires_of(cluster, nodes).links
-        self._host = _neighbours(self._links, HOST_KINDS)
-        self._fabric = _neighbours(self._links, FABRIC_KINDS)
-        self._legs: dict[tuple[str, str], Leg] = {}
-
-    def inside(self, source: int, target: int) -> Leg:
-        """Between two GPUs of a domain, which without NVLink is a node."""
-        if not self.wiring.has_nvlink:
-            return self._shortest(self._host, gpu_name(0, source), gpu_name(0, target))
-        return (self._nvlink(source, up=True), self._nvlink(target, up=False))
-
-    def _nvlink(self, gpu: int, *, up: bool) -> Link:
-        name = gpu_name(0, gpu)
-        return self._link(name, "domain0.nvswitch") if up else self._link("domain0.nvswitch", name)
-
-    def leave(self, gpu: int, nic: int) -> Leg:
-        """From a GPU to a NIC of its node."""
-        proxy = self._proxy(gpu, nic)
-        leg = self._shortest(self._host, gpu_name(0, proxy), nic_name(0, nic))
-        return leg if proxy == gpu else (*self.inside(gpu, proxy), *leg)
-
-    def enter(self, nic: int, gpu: int) -> Leg:
-        """From a NIC to a GPU of its node."""
-        proxy = self._proxy(gpu, nic)
-        leg = self._shortest(self._host, nic_name(0, nic), gpu_name(0, proxy))
-        return leg if proxy == gpu else (*leg, *self.inside(proxy, gpu))
-
-    def _proxy(self, gpu: int, nic: int) -> int:
-        """The GPU that hands a message to a NIC: itself, or over NVLink one on the NIC's PCIe switch."""
-        wiring = self.wiring
-        switch = wiring.switch_of_nic(nic)
-        if not wiring.has_nvlink or wiring.switch_of_gpu(gpu) == switch:
-            return gpu
-        beside = [one for one in range(wiring.cluster.gpus_per_node) if wiring.switch_of_gpu(one) == switch]
-        return next((one for one in beside if nic in wiring.nics_of(one)), beside[0])
-
-    def across(self, source_nic: int, target_nic: int, *, same_leaf: bool) -> Leg:
-        """From a NIC to one of another node."""
-        other = 1 if same_leaf else self._far
-        return self._shortest(self._fabric, nic_name(0, source_nic), nic_name(other, target_nic))
-
-    def _shortest(self, neighbours: Mapping[str, Sequence[str]], source: str, target: str) -> Leg:
-        """The way of fewest links. The graph has some dozens of vertices, and importing a library takes longer."""
-        if (source, target) not in self._legs:
-            before, reached = {source: source}, deque([source])
-            while target not in before:
-                vertex = reached.popleft()
-                for other in neighbours[vertex]:
-                    if other not in before:
-                        before[other] = vertex
-                        reached.append(other)
-            path = [target]
-            while path[-1] != source:
-                path.append(before[path[-1]])
-            self._legs[source, target] = tuple(self._link(*edge) for edge in pairwise(reversed(path)))
-        return self._legs[source, target]
-
-    def _link(self, one: str, other: str) -> Link:
-        return self._links[one, other]
-
-
-def _neighbours(links: Mapping[tuple[str, str], Link], kinds: Sequence[LinkKind]) -> dict[str, list[str]]:
-    """Where the links of these kinds lead to from each vertex."""
-    found: dict[str, list[str]] = {}
-    for (one, other), link in links.items():
-        if link.kind in kinds:
-            found.setdefault(one, []).append(other)
-    return found
-
-
-@lru_cache(maxsize=64)
-def routes_of(cluster: Cluster) -> Routes:
-    """The routes of a cluster, worked out once."""
-    return Routes(cluster)
+        wires.join(name, leaf, "nic", cluster.nic_bytes_per_s, cluster.fabric.latency_s / 2)

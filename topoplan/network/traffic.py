@@ -4,7 +4,7 @@ All groups of one shape are active at the same moment, and every rank is in one 
 member sends when the pattern runs at one byte per second and member: a link of rate C under a load of L lets the
 pattern run at C / L.
 
-Every flow is counted on the links of its route (`topology.Routes`). Nodes are alike and groups repeat, so the flows of
+Every message is counted on the links of its route (`routes.py`). Nodes are alike and groups repeat, so the messages of
 a small window of ranks are counted in place of the whole world's.
 """
 
@@ -18,24 +18,25 @@ from itertools import groupby, pairwise
 from typing import Literal
 
 from topoplan.network.placement import Group, first_ranks
-from topoplan.network.topology import KINDS, Leg, Link, LinkKind, Wiring, local_ranks, routes_of
+from topoplan.network.routes import routes_of
+from topoplan.network.topology import KINDS, Link, LinkKind, Wiring, local_ranks
 from topoplan.specs.cluster import Cluster
 
 Pattern = Literal["ring", "all-to-all", "neighbour", "tree"]
-Flow = tuple[int, int, float]
+Message = tuple[int, int, float]
 """Sending rank, receiving rank, and the part of a member's rate that goes this way."""
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
-    """The tightest link of one kind."""
+class LoadedLink:
+    """A link and what a pattern puts on it."""
 
     kind: LinkKind
     rate_bytes_per_s: float
     load: float
     """In parts of one member's rate."""
-    flows: int
-    """Flows that share it: pairs of ranks."""
+    messages: int
+    """Pairs of ranks that share it."""
 
     @property
     def member_bytes_per_s(self) -> float:
@@ -44,70 +45,55 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """The links that a pattern crosses, by kind, where they are tightest for the worst placed group."""
+class LinkLoads:
+    """Of each kind of link that a pattern crosses, the tightest."""
 
-    inside: tuple[Crossing, ...]
-    """On the way of flows that stay in an NVLink domain, or in a node without NVLink."""
-    between: tuple[Crossing, ...]
-    """On the way of flows that leave it."""
+    inside: tuple[LoadedLink, ...]
+    """On the way of messages that stay in an NVLink domain, or in a node without NVLink."""
+    between: tuple[LoadedLink, ...]
+    """On the way of messages that leave it."""
     latency_s: float
     """From NIC to NIC on the longest route; 0 when nothing leaves."""
 
     @property
-    def tightest(self) -> Crossing | None:
-        """The link that limits the pattern, by the rates of the links alone; None for a group of one."""
-        return min((*self.inside, *self.between), key=lambda one: one.member_bytes_per_s, default=None)
+    def tightest(self) -> LoadedLink:
+        """The link that limits the pattern, by the rates of the links alone. A group of one has none."""
+        return _tightest((*self.inside, *self.between))
+
+
+def _tightest(links: Sequence[LoadedLink]) -> LoadedLink:
+    """The first where several are alike: sums of the same parts in another order differ in their last bits."""
+    least = min(one.member_bytes_per_s for one in links)
+    return next(one for one in links if one.member_bytes_per_s <= least * (1 + 1e-9))
 
 
 @lru_cache(maxsize=1 << 16)
-def traffic(shape: Group, pattern: Pattern, cluster: Cluster) -> Traffic:
+def traffic(shape: Group, pattern: Pattern, cluster: Cluster) -> LinkLoads:
     """Loads of a pattern with all groups of this shape active, from a window of the world."""
     if shape.size == 1:
-        return Traffic((), (), 0.0)
+        return LinkLoads((), (), 0.0)
     window, firsts = _window(shape, pattern, cluster)
-    return _count(_flows_of(window, firsts, pattern, cluster), cluster).traffic()
+    count = _count(window, firsts, pattern, cluster)
+    return count.seen_by(count)
 
 
-@dataclass(frozen=True, slots=True)
-class WorstGroup:
-    """The group that a pattern runs slowest for, or the first of them."""
-
-    first_rank: int
-    traffic: Traffic
-    """The tightest of the links that it crosses itself, with the loads of all groups."""
-
-
-def worst_group(shape: Group, pattern: Pattern, cluster: Cluster) -> WorstGroup:
-    """The worst placed group of a shape of at least two members. By the rates of the links alone."""
+def worst_group(shape: Group, pattern: Pattern, cluster: Cluster) -> tuple[int, LinkLoads]:
+    """The lowest rank of the worst placed group, or of the first of them, and the tightest of the links that it crosses
+    itself, with the loads of all groups. By the rates of the links alone."""
     window, firsts = _window(shape, pattern, cluster)
-    loads = _count(_flows_of(window, firsts, pattern, cluster), cluster)
-    worst: WorstGroup | None = None
-    for first in firsts:
-        own = loads.seen_by(_count(_flows_of(window, [first], pattern, cluster), cluster))
-        # The window keeps each group's place on its leaf, block for block.
-        block, offset = divmod(first, window.size * window.stride)
-        here = WorstGroup(block * shape.size * shape.stride + offset, own)
-        if worst is None or _pace(own) < _pace(worst.traffic) * (1 - 1e-9):
-            worst = here
-    if worst is None:
-        raise ValueError(f"no group of shape {shape}")
-    return worst
-
-
-def _pace(own: Traffic) -> float:
-    tightest = own.tightest
-    return math.inf if tightest is None else tightest.member_bytes_per_s
-
-
-def _flows_of(shape: Group, firsts: Iterable[int], pattern: Pattern, cluster: Cluster) -> Iterator[Flow]:
-    return (flow for first in firsts for flow in _PATTERNS[pattern](shape.ranks(first), local_ranks(cluster)))
+    count = _count(window, firsts, pattern, cluster)
+    loads = {first: count.seen_by(_count(window, [first], pattern, cluster)) for first in firsts}
+    least = min(own.tightest.member_bytes_per_s for own in loads.values())
+    first = next(one for one in firsts if loads[one].tightest.member_bytes_per_s <= least * (1 + 1e-9))
+    # The window keeps each group's place on its leaf, block for block.
+    block, offset = divmod(first, window.size * window.stride)
+    return block * shape.size * shape.stride + offset, loads[first]
 
 
 # Patterns -------------------------------------------------------------------------------------------------------------
 
 
-def _ring(members: Sequence[int], domain_size: int) -> Iterator[Flow]:
+def _ring(members: Sequence[int], domain_size: int) -> Iterator[Message]:
     """Rings through all members, in rank order inside a domain.
 
     NCCL opens as many rings as let every member of a domain send over its own NIC once. A ring leaves a domain at the
@@ -130,7 +116,7 @@ def _ring(members: Sequence[int], domain_size: int) -> Iterator[Flow]:
             yield source, target, 1 / rings
 
 
-def _tree(members: Sequence[int], domain_size: int) -> Iterator[Flow]:
+def _tree(members: Sequence[int], domain_size: int) -> Iterator[Message]:
     """Two binary trees over the domains, each for half of the data, and chains inside them.
 
     Up for the sum and down for the result (Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
@@ -165,13 +151,13 @@ def _two_trees(size: int) -> Iterator[tuple[int, int]]:
             yield (place + 1) % size, (parent + 1) % size
 
 
-def _neighbours(members: Sequence[int], domain_size: int) -> Iterator[Flow]:
+def _neighbours(members: Sequence[int], domain_size: int) -> Iterator[Message]:
     """Every member sends to the next, the last one to the first."""
     for here, there in zip(members, (*members[1:], members[0]), strict=True):
         yield here, there, 1.0
 
 
-def _all_to_all(members: Sequence[int], domain_size: int) -> Iterator[Flow]:
+def _all_to_all(members: Sequence[int], domain_size: int) -> Iterator[Message]:
     """Every member sends an equal part to every other."""
     part = 1 / len(members)
     for here in members:
@@ -180,7 +166,7 @@ def _all_to_all(members: Sequence[int], domain_size: int) -> Iterator[Flow]:
                 yield here, there, part
 
 
-_PATTERNS: Mapping[Pattern, Callable[[Sequence[int], int], Iterator[Flow]]] = {
+_PATTERNS: Mapping[Pattern, Callable[[Sequence[int], int], Iterator[Message]]] = {
     "ring": _ring,
     "all-to-all": _all_to_all,
     "neighbour": _neighbours,
@@ -218,7 +204,7 @@ def _window(shape: Group, pattern: Pattern, cluster: Cluster) -> tuple[Group, Se
     if pattern in ("ring", "neighbour") and size >= 3 * turn + 2:
         size = 2 * turn + 2 + (size - 2) % turn
     elif pattern == "tree" and unit == local_ranks(cluster) and size > 16 * turn:
-        # One leaf: what a node sends is told by its place in the trees, of which these hold every kind.
+        # One leaf: what a node sends is decided by its place in the trees, of which these hold every kind.
         size = 8 * turn + size % (8 * turn)
     block = size * stride
     blocks = min(world // (shape.size * shape.stride), math.lcm(block, unit) // block)
@@ -236,96 +222,46 @@ def period(cluster: Cluster) -> int:
 # Counting -------------------------------------------------------------------------------------------------------------
 
 
-_Parts = dict[tuple[int, ...], list[float]]
-"""Load and number of flows on each part of the routes."""
+_Place = tuple[int, str]
+"""A node or a leaf, and the name of one of its links."""
 
 
-def _count(flows: Iterator[Flow], cluster: Cluster) -> _Loads:
-    """Route the flows: first onto the parts that routes are made of, then onto the links of those."""
-    wiring, routes = Wiring(cluster), routes_of(cluster)
-    gpus, local = cluster.gpus_per_node, local_ranks(cluster)
-    pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    stay: _Parts = {}
-    leave: _Parts = {}
-    cross: _Parts = {}
-    enter: _Parts = {}
-    for source, target, load in flows:
-        if source // local == target // local:
-            _add(stay, (source, target), load)
-            continue
-        (from_node, from_gpu), (to_node, to_gpu) = divmod(source, gpus), divmod(target, gpus)
-        nics = pairs.get((from_gpu, to_gpu))
-        if nics is None:
-            nics = pairs[from_gpu, to_gpu] = wiring.nic_pairs(from_gpu, to_gpu)
-        for from_nic, to_nic in nics:
-            part = load / len(nics)
-            _add(leave, (source, from_nic), part)
-            _add(cross, (from_node, from_nic, to_node, to_nic), part)
-            _add(enter, (to_nic, target), part)
+class _Count:
+    """Loads and numbers of messages by link, and which links the messages of either kind cross."""
 
-    loads = _Loads(wiring)
-    for (source, target), (load, count) in stay.items():
-        leg = routes.inside(source % gpus, target % gpus)
-        half = len(leg) // 2
-        loads.add(leg[:half], source // gpus, load, count, is_inside=True)
-        loads.add(leg[half:], target // gpus, load, count, is_inside=True)
-    for (source, nic), (load, count) in leave.items():
-        loads.add(routes.leave(source % gpus, nic), source // gpus, load, count)
-    for (nic, target), (load, count) in enter.items():
-        loads.add(routes.enter(nic, target % gpus), target // gpus, load, count)
-    for (from_node, from_nic, to_node, to_nic), (load, count) in cross.items():
-        leg = routes.across(from_nic, to_nic, same_leaf=wiring.leaf_of(from_node) == wiring.leaf_of(to_node))
-        half = len(leg) // 2
-        loads.add(leg[:half], from_node, load, count)
-        loads.add(leg[half:], to_node, load, count)
-        loads.latency_s = max(loads.latency_s, sum(link.latency_s for link in leg))
-    return loads
-
-
-def _add(parts: _Parts, key: tuple[int, ...], load: float) -> None:
-    entry = parts.get(key)
-    if entry is None:
-        parts[key] = [load, 1]
-    else:
-        entry[0] += load
-        entry[1] += 1
-
-
-class _Loads:
-    """Load and number of flows by link, and which links the flows of either kind cross."""
-
-    def __init__(self, wiring: Wiring) -> None:
-        self._wiring = wiring
-        self._entries: dict[tuple[int, str], list[float]] = {}
-        self.inside: dict[tuple[int, str], Link] = {}
-        self.between: dict[tuple[int, str], Link] = {}
+    def __init__(self) -> None:
+        self.loads: dict[_Place, float] = {}
+        self.messages: dict[_Place, int] = {}
+        self.inside: dict[_Place, Link] = {}
+        self.between: dict[_Place, Link] = {}
         self.latency_s = 0.0
-        """From NIC to NIC on the longest route."""
 
-    def add(self, leg: Leg, node: int, load: float, count: float, *, is_inside: bool = False) -> None:
-        """Flows over links of this node and its leaves."""
-        crossed = self.inside if is_inside else self.between
-        for link in leg:
-            key = (self._wiring.leaf_of(node) if link.owner == "leaf" else node, link.name)
-            crossed[key] = link
-            entry = self._entries.setdefault(key, [0.0, 0.0])
-            entry[0] += load
-            entry[1] += count
+    def seen_by(self, some: _Count) -> LinkLoads:
+        """The tightest of the links that some of the messages cross, under the loads of all."""
+        return LinkLoads(self._by_kind(some.inside), self._by_kind(some.between), some.latency_s)
 
-    def traffic(self) -> Traffic:
-        """The tightest links of all that are crossed."""
-        return self.seen_by(self)
+    def _by_kind(self, crossed: Mapping[_Place, Link]) -> tuple[LoadedLink, ...]:
+        found: dict[LinkKind, list[LoadedLink]] = {}
+        for place, link in crossed.items():
+            loaded = LoadedLink(link.kind, link.rate_bytes_per_s, self.loads[place], self.messages[place])
+            found.setdefault(link.kind, []).append(loaded)
+        return tuple(_tightest(found[kind]) for kind in KINDS if kind in found)
 
-    def seen_by(self, some: _Loads) -> Traffic:
-        """The tightest of the links that some of the flows cross, under the loads of all."""
-        return Traffic(self._tightest(some.inside), self._tightest(some.between), some.latency_s)
 
-    def _tightest(self, crossed: Mapping[tuple[int, str], Link]) -> tuple[Crossing, ...]:
-        worst: dict[LinkKind, Crossing] = {}
-        for key, link in crossed.items():
-            load, count = self._entries[key]
-            found = worst.get(link.kind)
-            # Sums of the same parts in another order differ in their last bits.
-            if found is None or load / link.rate_bytes_per_s > (1 + 1e-9) * found.load / found.rate_bytes_per_s:
-                worst[link.kind] = Crossing(link.kind, link.rate_bytes_per_s, load, int(count))
-        return tuple(worst[kind] for kind in KINDS if kind in worst)
+def _count(shape: Group, firsts: Iterable[int], pattern: Pattern, cluster: Cluster) -> _Count:
+    """The messages of these groups, on every link of their routes."""
+    wiring, routes, local, gpus = Wiring(cluster), routes_of(cluster), local_ranks(cluster), cluster.gpus_per_node
+    count = _Count()
+    messages = (message for first in firsts for message in _PATTERNS[pattern](shape.ranks(first), local))
+    for source, target, load in messages:
+        crossed = count.inside if source // local == target // local else count.between
+        ways = routes.between(source, target)
+        for route in ways:
+            count.latency_s = max(count.latency_s, route.network_latency_s)
+            for node, links in ((source // gpus, route.sending), (target // gpus, route.receiving)):
+                for link in links:
+                    place = (wiring.leaf_of(node) if link.kind == "uplink" else node, link.name)
+                    crossed[place] = link
+                    count.loads[place] = count.loads.get(place, 0.0) + load / len(ways)
+                    count.messages[place] = count.messages.get(place, 0) + 1
+    return count

@@ -42,7 +42,7 @@ def topology_to_dict(
                 "kind": link["kind"],
                 "rate_bytes_per_s": rounded(link["rate_bytes_per_s"]),
                 "latency_s": rounded(link["latency_s"]),
-                "count": wiring.leaf_units if link["owner"] == "leaf" else cluster.nodes,
+                "count": wiring.leaf_units if link["kind"] == "uplink" else cluster.nodes,
             }
             for one, other, link in graph.edges(data=True)
             if position[one] < position[other]
@@ -70,7 +70,7 @@ def _step_to_dict(one: StepFlow) -> dict[str, Any]:
         "times": flow.times,
         "calls": flow.calls,
         "member_bytes": rounded(one.member_bytes),
-        "links": [{"kind": link.kind, "bytes": rounded(link.step_bytes)} for link in one.links],
+        "links": [{"kind": kind, "bytes": rounded(size)} for kind, size in one.link_bytes.items()],
         "step_s": rounded(flow.step_s),
     }
 
@@ -89,11 +89,11 @@ def _group_to_dict(row: GroupLinks) -> dict[str, Any]:
             {
                 "kind": one.kind,
                 "rate_bytes_per_s": rounded(one.rate_bytes_per_s),
-                "flows": one.flows,
+                "flows": one.messages,
                 "load": rounded(one.load),
                 "member_bytes_per_s": rounded(one.member_bytes_per_s),
             }
-            for one in row.crossings
+            for one in row.links
         ],
         "tightest": row.tightest.kind,
         "member_bytes_per_s": rounded(row.member_bytes_per_s),

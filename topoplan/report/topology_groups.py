@@ -48,7 +48,7 @@ def print_groups(console: Console, layout: Layout, rows: Sequence[GroupLinks]) -
     table.add_column("GB/s\na GPU", justify="right", no_wrap=True)
     for row in rows:
         tightest = row.tightest
-        kinds = list(dict.fromkeys(LINKS[one.kind] for one in row.crossings))
+        kinds = list(dict.fromkeys(LINKS[one.kind] for one in row.links))
         table.add_row(
             Text(_NAMES.get(row.name, row.name)),
             f"{row.shape.size:,}",
@@ -57,7 +57,7 @@ def print_groups(console: Console, layout: Layout, rows: Sequence[GroupLinks]) -
             Text("the same" if row.worst == row.first else members(row.worst)),
             Text(", ".join(kinds)),
             Text(f"{LINKS[tightest.kind]} {rate_words(tightest.kind, tightest.rate_bytes_per_s)}"),
-            f"{tightest.flows:,}",
+            f"{tightest.messages:,}",
             f"{row.member_bytes_per_s / 1e9:.4g}",
         )
     console.print(table)
@@ -88,13 +88,12 @@ def print_step_flows(console: Console, flows: Sequence[StepFlow]) -> None:
     if not flows:
         return
     heading(console, "Bytes of a step, GB")
-    kinds = list(dict.fromkeys(link.kind for flow in flows for link in flow.links))
+    kinds = list(dict.fromkeys(kind for flow in flows for kind in flow.link_bytes))
     right = ("a GPU\nsends", *(f"busiest\n{LINKS[kind]}" for kind in kinds))
     table = table_of("what", "group", "kind", "in", right=right)
     totals = dict.fromkeys(kinds, 0.0)
     for one in flows:
-        on_link = {link.kind: link.step_bytes for link in one.links}
-        for kind, size in on_link.items():
+        for kind, size in one.link_bytes.items():
             totals[kind] += size
         times = f" x {one.flow.times}" if one.flow.times > 1 else ""
         table.add_row(
@@ -103,7 +102,7 @@ def print_step_flows(console: Console, flows: Sequence[StepFlow]) -> None:
             one.flow.kind,
             f"{MOMENTS[one.flow.moment]}{times}",
             _gb(one.member_bytes),
-            *(_gb(on_link.get(kind, 0.0)) for kind in kinds),
+            *(_gb(one.link_bytes.get(kind, 0.0)) for kind in kinds),
         )
     if len(flows) > 1:
         total = sum(one.member_bytes for one in flows)

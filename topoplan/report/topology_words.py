@@ -49,7 +49,7 @@ class SwitchView:
 def switches_of(cluster: Cluster) -> list[SwitchView]:
     """The PCIe switches of a node. A machine alone has no NICs."""
     wiring = Wiring(cluster)
-    nics = range(wiring.nics if cluster.nodes > 1 else 0)
+    nics = range(cluster.nics_per_node if cluster.nodes > 1 else 0)
     return [
         SwitchView(
             number=number,
