@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from topoplan.network.topology import FABRIC_KINDS, HOST_KINDS, Link, Wiring, cluster_graph, local_ranks, wires_of
+from topoplan.network.topology import FABRIC_KINDS, HOST_KINDS, Link, Wiring, local_ranks, wires_of
 from topoplan.specs.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -44,25 +44,20 @@ class Routes:
         self._wiring = wiring = Wiring(cluster)
         self._far = wiring.nodes_per_leaf if wiring.leaf_units > 1 else 0
         self._local = local_ranks(cluster)
-        self._nodes = sorted({0, 1, self._far} & set(range(cluster.nodes)))
-        self._links = wires_of(cluster, self._nodes).links
+        self._links = wires_of(cluster, sorted({0, 1, self._far} & set(range(cluster.nodes)))).links
         self._routes: dict[tuple[int, int, int, bool], tuple[Route, ...]] = {}
-
-    @cached_property
-    def _host(self) -> nx.DiGraph[str]:
-        """PCIe and CPUs, between GPUs and NICs of a node."""
-        graph = cluster_graph(self._wiring.cluster, self._nodes)
-        return graph.edge_subgraph(ends for ends in graph.edges if graph.edges[ends]["kind"] in HOST_KINDS)
 
     def between(self, source: int, target: int) -> tuple[Route, ...]:
         """The routes from one rank to another, each for an equal part of the message."""
-        gpus, wiring = self._wiring.cluster.gpus_per_node, self._wiring
+        gpus, leaf_of = self._wiring.cluster.gpus_per_node, self._wiring.leaf_of
         (from_node, from_gpu), (to_node, to_gpu) = divmod(source, gpus), divmod(target, gpus)
         is_inside = source // self._local == target // self._local
         if from_node == to_node:
             node = 0
+        elif is_inside or leaf_of(from_node) == leaf_of(to_node):
+            node = 1
         else:
-            node = 1 if is_inside or wiring.leaf_of(from_node) == wiring.leaf_of(to_node) else self._far
+            node = self._far
         key = from_gpu, to_gpu, node, is_inside
         if key not in self._routes:
             stops = [self._inside(*key[:3])] if is_inside else self._over_nics(*key[:3])
@@ -88,7 +83,7 @@ class Routes:
         ends = f"node{node}.gpu{gpu}", f"node{node}.nic{nic}"
         if not wiring.has_nvlink or wiring.switch_of_gpu(gpu) == switch:
             return list(ends)
-        beside = [one for one in range(wiring.cluster.gpus_per_node) if wiring.switch_of_gpu(one) == switch]
+        beside = wiring.gpus_on(switch)
         proxy = next((one for one in beside if nic in wiring.nics_of(one)), beside[0])
         return [ends[0], f"domain{wiring.domain_of(node)}.nvswitch", f"node{node}.gpu{proxy}", ends[1]]
 
@@ -114,6 +109,14 @@ class Routes:
         import networkx as nx
 
         return nx.shortest_path(self._host, one, other)[1:]
+
+    @cached_property
+    def _host(self) -> nx.DiGraph[str]:
+        """What joins the GPUs and NICs of a node without NVLink: PCIe and CPUs."""
+        import networkx as nx
+
+        edges = ((one, other, link) for one, links in self._links.items() for other, link in links.items())
+        return nx.DiGraph((one, other) for one, other, link in edges if link.kind in HOST_KINDS)
 
 
 @lru_cache(maxsize=64)

@@ -121,6 +121,10 @@ class Wiring:
         """PCIe switch of a GPU."""
         return gpu * self.switches // self.cluster.gpus_per_node
 
+    def gpus_on(self, switch: int) -> list[int]:
+        """GPUs of a PCIe switch."""
+        return [gpu for gpu in range(self.cluster.gpus_per_node) if self.switch_of_gpu(gpu) == switch]
+
     def switch_of_nic(self, nic: int) -> int:
         """PCIe switch of a NIC."""
         return nic * self.switches // self.cluster.nics_per_node

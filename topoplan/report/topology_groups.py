@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from topoplan.layout.layout import Layout
@@ -21,10 +19,10 @@ _NAMES = {"dp_cp": "dp x cp"}
 _PATTERNS = {"ring": "ring", "neighbour": "to the next", "all-to-all": "all to all", "tree": "tree"}
 
 _MEANINGS = {
-    "ulysses": "ulysses: ranks that share a sequence",
-    "cp": "cp: ranks that share a sequence",
-    "shards": "shards: ranks that divide the states of the model between them",
-    "replicas": "replicas: ranks that hold the same states and add up their gradients",
+    "ulysses": "ranks that share a sequence",
+    "cp": "ranks that share a sequence",
+    "shards": "ranks that divide the states of the model between them",
+    "replicas": "ranks that hold the same states and add up their gradients",
 }
 
 
@@ -36,43 +34,32 @@ def print_groups(console: Console, layout: Layout, rows: Sequence[GroupLinks]) -
         paragraph(console, f"Communication groups of {words}: none has more than one member.", style="bold")
         return
     paragraph(console, f"Communication groups of {words}", style="bold")
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
-    table.add_column("group", no_wrap=True)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("groups", justify="right", no_wrap=True)
-    table.add_column("first", overflow="fold")
-    table.add_column("worst placed", overflow="fold")
-    table.add_column("links", overflow="fold")
-    table.add_column("tightest", overflow="fold")
-    table.add_column("flows\non it", justify="right", no_wrap=True)
-    table.add_column("GB/s\na GPU", justify="right", no_wrap=True)
+    table = table_of("group", right=("size", "groups"), last=("first", "worst placed", "links", "tightest"))
+    for header in ("flows\non it", "GB/s\na GPU"):
+        table.add_column(header, justify="right", no_wrap=True)
     for row in rows:
         tightest = row.tightest
-        kinds = list(dict.fromkeys(LINKS[one.kind] for one in row.links))
         table.add_row(
-            Text(_NAMES.get(row.name, row.name)),
+            _NAMES.get(row.name, row.name),
             f"{row.shape.size:,}",
             f"{row.groups:,}",
-            Text(members(row.first)),
-            Text("the same" if row.worst == row.first else members(row.worst)),
-            Text(", ".join(kinds)),
-            Text(f"{LINKS[tightest.kind]} {rate_words(tightest.kind, tightest.rate_bytes_per_s)}"),
+            members(row.first),
+            "the same" if row.worst == row.first else members(row.worst),
+            ", ".join(dict.fromkeys(LINKS[one.kind] for one in row.links)),
+            f"{LINKS[tightest.kind]} {rate_words(tightest.kind, tightest.rate_bytes_per_s)}",
             f"{tightest.messages:,}",
             f"{row.member_bytes_per_s / 1e9:.4g}",
         )
     console.print(table)
-    names = [row.name for row in rows]
-    meaning = "; ".join(_MEANINGS[name] for name in names if name in _MEANINGS and not layout.is_megatron)
     patterns = "; ".join(f"{_NAMES.get(row.name, row.name)}: {_PATTERNS[row.pattern]}" for row in rows)
-
     paragraph(
         console,
         f"Traffic: {patterns}. All groups of a kind are active at the same moment and share the links. GB/s is what a"
         " member sends, with what NCCL reaches of the links.",
         style="dim",
     )
-    if meaning:
-        paragraph(console, f"{meaning}.", style="dim")
+    if not layout.is_megatron:
+        paragraph(console, "; ".join(f"{row.name}: {_MEANINGS[row.name]}" for row in rows) + ".", style="dim")
 
 
 def _layout_words(layout: Layout) -> str:
@@ -91,10 +78,7 @@ def print_step_flows(console: Console, flows: Sequence[StepFlow]) -> None:
     kinds = list(dict.fromkeys(kind for flow in flows for kind in flow.link_bytes))
     right = ("a GPU\nsends", *(f"busiest\n{LINKS[kind]}" for kind in kinds))
     table = table_of("what", "group", "kind", "in", right=right)
-    totals = dict.fromkeys(kinds, 0.0)
     for one in flows:
-        for kind, size in one.link_bytes.items():
-            totals[kind] += size
         times = f" x {one.flow.times}" if one.flow.times > 1 else ""
         table.add_row(
             Text(one.flow.name),
@@ -105,8 +89,9 @@ def print_step_flows(console: Console, flows: Sequence[StepFlow]) -> None:
             *(_gb(one.link_bytes.get(kind, 0.0)) for kind in kinds),
         )
     if len(flows) > 1:
-        total = sum(one.member_bytes for one in flows)
-        table.add_row("together", "", "", "", _gb(total), *(_gb(totals[kind]) for kind in kinds), style="bold")
+        sent = sum(one.member_bytes for one in flows)
+        on_links = (sum(one.link_bytes.get(kind, 0.0) for one in flows) for kind in kinds)
+        table.add_row("together", "", "", "", _gb(sent), *map(_gb, on_links), style="bold")
     console.print(table)
     words = "Busiest: the most loaded link of its kind, one way, all groups together."
     if any(one.group == "embd" for one in flows):

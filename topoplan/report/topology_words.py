@@ -54,7 +54,7 @@ def switches_of(cluster: Cluster) -> list[SwitchView]:
         SwitchView(
             number=number,
             socket=wiring.socket_of_switch(number),
-            gpus=tuple(gpu for gpu in range(cluster.gpus_per_node) if wiring.switch_of_gpu(gpu) == number),
+            gpus=tuple(wiring.gpus_on(number)),
             nics=tuple(nic for nic in nics if wiring.switch_of_nic(nic) == number),
         )
         for number in range(wiring.switches)
