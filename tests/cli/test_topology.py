@@ -25,10 +25,11 @@ def test_a_cluster_needs_neither_model_nor_job(cli: Cli, tmp_path: Path) -> None
     assert "`model` is missing" in result.err
 
 
-def test_degrees_bring_a_table(cli: Cli, spec_file: Path) -> None:
-    result = cli("topology", spec_file, "--layout", "tp=4, pp=2")
+@pytest.mark.parametrize(("layout", "words"), [("tp=4, pp=2", "tp4 pp2 dp4"), ("ulysses=4", "fsdp2 ulysses4 dp8")])
+def test_degrees_bring_a_table(cli: Cli, spec_file: Path, layout: str, words: str) -> None:
+    result = cli("topology", spec_file, "--layout", layout)
     assert result.code == 0
-    assert "Communication groups of tp4 pp2 dp4" in result.out
+    assert f"Communication groups of {words}" in result.out
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,8 @@ def test_degrees_bring_a_table(cli: Cli, spec_file: Path) -> None:
         ("tp=x", "'tp=x' is not a degree"),
         ("tp=0", "'tp=0' is not a degree"),
         ("tp=2,tp=4", "tp is 2 and 4"),
+        ("ulysses=4,tp=2", "tp 2 with ulysses"),
+        ("ulysses=3", "world size 32 is not divided by ulysses 3"),
     ],
 )
 def test_degrees_that_make_no_sense_are_refused(cli: Cli, spec_file: Path, layout: str, message: str) -> None:
@@ -51,13 +54,13 @@ def test_degrees_that_make_no_sense_are_refused(cli: Cli, spec_file: Path, layou
     assert len(result.err.splitlines()) == 1
 
 
-def test_a_plan_is_chosen_by_rank_or_id(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+def test_a_plan_is_chosen_by_place_or_id(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
     by_id = json.loads(cli("topology", spec_file, "--plan", "tp2-pp2-dp8-mbs1", "--json").out)
     assert not fake_search
     assert by_id["layout"]["pp"] == 2
-    by_rank = json.loads(cli("topology", spec_file, "--plan", "2", "--json").out)
-    assert by_rank["layout"]["tp"] == 4
-    assert [row["name"] for row in by_rank["groups"]] == ["tp", "dp"]
+    by_place = json.loads(cli("topology", spec_file, "--plan", "2", "--json").out)
+    assert by_place["layout"]["tp"] == 4
+    assert [row["name"] for row in by_place["groups"]] == ["tp", "dp"]
 
 
 def test_options_change_the_cluster(cli: Cli, spec_file: Path) -> None:
@@ -97,11 +100,20 @@ def test_a_plans_groups_get_what_constants_of_ones_own_say(cli: Cli, spec_file: 
 
 
 @pytest.mark.parametrize(
-    "options", [("--json", "-o", "x.svg"), ("--layout", "tp=1", "--plan", "1"), ("--model", "Qwen/Qwen3-8B")]
+    ("options", "message"),
+    [
+        (("--json", "-o", "x.svg"), "cannot be used together"),
+        (("--layout", "tp=1", "--plan", "1"), "cannot be used together"),
+        (("--model", "Qwen/Qwen3-8B"), "go with --plan"),
+        (("--backend", "fsdp2"), "--backend and --trainer go with --plan"),
+    ],
 )
-def test_options_that_exclude_each_other_are_refused(cli: Cli, spec_file: Path, options: tuple[str, ...]) -> None:
+def test_options_that_do_not_go_together_are_refused(
+    cli: Cli, spec_file: Path, options: tuple[str, ...], message: str
+) -> None:
     result = cli("topology", spec_file, *options)
     assert result.code == 2
+    assert message in result.err
     assert len(result.err.splitlines()) == 1
 
 
@@ -125,25 +137,7 @@ def test_a_fabric_that_contradicts_itself_is_one_message_with_its_line(
     assert len(result.err.splitlines()) == 1
 
 
-def test_ulysses_has_groups_of_its_own(cli: Cli, spec_file: Path) -> None:
-    result = cli("topology", spec_file, "--layout", "ulysses=4")
-    assert result.code == 0
-    assert "Communication groups of fsdp2 ulysses4 dp8" in result.out
-    for layout, words in (("ulysses=4,tp=2", "tp 2 with ulysses"), ("ulysses=3", "not divided by ulysses 3")):
-        result = cli("topology", spec_file, "--layout", layout)
-        assert result.code == 2
-        assert words in result.err
-
-
 def test_a_plan_that_splits_data_alone_comes_with_its_bytes(cli: Cli, spec_file: Path) -> None:
-    result = cli("topology", spec_file, "--plan", "zero3-dp32-mbs1-full")
-    assert result.code == 0, result.err
-    assert "Bytes of a step, GB" in result.out
+    assert "Bytes of a step, GB" in cli("topology", spec_file, "--plan", "zero3-dp32-mbs1-full").out
     view = json.loads(cli("topology", spec_file, "--plan", "zero3-dp32-mbs1-full", "--json").out)
     assert [row["moment"] for row in view["step"]] == ["forward", "backward", "backward"]
-
-
-def test_a_backend_without_a_plan_is_refused(cli: Cli, spec_file: Path) -> None:
-    result = cli("topology", spec_file, "--backend", "fsdp2")
-    assert result.code == 2
-    assert "--backend and --trainer go with --plan" in result.err

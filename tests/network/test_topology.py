@@ -2,8 +2,8 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
-import networkx as nx
 import pytest
 
 from tests.network.clusters import cluster_of
@@ -16,59 +16,51 @@ from topoplan.network.topology import (
     uplink_bytes_per_s,
 )
 
+PCIE_BOX = {"gpu": "a100-pcie-80gb"}
+RACK = {"gpu": "gb200-nvl72-186gb", "gpus_per_node": 4}
 
-def kinds(graph: "nx.DiGraph[str]") -> Counter[str]:
-    return Counter(kind for _, kind in graph.nodes(data="kind"))
 
-
-def test_every_edge_has_kind_rate_and_latency_and_goes_both_ways_alike() -> None:
+def test_every_link_has_a_rate_and_a_latency_and_goes_both_ways_alike() -> None:
     graph = cluster_graph(cluster_of(nodes=4, rails=8, nodes_per_leaf=2))
-    for one, other, link in graph.edges(data=True):
-        assert link["kind"] in KINDS
-        assert link["rate_bytes_per_s"] > 0
-        assert link["latency_s"] > 0
-        back = graph.edges[other, one]
-        assert {key: back[key] for key in back if key != "name"} == {key: link[key] for key in link if key != "name"}
+    assert {link.kind for links in graph.links.values() for link in links.values()} == set(KINDS)
+    for one, links in graph.links.items():
+        for other, link in links.items():
+            assert link.rate_bytes_per_s > 0
+            assert link.latency_s > 0
+            assert replace(graph.links[other][one], name=link.name) == link
 
 
-def test_a_box_has_its_parts() -> None:
-    graph = cluster_graph(cluster_of(nodes=1))
-    assert kinds(graph) == {"gpu": 8, "nvswitch": 1, "pcie-switch": 4, "cpu": 2}
-    assert kinds(cluster_graph(cluster_of(nodes=2))) == {
-        "gpu": 16, "nvswitch": 2, "pcie-switch": 8, "cpu": 4, "nic": 16, "leaf": 1,
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("cluster", "kinds"),
+    [
+        ({"nodes": 1}, {"gpu": 8, "nvswitch": 1, "pcie-switch": 4, "cpu": 2}),
+        ({"nodes": 2}, {"gpu": 16, "nvswitch": 2, "pcie-switch": 8, "cpu": 4, "nic": 16, "leaf": 1}),
+        ({**PCIE_BOX, "nodes": 1}, {"gpu": 8, "pcie-switch": 2, "cpu": 2}),
+        (
+            {**RACK, "nodes": 18},
+            {"gpu": 72, "nvswitch": 1, "pcie-switch": 36, "cpu": 36, "nic": 72, "leaf": 1},
+        ),
+    ],
+    ids=["alone", "two", "pcie", "rack"],
+)
+def test_machines_have_their_parts(cluster: dict[str, Any], kinds: dict[str, int]) -> None:
+    assert Counter(cluster_graph(cluster_of(**cluster)).vertices.values()) == kinds
 
 
 def test_rails_have_a_leaf_each_and_leaves_a_spine() -> None:
     graph = cluster_graph(cluster_of(nodes=4, rails=8, nodes_per_leaf=2, oversubscription=2.0))
-    assert kinds(graph)["leaf"] == 16
-    assert set(graph["node3.nic5"]) == {"node3.pcie2", "leaf1.plane5"}
-    assert graph.edges["leaf1.plane5", "spine"]["rate_bytes_per_s"] == 2 * 50e9 / 2
+    assert Counter(graph.vertices.values())["leaf"] == 16
+    assert set(graph.links["node3.nic5"]) == {"node3.pcie2", "leaf1.plane5"}
+    assert graph.links["leaf1.plane5"]["spine"].rate_bytes_per_s == 2 * 50e9 / 2
 
 
-def test_a_pcie_box_has_a_switch_a_socket_and_a_link_between() -> None:
-    graph = cluster_graph(cluster_of("a100-pcie-80gb", nodes=1))
-    assert kinds(graph) == {"gpu": 8, "pcie-switch": 2, "cpu": 2}
-    assert graph.edges["node0.cpu0", "node0.cpu1"]["kind"] == "socket"
-    path = nx.shortest_path(graph, "node0.gpu0", "node0.gpu7")
-    assert path == ["node0.gpu0", "node0.pcie0", "node0.cpu0", "node0.cpu1", "node0.pcie1", "node0.gpu7"]
-
-
-def test_a_rack_of_72_shares_an_nvswitch() -> None:
-    graph = cluster_graph(cluster_of("gb200-nvl72-186gb", nodes=18, gpus_per_node=4))
-    assert kinds(graph)["nvswitch"] == 1
-    assert len(graph["domain0.nvswitch"]) == 72
-
-
-@pytest.mark.parametrize(
-    ("nodes", "domain"), [(2, 8), (18, 72), (20, 64), (36, 72), (64, 64)], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("nodes", "domain"), [(2, 8), (18, 72), (20, 64), (36, 72), (64, 64)])
 def test_a_domain_is_a_whole_rack_or_a_power_of_two_of_it(nodes: int, domain: int) -> None:
-    assert nvlink_domain_size(cluster_of("gb200-nvl72-186gb", nodes=nodes, gpus_per_node=4)) == domain
+    assert nvlink_domain_size(cluster_of(**RACK, nodes=nodes)) == domain
 
 
 def test_without_nvlink_a_domain_is_a_gpu_and_the_node_is_local() -> None:
-    cluster = cluster_of("a100-pcie-80gb", nodes=2)
+    cluster = cluster_of(**PCIE_BOX, nodes=2)
     assert (nvlink_domain_size(cluster), local_ranks(cluster)) == (1, 8)
 
 
@@ -100,7 +92,6 @@ def test_a_partly_filled_leaf_has_the_uplinks_of_a_full_one() -> None:
 
 def test_a_slow_cpu_link_does_not_hold_back_a_fast_nic() -> None:
     cluster = replace(cluster_of(nodes=2), nic_bytes_per_s=100e9)
-    graph = cluster_graph(cluster)
-    assert graph.edges["node0.gpu0", "node0.pcie0"]["rate_bytes_per_s"] == 100e9
-    assert graph.edges["node0.nic0", "node0.pcie0"]["rate_bytes_per_s"] == 100e9
-    assert graph.edges["node0.pcie0", "node0.cpu0"]["rate_bytes_per_s"] == cluster.pcie_bytes_per_s
+    links = cluster_graph(cluster).links["node0.pcie0"]
+    assert links["node0.gpu0"].rate_bytes_per_s == links["node0.nic0"].rate_bytes_per_s == 100e9
+    assert links["node0.cpu0"].rate_bytes_per_s == cluster.pcie_bytes_per_s

@@ -33,11 +33,13 @@ class WholeGraph:
     """Every message of every group, link by link over the graph of all nodes."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.cluster, self.wiring, self.graph = cluster, Wiring(cluster), cluster_graph(cluster)
-        self.host, self.fabric = (self._part(kinds) for kinds in (HOST_KINDS, FABRIC_KINDS))
-
-    def _part(self, kinds: tuple[str, ...]) -> nx.DiGraph[str]:
-        return self.graph.edge_subgraph(edge for edge in self.graph.edges if self.graph.edges[edge]["kind"] in kinds)
+        self.cluster, self.wiring = cluster, Wiring(cluster)
+        adjacent = cluster_graph(cluster).links
+        self.links = {(one, other): link for one, links in adjacent.items() for other, link in links.items()}
+        self.host, self.fabric = (
+            nx.DiGraph(ends for ends, link in self.links.items() if link.kind in kinds)
+            for kinds in (HOST_KINDS, FABRIC_KINDS)
+        )
 
     def _gpu(self, rank: int) -> str:
         node, gpu = divmod(rank, self.cluster.gpus_per_node)
@@ -50,7 +52,7 @@ class WholeGraph:
         target = f"node{node}.nic{nic}"
         if not wiring.has_nvlink or wiring.switch_of_gpu(gpu) == wiring.switch_of_nic(nic):
             return nx.shortest_path(self.host, self._gpu(rank), target)
-        beside = [one for one in range(gpus) if wiring.switch_of_gpu(one) == wiring.switch_of_nic(nic)]
+        beside = wiring.gpus_on(wiring.switch_of_nic(nic))
         proxy = ([one for one in beside if nic in wiring.nics_of(one)] or beside)[0]
         switch = f"domain{wiring.domain_of(node)}.nvswitch"
         return [self._gpu(rank), switch, *nx.shortest_path(self.host, f"node{node}.gpu{proxy}", target)]
@@ -81,9 +83,8 @@ class WholeGraph:
         found: tuple[Rates, Rates] = ({}, {})
         for edges, by_kind in zip(crossed, found, strict=True):
             for edge in edges:
-                link = self.graph.edges[edge]
-                rate = link["rate_bytes_per_s"] / loads[edge]
-                by_kind[link["kind"]] = min(rate, by_kind.get(link["kind"], math.inf))
+                link = self.links[edge]
+                by_kind[link.kind] = min(link.rate_bytes_per_s / loads[edge], by_kind.get(link.kind, math.inf))
         return found
 
 

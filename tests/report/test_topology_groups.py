@@ -1,35 +1,26 @@
-from io import StringIO
-
 import pytest
-from rich.console import Console
 
 from tests.network.clusters import cluster_of
 from tests.planner.sharded_cases import DENSE, plan_of
 from tests.planner.test_communication import layout_of
-from topoplan.layout.layout import Layout
+from tests.report.printed import printed
 from topoplan.planner.communication import group_links, step_flows
 from topoplan.report.topology_groups import members, print_groups, print_step_flows
-from topoplan.specs.cluster import Cluster
-
-
-def table(cluster: Cluster, layout: Layout) -> str:
-    console = Console(file=StringIO(), width=100, color_system=None)
-    print_groups(console, layout, group_links(cluster, layout))
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue()
 
 
 def test_a_row_a_kind_with_its_tightest_link() -> None:
-    text = table(cluster_of(nodes=4), layout_of(tp=8, dp=4))
-    (dp,) = [line for line in text.splitlines() if line.startswith("dp ")]
+    cluster, layout = cluster_of(nodes=4), layout_of(tp=8, dp=4)
+    lines = printed(print_groups, layout, group_links(cluster, layout)).splitlines()
+    (dp,) = [line for line in lines if line.startswith("dp ")]
     assert dp.split()[1:3] == ["4", "8"]
     assert "NIC 400Gb/s" in dp
     assert dp.split()[-1] == "42.5"
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, lines)) <= 100
 
 
-def test_a_layout_without_groups_says_so() -> None:
-    assert "none has more than one member" in table(cluster_of(nodes=1, gpus_per_node=1), layout_of(dp=1))
+def test_a_layout_without_groups_says_so_and_plans_without_flows_have_no_bytes() -> None:
+    assert "none has more than one member" in printed(print_groups, layout_of(dp=1), ())
+    assert not printed(print_step_flows, ())
 
 
 @pytest.mark.parametrize(
@@ -41,14 +32,11 @@ def test_members_in_short(ranks: tuple[int, ...], words: str) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
-def test_a_plan_that_splits_data_alone_is_told_in_its_own_words(width: int) -> None:
+def test_a_plan_that_splits_data_alone_has_its_own_words(width: int) -> None:
     spec, plan = plan_of(DENSE, {"backend": "fsdp2", "ulysses": 4, "sharding": "hybrid"}, {})
     rows = group_links(spec.cluster, plan.layout)
-    console = Console(file=StringIO(), width=width, color_system=None)
-    print_groups(console, plan.layout, rows)
-    print_step_flows(console, step_flows(spec, plan, rows))
-    assert isinstance(console.file, StringIO)
-    text = console.file.getvalue()
+    text = printed(print_groups, plan.layout, rows, width=width)
+    text += printed(print_step_flows, step_flows(spec, plan, rows), width=width)
     assert max(map(len, text.splitlines())) <= width
     flat = " ".join(text.split())
     assert "Communication groups of fsdp2 hybrid ulysses4 dp8" in flat
@@ -56,10 +44,3 @@ def test_a_plan_that_splits_data_alone_is_told_in_its_own_words(width: int) -> N
     assert "Bytes of a step, GB" in flat
     for word in ("tp1", "pp1", "pipeline"):
         assert word not in text
-
-
-def test_plans_without_flows_have_no_bytes() -> None:
-    console = Console(file=StringIO(), width=100, color_system=None)
-    print_step_flows(console, ())
-    assert isinstance(console.file, StringIO)
-    assert not console.file.getvalue()

@@ -1,11 +1,8 @@
-from io import StringIO
-
 import pytest
-from rich.console import Console
 
 from tests.network.clusters import cluster_of
+from tests.report.printed import printed
 from topoplan.report.topology_picture import print_topology
-from topoplan.specs.cluster import Cluster
 
 CLUSTERS = {
     "box": cluster_of(nodes=1),
@@ -18,16 +15,9 @@ CLUSTERS = {
 }
 
 
-def picture(cluster: Cluster, width: int = 100) -> str:
-    console = Console(file=StringIO(), width=width, color_system=None)
-    print_topology(console, cluster)
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue()
-
-
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_the_frame_is_straight_and_fits(name: str) -> None:
-    lines = picture(CLUSTERS[name]).splitlines()
+    lines = printed(print_topology, CLUSTERS[name]).splitlines()
     assert max(map(len, lines)) <= 100
     framed = [line for line in lines if line[:1] in "╭│╰" and line[-1:] in "╮│╯" and len(line) > 30]
     assert len({len(line) for line in framed}) == 1
@@ -36,26 +26,19 @@ def test_the_frame_is_straight_and_fits(name: str) -> None:
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_every_gpu_and_nic_of_a_node_is_in_it(name: str) -> None:
-    cluster, text = CLUSTERS[name], picture(CLUSTERS[name])
+    cluster, text = CLUSTERS[name], printed(print_topology, CLUSTERS[name])
     assert f"PCIe {(cluster.gpus_per_node + 1) // 2 - 1}" in text or not cluster.nvlink_bytes_per_s
     assert str(cluster.gpus_per_node - 1) in text
     assert ("NIC " in text) == (cluster.nodes > 1)
 
 
 def test_the_network_is_above_the_node() -> None:
-    lines = picture(CLUSTERS["rails"]).splitlines()
+    lines = printed(print_topology, CLUSTERS["rails"]).splitlines()
     order = ["spine, 3200Gb/s", "16 leaf switches", "InfiniBand, 8 x 400Gb/s", "one of 32 nodes", "NIC 0-1", "GPU 0-1"]
     places = [next(number for number, line in enumerate(lines) if words in line) for words in order]
     assert places == sorted(places)
 
 
 def test_a_terminal_without_line_drawing_gets_ascii() -> None:
-    assert not picture(CLUSTERS["rails"]).isascii()
-
-    class Plain(StringIO):
-        encoding = "ascii"
-
-    console = Console(file=Plain(), width=100, color_system=None)
-    print_topology(console, CLUSTERS["rails"])
-    assert isinstance(console.file, StringIO)
-    assert console.file.getvalue().isascii()
+    assert not printed(print_topology, CLUSTERS["rails"]).isascii()
+    assert printed(print_topology, CLUSTERS["rails"], encoding="ascii").isascii()

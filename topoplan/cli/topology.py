@@ -42,7 +42,7 @@ def topology(
         typer.Option(
             "--plan",
             metavar="N|ID",
-            help="The same for a plan of the ranking, by its rank or id; with bytes under ddp, deepspeed and fsdp2.",
+            help="The same for a plan of the ranking, by its place or id, with the bytes of a step.",
             show_default=False,
         ),
     ] = None,

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from topoplan.network.topology import FABRIC_KINDS, HOST_KINDS, Link, Wiring, local_ranks, wires_of
+from topoplan.network.topology import FABRIC_KINDS, HOST_KINDS, Link, Wiring, cluster_graph, local_ranks
 from topoplan.specs.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Routes:
         self._wiring = wiring = Wiring(cluster)
         self._far = wiring.nodes_per_leaf if wiring.leaf_units > 1 else 0
         self._local = local_ranks(cluster)
-        self._links = wires_of(cluster, sorted({0, 1, self._far} & set(range(cluster.nodes)))).links
+        self._links = cluster_graph(cluster, sorted({0, 1, self._far} & set(range(cluster.nodes)))).links
         self._routes: dict[tuple[int, int, int, bool], tuple[Route, ...]] = {}
 
     def between(self, source: int, target: int) -> tuple[Route, ...]:

@@ -1,23 +1,20 @@
 """The machines and the network of a cluster as a graph: what is wired to what, and how fast.
 
 GPUs hang on an NVSwitch (one for all planes of a box or a rack) and on PCIe switches, those on CPU sockets; NICs hang
-on the PCIe switches and on the leaf switches; a spine joins the leaves. Every edge goes one way and has a `kind`, a
-`rate_bytes_per_s` and a `latency_s`. All nodes are alike, so the graph of a few of them answers for all.
+on the PCIe switches and on the leaf switches; a spine joins the leaves. Links go one way. All nodes are alike, so
+the graph of a few of them answers for all.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from topoplan.specs.cluster import Cluster
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 LinkKind = Literal["nvlink", "pcie", "bridge", "socket", "nic", "uplink"]
 """GPU to NVSwitch; GPU or NIC to PCIe switch; PCIe switch to CPU; CPU to CPU; NIC to leaf switch; leaf to spine."""
@@ -45,7 +42,7 @@ _PCIE_BOX_GPUS_PER_SWITCH = 4
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of an edge."""
+    """An edge of the graph, one way."""
 
     name: str
     """What it joins, inside its node or leaf: the same for every node, or leaf."""
@@ -189,14 +186,13 @@ def uplink_bytes_per_s(cluster: Cluster) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Wires:
-    """Some nodes and their network as a graph of plain dictionaries: a short search takes less time than networkx takes
-    to import."""
+class ClusterGraph:
+    """Nodes and their network, in plain dictionaries, since not every ranking has to wait for networkx."""
 
     vertices: dict[str, str] = field(default_factory=dict)
     """The kind of each: gpu, nvswitch, pcie-switch, cpu, nic, leaf or spine."""
     links: dict[str, dict[str, Link]] = field(default_factory=dict)
-    """From one vertex to another."""
+    """From one vertex to another, both ways."""
 
     def join(
         self, lower: str, upper: str, kind: LinkKind, rate_bytes_per_s: float, latency_s: float | None = None
@@ -209,60 +205,47 @@ class Wires:
             self.links.setdefault(one, {})[other] = Link(name, kind, rate_bytes_per_s, latency, owner)
 
 
-def wires_of(cluster: Cluster, nodes: Iterable[int] | None = None) -> Wires:
-    """The wires of these nodes, or of all. A machine alone has no network."""
-    wiring, wires = Wiring(cluster), Wires()
+def cluster_graph(cluster: Cluster, nodes: Iterable[int] | None = None) -> ClusterGraph:
+    """The graph of these nodes, or of all. A machine alone has no network."""
+    wiring, graph = Wiring(cluster), ClusterGraph()
     for node in range(cluster.nodes) if nodes is None else nodes:
-        _add_node(wires, wiring, node)
+        _add_node(graph, wiring, node)
         if cluster.nodes > 1:
-            _add_nics(wires, wiring, node)
-    return wires
-
-
-def cluster_graph(cluster: Cluster, nodes: Iterable[int] | None = None) -> nx.DiGraph[str]:
-    """The graph of these nodes, or of all: vertices with their `kind`, edges with the fields of `Link`."""
-    # Here and not above: what a short search reads of the graph is in `Wires`.
-    import networkx as nx
-
-    wires = wires_of(cluster, nodes)
-    graph: nx.DiGraph[str] = nx.DiGraph(name=cluster.name)
-    graph.add_nodes_from((vertex, {"kind": kind}) for vertex, kind in wires.vertices.items())
-    for one, links in wires.links.items():
-        graph.add_edges_from((one, other, asdict(link)) for other, link in links.items())
+            _add_nics(graph, wiring, node)
     return graph
 
 
-def _add_node(wires: Wires, wiring: Wiring, node: int) -> None:
+def _add_node(graph: ClusterGraph, wiring: Wiring, node: int) -> None:
     """GPUs, NVSwitch, PCIe switches and CPUs of one node."""
     cluster = wiring.cluster
     for gpu in range(cluster.gpus_per_node):
         name = f"node{node}.gpu{gpu}"
-        wires.vertices[name] = "gpu"
+        graph.vertices[name] = "gpu"
         if wiring.has_nvlink:
             domain = f"domain{wiring.domain_of(node)}.nvswitch"
-            wires.vertices[domain] = "nvswitch"
-            wires.join(name, domain, "nvlink", cluster.nvlink_bytes_per_s)
-        wires.join(name, f"node{node}.pcie{wiring.switch_of_gpu(gpu)}", "pcie", gpu_link_bytes_per_s(cluster))
+            graph.vertices[domain] = "nvswitch"
+            graph.join(name, domain, "nvlink", cluster.nvlink_bytes_per_s)
+        graph.join(name, f"node{node}.pcie{wiring.switch_of_gpu(gpu)}", "pcie", gpu_link_bytes_per_s(cluster))
     for number in range(wiring.switches):
         switch, cpu = f"node{node}.pcie{number}", f"node{node}.cpu{wiring.socket_of_switch(number)}"
-        wires.vertices[switch] = "pcie-switch"
-        wires.vertices[cpu] = "cpu"
-        wires.join(switch, cpu, "bridge", cluster.pcie_bytes_per_s)
+        graph.vertices[switch] = "pcie-switch"
+        graph.vertices[cpu] = "cpu"
+        graph.join(switch, cpu, "bridge", cluster.pcie_bytes_per_s)
     for one, other in combinations(range(wiring.sockets), 2):
-        wires.join(f"node{node}.cpu{one}", f"node{node}.cpu{other}", "socket", socket_bytes_per_s(cluster))
+        graph.join(f"node{node}.cpu{one}", f"node{node}.cpu{other}", "socket", socket_bytes_per_s(cluster))
 
 
-def _add_nics(wires: Wires, wiring: Wiring, node: int) -> None:
+def _add_nics(graph: ClusterGraph, wiring: Wiring, node: int) -> None:
     """NICs of one node, and the leaf switches that they hang on."""
     cluster = wiring.cluster
     for nic in range(cluster.nics_per_node):
         name, leaf = f"node{node}.nic{nic}", f"leaf{wiring.leaf_of(node)}.plane{wiring.plane_of(nic)}"
-        wires.vertices[name] = "nic"
-        wires.join(name, f"node{node}.pcie{wiring.switch_of_nic(nic)}", "pcie", nic_slot_bytes_per_s(cluster))
-        if leaf not in wires.vertices:
-            wires.vertices[leaf] = "leaf"
+        graph.vertices[name] = "nic"
+        graph.join(name, f"node{node}.pcie{wiring.switch_of_nic(nic)}", "pcie", nic_slot_bytes_per_s(cluster))
+        if leaf not in graph.vertices:
+            graph.vertices[leaf] = "leaf"
             if wiring.leaf_units > 1 or wiring.planes > 1:
-                wires.vertices["spine"] = "spine"
-                wires.join(leaf, "spine", "uplink", uplink_bytes_per_s(cluster))
+                graph.vertices["spine"] = "spine"
+                graph.join(leaf, "spine", "uplink", uplink_bytes_per_s(cluster))
         # Half of the way from NIC to NIC.
-        wires.join(name, leaf, "nic", cluster.nic_bytes_per_s, cluster.fabric.latency_s / 2)
+        graph.join(name, leaf, "nic", cluster.nic_bytes_per_s, cluster.fabric.latency_s / 2)

@@ -28,23 +28,24 @@ def topology_to_dict(
         "leaf": wiring.leaf_units,
         "spine": 1,
     }
-    position = {vertex: number for number, vertex in enumerate(graph)}
+    position = {vertex: number for number, vertex in enumerate(graph.vertices)}
     view: dict[str, Any] = {
         "schema": SCHEMA,
         "cluster": cluster_to_dict(cluster),
         "nodes": [
-            {"id": vertex, "kind": kind, "count": times.get(str(kind), cluster.nodes)}
-            for vertex, kind in graph.nodes(data="kind")
+            {"id": vertex, "kind": kind, "count": times.get(kind, cluster.nodes)}
+            for vertex, kind in graph.vertices.items()
         ],
         "links": [
             {
                 "ends": [one, other],
-                "kind": link["kind"],
-                "rate_bytes_per_s": rounded(link["rate_bytes_per_s"]),
-                "latency_s": rounded(link["latency_s"]),
-                "count": wiring.leaf_units if link["kind"] == "uplink" else cluster.nodes,
+                "kind": link.kind,
+                "rate_bytes_per_s": rounded(link.rate_bytes_per_s),
+                "latency_s": rounded(link.latency_s),
+                "count": wiring.leaf_units if link.kind == "uplink" else cluster.nodes,
             }
-            for one, other, link in graph.edges(data=True)
+            for one in graph.vertices
+            for other, link in graph.links[one].items()
             if position[one] < position[other]
         ],
     }
