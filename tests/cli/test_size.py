@@ -72,6 +72,7 @@ def test_the_machines_of_a_spec_do_not_hold_the_number_of_nodes(cli: Cli, job_fi
         (["--max-hours", "0"], "--max-hours: 0 hours; expected a number above zero"),
         (["--max-hours", "nan"], "--max-hours: nan hours"),
         (["--max-hours", "1", "--max-nodes", "0"], "--max-nodes"),
+        (["--max-hours", "1", "--max-nodes", "131073"], "--max-nodes: 131073 nodes; expected at most 131072"),
         (["--max-hours", "1", "--gpu-hour-price", "inf"], "--gpu-hour-price: inf is not a price"),
         (["--max-hours", "1", "--tokens", "2X"], "--tokens: '2X' is not a count"),
         (["--max-hours", "1", "--set", "nodes=4"], "--set: nodes is what is looked for"),

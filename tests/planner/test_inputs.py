@@ -323,7 +323,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("cluster.nodes", "4", "inputs.cluster.nodes: '4' is not a whole number"),
         ("cluster.nodes", 4.0, "inputs.cluster.nodes: 4.0 is not a whole number"),
         ("cluster.nodes", True, "inputs.cluster.nodes: true is not a whole number"),
-        ("cluster.nodes", 0, "inputs.cluster.nodes: 0 is out of range; expected a number from 1 up to 10000"),
+        ("cluster.nodes", 0, "inputs.cluster.nodes: 0 is out of range; expected a number from 1 up to 131072"),
         ("cluster.nodes", ..., "`nodes` is missing in `inputs.cluster`"),
         ("cluster.ndoes", 4, "unknown key 'ndoes' in `inputs.cluster`; did you mean 'nodes'?"),
         ("cluster.nics_per_node", 65, "nics_per_node: 65 is out of range; expected a whole number from 1 to 64"),

@@ -4,7 +4,7 @@ import pytest
 
 from topoplan import catalog
 from topoplan.errors import InputError, LayoutError, SpecError, UnitError
-from topoplan.specs.cluster import Cluster
+from topoplan.specs.cluster import MOST_GPUS, Cluster
 from topoplan.specs.load import spec_from_document
 from topoplan.specs.spec import Spec
 
@@ -101,6 +101,12 @@ class TestTheWholeForm:
 
     def test_takes_seven_gpus_a_node(self) -> None:
         assert _cluster(**{**BOX, "gpus_per_node": 7}).world_size == 28
+
+    def test_takes_as_many_gpus_as_the_largest_cluster_has(self) -> None:
+        assert _cluster(**{**BOX, "nodes": 16_384}).world_size == MOST_GPUS
+        assert _cluster(**{**BOX, "nodes": MOST_GPUS, "gpus_per_node": 1}).world_size == MOST_GPUS
+        message = _refused(SpecError, **{**BOX, "nodes": 16_385})
+        assert message == "nodes 16385 * gpus_per_node 8 = 131080 GPUs; expected at most 131072"
 
     def test_passes_the_optional_keys_on(self) -> None:
         cluster = _cluster(
@@ -238,6 +244,10 @@ class TestHosts:
         assert "hosts[1]: a is listed twice" in _refused(SpecError, **{**BOX, "nodes": 2}, hosts=["a", "a"])
         ports = [{"address": "a", "port": 1}, {"address": "a", "port": 2}]
         assert len(_cluster(**{**BOX, "nodes": 2}, hosts=ports).hosts) == 2
+
+    def test_may_be_as_many_as_the_largest_cluster_has_nodes(self) -> None:
+        hosts = [f"node{number}" for number in range(16_384)]
+        assert len(_cluster(**{**BOX, "nodes": len(hosts)}, hosts=hosts).hosts) == 16_384
 
 
 class TestTheJob:

@@ -79,14 +79,14 @@ def test_tflops_name_their_unit_in_the_key_so_a_number_will_do() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"nodes": 0}, "nodes: 0 is out of range; expected a whole number from 1 to 10000"),
-        ({"nodes": -4}, "nodes: -4 is out of range; expected a whole number from 1 to 10000"),
-        ({"nodes": 10**7}, "nodes: 10000000 is out of range; expected a whole number from 1 to 10000"),
-        ({"nodes": 4.5}, "nodes: 4.5 is not a whole number; expected a whole number from 1 to 10000"),
-        ({"nodes": "four"}, "nodes: 'four' is not a whole number; expected a whole number from 1 to 10000"),
-        ({"nodes": True}, "nodes: true is not a whole number; expected a whole number from 1 to 10000"),
-        ({"nodes": float("nan")}, "nodes: nan is not a whole number; expected a whole number from 1 to 10000"),
-        ({"nodes": [4]}, "nodes: a list is not a whole number; expected a whole number from 1 to 10000"),
+        ({"nodes": 0}, "nodes: 0 is out of range; expected a whole number from 1 to 131072"),
+        ({"nodes": -4}, "nodes: -4 is out of range; expected a whole number from 1 to 131072"),
+        ({"nodes": 10**7}, "nodes: 10000000 is out of range; expected a whole number from 1 to 131072"),
+        ({"nodes": 4.5}, "nodes: 4.5 is not a whole number; expected a whole number from 1 to 131072"),
+        ({"nodes": "four"}, "nodes: 'four' is not a whole number; expected a whole number from 1 to 131072"),
+        ({"nodes": True}, "nodes: true is not a whole number; expected a whole number from 1 to 131072"),
+        ({"nodes": float("nan")}, "nodes: nan is not a whole number; expected a whole number from 1 to 131072"),
+        ({"nodes": [4]}, "nodes: a list is not a whole number; expected a whole number from 1 to 131072"),
         ({"gpus_per_node": 1000}, "gpus_per_node: 1000 is out of range; expected a whole number from 1 to 144"),
         (
             {"margin": 8},

@@ -108,7 +108,7 @@ class TestASpecFile:
     @pytest.mark.parametrize(
         ("old", "new", "message"),
         [
-            ("nodes: 4", "nodes: 0", "box.yaml:2: nodes: 0 is out of range; expected a whole number from 1 to 10000"),
+            ("nodes: 4", "nodes: 0", "box.yaml:2: nodes: 0 is out of range; expected a whole number from 1 to 131072"),
             ("nodes: 4", "ndoes: 4", "box.yaml:2: unknown key 'ndoes'; did you mean 'nodes'?"),
             ("nodes: 4\n", "", "box.yaml: `nodes` is missing; add `nodes: 4`"),
             ("gpu: h100-sxm-80gb\n", "", "box.yaml: `gpu` is missing; add `gpu: h100-sxm-80gb`"),
@@ -266,7 +266,7 @@ class TestTheOptions:
                 "--set save_steps=4: unknown key 'save_steps'; "
                 "other keys of the trainer are set as --set trainer.KEY=VALUE",
             ),
-            ("nodes=0", "--set nodes=0: nodes: 0 is out of range; expected a whole number from 1 to 10000"),
+            ("nodes=0", "--set nodes=0: nodes: 0 is out of range; expected a whole number from 1 to 131072"),
             ("nodes.x=0", "--set nodes.x=0: `nodes` is 4, not a block of keys (box.yaml:2)"),
             ("fabric.ralis=2", "--set fabric.ralis=2: unknown key 'ralis' in `fabric`; did you mean 'rails'?"),
         ],

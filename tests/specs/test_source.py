@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoplan.errors import SpecError
-from topoplan.specs.source import MAX_FILE_BYTES, parse_source, parse_value, read_source, read_text
+from topoplan.specs.source import MAX_FILE_BYTES, MAX_SPEC_BYTES, parse_source, parse_value, read_source, read_text
 
 
 def _refused(text: str) -> str:
@@ -176,8 +176,8 @@ class TestReadingFiles:
 
     def test_a_huge_file_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "a.yaml"
-        path.write_bytes(b"# " + b"x" * MAX_FILE_BYTES)
-        assert "is larger than 1 MB" in self.refused(path)
+        path.write_bytes(b"# " + b"x" * MAX_SPEC_BYTES)
+        assert "is larger than 10 MB" in self.refused(path)
 
     def test_another_limit_comes_with_another_remedy(self, tmp_path: Path) -> None:
         path = tmp_path / "a.json"

@@ -29,9 +29,7 @@ def size(
     max_hours: Annotated[
         float, typer.Option("--max-hours", metavar="H", help="Hours that the job may take.", show_default=False)
     ],
-    max_nodes: Annotated[
-        int, typer.Option("--max-nodes", metavar="N", min=1, max=10_000, help="Most nodes to try.")
-    ] = 64,
+    max_nodes: Annotated[int, typer.Option("--max-nodes", metavar="N", min=1, help="Most nodes to try.")] = 64,
     tokens: Annotated[
         str | None,
         typer.Option(
@@ -64,7 +62,10 @@ def size(
 
     from topoplan.cli.search import searches
     from topoplan.errors import InputError
+    from topoplan.specs.cluster import MOST_GPUS
 
+    if max_nodes > MOST_GPUS:
+        raise InputError(f"{max_nodes} nodes", where="--max-nodes", expected=f"expected at most {MOST_GPUS}")
     if not (isfinite(max_hours) and max_hours > 0):
         raise InputError(f"{max_hours:g} hours", where="--max-hours", expected="expected a number above zero")
     if price is not None and not isfinite(price):

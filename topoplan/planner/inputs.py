@@ -12,7 +12,7 @@ from typing import Any
 
 from topoplan.errors import SpecError
 from topoplan.planner.view import SUMMARY, length_summary
-from topoplan.specs.cluster import Cluster, Fabric, Host
+from topoplan.specs.cluster import MOST_GPUS, Cluster, Fabric, Host
 from topoplan.specs.forms import Form, JobForm, SpecForm
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.job import Job
@@ -27,14 +27,13 @@ from topoplan.specs.typed import Reader
 from topoplan.units import shown
 
 _MOST_LAYERS = 4096
-_MOST_NODES = 10_000
-_MOST_GPUS = 144
+_GPUS_OF_A_NODE = 144
 _RATE = (0, 1e18)
 _RANGES: Mapping[tuple[type, str], tuple[float, float]] = {
     (Host, "port"): (1, 65535),
-    (Cluster, "nodes"): (1, _MOST_NODES),
-    (Cluster, "gpus_per_node"): (1, _MOST_GPUS),
-    (Cluster, "nvlink_domain_gpus"): (1, _MOST_NODES * _MOST_GPUS),
+    (Cluster, "nodes"): (1, MOST_GPUS),
+    (Cluster, "gpus_per_node"): (1, _GPUS_OF_A_NODE),
+    (Cluster, "nvlink_domain_gpus"): (1, MOST_GPUS),
     (Cluster, "nvlink_bytes_per_s"): _RATE,
     (Cluster, "margin"): (0, 0.5),
     (Gpu, "nvlink_bytes_per_s"): _RATE,

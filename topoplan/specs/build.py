@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from topoplan import catalog
 from topoplan.errors import InputError, LayoutError, SpecError, UnitError
-from topoplan.specs.cluster import Cluster, Fabric, Host
+from topoplan.specs.cluster import MOST_GPUS, Cluster, Fabric, Host
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.job import Job, usual_learning_rate
 from topoplan.specs.lengths import Lengths
@@ -67,6 +67,12 @@ class Builder:
         gpus_per_node = form.gpus_per_node or (gpu.gpus_per_node if is_short else 0)
         if not gpus_per_node:
             self.fail((), "`gpus_per_node` is missing", remedy="add `gpus_per_node: 8`")
+        if nodes * gpus_per_node > MOST_GPUS:
+            self.fail(
+                ("nodes",),
+                f"nodes {nodes} * gpus_per_node {gpus_per_node} = {nodes * gpus_per_node} GPUs",
+                expected=f"expected at most {MOST_GPUS}",
+            )
 
         nvlink = gpu.nvlink_bytes_per_s if is_short else self._nvlink(gpu, in_catalog)
         usual_nics = max(1, round(gpu.nics_per_node * gpus_per_node / gpu.gpus_per_node))
@@ -261,11 +267,14 @@ class Builder:
                 expected="expected one host for each node, or none at all",
             )
         hosts: list[Host] = []
+        seen: set[tuple[str, int]] = set()
         for index, form in enumerate(forms):
             given = form.given()
             host = Host(**{**given, "hcas": tuple(given.get("hcas", ()))})
-            if any((other.address, other.port or 22) == (host.address, host.port or 22) for other in hosts):
+            place = (host.address, host.port or 22)
+            if place in seen:
                 self.fail(("hosts", index), f"hosts[{index}]: {host.address} is listed twice")
+            seen.add(place)
             hosts.append(host)
         return tuple(hosts)
 

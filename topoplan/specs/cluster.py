@@ -8,6 +8,9 @@ from typing import Literal
 
 from topoplan.specs.gpu import Gpu
 
+MOST_GPUS = 131_072
+"""In one cluster: the largest that a spec may describe, as that many nodes of one GPU or fewer of more."""
+
 FabricKind = Literal["infiniband", "roce", "efa", "tcpxo", "ethernet"]
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic import model_validator as _model_validator
 from pydantic_core import core_schema
 
-from topoplan.specs.cluster import FabricKind
+from topoplan.specs.cluster import MOST_GPUS, FabricKind
 from topoplan.specs.kinds import (
     DEGREE,
     LATENCY,
@@ -170,7 +170,7 @@ class FabricForm(Form):
         default=None,
         description="Leaf planes: NIC i of every node is on plane i modulo rails. Left out: one plane for all NICs.",
     )
-    nodes_per_leaf: Annotated[int | None, Count(1, 10_000)] = Field(
+    nodes_per_leaf: Annotated[int | None, Count(1, MOST_GPUS)] = Field(
         default=None,
         description=(
             "Nodes on one leaf switch (in one rail). Left out: all of them; with oversubscription above 1 each its own."
@@ -179,7 +179,7 @@ class FabricForm(Form):
     oversubscription: Annotated[float | None, Number(1, 64)] = Field(
         default=None, description="A leaf's downlinks over its uplinks; 1 is non-blocking."
     )
-    uplinks_per_leaf: Annotated[int | None, Count(0, 10_000)] = Field(
+    uplinks_per_leaf: Annotated[int | None, Count(0, MOST_GPUS)] = Field(
         default=None,
         description="The same said as the uplinks of a leaf, each as fast as a NIC; needs nodes_per_leaf.",
     )
@@ -371,7 +371,7 @@ class SpecForm(Form):
     ] = Field(
         default=None, description="Names the bundle's directory; left out: the file's name.", examples=["h100-4x8"]
     )
-    nodes: Annotated[int | None, Count(1, 10_000)] = Field(default=None, description="Machines.", examples=[4])
+    nodes: Annotated[int | None, Count(1, MOST_GPUS)] = Field(default=None, description="Machines.", examples=[4])
     gpus_per_node: Annotated[int | None, Count(1, 144)] = Field(
         default=None, description="GPUs in a machine.", examples=[8]
     )

@@ -22,8 +22,10 @@ KeyPath = tuple[str | int, ...]
 """Where a value sits in a document: `("hosts", 0, "port")`."""
 
 MAX_FILE_BYTES = 1_000_000
+MAX_SPEC_BYTES = 10_000_000
+"""A spec may list the hosts of the largest cluster."""
 _A_SPEC = "a spec is a short YAML file"
-_MAX_VALUES = 100_000
+_MAX_VALUES = 1_000_000
 _MAX_DEPTH = 40
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -58,7 +60,7 @@ class Source:
 
 def read_source(path: Path) -> Source:
     """The mapping in a YAML or JSON file. Raises SpecError for anything else that the path may lead to."""
-    return parse_source(read_text(path), name=shown_path(path))
+    return parse_source(read_text(path, most_bytes=MAX_SPEC_BYTES), name=shown_path(path))
 
 
 def shown_path(path: Path) -> str:

@@ -24,10 +24,10 @@ from topoplan.emit.writers import default_trainer
 from topoplan.errors import InputError, SpecError, TopoplanError
 from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import SHARDED_BACKENDS
+from topoplan.specs.cluster import MOST_GPUS
 from topoplan.specs.source import Source, parse_source, read_text
 
 _KINDS: Mapping[str, PartKind] = {".yaml": "yaml", ".sh": "shell"}
-_MOST_NODES = 10_000
 _PLAN, _TRAINER = "plan.json", "train.yaml"
 
 
@@ -147,7 +147,7 @@ def _missing_scripts(directory: Path, plan: Mapping[str, Any]) -> Iterator[Findi
         nodes = int(plan["inputs"]["cluster"]["nodes"])
     except (LookupError, TypeError, ValueError):
         return
-    for node in range(min(nodes, _MOST_NODES)):
+    for node in range(min(nodes, MOST_GPUS)):
         name = script_name(node)
         if name not in missing and not (directory / name).is_file():
             yield _finding(
