@@ -388,7 +388,7 @@ def test_what_is_not_read_may_be_anything(prediction: Any) -> None:
         ({"inputs.job.trainer": {"no_such": 1}}, SpecError, r"job\.trainer\.no_such: the trainer has no key 'no_such'"),
         ({"inputs.job.finetuning": "lora"}, SpecError, r"finetuning 'lora' with backend mca: LLaMA-Factory's trainer"),
         ({"inputs.model.model_type": "gpt9"}, ModelError, r"does not train 'gpt9'"),
-        ({"inputs.model.hidden_size": "4096"}, SpecError, r"inputs\.model\.hidden_size: '4096' is not a whole number"),
+        ({"inputs.model.hidden_size": "wide"}, SpecError, r"inputs\.model\.hidden_size: 'wide' is not a whole number"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_at_its_line(changes: dict[str, Any], error: type[InputError], message: str) -> None:

@@ -16,7 +16,6 @@ from topoplan.errors import SpecError
 from topoplan.planner.inputs import spec_from_dict
 from topoplan.planner.view import spec_to_dict
 from topoplan.specs.cluster import Cluster, Fabric, Host
-from topoplan.specs.forms import JobForm
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.job import Job
 from topoplan.specs.json_source import parse_json
@@ -170,7 +169,7 @@ FULL = Spec(
             stride=3,
         ),
         samples=171,
-        epochs=2,
+        epochs=2.5,
         learning_rate=1e-5,
         lora_rank=8,
         lora_target=("q_proj", "v_proj"),
@@ -190,7 +189,7 @@ FULL = Spec(
     ),
     profile=OwnProfile(
         gpu="hopper",
-        constants={"gemm_tile": (128, 256), "flash_attention": False, "context_bytes": 2**30, "kernel_launch_s": 0.0},
+        constants={"gemm_tile": (128, 256), "kernel_launch_s": 0.0, "flash_attention": False, "context_bytes": 2**30},
         source="my bench",
         path="own.yaml",
     ),
@@ -255,15 +254,13 @@ def test_no_field_of_the_sample_is_at_its_default() -> None:
         ours = [value for value in found if type(value) is kind]
         assert ours, kind
         for field in fields(kind):
+            if not field.compare:
+                continue  # the name of the class
             if kind is Spec and field.name in ("path", "backends", "trainer"):
                 continue  # where the spec came from and what to search, which do not change what it says
             default = field.default_factory() if field.default_factory is not MISSING else field.default
             values = [getattr(value, field.name) for value in ours]
             assert any(type(value) is not type(default) or value != default for value in values), (kind, field.name)
-
-
-def test_all_keys_of_a_job_are_held_to_the_limits_of_the_spec_file() -> None:
-    assert set(JobForm.model_fields) == {field.name for field in fields(Job)}
 
 
 def test_what_is_absent_stays_absent() -> None:
@@ -319,42 +316,42 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     ("path", "value", "message"),
     [
         ("cluster", ..., "`cluster` is missing in `inputs`"),
-        ("cluster", 3, "inputs.cluster: 3 is not a block of keys; expected a JSON object"),
-        ("cluster.nodes", "4", "inputs.cluster.nodes: '4' is not a whole number"),
-        ("cluster.nodes", 4.0, "inputs.cluster.nodes: 4.0 is not a whole number"),
+        ("cluster", 3, "inputs.cluster: 3 is not a block of keys; expected `key: value` lines"),
+        ("cluster.nodes", "four", "inputs.cluster.nodes: 'four' is not a whole number"),
+        ("cluster.nodes", 4.5, "inputs.cluster.nodes: 4.5 is not a whole number"),
         ("cluster.nodes", True, "inputs.cluster.nodes: true is not a whole number"),
-        ("cluster.nodes", 0, "inputs.cluster.nodes: 0 is out of range; expected a number from 1 up to 131072"),
+        ("cluster.nodes", 0, "inputs.cluster.nodes: 0 is out of range; expected a whole number from 1 to 131072"),
         ("cluster.nodes", ..., "`nodes` is missing in `inputs.cluster`"),
         ("cluster.ndoes", 4, "unknown key 'ndoes' in `inputs.cluster`; did you mean 'nodes'?"),
         ("cluster.nics_per_node", 65, "nics_per_node: 65 is out of range; expected a whole number from 1 to 64"),
         ("cluster.gpu.architecture", "kepler", "gpu.architecture: 'kepler' is not a choice; expected volta, ampere"),
-        ("cluster.gpu.bf16_flops", 0, "gpu.bf16_flops: 0 is out of range; expected a number above 0 up to 1e+18"),
+        ("cluster.gpu.bf16_flops", 0, "gpu.bf16_flops: 0 is out of range; expected a number from 1e-12 to 1e+18"),
         ("cluster.gpu.bf16_flops", 10**400, "gpu.bf16_flops: a number of hundreds of digits is out of range"),
         ("cluster.gpu.bf16_flops", None, "inputs.cluster.gpu.bf16_flops: null is not a number"),
-        ("cluster.fabric.kind", "token ring", "fabric.kind: 'token ring'; expected infiniband or roce"),
-        ("cluster.hosts.0.port", 0, "hosts[0].port: 0 is out of range; expected a number from 1 up to 65535"),
+        ("cluster.fabric.kind", "token ring", "fabric.kind: 'token ring' is not a choice; expected infiniband, roce"),
+        ("cluster.hosts.0.port", 0, "hosts[0].port: 0 is out of range; expected a whole number from 1 to 65535"),
         ("cluster.hosts.1.address", "-oProxyCommand=x", "hosts[1].address: '-oProxyCommand=x' is not usable"),
-        ("cluster.hosts.0.hcas", "mlx5_0", "inputs.cluster.hosts[0].hcas: 'mlx5_0' is not a list"),
-        ("cluster.env.A", 1, "inputs.cluster.env.A: 1 is not text"),
+        ("cluster.hosts.0.hcas", {}, "inputs.cluster.hosts[0].hcas: a block is not a list"),
+        ("cluster.env.A", True, "inputs.cluster.env.A: true is not text"),
         ("cluster.env.HF_TOKEN", "x", "env.HF_TOKEN: looks like a secret"),
         ("cluster.margin", 0.5001, "cluster.margin: 0.5001 is out of range"),
-        ("model.norm", "batchnorm", "inputs.model.norm: 'batchnorm'; expected rmsnorm or layernorm"),
+        ("model.norm", "batchnorm", "inputs.model.norm: 'batchnorm' is not a choice; expected rmsnorm or layernorm"),
         ("model.num_layers", 36, "inputs.model.num_layers: 36 does not agree with its block; expected 7"),
         ("model.layers", [], "inputs.model.layers: 0 layers; expected 1 to 4096"),
         ("model.layers", ..., "`layers` is missing in `inputs.model`"),
-        ("model.layers.0.count", 10**12, "layers[0].count: 1000000000000; expected a whole number from 1 to 4096"),
-        ("model.layers.0.count", ..., "layers[0].count: null; expected a whole number from 1 to 4096"),
-        ("model.layers.0.attention.kind", "flash", "attention.kind: 'flash'; expected attention or"),
-        ("model.layers.0.attention.kind", ..., "layers[0].attention.kind: null; expected attention or"),
-        ("model.layers.0.attention.kind", "moe", "attention.kind: 'moe'; expected attention or"),
+        ("model.layers.0.count", 10**12, "layers[0].count: 1000000000000 is out of range; expected a whole number from 1 to 4096"),
+        ("model.layers.0.count", ..., "`count` is missing in `inputs.model.layers[0]`"),
+        ("model.layers.0.attention.kind", "flash", "attention.kind: 'flash' is not a choice; expected attention, latent_attention or"),
+        ("model.layers.0.attention.kind", ..., "layers[0].attention.kind: null is not a choice; expected attention, latent"),
+        ("model.layers.0.attention.kind", "moe", "attention.kind: 'moe' is not a choice; expected attention, latent_attention"),
         ("model.layers.1.attention.window", 3, "unknown key 'window' in `inputs.model.layers[1].attention`"),
         ("job.seq_len", 10**9, "seq_len: 1000000000 is out of range; expected a whole number from 1 to 10000000"),
         ("job.stage", "rlhf", "stage: 'rlhf' is not a choice; expected pt, sft or dpo"),
         ("job.trainer.hub_token", "x", "trainer.hub_token: looks like a secret"),
         ("job.trainer.bf16", True, "trainer.bf16: is the job's `precision`"),
         ("job.pin.tp", 0, "pin.tp: 0 is out of range"),
-        ("job.lengths.counts", ..., "`counts` is missing in `inputs.job.lengths`; earlier"),
-        ("job.lengths.counts", [], "inputs.job.lengths.counts: is an empty length histogram"),
+        ("job.lengths.counts", ..., "job.lengths.counts: is missing, or is an empty length histogram; expected"),
+        ("job.lengths.counts", [], "inputs.job.lengths.counts: is missing, or is an empty length"),
         ("job.lengths.counts.0", "5:1 6", "counts[0]: '6' is no pair; expected tokens:count, such as 512:1000"),
         ("job.lengths.counts.1", "0:1", "lengths.counts[1]: the length '0' is out of range"),
         ("job.lengths.counts.1", 7, "lengths.counts[1]: 7 is not text"),
@@ -376,7 +373,9 @@ def test_what_a_person_may_have_written_is_held_to_type_and_range(path: str, val
 def test_a_message_names_the_line() -> None:
     text = json.dumps({"inputs": changed("cluster.sockets", "two")}, indent=1)
     line = next(number for number, words in enumerate(text.splitlines(), start=1) if '"sockets"' in words)
-    with pytest.raises(SpecError, match=f"^plan.json:{line}: inputs.cluster.sockets: 'two' is not a whole number$"):
+    with pytest.raises(
+        SpecError, match=f"^plan.json:{line}: inputs.cluster.sockets: 'two' is not a whole number; expected"
+    ):
         spec_from_dict(parse_json(text, name="plan.json"), ("inputs",))
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from topoplan.errors import InputError, LayoutError, ModelError, SpecError, TopoplanError, UnitError
 from topoplan.specs.forms import JobForm, SpecForm
 from topoplan.specs.load import load_spec, spec_from_document
+from topoplan.specs.mistakes import keys_of
 from topoplan.specs.spec import Spec
 
 SPEC = """\
@@ -367,8 +368,8 @@ _values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-_cluster_keys = st.sampled_from([*SpecForm.model_fields, "$schema"])
-_job_keys = st.sampled_from(list(JobForm.model_fields))
+_cluster_keys = st.sampled_from([*keys_of(SpecForm), "$schema"])
+_job_keys = st.sampled_from(list(keys_of(JobForm)))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)

@@ -4,8 +4,8 @@ import pytest
 
 from topoplan.errors import SpecError
 from topoplan.specs.forms import JobForm, PinForm, SpecForm
-from topoplan.specs.mistakes import check_form, dotted, likely_key
-from topoplan.specs.source import KeyPath
+from topoplan.specs.mistakes import check_form, keys_of, likely_key
+from topoplan.specs.source import KeyPath, dotted
 
 JOB = {"seq_len": 4096, "global_batch_size": 64}
 
@@ -56,7 +56,7 @@ def test_an_unknown_key_names_the_one_that_was_meant(document: dict[str, Any], m
 
 def test_an_unknown_key_like_no_other_lists_what_there_is() -> None:
     message = _refused(job={**JOB, "zzz": 1})
-    assert "expected one of seq_len, global_batch_size, finetuning" in message
+    assert "expected one of seq_len, global_batch_size, precision" in message
     assert message.endswith("other keys of the trainer go under `trainer:`")
 
 
@@ -79,9 +79,9 @@ def test_several_mistakes_are_one_line_each_and_no_more_than_a_few() -> None:
 
 
 def test_other_tools_words_lead_to_our_keys() -> None:
-    assert likely_key("per_device_train_batch_size", PinForm.model_fields) == "micro_batch_size"
-    assert likely_key("num_train_epochs", JobForm.model_fields) == "epochs"
-    assert likely_key("nothing_like_it", JobForm.model_fields) == ""
+    assert likely_key("per_device_train_batch_size", keys_of(PinForm)) == "micro_batch_size"
+    assert likely_key("num_train_epochs", keys_of(JobForm)) == "epochs"
+    assert likely_key("nothing_like_it", keys_of(JobForm)) == ""
 
 
 def test_a_path_is_written_as_it_would_be_in_python() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from topoplan.errors import InputError
@@ -16,7 +17,6 @@ def parse_host(text: str, *, where: str, workdir: str | None = None, venv: str |
 
     Raises InputError for anything else; `where` names the option or the line of the file.
     """
-    from topoplan.specs.forms import HostForm
     from topoplan.specs.mistakes import check_form
 
     user, at, place = text.rpartition("@")
@@ -29,9 +29,8 @@ def parse_host(text: str, *, where: str, workdir: str | None = None, venv: str |
     def located(path: KeyPath) -> str:
         return where
 
-    form = check_form(HostForm, {key: value for key, value in fields.items() if value is not None}, located)
-    address = form.address[1:-1] if form.address.startswith("[") and form.address.endswith("]") else form.address
-    return Host(address=address, user=form.user, port=form.port, workdir=form.workdir, venv=form.venv)
+    host = check_form(Host, fields, located)
+    return replace(host, address=place[1:-1]) if place.startswith("[") and place.endswith("]") else host
 
 
 def read_hosts_file(path: Path) -> list[tuple[str, str]]:

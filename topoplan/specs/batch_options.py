@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from topoplan.errors import SpecError
+from topoplan.specs.kinds import Checked, KeyedError
+from topoplan.specs.passed_on import block, mapping_schema
+from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, is_secret
 from topoplan.units import shown
 
 NAME_PATTERN = "[a-z][a-z0-9_-]{1,63}"
@@ -41,3 +45,24 @@ def check_option(name: object, value: object) -> tuple[str, str | bool]:
     if not text.isprintable() or not re.fullmatch(r"[^'\\]{1,1024}", text):
         raise SpecError(f"{shown(value)} is not usable", expected="expected text on one line without ' and \\")
     return option, text
+
+
+def _options(value: Any) -> dict[str, str | bool]:
+    options: dict[str, str | bool] = {}
+    for name, content in block(value, "options of sbatch, such as `partition: gpu`").items():
+        if content is None:
+            continue
+        words = str(content).split(",")  # of `export: ALL,HF_TOKEN=...`
+        if is_secret("", content) or any(is_secret(*word.partition("=")[::2]) for word in words):
+            raise KeyedError(name, f"looks like a secret, and {NEVER_WRITTEN}", remedy=REMEDY)
+        try:
+            option, usable = check_option(name, content)
+        except SpecError as error:
+            raise KeyedError(name, error.what, expected=error.expected, remedy=error.remedy) from None
+        if option in options:
+            raise KeyedError(name, "is given twice", remedy="keep one of them")
+        options[option] = usable
+    return options
+
+
+BATCH_OPTIONS = Checked(_options, mapping_schema(f"^{NAME_PATTERN}$", "string", "integer", "boolean"))

@@ -3,57 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import MISSING, dataclass, field
+from typing import Annotated, ClassVar, Literal
 
+from topoplan.specs.batch_options import BATCH_OPTIONS
+from topoplan.specs.blocks import Block, key
 from topoplan.specs.gpu import Gpu
+from topoplan.specs.kinds import PATH, SIZE, Count, Number, Share, Text, Words
+from topoplan.specs.passed_on import ENVIRONMENT, SECRET_NAMES, VERSIONS
 
 MOST_GPUS = 131_072
 """In one cluster: the largest that a spec may describe, as that many nodes of one GPU or fewer of more."""
 
 FabricKind = Literal["infiniband", "roce", "efa", "tcpxo", "ethernet"]
+Nodes = Annotated[int, Count(1, MOST_GPUS)]
+GpusPerNode = Annotated[int, Count(1, 144)]
+Nics = Annotated[int, Count(1, 64)]
+Sockets = Annotated[int, Count(1, 8)]
+Cores = Annotated[int, Count(1, 10_000)]
+Environment = Annotated[Mapping[str, str], ENVIRONMENT]
+SecretNames = Annotated[tuple[str, ...], SECRET_NAMES]
+Software = Annotated[Mapping[str, str], VERSIONS]
+BatchOptions = Annotated[Mapping[str, str | bool], BATCH_OPTIONS]
+Margin = Annotated[float, Share(is_zero_allowed=True, is_below_half=True)]
+_ADDRESS = Text(pattern=r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*", meaning="a host name or address, without user@")
+"""A leading `-` would be an option to ssh."""
+_USER = Text(pattern=r"[A-Za-z0-9_][A-Za-z0-9._@-]*", meaning="a user name")
+_INTERFACE = Text(pattern=r"[A-Za-z0-9_][A-Za-z0-9._@:-]*", meaning="a network interface such as eth0", longest=64)
+_ADAPTERS = Words(
+    pattern=r"[A-Za-z0-9_][A-Za-z0-9._-]*(:[0-9]+)?", meaning="adapters such as mlx5_0:1", is_tuple=True, least=0
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """One machine that a run can be started on. Everything but the address is optional."""
+class Host(Block):
+    """A machine: its address, or a block that says how to reach and use it."""
 
-    address: str
-    """Name or address that SSH and the rendezvous use."""
-    user: str | None = None
-    """None is what the SSH configuration says, else the user who runs this."""
-    port: int | None = None
-    """None is what the SSH configuration says, else 22."""
-    workdir: str | None = None
-    """Absolute directory on the host in which the run starts."""
-    venv: str | None = None
-    """Absolute path of the Python virtual environment of the trainer."""
-    socket_interface: str | None = None
-    """Network interface for NCCL's and Gloo's sockets, such as `eth0`."""
-    hcas: tuple[str, ...] = ()
-    """InfiniBand or RoCE adapters to use, such as `mlx5_0:1`; interfaces of the GPUs' NICs with GPUDirect-TCPXO."""
+    short_key: ClassVar[str] = "address"
+
+    address: Annotated[str, _ADDRESS] = key("Name or address for SSH and the rendezvous.", "node0", default=MISSING)
+    user: Annotated[str | None, _USER] = key("SSH user; left out: SSH's own default.")
+    port: Annotated[int | None, Count(1, 65535)] = key("SSH port; left out: SSH's own default.")
+    workdir: Annotated[str | None, PATH] = key("Absolute directory on the host in which the run starts.")
+    venv: Annotated[str | None, PATH] = key("Absolute path of the trainer's Python virtual environment on the host.")
+    socket_interface: Annotated[str | None, _INTERFACE] = key("Network interface of NCCL's and Gloo's sockets.", "eth0")
+    hcas: Annotated[tuple[str, ...], _ADAPTERS] = key(
+        "InfiniBand or RoCE adapters to use; with fabric kind tcpxo the interfaces of the GPUs' NICs.",
+        ["mlx5_0", "mlx5_1"],
+        default=(),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """The network between nodes."""
+    """The network between the nodes."""
 
-    kind: FabricKind = "infiniband"
-    """InfiniBand, RoCE, AWS's EFA, Google's GPUDirect-TCPXO, or ethernet (plain TCP sockets, no RDMA)."""
-    latency_s: float = 5e-6
+    kind: FabricKind = key(
+        "infiniband, roce, efa (AWS), tcpxo (GPUDirect-TCPXO of Google's A3 Mega), or ethernet for plain TCP sockets.",
+        default="infiniband",
+    )
+    latency_s: Annotated[float, Number()] = 5e-6
     """One message, NIC to NIC, through the switches."""
-    rails: int | None = None
-    """Leaf planes: NIC i of every node is on plane i modulo rails. None is one plane for all NICs."""
-    nodes_per_leaf: int | None = None
-    """Nodes on one leaf switch (in one plane). None is all of them, or with oversubscription each on its own."""
-    oversubscription: float = 1.0
+    rails: Annotated[int | None, Count(1, 64)] = key(
+        "Leaf planes: NIC i of every node is on plane i modulo rails. Left out: one plane for all NICs."
+    )
+    nodes_per_leaf: Annotated[int | None, Count(1, MOST_GPUS)] = key(
+        "Nodes on one leaf switch (in one rail). Left out: all of them; with oversubscription above 1 each its own."
+    )
+    oversubscription: Annotated[float, Number(1, 1e6)] = 1.0
     """Downlink over uplink capacity of a leaf: 1 is non-blocking."""
-    traffic_class: int | None = None
-    """Of InfiniBand and RoCE packets, 0 to 255: with RoCE DSCP times 4 plus the ECN bits. None is NCCL's own, 0."""
-    service_level: int | None = None
-    """Of InfiniBand and RoCE packets, 0 to 15. None is NCCL's own, 0."""
-    topology_file: str | None = None
-    """Absolute path of NCCL's topology file on every host, for machines that hide which NIC is near which GPU."""
+    traffic_class: Annotated[int | None, Count(0, 255)] = key(
+        "Traffic class of NCCL's packets (NCCL_IB_TC), with roce and infiniband: DSCP times 4, plus 2 with ECN. "
+        "Whoever runs the network knows it: where PFC follows DSCP, NCCL's own, 0, is a queue that drops packets.",
+        106,
+    )
+    service_level: Annotated[int | None, Count(0, 15)] = key(
+        "Service level of NCCL's packets (NCCL_IB_SL), with roce and infiniband."
+    )
+    topology_file: Annotated[str | None, PATH] = key(
+        "NCCL's topology file (NCCL_TOPO_FILE) on every host, for virtual machines that hide which NIC is near which "
+        "GPU.",
+        "/opt/microsoft/ndv5-topo.xml",
+    )
 
     @property
     def uses_verbs(self) -> bool:
@@ -71,33 +102,33 @@ class Cluster:
     """A homogeneous set of nodes. Rates are bytes per second each way. Compared and hashed by identity."""
 
     name: str
-    nodes: int
-    gpus_per_node: int
+    nodes: Nodes
+    gpus_per_node: GpusPerNode
     gpu: Gpu
-    nvlink_bytes_per_s: float
+    nvlink_bytes_per_s: Annotated[float, Number(0)]
     """Per GPU and each way; 0 means the GPUs of a node talk over PCIe."""
-    nvlink_domain_gpus: int
+    nvlink_domain_gpus: Annotated[int, Count(1, MOST_GPUS)]
     """GPUs that reach each other over NVLink: gpus_per_node in a box, more in an NVL72 rack, 1 without NVLink."""
-    pcie_bytes_per_s: float
-    nics_per_node: int
-    nic_bytes_per_s: float
-    sockets: int = 2
+    pcie_bytes_per_s: Annotated[float, Number()]
+    nics_per_node: Nics
+    nic_bytes_per_s: Annotated[float, Number()]
+    sockets: Sockets = 2
     """CPU sockets of a node; its PCIe switches, and through them GPUs and NICs, are spread over them."""
     fabric: Fabric = field(default_factory=Fabric)
-    host_memory_bytes: int | None = None
+    host_memory_bytes: Annotated[int | None, SIZE] = None
     """Memory of one node."""
-    cpu_cores: int | None = None
+    cpu_cores: Cores | None = None
     hosts: tuple[Host, ...] = ()
     """Empty, or one for each node."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Environment = field(default_factory=dict)
     """Extra environment of the trainer, passed through."""
-    secrets: tuple[str, ...] = ()
+    secrets: SecretNames = ()
     """Names of further variables of the trainer, whose values are in no file and not here."""
-    software: Mapping[str, str] = field(default_factory=dict)
+    software: Software = field(default_factory=dict)
     """Versions that the hosts have: of `python`, and of packages as pip lists them; what is not here is not known."""
-    slurm: Mapping[str, str | bool] = field(default_factory=dict)
+    slurm: BatchOptions = field(default_factory=dict)
     """Options of sbatch by their long names; true is one without a value, false leaves out one of topoplan's own."""
-    margin: float | None = None
+    margin: Margin | None = None
     """Fraction of the card that a plan must leave free; None takes the error band of the prediction."""
 
     @property

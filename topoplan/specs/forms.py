@@ -1,202 +1,122 @@
-"""The files that people write: their keys, block by block, and what each may hold. Most of it is the spec file.
+"""The blocks of a spec file that are not yet what they describe: their keys, and what each may hold.
 
 A form checks one value at a time and parses quantities into base units; what several values mean together is worked
-out in `build`. The file of a calibration profile is in `profile_form`. Forms, their kinds of value and `mistakes` are
-the only modules that import pydantic.
+out in `build_cluster` and `build_job`. The file of a calibration profile is in `profile_form`. Only what reads files
+imports this module, and with it pydantic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, get_args
+from dataclasses import MISSING, dataclass
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
-from pydantic import model_validator as _model_validator
-from pydantic_core import core_schema
+from pydantic import BaseModel, ConfigDict, Field
 
-from topoplan.specs.cluster import MOST_GPUS, FabricKind
-from topoplan.specs.kinds import (
-    DEGREE,
-    LATENCY,
-    PATH,
-    SPEED,
-    Architecture,
+from topoplan.specs.blocks import Block, key
+from topoplan.specs.cluster import (
+    MOST_GPUS,
     BatchOptions,
+    Cores,
+    Environment,
+    Fabric,
+    GpusPerNode,
+    Host,
+    Margin,
+    Nics,
+    Nodes,
+    SecretNames,
+    Sockets,
+    Software,
+)
+from topoplan.specs.job import Job
+from topoplan.specs.kinds import (
+    ARCHITECTURE,
+    DEGREE,
+    GPU_NAME,
+    LATENCY,
+    SPEED,
     Choice,
     Count,
-    Environment,
-    Fraction,
-    LengthHistogram,
     Number,
-    PassedThrough,
-    SecretNames,
     Switch,
     Text,
-    Versions,
     Words,
     amount,
     rate,
 )
+from topoplan.specs.length_file import LENGTHS
 
 
-class Form(BaseModel):
-    """A block of keys. A key without a value (null) counts as left out."""
+class Form(Block, BaseModel):
+    """A block of keys as a model of pydantic's, which knows the keys that were given."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, protected_namespaces=())
-    short_key: ClassVar[str] = ""
-    """The key that a bare text in place of the block stands for: `gpu: h100-sxm-80gb`."""
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, protected_namespaces=(), defer_build=True
+    )
     list_of_keys: ClassVar[str] = ""
     """What lists the keys, where they are too many for a message."""
-
-    @_model_validator(mode="before")
-    @classmethod
-    def _tidy(cls, value: Any) -> Any:
-        if cls.short_key and isinstance(value, str):
-            return {cls.short_key: value}
-        if isinstance(value, Mapping):
-            return {key: content for key, content in value.items() if content is not None}
-        return value
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        block = handler(schema)
-        if not cls.short_key:
-            return block
-        properties = handler.resolve_ref_schema(block)["properties"]
-        return {"anyOf": [properties[cls.short_key], block]}
 
     def given(self) -> dict[str, Any]:
         """The keys that were given, with their values."""
         return self.model_dump(exclude_unset=True, exclude_none=True)
 
 
-class GpuForm(Form):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuForm(Block):
     """A GPU: a name of the catalog, or a block with its figures. A catalog name fills in what the block leaves out."""
 
+    # The fields have the names that they have in `Gpu`.
     short_key: ClassVar[str] = "name"
 
-    name: Annotated[str, Text(pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*", meaning="a GPU's name", longest=64)] = Field(
-        description="Name of the card; one of `topoplan gpus`, or your own.", examples=["h100-sxm-80gb"]
+    name: Annotated[str, GPU_NAME] = key(
+        "Name of the card; one of `topoplan gpus`, or your own.", "h100-sxm-80gb", default=MISSING
     )
-    memory: Annotated[int | None, amount(2**30, 2**43, "1GiB to 8TiB")] = Field(
-        default=None,
-        description="Memory that the driver reports (nvidia-smi's memory.total), with unit.",
-        examples=["81559MiB"],
+    memory_bytes: Annotated[int | None, amount(2**30, 2**43, "1GiB to 8TiB")] = key(
+        "Memory that the driver reports (nvidia-smi's memory.total), with unit.", "81559MiB", alias="memory"
     )
-    memory_bandwidth: Annotated[float | None, rate(5e10, 2e14, "50GB/s to 200TB/s")] = Field(
-        default=None, description="Bandwidth of the device memory, with unit.", examples=["3.35TB/s"]
+    memory_bytes_per_s: Annotated[float | None, rate(5e10, 2e14, "50GB/s to 200TB/s")] = key(
+        "Bandwidth of the device memory, with unit.", "3.35TB/s", alias="memory_bandwidth"
     )
-    bf16_tflops: Annotated[float | None, SPEED] = Field(
-        default=None, description="Dense bf16 peak, in TFLOPS.", examples=[989]
+    bf16_flops: Annotated[float | None, SPEED] = key("Dense bf16 peak, in TFLOPS.", 989, alias="bf16_tflops")
+    fp16_flops: Annotated[float | None, SPEED] = key(
+        "Dense fp16 peak, in TFLOPS; left out: as bf16.", 989, alias="fp16_tflops"
     )
-    fp16_tflops: Annotated[float | None, SPEED] = Field(
-        default=None, description="Dense fp16 peak, in TFLOPS; left out: as bf16.", examples=[989]
+    fp8_flops: Annotated[float | None, SPEED] = key(
+        "Dense fp8 peak, in TFLOPS; left out: the card has none.", 1979, alias="fp8_tflops"
     )
-    fp8_tflops: Annotated[float | None, SPEED] = Field(
-        default=None, description="Dense fp8 peak, in TFLOPS; left out: the card has none.", examples=[1979]
+    fp4_flops: Annotated[float | None, SPEED] = key(
+        "Dense fp4 peak, in TFLOPS; left out: the card has none.", 9000, alias="fp4_tflops"
     )
-    fp4_tflops: Annotated[float | None, SPEED] = Field(
-        default=None, description="Dense fp4 peak, in TFLOPS; left out: the card has none.", examples=[9000]
+    architecture: Annotated[str | None, ARCHITECTURE] = key(
+        "Generation of the chip; left out: guessed from the precisions given."
     )
-    architecture: Annotated[str | None, Architecture()] = Field(
-        default=None, description="Generation of the chip; left out: guessed from the precisions given."
-    )
-    sm_count: Annotated[int | None, Count(1, 10_000)] = Field(
-        default=None, description="Streaming multiprocessors.", examples=[132]
-    )
+    sm_count: Annotated[int | None, Count(1, 10_000)] = key("Streaming multiprocessors.", 132)
 
 
-class ModelForm(Form):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelForm(Block):
     """The model: a name, a directory, a config.json, or the config itself."""
 
     short_key: ClassVar[str] = "name"
 
-    name: Annotated[str | None, Text(meaning="a model's name or path")] = Field(
-        default=None,
-        description="A name of `topoplan models`, a directory with config.json, or the path of a config.json.",
-        examples=["Qwen/Qwen3-8B"],
+    name: Annotated[str | None, Text(meaning="a model's name or path")] = key(
+        "A name of `topoplan models`, a directory with config.json, or the path of a config.json.", "Qwen/Qwen3-8B"
     )
-    config: dict[str, Any] | None = Field(default=None, description="The fields of a Hugging Face config.json.")
+    config: dict[str, Any] | None = key("The fields of a Hugging Face config.json.")
 
 
-class HostForm(Form):
-    """A machine: its address, or a block that says how to reach and use it."""
-
-    short_key: ClassVar[str] = "address"
-
-    # A leading `-` would be an option to ssh.
-    address: Annotated[
-        str, Text(pattern=r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*", meaning="a host name or address, without user@")
-    ] = Field(description="Name or address for SSH and the rendezvous.", examples=["node0"])
-    user: Annotated[str | None, Text(pattern=r"[A-Za-z0-9_][A-Za-z0-9._@-]*", meaning="a user name")] = Field(
-        default=None, description="SSH user; left out: SSH's own default."
-    )
-    port: Annotated[int | None, Count(1, 65535)] = Field(
-        default=None, description="SSH port; left out: SSH's own default."
-    )
-    workdir: Annotated[str | None, PATH] = Field(
-        default=None, description="Absolute directory on the host in which the run starts."
-    )
-    venv: Annotated[str | None, PATH] = Field(
-        default=None, description="Absolute path of the trainer's Python virtual environment on the host."
-    )
-    socket_interface: Annotated[
-        str | None,
-        Text(pattern=r"[A-Za-z0-9_][A-Za-z0-9._@:-]*", meaning="a network interface such as eth0", longest=64),
-    ] = Field(default=None, description="Network interface of NCCL's and Gloo's sockets.", examples=["eth0"])
-    hcas: Annotated[
-        list[str] | None, Words(pattern=r"[A-Za-z0-9_][A-Za-z0-9._-]*(:[0-9]+)?", meaning="adapters such as mlx5_0:1")
-    ] = Field(
-        default=None,
-        description="InfiniBand or RoCE adapters to use; with fabric kind tcpxo the interfaces of the GPUs' NICs.",
-        examples=[["mlx5_0", "mlx5_1"]],
-    )
-
-
-class FabricForm(Form):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricForm(Block, Fabric):
     """The network between the nodes."""
 
-    kind: Annotated[FabricKind | None, Choice(get_args(FabricKind))] = Field(
-        default=None,
-        description="infiniband, roce, efa (AWS), tcpxo (GPUDirect-TCPXO of Google's A3 Mega), or ethernet for plain "
-        "TCP sockets.",
+    latency_s: Annotated[float | None, LATENCY] = key(  # type: ignore[assignment]
+        "Time of one small message, NIC to NIC, with unit.", "5us", alias="latency"
     )
-    latency: Annotated[float | None, LATENCY] = Field(
-        default=None, description="Time of one small message, NIC to NIC, with unit.", examples=["5us"]
+    oversubscription: Annotated[float, Number(1, 64)] = key(
+        "A leaf's downlinks over its uplinks; 1 is non-blocking.", default=1.0
     )
-    rails: Annotated[int | None, Count(1, 64)] = Field(
-        default=None,
-        description="Leaf planes: NIC i of every node is on plane i modulo rails. Left out: one plane for all NICs.",
-    )
-    nodes_per_leaf: Annotated[int | None, Count(1, MOST_GPUS)] = Field(
-        default=None,
-        description=(
-            "Nodes on one leaf switch (in one rail). Left out: all of them; with oversubscription above 1 each its own."
-        ),
-    )
-    oversubscription: Annotated[float | None, Number(1, 64)] = Field(
-        default=None, description="A leaf's downlinks over its uplinks; 1 is non-blocking."
-    )
-    uplinks_per_leaf: Annotated[int | None, Count(0, MOST_GPUS)] = Field(
-        default=None,
-        description="The same said as the uplinks of a leaf, each as fast as a NIC; needs nodes_per_leaf.",
-    )
-    traffic_class: Annotated[int | None, Count(0, 255)] = Field(
-        default=None,
-        description="Traffic class of NCCL's packets (NCCL_IB_TC), with roce and infiniband: DSCP times 4, plus 2 with "
-        "ECN. Whoever runs the network knows it: where PFC follows DSCP, NCCL's own, 0, is a queue that drops packets.",
-        examples=[106],
-    )
-    service_level: Annotated[int | None, Count(0, 15)] = Field(
-        default=None, description="Service level of NCCL's packets (NCCL_IB_SL), with roce and infiniband."
-    )
-    topology_file: Annotated[str | None, PATH] = Field(
-        default=None,
-        description="NCCL's topology file (NCCL_TOPO_FILE) on every host, for virtual machines that hide which NIC is "
-        "near which GPU.",
-        examples=["/opt/microsoft/ndv5-topo.xml"],
+    uplinks_per_leaf: Annotated[int | None, Count(0, MOST_GPUS)] = key(
+        "The same said as the uplinks of a leaf, each as fast as a NIC; needs nodes_per_leaf."
     )
 
 
@@ -264,182 +184,75 @@ class PinForm(Form):
     )
 
 
-class JobForm(Form):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobForm(Block, Job):
     """What is trained, on what, in which numbers."""
 
-    seq_len: Annotated[int, Count(1, 10_000_000)] = Field(
-        description="Tokens in a sequence: LLaMA-Factory's cutoff_len.", examples=[4096]
+    lengths: Annotated[tuple[tuple[int, int], ...] | str | None, LENGTHS] = key(  # type: ignore[assignment]
+        "How many samples have how many tokens: [tokens, count] pairs, a mapping, or the path of a CSV or JSON file, "
+        "relative to this one. In place of reading the data set.",
+        [[512, 1000], [1024, 300]],
     )
-    global_batch_size: Annotated[int, Count(1, 1_000_000)] = Field(
-        description="Sequences in an optimizer step, over all GPUs.", examples=[64]
-    )
-    finetuning: Annotated[str | None, Choice(("full", "freeze", "lora", "qlora"))] = Field(
-        default=None, description="Which parameters are trained."
-    )
-    stage: Annotated[str | None, Choice(("pt", "sft", "dpo"))] = Field(
-        default=None, description="Pre-training, supervised fine-tuning or direct preference optimization."
-    )
-    precision: Annotated[str | None, Choice(("bf16", "fp16", "fp8", "mxfp8", "nvfp4"))] = Field(
-        default=None, description="Number format of the matrix multiplications."
-    )
-    dataset: Annotated[str | None, Text()] = Field(
-        default=None,
-        description="Data sets by their names in dataset_info.json, with commas. When their JSON files are on this "
-        "machine, the lengths of their samples are read; so are those of a .json or .jsonl file given here.",
-    )
-    dataset_dir: Annotated[str | None, Text(meaning="a path")] = Field(
-        default=None, description="Directory of dataset_info.json, on every node."
-    )
-    template: Annotated[str | None, Text(pattern=r"[A-Za-z0-9._-]+", meaning="a template's name")] = Field(
-        default=None, description="LLaMA-Factory's chat template.", examples=["qwen3_vl"]
-    )
-    packing: Annotated[bool | None, Switch()] = Field(
-        default=None,
-        description="Samples are packed to seq_len, so that every position is a real token. In stage pt on by default.",
-    )
-    lengths: Annotated[tuple[tuple[int, int], ...] | str | None, LengthHistogram()] = Field(
-        default=None,
-        description="How many samples have how many tokens: [tokens, count] pairs, a mapping, or the path of a CSV or "
-        "JSON file, relative to this one. In place of reading the data set.",
-        examples=[[[512, 1000], [1024, 300]]],
-    )
-    samples: Annotated[int | None, Count(1, 10**12)] = Field(
-        default=None,
-        description="Sequences in the data set (packed ones with packing); gives hours and GPU-hours. Left out: as the "
-        "lengths of the samples tell.",
-    )
-    epochs: Annotated[float | None, Number(1e-6, 10_000)] = Field(default=None, description="Passes over the data.")
-    learning_rate: Annotated[float | None, Number(1e-12, 1)] = Field(
-        default=None, description="Peak learning rate; else 2e-5, 1e-4 of adapters, 5e-6 of DPO."
-    )
-    lora_rank: Annotated[int | None, Count(1, 8192)] = Field(default=None, description="Rank with lora and qlora.")
-    lora_target: Annotated[
-        list[str] | None,
-        Words(pattern=r"[A-Za-z0-9_][A-Za-z0-9_.]*", meaning="names of linear layers, or all"),
-    ] = Field(
-        default=None,
-        description="Linear layers that get an adapter, by their names in the model, or in Megatron-core's with "
-        "backend megatron; by default all.",
-        examples=[["q_proj", "v_proj"]],
-    )
-    quantization_bit: Annotated[int | None, Count(4, 8)] = Field(
-        default=None, description="Bits of the frozen weights with qlora, 4 or 8; by default 4."
-    )
-    freeze_trainable_layers: Annotated[int | None, Count(-1000, 1000)] = Field(
-        default=None, description="With freeze: how many of the last layers are trained; negative for the first ones."
-    )
-    pure_bf16: Annotated[bool | None, Switch()] = Field(
-        default=None, description="Weights and optimizer in bf16, without fp32 copies; not with Megatron."
-    )
-    optimizer: Annotated[str | None, Choice(("adamw", "adamw_8bit"))] = Field(
-        default=None, description="adamw, or adamw_8bit with its moments in 8 bits; the latter not with Megatron."
-    )
-    freeze_vision_tower: Annotated[bool | None, Switch()] = Field(
-        default=None, description="The vision encoder is not trained."
-    )
-    freeze_multi_modal_projector: Annotated[bool | None, Switch()] = Field(
-        default=None, description="The projector between vision and language is not trained."
-    )
-    freeze_language_model: Annotated[bool | None, Switch()] = Field(
-        default=None, description="The language model is not trained."
-    )
-    image_max_pixels: Annotated[int | None, Count(28 * 28, 10**9)] = Field(
-        default=None, description="Pixels above which an image is scaled down."
-    )
-    images_per_sequence: Annotated[float | None, Number(0, 10_000)] = Field(
-        default=None, description="Images in a (packed) sequence, on average; for vision-language models."
-    )
-    token_imbalance: Annotated[float | None, Number(1, 64)] = Field(
-        default=None,
-        description="Tokens of the busiest rank's experts over the average; for a mixture of experts with ep > 1.",
-    )
-    mtp_num_layers: Annotated[int | None, Count(0, 16)] = Field(
-        default=None, description="Multi-token-prediction layers that are trained with the model; left out: none."
-    )
-    trainer: Annotated[dict[str, Any] | None, PassedThrough()] = Field(
-        default=None, description="Any other keys of the trainer's YAML, passed through."
-    )
-    pin: PinForm | None = Field(default=None, description="Layout keys that must hold.")
+    pin: PinForm | None = key("Layout keys that must hold.")  # type: ignore[assignment]
 
 
-class SpecForm(Form):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecForm(Block):
     """A cluster, a model and a fine-tuning job, for topoplan."""
 
     name: Annotated[
         str | None,
         Text(pattern=r"[A-Za-z0-9_][A-Za-z0-9._-]*", meaning="letters, digits, `.`, `_` and `-`", longest=64),
-    ] = Field(
-        default=None, description="Names the bundle's directory; left out: the file's name.", examples=["h100-4x8"]
+    ] = key("Names the bundle's directory; left out: the file's name.", "h100-4x8")
+    nodes: Nodes | None = key("Machines.", 4)
+    gpus_per_node: GpusPerNode | None = key("GPUs in a machine.", 8)
+    gpu: GpuForm = key("A name of `topoplan gpus`, or a block of figures.", "h100-sxm-80gb", default=MISSING)
+    nvlink_bandwidth: Annotated[float | None, rate(1e10, 1e13, "10GB/s to 10TB/s for each GPU")] = key(
+        "NVLink of one GPU, both directions together, as vendors quote it, with unit. Left out: the GPUs talk over "
+        "PCIe; but with ib_bandwidth and nics_per_node left out too: the usual machine of the GPU.",
+        "900GB/s",
     )
-    nodes: Annotated[int | None, Count(1, MOST_GPUS)] = Field(default=None, description="Machines.", examples=[4])
-    gpus_per_node: Annotated[int | None, Count(1, 144)] = Field(
-        default=None, description="GPUs in a machine.", examples=[8]
+    ib_bandwidth: Annotated[float | None, rate(1.25e7, 2.5e11, "100Mb/s to 2000Gb/s for each NIC")] = key(
+        "Network of one NIC (InfiniBand, RoCE or Ethernet), each way, with unit. Needed above one node.", "400Gb/s"
     )
-    gpu: GpuForm = Field(description="A name of `topoplan gpus`, or a block of figures.", examples=["h100-sxm-80gb"])
-    nvlink_bandwidth: Annotated[float | None, rate(1e10, 1e13, "10GB/s to 10TB/s for each GPU")] = Field(
-        default=None,
-        description=(
-            "NVLink of one GPU, both directions together, as vendors quote it, with unit. Left out: the GPUs talk "
-            "over PCIe; but with ib_bandwidth and nics_per_node left out too: the usual machine of the GPU."
-        ),
-        examples=["900GB/s"],
+    nics_per_node: Nics | None = key("NICs that the GPUs use; left out: as in the usual machine of the GPU.", 8)
+    model: ModelForm | None = key(
+        "A name of `topoplan models`, a directory with config.json, or the path of a config.json.", "Qwen/Qwen3-8B"
     )
-    ib_bandwidth: Annotated[float | None, rate(1.25e7, 2.5e11, "100Mb/s to 2000Gb/s for each NIC")] = Field(
-        default=None,
-        description="Network of one NIC (InfiniBand, RoCE or Ethernet), each way, with unit. Needed above one node.",
-        examples=["400Gb/s"],
+    job: JobForm | None = key("The fine-tuning job.")
+    hosts: list[Host] | None = key("The machines, one for each node; rank 0 first.")
+    fabric: FabricForm | None = key("The network between the nodes.")
+    host_memory: Annotated[int | None, amount(2**30, 2**50, "1GiB to 1PiB")] = key(
+        "Main memory of a machine, with unit.", "2TB"
     )
-    nics_per_node: Annotated[int | None, Count(1, 64)] = Field(
-        default=None, description="NICs that the GPUs use; left out: as in the usual machine of the GPU.", examples=[8]
+    cpu_cores: Cores | None = key("CPU cores of a machine.")
+    pcie_bandwidth: Annotated[float | None, rate(2.5e8, 1e12, "250MB/s to 1TB/s")] = key(
+        "PCIe link of one GPU, each way, with unit.", "64GB/s"
     )
-    model: ModelForm | None = Field(
-        default=None,
-        description="A name of `topoplan models`, a directory with config.json, or the path of a config.json.",
-        examples=["Qwen/Qwen3-8B"],
+    sockets: Sockets | None = key(
+        "CPU sockets of a machine, over which its GPUs and NICs are spread; left out: 2, or 1 for up to four PCIe "
+        "cards."
     )
-    job: JobForm | None = Field(default=None, description="The fine-tuning job.")
-    hosts: list[HostForm] | None = Field(default=None, description="The machines, one for each node; rank 0 first.")
-    fabric: FabricForm | None = Field(default=None, description="The network between the nodes.")
-    host_memory: Annotated[int | None, amount(2**30, 2**50, "1GiB to 1PiB")] = Field(
-        default=None, description="Main memory of a machine, with unit.", examples=["2TB"]
+    env: Environment | None = key("Environment variables for the trainer, passed through.")
+    secrets: SecretNames | None = key(
+        "Names of variables that the trainer needs and no file may hold: `topoplan launch` takes their values from the "
+        "environment that it is called in.",
+        ["HF_TOKEN", "WANDB_API_KEY"],
     )
-    cpu_cores: Annotated[int | None, Count(1, 10_000)] = Field(default=None, description="CPU cores of a machine.")
-    pcie_bandwidth: Annotated[float | None, rate(2.5e8, 1e12, "250MB/s to 1TB/s")] = Field(
-        default=None, description="PCIe link of one GPU, each way, with unit.", examples=["64GB/s"]
+    software: Software | None = key(
+        "What the hosts have: the version of python, and of packages as pip lists them. Plans then say what these "
+        "versions cannot do, and what cannot be had on this Python.",
+        {"python": "3.12", "torch": "2.11.0"},
     )
-    sockets: Annotated[int | None, Count(1, 8)] = Field(
-        default=None,
-        description="CPU sockets of a machine, over which its GPUs and NICs are spread; left out: 2, or 1 for up to "
-        "four PCIe cards.",
+    slurm: BatchOptions | None = key(
+        "Options of sbatch for the job script of Slurm, by their long names; they take the place of topoplan's own. "
+        "true is an option without a value, false leaves out one of topoplan's.",
+        {"partition": "gpu", "time": "24:00:00"},
     )
-    env: Annotated[dict[str, str] | None, Environment()] = Field(
-        default=None, description="Environment variables for the trainer, passed through."
+    margin: Margin | None = key(
+        "Part of the card that a plan must leave free; by default the error band of the prediction.", "8%"
     )
-    secrets: Annotated[list[str] | None, SecretNames()] = Field(
-        default=None,
-        description="Names of variables that the trainer needs and no file may hold: `topoplan launch` takes their "
-        "values from the environment that it is called in.",
-        examples=[["HF_TOKEN", "WANDB_API_KEY"]],
-    )
-    software: Annotated[dict[str, str] | None, Versions()] = Field(
-        default=None,
-        description="What the hosts have: the version of python, and of packages as pip lists them. Plans then say "
-        "what these versions cannot do, and what cannot be had on this Python.",
-        examples=[{"python": "3.12", "torch": "2.11.0"}],
-    )
-    slurm: Annotated[dict[str, str | bool] | None, BatchOptions()] = Field(
-        default=None,
-        description="Options of sbatch for the job script of Slurm, by their long names; they take the place of "
-        "topoplan's own. true is an option without a value, false leaves out one of topoplan's.",
-        examples=[{"partition": "gpu", "time": "24:00:00"}],
-    )
-    margin: Annotated[float | None, Fraction()] = Field(
-        default=None,
-        description="Part of the card that a plan must leave free; by default the error band of the prediction.",
-        examples=["8%"],
-    )
-    profile: Annotated[str | None, Text(meaning="a path")] = Field(
-        default=None,
-        description="File of a calibration profile of your own, relative to this file; see `topoplan profile`.",
-        examples=["profiles/h100.yaml"],
+    profile: Annotated[str | None, Text(meaning="a path")] = key(
+        "File of a calibration profile of your own, relative to this file; see `topoplan profile`.",
+        "profiles/h100.yaml",
     )

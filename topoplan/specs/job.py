@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import MISSING, dataclass
+from typing import Annotated, Any
 
+from topoplan.specs.blocks import key
+from topoplan.specs.kinds import Choice, Count, Number, Switch, Text, Words
 from topoplan.specs.lengths import PREPROCESSING_BATCH, Lengths, Packing, packed
+from topoplan.specs.passed_on import TRAINER_KEYS
+
+_TARGETS = Words(pattern=r"[A-Za-z0-9_][A-Za-z0-9_.]*", meaning="names of linear layers, or all", is_tuple=True)
 
 
 def usual_learning_rate(finetuning: str, stage: str) -> float:
@@ -22,59 +27,92 @@ def usual_learning_rate(finetuning: str, stage: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One fine-tuning job."""
+    """What is trained, on what, in which numbers."""
 
-    seq_len: int
-    """Tokens a sequence: LLaMA-Factory's cutoff_len."""
-    global_batch_size: int
-    """Sequences per optimizer step."""
-    precision: str = "bf16"
-    """bf16, fp16, fp8, mxfp8 or nvfp4."""
-    finetuning: str = "full"
-    """full, freeze, lora or qlora."""
-    stage: str = "sft"
-    """pt, sft or dpo."""
-    dataset: str | None = None
-    dataset_dir: str | None = None
-    template: str | None = None
-    packing: bool = False
-    """Samples are packed to seq_len, so that every position is a real token. The trainer's own default: only stage pt
-    packs. Without packing and without `lengths` every sequence is taken to be seq_len long, which none exceeds."""
+    seq_len: Annotated[int, Count(1, 10_000_000)] = key(
+        "Tokens in a sequence: LLaMA-Factory's cutoff_len.", 4096, default=MISSING
+    )
+    global_batch_size: Annotated[int, Count(1, 1_000_000)] = key(
+        "Sequences in an optimizer step, over all GPUs.", 64, default=MISSING
+    )
+    precision: Annotated[str, Choice(("bf16", "fp16", "fp8", "mxfp8", "nvfp4"))] = key(
+        "Number format of the matrix multiplications.", default="bf16"
+    )
+    finetuning: Annotated[str, Choice(("full", "freeze", "lora", "qlora"))] = key(
+        "Which parameters are trained.", default="full"
+    )
+    stage: Annotated[str, Choice(("pt", "sft", "dpo"))] = key(
+        "Pre-training, supervised fine-tuning or direct preference optimization.", default="sft"
+    )
+    dataset: Annotated[str | None, Text()] = key(
+        "Data sets by their names in dataset_info.json, with commas. When their JSON files are on this machine, the "
+        "lengths of their samples are read; so are those of a .json or .jsonl file given here."
+    )
+    dataset_dir: Annotated[str | None, Text(meaning="a path")] = key("Directory of dataset_info.json, on every node.")
+    template: Annotated[str | None, Text(pattern=r"[A-Za-z0-9._-]+", meaning="a template's name")] = key(
+        "LLaMA-Factory's chat template.", "qwen3_vl"
+    )
+    packing: Annotated[bool, Switch()] = key(
+        "Samples are packed to seq_len, so that every position is a real token. In stage pt on by default.",
+        default=False,
+    )
+    """Without packing and without `lengths` every sequence is taken to be seq_len long, which none exceeds."""
     lengths: Lengths | None = None
     """How long the samples are; None where nothing is known."""
-    samples: int | None = None
-    """Sequences in the data set (packed ones with packing)."""
-    epochs: float = 3.0
-    learning_rate: float = 2e-5
-    lora_rank: int | None = None
-    """Rank of the adapters with lora and qlora; None is the trainers' usual 8."""
-    lora_target: tuple[str, ...] = ("all",)
-    """Linear layers that get an adapter, by their names in Hugging Face's model, or in Megatron-core's with backend
-    megatron; `all` is every one but the output layer."""
-    quantization_bit: int | None = None
-    """Bits of the frozen weights with qlora: 4 (NF4) or 8; None is 4."""
-    freeze_trainable_layers: int = 2
-    """With freeze: the last layers, which alone are trained; negative for the first ones. LLaMA-Factory's default."""
-    pure_bf16: bool = False
-    """Weights and optimizer in bf16, without fp32 copies."""
-    optimizer: str = "adamw"
-    """adamw, or adamw_8bit, whose two moments are in 8 bits (bitsandbytes)."""
-    freeze_vision_tower: bool = True
+    samples: Annotated[int | None, Count(1, 10**12)] = key(
+        "Sequences in the data set (packed ones with packing); gives hours and GPU-hours. Left out: as the lengths of "
+        "the samples tell."
+    )
+    epochs: Annotated[float, Number(1e-6, 10_000)] = key("Passes over the data.", default=3.0)
+    learning_rate: Annotated[float, Number(1e-12, 1)] = key(
+        "Peak learning rate; else 2e-5, 1e-4 of adapters, 5e-6 of DPO.", default=2e-5
+    )
+    lora_rank: Annotated[int | None, Count(1, 8192)] = key("Rank with lora and qlora.")
+    """None is the trainers' usual 8."""
+    lora_target: Annotated[tuple[str, ...], _TARGETS] = key(
+        "Linear layers that get an adapter, by their names in the model, or in Megatron-core's with backend megatron; "
+        "by default all.",
+        ["q_proj", "v_proj"],
+        default=("all",),
+    )
+    """`all` is every one but the output layer."""
+    quantization_bit: Annotated[int | None, Count(4, 8)] = key(
+        "Bits of the frozen weights with qlora, 4 or 8; by default 4."
+    )
+    freeze_trainable_layers: Annotated[int, Count(-1000, 1000)] = key(
+        "With freeze: how many of the last layers are trained; negative for the first ones.", default=2
+    )
+    """LLaMA-Factory's default."""
+    pure_bf16: Annotated[bool, Switch()] = key(
+        "Weights and optimizer in bf16, without fp32 copies; not with Megatron.", default=False
+    )
+    optimizer: Annotated[str, Choice(("adamw", "adamw_8bit"))] = key(
+        "adamw, or adamw_8bit with its moments in 8 bits; the latter not with Megatron.", default="adamw"
+    )
+    freeze_vision_tower: Annotated[bool, Switch()] = key("The vision encoder is not trained.", default=True)
     """LLaMA-Factory's own default."""
-    freeze_multi_modal_projector: bool = True
-    freeze_language_model: bool = False
-    image_max_pixels: int = 589824
+    freeze_multi_modal_projector: Annotated[bool, Switch()] = key(
+        "The projector between vision and language is not trained.", default=True
+    )
+    freeze_language_model: Annotated[bool, Switch()] = key("The language model is not trained.", default=False)
+    image_max_pixels: Annotated[int, Count(28 * 28, 10**9)] = key(
+        "Pixels above which an image is scaled down.", default=589824
+    )
     """LLaMA-Factory's own default; 768 x 768 pixels."""
-    images_per_sequence: float = 1.0
-    """Images in one (packed) sequence, on average; counts for vision-language models alone."""
-    token_imbalance: float = 1.0
-    """Tokens that the busiest rank's experts get, over the average; 1 is perfectly balanced routing."""
-    mtp_num_layers: int = 0
-    """Multi-token-prediction layers that are trained with the model, each a depth with a loss of its own."""
-    trainer: Mapping[str, Any] = field(default_factory=dict)
-    """Further keys of the trainer's YAML, passed through."""
-    pin: Mapping[str, Any] = field(default_factory=dict)
-    """Layout keys that must hold, such as {"tp": 4}."""
+    images_per_sequence: Annotated[float, Number(0, 10_000)] = key(
+        "Images in a (packed) sequence, on average; for vision-language models.", default=1.0
+    )
+    token_imbalance: Annotated[float, Number(1, 64)] = key(
+        "Tokens of the busiest rank's experts over the average; for a mixture of experts with ep > 1.", default=1.0
+    )
+    mtp_num_layers: Annotated[int, Count(0, 16)] = key(
+        "Multi-token-prediction layers that are trained with the model; left out: none.", default=0
+    )
+    """Each is a depth with a loss of its own."""
+    trainer: Annotated[Mapping[str, Any], TRAINER_KEYS] = key(
+        "Any other keys of the trainer's YAML, passed through.", default=dict
+    )
+    pin: Mapping[str, Any] = key("Layout keys that must hold.", default=dict)
 
     @property
     def trains_language_weights(self) -> bool:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from topoplan.errors import SpecError
+from topoplan.specs.kinds import Checked
 from topoplan.specs.lengths import checked_pair, histogram
 from topoplan.specs.source import shown_path
+from topoplan.units import shown
 
 _MAX_FILE_BYTES = 100_000_000
 EXPECTED = "expected [tokens, count] pairs, or a mapping of tokens to counts"
@@ -34,6 +36,26 @@ def pairs_of(value: Any) -> tuple[tuple[int, int], ...]:
         except SpecError as error:
             raise SpecError(f"entry {number}: {error.what}", expected=error.expected) from None
     return histogram(found)
+
+
+def _lengths(value: Any) -> tuple[tuple[int, int], ...] | str:
+    """Pairs of tokens and count, or the path of a file."""
+    if isinstance(value, str) and value.strip() and value.isprintable():
+        return value
+    if not isinstance(value, list | Mapping):
+        raise SpecError(f"{shown(value)} is not a length histogram", expected=f"{EXPECTED}, or a file of either")
+    return pairs_of(value)
+
+
+def _schema() -> dict[str, Any]:
+    number = {"type": "integer", "minimum": 1}
+    pair = {"type": "array", "items": number, "minItems": 2, "maxItems": 2}
+    several = {"type": "array", "items": {"anyOf": [number, pair]}, "minItems": 1}
+    mapping = {"type": "object", "patternProperties": {"^[0-9]+$": number}, "additionalProperties": False}
+    return {"anyOf": [{"type": "string"}, several, mapping | {"minProperties": 1}]}
+
+
+LENGTHS = Checked(_lengths, _schema)
 
 
 def read_length_file(path: Path) -> tuple[tuple[int, int], ...]:

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 from topoplan.errors import SpecError
-from topoplan.specs.source import plain_scalar
+from topoplan.specs.kinds import SIZE, Number
+from topoplan.specs.scalars import plain_scalar
 from topoplan.units import shown
 
 LONGEST = 1_000_000_000
@@ -26,15 +28,15 @@ class Lengths:
 
     counts: tuple[tuple[int, int], ...]
     """(tokens, how many sequences have them), the shortest first; of preference pairs both answers count."""
-    samples: int
+    samples: Annotated[int, SIZE]
     """Samples of one epoch; a preference pair is one."""
     source: str
     """What was read, for sentences: `alpaca_en_demo.json`, `job.lengths`."""
     rule: str = ""
     """How tokens were counted, for sentences; empty where they were given."""
-    error: float = 0.0
+    error: Annotated[float, Number(0)] = 0.0
     """How far the mean may be off, as a fraction, and a sample by more; 0 for lengths that were given or counted."""
-    stride: int = 1
+    stride: Annotated[int, SIZE] = 1
     """Every how many samples one was measured."""
 
     @property

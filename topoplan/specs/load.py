@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from topoplan.errors import InputError, LayoutError, SpecError
-from topoplan.specs.build import Builder, relocated
+from topoplan.specs.build_cluster import build_cluster
+from topoplan.specs.build_job import build_job
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.document import Document, relocated
 from topoplan.specs.lengths import Lengths
 from topoplan.specs.model import Model
 from topoplan.specs.profile import OwnProfile, read_profile
-from topoplan.specs.source import KeyPath, Source, below, parse_value, read_source
+from topoplan.specs.source import KeyPath, Source, below, dotted, parse_value, read_source
 from topoplan.specs.spec import Spec
 from topoplan.units import file_name, quote, shown
 
 if TYPE_CHECKING:
-    from topoplan.specs.forms import JobForm, SpecForm
+    from topoplan.specs.forms import JobForm, ModelForm
 
 _SCHEMA_KEY = "$schema"
 _OTHER_DATA_KEYS = ("tokenized_path", "streaming")
@@ -100,32 +103,45 @@ def _name_of_file(path: Path) -> str:
     return file_name(path.stem)[:64]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Origin:
+    """Where a part of a document came from."""
+
+    source: Source
+    at: KeyPath = ()
+    """Its path there."""
+    base: Path
+    """Where relative paths in it start."""
+
+
 class _Draft:
     """The document of a spec while files and options are laid over it, with the origin of every part."""
 
     def __init__(self, source: Source, *, base: Path, is_run_document: bool = False) -> None:
-        self._data = dict(source.data)
-        self._data.pop(_SCHEMA_KEY, None)
+        self._data = {key: value for key, value in source.data.items() if key != _SCHEMA_KEY}
         self._is_run_document = is_run_document
-        self._origins: dict[KeyPath, tuple[Source, KeyPath]] = {(): (source, ())}
-        self._bases: dict[KeyPath, Path] = {(): base}
-        """Where the relative paths of a value start; of one that an option gave, in the working directory."""
+        self._origins: dict[KeyPath, _Origin] = {(): _Origin(source=source, base=base)}
 
     def place(self, path: KeyPath) -> str:
         """`file:line` or the option that a value came from."""
-        source, there = self._origin(path)
-        return source.place(there)
+        origin, there = self._origin(path)
+        return origin.source.place(there)
 
-    def _origin(self, path: KeyPath) -> tuple[Source, KeyPath]:
-        """The source of a value, and its path there."""
-        for end in range(len(path), -1, -1):
-            if path[:end] in self._origins:
-                source, start = self._origins[path[:end]]
-                return source, (*start, *path[end:])
-        raise KeyError(path)
+    def _origin(self, path: KeyPath) -> tuple[_Origin, KeyPath]:
+        """The origin of a value, and its path there."""
+        start = next(end for end in range(len(path), -1, -1) if path[:end] in self._origins)
+        origin = self._origins[path[:start]]
+        return origin, (*origin.at, *path[start:])
+
+    def _base(self, path: KeyPath) -> Path:
+        """Where the relative path that stands at `path` starts."""
+        return self._origin(path)[0].base
 
     def put(self, path: KeyPath, value: Any, source: Source, *, base: Path | None = None, at: KeyPath = ()) -> None:
-        """Set one value, making the blocks above it; it came from `at` in `source`."""
+        """Set one value, making the blocks above it; it came from `at` in `source`.
+
+        Without a `base` it came from an option, whose relative paths start in the working directory.
+        """
         block = self._data
         for depth, key in enumerate(path[:-1]):
             inner = block.get(str(key))
@@ -133,7 +149,7 @@ class _Draft:
                 inner = {"name": inner}
             if inner is not None and not isinstance(inner, Mapping):
                 there = path[: depth + 1]
-                what = f"`{'.'.join(map(str, there))}` is {shown(inner)}, not a block of keys ({self.place(there)})"
+                what = f"`{dotted(there)}` is {shown(inner)}, not a block of keys ({self.place(there)})"
                 raise SpecError(what, where=source.name)
             # A copy: a document given by a caller, or shared by aliases, stays as it was.
             block[str(key)] = dict(inner or {})
@@ -141,10 +157,7 @@ class _Draft:
         block[str(path[-1])] = value
         for known in [known for known in self._origins if known[: len(path)] == path]:
             del self._origins[known]
-        self._origins[path] = (source, at)
-        for known in [known for known in self._bases if known[: len(path)] == path]:
-            del self._bases[known]
-        self._bases[path] = base or Path.cwd()
+        self._origins[path] = _Origin(source=source, at=at, base=base or Path.cwd())
 
     def replace_job(self, path: Path) -> None:
         """Take the job, and the model if there is one, from a job file."""
@@ -194,31 +207,30 @@ class _Draft:
                 )
             self.put(("job", "pin", *key.split(".")), value, Source(name=option, data={}))
 
-    def cluster(self, *, default_name: str) -> Cluster:
-        """Check everything, and build the cluster."""
-        _, builder = self._builder()
-        return builder.cluster(default_name)
-
-    def _builder(self) -> tuple[SpecForm, Builder]:
+    def _document(self) -> Document:
+        """The document, its values checked one by one."""
         from topoplan.specs.forms import SpecForm
         from topoplan.specs.mistakes import check_form
 
         self._check_trainer_words()
         form = check_form(SpecForm, self._data, self.place)
-        return form, Builder(form=form, place=self.place, raw=self._data, is_run_document=self._is_run_document)
+        return Document(form=form, place=self.place, raw=self._data, is_run_document=self._is_run_document)
+
+    def cluster(self, *, default_name: str) -> Cluster:
+        """Check everything, and build the cluster."""
+        return build_cluster(self._document(), default_name)
 
     def spec(self, *, default_name: str, path: str | None, profile: OwnProfile | None) -> Spec:
         """Check everything, and build it."""
-        form, builder = self._builder()
-        cluster = builder.cluster(default_name)
+        document = self._document()
+        form = document.form
+        cluster = build_cluster(document, default_name)
         if form.model is None:
-            remedy = "add `model: Qwen/Qwen3-8B`, or give --model"
-            raise SpecError("`model` is missing", where=self.place(()), remedy=remedy)
+            document.lacks("model", remedy="add `model: Qwen/Qwen3-8B`, or give --model")
         if form.job is None:
-            remedy = "add a `job:` block with seq_len and global_batch_size, or give --job FILE"
-            raise SpecError("`job` is missing", where=self.place(()), remedy=remedy)
-        model = self._model(form.model.name, form.model.config, form.job.seq_len)
-        job = builder.job(form.job, cluster, model, self._lengths(form.job, model))
+            document.lacks("job", remedy="add a `job:` block with seq_len and global_batch_size, or give --job FILE")
+        model = self._model(form.model, form.job.seq_len)
+        job = build_job(document, cluster, model, form.job, self._lengths(form.job, model))
         if profile is None and form.profile is not None:
             profile = self._profile(form.profile)
         if profile is not None:
@@ -236,27 +248,27 @@ class _Draft:
         job = self._data.get("job")
         trainer = job.get("trainer") if isinstance(job, Mapping) else None
         for key, word in trainer.items() if isinstance(trainer, Mapping) else ():
-            source, there = self._origin(("job", "trainer", str(key)))
-            if there in source.old_booleans:
+            origin, there = self._origin(("job", "trainer", str(key)))
+            if there in origin.source.old_booleans:
                 raise SpecError(
                     f"job.trainer.{key}: a bare {word} is a word to some readers of YAML and a boolean to others",
-                    where=source.place(there),
+                    where=origin.source.place(there),
                     remedy=f'write "{word}" in quotes, or true or false',
                 )
 
-    def _model(self, name: str | None, config: Mapping[str, Any] | None, seq_len: int) -> Model:
+    def _model(self, form: ModelForm, seq_len: int) -> Model:
         from topoplan.specs.config_json import model_from_config
         from topoplan.specs.model_source import load_model
 
-        if config is not None:
+        if form.config is not None:
             where = f"{self.place(('model', 'config'))}: model.config"
-            return model_from_config(config, name=name or "model", where=where, default_positions=seq_len)
+            return model_from_config(form.config, name=form.name or "model", where=where, default_positions=seq_len)
         place = self.place(("model",))
-        if name is None:
+        if form.name is None:
             remedy = "write `model: Qwen/Qwen3-8B`"
             raise SpecError("model: neither `name` nor `config` is given", where=place, remedy=remedy)
         try:
-            return load_model(name, base=self._base(("model", "name")), default_positions=seq_len)
+            return load_model(form.name, base=self._base(("model", "name")), default_positions=seq_len)
         except InputError as error:
             raise relocated(error, f"{place}: model") from None
 
@@ -296,26 +308,22 @@ class _Draft:
             max_samples=limit if isinstance(limit, int) and limit > 0 else None,
         )
 
-    def _base(self, path: KeyPath) -> Path:
-        """Where the relative path that stands at `path` starts."""
-        return next(self._bases[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self._bases)
-
 
 def _override_path(name: str, option: str) -> KeyPath:
     """Where a key of `--set` sits in the document."""
     from topoplan.specs.forms import JobForm, PinForm, SpecForm
-    from topoplan.specs.mistakes import likely_key
+    from topoplan.specs.mistakes import keys_of, likely_key
 
     parts = tuple(name.split("."))
     if not all(parts):
         raise SpecError(f"{shown(name)} is not a key", where=option, remedy="write it as --set seq_len=8192")
-    if parts[0] in SpecForm.model_fields:
+    if parts[0] in keys_of(SpecForm):
         return parts
-    if parts[0] in JobForm.model_fields:
+    if parts[0] in keys_of(JobForm):
         return ("job", *parts)
     remedy = "other keys of the trainer are set as --set trainer.KEY=VALUE"
-    if likely := likely_key(parts[0], [*SpecForm.model_fields, *JobForm.model_fields]):
+    if likely := likely_key(parts[0], [*keys_of(SpecForm), *keys_of(JobForm)]):
         remedy = f"did you mean {likely!r}?"
-    elif likely := likely_key(parts[0], PinForm.model_fields):
+    elif likely := likely_key(parts[0], keys_of(PinForm)):
         remedy = f"a layout key is held with --pin {likely}=..."
     raise SpecError(f"unknown key {shown(parts[0])}", where=option, remedy=remedy)

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, NoReturn, TypeVar, cast, get_args, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from topoplan.errors import InputError, SpecError, UnitError, nearest
-from topoplan.specs.forms import (
-    FabricForm,
-    Form,
-    GpuForm,
-    HostForm,
-    JobForm,
-    ModelForm,
-    PinForm,
-    RecomputeForm,
-    SpecForm,
-)
-from topoplan.specs.kinds import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
-from topoplan.specs.source import KeyPath
+from topoplan.specs.forms import JobForm, PinForm, SpecForm
+from topoplan.specs.kinds import not_among
+from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
+from topoplan.specs.source import KeyPath, dotted
 from topoplan.units import shown
 
 _MAX_MESSAGES = 3
-_AnyForm = TypeVar("_AnyForm", bound=Form)
+_Form = TypeVar("_Form")
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 # Words of other tools, and what they are called here.
 _OTHER_WORDS: Mapping[str, str] = {
@@ -47,34 +42,38 @@ _OTHER_WORDS: Mapping[str, str] = {
     "gas": "gradient_accumulation_steps",
     "sp": "sequence_parallel",
 }
-_FORM_OF_KEY: Mapping[str, type[Form]] = {
-    "gpu": GpuForm,
-    "model": ModelForm,
-    "job": JobForm,
-    "pin": PinForm,
-    "recompute": RecomputeForm,
-    "hosts": HostForm,
-    "fabric": FabricForm,
-}
 
 
-def check_form(form: type[_AnyForm], data: Mapping[str, Any], place: Callable[[KeyPath], str]) -> _AnyForm:
-    """The document as a form. Raises SpecError or UnitError, one line for each of the first mistakes."""
+def check_form(
+    form: type[_Form],
+    data: Any,
+    place: Callable[[KeyPath], str],
+    *,
+    within: KeyPath = (),
+    context: str | None = None,
+) -> _Form:
+    """What stands at `within` in a document, as a form. `place` is the `file:line` of a path that starts there.
+
+    The `context` is for the kinds of value. Raises SpecError or UnitError, one line for each of the first mistakes.
+    """
     try:
-        return form.model_validate(data)
+        return cast(_Form, _reader(form).validate_python(data, context=context))  # type: ignore[arg-type]  # hashable
     except ValidationError as report:
         mistakes = report.errors(include_url=False)
-    # A key under a name of someone else's is one mistake: the unknown key, not the missing one too.
-    unknown = {mistake["loc"] for mistake in mistakes if mistake["type"] == "extra_forbidden"}
-    renamed = {(*path[:-1], likely_key(str(path[-1]), _form_holding(path, form).model_fields)) for path in unknown}
-    mistakes = [mistake for mistake in mistakes if mistake["type"] != "missing" or mistake["loc"] not in renamed]
-    messages = [_explain(mistake, place, form) for mistake in mistakes[:_MAX_MESSAGES]]
-    if len(messages) == 1:
-        raise messages[0]
-    lines = [str(message) for message in messages]
-    if len(mistakes) > _MAX_MESSAGES:
-        lines.append(f"and {len(mistakes) - _MAX_MESSAGES} more")
-    raise SpecError("\n".join(lines))
+    _Document(form, data, place, within).refuse(mistakes)
+
+
+@cache
+def _reader(form: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(form)
+
+
+def keys_of(form: type[Any]) -> Mapping[str, Any]:
+    """The keys of a form as they are written, with the types of their values."""
+    if issubclass(form, BaseModel):
+        return {field.alias or name: field.annotation for name, field in form.model_fields.items()}
+    hints = get_type_hints(form)
+    return {field.metadata.get("alias", field.name): hints[field.name] for field in fields(form)}
 
 
 def likely_key(word: str, known: Iterable[str]) -> str:
@@ -85,65 +84,128 @@ def likely_key(word: str, known: Iterable[str]) -> str:
     return nearest(word, names).removeprefix("did you mean '").removesuffix("'?")
 
 
-def dotted(path: KeyPath) -> str:
-    """`hosts[0].port`."""
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text
+def _forms_in(hint: Any) -> Iterator[type[Any]]:
+    """The forms that a value of a type may be, or be a list of."""
+    if isinstance(hint, type) and (is_dataclass(hint) or issubclass(hint, BaseModel)):
+        yield hint
+    for argument in get_args(hint):
+        yield from _forms_in(argument)
 
 
-def _form_holding(path: KeyPath, document: type[Form]) -> type[Form]:
-    """The form that has the last key of a path in a document of that form."""
-    names = [part for part in path[:-1] if isinstance(part, str)]
-    return _FORM_OF_KEY[names[-1]] if names else document
+class _Document:
+    """A document that does not have the form that it should have."""
+
+    def __init__(self, form: type[Any], data: Any, place: Callable[[KeyPath], str], within: KeyPath) -> None:
+        self._form, self._data, self._place, self._within = form, data, place, within
+
+    def refuse(self, mistakes: list[ErrorDetails]) -> NoReturn:
+        """Raise the first of pydantic's reports."""
+        for mistake in mistakes:
+            mistake["loc"] = self._path(mistake["loc"], mistake["type"])
+        # A key under a name of someone else's is one mistake: the unknown key, not the missing one too.
+        unknown = {mistake["loc"] for mistake in mistakes if mistake["type"] in _UNKNOWN}
+        renamed = {(*path[:-1], likely_key(str(path[-1]), self._keys(path[:-1]))) for path in unknown}
+        mistakes = [mistake for mistake in mistakes if mistake["type"] != "missing" or mistake["loc"] not in renamed]
+        messages = [self._explained(mistake) for mistake in mistakes[:_MAX_MESSAGES]]
+        if len(messages) == 1:
+            raise messages[0]
+        lines = [str(message) for message in messages]
+        if len(mistakes) > _MAX_MESSAGES:
+            lines.append(f"and {len(mistakes) - _MAX_MESSAGES} more")
+        raise SpecError("\n".join(lines))
+
+    def _path(self, location: KeyPath, problem: str) -> KeyPath:
+        """A location without the names of union members that pydantic puts into it."""
+        path: KeyPath = ()
+        value = self._data
+        for part in location:
+            inside = isinstance(value, list | tuple) if isinstance(part, int) else isinstance(value, Mapping)
+            if inside and (isinstance(part, int) or part in value or (problem == "missing" and part is location[-1])):
+                path = (*path, part)
+                value = value[part] if isinstance(part, int) or part in value else None
+        return path
+
+    def _forms(self, path: KeyPath) -> list[type[Any]]:
+        """The forms that the value at a path may have."""
+        found = [self._form]
+        for part in path:
+            if isinstance(part, str):
+                found = [inner for form in found for inner in _forms_in(keys_of(form).get(part))]
+        return found
+
+    def _keys(self, path: KeyPath) -> list[str]:
+        return [key for form in self._forms(path) for key in keys_of(form)]
+
+    def _explained(self, mistake: ErrorDetails) -> InputError:
+        """One of pydantic's errors as ours."""
+        path, problem, value = mistake["loc"], mistake["type"], mistake["input"]
+        context = mistake.get("ctx", {})
+        error: InputError
+        match problem:
+            case "unit" | "value":
+                path = (*path, context["key"]) if context["key"] else path
+                kind = UnitError if problem == "unit" else SpecError
+                error = kind(context["what"], expected=context["expected"], remedy=context["remedy"])
+            case "extra_forbidden" | "unexpected_keyword_argument":
+                return self._unknown_key(path)
+            case "missing":
+                return self._missing_key(path)
+            case "literal_error":
+                error = not_among(value, tuple(re.findall(r"'([^']*)'", context["expected"])))
+            case "union_tag_invalid" | "union_tag_not_found":
+                kinds = [kind for form in self._forms(path) for kind in get_args(keys_of(form)["kind"])]
+                path, error = (*path, "kind"), not_among(context.get("tag"), tuple(kinds))
+            case "list_type" | "tuple_type":
+                error = SpecError(
+                    f"{shown(value)} is not a list", expected="expected one item a line, each behind `- `"
+                )
+            case "bool_type" | "bool_parsing":
+                error = SpecError(f"{shown(value)} is not true or false")
+            case "string_type":
+                error = SpecError(f"{shown(value)} is not text")
+            case "dict_type" | "mapping_type" | "model_type" | "model_attributes_type" | "dataclass_type":
+                also = "a name or " if any(getattr(form, "short_key", "") for form in self._forms(path)) else ""
+                expected = f"expected {also}`key: value` lines"
+                error = SpecError(f"{shown(value)} is not a block of keys", expected=expected)
+            case _:
+                error = SpecError(mistake["msg"])
+        whole = (*self._within, *path)
+        what = f"{dotted(whole)}: {error.what}" if whole else error.what
+        return type(error)(what, where=self._place(path), expected=error.expected, remedy=error.remedy)
+
+    def _in_block(self, path: KeyPath) -> str:
+        block = dotted((*self._within, *path[:-1]))
+        return f" in `{block}`" if block else ""
+
+    def _missing_key(self, path: KeyPath) -> SpecError:
+        key = str(path[-1])
+        examples = [example for form in self._forms(path[:-1]) for example in _examples(form, key)]
+        remedy = f"add `{key}: {examples[0]}`" if examples else ""
+        return SpecError(f"`{key}` is missing{self._in_block(path)}", where=self._place(path[:-1]), remedy=remedy)
+
+    def _unknown_key(self, path: KeyPath) -> SpecError:
+        key, forms, known = str(path[-1]), self._forms(path[:-1]), self._keys(path[:-1])
+        word = _OTHER_WORDS.get(key, key)
+        expected = remedy = ""
+        if likely := likely_key(key, known):
+            remedy = f"did you mean {likely!r}?"
+        elif lists := [form.list_of_keys for form in forms if getattr(form, "list_of_keys", "")]:
+            remedy = lists[0]
+        elif JobForm not in forms and word in keys_of(JobForm):
+            remedy = f"`{word}` belongs under `job:`"
+        elif SpecForm not in forms and word in keys_of(SpecForm):
+            remedy = f"`{word}` belongs at the top of the file"
+        elif PinForm not in forms and word in keys_of(PinForm):
+            remedy = f"a layout key is held under `pin:` in `job`, as `pin: {{{word}: ...}}`"
+        else:
+            expected = f"expected one of {', '.join(known)}"
+            remedy = "other keys of the trainer go under `trainer:`" if JobForm in forms else ""
+        what = f"unknown key {shown(key)}{self._in_block(path)}"
+        return SpecError(what, where=self._place(path), expected=expected, remedy=remedy)
 
 
-def _explain(mistake: ErrorDetails, place: Callable[[KeyPath], str], document: type[Form]) -> InputError:
-    """One of pydantic's errors as ours."""
-    path: KeyPath = tuple(mistake["loc"])
-    what, expected, remedy = mistake["msg"], "", ""
-    error: type[InputError] = SpecError
-    match mistake["type"]:
-        case "unit" | "value":
-            parts = mistake["ctx"]
-            path = (*path, parts["key"]) if parts["key"] else path
-            what, expected, remedy = parts["what"], parts["expected"], parts["remedy"]
-            error = UnitError if mistake["type"] == "unit" else SpecError
-        case "extra_forbidden":
-            return _unknown_key(path, place(path), _form_holding(path, document))
-        case "missing":
-            form, key = _form_holding(path, document), str(path[-1])
-            examples = form.model_fields[key].examples
-            remedy = f"add `{key}: {examples[0]}`" if examples else ""
-            block = f" in `{dotted(path[:-1])}`" if path[:-1] else ""
-            return SpecError(f"`{key}` is missing{block}", where=place(path[:-1]), remedy=remedy)
-        case "model_type" | "model_attributes_type" | "dict_type" | "dict_attributes_type":
-            form_of_value = _FORM_OF_KEY.get(next((part for part in reversed(path) if isinstance(part, str)), ""))
-            also = "a name or " if form_of_value and form_of_value.short_key else ""
-            what, expected = f"{shown(mistake['input'])} is not a block of keys", f"expected {also}`key: value` lines"
-        case "list_type":
-            what, expected = f"{shown(mistake['input'])} is not a list", "expected one item a line, each behind `- `"
-    return error(f"{dotted(path)}: {what}" if path else what, where=place(path), expected=expected, remedy=remedy)
-
-
-def _unknown_key(path: KeyPath, where: str, form: type[Form]) -> SpecError:
-    key, block = str(path[-1]), dotted(path[:-1])
-    inside = f" in `{block}`" if block else ""
-    what = f"unknown key {shown(key)}{inside}"
-    if likely := likely_key(key, form.model_fields):
-        return SpecError(what, where=where, remedy=f"did you mean {likely!r}?")
-    if form.list_of_keys:
-        return SpecError(what, where=where, remedy=form.list_of_keys)
-    word = _OTHER_WORDS.get(key, key)
-    if form is not JobForm and word in JobForm.model_fields:
-        return SpecError(what, where=where, remedy=f"`{word}` belongs under `job:`")
-    if form is not SpecForm and word in SpecForm.model_fields:
-        return SpecError(what, where=where, remedy=f"`{word}` belongs at the top of the file")
-    if form is not PinForm and word in PinForm.model_fields:
-        return SpecError(
-            what, where=where, remedy=f"a layout key is held under `pin:` in `job`, as `pin: {{{word}: ...}}`"
-        )
-    expected = f"expected one of {', '.join(form.model_fields)}"
-    remedy = "other keys of the trainer go under `trainer:`" if form is JobForm else ""
-    return SpecError(what, where=where, expected=expected, remedy=remedy)
+def _examples(form: type[Any], key: str) -> list[Any]:
+    """Values of a key, for messages."""
+    if issubclass(form, BaseModel):
+        return form.model_fields[key].examples or []
+    return [example for own in fields(form) if own.name == key for example in own.metadata.get("examples", ())]

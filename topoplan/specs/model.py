@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from topoplan.specs.kinds import SIZE, Count, Number
+
+MOST_LAYERS = 4096
+"""Above it a number is a slip of the keyboard, and a tuple of as many layers would not fit the host's memory."""
+Size = Annotated[int, SIZE]
+SizeOrNone = Annotated[int, Count(0, 10**18)]
+"""0 stands for what a model does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
     """Softmax attention with grouped queries (MHA and MQA are its ends)."""
 
-    heads: int
-    kv_heads: int
-    head_dim: int
+    kind: Literal["attention"] = field(default="attention", compare=False)
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
@@ -21,7 +30,7 @@ class Attention:
     """A gate as wide as the query, projected with it (Qwen3-Next)."""
     sinks: bool = False
     """One learned sink logit a head (gpt-oss)."""
-    window: int = 0
+    window: SizeOrNone = 0
     """Sliding window in tokens; 0 is full causal attention."""
 
 
@@ -29,31 +38,34 @@ class Attention:
 class LatentAttention:
     """Multi-head latent attention, DeepSeek-V2 (arXiv 2405.04434, section 2.1)."""
 
-    heads: int
-    q_lora_rank: int
+    kind: Literal["latent_attention"] = field(default="latent_attention", compare=False)
+    heads: Size
+    q_lora_rank: SizeOrNone
     """0: queries come from one full matrix (DeepSeek-V2-Lite, Moonlight)."""
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
+    kv_lora_rank: Size
+    qk_nope_head_dim: Size
+    qk_rope_head_dim: Size
+    v_head_dim: Size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearAttention:
     """Gated DeltaNet (Qwen3-Next): linear attention with a short convolution."""
 
-    key_heads: int
-    value_heads: int
-    key_head_dim: int
-    value_head_dim: int
-    conv_kernel: int
+    kind: Literal["linear_attention"] = field(default="linear_attention", compare=False)
+    key_heads: Size
+    value_heads: Size
+    key_head_dim: Size
+    value_head_dim: Size
+    conv_kernel: Size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mlp:
     """A dense feed-forward block."""
 
-    intermediate_size: int
+    kind: Literal["mlp"] = field(default="mlp", compare=False)
+    intermediate_size: Size
     gated: bool = True
     """Three matrices (SwiGLU) instead of two."""
     bias: bool = False
@@ -63,10 +75,11 @@ class Mlp:
 class Moe:
     """A routed feed-forward block. Every expert is an MLP of `intermediate_size`."""
 
-    experts: int
-    experts_per_token: int
-    intermediate_size: int
-    shared_intermediate_size: int = 0
+    kind: Literal["moe"] = field(default="moe", compare=False)
+    experts: Size
+    experts_per_token: Size
+    intermediate_size: Size
+    shared_intermediate_size: SizeOrNone = 0
     """Width of the always-on expert(s) together; 0 for none."""
     shared_gate: bool = False
     """A sigmoid gate of one output on the shared expert (Qwen2-MoE, Qwen3-Next)."""
@@ -75,21 +88,24 @@ class Moe:
     """Experts have biases (gpt-oss)."""
     router_bias: bool = False
     """The router's linear layer has a bias parameter (gpt-oss)."""
-    groups: int = 1
+    groups: Size = 1
     """Equal runs of experts that the router first chooses among (arXiv 2412.19437, section 2.1.2: node-limited)."""
-    groups_per_token: int = 1
+    groups_per_token: Size = 1
     """Of how many of them a token's experts are."""
 
 
 AnyAttention = Attention | LatentAttention | LinearAttention
+FeedForward = Mlp | Moe
+_BY_KIND = {"discriminator": "kind"}
+"""Tells pydantic how the members of a union are told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """One transformer block: attention and a feed-forward, each behind its norm."""
 
-    attention: AnyAttention
-    ffn: Mlp | Moe
+    attention: AnyAttention = field(metadata=_BY_KIND)
+    ffn: FeedForward = field(metadata=_BY_KIND)
     predicts_next: bool = False
     """A multi-token-prediction layer: the block stands behind a projection of the hidden state and the embedding of the
     token after, each behind a norm, and has a final norm of its own (arXiv 2412.19437, section 2.2)."""
@@ -99,24 +115,24 @@ class Layer:
 class VisionTower:
     """A ViT with a patch merger in front of the language model (Qwen2.5-VL, Qwen3-VL)."""
 
-    layers: int
-    hidden_size: int
-    heads: int
-    intermediate_size: int
+    layers: Annotated[int, Count(1, MOST_LAYERS)]
+    hidden_size: Size
+    heads: Size
+    intermediate_size: Size
     gated: bool
-    out_hidden_size: int
+    out_hidden_size: Size
     """Width of the merged tokens: the language model's hidden size."""
-    patch_size: int
-    spatial_merge_size: int
+    patch_size: Size
+    spatial_merge_size: Size
     """Patches merged along each side into one token."""
-    encoder_parameters: int
+    encoder_parameters: Size
     """Parameters of patch embedding, positions and blocks (what freeze_vision_tower freezes)."""
-    projector_parameters: int
+    projector_parameters: Size
     """Parameters of the patch merger (what freeze_multi_modal_projector freezes)."""
-    deepstack_parameters: int = 0
+    deepstack_parameters: SizeOrNone = 0
     """Parameters of Qwen3-VL's deepstack mergers. LLaMA-Factory freezes them with the tower, but not in its Megatron
     workflow, whose list of name prefixes leaves them out (train/mca/workflow.py, _freeze_model_parameters)."""
-    min_first_stage_layers: int = 0
+    min_first_stage_layers: SizeOrNone = 0
     """Language layers that must sit with the tower on the first stage (Qwen3-VL's deepstack inputs)."""
 
     @property
@@ -136,20 +152,20 @@ class Model:
     name: str
     """Hugging Face id, or the directory that the config came from."""
     model_type: str
-    hidden_size: int
-    vocab_size: int
+    hidden_size: Size
+    vocab_size: Size
     layers: tuple[Layer, ...]
     """One entry a layer; equal layers are one shared object."""
     tie_word_embeddings: bool
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_bias: bool = False
-    learned_positions: int = 0
+    learned_positions: SizeOrNone = 0
     """Rows of a learned position table (GPT-2); 0 with rotary embeddings."""
-    hidden_dropout: float = 0.0
+    hidden_dropout: Annotated[float, Number(0, 1)] = 0.0
     """Dropout behind attention, MLP and embedding; backward keeps its masks."""
-    max_position_embeddings: int = 0
+    max_position_embeddings: SizeOrNone = 0
     """Longest context of the config; 0 when it does not say."""
-    mtp_layers: int = 0
+    mtp_layers: SizeOrNone = 0
     """Multi-token-prediction layers in the checkpoint; 0 when it does not say. Not counted in parameters: a job trains
     them only when it asks to (`Job.mtp_num_layers`)."""
     vision: VisionTower | None = None

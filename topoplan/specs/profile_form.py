@@ -5,106 +5,106 @@ Here the meaning of a constant stands once: `topoplan profile` prints it, and `s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from topoplan import units
+from topoplan.errors import SpecError
 from topoplan.specs.forms import Form
-from topoplan.specs.kinds import (
-    DELAY,
-    HELD,
-    MOVED,
-    Count,
-    Number,
-    Rates,
-    Share,
-    Switch,
-    Text,
-    Tile,
-)
+from topoplan.specs.kinds import GPU_NAME, Checked, Count, Kind, Number, Quantity, Share, Switch, Text
+from topoplan.specs.scalars import as_number
+from topoplan.units import shown
 
 
 def _constant(meaning: str) -> Any:
     return Field(default=None, description=meaning)
 
 
+def _falling_rates(value: Any) -> tuple[float, ...]:
+    expected = "expected up to 64 falling rates above 0, in GB/s, such as [40, 30, 20]"
+    rates = tuple(map(as_number, value)) if isinstance(value, list | tuple) else ()
+    if not rates or any(isinstance(item, bool) or not isinstance(item, int | float) for item in rates):
+        raise SpecError(f"{shown(value)} is not a list of rates", expected=expected)
+    # Written so that a NaN, which compares as false, is refused too.
+    falling = all(ahead > behind for ahead, behind in itertools.pairwise(rates))
+    if not (len(rates) <= 64 and falling and rates[-1] > 0 and rates[0] <= 10_000):
+        raise SpecError(f"{shown(value)} is out of range", expected=expected)
+    return tuple(map(float, rates))
+
+
+_SIDE = {"type": "int", "strict": True, "ge": 16, "le": 1024, "multiple_of": 2}
+TILE = Kind(
+    {"type": "tuple", "items_schema": [_SIDE, _SIDE]},
+    "a tile",
+    "two even whole numbers from 16 to 1024, such as [128, 256]",
+)
+RATES = Checked(_falling_rates, {})
+DELAY = Quantity(units.parse_seconds, units.SECONDS_PATTERN, 0, 1, "0s to 1s", bare_unit=1.0)
+"""Of a kernel, a collective or a step; a bare number is in seconds."""
+HELD = Quantity(units.parse_bytes, units.AMOUNT_PATTERN, 0, 2**36, "0GiB to 64GiB", bare_unit=1)
+"""Device memory; a bare number is in bytes."""
+MOVED = Quantity(units.parse_rate, units.RATE_PATTERN, 1e6, 1e14, "1MB/s to 100TB/s", bare_unit=1.0)
+"""What software moves in a second; a bare number is in bytes per second."""
+Part = Annotated[float | None, Share()]
+PartOrNone = Annotated[float | None, Share(is_zero_allowed=True)]
+Delay = Annotated[float | None, DELAY]
+Flag = Annotated[bool | None, Switch()]
+Kernels = Annotated[int | None, Count(0, 4096)]
+
+
 class _Kernels(Form):
-    gemm_efficiency: Annotated[float | None, Share()] = _constant(
-        "Rate of a large GEMM, of the dense peak; tiles and waves are counted apart."
-    )
-    grouped_gemm_efficiency: Annotated[float | None, Share()] = _constant("The same of the experts' grouped GEMMs.")
-    fp8_gemm_efficiency: Annotated[float | None, Share()] = _constant(
-        "The same in fp8, of the fp8 peak, without casts."
-    )
-    gemm_tile: Annotated[tuple[int, int] | None, Tile()] = _constant(
-        "Output tile of a streaming multiprocessor's GEMM."
-    )
-    half_tile_efficiency: Annotated[float | None, Share()] = _constant(
-        "Rate of a GEMM with tiles of half the width, of that with whole ones."
-    )
-    quarter_tile_efficiency: Annotated[float | None, Share()] = _constant(
-        "The same with tiles of half the height and half the width."
-    )
+    gemm_efficiency: Part = _constant("Rate of a large GEMM, of the dense peak; tiles and waves are counted apart.")
+    grouped_gemm_efficiency: Part = _constant("The same of the experts' grouped GEMMs.")
+    fp8_gemm_efficiency: Part = _constant("The same in fp8, of the fp8 peak, without casts.")
+    gemm_tile: Annotated[tuple[int, int] | None, TILE] = _constant("Output tile of a streaming multiprocessor's GEMM.")
+    half_tile_efficiency: Part = _constant("Rate of a GEMM with tiles of half the width, of that with whole ones.")
+    quarter_tile_efficiency: Part = _constant("The same with tiles of half the height and half the width.")
     gemm_prologue: Annotated[int | None, Count(0, 65536)] = _constant("Elements of K that a tile's start and end cost.")
-    memory_efficiency: Annotated[float | None, Share()] = _constant(
-        "Rate of elementwise kernels, of the memory's bandwidth."
-    )
-    kernel_launch_s: Annotated[float | None, DELAY] = _constant("Least time of one kernel: launch and drain.")
-    router_gemm_share: Annotated[float | None, Share()] = _constant(
-        "Rate of a router's GEMM, of that of a large one, on Megatron-core."
-    )
-    router_bytes: Annotated[int | None, Count(0, 4096)] = _constant(
-        "What a router's other kernels move for one token and one expert."
-    )
-    router_kernels: Annotated[int | None, Count(0, 4096)] = _constant("Number of these kernels on Megatron-core.")
+    memory_efficiency: Part = _constant("Rate of elementwise kernels, of the memory's bandwidth.")
+    kernel_launch_s: Delay = _constant("Least time of one kernel: launch and drain.")
+    router_gemm_share: Part = _constant("Rate of a router's GEMM, of that of a large one, on Megatron-core.")
+    router_bytes: Kernels = _constant("What a router's other kernels move for one token and one expert.")
+    router_kernels: Kernels = _constant("Number of these kernels on Megatron-core.")
 
 
 class _Attention(Form):
-    flash_attention: Annotated[bool | None, Switch()] = _constant(
-        "Whether a flash attention kernel exists for the card."
-    )
-    attention_forward_efficiency: Annotated[float | None, Share()] = _constant(
+    flash_attention: Flag = _constant("Whether a flash attention kernel exists for the card.")
+    attention_forward_efficiency: Part = _constant(
         "Rate of causal attention's forward on long sequences and heads of 128, of the bf16 peak."
     )
-    attention_backward_efficiency: Annotated[float | None, Share()] = _constant("The same of its backward.")
-    attention_softmax_width: Annotated[int | None, Count(0, 4096)] = _constant(
+    attention_backward_efficiency: Part = _constant("The same of its backward.")
+    attention_softmax_width: Kernels = _constant(
         "Width of a head whose products take as long as the softmax of its scores."
     )
-    delta_rule_share: Annotated[float | None, Share()] = _constant(
+    delta_rule_share: Part = _constant(
         "Rate of the gated delta rule (linear attention), of that of attention's forward."
     )
 
 
 class _Links(Form):
-    nvlink_efficiency: Annotated[float | None, Share()] = _constant(
-        "Bus bandwidth of large collectives over NVLink, of its one-way rate."
-    )
-    pcie_efficiency: Annotated[float | None, Share()] = _constant(
+    nvlink_efficiency: Part = _constant("Bus bandwidth of large collectives over NVLink, of its one-way rate.")
+    pcie_efficiency: Part = _constant(
         "The same over PCIe inside a node, where no link between CPU sockets is in the way."
     )
-    network_efficiency: Annotated[float | None, Share()] = _constant(
-        "The same between nodes, of the NICs' one-way rate."
-    )
+    network_efficiency: Part = _constant("The same between nodes, of the NICs' one-way rate.")
     tcp_socket_bytes_per_s: Annotated[float | None, MOVED] = _constant(
         "Rate of one TCP socket. Without RDMA, NCCL has two for a group and NIC."
     )
-    collective_latency_s: Annotated[float | None, DELAY] = _constant("Fixed time of a collective inside a node.")
-    hop_latency_s: Annotated[float | None, DELAY] = _constant("Further time for each member of its ring but the first.")
-    tree_efficiency: Annotated[float | None, Share()] = _constant("Rate of trees, of that of rings on the same links.")
-    nvls_efficiency: Annotated[float | None, Share(is_zero_allowed=True)] = _constant(
+    collective_latency_s: Delay = _constant("Fixed time of a collective inside a node.")
+    hop_latency_s: Delay = _constant("Further time for each member of its ring but the first.")
+    tree_efficiency: Part = _constant("Rate of trees, of that of rings on the same links.")
+    nvls_efficiency: PartOrNone = _constant(
         "Bytes that NVLink SHARP all-reduces in a second, of a ring's bus bandwidth; 0 where there is none."
     )
-    nvls_latency_s: Annotated[float | None, DELAY] = _constant("What setting up NVLink SHARP costs over a ring.")
-    ll_efficiency: Annotated[float | None, Share()] = _constant(
-        "Rate of NCCL's protocol LL (low latency), of that of Simple."
-    )
-    ll_hop_share: Annotated[float | None, Share()] = _constant("Time of its step inside a domain, of that of Simple.")
-    ll_network_hop_share: Annotated[float | None, Share()] = _constant("The same of the software between nodes.")
-    tp_overlap: Annotated[float | None, Share(is_zero_allowed=True)] = _constant(
-        "Part of backward's tensor-parallel collectives that runs beside GEMMs."
-    )
-    overlap_interference: Annotated[float | None, Share(is_zero_allowed=True)] = _constant(
+    nvls_latency_s: Delay = _constant("What setting up NVLink SHARP costs over a ring.")
+    ll_efficiency: Part = _constant("Rate of NCCL's protocol LL (low latency), of that of Simple.")
+    ll_hop_share: Part = _constant("Time of its step inside a domain, of that of Simple.")
+    ll_network_hop_share: Part = _constant("The same of the software between nodes.")
+    tp_overlap: PartOrNone = _constant("Part of backward's tensor-parallel collectives that runs beside GEMMs.")
+    overlap_interference: PartOrNone = _constant(
         "Part of hidden communication by which the work beside it gets longer, under ddp, deepspeed and fsdp2."
     )
 
@@ -114,13 +114,11 @@ class _Channels(Form):
         "One-way rate of one NVLink: how many of them a GPU has follows from its rate."
     )
     nccl_nvlink_gb_per_s: Annotated[float | None, Number(1, 10_000)] = _constant("What NCCL counts one NVLink as.")
-    nccl_inside_gb_per_s: Annotated[tuple[float, ...] | None, Rates()] = _constant(
+    nccl_inside_gb_per_s: Annotated[tuple[float, ...] | None, RATES] = _constant(
         "Rates of one ring that NCCL's search tries inside an NVLink domain."
     )
-    nccl_between_gb_per_s: Annotated[tuple[float, ...] | None, Rates()] = _constant("The same between domains.")
-    nccl_doubles_narrow_rings: Annotated[bool | None, Switch()] = _constant(
-        "Whether NCCL doubles more than four rings of less than 50 GB/s each."
-    )
+    nccl_between_gb_per_s: Annotated[tuple[float, ...] | None, RATES] = _constant("The same between domains.")
+    nccl_doubles_narrow_rings: Flag = _constant("Whether NCCL doubles more than four rings of less than 50 GB/s each.")
     nvls_inside_channels: Annotated[int | None, Count(0, 64)] = _constant(
         "Channels of NVLink SHARP for a group inside one domain; 0 where there is none."
     )
@@ -128,35 +126,23 @@ class _Channels(Form):
 
 
 class _Eager(Form):
-    eager_gemm_share: Annotated[float | None, Share()] = _constant(
-        "Rate of a GEMM among eager PyTorch's kernels, of what it reaches alone."
-    )
-    eager_memory_share: Annotated[float | None, Share()] = _constant(
+    eager_gemm_share: Part = _constant("Rate of a GEMM among eager PyTorch's kernels, of what it reaches alone.")
+    eager_memory_share: Part = _constant(
         "The same of memory-bound kernels: short ones, strided ones and casts, with what is not counted around"
         " attention."
     )
-    eager_launch_s: Annotated[float | None, DELAY] = _constant(
-        "Host time of one operation, from Python to the launched kernel."
-    )
-    eager_router_kernels: Annotated[int | None, Count(0, 4096)] = _constant(
-        "Number of a router's kernels beside its GEMM."
-    )
+    eager_launch_s: Delay = _constant("Host time of one operation, from Python to the launched kernel.")
+    eager_router_kernels: Kernels = _constant("Number of a router's kernels beside its GEMM.")
     flash2_flops_per_sm: Annotated[float | None, Number(1e9, 1e15)] = _constant(
         "Most that FlashAttention 2 reaches on one streaming multiprocessor."
     )
-    nf4_unpack_share: Annotated[float | None, Share()] = _constant(
-        "Rate at which bitsandbytes unpacks NF4, of that of other memory-bound kernels."
-    )
-    zero3_hook_s: Annotated[float | None, DELAY] = _constant(
-        "Host time of ZeRO stage 3 around one submodule of a pass: fetch, wait, release."
-    )
-    zero3_layer_modules: Annotated[int | None, Count(0, 4096)] = _constant("Submodules of a layer that it is around.")
+    nf4_unpack_share: Part = _constant("Rate at which bitsandbytes unpacks NF4, of that of other memory-bound kernels.")
+    zero3_hook_s: Delay = _constant("Host time of ZeRO stage 3 around one submodule of a pass: fetch, wait, release.")
+    zero3_layer_modules: Kernels = _constant("Submodules of a layer that it is around.")
 
 
 class _Host(Form):
-    step_overhead_s: Annotated[float | None, DELAY] = _constant(
-        "Host work of a step that no kernel hides: data, gradient norm, logging."
-    )
+    step_overhead_s: Delay = _constant("Host work of a step that no kernel hides: data, gradient norm, logging.")
     host_adam_bytes_per_s: Annotated[float | None, MOVED] = _constant(
         "Traffic of a node's memory that an Adam on its CPUs sustains."
     )
@@ -172,33 +158,29 @@ class _DeviceMemory(Form):
     driver_bytes: Annotated[int | None, HELD] = _constant(
         "What nvidia-smi's total has over what CUDA lets a process use (`topoplan table`)."
     )
-    fragmentation: Annotated[float | None, Share(is_zero_allowed=True)] = _constant(
+    fragmentation: PartOrNone = _constant(
         "Reserved over allocated memory, less one, where every micro batch allocates the same sizes in the same order."
     )
-    irregular_fragmentation: Annotated[float | None, Share(is_zero_allowed=True)] = _constant(
+    irregular_fragmentation: PartOrNone = _constant(
         "The same where several micro batches are in flight, or experts get other numbers of tokens each time."
     )
-    sharded_fragmentation: Annotated[float | None, Share(is_zero_allowed=True)] = _constant(
+    sharded_fragmentation: PartOrNone = _constant(
         "The same under ddp, deepspeed and fsdp2: gathered weights, logits and gradients of other sizes come and go."
     )
-    expandable_fragmentation: Annotated[float | None, Share(is_zero_allowed=True)] = _constant(
+    expandable_fragmentation: PartOrNone = _constant(
         "The same with expandable segments, whose pages are mapped where they are needed."
     )
 
 
 class _ErrorBands(Form):
-    memory_band: Annotated[float | None, Share()] = _constant("Error band of the memory of a dense model.")
-    moe_memory_band: Annotated[float | None, Share()] = _constant("The same of a mixture of experts.")
-    adapter_memory_band: Annotated[float | None, Share()] = _constant("The same of adapters on Megatron-core.")
-    time_band: Annotated[float | None, Share()] = _constant("Error band of the step time of a dense model in bf16.")
-    moe_time_band: Annotated[float | None, Share()] = _constant("The same of a mixture of experts, in any precision.")
-    eight_bit_time_band: Annotated[float | None, Share()] = _constant("The same of a dense model in fp8 and below.")
-    sharded_memory_band: Annotated[float | None, Share()] = _constant(
-        "Error band of memory under ddp, deepspeed and fsdp2."
-    )
-    sharded_time_band: Annotated[float | None, Share()] = _constant(
-        "Error band of the step time under ddp, deepspeed and fsdp2."
-    )
+    memory_band: Part = _constant("Error band of the memory of a dense model.")
+    moe_memory_band: Part = _constant("The same of a mixture of experts.")
+    adapter_memory_band: Part = _constant("The same of adapters on Megatron-core.")
+    time_band: Part = _constant("Error band of the step time of a dense model in bf16.")
+    moe_time_band: Part = _constant("The same of a mixture of experts, in any precision.")
+    eight_bit_time_band: Part = _constant("The same of a dense model in fp8 and below.")
+    sharded_memory_band: Part = _constant("Error band of memory under ddp, deepspeed and fsdp2.")
+    sharded_time_band: Part = _constant("Error band of the step time under ddp, deepspeed and fsdp2.")
 
 
 class ProfileForm(_ErrorBands, _DeviceMemory, _Host, _Eager, _Channels, _Links, _Attention, _Kernels):
@@ -217,7 +199,7 @@ class ProfileForm(_ErrorBands, _DeviceMemory, _Host, _Eager, _Channels, _Links, 
     }
     """The constants by what they are about."""
 
-    gpu: Annotated[str, Text(pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*", meaning="a GPU's name", longest=64)] = Field(
+    gpu: Annotated[str, GPU_NAME] = Field(
         description="The card or the architecture that the constants are of.", examples=["h100-sxm-80gb"]
     )
     source: Annotated[str | None, Text()] = _constant("Where the constants come from.")

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from topoplan.errors import SpecError, nearest
+from topoplan.specs.scalars import plain_scalar as plain_scalar
 from topoplan.units import quote
 
 KeyPath = tuple[str | int, ...]
@@ -29,9 +30,6 @@ _MAX_VALUES = 1_000_000
 _MAX_DEPTH = 40
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-_INT = re.compile(r"[-+]?[0-9][0-9_]*")
-_FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
-_INF = re.compile(r"([-+]?)\.(?:inf|Inf|INF)")
 _TAG = "tag:yaml.org,2002:"
 _KNOWN_TAGS = {None, "!", *(_TAG + kind for kind in ("str", "int", "float", "bool", "null", "seq", "map"))}
 _WIDE_COLON = re.compile(r"\s*[\"']?[A-Za-z_][\w.-]*[\"']?\s*\N{FULLWIDTH COLON}")
@@ -66,6 +64,14 @@ def read_source(path: Path) -> Source:
 def shown_path(path: Path) -> str:
     """A path for messages: as it was given, with control characters escaped."""
     return str(path) if str(path).isprintable() else repr(str(path))
+
+
+def dotted(path: KeyPath) -> str:
+    """`hosts[0].port`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
 
 
 def below(base: Path, name: str) -> Path:
@@ -132,23 +138,6 @@ def parse_source(text: str, *, name: str) -> Source:
 def parse_value(text: str, *, name: str) -> Any:
     """One value as it would stand behind a key, for options such as `--set key=value`. Raises SpecError."""
     return _Reader(name).document(text)
-
-
-def plain_scalar(text: str) -> bool | int | float | str | None:
-    """Meaning of an unquoted YAML 1.2 scalar."""
-    if text in ("", "~", "null", "Null", "NULL"):
-        return None
-    if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
-        return text[0] in "tT"
-    # A number of a thousand digits is text: int() would refuse it, and no key takes it.
-    if len(text) <= 400:
-        if _INT.fullmatch(text):
-            return int(text)
-        if _FLOAT.fullmatch(text):
-            return float(text.replace("_", ""))
-    if match := _INF.fullmatch(text):
-        return float(match.group(1) + "inf")
-    return float("nan") if text in (".nan", ".NaN", ".NAN") else text
 
 
 class _Reader:

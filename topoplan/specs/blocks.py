@@ -1,0 +1,71 @@
+"""Frozen values that people write as blocks of keys.
+
+A field made by `key` says what its key means, and its annotation what it may hold (`kinds`); pydantic reads both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
+
+_Value = TypeVar("_Value")
+
+
+def key(description: str, example: Any = None, *, default: Any = None, alias: str = "") -> Any:
+    """A field of a frozen value that people write, with what it means, for the schema that an editor reads.
+
+    The example is for messages too, and `alias` is the key that is written where the field has another name. Without a
+    default (MISSING) it is required; a mutable default is given as its type.
+    """
+    told: dict[str, Any] = {"description": description}
+    if example is not None:
+        told["examples"] = [example]
+    if alias:
+        told["alias"] = alias
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=told)
+    return field(default=default, metadata=told)
+
+
+def as_base(kind: type[_Value], value: Any, **changes: Any) -> _Value:
+    """A frozen value as one of the class that its own extends, with some fields changed."""
+    return kind(**{own.name: getattr(value, own.name) for own in fields(kind)} | changes)  # type: ignore[arg-type]
+
+
+class Block:
+    """A frozen value that people write as a block of keys. A key without a value (null) counts as left out."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+    short_key: ClassVar[str] = ""
+    """The key that a bare text in place of the block stands for: `gpu: h100-sxm-80gb`."""
+
+    @classmethod
+    def tidy(cls, value: Any) -> Any:
+        """What is written, as keys with their values."""
+        if cls.short_key and isinstance(value, str):
+            return {cls.short_key: value}
+        if isinstance(value, Mapping):
+            return {key: content for key, content in value.items() if content is not None}
+        return value
+
+    def given(self) -> dict[str, Any]:
+        """The fields that have a value."""
+        values = {own.name: getattr(self, own.name) for own in fields(self)}  # type: ignore[arg-type]
+        return {name: value for name, value in values.items() if value is not None}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        function = {"type": "no-info", "function": cls.tidy}
+        return {"type": "function-before", "function": function, "schema": handler(source)}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        block = handler(schema)
+        short = [handler.resolve_ref_schema(block)["properties"][cls.short_key]] if cls.short_key else []
+        return {"anyOf": [*short, block]}

@@ -1,0 +1,240 @@
+"""From a checked form to a cluster: what its values mean together, and the usual machine of a GPU.
+
+Two ways to describe the links of a cluster:
+
+- The short form gives none of `nvlink_bandwidth`, `ib_bandwidth` and `nics_per_node`. The links are then those of
+  the GPU's usual machine (an HGX box with one NIC a GPU, an NVL72 rack, a PCIe server), and `gpus_per_node` may be
+  left out too.
+- Otherwise what is left out is absent: no `nvlink_bandwidth` means that the GPUs of a node talk over PCIe, and more
+  than one node needs an `ib_bandwidth`. Only the number of NICs still defaults to the usual one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from topoplan import catalog
+from topoplan.errors import SpecError, UnitError
+from topoplan.specs.cluster import MOST_GPUS, Cluster, Fabric, Host
+from topoplan.specs.document import Document, relocated
+from topoplan.specs.gpu import Gpu
+from topoplan.units import format_byte_rate
+
+if TYPE_CHECKING:
+    from topoplan.specs.forms import FabricForm
+
+# One small message over TCP sockets passes two kernels; Fabric's own default is that of RDMA.
+_TCP_LATENCY_S = 30e-6
+_PCIE_GEN4_BYTES_PER_S = 32e9
+_PCIE_GEN5_BYTES_PER_S = 64e9
+_PCIE_GPUS_OF_A_SOCKET = 4
+_OLDEST_WITH = {"fp4": "blackwell", "fp8": "hopper", "": "ampere"}
+_PCIE_GEN5_SINCE = "hopper"
+_AS_GIVEN = ("cpu_cores", "env", "secrets", "software", "slurm", "margin")
+"""Keys that a cluster has as the spec gives them."""
+
+
+def build_cluster(document: Document, default_name: str) -> Cluster:
+    """The cluster of a document. An empty `default_name` becomes one made of GPU and counts. Raises SpecError."""
+    form = document.form
+    gpu, in_catalog = _gpu(document)
+    links_given = any(link is not None for link in (form.nvlink_bandwidth, form.ib_bandwidth, form.nics_per_node))
+    is_short = in_catalog and not links_given
+    nodes = _nodes(document)
+    gpus_per_node = form.gpus_per_node or (gpu.gpus_per_node if is_short else 0)
+    if not gpus_per_node:
+        document.lacks("gpus_per_node", remedy="add `gpus_per_node: 8`")
+    if nodes * gpus_per_node > MOST_GPUS:
+        what = f"{nodes} * gpus_per_node {gpus_per_node} = {nodes * gpus_per_node} GPUs"
+        document.fail(("nodes",), what, expected=f"expected at most {MOST_GPUS}")
+    nvlink = gpu.nvlink_bytes_per_s if is_short else _nvlink(document, gpu, in_catalog)
+    usual_nics = max(1, round(gpu.nics_per_node * gpus_per_node / gpu.gpus_per_node))
+    if form.ib_bandwidth is None and not is_short and nodes > 1:
+        document.lacks(
+            "ib_bandwidth",
+            f", and {nodes} nodes need a network",
+            at=("nodes",),
+            remedy="add `ib_bandwidth: 400Gb/s` (the rate of one NIC), or leave nvlink_bandwidth and nics_per_node "
+            "out too to take the GPU's usual machine",
+        )
+    cluster = Cluster(
+        name=form.name or default_name or f"{gpu.name}-{nodes}x{gpus_per_node}",
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        gpu=gpu,
+        nvlink_bytes_per_s=nvlink,
+        nvlink_domain_gpus=_nvlink_domain(gpu, nvlink, nodes, gpus_per_node),
+        pcie_bytes_per_s=form.pcie_bandwidth or gpu.pcie_bytes_per_s,
+        nics_per_node=form.nics_per_node or usual_nics,
+        nic_bytes_per_s=form.ib_bandwidth or gpu.nic_bytes_per_s,
+        sockets=form.sockets or (1 if gpus_per_node <= _PCIE_GPUS_OF_A_SOCKET and not nvlink else 2),
+        host_memory_bytes=form.host_memory,
+        hosts=_hosts(document, nodes),
+        **{name: value for name, value in form.given().items() if name in _AS_GIVEN},
+    )
+    if both := sorted(set(cluster.secrets) & set(cluster.env)):
+        document.fail(("secrets",), f"{both[0]} is under env too", remedy="leave it out there")
+    _check_rack(document, cluster)
+    _check_hcas(document, cluster)
+    return replace(cluster, fabric=_fabric(document, cluster))
+
+
+def _check_rack(document: Document, cluster: Cluster) -> None:
+    rack, gpus = cluster.gpu.nvlink_domain_gpus, cluster.gpus_per_node
+    is_rack = cluster.nvlink_bytes_per_s and rack > cluster.gpu.gpus_per_node
+    if is_rack and cluster.nodes > 1 and rack % gpus:
+        document.fail(
+            ("gpus_per_node",),
+            f"{rack} GPUs of an NVLink domain % {gpus} GPUs of a node = {rack % gpus}",
+            expected=f"expected a divisor of {rack}; the usual machine has {cluster.gpu.gpus_per_node}",
+        )
+
+
+def _check_hcas(document: Document, cluster: Cluster) -> None:
+    """HCAs are chosen by NCCL_IB_HCA, which NCCL_IB_DISABLE and AWS's plugin leave unread."""
+    kind = document.form.fabric.kind if document.form.fabric else None
+    whys = {"ethernet": "which is TCP without RDMA", "efa": "whose plugin takes all adapters that there are"}
+    for index, host in enumerate(cluster.hosts):
+        if kind in whys and host.hcas:
+            remedy = "make it kind: roce, or leave hcas out" if kind == "ethernet" else "leave hcas out"
+            what = f"RDMA adapters with fabric.kind {kind}, {whys[kind]}"
+            document.fail(("hosts", index, "hcas"), what, remedy=remedy)
+
+
+def _gpu(document: Document) -> tuple[Gpu, bool]:
+    """The GPU, and whether it is one of the catalog (with a usual machine)."""
+    figures = document.form.gpu.given()
+    name = figures.pop("name")
+    try:
+        return replace(catalog.gpu(name), **figures), True
+    except SpecError as error:
+        if not figures:
+            raise relocated(error, f"{document.place(('gpu',))}: gpu") from None
+    needed = (
+        ("memory_bytes", "memory", "81559MiB"),
+        ("bf16_flops", "bf16_tflops", "989"),
+        ("memory_bytes_per_s", "memory_bandwidth", "3.35TB/s"),
+    )
+    for field, key, example in needed:
+        if field not in figures:
+            remedy = f"add `{key}: {example}`, or use a name of `topoplan gpus`"
+            document.lacks(key, f" in `gpu`: {name!r} is not in the catalog", at=("gpu",), remedy=remedy)
+    return _own_gpu(document, name, figures), False
+
+
+def _own_gpu(document: Document, name: str, figures: Mapping[str, Any]) -> Gpu:
+    """A card that no catalog knows: its links come from the spec, and the usual machine is none."""
+    form = document.form
+    newest = "fp4" if "fp4_flops" in figures else "fp8" if "fp8_flops" in figures else ""
+    architecture = figures.get("architecture", _OLDEST_WITH[newest])
+    known = catalog.architectures()
+    is_recent = known.index(architecture) >= known.index(_PCIE_GEN5_SINCE)
+    guessed = {
+        "architecture": architecture,
+        "fp16_flops": figures["bf16_flops"],
+        "sm_count": 132 if is_recent else 108,
+        "nvlink_bytes_per_s": (form.nvlink_bandwidth or 0.0) / 2,
+        "nvlink_domain_gpus": 1,
+        "pcie_bytes_per_s": _PCIE_GEN5_BYTES_PER_S if is_recent else _PCIE_GEN4_BYTES_PER_S,
+        "gpus_per_node": form.gpus_per_node or 1,
+        "nics_per_node": 1,
+        "nic_bytes_per_s": form.ib_bandwidth or 12.5e9,
+    }
+    return Gpu(name=name, source=f"gpu block of {document.place(('gpu',))}", **{**guessed, **figures})
+
+
+def _nodes(document: Document) -> int:
+    form = document.form
+    if form.nodes is not None:
+        return form.nodes
+    if form.hosts:
+        return len(form.hosts)
+    if not document.is_run_document:
+        document.lacks("nodes", remedy="add `nodes: 4`")
+    return 1
+
+
+def _nvlink(document: Document, gpu: Gpu, in_catalog: bool) -> float:
+    """Rate of one GPU's NVLink each way, from the vendors' figure for both ways together."""
+    both_ways = document.form.nvlink_bandwidth
+    if both_ways is None:
+        return 0.0
+    usual = gpu.nvlink_bytes_per_s * 2
+    if in_catalog and not usual:
+        document.fail(
+            ("nvlink_bandwidth",),
+            f"a machine of {gpu.name} has no NVLink between all its GPUs",
+            remedy="leave nvlink_bandwidth out; bridges between pairs of cards are not modelled",
+        )
+    # 900Gb/s is a rate that exists (a bridge between two cards), so only the card tells the mistake.
+    written = str(document.raw["nvlink_bandwidth"])
+    if usual and re.search("b(?!yte)", written) and math.isclose(both_ways * 8, usual, rel_tol=0.02):
+        raise UnitError(
+            f"nvlink_bandwidth: {written} is {format_byte_rate(both_ways)}, an eighth of the NVLink of {gpu.name}",
+            where=document.place(("nvlink_bandwidth",)),
+            remedy=f"did you mean {format_byte_rate(usual)}?",
+        )
+    return both_ways / 2
+
+
+def _nvlink_domain(gpu: Gpu, nvlink_bytes_per_s: float, nodes: int, gpus_per_node: int) -> int:
+    """GPUs that reach each other over NVLink: a box, or in an NVL72 rack up to all of its boxes."""
+    if not nvlink_bytes_per_s:
+        return 1
+    is_rack = gpu.nvlink_domain_gpus > gpu.gpus_per_node
+    return min(max(gpu.nvlink_domain_gpus, gpus_per_node), nodes * gpus_per_node) if is_rack else gpus_per_node
+
+
+def _fabric(document: Document, cluster: Cluster) -> Fabric:
+    form = document.form.fabric
+    if form is None:
+        return Fabric()
+    rails, nics = form.rails or 1, cluster.nics_per_node
+    if rails > nics:
+        what = f"rails {rails} > nics_per_node {nics}"
+        document.fail(("fabric", "rails"), what, expected="expected at most one rail for each NIC of a node")
+    if nics % rails:
+        what = f"nics_per_node {nics} % rails {rails} = {nics % rails}"
+        document.fail(("fabric", "rails"), what, expected="expected as many NICs of a node on each rail")
+    given = form.given()
+    for key in ("traffic_class", "service_level"):
+        if key in given and not form.uses_verbs:
+            what = f"NCCL gives it to InfiniBand and RoCE alone, and fabric.kind is {form.kind}"
+            document.fail(("fabric", key), what, remedy="leave one of them out")
+    if given.pop("uplinks_per_leaf", None) is not None:
+        given["oversubscription"] = _oversubscription(document, cluster, form)
+    if form.kind == "ethernet":
+        given.setdefault("latency_s", _TCP_LATENCY_S)
+    return Fabric(**given)
+
+
+def _oversubscription(document: Document, cluster: Cluster, form: FabricForm) -> float:
+    """Downlinks over uplinks of a full leaf, where it has as many uplinks; 1 where it has more."""
+    path, uplinks, nodes = ("fabric", "uplinks_per_leaf"), form.uplinks_per_leaf, form.nodes_per_leaf
+    if document.has("fabric", "oversubscription"):
+        document.fail(path, "is given beside oversubscription", remedy="leave one of them out")
+    if nodes is None:
+        document.fail(path, "is given without nodes_per_leaf", remedy="add nodes_per_leaf")
+    if not uplinks and cluster.nodes > nodes:
+        what = f"a leaf of {nodes} nodes has no uplink, and the cluster has {cluster.nodes} nodes"
+        document.fail(path, what, expected="expected uplinks where nodes are on more than one leaf")
+    downlinks = nodes * cluster.nics_per_node / (form.rails or 1)
+    return max(1.0, downlinks / uplinks) if uplinks else 1.0
+
+
+def _hosts(document: Document, nodes: int) -> tuple[Host, ...]:
+    hosts = tuple(document.form.hosts or ())
+    if hosts and len(hosts) != nodes:
+        what = f"{len(hosts)} hosts != nodes {nodes}"
+        document.fail(("hosts",), what, expected="expected one host for each node, or none at all")
+    seen: set[tuple[str, int]] = set()
+    for index, host in enumerate(hosts):
+        place = (host.address, host.port or 22)
+        if place in seen:
+            document.fail(("hosts", index), f"{host.address} is listed twice")
+        seen.add(place)
+    return hosts

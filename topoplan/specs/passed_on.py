@@ -1,0 +1,161 @@
+"""What a spec hands on as it is: keys of the trainer, variables, secrets by name, versions that the hosts have."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from topoplan.errors import SpecError
+from topoplan.specs.kinds import Checked, KeyedError
+from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, is_secret, secrets_in
+from topoplan.units import quote, shown
+
+# What LLaMA-Factory's YAML calls the things that a spec has a key for. Under `trainer:` they would be written
+# twice, with two values; anywhere else they tell what the user was looking for.
+TRAINER_KEYS_OF_JOB: Mapping[str, str] = {
+    "cutoff_len": "seq_len",
+    "finetuning_type": "finetuning",
+    "bf16": "precision",
+    "fp16": "precision",
+    "num_train_epochs": "epochs",
+    **{
+        key: key
+        for key in (
+            *("stage", "dataset", "dataset_dir", "template", "packing", "learning_rate", "lora_rank", "lora_target"),
+            *("quantization_bit", "freeze_trainable_layers", "pure_bf16", "freeze_vision_tower"),
+            *("freeze_multi_modal_projector", "freeze_language_model", "image_max_pixels"),
+        )
+    },
+}
+TRAINER_KEYS_OF_LAYOUT: Mapping[str, str] = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "virtual_pipeline_model_parallel_size": "vpp",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "expert_tensor_parallel_size": "etp",
+    "per_device_train_batch_size": "micro_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "sequence_parallel": "sequence_parallel",
+    "use_distributed_optimizer": "distributed_optimizer",
+    "recompute_granularity": "recompute",
+    "recompute_method": "recompute",
+    "recompute_num_layers": "recompute",
+    "recompute_modules": "recompute",
+    "pipeline_model_parallel_layout": "pipeline_layout",
+    "optimizer_offload_fraction": "optimizer_offload_fraction",
+    "overlap_grad_reduce": "overlap_grad_reduce",
+    "overlap_param_gather": "overlap_param_gather",
+}
+_NAME = "[A-Za-z_][A-Za-z0-9_]"
+_VARIABLE = f"{_NAME}{{0,127}}"
+
+
+def block(value: Any, expected: str) -> Mapping[Any, Any]:
+    """A value that has to be a block of keys. Raises SpecError without a place."""
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{shown(value)} is not a block of keys", expected=f"expected {expected}")
+    return value
+
+
+def _trainer_keys(value: Any) -> dict[str, Any]:
+    """Keys for the trainer's YAML, but for those that topoplan writes itself."""
+    for key, content in block(value, "keys of the trainer's YAML").items():
+        if not isinstance(key, str) or not re.fullmatch(_VARIABLE, key):
+            raise KeyedError(key, "is not a key of the trainer")
+        if key == "model_name_or_path":
+            raise KeyedError(key, "is the spec's `model`", remedy="set `model` instead")
+        if own := TRAINER_KEYS_OF_JOB.get(key):
+            raise KeyedError(key, f"is the job's `{own}`", remedy=f"set `{own}` in `job` instead")
+        if own := TRAINER_KEYS_OF_LAYOUT.get(key):
+            raise KeyedError(key, "is part of the layout", remedy=f"hold it with `pin: {{{own}: ...}}` in `job`")
+        if (found := next(secrets_in({key: content}), None)) is not None:
+            at = f"{quote('.'.join(map(str, found[1:])))} in it " if found[1:] else ""
+            raise KeyedError(key, f"{at}looks like a secret, and {NEVER_WRITTEN}", remedy=REMEDY)
+        if not _is_finite(content):
+            what = "is not a finite number" if isinstance(content, float) else "holds an infinite number or a NaN"
+            raise KeyedError(key, what)
+    return dict(value)
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether every number in a value is one that JSON can hold."""
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _environment(value: Any) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    for name, content in block(value, "NAME: value, one a line").items():
+        if not isinstance(name, str) or not re.fullmatch(_VARIABLE, name):
+            raise KeyedError(name, "is not a variable's name", expected="expected letters, digits and _")
+        if is_secret(name, content):
+            raise KeyedError(name, f"looks like a secret, and {NEVER_WRITTEN}", remedy=REMEDY)
+        if isinstance(content, bool | float) or not isinstance(content, str | int):
+            raise KeyedError(name, f"{shown(content)} is not text", remedy="put it in quotes")
+        text = str(content)
+        if not text.isprintable() or len(text) > 4096:
+            raise KeyedError(name, f"{shown(text)} is not usable", expected="expected text on one line")
+        variables[name] = text
+    return variables
+
+
+def _secret_names(value: Any) -> tuple[str, ...]:
+    """What is no name is not quoted in the message: it may be the secret."""
+    expected = "expected names of variables alone, such as [HF_TOKEN, WANDB_API_KEY]"
+    names = re.split(r"\s*,\s*", value.strip()) if isinstance(value, str) else value
+    if not isinstance(names, list | tuple):
+        raise SpecError("is not a list", expected=expected)
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or not re.fullmatch(_VARIABLE, name) or is_secret("", name):
+            raise SpecError(f"item {index + 1} is not the name of a variable", expected=expected)
+        if name.startswith("TOPOPLAN_"):
+            raise SpecError(f"{name} is topoplan's own", expected=expected)
+    return tuple(dict.fromkeys(names))
+
+
+def _versions(value: Any) -> dict[str, str]:
+    """Versions are text, as YAML reads 3.10 without quotes as 3.1."""
+    from topoplan.catalog.packages import PYTHON, is_version
+
+    for name, version in block(value, f"packages and their versions, such as `{PYTHON}: '3.12'`").items():
+        if name not in _package_names():
+            expected = f"expected some of {', '.join(_package_names())}"
+            raise KeyedError(name, "is not a package that a trainer needs", expected=expected)
+        if not is_version(version):
+            expected = "expected a version in quotes, such as '3.12' or '2.11.0'"
+            raise KeyedError(name, f"{shown(version)} is not a version", expected=expected)
+    return dict(value)
+
+
+def _package_names() -> list[str]:
+    from topoplan.catalog.packages import PYTHON, packages  # read where versions are given alone
+
+    return [PYTHON, *packages()]
+
+
+def mapping_schema(pattern: str, *types: str) -> dict[str, Any]:
+    """JSON Schema of a block whose keys are names of a pattern."""
+    values = {pattern: {"type": list(types)}}
+    return {"type": "object", "patternProperties": values, "additionalProperties": False}
+
+
+TRAINER_KEYS = Checked(_trainer_keys, {"type": "object"})
+ENVIRONMENT = Checked(_environment, mapping_schema(f"^{_NAME}*$", "string", "integer"))
+SECRET_NAMES = Checked(
+    _secret_names,
+    {"anyOf": [{"type": "array", "items": {"type": "string", "pattern": f"^{_NAME}*$"}}, {"type": "string"}]},
+)
+VERSIONS = Checked(
+    _versions,
+    lambda: {
+        "type": "object",
+        "propertyNames": {"enum": _package_names()},
+        "additionalProperties": {"type": "string"},
+    },
+)
