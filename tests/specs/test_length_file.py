@@ -47,5 +47,5 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None
     with pytest.raises(SpecError, match="no such file"):
         read_length_file(tmp_path / "nothing.csv")
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe")
-    with pytest.raises(SpecError, match="is not text"):
+    with pytest.raises(SpecError, match="is not a text file"):
         read_length_file(tmp_path / "binary.csv")

@@ -67,7 +67,7 @@ def test_a_broken_config_file_is_named_with_its_line(tmp_path: Path, text: str, 
 
 def test_a_config_that_is_not_text_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "binary", "").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ModelError, match="not UTF-8 text"):
+    with pytest.raises(ModelError, match="is not a text file in UTF-8"):
         load_model("binary", base=tmp_path)
 
 

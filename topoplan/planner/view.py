@@ -123,17 +123,16 @@ def length_summary(lengths: Lengths) -> dict[str, float]:
 def model_to_dict(model: Model) -> dict[str, Any]:
     """The fields of `Model`; runs of equal layers are one entry with their `count`."""
     view = {field.name: _plain(getattr(model, field.name)) for field in fields(model) if field.name != "layers"}
-    view["num_layers"] = model.num_layers
-    view["layers"] = [{"count": len(list(run)), **_layer_to_dict(layer)} for layer, run in groupby(model.layers)]
-    return view
+    runs = ((layer, len(list(run))) for layer, run in groupby(model.layers))
+    return view | {
+        "num_layers": model.num_layers,
+        "layers": [{"count": count, **_layer_to_dict(layer)} for layer, count in runs],
+    }
 
 
 def _layer_to_dict(layer: Layer) -> dict[str, Any]:
-    return {
-        "attention": {"kind": LAYER_KINDS[type(layer.attention)], **_fields_of(layer.attention)},
-        "ffn": {"kind": LAYER_KINDS[type(layer.ffn)], **_fields_of(layer.ffn)},
-        **({"predicts_next": True} if layer.predicts_next else {}),
-    }
+    view = _fields_of(layer)
+    return view if layer.predicts_next else {key: view[key] for key in ("attention", "ffn")}
 
 
 def _fields_of(value: Any) -> dict[str, Any]:

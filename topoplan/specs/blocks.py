@@ -32,6 +32,12 @@ def key(description: str, example: Any = None, *, default: Any = None, alias: st
     return field(default=default, metadata=told)
 
 
+def as_in(kind: type[Any], name: str) -> Any:
+    """A field with the meaning and the default that it has in another class."""
+    own = kind.__dataclass_fields__[name]
+    return field(default=own.default, default_factory=own.default_factory, metadata=own.metadata)
+
+
 def as_base(kind: type[_Value], value: Any, **changes: Any) -> _Value:
     """A frozen value as one of the class that its own extends, with some fields changed."""
     return kind(**{own.name: getattr(value, own.name) for own in fields(kind)} | changes)  # type: ignore[arg-type]

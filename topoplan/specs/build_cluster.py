@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from topoplan import catalog
 from topoplan.errors import SpecError, UnitError
 from topoplan.specs.cluster import MOST_GPUS, Cluster, Fabric, Host
-from topoplan.specs.document import Document, relocated
+from topoplan.specs.document import Document
 from topoplan.specs.gpu import Gpu
 from topoplan.units import format_byte_rate
 
@@ -74,7 +75,7 @@ def build_cluster(document: Document, default_name: str) -> Cluster:
         sockets=form.sockets or (1 if gpus_per_node <= _PCIE_GPUS_OF_A_SOCKET and not nvlink else 2),
         host_memory_bytes=form.host_memory,
         hosts=_hosts(document, nodes),
-        **{name: value for name, value in form.given().items() if name in _AS_GIVEN},
+        **{name: getattr(form, name) for name in _AS_GIVEN},
     )
     if both := sorted(set(cluster.secrets) & set(cluster.env)):
         document.fail(("secrets",), f"{both[0]} is under env too", remedy="leave it out there")
@@ -109,11 +110,8 @@ def _gpu(document: Document) -> tuple[Gpu, bool]:
     """The GPU, and whether it is one of the catalog (with a usual machine)."""
     figures = document.form.gpu.given()
     name = figures.pop("name")
-    try:
+    with document.about("gpu") if not figures else suppress(SpecError):
         return replace(catalog.gpu(name), **figures), True
-    except SpecError as error:
-        if not figures:
-            raise relocated(error, f"{document.place(('gpu',))}: gpu") from None
     needed = (
         ("memory_bytes", "memory", "81559MiB"),
         ("bf16_flops", "bf16_tflops", "989"),
@@ -227,7 +225,7 @@ def _oversubscription(document: Document, cluster: Cluster, form: FabricForm) ->
 
 
 def _hosts(document: Document, nodes: int) -> tuple[Host, ...]:
-    hosts = tuple(document.form.hosts or ())
+    hosts = document.form.hosts
     if hosts and len(hosts) != nodes:
         what = f"{len(hosts)} hosts != nodes {nodes}"
         document.fail(("hosts",), what, expected="expected one host for each node, or none at all")

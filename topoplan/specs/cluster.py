@@ -117,19 +117,30 @@ class Cluster:
     fabric: Fabric = field(default_factory=Fabric)
     host_memory_bytes: Annotated[int | None, SIZE] = None
     """Memory of one node."""
-    cpu_cores: Cores | None = None
-    hosts: tuple[Host, ...] = ()
-    """Empty, or one for each node."""
-    env: Environment = field(default_factory=dict)
-    """Extra environment of the trainer, passed through."""
-    secrets: SecretNames = ()
-    """Names of further variables of the trainer, whose values are in no file and not here."""
-    software: Software = field(default_factory=dict)
-    """Versions that the hosts have: of `python`, and of packages as pip lists them; what is not here is not known."""
-    slurm: BatchOptions = field(default_factory=dict)
-    """Options of sbatch by their long names; true is one without a value, false leaves out one of topoplan's own."""
-    margin: Margin | None = None
-    """Fraction of the card that a plan must leave free; None takes the error band of the prediction."""
+    cpu_cores: Cores | None = key("CPU cores of a machine.")
+    hosts: tuple[Host, ...] = key("The machines, one for each node; rank 0 first.", default=())
+    env: Environment = key("Environment variables for the trainer, passed through.", default=dict)
+    secrets: SecretNames = key(
+        "Names of variables that the trainer needs and no file may hold: `topoplan launch` takes their values from the "
+        "environment that it is called in.",
+        ["HF_TOKEN", "WANDB_API_KEY"],
+        default=(),
+    )
+    software: Software = key(
+        "What the hosts have: the version of python, and of packages as pip lists them. Plans then say what these "
+        "versions cannot do, and what cannot be had on this Python.",
+        {"python": "3.12", "torch": "2.11.0"},
+        default=dict,
+    )
+    slurm: BatchOptions = key(
+        "Options of sbatch for the job script of Slurm, by their long names; they take the place of topoplan's own. "
+        "true is an option without a value, false leaves out one of topoplan's.",
+        {"partition": "gpu", "time": "24:00:00"},
+        default=dict,
+    )
+    margin: Margin | None = key(
+        "Part of the card that a plan must leave free; by default the error band of the prediction.", "8%"
+    )
 
     @property
     def world_size(self) -> int:

@@ -1,9 +1,11 @@
-"""A spec file, or a run document, on its way to a cluster and a job."""
+"""A spec file, or a run document, on its way to a cluster, a model and a job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from topoplan.errors import InputError, SpecError
@@ -18,22 +20,14 @@ class Document:
     """One document: what it says, checked value by value, and where each value stands."""
 
     form: SpecForm
-    place: Callable[[KeyPath], str]
-    """`file:line` of a value."""
     raw: Mapping[str, Any]
     """The document as it was written."""
+    place: Callable[[KeyPath], str]
+    """`file:line` of a value."""
+    base: Callable[[KeyPath], Path]
+    """Where a relative path starts that stands there."""
     is_run_document: bool = False
     """One of `topoplan predict`, where `nodes` may be left out."""
-
-    def fail(self, path: KeyPath, what: str, *, expected: str = "", remedy: str = "") -> NoReturn:
-        """Raise a SpecError about the value of a key, or about the whole."""
-        raise SpecError(
-            f"{dotted(path)}: {what}" if path else what, where=self.place(path), expected=expected, remedy=remedy
-        )
-
-    def lacks(self, key: str, why: str = "", *, remedy: str, at: KeyPath = ()) -> NoReturn:
-        """Raise a SpecError about a key that is not there."""
-        raise SpecError(f"`{key}` is missing{why}", where=self.place(at), remedy=remedy)
 
     def has(self, *path: str) -> bool:
         """Whether a key is given."""
@@ -42,7 +36,18 @@ class Document:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value is not None
 
+    def fail(self, path: KeyPath, what: str, *, expected: str = "", remedy: str = "") -> NoReturn:
+        """Raise a SpecError about the value of a key."""
+        raise SpecError(f"{dotted(path)}: {what}", where=self.place(path), expected=expected, remedy=remedy)
 
-def relocated(error: InputError, where: str) -> InputError:
-    """The same error with a place in front."""
-    return type(error)(str(error), where=where)
+    def lacks(self, key: str, why: str = "", *, remedy: str, at: KeyPath = ()) -> NoReturn:
+        """Raise a SpecError about a key that is not there."""
+        raise SpecError(f"`{key}` is missing{why}", where=self.place(at), remedy=remedy)
+
+    @contextmanager
+    def about(self, *path: str) -> Iterator[None]:
+        """Errors of what a key names, such as a file, with the key in front."""
+        try:
+            yield
+        except InputError as error:
+            raise type(error)(str(error), where=f"{self.place(path)}: {dotted(path)}") from None

@@ -12,10 +12,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from topoplan.specs.blocks import Block, key
+from topoplan.specs.blocks import Block, as_in, key
 from topoplan.specs.cluster import (
     MOST_GPUS,
     BatchOptions,
+    Cluster,
     Cores,
     Environment,
     Fabric,
@@ -31,18 +32,19 @@ from topoplan.specs.cluster import (
 from topoplan.specs.job import Job
 from topoplan.specs.kinds import (
     ARCHITECTURE,
+    BYTES,
     DEGREE,
     GPU_NAME,
     LATENCY,
+    RATE,
     SPEED,
     Choice,
     Count,
     Number,
+    Quantity,
     Switch,
     Text,
     Words,
-    amount,
-    rate,
 )
 from topoplan.specs.length_file import LENGTHS
 
@@ -71,10 +73,10 @@ class GpuForm(Block):
     name: Annotated[str, GPU_NAME] = key(
         "Name of the card; one of `topoplan gpus`, or your own.", "h100-sxm-80gb", default=MISSING
     )
-    memory_bytes: Annotated[int | None, amount(2**30, 2**43, "1GiB to 8TiB")] = key(
+    memory_bytes: Annotated[int | None, Quantity(BYTES, 2**30, 2**43, "1GiB to 8TiB")] = key(
         "Memory that the driver reports (nvidia-smi's memory.total), with unit.", "81559MiB", alias="memory"
     )
-    memory_bytes_per_s: Annotated[float | None, rate(5e10, 2e14, "50GB/s to 200TB/s")] = key(
+    memory_bytes_per_s: Annotated[float | None, Quantity(RATE, 5e10, 2e14, "50GB/s to 200TB/s")] = key(
         "Bandwidth of the device memory, with unit.", "3.35TB/s", alias="memory_bandwidth"
     )
     bf16_flops: Annotated[float | None, SPEED] = key("Dense bf16 peak, in TFLOPS.", 989, alias="bf16_tflops")
@@ -207,12 +209,12 @@ class SpecForm(Block):
     nodes: Nodes | None = key("Machines.", 4)
     gpus_per_node: GpusPerNode | None = key("GPUs in a machine.", 8)
     gpu: GpuForm = key("A name of `topoplan gpus`, or a block of figures.", "h100-sxm-80gb", default=MISSING)
-    nvlink_bandwidth: Annotated[float | None, rate(1e10, 1e13, "10GB/s to 10TB/s for each GPU")] = key(
+    nvlink_bandwidth: Annotated[float | None, Quantity(RATE, 1e10, 1e13, "10GB/s to 10TB/s for each GPU")] = key(
         "NVLink of one GPU, both directions together, as vendors quote it, with unit. Left out: the GPUs talk over "
         "PCIe; but with ib_bandwidth and nics_per_node left out too: the usual machine of the GPU.",
         "900GB/s",
     )
-    ib_bandwidth: Annotated[float | None, rate(1.25e7, 2.5e11, "100Mb/s to 2000Gb/s for each NIC")] = key(
+    ib_bandwidth: Annotated[float | None, Quantity(RATE, 1.25e7, 2.5e11, "100Mb/s to 2000Gb/s for each NIC")] = key(
         "Network of one NIC (InfiniBand, RoCE or Ethernet), each way, with unit. Needed above one node.", "400Gb/s"
     )
     nics_per_node: Nics | None = key("NICs that the GPUs use; left out: as in the usual machine of the GPU.", 8)
@@ -220,38 +222,24 @@ class SpecForm(Block):
         "A name of `topoplan models`, a directory with config.json, or the path of a config.json.", "Qwen/Qwen3-8B"
     )
     job: JobForm | None = key("The fine-tuning job.")
-    hosts: list[Host] | None = key("The machines, one for each node; rank 0 first.")
+    hosts: tuple[Host, ...] = as_in(Cluster, "hosts")
     fabric: FabricForm | None = key("The network between the nodes.")
-    host_memory: Annotated[int | None, amount(2**30, 2**50, "1GiB to 1PiB")] = key(
+    host_memory: Annotated[int | None, Quantity(BYTES, 2**30, 2**50, "1GiB to 1PiB")] = key(
         "Main memory of a machine, with unit.", "2TB"
     )
-    cpu_cores: Cores | None = key("CPU cores of a machine.")
-    pcie_bandwidth: Annotated[float | None, rate(2.5e8, 1e12, "250MB/s to 1TB/s")] = key(
+    cpu_cores: Cores | None = as_in(Cluster, "cpu_cores")
+    pcie_bandwidth: Annotated[float | None, Quantity(RATE, 2.5e8, 1e12, "250MB/s to 1TB/s")] = key(
         "PCIe link of one GPU, each way, with unit.", "64GB/s"
     )
     sockets: Sockets | None = key(
         "CPU sockets of a machine, over which its GPUs and NICs are spread; left out: 2, or 1 for up to four PCIe "
         "cards."
     )
-    env: Environment | None = key("Environment variables for the trainer, passed through.")
-    secrets: SecretNames | None = key(
-        "Names of variables that the trainer needs and no file may hold: `topoplan launch` takes their values from the "
-        "environment that it is called in.",
-        ["HF_TOKEN", "WANDB_API_KEY"],
-    )
-    software: Software | None = key(
-        "What the hosts have: the version of python, and of packages as pip lists them. Plans then say what these "
-        "versions cannot do, and what cannot be had on this Python.",
-        {"python": "3.12", "torch": "2.11.0"},
-    )
-    slurm: BatchOptions | None = key(
-        "Options of sbatch for the job script of Slurm, by their long names; they take the place of topoplan's own. "
-        "true is an option without a value, false leaves out one of topoplan's.",
-        {"partition": "gpu", "time": "24:00:00"},
-    )
-    margin: Margin | None = key(
-        "Part of the card that a plan must leave free; by default the error band of the prediction.", "8%"
-    )
+    env: Environment = as_in(Cluster, "env")
+    secrets: SecretNames = as_in(Cluster, "secrets")
+    software: Software = as_in(Cluster, "software")
+    slurm: BatchOptions = as_in(Cluster, "slurm")
+    margin: Margin | None = as_in(Cluster, "margin")
     profile: Annotated[str | None, Text(meaning="a path")] = key(
         "File of a calibration profile of your own, relative to this file; see `topoplan profile`.",
         "profiles/h100.yaml",

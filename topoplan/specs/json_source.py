@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from topoplan.errors import SpecError
 from topoplan.specs.source import KeyPath, Source
@@ -19,24 +20,30 @@ _MAX_DEPTH = 60
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+|\n')
 
 
-def parse_json(text: str, *, name: str, remedy: str = "") -> Source:
-    """The object that `text` holds. Raises SpecError with `name` and the line; `remedy` for what is no JSON object."""
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is not a number of JSON")
-
+def json_value(text: str, *, name: str, remedy: str = "", parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """What a JSON text holds. Raises SpecError with `name` and the line."""
     try:
-        value = json.loads(text, parse_constant=refuse)
-        # A lone half of a surrogate pair is no character: nothing that holds one can be written to a file.
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return json.loads(text, parse_constant=parse_constant)
     except json.JSONDecodeError as error:
         raise SpecError(f"is not JSON: {error.msg}", where=f"{name}:{error.lineno}", remedy=remedy) from None
-    except UnicodeEncodeError:
-        raise SpecError("holds half a character (a lone surrogate)", where=name) from None
     except RecursionError:
         raise SpecError("is not JSON that can be read: nested too deep", where=name) from None
-    except ValueError as error:  # NaN, or a number of thousands of digits
+    except ValueError as error:  # a constant that is refused, or a number of thousands of digits
         raise SpecError(f"is not JSON that can be read: {error}", where=name) from None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a number of JSON")
+
+
+def parse_json(text: str, *, name: str, remedy: str = "") -> Source:
+    """The object that `text` holds. Raises SpecError with `name` and the line; `remedy` for what is no JSON object."""
+    value = json_value(text, name=name, remedy=remedy, parse_constant=_refuse)
+    try:
+        # A lone half of a surrogate pair is no character: nothing that holds one can be written to a file.
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise SpecError("holds half a character (a lone surrogate)", where=name) from None
     if not isinstance(value, dict):
         what = "a list" if isinstance(value, list) else "one value"
         raise SpecError(f"holds {what}", where=name, expected="expected a JSON object", remedy=remedy)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from topoplan import units
 from topoplan.errors import InputError, SpecError, UnitError, listed, nearest
-from topoplan.specs.scalars import as_number
+from topoplan.specs.scalars import as_fraction, as_number, as_switch, as_whole
 from topoplan.units import quote, shown
 
 if TYPE_CHECKING:
@@ -27,7 +27,14 @@ _BEYOND = {"greater_than", "greater_than_equal", "less_than", "less_than_equal",
 """pydantic's names for a value of the right type that is out of its range."""
 AS_WRITTEN = "as written"
 """The context in which a value stays what it is where it is equal to what is read: 2 in the place of 2.0."""
-_PERCENTAGE = {"type": "string", "pattern": r"^[0-9.]+ *%$"}
+
+
+Unit = tuple[Callable[[object], float], str]
+"""What parses a quantity, and the pattern of one."""
+BYTES: Unit = (units.parse_bytes, units.AMOUNT_PATTERN)
+RATE: Unit = (units.parse_rate, units.RATE_PATTERN)
+FLOPS: Unit = (units.parse_flops, units.FLOPS_PATTERN)
+SECONDS: Unit = (units.parse_seconds, units.SECONDS_PATTERN)
 
 
 class KeyedError(SpecError):
@@ -50,32 +57,37 @@ def not_among(value: object, words: Mapping[str, Any] | tuple[str, ...]) -> Spec
 class Kind:
     """What one value may be: a core schema of pydantic's, and the words for what it refuses."""
 
-    def __init__(self, core: Mapping[str, Any], noun: str, expected: str) -> None:
-        """`noun` is what a value of another type is not, `expected` what was expected of it."""
-        self.core, self.noun, self.expected = core, noun, expected
+    def __init__(
+        self,
+        core: Mapping[str, Any],
+        noun: str,
+        expected: str,
+        *,
+        tidy: Callable[[Any], Any] | None = None,
+        described: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
+        """`noun` is what a value of another type is not, `expected` what was expected of it.
 
-    def _tidy(self, value: Any) -> Any:
-        """The value as pydantic gets it. Raises InputError without a place."""
-        return value
+        `tidy` makes of a value what pydantic gets, and may raise InputError without a place. `described` is the JSON
+        Schema where it is not the one of the core schema.
+        """
+        self._core, self._noun, self.expected = core, noun, f"expected {expected}"
+        self._tidy, self._described = tidy, described
 
     def _check(self, value: Any, validate: Callable[[Any], Any]) -> Any:
         """The value in base units; `validate` is pydantic's part. Raises InputError without a place."""
         from pydantic_core import ValidationError
 
         try:
-            return validate(self._tidy(value))
+            return validate(self._tidy(value) if self._tidy else value)
         except ValidationError as report:
             mistake = report.errors(include_url=False)[0]
             raise self._refusal(value, mistake["type"], mistake["input"]) from None
 
     def _refusal(self, value: Any, problem: str, part: Any) -> SpecError:
         """The error for a value that pydantic refuses for a `problem`, of a `part` of it where it is a list."""
-        what = "out of range" if problem in _BEYOND else f"not {self.noun}"
-        return SpecError(f"{shown(value)} is {what}", expected=f"expected {self.expected}")
-
-    def _json(self, described: dict[str, Any]) -> dict[str, Any]:
-        """JSON Schema of what is accepted, from the one that pydantic makes of the core schema."""
-        return described
+        what = "out of range" if problem in _BEYOND else f"not {self._noun}"
+        return SpecError(f"{shown(value)} is {what}", expected=self.expected)
 
     def _validate(self, value: Any, validate: Callable[[Any], Any], info: ValidationInfo) -> Any:
         from pydantic_core import PydanticCustomError
@@ -91,26 +103,23 @@ class Kind:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         function = {"type": "with-info", "function": self._validate}
-        checked = {"type": "function-wrap", "function": function, "schema": self.core}
+        checked = {"type": "function-wrap", "function": function, "schema": self._core}
         is_optional = NoneType in get_args(source)
         return {"type": "nullable", "schema": checked} if is_optional else checked
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return self._json(handler(schema))
+        if self._described is None:
+            return handler(schema)
+        return dict(self._described() if callable(self._described) else self._described)
 
 
 class Checked(Kind):
     """What a function of our own checks, with its JSON Schema."""
 
-    def __init__(self, function: Callable[[Any], Any], described: Mapping[str, Any] | Callable[[], Any]) -> None:
-        super().__init__({"type": "any"}, "", "")
-        self.function, self.described = function, described
-
-    def _check(self, value: Any, validate: Callable[[Any], Any]) -> Any:
-        return self.function(value)
-
-    def _json(self, described: dict[str, Any]) -> dict[str, Any]:
-        return dict(self.described() if callable(self.described) else self.described)
+    def __init__(
+        self, function: Callable[[Any], Any], described: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+    ) -> None:
+        super().__init__({"type": "any"}, "", "", tidy=function, described=described)
 
 
 class Count(Kind):
@@ -118,11 +127,7 @@ class Count(Kind):
 
     def __init__(self, lowest: int, highest: int) -> None:
         core = {"type": "int", "strict": True, "ge": lowest, "le": highest}
-        super().__init__(core, "a whole number", f"a whole number from {lowest} to {highest}")
-
-    def _tidy(self, value: Any) -> Any:
-        number = as_number(value)
-        return int(number) if isinstance(number, float) and number.is_integer() else number
+        super().__init__(core, "a whole number", f"a whole number from {lowest} to {highest}", tidy=as_whole)
 
 
 class Number(Kind):
@@ -130,10 +135,7 @@ class Number(Kind):
 
     def __init__(self, lowest: float = 1e-12, highest: float = 1e18) -> None:
         core = {"type": "float", "strict": True, "ge": lowest, "le": highest, "allow_inf_nan": False}
-        super().__init__(core, "a number", f"a number from {lowest:g} to {highest:g}")
-
-    def _tidy(self, value: Any) -> Any:
-        return as_number(value)
+        super().__init__(core, "a number", f"a number from {lowest:g} to {highest:g}", tidy=as_number)
 
 
 class Share(Kind):
@@ -144,15 +146,9 @@ class Share(Kind):
         least = "from 0" if is_zero_allowed else "above 0"
         expected = "below one half, such as 8% or 0.08" if is_below_half else f"{least} up to 1, such as 0.7 or 70%"
         core = {"type": "float", "strict": True, **above, **below, "allow_inf_nan": False}
-        super().__init__(core, "a fraction", f"a fraction {expected}")
+        super().__init__(core, "a fraction", f"a fraction {expected}", tidy=as_fraction)
         self._percentages = (1, 50) if is_below_half else (5, 100)
         """Bare numbers that were probably meant as such."""
-
-    def _tidy(self, value: Any) -> Any:
-        if not (isinstance(value, str) and value.strip().endswith("%")):
-            return as_number(value)
-        number = as_number(value.strip()[:-1])
-        return number / 100 if isinstance(number, int | float) else number
 
     def _refusal(self, value: Any, problem: str, part: Any) -> SpecError:
         error, number = super()._refusal(value, problem, part), as_number(value)
@@ -161,35 +157,30 @@ class Share(Kind):
             return SpecError(error.what, expected=error.expected, remedy=f"did you mean {quote(value)}%?")
         return error
 
-    def _json(self, described: dict[str, Any]) -> dict[str, Any]:
-        return {"anyOf": [described, _PERCENTAGE]}
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "string", "pattern": r"^[0-9.]+ *%$"}]}
 
 
 class Switch(Kind):
-    """true or false."""
+    """true or false, or a word of YAML 1.1 for them."""
 
     def __init__(self) -> None:
-        super().__init__({"type": "bool", "strict": True}, "a switch", "true or false")
-
-    def _tidy(self, value: Any) -> Any:
-        words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-        return words.get(value.lower(), value) if isinstance(value, str) else value
+        super().__init__({"type": "bool", "strict": True}, "a switch", "true or false", tidy=as_switch)
 
 
 class Choice(Checked):
     """One of a few words. `Literal` says the same; this takes the words from elsewhere."""
 
     def __init__(self, words: tuple[str, ...] | Callable[[], tuple[str, ...]]) -> None:
-        self._words = words
-        super().__init__(self._chosen, lambda: {"type": "string", "enum": list(self._known())})
+        def known() -> tuple[str, ...]:
+            return words() if callable(words) else words
 
-    def _known(self) -> tuple[str, ...]:
-        return self._words() if callable(self._words) else self._words
+        def chosen(value: Any) -> Any:
+            if not isinstance(value, str) or value not in known():
+                raise not_among(value, known())
+            return value
 
-    def _chosen(self, value: Any) -> Any:
-        if not isinstance(value, str) or value not in self._known():
-            raise not_among(value, self._known())
-        return value
+        super().__init__(chosen, lambda: {"type": "string", "enum": list(known())})
 
 
 class Text(Kind):
@@ -197,23 +188,25 @@ class Text(Kind):
 
     def __init__(self, *, pattern: str = "", meaning: str = "text on one line", longest: int = 1024) -> None:
         core: dict[str, Any] = {"type": "str", "strict": True, "min_length": 1, "max_length": longest}
-        super().__init__(core | ({"pattern": f"^(?:{pattern})$"} if pattern else {}), "usable", meaning)
+        if pattern:
+            core["pattern"] = f"^(?:{pattern})$"
+        super().__init__(core, "usable", meaning, tidy=self._usable)
         self._longest = longest
 
-    def _tidy(self, value: Any) -> Any:
-        """Raises SpecError for what YAML took for something else, and for what no file name or script can hold."""
-        expected = f"expected {self.expected}"
+    def _usable(self, value: Any) -> Any:
+        """Refuses what YAML took for something else, and what no file name or line of a script can hold."""
         if isinstance(value, bool) or value is None:
             remedy = "YAML may read a bare yes, no, on or off as true or false: put it in quotes"
-            raise SpecError(f"{quote(value)} is not text", expected=expected, remedy=remedy)
+            raise SpecError(f"{quote(value)} is not text", expected=self.expected, remedy=remedy)
         if isinstance(value, int | float):
-            raise SpecError(f"{quote(value)} is a number", expected=expected, remedy="put it in quotes")
+            raise SpecError(f"{quote(value)} is a number", expected=self.expected, remedy="put it in quotes")
         if not isinstance(value, str):
-            raise SpecError(f"{quote(value)} is not text", expected=expected)
+            raise SpecError(f"{quote(value)} is not text", expected=self.expected)
         if not value.isprintable() or not value.strip():
-            raise SpecError(f"{shown(value)} is not usable" if value else "is empty", expected=expected)
+            raise SpecError(f"{shown(value)} is not usable" if value else "is empty", expected=self.expected)
         if len(value) > self._longest:
-            raise SpecError(f"{len(value)} characters are too many", expected=f"{expected}, at most {self._longest}")
+            expected = f"{self.expected}, at most {self._longest}"
+            raise SpecError(f"{len(value)} characters are too many", expected=expected)
         return value
 
 
@@ -222,11 +215,11 @@ class Words(Kind):
 
     def __init__(self, *, pattern: str, meaning: str, is_tuple: bool = False, least: int = 1) -> None:
         word = {"type": "str", "strict": True, "pattern": f"^(?:{pattern})$"}
-        super().__init__({"type": "list", "items_schema": word, "min_length": least}, "a list", f"a list of {meaning}")
+        core = {"type": "list", "items_schema": word, "min_length": least}
+        strings = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+        described = {"anyOf": [strings, {"type": "string"}]}
+        super().__init__(core, "a list", f"a list of {meaning}", tidy=_split, described=described)
         self._is_tuple = is_tuple
-
-    def _tidy(self, value: Any) -> Any:
-        return re.split(r"\s*[,+]\s*", value.strip()) if isinstance(value, str) else value
 
     def _check(self, value: Any, validate: Callable[[Any], Any]) -> Any:
         words = super()._check(value, validate)
@@ -235,54 +228,37 @@ class Words(Kind):
     def _refusal(self, value: Any, problem: str, part: Any) -> SpecError:
         if not problem.startswith("string"):
             return super()._refusal(value, problem, part)
-        return SpecError(f"{shown(part)} is not usable", expected=f"expected {self.expected}")
+        return SpecError(f"{shown(part)} is not usable", expected=self.expected)
 
-    def _json(self, described: dict[str, Any]) -> dict[str, Any]:
-        return {"anyOf": [{"type": "array", "items": {"type": "string"}, "minItems": 1}, {"type": "string"}]}
+
+def _split(value: Any) -> Any:
+    return re.split(r"\s*[,+]\s*", value.strip()) if isinstance(value, str) else value
 
 
 class Quantity(Checked):
     """A number with its unit, in a range that holds all real hardware with room to spare."""
 
     def __init__(
-        self,
-        parse: Callable[[object], float],
-        pattern: str,
-        lowest: float,
-        highest: float,
-        range_words: str,
-        *,
-        bare_unit: float | None = None,
+        self, unit: Unit, lowest: float, highest: float, range_words: str, *, bare_unit: float | None = None
     ) -> None:
         """`bare_unit` is what one stands for, in base units, where the key names the unit (`bf16_tflops: 989`)."""
-        text = {"type": "string", "pattern": pattern}
-        bare = {"type": "number", "exclusiveMinimum": 0}
-        super().__init__(self._in_base_units, {"anyOf": [text, bare]} if bare_unit else text)
-        self._parse, self._lowest, self._highest = parse, lowest, highest
-        self._range_words, self._bare_unit = range_words, bare_unit
+        parse, pattern = unit
+        text, bare = {"type": "string", "pattern": pattern}, {"type": "number", "exclusiveMinimum": 0}
 
-    def _in_base_units(self, value: Any) -> float:
-        is_bare = isinstance(value, int | float) and not isinstance(value, bool)
-        amount = as_number(value) * self._bare_unit if is_bare and self._bare_unit else self._parse(value)
-        if not self._lowest <= amount <= self._highest:
-            relation = "above" if amount > self._highest else "below"
-            meant = units.probably_meant(quote(value), self._parse, self._lowest, self._highest)
-            raise UnitError(
-                f"{quote(value)} is far {relation} what exists",
-                expected=f"expected {self._range_words}",
-                remedy=f"did you mean {meant}?" if meant else "",
-            )
-        return amount
+        def in_base_units(value: Any) -> float:
+            is_bare = isinstance(value, int | float) and not isinstance(value, bool)
+            amount = as_number(value) * bare_unit if is_bare and bare_unit else parse(value)
+            if not lowest <= amount <= highest:
+                relation = "above" if amount > highest else "below"
+                meant = units.probably_meant(quote(value), parse, lowest, highest)
+                raise UnitError(
+                    f"{quote(value)} is far {relation} what exists",
+                    expected=f"expected {range_words}",
+                    remedy=f"did you mean {meant}?" if meant else "",
+                )
+            return amount
 
-
-def rate(lowest: float, highest: float, range_words: str) -> Quantity:
-    """A rate, in bytes per second."""
-    return Quantity(units.parse_rate, units.RATE_PATTERN, lowest, highest, range_words)
-
-
-def amount(lowest: float, highest: float, range_words: str) -> Quantity:
-    """An amount of memory, in bytes."""
-    return Quantity(units.parse_bytes, units.AMOUNT_PATTERN, lowest, highest, range_words)
+        super().__init__(in_base_units, {"anyOf": [text, bare]} if bare_unit else text)
 
 
 def _architectures() -> tuple[str, ...]:
@@ -291,8 +267,8 @@ def _architectures() -> tuple[str, ...]:
     return catalog.architectures()
 
 
-SPEED = Quantity(units.parse_flops, units.FLOPS_PATTERN, 1e12, 1e17, "1TFLOPS to 100PFLOPS", bare_unit=1e12)
-LATENCY = Quantity(units.parse_seconds, units.SECONDS_PATTERN, 1e-7, 0.1, "100ns to 100ms")
+SPEED = Quantity(FLOPS, 1e12, 1e17, "1TFLOPS to 100PFLOPS", bare_unit=1e12)
+LATENCY = Quantity(SECONDS, 1e-7, 0.1, "100ns to 100ms")
 PATH = Text(pattern=r"/.*", meaning="an absolute path")
 GPU_NAME = Text(pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*", meaning="a GPU's name", longest=64)
 ARCHITECTURE = Choice(_architectures)

@@ -7,11 +7,8 @@ from collections.abc import Mapping
 from topoplan.specs.model import Attention, LatentAttention, Layer, LinearAttention, Mlp, Moe
 
 LAYER_KINDS: Mapping[type, str] = {
-    Attention: "attention",
-    LatentAttention: "latent_attention",
-    LinearAttention: "linear_attention",
-    Mlp: "mlp",
-    Moe: "moe",
+    part: str(part.__dataclass_fields__["kind"].default)
+    for part in (Attention, LatentAttention, LinearAttention, Mlp, Moe)
 }
 """The `kind` that tells the parts of a layer apart in JSON."""
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from topoplan.errors import SpecError
+from topoplan.specs.json_source import json_value
 from topoplan.specs.kinds import Checked
 from topoplan.specs.lengths import checked_pair, histogram
-from topoplan.specs.source import shown_path
+from topoplan.specs.source import read_text, shown_path
 from topoplan.units import shown
 
 _MAX_FILE_BYTES = 100_000_000
@@ -61,29 +61,13 @@ LENGTHS = Checked(_lengths, _schema)
 def read_length_file(path: Path) -> tuple[tuple[int, int], ...]:
     """The histogram in a file: CSV with `tokens,count` a line, or JSON as in the spec. Raises SpecError."""
     name = shown_path(path)
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-        if len(content) > _MAX_FILE_BYTES:
-            raise SpecError(f"is larger than {_MAX_FILE_BYTES // 10**6} MB", where=name)
-        text = content.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise SpecError("no such file", where=name) from None
-    except UnicodeDecodeError:
-        raise SpecError("is not text in UTF-8", where=name) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise SpecError(f"cannot be read: {reason}", where=name) from None
+    text = read_text(path, most_bytes=_MAX_FILE_BYTES, wanted="give fewer lengths, with their counts")
     if text.lstrip()[:1] not in ("[", "{"):
         return histogram(_of_csv(text, name))
     try:
-        return pairs_of(json.loads(text))
-    except json.JSONDecodeError as error:
-        raise SpecError(f"is not JSON: {error.msg}", where=f"{name}:{error.lineno}") from None
-    except (ValueError, RecursionError):
-        raise SpecError("is not JSON that can be read", where=name) from None
+        return pairs_of(json_value(text, name=name))
     except SpecError as error:
-        raise SpecError(error.what, where=name, expected=error.expected) from None
+        raise SpecError(error.what, where=error.where or name, expected=error.expected) from None
 
 
 def _of_csv(text: str, name: str) -> Iterator[tuple[int, int]]:

@@ -3,46 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from topoplan import catalog
-from topoplan.errors import ModelError
+from topoplan.errors import ModelError, SpecError
 from topoplan.specs.config_json import model_from_config
+from topoplan.specs.json_source import json_value
 from topoplan.specs.model import Model
-from topoplan.specs.source import below
+from topoplan.specs.source import MAX_SPEC_BYTES, below, is_there, read_text
+
+_EXPECTED = "expected a Hugging Face config.json"
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
     """The object in a config.json."""
+    name = str(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
-        raise ModelError(
-            f"cannot be read: {reason}", where=str(path), expected="expected a Hugging Face config.json"
-        ) from None
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ModelError(
-            f"is not JSON: {error.msg}", where=f"{path}:{error.lineno}", expected="expected a Hugging Face config.json"
-        ) from None
-    except RecursionError:
-        raise ModelError("is not JSON: nested too deep", where=str(path)) from None
+        config = json_value(read_text(path, most_bytes=MAX_SPEC_BYTES), name=name)
+    except SpecError as error:
+        raise ModelError(error.what, where=error.where, expected=_EXPECTED) from None
     if not isinstance(config, dict):
-        raise ModelError("is not a JSON object", where=str(path), expected="expected a Hugging Face config.json")
+        raise ModelError("is not a JSON object", where=name, expected=_EXPECTED)
     return config
-
-
-def _exists(path: Path) -> bool:
-    """Whether there is something to read at `path`; a path that the system refuses to look up is not there."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 # Seconds to wait for the hub's first answer; a machine without a network must not keep the user waiting.
@@ -86,20 +70,18 @@ def load_model(reference: str, *, base: Path, default_positions: int | None = No
     if catalog.knows_model(reference):
         return catalog.model(reference)
     path = below(base, reference)
-    is_directory = _exists(path) and path.is_dir()
-    file = path / "config.json" if is_directory else path
-    if is_directory and not _exists(file):
-        raise ModelError("has no config.json", where=str(path), expected="expected a Hugging Face model directory")
-    if _exists(file):
+    file = path / "config.json" if is_there(path, Path.is_dir) else path
+    if is_there(file):
         directory = file.parent.resolve()
-        name = directory.name if file.name == "config.json" else file.stem
         return model_from_config(
             _read_config(file),
-            name=name,
+            name=directory.name if file.name == "config.json" else file.stem,
             where=str(file),
             default_positions=default_positions,
             config_path=str(directory),
         )
+    if file != path:
+        raise ModelError("has no config.json", where=str(path), expected="expected a Hugging Face model directory")
     if reference.endswith(".json") or reference.startswith((".", "/", "~")) or reference.count("/") > 1:
         raise ModelError(f"model {reference!r} was not found", where=str(file), expected="expected an existing file")
     unknown = catalog.unknown_model(reference)
@@ -107,13 +89,9 @@ def load_model(reference: str, *, base: Path, default_positions: int | None = No
         raise unknown
     answer = _download_config(reference)
     if isinstance(answer, str):
-        raise ModelError(
-            unknown.what,
-            expected="; ".join(
-                part for part in (unknown.expected, f"there is no directory {path}, and {answer}") if part
-            ),
-            remedy="download the model's config.json and give its path",
-        )
+        tried = f"there is no directory {path}, and {answer}"
+        expected = "; ".join(filter(None, (unknown.expected, tried)))
+        raise ModelError(unknown.what, expected=expected, remedy="download the model's config.json and give its path")
     return model_from_config(
         _read_config(answer), name=reference, where=f"{reference}/config.json", default_positions=default_positions
     )

@@ -11,10 +11,22 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from topoplan import units
 from topoplan.errors import SpecError
 from topoplan.specs.forms import Form
-from topoplan.specs.kinds import GPU_NAME, Checked, Count, Kind, Number, Quantity, Share, Switch, Text
+from topoplan.specs.kinds import (
+    BYTES,
+    GPU_NAME,
+    RATE,
+    SECONDS,
+    Checked,
+    Count,
+    Kind,
+    Number,
+    Quantity,
+    Share,
+    Switch,
+    Text,
+)
 from topoplan.specs.scalars import as_number
 from topoplan.units import shown
 
@@ -42,11 +54,11 @@ TILE = Kind(
     "two even whole numbers from 16 to 1024, such as [128, 256]",
 )
 RATES = Checked(_falling_rates, {})
-DELAY = Quantity(units.parse_seconds, units.SECONDS_PATTERN, 0, 1, "0s to 1s", bare_unit=1.0)
+DELAY = Quantity(SECONDS, 0, 1, "0s to 1s", bare_unit=1.0)
 """Of a kernel, a collective or a step; a bare number is in seconds."""
-HELD = Quantity(units.parse_bytes, units.AMOUNT_PATTERN, 0, 2**36, "0GiB to 64GiB", bare_unit=1)
+HELD = Quantity(BYTES, 0, 2**36, "0GiB to 64GiB", bare_unit=1)
 """Device memory; a bare number is in bytes."""
-MOVED = Quantity(units.parse_rate, units.RATE_PATTERN, 1e6, 1e14, "1MB/s to 100TB/s", bare_unit=1.0)
+MOVED = Quantity(RATE, 1e6, 1e14, "1MB/s to 100TB/s", bare_unit=1.0)
 """What software moves in a second; a bare number is in bytes per second."""
 Part = Annotated[float | None, Share()]
 PartOrNone = Annotated[float | None, Share(is_zero_allowed=True)]

@@ -33,3 +33,23 @@ def as_number(value: Any) -> Any:
     number = plain_scalar(value.strip()) if isinstance(value, str) else value
     # Beyond a float's range every kind of value refuses it; as infinity it overflows nowhere on the way.
     return math.inf if isinstance(number, int) and abs(number) > 10**300 else number
+
+
+def as_whole(value: Any) -> Any:
+    """`4.0` and `1e5` as whole numbers."""
+    number = as_number(value)
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+def as_fraction(value: Any) -> Any:
+    """`70%` as a number."""
+    if not (isinstance(value, str) and value.strip().endswith("%")):
+        return as_number(value)
+    number = as_number(value.strip()[:-1])
+    return number / 100 if isinstance(number, int | float) else number
+
+
+def as_switch(value: Any) -> Any:
+    """A word of YAML 1.1 as true or false."""
+    words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+    return words.get(value.lower(), value) if isinstance(value, str) else value

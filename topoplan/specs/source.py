@@ -8,7 +8,7 @@ scalars follow YAML 1.2's core schema, as editors do: only true and false are bo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,14 @@ def below(base: Path, name: str) -> Path:
         return base / Path(name).expanduser()
     except RuntimeError:  # ~someone, and there is no such user
         return base / name
+
+
+def is_there(path: Path, test: Callable[[Path], bool] = Path.exists) -> bool:
+    """Whether a path leads to something; one that the system refuses to look up does not."""
+    try:
+        return test(path)
+    except (OSError, ValueError):
+        return False
 
 
 def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES, wanted: str = _A_SPEC) -> str:

@@ -1,0 +1,167 @@
+"""A document while files and options are laid over it, with the origin of every part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from topoplan.errors import LayoutError, SpecError
+from topoplan.specs.document import Document
+from topoplan.specs.source import KeyPath, Source, dotted, parse_value, read_source
+from topoplan.units import quote, shown
+
+_SCHEMA_KEY = "$schema"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Origin:
+    """Where a part of a document came from."""
+
+    source: Source
+    at: KeyPath = ()
+    """Its path there."""
+    base: Path
+    """Where relative paths in it start."""
+
+
+class Draft:
+    """The document of a spec while files and options are laid over it, with the origin of every part."""
+
+    def __init__(self, source: Source, *, base: Path, is_run_document: bool = False) -> None:
+        self._data = {key: value for key, value in source.data.items() if key != _SCHEMA_KEY}
+        self._is_run_document = is_run_document
+        self._origins: dict[KeyPath, _Origin] = {(): _Origin(source=source, base=base)}
+
+    def place(self, path: KeyPath) -> str:
+        """`file:line` or the option that a value came from."""
+        origin, there = self._origin(path)
+        return origin.source.place(there)
+
+    def _origin(self, path: KeyPath) -> tuple[_Origin, KeyPath]:
+        """The origin of a value, and its path there."""
+        start = next(end for end in range(len(path), -1, -1) if path[:end] in self._origins)
+        origin = self._origins[path[:start]]
+        return origin, (*origin.at, *path[start:])
+
+    def put(self, path: KeyPath, value: Any, source: Source, *, base: Path | None = None, at: KeyPath = ()) -> None:
+        """Set one value, making the blocks above it; it came from `at` in `source`.
+
+        Without a `base` it came from an option, whose relative paths start in the working directory.
+        """
+        block = self._data
+        for depth, key in enumerate(path[:-1]):
+            inner = block.get(str(key))
+            if key == "gpu" and isinstance(inner, str):
+                inner = {"name": inner}
+            if inner is not None and not isinstance(inner, Mapping):
+                there = path[: depth + 1]
+                what = f"`{dotted(there)}` is {shown(inner)}, not a block of keys ({self.place(there)})"
+                raise SpecError(what, where=source.name)
+            # A copy: a document given by a caller, or shared by aliases, stays as it was.
+            block[str(key)] = dict(inner or {})
+            block = block[str(key)]
+        block[str(path[-1])] = value
+        for known in [known for known in self._origins if known[: len(path)] == path]:
+            del self._origins[known]
+        self._origins[path] = _Origin(source=source, at=at, base=base or Path.cwd())
+
+    def replace_job(self, path: Path) -> None:
+        """Take the job, and the model if there is one, from a job file."""
+        source = read_source(path)
+        if "job" not in source.data:
+            data = {key: value for key, value in source.data.items() if key != _SCHEMA_KEY}
+            self.put(("job",), data, source, base=path.parent)
+            return
+        for key in source.data:
+            if key not in ("job", "model", _SCHEMA_KEY):
+                raise SpecError(
+                    f"unknown key {quote(key)!r} in a job file",
+                    where=source.place((key,)),
+                    expected="expected `job:` and perhaps `model:`, or the keys of a job alone",
+                )
+        for key in ("job", "model"):
+            if key in source.data:
+                self.put((key,), source.data[key], source, base=path.parent, at=(key,))
+
+    def override(self, text: str) -> None:
+        """Apply one `--set key=value`."""
+        name, value, option = _assignment(text, "--set", "seq_len=8192")
+        self.put(_override_path(name, option), value, Source(name=option, data={}))
+
+    def pin(self, pins: Mapping[str, Any] | str | Sequence[str]) -> None:
+        """Lay pins over those of the job: a mapping, `tp=4,pp=1`, or several such texts."""
+        seen: dict[str, Any] = {}
+        for key, value, option in _mapped(pins) if isinstance(pins, Mapping) else _written(pins):
+            if seen.setdefault(key, value) != value:
+                what = f"{key} is pinned to {seen[key]} and to {value}"
+                raise LayoutError(what, where=option, remedy="keep one of them")
+            self.put(("job", "pin", *key.split(".")), value, Source(name=option, data={}))
+
+    def document(self) -> Document:
+        """The document, its values checked one by one. Raises SpecError or UnitError."""
+        from topoplan.specs.forms import SpecForm
+        from topoplan.specs.mistakes import check_form
+
+        self._check_trainer_words()
+        form = check_form(SpecForm, self._data, self.place)
+        return Document(
+            form=form,
+            raw=self._data,
+            place=self.place,
+            base=lambda path: self._origin(path)[0].base,
+            is_run_document=self._is_run_document,
+        )
+
+    def _check_trainer_words(self) -> None:
+        """Refuse a bare yes or no under `trainer`: some of its keys want the word, others true or false."""
+        job = self._data.get("job")
+        trainer = job.get("trainer") if isinstance(job, Mapping) else None
+        for key, word in trainer.items() if isinstance(trainer, Mapping) else ():
+            origin, there = self._origin(("job", "trainer", str(key)))
+            if there in origin.source.old_booleans:
+                raise SpecError(
+                    f"job.trainer.{key}: a bare {word} is a word to some readers of YAML and a boolean to others",
+                    where=origin.source.place(there),
+                    remedy=f'write "{word}" in quotes, or true or false',
+                )
+
+
+def _assignment(text: str, option: str, example: str) -> tuple[str, Any, str]:
+    """Key, value and the option that `key=value` was given in. Raises SpecError."""
+    name, equals, written = text.partition("=")
+    where = f"{option} {quote(text)}"
+    if not equals or not name.strip():
+        raise SpecError("is not key=value", where=where, remedy=f"write it as {option} {example}")
+    return name.strip(), parse_value(written, name=where), where
+
+
+def _mapped(pins: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    return ((str(key), value, f"pin {key}") for key, value in pins.items())
+
+
+def _written(pins: str | Sequence[str]) -> Iterator[tuple[str, Any, str]]:
+    texts = [pins] if isinstance(pins, str) else pins
+    parts = (part.strip() for text in texts for part in text.split(","))
+    return (_assignment(part, "--pin", "tp=4,pp=1") for part in parts if part)
+
+
+def _override_path(name: str, option: str) -> KeyPath:
+    """Where a key of `--set` sits in the document."""
+    from topoplan.specs.forms import JobForm, PinForm, SpecForm
+    from topoplan.specs.mistakes import keys_of, likely_key
+
+    parts = tuple(name.split("."))
+    if not all(parts):
+        raise SpecError(f"{shown(name)} is not a key", where=option, remedy="write it as --set seq_len=8192")
+    if parts[0] in keys_of(SpecForm):
+        return parts
+    if parts[0] in keys_of(JobForm):
+        return ("job", *parts)
+    remedy = "other keys of the trainer are set as --set trainer.KEY=VALUE"
+    if likely := likely_key(parts[0], [*keys_of(SpecForm), *keys_of(JobForm)]):
+        remedy = f"did you mean {likely!r}?"
+    elif likely := likely_key(parts[0], keys_of(PinForm)):
+        remedy = f"a layout key is held with --pin {likely}=..."
+    raise SpecError(f"unknown key {shown(parts[0])}", where=option, remedy=remedy)
