@@ -1,0 +1,244 @@
+"""What the values of a spec may be, and the words in which they are refused. Values are given as `--set key=value`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topoplan.errors import InputError, UnitError
+from topoplan.specs.draft import Draft
+from topoplan.specs.forms import SpecForm
+from topoplan.specs.mistakes import check_form
+from topoplan.specs.source import Source
+
+SPEC = {"gpu": "h100-sxm-80gb", "nodes": 4, "job": {"seq_len": 4096, "global_batch_size": 64}}
+OWN_GPU = {"name": "x", "memory": "80GB", "memory_bandwidth": "3TB/s"}
+WHOLE = "expected a whole number from 1 to 131072"
+FRACTION = "expected a fraction below one half, such as 8% or 0.08"
+
+
+def check(**keys: Any) -> SpecForm:
+    return check_form(SpecForm, {**SPEC, **keys}, lambda path: "spec.yaml:7")
+
+
+def refused(**keys: Any) -> str:
+    with pytest.raises(InputError) as error:
+        check(**keys)
+    assert str(error.value).startswith("spec.yaml:7: ")
+    return str(error.value).removeprefix("spec.yaml:7: ")
+
+
+def set_to(assignment: str) -> SpecForm:
+    draft = Draft(Source(name="spec", data=SPEC), base=Path())
+    draft.override(assignment)
+    return draft.document().form
+
+
+RIGHT = [
+    ("nvlink_bandwidth=900GB/s", 900e9),
+    *((f"ib_bandwidth={rate}", None) for rate in ("100Gb/s", "200Gb/s", "800Gb/s", "1.6Tb/s", "1Gb/s", "50GB/s")),
+    ("ib_bandwidth=400Gb/s", 50e9),
+    ("host_memory=2TB", 2 * 10**12),
+    ("pcie_bandwidth=64GB/s", 64e9),
+    ("margin=8%", 0.08),
+    ("margin='8 %'", 0.08),
+    ("margin=0.08", 0.08),
+    ("margin='0.08'", 0.08),
+    ("margin=0", 0.0),
+    ("job.learning_rate='2e-5'", 2e-5),
+    ("job.learning_rate=1.0e-4", 1e-4),
+    ("job.samples='1e5'", 100_000),
+    ("job.epochs=3", 3.0),
+    ("job.packing=no", False),
+    ("job.packing=Yes", True),
+    ("job.packing=off", False),
+    ("job.packing='true'", True),
+    ("job.lora_target=q_proj,v_proj", ("q_proj", "v_proj")),
+    ("env.NCCL_IB_GID_INDEX=3", {"NCCL_IB_GID_INDEX": "3"}),
+    ("env.NCCL_IB_PKEY='1'", {"NCCL_IB_PKEY": "1"}),
+    ("secrets=HF_TOKEN, B", ("HF_TOKEN", "B")),
+    ("secrets=[HF_TOKEN, WANDB_API_KEY, HF_TOKEN]", ("HF_TOKEN", "WANDB_API_KEY")),
+    ("slurm={partition: gpu, time: 90, requeue: true}", {"partition": "gpu", "time": "90", "requeue": True}),
+    ("slurm={mem_per_gpu: 9G, qos: null}", {"mem-per-gpu": "9G"}),
+    ("software={python: '3.12'}", {"python": "3.12"}),
+]
+
+
+@pytest.mark.parametrize(("assignment", "value"), RIGHT)
+def test_a_value_becomes_what_it_means(assignment: str, value: Any) -> None:
+    form = set_to(assignment)
+    *blocks, key = assignment.partition("=")[0].split(".")
+    block = getattr(form, blocks[0]) if blocks else form
+    found = block if isinstance(block, dict) else getattr(block, key)
+    assert found == value if value is not None else found
+
+
+WRONG = [
+    # numbers
+    ("nodes=0", f"nodes: 0 is out of range; {WHOLE}"),
+    ("nodes=-4", f"nodes: -4 is out of range; {WHOLE}"),
+    ("nodes=10000000", f"nodes: 10000000 is out of range; {WHOLE}"),
+    ("nodes=4.5", f"nodes: 4.5 is not a whole number; {WHOLE}"),
+    ("nodes=four", f"nodes: 'four' is not a whole number; {WHOLE}"),
+    ("nodes=true", f"nodes: true is not a whole number; {WHOLE}"),
+    ("nodes=.nan", f"nodes: nan is not a whole number; {WHOLE}"),
+    ("nodes=[4]", f"nodes: a list is not a whole number; {WHOLE}"),
+    ("gpus_per_node=1000", "gpus_per_node: 1000 is out of range; expected a whole number from 1 to 144"),
+    ("fabric.oversubscription=0.5", "fabric.oversubscription: 0.5 is out of range; expected a number from 1 to 64"),
+    ("job.seq_len=4k", "job.seq_len: '4k' is not a whole number"),
+    ("job.global_batch_size=-64", "job.global_batch_size: -64 is out of range"),
+    ("job.epochs=0", "job.epochs: 0 is out of range"),
+    ("job.learning_rate=2e5", "job.learning_rate: 200000.0 is out of range"),
+    ("job.learning_rate=nan", "job.learning_rate: 'nan' is not a number"),
+    ("job.pin.tp=0", "job.pin.tp: 0 is out of range"),
+    ("margin=8", f"margin: 8 is out of range; {FRACTION}; did you mean 8%?"),
+    ("margin='-1%'", f"margin: '-1%' is out of range; {FRACTION}"),
+    ("margin=a lot", f"margin: 'a lot' is not a fraction; {FRACTION}"),
+    # switches and choices
+    ("job.packing=maybe", "job.packing: 'maybe' is not a switch; expected true or false"),
+    ("job.packing=1", "job.packing: 1 is not a switch; expected true or false"),
+    ("job.precision=bf61", "expected bf16, fp16, fp8, mxfp8 or nvfp4; did you mean 'bf16'?"),
+    ("job.finetuning=Full", "did you mean 'full'?"),
+    ("job.stage=rm", "job.stage: 'rm' is not a choice; expected pt, sft or dpo"),
+    ("job.pin.recompute=some", "job.pin.recompute: 'some' is not a choice; expected none, selective or full"),
+    ("fabric.kind=ib", "fabric.kind: 'ib' is not a choice; expected infiniband, roce, efa, tcpxo or ethernet"),
+    # text and words
+    ('job.dataset="a\\nb"', "job.dataset: 'a\\nb' is not usable"),
+    ("job.dataset=false", "job.dataset: false is not text; expected text on one line; YAML may read"),
+    ("job.dataset=5", "job.dataset: 5 is a number; expected text on one line; put it in quotes"),
+    ("job.template=a b", "job.template: 'a b' is not usable; expected a template's name"),
+    ("job.dataset_dir=''", "job.dataset_dir: is empty; expected a path"),
+    ("job.pin.recompute.modules=core_atn", "job.pin.recompute.modules: 'core_atn' is not usable; expected a list of"),
+    ("job.lora_target=[]", "job.lora_target: a list is not a list; expected a list of names"),
+    # blocks and lists
+    ("gpu=5", "gpu: 5 is not a block of keys; expected a name or `key: value` lines"),
+    ("job=fast", "job: 'fast' is not a block of keys; expected `key: value` lines"),
+    ("model.config=x", "model.config: 'x' is not a block of keys; expected `key: value` lines"),
+    ("job.trainer=[1]", "job.trainer: a list is not a block of keys"),
+    ("hosts=node0", "hosts: 'node0' is not a list; expected one item a line, each behind `- `"),
+    # quantities
+    ("nvlink_bandwidth=900", "nvlink_bandwidth: 900 has no unit; write 900GB/s (bytes) or 900Gb/s (bits)"),
+    ("nvlink_bandwidth=900TB/s", "did you mean 900GB/s?"),
+    ("nvlink_bandwidth=1MB/s", "far below what exists"),
+    ("ib_bandwidth=400GB/s", "did you mean 400Gb/s?"),
+    ("ib_bandwidth=400Tb/s", "did you mean 400Gb/s?"),
+    ("ib_bandwidth=400gb/s", "ambiguous"),
+    ("host_memory=2MB", "far below what exists"),
+    ("pcie_bandwidth=64TB/s", "did you mean 64GB/s?"),
+    # what is passed on
+    ("job.trainer.tensor_model_parallel_size=4", "is part of the layout; hold it with `pin: {tp: ...}` in `job`"),
+    ("job.trainer.cutoff_len=4096", "job.trainer.cutoff_len: is the job's `seq_len`; set `seq_len` in `job` instead"),
+    ("job.trainer.model_name_or_path=x", "is the spec's `model`"),
+    ("job.trainer.hub_token=x", "looks like a secret"),
+    ("job.trainer={a b: 1}", "is not a key of the trainer"),
+    ("job.trainer.x=.inf", "is not a finite number"),
+    ("job.trainer={more: {x: [1, .nan]}}", "holds an infinite number or a NaN"),
+    ("env.X=true", "env.X: true is not text; put it in quotes"),
+    ('env.X="a\\nb"', "is not usable"),
+    ("env={X;rm: a}", "is not a variable's name"),
+    *((f"env.{name}=x", f"env.{name}: looks like a secret") for name in ("HF_TOKEN", "WANDB_API_KEY", "MY_PASSWORD")),
+    ("slurm=gpu", "slurm: 'gpu' is not a block of keys; expected options of sbatch"),
+    ("slurm.nodes=2", "slurm.nodes: is the spec's `nodes`; set `nodes` instead"),
+    ("slurm.p=gpu", "slurm.p: is not an option of sbatch"),
+    ("slurm={a-b: '1', a_b: '2'}", "slurm.a_b: is given twice; keep one of them"),
+    ("software={python: 3.12}", "software.python: 3.12 is not a version; expected a version in quotes"),
+    ("software={pyhton: '3.12'}", "software.pyhton: is not a package that a trainer needs; expected some of python"),
+]
+
+
+@pytest.mark.parametrize(("assignment", "message"), WRONG)
+def test_a_wrong_value_says_what_was_expected(assignment: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        set_to(assignment)
+    assert message in str(error.value)
+    assert str(error.value).startswith("--set ")
+    assert "pydantic" not in str(error.value)
+
+
+def test_a_quantity_that_is_refused_is_an_error_of_units() -> None:
+    with pytest.raises(UnitError):
+        set_to("ib_bandwidth=400")
+
+
+def test_tflops_name_their_unit_in_the_key_so_a_number_will_do() -> None:
+    assert check(gpu={**OWN_GPU, "bf16_tflops": 989}).gpu.bf16_flops == 989e12
+    assert check(gpu={**OWN_GPU, "bf16_tflops": "989TFLOPS"}).gpu.bf16_flops == 989e12
+    assert "far above" in refused(gpu={**OWN_GPU, "bf16_tflops": 989e12})
+
+
+@pytest.mark.parametrize("number", [10**350, -(10**350), 10**5000, "9" * 399], ids=range(4))
+def test_numbers_beyond_all_range_are_refused_everywhere(number: object) -> None:
+    for key in ("nodes", "margin", "ib_bandwidth"):
+        assert refused(**{key: number})
+    assert refused(gpu={**OWN_GPU, "bf16_tflops": number})
+    assert refused(job={**SPEC["job"], "learning_rate": number})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b", "..", "a b", "-x", "x" * 65, "a\nb", "", "né", "a\x1b[31m", False, True, 5, 2.5, [], {}]
+)
+def test_a_name_that_could_not_name_a_directory_is_refused(name: object) -> None:
+    assert refused(name=name).startswith("name: ")
+
+
+def test_a_key_without_value_counts_as_left_out() -> None:
+    assert check(nvlink_bandwidth=None, fabric=None, env=None) == check()
+
+
+def test_other_trainer_keys_pass_through_as_they_are() -> None:
+    trainer = {"save_steps": 500, "report_to": "none", "additional_configs": {"x": [1, None]}, "new_tokens": "a"}
+    job = check(job={**SPEC["job"], "trainer": trainer}).job  # type: ignore[dict-item]
+    assert job is not None
+    assert job.trainer == trainer
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"env": {"https_proxy": "http://me:hunter22@proxy:3128"}}, "env.https_proxy"),
+        ({"env": {"X": "hf_hunter22" + "a" * 30}}, "env.X"),
+        ({"job": {**SPEC["job"], "trainer": {"monitor": {"args": [{"api_key": "hunter22"}]}}}}, "job.trainer.monitor"),  # type: ignore[dict-item]
+        ({"slurm": {"export": "ALL,HF_TOKEN=hunter22"}}, "slurm.export"),
+    ],
+)
+def test_secrets_by_their_value_and_nested_ones_are_refused_with_the_right_way(
+    change: dict[str, Any], where: str
+) -> None:
+    message = refused(**change)
+    assert message.startswith(f"{where}: ")
+    assert "`secrets: [HF_TOKEN]`" in message
+    assert "hunter22" not in message
+
+
+@pytest.mark.parametrize(
+    "wrong", [["HF_TOKEN", "X=hunter22"], {"HF_TOKEN": "hunter22"}, ["hf_" + "hunter22" * 5], ["TOPOPLAN_RUN"]]
+)
+def test_secrets_are_names_alone(wrong: object) -> None:
+    message = refused(secrets=wrong)
+    assert message.startswith("secrets: ")
+    assert "hunter22" not in message
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "-oProxyCommand=x",
+        "user@host",
+        "a b",
+        {"address": "a", "user": "-x"},
+        {"address": "a", "port": 70000},
+        {"address": "a", "workdir": "relative/path"},
+        {"address": "a", "venv": "/x\ny"},
+        {"address": "a", "hcas": ["mlx5_0;x"]},
+        {"address": "a", "socket_interface": "eth0 eth1"},
+        {"user": "x"},
+    ],
+)
+def test_a_host_that_ssh_or_a_script_could_misread_is_refused(host: object) -> None:
+    assert "hosts[0]" in refused(hosts=[host])
+
+
+def test_a_host_may_be_an_address_alone() -> None:
+    hosts = check(hosts=["10.0.0.1", "fe80::1%eth0", {"address": "n", "hcas": "mlx5_0:1,mlx5_1"}]).hosts
+    assert [host.address for host in hosts] == ["10.0.0.1", "fe80::1%eth0", "n"]
+    assert hosts[2].hcas == ("mlx5_0:1", "mlx5_1")
