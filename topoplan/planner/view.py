@@ -16,7 +16,6 @@ from topoplan.layout.forms import layout_to_dict
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
-from topoplan.specs.layer_kinds import LAYER_KINDS
 from topoplan.specs.lengths import Lengths, histogram_lines
 from topoplan.specs.model import Layer, Model
 from topoplan.specs.spec import Spec
