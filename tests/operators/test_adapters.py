@@ -6,13 +6,8 @@ import pytest
 
 from tests.engines.samples import DENSE, LATENT, MIXED
 from topoplan import catalog
-from topoplan.operators.adapters import (
-    Adapters,
-    adapter_parameters,
-    adapter_tensors,
-    adapters_of,
-    replicated_elements,
-)
+from topoplan.operators.adapters import Adapters, adapters_of
+from topoplan.operators.params import adapter_parameters, adapter_tensors, replicated_elements
 from topoplan.specs.job import Job
 
 ALL = Adapters(16, ("all",))

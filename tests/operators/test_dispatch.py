@@ -14,7 +14,7 @@ from tests.engines.samples import LATENT, MIXED, layout_of, spec_of
 from tests.sizes import examples
 from topoplan.network.collectives import all_to_all_s
 from topoplan.network.placement import Group
-from topoplan.operators.dispatch import dispatcher_of, flex_copies, flex_s, parts_reached
+from topoplan.operators.flex import flex_copies, flex_s, parts_reached
 from topoplan.operators.shard import Shard, shard_of
 from topoplan.planner.case import case_of
 from topoplan.specs.cluster import Fabric
@@ -137,21 +137,20 @@ def test_the_network_carries_what_deepep_published(gpu: str, nodes: int, tokens:
 
 def test_the_usual_dispatcher_is_flex_where_experts_span_nodes() -> None:
     spec = spec_of(MIXED, nodes=4)
-    found = {ep: dispatcher_of(sharded(spec, ep=ep), spec.cluster) for ep in (1, 2, 8, 16, 32)}
+    found = {ep: sharded(spec, ep=ep).dispatcher for ep in (1, 2, 8, 16, 32)}
     assert found == {1: "alltoall", 2: "alltoall", 8: "alltoall", 16: "flex", 32: "flex"}
-    assert dispatcher_of(sharded(spec, tp=2, ep=8, etp=2), spec.cluster) == "flex"
-    assert dispatcher_of(sharded(spec, backend="mca", ep=32), spec.cluster) == "alltoall"
+    assert sharded(spec, tp=2, ep=8, etp=2).dispatcher == "flex"
+    assert sharded(spec, backend="mca", ep=32).dispatcher == "alltoall"
     rack = spec_of(MIXED, gpu="gb200-nvl72-186gb", nodes=4, gpus_per_node=4)
-    assert dispatcher_of(sharded(rack, ep=4), rack.cluster) == "alltoall"
-    assert dispatcher_of(sharded(rack, ep=8), rack.cluster) == "flex"
+    assert sharded(rack, ep=4).dispatcher == "alltoall"
+    assert sharded(rack, ep=8).dispatcher == "flex"
 
 
 def test_what_the_layout_says_goes_before_the_usual_dispatcher() -> None:
     spec = spec_of(MIXED, nodes=4)
     for ep in (8, 16):
         for dispatcher in ("alltoall", "flex"):
-            shard = sharded(spec, ep=ep, moe_token_dispatcher_type=dispatcher)
-            assert dispatcher_of(shard, spec.cluster) == dispatcher
+            assert sharded(spec, ep=ep, moe_token_dispatcher_type=dispatcher).dispatcher == dispatcher
 
 
 @pytest.mark.parametrize(
@@ -164,8 +163,7 @@ def test_what_the_layout_says_goes_before_the_usual_dispatcher() -> None:
 )
 def test_without_what_flex_needs_the_usual_dispatcher_is_alltoall(gpu: str, changes: dict[str, Any]) -> None:
     spec = spec_of(MIXED, gpu=gpu, precision="fp16")
-    cluster = replace(spec.cluster, **changes)
-    assert dispatcher_of(sharded(spec, ep=16), cluster) == "alltoall"
+    assert sharded(replace(spec, cluster=replace(spec.cluster, **changes)), ep=16).dispatcher == "alltoall"
 
 
 def test_a_group_inside_one_domain_crosses_no_network() -> None:

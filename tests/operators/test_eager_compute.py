@@ -11,11 +11,12 @@ from tests.engines.samples import spec_of
 from topoplan import catalog
 from topoplan.engines.data_parallel.parameter_bytes import NF4_BYTES
 from topoplan.network.placement import Group
-from topoplan.operators.eager_activations import LayerUse
-from topoplan.operators.eager_compute import EagerTime, Tuning, eager_operators, eager_profile, eager_time
-from topoplan.operators.eager_linears import layer_linears
+from topoplan.operators.eager import LayerUse, Tuning, eager_profile
+from topoplan.operators.linears import layer_linears
+from topoplan.operators.machine import Kernel
+from topoplan.operators.op import PARTS
 from topoplan.operators.shard import Shard
-from topoplan.operators.te_compute import PARTS, Operator
+from topoplan.operators.times import EagerTime, eager_kernels, eager_time
 from topoplan.planner.case import case_of
 from topoplan.specs.gpu_profile import Profile, profile_of
 
@@ -42,8 +43,8 @@ def time(name: str, **keys: Any) -> EagerTime:
     return eager_time(*arguments(name, **keys))
 
 
-def operators(name: str, **keys: Any) -> dict[str, Operator]:
-    return {operator.name: operator for operator in eager_operators(*arguments(name, **keys))[0]}
+def operators(name: str, **keys: Any) -> dict[str, Kernel]:
+    return {operator.name: operator for operator in eager_kernels(*arguments(name, **keys))}
 
 
 def total(found: EagerTime) -> float:
@@ -141,6 +142,6 @@ def test_eager_attention_is_no_faster_than_flash_attention_2() -> None:
 def test_the_products_of_a_dense_layer_take_at_least_their_flops() -> None:
     gpu, model = CLUSTER.gpu, catalog.model("Qwen/Qwen3-8B")
     products = sum(linear.elements for linear in layer_linears(model, model.layers[0]))
-    found = [one for one in eager_operators(*arguments("Qwen/Qwen3-8B"))[0] if one.part == "gemm"]
+    found = [one for one in eager_kernels(*arguments("Qwen/Qwen3-8B")) if one.part == "gemm"]
     assert sum(one.forward_s for one in found) > 2 * 4096 * products / gpu.bf16_flops
     assert sum(one.backward_s for one in found) > 4 * 4096 * products / gpu.bf16_flops

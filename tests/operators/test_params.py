@@ -8,11 +8,11 @@ from tests.engines.samples import DENSE, LATENT, MIXED, TIED, VISION, layout_of,
 from topoplan import catalog
 from topoplan.backends.megatron import MCA, MEGATRON
 from topoplan.engines.megatron.states import stage_parameters
+from topoplan.operators.layers import layer_tensors
 from topoplan.operators.params import (
     RankParameters,
     active_parameter_count,
     layer_parameters,
-    layer_tensors,
     padded_vocab_size,
     parameter_count,
 )

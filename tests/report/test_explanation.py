@@ -61,7 +61,7 @@ def test_the_blocks_lead_from_the_step_to_single_tensors() -> None:
         "operator by operator: attention + moe, 24 layers x 8 micro batches",
         "Around the layers",
         "What the GPUs send each other",
-        "operators/te_compute.py::gemm_s",
+        "operators/machine.py::Product",
         "Stages, GiB",
         "Stage 0, by part",
         "From allocated to the card",

@@ -18,8 +18,11 @@ from tests.verify.test_parameters_against_transformers import (
     one_name_per_architecture,
 )
 from topoplan import catalog
-from topoplan.operators.eager_activations import FORWARD_LOGIT_BYTES, LOGIT_BYTES, LayerUse, eager_activations
-from topoplan.operators.eager_linears import elements_of, layer_linears
+from topoplan.operators.activations import eager_activations
+from topoplan.operators.eager import LayerUse
+from topoplan.operators.finetuning import elements_of
+from topoplan.operators.linears import layer_linears
+from topoplan.operators.logits import FORWARD_LOGIT_BYTES, LOGIT_BYTES
 from topoplan.specs.config_json import model_from_config
 
 pytestmark = pytest.mark.verify

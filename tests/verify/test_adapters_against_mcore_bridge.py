@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from topoplan import catalog
-from topoplan.operators.adapters import DROPOUT, Adapters, adapter_parameters, adapter_tensors, replicated_elements
-from topoplan.operators.eager_linears import LORA_RANK
-from topoplan.operators.megatron_linears import MegatronLinear, megatron_linears, side_of
-from topoplan.operators.params import cut, mtp_layer
+from topoplan.operators.activations import layer_activations
+from topoplan.operators.adapters import DROPOUT, LORA_RANK, Adapters
+from topoplan.operators.layers import mtp_layer
+from topoplan.operators.linears import megatron_linears
+from topoplan.operators.op import Linear
+from topoplan.operators.params import adapter_parameters, adapter_tensors, cut, replicated_elements
 from topoplan.operators.shard import Shard
-from topoplan.operators.te_activations import layer_activations
 from topoplan.specs.model import Layer, Model, Moe
 
 pytestmark = pytest.mark.verify
@@ -35,9 +36,9 @@ SMALL = (("Qwen/Qwen3-0.6B", 1), ("deepseek-ai/DeepSeek-V2-Lite", 16))
 """(model, ep): what they save is really computed."""
 
 
-def base_of(linear: MegatronLinear) -> str:
+def base_of(linear: Linear) -> str:
     """The class that megatron-core builds the layer of."""
-    side = side_of(linear.name)
+    side = linear.side
     if linear.experts:
         return "TERowParallelGroupedLinear" if side == "row" else "TEColumnParallelGroupedLinear"
     column = "TELayerNormColumnParallelLinear" if linear.name in NORMED else "TEColumnParallelLinear"

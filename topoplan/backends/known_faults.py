@@ -101,7 +101,7 @@ def _gathers_experts(spec: Spec, layout: Layout) -> bool:
 
 
 def _few_kv_heads(spec: Spec, layout: Layout) -> bool:
-    return any(layout.tp > heads for heads in facts_of(spec.model).kv_heads)
+    return any(layout.tp > attention.kv_heads for attention in facts_of(spec.model).grouped)
 
 
 def _sinks(spec: Spec) -> bool:

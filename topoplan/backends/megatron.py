@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topoplan.backends.trinity_traits import TRINITY
-from topoplan.operators.eager_activations import FORWARD_LOGIT_BYTES, LOGIT_BYTES
+from topoplan.operators.logits import FORWARD_LOGIT_BYTES, LOGIT_BYTES
 from topoplan.operators.padding import PT_PAD, SFT_PAD
 from topoplan.specs.traits import Loss, Padding, Traits
 

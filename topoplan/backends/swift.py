@@ -10,7 +10,7 @@ from topoplan.backends.mca import FP8_RECIPES
 from topoplan.engines.data_parallel.parameter_bytes import check_packing
 from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Layout
-from topoplan.operators.megatron_linears import check_targets
+from topoplan.operators.linears import check_targets
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Model

@@ -9,7 +9,7 @@ from topoplan.check.job.translate import Translation
 from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.layout_keys import KEYS_OF_RULE, key_line
 from topoplan.engines.data_parallel.parameter_bytes import parameter_bytes
-from topoplan.operators.eager_linears import elements_of
+from topoplan.operators.finetuning import elements_of
 from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import memory_of

@@ -12,7 +12,7 @@ from topoplan.engines.megatron.moments import Moment
 from topoplan.network.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
 from topoplan.network.communicators import Communicator
 from topoplan.network.placement import Group, span
-from topoplan.operators.te_compute import Operator
+from topoplan.operators.machine import Kernel
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu_profile import profile_of
@@ -223,7 +223,7 @@ class Runs:
     has_backward: bool = True
 
 
-def operator_term(operator: Operator, runs: Runs, repeated_s: float, source: str) -> Term:
+def operator_term(operator: Kernel, runs: Runs, repeated_s: float, source: str) -> Term:
     """One kernel or collective of one kind of layer: its work, and what recomputation adds to that."""
     backward = operator.backward_s if runs.has_backward else 0.0
     work = Term(operator.part, runs.times * (operator.forward_s + backward), "s", source, times=runs.times)

@@ -1,26 +1,26 @@
-"""LoRA on Megatron-core, as mcore_bridge builds it: which adapters a rank holds.
+"""LoRA beside linear layers whose own weights are frozen: its rank, and which layers have it.
 
-Source: mcore_bridge 1.6.5 `tuners/lora.py` (LoraParallelLinear.update_layer). Of a layer that is split over its outputs
-(column), A is whole on every rank and B is split as the layer is; of one that is split over its inputs (row), A is
-split and B whole; of one that is whole on every rank, both are. Experts have one of each an expert, and none with
-expert tensor parallel. PEFT makes them fp32, and `Float16Module` bf16 again (`core/transformer/module.py`; ms-swift
+Under Megatron PEFT makes adapters fp32, and `Float16Module` bf16 again (`core/transformer/module.py`; ms-swift
 `swift/megatron/utils/megatron_lm_utils.py::wrap_model`), so that they are weights as any others: two bytes, with a
-gradient and an optimizer state.
+gradient and an optimizer state. With expert tensor parallel experts have none (mcore_bridge 1.6.5 `tuners/lora.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
-from topoplan.operators.eager_linears import LORA_RANK
-from topoplan.operators.megatron_linears import megatron_linears, side_of, target_of
-from topoplan.operators.params import RankParameters, Tensor, cut
 from topoplan.specs.job import Job
-from topoplan.specs.model import Layer, Model
 
+LORA_RANK = 8
+"""Rank where the job does not say: LLaMA-Factory `hparams/finetuning_args.py`, ms-swift `arguments/tuner_args.py` and
+peft `tuners/lora/config.py` all have 8."""
 DROPOUT = 0.05
 """ms-swift `swift/megatron/arguments/megatron_args.py::MegatronTunerMixin`, lora_dropout."""
+
+
+def target_of(name: str) -> str:
+    """The name by which a layer is found for an adapter: `experts.linear_fc1` by linear_fc1, as PEFT does."""
+    return name.rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,43 +39,3 @@ class Adapters:
 def adapters_of(job: Job) -> Adapters | None:
     """The adapters of a job; None where it trains the weights themselves."""
     return Adapters(job.lora_rank or LORA_RANK, job.lora_target) if job.finetuning == "lora" else None
-
-
-@lru_cache(maxsize=4096)
-def adapter_tensors(model: Model, layer: Layer, adapters: Adapters) -> tuple[Tensor, ...]:
-    """The adapters of one layer."""
-    tensors = []
-    for linear in megatron_linears(model, layer):
-        if not adapters.on(linear.name):
-            continue
-        side, rank = side_of(linear.name), adapters.rank
-        first, second = rank * linear.inputs, rank * linear.outputs
-        a, b = f"{linear.name}.lora_A", f"{linear.name}.lora_B"
-        if linear.experts:
-            tensors += [Tensor(a, linear.experts * first, "expert"), Tensor(b, linear.experts * second, "expert")]
-        else:
-            tensors.append(Tensor(a, first, "tp" if side == "row" else "replicated"))
-            tensors.append(Tensor(b, second, "tp" if side == "column" else "replicated"))
-    return tuple(tensors)
-
-
-@lru_cache(maxsize=1 << 14)
-def adapter_parameters(model: Model, layer: Layer, adapters: Adapters, tp: int, ep: int, etp: int) -> RankParameters:
-    """Elements of a layer's adapters on one rank."""
-    dense = expert = 0
-    for tensor in adapter_tensors(model, layer, adapters):
-        elements = cut(tensor, tp, ep, etp)
-        if tensor.split == "expert":
-            expert += elements
-        else:
-            dense += elements
-    return RankParameters(dense, expert)
-
-
-def replicated_elements(model: Model, layer: Layer, adapters: Adapters) -> int:
-    """Elements of a layer's adapters that are whole on every rank of a tensor-parallel group.
-
-    With sequence parallel each rank has the gradient of its own tokens, and they are summed once a step
-    (`core/distributed/finalize_model_grads.py::_allreduce_non_tensor_model_parallel_grads`).
-    """
-    return sum(t.elements for t in adapter_tensors(model, layer, adapters) if t.split == "replicated")

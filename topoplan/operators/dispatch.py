@@ -1,30 +1,13 @@
-"""What bringing tokens to their experts costs with Megatron's flex dispatcher (DeepEP, HybridEP).
-
-The alltoall dispatcher sends a copy of a token for every expert that it chose. Flex sends one to each NVLink domain
-that has some of them, to the rank at the same place there, which hands it on over NVLink, one to each rank that has
-some. Both ways are pipelined in one kernel, so the slower one counts (arXiv 2412.19437, section 3.2.2; DeepEP,
-`csrc/kernels/internode.cu`). Combining is the same way back, with the sums made on the way; backward mirrors both.
-
-Rates are those of any all-to-all on the same links, in bf16. DeepEP publishes about the same (`docs/legacy.md`, H800):
-with four and eight nodes 43 to 45 of 50 GB/s on the wire, once the share is left out that stays in the node, which its
-50 to 58 GB/s count along (`tests/legacy/test_internode.py`). Over NVLink they are 134 to 138 of 200 GB/s where NCCL
-reaches 160, so that on cards whose NVLink is the slower way, such as these with two nodes, flex takes up to a quarter
-longer than here.
-"""
+"""Which of Megatron's dispatchers brings tokens to their experts: alltoall, or flex (DeepEP, HybridEP)."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from math import comb
-
 from topoplan.catalog.fabrics import fabric_name
-from topoplan.network.collectives import all_to_all_s
+from topoplan.layout.layout import Layout
 from topoplan.network.placement import Group, span
 from topoplan.network.topology import local_ranks
-from topoplan.operators.shard import Shard
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.model import Moe
 
 
 def flex_obstacle(cluster: Cluster, ep: int, etp: int) -> str | None:
@@ -53,75 +36,15 @@ def flex_obstacle(cluster: Cluster, ep: int, etp: int) -> str | None:
     return None
 
 
-def dispatcher_of(shard: Shard, cluster: Cluster) -> str:
+def dispatcher_of(case: Case, layout: Layout) -> str:
     """The dispatcher that an expert group runs with: what the layout says, or the trainer's usual one.
 
     The usual one across nodes needs what flex needs; where that is missing the one inside a node is taken.
     """
-    shape = Group(shard.etp * shard.ep, 1)
-    if span(shape, cluster.gpus_per_node).domains == 1 or shard.dispatcher == shard.dispatcher_across_nodes:
-        return shard.dispatcher
-    return shard.dispatcher if flex_obstacle(cluster, shard.ep, shard.etp) else shard.dispatcher_across_nodes
-
-
-@lru_cache(maxsize=1 << 12)
-def parts_reached(moe: Moe, parts: int) -> float:
-    """Expected number of parts that have an expert of a token, with the experts in `parts` equal runs (ranks, domains).
-
-    Every choice of experts is as likely as any other, within groups of which every choice is, too: hypergeometric.
-    """
-    size = moe.experts // parts
-    return sum(1.0 - _missed(moe, _overlaps(moe, first, first + size)) for first in range(0, moe.experts, size))
-
-
-def _overlaps(moe: Moe, first: int, end: int) -> tuple[int, ...]:
-    """How many of the experts from `first` to before `end` are in each of the groups that they touch."""
-    size = moe.experts // moe.groups
-    groups = range(first // size, (end - 1) // size + 1)
-    return tuple(min(end, (group + 1) * size) - max(first, group * size) for group in groups)
-
-
-@lru_cache(maxsize=1 << 12)
-def _missed(moe: Moe, overlaps: tuple[int, ...]) -> float:
-    """Probability that a token chooses none of some experts, so many of each group that they touch."""
-    candidates = moe.groups_per_token * (moe.experts // moe.groups)
-    # Choices among the touched groups: (groups chosen, experts among the candidates that must be missed) -> ways.
-    ways = {(0, 0): 1}
-    for overlap in overlaps:
-        grown = dict(ways)
-        for (chosen, blocked), number in ways.items():
-            key = (chosen + 1, blocked + overlap)
-            grown[key] = grown.get(key, 0) + number
-        ways = grown
-    missed = sum(
-        number
-        * comb(moe.groups - len(overlaps), moe.groups_per_token - chosen)
-        * comb(candidates - blocked, moe.experts_per_token)
-        for (chosen, blocked), number in ways.items()
-        if chosen <= moe.groups_per_token
-    )
-    return missed / (comb(moe.groups, moe.groups_per_token) * comb(candidates, moe.experts_per_token))
-
-
-def flex_copies(moe: Moe, shard: Shard) -> float:
-    """Tokens that a rank receives with flex, and sends: one for each rank that has some of a token's experts.
-
-    With ETP every rank of an expert's group gets one.
-    """
-    tokens = shard.routed_tokens(moe) / moe.experts_per_token
-    return tokens * parts_reached(moe, shard.ep)
-
-
-def flex_s(case: Case, moe: Moe, hidden_bytes: int, shard: Shard) -> float:
-    """One dispatch or one combine, of tokens of `hidden_bytes`."""
-    cluster, profile = case.cluster, case.profile
-    ranks = shard.etp * shard.ep
-    domains = max(1, ranks // local_ranks(cluster))
-    members = ranks // domains
-    tokens = shard.routed_tokens(moe) / moe.experts_per_token / shard.etp
-    inside = all_to_all_s(Group(members, 1), hidden_bytes * flex_copies(moe, shard), cluster, profile)
-    # Ranks at the same place in their domains exchange tokens; those for the own domain stay.
-    across = all_to_all_s(
-        Group(domains, members), hidden_bytes * tokens * parts_reached(moe, domains), cluster, profile
-    )
-    return max(inside, across)
+    inside, across = case.traits.dispatcher, case.traits.dispatcher_across_nodes
+    if layout.moe_token_dispatcher_type or inside == across:
+        return layout.moe_token_dispatcher_type or inside
+    group = Group(layout.etp * layout.ep, 1)
+    if span(group, case.cluster.gpus_per_node).domains == 1 or flex_obstacle(case.cluster, layout.ep, layout.etp):
+        return inside
+    return across

@@ -9,49 +9,26 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from topoplan.operators.eager_linears import trained_layers
+from topoplan.operators.finetuning import trained_layers
+from topoplan.operators.layers import layer_tensors, mtp_layer, whole_ops
 from topoplan.operators.padding import content_of
-from topoplan.operators.params import layer_tensors, mtp_layer
 from topoplan.operators.vision import patches_per_image
 from topoplan.specs.job import Job
-from topoplan.specs.model import LatentAttention, Layer, LinearAttention, Model, Moe, VisionTower
+from topoplan.specs.model import Layer, Model, Moe, VisionTower
 
 
 def _matrix_parameters(model: Model, layer: Layer) -> float:
     """Weights that one token is multiplied with; of the routed experts only the chosen ones."""
-    total = 0.0
-    for tensor in layer_tensors(model, layer):
-        if "norm" in tensor.name or "bias" in tensor.name or tensor.name in ("softmax_offset", "dt_bias+A_log"):
-            continue
-        share = 1.0
-        if tensor.split == "expert" and isinstance(layer.ffn, Moe):
-            share = layer.ffn.experts_per_token / layer.ffn.experts
-        total += tensor.elements * share
-    return total
-
-
-def attended_tokens(seq_len: float, window: int) -> float:
-    """Tokens that one token attends to, averaged over the sequence: half of it, or what a sliding window leaves."""
-    if 0 < window < seq_len:
-        return window * (1.0 - window / (2.0 * seq_len))
-    return seq_len / 2
-
-
-def _score_flops(layer: Layer, seq_len: float) -> float:
-    """Forward FLOPs of attention's two products for one token, averaged over the sequence."""
-    attention = layer.attention
-    if isinstance(attention, LinearAttention):
-        # KK^T, VK^T, S(a(I-bKK^T)) and SQ, as `num_floating_point_operations` counts the gated delta rule.
-        return 8.0 * attention.value_heads * attention.key_head_dim * attention.value_head_dim
-    if isinstance(attention, LatentAttention):
-        widths = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
-        return 2.0 * attended_tokens(seq_len, 0) * attention.heads * widths
-    return 2.0 * attended_tokens(seq_len, attention.window) * attention.heads * 2 * attention.head_dim
+    ffn = layer.ffn
+    routed = ffn.experts_per_token / ffn.experts if isinstance(ffn, Moe) else 1.0
+    matrices = (weight for weight in layer_tensors(model, layer) if weight.is_matrix)
+    return sum(weight.elements * (routed if weight.split == "expert" else 1.0) for weight in matrices)
 
 
 def _layer_flops(model: Model, layer: Layer, extent: float) -> float:
     """Forward FLOPs of one layer for one token, in a sequence as long as `extent`."""
-    return 2.0 * _matrix_parameters(model, layer) + _score_flops(layer, extent)
+    others = sum(op.work.flops(extent) for op in whole_ops(model, layer) if op.work is not None)
+    return 2.0 * _matrix_parameters(model, layer) + others
 
 
 @lru_cache(maxsize=256)

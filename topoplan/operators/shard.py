@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import Adapters, adapters_of
+from topoplan.operators.dispatch import dispatcher_of
 from topoplan.operators.padding import load_of, longest_sequence
 from topoplan.specs.case import Case
 from topoplan.specs.model import Moe
@@ -31,9 +32,7 @@ class Shard:
     token_imbalance: float = 1.0
     """Tokens that this rank's experts get, over the average of the expert-parallel group."""
     dispatcher: str = "alltoall"
-    """moe_token_dispatcher_type of an expert group inside a node: what the layout says, or the trainer's usual one."""
-    dispatcher_across_nodes: str = "alltoall"
-    """The same of a group that spans nodes."""
+    """Which one brings tokens to their experts: alltoall or flex."""
     adapters: Adapters | None = None
     """LoRA beside weights that are frozen; None where the weights are trained."""
 
@@ -59,7 +58,7 @@ class Shard:
 
 def shard_of(case: Case, layout: Layout) -> Shard:
     """The shard that a layout makes of a job's micro batch, at the longest that its sequences may be."""
-    job, traits, longest = case.job, case.traits, longest_sequence(case, layout)
+    job, longest = case.job, longest_sequence(case, layout)
     return Shard(
         tokens=layout.micro_batch_size * job.sequences_per_sample * longest // layout.cp,
         seq_len=longest,
@@ -71,8 +70,7 @@ def shard_of(case: Case, layout: Layout) -> Shard:
         precision=job.precision,
         flash_attention=case.profile.flash_attention,
         token_imbalance=job.token_imbalance,
-        dispatcher=layout.moe_token_dispatcher_type or traits.dispatcher,
-        dispatcher_across_nodes=layout.moe_token_dispatcher_type or traits.dispatcher_across_nodes,
+        dispatcher=dispatcher_of(case, layout),
         adapters=adapters_of(job),
     )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from topoplan.layout.layout import Layout
-from topoplan.operators.te_activations import BF16
-from topoplan.operators.te_compute import elementwise_s, gemm_s
+from topoplan.operators.machine import elementwise_s, gemm_s
+from topoplan.operators.op import BF16
 from topoplan.operators.vision import patches_per_image, patches_per_microbatch
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster

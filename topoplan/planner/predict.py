@@ -16,8 +16,8 @@ from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.layout.layout import Layout
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.operators.flops import model_flops_per_step
+from topoplan.operators.machine import peak_flops
 from topoplan.operators.padding import padding_share, tokens_per_step
-from topoplan.operators.te_compute import peak_flops
 from topoplan.planner.case import case_of
 from topoplan.planner.plan import Memory, Plan
 from topoplan.specs.case import Case

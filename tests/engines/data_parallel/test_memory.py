@@ -13,7 +13,7 @@ from topoplan.engines.data_parallel.memory import layer_uses, tokens_of
 from topoplan.engines.data_parallel.step import sharded_shard
 from topoplan.engines.megatron.memory import Memory
 from topoplan.engines.megatron.moments import FREED
-from topoplan.operators.eager_linears import elements_of
+from topoplan.operators.finetuning import elements_of
 from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.engines.data_parallel.samples import TINY, TINY_ELEMENTS, TINY_LAYER_ELEMENTS, small_spec, states_of
 from tests.engines.samples import spec_of
 from topoplan.engines.data_parallel.states import ShardedStates, largest_layer, root_elements
-from topoplan.operators.eager_linears import elements_of
+from topoplan.operators.finetuning import elements_of
 from topoplan.operators.params import parameter_count
 from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec

@@ -13,7 +13,7 @@ from topoplan.engines.data_parallel.parameter_bytes import NF4_BYTES
 from topoplan.engines.data_parallel.step import Passes, sharded_terms, tuning_of
 from topoplan.engines.megatron.step import Time
 from topoplan.layout.layout import Layout
-from topoplan.operators.eager_compute import Tuning
+from topoplan.operators.eager import Tuning
 from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
 

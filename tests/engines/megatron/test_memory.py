@@ -21,8 +21,8 @@ from tests.engines.samples import (
 )
 from topoplan import catalog
 from topoplan.engines.megatron.memory import predict_memory
+from topoplan.operators.activations import layer_activations
 from topoplan.operators.shard import shard_of
-from topoplan.operators.te_activations import layer_activations
 from topoplan.planner.case import case_of
 from topoplan.planner.measured import MeasuredRun
 from topoplan.specs.config_json import model_from_config

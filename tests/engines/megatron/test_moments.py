@@ -14,8 +14,8 @@ from tests.engines.samples import (
     spec_of,
     stage_of,
 )
+from topoplan.operators.activations import layer_activations
 from topoplan.operators.shard import shard_of
-from topoplan.operators.te_activations import layer_activations
 from topoplan.planner.case import case_of
 
 

@@ -19,6 +19,7 @@ from topoplan.engines.megatron.rules import (
 )
 from topoplan.engines.rule import broken_rule
 from topoplan.layout.layout import Layout, Recompute
+from topoplan.operators.divisors import divisors_of
 from topoplan.planner.case import case_of
 from topoplan.specs.cluster import Fabric
 from topoplan.specs.facts import facts_of
@@ -535,23 +536,23 @@ def test_every_model_of_the_catalog_runs_in_fp8_unsplit(name: str) -> None:
 
 
 def test_facts_gather_the_divisors_of_all_layers() -> None:
-    facts = facts_of(catalog.model(MLA))
-    assert facts.heads == (128,)
-    assert facts.mlp_widths == (2048, 18432)  # the shared expert and the dense layers
-    assert facts.expert_widths == (2048,)
+    facts, divisors = facts_of(catalog.model(MLA)), divisors_of(catalog.model(MLA))
+    assert divisors.heads == (128,)
+    assert divisors.mlp_widths == (2048, 18432)  # the shared expert and the dense layers
+    assert divisors.expert_widths == (2048,)
     assert facts.experts == (256,)
     assert facts.is_moe
     assert facts.latent_attention
     assert not facts.linear_attention
-    mixed = facts_of(catalog.model(LINEAR))
+    assert facts_of(catalog.model(LINEAR)).linear_attention
+    mixed = divisors_of(catalog.model(LINEAR))
     assert mixed.heads == (16, 32)
     assert mixed.kv_heads == (2,)
-    assert mixed.linear_attention
     assert ("linear attention projection", 12352) in mixed.split_widths
 
 
 def test_rules_do_not_depend_on_the_order_of_layers() -> None:
     model = catalog.model(MLA)
     turned = replace(model, layers=model.layers[::-1])
-    assert set(facts_of(turned).split_widths) == set(facts_of(model).split_widths)
-    assert facts_of(turned).mlp_widths == facts_of(model).mlp_widths
+    assert set(divisors_of(turned).split_widths) == set(divisors_of(model).split_widths)
+    assert divisors_of(turned).mlp_widths == divisors_of(model).mlp_widths

@@ -15,7 +15,7 @@ from topoplan.check.job.values import as_number, as_whole, at
 from topoplan.check.read.setup import Configuration, Setup
 from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.found import found
-from topoplan.specs.facts import facts_of
+from topoplan.operators.divisors import divisors_of
 from topoplan.specs.model import Model
 from topoplan.specs.source import KeyPath, plain_scalar
 
@@ -113,17 +113,17 @@ def _rope(setup: Setup, configuration: Configuration, model: Model | None) -> It
 def _sequence_parallel(setup: Setup, configuration: Configuration, model: Model | None) -> Iterator[Finding]:
     if model is None:
         return
-    facts = facts_of(model)
+    divisors = divisors_of(model)
     for path in _places(configuration.source.data):
         size = as_whole(_filled(setup, configuration, path))
         if size is None or size < 2:
             continue
         equation = next(
-            (f"heads {heads} % {_ULYSSES} {size} = {heads % size}" for heads in facts.heads if heads % size), None
+            (f"heads {heads} % {_ULYSSES} {size} = {heads % size}" for heads in divisors.heads if heads % size), None
         ) or next(
             (
                 f"KV heads {heads} % {_ULYSSES} {size} = {heads % size}, and {size} % {heads} = {size % heads}"
-                for heads in facts.kv_heads
+                for heads in divisors.kv_heads
                 if heads % size and size % heads
             ),
             None,

@@ -8,7 +8,7 @@ from topoplan.emit.swift.samples import dataset_value, samples_of
 from topoplan.emit.trainer_facts import model_directory
 from topoplan.emit.usual import loaders, save_steps, workers
 from topoplan.emit.yaml_text import Entry, Section
-from topoplan.operators.eager_linears import LORA_RANK
+from topoplan.operators.adapters import LORA_RANK
 from topoplan.planner.plan import Plan
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec

@@ -28,7 +28,6 @@ from topoplan.emit.yaml_text import Entry, Section
 from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import DROPOUT
 from topoplan.operators.dispatch import dispatcher_of
-from topoplan.operators.shard import shard_of
 from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
 from topoplan.specs.facts import facts_of
@@ -268,7 +267,7 @@ def _rope_fusion(model: Model) -> Entry:
 
 def _dispatcher_entries(spec: Spec, job: Job, layout: Layout) -> list[Entry]:
     """How tokens get to their experts, as it was predicted."""
-    dispatcher: Any = dispatcher_of(shard_of(case_of(spec, layout.backend), layout), spec.cluster)
+    dispatcher: Any = dispatcher_of(case_of(spec, layout.backend), layout)
     entries = [Entry(key="moe_token_dispatcher_type", value=dispatcher)]
     if dispatcher == "flex":
         entries.append(Entry(key="moe_enable_deepep", value=True, comment="what the flex dispatcher sends with"))

@@ -22,8 +22,9 @@ from topoplan.emit.swift.start import start
 from topoplan.emit.trainer_facts import training_steps as megatron_steps
 from topoplan.emit.writer import DATASET_TO_FILL_IN, ReadmeWords, TrainerRun, Writer
 from topoplan.layout.layout import Layout
-from topoplan.operators.adapters import Adapters, adapter_tensors, adapters_of
-from topoplan.operators.params import mtp_layer, parameter_count
+from topoplan.operators.adapters import Adapters, adapters_of
+from topoplan.operators.layers import mtp_layer
+from topoplan.operators.params import adapter_tensors, parameter_count
 from topoplan.specs.spec import Spec
 
 _ALLOCATOR = EnvVar(

@@ -11,17 +11,14 @@ from topoplan.engines.data_parallel.states import ShardedStates, sharded_states
 from topoplan.engines.megatron.memory import Memory, StageMemory, stated_margin_bytes, vision_kept_bytes
 from topoplan.engines.megatron.moments import FREED, Moment
 from topoplan.layout.layout import Layout
-from topoplan.operators.eager_activations import (
-    ATTENTION_OUTPUTS,
-    CHUNKED_LOGIT_BYTES,
-    EagerActivations,
-    LayerUse,
-    eager_activations,
-)
-from topoplan.operators.eager_linears import adapted, elements_of, layer_linears, trained_layers
+from topoplan.operators.activations import ATTENTION_OUTPUTS, LayerActivations, eager_activations
+from topoplan.operators.eager import LayerUse
+from topoplan.operators.finetuning import elements_of, trained_layers
+from topoplan.operators.linears import adapted, layer_linears
+from topoplan.operators.logits import CHUNKED_LOGIT_BYTES
+from topoplan.operators.op import BF16, FP32
 from topoplan.operators.padding import longest_sequence
 from topoplan.operators.params import embedding_tensors
-from topoplan.operators.te_activations import BF16, FP32
 from topoplan.specs.case import Case
 from topoplan.specs.model import Layer, Model
 
@@ -70,7 +67,7 @@ def layer_uses(
 
 
 def _kept(
-    model: Model, layer: Layer, one: EagerActivations, layout: Layout, tokens: int
+    model: Model, layer: Layer, one: LayerActivations, layout: Layout, tokens: int
 ) -> tuple[tuple[str, float], ...]:
     """What a layer keeps from forward to backward, in bytes by name."""
     everything = tuple((tensor.name, tensor.saved_bytes) for tensor in one.saved)
@@ -169,7 +166,7 @@ class LayerMemory:
     layer: Layer
     use: LayerUse
     count: int
-    activations: EagerActivations
+    activations: LayerActivations
     kept: tuple[tuple[str, float], ...]
     """What one leaves from forward to backward, in bytes by name."""
 

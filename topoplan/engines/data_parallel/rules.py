@@ -5,8 +5,9 @@ from __future__ import annotations
 from topoplan.engines.rule import Rule
 from topoplan.layout.forms import keys_of
 from topoplan.layout.layout import USUAL, Layout
+from topoplan.operators.divisors import attention_heads
 from topoplan.specs.case import Case
-from topoplan.specs.model import Attention, LinearAttention, Model
+from topoplan.specs.model import Model
 
 
 def _degrees(case: Case, layout: Layout) -> str | None:
@@ -61,15 +62,14 @@ def _undivided_heads(model: Model, degree: int) -> str | None:
     Source: verl `models/transformers/monkey_patch.py::apply_monkey_patch`.
     """
     for layer in {id(layer): layer for layer in model.layers}.values():
-        attention = layer.attention
-        if isinstance(attention, LinearAttention):
+        found = attention_heads(model, layer)
+        if found is None:
             return f"ulysses {degree} with linear attention layers"
-        if attention.heads % degree:
-            return f"{attention.heads} heads % ulysses {degree} = {attention.heads % degree}"
-        if isinstance(attention, Attention):
-            kv_heads = attention.kv_heads
-            if kv_heads % degree and degree % kv_heads:
-                return f"{kv_heads} KV heads and ulysses {degree}: neither divides the other"
+        heads, kv_heads = found
+        if heads % degree:
+            return f"{heads} heads % ulysses {degree} = {heads % degree}"
+        if kv_heads % degree and degree % kv_heads:
+            return f"{kv_heads} KV heads and ulysses {degree}: neither divides the other"
     return None
 
 

@@ -13,13 +13,16 @@ from topoplan.engines.megatron.step import Time
 from topoplan.layout.layout import Layout
 from topoplan.network.collectives import all_gather_s, all_reduce_s
 from topoplan.network.placement import Group
-from topoplan.operators.eager_activations import LayerUse
-from topoplan.operators.eager_compute import Tuning, eager_case, eager_time
-from topoplan.operators.eager_linears import LORA_RANK, Elements, elements_of, layer_linears
+from topoplan.operators.adapters import LORA_RANK
+from topoplan.operators.eager import LayerUse, Tuning, eager_case
+from topoplan.operators.finetuning import Elements, elements_of
+from topoplan.operators.linears import layer_linears
+from topoplan.operators.machine import elementwise_s, gemm_s
+from topoplan.operators.op import PARTS
 from topoplan.operators.padding import load_of
 from topoplan.operators.shard import Shard
-from topoplan.operators.te_compute import PARTS, elementwise_s, gemm_s
-from topoplan.operators.vision_time import vision_s
+from topoplan.operators.times import eager_time
+from topoplan.operators.vision import vision_s
 from topoplan.specs.case import Case
 from topoplan.specs.gpu_profile import WIDER_FOR_NONE, WIDEST
 from topoplan.specs.job import Job

@@ -16,9 +16,10 @@ from topoplan.engines.data_parallel.step import (
 )
 from topoplan.engines.megatron.step import Time
 from topoplan.layout.layout import Layout
-from topoplan.operators.eager_compute import EagerBuilder, eager_operators
-from topoplan.operators.te_compute import Collective, Operator, core_attention, gemm_s
-from topoplan.operators.vision_time import vision_s
+from topoplan.operators.machine import Kernel
+from topoplan.operators.op import Collective
+from topoplan.operators.times import eager_kernels
+from topoplan.operators.vision import vision_s
 from topoplan.specs.case import Case
 from topoplan.specs.layer_kinds import layer_kind
 from topoplan.terms import Term, source_of, sum_of
@@ -32,13 +33,6 @@ _WHAT = {
     "ep_comm": "",
     "recompute": "forward that checkpointing repeats",
 }
-_FORMULAS = {
-    "gemm": source_of(gemm_s, "NVIDIA Matrix Multiplication User's Guide; at eager_gemm_share"),
-    "attention": source_of(core_attention, "FlashAttention-2, arXiv 2307.08691, section 4"),
-    "elementwise": source_of(EagerBuilder, "bytes over the card's memory bandwidth"),
-    "cp_comm": source_of(eager_operators, "DeepSpeed Ulysses, arXiv 2309.14509, section 3"),
-}
-"""By part of an operator."""
 _ZERO = "ZeRO, arXiv 1910.02054, section 7"
 
 
@@ -47,7 +41,7 @@ def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
     terms = sharded_terms(case, layout)
     kinds = _kinds(terms.passes.layers)
     shard, tuning = sharded_shard(case, layout), tuning_of(case.job, layout)
-    operators = [eager_operators(case, one.layer, one.use, shard, tuning)[0] for one in kinds]
+    operators = [eager_kernels(case, one.layer, one.use, shard, tuning) for one in kinds]
     layers = tuple(_layer_term(one, found, terms.count) for one, found in zip(kinds, operators, strict=True))
     parts = [
         *by_part(layers, _WHAT, source_of(sharded_terms, "torch/utils/checkpoint.py")),
@@ -76,13 +70,13 @@ def _kinds(passes: tuple[LayerPass, ...]) -> list[LayerPass]:
     return kinds
 
 
-def _layer_term(one: LayerPass, operators: tuple[Operator, ...], microbatches: int) -> Term:
+def _layer_term(one: LayerPass, operators: tuple[Kernel, ...], microbatches: int) -> Term:
     times = microbatches * one.count
     runs = Runs(times=times, again=times, has_backward=one.has_backward)
-    rows = [operator_term(each, runs, one.repeated * each.forward_s, _FORMULAS[each.part]) for each in operators]
+    rows = [operator_term(each, runs, one.repeated * each.forward_s, each.source) for each in operators]
     facts = {"count": one.count, "recomputed": one.count * one.repeated}
     name = layer_kind(one.layer) + ("" if one.has_backward else ", no backward")
-    return sum_of(name, rows, source_of(eager_operators), "s", times=times, facts=facts)
+    return sum_of(name, rows, source_of(eager_kernels), "s", times=times, facts=facts)
 
 
 def _ends(terms: ShardedTerms) -> Term:
@@ -180,7 +174,7 @@ def _of_states(case: Case, terms: ShardedTerms) -> Iterator[Sent]:
 
 
 def _of_layers(
-    case: Case, kinds: list[LayerPass], operators: list[tuple[Operator, ...]], microbatches: int
+    case: Case, kinds: list[LayerPass], operators: list[tuple[Kernel, ...]], microbatches: int
 ) -> Iterator[Sent]:
     """Calls within a layer: those of Ulysses, or of ring attention."""
     calls: dict[tuple[str, Collective], float] = {}

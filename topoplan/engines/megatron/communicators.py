@@ -14,7 +14,6 @@ from topoplan.network.communicators import Communicator, Member, communicators_o
 from topoplan.network.nccl_buffers import Use
 from topoplan.network.placement import Group, group
 from topoplan.operators.dispatch import dispatcher_of
-from topoplan.operators.shard import shard_of
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu_profile import Profile
@@ -27,7 +26,7 @@ def communicators(case: Case, layout: Layout) -> tuple[Communicator, ...]:
     dispatcher, which DeepEP allocates beside NCCL.
     """
     cluster, profile = case.cluster, case.profile
-    is_flex = layout.ep > 1 and dispatcher_of(shard_of(case, layout), cluster) == "flex"
+    is_flex = layout.ep > 1 and dispatcher_of(case, layout) == "flex"
     return _communicators(_grid(layout), _shared_embedding(case, layout), cluster, profile, is_flex)
 
 

@@ -22,7 +22,6 @@ from topoplan.layout.layout import MEGATRON_BACKENDS, Layout
 from topoplan.operators.adapters import adapters_of
 from topoplan.operators.dispatch import dispatcher_of
 from topoplan.operators.flops import ends_in_layers
-from topoplan.operators.shard import shard_of
 from topoplan.specs.case import Case
 from topoplan.specs.facts import facts_of
 from topoplan.specs.gpu_profile import band_keys
@@ -104,6 +103,6 @@ class Megatron(Engine):
         if layout.ep > 1 and case.job.token_imbalance == 1.0:
             found.append("assumes that tokens are spread evenly over the experts (token_imbalance of the job)")
         is_usual = layout.ep > 1 and layout.moe_token_dispatcher_type is None
-        if is_usual and dispatcher_of(shard_of(case, layout), case.cluster) == "flex":
+        if is_usual and dispatcher_of(case, layout) == "flex":
             found.append("assumes the flex dispatcher, DeepEP or HybridEP, between nodes (moe_token_dispatcher_type)")
         return found

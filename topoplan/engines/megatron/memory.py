@@ -17,8 +17,7 @@ from topoplan.engines.megatron.states import (
 )
 from topoplan.layout.layout import Layout, changed
 from topoplan.operators.shard import Shard, shard_of
-from topoplan.operators.te_activations import vision_activation_bytes
-from topoplan.operators.vision import patches_per_microbatch
+from topoplan.operators.vision import patches_per_microbatch, vision_activation_bytes
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of

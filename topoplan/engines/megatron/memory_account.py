@@ -30,15 +30,12 @@ from topoplan.engines.megatron.states import (
     stage_states,
 )
 from topoplan.layout.layout import Layout
-from topoplan.operators.adapters import adapter_tensors
-from topoplan.operators.params import Tensor, cut, layer_tensors
+from topoplan.operators.activations import kept_activations, layer_activations
+from topoplan.operators.layers import layer_tensors
+from topoplan.operators.op import BF16, Weight
+from topoplan.operators.params import adapter_tensors, cut
 from topoplan.operators.shard import shard_of
-from topoplan.operators.te_activations import (
-    BF16,
-    kept_activations,
-    layer_activations,
-    vision_activation_bytes,
-)
+from topoplan.operators.vision import vision_activation_bytes
 from topoplan.specs.case import Case
 from topoplan.specs.layer_kinds import layer_kind
 from topoplan.specs.model import Layer
@@ -108,14 +105,14 @@ def _parameters(case: Case, layout: Layout, states: StageStates) -> Term:
             ("vision projector", tower.projector_parameters),
             ("vision deepstack mergers", tower.deepstack_parameters),
         )
-        found += [_weight(Tensor(name, n, "replicated"), n, 1, source_of(stage_parameters)) for name, n in parts if n]
+        found += [_weight(Weight(name, n, "replicated"), n, 1, source_of(stage_parameters)) for name, n in parts if n]
     held = states.parameters
     facts = {"dense": held.dense, "expert": held.expert, "frozen": held.frozen}
     words = f"cut by tp {layout.tp}, ep {layout.ep}, etp {layout.etp}"
     return sum_of("parameters of a rank", found, source_of(stage_parameters), "elements", facts=facts, what=words)
 
 
-def _weight(tensor: Tensor, elements: int, count: int, source: str) -> Term:
+def _weight(tensor: Weight, elements: int, count: int, source: str) -> Term:
     facts = {"whole": tensor.elements, "cut_by": _CUT_BY[tensor.split]}
     return Term(tensor.name, elements * count, "elements", source, times=count, facts=facts)
 

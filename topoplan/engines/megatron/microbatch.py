@@ -11,11 +11,13 @@ from topoplan.layout.layout import Layout, Recompute, stages_of
 from topoplan.layout.stages import Chunk
 from topoplan.network.collectives import all_gather_s, all_reduce_s
 from topoplan.network.placement import Group
-from topoplan.operators.params import mtp_layer, padded_vocab_size
+from topoplan.operators.layers import mtp_layer
+from topoplan.operators.machine import elementwise_s, gemm_s
+from topoplan.operators.op import BF16, FP32, PARTS
+from topoplan.operators.params import padded_vocab_size
 from topoplan.operators.shard import Shard, average_shard, shard_of
-from topoplan.operators.te_activations import BF16, FP32
-from topoplan.operators.te_compute import PARTS, LayerTime, elementwise_s, gemm_s, layer_time
-from topoplan.operators.vision_time import unquantised, vision_s
+from topoplan.operators.times import LayerTime, layer_time
+from topoplan.operators.vision import unquantised, vision_s
 from topoplan.specs.case import Case
 from topoplan.specs.model import Layer
 

@@ -9,9 +9,10 @@ from functools import lru_cache
 from topoplan.engines.megatron.states import StageStates, chunk_layers, chunk_runs, distinct_layers
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.stages import Chunk
-from topoplan.operators.params import mtp_layer
+from topoplan.operators.activations import KeptActivations, kept_activations
+from topoplan.operators.layers import mtp_layer
+from topoplan.operators.op import BF16, FP32
 from topoplan.operators.shard import Shard
-from topoplan.operators.te_activations import BF16, FP32, KeptActivations, kept_activations
 from topoplan.specs.case import Case
 from topoplan.specs.model import Model
 

@@ -12,9 +12,11 @@ from topoplan.engines.rule import Rule
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import RECOMPUTE_MODULES, Layout, stages_of
 from topoplan.operators.dispatch import flex_obstacle
+from topoplan.operators.divisors import divisors_of
 from topoplan.operators.padding import pad_multiple, pads_to_seq_len
+from topoplan.operators.softmax_attention import qkv_width
 from topoplan.specs.case import Case
-from topoplan.specs.facts import facts_of, qkv_width
+from topoplan.specs.facts import facts_of
 
 
 def tensor_parallel_domain(case: Case) -> int:
@@ -66,7 +68,7 @@ def _tp_domain(case: Case, layout: Layout) -> str | None:
 
 
 def _heads(case: Case, layout: Layout) -> str | None:
-    return _first_remainder("heads", facts_of(case.model).heads, "tp", layout.tp)
+    return _first_remainder("heads", divisors_of(case.model).heads, "tp", layout.tp)
 
 
 def _kv_heads(case: Case, layout: Layout) -> str | None:
@@ -86,7 +88,7 @@ def _kv_heads(case: Case, layout: Layout) -> str | None:
 
 
 def _widths(case: Case, layout: Layout) -> str | None:
-    return _first_remainder("MLP width", facts_of(case.model).mlp_widths, "tp", layout.tp)
+    return _first_remainder("MLP width", divisors_of(case.model).mlp_widths, "tp", layout.tp)
 
 
 def _vocabulary(case: Case, layout: Layout) -> str | None:
@@ -177,7 +179,7 @@ def _expert_grid(case: Case, layout: Layout) -> str | None:
 
 
 def _expert_widths(case: Case, layout: Layout) -> str | None:
-    return _first_remainder("expert width", facts_of(case.model).expert_widths, "etp", layout.etp)
+    return _first_remainder("expert width", divisors_of(case.model).expert_widths, "etp", layout.etp)
 
 
 def _expert_adapters(case: Case, layout: Layout) -> str | None:
@@ -232,11 +234,11 @@ def _fp8_widths(case: Case, layout: Layout) -> str | None:
     align = fp8_alignment(case)
     if align == 1:
         return None
-    facts, tp, etp, precision = facts_of(case.model), layout.tp, layout.etp, case.job.precision
-    for what, width in facts.split_widths:
+    divisors, tp, etp, precision = divisors_of(case.model), layout.tp, layout.etp, case.job.precision
+    for what, width in divisors.split_widths:
         if width // tp % align:
             return f"{what} {width} / tp {tp} % {align} = {width // tp % align} in {precision}"
-    for width in facts.expert_widths:
+    for width in divisors.expert_widths:
         if width // etp % align:
             return f"expert width {width} / etp {etp} % {align} = {width // etp % align} in {precision}"
     return None

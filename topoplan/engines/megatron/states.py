@@ -14,18 +14,20 @@ from itertools import groupby
 
 from topoplan.layout.layout import Layout, changed, stages_of
 from topoplan.layout.stages import Chunk, split_stages
-from topoplan.operators.adapters import Adapters, adapter_parameters, adapters_of
+from topoplan.operators.activations import layer_activations
+from topoplan.operators.adapters import Adapters, adapters_of
+from topoplan.operators.layers import mtp_layer
+from topoplan.operators.op import BF16, FP32, Weight
 from topoplan.operators.params import (
     RankParameters,
-    Tensor,
+    adapter_parameters,
     embedding_tensors,
     head_tensors,
     layer_parameters,
-    mtp_layer,
     padded_vocab_size,
 )
 from topoplan.operators.shard import Shard, shard_of
-from topoplan.operators.te_activations import BF16, FP32, QUANTISED_BYTES, layer_activations
+from topoplan.operators.te import QUANTISED_BYTES
 from topoplan.specs.case import Case
 from topoplan.specs.job import Job
 from topoplan.specs.model import Layer, Model, Moe
@@ -122,7 +124,7 @@ def _chunk_adapters(model: Model, chunk: Chunk, adapters: Adapters, tp: int, ep:
     return total
 
 
-def end_tensors(case: Case, chunk: Chunk, tp: int) -> list[tuple[Tensor, int]]:
+def end_tensors(case: Case, chunk: Chunk, tp: int) -> list[tuple[Weight, int]]:
     """Weights before and behind the layers of a chunk, with the elements of them that one rank holds.
 
     Tied embeddings are one tensor in a chunk that holds both ends of the model, and two copies elsewhere; then
@@ -131,7 +133,7 @@ def end_tensors(case: Case, chunk: Chunk, tp: int) -> list[tuple[Tensor, int]]:
     """
     model = case.model
     vocabulary = _vocabulary_elements(case, tp)
-    ends: list[tuple[Tensor, int]] = []
+    ends: list[tuple[Weight, int]] = []
     if chunk.embedding or chunk.mtp_layers:
         words, *positions = embedding_tensors(model)
         ends += [(words, vocabulary), *((tensor, tensor.elements) for tensor in positions)]
@@ -143,7 +145,7 @@ def end_tensors(case: Case, chunk: Chunk, tp: int) -> list[tuple[Tensor, int]]:
             ends.append((output[0], vocabulary))
         elif not chunk.embedding:
             table = embedding_tensors(model)[0]
-            ends.append((Tensor("output_layer (copy of the embedding)", table.elements, table.split), vocabulary))
+            ends.append((Weight("output_layer (copy of the embedding)", table.elements, table.split), vocabulary))
     return ends
 
 

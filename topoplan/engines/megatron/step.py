@@ -20,11 +20,11 @@ from topoplan.engines.megatron.states import chunk_layers, stage_parameters
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.network.collectives import all_gather_s, all_reduce_s, point_to_point_s
 from topoplan.network.placement import Group, group
-from topoplan.operators.adapters import adapters_of, replicated_elements
-from topoplan.operators.params import padded_vocab_size
+from topoplan.operators.adapters import adapters_of
+from topoplan.operators.machine import elementwise_s
+from topoplan.operators.op import BF16, FP32, PARTS, Collective
+from topoplan.operators.params import padded_vocab_size, replicated_elements
 from topoplan.operators.shard import Shard
-from topoplan.operators.te_activations import BF16, FP32
-from topoplan.operators.te_compute import PARTS, Collective, elementwise_s
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of

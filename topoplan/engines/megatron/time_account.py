@@ -32,18 +32,9 @@ from topoplan.engines.megatron.step import (
 )
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.layout.stages import Chunk
-from topoplan.operators.dispatch import flex_s
-from topoplan.operators.te_compute import (
-    Builder,
-    Collective,
-    Operator,
-    core_attention,
-    elementwise_s,
-    gemm_s,
-    layer_operators,
-    layer_time,
-    linear_attention,
-)
+from topoplan.operators.machine import Kernel
+from topoplan.operators.op import Collective
+from topoplan.operators.times import layer_kernels, layer_time
 from topoplan.specs.case import Case
 from topoplan.specs.layer_kinds import layer_kind
 from topoplan.specs.model import Layer
@@ -72,7 +63,7 @@ def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
     """The terms of `time`."""
     chunks, work = stages_of(case.model, case.job, layout), pipeline_work(case, layout)
     kinds = _kinds(case, layout, chunks[work.rank])
-    operators = {layer: layer_operators(case, layer, work.times.shard) for layer in kinds}
+    operators = {layer: layer_kernels(case, layer, work.times.shard) for layer in kinds}
     layers = tuple(_layer_term(layout, work, layer, *counts, operators[layer]) for layer, counts in kinds.items())
     talk = data_parallel(case, layout, work.stages[work.rank], work.rank)
     optimizer_source = source_of(optimizer_time, "Megatron optimizer/distrib_optimizer.py")
@@ -117,30 +108,12 @@ def _kinds(case: Case, layout: Layout, chunks: tuple[Chunk, ...]) -> dict[Layer,
 
 
 def _layer_term(
-    layout: Layout, work: PipelineWork, layer: Layer, count: int, recomputed: float, operators: tuple[Operator, ...]
+    layout: Layout, work: PipelineWork, layer: Layer, count: int, recomputed: float, operators: tuple[Kernel, ...]
 ) -> Term:
     runs = Runs(times=work.microbatches * count, again=work.microbatches * recomputed)
-    rows = [operator_term(one, runs, one.recompute_s(layout.recompute), _source(one)) for one in operators]
+    rows = [operator_term(one, runs, one.recompute_s(layout.recompute), one.source) for one in operators]
     facts = {"count": count, "recomputed": recomputed}
-    return sum_of(layer_kind(layer), rows, source_of(layer_operators), "s", times=runs.times, facts=facts)
-
-
-_FORMULAS = {
-    "gemm": source_of(gemm_s, "NVIDIA Matrix Multiplication User's Guide, sections 3 and 4"),
-    "attention": source_of(core_attention, "FlashAttention-2, arXiv 2307.08691, section 4"),
-    "gated delta rule": source_of(linear_attention, "arXiv 2412.06464, section 3"),
-    "elementwise": source_of(elementwise_s, "bytes over the card's memory bandwidth"),
-    "tp_comm": source_of(Builder.tensor_parallel, "Megatron tensor_parallel/layers.py"),
-    "cp_comm": source_of(core_attention, "ring attention, arXiv 2310.01889"),
-    "ep_comm": source_of(layer_operators, "Megatron moe/token_dispatcher.py"),
-    "dispatch, combine (flex)": source_of(flex_s, "arXiv 2412.19437, section 3.2.2; DeepEP"),
-    "expert tensor collectives": source_of(layer_operators, "Megatron moe/token_dispatcher.py"),
-}
-"""By name of an operator, else by its part."""
-
-
-def _source(operator: Operator) -> str:
-    return _FORMULAS.get(operator.name) or _FORMULAS[operator.part]
+    return sum_of(layer_kind(layer), rows, source_of(layer_kernels), "s", times=runs.times, facts=facts)
 
 
 def _ends(case: Case, chunks: tuple[Chunk, ...], work: PipelineWork) -> Term:
@@ -188,7 +161,7 @@ def _sent(
     layout: Layout,
     work: PipelineWork,
     kinds: dict[Layer, tuple[int, float]],
-    operators: dict[Layer, tuple[Operator, ...]],
+    operators: dict[Layer, tuple[Kernel, ...]],
     talk: DataParallel,
 ) -> Iterator[Sent]:
     """All that a rank of the slowest stage sends in a step."""

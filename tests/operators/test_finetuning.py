@@ -8,7 +8,8 @@ import pytest
 from tests.engines.data_parallel.samples import LAYERS, TINY, TINY_ELEMENTS, TINY_LAYER_ELEMENTS
 from topoplan import catalog
 from topoplan.errors import SpecError
-from topoplan.operators.eager_linears import Elements, adapted, elements_of, layer_linears, linear_names, trained_layers
+from topoplan.operators.finetuning import Elements, elements_of, trained_layers
+from topoplan.operators.linears import adapted, layer_linears, linear_names
 from topoplan.operators.params import parameter_count
 from topoplan.specs.job import Job
 
@@ -77,18 +78,6 @@ def test_experts_are_packed_but_have_no_adapter() -> None:
     model = catalog.model("Qwen/Qwen3-30B-A3B")
     assert set(linear_names(model)) == {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert elements(model, finetuning="qlora").quantised > 0.95 * parameter_count(model)
-
-
-def test_a_gated_shared_expert_has_four_linear_layers_beside_attention() -> None:
-    names = linear_names(catalog.model("Qwen/Qwen1.5-MoE-A2.7B"))
-    assert set(names) - {"q_proj", "k_proj", "v_proj", "o_proj"} == {
-        *("gate_proj", "up_proj", "down_proj", "shared_expert_gate")
-    }
-
-
-def test_the_router_of_deepseek_v2_is_a_linear_layer_and_that_of_v3_is_none() -> None:
-    assert "gate" in linear_names(catalog.model("deepseek-ai/DeepSeek-V2-Lite"))
-    assert "gate" not in linear_names(catalog.model("deepseek-ai/DeepSeek-V3"))
 
 
 @pytest.mark.parametrize(("count", "places"), [(2, {1, 2}), (-1, {0}), (3, {0, 1, 2}), (7, {0, 1, 2})])

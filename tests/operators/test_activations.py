@@ -8,16 +8,11 @@ import pytest
 from tests.engines.samples import DENSE, LATENT, MIXED, VISION, full_recompute, layout_of, spec_of
 from topoplan import catalog
 from topoplan.layout.layout import Recompute
+from topoplan.operators.activations import KeptActivations, LayerActivations, kept_activations, layer_activations
 from topoplan.operators.adapters import Adapters
-from topoplan.operators.params import mtp_layer
+from topoplan.operators.layers import mtp_layer
 from topoplan.operators.shard import Shard, shard_of
-from topoplan.operators.te_activations import (
-    KeptActivations,
-    LayerActivations,
-    kept_activations,
-    layer_activations,
-    vision_activation_bytes,
-)
+from topoplan.operators.vision import vision_activation_bytes
 from topoplan.planner.case import case_of
 from topoplan.specs.model import Attention, Layer, Mlp, Moe
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tests.engines.data_parallel.samples import TINY
 from topoplan import catalog
-from topoplan.operators.eager_activations import EagerActivations, LayerUse, eager_activations
-from topoplan.operators.eager_linears import layer_linears
+from topoplan.operators.activations import LayerActivations, eager_activations
+from topoplan.operators.eager import LayerUse
+from topoplan.operators.linears import layer_linears
 from topoplan.specs.model import Model
 
 MODELS = [
@@ -25,16 +26,16 @@ def use(**keys: Any) -> LayerUse:
     return LayerUse(**usual | keys)
 
 
-def activations(model: Model, place: int = -1, **keys: Any) -> EagerActivations:
+def activations(model: Model, place: int = -1, **keys: Any) -> LayerActivations:
     return eager_activations(model, model.layers[place], use(**keys))
 
 
-def adapted_activations(model: Model, **keys: Any) -> EagerActivations:
+def adapted_activations(model: Model, **keys: Any) -> LayerActivations:
     names = frozenset(linear.name for linear in layer_linears(model, model.layers[-1]))
     return activations(model, trains_weights=False, adapted=names, **keys)
 
 
-def sizes(found: EagerActivations) -> dict[str, float]:
+def sizes(found: LayerActivations) -> dict[str, float]:
     """Bytes a token by name."""
     return {tensor.name: tensor.saved_bytes / TOKENS for tensor in found.saved}
 

@@ -12,17 +12,11 @@ from tests.engines.samples import DENSE, LATENT, MIXED, layout_of, spec_of
 from tests.sizes import examples
 from topoplan import catalog
 from topoplan.layout.layout import Recompute
-from topoplan.operators.flops import attended_tokens
+from topoplan.operators.core_attention import attended_tokens
+from topoplan.operators.machine import Kernel, elementwise_s, gemm_s, peak_flops
+from topoplan.operators.op import PARTS
 from topoplan.operators.shard import shard_of
-from topoplan.operators.te_compute import (
-    PARTS,
-    Operator,
-    elementwise_s,
-    gemm_s,
-    layer_operators,
-    layer_time,
-    peak_flops,
-)
+from topoplan.operators.times import layer_kernels, layer_time
 from topoplan.planner.case import case_of
 from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.model import Attention
@@ -39,13 +33,13 @@ def gemm(rows: float, columns: float, inner: float, *, gpu: str = "h100-sxm-80gb
 
 
 @lru_cache
-def operators(name: str, index: int = -1, precision: str = "bf16", **form: Any) -> dict[str, Operator]:
+def operators(name: str, index: int = -1, precision: str = "bf16", **form: Any) -> dict[str, Kernel]:
     seq_len, tuning = form.pop("seq_len", 4096), form.pop("finetuning", "full")
     job = {"precision": precision, "seq_len": seq_len, "global_batch_size": 256, "finetuning": tuning}
     spec = spec_of(name, nodes=16, gpu="b200-sxm-180gb", **job)
     shard = shard_of(case_of(spec, "megatron"), layout_of(spec, **form))
     case = case_of(spec, "megatron")
-    found = layer_operators(case, spec.model.layers[index], shard)
+    found = layer_kernels(case, spec.model.layers[index], shard)
     assert len({operator.name for operator in found}) == len(found)
     return {operator.name: operator for operator in found}
 
@@ -154,7 +148,7 @@ def test_a_window_makes_attention_cheaper() -> None:
     narrow = replace(layer, attention=replace(layer.attention, window=1024))
     shard = shard_of(case_of(spec, "megatron"), layout_of(spec))
     case = case_of(spec, "megatron")
-    times = [next(o for o in layer_operators(case, one, shard) if o.name == "core_attn") for one in (layer, narrow)]
+    times = [next(o for o in layer_kernels(case, one, shard) if o.name == "core_attn") for one in (layer, narrow)]
     assert times[1].forward_s == pytest.approx(times[0].forward_s / 16, rel=0.05)
 
 
@@ -199,7 +193,7 @@ def test_a_ring_of_keys_and_values_is_cheaper_with_fewer_heads() -> None:
     rings = [
         next(
             o
-            for o in layer_operators(case, replace(layer, attention=replace(layer.attention, kv_heads=kv_heads)), shard)
+            for o in layer_kernels(case, replace(layer, attention=replace(layer.attention, kv_heads=kv_heads)), shard)
             if o.name == "cp ring"
         ).backward_s
         for kv_heads in (2, 8, 32)

@@ -1,0 +1,47 @@
+"""What writes down the operators of a layer, and what is the same whichever way it is run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topoplan.operators.core_attention import CoreAttention, Ring
+from topoplan.operators.machine import Moved
+from topoplan.operators.op import BF16, FP32, Op, Part, Work
+from topoplan.operators.shard import Shard
+from topoplan.specs.model import Model
+
+
+class Builder:
+    """Collects the operators of one layer on one rank."""
+
+    def __init__(self, model: Model, shard: Shard) -> None:
+        self.model, self.shard, self.hidden = model, shard, model.hidden_size
+        self.tokens, self.local = shard.tokens, shard.local_tokens
+        self.ops: list[Op] = []
+
+    def add(self, name: str, part: Part, work: Work | None, **fields: Any) -> None:
+        """One operator, with what else it has (`Op`)."""
+        self.ops.append(Op(name, part, work, **fields))
+
+    def moved(self, name: str, forward_bytes: float, backward_bytes: float, *, kernels: int = 1, **fields: Any) -> None:
+        """Memory-bound work."""
+        self.add(name, "elementwise", Moved(forward_bytes, backward_bytes, kernels, kernels), **fields)
+
+    def core_attention(self, core: CoreAttention, **fields: Any) -> None:
+        """Attention itself, with its softmax where that is a kernel of its own, and its ring over context parallel."""
+        shard, by = self.shard, ("core_attn",)
+        self.add("core_attn", "attention", core, freed_by=by, **fields)
+        if not shard.flash_attention:
+            # Masked softmax reads and writes the scores; backward reads probabilities and gradients and writes
+            # gradients.
+            scores = self.tokens * shard.seq_len * core.heads
+            self.moved("softmax", 2 * BF16 * scores, 3 * BF16 * scores, freed_by=by)
+        elif shard.cp > 1:
+            # Each hop's partial output is rescaled and added in fp32.
+            hops, merged = shard.cp - 1, 3 * FP32 * self.tokens * core.heads * core.value_dim
+            self.moved("cp merge", hops * merged, hops * merged, kernels=4 * hops, freed_by=by)
+            self.add("cp ring", "cp_comm", Ring(core), freed_by=by)
+
+    def saved_bytes(self, first: int) -> float:
+        """What the operators from the `first` on save."""
+        return sum(tensor.saved_bytes for op in self.ops[first:] for tensor in op.saved)

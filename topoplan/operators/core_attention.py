@@ -1,0 +1,106 @@
+"""Attention kernels that both ways to run a layer share: flash attention, its ring, the gated delta rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topoplan.network.collectives import point_to_point_s
+from topoplan.network.placement import Group
+from topoplan.operators.machine import Machine
+from topoplan.operators.op import BF16, Collective, Seconds, Work
+
+HEAD_DIM = 128
+"""Width of the heads that the profile's rates of attention are of."""
+CHUNK = 64
+"""Tokens of a chunk of the gated delta rule."""
+
+
+def attended_tokens(seq_len: float, window: int) -> float:
+    """Tokens that one token attends to, averaged over the sequence: half of it, or what a sliding window leaves."""
+    if 0 < window < seq_len:
+        return window * (1.0 - window / (2.0 * seq_len))
+    return seq_len / 2
+
+
+@dataclass(frozen=True, slots=True)
+class CoreAttention(Work):
+    """Causal flash attention; backward is 2.5 times forward.
+
+    Without a flash kernel both products run over the whole square.
+    """
+
+    heads: float
+    kv_heads: float
+    key_dim: int
+    value_dim: int
+    window: int = 0
+    launched: int = 0
+    """Operations that the host launches for it."""
+    source = "arXiv 2307.08691, section 4"
+
+    def flops(self, extent: float) -> float:
+        """Both products of one token, averaged over the sequence."""
+        return 2.0 * attended_tokens(extent, self.window) * self.heads * (self.key_dim + self.value_dim)
+
+    def seconds(self, on: Machine) -> Seconds:
+        """FLOPs at the rates of the profile."""
+        shard, gpu, profile = on.shard, on.gpu, on.profile
+        if not shard.flash_attention:
+            scores = shard.tokens * shard.seq_len * self.heads
+            rate = gpu.fp16_flops * profile.gemm_efficiency
+            forward = 2.0 * scores * (self.key_dim + self.value_dim) / rate
+            return Seconds(forward, 2 * forward, launches=(self.launched, self.launched))
+        flops = shard.tokens * self.flops(shard.seq_len)
+        # The softmax costs the same for every score, so a narrow head spends a larger share of its time on it.
+        width, softmax = (self.key_dim + self.value_dim) / 2, profile.attention_softmax_width
+        rate = gpu.fp16_flops * width / (width + softmax) * (HEAD_DIM + softmax) / HEAD_DIM
+        return Seconds(
+            profile.kernel_launch_s + flops / (rate * profile.attention_forward_efficiency),
+            profile.kernel_launch_s + 2.5 * flops / (rate * profile.attention_backward_efficiency),
+            launches=(self.launched, self.launched),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ring(Work):
+    """Ring attention: every step hands on the keys and values (and, backward, their gradients) while it computes."""
+
+    core: CoreAttention
+    source = "arXiv 2310.01889, section 3"
+
+    def seconds(self, on: Machine) -> Seconds:
+        """What the share of attention that a step computes does not hide."""
+        shard, core = on.shard, self.core
+        ring, hops = Group(shard.cp, shard.tp), shard.cp - 1
+        sent = BF16 * shard.tokens * core.kv_heads * (core.key_dim + core.value_dim)
+        step = point_to_point_s(ring, sent, on.cluster, on.profile)
+        beside = core.seconds(on)
+        return Seconds(
+            hops * max(0.0, step - beside.forward / shard.cp),
+            hops * max(0.0, 2 * step - beside.backward / shard.cp),
+            Collective("send", ring, sent, step, hops, 2 * hops),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule(Work):
+    """The chunked gated delta rule: products within a chunk of tokens and with the state."""
+
+    heads: float
+    """Of values."""
+    key_dim: int
+    value_dim: int
+    source = "arXiv 2412.06464, section 3"
+
+    def flops(self, extent: float) -> float:
+        """KK^T, VK^T, S(a(I-bKK^T)) and SQ, as Megatron-LM's `num_floating_point_operations` counts them."""
+        return 8.0 * self.heads * self.key_dim * self.value_dim
+
+    def seconds(self, on: Machine) -> Seconds:
+        """FLOPs of the chunks at the profile's share of attention's rate."""
+        profile, widths = on.profile, self.key_dim + self.value_dim
+        chunks = 3 * CHUNK * widths / 2 + 3 * self.key_dim * self.value_dim
+        flops = 2.0 * on.shard.tokens * self.heads * chunks
+        rate = on.gpu.fp16_flops * profile.attention_forward_efficiency * profile.delta_rule_share
+        forward = 4 * profile.kernel_launch_s + flops / rate
+        return Seconds(forward, 2.5 * forward)

@@ -1,0 +1,222 @@
+"""Layers as Hugging Face's models run them in eager PyTorch: on one GPU whole, with everything around the products
+unfused.
+
+Names and shapes: transformers 5.6 `models/*/modeling_*.py`. Saved tensors: what PyTorch's autograd saves for each
+operation (`tools/autograd/derivatives.yaml`): a product saves the other factor where this one needs a gradient, a
+matrix product its input where the weight needs one, `pow` its input, FlashAttention q, k, v, its output and the softmax
+statistics. Weights are in 16 bits, or in fp32 under autocast, which casts the input of every linear layer anew (PyTorch
+`aten/src/ATen/autocast_mode.cpp`, cached_cast keeps casts of weights alone). Nothing is fused but where Liger's kernels
+replace the norms and the gated MLP (`liger_kernel/ops/rms_norm.py`, `swiglu.py`).
+
+Bytes of the elementwise kernels are counted off `models/llama/modeling_llama.py` operation by operation (an addition of
+two 16-bit tensors reads four bytes an element and writes two). Kernels that are small are bound by the host, which
+launches them one by one: hence their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from topoplan.network.placement import Group
+from topoplan.operators.builder import Builder
+from topoplan.operators.machine import Calls, Machine, Moved, Product, gemm_s
+from topoplan.operators.op import BF16, FP32, SavedTensor, Seconds, Weight, Work, linear_weight
+from topoplan.operators.shard import Shard
+from topoplan.specs.case import Case
+from topoplan.specs.gpu import Gpu
+from topoplan.specs.gpu_profile import Profile
+from topoplan.specs.model import Model
+
+RMSNORM_BYTES = (36, 60)
+"""Bytes an element that eager RMSNorm moves forward and backward: cast to fp32, square, mean, product, cast back,
+weight."""
+RMSNORM_KERNELS = (8, 14)
+
+
+@lru_cache(maxsize=64)
+def eager_profile(profile: Profile, gpu: Gpu) -> Profile:
+    """A profile of eager PyTorch, whose attention is no faster than FlashAttention 2."""
+    highest = profile.flash2_flops_per_sm * gpu.sm_count / gpu.fp16_flops
+    return replace(
+        profile,
+        gemm_efficiency=profile.gemm_efficiency * profile.eager_gemm_share,
+        grouped_gemm_efficiency=profile.grouped_gemm_efficiency * profile.eager_gemm_share,
+        fp8_gemm_efficiency=profile.fp8_gemm_efficiency * profile.eager_gemm_share,
+        memory_efficiency=profile.memory_efficiency * profile.eager_memory_share,
+        attention_forward_efficiency=min(profile.attention_forward_efficiency, highest),
+        attention_backward_efficiency=min(profile.attention_backward_efficiency, highest),
+    )
+
+
+@lru_cache(maxsize=64)
+def eager_case(case: Case) -> Case:
+    """The same case in eager PyTorch."""
+    return replace(case, profile=eager_profile(case.profile, case.cluster.gpu))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerUse:
+    """How one layer is trained, as far as its memory and time depend on it."""
+
+    tokens: int
+    """Positions of a micro batch on this GPU."""
+    seq_len: int
+    """Extent of attention."""
+    trains_weights: bool
+    """Its own weights have gradients."""
+    adapted: frozenset[str]
+    """Names of its linear layers that have an adapter."""
+    fused: bool
+    """Liger's kernels."""
+    flash_attention: bool = True
+    fp32_weights: bool = False
+    """Its own weights are in fp32, under autocast."""
+    residual_bytes: int = BF16
+    """Of an element between layers: it has the type of the embedding."""
+    adapter_input_bytes: int = BF16
+    """Of an element of the copy that an adapter makes of its input; 0 where both have one type and it makes none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What adapters and packed weights add."""
+
+    lora_rank: int = 0
+    packed_bytes: float = 0.0
+    """Of one weight; 0 where they are not packed."""
+    ulysses: int = 1
+
+
+class EagerBuilder(Builder):
+    """Collects the operators of one layer; weights may be frozen, adapted or packed."""
+
+    def __init__(self, model: Model, use: LayerUse, shard: Shard, tuning: Tuning) -> None:
+        """Nothing yet."""
+        super().__init__(model, shard)
+        self.use, self.tuning, self.is_layernorm = use, tuning, model.norm == "layernorm"
+
+    def norm(
+        self, name: str, width: int, *, rows: float | None = None, label: str = "", is_residual: bool = False
+    ) -> None:
+        """A norm over rows of some width, with its input: LayerNorm and Liger's RMSNorm are one kernel.
+
+        Eager RMSNorm is eight. It makes an fp32 copy, and keeps what its weight is multiplied with.
+        """
+        rows, label = self.tokens if rows is None else rows, label or name
+        elements, each = rows * width, self.use.residual_bytes if is_residual else BF16
+        if self.use.fused or self.is_layernorm:
+            saved = SavedTensor(f"{label} input", each * elements + 2 * FP32 * rows)
+            self.moved(name, 2 * BF16 * elements, 3 * BF16 * elements, saved=(saved,))
+            return
+        kept = [SavedTensor(f"{label} input in fp32", FP32 * (elements + rows))]
+        if self.use.trains_weights:
+            kept.append(SavedTensor(f"{label} output before its weight", each * elements))
+        forward, backward = RMSNORM_BYTES
+        work = Moved(forward * elements, backward * elements, *RMSNORM_KERNELS)
+        self.add(name, "elementwise", work, saved=tuple(kept))
+
+    def inputs(self, names: tuple[str, ...], width: float, *, is_kept_anyway: bool = False) -> tuple[SavedTensor, ...]:
+        """The common input of some linear layers, in 16 bits: once, or once each where autocast casts it for each.
+
+        An adapter of another type than the input casts it, a copy of its own (peft
+        `tuners/lora/layer.py::Linear.forward`); in fp32 under autocast, what is kept of it is in 16 bits again.
+        """
+        use, elements, saved = self.use, self.tokens * width, []
+        own = [name for name in names if name in use.adapted]
+        if not is_kept_anyway and (use.trains_weights or (own and not use.adapter_input_bytes)):
+            casts = names if use.fp32_weights else names[:1]
+            saved = [SavedTensor(f"{name} input", BF16 * elements) for name in casts]
+        if use.adapter_input_bytes:
+            saved += [SavedTensor(f"{name} adapter's input", use.adapter_input_bytes * elements) for name in own]
+        return tuple(saved)
+
+    def linear(
+        self, name: str, inputs: int, parts: Mapping[str, int] | int, *, saved: tuple[SavedTensor, ...] | None = None
+    ) -> None:
+        """One product with one or more linear layers of the model: `parts` has their outputs by name.
+
+        `saved` is its own input unless something else is said.
+        """
+        if isinstance(parts, int):
+            parts = {name: parts}
+        weights = tuple(linear_weight(part, inputs, outputs) for part, outputs in parts.items())
+        kept = self.inputs(tuple(parts), inputs) if saved is None else saved
+        self.product(name, self.tokens, sum(parts.values()), inputs, weights=weights, saved=kept)
+        for part, outputs in parts.items():
+            self.adapter(part, inputs, outputs)
+
+    def product(
+        self,
+        name: str,
+        rows: float,
+        outputs: int,
+        inputs: int,
+        *,
+        count: int = 1,
+        weights: tuple[Weight, ...] = (),
+        saved: tuple[SavedTensor, ...] = (),
+    ) -> None:
+        """A product with a weight. A frozen one has no gradient; a packed one is unpacked before each use."""
+        work = Product(rows, outputs, inputs, count, is_trained=self.use.trains_weights, accumulated_bytes=0)
+        self.add(name, "gemm", work, weights=weights, saved=saved)
+        if self.shard.eight_bit:
+            cast = count * rows * (BF16 + 2)
+            self.moved(f"{name} casts", cast * inputs, cast * outputs)
+        if self.tuning.packed_bytes:
+            self.add(f"{name} unpacked", "elementwise", Unpacked(count * outputs * inputs, self.tuning.packed_bytes))
+
+    def adapter(self, name: str, inputs: int, outputs: int) -> None:
+        """LoRA beside a linear layer: two narrow products, scaling and addition (peft `Linear.forward`)."""
+        if name not in self.use.adapted:
+            return
+        self.add(f"{name} adapter", "gemm", Narrow(self.tokens, inputs, outputs, self.tuning.lora_rank))
+        # Product with the scale, addition to the layer's own output; backward, of both gradients of the input.
+        forward, backward, kernels = (4 + 6) * outputs, 6 * inputs + 8 * outputs, 2
+        if self.use.adapter_input_bytes:
+            # Cast of the input to fp32 and, under autocast, back.
+            forward, backward, kernels = forward + 12 * inputs, backward + 6 * inputs, 4
+        self.moved(f"{name} adapter's sums", self.tokens * forward, self.tokens * backward, kernels=kernels)
+
+    def ulysses(self, width: float) -> None:
+        """All-to-all of q, k, v and of attention's output, so that a rank has all positions of some heads.
+
+        Jacobs et al. 2023, "DeepSpeed Ulysses" (arXiv 2309.14509, section 3).
+        """
+        ranks = self.tuning.ulysses
+        if ranks > 1:
+            work = Calls("all-to-all", Group(ranks, 1), BF16 * self.tokens * width, 1, 1, launched=4)
+            self.add("ulysses", "cp_comm", work, freed_by=("core_attn",))
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked(Work):
+    """Packed weights, read and written in 16 bits before either product."""
+
+    elements: float
+    packed_bytes: float
+    """Of one."""
+    source = "bitsandbytes csrc/kernels.cu::kDequantizeBlockwise, by bytes"
+
+    def seconds(self, on: Machine) -> Seconds:
+        """The same forward and backward."""
+        moved = self.elements * (self.packed_bytes + BF16) / on.profile.nf4_unpack_share
+        return Moved(moved, moved, 2, 2).seconds(on)
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow(Work):
+    """An adapter's two products, in 16 bits whatever the layer's own run in."""
+
+    rows: float
+    inputs: int
+    outputs: int
+    rank: int
+    source = Product.source
+
+    def seconds(self, on: Machine) -> Seconds:
+        """Twice as much backward."""
+        sides = ((self.rank, self.inputs), (self.outputs, self.rank))
+        one = sum(gemm_s(self.rows, wide, inner, on.gpu, on.profile, "bf16") for wide, inner in sides)
+        return Seconds(one, 2 * one, launches=(2, 4))

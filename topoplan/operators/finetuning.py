@@ -1,0 +1,97 @@
+"""What becomes of a model's parameters under a job's way of fine-tuning: trained, frozen, packed, adapted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topoplan.errors import SpecError, nearest
+from topoplan.operators.adapters import LORA_RANK
+from topoplan.operators.linears import adapted, layer_linears, linear_names
+from topoplan.operators.params import layer_parameters, parameter_count
+from topoplan.specs.job import Job
+from topoplan.specs.model import Model, Moe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elements:
+    """Parameters of a model by what becomes of them."""
+
+    trained: int
+    """With gradient and optimizer state; adapters are among them."""
+    frozen: int
+    """Neither, and not packed."""
+    quantised: int = 0
+    """Frozen, in 4 or 8 bits."""
+    adapters: int = 0
+    """Of the trained ones, those that are not in the checkpoint."""
+
+    @property
+    def total(self) -> int:
+        """All on a GPU that holds everything."""
+        return self.trained + self.frozen + self.quantised
+
+
+def _packed_elements(model: Model) -> int:
+    """Weights that bitsandbytes packs: the linear layers and the experts, not embeddings, norms and output layer.
+
+    transformers `quantizers/quantizer_bnb_4bit.py` and `integrations/bitsandbytes.py` (modules_to_not_convert has the
+    output layer); the vision tower stays as it is under LLaMA-Factory (`model/model_utils/quantization.py`).
+    """
+    total = 0
+    for layer in model.layers:
+        total += sum(linear.elements for linear in layer_linears(model, layer))
+        if isinstance(layer.ffn, Moe):
+            total += layer_parameters(model, layer, 1, 1, 1).expert
+    return total
+
+
+def elements_of(model: Model, job: Job) -> Elements:
+    """Elements of a model under a job's way of fine-tuning, on one GPU that holds all of them.
+
+    Raises SpecError for adapters on layers none of which the model has.
+    """
+    everything = parameter_count(model)
+    tower = model.vision
+    frozen_tower = 0
+    if tower is not None:
+        if job.freeze_vision_tower:
+            frozen_tower += tower.encoder_parameters + tower.deepstack_parameters
+        if job.freeze_multi_modal_projector:
+            frozen_tower += tower.projector_parameters
+    language = everything - (tower.parameters if tower else 0)
+    if job.finetuning == "full":
+        frozen = frozen_tower + (language if job.freeze_language_model else 0)
+        return Elements(trained=everything - frozen, frozen=frozen)
+    if job.finetuning == "freeze":
+        count = job.freeze_trainable_layers
+        chosen = model.layers[-count:] if count > 0 else model.layers[:-count]
+        trained = sum(layer_parameters(model, layer, 1, 1, 1).total for layer in chosen)
+        return Elements(trained=trained, frozen=everything - trained)
+    rank = job.lora_rank or LORA_RANK
+    adapters = sum(
+        rank * (linear.inputs + linear.outputs)
+        for layer in model.layers
+        for linear in layer_linears(model, layer)
+        if adapted(job, linear)
+    )
+    if not adapters:
+        known = linear_names(model)
+        raise SpecError(
+            f"{model.name} has no linear layer called {' or '.join(job.lora_target)}",
+            where="job.lora_target",
+            expected=f"expected all, or some of {', '.join(known)}",
+            remedy=nearest(job.lora_target[0], known) if job.lora_target else "",
+        )
+    packed = _packed_elements(model) if job.finetuning == "qlora" else 0
+    return Elements(trained=adapters, frozen=everything - packed, quantised=packed, adapters=adapters)
+
+
+def trained_layers(model: Model, job: Job) -> frozenset[int]:
+    """Places of the layers whose own weights are trained."""
+    if job.finetuning == "full":
+        return frozenset() if job.freeze_language_model else frozenset(range(model.num_layers))
+    if job.finetuning == "freeze":
+        count = job.freeze_trainable_layers
+        places = range(model.num_layers)
+        return frozenset(places[-count:] if count > 0 else places[:-count])
+    return frozenset()

@@ -1,0 +1,109 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), and its norm."""
+
+from __future__ import annotations
+
+from topoplan.operators.core_attention import CoreAttention
+from topoplan.operators.eager import EagerBuilder
+from topoplan.operators.op import BF16, FP32, SavedTensor
+from topoplan.operators.te import TeBuilder
+from topoplan.specs.model import LatentAttention
+
+
+def _widths(attention: LatentAttention) -> tuple[int, int, int]:
+    """Of all heads: queries (and keys), what comes out of the compressed keys and values, values."""
+    heads, nope, value = attention.heads, attention.qk_nope_head_dim, attention.v_head_dim
+    return heads * (nope + attention.qk_rope_head_dim), heads * (nope + value), heads * value
+
+
+def _core(attention: LatentAttention, heads: float) -> CoreAttention:
+    key_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+    return CoreAttention(heads, heads, key_dim, attention.v_head_dim)
+
+
+def te(build: TeBuilder, attention: LatentAttention) -> None:
+    """MLASelfAttention of megatron-core."""
+    hidden, shard, tokens, local = build.hidden, build.shard, build.tokens, build.local
+    q_rank, kv_rank, rope = attention.q_lora_rank, attention.kv_lora_rank, attention.qk_rope_head_dim
+    (all_queries, all_key_values, all_values), up = _widths(attention), ("mla_up_proj",)
+    core, key, value = _core(attention, attention.heads / shard.tp), all_queries / shard.tp, all_values / shard.tp
+    width = "latent attention width"
+    label: str | None
+    query_label: str | None
+    saved: tuple[SavedTensor, ...]
+    saved = (SavedTensor("layernorm input", BF16 * local * hidden), SavedTensor("norm statistics", 3 * FP32 * local))
+    build.norm("input_layernorm", freed_by=("layernorm",), saved=saved)
+    query_name, query_in, query_label = "linear_q_proj", hidden, None
+    if q_rank:
+        # Its input is that of the down projection of keys and values.
+        build.linear("linear_q_down_proj", hidden, q_rank, "replicated", label=None)
+        build.norm("q_layernorm", q_rank, freed_by=up, saved=(SavedTensor("q compressed", BF16 * local * q_rank),))
+        query_name, query_in, query_label = "linear_q_up_proj", q_rank, "q compressed, normed"
+    query = build.linear(
+        query_name,
+        query_in,
+        all_queries,
+        freed_by=up,
+        label=query_label,
+        is_normed=bool(q_rank),
+        divides=width,
+    )
+    label = "down projection input"
+    build.linear(
+        "linear_kv_down_proj", hidden, kv_rank + rope, "replicated", label=label, input_freed_by=("layernorm",)
+    )
+    saved = (SavedTensor("kv compressed", BF16 * local * (kv_rank + rope)),)
+    build.norm("kv_layernorm", kv_rank, freed_by=up, saved=saved)
+    build.linear(
+        "linear_kv_up_proj",
+        kv_rank,
+        all_key_values,
+        freed_by=up,
+        label="kv compressed, normed",
+        is_normed=True,
+        divides=width,
+    )
+    moved = 2 * BF16 * tokens * (2 * key + value)
+    saved = (
+        SavedTensor("q", BF16 * tokens * key, up),
+        SavedTensor("k", BF16 * tokens * key, up),
+        SavedTensor("v", BF16 * tokens * value, up),
+    )
+    build.moved("rotate, assemble q k v", moved, 1.5 * moved, kernels=4, saved=saved, freed_by=up)
+    build.core_attention(core, saved=build.attention_saved(core), divided=(("heads", attention.heads),))
+    label = "" if shard.eight_bit else None
+    build.linear("linear_proj", all_values, hidden, "row", label=label, divides=width)
+    # The down projections are not split: what is gathered over the sequence are their outputs (and, with one matrix
+    # for the queries, the hidden state), each on its own.
+    build.tensor_parallel("attention collectives", query, inputs=(query_in, kv_rank, rope))
+
+
+def eager(build: EagerBuilder, attention: LatentAttention) -> None:
+    """DeepseekV3Attention of transformers; its products keep the names of megatron-core's."""
+    hidden, tokens, heads = build.hidden, build.tokens, attention.heads
+    q_rank, kv_rank = attention.q_lora_rank, attention.kv_lora_rank
+    (key, key_value, value), core = _widths(attention), _core(attention, heads)
+    build.norm("input_layernorm", hidden, is_residual=True)
+    query_names = ("q_a_proj" if q_rank else "q_proj", "kv_a_proj_with_mqa")
+    saved = build.inputs(query_names, hidden)
+    if q_rank:
+        build.linear("linear_q_down_proj", hidden, {"q_a_proj": q_rank}, saved=saved)
+        build.norm("q_layernorm", q_rank, label="q_a_layernorm")
+        build.linear("linear_q_up_proj", q_rank, {"q_b_proj": key})
+    else:
+        build.linear("linear_q_proj", hidden, {"q_proj": key}, saved=saved)
+    outputs = {"kv_a_proj_with_mqa": kv_rank + attention.qk_rope_head_dim}
+    build.linear("linear_kv_down_proj", hidden, outputs, saved=())
+    build.norm("kv_layernorm", kv_rank, label="kv_a_layernorm")
+    build.linear("linear_kv_up_proj", kv_rank, {"kv_b_proj": key_value})
+    moved = 2 * BF16 * tokens * (2 * key + value)
+    build.moved("rotate, assemble q k v", moved, 1.5 * moved, kernels=4)
+    saved = (
+        SavedTensor("q, k", 2 * BF16 * tokens * key),
+        # v is a view of kv_b_proj's output, which lives on with the part of k beside it.
+        SavedTensor("v, kv_b_proj output", BF16 * tokens * key_value),
+        SavedTensor("attention output", BF16 * tokens * value),
+        SavedTensor("softmax statistics", FP32 * tokens * heads),
+    )
+    build.core_attention(core, saved=saved)
+    saved = build.inputs(("o_proj",), value, is_kept_anyway=True)
+    build.linear("linear_proj", value, {"o_proj": hidden}, saved=saved)

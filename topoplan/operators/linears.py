@@ -1,0 +1,62 @@
+"""The linear layers of a model, by the names that adapters are asked for by.
+
+`all-linear` of `megatron sft` means every `TELinear`, `TELayerNormColumnParallelLinear` and `TEGroupedLinear` but the
+output layer (ms-swift 4.6.0 `swift/megatron/utils/utils.py::find_all_linears`): attention, MLPs, shared and routed
+experts and a multi-token-prediction layer's eh_proj. The router and a shared expert's gate are none of these.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from topoplan.errors import SpecError, nearest
+from topoplan.operators.adapters import target_of
+from topoplan.operators.eager import Tuning
+from topoplan.operators.layers import USE, WHOLE, eager_ops, layer_tensors
+from topoplan.operators.op import Linear
+from topoplan.specs.job import Job
+from topoplan.specs.model import Layer, Model
+
+
+@lru_cache(maxsize=4096)
+def layer_linears(model: Model, layer: Layer) -> tuple[Linear, ...]:
+    """Those of one block as Hugging Face builds it; of a mixture of experts only the shared one's."""
+    ops = eager_ops(model, layer, USE, WHOLE, Tuning())
+    return tuple(weight for op in ops for weight in op.weights if isinstance(weight, Linear))
+
+
+@lru_cache(maxsize=4096)
+def megatron_linears(model: Model, layer: Layer) -> tuple[Linear, ...]:
+    """Those of one block as megatron-core builds it."""
+    return tuple(weight for weight in layer_tensors(model, layer) if isinstance(weight, Linear))
+
+
+def linear_names(model: Model) -> tuple[str, ...]:
+    """All names that `layer_linears` has for a model."""
+    return tuple(dict.fromkeys(linear.name for layer in model.layers for linear in layer_linears(model, layer)))
+
+
+def adapted(job: Job, linear: Linear) -> bool:
+    """Whether the job puts an adapter on a linear layer."""
+    if job.finetuning not in ("lora", "qlora"):
+        return False
+    return "all" in job.lora_target or linear.name in job.lora_target
+
+
+def target_names(model: Model) -> tuple[str, ...]:
+    """All names that adapters of its decoder may be asked for by."""
+    linears = (linear for layer in model.layers for linear in megatron_linears(model, layer))
+    return tuple(dict.fromkeys(target_of(linear.name) for linear in linears))
+
+
+def check_targets(job: Job, model: Model) -> None:
+    """Raise SpecError for adapters on layers that Megatron's model does not have."""
+    known = (*target_names(model), *(["eh_proj"] if job.mtp_num_layers else []))
+    for name in job.lora_target:
+        if name not in ("all", *known):
+            raise SpecError(
+                f"{model.name} has no linear layer called {name} in Megatron-core",
+                where="job.lora_target",
+                expected=f"expected all, or some of {', '.join(known)}",
+                remedy=nearest(name, known),
+            )

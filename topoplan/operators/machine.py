@@ -1,0 +1,203 @@
+"""Seconds of kernels on a GPU, and of the operators of a layer.
+
+GEMMs and attention follow a roofline whose height is the profile's efficiency, lowered by tile and wave quantisation
+(NVIDIA, "Matrix Multiplication Background User's Guide", sections 3 and 4); elementwise kernels go by bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import ceil
+
+from topoplan.layout.layout import Recompute
+from topoplan.network.collectives import all_gather_s, all_reduce_s, all_to_all_s
+from topoplan.network.placement import Group
+from topoplan.operators.op import BF16, Collective, Op, Part, Seconds, Work
+from topoplan.operators.shard import Shard
+from topoplan.specs.case import Case
+from topoplan.specs.gpu import Gpu
+from topoplan.specs.gpu_profile import Profile
+from topoplan.terms import source_of
+
+
+def peak_flops(gpu: Gpu, precision: str) -> float:
+    """Dense peak of linear layers in a precision. A precision that the card lacks falls back to the next one up."""
+    if precision == "fp16":
+        return gpu.fp16_flops
+    if precision == "nvfp4" and gpu.fp4_flops:
+        return gpu.fp4_flops
+    if precision in ("fp8", "mxfp8", "nvfp4") and gpu.fp8_flops:
+        return gpu.fp8_flops
+    return gpu.bf16_flops
+
+
+def gemm_s(
+    rows: float, columns: float, inner: float, gpu: Gpu, profile: Profile, precision: str, *, count: float = 1
+) -> float:
+    """One GEMM of rows x inner by inner x columns, or `count` of them run as one grouped kernel."""
+    peak = peak_flops(gpu, precision)
+    efficiency = profile.gemm_efficiency if peak <= gpu.fp16_flops else profile.fp8_gemm_efficiency
+    if count > 1:
+        efficiency *= profile.grouped_gemm_efficiency / profile.gemm_efficiency
+    height, width = profile.gemm_tile
+    best = float("inf")
+    # The library picks a smaller tile where it fills the card better; smaller tiles reread more operands.
+    for tile_height, tile_width, penalty in (
+        (height, width, 1.0),
+        (height, width // 2, profile.half_tile_efficiency),
+        (height // 2, width // 2, profile.quarter_tile_efficiency),
+    ):
+        tiles = ceil(rows / tile_height) * ceil(columns / tile_width) * count
+        waves = max(1.0, tiles / gpu.sm_count)
+        waves = ceil(waves) if waves < 8 else waves + 0.5
+        flops = waves * gpu.sm_count * 2.0 * tile_height * tile_width * (inner + profile.gemm_prologue)
+        best = min(best, flops / penalty)
+    moved = (BF16 if peak <= gpu.fp16_flops else 1) * inner * (rows + columns) + BF16 * rows * columns
+    memory = count * moved / (gpu.memory_bytes_per_s * profile.memory_efficiency)
+    return profile.kernel_launch_s + max(best / (peak * efficiency), memory)
+
+
+def elementwise_s(moved_bytes: float, gpu: Gpu, profile: Profile, *, kernels: int = 1) -> float:
+    """Memory-bound kernels that move so many bytes in all."""
+    return kernels * profile.kernel_launch_s + moved_bytes / (gpu.memory_bytes_per_s * profile.memory_efficiency)
+
+
+class Machine:
+    """A rank's GPU and its links, as the operators of one layer are timed on them."""
+
+    def __init__(self, case: Case, shard: Shard) -> None:
+        self.case, self.shard = case, shard
+        self.cluster, self.profile, self.gpu = case.cluster, case.profile, case.cluster.gpu
+        self._gradients: dict[Product, tuple[float, float]] = {}
+
+    def gemm_s(self, rows: float, columns: float, inner: float, count: float = 1) -> float:
+        """A GEMM, or `count` grouped ones, in the precision of the linear layers."""
+        return gemm_s(rows, columns, inner, self.gpu, self.profile, self.shard.precision, count=count)
+
+    def elementwise_s(self, moved_bytes: float, kernels: int = 1) -> float:
+        """Memory-bound kernels."""
+        return elementwise_s(moved_bytes, self.gpu, self.profile, kernels=kernels)
+
+    def call_s(self, kind: str, group: Group, sent_bytes: float) -> float:
+        """One call of a collective, with nothing that hides it."""
+        calls = {"all-gather": all_gather_s, "all-reduce": all_reduce_s, "all-to-all": all_to_all_s}
+        return calls[kind](group, sent_bytes, self.cluster, self.profile)
+
+    def gradients_s(self, product: Product) -> tuple[float, float]:
+        """The gradients of a product's input and of its weight; collectives run beside them."""
+        if product not in self._gradients:
+            self._gradients[product] = product.gradients_s(self)
+        return self._gradients[product]
+
+
+@dataclass(frozen=True, slots=True)
+class Product(Work):
+    """A product with a weight: inputs x outputs of it, or `count` such in one grouped kernel."""
+
+    rows: float
+    outputs: float
+    inputs: float
+    count: float = 1
+    is_trained: bool = True
+    """A frozen weight has no gradient."""
+    accumulated_bytes: int = 8
+    """Moved for an element of the weight's gradient: accumulation reads and writes an fp32 buffer in the epilogue."""
+    source = "NVIDIA, Matrix Multiplication Background User's Guide, sections 3 and 4"
+
+    def seconds(self, on: Machine) -> Seconds:
+        """One GEMM forward, one backward for each gradient."""
+        forward = on.gemm_s(self.rows, self.outputs, self.inputs, self.count)
+        return Seconds(forward, sum(on.gradients_s(self)), launches=(1, 2 if self.is_trained else 1))
+
+    def gradients_s(self, on: Machine) -> tuple[float, float]:
+        """Of its input and of its weight."""
+        rows, outputs, inputs, count = self.rows, self.outputs, self.inputs, self.count
+        dgrad = on.gemm_s(rows, inputs, outputs, count)
+        if not self.is_trained:
+            return dgrad, 0.0
+        wgrad = on.gemm_s(outputs, inputs, rows, count)
+        return dgrad, wgrad + on.elementwise_s(self.accumulated_bytes * count * outputs * inputs, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved(Work):
+    """Memory-bound kernels, by the bytes that they read and write."""
+
+    forward_bytes: float
+    backward_bytes: float
+    forward_kernels: int = 1
+    backward_kernels: int = 1
+    source = "bytes moved over the card's memory bandwidth"
+
+    def seconds(self, on: Machine) -> Seconds:
+        """Bytes over bandwidth, and a launch for each kernel."""
+        forward = on.elementwise_s(self.forward_bytes, self.forward_kernels)
+        backward = on.elementwise_s(self.backward_bytes, self.backward_kernels)
+        return Seconds(forward, backward, launches=(self.forward_kernels, self.backward_kernels))
+
+
+@dataclass(frozen=True, slots=True)
+class Calls(Work):
+    """Calls of a collective that nothing hides."""
+
+    kind: str
+    group: Group
+    sent_bytes: float
+    forward_calls: int = 2
+    backward_calls: int = 2
+    launched: int = 0
+    """Operations around them that the host launches."""
+    source = "network/collectives.py"
+
+    def seconds(self, on: Machine) -> Seconds:
+        """One after the other."""
+        one = self.call_s(on)
+        call = Collective(self.kind, self.group, self.sent_bytes, one, self.forward_calls, self.backward_calls)
+        return Seconds(self.forward_calls * one, self.backward_calls * one, call, (self.launched, self.launched))
+
+    def call_s(self, on: Machine) -> float:
+        """One of them."""
+        return on.call_s(self.kind, self.group, self.sent_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """An operator with its seconds: one kernel, or one collective, of a layer and a micro batch."""
+
+    name: str
+    part: Part
+    forward_s: float
+    backward_s: float
+    recomputed_by: tuple[str, ...] = ()
+    """Megatron recompute modules that run its forward again."""
+    collective: Collective | None = None
+    """For communication, one of its calls."""
+    launches: tuple[int, int] = (0, 0)
+    """Operations that the host has to launch for it in eager PyTorch, forward and backward."""
+    work: Work = field(default_factory=Work, compare=False)
+    """What its seconds are of."""
+
+    @property
+    def source(self) -> str:
+        """Where the formula of its seconds is, and what it is taken from."""
+        return source_of(type(self.work), self.work.source)
+
+    def is_repeated(self, recompute: Recompute) -> bool:
+        """Whether a layer that is recomputed in this mode runs its forward again."""
+        return recompute.granularity == "full" or not set(recompute.modules).isdisjoint(self.recomputed_by)
+
+    def recompute_s(self, recompute: Recompute) -> float:
+        """Its forward once more, where a layer is recomputed in this mode and repeats it; else 0."""
+        return self.forward_s if self.is_repeated(recompute) else 0.0
+
+
+def kernels_of(ops: Iterable[Op], case: Case, shard: Shard) -> tuple[Kernel, ...]:
+    """The operators of a layer, timed."""
+    on, kernels = Machine(case, shard), []
+    for op in ops:
+        if op.work is not None:
+            seconds = op.work.seconds(on)
+            forward, backward, collective, launches = seconds
+            kernels.append(Kernel(op.name, op.part, forward, backward, op.freed_by, collective, launches, op.work))
+    return tuple(kernels)

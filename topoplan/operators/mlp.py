@@ -1,0 +1,91 @@
+"""The dense feed-forward block, and its norm; a shared expert is one without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topoplan.operators.eager import EagerBuilder
+from topoplan.operators.machine import Product
+from topoplan.operators.op import BF16, FP32, SavedTensor
+from topoplan.operators.te import TeBuilder
+from topoplan.specs.model import Mlp, Moe
+
+
+def te(build: TeBuilder, mlp: Mlp) -> None:
+    """MLP of megatron-core behind its norm."""
+    hidden, tokens, local, by = build.hidden, build.tokens, build.local, ("mlp",)
+    saved = (
+        SavedTensor("mlp layernorm input", BF16 * local * hidden),
+        SavedTensor("mlp layernorm statistics", FP32 * local),
+    )
+    build.norm("pre_mlp_layernorm", freed_by=by, saved=saved)
+    into, saved_bytes = te_feed_forward(build, mlp, by)
+    # At the activation's backward: the layer's output gradient, and the gradients of fc2's input (whose saved copy is
+    # freed) and of fc1's output.
+    gradients = BF16 * tokens * (hidden + into.outputs + mlp.intermediate_size / build.shard.tp) - saved_bytes
+    build.add("activation's backward", "elementwise", None, gradients_bytes=gradients)
+    build.tensor_parallel("mlp collectives", into, freed_by=by)
+
+
+def te_feed_forward(
+    build: TeBuilder, mlp: Mlp, by: tuple[str, ...], prefix: str = "", moe: Moe | None = None
+) -> tuple[Product, float]:
+    """Two linear layers and the activation between them: (the first product, what the second layer saves, in bytes).
+
+    The input of a shared expert is what the router saves. `moe` where each expert has such layers.
+    """
+    is_shared = bool(prefix) and moe is None
+    all_first, name = mlp.intermediate_size * (2 if mlp.gated else 1), f"{prefix}linear_fc1"
+    common: dict[str, Any] = {"freed_by": by, "moe": moe, "bias": mlp.bias}
+    label = None if is_shared else ""
+    into = build.linear(name, build.hidden, all_first, label=label, is_normed=not prefix, **common)
+    width = mlp.intermediate_size / (build.shard.etp if moe else build.shard.tp)
+    moved, activated = BF16 * into.rows * into.count, (*by, "moe_act") if moe else by
+    build.moved(
+        f"{prefix}activation",
+        moved * (into.outputs + width),
+        moved * (2 * into.outputs + width),
+        saved=(SavedTensor(f"{name} output", moved * into.outputs, by),),
+        freed_by=activated,
+    )
+    before, name, divides = len(build.ops), f"{prefix}linear_fc2", "expert width" if moe else "MLP width"
+    common |= {"input_freed_by": activated, "divides": divides}
+    build.linear(name, mlp.intermediate_size, build.hidden, "row", **common)
+    return into, build.saved_bytes(before)
+
+
+def eager(build: EagerBuilder, mlp: Mlp) -> None:
+    """The MLP of `models/llama/modeling_llama.py`."""
+    hidden, use, width = build.hidden, build.use, mlp.intermediate_size
+    # Of the output, of the product, and of its factors.
+    gradients = build.tokens * (use.residual_bytes * hidden + BF16 * width * (3 if mlp.gated else 2))
+    eager_feed_forward(build, mlp, gradients)
+
+
+def eager_feed_forward(build: EagerBuilder, mlp: Mlp, gradients_bytes: float = 0.0) -> None:
+    """Two or three linear layers and the activation between them."""
+    hidden, width, is_fused = build.hidden, mlp.intermediate_size, build.use.fused
+    names = ("gate_proj", "up_proj") if mlp.gated else ("up_proj",)
+    saved = build.inputs(names, hidden)
+    for name in names:
+        build.linear(name, hidden, width, saved=saved)
+        saved = ()
+    elements = build.tokens * width
+    forward, backward, kernels = (10, 18, 2) if mlp.gated and not is_fused else (6, 10, 1) if mlp.gated else (4, 6, 1)
+    build.moved(
+        "activation, product" if mlp.gated else "activation",
+        forward * elements,
+        backward * elements,
+        kernels=kernels,
+        saved=activation_saved(BF16 * elements, gated=mlp.gated, is_fused=is_fused),
+        gradients_bytes=gradients_bytes,
+    )
+    build.linear("down_proj", width, hidden)
+
+
+def activation_saved(size: float, *, gated: bool, is_fused: bool) -> tuple[SavedTensor, ...]:
+    """What an eager activation keeps: Liger's kernel works the gate's out again in backward."""
+    if not gated:
+        return (SavedTensor("up", size),)
+    both = SavedTensor("gate, up", 2 * size)
+    return (both,) if is_fused else (both, SavedTensor("activation", size))

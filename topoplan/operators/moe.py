@@ -1,0 +1,187 @@
+"""Routed experts, beside them a shared one, and the norm before them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topoplan.network.placement import Group
+from topoplan.operators.eager import EagerBuilder
+from topoplan.operators.flex import flex_copies, flex_s
+from topoplan.operators.machine import Calls, Machine, Moved
+from topoplan.operators.mlp import activation_saved, eager_feed_forward, te_feed_forward
+from topoplan.operators.op import BF16, FP32, SavedTensor, Seconds, Weight, Work, linear_weight
+from topoplan.operators.te import TeBuilder
+from topoplan.specs.model import Mlp, Moe
+
+INT64 = 8
+LINEAR_ROUTERS = ("deepseek_v2",)
+"""Model types whose router is an `nn.Linear` (`models/deepseek_v2/modeling_deepseek_v2.py`, DeepseekV2Moe.gate)."""
+
+
+def te(build: TeBuilder, moe: Moe) -> None:
+    """MoELayer of megatron-core behind its norm, with grouped products (TEGroupedMLP)."""
+    hidden, local, shard, by = build.hidden, build.local, build.shard, ("moe",)
+    saved = (SavedTensor("mlp layernorm input", BF16 * local * hidden),)
+    build.norm("pre_mlp_layernorm", freed_by=("layernorm",), saved=saved)
+    _router(build, moe)
+    routed = shard.routed_tokens(moe)
+    # Flex's kernels take tokens as they are and bring one to each rank: permuted to experts and back there.
+    is_flex = shard.dispatcher == "flex"
+    copies = 3 * routed + flex_copies(moe, shard) if is_flex else 7 * routed + local
+    permuted, maps = BF16 * hidden * copies, (SavedTensor("routing weights and row maps", 2 * FP32 * routed, by),)
+    kernels = 2 if is_flex else 6
+    build.moved("permute, sort, unpermute", permuted, permuted, kernels=kernels, saved=maps, freed_by=by)
+    experts = Mlp(intermediate_size=moe.intermediate_size, gated=moe.gated, bias=moe.bias)
+    into, _ = te_feed_forward(build, experts, by, "experts.", moe)
+    # Gradients on their way back through combine: the layer's output gradient, its permuted copy before and after the
+    # all-to-all and after the sort by expert, then the experts' own.
+    gradients = BF16 * (local * hidden + routed * (4 * hidden + into.outputs))
+    build.add("combine's backward", "elementwise", None, gradients_bytes=gradients)
+    if moe.shared_intermediate_size:
+        shared_by = ("moe", "shared_experts")
+        into, _ = te_feed_forward(build, _shared(moe), shared_by, "shared_experts.")
+        build.tensor_parallel("shared expert collectives", into, freed_by=shared_by)
+    if moe.shared_gate:
+        gate = Weight("shared_experts.gate", hidden, is_matrix=True)
+        build.add("shared_experts.gate", "gemm", None, weights=(gate,))
+    _dispatch(build, moe)
+
+
+def _shared(moe: Moe) -> Mlp:
+    return Mlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated)
+
+
+def _router(build: TeBuilder, moe: Moe) -> None:
+    """TopKRouter (`moe/router.py`); it saves its input for a frozen weight too (RouterGatingLinearFunction)."""
+    hidden, local, by = build.hidden, build.local, ("moe",)
+    weights = [Weight("router", hidden * moe.experts, is_matrix=True)]
+    if moe.router_bias:
+        weights.append(Weight("router.bias", moe.experts))
+    work = Router(local, hidden, moe.experts, is_trained=build.shard.adapters is None)
+    saved = (SavedTensor("router and dispatch input", BF16 * local * hidden, ("layernorm",)),)
+    build.add("router", "gemm", work, weights=tuple(weights), saved=saved, freed_by=by)
+    saved = (SavedTensor("router logits, probabilities, map", (2 * FP32 + 1) * local * moe.experts, by),)
+    build.add("top-k, maps", "elementwise", RouterMaps(local, moe.experts), saved=saved, freed_by=by)
+
+
+def _dispatch(build: TeBuilder, moe: Moe) -> None:
+    """Dispatch and combine, and their mirror images backward; nothing hides them, and the busiest rank is last."""
+    hidden, shard, by = build.hidden, build.shard, ("moe",)
+    if shard.dispatcher == "flex":
+        # One group of both grids, so that no collectives of ETP are left.
+        group, sent = Group(shard.etp * shard.ep, 1), BF16 * hidden * flex_copies(moe, shard)
+        flex = Flex("all-to-all", group, sent, moe=moe, hidden_bytes=BF16 * hidden)
+        build.add("dispatch, combine (flex)", "ep_comm", flex, freed_by=by)
+        return
+    routed = BF16 * shard.routed_tokens(moe) * hidden
+    if shard.ep > 1:
+        work = Calls("all-to-all", Group(shard.ep, shard.etp), routed / shard.etp)
+        build.add("dispatch, combine (alltoall)", "ep_comm", work, freed_by=by)
+    if shard.etp > 1:
+        work = Calls("all-gather", Group(shard.etp, 1), routed)
+        build.add("expert tensor collectives", "tp_comm", work, freed_by=by)
+
+
+@dataclass(frozen=True, slots=True)
+class Router(Work):
+    """The router's product: forward, and a gradient each of its input and, unless it is frozen, its weight."""
+
+    tokens: float
+    hidden: int
+    experts: int
+    is_trained: bool
+    source = "FLOPs at the profile's share of a GEMM's rate (router_gemm_share)"
+
+    def seconds(self, on: Machine) -> Seconds:
+        """As many FLOPs for each gradient as forward."""
+        rate = on.gpu.fp16_flops * on.profile.gemm_efficiency * on.profile.router_gemm_share
+        one = 2.0 * self.tokens * self.hidden * self.experts / rate
+        return Seconds(one, (2 if self.is_trained else 1) * one)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterMaps(Work):
+    """Top-k and the maps of tokens to experts."""
+
+    tokens: float
+    experts: int
+    is_eager: bool = False
+    source = "the profile's bytes for each token and expert (router_bytes)"
+
+    def seconds(self, on: Machine) -> Seconds:
+        """The same forward and backward."""
+        maps = on.profile.router_bytes * self.tokens * self.experts
+        kernels = on.profile.eager_router_kernels if self.is_eager else on.profile.router_kernels
+        return Moved(maps, maps, kernels, kernels).seconds(on)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flex(Calls):
+    """Dispatch and combine of the flex dispatcher."""
+
+    moe: Moe
+    hidden_bytes: int
+    """Of a token."""
+    source = "arXiv 2412.19437, section 3.2.2"
+
+    def call_s(self, on: Machine) -> float:
+        """Over NVLink and between nodes at once."""
+        return flex_s(on.case, self.moe, self.hidden_bytes, on.shard)
+
+
+def eager(build: EagerBuilder, moe: Moe, *, adapts_gates: bool) -> None:
+    """Tokens sorted by expert and grouped products (transformers `integrations/moe.py`, grouped_mm_experts_forward).
+
+    Experts are no `nn.Linear` there but one parameter of three dimensions each (`Qwen3MoeExperts`), so that no adapter
+    finds them, and so is the router but in DeepSeek-V2. Autocast does not cast such a parameter: with fp32 weights
+    they compute in fp32 (_grouped_mm). `adapts_gates`: the time of adapters on the router and the shared expert's gate
+    counts.
+    """
+    hidden, tokens, use, width = build.hidden, build.tokens, build.use, moe.intermediate_size
+    routed, each = tokens * moe.experts_per_token, FP32 if use.fp32_weights else BF16
+    _eager_router(build, moe)
+    token_bytes, factors = each * routed * hidden, 3 if moe.gated else 2
+    kept: tuple[SavedTensor, ...] = ()
+    if use.trains_weights:
+        kept = (SavedTensor("experts' input", token_bytes),)
+    build.moved("gather and scatter of tokens", 12 * routed * hidden, 16 * routed * hidden, kernels=6, saved=kept)
+    first, rows = width * (2 if moe.gated else 1), routed / moe.experts
+    build.product("experts.gate_up_proj", rows, first, hidden, count=moe.experts)
+    elements = routed * width
+    build.moved(
+        "experts.activation",
+        10 * elements,
+        18 * elements,
+        kernels=2,
+        saved=activation_saved(each * elements, gated=moe.gated, is_fused=use.fused),
+        gradients_bytes=each * elements * factors + 2 * token_bytes,
+    )
+    kept = (SavedTensor("experts.down_proj input", each * elements),) if use.trains_weights else ()
+    kept += (SavedTensor("experts' output", token_bytes),)
+    build.product("experts.down_proj", rows, hidden, width, count=moe.experts, saved=kept)
+    if moe.shared_intermediate_size:
+        eager_feed_forward(build, _shared(moe))
+    if moe.shared_gate:
+        saved = build.inputs(("shared_expert_gate",), hidden, is_kept_anyway=not use.fp32_weights)
+        saved += (SavedTensor("shared expert's output", BF16 * tokens * hidden),)
+        gate = linear_weight("shared_expert_gate", hidden, 1)
+        build.add("shared_expert_gate", "gemm", None, weights=(gate,), saved=saved)
+    if adapts_gates:
+        for name, outputs in (("gate", moe.experts), ("shared_expert_gate", 1)):
+            build.adapter(name, hidden, outputs)
+
+
+def _eager_router(build: EagerBuilder, moe: Moe) -> None:
+    hidden, tokens, use = build.hidden, build.tokens, build.use
+    saved = [
+        SavedTensor("router probabilities", FP32 * tokens * moe.experts),
+        SavedTensor("order of tokens", 4 * INT64 * tokens * moe.experts_per_token),
+    ]
+    # A shared expert's first product keeps the same tensor.
+    is_kept_anyway = moe.shared_intermediate_size and not use.fp32_weights
+    if use.trains_weights and not is_kept_anyway:
+        saved.append(SavedTensor("router input", BF16 * tokens * hidden))
+    is_linear = build.model.model_type in LINEAR_ROUTERS
+    weights = (linear_weight("gate", hidden, moe.experts),) if is_linear else ()
+    work = RouterMaps(tokens, moe.experts, is_eager=True)
+    build.add("router, top-k, sort", "elementwise", work, weights=weights, saved=tuple(saved))

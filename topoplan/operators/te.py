@@ -1,0 +1,248 @@
+"""Layers as megatron-core builds them of Transformer Engine (`transformer_impl: transformer_engine`).
+
+Names and ways to split: megatron-core 0.16 `core/models/gpt/gpt_layer_specs.py`, `transformer/attention.py`,
+`multi_latent_attention.py` (q_down and kv_down projections are duplicated, not split), `ssm/gated_delta_net.py`,
+`mlp.py`, `moe/experts.py` (TEGroupedMLP), `moe/router.py`, `moe/shared_experts.py`, `multi_token_prediction.py`.
+Saved tensors: the autograd functions of Transformer Engine (`pytorch/module/layernorm_linear.py`, `linear.py`,
+`grouped_linear.py`, `attention/`: `ctx.save_for_backward`). The shape of the argument is that of Korthikanti et al.,
+"Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, section 4), with flash attention,
+gated MLPs, MoE and MLA in place of GPT-3's layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from topoplan.network.placement import Group
+from topoplan.operators.builder import Builder
+from topoplan.operators.core_attention import CoreAttention
+from topoplan.operators.machine import Machine, Product
+from topoplan.operators.op import (
+    BF16,
+    FP32,
+    Collective,
+    Linear,
+    SavedTensor,
+    Seconds,
+    Side,
+    Split,
+    Weight,
+    Work,
+    linear_weight,
+)
+from topoplan.specs.model import Moe
+
+QUANTISED_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+"""Bytes of a quantised value: mxfp8 has a scale byte for 32 values, nvfp4 one for 16."""
+
+
+def _bias(weight: Linear) -> Weight:
+    """Of a linear layer: split as its outputs are."""
+    split: Split = weight.split
+    if weight.side != "column":
+        split = "expert_replicated" if weight.experts else "replicated"
+    return Weight(f"{weight.name}.bias", max(1, weight.experts) * weight.outputs, split)
+
+
+class TeBuilder(Builder):
+    """Collects the operators of one layer on one rank."""
+
+    def norm(self, name: str, width: int = 0, **fields: Any) -> None:
+        """A norm of the hidden state, or of something `width` wide, which has no bias.
+
+        It reads and writes once forward; backward reads input and gradient and writes one.
+        """
+        elements, weight = self.local * (width or self.hidden), Weight(name, width)
+        if not width:
+            weight = Weight(name, self.hidden * (2 if self.model.norm_bias else 1))
+        self.moved(name, 2 * BF16 * elements, 3 * BF16 * elements, weights=(weight,), **fields)
+
+    def linear(
+        self,
+        name: str,
+        inputs: int,
+        outputs: int,
+        side: Side = "column",
+        *,
+        freed_by: tuple[str, ...] = (),
+        moe: Moe | None = None,
+        rank_outputs: float | None = None,
+        bias: bool = False,
+        label: str | None = "",
+        is_normed: bool = False,
+        input_freed_by: tuple[str, ...] | None = None,
+        divides: str = "",
+    ) -> Product:
+        """A linear layer of the model: forward, gradient of its input and gradient of its weight. Returns the product.
+
+        A frozen weight has no gradient; with an adapter beside it, that one's matrices have. `moe` where each expert
+        has one, `rank_outputs` where a rank has not a tp-th. `label` is what its input is called where that is saved,
+        None where something else saves it; `input_freed_by` are the recompute modules that bring the input back, where
+        they are not those that run the layer again (`freed_by`); `is_normed`: its norm is fused into it. `divides` is
+        what the side that tensor parallel splits is called.
+        """
+        shard, adapters = self.shard, self.shard.adapters
+        experts, ranks = (moe.experts, shard.etp) if moe else (0, shard.tp)
+        weight = linear_weight(name, inputs, outputs, side, experts)
+        product = Product(
+            self._rows(side, moe),
+            rank_outputs or (outputs / ranks if side == "column" else outputs),
+            inputs / ranks if side == "row" else inputs,
+            experts / shard.ep if moe else 1,
+            is_trained=adapters is None,
+        )
+        is_adapted, saved = adapters is not None and adapters.on(name), tuple[SavedTensor, ...]()
+        elements = product.count * self._rows_around(weight, product)[0] * product.inputs
+        if adapters is None and label is not None:
+            # Low-precision layers keep the quantised copy.
+            each = QUANTISED_BYTES.get(shard.precision, BF16)
+            saved = (SavedTensor(label or f"{name} input", each * elements, input_freed_by or freed_by),)
+        elif is_adapted and is_normed:
+            # With `weight.requires_grad` false Transformer Engine saves no input, but that a layer which hands the
+            # norm's output to an adapter saves it all the same (`layernorm_linear.py`: ln_out_to_save).
+            saved = (SavedTensor(f"{name} norm output", BF16 * elements, freed_by),)
+        divided = ((divides, inputs if side == "row" else outputs),) if divides else ()
+        weights = (weight, _bias(weight)) if bias else (weight,)
+        self.add(name, "gemm", product, weights=weights, saved=saved, freed_by=freed_by, divided=divided)
+        if adapters is not None and is_adapted:
+            self._adapter(weight, product, adapters.rank, freed_by)
+        if shard.eight_bit:
+            # Casts: the input and the output gradient are read in bf16 and written twice, rowwise and columnwise.
+            cast = product.count * product.rows * (BF16 + 2)
+            self.moved(f"{name} casts", cast * product.inputs, cast * product.outputs, freed_by=freed_by)
+        return product
+
+    def _rows(self, side: Side, moe: Moe | None) -> float:
+        """Rows of a product; of one expert, where there are several."""
+        if moe:
+            return self.shard.routed_tokens(moe) / (moe.experts / self.shard.ep)
+        return self.local if side == "replicated" else self.tokens
+
+    def _rows_around(self, weight: Linear, product: Product) -> tuple[float, float]:
+        """Rows of a layer's input before it is gathered over the sequence, and of its output once that is scattered."""
+        local = product.rows if weight.experts else self.local
+        return product.rows if weight.side == "row" else local, product.rows if weight.side == "column" else local
+
+    def _adapter(self, weight: Linear, product: Product, rank: int, freed_by: tuple[str, ...]) -> None:
+        """LoRA beside a linear layer (mcore_bridge 1.6.5 `tuners/lora.py::LoraParallelLinear`).
+
+        Of a layer that is split over its outputs (column), A is whole on every rank and B is split as the layer is; of
+        one that is split over its inputs (row), A is split and B whole; of one that is whole on every rank, both are.
+        Experts have one of each an expert.
+
+        Dropout, the two narrow products, a scaling and an addition. A saves what dropout left of its input, dropout a
+        byte of mask, B what A makes of it. A takes a column-parallel layer's input before it is gathered, B what a
+        row-parallel layer's A leaves of its sum: what sequence parallelism gathers and scatters for them is as wide as
+        the rank.
+        """
+        name, side, experts = weight.name, weight.side, weight.experts
+        ahead, behind = self._rows_around(weight, product)
+        into, out = product.count * ahead * product.inputs, product.count * behind * product.outputs
+        narrow = product.rows * product.count if experts else self.local
+        a_side: Side = "row" if side == "row" else "replicated"
+        b_side: Side = "column" if side == "column" else "replicated"
+        a_weight = linear_weight(f"{name}.lora_A", weight.inputs, rank, a_side, experts, is_adapter=True)
+        b_weight = linear_weight(f"{name}.lora_B", rank, weight.outputs, b_side, experts, is_adapter=True)
+        a = Product(ahead, rank, product.inputs, product.count)
+        b = Product(behind, product.outputs, rank, product.count)
+        masked = SavedTensor(f"{name} adapter input, mask", (BF16 + 1) * into, freed_by)
+        between = SavedTensor(f"{name} adapter, between A and B", BF16 * narrow * rank, freed_by)
+        self.add(a_weight.name, "gemm", a, weights=(a_weight,), saved=(masked,), freed_by=freed_by)
+        self.add(b_weight.name, "gemm", b, weights=(b_weight,), saved=(between,), freed_by=freed_by)
+        # Dropout with its mask, the scaling, the addition; backward, the sum of both gradients of the input.
+        forward, backward = (2 * BF16 + 1) * into + 5 * BF16 * out, (5 * BF16 + 1) * into + 2 * BF16 * out
+        self.moved(f"{name} adapter's sums", forward, backward, kernels=3, freed_by=freed_by)
+        if self.shard.tp > 1 and not experts and side != "replicated":
+            work = AdapterCollectives(rank, side == "column", b)
+            self.add(f"{name} adapter's collectives", "tp_comm", work, freed_by=freed_by)
+
+    def attention_saved(self, core: CoreAttention) -> tuple[SavedTensor, ...]:
+        """What attention itself saves: its output and the softmax's statistics, or the probabilities.
+
+        Without flash attention, the softmax's output (`core/transformer/dot_product_attention.py`).
+        """
+        tokens, heads, by = self.tokens, core.heads, ("core_attn",)
+        saved = [
+            SavedTensor("attention output", BF16 * tokens * heads * core.value_dim),
+            SavedTensor("softmax statistics", FP32 * tokens * heads, by),
+        ]
+        if not self.shard.flash_attention:
+            scores = BF16 * tokens * self.shard.seq_len * heads
+            saved.append(SavedTensor("attention probabilities", scores, by))
+            if core.kv_heads < heads:
+                repeated = BF16 * tokens * heads * (core.key_dim + core.value_dim)
+                saved.append(SavedTensor("k, v repeated for every head", repeated, by))
+        return tuple(saved)
+
+    def tensor_parallel(self, name: str, product: Product, inputs: tuple[int, ...] = (), **fields: Any) -> None:
+        """Collectives around one pair of column- and row-parallel layers.
+
+        `inputs` are the widths of what the column-parallel layers take in, where that is not the hidden state.
+        """
+        if self.shard.tp > 1:
+            self.add(name, "tp_comm", TensorParallel(self.hidden, product, inputs), **fields)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallel(Work):
+    """Collectives around one pair of column- and row-parallel layers.
+
+    With sequence parallelism, forward: all-gather and reduce-scatter, both exposed. Backward: the all-gather of the
+    output gradient is exposed; gathering the input again and scattering its gradient run beside the two gradient GEMMs
+    of the column-parallel layer. Without it: one all-reduce forward, and one backward beside the weight gradient.
+    """
+
+    hidden: int
+    beside: Product
+    inputs: tuple[int, ...] = ()
+    source = "MLM core/tensor_parallel/layers.py"
+
+    def seconds(self, on: Machine) -> Seconds:
+        """What nothing hides."""
+        shard, group, overlap = on.shard, Group(on.shard.tp, 1), on.profile.tp_overlap
+        kind = "all-gather" if shard.sequence_parallel else "all-reduce"
+        whole = BF16 * shard.tokens * self.hidden
+        out = into = on.call_s(kind, group, whole)
+        taken_in = 1.0
+        if self.inputs:
+            taken_in = sum(self.inputs) / self.hidden
+            into = sum(on.call_s(kind, group, BF16 * shard.tokens * width) for width in self.inputs)
+        hidden_s = sum(on.gradients_s(self.beside))
+        if shard.adapters is not None:
+            # A frozen weight needs no input gathered, and has no gradient for the other collective to run beside.
+            forward, backward = (into + out, out + into) if shard.sequence_parallel else (out, into)
+        elif shard.sequence_parallel:
+            forward, backward = into + out, out + 2 * into - min(2 * into, hidden_s) * overlap
+        else:
+            forward, backward = out, into - min(into, hidden_s / 2) * overlap
+        call = Collective(kind, group, whole, out, 1.0, taken_in)
+        if shard.sequence_parallel:
+            again = 2.0 if shard.adapters is None else 1.0
+            call = Collective(kind, group, whole, out, 1.0 + taken_in, 1.0 + again * taken_in)
+        return Seconds(forward, backward, call)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterCollectives(Work):
+    """What tensor parallel gathers or sums for an adapter: tensors as wide as its rank."""
+
+    rank: int
+    is_column: bool
+    beside: Product
+    """The adapter's B."""
+    source = "mcore_bridge tuners/lora.py::LoraParallelLinear.forward"
+
+    def seconds(self, on: Machine) -> Seconds:
+        """Those of a column-parallel layer run backward beside the gradients of B."""
+        shard, overlap, gradients = on.shard, on.profile.tp_overlap, on.gradients_s(self.beside)
+        group, whole = Group(shard.tp, 1), BF16 * shard.tokens * self.rank
+        kind = "all-gather" if shard.sequence_parallel else "all-reduce"
+        one = on.call_s(kind, group, whole)
+        if shard.sequence_parallel:
+            hidden = min(2 * one, sum(gradients)) * overlap
+            calls, times = ((1, 2), (one, 2 * one - hidden)) if self.is_column else ((1, 1), (one, one))
+        else:
+            hidden = min(one, gradients[1]) * overlap
+            calls, times = ((0, 1), (0.0, one - hidden)) if self.is_column else ((1, 0), (one, 0.0))
+        return Seconds(*times, Collective(kind, group, whole, one, *calls))

@@ -1,0 +1,82 @@
+"""Seconds of one layer and one micro batch: its operators timed, and their sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from topoplan.layout.layout import Recompute
+from topoplan.operators.eager import LayerUse, Tuning, eager_case
+from topoplan.operators.layers import eager_ops, te_ops
+from topoplan.operators.machine import Kernel, Moved, kernels_of
+from topoplan.operators.op import PARTS, Op
+from topoplan.operators.params import layer_parameters
+from topoplan.operators.shard import Shard
+from topoplan.specs.case import Case
+from topoplan.specs.model import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """Seconds of one layer of megatron-core and one micro batch."""
+
+    forward_s: tuple[float, ...]
+    """By part in the order of PARTS."""
+    backward_s: tuple[float, ...]
+    recompute_s: float
+    """Forward work that backward repeats; not in backward_s."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagerTime:
+    """One layer of Hugging Face's models and one micro batch."""
+
+    forward_s: tuple[float, ...]
+    """By part in the order of PARTS."""
+    backward_s: tuple[float, ...]
+    forward_kernels: int
+    """Operations that the host has to launch."""
+    backward_kernels: int
+
+
+def _by_part(kernels: tuple[Kernel, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    forward, backward = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
+    for kernel in kernels:
+        forward[kernel.part] += kernel.forward_s
+        backward[kernel.part] += kernel.backward_s
+    return tuple(forward.values()), tuple(backward.values())
+
+
+@lru_cache(maxsize=1 << 14)
+def layer_kernels(case: Case, layer: Layer, shard: Shard) -> tuple[Kernel, ...]:
+    """All kernels and collectives of a layer of megatron-core."""
+    return kernels_of(te_ops(case.model, layer, shard), case, shard)
+
+
+@lru_cache(maxsize=1 << 15)
+def layer_time(case: Case, layer: Layer, shard: Shard, recompute: Recompute) -> LayerTime:
+    """Forward and backward of a layer of megatron-core, with what its recompute mode repeats.
+
+    `recompute` with granularity full means this very layer is recomputed.
+    """
+    kernels = layer_kernels(case, layer, shard)
+    return LayerTime(*_by_part(kernels), sum(kernel.recompute_s(recompute) for kernel in kernels))
+
+
+@lru_cache(maxsize=1 << 12)
+def eager_kernels(case: Case, layer: Layer, use: LayerUse, shard: Shard, tuning: Tuning) -> tuple[Kernel, ...]:
+    """All kernels and collectives of a layer of Hugging Face's models."""
+    ops = eager_ops(case.model, layer, use, shard, tuning)
+    if use.trains_weights:
+        # Gradients of a second micro batch are added to the first one's: two reads and a write in 16 bits.
+        elements = layer_parameters(case.model, layer, 1, 1, 1).total
+        ops += (Op("accumulation of gradients", "elementwise", Moved(0, 6 * elements, 0, 1)),)
+    return kernels_of(ops, eager_case(case), shard)
+
+
+@lru_cache(maxsize=1 << 12)
+def eager_time(case: Case, layer: Layer, use: LayerUse, shard: Shard, tuning: Tuning) -> EagerTime:
+    """Forward and backward of a layer of Hugging Face's models."""
+    kernels = eager_kernels(case, layer, use, shard, tuning)
+    launches = (sum(kernel.launches[way] for kernel in kernels) for way in (0, 1))
+    return EagerTime(*_by_part(kernels), *launches)
