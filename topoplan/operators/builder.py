@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from topoplan.operators.core_attention import CoreAttention, Ring
-from topoplan.operators.machine import Moved
-from topoplan.operators.op import BF16, FP32, Op, Part, Work
+from topoplan.operators.machine import Moved, Product
+from topoplan.operators.op import BF16, FP32, Op, Part, Side, Work
 from topoplan.operators.shard import Shard
 from topoplan.specs.model import Model
 
 
 class Builder:
-    """Collects the operators of one layer on one rank."""
+    """Collects the operators of one layer on one rank.
+
+    What a mixer adds through these methods alone is right in either way to run a layer.
+    """
 
     def __init__(self, model: Model, shard: Shard) -> None:
         self.model, self.shard, self.hidden = model, shard, model.hidden_size
@@ -26,6 +29,16 @@ class Builder:
     def moved(self, name: str, forward_bytes: float, backward_bytes: float, *, kernels: int = 1, **fields: Any) -> None:
         """Memory-bound work."""
         self.add(name, "elementwise", Moved(forward_bytes, backward_bytes, kernels, kernels), **fields)
+
+    def norm(self, name: str, width: int = 0) -> None:
+        """A norm of the hidden state, or of something `width` wide."""
+        raise NotImplementedError
+
+    def linear(
+        self, name: str, inputs: int, outputs: int, side: Side = "column", *, divides: str = ""
+    ) -> Product | None:
+        """A linear layer of the whole model. Tensor parallel splits a side of it, which `divides` names."""
+        raise NotImplementedError
 
     def core_attention(self, core: CoreAttention, **fields: Any) -> None:
         """Attention itself, with its softmax where that is a kernel of its own, and its ring over context parallel."""

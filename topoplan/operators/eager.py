@@ -22,7 +22,7 @@ from functools import lru_cache
 from topoplan.network.placement import Group
 from topoplan.operators.builder import Builder
 from topoplan.operators.machine import Calls, Machine, Moved, Product, gemm_s
-from topoplan.operators.op import BF16, FP32, SavedTensor, Seconds, Weight, Work, linear_weight
+from topoplan.operators.op import BF16, FP32, SavedTensor, Seconds, Side, Weight, Work, linear_weight
 from topoplan.operators.shard import Shard
 from topoplan.specs.case import Case
 from topoplan.specs.gpu import Gpu
@@ -97,15 +97,14 @@ class EagerBuilder(Builder):
         super().__init__(model, shard)
         self.use, self.tuning, self.is_layernorm = use, tuning, model.norm == "layernorm"
 
-    def norm(
-        self, name: str, width: int, *, rows: float | None = None, label: str = "", is_residual: bool = False
-    ) -> None:
-        """A norm over rows of some width, with its input: LayerNorm and Liger's RMSNorm are one kernel.
+    def norm(self, name: str, width: int = 0, *, rows: float | None = None, label: str = "") -> None:
+        """A norm with its input: LayerNorm and Liger's RMSNorm are one kernel.
 
-        Eager RMSNorm is eight. It makes an fp32 copy, and keeps what its weight is multiplied with.
+        Eager RMSNorm is eight. It makes an fp32 copy, and keeps what its weight is multiplied with. `label` is what its
+        tensors are called.
         """
         rows, label = self.tokens if rows is None else rows, label or name
-        elements, each = rows * width, self.use.residual_bytes if is_residual else BF16
+        elements, each = rows * (width or self.hidden), BF16 if width else self.use.residual_bytes
         if self.use.fused or self.is_layernorm:
             saved = SavedTensor(f"{label} input", each * elements + 2 * FP32 * rows)
             self.moved(name, 2 * BF16 * elements, 3 * BF16 * elements, saved=(saved,))
@@ -133,19 +132,25 @@ class EagerBuilder(Builder):
         return tuple(saved)
 
     def linear(
-        self, name: str, inputs: int, parts: Mapping[str, int] | int, *, saved: tuple[SavedTensor, ...] | None = None
+        self,
+        name: str,
+        inputs: int,
+        outputs: Mapping[str, int] | int,
+        side: Side = "column",
+        *,
+        divides: str = "",
+        saved: tuple[SavedTensor, ...] | None = None,
     ) -> None:
-        """One product with one or more linear layers of the model: `parts` has their outputs by name.
+        """One product with a linear layer of the model, or with several, whose outputs are given by their names.
 
-        `saved` is its own input unless something else is said.
+        `saved` is its own input unless something else is said. Nothing splits it.
         """
-        if isinstance(parts, int):
-            parts = {name: parts}
-        weights = tuple(linear_weight(part, inputs, outputs) for part, outputs in parts.items())
+        parts = {name: outputs} if isinstance(outputs, int) else outputs
+        weights = tuple(linear_weight(part, inputs, wide) for part, wide in parts.items())
         kept = self.inputs(tuple(parts), inputs) if saved is None else saved
         self.product(name, self.tokens, sum(parts.values()), inputs, weights=weights, saved=kept)
-        for part, outputs in parts.items():
-            self.adapter(part, inputs, outputs)
+        for part, wide in parts.items():
+            self.adapter(part, inputs, wide)
 
     def product(
         self,

@@ -82,7 +82,7 @@ def eager(build: EagerBuilder, attention: LatentAttention) -> None:
     hidden, tokens, heads = build.hidden, build.tokens, attention.heads
     q_rank, kv_rank = attention.q_lora_rank, attention.kv_lora_rank
     (key, key_value, value), core = _widths(attention), _core(attention, heads)
-    build.norm("input_layernorm", hidden, is_residual=True)
+    build.norm("input_layernorm")
     query_names = ("q_a_proj" if q_rank else "q_proj", "kv_a_proj_with_mqa")
     saved = build.inputs(query_names, hidden)
     if q_rank:

@@ -67,7 +67,7 @@ def eager_ops(model: Model, layer: Layer, use: LayerUse, shard: Shard, tuning: T
     """A layer on one GPU, as Hugging Face's models run it."""
     build = EagerBuilder(model, use, shard, tuning)
     mixer_of[type(layer.attention)].eager(build, layer.attention)
-    build.norm("post_attention_layernorm", model.hidden_size, is_residual=True)
+    build.norm("post_attention_layernorm")
     if isinstance(layer.ffn, Mlp):
         mlp.eager(build, layer.ffn)
     else:

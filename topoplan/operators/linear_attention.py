@@ -55,7 +55,7 @@ def eager(build: EagerBuilder, attention: LinearAttention) -> None:
     """Qwen3NextGatedDeltaNet of transformers."""
     hidden, tokens, heads = build.hidden, build.tokens, attention.value_heads
     key, value = _widths(attention)
-    build.norm("input_layernorm", hidden, is_residual=True)
+    build.norm("input_layernorm")
     build.linear("in_proj", hidden, {"in_proj_qkvz": 2 * key + 2 * value, "in_proj_ba": 2 * heads})
     convolved = BF16 * tokens * (2 * key + value)
     saved = (

@@ -73,7 +73,7 @@ def eager(build: EagerBuilder, attention: Attention) -> None:
     hidden, tokens, use, width = build.hidden, build.tokens, build.use, attention.head_dim
     heads, kv_heads = attention.heads, attention.kv_heads
     query, key = heads * width, kv_heads * width
-    build.norm("input_layernorm", hidden, is_residual=True)
+    build.norm("input_layernorm")
     outputs = {"q_proj": query * (2 if attention.output_gate else 1), "k_proj": key, "v_proj": key}
     saved = build.inputs(tuple(outputs), hidden)
     for name, wide in outputs.items():

@@ -1,0 +1,96 @@
+"""A made-up architecture with a kind of mixer of its own: one function and one line of the registry make it known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import pytest
+
+from tests.engines.samples import DENSE, spec_of
+from topoplan.operators.activations import layer_activations
+from topoplan.operators.builder import Builder
+from topoplan.operators.divisors import divisors_of
+from topoplan.operators.layers import Mixer, layer_tensors, mixer_of
+from topoplan.operators.linears import megatron_linears
+from topoplan.operators.op import BF16, SavedTensor, Weight
+from topoplan.operators.params import parameter_count
+from topoplan.operators.shard import Shard
+from topoplan.planner.breakdown import breakdown
+from topoplan.planner.search import rank
+from topoplan.planner.sharded_memory import sharded_breakdown
+from topoplan.planner.sharded_time import sharded_time_breakdown
+from topoplan.planner.time_breakdown import time_breakdown
+from topoplan.specs.model import AnyAttention, Model
+from topoplan.specs.spec import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrence:
+    """A state of a few numbers a channel that is carried along the sequence."""
+
+    channels: int
+    state: int
+
+
+def recurrence(build: Builder, mixer: Recurrence) -> None:
+    """The same in both flavours: a projection in, a scan over the sequence, a projection out."""
+    channels = mixer.channels / build.shard.tp
+    build.norm("input_layernorm")
+    build.linear("in_proj", build.hidden, 2 * mixer.channels, divides="scan width")
+    moved = BF16 * build.tokens * channels
+    build.moved(
+        "scan",
+        (2 + mixer.state) * moved,
+        (4 + 2 * mixer.state) * moved,
+        weights=(Weight("decay", mixer.channels * mixer.state, "tp"),),
+        saved=(SavedTensor("states", mixer.state * moved, ("core_attn",)),),
+        divided=(("heads", mixer.channels),),
+    )
+    build.linear("out_proj", mixer.channels, build.hidden, "row")
+
+
+@pytest.fixture
+def spec() -> Iterator[Spec]:
+    mixer_of[Recurrence] = Mixer(recurrence, recurrence)
+    mixed = spec_of(DENSE, nodes=1)
+    plain = mixed.model.layers[0]
+    own = replace(plain, attention=cast("AnyAttention", Recurrence(channels=8192, state=16)))
+    yield replace(mixed, model=replace(mixed.model, name="made/up", layers=(own, own, own, plain) * 9))
+    del mixer_of[Recurrence]
+
+
+def test_its_weights_are_counted_and_split(spec: Spec) -> None:
+    model: Model = spec.model
+    own, plain = model.layers[0], model.layers[3]
+    weights = {weight.name: weight.elements for weight in layer_tensors(model, own)}
+    assert weights["in_proj"] == weights["out_proj"] * 2 == 4096 * 2 * 8192
+    attention = sum(weight.elements for weight in layer_tensors(model, plain)) - sum(weights.values())
+    assert parameter_count(model) == parameter_count(replace(model, layers=(plain,) * 36)) - 27 * attention
+    assert [linear.name for linear in megatron_linears(model, own)][:2] == ["in_proj", "out_proj"]
+    assert divisors_of(model).heads == (32, 8192)
+    assert ("scan width", 16384) in divisors_of(model).split_widths
+
+
+def test_what_it_saves_is_split_and_freed(spec: Spec) -> None:
+    shard = Shard(tokens=1024, seq_len=1024, tp=2, cp=1, ep=1, etp=1, sequence_parallel=True, precision="bf16")
+    saved = {tensor.name: tensor for tensor in layer_activations(spec.model, spec.model.layers[0], shard).saved}
+    assert saved["states"].saved_bytes == 2 * 1024 * 16 * 4096
+    assert saved["in_proj input"].saved_bytes == 2 * 512 * 4096
+
+
+@pytest.mark.parametrize("backend", ["megatron", "deepspeed", "fsdp2"])
+def test_it_is_ranked_and_explained(spec: Spec, backend: str) -> None:
+    asked = replace(spec, backends=(backend,))
+    ranking = rank(asked)
+    assert ranking.plans
+    plan: Any = ranking.plans[0]
+    memory = breakdown if backend == "megatron" else sharded_breakdown
+    time = time_breakdown if backend == "megatron" else sharded_time_breakdown
+    layers = time(asked, plan).layers
+    assert sum(kind.count for kind in layers) == 36 // plan.layout.pp
+    (own,) = (kind for kind in layers if isinstance(kind.layer.attention, Recurrence))
+    assert {"in_proj", "scan", "out_proj"} <= {row.name for row in own.operators}
+    saved = {row.name for kind in memory(asked, plan).layers for row in kind.saved}
+    assert "states" in saved
