@@ -7,7 +7,7 @@ import pytest
 
 from tests.engines.samples import DENSE, LATENT, MIXED, VISION, full_recompute, layout_of, spec_of
 from topoplan import catalog
-from topoplan.layout.layout import Recompute
+from topoplan.layout.layout import RECOMPUTE_MODULES, Recompute
 from topoplan.operators.activations import KeptActivations, LayerActivations, kept_activations, layer_activations
 from topoplan.operators.adapters import Adapters
 from topoplan.operators.layers import mtp_layer
@@ -81,25 +81,6 @@ def test_sequence_parallelism_leaves_a_tp_th_of_every_tensor_of_a_layer(name: st
         assert split[tensor] == pytest.approx(size / 4), tensor
 
 
-def test_without_sequence_parallelism_norms_and_their_outputs_stay_whole() -> None:
-    whole, split = bytes_of(layer(DENSE, shard())), bytes_of(layer(DENSE, shard(tp=4)))
-    undivided = {name for name, size in split.items() if size == whole[name]}
-    assert undivided == {
-        "layernorm input",
-        "layernorm statistics",
-        "linear_qkv input",
-        "mlp layernorm input",
-        "mlp layernorm statistics",
-        "linear_fc1 input",
-    }
-    assert all(split[name] == whole[name] / 4 for name in split if name not in undivided)
-
-
-def test_each_rank_keeps_one_key_value_head_when_there_are_more_ranks_than_heads() -> None:
-    at_heads, beyond = bytes_of(layer(DENSE, shard(tp=8))), bytes_of(layer(DENSE, shard(tp=16)))
-    assert beyond["k, v"] == at_heads["k, v"] == 2 * 2 * 4096 * 128
-
-
 @pytest.mark.parametrize("name", [DENSE, MIXED, LATENT, "Qwen/Qwen3-Next-80B-A3B-Instruct"])
 def test_context_parallelism_divides_everything(name: str) -> None:
     whole, half = layer(name, shard()), layer(name, shard(tokens=2048, cp=2))
@@ -135,36 +116,6 @@ def test_full_recomputation_keeps_the_input_and_brings_the_rest_back_for_one_lay
     assert full.kept_bytes == plain.input_bytes == 2 * 4096 * 4096
     assert full.plain_bytes == plain.saved_bytes
     assert full.kept_bytes + full.peak_bytes == pytest.approx(plain.saved_bytes + plain.backward_bytes)
-
-
-@pytest.mark.parametrize(
-    ("name", "modules", "dropped"),
-    [
-        (DENSE, ("core_attn",), {"softmax statistics"}),
-        (DENSE, ("mlp",), {"linear_fc1 input", "linear_fc1 output", "linear_fc2 input"}),
-        (DENSE, ("moe", "moe_act", "shared_experts", "mla_up_proj", "layernorm"), set()),
-        (MIXED, ("moe_act",), {"experts.linear_fc2 input"}),
-        (MIXED, ("layernorm",), {"router and dispatch input"}),
-        (MIXED, ("mlp",), set()),
-        (LATENT, ("layernorm",), {"down projection input", "router and dispatch input"}),
-        (LATENT, ("mla_up_proj",), {"kv compressed, normed", "q compressed, normed", "q", "k", "v"}),
-        (LATENT, ("shared_experts",), {"shared_experts.linear_fc1 output", "shared_experts.linear_fc2 input"}),
-    ],
-)
-def test_a_selective_module_drops_what_it_says(name: str, modules: tuple[str, ...], dropped: set[str]) -> None:
-    plain = layer(name, shard())
-    sizes = bytes_of(plain)
-    expected = sum(sizes[tensor] for tensor in dropped)
-    found = kept(name, selective(*modules))
-    assert found.kept_bytes == pytest.approx(plain.saved_bytes - expected)
-    assert found.peak_bytes == pytest.approx(plain.backward_bytes + expected)
-
-
-def test_recomputing_the_experts_keeps_the_router_input() -> None:
-    plain = bytes_of(layer(MIXED, shard()))
-    found = kept(MIXED, selective("moe"))
-    attention = sum(size for name, size in plain.items() if not name.startswith(("rout", "experts")))
-    assert found.kept_bytes == pytest.approx(attention + plain["router and dispatch input"])
 
 
 def test_recomputing_attention_frees_next_to_nothing_with_flash_attention() -> None:
@@ -251,28 +202,6 @@ def test_a_frozen_layer_without_an_adapter_saves_no_input_of_a_product() -> None
     assert frozen["layernorm input"] == trained["layernorm input"]
 
 
-def test_an_adapter_keeps_what_dropout_left_its_mask_and_a_narrow_tensor() -> None:
-    changed = shard(adapters=LORA)
-    kept_bytes, tokens, hidden = bytes_of(layer(DENSE, changed)), changed.tokens, 4096
-    # Two bytes of the product and one of mask; the norm's output is handed out, and so saved, whatever is frozen.
-    assert kept_bytes["linear_qkv adapter input, mask"] == 3 * changed.local_tokens * hidden
-    assert kept_bytes["linear_qkv norm output"] == 2 * changed.local_tokens * hidden
-    assert kept_bytes["linear_fc2 adapter input, mask"] == 3 * tokens * 12288 / changed.tp
-    assert kept_bytes["linear_fc2 adapter, between A and B"] == 2 * changed.local_tokens * 16
-
-
-def test_recomputing_the_mlp_frees_its_adapters_too() -> None:
-    plain = layer(DENSE, shard(adapters=LORA))
-    freed = {tensor.name for tensor in plain.saved if "mlp" in tensor.freed_by}
-    assert {"linear_fc1 norm output", "linear_fc1 adapter input, mask", "linear_fc2 adapter input, mask"} <= freed
-
-
-def test_recomputing_the_activation_of_experts_leaves_what_dropout_made_of_it() -> None:
-    experts = layer(MIXED, shard(adapters=LORA))
-    assert not [tensor for tensor in experts.saved if "moe_act" in tensor.freed_by]
-    assert [tensor for tensor in layer(MIXED, shard()).saved if "moe_act" in tensor.freed_by]
-
-
 def test_only_trained_weights_have_dummy_gradients() -> None:
     shapes = layer(DENSE, shard(adapters=LORA)).weight_shapes
     assert (16, 4096) in shapes
@@ -280,10 +209,10 @@ def test_only_trained_weights_have_dummy_gradients() -> None:
     assert not layer(DENSE, shard(adapters=Adapters(16, ()))).weight_shapes
 
 
-def test_latent_attention_has_adapters_on_all_its_projections() -> None:
-    names = bytes_of(layer(LATENT, shard(adapters=LORA)))
-    for name in ("q_down", "q_up", "kv_down", "kv_up"):
-        assert f"linear_{name}_proj adapter input, mask" in names
-    assert "linear_kv_up_proj norm output" in names
-    assert "linear_kv_down_proj norm output" not in names
-    assert "down projection input" not in names
+@pytest.mark.parametrize("name", [DENSE, MIXED, LATENT, "Qwen/Qwen3-Next-80B-A3B-Instruct"])
+@pytest.mark.parametrize("module", RECOMPUTE_MODULES)
+def test_a_recompute_module_drops_its_tensors_and_brings_them_back(name: str, module: str) -> None:
+    plain, found = layer(name, shard()), kept(name, selective(module))
+    dropped = sum(tensor.saved_bytes for tensor in plain.saved if module in tensor.freed_by)
+    assert found.kept_bytes == pytest.approx(plain.saved_bytes - dropped)
+    assert found.peak_bytes == pytest.approx(plain.backward_bytes + dropped)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engines.samples import DENSE, LATENT, MIXED
+from tests.engines.samples import DENSE, MIXED
 from topoplan import catalog
 from topoplan.operators.adapters import Adapters, adapters_of
-from topoplan.operators.params import adapter_parameters, adapter_tensors, replicated_elements
+from topoplan.operators.params import adapter_parameters, replicated_elements
 from topoplan.specs.job import Job
 
 ALL = Adapters(16, ("all",))
@@ -50,15 +50,6 @@ def test_every_expert_has_its_own_in_the_experts_grid() -> None:
     assert adapter_parameters(model, model.layers[0], ALL, 1, 8, 1).expert == 128 // 8 * one
     attention_alone = Adapters(16, ("linear_qkv", "linear_proj"))
     assert adapter_parameters(model, model.layers[0], attention_alone, 1, 8, 1).expert == 0
-
-
-def test_both_matrices_of_a_whole_down_projection_are_whole() -> None:
-    model = catalog.model(LATENT)
-    splits = {tensor.name: tensor.split for tensor in adapter_tensors(model, model.layers[-1], ALL)}
-    assert splits["linear_kv_down_proj.lora_A"] == splits["linear_kv_down_proj.lora_B"] == "replicated"
-    assert (splits["linear_q_up_proj.lora_A"], splits["linear_q_up_proj.lora_B"]) == ("replicated", "tp")
-    assert (splits["linear_proj.lora_A"], splits["linear_proj.lora_B"]) == ("tp", "replicated")
-    assert splits["experts.linear_fc2.lora_A"] == "expert"
 
 
 @pytest.mark.parametrize("rank", [8, 64])

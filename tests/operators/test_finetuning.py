@@ -1,6 +1,5 @@
 """Which linear layers a model has, and what adapters, freezing and packing make of its parameters."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,11 +119,3 @@ def test_what_is_trained_frozen_and_packed_is_the_checkpoint_and_the_adapters(na
     found = elements(model, finetuning=finetuning)
     assert found.total == parameter_count(model) + found.adapters
     assert min(found.trained, found.frozen, found.quantised, found.adapters) >= 0
-
-
-def test_an_output_gate_doubles_the_outputs_of_the_query() -> None:
-    attention = replace(TINY.layers[0].attention, output_gate=True)
-    layer = replace(TINY.layers[0], attention=attention)
-    gated = {linear.name: linear.outputs for linear in layer_linears(TINY, layer)}
-    plain = {linear.name: linear.outputs for linear in layer_linears(TINY, TINY.layers[0])}
-    assert gated == plain | {"q_proj": 2 * plain["q_proj"]}

@@ -7,7 +7,7 @@ import pytest
 from topoplan import catalog
 from topoplan.errors import SpecError
 from topoplan.operators.adapters import target_of
-from topoplan.operators.linears import check_targets, linear_names, target_names
+from topoplan.operators.linears import check_targets, layer_linears, linear_names, megatron_linears, target_names
 from topoplan.specs.job import Job
 
 
@@ -44,3 +44,13 @@ def test_a_gated_shared_expert_has_four_linear_layers_beside_attention() -> None
 def test_the_router_of_deepseek_v2_is_a_linear_layer_and_that_of_v3_is_none() -> None:
     assert "gate" in linear_names(catalog.model("deepseek-ai/DeepSeek-V2-Lite"))
     assert "gate" not in linear_names(catalog.model("deepseek-ai/DeepSeek-V3"))
+
+
+@pytest.mark.parametrize("name", catalog.model_names())
+def test_both_ways_to_build_a_model_have_as_many_elements_in_linear_layers(name: str) -> None:
+    """Outside of the routed experts; gates and routers are linear layers in the one and not in the other."""
+    model = catalog.model(name)
+    for layer in {id(layer): layer for layer in model.layers}.values():
+        megatron = [linear.elements for linear in megatron_linears(model, layer) if not linear.experts]
+        eager = [linear.elements for linear in layer_linears(model, layer) if not linear.name.endswith("gate")]
+        assert sum(megatron) == sum(eager)

@@ -61,11 +61,6 @@ def test_token_prediction_brings_a_layer_its_norms_its_projection_and_a_copy_of_
     assert parameter_count(spec_of(LATENT, mtp_num_layers=1).model) == parameter_count(spec.model)
 
 
-def test_experts_of_a_rank_are_counted_apart() -> None:
-    stages = rank_parameters(MIXED, tp=2, pp=4, ep=4, etp=1)
-    assert [stage.expert for stage in stages] == [1_811_939_328] * 4
-
-
 @pytest.mark.parametrize("name", [DENSE, MIXED, TIED, LATENT, "Qwen/Qwen3-Next-80B-A3B-Instruct", "openai/gpt-oss-20b"])
 def test_one_rank_without_any_split_holds_the_whole_model(name: str) -> None:
     model = catalog.model(name)
@@ -86,20 +81,6 @@ def test_ranks_of_a_tensor_group_hold_each_split_tensor_once_and_replicas_each(n
     rank = layer_parameters(model, layer, tp, 1, tp if expert else 1)
     assert rank.dense * tp == split + replicated * tp
     assert rank.expert * tp == expert
-
-
-def test_latent_attention_keeps_its_down_projections_whole_on_every_rank() -> None:
-    model = catalog.model(LATENT)
-    whole = {t.name for t in layer_tensors(model, model.layers[0]) if t.split == "replicated"}
-    assert {"linear_q_down_proj", "linear_kv_down_proj", "q_layernorm", "kv_layernorm"} <= whole
-
-
-def test_shared_experts_and_the_router_are_not_expert_parallel() -> None:
-    model = catalog.model(LATENT)
-    splits = {t.name: t.split for t in layer_tensors(model, model.layers[-1])}
-    assert splits["router"] == "replicated"
-    assert splits["shared_experts.linear_fc1"] == splits["shared_experts.linear_fc2"] == "tp"
-    assert splits["experts.linear_fc1"] == splits["experts.linear_fc2"] == "expert"
 
 
 def test_tied_embeddings_are_held_once_on_one_stage_and_twice_on_two() -> None:

@@ -18,33 +18,25 @@ from topoplan.specs.model import Layer
 
 @dataclass(frozen=True, slots=True)
 class LayerTime:
-    """Seconds of one layer of megatron-core and one micro batch."""
+    """One layer and one micro batch."""
 
     forward_s: tuple[float, ...]
     """By part in the order of PARTS."""
     backward_s: tuple[float, ...]
     recompute_s: float
-    """Forward work that backward repeats; not in backward_s."""
-
-
-@dataclass(frozen=True, slots=True)
-class EagerTime:
-    """One layer of Hugging Face's models and one micro batch."""
-
-    forward_s: tuple[float, ...]
-    """By part in the order of PARTS."""
-    backward_s: tuple[float, ...]
+    """Forward work that backward repeats; not in backward_s. Of eager layers, the step counts it."""
     forward_kernels: int
-    """Operations that the host has to launch."""
+    """Operations that the host has to launch in eager PyTorch."""
     backward_kernels: int
 
 
-def _by_part(kernels: tuple[Kernel, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _time_of(kernels: tuple[Kernel, ...], recompute_s: float) -> LayerTime:
     forward, backward = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
     for kernel in kernels:
         forward[kernel.part] += kernel.forward_s
         backward[kernel.part] += kernel.backward_s
-    return tuple(forward.values()), tuple(backward.values())
+    launches = (sum(kernel.launches[way] for kernel in kernels) for way in (0, 1))
+    return LayerTime(tuple(forward.values()), tuple(backward.values()), recompute_s, *launches)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -60,7 +52,7 @@ def layer_time(case: Case, layer: Layer, shard: Shard, recompute: Recompute) -> 
     `recompute` with granularity full means this very layer is recomputed.
     """
     kernels = layer_kernels(case, layer, shard)
-    return LayerTime(*_by_part(kernels), sum(kernel.recompute_s(recompute) for kernel in kernels))
+    return _time_of(kernels, sum(kernel.recompute_s(recompute) for kernel in kernels))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -75,8 +67,6 @@ def eager_kernels(case: Case, layer: Layer, use: LayerUse, shard: Shard, tuning:
 
 
 @lru_cache(maxsize=1 << 12)
-def eager_time(case: Case, layer: Layer, use: LayerUse, shard: Shard, tuning: Tuning) -> EagerTime:
+def eager_time(case: Case, layer: Layer, use: LayerUse, shard: Shard, tuning: Tuning) -> LayerTime:
     """Forward and backward of a layer of Hugging Face's models."""
-    kernels = eager_kernels(case, layer, use, shard, tuning)
-    launches = (sum(kernel.launches[way] for kernel in kernels) for way in (0, 1))
-    return EagerTime(*_by_part(kernels), *launches)
+    return _time_of(eager_kernels(case, layer, use, shard, tuning), 0.0)

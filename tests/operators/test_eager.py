@@ -97,18 +97,6 @@ def test_fused_kernels_keep_less(name: str) -> None:
     assert activations(model, fused=True).saved_bytes < activations(model).saved_bytes
 
 
-def test_without_flash_attention_the_probabilities_are_kept() -> None:
-    flash, eager = sizes(activations(TINY)), sizes(activations(TINY, flash_attention=False))
-    assert {name: eager[name] for name in eager.keys() - flash.keys()} == {"attention probabilities": 2 * TOKENS * 4}
-
-
-def test_under_autocast_every_linear_layer_has_its_own_copy_of_the_input() -> None:
-    names = [f"{name}_proj input" for name in ("q", "k", "v", "gate", "up")]
-    found = sizes(activations(TINY, fp32_weights=True))
-    assert [found[name] for name in names] == [2 * 64] * 5
-    assert not {names[1], names[2], names[4]} & sizes(activations(TINY)).keys()
-
-
 def test_an_adapter_on_the_value_alone_keeps_the_common_input_once() -> None:
     found = sizes(activations(TINY, trains_weights=False, adapted=frozenset({"v_proj"}), adapter_input_bytes=0))
     bare = sizes(activations(TINY, trains_weights=False))
@@ -120,26 +108,3 @@ def test_adapters_of_the_output_projection_share_what_attention_keeps() -> None:
     bare = activations(TINY, trains_weights=False).saved_bytes
     assert activations(TINY, **keys, adapter_input_bytes=0).saved_bytes == bare
     assert activations(TINY, **keys, adapter_input_bytes=2).saved_bytes == bare + TOKENS * 2 * 64
-
-
-def test_an_fp32_residual_doubles_the_checkpoint() -> None:
-    assert activations(TINY, residual_bytes=4).input_bytes == 2 * activations(TINY).input_bytes
-
-
-def test_v_of_latent_attention_keeps_the_part_of_k_alive() -> None:
-    model = catalog.model("deepseek-ai/DeepSeek-V3")
-    # 128 heads, 128 wide without rotation, v 128 wide.
-    assert sizes(activations(model))["v, kv_b_proj output"] == 2 * 128 * (128 + 128)
-
-
-def test_experts_in_fp32_keep_fp32_tensors() -> None:
-    model = catalog.model("Qwen/Qwen3-30B-A3B")
-    half, single = sizes(activations(model)), sizes(activations(model, fp32_weights=True))
-    for name in ("experts' input", "gate, up", "experts.down_proj input", "experts' output"):
-        assert single[name] == 2 * half[name] > 0
-
-
-@pytest.mark.parametrize("trains_weights", [True, False])
-def test_only_trained_experts_keep_their_input(trains_weights: bool) -> None:
-    found = sizes(activations(catalog.model("Qwen/Qwen3-30B-A3B"), trains_weights=trains_weights))
-    assert ("experts' input" in found) is ("experts.down_proj input" in found) is trains_weights
