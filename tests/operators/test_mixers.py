@@ -14,7 +14,7 @@ from topoplan.operators.builder import Builder
 from topoplan.operators.divisors import divisors_of
 from topoplan.operators.layers import Mixer, layer_tensors, mixer_of
 from topoplan.operators.linears import megatron_linears
-from topoplan.operators.op import BF16, SavedTensor, Weight
+from topoplan.operators.op import BF16, Weight
 from topoplan.operators.params import parameter_count
 from topoplan.operators.shard import Shard
 from topoplan.planner.breakdown import breakdown
@@ -45,9 +45,9 @@ def recurrence(build: Builder, mixer: Recurrence) -> None:
         (2 + mixer.state) * moved,
         (4 + 2 * mixer.state) * moved,
         weights=(Weight("decay", mixer.channels * mixer.state, "tp"),),
-        saved=(SavedTensor("states", mixer.state * moved, ("core_attn",)),),
         divided=(("heads", mixer.channels),),
     )
+    build.keep("states", mixer.state * moved)
     build.linear("out_proj", mixer.channels, build.hidden, "row")
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from topoplan.operators.core_attention import CoreAttention, Ring
 from topoplan.operators.machine import Moved, Product
-from topoplan.operators.op import BF16, FP32, Op, Part, Side, Work
+from topoplan.operators.op import BF16, FP32, Op, Part, SavedTensor, Side, Work
 from topoplan.operators.shard import Shard
 from topoplan.specs.model import Model
 
@@ -29,6 +30,11 @@ class Builder:
     def moved(self, name: str, forward_bytes: float, backward_bytes: float, *, kernels: int = 1, **fields: Any) -> None:
         """Memory-bound work."""
         self.add(name, "elementwise", Moved(forward_bytes, backward_bytes, kernels, kernels), **fields)
+
+    def keep(self, name: str, saved_bytes: float, freed_by: tuple[str, ...] = ()) -> None:
+        """A tensor that the last operator saves for backward."""
+        last = self.ops[-1]
+        self.ops[-1] = replace(last, saved=(*last.saved, SavedTensor(name, saved_bytes, freed_by)))
 
     def norm(self, name: str, width: int = 0) -> None:
         """A norm of the hidden state, or of something `width` wide."""

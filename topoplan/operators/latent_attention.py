@@ -27,51 +27,34 @@ def te(build: TeBuilder, attention: LatentAttention) -> None:
     (all_queries, all_key_values, all_values), up = _widths(attention), ("mla_up_proj",)
     core, key, value = _core(attention, attention.heads / shard.tp), all_queries / shard.tp, all_values / shard.tp
     width = "latent attention width"
-    label: str | None
     query_label: str | None
-    saved: tuple[SavedTensor, ...]
-    saved = (SavedTensor("layernorm input", BF16 * local * hidden), SavedTensor("norm statistics", 3 * FP32 * local))
-    build.norm("input_layernorm", freed_by=("layernorm",), saved=saved)
+    build.norm("input_layernorm", freed_by=("layernorm",))
+    build.keep("layernorm input", BF16 * local * hidden)
+    build.keep("norm statistics", 3 * FP32 * local)
     query_name, query_in, query_label = "linear_q_proj", hidden, None
     if q_rank:
         # Its input is that of the down projection of keys and values.
         build.linear("linear_q_down_proj", hidden, q_rank, "replicated", label=None)
-        build.norm("q_layernorm", q_rank, freed_by=up, saved=(SavedTensor("q compressed", BF16 * local * q_rank),))
+        build.norm("q_layernorm", q_rank, freed_by=up)
+        build.keep("q compressed", BF16 * local * q_rank)
         query_name, query_in, query_label = "linear_q_up_proj", q_rank, "q compressed, normed"
+    normed = bool(q_rank)
     query = build.linear(
-        query_name,
-        query_in,
-        all_queries,
-        freed_by=up,
-        label=query_label,
-        is_normed=bool(q_rank),
-        divides=width,
+        query_name, query_in, all_queries, freed_by=up, label=query_label, is_normed=normed, divides=width
     )
-    label = "down projection input"
-    build.linear(
-        "linear_kv_down_proj", hidden, kv_rank + rope, "replicated", label=label, input_freed_by=("layernorm",)
-    )
-    saved = (SavedTensor("kv compressed", BF16 * local * (kv_rank + rope)),)
-    build.norm("kv_layernorm", kv_rank, freed_by=up, saved=saved)
-    build.linear(
-        "linear_kv_up_proj",
-        kv_rank,
-        all_key_values,
-        freed_by=up,
-        label="kv compressed, normed",
-        is_normed=True,
-        divides=width,
-    )
+    name, label, freed = "linear_kv_down_proj", "down projection input", ("layernorm",)
+    build.linear(name, hidden, kv_rank + rope, "replicated", label=label, input_freed_by=freed)
+    build.norm("kv_layernorm", kv_rank, freed_by=up)
+    build.keep("kv compressed", BF16 * local * (kv_rank + rope))
+    name, label = "linear_kv_up_proj", "kv compressed, normed"
+    build.linear(name, kv_rank, all_key_values, freed_by=up, label=label, is_normed=True, divides=width)
     moved = 2 * BF16 * tokens * (2 * key + value)
-    saved = (
-        SavedTensor("q", BF16 * tokens * key, up),
-        SavedTensor("k", BF16 * tokens * key, up),
-        SavedTensor("v", BF16 * tokens * value, up),
-    )
-    build.moved("rotate, assemble q k v", moved, 1.5 * moved, kernels=4, saved=saved, freed_by=up)
+    build.moved("rotate, assemble q k v", moved, 1.5 * moved, kernels=4, freed_by=up)
+    for name, size in (("q", key), ("k", key), ("v", value)):
+        build.keep(name, BF16 * tokens * size, up)
     build.core_attention(core, saved=build.attention_saved(core), divided=(("heads", attention.heads),))
-    label = "" if shard.eight_bit else None
-    build.linear("linear_proj", all_values, hidden, "row", label=label, divides=width)
+    own_input = "" if shard.eight_bit else None
+    build.linear("linear_proj", all_values, hidden, "row", label=own_input, divides=width)
     # The down projections are not split: what is gathered over the sequence are their outputs (and, with one matrix
     # for the queries, the hidden state), each on its own.
     build.tensor_parallel("attention collectives", query, inputs=(query_in, kv_rank, rope))
@@ -97,10 +80,10 @@ def eager(build: EagerBuilder, attention: LatentAttention) -> None:
     build.linear("linear_kv_up_proj", kv_rank, {"kv_b_proj": key_value})
     moved = 2 * BF16 * tokens * (2 * key + value)
     build.moved("rotate, assemble q k v", moved, 1.5 * moved, kernels=4)
+    build.keep("q, k", 2 * BF16 * tokens * key)
+    # v is a view of kv_b_proj's output, which lives on with the part of k beside it.
+    build.keep("v, kv_b_proj output", BF16 * tokens * key_value)
     saved = (
-        SavedTensor("q, k", 2 * BF16 * tokens * key),
-        # v is a view of kv_b_proj's output, which lives on with the part of k beside it.
-        SavedTensor("v, kv_b_proj output", BF16 * tokens * key_value),
         SavedTensor("attention output", BF16 * tokens * value),
         SavedTensor("softmax statistics", FP32 * tokens * heads),
     )

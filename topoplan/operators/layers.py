@@ -14,7 +14,7 @@ from typing import Any
 from topoplan.operators import latent_attention, linear_attention, mlp, moe, softmax_attention, token_prediction
 from topoplan.operators.builder import Builder
 from topoplan.operators.eager import EagerBuilder, LayerUse, Tuning
-from topoplan.operators.op import BF16, Op, SavedTensor, Weight
+from topoplan.operators.op import BF16, Op, Weight
 from topoplan.operators.shard import Shard
 from topoplan.operators.te import TeBuilder
 from topoplan.specs.model import Attention, LatentAttention, Layer, LinearAttention, Mlp, Model
@@ -79,10 +79,11 @@ def eager_ops(model: Model, layer: Layer, use: LayerUse, shard: Shard, tuning: T
 def _residual(build: Builder) -> None:
     """Two additions: two reads and a write each, and as much backward; before each, dropout where the model has it."""
     elements = build.local * build.hidden
-    # One byte an element behind attention and one behind the MLP (`core/fusions/fused_bias_dropout.py`).
-    masks = (SavedTensor("dropout masks", 2 * elements),) if build.model.hidden_dropout else ()
     moved = 2 * 3 * BF16 * elements
-    build.moved("residual additions", moved, moved, kernels=2, saved=masks)
+    build.moved("residual additions", moved, moved, kernels=2)
+    if build.model.hidden_dropout:
+        # One byte an element behind attention and one behind the MLP (`core/fusions/fused_bias_dropout.py`).
+        build.keep("dropout masks", 2 * elements)
 
 
 WHOLE = Shard(tokens=1, seq_len=1, tp=1, cp=1, ep=1, etp=1, sequence_parallel=False, precision="bf16")

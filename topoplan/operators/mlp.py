@@ -14,11 +14,9 @@ from topoplan.specs.model import Mlp, Moe
 def te(build: TeBuilder, mlp: Mlp) -> None:
     """MLP of megatron-core behind its norm."""
     hidden, tokens, local, by = build.hidden, build.tokens, build.local, ("mlp",)
-    saved = (
-        SavedTensor("mlp layernorm input", BF16 * local * hidden),
-        SavedTensor("mlp layernorm statistics", FP32 * local),
-    )
-    build.norm("pre_mlp_layernorm", freed_by=by, saved=saved)
+    build.norm("pre_mlp_layernorm", freed_by=by)
+    build.keep("mlp layernorm input", BF16 * local * hidden)
+    build.keep("mlp layernorm statistics", FP32 * local)
     into, saved_bytes = te_feed_forward(build, mlp, by)
     # At the activation's backward: the layer's output gradient, and the gradients of fc2's input (whose saved copy is
     # freed) and of fc1's output.
@@ -41,13 +39,9 @@ def te_feed_forward(
     into = build.linear(name, build.hidden, all_first, label=label, is_normed=not prefix, **common)
     width = mlp.intermediate_size / (build.shard.etp if moe else build.shard.tp)
     moved, activated = BF16 * into.rows * into.count, (*by, "moe_act") if moe else by
-    build.moved(
-        f"{prefix}activation",
-        moved * (into.outputs + width),
-        moved * (2 * into.outputs + width),
-        saved=(SavedTensor(f"{name} output", moved * into.outputs, by),),
-        freed_by=activated,
-    )
+    ahead, back = moved * (into.outputs + width), moved * (2 * into.outputs + width)
+    build.moved(f"{prefix}activation", ahead, back, freed_by=activated)
+    build.keep(f"{name} output", moved * into.outputs, by)
     before, name, divides = len(build.ops), f"{prefix}linear_fc2", "expert width" if moe else "MLP width"
     common |= {"input_freed_by": activated, "divides": divides}
     build.linear(name, mlp.intermediate_size, build.hidden, "row", **common)

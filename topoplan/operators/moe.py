@@ -9,7 +9,7 @@ from topoplan.operators.eager import EagerBuilder
 from topoplan.operators.flex import flex_copies, flex_s
 from topoplan.operators.machine import Calls, Machine, Moved
 from topoplan.operators.mlp import activation_saved, eager_feed_forward, te_feed_forward
-from topoplan.operators.op import BF16, FP32, SavedTensor, Seconds, Weight, Work, linear_weight
+from topoplan.operators.op import BF16, FP32, Seconds, Weight, Work, linear_weight
 from topoplan.operators.te import TeBuilder
 from topoplan.specs.model import Mlp, Moe
 
@@ -21,16 +21,16 @@ LINEAR_ROUTERS = ("deepseek_v2",)
 def te(build: TeBuilder, moe: Moe) -> None:
     """MoELayer of megatron-core behind its norm, with grouped products (TEGroupedMLP)."""
     hidden, local, shard, by = build.hidden, build.local, build.shard, ("moe",)
-    saved = (SavedTensor("mlp layernorm input", BF16 * local * hidden),)
-    build.norm("pre_mlp_layernorm", freed_by=("layernorm",), saved=saved)
+    build.norm("pre_mlp_layernorm", freed_by=("layernorm",))
+    build.keep("mlp layernorm input", BF16 * local * hidden)
     _router(build, moe)
     routed = shard.routed_tokens(moe)
     # Flex's kernels take tokens as they are and bring one to each rank: permuted to experts and back there.
     is_flex = shard.dispatcher == "flex"
     copies = 3 * routed + flex_copies(moe, shard) if is_flex else 7 * routed + local
-    permuted, maps = BF16 * hidden * copies, (SavedTensor("routing weights and row maps", 2 * FP32 * routed, by),)
-    kernels = 2 if is_flex else 6
-    build.moved("permute, sort, unpermute", permuted, permuted, kernels=kernels, saved=maps, freed_by=by)
+    permuted, kernels = BF16 * hidden * copies, 2 if is_flex else 6
+    build.moved("permute, sort, unpermute", permuted, permuted, kernels=kernels, freed_by=by)
+    build.keep("routing weights and row maps", 2 * FP32 * routed, by)
     experts = Mlp(intermediate_size=moe.intermediate_size, gated=moe.gated, bias=moe.bias)
     into, _ = te_feed_forward(build, experts, by, "experts.", moe)
     # Gradients on their way back through combine: the layer's output gradient, its permuted copy before and after the
@@ -58,10 +58,10 @@ def _router(build: TeBuilder, moe: Moe) -> None:
     if moe.router_bias:
         weights.append(Weight("router.bias", moe.experts))
     work = Router(local, hidden, moe.experts, is_trained=build.shard.adapters is None)
-    saved = (SavedTensor("router and dispatch input", BF16 * local * hidden, ("layernorm",)),)
-    build.add("router", "gemm", work, weights=tuple(weights), saved=saved, freed_by=by)
-    saved = (SavedTensor("router logits, probabilities, map", (2 * FP32 + 1) * local * moe.experts, by),)
-    build.add("top-k, maps", "elementwise", RouterMaps(local, moe.experts), saved=saved, freed_by=by)
+    build.add("router", "gemm", work, weights=tuple(weights), freed_by=by)
+    build.keep("router and dispatch input", BF16 * local * hidden, ("layernorm",))
+    build.add("top-k, maps", "elementwise", RouterMaps(local, moe.experts), freed_by=by)
+    build.keep("router logits, probabilities, map", (2 * FP32 + 1) * local * moe.experts, by)
 
 
 def _dispatch(build: TeBuilder, moe: Moe) -> None:
@@ -141,10 +141,9 @@ def eager(build: EagerBuilder, moe: Moe, *, adapts_gates: bool) -> None:
     routed, each = tokens * moe.experts_per_token, FP32 if use.fp32_weights else BF16
     _eager_router(build, moe)
     token_bytes, factors = each * routed * hidden, 3 if moe.gated else 2
-    kept: tuple[SavedTensor, ...] = ()
+    build.moved("gather and scatter of tokens", 12 * routed * hidden, 16 * routed * hidden, kernels=6)
     if use.trains_weights:
-        kept = (SavedTensor("experts' input", token_bytes),)
-    build.moved("gather and scatter of tokens", 12 * routed * hidden, 16 * routed * hidden, kernels=6, saved=kept)
+        build.keep("experts' input", token_bytes)
     first, rows = width * (2 if moe.gated else 1), routed / moe.experts
     build.product("experts.gate_up_proj", rows, first, hidden, count=moe.experts)
     elements = routed * width
@@ -156,16 +155,17 @@ def eager(build: EagerBuilder, moe: Moe, *, adapts_gates: bool) -> None:
         saved=activation_saved(each * elements, gated=moe.gated, is_fused=use.fused),
         gradients_bytes=each * elements * factors + 2 * token_bytes,
     )
-    kept = (SavedTensor("experts.down_proj input", each * elements),) if use.trains_weights else ()
-    kept += (SavedTensor("experts' output", token_bytes),)
-    build.product("experts.down_proj", rows, hidden, width, count=moe.experts, saved=kept)
+    build.product("experts.down_proj", rows, hidden, width, count=moe.experts)
+    build.keep("experts' output", token_bytes)
+    if use.trains_weights:
+        build.keep("experts.down_proj input", each * elements)
     if moe.shared_intermediate_size:
         eager_feed_forward(build, _shared(moe))
     if moe.shared_gate:
         saved = build.inputs(("shared_expert_gate",), hidden, is_kept_anyway=not use.fp32_weights)
-        saved += (SavedTensor("shared expert's output", BF16 * tokens * hidden),)
         gate = linear_weight("shared_expert_gate", hidden, 1)
         build.add("shared_expert_gate", "gemm", None, weights=(gate,), saved=saved)
+        build.keep("shared expert's output", BF16 * tokens * hidden)
     if adapts_gates:
         for name, outputs in (("gate", moe.experts), ("shared_expert_gate", 1)):
             build.adapter(name, hidden, outputs)
@@ -173,15 +173,13 @@ def eager(build: EagerBuilder, moe: Moe, *, adapts_gates: bool) -> None:
 
 def _eager_router(build: EagerBuilder, moe: Moe) -> None:
     hidden, tokens, use = build.hidden, build.tokens, build.use
-    saved = [
-        SavedTensor("router probabilities", FP32 * tokens * moe.experts),
-        SavedTensor("order of tokens", 4 * INT64 * tokens * moe.experts_per_token),
-    ]
-    # A shared expert's first product keeps the same tensor.
-    is_kept_anyway = moe.shared_intermediate_size and not use.fp32_weights
-    if use.trains_weights and not is_kept_anyway:
-        saved.append(SavedTensor("router input", BF16 * tokens * hidden))
     is_linear = build.model.model_type in LINEAR_ROUTERS
     weights = (linear_weight("gate", hidden, moe.experts),) if is_linear else ()
     work = RouterMaps(tokens, moe.experts, is_eager=True)
-    build.add("router, top-k, sort", "elementwise", work, weights=weights, saved=tuple(saved))
+    build.add("router, top-k, sort", "elementwise", work, weights=weights)
+    build.keep("router probabilities", FP32 * tokens * moe.experts)
+    build.keep("order of tokens", 4 * INT64 * tokens * moe.experts_per_token)
+    # A shared expert's first product keeps the same tensor.
+    is_kept_anyway = moe.shared_intermediate_size and not use.fp32_weights
+    if use.trains_weights and not is_kept_anyway:
+        build.keep("router input", BF16 * tokens * hidden)

@@ -27,13 +27,9 @@ def te(build: TeBuilder, attention: Attention) -> None:
     # Beyond as many ranks as there are KV heads, each has one.
     heads, kv_heads = attention.heads / shard.tp, max(attention.kv_heads / shard.tp, 1)
     query, key, all_queries = heads * width, kv_heads * width, attention.heads * width
-    build.norm(
-        "input_layernorm",
-        saved=(
-            SavedTensor("layernorm input", BF16 * local * hidden),
-            SavedTensor("layernorm statistics", FP32 * local),
-        ),
-    )
+    build.norm("input_layernorm")
+    build.keep("layernorm input", BF16 * local * hidden)
+    build.keep("layernorm statistics", FP32 * local)
     qkv = build.linear(
         "linear_qkv",
         hidden,
@@ -43,19 +39,19 @@ def te(build: TeBuilder, attention: Attention) -> None:
         is_normed=True,
         divides="QKV width",
     )
-    weights: tuple[Weight, ...] = ()
-    saved, passes = [], 2
-    if attention.qk_norm:
-        weights, passes = (Weight("q_layernorm+k_layernorm", 2 * width),), 3
-        saved.append(SavedTensor("q, k before their norm", BF16 * tokens * (query + key)))
-        saved.append(SavedTensor("q, k norm statistics", FP32 * tokens * (heads + kv_heads)))
-    if attention.output_gate:
-        saved.append(SavedTensor("output gate", 2 * BF16 * tokens * query))
-    saved += [SavedTensor("q", BF16 * tokens * query), SavedTensor("k, v", 2 * BF16 * tokens * key)]
     # Splitting q out of the mixed projection, and rotation; with a norm on q and k a third pass.
-    moved = 2 * BF16 * tokens * (query + key)
-    name = "split, rotate, qk norm"
-    build.moved(name, passes * moved, (passes + 0.5) * moved, kernels=2 * passes, weights=weights, saved=tuple(saved))
+    moved, passes, weights = 2 * BF16 * tokens * (query + key), 3 if attention.qk_norm else 2, tuple[Weight, ...]()
+    if attention.qk_norm:
+        weights = (Weight("q_layernorm+k_layernorm", 2 * width),)
+    name, kernels = "split, rotate, qk norm", 2 * passes
+    build.moved(name, passes * moved, (passes + 0.5) * moved, kernels=kernels, weights=weights)
+    if attention.qk_norm:
+        build.keep("q, k before their norm", BF16 * tokens * (query + key))
+        build.keep("q, k norm statistics", FP32 * tokens * (heads + kv_heads))
+    if attention.output_gate:
+        build.keep("output gate", 2 * BF16 * tokens * query)
+    build.keep("q", BF16 * tokens * query)
+    build.keep("k, v", 2 * BF16 * tokens * key)
     core = CoreAttention(heads, kv_heads, width, width, attention.window)
     build.core_attention(
         core,
@@ -75,7 +71,7 @@ def eager(build: EagerBuilder, attention: Attention) -> None:
     query, key = heads * width, kv_heads * width
     build.norm("input_layernorm")
     outputs = {"q_proj": query * (2 if attention.output_gate else 1), "k_proj": key, "v_proj": key}
-    saved = build.inputs(tuple(outputs), hidden)
+    saved: tuple[SavedTensor, ...] = build.inputs(tuple(outputs), hidden)
     for name, wide in outputs.items():
         build.linear(name, hidden, wide, saved=saved)
         saved = ()
@@ -85,16 +81,17 @@ def eager(build: EagerBuilder, attention: Attention) -> None:
     is_fused = use.fused or build.is_layernorm
     moved, kernels = (4 * rotated, 1) if is_fused else (ROTARY_BYTES * rotated, 2 * ROTARY_KERNELS)
     build.moved("rotary embedding", moved, moved, kernels=kernels)
+    if attention.output_gate:
+        build.keep("output gate", 2 * BF16 * tokens * query)
+    build.keep("q", BF16 * tokens * query)
+    build.keep("k, v", 2 * BF16 * tokens * key)
     build.ulysses(2 * query + 2 * key)
-    kept = [SavedTensor("output gate", 2 * BF16 * tokens * query)] if attention.output_gate else []
-    kept += [
-        SavedTensor("q", BF16 * tokens * query),
-        SavedTensor("k, v", 2 * BF16 * tokens * key),
+    saved = (
         SavedTensor("attention output", BF16 * tokens * query),
         SavedTensor("softmax statistics", FP32 * tokens * heads),
-    ]
+    )
     if not build.shard.flash_attention:
-        kept.append(SavedTensor("attention probabilities", BF16 * tokens * build.shard.seq_len * heads))
+        saved += (SavedTensor("attention probabilities", BF16 * tokens * build.shard.seq_len * heads),)
     core = CoreAttention(heads, kv_heads, width, width, attention.window, launched=1)
-    build.core_attention(core, saved=tuple(kept))
+    build.core_attention(core, saved=saved)
     build.linear("o_proj", query, hidden, saved=build.inputs(("o_proj",), query, is_kept_anyway=True))

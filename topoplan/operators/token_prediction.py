@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from topoplan.network.placement import Group
 from topoplan.operators.machine import Machine, Product
-from topoplan.operators.op import BF16, FP32, Collective, SavedTensor, Seconds, Work
+from topoplan.operators.op import BF16, FP32, Collective, Seconds, Work
 from topoplan.operators.te import TeBuilder
 
 
@@ -18,19 +18,19 @@ def te(build: TeBuilder) -> None:
     hidden, local, shard = build.hidden, build.local, build.shard
     hidden_bytes = BF16 * local * hidden
     for name in ("enorm", "hnorm", "mtp final_layernorm"):
-        build.norm(name, saved=(SavedTensor(f"{name} input", hidden_bytes),))
+        build.norm(name)
+        build.keep(f"{name} input", hidden_bytes)
     joined = 2 * BF16 * local * 2 * hidden
-    statistics = SavedTensor("mtp norm statistics", 3 * FP32 * local)
     # At the block's own worst moment the input of the norm behind it is freed.
-    build.moved("concatenation", joined, joined, saved=(statistics,), gradients_bytes=-hidden_bytes)
+    build.moved("concatenation", joined, joined, gradients_bytes=-hidden_bytes)
+    build.keep("mtp norm statistics", 3 * FP32 * local)
     product = build.linear("eh_proj", 2 * hidden, hidden)
     if shard.tp == 1:
         return
-    saved: tuple[SavedTensor, ...] = ()
+    build.add("eh_proj collectives", "tp_comm", JointProjection(hidden, product))
     if shard.sequence_parallel:
         # The block's input is a slice of eh_proj's output, gathered over the tensor-parallel group, and keeps it alive.
-        saved = (SavedTensor("eh_proj output, gathered", BF16 * (shard.tokens - local) * hidden),)
-    build.add("eh_proj collectives", "tp_comm", JointProjection(hidden, product), saved=saved)
+        build.keep("eh_proj output, gathered", BF16 * (shard.tokens - local) * hidden)
 
 
 @dataclass(frozen=True, slots=True)
