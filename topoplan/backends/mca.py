@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from topoplan.backends.known_faults import check_keys
+from topoplan.backends.megatron import MCA
 from topoplan.engines.megatron.rules import sequence_parts
 from topoplan.errors import LayoutError, ModelError, SpecError, listed
 from topoplan.layout.layout import Layout
-from topoplan.operators.padding import pad_multiple, pads_to_seq_len
+from topoplan.operators.padding import is_padded_to_seq_len, pad_multiple
 from topoplan.specs.job import Job
 from topoplan.specs.model import LinearAttention
 from topoplan.specs.spec import Spec
@@ -221,7 +222,8 @@ def _check_samples(job: Job, layout: Layout) -> None:
 
 def _check_sequence_padding(job: Job, layout: Layout) -> None:
     """Sequences that are not packed are padded by the collator, to a length that CP and SP must be able to split."""
-    parts, pad, fixed_length = sequence_parts(layout), pad_multiple(job), pads_to_seq_len(job, layout)
+    parts, pad = sequence_parts(layout), pad_multiple(MCA.padding, job)
+    fixed_length = is_padded_to_seq_len(MCA.padding, job, layout)
     length = math.ceil(job.seq_len / pad) * pad if fixed_length else pad
     if length % parts:
         what = (

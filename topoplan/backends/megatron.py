@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from topoplan.backends.trinity_traits import TRINITY
 from topoplan.operators.logits import FORWARD_LOGIT_BYTES, LOGIT_BYTES
-from topoplan.operators.padding import PT_PAD, SFT_PAD
 from topoplan.specs.traits import Loss, Padding, Traits
 
 MEGATRON = Traits(name="megatron", padding=Padding(to_seq_len=True), vocab_multiple=128, dispatcher_across_nodes="flex")
@@ -17,13 +16,14 @@ NVL72. ms-swift's own default is alltoall everywhere: say so in the layout."""
 
 MCA = Traits(
     name="mca",
-    padding=Padding(multiple=SFT_PAD, pt_multiple=PT_PAD, to_seq_len_with_experts=True),
+    padding=Padding(multiple=64, pt_multiple=8, to_seq_len_with_experts=True),
     vocab_must_divide=True,
     is_adapter=True,
 )
 """LLaMA-Factory's mcore_adapter: padded_vocab_size is the checkpoint's vocab_size (`models/*/__init__.py`).
 `training_args.py` offers the dispatchers allgather and alltoall. Padding: mcore_adapter
-`trainer/trainer.py::_get_step_iterator_and_seq_length` and LLaMA-Factory `train/mca/workflow.py`, pad_to_max."""
+`trainer/trainer.py::_get_step_iterator_and_seq_length` and LLaMA-Factory `train/mca/workflow.py` (run_pt and run_sft:
+multiples; pad_to_max)."""
 
 HUGGING_FACE = Traits(
     name="transformers",

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from topoplan.backends.known_faults import can_export
+from topoplan.backends.megatron import MCA
 from topoplan.emit.trainer_facts import resumable
 from topoplan.emit.trainer_keys import missing_template, trainer_versions
 from topoplan.layout.layout import Layout
@@ -34,7 +35,7 @@ def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
             f"the trainer takes no files as data sets: enter {job.dataset} in dataset_info.json and set job.dataset to"
             " the name there"
         )
-    pad = pad_multiple(job)
+    pad = pad_multiple(MCA.padding, job)
     if job.seq_len % pad:
         longest = math.ceil(job.seq_len / pad) * pad
         found.append(f"cutoff_len {job.seq_len} is no multiple of {pad}: full sequences are padded to {longest} tokens")

@@ -14,23 +14,19 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.case import Case
 from topoplan.specs.job import Job
 from topoplan.specs.lengths import Lengths, token_extent
-
-PT_PAD, SFT_PAD = 8, 64
-"""LLaMA-Factory's collators for Megatron pad to a multiple of these (`train/mca/workflow.py`, run_pt and run_sft)."""
+from topoplan.specs.traits import Padding
 
 
-def pad_multiple(job: Job) -> int:
-    """What the collator of LLaMA-Factory's adapter pads every sequence to a multiple of."""
-    return PT_PAD if job.stage == "pt" else SFT_PAD
+def pad_multiple(padding: Padding, job: Job) -> int:
+    """What the length of a micro batch, or a step, is rounded up to."""
+    return padding.pt_multiple if padding.pt_multiple and job.stage == "pt" else padding.multiple
 
 
-def pads_to_seq_len(job: Job, layout: Layout) -> bool:
-    """With LLaMA-Factory's adapter all sequences get seq_len, rounded up: packed ones, and those of SFT and DPO under
-    expert parallel.
-
-    Without either a sequence may be one pad long (LF `train/mca/workflow.py`, pad_to_max).
-    """
-    return job.packs or (layout.ep > 1 and job.stage != "pt")
+def is_padded_to_seq_len(padding: Padding, job: Job, layout: Layout) -> bool:
+    """Every sequence has seq_len positions: always, if it is packed, or with experts, as the trainer has it."""
+    if padding.to_seq_len or job.packs:
+        return True
+    return padding.to_seq_len_with_experts and layout.ep > 1 and job.stage != "pt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +71,6 @@ def padding_share(case: Case, layout: Layout) -> float:
     return 1.0 - content_of(case.job).tokens / load_of(case, layout).mean_positions
 
 
-def is_padded_to_seq_len(case: Case, layout: Layout) -> bool:
-    """Every sequence has seq_len positions: always, if it is packed, or with experts, as the trainer has it."""
-    job, padding = case.job, case.traits.padding
-    if padding.to_seq_len or job.packs:
-        return True
-    return padding.to_seq_len_with_experts and layout.ep > 1 and job.stage != "pt"
-
-
 def is_padded_by_step(job: Job, layout: Layout) -> bool:
     """All micro batches of a rank's step get the length of the longest: a pipeline hands on one shape.
 
@@ -91,23 +79,18 @@ def is_padded_by_step(job: Job, layout: Layout) -> bool:
     return layout.pp > 1 and not job.trainer.get("variable_seq_lengths")
 
 
-def _pad(case: Case) -> int:
-    padding = case.traits.padding
-    return padding.pt_multiple if padding.pt_multiple and case.job.stage == "pt" else padding.multiple
-
-
 def longest_sequence(case: Case, layout: Layout) -> int:
     """Positions of the longest sequence that a step may bring: what memory has to hold.
 
     An estimate bounds the mean and not the longest, nor does a part of the samples: then it is seq_len. So it is where
     padding is removed, and samples fill a budget of tokens.
     """
-    job, lengths = case.job, case.job.lengths
-    if lengths is None or lengths.error or lengths.stride > 1 or is_padded_to_seq_len(case, layout):
+    job, lengths, padding = case.job, case.job.lengths, case.traits.padding
+    if lengths is None or lengths.error or lengths.stride > 1:
         return job.seq_len
-    if case.traits.padding.removed:
+    if padding.removed or is_padded_to_seq_len(padding, job, layout):
         return job.seq_len
-    pad = _pad(case)
+    pad = pad_multiple(padding, job)
     return min(job.seq_len, -(-lengths.longest // pad) * pad)
 
 
@@ -131,12 +114,12 @@ def load_of(case: Case, layout: Layout, *, ranks_wait: bool = False) -> Load:
     layer, are not singled out. A trainer that removes padding, and balances tokens over its ranks, has the tokens of
     the samples alone.
     """
-    job = case.job
-    if job.lengths is None or is_padded_to_seq_len(case, layout):
+    job, padding = case.job, case.traits.padding
+    if job.lengths is None or is_padded_to_seq_len(padding, job, layout):
         packing = job.packed
         extent = packing.extent if packing is not None and job.keeps_samples_apart else job.seq_len
         return Load(positions=job.seq_len, extent=extent, mean_positions=job.seq_len)
-    if case.traits.padding.removed:
+    if padding.removed:
         content = content_of(job)
         return Load(positions=content.tokens, extent=content.extent, mean_positions=content.tokens)
     together, draws = layout.micro_batch_size * job.sequences_per_sample, layout.gradient_accumulation_steps
@@ -144,7 +127,7 @@ def load_of(case: Case, layout: Layout, *, ranks_wait: bool = False) -> Load:
         together, draws = together * draws, 1
     elif ranks_wait:
         draws = 1
-    return _padded(job.lengths, job.seq_len, _pad(case), together, layout.dp, draws)
+    return _padded(job.lengths, job.seq_len, pad_multiple(padding, job), together, layout.dp, draws)
 
 
 @lru_cache(maxsize=1 << 12)

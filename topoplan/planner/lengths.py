@@ -53,9 +53,10 @@ def _made_of_it(case: Case, plan: Plan) -> str:
         each = (job.lengths.samples if job.lengths else 0) / packing.sequences
         across = "within samples" if job.keeps_samples_apart else "across samples (neat_packing keeps it within)"
         return f"packed, {each:.1f} samples a sequence, {waste:.1%} waste, attention {across}"
-    if case.traits.padding.removed:
+    padding = case.traits.padding
+    if padding.removed:
         return "not padded: micro batches are filled with whole samples"
-    if is_padded_to_seq_len(case, plan.layout):
+    if is_padded_to_seq_len(padding, job, plan.layout):
         how = f"padded to {job.seq_len:,}"
     else:
         whole = "step" if is_padded_by_step(job, plan.layout) else "micro batch"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from topoplan.backends.known_faults import can_export
+from topoplan.backends.megatron import MCA
 from topoplan.check.job.fewest_gpus import degree, spec_and_layout
 from topoplan.check.job.values import flag, is_complete, value_of, whole
 from topoplan.check.read.setup import Configuration
@@ -17,7 +18,6 @@ from topoplan.check.rules.edits import add, change, drop, set_to
 from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.found import found
 from topoplan.check.rules.layout_keys import DISPATCHER, EP, ETP
-from topoplan.operators.padding import SFT_PAD
 from topoplan.specs.facts import facts_of
 from topoplan.specs.model import Model
 
@@ -134,14 +134,14 @@ def _packing(configuration: Configuration) -> Iterator[Finding]:
             edits=drop(configuration, ("packing",)),
         )
     length = whole(configuration, "cutoff_len")
-    if length and length > 0 and stage in ("sft", "dpo") and length % SFT_PAD:
+    if length and length > 0 and stage in ("sft", "dpo") and length % MCA.padding.multiple:
         yield found(
             configuration,
             "mca-length-padded",
             "note",
             "cutoff_len",
-            f"cutoff_len {length} is no multiple of {SFT_PAD}: full sequences are padded to"
-            f" {-(-length // SFT_PAD) * SFT_PAD} tokens",
+            f"cutoff_len {length} is no multiple of {MCA.padding.multiple}: full sequences are padded to"
+            f" {-(-length // MCA.padding.multiple) * MCA.padding.multiple} tokens",
             why="train/mca/workflow.py, pad_to_multiple_of",
         )
 

@@ -13,7 +13,7 @@ from topoplan.errors import LayoutError
 from topoplan.layout.layout import RECOMPUTE_MODULES, Layout, stages_of
 from topoplan.operators.dispatch import flex_obstacle
 from topoplan.operators.divisors import divisors_of
-from topoplan.operators.padding import pad_multiple, pads_to_seq_len
+from topoplan.operators.padding import is_padded_to_seq_len, pad_multiple
 from topoplan.operators.softmax_attention import qkv_width
 from topoplan.specs.case import Case
 from topoplan.specs.facts import facts_of
@@ -331,8 +331,8 @@ def _sequence_length(case: Case, layout: Layout) -> str | None:
         return None
     length, what = job.seq_len, "seq_len"
     if case.traits.is_adapter:
-        pad = pad_multiple(job)
-        if pads_to_seq_len(job, layout):
+        pad = pad_multiple(case.traits.padding, job)
+        if is_padded_to_seq_len(case.traits.padding, job, layout):
             length = -(-job.seq_len // pad) * pad
             what = "seq_len" if length == job.seq_len else f"seq_len {job.seq_len} padded to"
         else:
