@@ -11,6 +11,7 @@ from topoplan.engines.data_parallel.memory import (
     layer_memories,
     sharded_memory,
 )
+from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.engines.data_parallel.states import State, states_of
 from topoplan.engines.megatron.memory import Memory, vision_kept_bytes
 from topoplan.layout.layout import Layout
@@ -114,9 +115,10 @@ def _activations(case: Case, layers: tuple[LayerMemory, ...]) -> Term:
 
 def _gathered(case: Case, layout: Layout) -> str:
     """What the gathered weights among the terms of the moments are."""
-    if layout.backend == "fsdp2":
+    unit = sharding_of(layout).unit
+    if unit == "block":
         return "the layer at hand, the next one, and the last unit"
-    if layout.backend == "deepspeed" and layout.zero_stage == 3:
+    if unit == "submodule":
         return "up to stage3_max_live_parameters stay whole"
     return "the largest linear layer, unpacked" if elements_of(case.model, case.job).quantised else "autocast's copies"
 

@@ -193,7 +193,7 @@ def states_of(case: Case, layout: Layout) -> tuple[State, ...]:
         gradients = State("gradients", "gradients", trained, each.gradient, shares.gradients, layout.offload)
         found.append(replace(gradients, name="gradients for Adam on the host") if layout.offload else gradients)
     else:
-        if layout.zero_stage == 1:
+        if not how.divides_gradients:
             found.append(State("gradients", "gradients", trained, HALF, 1, False))
         size = SINGLE + (HALF if is_stage_3 else 0)
         found.append(State("gradients", "gradients for Adam on the host", trained, size, shares.optimizer, True))
