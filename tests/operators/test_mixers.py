@@ -7,6 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
+from topoplan.planner.breakdown import breakdown
+from topoplan.planner.sharded_memory import sharded_breakdown
+from topoplan.planner.sharded_time import sharded_time_breakdown
+from topoplan.planner.time_breakdown import time_breakdown
 
 from tests.engines.samples import DENSE, spec_of
 from topoplan.operators.activations import layer_activations
@@ -17,11 +21,7 @@ from topoplan.operators.linears import megatron_linears
 from topoplan.operators.op import BF16, Weight
 from topoplan.operators.params import parameter_count
 from topoplan.operators.shard import Shard
-from topoplan.planner.breakdown import breakdown
 from topoplan.planner.search import rank
-from topoplan.planner.sharded_memory import sharded_breakdown
-from topoplan.planner.sharded_time import sharded_time_breakdown
-from topoplan.planner.time_breakdown import time_breakdown
 from topoplan.specs.model import AnyAttention, Model
 from topoplan.specs.spec import Spec
 

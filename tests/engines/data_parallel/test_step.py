@@ -195,8 +195,8 @@ def test_fsdp2_sends_gradients_as_often_and_as_wide_as_it_is_told() -> None:
 
     def sent(**keys: Any) -> float:
         found = sharded_terms(case, sharded(spec, "fsdp2", **keys))
-        flows = [flow for flow in found.traffic.flows if flow.kind == "reduce-scatter"]
-        return sum(flow.seconds * (found.count if flow.moment == "backward" else 1) for flow in flows)
+        sendings = [one for one in found.communication.sendings if one.kind == "reduce-scatter"]
+        return sum(one.seconds * (found.count if one.when == "backward" else 1) for one in sendings)
 
     assert sent() == pytest.approx(2 * sent(grad_reduce_in_fp32=False), rel=0.1)
     assert sent() == pytest.approx(4 * sent(sync_each_batch=False))

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from topoplan.engines.data_parallel.communication import Communication, communication_of
 from topoplan.engines.data_parallel.memory import layer_uses
 from topoplan.engines.data_parallel.parameter_bytes import HALF, moment_bytes, parameter_bytes, shards_of
 from topoplan.engines.data_parallel.sharding import sharding_of
-from topoplan.engines.data_parallel.states import BUCKET, kept_bytes, reduced_bytes, wire_bytes
+from topoplan.engines.data_parallel.states import kept_bytes, wire_bytes
 from topoplan.engines.megatron.step import Time
 from topoplan.layout.layout import Layout
-from topoplan.network.collectives import all_gather_s, all_reduce_s
-from topoplan.network.placement import Group
 from topoplan.operators.adapters import LORA_RANK
 from topoplan.operators.eager import LayerUse, Tuning, eager_case
 from topoplan.operators.finetuning import Elements, elements_of
-from topoplan.operators.linears import layer_linears
 from topoplan.operators.machine import elementwise_s, gemm_s
 from topoplan.operators.op import PARTS
 from topoplan.operators.padding import load_of
@@ -26,17 +23,11 @@ from topoplan.operators.vision import vision_s
 from topoplan.specs.case import Case
 from topoplan.specs.gpu_profile import WIDER_FOR_NONE, WIDEST
 from topoplan.specs.job import Job
-from topoplan.specs.model import Layer, Model, Moe
+from topoplan.specs.model import Layer, Moe
 
 ADAM_BYTES = 24
 """Moved by a fused Adam for one element beside its moments: fp32 gradient and weight read, weight written, the 16-bit
 weight written, and the gradient once more for its norm, read and scaled."""
-GATHER_COPY_BYTES = 8
-"""Moved on the card for one gathered parameter and micro batch: out of the gathered buffer twice (PyTorch
-`distributed/fsdp/_fully_shard/_fsdp_collectives.py`, foreach_all_gather_copy_out: 2 x 4 bytes)."""
-REDUCE_COPY_BYTES = 12
-"""The same for a gradient, into the buffer that is reduced in fp32 (there, foreach_reduce)."""
-
 FUSED_MOVED = (6, 4)
 """Bytes of a logit that Liger's fused loss reads and writes: the cast to fp32 in forward, the gradient in backward."""
 
@@ -166,111 +157,6 @@ def _passes(case: Case, layout: Layout) -> Passes:
     )
 
 
-Moment = Literal["forward", "backward", "last", "after"]
-"""When ranks talk: in every forward, in every backward, in the last backward of a step, behind all work."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
-    """What one kind of group sends at one moment."""
-
-    name: str
-    kind: str
-    """all-gather, reduce-scatter or all-reduce."""
-    moment: Moment
-    group: Group
-    sent_bytes: float
-    """All tensors of the moment, whole."""
-    calls: int
-    """Collectives that they are cut into."""
-    seconds: float
-    """All of the calls, with nothing that hides them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Communication over the ranks that share states."""
-
-    flows: tuple[Flow, ...] = ()
-    first_share: float = 0.0
-    """Share of a pass that nothing hides: the first unit's."""
-    copies_s: float = 0.0
-    """Copies on the card, in a micro batch."""
-
-    def seconds(self, moment: Moment) -> float:
-        """All flows of a moment."""
-        return sum([flow.seconds for flow in self.flows if flow.moment == moment])
-
-
-def _calls(model: Model, layout: Layout, elements: Elements) -> int:
-    """Collectives into which what is gathered or reduced in one pass is cut.
-
-    FSDP2: one a block. Stage 3: one a submodule, which for large models are linear layers
-    (`partitioned_param_coordinator.py::fetch_sub_module`). Stages 1 and 2: one a bucket.
-    """
-    unit = sharding_of(layout).unit
-    if unit == "block":
-        return model.num_layers + 2
-    if unit == "submodule":
-        return sum(len(layer_linears(model, layer)) + 2 for layer in model.layers) + 2
-    return max(1, round(elements.trained / BUCKET))
-
-
-def _traffic(case: Case, layout: Layout, elements: Elements) -> Traffic:
-    """What the ranks tell each other.
-
-    ZeRO (arXiv 1910.02054, section 7): stages 1 and 2 send as much as plain data parallelism, stage 3 half as much
-    again. Stage 1 reduces gradients once a step, stage 2 and full sharding after every micro batch.
-    """
-    model, cluster, job, profile = case.model, case.cluster, case.job, case.profile
-    each, shares = parameter_bytes(job, layout), shards_of(layout, cluster.gpus_per_node)
-    world = Group(layout.world_size, 1)
-    if layout.world_size == 1:
-        return Traffic()
-
-    calls = _calls(model, layout, elements)
-
-    def flow(name: str, kind: str, moment: Moment, size: float, ranks: Group = world) -> Flow:
-        if kind == "all-reduce":
-            one, seconds = 1, all_reduce_s(ranks, size, cluster, profile)
-        else:
-            one, seconds = calls, calls * all_gather_s(ranks, size / calls, cluster, profile)
-        return Flow(name=name, kind=kind, moment=moment, group=ranks, sent_bytes=size, calls=one, seconds=seconds)
-
-    whole = wire_bytes(elements, each)
-    gradients = HALF * elements.trained
-    reduced = reduced_bytes(job, layout) * elements.trained
-    unit = 1.0 / (model.num_layers + 1)
-    reduced_in: Moment
-    how = sharding_of(layout)
-    if not how.divides_optimizer:
-        size = each.gradient * elements.trained
-        return Traffic(flows=(flow("gradients", "all-reduce", "last", size),), first_share=unit)
-    if not how.divides_weights:
-        reduced_in = "backward" if how.divides_gradients else "last"
-        return Traffic(
-            flows=(
-                flow("gradients to their shards", "reduce-scatter", reduced_in, gradients),
-                flow("weights after the step", "all-gather", "after", gradients),
-            ),
-            first_share=unit,
-        )
-    copied = GATHER_COPY_BYTES * elements.total + REDUCE_COPY_BYTES * elements.trained
-    copies = elementwise_s(copied, cluster.gpu, profile, kernels=0)
-    node = Group(shares.weights, 1)
-    reduced_in = "backward" if layout.sync_each_batch else "last"
-    flows = [
-        flow("weights for forward", "all-gather", "forward", whole, node),
-        flow("weights for backward", "all-gather", "backward", whole, node),
-        flow("gradients to their shards", "reduce-scatter", reduced_in, reduced, node),
-    ]
-    if shares.weights < layout.world_size:
-        across = Group(layout.world_size // shares.weights, shares.weights)
-        part = reduced / shares.weights
-        flows.append(flow("shards of gradients across nodes", "all-reduce", reduced_in, part, across))
-    return Traffic(flows=tuple(flows), first_share=unit, copies_s=copies)
-
-
 def _copies_s(case: Case, layout: Layout, elements: Elements) -> tuple[float, float]:
     """(seconds of a micro batch, of a step) over PCIe, with what is offloaded."""
     cluster, job, profile = case.cluster, case.job, case.profile
@@ -308,7 +194,7 @@ class ShardedTerms:
     """What a step is made of, in seconds; those of a micro batch are `count` times in it."""
 
     passes: Passes
-    traffic: Traffic
+    communication: Communication
     count: int
     """Micro batches."""
     exposed_forward_s: float
@@ -334,8 +220,8 @@ class ShardedTerms:
     @property
     def dp_comm_s(self) -> float:
         """All communication that makes the step longer."""
-        hidden = self.exposed_forward_s + self.exposed_backward_s + self.traffic.copies_s
-        return self.count * hidden + self.exposed_last_s + self.traffic.seconds("after")
+        hidden = self.exposed_forward_s + self.exposed_backward_s + self.communication.copies_s
+        return self.count * hidden + self.exposed_last_s + self.communication.seconds("after")
 
 
 def sharded_terms(case: Case, layout: Layout) -> ShardedTerms:
@@ -343,7 +229,7 @@ def sharded_terms(case: Case, layout: Layout) -> ShardedTerms:
     model, job, profile = case.model, case.job, case.profile
     elements = elements_of(model, job)
     passes = _passes(case, layout)
-    sent = _traffic(case, layout, elements)
+    sent = communication_of(case, layout, elements)
     copied, copied_after = _copies_s(case, layout, elements)
 
     def exposed(communication: float, work: float) -> float:
@@ -360,7 +246,7 @@ def sharded_terms(case: Case, layout: Layout) -> ShardedTerms:
     count = layout.gradient_accumulation_steps
     return ShardedTerms(
         passes=passes,
-        traffic=sent,
+        communication=sent,
         count=count,
         exposed_forward_s=forward,
         exposed_backward_s=backward,

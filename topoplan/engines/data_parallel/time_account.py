@@ -143,32 +143,32 @@ def _around(terms: ShardedTerms) -> Iterator[Term]:
 
 
 def _exposed(terms: ShardedTerms) -> list[tuple[str, float]]:
-    traffic, count = terms.traffic, terms.count
+    communication, count = terms.communication, terms.count
 
-    def named(moment: str) -> str:
+    def named(when: str) -> str:
         # "weights for backward and gradients to their shards": what is sent, and not what becomes of it.
-        return " and ".join(dict.fromkeys(flow.name.split()[0] for flow in traffic.flows if flow.moment == moment))
+        return " and ".join(dict.fromkeys(one.name.split()[0] for one in communication.sendings if one.when == when))
 
     return [
         (f"{named('forward')} in forward, not hidden", count * terms.exposed_forward_s),
         (f"{named('backward')} in backward, not hidden", count * terms.exposed_backward_s),
         (f"{named('last')} in the last backward, not hidden", terms.exposed_last_s),
-        ("copies into and out of buffers", count * traffic.copies_s),
-        ("weights after the step", traffic.seconds("after")),
+        ("copies into and out of buffers", count * communication.copies_s),
+        ("weights after the step", communication.seconds("after")),
     ]
 
 
 def _of_states(case: Case, terms: ShardedTerms) -> Iterator[Sent]:
     """Weights and gradients between the ranks that share them."""
-    for flow in terms.traffic.flows:
+    for one in terms.communication.sendings:
         yield sent(
-            flow.name,
-            flow.moment,
-            terms.count if flow.moment in ("forward", "backward") else 1,
-            flow.calls,
-            kind=flow.kind,
-            shape=flow.group,
-            call=(flow.sent_bytes / flow.calls, flow.seconds / flow.calls),
+            one.name,
+            one.when,
+            terms.count if one.when in ("forward", "backward") else 1,
+            one.calls,
+            kind=one.kind,
+            shape=one.group,
+            call=(one.sent_bytes / one.calls, one.seconds / one.calls),
             cluster=case.cluster,
         )
 

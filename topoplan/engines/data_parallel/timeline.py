@@ -52,7 +52,7 @@ def timeline(case: Case, layout: Layout, time: Time) -> Timeline:
     for lane, kind, seconds in (
         (HOST if terms.adam_on_host else GPU, OPTIMIZER, terms.adam_s),
         (PCIE, COPY, terms.copied_after_s),
-        (NETWORK, GATHER, terms.traffic.seconds("after")),
+        (NETWORK, GATHER, terms.communication.seconds("after")),
         (HOST, "host work", terms.overhead_s),
     ):
         lanes.add(lane, kind, terms.count - 1, now, now + seconds)
@@ -74,16 +74,16 @@ def timeline(case: Case, layout: Layout, time: Time) -> Timeline:
 
 def _micro_batch(lanes: _Lanes, terms: ShardedTerms, units: int, microbatch: int, start: float) -> float:
     """Forward and backward of one micro batch. Returns its end."""
-    passes, traffic = terms.passes, terms.traffic
+    passes, communication = terms.passes, terms.communication
     is_last = microbatch == terms.count - 1
     gathers = {GATHER: 0.0, REDUCE: 0.0}
-    for flow in traffic.flows:
-        if flow.moment == "backward" or (flow.moment == "last" and is_last):
-            gathers[GATHER if flow.name.startswith("weights") else REDUCE] += flow.seconds
+    for one in communication.sendings:
+        if one.when == "backward" or (one.when == "last" and is_last):
+            gathers[GATHER if one.name.startswith("weights") else REDUCE] += one.seconds
     work = passes.forward_s + passes.backward_s
     now = start
     for kind, own, gather, reduce, exposed in (
-        (FORWARD, passes.forward_s, traffic.seconds("forward"), 0.0, terms.exposed_forward_s),
+        (FORWARD, passes.forward_s, communication.seconds("forward"), 0.0, terms.exposed_forward_s),
         (
             BACKWARD,
             passes.backward_s,
@@ -94,10 +94,10 @@ def _micro_batch(lanes: _Lanes, terms: ShardedTerms, units: int, microbatch: int
     ):
         # What communication beside it slows down the work: the cost model's exposure, less what nothing hides.
         sent = gather + reduce
-        slowed = max(0.0, exposed - max(sent - own, sent * traffic.first_share))
+        slowed = max(0.0, exposed - max(sent - own, sent * communication.first_share))
         repeated = passes.recompute_s / own if kind == BACKWARD else 0.0
         now = _pass(lanes, kind, microbatch, now, units, own + slowed, gather, reduce, repeated)
-        for name, seconds in ((BUFFERS, traffic.copies_s / 2), (LAUNCHES, terms.waited_s * own / work)):
+        for name, seconds in ((BUFFERS, communication.copies_s / 2), (LAUNCHES, terms.waited_s * own / work)):
             lanes.add(GPU, name, microbatch, now, now + seconds)
             now += seconds
     lanes.add(PCIE, COPY, microbatch, start, start + terms.copied_s)

@@ -1,0 +1,128 @@
+"""What the ranks of a layout that splits data alone send each other in a step, and how long it takes by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from topoplan.engines.data_parallel.parameter_bytes import HALF, parameter_bytes, shards_of
+from topoplan.engines.data_parallel.sharding import sharding_of
+from topoplan.engines.data_parallel.states import BUCKET, reduced_bytes, wire_bytes
+from topoplan.layout.layout import Layout
+from topoplan.network.collectives import all_gather_s, all_reduce_s
+from topoplan.network.placement import Group
+from topoplan.operators.finetuning import Elements
+from topoplan.operators.linears import layer_linears
+from topoplan.operators.machine import elementwise_s
+from topoplan.specs.case import Case
+from topoplan.specs.model import Model
+
+GATHER_COPY_BYTES = 8
+"""Moved on the card for one gathered parameter and micro batch: out of the gathered buffer twice (PyTorch
+`distributed/fsdp/_fully_shard/_fsdp_collectives.py`, foreach_all_gather_copy_out: 2 x 4 bytes)."""
+REDUCE_COPY_BYTES = 12
+"""The same for a gradient, into the buffer that is reduced in fp32 (there, foreach_reduce)."""
+
+When = Literal["forward", "backward", "last", "after"]
+"""When ranks talk: in every forward, in every backward, in the last backward of a step, behind all work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """What one kind of group sends at one moment."""
+
+    name: str
+    kind: str
+    """all-gather, reduce-scatter or all-reduce."""
+    when: When
+    group: Group
+    sent_bytes: float
+    """All tensors of the moment, whole."""
+    calls: int
+    """Collectives that they are cut into."""
+    seconds: float
+    """All of the calls, with nothing that hides them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """Communication over the ranks that share states."""
+
+    sendings: tuple[Sending, ...] = ()
+    first_share: float = 0.0
+    """Share of a pass that nothing hides: the first unit's."""
+    copies_s: float = 0.0
+    """Copies on the card, in a micro batch."""
+
+    def seconds(self, when: When) -> float:
+        """All that is sent at one time."""
+        return sum([one.seconds for one in self.sendings if one.when == when])
+
+
+def _calls(model: Model, layout: Layout, elements: Elements) -> int:
+    """Collectives into which what is gathered or reduced in one pass is cut.
+
+    FSDP2: one a block. Stage 3: one a submodule, which for large models are linear layers
+    (`partitioned_param_coordinator.py::fetch_sub_module`). Stages 1 and 2: one a bucket.
+    """
+    unit = sharding_of(layout).unit
+    if unit == "block":
+        return model.num_layers + 2
+    if unit == "submodule":
+        return sum(len(layer_linears(model, layer)) + 2 for layer in model.layers) + 2
+    return max(1, round(elements.trained / BUCKET))
+
+
+def communication_of(case: Case, layout: Layout, elements: Elements) -> Communication:
+    """What the ranks tell each other.
+
+    ZeRO (arXiv 1910.02054, section 7): stages 1 and 2 send as much as plain data parallelism, stage 3 half as much
+    again. Stage 1 reduces gradients once a step, stage 2 and full sharding after every micro batch.
+    """
+    model, cluster, job, profile = case.model, case.cluster, case.job, case.profile
+    each, shares = parameter_bytes(job, layout), shards_of(layout, cluster.gpus_per_node)
+    world = Group(layout.world_size, 1)
+    if layout.world_size == 1:
+        return Communication()
+
+    calls = _calls(model, layout, elements)
+
+    def sent(name: str, kind: str, when: When, size: float, ranks: Group = world) -> Sending:
+        if kind == "all-reduce":
+            one, seconds = 1, all_reduce_s(ranks, size, cluster, profile)
+        else:
+            one, seconds = calls, calls * all_gather_s(ranks, size / calls, cluster, profile)
+        return Sending(name=name, kind=kind, when=when, group=ranks, sent_bytes=size, calls=one, seconds=seconds)
+
+    whole = wire_bytes(elements, each)
+    gradients = HALF * elements.trained
+    reduced = reduced_bytes(job, layout) * elements.trained
+    unit = 1.0 / (model.num_layers + 1)
+    reduced_in: When
+    how = sharding_of(layout)
+    if not how.divides_optimizer:
+        size = each.gradient * elements.trained
+        return Communication(sendings=(sent("gradients", "all-reduce", "last", size),), first_share=unit)
+    if not how.divides_weights:
+        reduced_in = "backward" if how.divides_gradients else "last"
+        return Communication(
+            sendings=(
+                sent("gradients to their shards", "reduce-scatter", reduced_in, gradients),
+                sent("weights after the step", "all-gather", "after", gradients),
+            ),
+            first_share=unit,
+        )
+    copied = GATHER_COPY_BYTES * elements.total + REDUCE_COPY_BYTES * elements.trained
+    copies = elementwise_s(copied, cluster.gpu, profile, kernels=0)
+    node = Group(shares.weights, 1)
+    reduced_in = "backward" if layout.sync_each_batch else "last"
+    sendings = [
+        sent("weights for forward", "all-gather", "forward", whole, node),
+        sent("weights for backward", "all-gather", "backward", whole, node),
+        sent("gradients to their shards", "reduce-scatter", reduced_in, reduced, node),
+    ]
+    if shares.weights < layout.world_size:
+        across = Group(layout.world_size // shares.weights, shares.weights)
+        part = reduced / shares.weights
+        sendings.append(sent("shards of gradients across nodes", "all-reduce", reduced_in, part, across))
+    return Communication(sendings=tuple(sendings), first_share=unit, copies_s=copies)
