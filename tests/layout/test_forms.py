@@ -29,7 +29,7 @@ def read(form: Any, spec: Spec = SPEC) -> Layout:
 def test_every_candidate_of_a_search_comes_back_from_its_json_form(model: str) -> None:
     spec = make_spec(model, nodes=2, pin={"cp": 1, "micro_batch_size": 2})
     case, seen = case_of(spec, "mca"), 0
-    for shape, broken in shapes(case):
+    for shape, broken in shapes(case, "mca"):
         if broken:
             continue
         for first, modes, broken_step in steps(case, shape):

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from tests.layout.specs import MOE, make_layout, make_spec
+from topoplan.layout.layout import Recompute
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.predict import predict
 from topoplan.specs.lengths import Lengths, histogram
 from topoplan.specs.spec import Spec
+
+FULL = Recompute(granularity="full", method="uniform", num_layers=1)
 
 
 def notes(spec: Spec, **keys: Any) -> str:
@@ -53,6 +56,13 @@ def test_heavy_padding_recommends_packing_with_what_it_gains() -> None:
     packed, padded = (float(hours[n]) / (60 if hours[n + 1] == "min" else 1) for n in (1, 3))
     # A sequence takes 32 of these samples.
     assert padded / packed == pytest.approx(32, rel=0.05)
+
+
+def test_a_layout_is_held_to_the_rules_of_its_own_engine() -> None:
+    # Megatron's rules know no Ulysses, and would miss half of the GPUs.
+    spec = spec_of({64: 90_000, 4096: 10_000}, epochs=1.0)
+    keys = {"backend": "fsdp2", "ulysses": 2, "dp": 16, "micro_batch_size": 4, "recompute": FULL}
+    assert "set packing: true; with this layout" in notes(spec, distributed_optimizer=False, **keys)
 
 
 def test_packing_is_not_recommended_where_it_is_on_or_cannot_be() -> None:

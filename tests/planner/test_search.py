@@ -360,7 +360,7 @@ def shares(spec: Spec, layout: Layout) -> list[Layout]:
 def with_all_modes(spec: Spec) -> Iterator[tuple[Layout, ShapeStates, tuple[Recompute, ...]]]:
     """Every legal layout of a spec, without the mode: with its states and the recompute modes that it may have."""
     case = case_of(spec, "mca")
-    for shape, broken_shape in shapes(case, "mca", ends_in_layers(spec.model, spec.job)):
+    for shape, broken_shape in shapes(case, "mca"):
         states = {} if broken_shape else {layout.pipeline_layout: shape_states(case, layout) for layout in shape}
         for layouts, modes, broken in steps(case, shape) if states else ():
             for layout in layouts if not broken else ():

@@ -14,14 +14,13 @@ from topoplan.engines.rule import Broken
 from topoplan.errors import InputError, LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Layout
 from topoplan.operators.padding import tokens_per_step
-from topoplan.planner.case import case_of
+from topoplan.planner.case import cases_of
 from topoplan.planner.crossing import crossings
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Counts, Memory, Plan, Plans, Ranking, Rejection
 from topoplan.planner.predict import plan_of
 from topoplan.planner.rank import ranked
-from topoplan.planner.searchable import able_backends, usual_backends
 from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
 from topoplan.units import GIB
@@ -72,8 +71,7 @@ def rank(
     run.
     """
     started = time.perf_counter()
-    able, unable = able_backends(spec, spec.backends or usual_backends(spec))
-    cases = {backend: case_of(spec, backend) for backend in able}
+    cases, unable = cases_of(spec)
     found = _Search(spec, cases, keep_rejected=keep_rejected)
     families = [
         (backend, *family) for backend, case in cases.items() for family in engine_of(backend).families(case, backend)
@@ -92,10 +90,10 @@ def rank(
         if progress is not None:
             progress(len(families), len(families))
     share = searched / len(families) if families else 1.0
-    ranking = found.ranking(time.perf_counter() - started, share, able, unable)
+    ranking = found.ranking(time.perf_counter() - started, share, unable)
     if ranking.plans or share < 1.0 or spec.backends or "backend" in spec.job.pin:
         return ranking
-    return replace(ranking, crossings=tuple(_elsewhere(spec, [*able, *unable])))
+    return replace(ranking, crossings=tuple(_elsewhere(spec, [*cases, *unable])))
 
 
 def _elsewhere(spec: Spec, searched: Sequence[str]) -> Iterator[str]:
@@ -121,7 +119,6 @@ class _Search:
     def __init__(self, spec: Spec, cases: Mapping[str, Case], *, keep_rejected: bool) -> None:
         self.spec, self.cases, self.keep_rejected = spec, cases, keep_rejected
         self.plans: list[_Found] = []
-        self.tokens_per_gpu = tokens_per_step(spec.job) / spec.cluster.world_size
         self.illegal: list[Rejection] = []
         self.examples: dict[str, Rejection] = {}
         """The simplest layout that breaks each rule."""
@@ -146,7 +143,7 @@ class _Search:
                 self._refuse(outcome)
             case Fastest():
                 self.dominated += outcome.count - 1
-                speed = self.tokens_per_gpu / outcome.step_s
+                speed = tokens_per_step(self.spec.job) / self.spec.cluster.world_size / outcome.step_s
                 self.plans.append(_Found(outcome.layout, outcome.memory, speed))
             case TooLarge():
                 self.out_of_memory += outcome.count
@@ -184,9 +181,7 @@ class _Search:
         else:
             _keep_least(self.nearest, degrees, (excess, self.misses, layout))
 
-    def ranking(
-        self, elapsed_s: float, searched: float, backends: Sequence[str], unable: Mapping[str, InputError]
-    ) -> Ranking:
+    def ranking(self, elapsed_s: float, searched: float, unable: Mapping[str, InputError]) -> Ranking:
         """What was found, sorted. Raises LayoutError when nothing legal was met in a search that was not stopped."""
         plans, illegal, over = self.plans, self.illegal, self.over
         if not self.keep_rejected:
@@ -222,8 +217,8 @@ class _Search:
             searched=searched,
             rejected=tuple([memory_rejection(self.spec, layout) for _, _, layout in kept] + illegal),
             notes=tuple(alternatives(order)),
-            crossings=tuple(crossings(self.spec, order, in_order, backends, illegal_backends, unable)),
-            data_notes=data_notes(self.spec, in_order[0]) if order else (),
+            crossings=tuple(crossings(self.spec, order, in_order, list(self.cases), illegal_backends, unable)),
+            data_notes=data_notes(self.spec, in_order[0]) if order and self.spec.job.lengths else (),
         )
 
 

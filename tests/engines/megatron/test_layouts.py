@@ -161,11 +161,11 @@ def test_virtual_stages_follow_from_a_pinned_pipeline_layout() -> None:
 
 
 def test_layers_that_do_not_divide_get_balanced_splits() -> None:
-    found = {(layout.vpp, layout.pipeline_layout) for layout in legal(make_spec(pin={"pp": 8}))}
-    assert (1, balanced_pipeline_layout(36, 8, 1)) in found
-    assert None not in {text for _, text in found}
+    for pp, vpp in ((8, 1), (4, 2)):
+        # With ends that take as long as a layer each; those of a model may make others better.
+        assert balanced_pipeline_layout(36, pp, vpp) in uneven_pipeline_layouts(36, pp, vpp, (1.0, 1.0))
+    assert None not in {layout.pipeline_layout for layout in legal(make_spec(pin={"pp": 8}))}
     pinned = {layout.pipeline_layout for layout in legal(make_spec(pin={"pp": 4, "vpp": 2}))}
-    assert balanced_pipeline_layout(36, 4, 2) in pinned
     assert 1 < len(pinned) <= UNEVEN_SPLITS
 
 

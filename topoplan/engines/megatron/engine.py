@@ -21,7 +21,6 @@ from topoplan.engines.rule import Broken
 from topoplan.layout.layout import MEGATRON_BACKENDS, Layout
 from topoplan.operators.adapters import adapters_of
 from topoplan.operators.dispatch import dispatcher_of
-from topoplan.operators.flops import ends_in_layers
 from topoplan.specs.case import Case
 from topoplan.specs.facts import facts_of
 from topoplan.specs.gpu_profile import band_keys
@@ -47,7 +46,7 @@ class Megatron(Engine):
 
     def families(self, case: Case, backend: str) -> Iterator[tuple[Family, Broken | None]]:
         """Every shape of a backend, with its pipeline splits."""
-        return shapes(case, backend, ends_in_layers(case.model, case.job))
+        return shapes(case, backend)
 
     def outcomes(self, case: Case, family: Family, refusal: Refusal, *, every: bool) -> Iterator[Outcome]:
         """The fastest that fits for every micro batch and sequence-parallel switch of a shape."""

@@ -20,6 +20,7 @@ from topoplan.errors import LayoutError
 from topoplan.layout.forms import recompute_from_value, with_loss, with_overlap
 from topoplan.layout.layout import Layout, Recompute, changed, stages_of
 from topoplan.layout.stages import spread_pipeline_layout, vpp_of
+from topoplan.operators.flops import ends_in_layers
 from topoplan.specs.case import Case
 from topoplan.specs.facts import facts_of
 from topoplan.specs.model import LatentAttention, Moe
@@ -101,23 +102,21 @@ SWITCHES = (
 """Keys that a search leaves at their usual value unless they are pinned."""
 
 
-def shapes(
-    case: Case, backend: str = "mca", ends_in_layers: tuple[float, float] = (1.0, 1.0)
-) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
+def shapes(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
     """Every combination of degrees. Micro batch and recompute are at their simplest.
 
     Layouts that differ only in their pipeline split come together; one that breaks a rule comes alone, with the rule.
     Degrees run over the divisors of the world; tp goes one step beyond the domain, so that the rule shows.
-    `ends_in_layers` as in `uneven_pipeline_layouts`.
     """
     world, pin = case.cluster.world_size, case.job.pin
     facts = facts_of(case.model)
     choices = _Choices(dict(pin))
+    ends = ends_in_layers(case.model, case.job)
     longest_cp = max(1, case.job.seq_len // MIN_TOKENS_PER_CP_RANK)
     switches = with_loss(with_overlap({key: pin[key] for key in SWITCHES if key in pin}, case.job), case.job)
     for tp in choices.of("tp", divisors(world, 2 * tensor_parallel_domain(case))):
         for pp in choices.of("pp", divisors(max(1, world // tp), case.model.num_layers)):
-            splits = _splits(case, pp, choices, ends_in_layers)
+            splits = _splits(case, pp, choices, ends)
             for cp in choices.of("cp", [n for n in _powers_of_two(longest_cp) if (world // (tp * pp)) % n == 0]):
                 if world < tp * pp * cp or pin.get("dp", world // (tp * pp * cp)) * tp * pp * cp != world:
                     continue
@@ -153,9 +152,7 @@ def _legal_splits(
 _REST = GRID_RULES + SEARCH_RULES
 
 
-def _splits(
-    case: Case, pp: int, choices: _Choices, ends_in_layers: tuple[float, float]
-) -> dict[int, tuple[str | None, ...]]:
+def _splits(case: Case, pp: int, choices: _Choices, ends: tuple[float, float]) -> dict[int, tuple[str | None, ...]]:
     """Pipeline layouts by vpp: the even split where the layers divide, and the best balanced uneven ones."""
     layers = case.model.num_layers
     if text := choices.pin.get("pipeline_layout"):
@@ -171,7 +168,7 @@ def _splits(
     for vpp in choices.of("vpp", usual):
         uneven: tuple[str, ...] = ()
         if vpp <= MAX_UNEVEN_VPP:
-            uneven = uneven_pipeline_layouts(layers, pp, vpp, ends_in_layers, case.job.mtp_num_layers)
+            uneven = uneven_pipeline_layouts(layers, pp, vpp, ends, case.job.mtp_num_layers)
         # Where nothing else is left, the even split says why it is not legal.
         splits[vpp] = (None, *uneven) if layers % (pp * vpp) == 0 or not uneven else uneven
     return splits
@@ -179,14 +176,14 @@ def _splits(
 
 @lru_cache(maxsize=1 << 12)
 def uneven_pipeline_layouts(
-    layers: int, pp: int, vpp: int, ends_in_layers: tuple[float, float], mtp_layers: int = 0
+    layers: int, pp: int, vpp: int, ends: tuple[float, float], mtp_layers: int = 0
 ) -> tuple[str, ...]:
     """Layout strings of the splits whose slowest virtual stage has least to do, least first.
 
-    `ends_in_layers`: work before the first layer (vision tower) and behind the last (multi-token prediction, output
+    `ends`: work before the first layer (vision tower) and behind the last (multi-token prediction, output
     layer), in layers. Each string differs from the even split.
     """
-    count, (before, behind) = pp * vpp, ends_in_layers
+    count, (before, behind) = pp * vpp, ends
     mean = layers / count
     found: dict[str, tuple[float, float, int]] = {}
     for last in range(max(0, int(mean - behind)), int(mean) + 2):

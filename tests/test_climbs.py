@@ -1,0 +1,27 @@
+"""The way of a spec from its file to the table goes down the floors."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.climbs import ROOT, climbs, floor
+
+MOST = 4
+
+
+@pytest.mark.parametrize("spec", ["h100-4x8", "a100-1x8"])
+def test_a_ranking_climbs_back_up_four_times_at_most(spec: str) -> None:
+    command = [sys.executable, str(ROOT / "tests" / "climbs.py"), str(ROOT / "cluster_specs" / f"{spec}.yaml")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    *_, last = done.stdout.splitlines()
+    files, found = (int(word) for word in last.split() if word.isdecimal())
+    assert files > 50
+    assert found <= MOST, done.stdout
+
+
+def test_a_climb_is_a_step_to_a_higher_floor_with_what_is_looked_up_left_out() -> None:
+    files = ["cli/rank.py", "specs/load.py", "planner/search.py", "operators/shard.py", "planner/rank.py"]
+    assert climbs(files) == []
+    assert climbs([*files, "engines/rule.py", "planner/explain.py"]) == [("engines/rule.py", "planner/explain.py")]
+    assert floor("operators/shard.py") < floor("engines/rule.py") < floor("planner/rank.py")
