@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise, permutations
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from tests.engines.samples import DENSE, LATENT, MIXED, VISION, spec_of
 from topoplan.backends.trainers import trainer_of, trainer_refusal
 from topoplan.engines.data_parallel.layouts import sharded_families
+from topoplan.engines.megatron.fastest import recomputed
 from topoplan.engines.megatron.layouts import (
     OFFLOAD_FRACTIONS,
     lighter_modes,
@@ -401,6 +402,22 @@ def test_fewer_recomputed_layers_never_need_less_memory(name: str) -> None:
             compared += len(needed) - 1
             assert all(less >= more * (1 - 1e-12) for less, more in pairwise(needed)), one.id
     assert compared > 100
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_mode_that_recomputes_more_needs_no_more_memory_and_is_slower(name: str) -> None:
+    spec, compared = SMALL[name], 0
+    case = case_of(spec, "mca")
+    for layout, states, modes in islice(with_all_modes(spec), 0, None, 7):
+        ways = [changed(layout, recompute=mode) for mode in modes]
+        needed = [predict_memory(case, way, states=states).device_bytes for way in ways]
+        seconds = [step_terms(case, way).step_s for way in ways]
+        for less, more in permutations(range(len(ways)), 2):
+            if recomputed(modes[less]) < recomputed(modes[more]):
+                compared += 1
+                assert needed[more] <= needed[less] * (1 + 1e-12), (ways[less].id, ways[more].id)
+                assert seconds[more] > seconds[less], (ways[less].id, ways[more].id)
+    assert compared > 20
 
 
 @pytest.mark.parametrize("name", ["dense", "experts", "latent", "pcie"])

@@ -96,7 +96,7 @@ class _Shape:
         too_large: list[frozenset[str]] = []
         enough = math.inf
         for mode in sorted((layout.recompute, *modes), key=_order):
-            parts = _recomputed(mode)
+            parts = recomputed(mode)
             if any(parts <= more for more in too_large):
                 continue
             one = changed(layout, recompute=mode)
@@ -165,7 +165,7 @@ def _with_modes(layout: Layout, modes: tuple[Recompute, ...]) -> tuple[Layout, .
 
 def _without_slower(fits: Sequence[_Fit]) -> list[_Fit]:
     """Without those that recompute a part more of every layer than another, with no less of the optimizer away."""
-    keys = [(_recomputed(layout.recompute), layout.optimizer_offload_fraction) for layout, _ in fits]
+    keys = [(recomputed(layout.recompute), layout.optimizer_offload_fraction) for layout, _ in fits]
     return [
         fit
         for fit, (parts, share) in zip(fits, keys, strict=True)
@@ -174,7 +174,7 @@ def _without_slower(fits: Sequence[_Fit]) -> list[_Fit]:
 
 
 @lru_cache(maxsize=256)
-def _recomputed(mode: Recompute) -> frozenset[str]:
+def recomputed(mode: Recompute) -> frozenset[str]:
     """The parts of a layer that a mode recomputes: moe has its activation and the shared experts in it."""
     if mode.granularity == "full":
         return frozenset((*RECOMPUTE_MODULES, "all else"))
@@ -184,7 +184,7 @@ def _recomputed(mode: Recompute) -> frozenset[str]:
 
 def _order(mode: Recompute) -> int:
     """Sorts the mode that recomputes nothing first, then those that recompute most."""
-    parts = len(_recomputed(mode))
+    parts = len(recomputed(mode))
     return -parts if parts else -len(RECOMPUTE_MODULES) - 2
 
 
