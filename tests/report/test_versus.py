@@ -70,7 +70,7 @@ def test_differences_have_a_sign_and_no_difference_has_none() -> None:
 
 def test_time_or_memory_alone() -> None:
     alone = rendered(FAST, SLOW, memory=False)
-    assert "Memory of the stage" not in alone
+    assert "Memory of the GPU" not in alone
     assert "Beyond tensors" not in alone
     assert "Parts of a step" not in rendered(FAST, SLOW, time=False)
 

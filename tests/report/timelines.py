@@ -7,9 +7,9 @@ from typing import Any
 from tests.engines.samples import DENSE, spec_of
 from tests.planner.sharded_cases import plan_of
 from topoplan.engines.timeline import Timeline
+from topoplan.planner.account import timeline
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
-from topoplan.planner.timeline import timeline
 from topoplan.specs.spec import Spec
 
 

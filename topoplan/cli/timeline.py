@@ -82,7 +82,7 @@ def timeline(
         stdout_console().print(f"Wrote {target}", soft_wrap=True)
         return
 
-    from topoplan.planner.timeline import timeline as simulated
+    from topoplan.planner.account import timeline as simulated
     from topoplan.report.timeline import print_timeline, timeline_to_dict
 
     drawn = simulated(read, chosen)
@@ -103,7 +103,7 @@ def _checked(output: str) -> Path:
 
 def _write(target: Path, spec: Spec, plan: Plan, *, force: bool) -> None:
     from topoplan.emit.write import write_file
-    from topoplan.planner.timeline import timeline as simulated
+    from topoplan.planner.account import timeline as simulated
     from topoplan.report import timeline_svg, timeline_trace
     from topoplan.report.sentences import spec_line
 

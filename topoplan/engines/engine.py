@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from topoplan.engines.account import MemoryAccount, TimeAccount
 from topoplan.engines.megatron.memory import Memory, StageMemory
 from topoplan.engines.megatron.step import Time
 from topoplan.engines.rule import Broken, Rule, broken_rule
+from topoplan.engines.timeline import Timeline
 from topoplan.layout.layout import Layout
 from topoplan.specs.case import Case
 
@@ -98,6 +100,18 @@ class Engine(ABC):
     @abstractmethod
     def time(self, case: Case, layout: Layout) -> Time:
         """Seconds of one optimizer step of a legal layout."""
+
+    @abstractmethod
+    def memory_account(self, case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
+        """Where `memory` goes, term by term; it has to list every stage with its moments."""
+
+    @abstractmethod
+    def time_account(self, case: Case, layout: Layout, time: Time) -> TimeAccount:
+        """Where `time` goes, term by term."""
+
+    @abstractmethod
+    def timeline(self, case: Case, layout: Layout, time: Time) -> Timeline:
+        """The step as events in time."""
 
     @abstractmethod
     def changes(self, layout: Layout) -> Sequence[tuple[str, Layout]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from topoplan.engines.registry import engine_of
 from topoplan.layout.forms import layout_to_dict
 from topoplan.layout.layout import Layout
 from topoplan.planner.account import memory_account, time_account
@@ -42,7 +43,7 @@ class Comparison:
     @property
     def share_a_model(self) -> bool:
         """Both are predicted by one cost model, and share most of its errors."""
-        return self.first.layout.is_megatron == self.second.layout.is_megatron
+        return engine_of(self.first.layout.backend) is engine_of(self.second.layout.backend)
 
     @property
     def is_tie(self) -> bool:

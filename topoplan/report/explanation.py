@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from topoplan.engines.account import MemoryAccount, TimeAccount
+from topoplan.engines.registry import engine_of
+from topoplan.planner.case import case_of
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, spec_to_dict
@@ -15,7 +17,7 @@ from topoplan.report.paragraphs import bullets, paragraph
 from topoplan.report.sentences import spec_line
 from topoplan.report.text import band, gib, layout_label, significant
 from topoplan.report.time import print_time, time_to_dict
-from topoplan.specs.gpu_profile import profile_notes, profile_of
+from topoplan.specs.gpu_profile import notes_on_bands
 from topoplan.specs.spec import Spec
 
 SCHEMA = "topoplan.explain/2"
@@ -38,8 +40,8 @@ def explanation_to_dict(
 
 def _notes(spec: Spec, plan: Plan) -> tuple[str, ...]:
     """On the constants behind the plan: a file of the user's own, and bands that are borrowed."""
-    profile = profile_of(spec.cluster.gpu, spec.profile)
-    return profile_notes(profile, spec.cluster.gpu, spec.model, spec.job, is_megatron=plan.layout.is_megatron)
+    case = case_of(spec, plan.layout.backend)
+    return notes_on_bands(case.profile, case.cluster.gpu, engine_of(plan.layout.backend).bands(case))
 
 
 def print_explanation(

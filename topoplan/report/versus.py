@@ -133,8 +133,7 @@ def print_comparison(console: Console, spec: Spec, comparison: Comparison, *, ti
         decimals = len(significant(min(first.time.step_s, second.time.step_s), 4).partition(".")[2])
         console.print(_table(comparison.time, lambda seconds: f"{seconds:,.{decimals}f}", "step"))
     if memory:
-        is_megatron = first.layout.is_megatron and second.layout.is_megatron
-        heading(console, f"Memory of the {'stage' if is_megatron else 'GPU'} that needs most, GiB")
+        heading(console, "Memory of the GPU that needs most, GiB")
         console.print(_table(comparison.memory, lambda size: f"{size / GIB:.2f}", "device"))
     console.print()
     beyond = " Beyond tensors: fragmentation, CUDA context, NCCL." if memory else ""

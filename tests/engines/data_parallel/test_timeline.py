@@ -8,10 +8,9 @@ from tests.planner.sharded_cases import ALONE, CASES, DENSE, HOST, ZERO3_AWAY, p
 from topoplan.engines.data_parallel.step import ShardedTerms, sharded_terms
 from topoplan.engines.data_parallel.timeline import GPU, NETWORK, PCIE
 from topoplan.engines.data_parallel.timeline import HOST as HOST_LANE
-from topoplan.planner.account import time_account
+from topoplan.planner.account import time_account, timeline
 from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
-from topoplan.planner.timeline import timeline
 from topoplan.specs.spec import Spec
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from topoplan.engines.account import MemoryAccount, TimeAccount
 from topoplan.engines.data_parallel.changes import milder_first
 from topoplan.engines.data_parallel.layouts import sharded_families, usual_grad_reduce_in_fp32
 from topoplan.engines.data_parallel.memory import sharded_memory
+from topoplan.engines.data_parallel.memory_account import memory_account
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
 from topoplan.engines.data_parallel.step import sharded_time
+from topoplan.engines.data_parallel.time_account import time_account
+from topoplan.engines.data_parallel.timeline import timeline
 from topoplan.engines.engine import Engine, Family, Fastest, Outcome, Refusal, Refused, TooLarge
 from topoplan.engines.megatron.memory import Memory, StageMemory
 from topoplan.engines.megatron.step import Time
 from topoplan.engines.rule import Broken
+from topoplan.engines.timeline import Timeline
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout
 from topoplan.specs.case import Case
 from topoplan.specs.facts import facts_of
@@ -61,6 +66,18 @@ class DataParallel(Engine):
     def time(self, case: Case, layout: Layout) -> Time:
         """Seconds of one optimizer step."""
         return sharded_time(case, layout)
+
+    def memory_account(self, case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
+        """Where the memory goes."""
+        return memory_account(case, layout, memory)
+
+    def time_account(self, case: Case, layout: Layout, time: Time) -> TimeAccount:
+        """Where the time goes."""
+        return time_account(case, layout, time)
+
+    def timeline(self, case: Case, layout: Layout, time: Time) -> Timeline:
+        """The step as events in time."""
+        return timeline(case, layout, time)
 
     def changes(self, layout: Layout) -> list[tuple[str, Layout]]:
         """Single changes that save memory, the mildest first."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from topoplan.engines.account import MemoryAccount, TimeAccount
 from topoplan.engines.engine import Engine, Family, Outcome, Refusal
 from topoplan.engines.megatron.changes import milder_first
 from topoplan.engines.megatron.fastest import outcomes_of_shape
 from topoplan.engines.megatron.layouts import shapes
 from topoplan.engines.megatron.memory import Memory, StageMemory, predict_memory
+from topoplan.engines.megatron.memory_account import memory_account
 from topoplan.engines.megatron.rules import (
     MODE_RULES,
     RULES,
@@ -17,7 +19,10 @@ from topoplan.engines.megatron.rules import (
     tensor_parallel_domain,
 )
 from topoplan.engines.megatron.step import Time, predict_time
+from topoplan.engines.megatron.time_account import time_account
+from topoplan.engines.megatron.timeline import timeline
 from topoplan.engines.rule import Broken
+from topoplan.engines.timeline import Timeline
 from topoplan.layout.layout import MEGATRON_BACKENDS, Layout
 from topoplan.operators.adapters import adapters_of
 from topoplan.operators.dispatch import dispatcher_of
@@ -59,6 +64,18 @@ class Megatron(Engine):
     def time(self, case: Case, layout: Layout) -> Time:
         """Seconds of one optimizer step."""
         return predict_time(case, layout)
+
+    def memory_account(self, case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
+        """Where the memory goes."""
+        return memory_account(case, layout, memory)
+
+    def time_account(self, case: Case, layout: Layout, time: Time) -> TimeAccount:
+        """Where the time goes."""
+        return time_account(case, layout, time)
+
+    def timeline(self, case: Case, layout: Layout, time: Time) -> Timeline:
+        """The step as events in time."""
+        return timeline(case, layout, time)
 
     def changes(self, layout: Layout) -> list[tuple[str, Layout]]:
         """Single changes that save memory, the mildest first."""

@@ -6,8 +6,8 @@ import pytest
 
 from tests.engines.samples import DENSE, MIXED, VISION, spec_of
 from topoplan.engines.timeline import Timeline
+from topoplan.planner.account import timeline
 from topoplan.planner.predict import predict
-from topoplan.planner.timeline import timeline
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (DENSE, {}, {"tp": 2}),
