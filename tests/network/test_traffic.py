@@ -14,10 +14,10 @@ import pytest
 
 from tests.network.clusters import cluster_of
 from tests.sizes import examples
-from topoplan.layout import traffic as module
+from topoplan.network.patterns import Pattern, messages_of
 from topoplan.network.placement import Group, first_ranks
 from topoplan.network.topology import FABRIC_KINDS, HOST_KINDS, Wiring, cluster_graph, local_ranks
-from topoplan.network.traffic import LinkLoads, LoadedLink, Pattern, traffic, worst_group
+from topoplan.network.traffic import LinkLoads, LoadedLink, _window, traffic, worst_group
 from topoplan.specs.cluster import Cluster
 
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
@@ -75,7 +75,7 @@ class WholeGraph:
         crossed: tuple[set[tuple[str, str]], set[tuple[str, str]]] = (set(), set())
         local = local_ranks(self.cluster)
         for first in first_ranks(shape, self.cluster.world_size):
-            for source, target, load in module._PATTERNS[pattern](shape.ranks(first), local):
+            for source, target, load in messages_of(pattern, shape.ranks(first), local):
                 paths = list(self._paths(source, target))
                 for edge in (edge for path in paths for edge in pairwise(path)):
                     loads[edge] += load / len(paths)
@@ -135,7 +135,7 @@ def test_a_window_of_ranks_has_the_loads_of_the_whole_world(pattern: Pattern) ->
 @pytest.mark.parametrize("shape", [Group(64, 8), Group(256, 2), Group(4, 128), Group(32, 16)])
 def test_the_window_of_a_large_cluster_is_small(pattern: Pattern, shape: Group) -> None:
     cluster = cluster_of(nodes=64, rails=8, nodes_per_leaf=8, oversubscription=2.0)
-    window, firsts = module._window(shape, pattern, cluster)
+    window, firsts = _window(shape, pattern, cluster)
     assert len(firsts) * window.size < cluster.world_size
     assert rates(traffic(shape, pattern, cluster).between) == pytest.approx(
         WholeGraph(cluster).rates(shape, pattern)[1]
@@ -193,19 +193,6 @@ def test_an_all_to_all_keeps_a_part_at_home() -> None:
     found = traffic(Group(16, 1), "all-to-all", cluster_of(nodes=2))
     assert only(found, "nic").load == pytest.approx(8 / 16)
     assert [one.load for one in found.inside if one.kind == "nvlink"] == pytest.approx([7 / 16])
-
-
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8, 16, 31])
-def test_both_trees_reach_every_domain_and_no_domain_is_inside_both(size: int) -> None:
-    edges = list(module._two_trees(size))
-    for tree in (edges[::2], edges[1::2]):
-        assert len(tree) == size - 1
-        assert nx.is_tree(nx.Graph(tree))
-        assert {child for child, _ in tree} | {parent for _, parent in tree} == set(range(size))
-    children: dict[int, int] = defaultdict(int)
-    for _, parent in edges:
-        children[parent] += 1
-    assert max(children.values()) <= 3
 
 
 def test_the_ends_of_a_pipeline_are_pairs_that_fit_into_the_world() -> None:

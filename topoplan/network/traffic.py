@@ -11,20 +11,15 @@ a small window of ranks are counted in place of the whole world's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, pairwise
-from typing import Literal
 
+from topoplan.network.patterns import Pattern, messages_of
 from topoplan.network.placement import Group, first_ranks
 from topoplan.network.routes import routes_of
 from topoplan.network.topology import KINDS, Link, LinkKind, Wiring, local_ranks
 from topoplan.specs.cluster import Cluster
-
-Pattern = Literal["ring", "all-to-all", "neighbour", "tree"]
-Message = tuple[int, int, float]
-"""Sending rank, receiving rank, and the part of a member's rate that goes this way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,102 +85,6 @@ def worst_group(shape: Group, pattern: Pattern, cluster: Cluster) -> tuple[int, 
     return block * shape.size * shape.stride + offset, loads[first]
 
 
-# Patterns -------------------------------------------------------------------------------------------------------------
-
-
-def _ring(members: Sequence[int], domain_size: int) -> Iterator[Message]:
-    """Rings through all members, in rank order inside a domain.
-
-    NCCL opens as many rings as let every member of a domain send over its own NIC once. A ring leaves a domain at the
-    place where it enters the next, alternately forwards and backwards through the domains, so that it keeps to its
-    rail (`graph/search.cc`, NCCL_CROSS_NIC 2); its hops inside are counted forwards here.
-    """
-    domains = _by_domain(members, domain_size)
-    if len(domains) == 1:
-        yield from _neighbours(members, domain_size)
-        return
-    rings = min(len(domain) for domain in domains)
-    for domain, following in zip(domains, domains[1:] + domains[:1], strict=True):
-        gates, next_gates = _gates(domain, rings), _gates(following, rings)
-        if len(domain) > 1:
-            for here, there in zip(domain, (*domain[1:], domain[0]), strict=True):
-                # A ring that begins its way through the domain at a member does not arrive there from inside.
-                if passing := rings - gates.count(there):
-                    yield here, there, passing / rings
-        for source, target in zip(gates, next_gates, strict=True):
-            yield source, target, 1 / rings
-
-
-def _tree(members: Sequence[int], domain_size: int) -> Iterator[Message]:
-    """Two binary trees over the domains, each for half of the data, and chains inside them.
-
-    Up for the sum and down for the result (Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
-    broadcast, reduction and scan", 2009; NCCL `graph/trees.cc`).
-    """
-    domains = _by_domain(members, domain_size)
-    channels = min(len(domain) for domain in domains)
-    for domain in domains:
-        gates = _gates(domain, channels)
-        for gate in gates:
-            start = domain.index(gate)
-            chain = [*domain[start:], *domain[:start]]
-            for here, there in pairwise(chain):
-                yield here, there, 1 / channels
-                yield there, here, 1 / channels
-    for child, parent in _two_trees(len(domains)):
-        for here, there in zip(_gates(domains[child], channels), _gates(domains[parent], channels), strict=True):
-            yield here, there, 0.5 / channels
-            yield there, here, 0.5 / channels
-
-
-def _two_trees(size: int) -> Iterator[tuple[int, int]]:
-    """(child, parent) of both trees. The second is the first mirrored, or shifted by one where `size` is odd."""
-    for place in range(1, size):
-        low = place & -place
-        up = (place ^ low) | (low << 1)
-        parent = up if up < size else place ^ low
-        yield place, parent
-        if size % 2 == 0:
-            yield size - 1 - place, size - 1 - parent
-        else:
-            yield (place + 1) % size, (parent + 1) % size
-
-
-def _neighbours(members: Sequence[int], domain_size: int) -> Iterator[Message]:
-    """Every member sends to the next, the last one to the first."""
-    for here, there in zip(members, (*members[1:], members[0]), strict=True):
-        yield here, there, 1.0
-
-
-def _all_to_all(members: Sequence[int], domain_size: int) -> Iterator[Message]:
-    """Every member sends an equal part to every other."""
-    part = 1 / len(members)
-    for here in members:
-        for there in members:
-            if here != there:
-                yield here, there, part
-
-
-_PATTERNS: Mapping[Pattern, Callable[[Sequence[int], int], Iterator[Message]]] = {
-    "ring": _ring,
-    "all-to-all": _all_to_all,
-    "neighbour": _neighbours,
-    "tree": _tree,
-}
-
-
-def _by_domain(members: Sequence[int], domain_size: int) -> list[list[int]]:
-    return [list(domain) for _, domain in groupby(members, key=lambda rank: rank // domain_size)]
-
-
-def _gates(domain: Sequence[int], channels: int) -> list[int]:
-    """The members at which the channels enter and leave a domain, evenly spread."""
-    return [domain[channel * len(domain) // channels] for channel in range(channels)]
-
-
-# Window ---------------------------------------------------------------------------------------------------------------
-
-
 def _window(shape: Group, pattern: Pattern, cluster: Cluster) -> tuple[Group, Sequence[int]]:
     """A smaller shape, and the first ranks of so many groups of it that the loads on every link are those of the world.
 
@@ -219,9 +118,6 @@ def period(cluster: Cluster) -> int:
     return math.lcm(local, wiring.nodes_per_leaf * cluster.gpus_per_node)
 
 
-# Counting -------------------------------------------------------------------------------------------------------------
-
-
 _Place = tuple[int, str]
 """A node or a leaf, and the name of one of its links."""
 
@@ -252,7 +148,7 @@ def _count(shape: Group, firsts: Iterable[int], pattern: Pattern, cluster: Clust
     """The messages of these groups, on every link of their routes."""
     wiring, routes, local, gpus = Wiring(cluster), routes_of(cluster), local_ranks(cluster), cluster.gpus_per_node
     count = _Count()
-    messages = (message for first in firsts for message in _PATTERNS[pattern](shape.ranks(first), local))
+    messages = (message for first in firsts for message in messages_of(pattern, shape.ranks(first), local))
     for source, target, load in messages:
         crossed = count.inside if source // local == target // local else count.between
         ways = routes.between(source, target)

@@ -9,9 +9,10 @@ from topoplan.engines.account import Sent
 from topoplan.engines.data_parallel.parameter_bytes import shards_of
 from topoplan.layout.layout import Layout
 from topoplan.network.collectives import member_bytes_per_s
+from topoplan.network.patterns import Pattern
 from topoplan.network.placement import Group, GroupName, group, span
 from topoplan.network.topology import LinkKind, local_ranks
-from topoplan.network.traffic import LoadedLink, Pattern, worst_group
+from topoplan.network.traffic import LoadedLink, worst_group
 from topoplan.planner.account import time_account
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Cluster
