@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import pytest
-from topoplan.planner.breakdown import breakdown
-from topoplan.planner.sharded_memory import sharded_breakdown
-from topoplan.planner.sharded_time import sharded_time_breakdown
-from topoplan.planner.time_breakdown import time_breakdown
 
 from tests.engines.samples import DENSE, spec_of
+from tests.report.test_tables import shown
 from topoplan.operators.activations import layer_activations
 from topoplan.operators.builder import Builder
 from topoplan.operators.divisors import divisors_of
@@ -21,7 +18,10 @@ from topoplan.operators.linears import megatron_linears
 from topoplan.operators.op import BF16, Weight
 from topoplan.operators.params import parameter_count
 from topoplan.operators.shard import Shard
+from topoplan.planner.account import memory_account, time_account
+from topoplan.planner.predict import predict
 from topoplan.planner.search import rank
+from topoplan.report.explanation import explanation_to_dict, print_explanation
 from topoplan.specs.model import AnyAttention, Model
 from topoplan.specs.spec import Spec
 
@@ -32,6 +32,7 @@ class Recurrence:
 
     channels: int
     state: int
+    kind: str = "recurrence"
 
 
 def recurrence(build: Builder, mixer: Recurrence) -> None:
@@ -85,12 +86,13 @@ def test_it_is_ranked_and_explained(spec: Spec, backend: str) -> None:
     asked = replace(spec, backends=(backend,))
     ranking = rank(asked)
     assert ranking.plans
-    plan: Any = ranking.plans[0]
-    memory = breakdown if backend == "megatron" else sharded_breakdown
-    time = time_breakdown if backend == "megatron" else sharded_time_breakdown
-    layers = time(asked, plan).layers
-    assert sum(kind.count for kind in layers) == 36 // plan.layout.pp
-    (own,) = (kind for kind in layers if isinstance(kind.layer.attention, Recurrence))
-    assert {"in_proj", "scan", "out_proj"} <= {row.name for row in own.operators}
-    saved = {row.name for kind in memory(asked, plan).layers for row in kind.saved}
-    assert "states" in saved
+    plan = predict(asked, ranking.plans[0].layout)
+    time, memory = time_account(asked, plan), memory_account(asked, plan)
+    (own,) = (term for term in time.layers if "recurrence" in term.name)
+    assert {"in_proj", "scan", "out_proj"} <= {term.name for term in own.children}
+    stream, console = shown(120)
+    print_explanation(console, asked, plan, time=time, memory=memory)
+    text = " ".join(stream.getvalue().split())
+    assert "recurrence + mlp" in text
+    assert "states" in text
+    assert explanation_to_dict(asked, plan, time=time, memory=memory)
