@@ -187,7 +187,7 @@ def test_the_dispatcher_is_named_beside_what_it_costs() -> None:
     _, _, time = account_of(MIXED, {"ep": 16})
     (kind,) = time.step.at("ep_comm").children
     assert children(kind) == ["dispatch, combine (flex)"]
-    assert kind.children[0].source.startswith("operators/dispatch.py::flex_s")
+    assert kind.children[0].source.startswith("operators/moe.py::Flex; arXiv 2412.19437")
 
 
 def test_the_margin_is_the_users_or_the_band() -> None:

@@ -122,7 +122,7 @@ class Flex(Calls):
     moe: Moe
     hidden_bytes: int
     """Of a token."""
-    source = "arXiv 2412.19437, section 3.2.2"
+    source = "arXiv 2412.19437, section 3.2.2; DeepEP csrc/kernels/internode.cu"
 
     def call_s(self, on: Machine) -> float:
         """Over NVLink and between nodes at once."""
