@@ -12,12 +12,13 @@ from topoplan.catalog import profile_entries
 from topoplan.specs.gpu_profile import (
     BANDS,
     CONSTANTS,
+    SHARDED_BANDS,
     WIDER_FOR_FEW,
     WIDER_FOR_NONE,
     WIDEST,
     Profile,
     band_keys,
-    profile_notes,
+    notes_on_bands,
     profile_of,
 )
 from topoplan.specs.profile import OwnProfile
@@ -95,7 +96,7 @@ def test_a_card_that_the_catalog_does_not_know_does_not_have_the_bands_of_those_
     assert profile.memory_band == WIDER_FOR_NONE * theirs.memory_band
     assert profile.sharded_memory_band == theirs.sharded_memory_band
     spec = spec_of()
-    (note,) = profile_notes(profile, card, spec.model, spec.job)
+    (note,) = notes_on_bands(profile, card, band_keys(spec.model, spec.job))
     assert note == f"some-card has no measured runs: bands from {kin}, widened"
 
 
@@ -135,7 +136,8 @@ def test_a_band_of_the_users_own_stands() -> None:
 
 def notes(gpu: str, profile: Profile | None = None, **job: Any) -> tuple[str, ...]:
     spec = spec_of(job.pop("model", "Qwen/Qwen3-8B"), gpu=gpu, **job)
-    return profile_notes(profile or profile_of(spec.cluster.gpu), spec.cluster.gpu, spec.model, spec.job)
+    profile = profile or profile_of(spec.cluster.gpu)
+    return notes_on_bands(profile, spec.cluster.gpu, band_keys(spec.model, spec.job))
 
 
 def test_a_gpu_without_measured_runs_says_whose_bands_it_has() -> None:
@@ -150,9 +152,8 @@ def test_a_file_of_the_users_own_is_named() -> None:
     assert note == f"1 of {len(CONSTANTS)} constants from mine.yaml (ours); bands widened"
 
 
-def test_plans_that_split_data_alone_have_bands_of_their_own() -> None:
+def test_experts_have_bands_of_their_own() -> None:
     spec = spec_of("Qwen/Qwen3-30B-A3B", precision="fp8")
-    assert band_keys(spec.model, spec.job, is_megatron=False) == ("sharded_memory_band", "sharded_time_band")
     assert band_keys(spec.model, spec.job) == ("moe_memory_band", "moe_time_band")
 
 
@@ -165,5 +166,5 @@ def test_adapters_on_megatron_have_a_band_of_memory_of_their_own() -> None:
 def test_a_gpu_without_measured_runs_of_these_backends_says_whose_band_it_has() -> None:
     spec = spec_of("Qwen/Qwen3-8B", gpu="rtx4090-24gb")
     profile = profile_of(spec.cluster.gpu)
-    (note,) = profile_notes(profile, spec.cluster.gpu, spec.model, spec.job, is_megatron=False)
+    (note,) = notes_on_bands(profile, spec.cluster.gpu, SHARDED_BANDS)
     assert note == "rtx4090-24gb has no measured runs: band from ampere, widened"

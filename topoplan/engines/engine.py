@@ -1,7 +1,8 @@
 """What an engine is: a way to train a layout, with its layouts, rules, memory, time and words.
 
 Megatron-core is one, the data-parallel family (DDP, DeepSpeed's ZeRO, FSDP2) another. What asks an engine does not need
-to know which one it has; `engines/registry.py` lists them.
+to know which one it has; `engines/registry.py` lists them. Accounts and timelines are imported when somebody looks at
+one: a search does without.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from topoplan.engines.account import MemoryAccount, TimeAccount
 from topoplan.engines.megatron.memory import Memory, StageMemory
 from topoplan.engines.megatron.step import Time
 from topoplan.engines.rule import Broken, Rule, broken_rule
-from topoplan.engines.timeline import Timeline
 from topoplan.layout.layout import Layout
 from topoplan.specs.case import Case
+
+if TYPE_CHECKING:
+    from topoplan.engines.account import MemoryAccount, TimeAccount
+    from topoplan.engines.timeline import Timeline
 
 Family = tuple[Layout, ...]
 """Layouts that differ in nothing but what the engine chooses for them: of a family, the fastest that fits is ranked."""

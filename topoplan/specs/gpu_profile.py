@@ -223,10 +223,8 @@ def _put_own(values: dict[str, Any], origins: dict[str, Origin], own: OwnProfile
             origins[key] = replace(origins[key], source=WIDENED)
 
 
-def band_keys(model: Model, job: Job, *, is_megatron: bool = True) -> tuple[str, str]:
-    """The bands of memory and of time that runs of such a job, under such a backend, grade."""
-    if not is_megatron:
-        return SHARDED_BANDS
+def band_keys(model: Model, job: Job) -> tuple[str, str]:
+    """The bands of memory and of time that runs of such a job on Megatron grade."""
     is_moe = facts_of(model).is_moe
     memory = "adapter_memory_band" if job.finetuning == "lora" else "moe_memory_band" if is_moe else "memory_band"
     if is_moe:
@@ -234,13 +232,11 @@ def band_keys(model: Model, job: Job, *, is_megatron: bool = True) -> tuple[str,
     return memory, "time_band" if job.precision in ("bf16", "fp16") else "eight_bit_time_band"
 
 
-def profile_notes(profile: Profile, gpu: Gpu, model: Model, job: Job, *, is_megatron: bool = True) -> tuple[str, ...]:
-    """What a user should know of the constants behind a plan: a file of their own, and bands that are borrowed."""
-    return notes_on_bands(profile, gpu, band_keys(model, job, is_megatron=is_megatron))
-
-
 def notes_on_bands(profile: Profile, gpu: Gpu, keys: tuple[str, str]) -> tuple[str, ...]:
-    """What a user should know of the constants behind a plan, whose bands of memory and time have these names."""
+    """On the constants behind a plan: a file of the user's own, and bands that are borrowed.
+
+    `keys` are the names of its bands of memory and time.
+    """
     return _notes(profile, gpu.name, keys)
 
 

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from topoplan.engines.account import MemoryAccount, TimeAccount
 from topoplan.engines.data_parallel.changes import milder_first
 from topoplan.engines.data_parallel.layouts import sharded_families, usual_grad_reduce_in_fp32
 from topoplan.engines.data_parallel.memory import sharded_memory
-from topoplan.engines.data_parallel.memory_account import memory_account
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
 from topoplan.engines.data_parallel.step import sharded_time
-from topoplan.engines.data_parallel.time_account import time_account
-from topoplan.engines.data_parallel.timeline import timeline
 from topoplan.engines.engine import Engine, Family, Fastest, Outcome, Refusal, Refused, TooLarge
 from topoplan.engines.megatron.memory import Memory, StageMemory
 from topoplan.engines.megatron.step import Time
 from topoplan.engines.rule import Broken
-from topoplan.engines.timeline import Timeline
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout
 from topoplan.specs.case import Case
 from topoplan.specs.facts import facts_of
 from topoplan.specs.gpu_profile import SHARDED_BANDS
+
+if TYPE_CHECKING:
+    from topoplan.engines.account import MemoryAccount, TimeAccount
+    from topoplan.engines.timeline import Timeline
 
 
 class DataParallel(Engine):
@@ -69,14 +68,20 @@ class DataParallel(Engine):
 
     def memory_account(self, case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
         """Where the memory goes."""
+        from topoplan.engines.data_parallel.memory_account import memory_account
+
         return memory_account(case, layout, memory)
 
     def time_account(self, case: Case, layout: Layout, time: Time) -> TimeAccount:
         """Where the time goes."""
+        from topoplan.engines.data_parallel.time_account import time_account
+
         return time_account(case, layout, time)
 
     def timeline(self, case: Case, layout: Layout, time: Time) -> Timeline:
         """The step as events in time."""
+        from topoplan.engines.data_parallel.timeline import timeline
+
         return timeline(case, layout, time)
 
     def changes(self, layout: Layout) -> list[tuple[str, Layout]]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from topoplan.engines.account import MemoryAccount, TimeAccount
 from topoplan.engines.engine import Engine, Family, Outcome, Refusal
 from topoplan.engines.megatron.changes import milder_first
 from topoplan.engines.megatron.fastest import outcomes_of_shape
 from topoplan.engines.megatron.layouts import shapes
 from topoplan.engines.megatron.memory import Memory, StageMemory, predict_memory
-from topoplan.engines.megatron.memory_account import memory_account
 from topoplan.engines.megatron.rules import (
     MODE_RULES,
     RULES,
@@ -19,16 +18,17 @@ from topoplan.engines.megatron.rules import (
     tensor_parallel_domain,
 )
 from topoplan.engines.megatron.step import Time, predict_time
-from topoplan.engines.megatron.time_account import time_account
-from topoplan.engines.megatron.timeline import timeline
 from topoplan.engines.rule import Broken
-from topoplan.engines.timeline import Timeline
 from topoplan.layout.layout import MEGATRON_BACKENDS, Layout
 from topoplan.operators.adapters import adapters_of
 from topoplan.operators.dispatch import dispatcher_of
 from topoplan.specs.case import Case
 from topoplan.specs.facts import facts_of
 from topoplan.specs.gpu_profile import band_keys
+
+if TYPE_CHECKING:
+    from topoplan.engines.account import MemoryAccount, TimeAccount
+    from topoplan.engines.timeline import Timeline
 
 
 class Megatron(Engine):
@@ -67,14 +67,20 @@ class Megatron(Engine):
 
     def memory_account(self, case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
         """Where the memory goes."""
+        from topoplan.engines.megatron.memory_account import memory_account
+
         return memory_account(case, layout, memory)
 
     def time_account(self, case: Case, layout: Layout, time: Time) -> TimeAccount:
         """Where the time goes."""
+        from topoplan.engines.megatron.time_account import time_account
+
         return time_account(case, layout, time)
 
     def timeline(self, case: Case, layout: Layout, time: Time) -> Timeline:
         """The step as events in time."""
+        from topoplan.engines.megatron.timeline import timeline
+
         return timeline(case, layout, time)
 
     def changes(self, layout: Layout) -> list[tuple[str, Layout]]:

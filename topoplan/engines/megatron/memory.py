@@ -132,7 +132,7 @@ def stage_memory(
         stage=states.rank,
         allocated_bytes=sum(parts.values()),
         parts_bytes=parts,
-        host_bytes=sum(host_optimizer_parts(layout, states).values()),
+        host_bytes=sum(host_optimizer_parts(layout, states).values()) if layout.optimizer_offload_fraction else 0.0,
         moments=tuple(moments) if with_moments else (),
     )
 
