@@ -10,7 +10,7 @@ from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
 
 _Value = TypeVar("_Value")
@@ -43,22 +43,22 @@ def as_base(kind: type[_Value], value: Any, **changes: Any) -> _Value:
     return kind(**{own.name: getattr(value, own.name) for own in fields(kind)} | changes)  # type: ignore[arg-type]
 
 
+def tidied(value: Any, short_key: str) -> Any:
+    """What stands for a block, as its keys with their values. A key without a value (null) counts as left out."""
+    if short_key and isinstance(value, str):
+        return {short_key: value}
+    if isinstance(value, Mapping):
+        return {name: content for name, content in value.items() if content is not None}
+    return value
+
+
 class Block:
-    """A frozen value that people write as a block of keys. A key without a value (null) counts as left out."""
+    """A frozen value that people write as a block of keys, of which no other is accepted."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
     short_key: ClassVar[str] = ""
     """The key that a bare text in place of the block stands for: `gpu: h100-sxm-80gb`."""
-
-    @classmethod
-    def tidy(cls, value: Any) -> Any:
-        """What is written, as keys with their values."""
-        if cls.short_key and isinstance(value, str):
-            return {cls.short_key: value}
-        if isinstance(value, Mapping):
-            return {key: content for key, content in value.items() if content is not None}
-        return value
 
     def given(self) -> dict[str, Any]:
         """The fields that have a value."""
@@ -67,11 +67,5 @@ class Block:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        function = {"type": "no-info", "function": cls.tidy}
+        function = {"type": "no-info", "function": lambda value: tidied(value, cls.short_key)}
         return {"type": "function-before", "function": function, "schema": handler(source)}
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        block = handler(schema)
-        short = [handler.resolve_ref_schema(block)["properties"][cls.short_key]] if cls.short_key else []
-        return {"anyOf": [*short, block]}

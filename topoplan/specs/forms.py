@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from topoplan.specs.blocks import Block, as_in, key
+from topoplan.specs.blocks import Block, as_in, key, tidied
 from topoplan.specs.cluster import (
     MOST_GPUS,
     BatchOptions,
@@ -49,14 +49,21 @@ from topoplan.specs.kinds import (
 from topoplan.specs.length_file import LENGTHS
 
 
-class Form(Block, BaseModel):
+class Form(BaseModel):
     """A block of keys as a model of pydantic's, which knows the keys that were given."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, protected_namespaces=(), defer_build=True
     )
+    short_key: ClassVar[str] = ""
+    """As of a `Block`."""
     list_of_keys: ClassVar[str] = ""
     """What lists the keys, where they are too many for a message."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tidy(cls, value: Any) -> Any:
+        return tidied(value, cls.short_key)
 
     def given(self) -> dict[str, Any]:
         """The keys that were given, with their values."""

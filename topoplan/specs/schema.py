@@ -7,19 +7,24 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from topoplan import catalog
-from topoplan.specs.forms import SpecForm
+from topoplan.specs.cluster import Host
+from topoplan.specs.forms import ModelForm, RecomputeForm, SpecForm
 
 
 def schema_of_spec() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of the spec file."""
     schema = TypeAdapter(SpecForm).json_schema()
     _drop_noise(schema)
-    spec = schema["$defs"].pop("SpecForm")
+    blocks = schema["$defs"]
+    for form in (ModelForm, Host, RecomputeForm):
+        block = blocks[form.__name__]
+        blocks[form.__name__] = {"anyOf": [block["properties"][form.short_key], block]}
     # A name alone is one of the catalog; in a block it may be new.
-    spec["properties"]["gpu"]["anyOf"][0] = {"type": "string", "enum": list(catalog.gpu_names())}
-    spec["properties"] = {"$schema": {"type": "string"}, **spec["properties"]}
-    draft = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": draft, "$defs": schema["$defs"], **spec, "title": "topoplan spec"}
+    name = {"type": "string", "enum": list(catalog.gpu_names())}
+    told = {key: value for key, value in schema["properties"]["gpu"].items() if key in ("description", "examples")}
+    gpu = {**told, "anyOf": [name, {"$ref": "#/$defs/GpuForm"}]}
+    schema["properties"] = {"$schema": {"type": "string"}, **schema["properties"], "gpu": gpu}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "topoplan spec"}
 
 
 def _drop_noise(node: Any) -> None:
