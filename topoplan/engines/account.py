@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, Literal
 
 from topoplan.engines.megatron.memory import Memory
@@ -152,7 +153,9 @@ def merged_stages(stages: Iterable[Term], sameness: Callable[[Term], Hashable]) 
     return tuple(found)
 
 
-def moment_terms(moments: Iterable[Moment], source: str, **what: str) -> tuple[Term, ...]:
+def moment_terms(
+    moments: Iterable[Moment], source: str, what: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Term, ...]:
     """Moments that may be the peak, the largest first; `what` says what some of their terms are, by name."""
     found = [
         sum_of(

@@ -28,7 +28,7 @@ from topoplan.terms import Term, source_of, sum_of
 def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
     """The terms of `memory`, which has to list its moments."""
     (stage,) = memory.by_stage
-    moments = moment_terms(stage.moments, source_of(sharded_memory), **{"gathered weights": _gathered(case, layout)})
+    moments = moment_terms(stage.moments, source_of(sharded_memory), {"gathered weights": _gathered(case, layout)})
     states, layers = states_of(case, layout), layer_memories(case, layout)
     source = source_of(sharded_memory)
     workspace = Term(
