@@ -136,8 +136,8 @@ def test_a_band_of_the_users_own_stands() -> None:
 
 def notes(gpu: str, profile: Profile | None = None, **job: Any) -> tuple[str, ...]:
     spec = spec_of(job.pop("model", "Qwen/Qwen3-8B"), gpu=gpu, **job)
-    profile = profile or profile_of(spec.cluster.gpu)
-    return notes_on_bands(profile, spec.cluster.gpu, band_keys(spec.model, spec.job))
+    keys = band_keys(spec.model, spec.job)
+    return notes_on_bands(profile or profile_of(spec.cluster.gpu), spec.cluster.gpu, keys)
 
 
 def test_a_gpu_without_measured_runs_says_whose_bands_it_has() -> None:
@@ -152,7 +152,7 @@ def test_a_file_of_the_users_own_is_named() -> None:
     assert note == f"1 of {len(CONSTANTS)} constants from mine.yaml (ours); bands widened"
 
 
-def test_experts_have_bands_of_their_own() -> None:
+def test_a_mixture_of_experts_has_bands_of_its_own() -> None:
     spec = spec_of("Qwen/Qwen3-30B-A3B", precision="fp8")
     assert band_keys(spec.model, spec.job) == ("moe_memory_band", "moe_time_band")
 

@@ -224,7 +224,7 @@ def _put_own(values: dict[str, Any], origins: dict[str, Origin], own: OwnProfile
 
 
 def band_keys(model: Model, job: Job) -> tuple[str, str]:
-    """The bands of memory and of time that runs of such a job on Megatron grade."""
+    """The bands of memory and of time of such a job on Megatron-core; SHARDED_BANDS are those of the others."""
     is_moe = facts_of(model).is_moe
     memory = "adapter_memory_band" if job.finetuning == "lora" else "moe_memory_band" if is_moe else "memory_band"
     if is_moe:
