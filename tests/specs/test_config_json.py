@@ -1,5 +1,6 @@
 """From config.json to a model."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ LLAMA: dict[str, Any] = {
     "vocab_size": 1000,
 }
 MOE = {**LLAMA, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
-MOONLIGHT = "moonshotai/Moonlight-16B-A3B"
 MLA = {**LLAMA, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
 
 
@@ -50,42 +50,83 @@ def error_of(config: Any, **changes: Any) -> str:
     return str(caught.value)
 
 
-def test_groups_of_experts_are_read_under_both_names() -> None:
-    def groups(config: dict[str, Any], **changes: Any) -> tuple[int, int]:
-        found = moe(read(config, **changes))
-        return found.groups, found.groups_per_token
-
-    assert groups(MOE) == (1, 1)
-    assert groups(MOE, n_group=4, topk_group=2) == (4, 2)
-    assert groups(MOE, moe_router_num_groups=4, moe_router_group_topk=1) == (4, 1)
-    # All groups are no limit.
-    assert groups(MOE, n_group=4, topk_group=4) == groups(MOE, n_group=4) == (1, 1)
+def groups(model: Model) -> tuple[int, int]:
+    return moe(model).groups, moe(model).groups_per_token
 
 
-def test_deepseek_v3_limits_its_groups_where_the_config_does_not_say() -> None:
-    latent = {**MOE, **MLA, "model_type": "deepseek_v3", "num_experts": 256, "num_experts_per_tok": 8}
-    assert (moe(read(latent)).groups, moe(read(latent)).groups_per_token) == (8, 4)
-    assert moe(read(latent, num_experts=20)).groups == 1  # the default does not divide them
-    assert moe(read(latent, n_group=1, topk_group=1)).groups == 1
-    limits = {name: moe(catalog.model(name)).groups_per_token for name in ("deepseek-ai/DeepSeek-V3", MOONLIGHT)}
-    assert limits == {"deepseek-ai/DeepSeek-V3": 4, MOONLIGHT: 1}
+def biases(model: Model) -> tuple[bool, bool, bool]:
+    found = attention(model)
+    return found.qkv_bias, found.out_bias, found.qk_norm
 
 
-def test_groups_that_the_experts_do_not_fit_are_refused() -> None:
-    assert "n_group is 3; expected a divisor of the 8 experts" in error_of(MOE, n_group=3, topk_group=1)
-    assert "topk_group is 5; expected at most the 4 groups" in error_of(MOE, n_group=4, topk_group=5)
-    assert "topk_group is 1; expected at most the 8 groups, and as many as hold 2" in error_of(
-        MOE, n_group=8, topk_group=1
-    )
+def ffn(model: Model) -> Mlp | Moe:
+    return model.layers[0].ffn
 
 
-def test_a_llama_is_read() -> None:
+MIXTRAL = {**without(MOE, "moe_intermediate_size"), "model_type": "mixtral"}
+DEEPSEEK = {**MOE, **MLA, "model_type": "deepseek_v3", "num_experts": 256, "num_experts_per_tok": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "fact", "expected"),
+    [
+        (LLAMA, {}, attention, Attention(heads=8, kv_heads=2, head_dim=64)),
+        (LLAMA, {}, ffn, Mlp(intermediate_size=1536, gated=True, bias=False)),
+        (LLAMA, {"head_dim": 128}, lambda model: attention(model).head_dim, 128),
+        # what the class of a type hard-codes: biases of queries, of the output, and norms
+        (LLAMA, {}, biases, (False, False, False)),
+        (LLAMA, {"model_type": "mistral"}, biases, (False, False, False)),
+        (LLAMA, {"model_type": "qwen"}, biases, (True, False, False)),
+        (LLAMA, {"model_type": "qwen2"}, biases, (True, False, False)),
+        (LLAMA, {"model_type": "qwen3"}, biases, (False, False, True)),
+        (LLAMA, {"model_type": "qwen3_moe"}, biases, (False, False, True)),
+        (LLAMA, {"model_type": "glm4_moe"}, biases, (False, False, False)),
+        (LLAMA, {"model_type": "glm4_moe", "use_qk_norm": True}, biases, (False, False, True)),
+        (LLAMA, {"model_type": "gpt_oss"}, biases, (True, True, False)),
+        (LLAMA, {"attention_bias": True}, biases, (True, True, False)),
+        (LLAMA, {"attention_bias": True, "model_type": "glm4_moe"}, biases, (True, False, False)),
+        # silu means a gated MLP whatever the type; first-generation Qwen writes the width of both gate halves
+        (LLAMA, {"model_type": "brand_new", "hidden_act": "silu"}, ffn, Mlp(intermediate_size=1536, gated=True)),
+        (LLAMA, {"model_type": "brand_new", "hidden_act": "swiglu"}, ffn, Mlp(intermediate_size=1536, gated=True)),
+        (LLAMA, {"model_type": "brand_new", "hidden_act": "gelu"}, ffn, Mlp(intermediate_size=1536, gated=False)),
+        (LLAMA, {"model_type": "qwen"}, ffn, Mlp(intermediate_size=768)),
+        # experts under each name; without a width of their own they are as wide as the MLP
+        *(
+            (without(MOE, "num_experts"), {name: 8}, lambda model: moe(model).experts, 8)
+            for name in ("num_experts", "n_routed_experts", "num_local_experts")
+        ),
+        (MIXTRAL, {}, lambda model: moe(model).intermediate_size, 1536),
+        (MOE, {"shared_expert_intermediate_size": 640}, lambda model: moe(model).shared_intermediate_size, 640),
+        (MOE, {"shared_expert_intermediate_size": 0}, lambda model: moe(model).shared_intermediate_size, 0),
+        (MOE, {"n_shared_experts": 2}, lambda model: moe(model).shared_intermediate_size, 512),
+        (MOE, {"n_shared_experts": 2}, lambda model: moe(model).shared_gate, False),
+        (MOE, {"n_shared_experts": 2, "model_type": "qwen2_moe"}, lambda model: moe(model).shared_gate, True),
+        # groups of experts; all groups are no limit, and a default that does not divide them is left out
+        (MOE, {}, groups, (1, 1)),
+        (MOE, {"n_group": 4, "topk_group": 2}, groups, (4, 2)),
+        (MOE, {"moe_router_num_groups": 4, "moe_router_group_topk": 1}, groups, (4, 1)),
+        (MOE, {"n_group": 4, "topk_group": 4}, groups, (1, 1)),
+        (MOE, {"n_group": 4}, groups, (1, 1)),
+        (DEEPSEEK, {}, groups, (8, 4)),
+        (DEEPSEEK, {"num_experts": 20}, groups, (1, 1)),
+        (DEEPSEEK, {"n_group": 1, "topk_group": 1}, groups, (1, 1)),
+    ],
+)
+def test_a_fact_is_read_from_its_keys_and_its_type(
+    config: dict[str, Any], changes: dict[str, Any], fact: Callable[[Model], Any], expected: Any
+) -> None:
+    assert fact(read(config, **changes)) == expected
+
+
+def test_limits_of_the_catalogs_models_are_those_of_their_configs() -> None:
+    assert groups(catalog.model("deepseek-ai/DeepSeek-V3")) == (8, 4)
+    assert groups(catalog.model("moonshotai/Moonlight-16B-A3B")) == (1, 1)
+
+
+def test_layers_of_a_llama_are_one_shared_object() -> None:
     model = read(LLAMA)
-    assert model.num_layers == 4
-    assert attention(model) == Attention(heads=8, kv_heads=2, head_dim=64)
-    assert model.layers[0].ffn == Mlp(intermediate_size=1536, gated=True, bias=False)
+    assert (model.num_layers, len({id(layer) for layer in model.layers})) == (4, 1)
     assert (model.norm, model.norm_bias, model.tie_word_embeddings) == ("rmsnorm", False, False)
-    assert len({id(layer) for layer in model.layers}) == 1
 
 
 def test_fields_are_read_under_their_other_names() -> None:
@@ -107,18 +148,6 @@ def test_a_config_without_a_model_type_or_with_a_new_one_is_read_by_its_fields()
     assert read(LLAMA, model_type="brand_new").model_type == "brand_new"
 
 
-@pytest.mark.parametrize("activation", ["silu", "swiglu"])
-def test_silu_means_a_gated_mlp_whatever_the_type(activation: str) -> None:
-    ffn = read(LLAMA, model_type="brand_new", hidden_act=activation).layers[0].ffn
-    assert isinstance(ffn, Mlp)
-    assert ffn.gated
-
-
-def test_a_new_type_with_gelu_has_two_matrices() -> None:
-    ffn = read(LLAMA, model_type="brand_new", hidden_act="gelu").layers[0].ffn
-    assert ffn == Mlp(intermediate_size=1536, gated=False)
-
-
 def test_gpt2_is_the_classic_gpt() -> None:
     gpt = read({"model_type": "gpt2", "n_embd": 512, "n_layer": 2, "n_head": 8, "vocab_size": 1000, "n_positions": 256})
     assert (gpt.norm, gpt.norm_bias, gpt.learned_positions, gpt.tie_word_embeddings) == ("layernorm", True, 256, True)
@@ -132,65 +161,6 @@ def test_positions_that_a_gpt_config_does_not_give_come_from_the_job() -> None:
     assert gpt.learned_positions == 4096
     assert not gpt.tie_word_embeddings
     assert read(config).learned_positions == 1024  # the default of the class
-
-
-def test_head_dim_may_differ_from_hidden_size_over_heads() -> None:
-    assert attention(read(LLAMA, head_dim=128)).head_dim == 128
-
-
-@pytest.mark.parametrize(
-    ("model_type", "qkv_bias", "out_bias", "qk_norm"),
-    [
-        ("llama", False, False, False),
-        ("mistral", False, False, False),
-        ("qwen", True, False, False),
-        ("qwen2", True, False, False),
-        ("qwen3", False, False, True),
-        ("qwen3_moe", False, False, True),
-        ("glm4_moe", False, False, False),
-        ("gpt_oss", True, True, False),
-    ],
-)
-def test_the_type_decides_what_its_class_hard_codes(
-    model_type: str, qkv_bias: bool, out_bias: bool, qk_norm: bool
-) -> None:
-    found = attention(read(LLAMA, model_type=model_type))
-    assert (found.qkv_bias, found.out_bias, found.qk_norm) == (qkv_bias, out_bias, qk_norm)
-
-
-def test_attention_bias_covers_the_output_in_llama_and_not_in_glm() -> None:
-    llama, glm = (
-        attention(read(LLAMA, attention_bias=True)),
-        attention(read(LLAMA, model_type="glm4_moe", attention_bias=True)),
-    )
-    assert (llama.qkv_bias, llama.out_bias) == (True, True)
-    assert (glm.qkv_bias, glm.out_bias) == (True, False)
-
-
-def test_first_generation_qwen_writes_the_width_of_both_gate_halves() -> None:
-    assert read(LLAMA, model_type="qwen").layers[0].ffn == Mlp(intermediate_size=768)
-
-
-def test_a_key_turns_query_and_key_norms_on() -> None:
-    assert attention(read(LLAMA, model_type="glm4_moe", use_qk_norm=True)).qk_norm
-
-
-@pytest.mark.parametrize("experts", ["num_experts", "n_routed_experts", "num_local_experts"])
-def test_experts_are_read_under_each_name(experts: str) -> None:
-    assert moe(read({**without(MOE, "num_experts"), experts: 8})).experts == 8
-
-
-def test_experts_without_a_width_of_their_own_are_as_wide_as_the_mlp() -> None:
-    mixtral = {**without(MOE, "moe_intermediate_size"), "model_type": "mixtral"}
-    assert moe(read(mixtral)).intermediate_size == 1536
-
-
-def test_the_shared_expert_is_given_as_a_width_or_as_a_number_of_experts() -> None:
-    assert moe(read(MOE, shared_expert_intermediate_size=640)).shared_intermediate_size == 640
-    assert moe(read(MOE, n_shared_experts=2)).shared_intermediate_size == 512
-    assert moe(read(MOE, shared_expert_intermediate_size=0)).shared_intermediate_size == 0
-    assert not moe(read(MOE, n_shared_experts=2)).shared_gate
-    assert moe(read(MOE, model_type="qwen2_moe", shared_expert_intermediate_size=640)).shared_gate
 
 
 @pytest.mark.parametrize(
@@ -346,6 +316,12 @@ def test_an_empty_config_is_refused() -> None:
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries and num_hidden_layers is 4"),
         ({"layer_types": ["mamba"] * 4}, "layer_types has 'mamba'"),
         ({"layer_types": "full_attention"}, "expected a list of one word a layer"),
+        ({**MOE, "n_group": 3, "topk_group": 1}, "n_group is 3; expected a divisor of the 8 experts"),
+        ({**MOE, "n_group": 4, "topk_group": 5}, "topk_group is 5; expected at most the 4 groups"),
+        (
+            {**MOE, "n_group": 8, "topk_group": 1},
+            "topk_group is 1; expected at most the 8 groups, and as many as hold 2",
+        ),
         ({"num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok 8 is more than the 4 experts"),
         ({"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": ["a"]}, "mlp_only_layers is ['a']"),
         ({"num_experts": 4, "num_experts_per_tok": 2, "moe_layer_freq": [1]}, "moe_layer_freq is [1]"),

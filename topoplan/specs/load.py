@@ -151,12 +151,12 @@ def _lengths(document: Document, job: JobForm, model: Model) -> Lengths | None:
 
 
 def _lengths_of_dataset(document: Document, job: JobForm, model: Model) -> Lengths | None:
-    from topoplan.specs.dataset import read_dataset
-
     trainer = job.trainer
     is_mixed = trainer.get("mix_strategy") not in (None, "concat")
     if job.dataset is None or is_mixed or any(trainer.get(key) for key in _OTHER_DATA_KEYS):
         return None
+    from topoplan.specs.dataset import read_dataset
+
     limit = trainer.get("max_samples")
     return read_dataset(
         job.dataset,

@@ -18,23 +18,22 @@ REMEDY = (
     " its value from your environment and hands it over, into no file"
 )
 
-_ANYWHERE = re.compile(
-    r"SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL|WEBHOOK|API_?KEY|(?:^|_)(?:ACCESS|PRIVATE|AUTH)_?KEY"
-)
-_AT_THE_END = re.compile(r"(?:^|_)(?:TOKEN|DSN)$|_CONN(?:ECTION)?_STR(?:ING)?$|_(?:PASS|PWD)$")
-_OF_A_VARIABLE = re.compile(r"_(?:KEY|PAT)$")
+# Patterns as text: `re` compiles each where it is first needed, and keeps it.
+_ANYWHERE = r"SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIAL|WEBHOOK|API_?KEY|(?:^|_)(?:ACCESS|PRIVATE|AUTH)_?KEY"
+_AT_THE_END = r"(?:^|_)(?:TOKEN|DSN)$|_CONN(?:ECTION)?_STR(?:ING)?$|_(?:PASS|PWD)$"
+_OF_A_VARIABLE = r"_(?:KEY|PAT)$"
 """In capitals alone: keys of configurations that end so name columns and patterns."""
-_WHERE_IT_IS = re.compile(r"_(?:FILE|PATH|DIR|NAME|LENGTH|LEN|TYPE|SIZE|ENV|VAR)$")
-_HARMLESS = re.compile(
+_WHERE_IT_IS = r"_(?:FILE|PATH|DIR|NAME|LENGTH|LEN|TYPE|SIZE|ENV|VAR)$"
+_HARMLESS = (
     r"(?:^|_)(?:PAD|EOS|BOS|UNK|SEP|CLS|MASK|EOD|EOT|EOM|IMAGE|VIDEO|AUDIO|MEDIA|MM|STOP|START|END|BEGIN|SPECIAL|THINK|TOOL"
     r"|PER|NEXT|NEW|PROMPT|RESPONSE|FIRST|LAST|SPLIT|REPLACE|PLACEHOLDER|VISION|IMPLICIT"
     r"|PUBLIC|PARTITION|CACHE|SORT|PRIMARY|GROUP|FORWARD|BACKWARD|SINGLE)_(?:TOKEN|KEY|PASS|PAT)$"
 )
 """Tokens of a text, keys of a table, passes over data."""
-_SWITCH = re.compile(r"(?i)|\d{1,3}|true|false|yes|no|on|off|none|null|auto|<.*>|\[.*\]|~?/\S*\.\w{1,6}")
+_SWITCH = r"(?i)|\d{1,3}|true|false|yes|no|on|off|none|null|auto|<.*>|\[.*\]|~?/\S*\.\w{1,6}"
 """Values that are none, whatever the name: switches, counts, tokens of a text, files."""
 
-_VALUE = re.compile(
+_VALUE = (
     r"(?<![A-Za-z0-9_-])(?:"
     r"hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{36,}|github_pat_\w{22,}|glpat-[\w-]{20,}|A(?:KIA|SIA)[A-Z0-9]{16}"
     r"|sk-[\w-]{20,}|xox[abeprs]-[\w-]{10,}|AIza[\w-]{35}|nvapi-[\w-]{40,}|npm_[A-Za-z0-9]{36}|pypi-[\w-]{50,}"
@@ -53,10 +52,10 @@ _VALUE = re.compile(
 def is_secret_name(name: str) -> bool:
     """Whether a variable or key of that name holds a token or password. `num_tokens` and `NCCL_IB_PKEY` do not."""
     word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]", "_", name).upper()
-    if _WHERE_IT_IS.search(word) or _HARMLESS.search(word):
+    if re.search(_WHERE_IT_IS, word) or re.search(_HARMLESS, word):
         return False
-    variable = name.upper() == name and _OF_A_VARIABLE.search(word)
-    return bool(_ANYWHERE.search(word) or _AT_THE_END.search(word) or variable)
+    variable = name.upper() == name and re.search(_OF_A_VARIABLE, word)
+    return bool(re.search(_ANYWHERE, word) or re.search(_AT_THE_END, word) or variable)
 
 
 def is_secret(name: str, value: object) -> bool:
@@ -64,7 +63,7 @@ def is_secret(name: str, value: object) -> bool:
     if value is None or isinstance(value, bool | float) or not isinstance(value, str | int):
         return False
     text = str(value).strip()
-    return (is_secret_name(name) and not _SWITCH.fullmatch(text)) or _VALUE.search(text) is not None
+    return (is_secret_name(name) and not re.fullmatch(_SWITCH, text)) or re.search(_VALUE, text) is not None
 
 
 def secrets_in(block: Mapping[str, Any]) -> Iterator[KeyPath]:
