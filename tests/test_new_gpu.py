@@ -13,6 +13,7 @@ from topoplan import catalog
 from topoplan.planner.bands import earned_bands, profiles_text
 from topoplan.planner.measured import shipped_runs
 from topoplan.planner.validate import validate
+from topoplan.specs import known
 from topoplan.specs.gpu_profile import CONSTANTS, profile_of
 from topoplan.specs.schema import schema_of_spec
 
@@ -33,7 +34,7 @@ OWN_CARD = f"{{name: a-card, architecture: {ARCHITECTURE}, memory: 96GiB, memory
 
 
 def _forget() -> None:
-    for kept in (catalog.profile_entries, catalog._gpu_table, catalog.gpu, profile_of):
+    for kept in (catalog.profile_entries, catalog.gpu_table, known.gpu, profile_of):
         kept.cache_clear()
 
 

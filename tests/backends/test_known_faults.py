@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.emit.samples import QWEN3_8B, QWEN3_30B, make_spec_and_plan
-from topoplan import catalog
 from topoplan.backends.known_faults import FAULTS, check_keys, faults_of_keys
 from topoplan.catalog.packages import allows, packages
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
+from topoplan.specs import known
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 
@@ -33,7 +33,7 @@ def met(spec: Spec, layout: Layout) -> set[str]:
 
 def of_catalog(name: str, **layout: Any) -> tuple[Spec, Layout]:
     spec, plan = make_spec_and_plan(**DENSE)
-    model: Model = catalog.model(name)
+    model: Model = known.model(name)
     return replace(spec, model=model), replace(plan.layout, **layout)
 
 

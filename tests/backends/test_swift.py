@@ -16,10 +16,10 @@ from topoplan.backends.swift import (
     check_megatron,
     check_sharded,
 )
-from topoplan.catalog import model as catalog_model
 from topoplan.errors import InputError, LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Recompute
 from topoplan.specs.job import Job
+from topoplan.specs.known import model as catalog_model
 from topoplan.specs.model import LinearAttention
 
 WITH_MEMORY = replace(CLUSTER, host_memory_bytes=2**41)

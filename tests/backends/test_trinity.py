@@ -9,8 +9,8 @@ import pytest
 
 from tests.emit.samples import CLUSTER, ONE_NODE, QWEN3_VL_8B, make_spec_and_plan
 from topoplan.backends.trinity import check_trinity
-from topoplan.catalog import model
 from topoplan.errors import InputError, LayoutError, ModelError, SpecError
+from topoplan.specs.known import model
 
 WITH_MEMORY = replace(ONE_NODE, host_memory_bytes=2**41)
 QWEN3 = model("Qwen3-8B")

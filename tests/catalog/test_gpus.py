@@ -4,6 +4,7 @@ import pytest
 
 from topoplan import catalog
 from topoplan.errors import SpecError
+from topoplan.specs import known
 
 # CONTRACT: the names that scripts rely on.
 PROMISED = (
@@ -19,7 +20,7 @@ def test_every_promised_gpu_is_there() -> None:
 
 @pytest.mark.parametrize("name", catalog.gpu_names())
 def test_a_gpu_is_complete_and_plausible(name: str) -> None:
-    card = catalog.gpu(name)
+    card = known.gpu(name)
     quoted_bytes = int(name.rpartition("-")[2].removesuffix("gb")) * 1e9
     assert card.name == name
     assert 0.98 * quoted_bytes <= card.memory_bytes <= 1.08 * quoted_bytes
@@ -34,7 +35,7 @@ def test_a_gpu_is_complete_and_plausible(name: str) -> None:
 
 @pytest.mark.parametrize("name", catalog.gpu_names())
 def test_peaks_are_dense_and_double_with_each_halving_of_the_width(name: str) -> None:
-    card = catalog.gpu(name)
+    card = known.gpu(name)
     if card.architecture != "volta":
         assert card.bf16_flops == card.fp16_flops
     if card.fp8_flops is not None:
@@ -45,13 +46,13 @@ def test_peaks_are_dense_and_double_with_each_halving_of_the_width(name: str) ->
 
 @pytest.mark.parametrize("name", catalog.gpu_names())
 def test_a_card_without_nvlink_has_a_domain_of_one(name: str) -> None:
-    card = catalog.gpu(name)
+    card = known.gpu(name)
     assert (card.nvlink_domain_gpus == 1) == (card.nvlink_bytes_per_s == 0)
     assert card.nvlink_domain_gpus == 1 or card.nvlink_domain_gpus >= card.gpus_per_node
 
 
 def test_figures_are_converted_to_bytes_and_to_one_direction() -> None:
-    h100 = catalog.gpu("h100-sxm-80gb")
+    h100 = known.gpu("h100-sxm-80gb")
     assert h100.memory_bytes == 81559 * 2**20
     assert h100.bf16_flops == 989.4e12
     assert h100.nvlink_bytes_per_s == 450e9  # 900 GB/s counts both directions
@@ -60,13 +61,13 @@ def test_figures_are_converted_to_bytes_and_to_one_direction() -> None:
 
 def test_the_export_versions_differ_from_their_originals_in_nvlink_alone() -> None:
     for original, export in (("a100-sxm-80gb", "a800-sxm-80gb"), ("h100-sxm-80gb", "h800-sxm-80gb")):
-        assert catalog.gpu(export).nvlink_bytes_per_s == 200e9
-        assert catalog.gpu(export).bf16_flops == catalog.gpu(original).bf16_flops
-        assert catalog.gpu(export).memory_bytes == catalog.gpu(original).memory_bytes
+        assert known.gpu(export).nvlink_bytes_per_s == 200e9
+        assert known.gpu(export).bf16_flops == known.gpu(original).bf16_flops
+        assert known.gpu(export).memory_bytes == known.gpu(original).memory_bytes
 
 
 def test_a_gpu_is_found_in_any_case() -> None:
-    assert catalog.gpu(" H100-SXM-80GB") == catalog.gpu("h100-sxm-80gb")
+    assert known.gpu(" H100-SXM-80GB") == known.gpu("h100-sxm-80gb")
 
 
 @pytest.mark.parametrize(
@@ -79,14 +80,14 @@ def test_a_gpu_is_found_in_any_case() -> None:
 )
 def test_an_unknown_gpu_gets_the_nearest_name(wrong: str, suggested: str) -> None:
     with pytest.raises(SpecError) as caught:
-        catalog.gpu(wrong)
+        known.gpu(wrong)
     assert f"GPU {wrong!r} is not known; did you mean {suggested}?" in str(caught.value)
     assert "topoplan gpus" in str(caught.value)
 
 
 def test_a_gpu_like_no_other_gets_the_whole_list() -> None:
     with pytest.raises(SpecError, match=r"known are v100-sxm-32gb, .*, a6000-48gb"):
-        catalog.gpu("xyz")
+        known.gpu("xyz")
 
 
 @pytest.mark.parametrize(
@@ -111,5 +112,5 @@ def test_a_gpu_like_no_other_gets_the_whole_list() -> None:
 def test_a_card_is_found_by_the_name_that_its_driver_gives_it(
     driver_name: str, mib: int | None, name: str | None
 ) -> None:
-    found = catalog.gpu_of_driver(driver_name, mib * 2**20 if mib else None)
+    found = known.gpu_of_driver(driver_name, mib * 2**20 if mib else None)
     assert (found.name if found else None) == name

@@ -9,6 +9,7 @@ import pytest
 from topoplan import catalog
 from topoplan.errors import ModelError
 from topoplan.operators.params import parameter_count
+from topoplan.specs import known
 
 # Published counts (the safetensors totals of the hub, or the model cards), written here once more by hand.
 PUBLISHED = {
@@ -46,7 +47,7 @@ PROMISED = (
 
 @pytest.mark.parametrize("name", catalog.model_names())
 def test_the_parameter_table_of_a_model_adds_up_to_its_published_count(name: str) -> None:
-    assert parameter_count(catalog.model(name)) == catalog.model_parameters(name)
+    assert parameter_count(known.model(name)) == catalog.model_parameters(name)
 
 
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
@@ -67,7 +68,7 @@ def test_every_architecture_file_has_a_name_and_every_name_a_file() -> None:
 
 
 def test_equal_layers_of_a_model_are_one_object() -> None:
-    deepseek = catalog.model("deepseek-ai/DeepSeek-V3")
+    deepseek = known.model("deepseek-ai/DeepSeek-V3")
     assert deepseek.num_layers == 61
     assert len({id(layer) for layer in deepseek.layers}) == len(set(deepseek.layers)) == 2
 
@@ -87,12 +88,12 @@ def test_equal_layers_of_a_model_are_one_object() -> None:
 )
 def test_a_model_is_found_in_any_case_without_its_organisation_and_by_its_mirrors(asked: str, published: str) -> None:
     assert catalog.knows_model(asked)
-    assert catalog.model(asked).name == published
-    assert catalog.model(asked) is catalog.model(published)
+    assert known.model(asked).name == published
+    assert known.model(asked) is known.model(published)
 
 
 def test_variants_share_an_architecture_and_keep_their_own_context_length() -> None:
-    base, instruct = catalog.model("Qwen/Qwen3-30B-A3B-Base"), catalog.model("Qwen/Qwen3-30B-A3B-Instruct-2507")
+    base, instruct = known.model("Qwen/Qwen3-30B-A3B-Base"), known.model("Qwen/Qwen3-30B-A3B-Instruct-2507")
     assert base.layers == instruct.layers
     assert (base.max_position_embeddings, instruct.max_position_embeddings) == (32768, 262144)
 
@@ -104,12 +105,12 @@ def test_a_short_name_of_two_organisations_must_be_completed(monkeypatch: pytest
     }
     monkeypatch.setattr(catalog, "_names", lambda: catalog._Names(table))
     with pytest.raises(ModelError, match="ambiguous; expected one of first/Model-7B, second/model-7b"):
-        catalog.model("model-7b")
+        known.model("model-7b")
 
 
 def test_an_unknown_model_gets_the_nearest_name_and_the_ways_out() -> None:
     with pytest.raises(ModelError) as caught:
-        catalog.model("Qwen/Qwen3-9B")
+        known.model("Qwen/Qwen3-9B")
     message = str(caught.value)
     assert "model 'Qwen/Qwen3-9B' is not known; did you mean 'Qwen/Qwen3-8B'?" in message
     assert "topoplan models" in message

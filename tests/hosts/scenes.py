@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from topoplan import catalog
 from topoplan.backends.requirements import Requirement
 from topoplan.catalog.packages import packages
 from topoplan.emit.storage import CheckpointSize
@@ -19,6 +18,7 @@ from topoplan.hosts.facts import (
 )
 from topoplan.hosts.needs import RunNeeds
 from topoplan.hosts.scene import Found, Look, Node, Scene
+from topoplan.specs import known
 from topoplan.specs.cluster import Cluster, Fabric, Host
 
 GIB = 2**30
@@ -35,7 +35,7 @@ def cluster(*, nodes: int = 2, kind: str = "infiniband", **changes: Any) -> Clus
         name="test",
         nodes=nodes,
         gpus_per_node=2,
-        gpu=catalog.gpu("h100-sxm-80gb"),
+        gpu=known.gpu("h100-sxm-80gb"),
         nvlink_bytes_per_s=450e9,
         nvlink_domain_gpus=2,
         pcie_bytes_per_s=63e9,

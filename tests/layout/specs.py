@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from topoplan import catalog
 from topoplan.layout.layout import Layout
+from topoplan.specs import known
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
@@ -29,7 +29,7 @@ def make_spec(
     domain: int | None = None,
     **job: Any,
 ) -> Spec:
-    card = catalog.gpu(gpu)
+    card = known.gpu(gpu)
     return Spec(
         cluster=Cluster(
             name=f"{gpu}-{nodes}x{gpus_per_node}",
@@ -42,7 +42,7 @@ def make_spec(
             nics_per_node=gpus_per_node,
             nic_bytes_per_s=50e9,
         ),
-        model=catalog.model(model) if isinstance(model, str) else model,
+        model=known.model(model) if isinstance(model, str) else model,
         job=Job(**{"seq_len": 4096, "global_batch_size": 64} | job),
     )
 
@@ -59,6 +59,6 @@ def make_layout(spec: Spec, **keys: Any) -> Layout:
 
 def with_attention(model: str, **changes: Any) -> Model:
     """That model with another attention in every layer."""
-    known = catalog.model(model)
-    layer = replace(known.layers[0], attention=replace(known.layers[0].attention, **changes))
-    return replace(known, layers=(layer,) * known.num_layers)
+    whole = known.model(model)
+    layer = replace(whole.layers[0], attention=replace(whole.layers[0].attention, **changes))
+    return replace(whole, layers=(layer,) * whole.num_layers)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from topoplan import catalog
 from topoplan.network.nccl_buffers import (
     CHANNEL_BYTES,
     NET_RECEIVE_BYTES,
@@ -17,6 +16,7 @@ from topoplan.network.nccl_buffers import (
     channels_of,
 )
 from topoplan.network.placement import Span
+from topoplan.specs import known
 from topoplan.specs.cluster import Cluster, Fabric
 from topoplan.specs.gpu_profile import profile_of
 
@@ -29,7 +29,7 @@ SHARED_SLOT = 16 * 512 * 1024
 def cluster_of(
     name: str, *, nodes: int = 1, gbit: float = 400, fabric: str = "infiniband", nvlink: float = -1
 ) -> Cluster:
-    gpu = catalog.gpu(name)
+    gpu = known.gpu(name)
     return Cluster(
         name=name,
         nodes=nodes,

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from tests.engines.samples import DENSE, LATENT, MIXED, VISION, full_recompute, layout_of, spec_of
-from topoplan import catalog
 from topoplan.layout.layout import RECOMPUTE_MODULES, Recompute
 from topoplan.operators.activations import KeptActivations, LayerActivations, kept_activations, layer_activations
 from topoplan.operators.adapters import Adapters
@@ -14,6 +13,7 @@ from topoplan.operators.layers import mtp_layer
 from topoplan.operators.shard import Shard, shard_of
 from topoplan.operators.vision import vision_activation_bytes
 from topoplan.planner.case import case_of
+from topoplan.specs import known
 from topoplan.specs.model import Attention, Layer, Mlp, Moe
 
 FULL = Recompute(granularity="full", method="uniform", num_layers=1)
@@ -25,12 +25,12 @@ def shard(**changes: Any) -> Shard:
 
 
 def layer(name: str, changed: Shard, index: int = -1) -> LayerActivations:
-    model = catalog.model(name)
+    model = known.model(name)
     return layer_activations(model, model.layers[index], changed)
 
 
 def kept(name: str, recompute: Recompute, changed: Shard | None = None) -> KeptActivations:
-    model = catalog.model(name)
+    model = known.model(name)
     return kept_activations(model, model.layers[-1], changed or shard(), recompute)
 
 
@@ -143,7 +143,7 @@ def test_shard_of_a_layout_divides_the_sequence_and_not_its_attention() -> None:
 
 
 def test_a_checkpointed_vision_tower_keeps_block_inputs_and_one_block() -> None:
-    tower = catalog.model(VISION).vision
+    tower = known.model(VISION).vision
     assert tower is not None
     plain = vision_activation_bytes(tower, 1024, recompute=False)
     short = vision_activation_bytes(tower, 1024, recompute=True)
@@ -152,7 +152,7 @@ def test_a_checkpointed_vision_tower_keeps_block_inputs_and_one_block() -> None:
 
 
 def test_without_flash_attention_the_score_matrix_is_kept_and_core_attn_frees_it() -> None:
-    model = catalog.model("Qwen/Qwen3-8B")
+    model = known.model("Qwen/Qwen3-8B")
     flash = Shard(tokens=4096, seq_len=4096, tp=2, cp=1, ep=1, etp=1, sequence_parallel=True, precision="fp16")
     unfused = replace(flash, flash_attention=False)
     with_flash, without = (layer_activations(model, model.layers[0], shard) for shard in (flash, unfused))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.engines.samples import DENSE, MIXED
-from topoplan import catalog
 from topoplan.operators.adapters import Adapters, adapters_of
 from topoplan.operators.params import adapter_parameters, replicated_elements
+from topoplan.specs import known
 from topoplan.specs.job import Job
 
 ALL = Adapters(16, ("all",))
@@ -29,14 +29,14 @@ def test_targets_are_names_without_their_module() -> None:
 
 
 def test_qwen3_8b_has_as_many_as_its_sides_say() -> None:
-    model = catalog.model(DENSE)
+    model = known.model(DENSE)
     # qkv 4096 -> 6144, proj 4096 -> 4096, fc1 4096 -> 24576, fc2 12288 -> 4096
     expected = 16 * (4096 + 6144 + 4096 + 4096 + 4096 + 24576 + 12288 + 4096)
     assert adapter_parameters(model, model.layers[0], ALL, 1, 1, 1).dense == expected
 
 
 def test_the_side_that_tensor_parallel_splits_is_split_and_the_other_is_whole() -> None:
-    model = catalog.model(DENSE)
+    model = known.model(DENSE)
     whole = 16 * (4096 + 4096 + 4096 + 4096)
     split = 16 * (6144 + 4096 + 24576 + 12288)
     assert replicated_elements(model, model.layers[0], ALL) == whole
@@ -44,7 +44,7 @@ def test_the_side_that_tensor_parallel_splits_is_split_and_the_other_is_whole() 
 
 
 def test_every_expert_has_its_own_in_the_experts_grid() -> None:
-    model = catalog.model(MIXED)
+    model = known.model(MIXED)
     # 128 experts: fc1 2048 -> 1536, fc2 768 -> 2048
     one = 16 * (2048 + 1536 + 768 + 2048)
     assert adapter_parameters(model, model.layers[0], ALL, 1, 8, 1).expert == 128 // 8 * one
@@ -54,6 +54,6 @@ def test_every_expert_has_its_own_in_the_experts_grid() -> None:
 
 @pytest.mark.parametrize("rank", [8, 64])
 def test_elements_grow_with_the_rank(rank: int) -> None:
-    model = catalog.model(DENSE)
+    model = known.model(DENSE)
     one = adapter_parameters(model, model.layers[0], Adapters(1, ("all",)), 2, 1, 1)
     assert adapter_parameters(model, model.layers[0], Adapters(rank, ("all",)), 2, 1, 1).dense == rank * one.dense

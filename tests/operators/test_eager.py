@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engines.data_parallel.samples import TINY
-from topoplan import catalog
 from topoplan.operators.activations import LayerActivations, eager_activations
 from topoplan.operators.eager import LayerUse
 from topoplan.operators.linears import layer_linears
+from topoplan.specs import known
 from topoplan.specs.model import Model
 
 MODELS = [
@@ -66,7 +66,7 @@ def test_a_layer_keeps_what_was_counted_in_transformers(keys: dict[str, Any], co
 @pytest.mark.parametrize("name", MODELS)
 @given(tokens=st.integers(1, 10_000))
 def test_everything_grows_with_the_tokens(name: str, tokens: int) -> None:
-    model = catalog.model(name)
+    model = known.model(name)
     one, many = activations(model, tokens=1, seq_len=1), activations(model, tokens=tokens, seq_len=tokens)
     assert many.saved_bytes == pytest.approx(tokens * one.saved_bytes)
     assert many.backward_bytes == pytest.approx(tokens * one.backward_bytes)
@@ -74,7 +74,7 @@ def test_everything_grows_with_the_tokens(name: str, tokens: int) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_order_of_what_is_kept(name: str) -> None:
-    model = catalog.model(name)
+    model = known.model(name)
     frozen = activations(model, trains_weights=False).saved_bytes
     shared = adapted_activations(model, adapter_input_bytes=0).saved_bytes
     copied = adapted_activations(model, adapter_input_bytes=2).saved_bytes
@@ -87,13 +87,13 @@ def test_the_order_of_what_is_kept(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("keys", [{}, {"trains_weights": False}, {"fp32_weights": True, "residual_bytes": 4}])
 def test_a_checkpoint_is_smaller_than_what_it_stands_for(name: str, keys: dict[str, Any]) -> None:
-    found = activations(catalog.model(name), **keys)
+    found = activations(known.model(name), **keys)
     assert found.input_bytes < found.saved_bytes
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_fused_kernels_keep_less(name: str) -> None:
-    model = catalog.model(name)
+    model = known.model(name)
     assert activations(model, fused=True).saved_bytes < activations(model).saved_bytes
 
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engines.samples import spec_of
-from topoplan import catalog
 from topoplan.engines.data_parallel.parameter_bytes import NF4_BYTES
 from topoplan.network.placement import Group
 from topoplan.operators.eager import LayerUse, Tuning, eager_profile
@@ -18,6 +17,7 @@ from topoplan.operators.op import PARTS
 from topoplan.operators.shard import Shard
 from topoplan.operators.times import LayerTime, eager_kernels, eager_time
 from topoplan.planner.case import case_of
+from topoplan.specs import known
 from topoplan.specs.gpu_profile import Profile, profile_of
 
 MODELS = [
@@ -28,7 +28,7 @@ CLUSTER = spec_of(nodes=1).cluster
 
 
 def arguments(name: str, *, tokens: int = 4096, tuning: Tuning | None = None, **use: Any) -> tuple[Any, ...]:
-    model = catalog.model(name)
+    model = known.model(name)
     layer = model.layers[-1]
     if use.pop("adapts", False):
         names = frozenset(linear.name for linear in layer_linears(model, layer))
@@ -119,7 +119,7 @@ def test_eager_attention_is_no_faster_than_flash_attention_2() -> None:
 
 
 def test_the_products_of_a_dense_layer_take_at_least_their_flops() -> None:
-    gpu, model = CLUSTER.gpu, catalog.model("Qwen/Qwen3-8B")
+    gpu, model = CLUSTER.gpu, known.model("Qwen/Qwen3-8B")
     products = sum(linear.elements for linear in layer_linears(model, model.layers[0]))
     found = [one for one in eager_kernels(*arguments("Qwen/Qwen3-8B")) if one.part == "gemm"]
     assert sum(one.forward_s for one in found) > 2 * 4096 * products / gpu.bf16_flops

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from tests.engines.data_parallel.samples import LAYERS, TINY, TINY_ELEMENTS, TINY_LAYER_ELEMENTS
-from topoplan import catalog
 from topoplan.errors import SpecError
 from topoplan.operators.finetuning import Elements, elements_of, trained_layers
 from topoplan.operators.linears import adapted, layer_linears, linear_names
 from topoplan.operators.params import parameter_count
+from topoplan.specs import known
 from topoplan.specs.job import Job
 
 # r * (inputs + outputs) of q, k, v, o, gate, up and down.
@@ -63,7 +63,7 @@ def test_adapters_on_layers_that_the_model_does_not_have_are_refused() -> None:
     ],
 )
 def test_published_counts_of_trainable_parameters(model: str, target: tuple[str, ...], printed: int) -> None:
-    found = elements(catalog.model(model), finetuning="lora", lora_rank=8, lora_target=target)
+    found = elements(known.model(model), finetuning="lora", lora_rank=8, lora_target=target)
     assert found.trained == printed
 
 
@@ -74,7 +74,7 @@ def test_packing_takes_linear_layers_and_leaves_embedding_norms_and_output_layer
 
 
 def test_experts_are_packed_but_have_no_adapter() -> None:
-    model = catalog.model("Qwen/Qwen3-30B-A3B")
+    model = known.model("Qwen/Qwen3-30B-A3B")
     assert set(linear_names(model)) == {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert elements(model, finetuning="qlora").quantised > 0.95 * parameter_count(model)
 
@@ -95,7 +95,7 @@ def test_no_layer_has_an_adapter_without_lora(finetuning: str) -> None:
 
 
 def test_a_vision_tower_is_frozen_where_the_job_freezes_it() -> None:
-    model = catalog.model("Qwen/Qwen3-VL-8B-Instruct")
+    model = known.model("Qwen/Qwen3-VL-8B-Instruct")
     assert model.vision is not None
     whole = elements(model, freeze_vision_tower=False, freeze_multi_modal_projector=False)
     assert whole.frozen == 0
@@ -105,7 +105,7 @@ def test_a_vision_tower_is_frozen_where_the_job_freezes_it() -> None:
 
 
 def test_a_frozen_language_model_leaves_the_projector() -> None:
-    model = catalog.model("Qwen/Qwen3-VL-8B-Instruct")
+    model = known.model("Qwen/Qwen3-VL-8B-Instruct")
     assert model.vision is not None
     asked = job(freeze_language_model=True, freeze_multi_modal_projector=False)
     assert elements_of(model, asked).trained == model.vision.projector_parameters
@@ -115,7 +115,7 @@ def test_a_frozen_language_model_leaves_the_projector() -> None:
 @pytest.mark.parametrize("finetuning", ["full", "freeze", "lora", "qlora"])
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3"])
 def test_what_is_trained_frozen_and_packed_is_the_checkpoint_and_the_adapters(name: str, finetuning: str) -> None:
-    model = catalog.model(name)
+    model = known.model(name)
     found = elements(model, finetuning=finetuning)
     assert found.total == parameter_count(model) + found.adapters
     assert min(found.trained, found.frozen, found.quantised, found.adapters) >= 0

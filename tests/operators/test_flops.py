@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tests.engines.samples import DENSE, LATENT, MIXED, VISION, spec_of
-from topoplan import catalog
 from topoplan.operators.flops import flops_per_sequence, model_flops_per_step
 from topoplan.operators.params import active_parameter_count
 from topoplan.operators.vision import patches_per_image
+from topoplan.specs import known
 from topoplan.specs.model import Attention
 
 
@@ -45,14 +45,14 @@ def test_llama_3_8b_has_the_flops_of_megatrons_formula(seq_len: int) -> None:
         vocabulary=128_256,
         seq_len=seq_len,
     )
-    assert flops_per_sequence(catalog.model("meta-llama/Meta-Llama-3-8B"), seq_len) == pytest.approx(expected, rel=1e-9)
+    assert flops_per_sequence(known.model("meta-llama/Meta-Llama-3-8B"), seq_len) == pytest.approx(expected, rel=1e-9)
 
 
 def test_llama_3_8b_at_8192_tokens_by_hand() -> None:
     # 32 layers of 218,103,808 matrix weights and an output layer of 525,336,576: 7,504,658,432 weights, 6 FLOPs each a
     # token; attention 6 * 8192 * 4096 a layer and token.
     per_token = 6 * 7_504_658_432 + 32 * 6 * 8192 * 4096
-    found = flops_per_sequence(catalog.model("meta-llama/Meta-Llama-3-8B"), 8192)
+    found = flops_per_sequence(known.model("meta-llama/Meta-Llama-3-8B"), 8192)
     assert found == pytest.approx(8192 * per_token, rel=1e-9)
 
 
@@ -64,7 +64,7 @@ def test_deepseek_v3_has_the_flops_of_megatrons_formula_and_its_router() -> None
     weights = 61 * attention + 3 * 3 * hidden * 18432 + 58 * (experts + hidden * 256) + hidden * 129_280
     scores = 61 * heads * (nope + rope + value) / 2
     expected = 6 * 4096 * weights + 6 * 4096**2 * scores
-    assert flops_per_sequence(catalog.model(LATENT), 4096) == pytest.approx(expected, rel=1e-9)
+    assert flops_per_sequence(known.model(LATENT), 4096) == pytest.approx(expected, rel=1e-9)
 
 
 def test_token_prediction_adds_a_layer_a_projection_and_the_output_layer_as_in_megatrons_formula() -> None:
@@ -73,20 +73,20 @@ def test_token_prediction_adds_a_layer_a_projection_and_the_output_layer_as_in_m
     attention += hidden * rope + heads * value * hidden
     weights = attention + 3 * hidden * 2048 * (8 + 1) + hidden * 256 + 2 * hidden**2 + hidden * 129_280
     expected = 6 * 4096 * weights + 6 * 4096**2 * heads * (nope + rope + value) / 2
-    model = catalog.model(LATENT)
+    model = known.model(LATENT)
     extra = flops_per_sequence(model, 4096, mtp_layers=2) - flops_per_sequence(model, 4096)
     assert extra == pytest.approx(2 * expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", [DENSE, MIXED, LATENT, "meta-llama/Llama-3.1-70B", "mistralai/Mixtral-8x7B-v0.1"])
 def test_short_sequences_need_six_flops_an_active_parameter_and_token(name: str) -> None:
-    model = catalog.model(name)
+    model = known.model(name)
     expected = 6.0 * active_parameter_count(model) * 256
     assert flops_per_sequence(model, 256) == pytest.approx(expected, rel=0.03)
 
 
 def test_a_gated_delta_layer_counts_its_state_as_megatron_does() -> None:
-    model = catalog.model("Qwen/Qwen3-Next-80B-A3B-Instruct")
+    model = known.model("Qwen/Qwen3-Next-80B-A3B-Instruct")
     linear = model.layers[0].attention
     short, long = flops_per_sequence(model, 4096), flops_per_sequence(model, 8192)
     softmax = sum(isinstance(layer.attention, Attention) for layer in model.layers)
@@ -99,7 +99,7 @@ def test_a_gated_delta_layer_counts_its_state_as_megatron_does() -> None:
 
 
 def test_a_sliding_window_bounds_attention() -> None:
-    model = catalog.model(DENSE)
+    model = known.model(DENSE)
     layer = model.layers[0]
     assert isinstance(layer.attention, Attention)
     narrow = replace(layer, attention=replace(layer.attention, window=1024))
@@ -133,7 +133,7 @@ def test_layers_below_all_trained_ones_have_no_backward() -> None:
             spec_of(DENSE, finetuning="freeze", freeze_trainable_layers=-4),
         )
     )
-    model = catalog.model(DENSE)
+    model = known.model(DENSE)
     head = 6.0 * model.vocab_size * model.hidden_size * 4096 * spec_of(DENSE).job.global_batch_size
     layers = full - head
     # 32 of 36 forward alone; the output layer's products forward and for the gradients of its inputs
@@ -155,7 +155,7 @@ def test_a_frozen_tower_counts_its_forward_alone() -> None:
 
 
 def test_the_tower_is_counted_by_its_patches() -> None:
-    tower = catalog.model(VISION).vision
+    tower = known.model(VISION).vision
     assert tower is not None
     patches = patches_per_image(tower, 451_584)
     assert patches == 1764  # 441 tokens of 32 x 32 pixels, four patches each

@@ -17,6 +17,7 @@ from topoplan.operators.params import (
     parameter_count,
 )
 from topoplan.planner.case import case_of
+from topoplan.specs import known
 
 
 def rank_parameters(
@@ -63,7 +64,7 @@ def test_token_prediction_brings_a_layer_its_norms_its_projection_and_a_copy_of_
 
 @pytest.mark.parametrize("name", [DENSE, MIXED, TIED, LATENT, "Qwen/Qwen3-Next-80B-A3B-Instruct", "openai/gpt-oss-20b"])
 def test_one_rank_without_any_split_holds_the_whole_model(name: str) -> None:
-    model = catalog.model(name)
+    model = known.model(name)
     total = sum(layer_parameters(model, layer, 1, 1, 1).total for layer in model.layers)
     ends = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2) + model.hidden_size
     assert total + ends == parameter_count(model) == catalog.model_parameters(name)
@@ -72,7 +73,7 @@ def test_one_rank_without_any_split_holds_the_whole_model(name: str) -> None:
 @pytest.mark.parametrize("name", [DENSE, MIXED, LATENT])
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
 def test_ranks_of_a_tensor_group_hold_each_split_tensor_once_and_replicas_each(name: str, tp: int) -> None:
-    model = catalog.model(name)
+    model = known.model(name)
     layer = model.layers[-1]
     tensors = layer_tensors(model, layer)
     replicated = sum(t.elements for t in tensors if t.split == "replicated")
@@ -84,7 +85,7 @@ def test_ranks_of_a_tensor_group_hold_each_split_tensor_once_and_replicas_each(n
 
 
 def test_tied_embeddings_are_held_once_on_one_stage_and_twice_on_two() -> None:
-    model = catalog.model(TIED)
+    model = known.model(TIED)
     table = model.vocab_size * model.hidden_size
     (alone,) = rank_parameters(TIED)
     first, last = rank_parameters(TIED, pp=2)
@@ -93,18 +94,18 @@ def test_tied_embeddings_are_held_once_on_one_stage_and_twice_on_two() -> None:
 
 
 def test_the_vision_tower_is_whole_on_every_rank_of_the_first_stage_alone() -> None:
-    tower = catalog.model(VISION).vision
+    tower = known.model(VISION).vision
     assert tower is not None
-    language = catalog.model(DENSE)  # the language model of Qwen3-VL-8B
+    language = known.model(DENSE)  # the language model of Qwen3-VL-8B
     first, last = rank_parameters(VISION, tp=4, pp=2)
     plain_first, plain_last = rank_parameters(DENSE, tp=4, pp=2)
-    assert catalog.model(VISION).layers == language.layers
+    assert known.model(VISION).layers == language.layers
     assert first.total - plain_first.total == tower.parameters
     assert last.total == plain_last.total
 
 
 def test_a_frozen_tower_has_trainable_deepstack_mergers_only() -> None:
-    tower = catalog.model(VISION).vision
+    tower = known.model(VISION).vision
     assert tower is not None
     frozen, _ = rank_parameters(VISION, pp=2)
     trained, _ = rank_parameters(
@@ -119,7 +120,7 @@ def test_a_frozen_tower_has_trainable_deepstack_mergers_only() -> None:
 def test_a_frozen_language_model_leaves_the_tower() -> None:
     job = {"freeze_language_model": True, "freeze_vision_tower": False, "freeze_multi_modal_projector": False}
     first, last = rank_parameters(VISION, pp=2, job=job)
-    tower = catalog.model(VISION).vision
+    tower = known.model(VISION).vision
     assert tower is not None
     assert first.dense == tower.parameters
     assert last.dense == last.expert == 0
@@ -127,9 +128,9 @@ def test_a_frozen_language_model_leaves_the_tower() -> None:
 
 
 def test_megatron_pads_the_vocabulary_and_the_adapter_does_not() -> None:
-    model = catalog.model("deepseek-ai/DeepSeek-V2")
+    model = known.model("deepseek-ai/DeepSeek-V2")
     assert padded_vocab_size(model, 8, MCA.vocab_multiple) == model.vocab_size == 102400
-    qwen = catalog.model(DENSE)
+    qwen = known.model(DENSE)
     assert padded_vocab_size(qwen, 8, MEGATRON.vocab_multiple) == 152_576
     assert padded_vocab_size(qwen, 1, MEGATRON.vocab_multiple) == qwen.vocab_size == 151_936
 
@@ -140,11 +141,11 @@ def test_megatron_pads_the_vocabulary_and_the_adapter_does_not() -> None:
     [(MIXED, 3.3), ("Qwen/Qwen3-235B-A22B", 22), (LATENT, 37), ("mistralai/Mixtral-8x7B-v0.1", 12.9)],
 )
 def test_active_parameters_are_about_those_of_the_model_card(name: str, published_billions: float) -> None:
-    model = catalog.model(name)
+    model = known.model(name)
     with_embedding = active_parameter_count(model) + model.vocab_size * model.hidden_size
     assert with_embedding / 1e9 == pytest.approx(published_billions, rel=0.03)
 
 
 def test_active_parameters_of_a_dense_model_are_all_but_the_embedding() -> None:
-    model = catalog.model(DENSE)
+    model = known.model(DENSE)
     assert active_parameter_count(model) == parameter_count(model) - model.vocab_size * model.hidden_size

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tests.engines.samples import DENSE, LATENT, MIXED, layout_of, spec_of
 from tests.sizes import examples
-from topoplan import catalog
 from topoplan.layout.layout import Recompute
 from topoplan.operators.core_attention import attended_tokens
 from topoplan.operators.machine import Kernel, elementwise_s, gemm_s, peak_flops
@@ -18,16 +17,17 @@ from topoplan.operators.op import PARTS
 from topoplan.operators.shard import shard_of
 from topoplan.operators.times import layer_kernels, layer_time
 from topoplan.planner.case import case_of
+from topoplan.specs import known
 from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.model import Attention
 
-H100 = catalog.gpu("h100-sxm-80gb")
+H100 = known.gpu("h100-sxm-80gb")
 GPUS = ["v100-sxm-32gb", "a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "rtx4090-24gb"]
 EXTENT = st.integers(1, 40_000)
 
 
 def gemm(rows: float, columns: float, inner: float, *, gpu: str = "h100-sxm-80gb", **kwargs: Any) -> float:
-    card = catalog.gpu(gpu)
+    card = known.gpu(gpu)
     precision = kwargs.pop("precision", "fp16")
     return gemm_s(rows, columns, inner, card, profile_of(card), precision, **kwargs)
 
@@ -49,7 +49,7 @@ def operators(name: str, index: int = -1, precision: str = "bf16", **form: Any) 
 def test_a_gemm_is_never_quicker_than_its_flops_at_peak_nor_its_bytes_at_bandwidth(
     rows: int, columns: int, inner: int, gpu: str
 ) -> None:
-    card = catalog.gpu(gpu)
+    card = known.gpu(gpu)
     seconds = gemm(rows, columns, inner, gpu=gpu)
     assert seconds >= 2.0 * rows * columns * inner / card.fp16_flops
     assert seconds >= 2.0 * (rows * inner + inner * columns + rows * columns) / card.memory_bytes_per_s
@@ -102,7 +102,7 @@ def test_a_grouped_gemm_costs_at_least_as_much_as_one_of_the_same_rows() -> None
     ],
 )
 def test_a_precision_that_the_card_lacks_falls_back_to_the_next_one_up(gpu: str, precision: str, field: str) -> None:
-    card = catalog.gpu(gpu)
+    card = known.gpu(gpu)
     assert peak_flops(card, precision) == getattr(card, field)
 
 
@@ -121,7 +121,7 @@ def test_attention_grows_with_the_square_of_the_sequence() -> None:
 
 
 def test_attention_is_never_quicker_than_its_flops_at_peak() -> None:
-    card = catalog.gpu("b200-sxm-180gb")
+    card = known.gpu("b200-sxm-180gb")
     for name, heads, width in ((DENSE, 32, 128), (LATENT, 128, (192 + 128) / 2)):
         flops = 2 * 4096 * (4096 / 2) * heads * 2 * width
         assert operators(name)["core_attn"].forward_s > flops / card.bf16_flops

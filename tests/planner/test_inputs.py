@@ -15,6 +15,7 @@ from topoplan import catalog
 from topoplan.errors import SpecError
 from topoplan.planner.inputs import spec_from_dict
 from topoplan.planner.view import spec_to_dict
+from topoplan.specs import known
 from topoplan.specs.cluster import Cluster, Fabric, Host
 from topoplan.specs.job import Job
 from topoplan.specs.json_source import parse_json
@@ -31,8 +32,8 @@ from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
 
 # No field that has a default is at it.
-_GPU = replace(catalog.gpu("b200-sxm-180gb"), name="mine-180gb", bf16_flops=989 * 10**12, source="measured, “here”")
-_QWEN = catalog.model("Qwen/Qwen3-VL-8B-Instruct")
+_GPU = replace(known.gpu("b200-sxm-180gb"), name="mine-180gb", bf16_flops=989 * 10**12, source="measured, “here”")
+_QWEN = known.model("Qwen/Qwen3-VL-8B-Instruct")
 _SOFTMAX = Attention(
     heads=8, kv_heads=2, head_dim=64, qkv_bias=True, out_bias=True, qk_norm=True, output_gate=True, sinks=True, window=9
 )
@@ -245,13 +246,13 @@ def test_equal_layers_are_one_shared_object() -> None:
 
 @pytest.mark.parametrize("name", catalog.gpu_names())
 def test_every_gpu_of_the_catalog_comes_back(name: str) -> None:
-    spec = replace(FULL, profile=None, cluster=replace(FULL.cluster, gpu=catalog.gpu(name)))
+    spec = replace(FULL, profile=None, cluster=replace(FULL.cluster, gpu=known.gpu(name)))
     assert_same(again(spec), spec)
 
 
 def test_every_model_of_the_catalog_comes_back() -> None:
     for name in catalog.model_names():
-        spec = replace(FULL, model=catalog.model(name))
+        spec = replace(FULL, model=known.model(name))
         assert_same(again(spec), spec)
 
 

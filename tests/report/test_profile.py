@@ -14,10 +14,11 @@ from topoplan.report.profile import (
     shown_value,
     unit,
 )
+from topoplan.specs import known
 from topoplan.specs.gpu_profile import BANDS, CONSTANTS, profile_of
 from topoplan.specs.profile import read_profile
 
-H100 = catalog.gpu("h100-sxm-80gb")
+H100 = known.gpu("h100-sxm-80gb")
 
 
 def test_json_has_every_number_with_unit_meaning_and_source() -> None:
@@ -65,7 +66,7 @@ def test_the_tables_fit() -> None:
     for name in ("h100-sxm-80gb", "v100-sxm-32gb"):
         stream = io.StringIO()
         console = Console(file=stream, width=80, color_system=None, highlight=False)
-        print_profile(console, catalog.gpu(name), profile_of(catalog.gpu(name)))
+        print_profile(console, known.gpu(name), profile_of(known.gpu(name)))
         print_profiles(console)
         text = stream.getvalue()
         assert max(map(len, text.splitlines())) <= 80
@@ -79,7 +80,7 @@ def test_what_another_entry_has_says_what_it_is_there() -> None:
 
 
 def test_times_are_written_in_the_unit_that_suits_them() -> None:
-    card = catalog.gpu("h100-sxm-80gb")
+    card = known.gpu("h100-sxm-80gb")
     lines = profile_text(card, profile_of(card)).splitlines()
     assert "step_overhead_s: 10ms" in lines
     assert "kernel_launch_s: 4us" in lines
@@ -87,7 +88,7 @@ def test_times_are_written_in_the_unit_that_suits_them() -> None:
 
 def test_the_file_that_is_written_is_one_that_is_read_and_changes_nothing(tmp_path: Path) -> None:
     for name in catalog.gpu_names():
-        card = catalog.gpu(name)
+        card = known.gpu(name)
         path = tmp_path / f"{name}.yaml"
         path.write_text(profile_text(card, profile_of(card)))
         own = read_profile(path)

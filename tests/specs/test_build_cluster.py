@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from tests.specs.documents import BOX, refusal, spec_of
-from topoplan import catalog
+from topoplan.specs import known
 from topoplan.specs.cluster import MOST_GPUS, Cluster
 
 OWN_GPU = {"name": "x200", "memory": "96GiB", "bf16_tflops": 500, "memory_bandwidth": "4TB/s"}
@@ -18,7 +18,7 @@ def cluster(**keys: Any) -> Cluster:
 
 class TestTheShortForm:
     def test_takes_every_link_of_the_usual_machine(self) -> None:
-        gpu, found = catalog.gpu(H100), cluster(gpu="H100-SXM-80GB", nodes=4, gpus_per_node=8)
+        gpu, found = known.gpu(H100), cluster(gpu="H100-SXM-80GB", nodes=4, gpus_per_node=8)
         assert found.nvlink_bytes_per_s == gpu.nvlink_bytes_per_s == 450e9
         assert (found.nvlink_domain_gpus, found.nics_per_node, found.nic_bytes_per_s) == (8, 8, 50e9)
         assert found.pcie_bytes_per_s == gpu.pcie_bytes_per_s
@@ -105,7 +105,7 @@ class TestAGpuBlock:
 
     def test_of_a_catalog_name_changes_what_it_gives(self) -> None:
         gpu = cluster(**{**BOX, "gpu": {"name": H100, "memory": "95GiB"}}).gpu
-        assert (gpu.memory_bytes, gpu.bf16_flops) == (95 * 2**30, catalog.gpu(H100).bf16_flops)
+        assert (gpu.memory_bytes, gpu.bf16_flops) == (95 * 2**30, known.gpu(H100).bf16_flops)
 
     @pytest.mark.parametrize("key", ["memory", "bf16_tflops", "memory_bandwidth"])
     def test_says_which_figure_is_missing(self, key: str) -> None:

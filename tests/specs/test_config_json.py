@@ -7,6 +7,7 @@ import pytest
 
 from topoplan import catalog
 from topoplan.errors import ModelError
+from topoplan.specs import known
 from topoplan.specs.config_json import model_from_config
 from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Mlp, Model, Moe
 
@@ -119,8 +120,8 @@ def test_a_fact_is_read_from_its_keys_and_its_type(
 
 
 def test_limits_of_the_catalogs_models_are_those_of_their_configs() -> None:
-    assert groups(catalog.model("deepseek-ai/DeepSeek-V3")) == (8, 4)
-    assert groups(catalog.model("moonshotai/Moonlight-16B-A3B")) == (1, 1)
+    assert groups(known.model("deepseek-ai/DeepSeek-V3")) == (8, 4)
+    assert groups(known.model("moonshotai/Moonlight-16B-A3B")) == (1, 1)
 
 
 def test_layers_of_a_llama_are_one_shared_object() -> None:
@@ -192,7 +193,7 @@ def test_latent_attention_is_read_with_and_without_a_query_rank() -> None:
 
 
 def test_linear_attention_takes_three_layers_of_four() -> None:
-    model = catalog.model("Qwen/Qwen3-Next-80B-A3B-Instruct")
+    model = known.model("Qwen/Qwen3-Next-80B-A3B-Instruct")
     kinds = [isinstance(layer.attention, LinearAttention) for layer in model.layers]
     assert kinds == [True, True, True, False] * 12
     full = attention(model, 3)
@@ -224,19 +225,19 @@ def test_which_layers_see_a_window_only(changes: dict[str, Any], windows: list[i
 
 
 def test_gpt_oss_has_sinks_and_biases_in_experts_and_router() -> None:
-    model = catalog.model("openai/gpt-oss-20b")
+    model = known.model("openai/gpt-oss-20b")
     assert attention(model).sinks
     assert (moe(model).bias, moe(model).router_bias, moe(model).gated) == (True, True, True)
     assert [attention(model, i).window for i in range(2)] == [128, 0]
 
 
 def test_prediction_layers_are_kept_apart_from_the_others() -> None:
-    model = catalog.model("deepseek-ai/DeepSeek-V3")
+    model = known.model("deepseek-ai/DeepSeek-V3")
     assert (model.mtp_layers, model.num_layers) == (1, 61)
 
 
 def test_a_vision_tower_is_read_from_flat_and_from_nested_configs() -> None:
-    flat, nested = catalog.model("Qwen/Qwen2.5-VL-7B-Instruct"), catalog.model("Qwen/Qwen3-VL-8B-Instruct")
+    flat, nested = known.model("Qwen/Qwen2.5-VL-7B-Instruct"), known.model("Qwen/Qwen3-VL-8B-Instruct")
     assert flat.vision is not None
     assert nested.vision is not None
     assert (flat.vision.gated, flat.vision.layers, flat.vision.min_first_stage_layers) == (True, 32, 0)
@@ -260,15 +261,15 @@ def test_the_parts_of_a_vision_tower_have_the_parameters_of_their_modules(
     name: str, encoder: int, projector: int, deepstack: int
 ) -> None:
     # Summed over the parameters of transformers' modules (5.6) by name: merger, deepstack_merger_list, all others.
-    tower = catalog.model(name).vision
+    tower = known.model(name).vision
     assert tower is not None
     found = (tower.encoder_parameters, tower.projector_parameters, tower.deepstack_parameters)
     assert found == (encoder, projector, deepstack)
 
 
 def test_ties_of_a_vision_language_model_stand_in_its_outer_config() -> None:
-    assert catalog.model("Qwen/Qwen3-VL-4B-Instruct").tie_word_embeddings
-    assert not catalog.model("Qwen/Qwen3-VL-8B-Instruct").tie_word_embeddings
+    assert known.model("Qwen/Qwen3-VL-4B-Instruct").tie_word_embeddings
+    assert not known.model("Qwen/Qwen3-VL-8B-Instruct").tie_word_embeddings
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from tests.engines.samples import spec_of
 from topoplan import catalog
 from topoplan.catalog import profile_entries
+from topoplan.specs import known
 from topoplan.specs.gpu_profile import (
     BANDS,
     CONSTANTS,
@@ -24,7 +25,7 @@ from topoplan.specs.gpu_profile import (
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.profile_form import ProfileForm
 
-H100 = catalog.gpu("h100-sxm-80gb")
+H100 = known.gpu("h100-sxm-80gb")
 KINDS = {"published", "fitted", "assumed"}
 
 
@@ -42,7 +43,7 @@ def test_what_is_about_one_thing_stands_together_in_the_same_order() -> None:
 
 def test_profiles_that_are_a_cards_are_no_architectures() -> None:
     assert set(profile_entries()) - set(catalog.architectures()) == {"ga10x"}
-    assert {catalog.gpu(name).architecture for name in catalog.gpu_names()} == set(catalog.architectures())
+    assert {known.gpu(name).architecture for name in catalog.gpu_names()} == set(catalog.architectures())
 
 
 @pytest.mark.parametrize("name", list(profile_entries()))
@@ -62,23 +63,23 @@ def test_every_constant_says_where_it_comes_from(name: str) -> None:
 
 @pytest.mark.parametrize("name", catalog.gpu_names())
 def test_every_constant_is_one_that_a_user_could_give(name: str) -> None:
-    profile = profile_of(catalog.gpu(name))
+    profile = profile_of(known.gpu(name))
     numbers = {key: getattr(profile, key) for key in (*CONSTANTS, *BANDS)}
     assert ProfileForm.model_validate({"gpu": name, **numbers}).given() == {"gpu": name, **numbers}
 
 
 def test_a_constant_of_the_kin_is_the_kins_and_says_so() -> None:
-    ada, ampere = profile_of(catalog.gpu("rtx4090-24gb")), profile_of(catalog.gpu("a100-sxm-80gb"))
+    ada, ampere = profile_of(known.gpu("rtx4090-24gb")), profile_of(known.gpu("a100-sxm-80gb"))
     assert ada.memory_efficiency == ampere.memory_efficiency
     assert ada.origins["memory_efficiency"].kin == "ampere"
     assert ada.origins["memory_efficiency"].source == ampere.origins["memory_efficiency"].source
     assert ada.origins["memory_efficiency"].kind_of_kin == ampere.origins["memory_efficiency"].kind
-    volta = profile_of(catalog.gpu("v100-sxm-32gb"))
+    volta = profile_of(known.gpu("v100-sxm-32gb"))
     assert volta.gemm_tile == ada.gemm_tile
 
 
 def test_cards_whose_chips_are_unlike_the_measured_ones_do_not_have_their_bands() -> None:
-    a6000, a100 = profile_of(catalog.gpu("a6000-48gb")), profile_of(catalog.gpu("a100-sxm-80gb"))
+    a6000, a100 = profile_of(known.gpu("a6000-48gb")), profile_of(known.gpu("a100-sxm-80gb"))
     assert (a6000.name, a6000.kin) == ("ga10x", "ampere")
     assert a6000.gemm_efficiency == a100.gemm_efficiency
     assert a6000.time_band == min(WIDER_FOR_NONE * a100.time_band, WIDEST)
@@ -88,9 +89,9 @@ def test_cards_whose_chips_are_unlike_the_measured_ones_do_not_have_their_bands(
 def test_a_card_that_the_catalog_does_not_know_does_not_have_the_bands_of_those_that_were_measured(
     like: str, kin: str
 ) -> None:
-    known = catalog.gpu(like)
-    card = replace(known, name="some-card")
-    profile, theirs = profile_of(card), profile_of(known)
+    usual = known.gpu(like)
+    card = replace(usual, name="some-card")
+    profile, theirs = profile_of(card), profile_of(usual)
     assert profile.gemm_efficiency == theirs.gemm_efficiency
     assert profile.time_band == min(WIDER_FOR_NONE * theirs.time_band, WIDEST)
     assert profile.memory_band == WIDER_FOR_NONE * theirs.memory_band
@@ -101,7 +102,7 @@ def test_a_card_that_the_catalog_does_not_know_does_not_have_the_bands_of_those_
 
 
 def test_a_card_of_an_architecture_without_runs_has_its_bands_once_widened() -> None:
-    ada = catalog.gpu("rtx4090-24gb")
+    ada = known.gpu("rtx4090-24gb")
     profile = profile_of(replace(ada, name="some-card"))
     assert (profile.kin, profile.time_band) == ("ampere", profile_of(ada).time_band)
 

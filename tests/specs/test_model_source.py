@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from topoplan import catalog
 from topoplan.errors import ModelError
+from topoplan.specs import known
 from topoplan.specs.model_source import load_model
 
 LLAMA: dict[str, Any] = {
@@ -30,7 +30,7 @@ def write(directory: Path, text: str, name: str = "config.json") -> Path:
 
 
 def test_a_catalog_name_wins_and_needs_no_file(tmp_path: Path) -> None:
-    assert load_model("qwen3-8b", base=tmp_path) is catalog.model("Qwen/Qwen3-8B")
+    assert load_model("qwen3-8b", base=tmp_path) is known.model("Qwen/Qwen3-8B")
 
 
 def test_a_directory_is_read_relative_to_the_spec(tmp_path: Path) -> None:

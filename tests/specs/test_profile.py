@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from topoplan import catalog
 from topoplan.errors import InputError, SpecError, UnitError
+from topoplan.specs import known
 from topoplan.specs.load import load_spec, spec_from_document
 from topoplan.specs.profile import OwnProfile, read_profile
 
@@ -89,7 +89,7 @@ def test_the_gpu_has_to_be_named(tmp_path: Path) -> None:
 
 
 def test_a_profile_is_of_a_card_or_of_its_architecture(tmp_path: Path) -> None:
-    h100, a100 = catalog.gpu("h100-sxm-80gb"), catalog.gpu("a100-sxm-80gb")
+    h100, a100 = known.gpu("h100-sxm-80gb"), known.gpu("a100-sxm-80gb")
     assert profile(tmp_path, "gpu: hopper\n").is_of(h100)
     found = profile(tmp_path, "gpu: h100-sxm-80gb\n")
     found.check_gpu(h100)

@@ -23,6 +23,7 @@ from topoplan.operators.eager import LayerUse
 from topoplan.operators.finetuning import elements_of
 from topoplan.operators.linears import layer_linears
 from topoplan.operators.logits import FORWARD_LOGIT_BYTES, LOGIT_BYTES
+from topoplan.specs import known
 from topoplan.specs.config_json import model_from_config
 
 pytestmark = pytest.mark.verify
@@ -268,7 +269,7 @@ def test_linear_layers_of_the_catalog_have_the_names_and_shapes_of_transformers(
     auto = transformers.AutoModelForImageTextToText if multimodal else transformers.AutoModelForCausalLM
     with torch.device("meta"):
         whole = auto.from_config(config)
-    model = catalog.model(name)
+    model = known.model(name)
     found = [Counter() for _ in model.layers]
     for path, module in whole.named_modules():
         place = re.search(r"\blayers\.(\d+)\.", path)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from topoplan import catalog
 from topoplan.operators.activations import layer_activations
 from topoplan.operators.adapters import DROPOUT, LORA_RANK, Adapters
 from topoplan.operators.layers import mtp_layer
@@ -20,6 +19,7 @@ from topoplan.operators.linears import megatron_linears
 from topoplan.operators.op import Linear
 from topoplan.operators.params import adapter_parameters, adapter_tensors, cut, replicated_elements
 from topoplan.operators.shard import Shard
+from topoplan.specs import known
 from topoplan.specs.model import Layer, Model, Moe
 
 pytestmark = pytest.mark.verify
@@ -48,7 +48,7 @@ def base_of(linear: Linear) -> str:
 
 def layers() -> Iterator[tuple[Model, Layer, int, int]]:
     for name in MODELS:
-        model = catalog.model(name)
+        model = known.model(name)
         for layer in (*{id(layer): layer for layer in model.layers}.values(), mtp_layer(model)):
             for tp, ep in GRIDS:
                 yield model, layer, tp, ep
@@ -89,7 +89,7 @@ def built() -> list[list[dict[str, int]]]:
 def test_what_an_adapter_saves_is_what_is_predicted_beside_a_frozen_layer() -> None:
     wanted, predicted = [], []
     for name, ep in SMALL:
-        model = catalog.model(name)
+        model = known.model(name)
         shard = Shard(
             **{"tokens": 16, "seq_len": 16, "tp": 1, "cp": 1, "ep": ep, "etp": 1},
             **{"sequence_parallel": False, "precision": "bf16", "adapters": ADAPTERS},

@@ -17,6 +17,7 @@ from topoplan import catalog
 from topoplan.backends.mca import SUPPORTED_MODEL_TYPES
 from topoplan.emit.bundle import bundle_warnings, generate
 from topoplan.planner.plan import Plan
+from topoplan.specs import known
 from topoplan.specs.config_json import model_from_config
 from topoplan.specs.facts import facts_of
 from topoplan.specs.model import Model
@@ -65,7 +66,7 @@ def config_of(model_type: str) -> dict[str, Any]:
 
 def model_of(model_type: str) -> Model:
     if model_type in CHECKPOINTS:
-        return catalog.model(CHECKPOINTS[model_type])
+        return known.model(CHECKPOINTS[model_type])
     return model_from_config(config_of(model_type), name=model_type, where=model_type)
 
 

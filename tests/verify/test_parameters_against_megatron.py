@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from tests.engines.samples import spec_of
-from topoplan import catalog
 from topoplan.engines.megatron.states import stage_parameters
 from topoplan.layout.layout import Layout
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.planner.case import case_of
+from topoplan.specs import known
 from topoplan.specs.model import Attention, LatentAttention, Model, Moe
 
 pytestmark = pytest.mark.verify
@@ -228,7 +228,7 @@ def without_a_gpu(monkeypatch):
     ("name", "degrees"), CASES, ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else value
 )
 def test_every_stage_holds_what_megatron_builds(name, degrees):
-    model = catalog.model(name)
+    model = known.model(name)
     layout = layout_of(model, degrees)
     if layout is None:
         pytest.skip("the model's heads do not allow these degrees")
@@ -265,7 +265,7 @@ MTP = [
 
 @pytest.mark.parametrize(("name", "mtp_layers", "degrees", "pipeline_layout"), MTP, ids=str)
 def test_every_stage_holds_the_token_prediction_that_megatron_builds(name, mtp_layers, degrees, pipeline_layout):
-    model = catalog.model(name)
+    model = known.model(name)
     tp, pp, vpp, cp, ep, etp, dp = degrees
     layout = Layout(
         tp=tp,

@@ -28,6 +28,7 @@ from topoplan.emit.bundle import generate
 from topoplan.layout.layout import stages_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.search import rank
+from topoplan.specs import known
 from topoplan.specs.config_json import model_from_config
 from topoplan.specs.load import load_spec
 from topoplan.specs.model import Model
@@ -86,7 +87,7 @@ def best_of_shipped_spec(path: Path, stage: str) -> Sample:
 
 def best_of_type(model_type: str) -> Sample:
     """Its smallest model of the catalog, or what transformers takes for its default."""
-    names = [name for name in catalog.model_names() if catalog.model(name).model_type == model_type]
+    names = [name for name in catalog.model_names() if known.model(name).model_type == model_type]
     if names:
         name = min(names, key=catalog.model_parameters)
         config = catalog.model_config(name)

@@ -16,6 +16,7 @@ from topoplan.engines.megatron.rules import RULES
 from topoplan.layout.layout import Recompute
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.planner.case import case_of
+from topoplan.specs import known
 
 REASON = "mcore_adapter is not installed (https://github.com/alibaba/ROLL, mcore_adapter/)"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -125,7 +126,7 @@ def test_uniform_recomputation_of_deepstack_models_is_one_layer_at_a_time() -> N
 def test_the_vocabulary_of_every_supported_model_is_the_checkpoints() -> None:
     from mcore_adapter.models.converter.template import get_template
 
-    supported = {catalog.model(name).model_type for name in catalog.model_names()} & SUPPORTED_MODEL_TYPES
+    supported = {known.model(name).model_type for name in catalog.model_names()} & SUPPORTED_MODEL_TYPES
     assert len(supported) > 8
     for model_type in supported:
         mapping = get_template(model_type).config_hf_to_mca

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.emit.samples import CLUSTER, ONE_NODE, make_spec_and_plan
-from topoplan.catalog import model
 from topoplan.emit.trinity.document import trinity_files
 from topoplan.layout.layout import Recompute
+from topoplan.specs.known import model
 
 pytestmark = pytest.mark.verify
 pytest.importorskip("trinity", reason="trinity-rft is not installed (the verify-trinity extra has it)")

@@ -1,9 +1,10 @@
 """The GPUs and models that topoplan knows, as data.
 
-`gpus.json` has the vendors' figures in the vendors' units; they become bytes, seconds and FLOP/s here. `profiles.json`
-has what is fitted or measured of each architecture (`specs/gpu_profile.py`), and is the list of architectures.
-`models.json` lists the names, and `models/<architecture>.json` holds the config.json fields that matter and the exact
-parameter count of the architecture that these names share. Each file is read when it is first needed, and once.
+`gpus.json` has the vendors' figures in the vendors' units (`specs/known.py` makes bytes, seconds and FLOP/s of them).
+`profiles.json` has what is fitted or measured of each architecture (`specs/gpu_profile.py`), and is the list of
+architectures. `models.json` lists the names, and `models/<architecture>.json` holds the config.json fields that matter
+and the exact parameter count of the architecture that these names share. Each file is read when it is first needed,
+and once.
 """
 
 from __future__ import annotations
@@ -16,13 +17,6 @@ from importlib.resources import files
 from typing import Any
 
 from topoplan.errors import ModelError, SpecError, nearest
-from topoplan.specs.config_json import model_from_config
-from topoplan.specs.gpu import Gpu
-from topoplan.specs.model import Model
-
-_MIB = 2**20
-_GIGA = 1e9
-_TERA = 1e12
 
 
 def _load(*path: str) -> Any:
@@ -44,19 +38,15 @@ def _suggestion(word: str, known: Iterable[str]) -> str:
 
 
 @lru_cache(maxsize=1)
-def _gpu_table() -> dict[str, dict[str, Any]]:
-    table: dict[str, dict[str, Any]] = _load("gpus.json")
+def gpu_table() -> Mapping[str, Mapping[str, Any]]:
+    """The entries of `gpus.json` by name."""
+    table: Mapping[str, Mapping[str, Any]] = _load("gpus.json")
     return table
 
 
-def _flops(row: Mapping[str, Any], key: str) -> float | None:
-    return row[key] * _TERA if row[key] is not None else None
-
-
-@lru_cache(maxsize=64)
-def gpu(name: str) -> Gpu:
-    """The GPU of that catalog name, in any case. Raises SpecError, with the nearest known name."""
-    table = _gpu_table()
+def gpu_row(name: str) -> tuple[str, Mapping[str, Any]]:
+    """(catalog name, figures in the vendor's units) of a GPU, in any case. Raises SpecError, with the nearest name."""
+    table = gpu_table()
     key = name.strip().lower()
     if key not in table:
         raise SpecError(
@@ -64,44 +54,12 @@ def gpu(name: str) -> Gpu:
             expected=_suggestion(name, table) or f"known are {', '.join(table)}",
             remedy="`topoplan gpus` lists the known ones, and a gpu: block of its own describes any other",
         )
-    row = table[key]
-    return Gpu(
-        name=key,
-        architecture=row["architecture"],
-        memory_bytes=row["memory_mib"] * _MIB,
-        memory_bytes_per_s=row["memory_gb_per_s"] * _GIGA,
-        bf16_flops=row["bf16_tflops"] * _TERA,
-        fp16_flops=row["fp16_tflops"] * _TERA,
-        fp8_flops=_flops(row, "fp8_tflops"),
-        fp4_flops=_flops(row, "fp4_tflops"),
-        sm_count=row["sm_count"],
-        nvlink_bytes_per_s=row["nvlink_gb_per_s_both_ways"] / 2 * _GIGA,
-        nvlink_domain_gpus=row["nvlink_domain_gpus"],
-        pcie_bytes_per_s=row["host_link_gb_per_s_each_way"] * _GIGA,
-        gpus_per_node=row["gpus_per_node"],
-        nics_per_node=row["nics_per_node"],
-        nic_bytes_per_s=row["nic_gbit_per_s"] / 8 * _GIGA,
-        source=row["source"],
-    )
-
-
-def gpu_of_driver(name: str, memory_bytes: int | None) -> Gpu | None:
-    """The GPU that the driver calls `name` (`NVIDIA H100 80GB HBM3`), or None.
-
-    Cards of one name come with more or less memory. One whose `memory_bytes` is a tenth off is another card.
-    """
-    short = re.sub(r"^(?:NVIDIA |Tesla )+", "", name.strip())
-    for key, row in _gpu_table().items():
-        if short in row["driver_names"]:
-            usual = row["memory_mib"] * _MIB
-            if memory_bytes is None or abs(memory_bytes - usual) <= usual / 10:
-                return gpu(key)
-    return None
+    return key, table[key]
 
 
 def gpu_names() -> tuple[str, ...]:
     """Catalog names of the GPUs, in the order of `gpus.json`."""
-    return tuple(_gpu_table())
+    return tuple(gpu_table())
 
 
 @lru_cache(maxsize=1)
@@ -169,7 +127,8 @@ def unknown_model(name: str) -> ModelError:
     )
 
 
-def _published_name(name: str) -> str:
+def published_name(name: str) -> str:
+    """How a model is called that has this name, a mirror's or a short one. Raises ModelError, with the nearest name."""
     matches = _names().matches(name)
     if not matches:
         raise unknown_model(name)
@@ -180,28 +139,15 @@ def _published_name(name: str) -> str:
 
 def model_config(name: str) -> dict[str, Any]:
     """The config.json fields of that model. Raises ModelError for an unknown or ambiguous name."""
-    architecture, differences = _names().published[_published_name(name)]
+    architecture, differences = _names().published[published_name(name)]
     return {**_architecture(architecture)["config"], **differences}
 
 
 def model_parameters(name: str) -> int:
     """The published number of parameters, multi-token prediction left out. Raises ModelError for an unknown name."""
-    architecture, _ = _names().published[_published_name(name)]
+    architecture, _ = _names().published[published_name(name)]
     count: int = _architecture(architecture)["parameters"]
     return count
-
-
-@lru_cache(maxsize=256)
-def _model(published_name: str) -> Model:
-    return model_from_config(model_config(published_name), name=published_name, where=f"catalog: {published_name}")
-
-
-def model(name: str) -> Model:
-    """The model of that name. `name` is a Hugging Face id in any case, with or without its organisation.
-
-    Raises ModelError for an unknown or ambiguous name, with the nearest known one.
-    """
-    return _model(_published_name(name))
 
 
 def model_names() -> tuple[str, ...]:

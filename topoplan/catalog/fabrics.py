@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, get_args
 
-from topoplan.specs.cluster import FabricKind
+FabricKind = Literal["infiniband", "roce", "efa", "tcpxo", "ethernet"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from topoplan import catalog
 from topoplan.backends.mca import check_job, check_precision
 from topoplan.check.best import best_of, ways_to_fit
 from topoplan.check.job.data_parallel import USUAL_SEQ_LEN
@@ -24,6 +23,7 @@ from topoplan.errors import InputError, listed
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.planner.what_if import Search
+from topoplan.specs import known
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.profile import OwnProfile
 
@@ -171,7 +171,7 @@ def _states_bytes(plan: Plan) -> float:
 
 
 def _usual_machines(nodes: int, gpus_per_node: int) -> Cluster:
-    gpu = catalog.gpu(_USUAL_CARD)
+    gpu = known.gpu(_USUAL_CARD)
     return Cluster(
         name=f"{nodes} x {gpus_per_node} {gpu.name}",
         nodes=nodes,

@@ -30,7 +30,6 @@ def profile(
 
     Without a GPU: all profiles. Exit code 2: bad input.
     """
-    from topoplan.catalog import gpu as gpu_named
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.errors import InputError
     from topoplan.report.profile import (
@@ -41,6 +40,7 @@ def profile(
         profiles_to_dict,
     )
     from topoplan.specs.gpu_profile import profile_of
+    from topoplan.specs.known import gpu as gpu_named
     from topoplan.specs.profile import read_profile
 
     if output is not None and as_json:

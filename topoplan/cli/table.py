@@ -47,11 +47,11 @@ def table(
     """
     import sys
 
-    from topoplan.catalog import gpu as gpu_named
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.errors import InputError
     from topoplan.planner.table import table as table_of
     from topoplan.report.table import print_table, table_to_dict, write_csv
+    from topoplan.specs.known import gpu as gpu_named
 
     if as_csv and as_json:
         raise InputError("--csv and --json cannot be used together", remedy="leave one out")

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from topoplan import catalog
-from topoplan.catalog.fabrics import machine_of
+from topoplan.catalog.fabrics import FabricKind, machine_of
 from topoplan.catalog.packages import PYTHON, is_version, packages
 from topoplan.emit.yaml_text import one_line, scalar
 from topoplan.hosts.check import Check
@@ -18,7 +17,7 @@ from topoplan.hosts.compute_network import ComputeNetwork
 from topoplan.hosts.differences import differences, gpu_names, memory_of, named
 from topoplan.hosts.facts import GpuFacts, HostFacts
 from topoplan.hosts.probed import Probed, network_of, socket_interface, usable_address
-from topoplan.specs.cluster import FabricKind
+from topoplan.specs import known
 from topoplan.specs.gpu import Gpu
 from topoplan.units import format_bit_rate, format_byte_rate, format_gib
 
@@ -54,9 +53,9 @@ def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None) -> Draft:
     gpus = [gpu for one in hosts for gpu in one.facts.gpus or ()]
     per_node = min(len(one.facts.gpus or ()) for one in hosts)
     memory = min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes), default=None)
-    known = catalog.gpu_of_driver(gpus[0].name, memory)
-    is_rack = known is not None and known.nvlink_domain_gpus > known.gpus_per_node
-    if known is None:
+    card = known.gpu_of_driver(gpus[0].name, memory)
+    is_rack = card is not None and card.nvlink_domain_gpus > card.gpus_per_node
+    if card is None:
         findings.append(
             Check(
                 name="gpu-figures",
@@ -66,16 +65,16 @@ def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None) -> Draft:
                 remedy="fill in the figures of its data sheet under `gpu` in the spec",
             )
         )
-    title = name or f"{_slug(known.name if known else gpus[0].name)}-{len(hosts)}x{per_node}"
+    title = name or f"{_slug(card.name if card else gpus[0].name)}-{len(hosts)}x{per_node}"
     blocks = [
         _head(hosts),
         [
             _line("name", scalar(title)),
             _line("nodes", len(hosts)),
             _line("gpus_per_node", per_node, _count_reason(hosts, per_node)),
-            *_gpu_lines(known, gpus[0].name, memory),
+            *_gpu_lines(card, gpus[0].name, memory),
         ],
-        [*_nvlink(known, gpus, [one.facts for one in hosts], findings), *_network(hosts, networks, findings)],
+        [*_nvlink(card, gpus, [one.facts for one in hosts], findings), *_network(hosts, networks, findings)],
         _machine(hosts, gpus, is_rack),
         _software([one.facts for one in hosts]),
         _host_lines(hosts, networks),
@@ -85,7 +84,7 @@ def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None) -> Draft:
     return Draft(
         text=f"{text}{_SEAL}{_digest(text)}\n",
         findings=tuple(findings),
-        is_complete=known is not None,
+        is_complete=card is not None,
     )
 
 

@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from topoplan.catalog.fabrics import kind_of_link_layer, machine_of
+from topoplan.catalog.fabrics import FabricKind, kind_of_link_layer, machine_of
 from topoplan.hosts.facts import AdapterFacts, HostFacts
-from topoplan.specs.cluster import Fabric, FabricKind
+from topoplan.specs.cluster import Fabric
 
 _NEAR = ("PIX", "PXB")
 """Between a GPU and an adapter that share PCIe switches: data need not cross the CPU."""

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from topoplan.catalog import gpu, gpu_names, model, model_names
+from topoplan.catalog import gpu_names, model_names
 from topoplan.operators.params import parameter_count
 from topoplan.report.text import billions, gib, significant
+from topoplan.specs.known import gpu, model
 from topoplan.specs.model import LatentAttention, LinearAttention, Model, Moe
 
 

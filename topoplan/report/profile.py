@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from topoplan.catalog import gpu as gpu_named
 from topoplan.catalog import gpu_names
 from topoplan.planner.bands import EarnedBand
 from topoplan.planner.view import rounded
@@ -21,6 +20,7 @@ from topoplan.report.paragraphs import paragraph
 from topoplan.report.text import counted
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.gpu_profile import BANDS, CONSTANTS, FEW_FIGURES, Origin, Profile, profile_of
+from topoplan.specs.known import gpu as gpu_named
 from topoplan.specs.profile_form import ProfileForm
 from topoplan.units import parse_rate, parse_seconds
 

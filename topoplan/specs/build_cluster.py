@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from topoplan import catalog
 from topoplan.errors import SpecError, UnitError
+from topoplan.specs import known
 from topoplan.specs.cluster import MOST_GPUS, Cluster, Fabric, Host
 from topoplan.specs.document import Document
 from topoplan.specs.gpu import Gpu
@@ -111,7 +112,7 @@ def _gpu(document: Document) -> tuple[Gpu, bool]:
     figures = document.form.gpu.given()
     name = figures.pop("name")
     with document.about("gpu") if not figures else suppress(SpecError):
-        return replace(catalog.gpu(name), **figures), True
+        return replace(known.gpu(name), **figures), True
     needed = (
         ("memory_bytes", "memory", "81559MiB"),
         ("bf16_flops", "bf16_tflops", "989"),

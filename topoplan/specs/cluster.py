@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
+from topoplan.catalog.fabrics import FabricKind
 from topoplan.specs.batch_options import BATCH_OPTIONS
 from topoplan.specs.blocks import Block, key
 from topoplan.specs.gpu import Gpu
@@ -15,7 +16,6 @@ from topoplan.specs.passed_on import ENVIRONMENT, SECRET_NAMES, VERSIONS
 MOST_GPUS = 131_072
 """In one cluster: the largest that a spec may describe, as that many nodes of one GPU or fewer of more."""
 
-FabricKind = Literal["infiniband", "roce", "efa", "tcpxo", "ethernet"]
 Nodes = Annotated[int, Count(1, MOST_GPUS)]
 GpusPerNode = Annotated[int, Count(1, 144)]
 Nics = Annotated[int, Count(1, 64)]

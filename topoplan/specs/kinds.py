@@ -13,6 +13,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from topoplan import units
+from topoplan.catalog import architectures
 from topoplan.errors import InputError, SpecError, UnitError, listed, nearest
 from topoplan.specs.scalars import as_fraction, as_number, as_switch, as_whole
 from topoplan.units import quote, shown
@@ -261,17 +262,11 @@ class Quantity(Checked):
         super().__init__(in_base_units, {"anyOf": [text, bare]} if bare_unit else text)
 
 
-def _architectures() -> tuple[str, ...]:
-    from topoplan import catalog  # which itself is made of these kinds
-
-    return catalog.architectures()
-
-
 SPEED = Quantity(FLOPS, 1e12, 1e17, "1TFLOPS to 100PFLOPS", bare_unit=1e12)
 LATENCY = Quantity(SECONDS, 1e-7, 0.1, "100ns to 100ms")
 PATH = Text(pattern=r"/.*", meaning="an absolute path")
 GPU_NAME = Text(pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*", meaning="a GPU's name", longest=64)
-ARCHITECTURE = Choice(_architectures)
+ARCHITECTURE = Choice(architectures)
 DEGREE = Count(1, 1_000_000)
 """Of parallelism, and anything else that a layout counts."""
 SIZE = Count(1, 10**18)

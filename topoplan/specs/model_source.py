@@ -9,6 +9,7 @@ from typing import Any
 
 from topoplan import catalog
 from topoplan.errors import ModelError, SpecError
+from topoplan.specs import known
 from topoplan.specs.config_json import model_from_config
 from topoplan.specs.json_source import json_value
 from topoplan.specs.model import Model
@@ -68,7 +69,7 @@ def load_model(reference: str, *, base: Path, default_positions: int | None = No
     if not reference.strip():
         raise ModelError("no model is named", expected="expected a catalog name, a directory or a config.json")
     if catalog.knows_model(reference):
-        return catalog.model(reference)
+        return known.model(reference)
     path = below(base, reference)
     file = path / "config.json" if is_there(path, Path.is_dir) else path
     if is_there(file):

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from tests.check.setups import MEGATRON, MOE, make_setup, with_lines
-from topoplan import catalog
 from topoplan.check.job.fewest_gpus import UNKNOWN_MODEL, degree, spec_and_layout
 from topoplan.layout.layout import Layout
+from topoplan.specs import known
 from topoplan.specs.spec import Spec
 
-DENSE, EXPERTS = catalog.model("Qwen/Qwen3-8B"), catalog.model("Qwen/Qwen3-30B-A3B")
+DENSE, EXPERTS = known.model("Qwen/Qwen3-8B"), known.model("Qwen/Qwen3-30B-A3B")
 
 
 def asked(text: str, moe: bool = False) -> tuple[Spec, Layout]:

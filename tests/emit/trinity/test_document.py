@@ -7,11 +7,11 @@ import pytest
 import yaml
 
 from tests.emit.samples import ONE_NODE, QWEN3_VL_8B, make_spec_and_plan
-from topoplan.catalog import model
 from topoplan.emit.trinity.document import output_directory, training_steps, trinity_files
 from topoplan.emit.writer import TrainerFiles
 from topoplan.errors import InputError
 from topoplan.layout.layout import Recompute
+from topoplan.specs.known import model
 
 CLUSTER = replace(ONE_NODE, host_memory_bytes=2**41)
 

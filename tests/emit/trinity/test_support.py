@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from topoplan.catalog import model
 from topoplan.emit.trinity.support import rope_scaling
+from topoplan.specs.known import model
 
 QWEN3 = model("Qwen3-8B")
 

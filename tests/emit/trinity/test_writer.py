@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from tests.emit.samples import CLUSTER, HOSTS, make_spec_and_plan
-from topoplan.catalog import model
 from topoplan.emit.bundle import generate
 from topoplan.emit.plan_file import recorded_plan, written_again
 from topoplan.emit.write import write_bundle
 from topoplan.emit.writers import writer_for
 from topoplan.planner.predict import predict
 from topoplan.specs.json_source import parse_json
+from topoplan.specs.known import model
 
 
 def bundle(**job: Any) -> dict[str, str]:

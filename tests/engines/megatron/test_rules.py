@@ -21,6 +21,7 @@ from topoplan.engines.rule import broken_rule
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.operators.divisors import divisors_of
 from topoplan.planner.case import case_of
+from topoplan.specs import known
 from topoplan.specs.cluster import Fabric
 from topoplan.specs.facts import facts_of
 from topoplan.specs.spec import Spec
@@ -536,7 +537,7 @@ def test_every_model_of_the_catalog_runs_in_fp8_unsplit(name: str) -> None:
 
 
 def test_facts_gather_the_divisors_of_all_layers() -> None:
-    facts, divisors = facts_of(catalog.model(MLA)), divisors_of(catalog.model(MLA))
+    facts, divisors = facts_of(known.model(MLA)), divisors_of(known.model(MLA))
     assert divisors.heads == (128,)
     assert divisors.mlp_widths == (2048, 18432)  # the shared expert and the dense layers
     assert divisors.expert_widths == (2048,)
@@ -544,15 +545,15 @@ def test_facts_gather_the_divisors_of_all_layers() -> None:
     assert facts.is_moe
     assert facts.latent_attention
     assert not facts.linear_attention
-    assert facts_of(catalog.model(LINEAR)).linear_attention
-    mixed = divisors_of(catalog.model(LINEAR))
+    assert facts_of(known.model(LINEAR)).linear_attention
+    mixed = divisors_of(known.model(LINEAR))
     assert mixed.heads == (16, 32)
     assert mixed.kv_heads == (2,)
     assert ("linear attention projection", 12352) in mixed.split_widths
 
 
 def test_rules_do_not_depend_on_the_order_of_layers() -> None:
-    model = catalog.model(MLA)
+    model = known.model(MLA)
     turned = replace(model, layers=model.layers[::-1])
     assert set(divisors_of(turned).split_widths) == set(divisors_of(model).split_widths)
     assert divisors_of(turned).mlp_widths == divisors_of(model).mlp_widths

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 
-from topoplan import catalog
 from topoplan.check.job.mca import expert_tensor, packs, sequence_parallel
 from topoplan.check.job.values import as_number, flag, value_of, whole, words
 from topoplan.check.read.setup import Configuration
 from topoplan.layout.layout import Layout, Recompute
+from topoplan.specs import known
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
@@ -124,7 +124,7 @@ def _offload(configuration: Configuration) -> float:
 
 
 def _cluster(world_size: int) -> Cluster:
-    gpu = catalog.gpu(_ASSUMED_GPU)
+    gpu = known.gpu(_ASSUMED_GPU)
     return Cluster(
         name="",
         nodes=1,

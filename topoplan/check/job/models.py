@@ -11,6 +11,7 @@ from topoplan import catalog
 from topoplan.check.read.parts import Part
 from topoplan.check.read.setup import Configuration, Trainer
 from topoplan.errors import InputError
+from topoplan.specs import known
 from topoplan.specs.model import Model
 from topoplan.specs.model_source import load_model
 from topoplan.specs.source import below
@@ -80,16 +81,16 @@ def _at_hand(reference: str, bases: tuple[Path, ...], default_positions: int | N
     catalog. Raises ModelError for a directory that holds something else.
     """
     if catalog.knows_model(reference):
-        return catalog.model(reference), ""
+        return known.model(reference), ""
     if (cached := _HUB_CACHE.search(reference)) and catalog.knows_model(name := "/".join(cached.groups())):
-        return catalog.model(name), ""
+        return known.model(name), ""
     for directory in bases:
         if _holds_model(below(directory, reference)):
             return load_model(reference, base=directory, default_positions=default_positions), ""
     parts = [part for part in reference.split("/") if part]
     for name in ("/".join(parts[-2:]), parts[-1] if parts else ""):
         if len(parts) > 1 and catalog.knows_model(name):
-            model = catalog.model(name)
+            model = known.model(name)
             return model, f"{reference} is taken for {model.name}, by the end of its path"
     return None
 
