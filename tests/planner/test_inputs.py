@@ -343,7 +343,13 @@ def test_keys_with_a_default_may_be_missing() -> None:
     assert read(changed("job.token_imbalance", ...)).job.token_imbalance == 1.0
 
 
-def test_values_without_a_declared_type_are_read_as_in_a_spec_file() -> None:
+@pytest.mark.parametrize("nodes", [2, 2.0, "2"])
+def test_values_are_read_as_in_a_spec_file(nodes: object) -> None:
+    found = read(changed("cluster.nodes", nodes)).cluster.nodes
+    assert (found, type(found)) == (2, int)
+
+
+def test_pins_and_constants_are_read_as_in_a_spec_file() -> None:
     spec = read(changed("profile.constants", {"gemm_efficiency": "70%", "nvlink_efficiency": 1, "hop_latency_s": None}))
     assert spec.profile is not None
     assert spec.profile.constants == {"gemm_efficiency": 0.7, "nvlink_efficiency": 1}

@@ -27,7 +27,7 @@ _Value = TypeVar("_Value")
 _BEYOND = {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number", "multiple_of"}
 """pydantic's names for a value of the right type that is out of its range."""
 AS_WRITTEN = "as written"
-"""The context in which a value stays what it is where it is equal to what is read: 2 in the place of 2.0."""
+"""The context in which a whole number stays one, in the place of a number with a fraction too."""
 
 
 Unit = tuple[Callable[[object], float], str]
@@ -100,7 +100,8 @@ class Kind:
             key = error.key if isinstance(error, KeyedError) else ""
             parts = {"what": error.what, "expected": error.expected, "remedy": error.remedy, "key": key}
             raise PydanticCustomError(kind, "{what}", parts) from None
-        return value if info.context == AS_WRITTEN and found == value else found
+        is_kept = info.context == AS_WRITTEN and type(value) is int and found == value
+        return value if is_kept else found
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         function = {"type": "with-info", "function": self._validate}

@@ -60,7 +60,7 @@ def check_form(
         return cast(_Form, _reader(form).validate_python(data, context=context))  # type: ignore[arg-type]  # hashable
     except ValidationError as report:
         mistakes = report.errors(include_url=False)
-    _Document(form, data, place, within).refuse(mistakes)
+    _Report(form, data, place, within).refuse(mistakes)
 
 
 @cache
@@ -92,8 +92,8 @@ def _forms_in(hint: Any) -> Iterator[type[Any]]:
         yield from _forms_in(argument)
 
 
-class _Document:
-    """A document that does not have the form that it should have."""
+class _Report:
+    """What is wrong with a document that does not have its form."""
 
     def __init__(self, form: type[Any], data: Any, place: Callable[[KeyPath], str], within: KeyPath) -> None:
         self._form, self._data, self._place, self._within = form, data, place, within
