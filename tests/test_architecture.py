@@ -95,6 +95,37 @@ def test_rooms_of_one_floor_import_each_other_one_way() -> None:
     assert not {pair for pair in level if pair[::-1] in level}
 
 
+ASKS_NO_ENGINE = ("catalog", "specs", "network", "operators", "planner", "report")
+NAMES_OF_ENGINES = {
+    "mca",
+    "megatron",
+    "ddp",
+    "deepspeed",
+    "fsdp2",
+    "is_megatron",
+    "MEGATRON_BACKENDS",
+    "SHARDED_BACKENDS",
+}
+
+
+def test_nothing_asks_which_engine_a_layout_is_of() -> None:
+    """What is otherwise under another engine is a method of the engine, and under another trainer one of its traits."""
+    asked = []
+    for path in MODULES:
+        if room(path) not in ASKS_NO_ENGINE:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            words: set[object] = set()
+            if isinstance(node, ast.Compare):
+                words = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)}
+            elif isinstance(node, ast.Attribute | ast.Name):
+                words = {node.attr if isinstance(node, ast.Attribute) else node.id} & {"is_megatron"}
+            elif isinstance(node, ast.ImportFrom):
+                words = {alias.name for alias in node.names if alias.name.isupper()}
+            asked += [f"{ids(path)}:{node.lineno} {word}" for word in words & NAMES_OF_ENGINES]
+    assert asked == []
+
+
 CHECK_FLOORS = {"read": 0, "job": 1, "rules": 2}
 """Within `check`: files -> setup -> job and layout -> findings; the modules beside them put it together."""
 

@@ -1,4 +1,4 @@
-"""A GPU of a new architecture, added as docs/extending.md says: a row of `gpus.json` and an entry of `profiles.json`."""
+"""A GPU of a new architecture, as docs/extending.md adds one: a row of `gpus.json` and an entry of `profiles.json`."""
 
 import json
 from collections.abc import Iterator

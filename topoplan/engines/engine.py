@@ -16,7 +16,9 @@ from topoplan.engines.megatron.memory import Memory, StageMemory
 from topoplan.engines.megatron.step import Time
 from topoplan.engines.rule import Broken, Rule, broken_rule
 from topoplan.layout.layout import Layout
+from topoplan.network.placement import Group
 from topoplan.specs.case import Case
+from topoplan.specs.cluster import Cluster
 
 if TYPE_CHECKING:
     from topoplan.engines.account import MemoryAccount, TimeAccount
@@ -119,6 +121,14 @@ class Engine(ABC):
     @abstractmethod
     def changes(self, layout: Layout) -> Sequence[tuple[str, Layout]]:
         """Single changes that save memory, the mildest first."""
+
+    @abstractmethod
+    def groups(self, layout: Layout, cluster: Cluster) -> dict[str, Group]:
+        """Shapes of the groups of ranks that talk to each other, by name; some may have one member."""
+
+    @abstractmethod
+    def group_keys(self, layout: Layout) -> tuple[str, ...]:
+        """Keys of the layout that decide on `groups`; with `backend` where the ids of layouts name it."""
 
     @abstractmethod
     def place(self, stage: StageMemory) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from topoplan.engines.account import Sent
-from topoplan.engines.data_parallel.parameter_bytes import shards_of
+from topoplan.engines.registry import engine_of
 from topoplan.layout.layout import Layout
 from topoplan.network.collectives import member_bytes_per_s
 from topoplan.network.patterns import Pattern
-from topoplan.network.placement import Group, GroupName, group, span
+from topoplan.network.placement import Group, span
 from topoplan.network.topology import LinkKind, local_ranks
 from topoplan.network.traffic import LoadedLink, worst_group
 from topoplan.planner.account import time_account
@@ -52,25 +52,8 @@ class GroupLinks:
 
 def group_links(cluster: Cluster, layout: Layout, own: OwnProfile | None = None) -> tuple[GroupLinks, ...]:
     """A row for each kind that has more than one member; `own` constants lie over those of the GPU."""
-    shapes = _shapes(layout, cluster).items()
+    shapes = engine_of(layout.backend).groups(layout, cluster).items()
     return tuple(_links(name, shape, cluster, layout, own) for name, shape in shapes if shape.size > 1)
-
-
-def _shapes(layout: Layout, cluster: Cluster) -> dict[str, Group]:
-    if layout.is_megatron:
-        names: tuple[GroupName, ...] = ("tp", "cp", "dp", "dp_cp", "ep", "etp", "edp", "pp")
-        # Gradients are reduced over dp_cp, which is dp where cp is 1; those of experts that have no grid of their own
-        # with the others.
-        same = {"dp_cp": layout.cp == 1, "edp": layout.ep == layout.etp == 1}
-        return {name: group(layout, name) for name in names if not same.get(name)}
-    # Ranks of a sequence are neighbours. All ranks share states, those of a node with hybrid sharding, none with ddp.
-    shards = shards_of(layout, cluster.gpus_per_node).optimizer
-    return {
-        "ulysses": Group(layout.ulysses, 1),
-        "cp": Group(layout.cp, layout.ulysses),
-        "shards": Group(shards, 1),
-        "replicas": Group(layout.world_size // shards, shards),
-    }
 
 
 def _links(name: str, shape: Group, cluster: Cluster, layout: Layout, own: OwnProfile | None) -> GroupLinks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from topoplan.layout.forms import keys_of
+from topoplan.engines.registry import engine_of
 from topoplan.layout.layout import Layout
 from topoplan.network.topology import Wiring, cluster_graph, local_ranks
 from topoplan.planner.communication import GroupLinks, StepFlow
@@ -50,10 +50,7 @@ def topology_to_dict(
         ],
     }
     if layout is not None:
-        keys: tuple[str, ...] = ("tp", "pp", "cp", "dp", "ep", "etp")
-        if not layout.is_megatron:
-            own = [key for key in ("zero_stage", "sharding", "ulysses") if key in keys_of(layout.backend)]
-            keys = ("backend", *own, "cp", "dp")
+        keys = engine_of(layout.backend).group_keys(layout)
         view["layout"] = {key: getattr(layout, key) for key in keys}
         view["groups"] = [_group_to_dict(row) for row in rows]
         if flows:

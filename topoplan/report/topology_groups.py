@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from topoplan.engines.registry import engine_of
 from topoplan.layout.layout import Layout
 from topoplan.planner.communication import GroupLinks, StepFlow
 from topoplan.report.paragraphs import paragraph
@@ -58,15 +59,16 @@ def print_groups(console: Console, layout: Layout, rows: Sequence[GroupLinks]) -
         " member sends, with what NCCL reaches of the links.",
         style="dim",
     )
-    if not layout.is_megatron:
+    if "backend" in engine_of(layout.backend).group_keys(layout):
         paragraph(console, "; ".join(f"{row.name}: {_MEANINGS[row.name]}" for row in rows) + ".", style="dim")
 
 
 def _layout_words(layout: Layout) -> str:
     """`tp4 pp2 dp4`, or `fsdp2 hybrid ulysses2 dp8`: what decides on the groups."""
-    if not layout.is_megatron:
+    keys = engine_of(layout.backend).group_keys(layout)
+    if "backend" in keys:
         return layout_label(layout).partition(" mbs")[0]
-    degrees = {key: getattr(layout, key) for key in ("tp", "pp", "cp", "dp", "ep", "etp")}
+    degrees = {key: getattr(layout, key) for key in keys}
     return " ".join(f"{key}{value}" for key, value in degrees.items() if value > 1 or key in ("tp", "pp", "dp"))
 
 

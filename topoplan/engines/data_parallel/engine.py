@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 from topoplan.engines.data_parallel.changes import milder_first
 from topoplan.engines.data_parallel.layouts import sharded_families, usual_grad_reduce_in_fp32
 from topoplan.engines.data_parallel.memory import sharded_memory
+from topoplan.engines.data_parallel.parameter_bytes import shards_of
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
 from topoplan.engines.data_parallel.step import sharded_time
 from topoplan.engines.engine import Engine, Family, Fastest, Outcome, Refusal, Refused, TooLarge
 from topoplan.engines.megatron.memory import Memory, StageMemory
 from topoplan.engines.megatron.step import Time
 from topoplan.engines.rule import Broken
+from topoplan.layout.forms import keys_of
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout
+from topoplan.network.placement import Group
 from topoplan.specs.case import Case
+from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of
 from topoplan.specs.gpu_profile import SHARDED_BANDS
 
@@ -87,6 +91,21 @@ class DataParallel(Engine):
     def changes(self, layout: Layout) -> list[tuple[str, Layout]]:
         """Single changes that save memory, the mildest first."""
         return list(milder_first(layout))
+
+    def groups(self, layout: Layout, cluster: Cluster) -> dict[str, Group]:
+        """Ranks of a sequence are neighbours. All ranks share states, those of a node with hybrid sharding, or none."""
+        shards = shards_of(layout, cluster.gpus_per_node).optimizer
+        return {
+            "ulysses": Group(layout.ulysses, 1),
+            "cp": Group(layout.cp, layout.ulysses),
+            "shards": Group(shards, 1),
+            "replicas": Group(layout.world_size // shards, shards),
+        }
+
+    def group_keys(self, layout: Layout) -> tuple[str, ...]:
+        """What is sharded, and its degrees."""
+        own = [key for key in ("zero_stage", "sharding", "ulysses") if key in keys_of(layout.backend)]
+        return ("backend", *own, "cp", "dp")
 
     def place(self, stage: StageMemory) -> str:
         """`a GPU`: all of them hold the same."""

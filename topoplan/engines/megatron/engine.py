@@ -20,9 +20,11 @@ from topoplan.engines.megatron.rules import (
 from topoplan.engines.megatron.step import Time, predict_time
 from topoplan.engines.rule import Broken
 from topoplan.layout.layout import MEGATRON_BACKENDS, Layout
+from topoplan.network.placement import Group, GroupName, group
 from topoplan.operators.adapters import adapters_of
 from topoplan.operators.dispatch import dispatcher_of
 from topoplan.specs.case import Case
+from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of
 from topoplan.specs.gpu_profile import band_keys
 
@@ -86,6 +88,16 @@ class Megatron(Engine):
     def changes(self, layout: Layout) -> list[tuple[str, Layout]]:
         """Single changes that save memory, the mildest first."""
         return list(milder_first(layout))
+
+    def groups(self, layout: Layout, cluster: Cluster) -> dict[str, Group]:
+        """Those of its two grids: gradients are reduced over dp_cp, those of experts over a grid of their own, edp."""
+        names: tuple[GroupName, ...] = ("tp", "cp", "dp", "dp_cp", "ep", "etp", "edp", "pp")
+        same = {"dp_cp": layout.cp == 1, "edp": layout.ep == layout.etp == 1}
+        return {name: group(layout, name) for name in names if not same.get(name)}
+
+    def group_keys(self, layout: Layout) -> tuple[str, ...]:
+        """Its degrees."""
+        return ("tp", "pp", "cp", "dp", "ep", "etp")
 
     def place(self, stage: StageMemory) -> str:
         """`stage 3`: pipeline stages differ."""
