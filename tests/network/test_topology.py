@@ -80,6 +80,14 @@ def test_a_gpu_uses_its_nearest_nics(gpus: int, nics: int, expected: list[list[i
     assert [list(wiring.nics_of(gpu)) for gpu in range(gpus)] == expected
 
 
+def test_a_switch_has_its_gpus_and_nics() -> None:
+    wiring = Wiring(cluster_of(nodes=2))
+    assert [wiring.gpus_on(switch) for switch in range(wiring.switches)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [wiring.nics_on(switch) for switch in range(wiring.switches)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [wiring.socket_of_switch(switch) for switch in range(wiring.switches)] == [0, 0, 1, 1]
+    assert Wiring(cluster_of(nodes=1)).nics_on(0) == []
+
+
 def test_an_unknown_leaf_holds_all_nodes_unless_leaves_are_oversubscribed() -> None:
     assert Wiring(cluster_of(nodes=6)).leaf_units == 1
     assert Wiring(cluster_of(nodes=6, oversubscription=2.0)).leaf_units == 6

@@ -10,7 +10,6 @@ from topoplan.report.topology_words import (
     rate_words,
     sockets_words,
     spine_words,
-    switches_of,
     title,
 )
 
@@ -24,14 +23,6 @@ def test_rates_are_in_the_units_of_the_vendors() -> None:
 @pytest.mark.parametrize(("values", "words"), [([0], "0"), ([0, 1, 2], "0-2"), ([0, 2], "0, 2"), (range(2, 4), "2-3")])
 def test_numbers_in_a_row_are_a_range(values: list[int], words: str) -> None:
     assert numbers(values) == words
-
-
-def test_a_switch_has_its_gpus_and_nics() -> None:
-    views = switches_of(cluster_of(nodes=2))
-    assert [view.gpus for view in views] == [(0, 1), (2, 3), (4, 5), (6, 7)]
-    assert [view.nics for view in views] == [(0, 1), (2, 3), (4, 5), (6, 7)]
-    assert [view.socket for view in views] == [0, 0, 1, 1]
-    assert not any(view.nics for view in switches_of(cluster_of(nodes=1)))
 
 
 def test_the_fabric_in_words() -> None:

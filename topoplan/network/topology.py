@@ -126,6 +126,11 @@ class Wiring:
         """PCIe switch of a NIC."""
         return nic * self.switches // self.cluster.nics_per_node
 
+    def nics_on(self, switch: int) -> list[int]:
+        """NICs of a PCIe switch. A machine alone has none."""
+        nics = self.cluster.nics_per_node if self.cluster.nodes > 1 else 0
+        return [nic for nic in range(nics) if self.switch_of_nic(nic) == switch]
+
     def socket_of_switch(self, switch: int) -> int:
         """CPU socket of a PCIe switch."""
         return switch * self.sockets // self.switches

@@ -8,7 +8,6 @@ from itertools import groupby, pairwise
 
 from topoplan.network.topology import Wiring, gpu_link_bytes_per_s, socket_bytes_per_s
 from topoplan.report.topology_words import (
-    SwitchView,
     domain_nodes,
     fabric_words,
     leaves_words,
@@ -16,7 +15,6 @@ from topoplan.report.topology_words import (
     rate_words,
     sockets_words,
     spine_words,
-    switches_of,
     title,
 )
 from topoplan.specs.cluster import Cluster
@@ -63,8 +61,8 @@ class _Drawing:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.wiring = cluster, Wiring(cluster)
         self.shapes: list[str] = []
-        self.columns: list[tuple[SwitchView, float, float]] = []
-        """A PCIe switch, its left edge in the card of a node, and its width."""
+        self.columns: list[tuple[float, float]] = []
+        """Left edge in the card of a node, and width, of each PCIe switch."""
         self.nics: dict[int, float] = {}
         """Middle of each NIC in the card."""
         self.gpus: dict[int, float] = {}
@@ -73,18 +71,17 @@ class _Drawing:
         """Of a card."""
 
     def _place_parts(self) -> float:
-        x: float = _PADDING
-        socket = -1
-        for view in switches_of(self.cluster):
-            if view.socket != socket:
-                x += _MARGIN + (_BETWEEN_SOCKETS if self.columns else 0)
-                socket = view.socket
-            width = max(len(view.gpus), len(view.nics), 2) * (_PART + _GAP)
-            self.columns.append((view, x, width))
-            for held, places in ((view.nics, self.nics), (view.gpus, self.gpus)):
-                step = width / max(1, len(held))
-                places.update({one: x + (place + 0.5) * step for place, one in enumerate(held)})
-            x += width + _GAP
+        x: float = _PADDING - _BETWEEN_SOCKETS
+        for _, switches in groupby(range(self.wiring.switches), key=self.wiring.socket_of_switch):
+            x += _MARGIN + _BETWEEN_SOCKETS
+            for switch in switches:
+                gpus, nics = self.wiring.gpus_on(switch), self.wiring.nics_on(switch)
+                width = max(len(gpus), len(nics), 2) * (_PART + _GAP)
+                self.columns.append((x, width))
+                for held, places in ((nics, self.nics), (gpus, self.gpus)):
+                    step = width / max(1, len(held))
+                    places.update({one: x + (place + 0.5) * step for place, one in enumerate(held)})
+                x += width + _GAP
         return x - _GAP + _PADDING
 
     def box(self, x: float, y: float, width: float, height: float, kind: str, label: str = "", radius: int = 4) -> None:
@@ -170,35 +167,35 @@ class _Drawing:
             self.text(x + _PADDING, y + 20 + 13 * line, words)
         self._sockets(x, switch_y)
         self.rate(x + _PADDING, gpu_y - _WIRE / 2 + 6, format_byte_rate(gpu_link_bytes_per_s(self.cluster)))
-        for view, column, width in self.columns:
-            for nic in view.nics:
+        for switch, (column, width) in enumerate(self.columns):
+            for nic in self.wiring.nics_on(switch):
                 at = x + self.nics[nic]
                 self.wire(at, y, at, nic_y, _RAILS[self.wiring.plane_of(nic) % len(_RAILS)])
                 self.wire(at, nic_y + _PART_HEIGHT, at, switch_y)
                 self.box(at - _PART / 2, nic_y, _PART, _PART_HEIGHT, "nic", f"NIC {nic}" if nic < 10 else str(nic))
-            for gpu in view.gpus:
+            for gpu in self.wiring.gpus_on(switch):
                 at = x + self.gpus[gpu]
                 self.wire(at, switch_y + _PART_HEIGHT, at, gpu_y)
                 if nvlink_inside:
                     self.wire(at, gpu_y + _PART_HEIGHT, at, bar_y, _COLOURS["nvswitch"][1], 2)
                 self.box(at - _PART / 2, gpu_y, _PART, _PART_HEIGHT, "gpu", f"GPU {gpu}" if gpu < 10 else str(gpu))
-            self.box(x + column + 2, switch_y, width - 4, _PART_HEIGHT, "pcie", f"PCIe {view.number}")
+            self.box(x + column + 2, switch_y, width - 4, _PART_HEIGHT, "pcie", f"PCIe {switch}")
         if nvlink_inside:
             self._nvswitch(x + _PADDING, bar_y, self.width - 2 * _PADDING)
         return bottom
 
     def _sockets(self, x: float, switch_y: float) -> None:
         """The CPU sockets as fields around their PCIe switches, and the links between them."""
-        fields: dict[int, tuple[float, float]] = {}
-        for view, column, width in self.columns:
-            start, _ = fields.get(view.socket, (x + column - _MARGIN, 0))
-            fields[view.socket] = start, x + column + width
+        fields = []
+        for _, group in groupby(range(self.wiring.switches), key=self.wiring.socket_of_switch):
+            columns = [self.columns[switch] for switch in group]
+            fields.append((x + columns[0][0] - _MARGIN, x + sum(columns[-1])))
         middle = switch_y + _PART_HEIGHT / 2
-        for (_, end), (start, _) in pairwise(fields.values()):
+        for (_, end), (start, _) in pairwise(fields):
             self.wire(end, middle, start, middle, _INK, 2)
             words = format_byte_rate(socket_bytes_per_s(self.cluster))
             self.rate((start + end) / 2, middle - 6, words, anchor="middle")
-        for socket, (start, end) in fields.items():
+        for socket, (start, end) in enumerate(fields):
             self.box(start, switch_y - _GAP, end - start + 4, _PART_HEIGHT + 2 * _GAP, "socket")
             self.text(start + 8, middle + 4, f"CPU {socket}")
 

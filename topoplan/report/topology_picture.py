@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from topoplan.network.topology import gpu_link_bytes_per_s, nic_slot_bytes_per_s
+from topoplan.network.topology import Wiring, gpu_link_bytes_per_s, nic_slot_bytes_per_s
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.topology_words import (
-    SwitchView,
     domain_nodes,
     fabric_words,
     leaves_words,
@@ -18,7 +17,6 @@ from topoplan.report.topology_words import (
     nvlink_words,
     sockets_words,
     spine_words,
-    switches_of,
     title,
 )
 from topoplan.specs.cluster import Cluster
@@ -45,9 +43,9 @@ def print_topology(console: Console, cluster: Cluster) -> None:
 
 
 def _lines(cluster: Cluster, width: int) -> Iterator[str]:
-    views = switches_of(cluster)
+    switches = range(Wiring(cluster).switches)
     fitting = max(1, (width - _FRAME - _GUTTER) // _COLUMN)
-    inner = max(_GUTTER + _COLUMN * min(fitting, max(2, len(views))), len(nvlink_words(cluster)))
+    inner = max(_GUTTER + _COLUMN * min(fitting, max(2, len(switches))), len(nvlink_words(cluster)))
     if cluster.nodes > 1:
         for words in (spine_words(cluster), leaves_words(cluster), fabric_words(cluster)):
             if words:
@@ -59,27 +57,26 @@ def _lines(cluster: Cluster, width: int) -> Iterator[str]:
         middle = (inner + _FRAME) // 2 - 1
         border = f"{border[:middle]}┴{border[middle + 1 :]}"
     yield f"╭{border}╮"
-    for start in range(0, len(views), fitting):
-        for line in _row(cluster, views[start : start + fitting]):
+    for start in switches[::fitting]:
+        for line in _row(cluster, switches[start : start + fitting]):
             yield f"│ {line.ljust(inner)} │"
     if nvlink := nvlink_words(cluster):
         yield f"│ {_centred(nvlink, inner).ljust(inner)} │"
     yield f"╰{'─' * (inner + 2)}╯"
 
 
-def _row(cluster: Cluster, views: Sequence[SwitchView]) -> Iterator[str]:
+def _row(cluster: Cluster, switches: Sequence[int]) -> Iterator[str]:
     """Some of a node's PCIe switches side by side: NICs above, GPUs below."""
-    if any(view.nics for view in views):
-        yield _cells(
-            [f"NIC {numbers(view.nics)}" if view.nics else "" for view in views],
-            format_bit_rate(cluster.nic_bytes_per_s),
-        )
-        yield _cells(["│" if view.nics else "" for view in views], format_byte_rate(nic_slot_bytes_per_s(cluster)))
-    yield _cells([f"PCIe {view.number}" for view in views])
-    yield _cells(["│"] * len(views), format_byte_rate(gpu_link_bytes_per_s(cluster)))
-    yield _cells([f"GPU {numbers(view.gpus)}" for view in views])
-    if domain_nodes(cluster):
-        yield _bus(len(views))
+    wiring = Wiring(cluster)
+    nics = [numbers(wiring.nics_on(switch)) for switch in switches]
+    if any(nics):
+        yield _cells([f"NIC {held}" if held else "" for held in nics], format_bit_rate(cluster.nic_bytes_per_s))
+        yield _cells(["│" if held else "" for held in nics], format_byte_rate(nic_slot_bytes_per_s(cluster)))
+    yield _cells([f"PCIe {switch}" for switch in switches])
+    yield _cells(["│"] * len(switches), format_byte_rate(gpu_link_bytes_per_s(cluster)))
+    yield _cells([f"GPU {numbers(wiring.gpus_on(switch))}" for switch in switches])
+    if wiring.has_nvlink:
+        yield _bus(len(switches))
 
 
 def _bus(count: int) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from itertools import groupby
 
 from topoplan.catalog.fabrics import fabric_name
 from topoplan.network.topology import LinkKind, Wiring, local_ranks, socket_bytes_per_s, uplink_bytes_per_s
@@ -28,37 +28,12 @@ def rate_words(kind: LinkKind, rate_bytes_per_s: float) -> str:
     return (format_bit_rate if kind in ("nic", "uplink") else format_byte_rate)(rate_bytes_per_s)
 
 
-def numbers(values: Sequence[int] | Iterable[int]) -> str:
+def numbers(values: Iterable[int]) -> str:
     """`0`, `0-3`, or `0, 2` where they do not follow each other."""
     found = list(values)
     if len(found) > 1 and found == list(range(found[0], found[-1] + 1)):
         return f"{found[0]}-{found[-1]}"
     return ", ".join(map(str, found))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchView:
-    """One PCIe switch of a node with what hangs on it."""
-
-    number: int
-    socket: int
-    gpus: tuple[int, ...]
-    nics: tuple[int, ...]
-
-
-def switches_of(cluster: Cluster) -> list[SwitchView]:
-    """The PCIe switches of a node. A machine alone has no NICs."""
-    wiring = Wiring(cluster)
-    nics = range(cluster.nics_per_node if cluster.nodes > 1 else 0)
-    return [
-        SwitchView(
-            number=number,
-            socket=wiring.socket_of_switch(number),
-            gpus=tuple(wiring.gpus_on(number)),
-            nics=tuple(nic for nic in nics if wiring.switch_of_nic(nic) == number),
-        )
-        for number in range(wiring.switches)
-    ]
 
 
 def domain_nodes(cluster: Cluster) -> int:
@@ -83,11 +58,13 @@ def nvlink_words(cluster: Cluster) -> str:
 
 def sockets_words(cluster: Cluster) -> str:
     """The CPUs, what hangs on them and what is between them."""
-    sockets = Wiring(cluster).sockets
-    by_socket = [[view.number for view in switches_of(cluster) if view.socket == one] for one in range(sockets)]
-    words = ", ".join(f"CPU {one} (PCIe {numbers(held)})" for one, held in enumerate(by_socket))
-    words += f", {format_byte_rate(cluster.pcie_bytes_per_s)} a switch"
-    return words + (f", {format_byte_rate(socket_bytes_per_s(cluster))} between sockets" if sockets > 1 else "")
+    wiring = Wiring(cluster)
+    by_socket = groupby(range(wiring.switches), key=wiring.socket_of_switch)
+    words = [f"CPU {socket} (PCIe {numbers(switches)})" for socket, switches in by_socket]
+    words.append(f"{format_byte_rate(cluster.pcie_bytes_per_s)} a switch")
+    if wiring.sockets > 1:
+        words.append(f"{format_byte_rate(socket_bytes_per_s(cluster))} between sockets")
+    return ", ".join(words)
 
 
 def leaves_words(cluster: Cluster) -> str:
