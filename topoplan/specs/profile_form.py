@@ -64,7 +64,7 @@ Part = Annotated[float | None, Share()]
 PartOrNone = Annotated[float | None, Share(is_zero_allowed=True)]
 Delay = Annotated[float | None, DELAY]
 Flag = Annotated[bool | None, Switch()]
-Kernels = Annotated[int | None, Count(0, 4096)]
+SmallNumber = Annotated[int | None, Count(0, 4096)]
 
 
 class _Kernels(Form):
@@ -78,8 +78,8 @@ class _Kernels(Form):
     memory_efficiency: Part = _constant("Rate of elementwise kernels, of the memory's bandwidth.")
     kernel_launch_s: Delay = _constant("Least time of one kernel: launch and drain.")
     router_gemm_share: Part = _constant("Rate of a router's GEMM, of that of a large one, on Megatron-core.")
-    router_bytes: Kernels = _constant("What a router's other kernels move for one token and one expert.")
-    router_kernels: Kernels = _constant("Number of these kernels on Megatron-core.")
+    router_bytes: SmallNumber = _constant("What a router's other kernels move for one token and one expert.")
+    router_kernels: SmallNumber = _constant("Number of these kernels on Megatron-core.")
 
 
 class _Attention(Form):
@@ -88,7 +88,7 @@ class _Attention(Form):
         "Rate of causal attention's forward on long sequences and heads of 128, of the bf16 peak."
     )
     attention_backward_efficiency: Part = _constant("The same of its backward.")
-    attention_softmax_width: Kernels = _constant(
+    attention_softmax_width: SmallNumber = _constant(
         "Width of a head whose products take as long as the softmax of its scores."
     )
     delta_rule_share: Part = _constant(
@@ -144,13 +144,13 @@ class _Eager(Form):
         " attention."
     )
     eager_launch_s: Delay = _constant("Host time of one operation, from Python to the launched kernel.")
-    eager_router_kernels: Kernels = _constant("Number of a router's kernels beside its GEMM.")
+    eager_router_kernels: SmallNumber = _constant("Number of a router's kernels beside its GEMM.")
     flash2_flops_per_sm: Annotated[float | None, Number(1e9, 1e15)] = _constant(
         "Most that FlashAttention 2 reaches on one streaming multiprocessor."
     )
     nf4_unpack_share: Part = _constant("Rate at which bitsandbytes unpacks NF4, of that of other memory-bound kernels.")
     zero3_hook_s: Delay = _constant("Host time of ZeRO stage 3 around one submodule of a pass: fetch, wait, release.")
-    zero3_layer_modules: Kernels = _constant("Submodules of a layer that it is around.")
+    zero3_layer_modules: SmallNumber = _constant("Submodules of a layer that it is around.")
 
 
 class _Host(Form):
