@@ -78,7 +78,7 @@ def make_plan(
     """A plan on 32 GPUs with a batch of 64; its figures are not predictions of anything."""
     split = {"tp": 1, "pp": 1, "cp": 1, "micro_batch_size": 1} | degrees
     dp = 32 // (split["tp"] * split["pp"] * split["cp"])
-    layout = Layout(
+    layout = Layout.of(
         **split,
         dp=dp,
         gradient_accumulation_steps=max(1, 64 // (dp * split["micro_batch_size"])),

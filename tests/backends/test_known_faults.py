@@ -12,7 +12,7 @@ from tests.emit.samples import QWEN3_8B, QWEN3_30B, make_spec_and_plan
 from topoplan.backends.known_faults import FAULTS, check_keys, faults_of_keys
 from topoplan.catalog.packages import allows, packages
 from topoplan.errors import LayoutError
-from topoplan.layout.layout import Layout
+from topoplan.layout.layout import Layout, changed
 from topoplan.specs import known
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
@@ -34,7 +34,7 @@ def met(spec: Spec, layout: Layout) -> set[str]:
 def of_catalog(name: str, **layout: Any) -> tuple[Spec, Layout]:
     spec, plan = make_spec_and_plan(**DENSE)
     model: Model = known.model(name)
-    return replace(spec, model=model), replace(plan.layout, **layout)
+    return replace(spec, model=model), changed(plan.layout, **layout)
 
 
 CASES = {
@@ -72,7 +72,7 @@ def test_a_layout_meets_it_and_its_neighbour_does_not(name: str) -> None:
 @pytest.mark.parametrize("backend", ["ddp", "deepspeed", "fsdp2"])
 def test_what_does_not_run_on_megatron_meets_none(backend: str) -> None:
     spec, layout = CASES["expert-gradient-norm"][0]
-    assert met(spec, replace(layout, backend=backend)) == set()
+    assert met(spec, changed(layout, backend=backend)) == set()
 
 
 @pytest.mark.parametrize(

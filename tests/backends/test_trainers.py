@@ -19,12 +19,12 @@ from topoplan.backends.trainers import (
 )
 from topoplan.emit.writers import WRITERS
 from topoplan.errors import LayoutError
-from topoplan.layout.layout import BACKENDS, Layout
+from topoplan.layout.layout import BACKENDS, Layout, changed
 
 SPEC = spec_of(DENSE, nodes=1)
-WHOLE = Layout(backend="fsdp2", dp=8, gradient_accumulation_steps=8, distributed_optimizer=False)
-SPLIT = replace(WHOLE, dp=4, ulysses=2, gradient_accumulation_steps=16)
-MEGATRON = Layout(backend="megatron", tp=2, dp=4, gradient_accumulation_steps=16, sequence_parallel=True)
+WHOLE = Layout.of(backend="fsdp2", dp=8, gradient_accumulation_steps=8, distributed_optimizer=False)
+SPLIT = changed(WHOLE, dp=4, ulysses=2, gradient_accumulation_steps=16)
+MEGATRON = Layout.of(backend="megatron", tp=2, dp=4, gradient_accumulation_steps=16, sequence_parallel=True)
 
 
 def test_there_is_a_writer_for_what_a_trainer_can_run_and_no_other() -> None:
@@ -41,7 +41,7 @@ def test_the_first_that_can_run_a_layout_is_the_default() -> None:
     assert trainer_of(SPEC, SPLIT) == "swift"  # LLaMA-Factory splits no sequences
     assert trainer_of(SPEC, SPLIT, "trinity") == "trinity"
     assert trainer_of(SPEC, SPLIT, "llamafactory") is None
-    assert trainer_of(SPEC, replace(WHOLE, backend="ddp"), "trinity") is None
+    assert trainer_of(SPEC, changed(WHOLE, backend="ddp"), "trinity") is None
 
 
 def test_the_rule_of_the_trainer_says_what_the_first_one_says() -> None:
@@ -51,7 +51,7 @@ def test_the_rule_of_the_trainer_says_what_the_first_one_says() -> None:
     broken = trainer_refusal(theirs, SPLIT)
     assert broken is not None
     assert broken.equation == "LLaMA-Factory: ulysses 2: LLaMA-Factory's trainer splits no sequences"
-    broken = trainer_refusal(replace(SPEC, trainer="trinity"), replace(WHOLE, backend="ddp"))
+    broken = trainer_refusal(replace(SPEC, trainer="trinity"), changed(WHOLE, backend="ddp"))
     assert broken is not None
     assert broken.equation == "trinity has no backend ddp"
 
@@ -91,7 +91,7 @@ def test_backends_are_named_one_by_one_too() -> None:
 
 def test_a_refusal_says_what_would_help_in_the_trainers_own_words() -> None:
     spec = spec_of(DENSE, nodes=1, finetuning="lora", quantization_bit=8)
-    layout = replace(WHOLE, backend="ddp")
+    layout = changed(WHOLE, backend="ddp")
     refusal = trainer_refusal(spec, layout)
     assert refusal is not None
     assert (refusal.rule, refusal.fix) == (TRAINER_RULE, "set finetuning: qlora, or leave it out")

@@ -56,7 +56,7 @@ def test_a_plan_is_chosen_by_rank_or_id(cli: Cli, spec_file: Path, plan: str, pl
 def test_an_id_outside_the_ranking_is_predicted(cli: Cli, spec_file: Path, fake_predict: list[Any]) -> None:
     assert cli("generate", spec_file, "--plan", "tp8-pp2-dp2-mbs1").code == 0
     assert written_plan() == "tp8-pp2-dp2-mbs1"
-    assert fake_predict[0]["sequence_parallel"] is True
+    assert fake_predict[0]["sequence_parallel"] is None  # as is usual, whatever the pins say
 
 
 @pytest.mark.parametrize(

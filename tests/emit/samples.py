@@ -144,7 +144,7 @@ def make_layout(cluster: Cluster = CLUSTER, **changes: Any) -> Layout:
         **splits,
         **changes,
     }
-    return Layout(**fields)
+    return Layout.of(**fields)
 
 
 def _sharded_layout(cluster: Cluster, changes: dict[str, Any]) -> Layout:
@@ -152,7 +152,7 @@ def _sharded_layout(cluster: Cluster, changes: dict[str, Any]) -> Layout:
     steps = max(1, 64 // (dp * changes.get("micro_batch_size", 1)))
     usual = {"zero_stage": 3} if changes["backend"] == "deepspeed" else {}
     fields = {"dp": dp, "gradient_accumulation_steps": steps, "distributed_optimizer": False, **usual, **changes}
-    return Layout(**fields)
+    return Layout.of(**fields)
 
 
 def make_plan(layout: Layout, **changes: Any) -> Plan:

@@ -17,7 +17,7 @@ from topoplan.engines import registry
 from topoplan.engines.data_parallel.engine import DataParallel
 from topoplan.engines.engine import Engine, Family
 from topoplan.engines.rule import Broken, Rule
-from topoplan.layout.layout import Layout
+from topoplan.layout.layout import Layout, changed
 from topoplan.planner import explain, search
 from topoplan.planner.case import case_of
 from topoplan.planner.predict import predict
@@ -68,7 +68,7 @@ def _with_ring(layout: Layout, cp: int) -> Layout:
     """As many micro batches of as many sequences in all: each rank accumulates more of them."""
     times = cp // layout.cp
     steps = layout.gradient_accumulation_steps * times
-    return replace(layout, cp=cp, dp=layout.dp // times, gradient_accumulation_steps=steps)
+    return changed(layout, cp=cp, dp=layout.dp // times, gradient_accumulation_steps=steps)
 
 
 @pytest.fixture(autouse=True)

@@ -54,7 +54,7 @@ def make_layout(spec: Spec, **keys: Any) -> Layout:
     per_step = keys.get("micro_batch_size", 1) * dp
     keys.setdefault("gradient_accumulation_steps", max(1, spec.job.global_batch_size // per_step))
     keys.setdefault("sequence_parallel", tp > 1)
-    return Layout(**keys)
+    return Layout.of(**keys)
 
 
 def with_attention(model: str, **changes: Any) -> Model:

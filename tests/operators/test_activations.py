@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.engines.samples import DENSE, LATENT, MIXED, VISION, full_recompute, layout_of, spec_of
-from topoplan.layout.layout import RECOMPUTE_MODULES, Recompute
+from topoplan.layout.layout import Recompute
 from topoplan.operators.activations import KeptActivations, LayerActivations, kept_activations, layer_activations
 from topoplan.operators.adapters import Adapters
 from topoplan.operators.layers import mtp_layer
@@ -14,6 +14,7 @@ from topoplan.operators.shard import Shard, shard_of
 from topoplan.operators.vision import vision_activation_bytes
 from topoplan.planner.case import case_of
 from topoplan.specs import known
+from topoplan.specs.layout_parts import RECOMPUTE_MODULES
 from topoplan.specs.model import Attention, Layer, Mlp, Moe
 
 FULL = Recompute(granularity="full", method="uniform", num_layers=1)

@@ -17,7 +17,7 @@ FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
 
 
 def layout_of(**degrees: int) -> Layout:
-    return Layout(**degrees, gradient_accumulation_steps=1)  # type: ignore[arg-type]
+    return Layout.of(**degrees)  # type: ignore[arg-type]
 
 
 def test_every_kind_of_more_than_one_member_has_a_row() -> None:

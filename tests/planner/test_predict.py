@@ -154,9 +154,9 @@ def test_a_layout_of_another_cluster_is_refused() -> None:
         ({"vpp": 2}, "vpp 2 with pp 1"),
         ({"backend": "fsdp2", "tp": 2}, "tp 2 with backend fsdp2"),
         ({"backend": "fsdp2", "zero_stage": 2}, "not a key of backend fsdp2"),
-        ({"backend": "horovod"}, "unknown backend"),
+        ({"backend": "horovod"}, "'horovod' is not a choice; expected mca, megatron"),
         ({"pp": 4, "vpp": 9, "micro_batch_size": 2, "tp": 8}, "32 % pp 4|"),
-        ({"recompute": "some"}, "granularity 'some'"),
+        ({"recompute": "some"}, "'some' is not a choice; expected none, selective or full"),
         ({"pp": 2, "pipeline_layout": "Et*18|t*17L"}, "holds 35 layers"),
     ],
 )

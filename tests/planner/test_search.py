@@ -314,7 +314,7 @@ def test_of_splits_that_differ_in_nothing_else_the_fastest_is_ranked() -> None:
     )
     (plan,) = rank(spec).plans
     splits = [None, *uneven_pipeline_layouts(spec.model.num_layers, 4, 1, ends_in_layers(spec.model, spec.job))]
-    all_of_them = [predict(spec, replace(plan.layout, pipeline_layout=split)) for split in splits]
+    all_of_them = [predict(spec, changed(plan.layout, pipeline_layout=split)) for split in splits]
     assert plan.time.step_s == min(one.time.step_s for one in all_of_them if one.fits)
     assert plan.layout.pipeline_layout is not None
     assert len({one.time.step_s for one in all_of_them}) > 1
@@ -430,7 +430,7 @@ def test_no_plan_recomputes_more_layers_than_it_must(name: str) -> None:
         assert mode.num_layers is not None
         for count in range(mode.num_layers):
             less = Recompute() if count == 0 else replace(mode, num_layers=count)
-            assert not memory_of(case_of(ranking.spec, plan.layout.backend), replace(plan.layout, recompute=less)).fits
+            assert not memory_of(case_of(ranking.spec, plan.layout.backend), changed(plan.layout, recompute=less)).fits
 
 
 def test_no_plan_offloads_more_than_it_must() -> None:
@@ -443,7 +443,7 @@ def test_no_plan_offloads_more_than_it_must() -> None:
             if fraction >= plan.layout.optimizer_offload_fraction:
                 break
             less = memory_of(
-                case_of(spec, plan.layout.backend), replace(plan.layout, optimizer_offload_fraction=fraction)
+                case_of(spec, plan.layout.backend), changed(plan.layout, optimizer_offload_fraction=fraction)
             )
             assert not less.fits or plan.layout.recompute.method == "block"
 

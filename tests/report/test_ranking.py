@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from tests.samples import make_plan, make_ranking, make_spec, usual_ranking
-from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.layout.stages import spread_pipeline_layout
 from topoplan.planner.plan import Ranking
 from topoplan.report.ranking import print_ranking
@@ -68,12 +68,12 @@ def test_the_legend_explains_the_words_of_the_layouts_that_are_shown() -> None:
     split = spread_pipeline_layout(36, 2, 3, 5, 3)
     block = Recompute(granularity="full", method="block", num_layers=4)
     plan = make_plan(tp=2, pp=2, vpp=3, recompute=block, pipeline_layout=split)
-    plan = replace(plan, layout=replace(plan.layout, sequence_parallel=False))
+    plan = replace(plan, layout=changed(plan.layout, sequence_parallel=False))
     text = " ".join(rendered(make_ranking(plan)).split())
     assert "nosp: without sequence parallel." in text
     assert "full:block4: 4 layers of each chunk are recomputed." in text
     assert "ends5+3: 5 layers in the first chunk, 3 in the last." in text
-    one = replace(plan, layout=replace(plan.layout, recompute=replace(block, num_layers=1)))
+    one = replace(plan, layout=changed(plan.layout, recompute=replace(block, num_layers=1)))
     alone = " ".join(rendered(make_ranking(one)).split())
     assert "full:block1: 1 layer of each chunk is recomputed." in alone
     assert "layers of each chunk" not in alone
@@ -153,7 +153,7 @@ def test_other_backends_and_trainers_have_a_heading_of_their_own() -> None:
 def test_the_trainer_is_a_column_where_it_may_surprise() -> None:
     assert "trainer" not in rendered(usual_ranking())
     spec = make_spec(nodes=1)
-    split = Layout(backend="fsdp2", dp=4, ulysses=2, gradient_accumulation_steps=16, distributed_optimizer=False)
+    split = Layout.of(backend="fsdp2", dp=4, ulysses=2, gradient_accumulation_steps=16, distributed_optimizer=False)
     text = rendered(make_ranking(replace(make_plan(), layout=split), spec=spec))
     assert "trainer" in text
     assert "swift" in row(text, "1 ")

@@ -53,7 +53,7 @@ def test_a_layout_label_is_the_id_with_spaces() -> None:
     )
     block = Recompute(granularity="full", method="block", num_layers=4)
     assert layout_label(make_plan(pp=2, recompute=block).layout) == "tp1 pp2 dp16 mbs1 full:block4"
-    sums = Layout(backend="fsdp2", dp=8, gradient_accumulation_steps=2, recompute=FULL, sync_each_batch=False)
+    sums = Layout.of(backend="fsdp2", dp=8, gradient_accumulation_steps=2, recompute=FULL, sync_each_batch=False)
     assert layout_label(sums) == "fsdp2 dp8 mbs1 full nosync"
 
 

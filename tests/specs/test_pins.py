@@ -41,12 +41,15 @@ def test_a_pin_that_some_layout_meets_is_kept(pin: dict[str, Any]) -> None:
         ({"pp": 1, "vpp": 2}, "vpp 2 > 1 with pp 1"),
         ({"tp": 1, "sequence_parallel": True}, "sequence_parallel with tp 1"),
         ({"overlap_param_gather": True, "distributed_optimizer": False}, "overlap_param_gather without"),
-        ({"recompute": {"granularity": "none", "modules": ["mlp"]}}, "recompute.modules with granularity none"),
+        (
+            {"recompute": {"granularity": "none", "modules": ["mlp"]}},
+            "recompute modules with granularity none; expected",
+        ),
         (
             {"recompute": {"granularity": "selective", "num_layers": 2}},
-            "recompute.num_layers with granularity selective",
+            "recompute num_layers with granularity selective",
         ),
-        ({"recompute": {"method": "block", "modules": ["mlp"]}}, "recompute.modules goes with selective"),
+        ({"recompute": {"method": "block", "modules": ["mlp"]}}, "recompute method with granularity selective"),
     ],
 )
 def test_a_pin_that_contradicts_itself_shows_the_equation(pin: dict[str, Any], equation: str) -> None:

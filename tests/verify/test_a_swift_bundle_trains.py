@@ -44,7 +44,7 @@ def make_run(root: Path, *, finetuning: str = "full", **changes: Any) -> Path:
     host = replace(HOSTS[0], address="127.0.0.1", workdir=str(root), venv=sys.prefix, socket_interface=None, hcas=())
     cluster = replace(ONE_NODE, gpus_per_node=2, cpu_cores=2, hosts=(host,), env={"HF_HUB_OFFLINE": "1"})
     fields = {"backend": "ddp", "dp": 2, "gradient_accumulation_steps": 2, "recompute": Recompute(granularity="full")}
-    layout = Layout(**{**fields, **changes})
+    layout = Layout.of(**{**fields, **changes})
     job = replace(
         JOB,
         seq_len=128,

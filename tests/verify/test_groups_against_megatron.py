@@ -34,7 +34,7 @@ def sampled_layouts() -> list[Layout]:
             continue
         etp = rng.choice([n for n in (1, 2, tp) if stage % n == 0])
         ep = rng.choice([n for n in range(1, stage + 1) if stage % (n * etp) == 0])
-        layouts.add(Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, gradient_accumulation_steps=1))
+        layouts.add(Layout.of(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp))
     return sorted(layouts, key=repr)
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("megatron.core", reason="needs megatron-core (make verify)")
 torch = pytest.importorskip("torch")
 
 TOKENS, VOCABULARY = 512, 32_000
-LAYOUT = Layout(dp=1, gradient_accumulation_steps=1)
+LAYOUT = Layout()
 
 
 @pytest.fixture

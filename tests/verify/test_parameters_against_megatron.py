@@ -1,13 +1,12 @@
 """Parameters per rank and stage equal those of megatron-core's own GPTModel, built on the meta device."""
 
 import os
-from dataclasses import replace
 
 import pytest
 
 from tests.engines.samples import spec_of
 from topoplan.engines.megatron.states import stage_parameters
-from topoplan.layout.layout import Layout
+from topoplan.layout.layout import Layout, changed
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.planner.case import case_of
 from topoplan.specs import known
@@ -60,7 +59,7 @@ def layout_of(model: Model, degrees: tuple[int, ...]) -> Layout | None:
     ):
         return None
     uneven = balanced_pipeline_layout(model.num_layers, pp, vpp) if model.num_layers % (pp * vpp) else None
-    return Layout(
+    return Layout.of(
         tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep, etp=etp, dp=dp, gradient_accumulation_steps=1, pipeline_layout=uneven
     )
 
@@ -233,10 +232,10 @@ def test_every_stage_holds_what_megatron_builds(name, degrees):
     if layout is None:
         pytest.skip("the model's heads do not allow these degrees")
     if any(isinstance(layer.ffn, Moe) for layer in model.layers):
-        layout = replace(layout, sequence_parallel=layout.tp > 1)
+        layout = changed(layout, sequence_parallel=layout.tp > 1)
     case = case_of(spec_of(name), "mca")
     ours = [stage_parameters(case, layout, rank).total for rank in range(layout.pp)]
-    assert ours == built_parameters(model, replace(layout, sequence_parallel=False))
+    assert ours == built_parameters(model, changed(layout, sequence_parallel=False))
 
 
 MTP = [
@@ -267,7 +266,7 @@ MTP = [
 def test_every_stage_holds_the_token_prediction_that_megatron_builds(name, mtp_layers, degrees, pipeline_layout):
     model = known.model(name)
     tp, pp, vpp, cp, ep, etp, dp = degrees
-    layout = Layout(
+    layout = Layout.of(
         tp=tp,
         pp=pp,
         vpp=vpp,

@@ -9,7 +9,6 @@ import importlib.metadata
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from packaging.version import Version
 from tests.layout.specs import DENSE, LINEAR, MLA, MOE, make_layout, make_spec
 from tests.verify.megatron import config_of, fake_world, initialize, refused_by_megatron
 from topoplan.engines.megatron.rules import RULES
-from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.planner.case import case_of
 from topoplan.specs.model import Attention, Layer, LinearAttention, Mlp, Model, Moe
@@ -249,10 +248,10 @@ class AcceptedError(Exception):
 
 def refused_by_schedule(schedules: Any, pp: int, micro_batches: int) -> bool:
     class Chunk(torch.nn.Module):
-        config = config_of(make_spec().model, Layout(pp=pp, vpp=2, dp=1, gradient_accumulation_steps=micro_batches))
+        config = config_of(make_spec().model, Layout.of(pp=pp, vpp=2, dp=1, gradient_accumulation_steps=micro_batches))
 
     with fake_world(pp):
-        initialize(Layout(pp=pp, vpp=2, dp=1, gradient_accumulation_steps=micro_batches), experts=False)
+        initialize(Layout.of(pp=pp, vpp=2, dp=1, gradient_accumulation_steps=micro_batches), experts=False)
         try:
             schedules.forward_backward_pipelining_with_interleaving(
                 forward_step_func=None,
@@ -289,4 +288,4 @@ def test_the_interleaved_schedule_refuses_what_the_rule_refuses(monkeypatch: pyt
             assert bool(rule.failed(case_of(spec, layout.backend), layout)) == refused_by_schedule(
                 schedules, pp, accumulation
             )
-            assert rule.failed(case_of(spec, layout.backend), replace(layout, vpp=1)) is None
+            assert rule.failed(case_of(spec, layout.backend), changed(layout, vpp=1)) is None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from topoplan.check.job.translate import Translation
 from topoplan.check.rules.finding import Finding
 from topoplan.check.rules.layout_keys import KEYS_OF_RULE, key_line
 from topoplan.engines.data_parallel.parameter_bytes import parameter_bytes
+from topoplan.layout.layout import changed
 from topoplan.operators.finetuning import elements_of
 from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
@@ -68,7 +68,7 @@ def _made_of(translation: Translation, plan: Plan) -> str:
     ]
     weights = 0.0
     if layout.offload_param:
-        weights = host - memory_of(case_of(spec, layout.backend), replace(layout, offload_param=False)).host_bytes
+        weights = host - memory_of(case_of(spec, layout.backend), changed(layout, offload_param=False)).host_bytes
     elif layout.offload:
         weights = share * (
             each.trained * elements.trained + each.frozen * elements.frozen + each.quantised * elements.quantised
@@ -109,7 +109,7 @@ def _remedy(translation: Translation, plan: Plan) -> str:
         pinned = "" if layout.is_megatron else "; leave pin_memory off"
         words.append(f"use a node with more memory, or more nodes, which share it out{pinned}")
     if layout.offload_param:
-        less = memory_of(case_of(spec, layout.backend), replace(layout, offload_param=False))
+        less = memory_of(case_of(spec, layout.backend), changed(layout, offload_param=False))
         on_gpu = f"and {less.device_bytes / GIB:.1f} GiB on each GPU of {less.capacity_bytes / GIB:.1f}"
         words.append(f"without offload_param it needs {less.host_bytes / GIB:,.0f} GiB {on_gpu}")
     return "; ".join(words)

@@ -61,7 +61,7 @@ def plan_of_ranking(ranking: Ranking, wanted: str, *, option: str = "--plan") ->
 
 def plan_of_id(spec: Spec, wanted: str, *, option: str = "--plan") -> Plan:
     """The plan of that id, whether it fits or not; what no id says is as the spec's pins or a search have it."""
-    from topoplan.cli.plan_id import layout_of_id
+    from topoplan.layout.ids import layout_of_id
     from topoplan.planner.predict import predict
 
     wanted = wanted_id(wanted)

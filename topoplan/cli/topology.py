@@ -154,7 +154,7 @@ def _of_degrees(text: str, cluster: Cluster) -> Layout:
     stage = world // pp
     if stage % (ep * etp):
         raise LayoutError(f"{stage} GPUs of a stage % (ep {ep} * etp {etp}) = {stage % (ep * etp)}", where="--layout")
-    return Layout(tp=tp, pp=pp, cp=cp, dp=dp, ep=ep, etp=etp, gradient_accumulation_steps=1)
+    return Layout.of(tp=tp, pp=pp, cp=cp, dp=dp, ep=ep, etp=etp)
 
 
 def _of_ulysses(degrees: dict[str, int], ulysses: int, cluster: Cluster) -> Layout:
@@ -174,4 +174,4 @@ def _of_ulysses(degrees: dict[str, int], ulysses: int, cluster: Cluster) -> Layo
         dp = degrees.get("dp")
         words = f"ulysses {ulysses}{f' * dp {dp}' if dp else ''}"
         raise LayoutError(f"world size {world} is not divided by {words}", where="--layout")
-    return Layout(backend="fsdp2", ulysses=ulysses, dp=world // ulysses, gradient_accumulation_steps=1)
+    return Layout.of(backend="fsdp2", ulysses=ulysses, dp=world // ulysses)

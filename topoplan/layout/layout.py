@@ -2,97 +2,121 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from topoplan.errors import LayoutError
-from topoplan.layout.stages import Stages, end_sizes, split_stages
+from topoplan.layout.ids import id_of
+from topoplan.layout.stages import Stages, split_stages
 from topoplan.specs.job import Job
+from topoplan.specs.layout_parts import (
+    BACKENDS,
+    MEGATRON_BACKENDS,
+    SHARDED_BACKENDS,
+    Degrees,
+    Recompute,
+    Sharding,
+    Step,
+    Switches,
+)
 from topoplan.specs.model import Model
 
-MEGATRON_BACKENDS = ("mca", "megatron")
-SHARDED_BACKENDS = ("ddp", "deepspeed", "fsdp2")
-BACKENDS = MEGATRON_BACKENDS + SHARDED_BACKENDS
+__all__ = [
+    "BACKENDS",
+    "KEYS",
+    "MEGATRON_BACKENDS",
+    "PART_OF",
+    "SHARDED_BACKENDS",
+    "USUAL",
+    "Degrees",
+    "Layout",
+    "Recompute",
+    "Sharding",
+    "Step",
+    "Switches",
+    "changed",
+    "keys_of",
+    "stages_of",
+]
+
+_Value = TypeVar("_Value")
+_PARTS = {"degrees": Degrees, "step": Step, "states": Sharding, "switches": Switches}
+_FIELDS = {key.name: key for part in _PARTS.values() for key in fields(part)}
+PART_OF = {key.name: name for name, part in _PARTS.items() for key in fields(part)}
+"""Key -> the attribute of a layout that has it; `backend` and `recompute` are attributes themselves."""
 
 
-RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
-"""What selective recomputation may name (MLM `transformer/transformer_config.py`)."""
+if TYPE_CHECKING:
 
+    class _read(Generic[_Value]):  # noqa: N801
+        """A property whose type is that of the value."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recompute:
-    """Megatron's activation recomputation."""
-
-    granularity: str = "none"
-    """none, selective or full."""
-    modules: tuple[str, ...] = ()
-    """With selective: core_attn, mlp, moe, moe_act, layernorm, mla_up_proj, shared_experts."""
-    method: str | None = None
-    """With full: uniform or block."""
-    num_layers: int | None = None
-    """With full: layers per recomputed chunk (uniform), or layers recomputed per virtual stage (block)."""
+        def __init__(self, get: Callable[[Layout], _Value]) -> None: ...
+        def __get__(self, layout: Layout | None, owner: type[Layout]) -> _Value: ...
+else:
+    _read = property
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One way to run the job. `dp` and `gradient_accumulation_steps` are always filled in."""
+    """One way to run the job, in parts of which each goes with any of the others.
+
+    Which of them an engine can run is up to its rules. `Layout.of` and `changed` take the keys of all parts by their
+    names alone, and the properties read them.
+    """
 
     backend: str = "mca"
     """mca (LLaMA-Factory's adapter) or megatron, which share one cost model; ddp, deepspeed or fsdp2, which split data
     alone, and share another."""
-    tp: int = 1
-    pp: int = 1
-    vpp: int = 1
-    cp: int = 1
-    ep: int = 1
-    etp: int = 1
-    dp: int
-    micro_batch_size: int = 1
-    gradient_accumulation_steps: int
-    """Also Megatron's number of micro batches per step."""
-    sequence_parallel: bool = False
-    recompute: Recompute = Recompute()
-    distributed_optimizer: bool = True
-    pipeline_layout: str | None = None
-    """Megatron's pipeline_model_parallel_layout string; None is the even split."""
-    optimizer_offload_fraction: float = 0.0
-    grad_reduce_in_fp32: bool = True
-    """Gradients are reduced in fp32; with fsdp2 too, as torchtitan and verl do, where accelerate takes 16 bits."""
-    overlap_grad_reduce: bool = True
-    overlap_param_gather: bool = True
-    cross_entropy_fusion: bool = False
-    cross_entropy_fusion_impl: str = "te"
-    """With cross_entropy_fusion: te (Transformer Engine) or native (megatron-core's own, its default)."""
-    precision_aware_optimizer: bool = False
-    fp8_param: bool = False
-    """In fp8, the blocks' weights are kept in fp8 alone (Megatron's fp8_param_gather)."""
-    moe_token_dispatcher_type: str | None = None
-    """How tokens get to their experts: alltoall, flex (DeepEP, HybridEP), or None for the backend's usual one."""
-    zero_stage: int = 0
-    """With deepspeed: 1, 2 or 3."""
-    offload_optimizer: bool = False
-    """With deepspeed: the optimizer, with its gradients, in host memory."""
-    offload_param: bool = False
-    """With deepspeed stage 3: the parameters in host memory too."""
-    sharding: str = "full"
-    """With fsdp2: full (over all ranks) or hybrid (inside a node, replicated between nodes)."""
-    offload: bool = False
-    """With fsdp2: parameters, gradients and optimizer in host memory (CPUOffloadPolicy)."""
-    sync_each_batch: bool = True
-    """With fsdp2: gradients are reduced to their shards after every micro batch (accelerate's key of that name); else
-    each GPU sums whole ones, and reduces them after the last."""
-    ulysses: int = 1
-    """Ranks that share a sequence by all-to-all; they see the same samples, so that dp is world / ulysses."""
-    fused_linear_cross_entropy: bool = False
-    """The loss from the hidden states, the logits never whole in memory (Liger)."""
-    expandable_segments: bool = False
-    """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the allocator's fragmentation all but gone."""
+    degrees: Degrees = field(default_factory=Degrees)
+    step: Step = field(default_factory=Step)
+    recompute: Recompute = field(default_factory=Recompute)
+    states: Sharding = field(default_factory=Sharding)
+    switches: Switches = field(default_factory=Switches)
+
+    # In the order of the JSON form.
+    tp = _read(lambda layout: layout.degrees.tp)
+    pp = _read(lambda layout: layout.degrees.pp)
+    vpp = _read(lambda layout: layout.degrees.vpp)
+    cp = _read(lambda layout: layout.degrees.cp)
+    ep = _read(lambda layout: layout.degrees.ep)
+    etp = _read(lambda layout: layout.degrees.etp)
+    dp = _read(lambda layout: layout.degrees.dp)
+    micro_batch_size = _read(lambda layout: layout.step.micro_batch_size)
+    gradient_accumulation_steps = _read(lambda layout: layout.step.gradient_accumulation_steps)
+    sequence_parallel = _read(lambda layout: layout.step.sequence_parallel)
+    distributed_optimizer = _read(lambda layout: layout.states.distributed_optimizer)
+    pipeline_layout = _read(lambda layout: layout.degrees.pipeline_layout)
+    optimizer_offload_fraction = _read(lambda layout: layout.states.optimizer_offload_fraction)
+    zero_stage = _read(lambda layout: layout.states.zero_stage)
+    offload_optimizer = _read(lambda layout: layout.states.offload_optimizer)
+    offload_param = _read(lambda layout: layout.states.offload_param)
+    sharding = _read(lambda layout: layout.states.sharding)
+    offload = _read(lambda layout: layout.states.offload)
+    sync_each_batch = _read(lambda layout: layout.states.sync_each_batch)
+    ulysses = _read(lambda layout: layout.degrees.ulysses)
+    grad_reduce_in_fp32 = _read(lambda layout: layout.states.grad_reduce_in_fp32)
+    overlap_grad_reduce = _read(lambda layout: layout.switches.overlap_grad_reduce)
+    overlap_param_gather = _read(lambda layout: layout.switches.overlap_param_gather)
+    cross_entropy_fusion = _read(lambda layout: layout.switches.cross_entropy_fusion)
+    cross_entropy_fusion_impl = _read(lambda layout: layout.switches.cross_entropy_fusion_impl)
+    precision_aware_optimizer = _read(lambda layout: layout.switches.precision_aware_optimizer)
+    fp8_param = _read(lambda layout: layout.switches.fp8_param)
+    moe_token_dispatcher_type = _read(lambda layout: layout.switches.moe_token_dispatcher_type)
+    fused_linear_cross_entropy = _read(lambda layout: layout.switches.fused_linear_cross_entropy)
+    expandable_segments = _read(lambda layout: layout.switches.expandable_segments)
+
+    @classmethod
+    def of(cls, **keys: Any) -> Layout:
+        """A layout of these keys, the others at their usual values. Raises KeyError for a key that layouts lack."""
+        return changed(cls(), **keys)
 
     @property
     def world_size(self) -> int:
         """GPUs that the degrees multiply to."""
-        return self.tp * self.pp * self.cp * self.ulysses * self.dp
+        split = self.degrees
+        return split.tp * split.pp * split.cp * split.ulysses * split.dp
 
     @property
     def is_megatron(self) -> bool:
@@ -102,91 +126,66 @@ class Layout:
     @property
     def expert_dp(self) -> int:
         """Data-parallel size of the experts' own grid: world / (etp * ep * pp)."""
-        return self.world_size // (self.etp * self.ep * self.pp)
+        split = self.degrees
+        return self.world_size // (split.etp * split.ep * split.pp)
 
     @property
     def optimizer_shards(self) -> tuple[int, int]:
         """Ranks that share the optimizer state of (dense weights, an expert's weights); 1 without sharding."""
-        return (self.dp * self.cp, self.expert_dp) if self.distributed_optimizer else (1, 1)
+        split = self.degrees
+        return (split.dp * split.cp, self.expert_dp) if self.distributed_optimizer else (1, 1)
 
     @property
     def complexity(self) -> int:
         """How many things are switched on: every degree above 1, recomputation, uneven stages, offload."""
-        degrees = (self.tp, self.pp, self.vpp, self.cp, self.ep, self.etp)
+        split, states = self.degrees, self.states
+        degrees = (split.tp, split.pp, split.vpp, split.cp, split.ep, split.etp, split.ulysses)
         return (
             sum(degree > 1 for degree in degrees)
             + (self.recompute.granularity != "none")
-            + (self.pipeline_layout is not None)
-            + (self.optimizer_offload_fraction > 0)
-            + sum((self.offload_optimizer, self.offload_param, self.offload, self.ulysses > 1))
+            + (split.pipeline_layout is not None)
+            + (states.optimizer_offload_fraction > 0)
+            + sum((states.offload_optimizer, states.offload_param, states.offload))
         )
 
     @property
     def id(self) -> str:
         """Short, stable name; keys at their usual value are left out."""
-        if not self.is_megatron:
-            return self._sharded_id()
-        parts = [f"tp{self.tp}", f"pp{self.pp}"]
-        parts += [f"{key}{value}" for key, value in (("vpp", self.vpp), ("cp", self.cp), ("ep", self.ep)) if value > 1]
-        if self.etp > 1:
-            parts.append(f"etp{self.etp}")
-        parts += [f"dp{self.dp}", f"mbs{self.micro_batch_size}"]
-        if self.tp > 1 and not self.sequence_parallel:
-            parts.append("nosp")
-        if self.recompute.granularity == "selective":
-            parts.append("sel-" + "+".join(self.recompute.modules))
-        elif self.recompute.granularity == "full":
-            method, layers = self.recompute.method, self.recompute.num_layers
-            parts.append("full" if (method, layers) == ("uniform", 1) else f"full-{method}{layers}")
-        if self.pipeline_layout:
-            parts.append(_uneven_name(self.pipeline_layout, self.pp, self.vpp))
-        if self.optimizer_offload_fraction:
-            parts.append(f"offload{round(self.optimizer_offload_fraction * 100)}")
-        return "-".join(parts)
-
-    def _sharded_id(self) -> str:
-        """`zero3-dp8-mbs1-full-offload+param`, `fsdp2-hybrid-ulysses2-dp4-mbs1`."""
-        parts = [f"zero{self.zero_stage}" if self.backend == "deepspeed" else self.backend]
-        if self.backend == "fsdp2" and self.sharding != "full":
-            parts.append(self.sharding)
-        parts += [f"{key}{value}" for key, value in (("cp", self.cp), ("ulysses", self.ulysses)) if value > 1]
-        parts += [f"dp{self.dp}", f"mbs{self.micro_batch_size}"]
-        if self.recompute.granularity != "none":
-            parts.append({"full": "full", "selective": "sel"}[self.recompute.granularity])
-        if self.offload_optimizer or self.offload:
-            parts.append("offload+param" if self.offload_param else "offload")
-        parts += ["nosync"] * (not self.sync_each_batch)
-        parts += ["liger"] * self.fused_linear_cross_entropy + ["expandable"] * self.expandable_segments
-        return "-".join(parts)
+        return id_of(self)
 
 
-USUAL = {field.name: field.default for field in fields(Layout)}
+_flat = [name for name in vars(Layout) if name in _FIELDS]
+_place = _flat.index("distributed_optimizer")
+KEYS = ("backend", *_flat[:_place], "recompute", *_flat[_place:])
+"""Of all layouts, in the order of the JSON form."""
+USUAL: Mapping[str, Any] = {key: getattr(Layout(), key) for key in KEYS}
 """Values of a layout that does not say."""
-_FIELDS = tuple(field.name for field in fields(Layout))
-_values = attrgetter(*_FIELDS)
-_put = {name: Layout.__dict__[name].__set__ for name in _FIELDS}
-_puts = tuple(_put.values())
 
 
-def changed(layout: Layout, **changes: Any) -> Layout:
-    """`dataclasses.replace` for a layout, at less than half its cost: a search makes some for every candidate."""
-    new: Layout = object.__new__(Layout)
-    for put, value in zip(_puts, _values(layout), strict=True):
-        put(new, value)
-    for name, value in changes.items():
-        _put[name](new, value)
-    return new
+@cache
+def keys_of(backend: str) -> tuple[str, ...]:
+    """The keys that layouts of a backend have. A backend that splits data alone has its degrees too, all of them 1."""
+    return tuple(key for key in KEYS if key not in _FIELDS or backend in _FIELDS[key].metadata["backends"])
+
+
+def changed(layout: Layout, **keys: Any) -> Layout:
+    """The layout with other values of some keys. Raises KeyError for a key that layouts lack."""
+    by_part: dict[str, dict[str, Any]] = {}
+    for key, value in keys.items():
+        if key not in ("backend", "recompute"):
+            by_part.setdefault(PART_OF[key], {})[key] = value
+    parts = {part: replace(getattr(layout, part), **values) for part, values in by_part.items()}
+    return Layout(
+        backend=keys.get("backend", layout.backend),
+        degrees=parts.get("degrees", layout.degrees),
+        step=parts.get("step", layout.step),
+        recompute=keys.get("recompute", layout.recompute),
+        states=parts.get("states", layout.states),
+        switches=parts.get("switches", layout.switches),
+    )
 
 
 def stages_of(model: Model, job: Job, layout: Layout) -> Stages:
     """The stages of a layout. Raises LayoutError as `split_stages`."""
-    return split_stages(model.num_layers, layout.pp, layout.vpp, layout.pipeline_layout, job.mtp_num_layers)
-
-
-def _uneven_name(pipeline_layout: str, pp: int, vpp: int) -> str:
-    """`ends8+6`: the layers of the first and the last virtual stage, the others evenly between; else `uneven`."""
-    try:
-        ends = end_sizes(pipeline_layout, pp, vpp)
-    except LayoutError:
-        ends = None
-    return f"ends{ends[0]}+{ends[1]}" if ends else "uneven"
+    split = layout.degrees
+    return split_stages(model.num_layers, split.pp, split.vpp, split.pipeline_layout, job.mtp_num_layers)

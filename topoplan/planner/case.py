@@ -9,8 +9,7 @@ from topoplan.backends.megatron import traits_of
 from topoplan.backends.trainers import backends_of, trainers_of
 from topoplan.engines.registry import ENGINES, engine_of
 from topoplan.errors import InputError, ModelError, SpecError, listed
-from topoplan.layout.forms import keys_of
-from topoplan.layout.layout import USUAL
+from topoplan.layout.layout import USUAL, keys_of
 from topoplan.specs.case import Case
 from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.spec import Spec

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from topoplan.errors import LayoutError, ModelError, SpecError
-from topoplan.layout.forms import keys_of
+from topoplan.layout.layout import keys_of
 from topoplan.planner.explain import memory_difference, speed_difference
 from topoplan.planner.plan import Ranking
 from topoplan.specs.spec import Spec

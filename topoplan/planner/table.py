@@ -100,7 +100,7 @@ def recipes(model: Model, cluster: Cluster, gpus: int) -> Iterator[Layout]:
     kinds = [(degree, expandable, False) for degree in degrees for expandable in (False, True)]
     kinds += [(degree, True, True) for degree in degrees]
     for degree, expandable, offload in kinds:
-        yield Layout(
+        yield Layout.of(
             backend="fsdp2",
             dp=gpus // degree,
             ulysses=degree,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from topoplan.engines.registry import engine_of
 from topoplan.layout.forms import layout_to_dict
-from topoplan.layout.layout import Layout
+from topoplan.layout.layout import USUAL
 from topoplan.planner.account import memory_account, time_account
 from topoplan.planner.plan import Plan
 from topoplan.planner.rank import TIE, ranked
@@ -71,14 +71,11 @@ def comparison(first: Plan, second: Plan, steps: Sequence[Term], devices: Sequen
     )
 
 
-_USUAL = {field.name: field.default for field in fields(Layout)}
-
-
 def _differs(one: Mapping[str, Any], two: Mapping[str, Any], key: str) -> bool:
     """A key that only one of the backends has differs where it is not as usual."""
     if key in one and key in two:
         return bool(one[key] != two[key])
-    return bool(one.get(key, two.get(key)) != _USUAL[key])
+    return bool(one.get(key, two.get(key)) != USUAL[key])
 
 
 def _purposes(device: Term) -> list[Term]:

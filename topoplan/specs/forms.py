@@ -7,10 +7,11 @@ imports this module, and with it pydantic.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import MISSING, dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from topoplan.specs.blocks import Block, as_in, key, tidied
 from topoplan.specs.cluster import (
@@ -33,7 +34,6 @@ from topoplan.specs.job import Job
 from topoplan.specs.kinds import (
     ARCHITECTURE,
     BYTES,
-    DEGREE,
     GPU_NAME,
     LATENCY,
     RATE,
@@ -42,10 +42,9 @@ from topoplan.specs.kinds import (
     Count,
     Number,
     Quantity,
-    Switch,
     Text,
-    Words,
 )
+from topoplan.specs.layout_parts import BACKENDS, Degrees, Recompute, Sharding, Step, Switches
 from topoplan.specs.length_file import LENGTHS
 
 
@@ -129,68 +128,27 @@ class FabricForm(Block, Fabric):
     )
 
 
-class RecomputeForm(Form):
+def _form_of(*parts: type) -> type[Form]:
+    """A form of the keys of a layout's parts, each of which may be left out."""
+    keys: dict[str, Any] = {
+        key.name: (Annotated[Any, key.metadata["kind"]], Field(default=None, description=key.metadata["description"]))
+        for part in parts
+        for key in dataclasses.fields(part)
+    }
+    return create_model("_Keys", __base__=Form, **keys)
+
+
+class RecomputeForm(_form_of(Recompute)):  # type: ignore[misc]  # the base is made of a declaration
     """Activation recomputation that must hold."""
 
     short_key: ClassVar[str] = "granularity"
 
-    granularity: Annotated[str | None, Choice(("none", "selective", "full"))] = Field(default=None)
-    modules: Annotated[
-        list[str] | None,
-        Words(
-            pattern="core_attn|mlp|moe|moe_act|layernorm|mla_up_proj|shared_experts",
-            meaning="core_attn, mlp, moe, moe_act, layernorm, mla_up_proj, shared_experts",
-        ),
-    ] = Field(default=None, description="With selective.")
-    method: Annotated[str | None, Choice(("uniform", "block"))] = Field(default=None, description="With full.")
-    num_layers: Annotated[int | None, Count(1, 10_000)] = Field(default=None, description="With full.")
 
-
-class PinForm(Form):
+class PinForm(_form_of(Degrees, Step, Sharding, Switches)):  # type: ignore[misc]
     """Layout keys that must hold."""
 
-    backend: Annotated[str | None, Choice(("mca", "megatron", "ddp", "deepspeed", "fsdp2"))] = Field(default=None)
-    tp: Annotated[int | None, DEGREE] = Field(default=None, description="Tensor parallel.")
-    pp: Annotated[int | None, DEGREE] = Field(default=None, description="Pipeline parallel.")
-    vpp: Annotated[int | None, DEGREE] = Field(default=None, description="Virtual pipeline stages per GPU.")
-    cp: Annotated[int | None, DEGREE] = Field(default=None, description="Context parallel.")
-    ep: Annotated[int | None, DEGREE] = Field(default=None, description="Expert parallel.")
-    etp: Annotated[int | None, DEGREE] = Field(default=None, description="Tensor parallel of the experts.")
-    dp: Annotated[int | None, DEGREE] = Field(default=None, description="Data parallel: world / (tp * pp * cp).")
-    micro_batch_size: Annotated[int | None, DEGREE] = Field(default=None)
-    gradient_accumulation_steps: Annotated[int | None, DEGREE] = Field(default=None)
-    sequence_parallel: Annotated[bool | None, Switch()] = Field(default=None)
+    backend: Annotated[str | None, Choice(BACKENDS)] = Field(default=None)
     recompute: RecomputeForm | None = Field(default=None)
-    distributed_optimizer: Annotated[bool | None, Switch()] = Field(default=None)
-    pipeline_layout: Annotated[
-        str | None, Text(pattern=r"[A-Za-z0-9|,*()]+", meaning="Megatron's layout, such as Et*4|t*5|t*4,L")
-    ] = Field(default=None)
-    optimizer_offload_fraction: Annotated[float | None, Number(0, 1)] = Field(default=None)
-    grad_reduce_in_fp32: Annotated[bool | None, Switch()] = Field(default=None)
-    overlap_grad_reduce: Annotated[bool | None, Switch()] = Field(default=None)
-    overlap_param_gather: Annotated[bool | None, Switch()] = Field(default=None)
-    cross_entropy_fusion: Annotated[bool | None, Switch()] = Field(default=None)
-    fp8_param: Annotated[bool | None, Switch()] = Field(default=None)
-    cross_entropy_fusion_impl: Annotated[str | None, Choice(("te", "native"))] = Field(default=None)
-    precision_aware_optimizer: Annotated[bool | None, Switch()] = Field(default=None)
-    moe_token_dispatcher_type: Annotated[str | None, Choice(("alltoall", "flex"))] = Field(default=None)
-    zero_stage: Annotated[int | None, Count(1, 3)] = Field(default=None, description="With deepspeed.")
-    offload_optimizer: Annotated[bool | None, Switch()] = Field(default=None, description="With deepspeed.")
-    offload_param: Annotated[bool | None, Switch()] = Field(default=None, description="With deepspeed, stage 3.")
-    sharding: Annotated[str | None, Choice(("full", "hybrid"))] = Field(default=None, description="With fsdp2.")
-    offload: Annotated[bool | None, Switch()] = Field(default=None, description="With fsdp2: CPU offload.")
-    sync_each_batch: Annotated[bool | None, Switch()] = Field(
-        default=None, description="With fsdp2: gradients are reduced after every micro batch, not after the last alone."
-    )
-    ulysses: Annotated[int | None, DEGREE] = Field(
-        default=None, description="Sequence parallel by all-to-all, of fsdp2 and deepspeed."
-    )
-    fused_linear_cross_entropy: Annotated[bool | None, Switch()] = Field(
-        default=None, description="Liger's loss, without whole logits; of ddp, deepspeed and fsdp2."
-    )
-    expandable_segments: Annotated[bool | None, Switch()] = Field(
-        default=None, description="torch's allocator with expandable segments; of ddp, deepspeed and fsdp2."
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,8 +170,10 @@ class _Report:
             case _:
                 error = SpecError(mistake["msg"])
         whole = (*self._within, *path)
-        what = f"{dotted(whole)}: {error.what}" if whole else error.what
-        return type(error)(what, where=self._place(path), expected=error.expected, remedy=error.remedy)
+        where = self._place(path)
+        # A place may be the key itself.
+        what = f"{dotted(whole)}: {error.what}" if whole and not where.endswith(dotted(whole)) else error.what
+        return type(error)(what, where=where, expected=error.expected, remedy=error.remedy)
 
     def _in_block(self, path: KeyPath) -> str:
         block = dotted((*self._within, *path[:-1]))

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from topoplan.errors import LayoutError
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
+from topoplan.specs.layout_parts import completed_recompute
 
 
 def check_pin(pin: Mapping[str, Any], cluster: Cluster, job: Job, *, where: Callable[[str], str]) -> None:
@@ -50,15 +51,7 @@ def check_pin(pin: Mapping[str, Any], cluster: Cluster, job: Job, *, where: Call
         fail("sequence_parallel", "sequence_parallel with tp 1", "it splits along the TP group: needs tp of at least 2")
     if pin.get("overlap_param_gather") and pin.get("distributed_optimizer") is False:
         fail("overlap_param_gather", "overlap_param_gather without distributed_optimizer", "leave one of them out")
-    _check_recompute(pin.get("recompute", {}), lambda what: fail("recompute", what))
-
-
-def _check_recompute(recompute: Mapping[str, Any], fail: Callable[[str], None]) -> None:
-    granularity = recompute.get("granularity")
-    if "modules" in recompute and granularity not in (None, "selective"):
-        fail(f"recompute.modules with granularity {granularity}; modules go with selective")
-    for key in ("method", "num_layers"):
-        if key in recompute and granularity not in (None, "full"):
-            fail(f"recompute.{key} with granularity {granularity}; {key} goes with full")
-    if "modules" in recompute and ("method" in recompute or "num_layers" in recompute):
-        fail("recompute.modules goes with selective, method and num_layers go with full")
+    try:
+        completed_recompute(pin.get("recompute", {}), "")
+    except LayoutError as error:
+        fail("recompute", f"{error.what}; {error.expected}")

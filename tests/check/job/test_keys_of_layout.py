@@ -55,7 +55,7 @@ def test_the_keys_of_a_layout_agree_with_what_generate_writes() -> None:
 
 def sharded(**values: Any) -> Layout:
     base = {"backend": "deepspeed", "dp": 8, "gradient_accumulation_steps": 1, "zero_stage": 3}
-    return Layout(distributed_optimizer=False, **(base | values))
+    return Layout.of(distributed_optimizer=False, **(base | values))
 
 
 OFFLOADED = {"offload_optimizer": True, "offload_param": True}

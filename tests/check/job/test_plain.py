@@ -35,7 +35,7 @@ def test_what_is_left_out_is_llamafactorys_own(a100s: Cluster) -> None:
     assert (job.finetuning, job.lora_rank, job.lora_target, job.seq_len) == ("lora", 8, ("all",), 2048)
     assert (job.packing, job.optimizer, job.precision) == (False, "adamw", "bf16")
     # transformers' batch of 8, checkpointing on, and the allocator as llamafactory-cli sets it for several GPUs
-    assert found.layout == Layout(
+    assert found.layout == Layout.of(
         backend="ddp",
         dp=8,
         micro_batch_size=8,

@@ -31,7 +31,7 @@ def test_the_articles_scheme_becomes_the_layout_that_it_describes(h100s: Cluster
     one = configuration(FULL_YAML)
     found = translate(one, all_of(one), h100s)
 
-    assert found.layout == Layout(
+    assert found.layout == Layout.of(
         tp=4,
         dp=8,
         micro_batch_size=1,
@@ -53,7 +53,7 @@ def test_the_articles_scheme_becomes_the_layout_that_it_describes(h100s: Cluster
         ({"optimizer": "sgd"}, "optimizer sgd is not predicted"),
         ({"tensor_model_parallel_size": "four"}, "train.yaml:1: tensor_model_parallel_size is 'four'"),
         ({"model_name_or_path": "/data/final"}, "was not found"),
-        ({"recompute_granularity": '"null"'}, "granularity 'null'"),
+        ({"recompute_granularity": '"null"'}, "recompute_granularity: 'null' is not a choice"),
         ({"pipeline_model_parallel_layout": "Exx"}, "pipeline_layout 'Exx'"),
         (
             {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "freeze_language_model": True},

@@ -14,7 +14,7 @@ from topoplan.engines.data_parallel.layouts import MIN_TOKENS_PER_ULYSSES_RANK, 
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
 from topoplan.engines.megatron.layouts import MAX_MICRO_BATCH_SIZE
 from topoplan.engines.rule import broken_rule
-from topoplan.layout.layout import SHARDED_BACKENDS, Layout, Recompute
+from topoplan.layout.layout import SHARDED_BACKENDS, USUAL, Layout, Recompute, changed
 from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
 
@@ -61,7 +61,7 @@ def brute_force(spec: Spec, backend: str) -> Iterator[Layout]:
         (False, True),
     ):
         dp = cluster.world_size // ulysses
-        layout = Layout(
+        layout = Layout.of(
             backend=backend,
             dp=dp,
             ulysses=ulysses,
@@ -122,9 +122,9 @@ def test_what_is_refused_breaks_the_rule_that_is_named(backend: str) -> None:
 @pytest.mark.parametrize("backend", SHARDED_BACKENDS)
 def test_layouts_of_a_family_differ_in_what_a_search_may_choose_for_them(backend: str) -> None:
     chosen = ("recompute", "expandable_segments", "offload", "offload_optimizer", "offload_param")
-    usual = {name: getattr(Layout(dp=1, gradient_accumulation_steps=1), name) for name in chosen}
+    usual = {name: USUAL[name] for name in chosen}
     for family, _ in sharded_families(case_of(spec_with(host_memory=True), backend), backend):
-        assert len({replace(layout, **usual) for layout in family}) == 1
+        assert len({changed(layout, **usual) for layout in family}) == 1
 
 
 # A pinned key must hold in every layout, and those that are left out must be what contradicts it.

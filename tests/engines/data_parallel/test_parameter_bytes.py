@@ -23,7 +23,7 @@ def job(**keys: Any) -> Job:
 
 
 def layout(backend: str, *, dp: int = 16, **keys: Any) -> Layout:
-    return Layout(backend=backend, dp=dp, gradient_accumulation_steps=4, distributed_optimizer=False, **keys)
+    return Layout.of(backend=backend, dp=dp, gradient_accumulation_steps=4, distributed_optimizer=False, **keys)
 
 
 def of(backend: str, **keys: Any) -> ParameterBytes:

@@ -173,7 +173,7 @@ def test_what_adapters_and_packing_add_to_a_layer(job: dict[str, Any], expected:
 
 def test_images_take_time_as_they_do_elsewhere() -> None:
     frozen, trained = (spec_of("Qwen/Qwen3-VL-8B-Instruct", nodes=1, freeze_vision_tower=it) for it in (True, False))
-    layout = Layout(backend="fsdp2", dp=8, gradient_accumulation_steps=8, distributed_optimizer=False)
+    layout = Layout.of(backend="fsdp2", dp=8, gradient_accumulation_steps=8, distributed_optimizer=False)
 
     def passes(spec: Spec) -> Passes:
         return sharded_terms(case_of(spec, layout.backend), layout).passes

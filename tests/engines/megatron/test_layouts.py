@@ -15,7 +15,6 @@ from tests.sizes import examples
 from topoplan.engines.megatron.layouts import (
     MAX_MICRO_BATCH_SIZE,
     OFFLOAD_FRACTIONS,
-    SWITCHES,
     UNEVEN_SPLITS,
     lighter_modes,
     offloaded,
@@ -27,8 +26,7 @@ from topoplan.engines.megatron.layouts import (
 )
 from topoplan.engines.megatron.rules import RULES
 from topoplan.engines.rule import broken_rule
-from topoplan.layout.forms import keys_of
-from topoplan.layout.layout import Layout, Recompute
+from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.layout.stages import balanced_pipeline_layout, end_sizes, split_stages, spread_pipeline_layout
 from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
@@ -220,7 +218,7 @@ def test_fewer_recomputed_layers_are_tried_only_where_all_are() -> None:
     *fewer, own = lighter_modes(case_of(spec, "mca"), layout)
     assert own == full
     assert fewer == [Recompute(granularity="full", method="block", num_layers=layers) for layers in range(1, longest)]
-    assert lighter_modes(case_of(spec, "mca"), replace(layout, recompute=Recompute())) == (Recompute(),)
+    assert lighter_modes(case_of(spec, "mca"), changed(layout, recompute=Recompute())) == (Recompute(),)
     assert lighter_modes(case_of(make_spec(pin={"recompute": "full"}), "mca"), layout) == (full,)
 
 
@@ -332,9 +330,3 @@ def test_any_machine_and_any_pin_give_legal_candidates_or_none(
     for layout in found:
         assert broken_rule(case_of(spec, layout.backend), layout, RULES) is None
         assert {key: getattr(layout, key) for key in pin} == pin
-
-
-def test_a_layout_has_no_key_that_neither_a_degree_nor_a_switch_covers() -> None:
-    degrees = {"tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch_size", "gradient_accumulation_steps"}
-    chosen = degrees | {"backend", "sequence_parallel", "recompute", "pipeline_layout"}
-    assert set(keys_of("mca")) == chosen | set(SWITCHES)

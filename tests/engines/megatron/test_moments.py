@@ -1,6 +1,5 @@
 """What a stage holds for a while: activations under every recompute mode, and the moments of its peak."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from tests.engines.samples import (
     spec_of,
     stage_of,
 )
+from topoplan.layout.layout import changed
 from topoplan.operators.activations import layer_activations
 from topoplan.operators.shard import shard_of
 from topoplan.planner.case import case_of
@@ -36,7 +36,7 @@ def test_the_peak_is_the_largest_moment_and_a_moment_the_sum_of_its_terms(
 def test_bf16_gradients_take_half_and_are_cast_for_the_optimizer_step() -> None:
     spec = spec_of(DENSE, seq_len=512, global_batch_size=32)
     layout = layout_of(spec, tp=8, pp=4, recompute="full")  # one replica: the whole optimizer on every rank
-    full, half = stage_of(spec, layout), stage_of(spec, replace(layout, grad_reduce_in_fp32=False))
+    full, half = stage_of(spec, layout), stage_of(spec, changed(layout, grad_reduce_in_fp32=False))
     elements = full.parts_bytes["gradients"] / 4
     assert half.parts_bytes["gradients"] == 2 * elements
     # fp32 gradients of the shard are made when the activations are gone.
@@ -50,7 +50,7 @@ def test_bf16_gradients_are_cast_for_the_optimizer_that_offload_starts_from() ->
     )
 
     def moments(precise: bool) -> set[str]:
-        one = replace(layout, precision_aware_optimizer=precise)
+        one = changed(layout, precision_aware_optimizer=precise)
         return {moment.name for moment in stage_of(spec, one).moments}
 
     assert "optimizer step" in moments(precise=False)
@@ -64,7 +64,7 @@ def test_the_loss_is_a_peak_of_the_last_stage_with_a_large_vocabulary() -> None:
     peaks = [next(name for name in s.parts_bytes if name.startswith("peak")) for s in memory_of(spec, layout).by_stage]
     assert peaks[-1] == "peak (loss)"
     assert "peak (loss)" not in peaks[:-1]
-    fused = stage_of(spec, replace(layout, cross_entropy_fusion=True), 3)
+    fused = stage_of(spec, changed(layout, cross_entropy_fusion=True), 3)
     plain = stage_of(spec, layout, 3)
     assert plain.parts_bytes["peak (loss)"] - fused.parts_bytes["peak (loss)"] == 4 * logits
 
@@ -120,9 +120,9 @@ def test_the_losses_of_all_depths_are_alive_together() -> None:
     losses = [terms_of(spec, layout, 1)["loss"] for spec in depths]
     assert "logits of multi-token prediction" not in losses[0]
     assert [loss["logits of multi-token prediction"] / logits for loss in losses[1:]] == [4 + 2, 8 + 2]
-    fused = replace(layout, cross_entropy_fusion=True)
+    fused = changed(layout, cross_entropy_fusion=True)
     assert terms_of(depths[2], fused, 1)["loss"]["logits of multi-token prediction"] == 2 * 2 * logits
-    native = replace(fused, cross_entropy_fusion_impl="native")
+    native = changed(fused, cross_entropy_fusion_impl="native")
     assert terms_of(depths[2], native, 1)["loss"]["logits of multi-token prediction"] == 2 * 4 * logits
 
 

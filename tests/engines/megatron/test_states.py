@@ -1,7 +1,5 @@
 """What a stage holds all the step: weights, gradients and optimizer, sharded, frozen, quantised or offloaded."""
 
-from dataclasses import replace
-
 import pytest
 
 from tests.engines.samples import (
@@ -15,6 +13,7 @@ from tests.engines.samples import (
     stage_of,
 )
 from topoplan.engines.megatron.states import rank_kinds, stage_parameters
+from topoplan.layout.layout import changed
 from topoplan.planner.case import case_of
 
 
@@ -39,7 +38,7 @@ def test_fp16_training_keeps_the_same_states_as_bf16() -> None:
 def test_without_the_distributed_optimizer_every_rank_holds_all_of_it() -> None:
     spec = spec_of(DENSE)
     layout = layout_of(spec, tp=2)
-    alone = stage_of(spec, replace(layout, distributed_optimizer=False)).parts_bytes
+    alone = stage_of(spec, changed(layout, distributed_optimizer=False)).parts_bytes
     assert alone["optimizer"] == layout.dp * stage_of(spec, layout).parts_bytes["optimizer"]
 
 
@@ -57,17 +56,17 @@ def test_a_precision_aware_optimizer_keeps_two_bytes_of_the_master_weight() -> N
     spec = spec_of(DENSE)
     layout = layout_of(spec, tp=2)
     plain = stage_of(spec, layout).parts_bytes["optimizer"]
-    assert stage_of(spec, replace(layout, precision_aware_optimizer=True)).parts_bytes["optimizer"] == plain * 10 / 12
+    assert stage_of(spec, changed(layout, precision_aware_optimizer=True)).parts_bytes["optimizer"] == plain * 10 / 12
     low = spec_of(DENSE, precision="fp8")
-    assert stage_of(low, replace(layout, precision_aware_optimizer=True)).parts_bytes["optimizer"] == plain
+    assert stage_of(low, changed(layout, precision_aware_optimizer=True)).parts_bytes["optimizer"] == plain
 
 
 @pytest.mark.parametrize("fraction", [0.25, 1.0])
 def test_an_offloaded_optimizer_moves_to_the_host_with_its_gradient(fraction: float) -> None:
     spec = spec_of(DENSE)
     layout = layout_of(spec, backend="megatron", tp=2, pp=2, precision_aware_optimizer=True)
-    moved = replace(layout, optimizer_offload_fraction=fraction)
-    on_card = stage_of(spec, replace(layout, precision_aware_optimizer=False)).parts_bytes["optimizer"]
+    moved = changed(layout, optimizer_offload_fraction=fraction)
+    on_card = stage_of(spec, changed(layout, precision_aware_optimizer=False)).parts_bytes["optimizer"]
     memory = memory_of(spec, moved)
     assert memory.by_stage[0].parts_bytes["optimizer"] == on_card * (1 - fraction)
     # fp32 weight, two moments and gradient of the rank's shard, and fp32 weights from before there were shards: for
@@ -80,9 +79,9 @@ def test_an_offloaded_optimizer_moves_to_the_host_with_its_gradient(fraction: fl
 def test_offload_without_the_precision_aware_optimizer_leaves_the_fp32_weights() -> None:
     spec = spec_of(DENSE)
     layout = layout_of(spec, tp=2)
-    plain, moved = stage_of(spec, layout), stage_of(spec, replace(layout, optimizer_offload_fraction=1.0))
+    plain, moved = stage_of(spec, layout), stage_of(spec, changed(layout, optimizer_offload_fraction=1.0))
     assert plain.allocated_bytes - moved.allocated_bytes == pytest.approx(plain.parts_bytes["optimizer"] * 8 / 12)
-    half = stage_of(spec, replace(layout, optimizer_offload_fraction=0.5))
+    half = stage_of(spec, changed(layout, optimizer_offload_fraction=0.5))
     assert half.parts_bytes["optimizer"] == pytest.approx(plain.parts_bytes["optimizer"] * 8 / 12)
 
 
@@ -90,7 +89,7 @@ def test_what_is_not_offloaded_is_copied_whole_and_stays() -> None:
     spec = spec_of(DENSE)
     layout = layout_of(spec, tp=2)
     parts = {
-        fraction: stage_of(spec, replace(layout, optimizer_offload_fraction=fraction)).parts_bytes
+        fraction: stage_of(spec, changed(layout, optimizer_offload_fraction=fraction)).parts_bytes
         for fraction in (0.0, 0.25, 1.0)
     }
     assert parts[0.25]["copies for offload"] == pytest.approx(0.75 * parts[0.0]["gradients"])  # fp32 both

@@ -21,7 +21,7 @@ from tests.engines.samples import (
 )
 from topoplan.engines.megatron.microbatch import StageTime
 from topoplan.engines.megatron.step import DataParallel, data_parallel, optimizer_time
-from topoplan.layout.layout import Layout
+from topoplan.layout.layout import Layout, changed
 from topoplan.planner.case import case_of
 from topoplan.planner.measured import MeasuredRun
 from topoplan.specs.gpu_profile import profile_of
@@ -131,8 +131,8 @@ def test_parts_appear_with_what_causes_them() -> None:
 def test_overlap_hides_gradient_reduction_and_weight_gathering() -> None:
     spec = spec_of(DENSE)
     hidden = layout_of(spec, tp=2)
-    bare = replace(hidden, overlap_grad_reduce=False, overlap_param_gather=False)
-    only_gradients = replace(hidden, overlap_param_gather=False)
+    bare = changed(hidden, overlap_grad_reduce=False, overlap_param_gather=False)
+    only_gradients = changed(hidden, overlap_param_gather=False)
     times = [time_of(spec, layout).parts_s["dp_comm"] for layout in (hidden, only_gradients, bare)]
     assert times == sorted(times)
     assert times[0] < times[2] / 4
@@ -144,7 +144,7 @@ def test_gradients_in_bf16_take_half_the_time_to_reduce() -> None:
     spec = spec_of(DENSE)
     layout = layout_of(spec, overlap_grad_reduce=False, overlap_param_gather=False)
     full = time_of(spec, layout).parts_s["dp_comm"]
-    half = time_of(spec, replace(layout, grad_reduce_in_fp32=False)).parts_s["dp_comm"]
+    half = time_of(spec, changed(layout, grad_reduce_in_fp32=False)).parts_s["dp_comm"]
     assert half == pytest.approx(full * (2 + 2) / (4 + 2), rel=0.02)
 
 
@@ -152,7 +152,7 @@ def test_without_the_distributed_optimizer_gradients_are_reduced_whole_and_no_we
     spec = spec_of(DENSE)
     layout = layout_of(spec, overlap_grad_reduce=False, overlap_param_gather=False)
     sharded = time_of(spec, layout).parts_s["dp_comm"]
-    whole = time_of(spec, replace(layout, distributed_optimizer=False)).parts_s["dp_comm"]
+    whole = time_of(spec, changed(layout, distributed_optimizer=False)).parts_s["dp_comm"]
     assert whole == pytest.approx(sharded * (4 + 4) / (4 + 2), rel=0.02)
 
 
@@ -185,7 +185,7 @@ def test_full_recomputation_repeats_about_a_third_of_the_work() -> None:
 def test_offload_pays_for_the_host() -> None:
     spec = spec_of(DENSE)
     layout = layout_of(spec, tp=2)
-    card, host = time_of(spec, layout), time_of(spec, replace(layout, optimizer_offload_fraction=1.0))
+    card, host = time_of(spec, layout), time_of(spec, changed(layout, optimizer_offload_fraction=1.0))
     assert host.parts_s["optimizer"] > 3 * card.parts_s["optimizer"]
 
 

@@ -39,7 +39,7 @@ def layout_of(
     gradient_accumulation_steps: int,
 ) -> Layout:
     """The layout of a sharding on `world` GPUs."""
-    return Layout(
+    return Layout.of(
         backend=sharding.backend,
         dp=max(1, world // ulysses),
         ulysses=ulysses,

@@ -57,7 +57,7 @@ def spec_and_layout(configuration: Configuration, model: Model) -> tuple[Spec, L
         return None
     world = math.lcm(tp * pp * cp, etp * ep * pp)
     dp = world // (tp * pp * cp)
-    layout = Layout(
+    layout = Layout.of(
         tp=tp,
         pp=pp,
         vpp=vpp,

@@ -76,13 +76,13 @@ def _recompute(keys: Keys) -> Recompute:
     try:
         return recompute_from_value(form, "recompute_granularity")
     except LayoutError as error:
-        keys.fail("recompute_granularity", error.what, expected=error.expected)
+        keys.fail("recompute_granularity", f"recompute_granularity: {error.what}", expected=error.expected)
 
 
 def layout_from(backend: str, values: Mapping[str, Any], *, world: int, **others: Any) -> Layout:
     """A layout of the shared values and the trainer's own, with the data parallel size that is left of `world`."""
     dp = max(1, world // (values["tp"] * values["pp"] * values["cp"]))
-    return Layout(backend=backend, dp=dp, **values, **others)
+    return Layout.of(backend=backend, dp=dp, **values, **others)
 
 
 def check_something_trained(keys: Keys, key: str, job: Job) -> None:

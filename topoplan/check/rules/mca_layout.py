@@ -20,9 +20,9 @@ from topoplan.check.rules.layout_keys import CP, EP, KEYS_OF_RULE, PP, SP, TP, V
 from topoplan.emit.trainer_keys import known_keys
 from topoplan.engines.megatron.rules import RULES
 from topoplan.errors import LayoutError
-from topoplan.layout.layout import RECOMPUTE_MODULES
 from topoplan.planner.case import case_of
 from topoplan.specs.facts import facts_of
+from topoplan.specs.layout_parts import RECOMPUTE_MODULES
 from topoplan.specs.model import Model
 from topoplan.units import shown
 

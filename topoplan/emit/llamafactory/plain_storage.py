@@ -8,7 +8,7 @@ from typing import Any
 
 from topoplan.emit.storage import CheckpointSize
 from topoplan.engines.megatron.states import stage_parameters
-from topoplan.layout.layout import Layout, changed
+from topoplan.layout.layout import Layout
 from topoplan.operators.params import parameter_count
 from topoplan.planner.case import case_of
 from topoplan.specs.model import Attention, LatentAttention, Layer, Mlp, Model
@@ -56,9 +56,7 @@ def trained_parameters(spec: Spec) -> int:
 
 def megatron_trained_parameters(spec: Spec) -> int:
     """The same of Megatron's model: adapters are on its own linear layers, experts among them."""
-    whole = Layout(dp=1, gradient_accumulation_steps=1)
-    case = case_of(spec, "mca")
-    parameters = stage_parameters(case, changed(whole, distributed_optimizer=True), 0)
+    parameters = stage_parameters(case_of(spec, "mca"), Layout(), 0)
     return parameters.dense + parameters.expert
 
 

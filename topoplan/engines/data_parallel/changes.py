@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from topoplan.engines.data_parallel.layouts import FULL
-from topoplan.layout.layout import Layout
+from topoplan.layout.layout import Layout, changed
 
 _CHEAP = ("expandable_segments", "recompute full")
 
@@ -16,11 +15,11 @@ def milder_first(layout: Layout) -> Iterator[tuple[str, Layout]]:
     """Each change with its name, the mildest first; what costs little is tried together with those behind it, too."""
     before: dict[str, Any] = {}
     for name, change in _changes(layout):
-        yield name, replace(layout, **change)
+        yield name, changed(layout, **change)
         if name in _CHEAP:
             before |= change
         elif any(getattr(layout, key) != value for key, value in before.items()):
-            yield f"{name}, recompute full and expandable_segments", replace(layout, **(before | change))
+            yield f"{name}, recompute full and expandable_segments", changed(layout, **(before | change))
 
 
 def _changes(layout: Layout) -> Iterator[tuple[str, dict[str, Any]]]:

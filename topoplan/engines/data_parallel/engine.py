@@ -15,8 +15,7 @@ from topoplan.engines.engine import Engine, Family, Fastest, Outcome, Refusal, R
 from topoplan.engines.megatron.memory import Memory, StageMemory
 from topoplan.engines.megatron.step import Time
 from topoplan.engines.rule import Broken
-from topoplan.layout.forms import keys_of
-from topoplan.layout.layout import SHARDED_BACKENDS, Layout
+from topoplan.layout.layout import SHARDED_BACKENDS, Layout, keys_of
 from topoplan.network.placement import Group
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster

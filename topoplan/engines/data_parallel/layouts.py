@@ -69,10 +69,10 @@ def sharded_families(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, .
         reduces_in_fp32 = usual_grad_reduce_in_fp32(case, backend, states.get("sharding"))
         offloads = kept(_offloads(case, backend, states), OFFLOADS)
         for ulysses in chosen("ulysses", sequence_ranks):
-            dp = max(1, world // ulysses)
+            dp = max(1, world // (ulysses * degrees.get("tp", 1) * degrees.get("pp", 1)))
             micro_batches = [1] if batch % dp else divisors(batch // dp, MAX_MICRO_BATCH_SIZE)
             for micro_batch in chosen("micro_batch_size", micro_batches):
-                base = Layout(
+                base = Layout.of(
                     backend=backend,
                     **degrees,
                     dp=dp,

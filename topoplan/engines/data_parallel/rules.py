@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from topoplan.engines.rule import Rule
-from topoplan.layout.forms import keys_of
-from topoplan.layout.layout import USUAL, Layout
+from topoplan.layout.layout import USUAL, Layout, keys_of
 from topoplan.operators.divisors import attention_heads
 from topoplan.specs.case import Case
 from topoplan.specs.model import Model

@@ -7,9 +7,10 @@ ranks alone; those of a batch go over the group's own. Gloo's groups take no dev
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
-from topoplan.layout.layout import Layout, stages_of
+from topoplan.layout.layout import Layout, Sharding, Step, stages_of
 from topoplan.network.communicators import Communicator, Member, communicators_of
 from topoplan.network.nccl_buffers import Use
 from topoplan.network.placement import Group, group
@@ -40,16 +41,9 @@ def _communicators(
 def _grid(layout: Layout) -> Layout:
     """What the communicators depend on, so that layouts which differ in the rest are worked out once."""
     return Layout(
-        tp=layout.tp,
-        pp=layout.pp,
-        vpp=min(2, layout.vpp),
-        cp=layout.cp,
-        ep=layout.ep,
-        etp=layout.etp,
-        dp=layout.dp,
-        gradient_accumulation_steps=1,
-        sequence_parallel=layout.sequence_parallel,
-        distributed_optimizer=layout.distributed_optimizer,
+        degrees=replace(layout.degrees, vpp=min(2, layout.vpp), pipeline_layout=None),
+        step=Step(sequence_parallel=layout.sequence_parallel),
+        states=Sharding(distributed_optimizer=layout.distributed_optimizer),
     )
 
 

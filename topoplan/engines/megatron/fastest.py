@@ -15,8 +15,9 @@ from topoplan.engines.engine import Family, Fastest, Outcome, Refusal, Refused, 
 from topoplan.engines.megatron.layouts import lighter_modes, offloaded, steps
 from topoplan.engines.megatron.memory import Memory, predict_memory, resident_excess_bytes, shape_states
 from topoplan.engines.megatron.step import PipelineWork, pipeline_work, step_terms
-from topoplan.layout.layout import RECOMPUTE_MODULES, Layout, Recompute, changed
+from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.specs.case import Case
+from topoplan.specs.layout_parts import RECOMPUTE_MODULES
 
 _Fit = tuple[Layout, Memory]
 

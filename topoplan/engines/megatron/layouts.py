@@ -18,7 +18,7 @@ from topoplan.engines.megatron.rules import (
 from topoplan.engines.rule import Broken, broken_rule
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import recompute_from_value, with_loss, with_overlap
-from topoplan.layout.layout import Layout, Recompute, changed, stages_of
+from topoplan.layout.layout import PART_OF, Layout, Recompute, changed, stages_of
 from topoplan.layout.stages import spread_pipeline_layout, vpp_of
 from topoplan.operators.flops import ends_in_layers
 from topoplan.specs.case import Case
@@ -87,21 +87,6 @@ class _Choices:
         return [self.pin[key]] if key in self.pin else values
 
 
-SWITCHES = (
-    "distributed_optimizer",
-    "optimizer_offload_fraction",
-    "grad_reduce_in_fp32",
-    "overlap_grad_reduce",
-    "overlap_param_gather",
-    "cross_entropy_fusion",
-    "cross_entropy_fusion_impl",
-    "precision_aware_optimizer",
-    "fp8_param",
-    "moe_token_dispatcher_type",
-)
-"""Keys that a search leaves at their usual value unless they are pinned."""
-
-
 def shapes(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broken | None]]:
     """Every combination of degrees. Micro batch and recompute are at their simplest.
 
@@ -113,7 +98,9 @@ def shapes(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broke
     choices = _Choices(dict(pin))
     ends = ends_in_layers(case.model, case.job)
     longest_cp = max(1, case.job.seq_len // MIN_TOKENS_PER_CP_RANK)
-    switches = with_loss(with_overlap({key: pin[key] for key in SWITCHES if key in pin}, case.job), case.job)
+    # A search leaves these keys at their usual value unless they are pinned.
+    pinned = {key: value for key, value in pin.items() if PART_OF.get(key) in ("states", "switches")}
+    usual = Layout.of(backend=backend, **with_loss(with_overlap(pinned, case.job), case.job))
     for tp in choices.of("tp", divisors(world, 2 * tensor_parallel_domain(case))):
         for pp in choices.of("pp", divisors(max(1, world // tp), case.model.num_layers)):
             splits = _splits(case, pp, choices, ends)
@@ -121,7 +108,7 @@ def shapes(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broke
                 if world < tp * pp * cp or pin.get("dp", world // (tp * pp * cp)) * tp * pp * cp != world:
                     continue
                 dp = world // (tp * pp * cp)
-                base = Layout(backend=backend, tp=tp, pp=pp, cp=cp, dp=dp, gradient_accumulation_steps=1, **switches)
+                base = changed(usual, tp=tp, pp=pp, cp=cp, dp=dp)
                 if broken := broken_rule(case, base, SPLIT_RULES):
                     yield (base,), broken
                     continue

@@ -10,13 +10,14 @@ import math
 
 from topoplan.engines.rule import Rule
 from topoplan.errors import LayoutError
-from topoplan.layout.layout import RECOMPUTE_MODULES, Layout, stages_of
+from topoplan.layout.layout import Layout, stages_of
 from topoplan.operators.dispatch import flex_obstacle
 from topoplan.operators.divisors import divisors_of
 from topoplan.operators.padding import is_padded_to_seq_len, pad_multiple
 from topoplan.operators.softmax_attention import qkv_width
 from topoplan.specs.case import Case
 from topoplan.specs.facts import facts_of
+from topoplan.specs.layout_parts import RECOMPUTE_MODULES
 
 
 def tensor_parallel_domain(case: Case) -> int:

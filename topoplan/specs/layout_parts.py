@@ -1,0 +1,154 @@
+"""The keys of a layout, part by part: what each means, its usual value, what it may be and which backends have it.
+
+Each is said here once. `layout.layout` puts the parts together, `specs.forms` makes the form of pins and of layouts in
+JSON from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from topoplan.errors import LayoutError
+from topoplan.specs.kinds import DEGREE, Choice, Count, Kind, Number, Switch, Text, Words
+
+MEGATRON_BACKENDS = ("mca", "megatron")
+SHARDED_BACKENDS = ("ddp", "deepspeed", "fsdp2")
+BACKENDS = MEGATRON_BACKENDS + SHARDED_BACKENDS
+
+
+def _key(usual: Any, kind: Kind, description: str | None = None, *, of: tuple[str, ...] = BACKENDS) -> Any:
+    """A field with its usual value; what a form and its JSON Schema say of it; the backends whose layouts have it."""
+    return field(default=usual, metadata={"kind": kind, "description": description, "backends": of})
+
+
+RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts")
+"""What selective recomputation may name (MLM `transformer/transformer_config.py`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """Megatron's activation recomputation."""
+
+    granularity: str = _key("none", Choice(("none", "selective", "full")))
+    modules: tuple[str, ...] = _key(
+        (), Words(pattern="|".join(RECOMPUTE_MODULES), meaning=", ".join(RECOMPUTE_MODULES)), "With selective."
+    )
+    method: str | None = _key(None, Choice(("uniform", "block")), "With full.")
+    num_layers: int | None = _key(None, Count(1, 10_000), "With full.")
+    """Layers per recomputed chunk (uniform), or layers recomputed per virtual stage (block)."""
+
+
+def completed_recompute(form: Mapping[str, Any], where: str) -> Recompute:
+    """A recompute mode with what its form leaves out: without a granularity it is that of the other keys.
+
+    Raises LayoutError, with its place, for keys that do not go with the granularity.
+    """
+    of_full = [key for key in ("method", "num_layers") if key in form]
+    implied = "selective" if "modules" in form else "full" if of_full else "none"
+    granularity = form.get("granularity", implied)
+    strange = of_full if granularity != "full" else []
+    strange += ["modules"] if "modules" in form and granularity != "selective" else []
+    if strange:
+        raise LayoutError(
+            f"recompute {strange[0]} with granularity {granularity}",
+            where=where,
+            expected="expected modules with selective, method and num_layers with full",
+        )
+    if granularity == "selective":
+        modules = tuple(dict.fromkeys(form.get("modules", ("core_attn",))))
+        return Recompute(granularity="selective", modules=modules)
+    if granularity == "full":
+        method, num_layers = form.get("method", "uniform"), form.get("num_layers", 1)
+        return Recompute(granularity="full", method=method, num_layers=num_layers)
+    return Recompute()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """Over how many ranks each side of the work is split."""
+
+    tp: int = _key(1, DEGREE, "Tensor parallel.")
+    pp: int = _key(1, DEGREE, "Pipeline parallel.")
+    vpp: int = _key(1, DEGREE, "Virtual pipeline stages per GPU.")
+    cp: int = _key(1, DEGREE, "Context parallel.")
+    ep: int = _key(1, DEGREE, "Expert parallel.")
+    etp: int = _key(1, DEGREE, "Tensor parallel of the experts.")
+    dp: int = _key(1, DEGREE, "Data parallel: world / (tp * pp * cp).")
+    ulysses: int = _key(
+        1, DEGREE, "Sequence parallel by all-to-all, of fsdp2 and deepspeed.", of=("deepspeed", "fsdp2")
+    )
+    """Ranks that share a sequence by all-to-all; they see the same samples, so that dp is world / ulysses."""
+    pipeline_layout: str | None = _key(
+        None,
+        Text(pattern=r"[A-Za-z0-9|,*()]+", meaning="Megatron's layout, such as Et*4|t*5|t*4,L"),
+        of=MEGATRON_BACKENDS,
+    )
+    """Megatron's pipeline_model_parallel_layout string; None is the even split."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """How a rank works through its samples of a step."""
+
+    micro_batch_size: int = _key(1, DEGREE)
+    gradient_accumulation_steps: int = _key(1, DEGREE)
+    """Also Megatron's number of micro batches per step."""
+    sequence_parallel: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """What the data-parallel ranks share out among them, where it is kept, and how gradients are reduced."""
+
+    distributed_optimizer: bool = _key(True, Switch(), of=MEGATRON_BACKENDS)
+    optimizer_offload_fraction: float = _key(0.0, Number(0, 1), of=MEGATRON_BACKENDS)
+    zero_stage: int = _key(0, Count(1, 3), "With deepspeed.", of=("deepspeed",))
+    offload_optimizer: bool = _key(False, Switch(), "With deepspeed.", of=("deepspeed",))
+    """The optimizer, with its gradients, in host memory."""
+    offload_param: bool = _key(False, Switch(), "With deepspeed, stage 3.", of=("deepspeed",))
+    """The parameters in host memory too."""
+    sharding: str = _key("full", Choice(("full", "hybrid")), "With fsdp2.", of=("fsdp2",))
+    """full (over all ranks) or hybrid (inside a node, replicated between nodes)."""
+    offload: bool = _key(False, Switch(), "With fsdp2: CPU offload.", of=("fsdp2",))
+    """Parameters, gradients and optimizer in host memory (CPUOffloadPolicy)."""
+    sync_each_batch: bool = _key(
+        True,
+        Switch(),
+        "With fsdp2: gradients are reduced after every micro batch, not after the last alone.",
+        of=("fsdp2",),
+    )
+    """accelerate's key of that name; without it each GPU sums whole gradients, and reduces them after the last."""
+    grad_reduce_in_fp32: bool = _key(True, Switch(), of=(*MEGATRON_BACKENDS, "fsdp2"))
+    """With fsdp2 as torchtitan and verl do, where accelerate takes 16 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switches:
+    """What a trainer can turn on and off beside the split."""
+
+    overlap_grad_reduce: bool = _key(True, Switch(), of=MEGATRON_BACKENDS)
+    overlap_param_gather: bool = _key(True, Switch(), of=MEGATRON_BACKENDS)
+    cross_entropy_fusion: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
+    cross_entropy_fusion_impl: str = _key("te", Choice(("te", "native")), of=MEGATRON_BACKENDS)
+    """With cross_entropy_fusion: te (Transformer Engine) or native (megatron-core's own, its default)."""
+    precision_aware_optimizer: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
+    fp8_param: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
+    """In fp8, the blocks' weights are kept in fp8 alone (Megatron's fp8_param_gather)."""
+    moe_token_dispatcher_type: str | None = _key(None, Choice(("alltoall", "flex")), of=MEGATRON_BACKENDS)
+    """How tokens get to their experts: alltoall, flex (DeepEP, HybridEP), or None for the backend's usual one."""
+    fused_linear_cross_entropy: bool = _key(
+        False,
+        Switch(),
+        "Liger's loss, without whole logits; of ddp, deepspeed and fsdp2.",
+        of=SHARDED_BACKENDS,
+    )
+    """The loss from the hidden states, the logits never whole in memory."""
+    expandable_segments: bool = _key(
+        False,
+        Switch(),
+        "torch's allocator with expandable segments; of ddp, deepspeed and fsdp2.",
+        of=SHARDED_BACKENDS,
+    )
+    """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the allocator's fragmentation all but gone."""
