@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Cli
 from tests.engines.samples import DENSE, spec_of
 from topoplan.cli.plan_choice import plan_of_id
 from topoplan.planner.search import rank
@@ -35,3 +37,13 @@ def test_an_id_is_of_the_trainers_megatron_where_no_backend_is_named() -> None:
     spec = spec_of(DENSE, nodes=1, finetuning="lora")
     assert plan_of_id(spec, "tp2-pp1-dp4-mbs1").layout.backend == "megatron"
     assert plan_of_id(spec_of(DENSE, nodes=1), "tp2-pp1-dp4-mbs1").layout.backend == "mca"
+
+
+@pytest.mark.parametrize("verb", ["explain", "timeline", "topology", "generate"])
+@pytest.mark.parametrize("split", ["tp2-dp16", "ep2-dp32"])
+def test_a_split_of_fsdp2_that_is_not_predicted_is_refused_with_that_reason(
+    cli: Cli, spec_file: Path, verb: str, split: str
+) -> None:
+    result = cli(verb, spec_file, "--plan", f"fsdp2-{split}-mbs1")
+    assert result.code == 2
+    assert f"layout breaks rule degrees: {split[:2]} 2 with backend fsdp2" in result.err

@@ -1,13 +1,12 @@
 """Bytes a logit of megatron-core's cross entropies, by torch's own memory profiler, equal the cost model's."""
 
 import shutil
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from topoplan.engines.megatron.moments import bytes_per_logit, mtp_bytes_per_logit
-from topoplan.layout.layout import Layout
+from topoplan.layout.layout import Layout, changed
 
 pytestmark = pytest.mark.verify
 pytest.importorskip("megatron.core", reason="needs megatron-core (make verify)")
@@ -111,5 +110,5 @@ def test_the_native_fused_cross_entropy(one_rank, mtp_layers):
     measured = peak_bytes_per_logit(
         lambda logits, labels: fused_vocab_parallel_cross_entropy(logits, labels, one_rank), mtp_layers
     )
-    native = replace(LAYOUT, cross_entropy_fusion=True, cross_entropy_fusion_impl="native")
+    native = changed(LAYOUT, cross_entropy_fusion=True, cross_entropy_fusion_impl="native")
     assert measured == pytest.approx(predicted(native, mtp_layers), rel=0.02)

@@ -98,7 +98,7 @@ _MEGATRON = (
     _Word(r"ends[0-9]{1,9}\+[0-9]{1,9}|uneven", _write_split, lambda text: {"pipeline_layout": text or None}),
     _Word(
         "offload[0-9]{1,3}",
-        lambda layout: f"offload{share}" if (share := round(layout.optimizer_offload_fraction * 100)) else "",
+        lambda layout: f"offload{round(share * 100)}" if (share := layout.optimizer_offload_fraction) else "",
         lambda text: {"optimizer_offload_fraction": int(text.removeprefix("offload") or 0) / 100},
     ),
 )
@@ -128,7 +128,7 @@ _WORDS: dict[str, tuple[_Word, ...]] = {
         *_STEP,
         _Word(
             r"offload(?:\+param)?",
-            lambda layout: "offload" * layout.offload_optimizer + "+param" * layout.offload_param,
+            lambda layout: ("offload" + "+param" * layout.offload_param) * layout.offload_optimizer,
             lambda text: {"offload_optimizer": bool(text), "offload_param": text.endswith("+param")},
         ),
         *_SWITCHES,
