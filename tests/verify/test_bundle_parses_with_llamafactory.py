@@ -35,6 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     "block": {"pp": 2, "recompute": Recompute(granularity="full", method="block", num_layers=3)},
     "user": {
         "model": QWEN3_8B,
+        "overlap_param_gather": False,  # as save_strategy "no" wants it
         "job": {
             "trainer": {
                 "additional_configs": {"moe_z_loss_coeff": 1e-3},
