@@ -235,6 +235,12 @@ def operator_term(operator: Kernel, runs: Runs, repeated_s: float, source: str) 
     return sum_of(operator.name, (work, again), source, "s", times=runs.times, facts=facts)
 
 
+def end_term(name: str, forward_s: float, backward_s: float, microbatches: int, source: str) -> Term:
+    """What stands before or behind the layers, in all micro batches of a step; the seconds are of one."""
+    facts = {"forward_s": forward_s, "backward_s": backward_s}
+    return Term(name, microbatches * (forward_s + backward_s), "s", source, times=microbatches, facts=facts)
+
+
 def by_part(layers: Iterable[Term], what: Mapping[str, str], source: str) -> list[Term]:
     """The operators of the kinds of layers, by part of the step: each part, then its layers, then their operators."""
     layers = tuple(layers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from topoplan.engines.account import BANDS, Runs, Sent, TimeAccount, by_part, operator_term, sent
+from topoplan.engines.account import BANDS, Runs, Sent, TimeAccount, by_part, end_term, operator_term, sent
 from topoplan.engines.data_parallel.step import (
     LayerPass,
     ShardedTerms,
@@ -85,14 +85,7 @@ def _ends(terms: ShardedTerms) -> Term:
     rest = all_ends[0] - tower[0], all_ends[1] - tower[1]
     source = source_of(sharded_terms, "transformers loss/loss_utils.py")
     rows = [
-        Term(
-            name,
-            terms.count * (ahead + back),
-            "s",
-            place,
-            times=terms.count,
-            facts={"forward_s": ahead, "backward_s": back},
-        )
+        end_term(name, ahead, back, terms.count, place)
         for name, (ahead, back), place in (
             ("vision tower", tower, source_of(vision_s)),
             ("embedding, output layer, loss", rest, source),

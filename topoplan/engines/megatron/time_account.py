@@ -12,6 +12,7 @@ from topoplan.engines.account import (
     SentAt,
     TimeAccount,
     by_part,
+    end_term,
     merged_stages,
     operator_term,
     sent,
@@ -120,14 +121,7 @@ def _ends(case: Case, chunks: tuple[Chunk, ...], work: PipelineWork) -> Term:
     """What stands before and behind the layers of a stage."""
     source = source_of(chunk_ends, "Megatron tensor_parallel/layers.py, cross_entropy.py")
     rows = [
-        Term(
-            name,
-            work.microbatches * (forward + backward),
-            "s",
-            source,
-            times=work.microbatches,
-            facts={"forward_s": forward, "backward_s": backward},
-        )
+        end_term(name, forward, backward, work.microbatches, source)
         for chunk in chunks
         for name, forward, backward in chunk_ends(case, chunk, work.times)
     ]
