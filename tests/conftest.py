@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["tests.bed.fixtures"]
+
+WITH_SSH = ("tests/bed/", "tests/remote/", "tests/run/")
 ON_HOSTS = {
     *("test_launch_faults", "test_launch_for_real", "test_remote", "test_node", "test_connection", "test_checks"),
-    *("test_probing", "test_torchrun_for_real", "test_run", "test_watch", "test_stopping", "launch/test_attach"),
+    *("test_probing", "test_torchrun_for_real", "test_run", "test_watch", "test_stopping", "run/test_attach"),
     *(
         "cli/test_attach",
         "cli/test_logs",
@@ -19,7 +22,7 @@ ON_HOSTS = {
         "cli/test_status",
         "test_hostile_hosts",
         "test_collect",
-        "launch/test_upload",
+        "remote/test_upload",
     ),
 }
 """Modules, one with its room, that start whole launches, jobs and torchruns, and mostly wait for them: marked
@@ -69,8 +72,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = (report for reports in terminalreporter.stats.values() for report in reports)
-    if any(getattr(report, "nodeid", "").startswith("tests/launch/") for report in reports):
-        from tests.launch.bed import probe
+    if any(
+        getattr(report, "nodeid", "").startswith(WITH_SSH) for report in reports
+    ):
+        from tests.bed.bed import probe
 
         kind, reason = probe()
         on = {"namespaces": "network namespaces", "loopback": "loopback addresses"}.get(kind or "", "nothing")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from topoplan.emit.bundle import generate
+    from topoplan.bundle.bundle import generate
     from topoplan.errors import (
         HostError,
         InputError,
@@ -57,7 +57,7 @@ _HOME = {
     "SpecError": "topoplan.errors",
     "TopoplanError": "topoplan.errors",
     "UnitError": "topoplan.errors",
-    "generate": "topoplan.emit.bundle",
+    "generate": "topoplan.bundle.bundle",
     "load_spec": "topoplan.specs.load",
     "predict": "topoplan.planner.predict",
     "rank": "topoplan.planner.search",

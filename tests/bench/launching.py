@@ -21,15 +21,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this checkout, and its tests
 
-from tests.launch.bed import Bed, Machine, probe
+from tests.bed.bed import Bed, Machine, probe
 from topoplan.errors import HostError
-from topoplan.launch.connection import Connection
-from topoplan.launch.fanout import connect_all, run_on_all
-from topoplan.launch.keys import Access
-from topoplan.launch.node import start_node, stop_node
-from topoplan.launch.ssh_config import Target
-from topoplan.launch.upload import upload
-from topoplan.launch.watch import Watch, Watched
+from topoplan.remote.connection import Connection
+from topoplan.remote.fanout import connect_all, run_on_all
+from topoplan.remote.keys import Access
+from topoplan.remote.ssh_config import Target
+from topoplan.remote.upload import upload
+from topoplan.run.node import start_node, stop_node
+from topoplan.run.watch import Watch, Watched
 
 HOSTS, MANY = 32, 64
 RATIO_LIMIT, LAG_LIMIT_S, PEAK_LIMIT_BYTES = 2.5, 0.050, 150 * 10**6
@@ -40,10 +40,10 @@ LINES, EVERY_S = 300, 0.01
 MEMORY = """
 import json, resource, sys
 from pathlib import Path
-from topoplan.launch.connection import Bell, Ended
-from topoplan.launch.fanout import connect_all
-from topoplan.launch.keys import Access
-from topoplan.launch.ssh_config import Target
+from topoplan.remote.connection import Bell, Ended
+from topoplan.remote.fanout import connect_all
+from topoplan.remote.keys import Access
+from topoplan.remote.ssh_config import Target
 given = json.load(sys.stdin)
 paths = {"identity_files", "user_known_hosts_files"}
 targets = {

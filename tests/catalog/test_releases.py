@@ -4,7 +4,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from topoplan.catalog.releases import release_of, releases
-from topoplan.emit.trainer_keys import trainer_versions
+from topoplan.trainers.llamafactory.key_list import trainer_versions
 
 
 def test_what_bundles_are_written_for_is_the_first_of_the_versions_that_are_known() -> None:

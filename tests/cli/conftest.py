@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.bed.bed import Bed
 from tests.cli.live_run import LiveRun, live_run, two_hosts
-from tests.launch.bed import Bed
 from tests.samples import make_plan, usual_ranking
 from topoplan.cli.main import main
 from topoplan.errors import LayoutError

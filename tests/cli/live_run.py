@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.launch.bed import Bed, Machine, probe
-from topoplan.launch import record
-from topoplan.launch.connection import Connection
-from topoplan.launch.keys import Access
-from topoplan.launch.node import node_state, start_node, stop_node
-from topoplan.launch.record import NodeRecord, RunRecord
-from topoplan.launch.ssh import connect
+from tests.bed.bed import Bed, Machine, probe
+from topoplan.remote.connection import Connection
+from topoplan.remote.keys import Access
+from topoplan.remote.ssh import connect
+from topoplan.run import record
+from topoplan.run.node import node_state, start_node, stop_node
+from topoplan.run.record import NodeRecord, RunRecord
 
 NAMES = ("alpha", "beta")
 WAIT_S = 15.0

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.bundle.samples import make_spec_and_plan
 from tests.cli.conftest import Cli
 from tests.cli.live_run import LiveRun
-from tests.emit.samples import make_spec_and_plan
-from topoplan.emit.bundle import generate
-from topoplan.emit.write import write_bundle
-from topoplan.launch import record
+from topoplan.bundle.bundle import generate
+from topoplan.bundle.write import write_bundle
 from topoplan.planner.predict import predict
+from topoplan.run import record
 
 
 def shown_lines(text: str) -> list[str]:
@@ -106,9 +106,9 @@ def test_only_the_last_lines_of_the_past_are_shown_and_all_are_copied(cli: Cli, 
 def test_what_still_runs_after_a_failure_is_stopped_only_when_asked_for(
     cli: Cli, live: LiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from topoplan.launch.attach import Settings
+    from topoplan.run.attach import Settings
 
-    monkeypatch.setattr("topoplan.launch.attach.Settings", lambda **given: Settings(linger_s=0.3, **given))
+    monkeypatch.setattr("topoplan.run.attach.Settings", lambda **given: Settings(linger_s=0.3, **given))
     live.start("echo up; exec sleep 61", "echo No space left on device; exit 9")
     live.wait_for(["running", "ended"])
     shown = cli("attach")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.check.setups import FULL_YAML
 from tests.cli.conftest import Cli
-from topoplan.emit.bundle import generate
-from topoplan.emit.write import write_bundle
+from tests.reading.setups import FULL_YAML
+from topoplan.bundle.bundle import generate
+from topoplan.bundle.write import write_bundle
 from topoplan.planner.predict import predict
 from topoplan.specs.load import load_spec
 

@@ -6,8 +6,8 @@ import pytest
 
 from topoplan.cli.event_output import EventOutput
 from topoplan.cli.interrupts import Interrupts
-from topoplan.launch.events import Event
-from topoplan.launch.progress import Progress
+from topoplan.run.events import Event
+from topoplan.run.progress import Progress
 
 STATUS = Progress(total_steps=9).feed(0, "  7%|7 | 7/9 [00:07<01:33, 1.00s/it]", 7.0)
 EVENTS = (

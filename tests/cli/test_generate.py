@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Cli
-from topoplan.emit.bundle import generate as write_out
-from topoplan.emit.bundle import scheduler_of
+from topoplan.bundle.bundle import generate as write_out
+from topoplan.bundle.bundle import scheduler_of
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
 
@@ -23,7 +23,7 @@ def fake_bundle(monkeypatch: pytest.MonkeyPatch, fake_search: list[Any], tmp_pat
             "README.md": "#\n",
         }
 
-    monkeypatch.setattr("topoplan.emit.bundle.generate", generate)
+    monkeypatch.setattr("topoplan.bundle.bundle.generate", generate)
     monkeypatch.chdir(tmp_path)
 
 
@@ -144,7 +144,7 @@ def test_an_unknown_scheduler_is_refused_before_the_search(cli: Cli, spec_file: 
 @pytest.fixture
 def bundle(cli: Cli, spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bundle as it really is, of a plan that is predicted and not searched."""
-    monkeypatch.setattr("topoplan.emit.bundle.generate", write_out)
+    monkeypatch.setattr("topoplan.bundle.bundle.generate", write_out)
     assert cli("generate", spec_file, "--plan", "tp4-pp2-dp4-mbs1", "-o", "first").code == 0
     return Path("first")
 

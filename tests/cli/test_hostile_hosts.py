@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.bed.bed import Bed, probe
+from tests.bed.ready_hosts import NAMES, ready_hosts, spec_of
 from tests.cli.conftest import Cli, Result
-from tests.launch.bed import Bed, probe
-from tests.launch.ready_hosts import NAMES, ready_hosts, spec_of
-from topoplan.launch import record
+from topoplan.run import record
 
 EVIL = (
     b"\x1b[2J\x1b[31;8mhidden\x1b]0;title\x07\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\\x1b]52;c;ZXZpbA==\x07"

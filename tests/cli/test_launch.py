@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli
-from tests.launch.test_bundle_reader import FOUR, bundle_at
+from tests.run.test_bundle_reader import FOUR, bundle_at
 
 
 @pytest.fixture

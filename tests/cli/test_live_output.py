@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from topoplan.cli.live_output import MOST_CHARACTERS, LiveOutput
-from topoplan.launch.progress import Progress
+from topoplan.run.progress import Progress
 
 
 class Halted(io.StringIO):

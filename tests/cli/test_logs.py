@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.bed.jobs import wait_until
 from tests.cli.conftest import Cli
 from tests.cli.live_run import LiveRun
-from tests.launch.jobs import wait_until
 
 
 def test_lines_of_several_nodes_begin_with_the_node(cli: Cli, live: LiveRun) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.bed.bed import probe
+from tests.bed.ready_hosts import NAMES, ready_hosts, spec_of
 from tests.cli.conftest import SPEC, Cli
-from tests.launch.bed import probe
-from tests.launch.ready_hosts import NAMES, ready_hosts, spec_of
 
 
 def test_a_spec_without_hosts_is_refused(cli: Cli, spec_file: Path) -> None:

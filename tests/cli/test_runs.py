@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli
-from topoplan.launch import record
-from topoplan.launch.record import NodeRecord, RunRecord
+from topoplan.run import record
+from topoplan.run.record import NodeRecord, RunRecord
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import json
 
 from tests.cli.conftest import Cli
 from tests.cli.live_run import LiveRun
-from topoplan.launch import record
+from topoplan.run import record
 
 
 def test_says_of_each_node_how_it_is(cli: Cli, live: LiveRun) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.cli.live_run import LiveRun
-from topoplan.launch import record
+from topoplan.run import record
 
 
 def jobs(live: LiveRun) -> list[str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli, cli
-from topoplan.backends import trainers
 from topoplan.engines import registry
 from topoplan.engines.data_parallel.engine import DataParallel
 from topoplan.engines.engine import Engine, Family
@@ -23,6 +22,7 @@ from topoplan.planner.case import case_of
 from topoplan.planner.predict import predict
 from topoplan.specs.case import Case
 from topoplan.specs.load import load_spec
+from topoplan.trainers import registry as trainers
 
 __all__ = ["cli"]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from topoplan.backends.requirements import Requirement
 from topoplan.catalog.packages import packages
-from topoplan.emit.storage import CheckpointSize
 from topoplan.hosts.facts import (
     AdapterFacts,
     GpuFacts,
@@ -20,6 +18,8 @@ from topoplan.hosts.needs import RunNeeds
 from topoplan.hosts.scene import Found, Look, Node, Scene
 from topoplan.specs import known
 from topoplan.specs.cluster import Cluster, Fabric, Host
+from topoplan.trainers.checkpoint_size import CheckpointSize
+from topoplan.trainers.requirements import Requirement
 
 GIB = 2**30
 GIB_PER_S_400 = 50e9

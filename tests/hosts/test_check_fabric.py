@@ -9,7 +9,7 @@ import pytest
 
 from tests.hosts.machines import facts as facts_of
 from tests.hosts.scenes import cluster, facts, outcome, path, scene, see
-from topoplan.emit.fabric import fabric_needs
+from topoplan.bundle.fabric import fabric_needs
 from topoplan.hosts import check_fabric as checks
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.scene import Scene

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.emit.samples import QWEN3_8B, make_spec_and_plan
+from tests.bundle.samples import QWEN3_8B, make_spec_and_plan
 from tests.hosts.scenes import needs
 from topoplan import hosts, load_spec, predict
-from topoplan.emit.bundle import generate
+from topoplan.bundle.bundle import generate
 from topoplan.hosts.facts import LIBRARIES
 from topoplan.hosts.needs import needs_of, path_on, paths_on, python_on
 from topoplan.planner.plan import Plan

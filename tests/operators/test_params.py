@@ -6,7 +6,6 @@ import pytest
 
 from tests.engines.samples import DENSE, LATENT, MIXED, TIED, VISION, layout_of, spec_of
 from topoplan import catalog
-from topoplan.backends.megatron import MCA, MEGATRON
 from topoplan.engines.megatron.states import stage_parameters
 from topoplan.operators.layers import layer_tensors
 from topoplan.operators.params import (
@@ -18,6 +17,7 @@ from topoplan.operators.params import (
 )
 from topoplan.planner.case import case_of
 from topoplan.specs import known
+from topoplan.trainers.traits import MCA, MEGATRON
 
 
 def rank_parameters(

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tests.engines.samples import DENSE, spec_of
-from topoplan.backends.trainers import trainer_of
 from topoplan.planner.plan import Ranking
 from topoplan.planner.search import rank
 from topoplan.specs.spec import Spec
+from topoplan.trainers.registry import trainer_of
 
 ALL = ("mca", "ddp", "deepspeed", "fsdp2")
 

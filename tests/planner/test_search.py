@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.engines.samples import DENSE, LATENT, MIXED, VISION, spec_of
-from topoplan.backends.trainers import trainer_of, trainer_refusal
 from topoplan.engines.data_parallel.layouts import sharded_families
 from topoplan.engines.megatron.fastest import recomputed
 from topoplan.engines.megatron.layouts import (
@@ -35,6 +34,7 @@ from topoplan.planner.predict import memory_of, predict
 from topoplan.planner.rank import TIE
 from topoplan.planner.search import rank
 from topoplan.specs.spec import Spec
+from topoplan.trainers.registry import trainer_of, trainer_refusal
 
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": (DENSE, {"nodes": 2}),

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from tests.emit.samples import (
+from tests.bundle.samples import (
     CLUSTER,
     DEEPSEEK,
     HOSTS,

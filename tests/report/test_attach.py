@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 
 from topoplan.errors import HostError
-from topoplan.launch.attach import Attached
-from topoplan.launch.events import Event
-from topoplan.launch.failure import Failure
 from topoplan.report.attach import attached_lines, attached_to_dict, event_to_dict
+from topoplan.run.attach import Attached
+from topoplan.run.events import Event
+from topoplan.run.failure import Failure
 
 LOST = HostError("no answer", host="gpu3", problem="timeout", remedy="check the machine")
 FAILURE = Failure(node="node-01", host="10.0.0.2", what="ended with exit code 7", code=7)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.check.setups import FULL_YAML, all_of, configuration, mca, setup_of, swift_zero2
-from topoplan.check.check import Against, Checked, Fixed, check_setup
-from topoplan.check.fix import Copy, Correction
-from topoplan.check.read.parts import Part
-from topoplan.check.read.setup import Configuration, Setup
-from topoplan.check.rules.finding import Edit, Finding
+from tests.reading.setups import FULL_YAML, all_of, configuration, mca, setup_of, swift_zero2
+from topoplan.lint.check import Against, Checked, Fixed, check_setup
+from topoplan.lint.fix import Copy, Correction
+from topoplan.reading.finding import Edit, Finding
+from topoplan.reading.parts import Part
+from topoplan.reading.setup import Configuration, Setup
 from topoplan.report.check import SCHEMA, checked_to_dict, print_checked, print_fixed
 from topoplan.specs.load import load_cluster
 

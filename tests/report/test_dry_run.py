@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.test_bundle_reader import bundle_at
+from tests.run.test_bundle_reader import bundle_at
 from topoplan.hosts.needs import RunNeeds, needs_of
-from topoplan.launch import remote
-from topoplan.launch.bundle_reader import Bundle, read_bundle
-from topoplan.launch.ssh_config import Target
-from topoplan.launch.upload import put_script, with_modes
+from topoplan.remote.ssh_config import Target
+from topoplan.remote.upload import put_script, with_modes
 from topoplan.report.dry_run import dry_run_lines, dry_run_to_dict
+from topoplan.run import remote
+from topoplan.run.bundle_reader import Bundle, read_bundle
 
 PROGRAMS = ["put", "start", "keep", "follow", "state", "stop"]
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from topoplan.launch.diagnose import Diagnosis
-from topoplan.launch.failure import Failure
 from topoplan.report.failure import failure_lines, failure_to_dict
+from topoplan.run.diagnose import Diagnosis
+from topoplan.run.failure import Failure
 
 DIAGNOSIS = Diagnosis(
     node=1,

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 from topoplan.errors import HostError
-from topoplan.launch.diagnose import Diagnosis
-from topoplan.launch.events import Event
-from topoplan.launch.failure import Failure
-from topoplan.launch.run import Outcome
 from topoplan.report.launch import event_text, event_to_dict, outcome_lines, outcome_to_dict
+from topoplan.run.diagnose import Diagnosis
+from topoplan.run.events import Event
+from topoplan.run.failure import Failure
+from topoplan.run.run import Outcome
 
 LOST = HostError("no answer", host="gpu3", problem="timeout", remedy="check the machine")
 FAILED = Outcome(

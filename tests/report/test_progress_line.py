@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from topoplan.launch.progress import Status
 from topoplan.report.progress_line import StatusLine, duration, status_line
+from topoplan.run.progress import Status
 
 STATUS = Status(
     step=120,

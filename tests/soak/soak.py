@@ -30,10 +30,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this checkout, and its tests
 
-from tests.emit.samples import QWEN3_8B
-from tests.emit.test_torchrun import fill
-from tests.launch.bed import Bed, Hiding, Machine, probe, under_way
-from tests.launch.jobs import NAMES, Hosts, hosts_of
+from tests.bed.bed import Bed, Hiding, Machine, probe, under_way
+from tests.bed.jobs import NAMES, Hosts, hosts_of
+from tests.bundle.samples import QWEN3_8B
+from tests.trainers.test_torchrun import fill
 
 LIMIT_S = 180.0
 """For one launch: a hang is a violation too."""

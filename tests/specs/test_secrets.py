@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from topoplan.emit.swift.arguments import COMMANDS, arguments_of
-from topoplan.emit.trainer_keys import known_keys, plain_keys
 from topoplan.specs.secrets import is_secret, is_secret_name, secrets_in
+from topoplan.trainers.llamafactory.key_list import known_keys, plain_keys
+from topoplan.trainers.swift.arguments import COMMANDS, arguments_of
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-from topoplan.emit.trainer_keys import trainer_versions
+from topoplan.trainers.llamafactory.key_list import trainer_versions
 
 PACKAGES = (
     *("torch", "transformers", "accelerate", "deepspeed", "llamafactory", "ms-swift", "trinity-rft", "verl"),

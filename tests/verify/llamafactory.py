@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.emit.trainer_keys import known_keys
+from topoplan.trainers.llamafactory.key_list import known_keys
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.emit.nodes import Machine, Nodes, nodes, two_machines, wait_until
+from tests.bundle.nodes import Machine, Nodes, nodes, two_machines, wait_until
 from tests.verify.llamafactory import ROOT, need_llamafactory
-from topoplan.emit.torchrun import HIJACKERS
-from topoplan.emit.trainer_keys import known_keys
 from topoplan.specs.load import load_spec
+from topoplan.trainers.llamafactory.key_list import known_keys
+from topoplan.trainers.torchrun import HIJACKERS
 
 pytestmark = [
     pytest.mark.verify,

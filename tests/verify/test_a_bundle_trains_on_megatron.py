@@ -25,7 +25,7 @@ import yaml
 
 from tests.verify.llamafactory import ROOT, need_llamafactory
 from tests.verify.test_a_bundle_trains import make_data, make_model
-from topoplan.emit.bundle import generate
+from topoplan.bundle.bundle import generate
 from topoplan.engines.megatron.states import stage_parameters
 from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.emit.nodes import Machine, Nodes, nodes, two_machines
-from tests.emit.samples import make_layout, make_plan
+from tests.bundle.nodes import Machine, Nodes, nodes, two_machines
+from tests.bundle.samples import make_layout, make_plan
 from tests.verify.llamafactory import need_llamafactory
 from tests.verify.test_a_bundle_trains import environment, make_model, steps_in, two_node_spec
-from topoplan.emit.bundle import generate
-from topoplan.emit.write import write_bundle
+from topoplan.bundle.bundle import generate
+from topoplan.bundle.write import write_bundle
 from topoplan.layout.layout import Recompute
 from topoplan.specs.load import load_spec
 

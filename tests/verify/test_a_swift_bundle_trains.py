@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.emit.samples import HOSTS, JOB, ONE_NODE, QWEN3_8B, make_plan
+from tests.bundle.samples import HOSTS, JOB, ONE_NODE, QWEN3_8B, make_plan
 from tests.verify.swift import need_swift
 from tests.verify.test_a_bundle_trains import make_model
-from topoplan.emit.bundle import generate
-from topoplan.emit.write import write_bundle
+from topoplan.bundle.bundle import generate
+from topoplan.bundle.write import write_bundle
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.specs.spec import Spec
 

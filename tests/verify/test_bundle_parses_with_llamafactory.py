@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.emit.samples import DEEPSEEK, QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, make_spec_and_plan
+from tests.bundle.samples import DEEPSEEK, QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, make_spec_and_plan
 from tests.verify import key_lists
 from tests.verify.llamafactory import need_llamafactory, parse
+from topoplan.bundle.bundle import generate
 from topoplan.catalog.releases import release_of, releases
-from topoplan.emit.bundle import generate
-from topoplan.emit.trainer_keys import templates
 from topoplan.layout.layout import Recompute
+from topoplan.trainers.llamafactory.key_list import templates
 
 pytestmark = pytest.mark.verify
 

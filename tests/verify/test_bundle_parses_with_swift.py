@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests.emit.samples import CLUSTER, QWEN3_8B
-from tests.emit.swift.plans import files_for
-from tests.emit.swift.test_megatron import CASES as MEGATRON_CASES
-from tests.emit.swift.test_sft import CASES
+from tests.bundle.samples import CLUSTER, QWEN3_8B
+from tests.trainers.swift.plans import files_for
+from tests.trainers.swift.test_megatron import CASES as MEGATRON_CASES
+from tests.trainers.swift.test_sft import CASES
 from tests.verify.swift import ROOT, need_swift, parse
 from tests.verify.test_a_bundle_trains import make_model
-from topoplan.backends.swift import LIGER_MODEL_TYPES, MEGATRON_MODEL_TYPES
+from topoplan.trainers.swift.refusals import LIGER_MODEL_TYPES, MEGATRON_MODEL_TYPES
 
 pytestmark = pytest.mark.verify
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from tests.check.rules.test_llamafactory_refusals import REFUSED, REFUSED_FULL, TAKEN
-from tests.check.setups import FULL, MEGATRON, MOE, PLAIN, make_setup, with_lines
+from tests.reading.setups import FULL, MEGATRON, MOE, PLAIN, make_setup, with_lines
+from tests.trainers.llamafactory.rules.test_llamafactory_refusals import REFUSED, REFUSED_FULL, TAKEN
 from tests.verify import key_lists
 from tests.verify.llamafactory import need_llamafactory, parse
 from topoplan import catalog
-from topoplan.check.rules import llamafactory, mca, yaml
-from topoplan.check.rules.finding import Finding
+from topoplan.lint.rules import yaml
+from topoplan.reading.finding import Finding
+from topoplan.trainers.llamafactory.rules import llamafactory, mca
 
 pytestmark = pytest.mark.verify
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.emit.samples import QWEN3_8B, QWEN3_VL_8B, make_spec_and_plan
+from tests.bundle.samples import QWEN3_8B, QWEN3_VL_8B, make_spec_and_plan
 from tests.verify.llamafactory import need_llamafactory
-from topoplan.emit.dataset_entry import dataset_entry
+from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 
 pytestmark = pytest.mark.verify
 

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from tests.emit.samples import make_plan
+from tests.bundle.samples import make_plan
 from tests.layout.specs import make_layout, make_spec
 from tests.verify.llamafactory import need_llamafactory, parse
 from topoplan import catalog
-from topoplan.backends.mca import SUPPORTED_MODEL_TYPES
-from topoplan.emit.bundle import bundle_warnings, generate
+from topoplan.bundle.bundle import bundle_warnings, generate
 from topoplan.planner.plan import Plan
 from topoplan.specs import known
 from topoplan.specs.config_json import model_from_config
 from topoplan.specs.facts import facts_of
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
+from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
 
 pytestmark = pytest.mark.verify
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from tests.emit.samples import CLUSTER, HOSTS, QWEN3_8B, QWEN3_VL_8B, make_spec_and_plan
+from tests.bundle.samples import CLUSTER, HOSTS, QWEN3_8B, QWEN3_VL_8B, make_spec_and_plan
 from tests.verify.llamafactory import need_llamafactory
-from topoplan.backends.llamafactory import FREEZABLE_MODEL_TYPES, LIGER_MODEL_TYPES
-from topoplan.emit.bundle import generate
-from topoplan.emit.llamafactory.plain_keys import fixed_values
+from topoplan.bundle.bundle import generate
 from topoplan.layout.layout import Recompute
+from topoplan.trainers.llamafactory.plain_keys import fixed_values
+from topoplan.trainers.llamafactory.plain_refusals import FREEZABLE_MODEL_TYPES, LIGER_MODEL_TYPES
 
 pytestmark = pytest.mark.verify
 

@@ -23,8 +23,7 @@ from tests.layout.specs import DENSE, MLA, MOE, VISION, make_spec
 from tests.verify.llamafactory import NOT_BUILT_BY_THE_ADAPTER, ROOT, need_llamafactory, parse
 from tests.verify.megatron import refused_by_megatron, stages_by_megatron
 from topoplan import catalog
-from topoplan.backends.mca import SUPPORTED_MODEL_TYPES
-from topoplan.emit.bundle import generate
+from topoplan.bundle.bundle import generate
 from topoplan.layout.layout import stages_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.search import rank
@@ -33,6 +32,7 @@ from topoplan.specs.config_json import model_from_config
 from topoplan.specs.load import load_spec
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
+from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
 
 pytestmark = pytest.mark.verify
 

@@ -11,12 +11,12 @@ import pytest
 from tests.layout.specs import DENSE, VISION, make_layout, make_spec
 from tests.verify.llamafactory import NOT_BUILT_BY_THE_ADAPTER
 from topoplan import catalog
-from topoplan.backends.mca import SUPPORTED_MODEL_TYPES
 from topoplan.engines.megatron.rules import RULES
 from topoplan.layout.layout import Recompute
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.planner.case import case_of
 from topoplan.specs import known
+from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
 
 REASON = "mcore_adapter is not installed (https://github.com/alibaba/ROLL, mcore_adapter/)"
 torch = pytest.importorskip("torch", reason=REASON)

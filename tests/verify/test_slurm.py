@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests.emit.nodes import stand_in_trainer
-from tests.emit.samples import CLUSTER, ONE_NODE, make_spec_and_plan
-from tests.emit.test_torchrun import fill
+from tests.bundle.nodes import stand_in_trainer
+from tests.bundle.samples import CLUSTER, ONE_NODE, make_spec_and_plan
+from tests.trainers.test_torchrun import fill
 from tests.verify.slurm import CPUS, GPUS, Job, Slurm, own_slurm
-from topoplan.emit.bundle import generate
-from topoplan.emit.slurm import JOB_SCRIPT
-from topoplan.emit.write import write_bundle
+from topoplan.bundle.bundle import generate
+from topoplan.bundle.slurm import JOB_SCRIPT
+from topoplan.bundle.write import write_bundle
 from topoplan.specs.cluster import Host
 
 pytestmark = pytest.mark.verify

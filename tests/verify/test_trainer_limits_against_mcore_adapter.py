@@ -13,13 +13,13 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from tests.emit.samples import QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, make_spec_and_plan
+from tests.bundle.samples import QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, make_spec_and_plan
 from tests.verify.llamafactory import need_llamafactory
 from tests.verify.megatron import fake_world
-from topoplan.backends.mca import check_preferences
-from topoplan.emit.trainer_facts import resumable
-from topoplan.emit.trainer_keys import known_keys
 from topoplan.errors import SpecError
+from topoplan.trainers.llamafactory.key_list import known_keys
+from topoplan.trainers.llamafactory.mca_facts import resumable
+from topoplan.trainers.llamafactory.mca_refusals import check_preferences
 
 REASON = "mcore_adapter is not installed (https://github.com/alibaba/ROLL, mcore_adapter/)"
 torch = pytest.importorskip("torch", reason=REASON)

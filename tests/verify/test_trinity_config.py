@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.emit.samples import CLUSTER, ONE_NODE, make_spec_and_plan
-from topoplan.emit.trinity.document import trinity_files
+from tests.bundle.samples import CLUSTER, ONE_NODE, make_spec_and_plan
 from topoplan.layout.layout import Recompute
 from topoplan.specs.known import model
+from topoplan.trainers.trinity.document import trinity_files
 
 pytestmark = pytest.mark.verify
 pytest.importorskip("trinity", reason="trinity-rft is not installed (the verify-trinity extra has it)")

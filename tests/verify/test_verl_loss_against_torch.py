@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from topoplan.backends.trinity_traits import LOGITS_AT_PEAK
+from topoplan.trainers.trinity.traits import LOGITS_AT_PEAK
 
 pytestmark = pytest.mark.verify
 

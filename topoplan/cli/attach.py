@@ -35,10 +35,10 @@ def attach(
     from topoplan.cli.event_output import EventOutput
     from topoplan.cli.interrupts import Interrupts
     from topoplan.cli.ssh_options import lost_after_s
-    from topoplan.launch import record
-    from topoplan.launch.attach import Attach, Settings
-    from topoplan.launch.stopping import StopTimes
     from topoplan.report.attach import attached_lines, attached_to_dict, event_to_dict
+    from topoplan.run import record
+    from topoplan.run.attach import Attach, Settings
+    from topoplan.run.stopping import StopTimes
 
     settings = Settings(
         tail_lines=tail,

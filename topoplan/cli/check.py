@@ -9,7 +9,7 @@ import typer
 from topoplan.cli.options import AsJson, Margin, ProfilePath
 
 if TYPE_CHECKING:
-    from topoplan.check.check import Against
+    from topoplan.lint.check import Against
 
 
 def check(
@@ -61,10 +61,10 @@ def check(
 
     Exit code 1: an error was found (with --fix, one is left); 2: bad input.
     """
-    from topoplan.check.check import check as check_files
-    from topoplan.check.check import fix as fix_files
-    from topoplan.check.fix import write_copies
     from topoplan.cli.output import print_json, stdout_console
+    from topoplan.lint.check import check as check_files
+    from topoplan.lint.check import fix as fix_files
+    from topoplan.lint.fix import write_copies
     from topoplan.report.check import checked_to_dict, print_checked, print_fixed
 
     against = _against(cluster, overrides, margin, profile, model, seq_len)
@@ -90,9 +90,9 @@ def _against(
     model: str | None,
     seq_len: int,
 ) -> Against:
-    from topoplan.check.check import Against
     from topoplan.cli.search import search
     from topoplan.errors import InputError
+    from topoplan.lint.check import Against
 
     if cluster is None:
         for option, value in (("--set", overrides), ("--margin", margin), ("--profile", profile)):

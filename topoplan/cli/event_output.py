@@ -11,8 +11,8 @@ from topoplan.cli.interrupts import Interrupts
 from topoplan.cli.live_output import LiveOutput
 
 if TYPE_CHECKING:
-    from topoplan.launch.events import Event
-    from topoplan.launch.keys import Access
+    from topoplan.remote.keys import Access
+    from topoplan.run.events import Event
 
 
 class EventOutput:
@@ -42,7 +42,7 @@ class EventOutput:
     def access(self, *, accept_new: bool) -> Access:
         """Who we are, with new keys told as events."""
         from topoplan.cli.ssh_options import access
-        from topoplan.launch.events import Event
+        from topoplan.run.events import Event
 
         who = access(accept_new=accept_new)
         who.on_new_key = lambda new: self.tell(

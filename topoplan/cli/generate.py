@@ -20,9 +20,9 @@ from topoplan.cli.options import (
 from topoplan.cli.plan_choice import OptionalSpecPath, PlanChoice, SpecOptions, plan_of_id, plan_of_ranking
 
 if TYPE_CHECKING:
-    from topoplan.backends.trainers import TrainerName
     from topoplan.planner.plan import Plan, Ranking
     from topoplan.specs.spec import Spec
+    from topoplan.trainers.registry import TrainerName
 
 
 def generate(
@@ -69,8 +69,8 @@ def generate(
     """
     from pathlib import Path
 
-    from topoplan.backends.trainers import trainer_name
-    from topoplan.emit.write import write_bundle
+    from topoplan.bundle.write import write_bundle
+    from topoplan.trainers.registry import trainer_name
     from topoplan.units import file_name
 
     wanted_trainer = trainer_name(trainer, "--trainer")
@@ -85,10 +85,10 @@ def generate(
     target = Path(directory) if directory is not None else Path("generated") / file_name(read.cluster.name, "cluster")
     written = write_bundle(files, target, force=force)
 
+    from topoplan.bundle.bundle import bundle_warnings
     from topoplan.cli.output import print_json, stdout_console
-    from topoplan.emit.bundle import bundle_warnings
-    from topoplan.emit.writers import writer_of
     from topoplan.report.bundle import bundle_to_dict, print_bundle
+    from topoplan.trainers.writers import writer_of
 
     warnings = bundle_warnings(read, chosen, starter, whose)
     taken = writer_of(read, chosen.layout, whose).trainer
@@ -106,13 +106,13 @@ def _planned(
     spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None, trainer: TrainerName | None
 ) -> _Bundle:
     """A plan of a spec."""
+    from topoplan.bundle.bundle import NO_SCHEDULER, scheduler_of
+    from topoplan.bundle.bundle import generate as make_bundle
     from topoplan.cli.options import read_spec
     from topoplan.cli.search import search
-    from topoplan.emit.bundle import NO_SCHEDULER, scheduler_of
-    from topoplan.emit.bundle import generate as make_bundle
-    from topoplan.emit.writers import writer_of
     from topoplan.errors import InputError
     from topoplan.planner.predict import plan_under
+    from topoplan.trainers.writers import writer_of
 
     if spec is None:
         raise InputError("expected either a SPEC or --from PLAN")
@@ -140,8 +140,8 @@ def _from_plan(
     """The plan of a plan.json, which has everything in it."""
     from dataclasses import replace
 
-    from topoplan.emit.bundle import NO_SCHEDULER, scheduler_of
-    from topoplan.emit.plan_file import read_plan_file, written_again
+    from topoplan.bundle.bundle import NO_SCHEDULER, scheduler_of
+    from topoplan.bundle.plan_file import read_plan_file, written_again
     from topoplan.errors import InputError
 
     if spec is not None or wanted != "1" or any(options.values()):

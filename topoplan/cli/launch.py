@@ -11,8 +11,8 @@ from topoplan.cli.ssh_options import AcceptNew, LostHostAfter
 
 if TYPE_CHECKING:
     from topoplan.hosts.needs import RunNeeds
-    from topoplan.launch.bundle_reader import Bundle
-    from topoplan.launch.run import Outcome, Preflight, Settings
+    from topoplan.run.bundle_reader import Bundle
+    from topoplan.run.run import Outcome, Preflight, Settings
 
 
 def launch(
@@ -53,10 +53,10 @@ def launch(
     Exit code: that of the node that failed first; 0 when all ended well; 1: a host failed; 2: bad input; 130: Ctrl-C.
     """
     from topoplan.cli.ssh_options import lost_after_s
-    from topoplan.launch.bundle_reader import choose_nodes, read_bundle
-    from topoplan.launch.run import Settings
-    from topoplan.launch.secrets import take
-    from topoplan.launch.ssh_config import SshConfig
+    from topoplan.remote.secrets import take
+    from topoplan.remote.ssh_config import SshConfig
+    from topoplan.run.bundle_reader import choose_nodes, read_bundle
+    from topoplan.run.run import Settings
 
     settings = Settings(detach=detach, grace_s=grace, lost_after_s=lost_after_s(lost_host_after))
     read = read_bundle(bundle)
@@ -86,9 +86,9 @@ def _launch(
 ) -> Outcome:
     from topoplan.cli.event_output import EventOutput
     from topoplan.cli.interrupts import Interrupts
-    from topoplan.launch.events import Event
-    from topoplan.launch.run import Launch
     from topoplan.report.launch import event_to_dict, outcome_lines, outcome_to_dict
+    from topoplan.run.events import Event
+    from topoplan.run.run import Launch
 
     output = EventOutput(event_to_dict if as_json else None)
     for note in bundle.notes:
@@ -111,7 +111,7 @@ def _launch(
 def _needs(bundle: Bundle) -> RunNeeds:
     """What hosts must have for this run, by the plan and by train.yaml as it is now."""
     from topoplan.hosts.needs import needs_of
-    from topoplan.launch.bundle_reader import TRAINER_FILE
+    from topoplan.run.bundle_reader import TRAINER_FILE
     from topoplan.specs.source import read_source
 
     recorded = bundle.recorded
@@ -121,7 +121,7 @@ def _needs(bundle: Bundle) -> RunNeeds:
 
 def _preflight(bundle: Bundle) -> Preflight:
     """The checks of `topoplan preflight BUNDLE`."""
-    from topoplan.launch.checks import preflight
+    from topoplan.hosts.checks import preflight
 
     needs = _needs(bundle)
     return lambda connections: preflight(connections, bundle.recorded.spec.cluster, needs)

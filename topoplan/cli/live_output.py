@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from topoplan.launch.progress import Status
+    from topoplan.run.progress import Status
 
 MOST_CHARACTERS = 4 * 2**20
 """Text that waits for the terminal; lines of output beyond that are left out, and counted."""

@@ -14,10 +14,10 @@ from topoplan.cli.ssh_options import AcceptNew, RunReference, access
 if TYPE_CHECKING:
     from topoplan.cli.node_output import NodeOutput
     from topoplan.errors import HostError
-    from topoplan.launch.events import Event
-    from topoplan.launch.keys import Access
-    from topoplan.launch.reach import Reached
-    from topoplan.launch.record import NodeRecord, RunRecord
+    from topoplan.remote.keys import Access
+    from topoplan.remote.reach import Reached
+    from topoplan.run.events import Event
+    from topoplan.run.record import NodeRecord, RunRecord
 
 
 def logs(
@@ -42,8 +42,8 @@ def logs(
     """
     from topoplan.cli.node_output import NodeOutput, warn
     from topoplan.errors import HostError
-    from topoplan.launch import record
-    from topoplan.launch.reach import chosen, reach
+    from topoplan.remote.reach import chosen, reach
+    from topoplan.run import record
 
     known = record.load(run)
     nodes = chosen(known, node)
@@ -71,9 +71,9 @@ def _print(
 ) -> dict[str, bool | HostError]:
     """The logs as they are now, one after the other; whether there is one."""
     from topoplan.errors import HostError
-    from topoplan.launch.connection import Chunk
-    from topoplan.launch.fanout import run_on_all
-    from topoplan.launch.node import read_log
+    from topoplan.remote.connection import Chunk
+    from topoplan.remote.fanout import run_on_all
+    from topoplan.run.node import read_log
 
     found: dict[str, bool | HostError] = {}
     streams = run_on_all(
@@ -99,9 +99,9 @@ def _follow(
 ) -> dict[str, bool | HostError]:
     """The logs until the jobs have ended, also where connections are lost and come back; whether there is one."""
     from topoplan.cli.node_output import warn
-    from topoplan.launch.reach import targets_of
-    from topoplan.launch.ssh import connect
-    from topoplan.launch.watch import Watch, Watched
+    from topoplan.remote.reach import targets_of
+    from topoplan.remote.ssh import connect
+    from topoplan.run.watch import Watch, Watched
 
     targets = targets_of(known, tuple(reached.nodes.values()))
     watched = [
@@ -154,7 +154,7 @@ def _from_copy(known: RunRecord, node: NodeRecord, error: HostError, tail: int |
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    from topoplan.launch.lines import Lines
+    from topoplan.remote.lines import Lines
 
     lines = Lines()
     with path.open("rb") as file:

@@ -7,8 +7,8 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 
-from topoplan.launch.lines import Lines
-from topoplan.launch.shown import ShownLines
+from topoplan.remote.lines import Lines
+from topoplan.run.shown import ShownLines
 
 _BAR_S = 5.0
 """How often to show a progress bar that moves, which has a line only once it is done."""

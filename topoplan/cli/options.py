@@ -97,8 +97,8 @@ def read_spec(
     read = load_spec(spec, model=model, job=job, overrides=tuple(keys), pins=tuple(pins or ()), profile=profile)
     if backend is None and trainer is None:
         return read
-    from topoplan.backends.trainers import backend_names, trainer_name
     from topoplan.errors import InputError
+    from topoplan.trainers.registry import backend_names, trainer_name
 
     whose = trainer_name(trainer, "--trainer")
     backends = () if backend is None else backend_names(backend, whose, "--backend", finetuning=read.job.finetuning)

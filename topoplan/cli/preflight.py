@@ -11,7 +11,7 @@ from topoplan.cli.ssh_options import AcceptNew
 
 if TYPE_CHECKING:
     from topoplan.hosts.needs import RunNeeds
-    from topoplan.launch.ssh_config import Target
+    from topoplan.remote.ssh_config import Target
     from topoplan.specs.cluster import Cluster
 
 
@@ -42,10 +42,10 @@ def preflight(
     cluster, needs = _read(subject)
     targets = _targets(cluster)
 
-    from topoplan.launch.checks import preflight as preflight_over
-    from topoplan.launch.connection import Connection
-    from topoplan.launch.fanout import connect_all
-    from topoplan.launch.secrets import check
+    from topoplan.hosts.checks import preflight as preflight_over
+    from topoplan.remote.connection import Connection
+    from topoplan.remote.fanout import connect_all
+    from topoplan.remote.secrets import check
 
     connections = connect_all(targets, access(accept_new=accept_new))
     try:
@@ -72,7 +72,7 @@ def _read(subject: str) -> tuple[Cluster, RunNeeds | None]:
     """The cluster, and what a run wants of it where there is a plan."""
     from pathlib import Path
 
-    from topoplan.emit.writer import PLAN_FILE
+    from topoplan.trainers.trainer import PLAN_FILE
 
     path = Path(subject)
     if not path.is_dir() and path.suffix != ".json":
@@ -80,8 +80,8 @@ def _read(subject: str) -> tuple[Cluster, RunNeeds | None]:
 
         return load_cluster(path), None
 
-    from topoplan.emit.plan_file import read_plan_file
-    from topoplan.emit.whole import refuse_incomplete
+    from topoplan.bundle.plan_file import read_plan_file
+    from topoplan.bundle.whole import refuse_incomplete
     from topoplan.hosts.needs import needs_of
     from topoplan.specs.source import read_source
 
@@ -96,7 +96,7 @@ def _read(subject: str) -> tuple[Cluster, RunNeeds | None]:
 def _targets(cluster: Cluster) -> dict[str, Target]:
     """How to log in to each host of the cluster. Raises SpecError where it has none, too few or one twice."""
     from topoplan.errors import SpecError
-    from topoplan.launch.ssh_config import SshConfig
+    from topoplan.remote.ssh_config import SshConfig
 
     if not cluster.hosts:
         raise SpecError(

@@ -71,13 +71,13 @@ def probe(
     """
     from pathlib import Path
 
+    from topoplan.bundle.write import write_file
     from topoplan.cli.host_words import hosts_of
     from topoplan.cli.output import print_json, stdout_console
-    from topoplan.emit.write import write_file
     from topoplan.errors import InputError
     from topoplan.hosts.cluster_yaml import MARK, cluster_spec
-    from topoplan.launch.probing import ask_hosts
-    from topoplan.launch.ssh_config import SshConfig
+    from topoplan.hosts.probing import ask_hosts
+    from topoplan.remote.ssh_config import SshConfig
     from topoplan.report.probe import print_probe, probe_to_dict
 
     chosen = hosts_of(hosts or (), hosts_file, workdir=workdir, venv=venv)

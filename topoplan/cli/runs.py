@@ -11,8 +11,8 @@ def runs(as_json: AsJson = False) -> None:
     Shows what was last seen here; `topoplan status` asks the hosts.
     """
     from topoplan.cli.output import print_json, stdout_console
-    from topoplan.launch import record
     from topoplan.report.runs import print_runs, runs_to_dict
+    from topoplan.run import record
 
     found = record.runs()
     if as_json:

@@ -102,7 +102,7 @@ def _checked(output: str) -> Path:
 
 
 def _write(target: Path, spec: Spec, plan: Plan, *, force: bool) -> None:
-    from topoplan.emit.write import write_file
+    from topoplan.bundle.write import write_file
     from topoplan.planner.account import timeline as simulated
     from topoplan.report import timeline_svg, timeline_trace
     from topoplan.report.sentences import spec_line

@@ -100,7 +100,7 @@ def topology(
     if output is not None:
         from pathlib import Path
 
-        from topoplan.emit.write import write_file
+        from topoplan.bundle.write import write_file
         from topoplan.report.topology_drawing import MARK, topology_svg
 
         write_file(Path(output), topology_svg(cluster), mark=MARK, writer="topoplan topology")

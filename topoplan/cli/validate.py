@@ -87,7 +87,7 @@ def _show_bands(graded: Validation, output: str | None, *, as_json: bool) -> Non
 
     earned = earned_bands(graded.figures)
     if output is not None:
-        from topoplan.emit.write import write_file
+        from topoplan.bundle.write import write_file
 
         write_file(Path(output), profiles_text(earned), mark='{\n  "volta"', writer="topoplan validate --bands")
         stdout_console().print(f"Wrote {output}", soft_wrap=True)
@@ -98,7 +98,7 @@ def _show_bands(graded: Validation, output: str | None, *, as_json: bool) -> Non
 
 
 def _write_page(path: Path, graded: Validation) -> None:
-    from topoplan.emit.write import write_file
+    from topoplan.bundle.write import write_file
     from topoplan.report.accuracy_page import MARK, accuracy_page
 
     write_file(path, accuracy_page(graded), mark=MARK, writer="topoplan validate")

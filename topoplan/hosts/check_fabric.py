@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from topoplan.bundle.fabric import fabric_needs
 from topoplan.catalog.fabrics import daemon_of_kind, fabric_name, machine_of
-from topoplan.emit.fabric import fabric_needs
 from topoplan.hosts.scene import Found, Node, Scene, failure, ok, skipped, warning
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from topoplan.catalog.fabrics import FabricKind, machine_of
 from topoplan.catalog.packages import PYTHON, is_version, packages
-from topoplan.emit.yaml_text import one_line, scalar
 from topoplan.hosts.check import Check
 from topoplan.hosts.compute_network import ComputeNetwork
 from topoplan.hosts.differences import differences, gpu_names, memory_of, named
@@ -19,6 +18,7 @@ from topoplan.hosts.facts import GpuFacts, HostFacts
 from topoplan.hosts.probed import Probed, network_of, socket_interface, usable_address
 from topoplan.specs import known
 from topoplan.specs.gpu import Gpu
+from topoplan.trainers.yaml_text import one_line, scalar
 from topoplan.units import format_bit_rate, format_byte_rate, format_gib
 
 MARK = "# A cluster as `topoplan probe` found it."

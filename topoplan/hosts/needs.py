@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from topoplan.backends.requirements import Requirement
-from topoplan.backends.trainers import TrainerName
 from topoplan.catalog.packages import packages
-from topoplan.emit.storage import CheckpointSize
-from topoplan.emit.torchrun import master_port
-from topoplan.emit.writer import DATASET_TO_FILL_IN
-from topoplan.emit.writers import writer_of
 from topoplan.operators.params import parameter_count
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Host
 from topoplan.specs.spec import Spec
+from topoplan.trainers.checkpoint_size import CheckpointSize
+from topoplan.trainers.registry import TrainerName
+from topoplan.trainers.requirements import Requirement
+from topoplan.trainers.torchrun import master_port
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN
+from topoplan.trainers.writers import writer_of
 
 _WEIGHT_BYTES = 2  # bf16; the trainer reads no quantized weights
 

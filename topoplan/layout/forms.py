@@ -48,7 +48,7 @@ def with_overlap(switches: Mapping[str, Any], job: Job) -> dict[str, Any]:
     """Layout keys with overlap_param_gather off where what it needs is off, unless they say themselves.
 
     Off too where no checkpoint is saved: mcore_adapter then saves a final model of which a part was not gathered yet
-    (`topoplan/backends/known_faults.py`, stale-final-weights).
+    (`topoplan/trainers/known_faults.py`, stale-final-weights).
 
     Source: MCA `training_args.py::MegatronArguments.__post_init__`, Megatron-LM `training/arguments.py`.
     """

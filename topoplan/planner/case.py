@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from topoplan.backends.jobs import check_search
-from topoplan.backends.megatron import traits_of
-from topoplan.backends.trainers import backends_of, trainers_of
 from topoplan.engines.registry import ENGINES, engine_of
 from topoplan.errors import InputError, ModelError, SpecError, listed
 from topoplan.layout.layout import USUAL, keys_of
 from topoplan.specs.case import Case
 from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.spec import Spec
+from topoplan.trainers.jobs import check_search
+from topoplan.trainers.registry import backends_of, trainers_of
+from topoplan.trainers.traits import traits_of
 
 
 def case_of(spec: Spec, backend: str) -> Case:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from topoplan.backends.trainers import Trainer, able_trainer
 from topoplan.errors import InputError, listed
 from topoplan.layout.layout import Layout
 from topoplan.planner.explain import memory_difference
 from topoplan.planner.plan import Plan, Ranked, Rejection
 from topoplan.specs.spec import Spec
+from topoplan.trainers.registry import Trainer, able_trainer
 
 
 def crossings(

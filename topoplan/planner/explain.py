@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from topoplan.backends.trainers import trainer_refusal
 from topoplan.engines.registry import engine_of
 from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import Layout
@@ -14,6 +13,7 @@ from topoplan.planner.case import case_of
 from topoplan.planner.plan import Ranked, Rejection
 from topoplan.planner.predict import memory_of
 from topoplan.specs.spec import Spec
+from topoplan.trainers.registry import trainer_refusal
 from topoplan.units import GIB
 
 

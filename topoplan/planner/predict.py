@@ -6,10 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from topoplan.backends.jobs import check_backend, model_warnings
-from topoplan.backends.mca import check_precision
-from topoplan.backends.requirements import environment_warnings
-from topoplan.backends.trainers import trainer_of
 from topoplan.engines.registry import engine_of
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
@@ -23,6 +19,10 @@ from topoplan.planner.plan import Memory, Plan
 from topoplan.specs.case import Case
 from topoplan.specs.gpu_profile import notes_on_bands
 from topoplan.specs.spec import Spec
+from topoplan.trainers.jobs import check_backend, model_warnings
+from topoplan.trainers.llamafactory.mca_refusals import check_precision
+from topoplan.trainers.registry import trainer_of
+from topoplan.trainers.requirements import environment_warnings
 from topoplan.units import GIB
 
 

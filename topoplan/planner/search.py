@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from topoplan.backends.trainers import TRAINER_RULE, backends_of, trainer_refusal
 from topoplan.engines.engine import Fastest, Outcome, Refused, TooLarge
 from topoplan.engines.registry import ENGINES, engine_of
 from topoplan.engines.rule import Broken
@@ -23,6 +22,7 @@ from topoplan.planner.predict import plan_of
 from topoplan.planner.rank import ranked
 from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
+from topoplan.trainers.registry import TRAINER_RULE, backends_of, trainer_refusal
 from topoplan.units import GIB
 
 KEPT_MISSES = 5

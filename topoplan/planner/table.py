@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from topoplan.backends.trinity import check_model
-from topoplan.backends.trinity_traits import TRINITY, TRINITY_FSDP1
 from topoplan.engines.data_parallel.layouts import FULL
 from topoplan.engines.data_parallel.memory import sharded_memory
 from topoplan.engines.data_parallel.rules import ulysses_degrees
@@ -19,6 +17,8 @@ from topoplan.specs.gpu import Gpu
 from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
+from topoplan.trainers.trinity.refusals import check_model
+from topoplan.trainers.trinity.traits import TRINITY, TRINITY_FSDP1
 
 NONE_FITS = "-"
 VANILLA = "vanilla"

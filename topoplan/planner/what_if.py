@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from topoplan.backends.jobs import check_backend
 from topoplan.engines.registry import engine_of
 from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
@@ -15,6 +14,7 @@ from topoplan.planner.explain import memory_rejection
 from topoplan.planner.plan import Counts, Plan, Ranking
 from topoplan.planner.predict import memory_of, plan_of
 from topoplan.specs.spec import Spec
+from topoplan.trainers.jobs import check_backend
 
 Search = Callable[[Spec], Ranking]
 """`planner.search.rank`, or what wraps it."""

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from topoplan.launch.attach import Attached
-from topoplan.launch.events import Event
 from topoplan.report import launch
 from topoplan.report.failure import error_to_dict, failure_lines, failure_to_dict
+from topoplan.run.attach import Attached
+from topoplan.run.events import Event
 
 SCHEMA = "topoplan.attach/1"
 

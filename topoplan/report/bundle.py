@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.console import Console
 
-from topoplan.backends.trainers import TrainerName, title_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.sentences import spec_line
 from topoplan.report.text import gib, interval, significant
 from topoplan.specs.spec import Spec
+from topoplan.trainers.registry import TrainerName, title_of
 
 SCHEMA = "topoplan.generate/1"
 

@@ -11,12 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from topoplan.check.check import SEVERITIES, Checked, Fixed
-from topoplan.check.prediction import Change, Prediction
-from topoplan.check.read.parts import Part
-from topoplan.check.rules.finding import Finding, Severity
+from topoplan.lint.check import SEVERITIES, Checked, Fixed
+from topoplan.lint.prediction import Change, Prediction
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import cluster_to_dict, plan_to_dict, rounded, spec_to_dict
+from topoplan.reading.finding import Finding, Severity
+from topoplan.reading.parts import Part
 from topoplan.report.paragraphs import bullets, paragraph
 from topoplan.report.sentences import spec_line
 from topoplan.report.tables import table_of

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from topoplan.backends.trainers import trainer_of
 from topoplan.layout.forms import layout_to_dict
 from topoplan.planner.plan import Ranking
 from topoplan.planner.view import plan_to_dict, spec_to_dict
 from topoplan.report.effort import effort_to_dict, job_effort
+from topoplan.trainers.registry import trainer_of
 
 SCHEMA = "topoplan.rank/1"
 

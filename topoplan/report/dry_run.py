@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from topoplan.hosts import network
+from topoplan.hosts.checks import wanted
 from topoplan.hosts.collect import collect_script
 from topoplan.hosts.needs import RunNeeds
-from topoplan.launch import remote, upload
-from topoplan.launch.bundle_reader import Bundle, BundleNode
-from topoplan.launch.checks import wanted
-from topoplan.launch.connection import SHELL
-from topoplan.launch.node import SETTLE_S
-from topoplan.launch.run import Settings, runs_directory
-from topoplan.launch.secrets import missing
-from topoplan.launch.ssh_config import Target
+from topoplan.remote import upload
+from topoplan.remote.connection import SHELL
+from topoplan.remote.secrets import missing
+from topoplan.remote.ssh_config import Target
 from topoplan.report.launch import SCHEMA
 from topoplan.report.text import counted
+from topoplan.run import remote
+from topoplan.run.bundle_reader import Bundle, BundleNode
+from topoplan.run.node import SETTLE_S
+from topoplan.run.run import Settings, runs_directory
 
 _RUN = "<run id>-<random>"
 _STAGING = ".topoplan-<random>"

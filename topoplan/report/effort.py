@@ -21,7 +21,7 @@ class Effort:
 
 def job_steps(job: Job) -> int | None:
     """Optimizer steps of the job, or None when the spec does not say how many samples there are."""
-    from topoplan.emit.trainer_facts import training_steps
+    from topoplan.trainers.llamafactory.mca_facts import training_steps
 
     limit = job.trainer.get("max_steps")
     return training_steps(job, limit if isinstance(limit, int) else None)

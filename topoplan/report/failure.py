@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from topoplan.errors import HostError
-from topoplan.launch.failure import Failure
+from topoplan.run.failure import Failure
 
 _TAIL_LINES = 20
 

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from topoplan.launch.events import Event
-from topoplan.launch.run import Outcome
 from topoplan.report.failure import error_to_dict, failure_lines, failure_to_dict
+from topoplan.run.events import Event
+from topoplan.run.run import Outcome
 
 SCHEMA = "topoplan.launch/1"
 

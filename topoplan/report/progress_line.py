@@ -8,8 +8,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Self, TextIO
 
-from topoplan.launch.progress import Status
 from topoplan.report.text import significant
+from topoplan.run.progress import Status
 
 _ERASE = "\r\x1b[2K"
 _EVERY_S = 0.1

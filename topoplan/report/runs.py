@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from topoplan.launch.record import RunRecord, Unreadable, to_dict
 from topoplan.report.paragraphs import bullets, paragraph
 from topoplan.report.tables import table_of
+from topoplan.run.record import RunRecord, Unreadable, to_dict
 
 SCHEMA = "topoplan.runs/1"
 

@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.text import Text
 
 from topoplan.errors import HostError
-from topoplan.launch.node import NodeState, directory_words
-from topoplan.launch.outcome import exit_code
-from topoplan.launch.record import RunRecord
-from topoplan.launch.sight import looks_offline
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.tables import table_of
 from topoplan.report.text import counted
+from topoplan.run.node import NodeState, directory_words
+from topoplan.run.outcome import exit_code
+from topoplan.run.record import RunRecord
+from topoplan.run.sight import looks_offline
 
 SCHEMA = "topoplan.status/1"
 

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from topoplan.errors import HostError
-from topoplan.launch.node import Stopped, directory_words, holder_remedy, holder_words
-from topoplan.launch.record import RunRecord
-from topoplan.launch.sight import looks_offline
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.status import signal_words
 from topoplan.report.tables import table_of
+from topoplan.run.node import Stopped, directory_words, holder_remedy, holder_words
+from topoplan.run.record import RunRecord
+from topoplan.run.sight import looks_offline
 
 SCHEMA = "topoplan.stop/1"
 

@@ -1,0 +1,91 @@
+"""One bed for all tests of a process. A test that harms it heals it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bed.bed import Bed, Machine, probe
+from tests.bed.jobs import NAMES, Hosts, hosts_of
+from tests.bed.watched import Jobs
+
+MACHINES = (
+    Machine(name="alpha"),
+    Machine(name="beta"),
+    Machine(name="bare", sftp=False),
+    Machine(name="few", options=("MaxStartups 2:100:2",)),
+    Machine(name="strict", options=("MaxAuthTries 2",)),
+    Machine(name="jump", networks=("outer", "inner")),
+    Machine(name="gate", networks=("inner", "deep")),
+    Machine(name="inside", networks=("inner",)),
+    Machine(name="inside2", networks=("inner",)),
+    Machine(name="far", networks=("deep",)),
+    Machine(name="closed", options=("AllowTcpForwarding no",)),
+)
+
+
+@pytest.fixture(scope="session")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    """Machines that are reached as real ones are."""
+    kind, reason = probe()
+    if kind is None:
+        pytest.skip(f"no sshd to log in to: {reason}")
+    with Bed(tmp_path_factory.mktemp("bed"), MACHINES) as made:
+        yield made
+
+
+@pytest.fixture
+def cables(bed: Bed) -> Bed:
+    """The bed, where it has networks that can be cut."""
+    if bed.kind != "namespaces":
+        pytest.skip(f"no network namespaces here: {probe()[1]}")
+    return bed
+
+
+@pytest.fixture
+def jobs(bed: Bed, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Jobs]:
+    """Two machines of the bed, for jobs that are watched."""
+    home = f"{bed['alpha'].directory}/home/{request.node.name.partition('[')[0]}-{time.monotonic_ns()}"
+    made = Jobs(bed, home, tmp_path, ("alpha", "beta"))
+    made.let_in.set()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    """Four machines for whole launches."""
+    kind, reason = probe()
+    if kind != "namespaces":
+        pytest.skip(f"no network namespaces here: {reason}")
+    with Bed(tmp_path_factory.mktemp("four"), [Machine(name=name) for name in NAMES]) as bed:
+        yield bed
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks here answer within a millisecond: what is silent for a second is gone."""
+    monkeypatch.setattr("topoplan.remote.wire._TCP_SILENT_S", 1.2)
+    monkeypatch.setattr("topoplan.run.sight.TOGETHER_S", 2.0)
+    monkeypatch.setattr("topoplan.run.watch._TRY_S", 2.0)
+    monkeypatch.setattr("topoplan.run.stopping._LOST_S", 2.0)
+
+
+@pytest.fixture
+def hosts(four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> Iterator[Hosts]:
+    """With directories, stand-ins for the trainer and a bundle of a test's own."""
+    made = hosts_of(four, tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(made.state))
+    yield made
+    # Whatever a test left, so that the next one starts on clean hosts.
+    for name in NAMES:
+        for pid, line in four.processes(name).items():
+            if not line.startswith("sshd"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,246 @@
+"""Bundles for the hosts of a bed, with a stand-in for the trainer's Python that does what each host is told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tests.bed.bed import Bed
+from tests.bundle.samples import CLUSTER, QWEN3_8B, make_spec_and_plan
+from tests.trainers.test_torchrun import fill
+from topoplan.bundle.bundle import generate
+from topoplan.bundle.write import write_bundle
+from topoplan.planner.predict import predict
+from topoplan.remote.keys import Access
+from topoplan.remote.ssh import connect
+from topoplan.remote.ssh_config import Target
+from topoplan.run.bundle_reader import Bundle, read_bundle
+from topoplan.run.events import Event
+from topoplan.run.node import stop_node
+from topoplan.run.outcome import note_stop
+from topoplan.run.record import RunRecord, load
+from topoplan.run.run import Launch, Outcome, Settings
+from topoplan.specs.cluster import Host
+
+NAMES = ("one", "two", "three", "four")
+LABELS = [f"node-{node:02d}" for node in range(len(NAMES))]
+_LONGEST_S = 120
+"""Of one launch of a test, on a machine however slow."""
+PYTHON = r"""#!/bin/bash
+[[ "$1" == - || "$1" == -c ]] && exit 0
+. "${BASH_SOURCE[0]%/*}/../does"
+"""
+SETTINGS = Settings(grace_s=0.5, connect_s=15, upload_s=30, start_s=30, stop_s=8, drain_s=10)
+
+
+@dataclass
+class Ran:
+    """A launch that is over."""
+
+    outcome: Outcome
+    events: list[Event]
+    took_s: float
+
+    def of(self, kind: str, node: str = "") -> list[str]:
+        return [one.text for one in self.events if one.kind == kind and node in ("", one.node)]
+
+
+@dataclass
+class Hosts:
+    """Four hosts of a bed, and the bundle for them."""
+
+    bed: Bed
+    root: Path
+    bundle_dir: Path
+    state: Path
+    events: list[Event] = field(default_factory=list)
+
+    def workdir(self, name: str) -> Path:
+        return self.root / name / "work"
+
+    def does(self, *scripts: str, **by_name: str) -> None:
+        """What the trainer of each host does, as text of bash: one for all, or one for each."""
+        texts = dict.fromkeys(NAMES, scripts[0] if scripts else "exit 0") | by_name
+        for name, text in texts.items():
+            (self.root / name / "does").write_text(text + "\n")
+
+    @property
+    def bundle(self) -> Bundle:
+        return read_bundle(self.bundle_dir)
+
+    def targets(self, **changes: Mapping[str, object]) -> dict[str, Target]:
+        """By names of nodes; changes by names of hosts."""
+        return {f"node-{index:02d}": self.bed.target(name, **changes.get(name, {})) for index, name in enumerate(NAMES)}
+
+    def launch(
+        self,
+        *,
+        settings: Settings = SETTINGS,
+        targets: dict[str, Target] | None = None,
+        on: Callable[[Event], None] = lambda event: None,
+        **options: Any,
+    ) -> Ran:
+        """Launch in this process."""
+        self.events = []
+
+        def tell(event: Event) -> None:
+            self.events.append(event)
+            on(event)
+
+        started = time.monotonic()
+        outcome = Launch(self.bundle, targets or self.targets(), Access(), settings=settings, tell=tell, **options).go()
+        return Ran(outcome=outcome, events=self.events, took_s=time.monotonic() - started)
+
+    def command(self, *options: str) -> list[str]:
+        return [sys.executable, "-m", "topoplan", "launch", str(self.bundle_dir), "--no-preflight", *options]
+
+    def environment(self) -> dict[str, str]:
+        """In which the bed's key and known hosts are the user's own."""
+        mine = {"HOME": str(self.bed.home), "XDG_STATE_HOME": str(self.state), "PYTHONUNBUFFERED": "1"}
+        return os.environ | mine | {"SSH_AUTH_SOCK": ""}
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        """Launch as a user does, in a process of its own, which no test waits for without end."""
+        process = subprocess.Popen(
+            self.command(*options),
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        threading.Thread(target=_end_late, args=(process,), daemon=True).start()
+        return process
+
+    def record(self) -> RunRecord:
+        return load()
+
+    def wait_for_all(self, words: str) -> None:
+        """Wait until all jobs of the last run have written these words."""
+        logs = [Path(node.run_dir, ".topoplan", "log") for node in load().nodes]
+        wait_until(lambda: all(words in log.read_text() for log in logs), f"all have written {words}")
+
+    def stop_from_another_client(self, grace_s: float = 0.5) -> None:
+        """What `topoplan stop` does with the record of the last run."""
+        note_stop(load().run_id, grace_s)
+        for node, name in zip(load().nodes, NAMES, strict=True):
+            with connect(self.bed.target(name), Access(), deadline_s=30) as connection:
+                stopped = stop_node(
+                    connection, node.run_dir, started=node.started, grace_s=grace_s, deadline_s=grace_s + 10
+                )
+                assert stopped.is_over
+
+    def jobs(self) -> dict[str, list[str]]:
+        """What runs on the hosts beside sshd and what it runs for clients that look."""
+        found = {}
+        for name in NAMES:
+            lines = [line for line in self.bed.processes(name).values() if not line.startswith("sshd")]
+            if lines:
+                found[name] = lines
+        return found
+
+    def assert_nothing_is_left(self, within_s: float = 15.0) -> None:
+        end = time.monotonic() + within_s
+        while (left := self.jobs()) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert left == {}
+
+
+class After:
+    """Interrupts once an event with these words has come, on all nodes that are named."""
+
+    def __init__(self, words: str, *nodes: str) -> None:
+        self.words, self.waiting, self.seen = words, set(nodes or ("",)), False
+
+    def __call__(self, event: Event) -> None:
+        if self.words in event.text:
+            self.waiting.discard(event.node if "" not in self.waiting else "")
+            self.seen = self.seen or not self.waiting
+
+    def count(self) -> int:
+        return int(self.seen)
+
+
+class StopAfter:
+    """Another client stops the run as soon as an event has come; of a launch or of who watches it."""
+
+    def __init__(self, hosts: Hosts, after: After, *, grace_s: float = 0.5) -> None:
+        self._after = after
+        self._stopper = threading.Thread(target=hosts.stop_from_another_client, args=(grace_s,))
+
+    def __call__(self, event: Event) -> None:
+        self._after(event)
+        if self._after.seen and self._stopper.ident is None:
+            self._stopper.start()
+
+    def join(self) -> None:
+        self._stopper.join()
+
+
+def _end_late(process: subprocess.Popen[str]) -> None:
+    try:
+        process.wait(_LONGEST_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def hosts_of(bed: Bed, root: Path, *, gpus: int = 2, **cluster: Any) -> Hosts:
+    """Directories, stand-ins and a bundle for the four hosts, of one or two GPUs each."""
+    known = []
+    for name in NAMES:
+        workdir, venv = root / name / "work", root / name / "venv"
+        fill(workdir, model=f"models/{QWEN3_8B.name}")
+        (venv / "bin").mkdir(parents=True)
+        (venv / "bin" / "python").write_text(PYTHON.replace("/../does", "/../../does"))
+        (venv / "bin" / "python").chmod(0o755)
+        known.append(
+            Host(
+                address=bed[name].address,
+                port=None if bed[name].port == 22 else bed[name].port,
+                workdir=str(workdir),
+                venv=str(venv),
+                socket_interface="eth0",
+            )
+        )
+    size = {"nodes": 4, **dict.fromkeys(("gpus_per_node", "nvlink_domain_gpus", "nics_per_node"), gpus)}
+    spec, plan = make_spec_and_plan(
+        cluster=replace(CLUSTER, name=f"bed-{bed.number}", **size, hosts=tuple(known), **cluster),
+        model=QWEN3_8B,
+        tp=gpus,
+        pp=1 if gpus > 1 else 4,
+    )
+    write_bundle(generate(spec, predict(spec, plan.layout)), root / "bundle")
+    hosts = Hosts(bed=bed, root=root, bundle_dir=root / "bundle", state=root / "state")
+    hosts.does()
+    return hosts
+
+
+def wait_until(condition: Callable[[], object], what: str, within_s: float = 30.0) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, f"never: {what}"
+        time.sleep(0.02)
+
+
+def interrupted_at(process: subprocess.Popen[str], words: Sequence[str]) -> str:
+    """Send SIGINT when a line with one of the words has come; all that the process has said."""
+    said = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        said.append(line)
+        if any(word in line for word in words):
+            process.send_signal(signal.SIGINT)
+            break
+    said.append(process.stdout.read())
+    process.wait(60)
+    return "".join(said)

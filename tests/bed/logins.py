@@ -1,0 +1,36 @@
+"""Logging in to the bed, and how it may fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from topoplan.errors import HostError
+from topoplan.remote.connection import Connection
+from topoplan.remote.keys import Access
+from topoplan.remote.ssh import connect
+from topoplan.remote.ssh_config import Target
+
+
+def log_in(target: Target, access: Access | None = None, *, deadline_s: float = 30) -> Connection:
+    return connect(target, access or Access(), deadline_s=deadline_s)
+
+
+def refused(target: Target, access: Access | None = None, *, deadline_s: float = 30) -> HostError:
+    with pytest.raises(HostError) as caught:
+        log_in(target, access, deadline_s=deadline_s).close()
+    assert caught.value.host == target.name
+    assert "Traceback" not in str(caught.value)
+    return caught.value
+
+
+def hostname(connection: Connection) -> str:
+    return connection.run(["hostname"], deadline_s=30).stdout.decode().strip()
+
+
+def children() -> set[int]:
+    """Processes that this one has started and that have not been waited for, zombies too."""
+    lister = subprocess.Popen(["ps", "--ppid", str(os.getpid()), "-o", "pid="], stdout=subprocess.PIPE, text=True)
+    return {int(word) for word in lister.communicate()[0].split()} - {lister.pid}

@@ -1,0 +1,127 @@
+"""Jobs on a bed's hosts, watched in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.bed.bed import Bed
+from topoplan.errors import HostError
+from topoplan.remote.connection import Connection
+from topoplan.remote.keys import Access
+from topoplan.remote.ssh import connect
+from topoplan.run.events import Event
+from topoplan.run.node import node_state, start_node, stop_node
+from topoplan.run.watch import Watch, Watched
+
+WAIT_S = 15.0
+NOT_LET_IN: HostError | None = None
+"""What keeps connections from being made again, where it is something else than the hosts."""
+
+
+@dataclass
+class Jobs:
+    """A job on each of some hosts, and what a watch says of them."""
+
+    bed: Bed
+    home: str
+    logs: Path
+    names: tuple[str, ...]
+    events: list[Event] = field(default_factory=list)
+    let_in: threading.Event = field(default_factory=threading.Event)
+    """Unset: connections are not made again."""
+    connections: list[Connection] = field(default_factory=list)
+
+    def host(self, name: str) -> Connection:
+        connection = connect(self.bed.target(name), Access(), deadline_s=30)
+        self.connections.append(connection)
+        return connection
+
+    def run_dir(self, name: str) -> str:
+        return f"{self.home}/{name}/a-run-{name}"
+
+    def log(self, name: str) -> bytes:
+        """As it is on the host."""
+        return (Path(self.run_dir(name)) / ".topoplan" / "log").read_bytes()
+
+    def copy(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def start(self, **scripts: str) -> None:
+        for name, script in scripts.items():
+            host = self.host(name)
+            host.upload({"node.sh": script.encode()}, self.run_dir(name), deadline_s=WAIT_S)
+            start_node(host, run_dir=self.run_dir(name), script="node.sh", environment={}, deadline_s=WAIT_S)
+
+    def go(self, name: str) -> None:
+        """Let a job go on that waits for the file `go`."""
+        (Path(self.run_dir(name)) / "go").touch()
+
+    def ended(self, *names: str) -> None:
+        """Wait for their ends."""
+        for name in names:
+            host, end = self.host(name), time.monotonic() + WAIT_S
+            while node_state(host, self.run_dir(name), deadline_s=30).state != "ended":
+                assert time.monotonic() < end
+                time.sleep(0.02)
+
+    def said(self, name: str, data: bytes) -> None:
+        """Wait for what it writes first."""
+        end = time.monotonic() + WAIT_S
+        while self.log(name) != data:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    def node(self, name: str, **changes: Any) -> Watched:
+        values: dict[str, Any] = {
+            "node": self.names.index(name),
+            "name": name,
+            "address": self.bed[name].address,
+            "run_dir": self.run_dir(name),
+            "connection": self.host(name),
+            "log": self.copy(name),
+        }
+        return Watched(**(values | changes))
+
+    @contextlib.contextmanager
+    def watch(self, *nodes: Watched, **options: Any) -> Iterator[Watch]:
+        def reconnect(name: str, deadline_s: float) -> Connection:
+            if not self.let_in.is_set():
+                raise NOT_LET_IN or HostError("nobody is let in", host=name, problem="refused")
+            return self.host(name)
+
+        self.events = []
+        watch = Watch(nodes, tell=self.events.append, reconnect=reconnect, **options)
+        try:
+            yield watch
+        finally:
+            watch.close()
+
+    def of(self, kind: str, node: str = "") -> list[str]:
+        return [event.text for event in self.events if event.kind == kind and node in ("", event.node)]
+
+    def stop(self, name: str) -> None:
+        with connect(self.bed.target(name), Access(), deadline_s=30) as host:
+            stop_node(host, self.run_dir(name), grace_s=1, deadline_s=WAIT_S)
+
+    def close(self) -> None:
+        for name in self.names:
+            self.stop(name)
+        for connection in self.connections:
+            connection.close()
+
+
+def sees(watch: Watch, condition: Callable[[], object]) -> bool:
+    """Watch until something is so."""
+    return watch.until(lambda: bool(condition()), deadline_s=WAIT_S)
+
+
+def ends(watch: Watch) -> bool:
+    """Watch until all nodes are over."""
+    watch.until(lambda: False, deadline_s=WAIT_S)
+    return all(node.over for node in watch.nodes)

@@ -1,0 +1,151 @@
+"""What the network asks of a host: in the script, run by bash with the files below a directory of the test's own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bundle.samples import CLUSTER, HOSTS, ONE_NODE, make_spec_and_plan
+from tests.trainers.test_torchrun import cluster_in, start
+from topoplan.bundle.bundle import generate
+from topoplan.bundle.fabric import fabric_needs, lossless_note
+from topoplan.bundle.write import write_bundle
+from topoplan.specs.cluster import Cluster, Fabric
+
+TOPOLOGY = "/opt/microsoft/ndv5-topo.xml"
+PROFILE = """\
+: "${NCCL_LIB_DIR:?Must set NCCL_LIB_DIR}"
+false
+export LD_LIBRARY_PATH="${NCCL_LIB_DIR}:${LD_LIBRARY_PATH}:${NEVER_SET}"
+export NCCL_SOCKET_IFNAME=eth7 NCCL_BUFFSIZE=8388608 NCCL_DEBUG=INFO
+"""
+"""As Google's: an unset variable, a command that fails, and more settings than ours."""
+
+
+def script_in(root: Path, fabric: Fabric, **changes: Any) -> Path:
+    """A node's script that looks below `root` for what is really at the top of a machine."""
+    cluster = replace(cluster_in(root), fabric=fabric, **changes)
+    write_bundle(generate(*make_spec_and_plan(cluster=cluster)), root / "bundle")
+    script = root / "bundle" / "node-01.sh"
+    text = script.read_text()
+    for top in ("/opt/amazon", "/opt/aws", "/opt/microsoft/", "/var/lib/tcpxo", "/usr/local/", "/dev/aperture"):
+        text = text.replace(f" {top}", f" {root}{top}").replace(f"({top}", f"({root}{top}")
+    script.write_text(text)
+    return script
+
+
+def put(root: Path, path: str, text: str = "") -> Path:
+    target = root / path.lstrip("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("library", "plugin"),
+    [
+        ("/opt/amazon/ofi-nccl/lib/libnccl-net.so", None),
+        ("/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so", None),
+        ("/opt/amazon/aws-ofi-nccl/lib/libnccl-net-aws-ofi.so", "aws-ofi"),
+        ("/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so", "ofi"),
+    ],
+)
+def test_the_loader_is_told_where_the_plugin_of_efa_is(tmp_path: Path, library: str, plugin: str | None) -> None:
+    script = script_in(tmp_path, Fabric(kind="efa"))
+    found = put(tmp_path, library)
+    started = start(script, tmp_path / "probe", env={"LD_LIBRARY_PATH": "/mine"})
+    assert started.code == 0, started.stderr
+    assert started.env["LD_LIBRARY_PATH"] == f"{found.parent}:/mine"
+    assert started.env.get("NCCL_NET_PLUGIN") == plugin
+
+
+def test_without_the_plugin_the_script_stops_with_one_line_unless_another_is_named(tmp_path: Path) -> None:
+    script = script_in(tmp_path, Fabric(kind="efa"))
+    stopped = start(script, tmp_path / "probe")
+    assert stopped.code == 2
+    assert stopped.stderr.startswith("node-01.sh: no NCCL plugin for EFA")
+    assert stopped.stderr.count("\n") == 1
+    assert start(script, tmp_path / "probe", env={"NCCL_NET_PLUGIN": "mine"}).code == 0
+
+
+def test_a_vendors_profile_is_read_first_and_the_spec_wins(tmp_path: Path) -> None:
+    script = script_in(tmp_path, Fabric(kind="tcpxo"), env={"NCCL_BUFFSIZE": "4194304"})
+    assert "no nccl-env-profile.sh" in start(script, tmp_path / "probe").stderr
+    profile = put(tmp_path, "/var/lib/tcpxo/lib64/nccl-env-profile.sh", PROFILE)
+    assert "no aperture devices" in start(script, tmp_path / "probe").stderr
+    devices = put(tmp_path, "/dev/aperture_devices/0000:06:00.1").parent
+    started = start(script, tmp_path / "probe")
+    assert started.code == 0, started.stderr
+    assert str(profile.parent) in started.env["LD_LIBRARY_PATH"].split(":")
+    assert started.env["NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY"] == str(devices)
+    assert started.env["NCCL_SOCKET_IFNAME"] == "eth0", "as the spec has it, not the profile"
+    assert started.env["NCCL_DEBUG"] == "WARN"
+    assert started.env["NCCL_BUFFSIZE"] == "4194304"
+
+
+def test_a_topology_file_is_exported_where_it_is_there(tmp_path: Path) -> None:
+    script = script_in(tmp_path, Fabric(topology_file=TOPOLOGY))
+    stopped = start(script, tmp_path / "probe")
+    assert stopped.code == 2
+    assert "azhpc-images" in stopped.stderr
+    found = put(tmp_path, TOPOLOGY)
+    assert start(script, tmp_path / "probe").env["NCCL_TOPO_FILE"] == str(found)
+
+
+def needed(**changes: Any) -> list[str]:
+    return [path for need in fabric_needs(replace(CLUSTER, **changes)) for path in need.paths]
+
+
+def test_paths_in_env_take_the_place_of_the_usual_ones() -> None:
+    assert needed(env={"NCCL_TOPO_FILE": "/my/topo.xml"}, fabric=Fabric(topology_file=TOPOLOGY)) == ["/my/topo.xml"]
+    assert needed(fabric=Fabric(kind="efa"), env={"NCCL_NET_PLUGIN": "/my/libnccl-net.so"}) == []
+    own = needed(fabric=Fabric(kind="tcpxo"), env={"NCCL_LIB_DIR": "/my/lib64"})
+    assert own == ["/my/lib64/nccl-env-profile.sh", "/dev/aperture_devices"]
+
+
+def test_infiniband_and_one_node_need_nothing() -> None:
+    assert needed() == []
+    assert fabric_needs(replace(ONE_NODE, fabric=Fabric(kind="efa", topology_file=TOPOLOGY))) == ()
+
+
+@pytest.mark.parametrize("kind", ["infiniband", "roce", "efa", "tcpxo", "ethernet"])
+def test_the_readme_says_what_the_network_needs(kind: Any) -> None:
+    cluster = replace(CLUSTER, fabric=Fabric(kind=kind, topology_file=TOPOLOGY))
+    files = generate(*make_spec_and_plan(cluster=cluster))
+    for number, need in enumerate(fabric_needs(cluster), start=6):
+        assert f"\n{number}. {need.what}.\n" in files["README.md"]
+    assert TOPOLOGY in files["README.md"]
+    assert ("queue that drops nothing" in files["README.md"]) == (kind == "roce")
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        {"fabric": Fabric(kind="roce", traffic_class=0)},
+        {"fabric": Fabric(kind="roce"), "env": {"NCCL_IB_TC": "106"}},
+        {"fabric": Fabric(kind="infiniband")},
+    ],
+)
+def test_a_queue_that_drops_nothing_is_asked_for_where_nobody_has_named_one(quiet: dict[str, Any]) -> None:
+    def note(**changes: Any) -> str:
+        cluster: Cluster = replace(CLUSTER, **changes)
+        return lossless_note(cluster)
+
+    assert "`traffic_class` under `fabric`" in note(fabric=Fabric(kind="roce"))
+    assert note(**quiet) == ""
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize("kind", ["efa", "tcpxo"])
+def test_shellcheck_likes_the_scripts(tmp_path: Path, kind: Any) -> None:
+    hosts = tuple(replace(host, hcas=()) for host in HOSTS)
+    cluster = replace(CLUSTER, hosts=hosts, fabric=Fabric(kind=kind, topology_file="/opt/it's here/$x.xml"))
+    script = tmp_path / "node.sh"
+    script.write_text(generate(*make_spec_and_plan(cluster=cluster))["node-00.sh"])
+    done = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

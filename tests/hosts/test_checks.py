@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.bed.bed import Bed, probe
+from tests.bed.ready_hosts import NAMES, ready_hosts, spec_of, wanted
+from topoplan.errors import HostError
+from topoplan.hosts.check import Check
+from topoplan.hosts.checks import preflight
+from topoplan.hosts.needs import RunNeeds
+from topoplan.hosts.network import SCRIPT, arguments
+from topoplan.hosts.preflight import LOOKS, MASTER_REACHABLE, PORTS_OPEN, scene_of
+from topoplan.remote.connection import Connection
+from topoplan.remote.fanout import connect_all
+from topoplan.remote.keys import Access
+from topoplan.specs.cluster import Cluster
+
+LISTEN = "import socket, sys; s = socket.create_server(('0.0.0.0', {port})); print('up', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ready")
+
+
+@pytest.fixture(scope="module")
+def ready(directory: Path) -> Iterator[Bed]:
+    if probe()[0] != "namespaces":
+        # Hosts on loopback addresses share their interfaces and their ports.
+        pytest.skip(f"no network namespaces here: {probe()[1]}")
+    with ready_hosts(directory) as bed:
+        yield bed
+
+
+@pytest.fixture(scope="module")
+def run(ready: Bed, directory: Path) -> tuple[Cluster, RunNeeds]:
+    spec = spec_of(ready, directory)
+    return spec.cluster, wanted(spec)
+
+
+@pytest.fixture(scope="module")
+def connections(ready: Bed) -> Iterator[Mapping[str, Connection]]:
+    made = connect_all({name: ready.target(name) for name in NAMES}, Access())
+    good = {name: one for name, one in made.items() if isinstance(one, Connection)}
+    assert len(good) == len(NAMES), made
+    yield good
+    for one in good.values():
+        one.close()
+
+
+def found(checks: tuple[Check, ...], *outcomes: str) -> set[tuple[str, str]]:
+    return {(check.name, check.host) for check in checks if check.outcome in outcomes}
+
+
+def one(checks: tuple[Check, ...], name: str, host: str) -> Check:
+    (check,) = (check for check in checks if (check.name, check.host) == (name, host))
+    return check
+
+
+def listeners(bed: Bed) -> list[str]:
+    """Programs of the second stage that still run."""
+    return [line for name in NAMES for line in bed.processes(name).values() if "topoplan preflight of" in line]
+
+
+def test_hosts_that_are_ready_pass(
+    ready: Bed, run: tuple[Cluster, RunNeeds], connections: Mapping[str, Connection]
+) -> None:
+    checks = preflight(connections, *run)
+    assert found(checks, "failure", "skipped") == set(), [check for check in checks if check.outcome != "ok"]
+    asked = {check.name for check in checks}
+    rdma = {"memlock", "rdma-adapters", "roce-gid", "roce-traffic-class", "gpudirect"}
+    of_others = {*rdma, "fabric-files", "gpu-peer-access"}  # networks with files of their own, consumer cards
+    of_this_machine = {"cloud"}  # that the tests run on
+    assert asked | of_this_machine == {"reachable", *LOOKS, MASTER_REACHABLE, PORTS_OPEN} - of_others
+    assert listeners(ready) == []
+
+
+def test_a_taken_port_is_found_on_node_0(
+    ready: Bed, run: tuple[Cluster, RunNeeds], connections: Mapping[str, Connection]
+) -> None:
+    cluster, needs = run
+    program = LISTEN.format(port=needs.master_port)
+    thief = connections["n0"].start(["python3", "-c", program], hold_stdin=True)
+    try:
+        assert next(iter(thief.read(10)))
+        checks = preflight(connections, cluster, needs)
+    finally:
+        thief.close()
+    assert found(checks, "failure") == {("master-port-free", "n0"), ("master-port", "n0")}
+    assert f"port {needs.master_port}" in one(checks, "master-port-free", "n0").what
+    assert "in use" in one(checks, "master-port", "n0").what
+    assert one(checks, "master-port", "n2").outcome == "skipped"
+
+
+def test_two_hosts_that_cannot_talk_are_both_named(
+    ready: Bed, run: tuple[Cluster, RunNeeds], connections: Mapping[str, Connection]
+) -> None:
+    with ready.partition("n1", "n3"):
+        checks = preflight(connections, *run)
+    assert found(checks, "failure") == {("high-ports", "n1"), ("high-ports", "n3")}
+    assert "no connection to n3" in one(checks, "high-ports", "n1").what
+    assert "timed out" in one(checks, "high-ports", "n1").what
+    assert "no connection to n1" in one(checks, "high-ports", "n3").what
+    assert listeners(ready) == []
+
+
+def test_each_fault_is_found_where_it_is(
+    ready: Bed, directory: Path, run: tuple[Cluster, RunNeeds], connections: Mapping[str, Connection]
+) -> None:
+    cluster, needs = run
+    hosts = list(cluster.hosts)
+    hosts[1] = replace(hosts[1], venv="/no/such/venv")
+    model = "work/models/Qwen/Qwen3-0.6B"
+    there = directory / "n2" / model
+    gone = there.with_name("gone")
+    there.rename(gone)
+    config = directory / "n3" / model / "config.json"
+    config.write_text('{"model_type": "qwen2"}')
+    down = connect_all({"n0": ready.target("n0", port=9)}, Access(), deadline_s=30)
+    try:
+        checks = preflight({**connections, **down}, replace(cluster, hosts=tuple(hosts)), needs)
+    finally:
+        gone.rename(there)
+        shutil.copy(there / "config.json", config)
+    assert found(checks, "failure") == {
+        ("reachable", "n0"),
+        ("python", "n1"),
+        ("model", "n2"),
+        ("model", "n3"),
+    }
+    assert "/no/such/venv/bin/python" in one(checks, "python", "n1").what
+    assert one(checks, "model", "n2").what == f"no {there}"
+    assert "other files than on n1" in one(checks, "model", "n3").what
+    assert one(checks, "master-port", "n1").what == "nothing listens on node 0"
+    assert one(checks, "high-ports", "n1").outcome == "ok", "another Python tries it"
+
+
+def test_a_host_that_is_lost_in_between_fails(
+    ready: Bed, run: tuple[Cluster, RunNeeds], connections: Mapping[str, Connection]
+) -> None:
+    other = connect_all({"n2": ready.target("n2")}, Access())["n2"]
+    assert isinstance(other, Connection)
+    other.close()
+    checks = preflight({**connections, "n2": other}, *run)
+    assert one(checks, "reachable", "n2").outcome == "failure"
+    assert one(checks, "reachable", "n1").outcome == "ok"
+
+
+def test_listeners_end_with_the_client(
+    ready: Bed, run: tuple[Cluster, RunNeeds], connections: Mapping[str, Connection]
+) -> None:
+    import random
+
+    from topoplan.hosts.facts import HostFacts
+
+    cluster, needs = run
+    said: dict[str, HostFacts | HostError] = dict.fromkeys(NAMES, HostFacts())
+    scene = scene_of(cluster, needs, said)
+    stream = connections["n1"].start(SCRIPT, *arguments(scene, scene.nodes[1], random.Random(1)), hold_stdin=True)
+    assert next(iter(stream.read(10)))
+    assert len(listeners(ready)) == 1
+    stream.close()
+    end = time.monotonic() + 5
+    while listeners(ready) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert listeners(ready) == []
+
+
+def test_a_check_that_is_skipped_is_not_made(
+    run: tuple[Cluster, RunNeeds], connections: Mapping[str, Connection]
+) -> None:
+    skip = ("shm", "reachable", MASTER_REACHABLE, PORTS_OPEN)
+    names = {check.name for check in preflight(connections, *run, skip=skip)}
+    assert not names & set(skip)
+    assert "gpus" in names

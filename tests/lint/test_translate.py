@@ -1,0 +1,108 @@
+"""A configuration in the planner's terms: what the trainers make of keys, and of keys that are missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.reading.setups import FULL_YAML, all_of, configuration, launch, mca, setup_of
+from topoplan.errors import InputError, SpecError
+from topoplan.layout.layout import Layout
+from topoplan.lint.translate import Translation, translate
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.load import load_cluster
+from topoplan.trainers.models import is_whole
+
+SPECS = "cluster_specs"
+
+
+@pytest.fixture(scope="module")
+def h100s() -> Cluster:
+    return load_cluster(f"{SPECS}/h100-4x8.yaml")
+
+
+def translated(cluster: Cluster, **keys: Any) -> Translation:
+    one = mca(**keys)
+    return translate(one, all_of(one), cluster)
+
+
+def test_the_articles_scheme_becomes_the_layout_that_it_describes(h100s: Cluster) -> None:
+    one = configuration(FULL_YAML)
+    found = translate(one, all_of(one), h100s)
+
+    assert found.layout == Layout.of(
+        tp=4,
+        dp=8,
+        micro_batch_size=1,
+        gradient_accumulation_steps=8,
+        sequence_parallel=False,
+        grad_reduce_in_fp32=True,
+    )
+    job = found.spec.job
+    assert (job.seq_len, job.global_batch_size, job.precision, job.packing) == (4096, 64, "bf16", False)
+    assert (job.freeze_vision_tower, job.image_max_pixels) == (False, 451584)
+    assert found.spec.model.name == "Qwen/Qwen3-VL-8B-Instruct"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"bf16": False}, "train.yaml:4: neither bf16 nor fp16"),
+        ({"stage": "ppo"}, "stage 'ppo' does not reach the Megatron trainer"),
+        ({"optimizer": "sgd"}, "optimizer sgd is not predicted"),
+        ({"tensor_model_parallel_size": "four"}, "train.yaml:1: tensor_model_parallel_size is 'four'"),
+        ({"model_name_or_path": "/data/final"}, "was not found"),
+        ({"recompute_granularity": '"null"'}, "recompute_granularity: 'null' is not a choice"),
+        ({"pipeline_model_parallel_layout": "Exx"}, "pipeline_layout 'Exx'"),
+        (
+            {"model_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "freeze_language_model": True},
+            "everything is frozen",
+        ),
+    ],
+)
+def test_what_cannot_be_predicted_is_said_with_its_place(h100s: Cluster, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        translated(h100s, **keys)
+
+    assert message in str(error.value)
+
+
+def test_a_lora_that_is_ignored_is_predicted_as_the_full_training_that_runs(h100s: Cluster) -> None:
+    found = translated(h100s, finetuning_type="lora")
+
+    assert found.spec.job.finetuning == "full"
+    assert "finetuning_type lora trains all weights in this trainer" in found.assumptions
+
+
+def test_a_command_on_a_part_of_the_cluster_is_predicted_on_that_part(h100s: Cluster) -> None:
+    one = mca()
+    part = launch("llamafactory-cli", "train", "train.yaml", options={"nproc_per_node": "4"})
+    found = translate(one, all_of(one, launches=(part,)), h100s)
+
+    assert (found.spec.cluster.nodes, found.spec.cluster.gpus_per_node, found.layout.dp) == (1, 4, 4)
+    assert found.spec.cluster.nvlink_domain_gpus == 4
+    assert "predicted on the 1 x 4 GPUs that the command uses" in found.assumptions
+
+
+def test_other_trainers_are_not_translated(h100s: Cluster) -> None:
+    one = configuration("model:\n  model_path: Qwen/Qwen3-8B\n", trainer="trinity")
+    with pytest.raises(SpecError, match="trinity is not predicted"):
+        translate(one, all_of(one), h100s)
+
+
+def test_a_piece_without_a_model_is_not_whole() -> None:
+    assert is_whole(configuration(FULL_YAML))
+    assert not is_whole(configuration("tensor_model_parallel_size: 4\n"))
+    assert not is_whole(configuration("train_batch_size: 4\n", trainer="deepspeed"))
+
+
+def test_what_the_command_says_behind_the_file_wins(h100s: Cluster) -> None:
+    script = "export USE_MCA=1\nllamafactory-cli train a.yaml cutoff_len=8192 per_device_train_batch_size=2\n"
+    setup = setup_of(script, a_yaml=FULL_YAML)
+    (file,) = [one for one in setup.configurations if not one.from_command]
+    found = translate(file, setup, h100s)
+
+    assert (found.spec.job.seq_len, found.layout.micro_batch_size) == (8192, 2)
+    assert found.configuration is file
+    assert "cutoff_len and per_device_train_batch_size as the command has it, behind the file" in found.assumptions

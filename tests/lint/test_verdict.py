@@ -1,0 +1,80 @@
+"""What is said of a prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.reading.setups import all_of, configuration, launch
+from topoplan.lint.compare import predicted
+from topoplan.lint.prediction import Prediction
+from topoplan.lint.verdict import process_findings, verdict
+from topoplan.planner.search import rank
+from topoplan.reading.finding import Finding
+from topoplan.reading.processes import Processes
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.load import load_cluster
+
+TEXT = (
+    "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: full\nbf16: true\n"
+    "deepspeed: ds_z3_config.json\nper_device_train_batch_size: {}\n"
+)
+
+
+@pytest.fixture(scope="module")
+def a100s() -> Cluster:
+    return load_cluster("cluster_specs/a100-1x8.yaml")
+
+
+def told(cluster: Cluster, micro_batch: int, more: str = "") -> tuple[Prediction, dict[str, Finding]]:
+    one = configuration(TEXT.format(micro_batch) + more)
+    prediction, findings = predicted(one, all_of(one), cluster, search=rank)
+    return prediction, {finding.rule: finding for finding in findings}
+
+
+def test_what_another_backend_gains_is_told_beside_the_own_one(a100s: Cluster) -> None:
+    prediction, found = told(a100s, 1)
+    finding = found["plan-slower"]
+
+    assert prediction.best is not None
+    assert prediction.own is not None
+    assert prediction.best.layout.backend == "mca"
+    assert f"{prediction.best.id} (Megatron) instead of zero3-dp8-mbs1-full" in finding.why
+    assert f"the best with deepspeed is {prediction.own.id}" in finding.why
+    assert "set deepspeed: ds_z" in finding.remedy
+    assert "`topoplan generate --pin backend=mca`" in finding.remedy
+
+
+def test_the_best_of_its_backend_is_not_told_to_change(a100s: Cluster) -> None:
+    prediction, _ = told(a100s, 1)
+    same = replace(prediction, plan=prediction.own)
+    (finding,) = verdict(same)
+
+    assert finding.rule == "plan-slower"
+    assert finding.why.endswith("with deepspeed none is faster than this one")
+    assert finding.remedy.startswith("`topoplan generate --pin backend=mca`")
+
+
+def test_what_does_not_fit_has_its_parts_and_the_keys_that_do(a100s: Cluster) -> None:
+    prediction, found = told(a100s, 32, "disable_gradient_checkpointing: true\ncutoff_len: 8192\n")
+    finding = found["plan-does-not-fit"]
+
+    assert prediction.plan is not None
+    assert (finding.severity, finding.line) == ("error", 5)
+    # ZeRO-3 on 8 cards: 2, 2 and 12 bytes of 8.19e9 parameters
+    assert "1.9 GiB weights, 1.9 GiB gradients, 11.4 GiB optimizer" in finding.why
+    assert "on these GPUs fits zero" in finding.remedy
+    assert "plan-slower" not in found
+
+
+@pytest.mark.parametrize(
+    ("gpus", "severity", "remedy"),
+    [(5, "note", "start 1 node with 8 processes"), (16, "error", "start 1 node with 8 processes")],
+)
+def test_other_numbers_of_processes_are_told(a100s: Cluster, gpus: int, severity: str, remedy: str) -> None:
+    (finding,) = process_findings(Processes(launch=launch(), nodes=1, gpus_per_node=gpus), a100s)
+
+    assert (finding.rule, finding.severity) == ("launch-other-cluster", severity)
+    assert finding.remedy.startswith(remedy)
+    assert list(process_findings(Processes(launch=launch(), nodes=1, gpus_per_node=8), a100s)) == []

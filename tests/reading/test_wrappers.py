@@ -1,0 +1,42 @@
+"""What stands in front of the command that is meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from topoplan.reading.parts import Part
+from topoplan.reading.shell import read_script
+from topoplan.reading.wrappers import unwrapped
+
+
+def behind(text: str) -> list[tuple[str, tuple[str, ...]]]:
+    script = read_script(Part(kind="shell", name="run.sh", text=text))
+    found = [one for command in script.commands for one in unwrapped(script, command)]
+    return [(" ".join(word.text for word in one.words), one.wrappers) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "wrappers"),
+    [
+        ("torchrun a.py", ()),
+        ("exec torchrun a.py", ("exec",)),
+        ("time nice -n 5 torchrun a.py", ("nice",)),
+        ("bash -lc 'torchrun a.py'", ("bash",)),
+        ("ssh host 'bash -c \"torchrun a.py\"'", ("ssh", "bash")),
+        ("timeout 60 torchrun a.py", ("timeout",)),
+        ("uv run torchrun a.py", ("uv",)),
+        ("tmux send-keys -t 0:a 'torchrun a.py' C-m", ("tmux",)),
+        ("screen -dmS a bash -c 'torchrun a.py'", ("screen", "bash")),
+    ],
+)
+def test_the_command_behind_them(text: str, wrappers: tuple[str, ...]) -> None:
+    assert behind(text) == [("torchrun a.py", wrappers)]
+
+
+def test_a_script_that_is_run_by_its_file_is_not_opened() -> None:
+    assert behind("bash run.sh") == []
+
+
+def test_shells_in_shells_end_somewhere() -> None:
+    assert behind("bash -c " * 50 + "x") == []
+    assert behind("sudo " * 50 + "torchrun a.py")[0][1] == ("sudo",) * 8

@@ -1,0 +1,326 @@
+"""Coming back to launches on real sshd hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, StopAfter, wait_until
+from topoplan.errors import HostError
+from topoplan.remote.connection import Connection
+from topoplan.remote.keys import Access
+from topoplan.remote.ssh import connect
+from topoplan.remote.ssh_config import Target
+from topoplan.run import record as records
+from topoplan.run.attach import Attach, Attached, Settings
+from topoplan.run.events import Event
+from topoplan.run.stopping import StopTimes
+
+TIMES = Settings(
+    tail_lines=1000,
+    connect_s=15,
+    linger_s=0.5,
+    stop_times=StopTimes(grace_s=0.5, stop_s=8, drain_s=10),
+)
+
+
+class Client:
+    """One who comes back to the last run."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.events: list[Event] = []
+        config = hosts.root / "ssh_config"
+        bed = hosts.bed
+        config.write_text(f"IdentityFile {bed.key}\nIdentityAgent none\nUserKnownHostsFile {bed.known_hosts}\n")
+        self.run = records.update(records.load().run_id, ssh_config=str(config))
+
+    def attach(
+        self, *, settings: Settings = TIMES, on: Callable[[Event], None] = lambda event: None, **options: Any
+    ) -> Attached:
+        def tell(event: Event) -> None:
+            self.events.append(event)
+            on(event)
+
+        return Attach(self.run, Access(), settings=settings, tell=tell, **options).go()
+
+    def of(self, kind: str, node: str = "") -> list[str]:
+        return [event.text for event in self.events if event.kind == kind and node in ("", event.node)]
+
+    def assert_copies_are_whole(self) -> None:
+        for node in self.run.nodes:
+            assert self.run.log(node).read_bytes() == (Path(node.run_dir) / ".topoplan" / "log").read_bytes()
+
+
+@contextlib.contextmanager
+def released(hosts: Hosts) -> Iterator[None]:
+    """Let jobs go on that wait for the file `go` in their workdir."""
+    yield
+    for name in NAMES:
+        (hosts.workdir(name) / "go").touch()
+
+
+WAIT = "echo begun; until [ -e '{}/go' ]; do sleep 0.02; done; seq 100"
+
+
+def waits(hosts: Hosts) -> None:
+    hosts.does(**{name: WAIT.format(hosts.workdir(name)) for name in NAMES})
+
+
+def test_continues_the_copies_of_a_client_that_was_killed(hosts: Hosts) -> None:
+    waits(hosts)
+    process = hosts.start()
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "begun" in line:
+            break
+    process.kill()
+    process.communicate()
+    client = Client(hosts)
+    begun = After("begun", *LABELS)
+
+    def on(event: Event) -> None:
+        before = begun.seen
+        begun(event)
+        if begun.seen and not before:
+            with released(hosts):
+                pass
+
+    attached = client.attach(on=on)
+    assert (attached.end, attached.code, attached.running) == ("ended", 0, ())
+    assert [client.of("line", label)[-101:] for label in LABELS] == [["begun", *map(str, range(1, 101))]] * 4
+    client.assert_copies_are_whole()
+    assert (records.load().state, records.load().code) == ("ended", 0)
+
+
+def test_beside_a_launch_and_another_one_copies_nothing_twice(hosts: Hosts) -> None:
+    waits(hosts)
+    launch = threading.Thread(target=hosts.launch)
+    launch.start()
+    wait_until(lambda: len([one for one in hosts.events if one.text == "begun"]) == 4, "all run")
+    clients = [Client(hosts), Client(hosts)]
+    found: list[Attached] = []
+    threads = [threading.Thread(target=lambda one=one: found.append(one.attach())) for one in clients]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: all(len(one.of("line")) >= 4 for one in clients), "all are shown")
+    with released(hosts):
+        pass
+    for thread in (*threads, launch):
+        thread.join(60)
+    assert [one.end for one in found] == ["ended", "ended"]
+    for client in clients:
+        assert [client.of("line", label)[-100:] for label in LABELS] == [[str(number) for number in range(1, 101)]] * 4
+        assert not [text for text in client.of("note") if "log" in text]
+    clients[0].assert_copies_are_whole()
+
+
+def test_who_leaves_while_hosts_do_not_answer_leaves_at_once(hosts: Hosts) -> None:
+    waits(hosts)
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    client = Client(hosts)
+    asked: list[float] = []
+    with hosts.bed.frozen("two"):
+        started = time.monotonic()
+        threading.Timer(0.3, lambda: asked.append(started)).start()
+        attached = client.attach(interrupts=lambda: len(asked))
+        assert time.monotonic() - started < 10
+    assert (attached.end, attached.code, list(attached.running)) == ("left", 130, LABELS)
+    hosts.stop_from_another_client()
+    hosts.assert_nothing_is_left()
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Hosts that nobody can log in to again."""
+    names: list[str] = []
+
+    def connect_unless(target: Target, access: Access, *, deadline_s: float) -> Connection:
+        if names:
+            raise HostError("nobody is let in", host=names[0], problem="refused")
+        return connect(target, access, deadline_s=deadline_s)
+
+    monkeypatch.setattr("topoplan.run.attach.connect", connect_unless)
+    return names
+
+
+def test_a_host_that_cannot_be_seen_any_more_ends_nothing(hosts: Hosts, refused: list[str]) -> None:
+    waits(hosts)
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    client = Client(hosts)
+    refused.append("two")
+    begun, lost, ended = After("begun", *LABELS), After("cannot be seen", "node-01"), After("ended with", "node-03")
+
+    def on(event: Event) -> None:
+        before = begun.seen, lost.seen
+        for after in (begun, lost, ended):
+            after(event)
+        if begun.seen and not before[0]:
+            hosts.bed.end_sessions("two")
+        if lost.seen and not before[1]:
+            with released(hosts):
+                pass
+        if ended.seen:
+            refused.clear()
+
+    attached = client.attach(on=on)
+    assert (attached.end, attached.code, attached.running) == ("ended", 0, ())
+    assert client.of("line", "node-01")[-1] == "100"
+    assert records.load().state == "ended"
+
+
+def test_one_that_is_given_up_ends_the_watching_and_the_run_for_who_asks_for_it(
+    hosts: Hosts, refused: list[str]
+) -> None:
+    hosts.does("echo begun; exec sleep 600")
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    refused.append("two")
+
+    def attach(settings: Settings) -> Attached:
+        begun = After("begun", *LABELS)
+
+        def on(event: Event) -> None:
+            before = begun.seen
+            begun(event)
+            if begun.seen and not before:
+                hosts.bed.end_sessions("two")
+
+        return Client(hosts).attach(on=on, settings=settings)
+
+    watched = attach(replace(TIMES, lost_after_s=1))
+    assert (watched.end, watched.code, watched.failure) == ("unknown", 1, None)
+    assert list(watched.running) == LABELS
+    assert {name: str(error) for name, error in watched.errors.items()} == {"node-01": "two: nobody is let in"}
+    assert (records.load().state, set(hosts.jobs())) == ("running", set(NAMES))
+    stopped = attach(replace(TIMES, lost_after_s=1, stop_on_failure=True))
+    assert (stopped.end, stopped.code, stopped.running) == ("failed", 1, ("node-01",))
+    assert stopped.failure is not None
+    assert stopped.failure.what == "its host was not seen for 1 s"
+    assert (records.load().state, set(hosts.jobs())) == ("running", {"two"})
+    hosts.stop_from_another_client()
+    hosts.assert_nothing_is_left()
+
+
+def test_hosts_that_cannot_be_seen_at_first_are_waited_for(hosts: Hosts) -> None:
+    hosts.does(f"echo begun; until [ -e {hosts.root}/go ]; do sleep 0.02; done; seq 100")
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    client = Client(hosts)
+
+    def on(event: Event) -> None:
+        if event.data.get("state") == "offline":
+            (hosts.root / "go").touch()
+            hosts.bed.show()
+
+    hosts.bed.hide()
+    attached = client.attach(on=on, settings=replace(TIMES, connect_s=1))
+    assert (attached.end, attached.code) == ("ended", 0)
+    assert [event.data["state"] for event in client.events if event.kind == "connection"] == ["offline", "online"]
+    assert client.of("failure") == []
+    client.assert_copies_are_whole()
+
+
+def test_a_failure_stops_the_others_for_who_asks_for_it(hosts: Hosts) -> None:
+    waits(hosts)
+    hosts.does("echo begun; sleep 600", three="echo begun; sleep 0.5; exit 8")
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    attached = Client(hosts).attach()
+    assert (attached.end, attached.code, attached.running) == ("failed", 8, ("node-00", "node-01", "node-03"))
+    assert attached.failure is not None
+    assert (attached.failure.node, attached.failure.tail[-1]) == ("node-02", "begun")
+    assert set(hosts.jobs()) == {"one", "two", "four"}
+    client = Client(hosts)
+    again = client.attach(settings=replace(TIMES, stop_on_failure=True))
+    assert (again.end, again.code, again.running, dict(again.errors)) == ("failed", 8, (), {})
+    hosts.assert_nothing_is_left()
+    assert (records.load().state, records.load().reason) == ("failed", "node-02: ended with exit code 8")
+    client.assert_copies_are_whole()
+
+
+def test_what_somebody_else_stops_has_not_failed(hosts: Hosts) -> None:
+    hosts.does("exec sleep 600")
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    client = Client(hosts)
+    threads: list[threading.Thread] = []
+
+    def stop() -> None:
+        hosts.stop_from_another_client()
+        records.update(client.run.run_id, state="stopped")
+
+    def on(event: Event) -> None:
+        if event.data.get("step") == "watch":
+            threads.append(threading.Thread(target=stop))
+            threads[0].start()
+
+    attached = client.attach(on=on, settings=replace(TIMES, linger_s=60))
+    threads[0].join()
+    assert (attached.end, attached.code, attached.failure) == ("stopped", 143, None)
+    assert records.load().state == "stopped"
+
+
+def test_who_leaves_while_somebody_else_stops_it_is_told_what_still_runs(hosts: Hosts) -> None:
+    saves = "trap 'until [ -e {}/go ]; do sleep 0.02; done; exit 0' TERM; echo begun; while :; do sleep 0.02; done"
+    hosts.does(**{name: saves.format(hosts.workdir(name)) for name in NAMES} | {"one": "exec sleep 600"})
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    client, waits = Client(hosts), After("is being stopped by somebody else")
+    stop = StopAfter(hosts, After("begun", *LABELS[1:]), grace_s=60)
+
+    def on(event: Event) -> None:
+        waits(event)
+        stop(event)
+
+    attached = client.attach(on=on, interrupts=waits.count)
+    assert (attached.end, attached.code, list(attached.running)) == ("stopped", 143, LABELS[1:])
+    with released(hosts):
+        pass
+    stop.join()
+    hosts.assert_nothing_is_left()
+
+
+def test_a_failure_of_long_ago_is_told_at_once(hosts: Hosts) -> None:
+    hosts.does("exec sleep 600", two="exit 6")
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    client = Client(hosts)
+    end = Path(client.run.nodes[1].run_dir) / ".topoplan" / "exit"
+    wait_until(end.exists, "it ends")
+    os.utime(end, (time.time() - 60,) * 2)
+    started = time.monotonic()
+    attached = client.attach(settings=replace(TIMES, linger_s=45))
+    assert time.monotonic() - started < 30
+    assert (attached.end, attached.code, len(attached.running)) == ("failed", 6, 3)
+    hosts.stop_from_another_client()
+
+
+def test_waits_for_the_launch_that_is_about_to_start_it(hosts: Hosts) -> None:
+    hosts.does("echo up; exit 0")
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    records.update(records.load().run_id, state="starting")
+    client = Client(hosts)
+    began = threading.Timer(0.5, lambda: records.update(client.run.run_id, state="running"))
+    began.start()
+    attached = client.attach()
+    began.join()
+    assert [event.data["step"] for event in client.events if event.kind == "step"] == ["start", "connect", "watch"]
+    assert (attached.end, records.load().state) == ("ended", "ended")
+
+
+def test_a_run_whose_start_was_not_seen_to_end_is_not_stopped(hosts: Hosts) -> None:
+    hosts.does("exec sleep 600")
+    hosts.launch(settings=replace(SETTINGS, detach=True))
+    run = records.load()
+    not_yet = replace(run.nodes[1], run_dir=f"{run.nodes[1].run_dir}-not-yet", started=None)
+    nodes = (run.nodes[0], not_yet, *run.nodes[2:])
+    records.update(run.run_id, state="starting", nodes=nodes)
+    attached = Client(hosts).attach(settings=replace(TIMES, starting_s=0.2, stop_on_failure=True))
+    assert attached.failure is not None
+    assert (attached.failure.node, attached.failure.what, attached.code) == ("node-01", "was never started", 1)
+    assert set(hosts.jobs()) == set(NAMES)
+    assert records.load().state == "starting"
+    records.update(run.run_id, nodes=run.nodes)
+    hosts.stop_from_another_client()

@@ -1,0 +1,434 @@
+"""The first failure is told from its consequences, on recorded output and on words from public threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topoplan.run.causes import CAUSES
+from topoplan.run.diagnose import Diagnosis, diagnose
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def tails_of(name: str) -> dict[int, list[str]]:
+    files = sorted(RECORDED.glob(f"{name}-node-*.txt"))
+    return {int(file.stem[-1]): file.read_text(encoding="utf-8").splitlines() for file in files}
+
+
+def diagnosed(name: str, **options: object) -> Diagnosis:
+    """With node 0 first to end, as is usual when another node is to blame."""
+    tails = tails_of(name)
+    found = diagnose(tails, dict.fromkeys(tails, 1), {node: float(node) for node in tails}, **options)  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("exception", "exception", "ValueError: the number of heads is odd: 7 (train.py, line 11)"),
+        ("exit", "exit", "rank 3 ended with exit code 3"),
+        ("sigkill", "killed", "rank 3 was killed (SIGKILL)"),
+        ("segv", "crash", "rank 3 was ended by SIGSEGV"),
+        ("file", "file", "/data/llama/tokenizer.json"),
+        ("module", "module", "flash_attn_of_another_age"),
+        ("importname", "version", "torch has no nothing_of_the_kind"),
+        ("memory", "host-memory", "40000000000000 bytes more were refused"),
+        ("full", "disk-full", "the disk is full"),
+        ("save", "disk-full", "a checkpoint could not be written to its end"),
+        ("permission", "permission", "Permission denied: /root/out.txt"),
+        ("cuda", "no-gpu", "torch sees no GPU there"),
+        ("shm", "shm", "/dev/shm is full"),
+    ],
+)
+def test_the_rank_that_failed_is_blamed_and_not_the_node_that_ended_first(name: str, kind: str, words: str) -> None:
+    found = diagnosed(name)
+    assert (found.node, found.rank, found.kind, found.certain) == (1, 3, kind, True)
+    assert words in found.cause
+    assert found.remedy
+    assert found.evidence
+    assert not any("closed by peer" in line for line in found.evidence)
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "kind", "words"),
+    [
+        ("port", 0, "port", "port 33001 is taken on node 0"),
+        ("alone", 0, "rendezvous", "only 1/2 nodes joined within 6 s"),
+        ("rendezvous", 1, "rendezvous", "node 0 did not answer on 127.0.0.1 port 33002"),
+        ("sigterm", 0, "terminated", "ended from outside, by signal 15"),
+    ],
+)
+def test_trouble_of_torchrun_itself_names_no_rank(name: str, node: int, kind: str, words: str) -> None:
+    found = diagnosed(name, ranks_per_node=2)
+    assert (found.node, found.rank, found.kind) == (node, None, kind)
+    assert words in found.cause
+
+
+def test_a_taken_port_explains_why_others_did_not_reach_node_0() -> None:
+    tails = tails_of("rendezvous") | tails_of("port")
+    found = diagnose(tails, {0: 1, 1: 1}, {0: 9.0, 1: 1.0})
+    assert found is not None
+    assert (found.node, found.kind) == (0, "port")
+
+
+def test_a_key_that_the_trainer_does_not_know_is_named() -> None:
+    found = diagnosed("lf-key")
+    assert (found.node, found.rank, found.kind) == (0, 0, "key")
+    assert found.cause == "the trainer does not know ['overwrite_output'] in train.yaml"
+
+
+def test_a_model_that_was_looked_for_on_the_hub_is_missing() -> None:
+    assert diagnosed("lf-model").kind == "model"
+
+
+def test_the_evidence_of_an_exception_is_its_deepest_frame_and_its_message() -> None:
+    assert diagnosed("exception").evidence == (
+        '  File "/data/run/train.py", line 11, in <module>',
+        '    if mode == "exception": raise ValueError("the number of heads is odd: 7")',
+        "ValueError: the number of heads is odd: 7",
+    )
+
+
+def test_the_evidence_of_an_exit_without_words_is_the_last_line_of_that_rank_and_torchruns_report() -> None:
+    assert diagnosed("exit").evidence == ("giving up", "torchrun: rank 3, exitcode 3 (pid: 5193)")
+
+
+def test_nothing_has_failed_while_nothing_has_ended() -> None:
+    assert diagnose({0: ["step 1"], 1: []}, {}) is None
+    assert diagnose({0: ["Traceback (most recent call last):", "ValueError: caught"]}, {0: 0}) is None
+
+
+def test_a_rank_that_fell_over_is_seen_before_torchrun_has_stopped_the_others() -> None:
+    lines = tails_of("exception")[1]
+    upto = next(place for place, line in enumerate(lines) if "closing signal" in line)
+    found = diagnose({0: tails_of("exception")[0], 1: lines[:upto]}, {0: 1})
+    assert found is not None
+    assert (found.node, found.rank, found.kind) == (1, 3, "exception")
+
+
+def test_a_node_that_is_lost_explains_errors_on_the_way_to_it() -> None:
+    tails = {0: tails_of("exception")[0], 1: ["[default0]:step 4"]}
+    found = diagnose(tails, {0: 1}, {0: 1.0, 1: 20.0}, {1: "no answer for 20 s"})
+    assert found is not None
+    assert (found.node, found.rank, found.kind) == (1, None, "lost")
+    assert "no answer for 20 s" in found.cause
+    assert found.evidence == ("step 4",)
+
+
+def test_a_crash_explains_more_than_a_node_that_is_lost_later() -> None:
+    found = diagnose(tails_of("exception"), {0: 1, 1: 1}, {0: 3.0, 1: 1.0}, {0: "no answer"})
+    assert found is not None
+    assert (found.node, found.kind) == (1, "exception")
+
+
+def test_what_a_node_script_says_is_the_cause_and_the_remedy() -> None:
+    lines = [
+        "node-02.sh: memory locking is limited to 64 KiB; RDMA may fail (memlock in limits.conf)",
+        "node-02.sh: /opt/venv/bin/python lacks torch, megatron; install it there, or activate the environment first",
+    ]
+    found = diagnose({2: lines}, {2: 2})
+    assert found is not None
+    assert (found.node, found.rank, found.kind) == (2, None, "script")
+    assert found.cause == "/opt/venv/bin/python lacks torch, megatron"
+    assert found.remedy == "install it there, or activate the environment first"
+
+
+@pytest.mark.parametrize(("code", "kind"), [(137, "killed"), (-9, "killed"), (143, "terminated"), (139, "crash")])
+def test_a_signal_that_ended_the_whole_script_is_known_by_its_code(code: int, kind: str) -> None:
+    found = diagnose({0: ["step 3"]}, {0: code})
+    assert found is not None
+    assert (found.kind, found.rank, found.evidence) == (kind, None, ("step 3",))
+
+
+def test_a_node_that_left_no_exit_code_is_blamed_and_not_those_that_lost_it() -> None:
+    tails = {0: tails_of("exception")[0], 1: ["[default0]:step 4"]}
+    found = diagnose(tails, {0: 1, 1: None}, {0: 1.0, 1: 2.0})
+    assert found is not None
+    assert (found.node, found.rank, found.kind, found.evidence) == (1, None, "killed", ("step 4",))
+
+
+def test_without_any_words_the_exit_code_is_the_cause() -> None:
+    found = diagnose({3: []}, {0: 0, 3: 17})
+    assert found is not None
+    assert (found.node, found.cause) == (3, "the node's script ended with exit code 17")
+
+
+def test_among_equals_the_first_to_end_is_blamed() -> None:
+    tails = {node: ["ValueError: No valid config found in Qwen/Qwen3-8B"] for node in range(3)}
+    found = diagnose(tails, dict.fromkeys(tails, 1), {0: 3.0, 1: 1.0, 2: 2.0})
+    assert found is not None
+    assert found.node == 1
+
+
+def test_the_rank_follows_from_the_local_one() -> None:
+    lines = ["[default5]:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB."]
+    found = diagnose({3: lines}, {3: 1}, ranks_per_node=8)
+    assert found is not None
+    assert found.rank == 29
+
+
+# The words that people have reported, each with its thread.
+THREADS = {
+    "pytorch/pytorch#16417": (
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.00 MiB. GPU 0 has a total capacity of "
+        "23.65 GiB of which 11.06 MiB is free. Including non-PyTorch memory, this process has 23.60 GiB memory in use.",
+        "gpu-memory",
+        "CUDA out of memory on GPU 0: 22.00 MiB more did not fit in its 23.65 GiB, with 11.06 MiB free",
+    ),
+    "carolchenyx/MGFN#35": (
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.70 GiB. GPU 0 has a total capacty of "
+        "6.00 GiB of which 0 bytes is free. Of the allocated memory 2.93 GiB is allocated by PyTorch",
+        "gpu-memory",
+        "1.70 GiB more did not fit in its 6.00 GiB, with 0 bytes free",
+    ),
+    "pytorch/pytorch#59778": (
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.26 GiB (GPU 0; 6.00 GiB total capacity; 781.59 MiB "
+        "already allocated; 3.03 GiB free; 1.24 GiB reserved in total by PyTorch)",
+        "gpu-memory",
+        "CUDA out of memory on GPU 0: 2.26 GiB more did not fit in its 6.00 GiB",
+    ),
+    "hiyouga/LlamaFactory#7396": (
+        "[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=466119168, NumelOut=466119168, Timeout(ms)=600000) "
+        "ran for 600060 milliseconds before timing out.",
+        "nccl-timeout",
+        "rank 0 waited 600000 ms for others in ALLREDUCE number 1580",
+    ),
+    "NVIDIA/nccl#2076": (
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        "nccl-peer",
+        "another rank ended",
+    ),
+    "NVIDIA/nccl#1514": (
+        "ncclInternalError: Internal check failed.",
+        "nccl",
+        "ranks cannot communicate: ncclInternalError",
+    ),
+    "vllm-project/vllm#14537": (
+        "Error while creating shared memory segment /dev/shm/nccl-EoOvZr (size 7340384)",
+        "shm",
+        "which wanted 7340384 bytes more",
+    ),
+    "pytorch/pytorch#108861": (
+        "RuntimeError: DataLoader worker (pid 11011) is killed by signal: Bus error. It is possible that dataloader's "
+        "workers are out of shared memory. Please try to raise your shared memory limit.",
+        "shm",
+        "/dev/shm is full",
+    ),
+    "FoNDUE-HTR/Documentation#13": (
+        "RuntimeError: DataLoader worker (pid 164244) is killed by signal: Killed. ",
+        "host-memory",
+        "host memory ran out",
+    ),
+    "vllm-project/vllm#39015": (
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+        "port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+        "port",
+        "port 29500 is taken on node 0",
+    ),
+    "meta-pytorch/torchtune#392": (
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. The "
+        "server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).",
+        "port",
+        "the master port is taken on node 0",
+    ),
+    "vllm-project/vllm#19670": (
+        "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to "
+        "(172.17.0.9, 46229).",
+        "rendezvous",
+        "node 0 did not answer on 172.17.0.9 port 46229",
+    ),
+    "NVIDIA/nccl-tests#206": (
+        "node1:1:1 [0] misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+        "rdma",
+        "RDMA memory could not be pinned (ibv_reg_mr_iova2)",
+    ),
+    "tatsu-lab/stanford_alpaca#207": (
+        "NET/IB : Got completion from peer 11.214.147.122<39138> with error 12, opcode 0, len 0, vendor err 129",
+        "rdma",
+        "the RDMA link to 11.214.147.122<39138> failed (error 12",
+    ),
+    "NVIDIA/nccl#1837": (
+        "ncclSocketInit: connecting to address  with family 59936 is neither AF_INET(2) nor AF_INET6(10)",
+        "interface",
+        "is not on that machine",
+    ),
+    "sgl-project/sglang#3820": (
+        "node5:240:240 [6] misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> returned "
+        "113(No route to host) errno 115(Operation now in progress)",
+        "network",
+        "another node could not be reached: No route to host",
+    ),
+    "NVIDIA/Megatron-LM#661": (
+        "Duplicate GPU detected : rank 3 and rank 0 both on CUDA device f000",
+        "gpu-twice",
+        "ranks 3 and 0 are on the same GPU (f000)",
+    ),
+    "InternLM/lmdeploy#3258": (
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "gpu-fault",
+        "a kernel failed: an illegal memory access was encountered",
+    ),
+    "pytorch/pytorch#131755": (
+        "n122:7400:7642 [1] include/alloc.h:125 NCCL WARN Cuda failure 700 'an illegal memory access was encountered'",
+        "gpu-fault",
+        "a kernel failed: an illegal memory access was encountered",
+    ),
+    "huggingface/trl#4149": ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "gpu-broken", "broken"),
+    "lllyasviel/Fooocus#1313": (
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update",
+        "driver",
+        "it offers CUDA 11040",
+    ),
+    "hiyouga/LlamaFactory#5843": (
+        "ValueError: Some keys are not used by the HfArgumentParser: ['split']",
+        "key",
+        "the trainer does not know ['split'] in train.yaml",
+    ),
+    "hiyouga/LlamaFactory#7703": (
+        "ValueError: Undefined dataset mllm_demo in dataset_info.json.",
+        "dataset",
+        "no mllm_demo in dataset_info.json",
+    ),
+    "mcore_adapter/models/auto/config_auto.py": (
+        "ValueError: No valid config found in Qwen/Qwen3-8B",
+        "model",
+        "no config.json in Qwen/Qwen3-8B",
+    ),
+    "transformers/utils/versions.py": (
+        "ImportError: transformers>=4.55.0,<=5.6.0 is required for a normal functioning of this module, but found "
+        "transformers==4.40.0.",
+        "version",
+        "but found transformers==4.40.0",
+    ),
+    "megatron/core/distributed/param_and_grad_buffer.py": (
+        "RuntimeError: found NaN in local grad norm for bucket #0 in backward pass",
+        "nan",
+        "NaN or infinity",
+    ),
+    "pytorch/vision-style build clash": (
+        "ImportError: /opt/lib/flash_attn_2_cuda.so: undefined symbol: _ZN3c105ErrorC2ENS_14SourceLocationE",
+        "version",
+        "undefined symbol _ZN3c105ErrorC2ENS_14SourceLocationE",
+    ),
+    "bash(1)": ("bash: line 1: torchrun: command not found", "not-found", "torchrun is not on that machine"),
+}
+
+
+@pytest.mark.parametrize("source", THREADS)
+def test_words_that_people_have_reported_are_known(source: str) -> None:
+    line, kind, words = THREADS[source]
+    found = diagnose({0: ["[default0]:loading", f"[default0]:{line}", "[default0]:"]}, {0: 1}, ranks_per_node=1)
+    assert found is not None
+    assert (found.kind, found.rank) == (kind, 0)
+    assert words in found.cause
+    assert "%s" not in found.cause + found.remedy
+    assert "{" not in found.cause + found.remedy
+    assert any(line[-40:].strip() in each or each in line for each in found.evidence)
+
+
+def test_every_kind_of_cause_has_a_line_that_leads_to_it() -> None:
+    seen = {kind for _, kind, _ in THREADS.values()} | {"file", "module", "permission", "disk-full", "no-gpu"}
+    seen |= {"terminated", "gpu-busy", "gpu-kind", "nccl-version", "template"}
+    assert {cause.kind for cause in CAUSES} <= seen
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable", "gpu-busy"),
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "gpu-kind"),
+        ("RuntimeError: CUDA error: invalid device ordinal", "no-gpu"),
+        ("ImportError: libtorch_cuda.so: undefined symbol: ncclCommRegister", "nccl-version"),
+        ("ValueError: Template qwen9 does not exist.", "template"),
+        ("OSError: [Errno 122] Disk quota exceeded", "disk-full"),
+    ],
+)
+def test_rarer_words_are_known_too(line: str, kind: str) -> None:
+    found = diagnose({0: [line]}, {0: 1})
+    assert found is not None
+    assert found.kind == kind
+
+
+def test_nccls_last_error_says_more_than_the_exception_above_it() -> None:
+    lines = [
+        "[rank3]: Traceback (most recent call last):",
+        '[rank3]:   File "/opt/train.py", line 1, in <module>',
+        "[rank3]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:317, unhandled system error",
+        "[rank3]: ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+        "[rank3]: Last error:",
+        "[rank3]: Error while creating shared memory segment /dev/shm/nccl-EoOvZr (size 7340384)",
+    ]
+    found = diagnose({0: lines}, {0: 1})
+    assert found is not None
+    assert (found.kind, found.rank) == ("shm", 3)
+
+
+def test_the_text_of_a_program_in_a_traceback_is_not_taken_for_its_message() -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "parser.py", line 126, in get_dataset_list',
+        '    raise ValueError(f"Undefined dataset {name} in {DATA_CONFIG}.")',
+        "KeyError: 'other'",
+    ]
+    found = diagnose({0: lines}, {0: 1})
+    assert found is not None
+    assert (found.kind, found.cause) == ("exception", "KeyError: 'other' (parser.py, line 126)")
+
+
+def test_of_a_chain_of_unknown_exceptions_the_last_is_shown() -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1, in f',
+        "KeyError: 'inner'",
+        "",
+        "During handling of the above exception, another exception occurred:",
+        "",
+        "Traceback (most recent call last):",
+        '  File "b.py", line 2, in g',
+        "RuntimeError: outer",
+    ]
+    found = diagnose({0: lines}, {0: 1})
+    assert found is not None
+    assert found.cause == "RuntimeError: outer (b.py, line 2)"
+
+
+def test_escape_sequences_and_long_lines_do_not_reach_the_report() -> None:
+    found = diagnose({0: ["\x1b[31mValueError: No valid config found in \x1b[0m" + "x" * 5000]}, {0: 1})
+    assert found is not None
+    assert all(len(line) <= 300 and line.isprintable() for line in found.evidence)
+
+
+lines = st.lists(
+    st.one_of(
+        st.text(max_size=60),
+        st.sampled_from([line for line, _, _ in THREADS.values()]),
+        st.sampled_from(
+            ["Traceback (most recent call last):", "[rank1]: Traceback (most recent call last):", "[rank1]: ValueError"]
+        ),
+        st.sampled_from(
+            ["Root Cause (first observed failure):", "  rank : 3 (local_rank: 1)", "  exitcode : -9 (pid: 1)"]
+        ),
+    ),
+    max_size=12,
+)
+
+
+@given(
+    st.dictionaries(st.integers(0, 3), lines, max_size=4),
+    st.dictionaries(st.integers(0, 3), st.none() | st.integers(-300, 300), max_size=4),
+    st.dictionaries(st.integers(0, 3), st.text(max_size=10), max_size=2),
+)
+def test_whatever_nodes_say_there_is_an_answer_when_one_has_failed(
+    tails: dict[int, list[str]], codes: dict[int, int | None], lost: dict[int, str]
+) -> None:
+    found = diagnose(tails, codes, {}, lost, ranks_per_node=2)
+    assert found is not None or not (any(code != 0 for code in codes.values()) or lost)
+    if found is not None:
+        assert found.cause
+        assert found.node in {*tails, *codes, *lost}

@@ -1,0 +1,139 @@
+"""Real torchrun jobs with Gloo on four hosts: only the trainer is a stand-in, without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.bed.bed import Bed
+from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, hosts_of, wait_until
+from tests.bundle.nodes import stand_in_trainer
+from topoplan.run.events import Event
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+LAUNCHER = """
+import datetime, os, signal, time
+
+if __name__ == "__main__":
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    group = dist.new_group(timeout=datetime.timedelta(seconds=float(os.environ["TIMEOUT"])))
+    rank = dist.get_rank()
+    everyone = torch.tensor([rank])
+    dist.all_reduce(everyone)
+    print(f"rank {rank} of {dist.get_world_size()} sees {everyone.item()}", flush=True)
+    dist.barrier()
+    then = os.environ["THEN"]
+    if then == f"rank {rank} raises":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    if then == f"rank {rank} is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while then != "end":
+        dist.barrier(group)
+        time.sleep(0.05)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def hosts(
+    request: pytest.FixtureRequest, four: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> Hosts:
+    """A rank on each, or as many as are asked for."""
+    made = hosts_of(four, tmp_path, gpus=getattr(request, "param", 1), cpu_cores=2)
+    monkeypatch.setenv("XDG_STATE_HOME", str(made.state))
+    return made
+
+
+def trains(hosts: Hosts, then: str, *, timeout_s: float = 600) -> None:
+    """Real Pythons in the place of the stand-ins; ranks that have met wait so long for others."""
+    env = stand_in_trainer(hosts.root / "trainer", LAUNCHER)
+    env |= {"THEN": then, "TIMEOUT": str(timeout_s), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    for name in NAMES:
+        python = hosts.root / name / "venv" / "bin" / "python"
+        python.write_text(
+            f"#!/bin/bash\nexport {shlex.join(f'{key}={value}' for key, value in env.items())}\n"
+            f'exec {os.path.realpath(sys.prefix)}/bin/python "$@"\n'
+        )
+
+
+def test_a_job_over_four_hosts_ends_well(hosts: Hosts) -> None:
+    trains(hosts, "end")
+    ran = hosts.launch(settings=replace(SETTINGS, start_s=60))
+    assert ran.outcome.code == 0, ran.of("line")
+    said = "\n".join(ran.of("line"))
+    assert all(f"rank {rank} of 4 sees 6" in said for rank in range(4))
+    hosts.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_the_rank_that_failed_is_blamed_and_all_others_are_stopped(hosts: Hosts) -> None:
+    trains(hosts, "rank 5 raises")
+    ran = hosts.launch(settings=replace(SETTINGS, start_s=60, grace_s=5))
+    hosts.assert_nothing_is_left()
+    failure = ran.outcome.failure
+    assert failure is not None
+    assert failure.diagnosis is not None, failure.tail
+    assert (failure.node, failure.diagnosis.rank, failure.diagnosis.kind) == ("node-02", 5, "gpu-memory")
+    assert (ran.outcome.end, ran.outcome.running) == ("failed", ())
+    assert ran.outcome.code == 1
+
+
+def test_a_host_that_dies_is_blamed_once_its_peers_have_waited_for_it(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topoplan.run.failure.SIGHT_S", 3.0)
+    trains(hosts, "go on", timeout_s=4)
+    joined = After("sees 6", *LABELS)
+
+    def on(event: Event) -> None:
+        before = joined.seen
+        joined(event)
+        if joined.seen and not before:
+            hosts.bed.cut("three")
+
+    try:
+        ran = hosts.launch(settings=replace(SETTINGS, start_s=60, grace_s=5), on=on)
+    finally:
+        hosts.bed.heal("three")
+    failure = ran.outcome.failure
+    assert failure is not None
+    assert failure.diagnosis is not None, failure.tail
+    assert (failure.node, failure.diagnosis.kind, ran.outcome.code) == ("node-02", "lost", 1)
+    assert (ran.outcome.end, ran.outcome.running) == ("failed", ("node-02",))
+    hosts.stop_from_another_client()
+    hosts.assert_nothing_is_left()
+
+
+def test_a_rank_that_is_killed_while_the_client_is_offline_is_blamed_when_it_is_back(hosts: Hosts) -> None:
+    trains(hosts, "rank 2 is killed")
+    offline = After("be offline")
+    hidden: list[str] = []
+
+    def on(event: Event) -> None:
+        if event.data.get("step") == "watch":
+            hosts.bed.hide()
+            hidden.append("all")
+        offline(event)
+        if offline.seen and hidden:
+            hidden.clear()
+            ends = [Path(node.run_dir, ".topoplan", "exit") for node in hosts.record().nodes]
+            wait_until(lambda: all(end.exists() for end in ends), "all nodes end", 90)
+            hosts.bed.show()
+
+    ran = hosts.launch(settings=replace(SETTINGS, start_s=60, grace_s=5), on=on)
+    hosts.assert_nothing_is_left()
+    failure = ran.outcome.failure
+    assert failure is not None
+    assert failure.diagnosis is not None, failure.tail
+    assert (failure.node, failure.diagnosis.rank, failure.diagnosis.kind) == ("node-02", 2, "killed")
+    assert (ran.outcome.end, ran.outcome.running, ran.outcome.code) == ("failed", (), 1)

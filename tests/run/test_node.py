@@ -1,0 +1,395 @@
+"""Jobs on hosts that are logged in to."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bed.bed import Bed, under_way
+from topoplan.errors import HostError
+from topoplan.remote.connection import Chunk, Connection, Ended, Stream
+from topoplan.remote.keys import Access
+from topoplan.remote.ssh import connect
+from topoplan.run.node import Started, follow_node, node_state, read_log, start_node, stop_node, tail_offsets
+
+WAIT_S = 15.0
+
+
+@pytest.fixture
+def alpha(bed: Bed) -> Iterator[Connection]:
+    with connect(bed.target("alpha"), Access(), deadline_s=30) as connection:
+        yield connection
+
+
+@pytest.fixture
+def home(bed: Bed, request: pytest.FixtureRequest) -> str:
+    """A directory on the hosts for one test. (The sessions of a bed begin in the real home of the user.)"""
+    return f"{bed['alpha'].directory}/home/{request.node.name.partition('[')[0]}-{time.monotonic_ns()}"
+
+
+@pytest.fixture
+def run_dir(alpha: Connection, home: str) -> Iterator[str]:
+    place = f'{home}/it\'s a "run" é {time.monotonic_ns()}'
+    yield place
+    stop_node(alpha, place, grace_s=0, deadline_s=WAIT_S)
+
+
+def start(host: Connection, run_dir: str, script: str, **environment: str) -> Started:
+    files = {"node 0.sh": script.encode()}
+    host.upload(files, run_dir, deadline_s=WAIT_S)
+    return start_again(host, run_dir, files=files, environment=environment)
+
+
+def start_again(host: Connection, run_dir: str, **options: Any) -> Started:
+    words = {"script": "node 0.sh", "environment": {}, "deadline_s": WAIT_S} | options
+    return start_node(host, run_dir=run_dir, **words)
+
+
+def collected(stream: Stream) -> tuple[bytes, Ended]:
+    data = b""
+    for item in stream.read(WAIT_S):
+        if isinstance(item, Ended):
+            return data, item
+        if item.source == "stdout":
+            data += item.data
+    raise AssertionError("no end")
+
+
+def eventually(condition: Callable[[], object], limit_s: float = 15) -> bool:
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def followers(bed: Bed) -> list[str]:
+    return [line for line in bed.processes("alpha").values() if line.startswith("tail") or "--norc" in line]
+
+
+LOGIN_SHELL = r"""#!/bin/bash
+echo "Welcome to this machine"
+printf '\033]0;a title, and no end of a line\007'
+case $SSH_ORIGINAL_COMMAND in *$'\n'* | *[\!\\]*) echo "Unmatched quote." >&2; exit 1 ;; esac
+exec bash -c "$SSH_ORIGINAL_COMMAND"
+"""
+# Start-up files that print, and a shell that takes less in quotes than bash does, as tcsh.
+
+
+@pytest.fixture
+def strange(bed: Bed, tmp_path: Path) -> Iterator[Connection]:
+    """A host with such a login shell."""
+    shell = tmp_path / "shell"
+    shell.write_text(LOGIN_SHELL)
+    shell.chmod(0o755)
+    bed.restart("beta", options=[f"ForceCommand {shell}"])
+    with connect(bed.target("beta"), Access(), deadline_s=30) as connection:
+        yield connection
+    bed.restart("beta")
+
+
+class TestALoginShell:
+    def test_may_print_and_quote_in_its_own_way(self, strange: Connection, home: str) -> None:
+        place = f"{home}/it's a \\ r!n {time.monotonic_ns()}"
+        said = b"a\nb !x \\\n"
+        start(strange, place, 'printf "%s\\n" "$VALUE"; sleep 600', VALUE=said.decode().rstrip())
+        log = Path(place) / ".topoplan" / "log"
+        assert eventually(lambda: log.read_bytes() == said)
+        first = next(item for item in follow_node(strange, place) if isinstance(item, Chunk))
+        assert first.data == said
+        assert collected(read_log(strange, place, tail_lines=1))[0] == b"b !x \\\n"
+        state = node_state(strange, place, deadline_s=30)
+        assert (state.state, state.log_bytes) == ("running", len(said))
+        assert tail_offsets(strange, place, [1], log_bytes=state.log_bytes, deadline_s=30) == [2]
+        assert stop_node(strange, place, grace_s=0, deadline_s=WAIT_S).left == ()
+
+
+class TestAJob:
+    def test_runs_in_its_directory_with_its_environment_to_its_end(self, alpha: Connection, run_dir: str) -> None:
+        value = "a b\n'c' \"$d\" `e` é"
+        started = start(alpha, run_dir, 'pwd; printf "%s\\n" "$VALUE"; echo "$TOPOPLAN_RUN"; exit 6', VALUE=value)
+        data, end = collected(follow_node(alpha, run_dir))
+        mark = f"{run_dir.rpartition('/')[2]}/{started.pid}/{started.start_ticks}"
+        assert data.decode() == f"{run_dir}\n{value}\n{mark}\n"
+        assert end == Ended(code=6)
+        state = node_state(alpha, run_dir, deadline_s=30)
+        assert (state.state, state.code, state.log_bytes, state.started) == ("ended", 6, len(data), started)
+        assert state.elapsed_s is not None
+        assert state.elapsed_s < 5
+        assert state.ended_s_ago is not None
+        assert state.ended_s_ago < 5
+
+    def test_never_started_is_no_error(self, alpha: Connection, run_dir: str) -> None:
+        state = node_state(alpha, run_dir, deadline_s=30)
+        assert (state.state, state.started, state.pids) == ("never-started", None, ())
+        stopped = stop_node(alpha, run_dir, grace_s=0, deadline_s=30)
+        assert (stopped.was_running, stopped.left, stopped.code) == (False, (), None)
+
+    def test_goes_on_without_the_connection_that_started_it(self, bed: Bed, alpha: Connection, run_dir: str) -> None:
+        with connect(bed.target("alpha"), Access(), deadline_s=30) as first:
+            started = start(first, run_dir, "for i in $(seq 200); do echo $i; sleep 0.01; done; exit 8")
+            stream = follow_node(first, run_dir)
+            next(iter(stream))
+        assert node_state(alpha, run_dir, deadline_s=30).started == started
+        data, end = collected(follow_node(alpha, run_dir))
+        assert data == b"".join(b"%d\n" % number for number in range(1, 201))
+        assert end.code == 8
+
+    def test_a_second_one_of_the_same_run_is_refused(self, alpha: Connection, run_dir: str) -> None:
+        start(alpha, run_dir, "sleep 30")
+        with pytest.raises(HostError, match="a job of this run is already in ") as caught:
+            start_again(alpha, run_dir)
+        assert (caught.value.problem, caught.value.host) == ("command", "alpha")
+        assert node_state(alpha, run_dir, deadline_s=30).state == "running"
+
+    def test_no_variable_has_a_name_that_is_code(self, alpha: Connection, run_dir: str) -> None:
+        with pytest.raises(ValueError, match="is not the name of a variable"):
+            start_node(alpha, run_dir=run_dir, script="x", environment={"A;id": "1"}, deadline_s=30)
+
+    @pytest.mark.parametrize("name", ["-n", "$(touch gone)", "~", "...", "\\", "größe"])
+    @pytest.mark.parametrize("relative", [False, True])
+    def test_lives_in_any_directory(self, alpha: Connection, home: str, name: str, relative: bool) -> None:
+        place = f"{home}/{name}"
+        if relative:
+            place = os.path.relpath(place, alpha.run(["pwd"], deadline_s=30).stdout.decode().strip())
+        start(alpha, place, "echo here; exit 2")
+        assert collected(follow_node(alpha, place)) == (b"here\n", Ended(code=2))
+        assert node_state(alpha, place, deadline_s=30).code == 2
+        assert collected(read_log(alpha, place)) == (b"here\n", Ended(code=0))
+
+    def test_is_recorded_or_does_not_run_when_the_client_is_killed(
+        self, bed: Bed, alpha: Connection, home: str
+    ) -> None:
+        client = textwrap.dedent("""\
+            import sys
+            from pathlib import Path
+            from topoplan.remote.keys import Access
+            from topoplan.run.node import start_node
+            from topoplan.remote.ssh import connect
+            from topoplan.remote.ssh_config import Target
+            address, port, user, key, hosts, *places = sys.argv[1:]
+            target = Target(name="alpha", alias="alpha", hostname=address, port=int(port), user=user,
+                            identity_files=(Path(key),), user_known_hosts_files=(Path(hosts),))
+            connection = connect(target, Access())
+            print("in", flush=True)
+            for place in places:
+                start_node(connection, run_dir=place, script="n.sh", environment={}, deadline_s=9)
+                print(place, flush=True)
+            """)
+        batches, size = 6, 8
+        places = [f"{home}-{number}" for number in range(batches * size)]
+        for place in places:
+            alpha.upload({"n.sh": b"touch ran; exec sleep 300"}, place, deadline_s=30)
+        host = bed["alpha"]
+        words = [host.address, str(host.port), bed.user, str(bed.key), str(bed.known_hosts)]
+        alpha.close()
+        for batch in range(batches):
+            mine = places[batch * size :][:size]
+            with subprocess.Popen([sys.executable, "-c", client, *words, *mine], stdout=subprocess.PIPE) as process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"in\n"
+                time.sleep(0.02 + 0.017 * batch)
+                process.send_signal(signal.SIGKILL)
+        assert eventually(lambda: not under_way(bed, "alpha"), 30)
+        recorded = [place for place in places if Path(place, ".topoplan", "started.json").exists()]
+        assert recorded
+        assert eventually(lambda: all(Path(place, "ran").exists() for place in recorded))
+        assert not [place for place in places if place not in recorded and Path(place, "ran").exists()]
+        with connect(bed.target("alpha"), Access(), deadline_s=30) as other:
+            for place in recorded:
+                assert node_state(other, place, deadline_s=WAIT_S).state == "running"
+                assert stop_node(other, place, grace_s=0, deadline_s=WAIT_S).left == ()
+        assert not [line for line in bed.processes("alpha").values() if line.startswith("sleep 300")]
+
+
+class TestFollowing:
+    def test_lags_by_less_than_50_ms(self, alpha: Connection, run_dir: str) -> None:
+        start(alpha, run_dir, "for i in 1 2 3 4 5 6 7 8 9; do date +%s.%N; sleep 0.07; done")
+        lags = []
+        for item in follow_node(alpha, run_dir).read(WAIT_S):
+            if isinstance(item, Chunk) and item.source == "stdout":
+                lags.append(time.time() - float(item.data.split()[-1]))
+        # The median: another process may have the processor for a moment.
+        assert sorted(lags)[len(lags) // 2] < 0.05
+
+    def test_begins_where_it_is_told_to(self, alpha: Connection, run_dir: str) -> None:
+        start(alpha, run_dir, "printf '0123456789\\nabc\\n'; until [ -e go ]; do sleep 0.02; done; echo end")
+        assert eventually(lambda: node_state(alpha, run_dir, deadline_s=30).log_bytes == 15)
+        stream = follow_node(alpha, run_dir, offset=4)
+        lines = follow_node(alpha, run_dir, tail_lines=1)
+        late = follow_node(alpha, run_dir, offset=15)
+        for one, shown in ((stream, b"456789\nabc\n"), (lines, b"abc\n")):
+            assert next(one.read(WAIT_S)) == Chunk(source="stdout", data=shown)
+        alpha.run(["touch", f"{run_dir}/go"], deadline_s=30)
+        assert collected(stream) == (b"end\n", Ended(code=0))
+        assert collected(lines) == (b"end\n", Ended(code=0))
+        assert collected(late) == (b"end\n", Ended(code=0))
+
+    def test_knows_where_the_last_lines_begin(self, alpha: Connection, run_dir: str) -> None:
+        start(alpha, run_dir, "printf 'one\\ntwo\\nthr'; until [ -e go ]; do sleep 0.02; done; printf 'ee\\n'")
+        assert eventually(lambda: node_state(alpha, run_dir, deadline_s=30).log_bytes == 11)
+        alpha.run(["touch", f"{run_dir}/go"], deadline_s=30)
+        assert eventually(lambda: node_state(alpha, run_dir, deadline_s=30).state == "ended")
+        # Whatever has come since is not counted.
+        offsets = tail_offsets(alpha, run_dir, (0, 1, 2, 9), log_bytes=11, deadline_s=30)
+        assert offsets == [11, 8, 4, 0]
+        assert tail_offsets(alpha, f"{run_dir}/absent", (1, 2), log_bytes=0, deadline_s=30) == [0, 0]
+
+    def test_loses_nothing_of_much_and_binary_output(self, alpha: Connection, run_dir: str) -> None:
+        seed = bytes(range(256)) * 4096
+        script = b"i=0; while [ $i -lt 100 ]; do cat block; cat block >&2; i=$((i + 1)); done; exit 3"
+        alpha.upload({"block": seed, "node 0.sh": script}, run_dir, deadline_s=WAIT_S)
+        start_again(alpha, run_dir)
+        digest, expected, size = hashlib.sha256(), hashlib.sha256(), 0
+        for _ in range(200):
+            expected.update(seed)
+        before = _peak_kib()
+        for item in follow_node(alpha, run_dir).read(60):
+            if isinstance(item, Chunk):
+                digest.update(item.data)
+                size += len(item.data)
+            else:
+                assert item == Ended(code=3)
+        assert size == 200 * len(seed)
+        assert digest.digest() == expected.digest()
+        assert node_state(alpha, run_dir, deadline_s=30).log_bytes == size
+        assert _peak_kib() - before < 64 * 1024
+        data, _ = collected(follow_node(alpha, run_dir, offset=size - 10))
+        assert data == seed[-10:]
+
+    def test_ends_on_the_host_when_the_client_is_killed(self, bed: Bed, alpha: Connection, run_dir: str) -> None:
+        start(alpha, run_dir, "while :; do echo x; sleep 0.01; done")
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                other = connect(bed.target("alpha"), Access(), deadline_s=30)
+                for _ in follow_node(other, run_dir):
+                    pass
+            os._exit(0)
+        assert eventually(lambda: any(line.startswith("tail") for line in bed.processes("alpha").values()))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert eventually(lambda: not followers(bed))
+        assert node_state(alpha, run_dir, deadline_s=30).state == "running"
+
+    def test_ends_on_the_host_when_the_stream_is_closed(self, bed: Bed, alpha: Connection, run_dir: str) -> None:
+        start(alpha, run_dir, "sleep 30")
+        stream = follow_node(alpha, run_dir)
+        assert eventually(lambda: any(line.startswith("tail") for line in bed.processes("alpha").values()))
+        stream.close()
+        assert eventually(lambda: not followers(bed))
+
+    def test_ends_when_the_job_was_killed_as_a_whole(self, alpha: Connection, run_dir: str) -> None:
+        started = start(alpha, run_dir, "echo up; exec sleep 30")
+        stream = follow_node(alpha, run_dir)
+        assert eventually(lambda: node_state(alpha, run_dir, deadline_s=30).log_bytes == 3)
+        os.killpg(started.pid, signal.SIGKILL)
+        assert collected(stream)[0] == b"up\n"
+        assert node_state(alpha, run_dir, deadline_s=30).state == "gone"
+
+    def test_of_many_at_once_each_has_its_end(self, alpha: Connection, home: str) -> None:
+        places = [f"{home}-{number}" for number in range(6)]
+        for number, place in enumerate(places):
+            start(alpha, place, f"echo {number}; sleep 0.{number}; exit {number}")
+        streams = {place: follow_node(alpha, place) for place in places}
+        for number, place in enumerate(places):
+            assert collected(streams[place]) == (f"{number}\n".encode(), Ended(code=number))
+
+
+def _peak_kib() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+class TestStopping:
+    def test_ends_all_of_a_job_that_resists(self, bed: Bed, alpha: Connection, run_dir: str) -> None:
+        start(
+            alpha,
+            run_dir,
+            """\
+            trap '' TERM
+            setsid sleep 41 &
+            env -i setsid sleep 42 &
+            (setsid setsid sleep 43 &) &
+            echo up
+            while :; do sleep 0.05; done
+            """,
+        )
+        assert eventually(lambda: len([x for x in bed.processes("alpha").values() if x.startswith("sleep 4")]) == 3)
+        stopped = stop_node(alpha, run_dir, grace_s=0.3, deadline_s=WAIT_S)
+        assert (stopped.was_running, stopped.left, stopped.code) == (True, (), 137)
+        assert not [line for line in bed.processes("alpha").values() if line.startswith("sleep")]
+        assert node_state(alpha, run_dir, deadline_s=30).state == "ended"
+        again = stop_node(alpha, run_dir, grace_s=0.3, deadline_s=WAIT_S)
+        assert (again.was_running, again.left, again.code) == (False, (), 137)
+
+    def test_leaves_a_run_of_the_same_name_on_another_host_alone(self, bed: Bed, alpha: Connection, home: str) -> None:
+        # The hosts of the bed share one table of processes, as containers of one machine may.
+        with connect(bed.target("beta"), Access(), deadline_s=30) as beta:
+            for host, place in ((alpha, "a"), (beta, "b")):
+                start(host, f"{home}/{place}/run", "setsid sleep 44 & sleep 45")
+            assert stop_node(alpha, f"{home}/a/run", grace_s=1, deadline_s=WAIT_S).was_running
+            assert node_state(beta, f"{home}/b/run", deadline_s=30).state == "running"
+            assert len(node_state(beta, f"{home}/b/run", deadline_s=30).pids) >= 3
+            assert stop_node(beta, f"{home}/b/run", grace_s=1, deadline_s=WAIT_S).left == ()
+
+
+class TestRefusals:
+    """One clear message each."""
+
+    def test_no_such_directory(self, alpha: Connection, home: str) -> None:
+        with pytest.raises(HostError) as caught:
+            start_node(alpha, run_dir=f"{home}/absent", script="x", environment={}, deadline_s=30)
+        assert str(caught.value) == (
+            f"alpha: cannot enter the run directory {home}/absent: No such file or directory; "
+            "check `workdir` of the host in the spec"
+        )
+
+    def test_no_such_script(self, alpha: Connection, home: str) -> None:
+        alpha.upload({"a": b""}, home, deadline_s=30)
+        with pytest.raises(HostError, match=r"^alpha: no script x in .*; upload the bundle first$"):
+            start_node(alpha, run_dir=home, script="x", environment={}, deadline_s=30)
+
+    def test_a_record_that_was_edited(self, alpha: Connection, home: str) -> None:
+        alpha.upload({".topoplan/started.json": b"{}\n"}, home, deadline_s=30)
+        for ask in (node_state, lambda *a, **k: stop_node(*a, grace_s=0, **k)):
+            with pytest.raises(HostError, match=r"/\.topoplan/started\.json is not as topoplan wrote it"):
+                ask(alpha, home, deadline_s=30)  # type: ignore[operator]
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="mounts need root")
+    @pytest.mark.parametrize(
+        ("options", "reason"), [("size=64k", "No space left on device"), ("size=1m,ro", "Read-only file system")]
+    )
+    def test_a_place_that_cannot_be_written(self, alpha: Connection, home: str, options: str, reason: str) -> None:
+        place = f"{home}/small-{time.monotonic_ns()}"
+        Path(place).mkdir(parents=True)
+        # On the host: each host of the bed has mounts of its own.
+        made = alpha.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", place], deadline_s=30)
+        if made.code != 0:
+            pytest.skip("no mounts here")
+        try:
+            fill = 'cd "$1"; echo \'touch ../ran\' >n.sh; head -c 65536 /dev/zero >ballast; mount -o remount,$2 "$1"'
+            assert alpha.run(fill, place, options, deadline_s=30).code == 0
+            with pytest.raises(HostError) as caught:
+                start_node(alpha, run_dir=place, script="n.sh", environment={}, deadline_s=30)
+            assert str(caught.value) == (
+                f"alpha: the job was not started, because {place}/.topoplan cannot be written: {reason}; "
+                "make room, or name another `workdir` for the host in the spec"
+            )
+            assert node_state(alpha, place, deadline_s=30).state == "never-started"
+            assert not Path(home, "ran").exists()
+        finally:
+            alpha.run(["umount", "-l", place], deadline_s=30)

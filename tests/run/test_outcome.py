@@ -1,0 +1,112 @@
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from topoplan.errors import HostError
+from topoplan.run import record
+from topoplan.run.node import NodeState
+from topoplan.run.outcome import exit_code, note_stop, noted, stopped_with_grace_s
+from topoplan.run.record import NodeRecord, RunRecord
+
+ENDED = NodeState(state="ended", code=0)
+FAILED = NodeState(state="ended", code=7)
+GONE = NodeState(state="gone")
+LOST = HostError("x", host="b", problem="lost")
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        ([ENDED, ENDED], 0),
+        ([ENDED, FAILED], 7),
+        ([NodeState(state="ended", code=137), FAILED], 137),
+        ([GONE, FAILED], 1),
+        ([ENDED, NodeState(state="rebooted")], 1),
+        ([FAILED, NodeState(state="running")], None),
+        ([FAILED, NodeState(state="never-started")], None),
+        ([FAILED, LOST], None),
+    ],
+)
+def test_a_run_has_a_code_once_all_its_nodes_have_ended(states: list[NodeState | HostError], code: int | None) -> None:
+    assert exit_code({str(number): state for number, state in enumerate(states)}) == code
+
+
+def test_an_end_is_noted_once_and_only_when_all_nodes_were_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    nodes = tuple(NodeRecord(node=n, name="h", address="h", run_dir="/r", script="s") for n in range(2))
+    made = RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text(), nodes=nodes)
+    record.create(made)
+    assert noted(made, {"node-00": ENDED}) == made
+    assert noted(made, {"node-00": ENDED, "node-01": LOST}) == made
+    over = noted(made, {"node-00": ENDED, "node-01": FAILED})
+    assert (over.state, over.code) == ("failed", 7)
+    assert record.load() == over
+    assert noted(over, {"node-00": ENDED, "node-01": ENDED}) == over
+
+
+def test_what_ends_because_a_stop_was_asked_for_that_nobody_finished_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    nodes = (NodeRecord(node=0, name="h", address="h", run_dir="/r", script="s"),)
+    record.create(RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text(), nodes=nodes))
+    note_stop("r-1", 10.0)
+    assert noted(record.load(), {"node-00": NodeState(state="ended", code=143)}).state == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("asked_s_ago", "ended_s_ago", "state"),
+    [(3600, 3590, "stopped"), (3600, 10, "failed"), (10, 3600, "failed"), (3600, None, "stopped")],
+)
+def test_a_stop_is_to_blame_for_what_ends_soon_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_s_ago: float, ended_s_ago: int | None, state: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    nodes = (NodeRecord(node=0, name="h", address="h", run_dir="/r", script="s"),)
+    asked = datetime.fromtimestamp(time.time() - asked_s_ago, UTC).isoformat()
+    record.create(RunRecord(run_id="r-1", name="r", bundle="/b", created=asked, nodes=nodes, stop_asked=asked))
+    ended = NodeState(state="ended", code=1, ended_s_ago=ended_s_ago) if ended_s_ago is not None else GONE
+    assert noted(record.load(), {"node-00": ended}).state == state
+
+
+def test_who_asks_how_a_run_is_changes_no_end_that_its_launch_has_noted_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    nodes = tuple(NodeRecord(node=n, name="h", address="h", run_dir="/r", script="s") for n in range(2))
+    before = RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text(), nodes=nodes)
+    record.create(before)
+    over = record.update("r-1", state="failed", code=7, reason="node-01: ended with exit code 7")
+    stopped = NodeState(state="ended", code=143)
+    assert noted(before, {"node-00": stopped, "node-01": FAILED}) == over == record.load()
+
+
+def test_who_asks_to_stop_a_run_is_to_blame_for_what_ends_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert stopped_with_grace_s("r-1", time.monotonic()) is None
+    note_stop("r-1", 10.0)
+    record.create(RunRecord(run_id="r-1", name="r", bundle="/b", created=record.now_text()))
+    assert stopped_with_grace_s("r-1", time.monotonic()) is None
+    before = time.monotonic() - 0.01
+    note_stop("r-1", 300)
+    asked = record.load().stop_asked
+    after = time.monotonic() + 0.01
+    assert (stopped_with_grace_s("r-1", before), stopped_with_grace_s("r-1", after)) == (None, 300)
+    note_stop("r-1", 0.0)
+    assert (record.load().stop_asked, record.load().stop_grace_s) == (asked, 300)
+    note_stop("r-1", 400.0)
+    assert record.load().stop_asked == asked
+    assert 400 <= record.load().stop_grace_s < 500
+    record.update("r-1", stop_asked="2020-01-01T00:00:00.000+00:00", stop_grace_s=10.0)
+    assert stopped_with_grace_s("r-1", time.monotonic()) is None
+    note_stop("r-1", 5.0)
+    assert stopped_with_grace_s("r-1", time.monotonic() + 0.01) == 5.0
+    record.create(RunRecord(run_id="r-2", name="r", bundle="/b", created=record.now_text(), state="failed"))
+    note_stop("r-2", 10.0)
+    assert record.load("r-2").stop_asked is None

@@ -1,0 +1,380 @@
+"""Launches in this process on real sshd hosts: interruptions at every step, and what is kept of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, StopAfter, hosts_of, wait_until
+from topoplan.errors import HostError
+from topoplan.hosts.check import Check
+from topoplan.remote.connection import Connection
+from topoplan.run import record as records
+from topoplan.run.events import Event
+from topoplan.run.log_copy import LogCopy
+from topoplan.run.node import Started, start_node
+from topoplan.run.outcome import note_stop
+
+LONG = "echo begun; sleep 600"
+
+
+class At:
+    """Interrupts once a step has begun: before it does anything, or at the second look, while it is under way."""
+
+    def __init__(self, step: str, *, at_look: int = 1) -> None:
+        self.step, self.at_look = step, at_look
+        self.begun, self.looks = False, 0
+
+    def __call__(self, event: Event) -> None:
+        self.begun = self.begun or event.data.get("step") == self.step
+
+    def count(self) -> int:
+        self.looks += self.begun
+        return int(self.looks >= self.at_look)
+
+
+before_or_within = pytest.mark.parametrize("at_look", [1, 2], ids=["before", "within"])
+
+
+class TestAnInterruption:
+    @before_or_within
+    @pytest.mark.parametrize("step", ["connect", "preflight"])
+    def test_before_anything_is_put_anywhere_leaves_no_trace(self, hosts: Hosts, step: str, at_look: int) -> None:
+        at, held = At(step, at_look=at_look), threading.Event()
+
+        def preflight(connections: object) -> Sequence[Check]:
+            held.wait(60)
+            return []
+
+        ran = hosts.launch(on=at, interrupts=at.count, preflight=preflight)
+        held.set()
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.run) == ("interrupted", 130, "")
+        assert records.runs() == []
+        assert not [path for name in NAMES for path in hosts.workdir(name).glob("topoplan-runs-*/*")]
+        hosts.assert_nothing_is_left()
+
+    @before_or_within
+    @pytest.mark.parametrize("step", ["run", "upload"])
+    def test_of_an_upload_removes_what_was_put(self, hosts: Hosts, step: str, at_look: int) -> None:
+        at = At(step, at_look=at_look)
+        ran = hosts.launch(on=at, interrupts=at.count)
+        assert (ran.outcome.end, ran.outcome.code) == ("interrupted", 130)
+        record = records.load()
+        assert (record.run_id, record.state, record.code) == (ran.outcome.run, "stopped", 130)
+        assert not [path for name in NAMES for path in hosts.workdir(name).glob("topoplan-runs-*/*/*")]
+        hosts.assert_nothing_is_left()
+
+    def test_between_upload_and_start_starts_nothing(self, hosts: Hosts) -> None:
+        hosts.does("touch begun; sleep 600")
+        at = At("start")
+        ran = hosts.launch(on=at, interrupts=at.count)
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("interrupted", 130, ())
+        assert records.load().state == "stopped"
+        assert not [path for name in NAMES for path in hosts.workdir(name).rglob("begun")]
+        assert not [path for name in NAMES for path in hosts.workdir(name).glob("topoplan-runs-*/*/*")]
+        hosts.assert_nothing_is_left()
+
+    @pytest.mark.parametrize(
+        ("step", "at_look", "detach"), [("start", 2, False), ("start", 2, True), ("watch", 1, False)]
+    )
+    def test_once_jobs_are_started_stops_them(self, hosts: Hosts, step: str, at_look: int, detach: bool) -> None:
+        hosts.does(LONG)
+        at = At(step, at_look=at_look)
+        ran = hosts.launch(settings=replace(SETTINGS, detach=detach), on=at, interrupts=at.count)
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("interrupted", 130, ())
+        assert (records.load().state, records.load().reason) == ("stopped", "Ctrl-C")
+        hosts.assert_nothing_is_left()
+
+    def test_while_the_others_are_stopped_leaves_at_the_second(self, hosts: Hosts) -> None:
+        hosts.does("trap '' TERM; while :; do sleep 0.05; done", three="sleep 0.3; exit 5")
+        stop = At("stop")
+        ran = hosts.launch(settings=replace(SETTINGS, grace_s=5), on=stop, interrupts=lambda: 2 * stop.count())
+        assert (ran.outcome.end, ran.outcome.code) == ("failed", 5)
+        assert {"node-00", "node-01", "node-03"} <= set(ran.outcome.running)
+        assert "not stopped yet" in str(ran.outcome.errors["node-00"])
+        # The hosts do what they were asked to all the same.
+        hosts.assert_nothing_is_left(within_s=30)
+
+
+class TestAFailureThatFollowsFromAnother:
+    def test_is_not_blamed_where_that_is_told_a_moment_later(
+        self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("topoplan.run.failure.PATIENCE_S", 60.0)
+        ended = hosts.root / "ended"
+        hosts.does(
+            LONG,
+            two=f"echo 'RuntimeError: Connection closed by peer'; touch {ended}; exit 1",
+            three=f"until [ -e {ended} ]; do sleep 0.02; done; sleep 1; echo 'CUDA out of memory'; exit 1",
+        )
+        ran = hosts.launch()
+        assert ran.outcome.failure is not None
+        assert ran.outcome.failure.diagnosis is not None
+        assert (ran.outcome.failure.node, ran.outcome.failure.diagnosis.kind) == ("node-02", "gpu-memory")
+        assert ran.took_s < 60
+        hosts.assert_nothing_is_left()
+
+    def test_is_told_after_a_while_where_nothing_else_is(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("topoplan.run.failure.PATIENCE_S", 1.0)
+        hosts.does(LONG, two="echo 'RuntimeError: Connection closed by peer'; exit 1")
+        ran = hosts.launch()
+        assert ran.outcome.failure is not None
+        assert ran.outcome.failure.diagnosis is not None
+        assert (ran.outcome.failure.node, ran.outcome.failure.diagnosis.certain) == ("node-01", False)
+        hosts.assert_nothing_is_left()
+
+
+class TestAGoodEnd:
+    def test_tells_what_a_job_has_left_running(self, hosts: Hosts) -> None:
+        hosts.does("sleep 0.1 & exit 0", two="setsid sleep 600 & exit 0")
+        ran = hosts.launch()
+        assert (ran.outcome.end, ran.outcome.code) == ("ended", 0)
+        pids = [pid for pid, line in hosts.bed.processes("two").items() if line == "sleep 600"]
+        assert ran.of("note", "node-01") == [f"left 1 process running, {pids[0]}; `topoplan stop` ends what is left"]
+        hosts.stop_from_another_client()
+        hosts.assert_nothing_is_left()
+
+
+class TestAStopByAnotherClient:
+    def test_is_no_failure(self, hosts: Hosts) -> None:
+        # As torchrun does, which ends with 1 when it is told to end.
+        hosts.does("trap 'exit 1' TERM; echo begun; while :; do sleep 0.02; done")
+        stop = StopAfter(hosts, After("begun", *LABELS))
+        ran = hosts.launch(on=stop)
+        stop.join()
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
+        assert (records.load().state, records.load().reason) == ("stopped", "topoplan stop")
+        hosts.assert_nothing_is_left()
+
+    def test_leaves_each_node_the_time_that_was_given_there(self, hosts: Hosts) -> None:
+        """Though the launch itself would kill half a second after the first has ended."""
+        saves = "trap 'sleep 3; echo saved; exit 0' TERM; echo begun; while :; do sleep 0.02; done"
+        hosts.does(saves, one="trap 'exit 1' TERM; echo begun; while :; do sleep 0.02; done")
+        stop = StopAfter(hosts, After("begun", *LABELS), grace_s=60)
+        ran = hosts.launch(on=stop)
+        stop.join()
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
+        assert [ran.of("line", f"node-{node:02d}")[-1:] for node in (1, 2, 3)] == [["saved"]] * 3
+        assert any(text.startswith("the run is being stopped by somebody else; waiting") for text in ran.of("step"))
+        hosts.assert_nothing_is_left()
+
+    @pytest.mark.parametrize("detach", [False, True])
+    def test_while_nodes_are_started_stops_them(self, hosts: Hosts, detach: bool) -> None:
+        hosts.does(LONG)
+
+        def on(event: Event) -> None:
+            if event.data.get("step") == "start":
+                note_stop(records.load().run_id, 0.5)
+
+        ran = hosts.launch(settings=replace(SETTINGS, detach=detach), on=on)
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("stopped", 1, ())
+        assert records.load().state == "stopped"
+        hosts.assert_nothing_is_left()
+
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_is_not_waited_for_after_an_interruption(self, hosts: Hosts, times: int) -> None:
+        """Once ends the others with the launch's own grace; twice leaves that to the hosts."""
+        deaf = "trap '' TERM; echo begun; while :; do sleep 0.02; done"
+        hosts.does(deaf, one="trap 'exit 1' TERM; echo begun; while :; do sleep 0.02; done")
+        stop, waits = StopAfter(hosts, After("begun", *LABELS), grace_s=60), After("is being stopped by somebody")
+
+        def on(event: Event) -> None:
+            waits(event)
+            stop(event)
+
+        ran = hosts.launch(on=on, interrupts=lambda: times * waits.count())
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
+        assert bool(ran.outcome.running) == (times == 2)
+        stop.join()
+        hosts.assert_nothing_is_left()
+
+    def test_that_reached_no_host_hides_no_later_failure(self, hosts: Hosts) -> None:
+        hosts.does("echo begun; sleep 600", three="echo begun; sleep 0.5; exit 8")
+
+        def on(event: Event) -> None:
+            if event.data.get("step") == "watch":
+                records.update(records.load().run_id, stop_asked="2020-01-01T00:00:00.000+00:00", stop_grace_s=3600.0)
+
+        ran = hosts.launch(on=on)
+        assert (ran.outcome.end, ran.outcome.code) == ("failed", 8)
+        assert ran.outcome.failure is not None
+        assert ran.outcome.failure.node == "node-02"
+        assert records.load().state == "failed"
+        hosts.assert_nothing_is_left()
+
+
+class TestAStartThatFails:
+    def test_on_one_host_stops_what_the_others_started(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+        hosts.does(LONG)
+        upload = Connection.upload
+
+        def with_a_job_there(self: Connection, files: dict[str, object], directory: str, **options: float) -> None:
+            upload(self, files, directory, **options)  # type: ignore[arg-type]
+            if "/node-01/" in directory:
+                (Path(directory) / ".topoplan").mkdir()
+
+        monkeypatch.setattr(Connection, "upload", with_a_job_there)
+        ran = hosts.launch()
+        assert (ran.outcome.end, ran.outcome.code) == ("failed", 1)
+        assert ran.outcome.failure is not None
+        assert ran.outcome.failure.node == "node-01"
+        assert ran.outcome.failure.what.startswith("not started: a job of this run is already in ")
+        assert (records.load().state, ran.outcome.running) == ("failed", ())
+        hosts.assert_nothing_is_left()
+
+
+class TestAStartThatIsNotSeenToItsEnd:
+    """The connection to a host is lost between the word to start and the answer."""
+
+    @pytest.fixture
+    def lost(self, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+        """Whether the host has done it; empty: it does."""
+        does: list[bool] = []
+
+        def start(connection: Connection, *, run_dir: str, **options: Any) -> Started | None:
+            hidden = "/node-01/" in run_dir
+            started = None if hidden and does == [False] else start_node(connection, run_dir=run_dir, **options)
+            if hidden:
+                connection.close()
+                raise HostError("the connection was lost", host="two", problem="lost")
+            return started
+
+        monkeypatch.setattr("topoplan.run.run.start_node", start)
+        monkeypatch.setattr("topoplan.run.watch._STARTING_S", 0.1)
+        return does
+
+    def test_is_a_start_where_the_job_runs(self, hosts: Hosts, lost: list[bool]) -> None:
+        hosts.does("sleep 1; echo done")
+        ran = hosts.launch()
+        assert (ran.outcome.end, ran.outcome.code) == ("ended", 0)
+        assert ran.of("line", "node-01")[-1] == "done"
+        assert not ran.of("failure")
+        hosts.assert_nothing_is_left()
+
+    def test_is_waited_for_by_who_leaves_it_running(self, hosts: Hosts, lost: list[bool]) -> None:
+        hosts.does(LONG)
+        ran = hosts.launch(settings=replace(SETTINGS, detach=True))
+        assert (ran.outcome.end, records.load().state) == ("detached", "running")
+        assert set(hosts.jobs()) == set(NAMES)
+        hosts.stop_from_another_client()
+        hosts.assert_nothing_is_left()
+
+    @pytest.mark.parametrize("detach", [False, True])
+    def test_is_none_where_it_does_not(self, hosts: Hosts, lost: list[bool], detach: bool) -> None:
+        lost.append(False)
+        hosts.does(LONG)
+        ran = hosts.launch(settings=replace(SETTINGS, detach=detach))
+        assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("failed", 1, ())
+        assert ran.outcome.failure is not None
+        assert (ran.outcome.failure.node, ran.outcome.failure.what) == ("node-01", "was never started")
+        hosts.assert_nothing_is_left()
+
+
+class TestTheCopiesOfTheLogs:
+    def test_are_the_launchs_while_it_watches(self, hosts: Hosts) -> None:
+        hosts.does(LONG)
+        begun = After("begun", *(f"node-{node:02d}" for node in range(4)))
+        free: list[bool] = []
+
+        def on(event: Event) -> None:
+            begun(event)
+            if begun.seen and not free:
+                free.extend(LogCopy.open(path) is not None for path in records.load().directory().glob("*.log"))
+
+        hosts.launch(on=on, interrupts=begun.count)
+        assert free == [False] * 4
+        hosts.assert_nothing_is_left()
+
+    def test_that_cannot_be_written_end_no_launch(self, hosts: Hosts) -> None:
+        hosts.does("echo said")
+
+        def on(event: Event) -> None:
+            if event.data.get("step") == "start":
+                (records.load().directory() / "node-02.log").mkdir()
+
+        ran = hosts.launch(on=on)
+        assert ran.outcome.code == 0
+        assert "its log is not kept here, " in ran.of("note", "node-02")[0]
+        assert ran.of("line", "node-02")[-1] == "said"
+
+
+class TestTheRecord:
+    def test_that_is_gone_ends_no_launch(self, hosts: Hosts) -> None:
+        hosts.does("sleep 0.3")
+
+        def on(event: Event) -> None:
+            if event.data.get("step") == "watch":
+                (records.load().directory() / "run.json").unlink()
+
+        ran = hosts.launch(on=on)
+        assert (ran.outcome.end, ran.outcome.code) == ("ended", 0)
+        assert "no record in it" in ran.of("note")[-1]
+
+    @pytest.mark.parametrize("code", [0, 5])
+    def test_says_that_the_disk_was_full(self, hosts: Hosts, code: int) -> None:
+        """Which the copies of the logs fill."""
+        hosts.does("seq 40000", two=f"seq 40000; exit {code}")
+        hosts.state.mkdir(exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(hosts.state)], check=True)
+        try:
+            ran = hosts.launch()
+            record = records.load()
+        finally:
+            subprocess.run(["umount", "-l", str(hosts.state)], check=True)
+        assert (ran.outcome.code, record.state, record.code) == (code, "failed" if code else "ended", code)
+        assert "the log of node-01 is not kept to its end: No space left on device" in record.trouble
+        assert record.trouble.endswith("the disk of this machine was full when the run ended")
+        assert record.trouble in ran.of("note")
+        hosts.assert_nothing_is_left()
+
+
+class TestSecrets:
+    VALUES: ClassVar = {"HF_TOKEN": "hf_Zq7'\"$x 9\\n\u00e9", "WANDB_API_KEY": "first-line\nlines-of-it"}
+
+    @pytest.fixture
+    def given(self, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+        for name, value in self.VALUES.items():
+            monkeypatch.setenv(name, value)
+        return hosts_of(hosts.bed, tmp_path / "with", secrets=tuple(self.VALUES))
+
+    def test_arrive_in_the_process_and_are_in_no_file_argument_or_record(self, given: Hosts, tmp_path: Path) -> None:
+        given.does('printf "%s|%s" "$HF_TOKEN" "$WANDB_API_KEY" | sha256sum >got; until [ -e go ]; do sleep 0.1; done')
+        process = given.start()
+        digest = hashlib.sha256("|".join(self.VALUES.values()).encode()).hexdigest()
+        for name in NAMES:
+            got = given.workdir(name) / "got"
+            wait_until(lambda got=got: got.exists() and digest in got.read_text(), "it has arrived")  # type: ignore[misc]
+        lines = [line for name in NAMES for line in given.bed.processes(name).values()]
+        assert any("node-00.sh" in line for line in lines)
+        for name in NAMES:
+            (given.workdir(name) / "go").touch()
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+        for value in ("hf_Zq7", "lines-of-it"):
+            assert not [line for line in (*lines, said) if value in line]
+            assert not [data for data in files if value.encode() in data]
+
+    def test_are_hidden_where_a_job_shows_them(self, given: Hosts) -> None:
+        given.does('echo "with $HF_TOKEN and $WANDB_API_KEY"; exit 3')
+        ran = given.launch(secrets=self.VALUES)
+        assert ran.of("line", "node-00")[-2:] == ["with *** and ***", "***"]
+        assert ran.outcome.failure is not None
+        assert "hf_Zq7" not in repr((ran.outcome, ran.events, records.load()))
+
+    def test_that_are_missing_stop_the_launch_before_anything(
+        self, given: Hosts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("HF_TOKEN")
+        process = given.start()
+        said, _ = process.communicate(timeout=60)
+        assert (process.returncode, said.count("\n")) == (2, 1)
+        assert said.startswith("topoplan: secrets: HF_TOKEN is not set here")
+        assert not records.runs()

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topoplan.run.shown import MOST_BYTES, ShownLines, shown_line
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (b"plain text", "plain text"),
+        (b"\x1b[1;31mred\x1b[0m", "red"),
+        (b"\x1b]0;a title\x07prompt", "prompt"),
+        (b"\x1b]8;;http://x\x1b\\link", "link"),
+        (b"a\tb", "a       b"),
+        (b"bell \x07 and \x00", "bell \\x07 and \\x00"),
+        (b"no text \xff\xfe", "no text \\xff\\xfe"),
+        ("à l'été 训练".encode(), "à l'été 训练"),
+        ("\u202eabc".encode(), "\\u202eabc"),
+        (b"with a Windows end\r", "with a Windows end"),
+        (b" 10%|#  |\r 20%|## |\r100%|###|", "100%|###|"),
+        (b"\r", ""),
+    ],
+)
+def test_a_line_shows_its_text_and_nothing_that_a_terminal_obeys(line: bytes, shown: str) -> None:
+    assert shown_line(line) == shown
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(0, 300)))
+def test_lines_are_the_same_wherever_chunks_are_cut(data: bytes, cuts: list[int]) -> None:
+    places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    pieces = ShownLines()
+    found = [line for start, end in itertools.pairwise(places) for line in pieces.feed(data[start:end])] + pieces.end()
+    whole = ShownLines()
+    assert found == whole.feed(data) + whole.end()
+    assert all(line.isprintable() for line in found)
+
+
+def test_a_line_without_an_end_comes_in_pieces_and_takes_little_memory() -> None:
+    lines = ShownLines()
+    pieces = [piece for _ in range(100) for piece in lines.feed(b"x" * 10_000)] + lines.end()
+    assert "".join(pieces) == "x" * 1_000_000
+    assert max(map(len, pieces)) <= MOST_BYTES
+
+
+def test_of_a_bar_that_is_not_done_the_present_state_is_known_once() -> None:
+    lines = ShownLines()
+    assert lines.feed(b"\r10%") == []
+    assert lines.bar() == "10%"
+    assert lines.bar() is None
+    for step in range(11, 5000):
+        assert lines.feed(f"\r{step} of 5000 ".encode()) == []
+    assert lines.bar() == "4999 of 5000 "
+    assert lines.feed(b"\rdone\n") == ["done"]
+    assert lines.bar() is None

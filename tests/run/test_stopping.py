@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+
+from tests.bed.watched import Jobs, ends, sees
+from topoplan.errors import HostError
+from topoplan.remote.connection import Connection
+from topoplan.run.node import node_state
+from topoplan.run.stopping import StopTimes, stop_all
+
+TIMES = StopTimes(grace_s=10, stop_s=15, drain_s=15)
+
+
+def no_way(name: str, deadline_s: float) -> Connection:
+    raise HostError("nobody is let in", host=name, problem="refused")
+
+
+def state(jobs: Jobs, name: str) -> str:
+    return node_state(jobs.host(name), jobs.run_dir(name), deadline_s=30).state
+
+
+def test_takes_in_what_the_nodes_say_at_the_end(jobs: Jobs) -> None:
+    jobs.start(alpha="trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 0.02; done", beta="exit 0")
+    with jobs.watch(jobs.node("alpha"), jobs.node("beta")) as watch:
+        assert sees(watch, lambda: jobs.of("line") and watch.nodes[1].over)
+        left = stop_all(watch.nodes, TIMES, reconnect=no_way, at_once=lambda: False, watch=watch)
+        assert ends(watch)
+    assert left == {}
+    assert jobs.of("line")[-1] == "bye"
+    assert (watch.nodes[0].code, watch.nodes[0].failure) == (3, "")
+
+
+def test_logs_in_again_where_the_connection_is_gone(jobs: Jobs) -> None:
+    jobs.start(alpha="sleep 61", beta="sleep 62")
+    nodes = [jobs.node("alpha"), jobs.node("beta", connection=None)]
+    assert nodes[0].connection is not None
+    nodes[0].connection.close()
+    left = stop_all(nodes, TIMES, reconnect=lambda name, deadline_s: jobs.host(name), at_once=lambda: False)
+    assert (left, state(jobs, "alpha"), state(jobs, "beta")) == ({}, "ended", "ended")
+
+
+def test_logs_in_again_where_following_the_log_is_all_that_a_host_allows(jobs: Jobs) -> None:
+    jobs.bed.restart("alpha", options=["MaxSessions 1"])
+    try:
+        jobs.start(alpha="echo up; sleep 61", beta="exit 0")
+        with jobs.watch(jobs.node("alpha")) as watch:
+            assert sees(watch, lambda: jobs.of("line"))
+            left = stop_all(
+                watch.nodes,
+                TIMES,
+                reconnect=lambda name, deadline_s: jobs.host(name),
+                at_once=lambda: False,
+                watch=watch,
+            )
+        assert (left, state(jobs, "alpha")) == ({}, "ended")
+    finally:
+        jobs.bed.restart("alpha")
+
+
+def test_a_host_that_is_out_of_reach_is_named_and_the_others_are_stopped(jobs: Jobs) -> None:
+    jobs.start(alpha="sleep 61", beta="sleep 62")
+    nodes = [jobs.node("alpha", connection=None), jobs.node("beta")]
+    left = stop_all(nodes, TIMES, reconnect=no_way, at_once=lambda: False)
+    assert {name: str(error) for name, error in left.items()} == {"alpha": "alpha: nobody is let in"}
+    assert (state(jobs, "alpha"), state(jobs, "beta")) == ("running", "ended")
+
+
+def test_needs_no_run_directory(jobs: Jobs) -> None:
+    jobs.start(alpha="echo up; setsid sleep 61 & sleep 62")
+    jobs.said("alpha", b"up\n")
+    node = jobs.node("alpha")
+    node.started = node_state(jobs.host("alpha"), node.run_dir, deadline_s=30).started
+    shutil.rmtree(node.run_dir)
+    assert stop_all([node], TIMES, reconnect=no_way, at_once=lambda: False) == {}
+    said = node_state(jobs.host("alpha"), node.run_dir, started=node.started, deadline_s=30)
+    assert (said.state, said.directory, said.pids) == ("gone", "gone", ())
+
+
+def test_names_what_may_be_left_of_a_node(jobs: Jobs) -> None:
+    jobs.start(alpha="(env -i setsid sh -c 'exec sleep 63 3>held' &) ; sleep 0.2; echo up; sleep 62")
+    jobs.said("alpha", b"up\n")
+    left = stop_all([jobs.node("alpha")], TIMES, reconnect=no_way, at_once=lambda: False)
+    found = re.match(r"may be left of it: process (\d+) \(sleep 63\), since .* UTC, holds a file", left["alpha"].what)
+    assert found
+    assert left["alpha"].remedy == f"see `ps -fp {found[1]}` there, and `kill {found[1]}` what is of it"
+    os.kill(int(found[1]), signal.SIGKILL)
+
+
+def test_who_wants_to_leave_at_once_waits_for_nothing(jobs: Jobs) -> None:
+    jobs.start(alpha="trap '' TERM; while :; do sleep 0.05; done")
+    started = time.monotonic()
+    left = stop_all([jobs.node("alpha")], StopTimes(grace_s=60), reconnect=no_way, at_once=lambda: True)
+    assert time.monotonic() - started < 20
+    assert left["alpha"].what == "not stopped yet"

@@ -1,0 +1,33 @@
+"""Files of ms-swift for plans made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from tests.bundle.samples import CLUSTER, QWEN3_8B, make_spec_and_plan
+from topoplan.bundle.bundle import generate
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.model import Model
+
+WITH_MEMORY = replace(CLUSTER, host_memory_bytes=2**41)
+SAMPLES = "samples.jsonl"
+
+
+def files_for(
+    *, cluster: Cluster = WITH_MEMORY, model: Model = QWEN3_8B, job: dict[str, Any] | None = None, **layout: Any
+) -> dict[str, str]:
+    """The bundle; ddp unless a layout of Megatron is meant."""
+    backend = layout.pop("backend", "ddp")
+    spec, plan = make_spec_and_plan(
+        cluster=cluster, model=model, job={"dataset": SAMPLES, **(job or {})}, backend=backend, **layout
+    )
+    return generate(spec, plan, trainer="swift")
+
+
+def values_for(**what: Any) -> dict[str, Any]:
+    """What a YAML reader gets from train.yaml."""
+    found: dict[str, Any] = yaml.safe_load(files_for(**what)["train.yaml"])
+    return found

@@ -1,0 +1,31 @@
+"""Which traits a case carries: those that are usual behind the backend, or the trainer's own."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.engines.data_parallel.samples import small_spec
+from topoplan.planner.case import case_of
+from topoplan.trainers.traits import HUGGING_FACE, MCA, TRAITS, traits_of
+from topoplan.trainers.trinity.traits import TRINITY
+
+
+@pytest.mark.parametrize("trainer", [None, "llamafactory", "swift"])
+@pytest.mark.parametrize("backend", TRAITS)
+def test_most_trainers_do_as_is_usual_behind_a_backend(trainer: str | None, backend: str) -> None:
+    assert traits_of(backend, trainer) is TRAITS[backend]
+
+
+def test_trinity_has_its_own_loss_padding_and_optimizer() -> None:
+    spec = small_spec()
+    assert case_of(spec, "fsdp2").traits is HUGGING_FACE
+    assert case_of(replace(spec, trainer="trinity"), "fsdp2").traits is TRINITY
+    assert TRINITY.loss is not None
+    assert HUGGING_FACE.loss is not None
+    assert TRINITY.loss.backward_bytes < HUGGING_FACE.loss.backward_bytes
+    assert TRINITY.padding.removed
+    assert not HUGGING_FACE.padding.removed
+
+
+def test_megatrons_trainers_have_no_eager_loss() -> None:
+    assert MCA.loss is None

@@ -1,0 +1,200 @@
+"""The job script of Slurm: one task a node, which becomes the script of that node.
+
+Slurm's manual is followed where its defaults would hurt: `--exclusive` gives all CPUs but not all memory; limits of the
+login node travel with a job; a step goes on when one of its tasks has failed; the output of a job whose directory does
+not exist is lost (sbatch and srun, Options).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import topoplan
+from topoplan.errors import SpecError
+from topoplan.planner.plan import Plan
+from topoplan.planner.view import plan_to_dict
+from topoplan.specs.batch_options import check_option
+from topoplan.specs.spec import Spec
+from topoplan.trainers.templating import digits, render
+from topoplan.trainers.torchrun import master_address
+from topoplan.trainers.trainer import TrainerFiles, TrainerRun
+
+JOB_SCRIPT = "job.sbatch"
+"""File name of the job script."""
+
+_OUTPUT = "slurm-%j.out"
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:;=+@%/\[\]-]+")
+_SPARE_HOURS = 1  # for start-up and checkpoints, which the prediction leaves out
+
+# An option of the user that says otherwise what one of ours says: sbatch refuses the two together, or adds them up.
+_TAKES_PLACE_OF: Mapping[str, str] = {
+    "requeue": "no-requeue",
+    "mem-per-cpu": "mem",
+    "mem-per-gpu": "mem",
+    "gpus": "gpus-per-node",
+    "gpus-per-task": "gpus-per-node",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SbatchOption:
+    """One `#SBATCH` line."""
+
+    name: str
+    value: str | bool
+    """True is an option without a value."""
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """As sbatch reads it: quotes work as in a shell, and `#` outside of them begins a comment."""
+        if isinstance(self.value, bool):
+            return f"--{self.name}"
+        word = self.value if _PLAIN.fullmatch(self.value) else f"'{self.value}'"
+        return f"--{self.name}={word}"
+
+
+def job_script(spec: Spec, plan: Plan, trainer: TrainerFiles, run: TrainerRun) -> str:
+    """The script for sbatch. Raises SpecError for hosts that Slurm cannot know, and for options it could not read."""
+    cluster = spec.cluster
+    _check_hosts(spec)
+    _check_export(spec)
+    hours = predicted_hours(plan, run)
+    context = {
+        "version": topoplan.__version__,
+        "script": JOB_SCRIPT,
+        "run": trainer.run_name,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "options": _options(spec, trainer),
+        "secrets": cluster.secrets,
+        "hosts": [host.address for host in cluster.hosts],
+        "master_addr": master_address(spec),
+        "hours": None if "time" in cluster.slurm or hours is None else [digits(value) for value in hours],
+        "time_limit": None if hours is None else f"{math.ceil(hours[-1] + _SPARE_HOURS)}:00:00",
+    }
+    return render("job.sbatch.j2", context)
+
+
+def predicted_hours(plan: Plan, run: TrainerRun) -> tuple[float, float, float] | None:
+    """Hours of the whole job, and the ends of their band; None when the spec does not say how many samples there are.
+
+    Numbers are taken as plan.json has them.
+    """
+    if run.steps is None:
+        return None
+    time = plan_to_dict(plan)["time"]
+    low, high = time["band"]
+    return run.steps * time["step_s"] / 3600, run.steps * low / 3600, run.steps * high / 3600
+
+
+def slurm_warnings(spec: Spec, plan: Plan, run: TrainerRun) -> tuple[str, ...]:
+    """What the reader of the bundle should mind: a time limit that would end the job too early."""
+    limit, hours = spec.cluster.slurm.get("time"), predicted_hours(plan, run)
+    limit_s = time_limit_s(limit) if isinstance(limit, str) else None
+    if limit_s is None or hours is None or limit_s >= hours[-1] * 3600:
+        return ()
+    return (
+        f"time {limit} under slurm in the spec is a limit of {digits(limit_s / 3600)} hours, and the job may take"
+        f" {digits(hours[-1])}, without start-up and checkpoints: Slurm would end it.",
+    )
+
+
+def time_limit_s(text: str) -> float | None:
+    """Seconds of a time limit as sbatch reads it: minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s.
+
+    None for no limit (0, UNLIMITED), and for what is no time, which sbatch refuses.
+    """
+    match = re.fullmatch(r"(?:([0-9]{1,6})-)?([0-9]{1,9})(?::([0-9]{1,6}))?(?::([0-9]{1,6}))?", text)
+    if match is None:
+        return None
+    days, *parts = (int(part) if part is not None else None for part in match.groups())
+    first, second, third = parts[0] or 0, parts[1] or 0, parts[2] or 0
+    if days is not None or parts[2] is not None:
+        seconds = ((days or 0) * 24 + first) * 3600 + second * 60 + third
+    else:
+        seconds = first * 60 + second
+    return float(seconds) or None
+
+
+def _check_hosts(spec: Spec) -> None:
+    """Hosts of the spec have to be machines as Slurm names them: each has a script of its own."""
+    if not spec.cluster.hosts:
+        return
+    leave_out = "leave hosts out to let Slurm choose the machines, or write names as `sinfo -N` lists them"
+    for node, host in enumerate(spec.cluster.hosts):
+        if _is_address(host.address) or not _NODE_NAME.fullmatch(host.address):
+            what = f"{host.address!r} is not the name of a node, by which Slurm knows machines"
+            raise SpecError(what, where=f"hosts[{node}].address", remedy=leave_out)
+        if any(other.address == host.address for other in spec.cluster.hosts[:node]):
+            raise SpecError(f"{host.address!r} is listed twice", where=f"hosts[{node}].address")
+    if "nodelist" in spec.cluster.slurm:
+        raise SpecError("nodelist beside hosts, which name the machines", where="slurm", remedy="leave one of them out")
+
+
+def _check_export(spec: Spec) -> None:
+    """Secrets come with the environment of the shell that calls sbatch."""
+    export = spec.cluster.slurm.get("export")
+    kept = {"ALL", *spec.cluster.secrets} if export is None else set(str(export).split(","))
+    if "ALL" not in kept and (lost := [name for name in spec.cluster.secrets if name not in kept]):
+        what = f"export {export} keeps {lost[0]} from the job, which is under secrets"
+        raise SpecError(what, where="slurm.export", remedy="leave it out, or write ALL")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _options(spec: Spec, trainer: TrainerFiles) -> list[SbatchOption]:
+    """Ours, with the user's in their place, and then the user's others."""
+    user: dict[str, str | bool] = {}
+    for name, value in spec.cluster.slurm.items():
+        try:
+            option, checked = check_option(name, value)
+        except SpecError as error:
+            where = f"slurm.{name}"
+            raise SpecError(error.what, where=where, expected=error.expected, remedy=error.remedy) from None
+        user[option] = checked
+    replaced = {_TAKES_PLACE_OF[name] for name, value in user.items() if name in _TAKES_PLACE_OF and value is not False}
+    if "gpu" in str(user.get("gres", "")):
+        replaced.add("gpus-per-node")
+    ours = [option for option in _own_options(spec, trainer) if option.name not in user.keys() | replaced]
+    theirs = [
+        SbatchOption(name=name, value=value, reason="" if index else "from slurm in the cluster spec")
+        for index, (name, value) in enumerate((name, value) for name, value in user.items() if value is not False)
+    ]
+    return [*ours, *theirs]
+
+
+def _own_options(spec: Spec, trainer: TrainerFiles) -> Iterator[SbatchOption]:
+    cluster = spec.cluster
+    yield SbatchOption(name="job-name", value=trainer.run_name)
+    yield SbatchOption(name="nodes", value=str(cluster.nodes))
+    yield SbatchOption(name="ntasks-per-node", value="1", reason="a task starts the processes of all GPUs of its node")
+    yield SbatchOption(name="gpus-per-node", value=str(cluster.gpus_per_node))
+    yield SbatchOption(
+        name="exclusive", value=True, reason="whole machines: all their cores, and no other job at the same ports"
+    )
+    yield SbatchOption(name="mem", value="0", reason="all their memory too, which exclusive does not say")
+    yield SbatchOption(
+        name="propagate", value="NONE", reason="not the limits of the login node: RDMA needs locked memory"
+    )
+    yield SbatchOption(
+        name="no-requeue",
+        value=True,
+        reason="a job that lost a node ends; with --requeue it starts again, and resumes from its last checkpoint",
+    )
+    yield SbatchOption(name="output", value=_OUTPUT, reason="in the directory in which sbatch is called")
+    if cluster.hosts:
+        yield SbatchOption(
+            name="nodelist", value=",".join(host.address for host in cluster.hosts), reason="hosts in the cluster spec"
+        )

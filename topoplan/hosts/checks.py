@@ -1,0 +1,148 @@
+"""The preflight over connections: one round in which every host says what it is, and one in which they connect to each
+other."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Collection, Mapping
+
+from topoplan.bundle.fabric import fabric_needs
+from topoplan.errors import HostError
+from topoplan.hosts.check import Check
+from topoplan.hosts.collect import COLLECT_S, Wanted, collect_script, host_facts
+from topoplan.hosts.facts import HostFacts
+from topoplan.hosts.needs import RunNeeds, paths_on, python_on
+from topoplan.hosts.network import (
+    CONNECT_S,
+    SCRIPT,
+    Listening,
+    Peer,
+    arguments,
+    network_checks,
+    peers_of,
+    read_listening,
+    read_results,
+    told,
+)
+from topoplan.hosts.preflight import MASTER_REACHABLE, PORTS_OPEN, scene_of
+from topoplan.hosts.preflight import preflight as checks_of
+from topoplan.hosts.scene import Scene
+from topoplan.remote.connection import Chunk, Connection, Stream
+from topoplan.remote.fanout import run_on_all
+from topoplan.remote.waiting import Deadline
+from topoplan.specs.cluster import Cluster, Host
+
+_START_S = 10.0
+"""For a Python to start and to listen, on a busy machine too."""
+_END_S = 3.0
+_SPARE_S = 5.0
+"""What a host has beyond its own deadline, before its connection is closed."""
+_LINE_BYTES = 2**22
+
+_Asked = tuple[float, HostFacts, float]
+
+
+def preflight(
+    connections: Mapping[str, Connection | HostError],
+    cluster: Cluster,
+    needs: RunNeeds | None,
+    *,
+    skip: Collection[str] = (),
+) -> tuple[Check, ...]:
+    """Check the hosts of a cluster for a run, or with `needs` None for any run.
+
+    `connections` has an entry a host in the order of `cluster.hosts`; one that could not be made is a failure of the
+    check `reachable`. Takes some seconds; nothing is changed on the hosts, and nothing is left running there. The
+    connections stay open.
+    """
+    hosts = dict(zip(connections, cluster.hosts, strict=True))
+    open_ones = {name: one for name, one in connections.items() if isinstance(one, Connection)}
+    answers = run_on_all(
+        open_ones,
+        lambda name, one: _ask(one, wanted(cluster, hosts[name], needs)),
+        deadline_s=COLLECT_S + _SPARE_S,
+    )
+    said: dict[str, HostFacts | HostError] = {}
+    asked: dict[str, tuple[float, float]] = {}
+    for name, one in connections.items():
+        answer = one if isinstance(one, HostError) else answers[name]
+        if isinstance(answer, HostError):
+            said[name] = answer
+        else:
+            sent, said[name], answered = answer
+            asked[name] = (sent, answered)
+    checks = checks_of(cluster, needs, said, asked=asked, skip=skip)
+    scene = scene_of(cluster, needs, said)
+    if cluster.nodes == 1 or {MASTER_REACHABLE, PORTS_OPEN} <= set(skip):
+        return checks
+    return checks + _try_network(scene, {node.name: open_ones[node.name] for node in scene.nodes}, skip)
+
+
+def wanted(cluster: Cluster, host: Host, needs: RunNeeds | None) -> Wanted:
+    """What a host is asked in the first round."""
+    paths = paths_on(host, needs)
+    network = (path for need in fabric_needs(cluster) for path in need.paths if path.startswith("/"))
+    return Wanted(
+        paths=tuple(path for path in paths if path != host.workdir),
+        places=(*(path for path in paths if path == host.workdir), *network),
+        routes=(cluster.hosts[0].address.strip("[]"),) if cluster.nodes > 1 else (),
+        python=python_on(host),
+    )
+
+
+def _ask(connection: Connection, wants: Wanted) -> _Asked:
+    sent = time.time()
+    done = connection.run(collect_script(wants), deadline_s=COLLECT_S)
+    return sent, host_facts(done.stdout), time.time()
+
+
+def _try_network(scene: Scene, connections: Mapping[str, Connection], skip: Collection[str]) -> tuple[Check, ...]:
+    nodes = {node.name: node for node in scene.nodes}
+    choice = random.Random()
+    tasks = {name: arguments(scene, node, choice) for name, node in nodes.items()}
+    streams: dict[str, Stream] = {}
+
+    def listen(name: str, connection: Connection) -> Listening | str:
+        stream = connection.start(SCRIPT, *tasks[name], hold_stdin=True, deadline_s=_START_S)
+        streams[name] = stream
+        return read_listening(_line(stream, _START_S))
+
+    def connect(name: str, _: Connection) -> tuple[tuple[Peer, ...], bytes]:
+        peers = peers_of(scene, nodes[name], listening)
+        if not isinstance(listening[name], Listening):
+            return peers, b""
+        streams[name].write(told(peers))
+        # Some connections wait for others where there are hundreds of hosts.
+        return peers, _line(streams[name], 3 * CONNECT_S + _START_S)
+
+    def end(name: str, _: Connection) -> None:
+        streams[name].end_stdin()
+        for _item in streams[name].read(_END_S):
+            pass
+
+    try:
+        listening = run_on_all(connections, listen, deadline_s=2 * _START_S + _SPARE_S)
+        lines = run_on_all(connections, connect, deadline_s=3 * CONNECT_S + _START_S + _SPARE_S)
+        running = {name: one for name, one in connections.items() if name in streams}
+        run_on_all(running, end, deadline_s=_END_S + _SPARE_S)
+    finally:
+        for stream in streams.values():
+            stream.close()
+    results = {
+        name: line if isinstance(line, HostError) else read_results(line[1], line[0]) for name, line in lines.items()
+    }
+    return network_checks(scene, listening, results, skip=skip)
+
+
+def _line(stream: Stream, limit_s: float) -> bytes:
+    """The next line of its output; what there is of it where the output ends, or after a while."""
+    line = bytearray()
+    for item in stream.read(Deadline(limit_s).left_s):
+        if isinstance(item, Chunk) and item.source == "stdout":
+            line += item.data
+            if b"\n" in item.data or len(line) > _LINE_BYTES:
+                break
+        elif not isinstance(item, Chunk) and item.lost is not None:
+            raise item.lost
+    return bytes(line)

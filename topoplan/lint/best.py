@@ -1,0 +1,173 @@
+"""The best plan of a configuration's job, among all backends that its trainer has, and what would make a job fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from topoplan.errors import InputError
+from topoplan.layout.layout import SHARDED_BACKENDS
+from topoplan.lint.translate import Translation
+from topoplan.planner.plan import Plan
+from topoplan.planner.predict import predict
+from topoplan.planner.rank import TIE, ranked
+from topoplan.planner.what_if import Search
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.spec import Spec
+from topoplan.trainers.registry import TrainerName
+from topoplan.units import GIB
+
+NOTHING_FITS = "no layout of this job fits"
+_MOST_HOST_BYTES = 64 * 2**40
+"""Stands for as much host memory as may be wanted."""
+_MOST_NODES = 16
+"""Machines up to which more GPUs are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """What the searches found."""
+
+    plan: Plan | None = None
+    own: Plan | None = None
+    """The best one of the configuration's own backend."""
+    reason: str = ""
+    """Why there is none."""
+
+    @property
+    def nearest(self) -> Plan | None:
+        """The one that the configuration is nearest to: of its own backend where that has any."""
+        return self.own or self.plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A change of the machine or the job with which it fits."""
+
+    change: str
+    plan: Plan
+
+
+def backends_of(translation: Translation) -> tuple[str, ...]:
+    """The configuration's own backend, then the others of its trainer."""
+    own = translation.layout.backend
+    is_swift = translation.configuration.trainer.startswith("swift")
+    return tuple(dict.fromkeys((own, "megatron" if is_swift else "mca", *SHARDED_BACKENDS)))
+
+
+def best_of(
+    translation: Translation, search: Search, spec: Spec | None = None, *, backends: Sequence[str] = ()
+) -> Best:
+    """The best plan of a translation's job, or of another `spec` for the same trainer; of all its backends or some."""
+    spec = spec or translation.spec
+    layout, cluster = translation.layout, spec.cluster
+    offloads = layout.offload_optimizer or layout.offload or layout.optimizer_offload_fraction
+    if cluster.host_memory_bytes is None and offloads:
+        # Offload is searched where host memory is stated; what offloads already is compared with its like.
+        cluster = replace(cluster, host_memory_bytes=_MOST_HOST_BYTES)
+    found: dict[str, Plan] = {}
+    reason = ""
+    for backend in backends or backends_of(translation):
+        pinned = _pinned(translation, spec, backend)
+        try:
+            wide = replace(any_samples(pinned), cluster=cluster, trainer=_trainer(translation))
+            if plans := search(wide).plans:
+                # Predicted once more, since a search lists no more stages than it needs.
+                found[backend] = predict(replace(pinned, path=None), plans[0].layout)
+        except InputError as error:
+            reason = reason or (error.what if backend == layout.backend else "")
+    if not found:
+        return Best(reason=reason or NOTHING_FITS)
+    best, own = ranked(list(found.values()))[0], found.get(layout.backend)
+    if own is not None and own.tokens_per_s_per_gpu >= best.tokens_per_s_per_gpu * (1.0 - TIE):
+        best = own  # another backend that is as fast is no reason to change
+    return Best(plan=best, own=own)
+
+
+def _trainer(translation: Translation) -> TrainerName | None:
+    """The trainer that has to run the plans; any for what no command of ms-swift's is written for yet."""
+    if not translation.configuration.trainer.startswith("swift"):
+        return "llamafactory"
+    return None if translation.spec.job.stage == "dpo" else "swift"
+
+
+def any_samples(spec: Spec) -> Spec:
+    """The spec without the number of samples: too few for a step have a finding of their own, and bind no layout."""
+    return replace(spec, job=replace(spec.job, samples=None))
+
+
+def _pinned(translation: Translation, spec: Spec, backend: str) -> Spec:
+    """The spec for a search of one backend, which keeps what the file says and its trainer cannot change."""
+    job, own = spec.job, translation.layout
+    if backend not in SHARDED_BACKENDS:
+        pin = {**(job.pin if own.is_megatron else {}), "backend": backend}
+        return replace(spec, job=replace(job, pin=pin))
+    pin = {
+        "backend": backend,
+        "sharding": "full",  # LLaMA-Factory and ms-swift write no other
+        "fused_linear_cross_entropy": own.fused_linear_cross_entropy,
+    }
+    if translation.configuration.trainer != "swift" or job.stage == "dpo":
+        pin["ulysses"] = 1
+    # DeepSpeed's optimizer keeps fp32 weights whatever was loaded.
+    pure = job.pure_bf16 and backend != "deepspeed"
+    return replace(spec, job=replace(job, pin=pin, pure_bf16=pure))
+
+
+# What would fit ------------------------------------------------------------------------------------------------------
+
+
+def ways_to_fit(translation: Translation, cluster: Cluster, search: Search) -> Iterator[Way]:
+    """Nothing fits as it is: more host memory, adapters instead of all weights, more GPUs; each from a search."""
+    spec = translation.spec
+    part, job = spec.cluster, spec.job
+    with_host = replace(spec, cluster=replace(part, host_memory_bytes=_MOST_HOST_BYTES))
+    if plan := best_of(translation, search, with_host).nearest:
+        yield Way(change=f"with {ceil(plan.memory.host_bytes / GIB):,} GiB of host memory a node", plan=plan)
+    if job.finetuning in ("full", "freeze"):
+        with_adapters = replace(spec, job=replace(job, finetuning="lora", pure_bf16=False))
+        if plan := best_of(translation, search, with_adapters).nearest:
+            yield Way(change=f"with LoRA of rank {job.lora_rank or 8}", plan=plan)
+    yield from _on_more_gpus(translation, cluster, search)
+
+
+def _on_more_gpus(translation: Translation, cluster: Cluster, search: Search) -> Iterator[Way]:
+    """The fewest GPUs on which a layout fits, of the same backend if any, with the same batch a GPU."""
+    spec = translation.spec
+    each = spec.job.global_batch_size // max(1, translation.layout.dp)
+    own, *others = backends_of(translation)
+    for backends in ((own,), tuple(others)):
+        for bigger in _larger(cluster, spec.cluster):
+            dp = bigger.world_size * translation.layout.dp // spec.cluster.world_size
+            job = replace(spec.job, global_batch_size=each * max(1, dp))
+            found = best_of(translation, search, replace(spec, cluster=bigger, job=job), backends=backends).plan
+            if found is not None:
+                gpus = f"{bigger.world_size} of these GPUs ({bigger.nodes} x {bigger.gpus_per_node})"
+                yield Way(change=f"on {gpus}", plan=found)
+                return
+
+
+def _larger(cluster: Cluster, part: Cluster) -> Iterator[Cluster]:
+    """The part with more GPUs: of its machines, then with more machines of the cluster's kind."""
+    whole = max(cluster.gpus_per_node, 8)
+    if part.nodes == 1:
+        for gpus in range(part.gpus_per_node + 1, whole + 1):
+            domain = 1 if not part.nvlink_bytes_per_s else gpus
+            yield replace(part, gpus_per_node=gpus, nvlink_domain_gpus=domain)
+    for nodes in range(max(2, part.nodes + 1), _MOST_NODES + 1):
+        domain = 1 if not part.nvlink_bytes_per_s else whole
+        yield replace(part, nodes=nodes, gpus_per_node=whole, nvlink_domain_gpus=domain, hosts=())
+
+
+def sentence(ways: Sequence[Way]) -> str:
+    """The ways as a sentence."""
+    words = []
+    for way in ways:
+        host = f" and {way.plan.memory.host_bytes / GIB:,.0f} GiB of host memory" if way.plan.memory.host_bytes else ""
+        beside = "" if "host memory" in way.change else host
+        words.append(
+            f"{way.change}: {way.plan.id} ({way.plan.memory.device_bytes / GIB:.1f} GiB{beside},"
+            f" {way.plan.tokens_per_s_per_gpu:,.0f} tokens/s a GPU)"
+        )
+    return "it would fit " + ", or ".join(words) if words else ""

@@ -1,0 +1,272 @@
+"""The whole of `topoplan check`: files in; findings, predictions and corrected copies out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from topoplan.bundle.whole import refuse_incomplete
+from topoplan.bundle.write import MANIFEST
+from topoplan.lint.compare import predicted, trinity_note
+from topoplan.lint.fix import Copy, copies, corrected
+from topoplan.lint.prediction import Prediction
+from topoplan.lint.rules import (
+    bundle,
+    deepspeed,
+    environment,
+    files,
+    launch,
+    launch_megatron,
+    launch_nodes,
+    launch_slurm,
+    package_faults,
+    shell,
+    yaml,
+)
+from topoplan.planner.plan import Ranking
+from topoplan.planner.search import rank
+from topoplan.planner.what_if import Search
+from topoplan.reading.finding import Finding, Severity
+from topoplan.reading.parts import Part
+from topoplan.reading.read_parts import STANDARD_INPUT
+from topoplan.reading.read_setup import read_setup, setup_of
+from topoplan.reading.setup import Configuration, Setup
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.profile import OwnProfile
+from topoplan.specs.spec import Spec
+from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
+from topoplan.trainers.llamafactory.rules import llamafactory, mca
+from topoplan.trainers.models import is_whole
+from topoplan.trainers.swift.rules import swift
+from topoplan.trainers.trinity import rules as trinity
+
+RULES = (
+    shell,
+    environment,
+    files,
+    launch,
+    launch_nodes,
+    launch_slurm,
+    launch_megatron,
+    yaml,
+    llamafactory,
+    mca,
+    package_faults,
+    deepspeed,
+    swift,
+    trinity,
+    bundle,
+)
+"""Each has `findings(setup)`."""
+
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What was found."""
+
+    setup: Setup
+    findings: tuple[Finding, ...]
+    """Errors first, then by place."""
+    predictions: tuple[Prediction, ...]
+    """One for each configuration that names a model, where something can be said of it."""
+    cluster: Cluster | None
+    not_understood: tuple[Part, ...]
+    """YAML and JSON that is no configuration of a known trainer."""
+
+    def count(self, severity: Severity) -> int:
+        """How many findings of a severity there are."""
+        return sum(one.severity == severity for one in self.findings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """What `--fix` makes of it."""
+
+    copies: tuple[Copy, ...]
+    """Not written yet."""
+    after: Checked
+    """The same check of the corrected text; its parts keep the names of the originals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """What configurations are held against."""
+
+    cluster: Cluster | None = None
+    model: str | None = None
+    """Takes the place of the one that configurations name."""
+    seq_len: int = USUAL_SEQ_LEN
+    """Tokens of a sequence for those that do not say how long theirs are."""
+    profile: OwnProfile | None = None
+    search: Search = rank
+    """Finds the best plan of a spec."""
+
+
+def check(paths: Sequence[str], against: Against = Against()) -> Checked:
+    """Read files, directories of bundles, or `-` for standard input, and look at all that they hold together.
+
+    With a cluster each configuration is predicted on it and held against the best plan. Raises InputError for what
+    cannot be read.
+    """
+    for path in paths:
+        if path != STANDARD_INPUT:
+            refuse_incomplete(Path(path))
+    setup = read_setup(paths)
+    setup = replace(setup, bundles=tuple(path for path in map(Path, paths) if (path / MANIFEST).is_file()))
+    if against.profile is not None and against.cluster is not None:
+        against.profile.check_gpu(against.cluster.gpu)
+    return check_setup(setup, against)
+
+
+def check_setup(setup: Setup, against: Against) -> Checked:
+    """The same for what was read already."""
+    found = list(_rule_findings(setup))
+    search = _remembering(against.search)
+    predictions: list[Prediction] = []
+    for configuration in _whole(setup):
+        prediction, told = predicted(
+            configuration,
+            setup,
+            against.cluster,
+            search=search,
+            model=against.model,
+            profile=against.profile,
+            seq_len=against.seq_len,
+        )
+        if against.cluster is not None:
+            predictions.append(prediction)
+        found += [one for one in told if not _is_known(one, found)]
+    if against.cluster is not None:
+        found += map(trinity_note, setup.of("trinity"))
+    used = {id(configuration.part) for configuration in setup.configurations}
+    return Checked(
+        setup=setup,
+        findings=_in_order(found, setup),
+        predictions=tuple(predictions),
+        cluster=against.cluster,
+        not_understood=tuple(part for part in setup.parts if part.kind != "shell" and id(part) not in used),
+    )
+
+
+def fix(checked: Checked, against: Against) -> Fixed:
+    """Corrected copies of what was checked, as far as its findings say how."""
+
+    def recheck(parts: Sequence[Part]) -> Sequence[Finding]:
+        setup = setup_of(parts)
+        return _in_order(_rule_findings(setup), setup)
+
+    corrections = corrected(checked.setup.parts, checked.findings, recheck)
+    if not corrections:
+        return Fixed(copies=(), after=checked)
+    new = {correction.before: correction.after for correction in corrections}
+    setup = setup_of([new.get(part, part) for part in checked.setup.parts])
+    after = check_setup(replace(setup, bundles=checked.setup.bundles), against)
+    reads = [(launch.part, launch.reads.part) for launch in setup.launches if launch.reads is not None]
+    return Fixed(copies=copies(corrections, tuple(_files(setup)), reads=reads), after=after)
+
+
+def _files(setup: Setup) -> Iterator[tuple[Part, ...]]:
+    """Parts that make a corrected file: a whole file alone, and of a document what can be run.
+
+    That is each configuration that names a model, or any where none does, and each command with the blocks above it
+    that only set variables: the blocks of a document are one session in a shell.
+    """
+    whole = {configuration.part for configuration in setup.configurations if is_whole(configuration)}
+    starts = {launch.part for launch in setup.launches}
+    for part in setup.parts:
+        of_file = [other for other in setup.parts if other.name == part.name]
+        if not part.label:
+            yield (part,)
+        elif part.kind == "shell":
+            before = of_file[: of_file.index(part)]
+            if part in starts:
+                yield (*(other for other in before if other.kind == "shell" and other not in starts), part)
+            elif not starts.intersection(of_file):
+                yield (part,)
+        elif part in whole or not whole.intersection(of_file):
+            yield (part,)
+
+
+def _rule_findings(setup: Setup) -> Iterable[Finding]:
+    overridden = _overridden(setup)
+    return (
+        replace(finding, edits=()) if finding.part.is_makefile else finding  # what corrects a script breaks a recipe
+        for module in RULES
+        for finding in module.findings(setup)
+        if finding.line not in overridden.get(id(finding.part), ())
+    )
+
+
+def _overridden(setup: Setup) -> dict[int, set[int]]:
+    """By the id of a part: lines of which nothing is left, as each command that reads the file says all keys there
+    otherwise behind it."""
+    lines: dict[int, set[int]] = {}
+    for configuration in setup.configurations:
+        readers = [launch for launch in setup.launches if launch.reads is configuration]
+        said = [set(one.configuration.source.data) if one.configuration else set() for one in readers]
+        gone = set.intersection(*said) if said else set()
+        if gone:
+            found = configuration.source.lines.items()
+            kept = {line for path, line in found if path[0] not in gone}
+            lines[id(configuration.part)] = {line for path, line in found if path[0] in gone} - kept
+    return lines
+
+
+def _in_order(findings: Iterable[Finding], setup: Setup) -> tuple[Finding, ...]:
+    """Errors first, then in the order of files and lines; each one once."""
+    order: dict[str, int] = {}
+    for part in setup.parts:
+        order.setdefault(part.name, len(order))
+    # What a script writes with a here-document is told of; a copy of the script would have to hold it corrected.
+    told = (replace(one, edits=()) if one.part.file else one for one in findings)
+    return tuple(
+        sorted(
+            dict.fromkeys(told),
+            key=lambda one: (
+                SEVERITIES.index(one.severity),
+                order.get(one.part.name, len(order)),
+                0 if one.line is None else one.part.file_line(one.line),
+            ),
+        )
+    )
+
+
+def _whole(setup: Setup) -> Iterable[Configuration]:
+    """The configurations that name a model, each only once: an article may show one twice."""
+    seen: list[dict[str, object]] = []
+    for configuration in setup.configurations:
+        if is_whole(configuration) and configuration.source.data not in seen:
+            seen.append(configuration.source.data)
+            yield configuration
+    if not seen and not setup.launches:
+        yield from setup.of("deepspeed")  # no trainer is there to use it
+
+
+def _is_known(finding: Finding, found: Iterable[Finding]) -> bool:
+    """A broken rule of the layout that a rule on the keys has told already, at the same place."""
+    return (finding.rule.startswith("layout-") and finding.line is not None) and any(
+        (one.severity, one.part, one.line) == ("error", finding.part, finding.line) for one in found
+    )
+
+
+def _remembering(search: Search) -> Search:
+    """The search, which is not run again for a job that it has searched: several layouts of one job are compared."""
+    known: list[tuple[Spec, Ranking]] = []
+
+    def find(spec: Spec) -> Ranking:
+        for other, ranking in known:
+            if other.model is spec.model and other.job == spec.job and _machines(other) == _machines(spec):
+                return ranking
+        ranking = search(spec)
+        known.append((spec, ranking))
+        return ranking
+
+    return find
+
+
+def _machines(spec: Spec) -> tuple[str, int, int, int | None]:
+    cluster = spec.cluster
+    return cluster.gpu.name, cluster.nodes, cluster.gpus_per_node, cluster.host_memory_bytes

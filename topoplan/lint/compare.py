@@ -1,0 +1,213 @@
+"""The memory and speed of exactly a configuration, and the best plan of its job on the same GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from topoplan.bundle.plan_file import read_plan_file
+from topoplan.errors import InputError, listed
+from topoplan.lint.best import best_of, ways_to_fit
+from topoplan.lint.offload import offload_findings
+from topoplan.lint.prediction import Prediction
+from topoplan.lint.rules.layout_keys import key_line
+from topoplan.lint.rules.legality import broken_rules, legality_findings
+from topoplan.lint.rules.package_faults import fault_findings
+from topoplan.lint.translate import Translation, translate
+from topoplan.lint.verdict import batch_finding, misfit, process_findings, samples_finding, unnamed, verdict
+from topoplan.planner.plan import Plan
+from topoplan.planner.predict import predict
+from topoplan.planner.what_if import Search
+from topoplan.reading.finding import Finding
+from topoplan.reading.processes import processes_for
+from topoplan.reading.setup import Configuration, Setup
+from topoplan.reading.values import NotPredictedError
+from topoplan.specs import known
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.profile import OwnProfile
+from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
+from topoplan.trainers.llamafactory.mca_refusals import check_job, check_precision
+
+_USUAL_CARD = "a100-sxm-80gb"
+"""What is meant where no cluster is given: the largest card that most people have."""
+_USUAL_GPUS = 8
+"""Of a machine, where no command says how many."""
+_FP8 = ("fp8_format", "fp8", "fp8_recipe", "fp8_param_gather", "fp8_param")
+_PRECISION = (*_FP8, "bf16", "torch_dtype")
+
+
+def predicted(
+    configuration: Configuration,
+    setup: Setup,
+    cluster: Cluster | None,
+    *,
+    search: Search,
+    model: str | None = None,
+    profile: OwnProfile | None = None,
+    seq_len: int = USUAL_SEQ_LEN,
+) -> tuple[Prediction, tuple[Finding, ...]]:
+    """The prediction of a whole configuration and what is to be said of it.
+
+    `search` finds the best plan; `model` takes the place of the one that is named, `seq_len` of a length that is not
+    given. Without a cluster it is held against large cards, where the command says how many.
+    """
+    if cluster is None:
+        return _on_usual_cards(configuration, setup, search=search, model=model, seq_len=seq_len)
+    try:
+        translation = translate(configuration, setup, cluster, model=model, profile=profile, seq_len=seq_len)
+    except NotPredictedError as error:
+        return _not_predicted(configuration, error)
+    except InputError as error:
+        return Prediction(configuration=configuration, reason=str(error)), ()
+    translation = _of_bundle(translation, setup)
+    found = [*process_findings(translation.processes, cluster), *batch_finding(translation)]
+    try:
+        (check_job if translation.layout.backend == "mca" else check_precision)(translation.spec)
+    except InputError as error:
+        refused = Finding(
+            rule="trainer-refuses",
+            severity="error",
+            part=configuration.part,
+            line=key_line(configuration, _PRECISION) if "precision" in error.remedy else None,
+            what=error.what,
+            why=error.expected,
+            remedy=_in_keys(error.remedy, configuration),
+        )
+        return Prediction(configuration=configuration, translation=translation, reason=error.what), (*found, refused)
+    prediction = _with_best(translation, cluster, search)
+    told = (*found, *samples_finding(translation), *legality_findings(translation), *verdict(prediction))
+    if configuration.trainer == "swift-megatron":  # LLaMA-Factory's are told without a cluster
+        told = (*told, *fault_findings(setup, configuration, translation.spec, translation.layout))
+    return prediction, told
+
+
+def _of_bundle(translation: Translation, setup: Setup) -> Translation:
+    """With the lengths of the samples that the bundle's plan was made for, which its trainer's files do not hold."""
+    directory, job = setup.bundle_of(translation.configuration), translation.spec.job
+    if directory is None:
+        return translation
+    try:
+        planned = read_plan_file(directory).spec.job
+    except InputError:
+        return translation  # a rule on bundles tells
+    if planned.lengths is None or (planned.seq_len, planned.packs) != (job.seq_len, job.packs):
+        return translation
+    assumptions = (one for one in translation.assumptions if not one.startswith("every sequence is taken"))
+    return replace(
+        translation,
+        spec=replace(translation.spec, job=replace(job, lengths=planned.lengths)),
+        assumptions=(*assumptions, "samples are as long as those that the bundle was planned for"),
+    )
+
+
+def _in_keys(remedy: str, configuration: Configuration) -> str:
+    """A remedy for a spec's `precision` in the trainer's own keys."""
+    if "precision" not in remedy:
+        return remedy
+    if "fp16" in remedy:
+        return "set fp16: true in place of bf16"
+    return f"take {listed([key for key in _FP8 if configuration.get(key) is not None], 'and')} out"
+
+
+def _not_predicted(configuration: Configuration, error: NotPredictedError) -> tuple[Prediction, tuple[Finding, ...]]:
+    finding = Finding(
+        rule="not-predicted",
+        severity="note",
+        part=configuration.part,
+        line=configuration.line(error.key),
+        what=error.what,
+        why="no formula here covers its memory and speed, so that no number is given",
+    )
+    return Prediction(configuration=configuration, reason=error.what, told=True), (finding,)
+
+
+def trinity_note(configuration: Configuration) -> Finding:
+    """What is said of a Trinity-RFT configuration where a prediction was asked for."""
+    return Finding(
+        rule="not-predicted",
+        severity="note",
+        part=configuration.part,
+        line=None,
+        what="a configuration of Trinity-RFT is not predicted",
+        why="what its steps generate and train follows from the lengths of answers",
+        remedy="`topoplan rank SPEC --trainer trinity` predicts its trainer, and `topoplan table` says what a context"
+        " length takes",
+    )
+
+
+def _on_usual_cards(
+    configuration: Configuration, setup: Setup, *, search: Search, model: str | None, seq_len: int
+) -> tuple[Prediction, tuple[Finding, ...]]:
+    """Without a cluster: a warning where the states alone are too much for the GPUs of the command, if large ones."""
+    processes = processes_for(setup, configuration)
+    nothing = Prediction(configuration=configuration), ()
+    if setup.bundles:
+        return nothing  # planned for its own cards
+    nodes, gpus = (processes.nodes, processes.gpus_per_node) if processes else (None, None)
+    cluster = _usual_machines(nodes or 1, gpus or _USUAL_GPUS)
+    try:
+        translation = translate(configuration, setup, cluster, model=model, seq_len=seq_len)
+        if broken_rules(unnamed(translation.spec), translation.layout):
+            return nothing
+        plan = predict(unnamed(translation.spec), translation.layout)
+    except InputError:
+        return nothing
+    found = [replace(one, severity="note") for one in offload_findings(translation, plan)]
+    # A larger card may hold what only its activations make too large.
+    if nodes and gpus and _states_bytes(plan) > plan.memory.capacity_bytes:
+        prediction = Prediction(configuration=configuration, translation=translation, plan=plan)
+        prediction = _with_ways(_compared(prediction, search), cluster, search)
+        found += [
+            replace(one, severity="warning", why=f"{one.why}; no cluster was given: these are cards of 80 GB")
+            for one in misfit(prediction)
+        ]
+    return nothing[0], tuple(found)
+
+
+def _states_bytes(plan: Plan) -> float:
+    """Weights, gradients and optimizer, of a backend that splits data alone."""
+    if plan.layout.is_megatron:
+        return 0.0
+    return sum(plan.memory.by_stage[0].parts_bytes[part] for part in ("weights", "gradients", "optimizer"))
+
+
+def _usual_machines(nodes: int, gpus_per_node: int) -> Cluster:
+    gpu = known.gpu(_USUAL_CARD)
+    return Cluster(
+        name=f"{nodes} x {gpus_per_node} {gpu.name}",
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        gpu=gpu,
+        nvlink_bytes_per_s=gpu.nvlink_bytes_per_s,
+        nvlink_domain_gpus=gpus_per_node,
+        pcie_bytes_per_s=gpu.pcie_bytes_per_s,
+        nics_per_node=gpu.nics_per_node,
+        nic_bytes_per_s=gpu.nic_bytes_per_s,
+    )
+
+
+def _with_best(translation: Translation, cluster: Cluster, search: Search) -> Prediction:
+    spec, plan, reason = unnamed(translation.spec), None, ""
+    if broken := broken_rules(spec, translation.layout):
+        reason = f"the layout breaks rule {broken[0][0].name}: {broken[0][1]}"
+    else:
+        try:
+            plan = predict(spec, translation.layout)
+        except InputError as error:
+            reason = error.what
+    prediction = Prediction(configuration=translation.configuration, translation=translation, plan=plan, reason=reason)
+    return _with_ways(_compared(prediction, search), cluster, search)
+
+
+def _compared(prediction: Prediction, search: Search) -> Prediction:
+    if prediction.translation is None:
+        return prediction
+    best = best_of(prediction.translation, search)
+    return replace(prediction, best=best.plan, own=best.own, no_best=best.reason)
+
+
+def _with_ways(prediction: Prediction, cluster: Cluster, search: Search) -> Prediction:
+    """What would fit, where nothing does on these machines."""
+    translation, plan = prediction.translation, prediction.plan
+    if translation is None or prediction.best is not None or (plan is not None and plan.fits):
+        return prediction
+    return replace(prediction, ways=tuple(ways_to_fit(translation, cluster, search)))

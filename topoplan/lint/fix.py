@@ -1,0 +1,203 @@
+"""Corrected copies beside the originals: the edits of findings, applied to the text of each part, never over a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from topoplan.bundle.write import write_file
+from topoplan.errors import OutputError
+from topoplan.reading.edits import applied
+from topoplan.reading.finding import Edit, Finding
+from topoplan.reading.parts import Part
+
+MARK = "# Corrected by `topoplan check --fix` from"
+"""How a copy of ours begins, behind a script's first line."""
+_MOST_ROUNDS = 4
+_EMPTY_BLOCK = re.compile(
+    r"^(?P<indent>[ \t]*)(?:[^#\n]*(?:\b(?:then|do|else)|[\s)]\{)|\{)[ \t]*(?:#[^\n]*)?\n(?:[ \t]*(?:#[^\n]*)?\n)*"
+    r"(?=[ \t]*(?:(?:fi|done|else|elif)\b|\}))",
+    re.MULTILINE,
+)
+"""A block of the shell that lost its last command, which bash refuses; up to the line that ends it."""
+_SUFFIXES = {"yaml": ".yaml", "json": ".json", "shell": ".sh"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """A part with its edits applied."""
+
+    before: Part
+    after: Part
+    """The same part with the corrected text; its lines are those of that text."""
+    findings: tuple[Finding, ...]
+    """What was corrected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A corrected file beside the original."""
+
+    path: Path
+    text: str
+    mark: str
+    """How the text begins, by which an earlier copy is known."""
+    mode: int | None
+    """Permissions of the original; None where the copy is of a piece of a document."""
+    parts: tuple[Part, ...]
+    """What it holds, corrected where it had to be; several where the blocks of a document are one session."""
+    corrections: tuple[Correction, ...]
+
+    def line(self, part: Part, line: int) -> int:
+        """Line in the file of a line of one of its parts."""
+        if line == 1 and self.text.startswith("#!"):
+            return 1
+        before = self.parts[: self.parts.index(part)]
+        return line + 1 + sum(len(_lines(one.text)) + 1 for one in before)
+
+
+Recheck = Callable[[Sequence[Part]], Sequence[Finding]]
+"""The findings on parts that were corrected."""
+
+
+def corrected(parts: Sequence[Part], findings: Sequence[Finding], recheck: Recheck) -> tuple[Correction, ...]:
+    """Apply edits until none is left, at most a few rounds.
+
+    Corrected text is checked again, because one correction may be what another waited for.
+    """
+    now = list(parts)
+    done: list[list[Finding]] = [[] for _ in parts]
+    for _ in range(_MOST_ROUNDS):
+        changed = False
+        for place, part in enumerate(now):
+            text, used = apply_edits(part.text, [one for one in findings if one.part == part])
+            if text != part.text:
+                if part.kind == "shell" and not _EMPTY_BLOCK.search(part.text):
+                    text = _EMPTY_BLOCK.sub(r"\g<0>\g<indent>  :\n", text)
+                now[place] = replace(part, text=text, lines=())
+                done[place] += used
+                changed = True
+        if not changed:
+            break
+        findings = recheck(now)
+    return tuple(
+        Correction(before=before, after=after, findings=tuple(used))
+        for before, after, used in zip(parts, now, done, strict=True)
+        if before.text != after.text
+    )
+
+
+def apply_edits(text: str, findings: Iterable[Finding]) -> tuple[str, list[Finding]]:
+    """The text with the edits of these findings, and the findings whose edits were applied.
+
+    A finding with an edit that overlaps one of a finding before it is left for another round.
+    """
+    chosen: list[Edit] = []
+    used: list[Finding] = []
+    for finding in findings:
+        fresh = [edit for edit in finding.edits if edit not in chosen]
+        if finding.edits and not any(_overlap(one, other) for one in fresh for other in chosen):
+            chosen += fresh
+            used.append(finding)
+    return applied(text, chosen), used
+
+
+def _overlap(one: Edit, other: Edit) -> bool:
+    """Two edits that touch the same lines; insertions touch none, but must not be inside what is replaced."""
+    first, second = sorted((one, other), key=lambda edit: (edit.first_line, edit.last_line))
+    return second.first_line <= first.last_line
+
+
+def copies(
+    corrections: Sequence[Correction],
+    files: Sequence[Sequence[Part]],
+    *,
+    reads: Iterable[tuple[Part, Part]] = (),
+) -> tuple[Copy, ...]:
+    """The files to write: `train.fixed.yaml` for `train.yaml`, and `article.fixed.yaml` for a block of `article.md`.
+
+    `files` says which parts make a file together, such as a command of a document with the variables that are set above
+    it. Those without a correction are left out; several of one kind and document are numbered. `reads` says which part
+    names the file of which other one: a corrected script names the corrected file.
+    """
+    by_part = {correction.after: correction for correction in corrections}
+    wanted = [tuple(parts) for parts in files if any(part in by_part for part in parts)]
+    suffixes = [_suffix(parts[-1]) for parts in wanted]
+    targets = [(parts[-1].name, suffix) for parts, suffix in zip(wanted, suffixes, strict=True)]
+    found = []
+    for place, (parts, (name, suffix)) in enumerate(zip(wanted, targets, strict=True)):
+        number = f"-{targets[:place].count((name, suffix)) + 1}" if targets.count((name, suffix)) > 1 else ""
+        found.append(_copy(parts, by_part, _beside(name, number + suffix)))
+    new_names = {copy.parts[0]: copy.path.name for copy in found if not copy.parts[0].label}
+    for script, file in reads:
+        if file in new_names:
+            found = [_naming(copy, file, new_names[file]) if script in copy.parts else copy for copy in found]
+    return tuple(found)
+
+
+def _naming(copy: Copy, file: Part, name: str) -> Copy:
+    """The copy with another name for a file, wherever the old one stands in it."""
+    old = re.compile(rf"(?<![\w.-]){re.escape(Path(file.name).name)}(?![\w.-])")
+    return replace(copy, text=old.sub(lambda _: name, copy.text))
+
+
+def _suffix(part: Part) -> str:
+    return (not part.label and Path(part.name).suffix) or _SUFFIXES[part.kind]
+
+
+def _beside(name: str, suffix: str) -> Path:
+    """`train.fixed.yaml` beside `train.yaml`; in the working directory for standard input."""
+    path = Path(name)
+    if not path.is_file():
+        path = Path("stdin")
+    return path.with_name(f"{path.stem}.fixed{suffix}")
+
+
+def _copy(parts: tuple[Part, ...], by_part: Mapping[Part, Correction], path: Path) -> Copy:
+    main, corrections = parts[-1], tuple(by_part[part] for part in parts if part in by_part)
+    original = Path(main.name)
+    # Blocks of a document are an empty line apart.
+    text = "\n\n".join("\n".join(_lines(part.text)) for part in parts) + "\n"
+    if main.kind == "json":
+        mark = text  # JSON has no comments: only the same text is known to be ours
+    else:
+        head, rest = "", text
+        if text.startswith("#!"):
+            head, _, rest = text.partition("\n")
+            head += "\n"
+        mark = head + MARK
+        from_what = corrections[0].before.place(None) if main.label else original.name
+        text = f"{mark} {from_what}.\n{rest}"
+    is_file = original.is_file() and not main.label
+    mode = original.stat().st_mode & 0o777 if is_file else None
+    return Copy(path=path, text=text, mark=mark, mode=mode, parts=parts, corrections=corrections)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines of a part, without the empty ones at its end."""
+    return text.rstrip("\n").split("\n")
+
+
+def write_copies(wanted: Sequence[Copy], *, force: bool = False) -> None:
+    """Write the copies. Unless `force`, a file in the way that is not ours raises OutputError before any is written."""
+    for copy in wanted:
+        if not force and copy.path.exists() and not _is_ours(copy):
+            raise OutputError(
+                "exists and was not written by `topoplan check --fix`",
+                where=str(copy.path),
+                remedy="move it away, or overwrite with --force",
+            )
+    for copy in wanted:
+        write_file(copy.path, copy.text, mark=copy.mark, writer="topoplan check --fix", force=force)
+        if copy.mode is not None:
+            copy.path.chmod(copy.mode)
+
+
+def _is_ours(copy: Copy) -> bool:
+    try:
+        with copy.path.open("rb") as file:
+            return file.read(len(copy.mark.encode())) == copy.mark.encode()
+    except OSError:
+        return False

@@ -1,0 +1,115 @@
+"""What an offloaded configuration needs of a node's host memory, held against what the node has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from topoplan.engines.data_parallel.parameter_bytes import parameter_bytes
+from topoplan.layout.layout import changed
+from topoplan.lint.rules.layout_keys import KEYS_OF_RULE, key_line
+from topoplan.lint.translate import Translation
+from topoplan.operators.finetuning import elements_of
+from topoplan.planner.case import case_of
+from topoplan.planner.plan import Plan
+from topoplan.planner.predict import memory_of
+from topoplan.reading.finding import Finding
+from topoplan.units import GIB
+
+_KILLED = ", and Linux kills a process that asks for more (exit code -9)"
+
+
+def offload_findings(translation: Translation, plan: Plan) -> Iterator[Finding]:
+    """That the host memory is not stated, or is too small; what it is made of, and what less would do."""
+    spec, memory = translation.spec, plan.memory
+    if not memory.host_bytes:
+        return
+    capacity, node = spec.cluster.host_memory_bytes, f"each node of {spec.cluster.gpus_per_node} GPUs"
+    needed = f"{memory.host_bytes / GIB:,.0f} GiB ({memory.host_bytes / 1e9:,.0f} GB)"
+    if capacity is None:
+        what = f"what is offloaded takes {needed} of host memory on {node}"
+    elif memory.host_bytes > capacity:
+        what = (
+            f"what is offloaded takes {needed} of a node's host memory, and it has"
+            f" {capacity / GIB:,.0f} GiB ({capacity / 1e9:,.0f} GB)"
+        )
+    else:
+        return
+    yield Finding(
+        rule="layout-host-memory",
+        severity="warning" if capacity is None else "error",
+        part=translation.configuration.part,
+        line=key_line(translation.configuration, KEYS_OF_RULE["host-memory"]),
+        what=what,
+        why=_made_of_megatron(translation) if plan.layout.is_megatron else _made_of(translation, plan),
+        remedy=_remedy(translation, plan),
+    )
+
+
+def _made_of_megatron(translation: Translation) -> str:
+    """What Megatron's HybridDeviceOptimizer keeps there (`engines/megatron/states.py::host_optimizer_parts`)."""
+    share, capacity = translation.layout.optimizer_offload_fraction, translation.spec.cluster.host_memory_bytes
+    made_of = (
+        f"optimizer_offload_fraction {share:g} of 16 bytes of fp32 weight, Adam's two moments and gradient for each"
+        " parameter of a rank's shard, and of its gradients in fp32"
+    )
+    return made_of if capacity is None else made_of + _KILLED
+
+
+def _made_of(translation: Translation, plan: Plan) -> str:
+    """`12 bytes of optimizer for each of 72.7B parameters (872 GB), 177 GB of gradients, 145 GB of weights`."""
+    spec, layout, host = translation.spec, plan.layout, plan.memory.host_bytes
+    each, elements = parameter_bytes(spec.job, layout), elements_of(spec.model, spec.job)
+    share = min(spec.cluster.gpus_per_node, layout.world_size) / layout.world_size
+    optimizer = each.optimizer * elements.trained * share
+    kept = "fp32 weight and Adam's two moments" if layout.backend == "deepspeed" else "Adam's two moments"
+    rows = [
+        f"{each.optimizer:g} bytes of {kept} for each of {elements.trained / 1e9:.2f}B trained parameters"
+        f" ({optimizer / 1e9:,.0f} GB)"
+    ]
+    weights = 0.0
+    if layout.offload_param:
+        weights = host - memory_of(case_of(spec, layout.backend), changed(layout, offload_param=False)).host_bytes
+    elif layout.offload:
+        weights = share * (
+            each.trained * elements.trained + each.frozen * elements.frozen + each.quantised * elements.quantised
+        )
+    rows.append(f"{(host - optimizer - weights) / 1e9:,.0f} GB of gradients")
+    if weights:
+        rows.append(f"{weights / 1e9:,.0f} GB of the weights themselves")
+    # PyTorch's CachingHostAllocator (aten/src/ATen/core/CachingHostAllocator.h, PowerOf2Ceil; pytorch issue 95823).
+    made_of = ", ".join(rows) + "; with pin_memory each buffer is rounded up to a power of two on top"
+    if spec.cluster.host_memory_bytes is not None:
+        made_of += _KILLED
+    return made_of + (_own_estimate(translation) if layout.backend == "deepspeed" else "")
+
+
+def _own_estimate(translation: Translation) -> str:
+    """DeepSpeed's, `runtime/zero/stage3.py::estimate_zero3_model_states_mem_needs` and its like of stages 1 and 2.
+
+    It has room for buffers, and leaves out the gradients' own 16 bits.
+    """
+    spec, layout = translation.spec, translation.layout
+    if spec.job.finetuning != "full":
+        return ""
+    each = 18 if layout.offload_param else 16
+    nodes = spec.cluster.nodes if layout.zero_stage == 3 else 1
+    needed = each * elements_of(spec.model, spec.job).total / nodes
+    return (
+        f"; DeepSpeed's own estimate is {each} bytes a parameter ({needed / GIB:,.0f} GiB), and half as much again"
+        " to be safe"
+    )
+
+
+def _remedy(translation: Translation, plan: Plan) -> str:
+    spec, layout = translation.spec, plan.layout
+    words = []
+    if spec.cluster.host_memory_bytes is None:
+        words.append("give a spec that says host_memory (or --set host_memory=1TiB), and it is held against it")
+    else:
+        pinned = "" if layout.is_megatron else "; leave pin_memory off"
+        words.append(f"use a node with more memory, or more nodes, which share it out{pinned}")
+    if layout.offload_param:
+        less = memory_of(case_of(spec, layout.backend), changed(layout, offload_param=False))
+        on_gpu = f"and {less.device_bytes / GIB:.1f} GiB on each GPU of {less.capacity_bytes / GIB:.1f}"
+        words.append(f"without offload_param it needs {less.host_bytes / GIB:,.0f} GiB {on_gpu}")
+    return "; ".join(words)

@@ -1,0 +1,77 @@
+"""DeepSpeed configurations, wherever they stand: a JSON file, or the `deepspeed:` block of a trainer's YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from topoplan.reading.finding import Edit, Finding, Severity
+from topoplan.reading.setup import Configuration, Launch, Setup
+from topoplan.reading.values import as_whole, at
+from topoplan.specs.source import KeyPath
+
+ZERO = "zero_optimization"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One DeepSpeed configuration, wherever it stands."""
+
+    holder: Configuration
+    path: KeyPath
+    """Where it begins in `holder`; empty for a file of its own."""
+    data: Mapping[str, Any]
+    trainer: Configuration | None
+    """The configuration that uses it."""
+    launches: tuple[Launch, ...]
+
+    def get(self, *path: str | int) -> Any:
+        """The value at a path; None also for "auto", which DeepSpeed drops and the trainer fills in."""
+        value = at(self.data, path)
+        return None if value == "auto" else value
+
+    @property
+    def stage(self) -> int:
+        """ZeRO stage; 0 where it is none."""
+        stage = as_whole(self.get(ZERO, "stage"))
+        return stage if stage in (1, 2, 3) else 0
+
+    def finding(
+        self,
+        rule: str,
+        severity: Severity,
+        path: KeyPath,
+        what: str,
+        *,
+        why: str = "",
+        remedy: str = "",
+        edits: tuple[Edit, ...] = (),
+    ) -> Finding:
+        """A finding at a path of the document."""
+        return Finding(
+            rule=f"deepspeed-{rule}",
+            severity=severity,
+            part=self.holder.part,
+            line=self.holder.line(*self.path, *path),
+            what=what,
+            why=why,
+            remedy=remedy,
+            edits=edits,
+        )
+
+
+def documents(setup: Setup) -> Iterator[Document]:
+    """All of a setup, with the trainer's configuration where it is known which one uses it."""
+    users = [
+        one for one in setup.of("llamafactory", "swift") if one.get("deepspeed") is not None and not setup.uses_mca(one)
+    ]
+    for one in users:
+        block = one.get("deepspeed")
+        if isinstance(block, Mapping):
+            yield Document(holder=one, path=("deepspeed",), data=block, trainer=one, launches=setup.launches)
+    files_named = [one for one in users if isinstance(one.get("deepspeed"), str)]
+    own = list(setup.of("deepspeed"))
+    for one in own:
+        user = files_named[0] if len(files_named) == len(own) == 1 else None
+        yield Document(holder=one, path=(), data=one.source.data, trainer=user, launches=setup.launches)

@@ -1,0 +1,217 @@
+"""Environment variables that are better not set, or not to that value.
+
+The verdicts are data: `topoplan/catalog/environment_variables.json`, each with its source. Here are the few that need
+more than the name and the value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from topoplan.catalog.fabrics import profile_of
+from topoplan.reading.finding import Edit, Finding
+from topoplan.reading.parts import Part
+from topoplan.reading.setup import Setup, Variable
+from topoplan.reading.words import is_open
+from topoplan.specs.secrets import is_secret
+
+_PLACEHOLDER = re.compile(
+    r"<.*>|\[.*\]|\{.*\}|[xX*.]{3,}.*|(?:your|my|the)[-_ ].*|.*(?:_here|\.\.\.|[xX*]{4,})|[^\x00-\x7f]+"
+)
+_OWN_SCRIPT = "# Written by topoplan"
+_INDEXED = re.compile(r".*_[a-z]*[1-9]")
+
+
+def findings(setup: Setup) -> Iterator[Finding]:
+    """What is wrong with the variables that are set."""
+    nodes = max(
+        (_number(launch.options["nnodes"].value) for launch in setup.launches if "nnodes" in launch.options), default=0
+    )
+    vendors = profile_of({variable.name for variable in setup.variables})
+    for variable in setup.variables:
+        yield from _secret(variable)
+        if variable.name in vendors:
+            continue  # its plugin ends the run where the value is another one
+        yield from _from_catalog(variable)
+        if variable.name == "NCCL_SOCKET_IFNAME":
+            yield from _socket_interface(variable, several_nodes=nodes > 1)
+        elif variable.name == "NCCL_IB_HCA":
+            yield from _hca(variable)
+        elif variable.name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+            yield from _allocator(variable)
+
+
+def removal(variable: Variable) -> tuple[Edit, ...]:
+    """The edit that takes a variable's line out, where the line sets nothing else and no line before goes on in it."""
+    line = line_text(variable)
+    if goes_on(variable.part, variable.line) and not line.rstrip().endswith("\\"):
+        return ()
+    alone = re.fullmatch(
+        rf"\s*(?:export\s+)?{re.escape(variable.name)}=(?:[^\s'\"`$;&|]*|'[^']*'|\"[^\"`$]*\")\s*(?:\\|#.*|;)?\s*", line
+    )
+    if alone is None:
+        return ()
+    return (Edit(first_line=variable.line, last_line=variable.line, text=""),)
+
+
+def new_value(variable: Variable, value: str) -> tuple[Edit, ...]:
+    """The edit that sets it to another value."""
+    line = line_text(variable)
+    pattern = rf"\b{re.escape(variable.name)}=(?:'[^']*'|\"[^\"]*\"|[^\s'\"`;&|]*)"
+    if len(re.findall(pattern, line)) != 1:
+        return ()
+    text = re.sub(pattern, lambda _: f"{variable.name}={value}", line)
+    return (Edit(first_line=variable.line, last_line=variable.line, text=text),)
+
+
+def goes_on(part: Part, line: int) -> bool:
+    """Whether the line goes on with the command of the one before it: nothing can come between the two."""
+    before = part.text.split("\n")[line - 2] if line > 1 else ""
+    return re.search(r"(?:\\|&&|\|)\s*$", before) is not None
+
+
+def line_text(variable: Variable) -> str:
+    """The line on which it is set."""
+    lines = variable.part.text.split("\n")
+    return lines[variable.line - 1] if 0 < variable.line <= len(lines) else ""
+
+
+@cache
+def _catalog() -> Mapping[str, Any]:
+    text = files("topoplan.catalog").joinpath("environment_variables.json").read_text(encoding="utf-8")
+    catalog: Mapping[str, Any] = json.loads(text)
+    return catalog
+
+
+def _shown(variable: Variable) -> str:
+    """The value for a message."""
+    return variable.value if variable.value.isprintable() and len(variable.value) <= 60 else "..."
+
+
+def _case(variable: Variable) -> Mapping[str, Any] | None:
+    catalog = _catalog()
+    cases: list[Mapping[str, Any]] = catalog["variables"].get(variable.name, [])
+    for case in cases:
+        if "values" in case:
+            fits = variable.value in case["values"]
+        elif "pattern" in case:
+            fits = re.fullmatch(case["pattern"], variable.value) is not None
+        else:
+            fits = True
+        if fits:
+            return case
+    if variable.name in catalog["debugging"]["names"]:
+        general: Mapping[str, Any] = catalog["debugging"]
+        return general
+    return None
+
+
+def _from_catalog(variable: Variable) -> Iterator[Finding]:
+    case = None if is_open(variable.value) or not variable.value else _case(variable)
+    if case is None:
+        return
+    if variable.name == "NCCL_IB_DISABLE" and _OWN_SCRIPT in variable.part.text[:1000]:
+        return  # the cluster spec says that the fabric has no RDMA
+    fix = case.get("fix")
+    edits = removal(variable) if fix == "remove" else new_value(variable, fix) if fix else ()
+    shown = _shown(variable)
+    yield Finding(
+        rule=case["rule"],
+        severity=case["severity"],
+        part=variable.part,
+        line=variable.line,
+        what=case["what"].format(name=variable.name, value=shown),
+        why=case["why"].format(name=variable.name, value=shown),
+        remedy=case["remedy"].format(name=variable.name, value=shown),
+        edits=edits,
+    )
+
+
+def _secret(variable: Variable) -> Iterator[Finding]:
+    value = variable.value
+    if is_open(value) or variable.assumed or not is_secret(variable.name, value):
+        return
+    if len(value) < 8 or _PLACEHOLDER.fullmatch(value):
+        return
+    yield Finding(
+        rule="env-secret",
+        severity="warning",
+        part=variable.part,
+        line=variable.line,
+        what=f"{variable.name} is written into the file",
+        why="whoever can read the file, its copies or its history has the token",
+        remedy="take it from the environment or a file that only you can read; if it was shared, revoke it",
+    )
+
+
+def _socket_interface(variable: Variable, *, several_nodes: bool) -> Iterator[Finding]:
+    value = _shown(variable)
+    if is_open(value) or not value:
+        return
+    names = value.split(",")
+    if several_nodes and value.lstrip("=") in ("lo", "docker0"):
+        yield Finding(
+            rule="env-nccl-socket-interface",
+            severity="error",
+            part=variable.part,
+            line=variable.line,
+            what=f"NCCL_SOCKET_IFNAME={value} is an interface on which nodes do not reach each other",
+            why="it exists inside one machine only",
+            remedy="name the interface that routes to the other nodes (`ip route get ADDRESS` shows it), or remove it",
+        )
+    elif not value.startswith(("=", "^")) and all(re.search(r"\d$", name) for name in names):
+        yield Finding(
+            rule="env-nccl-socket-prefix",
+            severity="note",
+            part=variable.part,
+            line=variable.line,
+            what=f"NCCL_SOCKET_IFNAME={value} takes every interface whose name begins so, and NCCL chooses no more",
+            why=f"{names[0]} also takes {names[0]}.100 or {names[0]}0; and the name has to exist on every node",
+            remedy=f"write NCCL_SOCKET_IFNAME=={value} for exactly that, or remove it where NCCL finds the right one",
+            edits=new_value(variable, f"={value}"),
+        )
+
+
+def _hca(variable: Variable) -> Iterator[Finding]:
+    value = _shown(variable)
+    if is_open(value) or value.startswith(("=", "^")):
+        return
+    trap = next((name for name in value.split(",") if _INDEXED.fullmatch(name.partition(":")[0])), None)
+    if trap is None:
+        return
+    bare = trap.partition(":")[0]
+    yield Finding(
+        rule="env-nccl-hca-prefix",
+        severity="warning",
+        part=variable.part,
+        line=variable.line,
+        what=f"NCCL_IB_HCA={value} takes every card whose name begins with {bare}: {bare}0 to {bare}9 as well",
+        why="without a leading = the names are prefixes (NCCL user guide); cards that are left out stay idle",
+        remedy=f"write NCCL_IB_HCA=={value}, or remove it: NCCL uses every card, the nearest for each GPU",
+        edits=new_value(variable, f"={value}"),
+    )
+
+
+def _allocator(variable: Variable) -> Iterator[Finding]:
+    value = variable.value
+    if is_open(value) or "max_split_size_mb" not in value or "expandable_segments:True" in value:
+        return
+    yield Finding(
+        rule="env-allocator-split",
+        severity="note",
+        part=variable.part,
+        line=variable.line,
+        what=f"{variable.name}={_shown(variable)} limits which blocks the allocator may split",
+        why="expandable segments keep fragmentation low without a limit to guess (PyTorch, CUDA semantics)",
+        remedy=f"write {variable.name}=expandable_segments:True",
+        edits=new_value(variable, "expandable_segments:True"),
+    )
+
+
+def _number(text: str) -> int:
+    return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0

@@ -1,0 +1,149 @@
+"""What the rules ask about a launch, and the findings and edits that they make of it."""
+
+from __future__ import annotations
+
+import re
+
+from topoplan.reading.finding import Edit, Finding, Severity
+from topoplan.reading.setup import Configuration, Launch, Option, Setup, Variable
+from topoplan.reading.words import is_open
+from topoplan.reading.wrappers import CONTAINERS, REMOTE
+from topoplan.trainers.llamafactory.key_list import TrainerPath, keys_for, plain_keys
+
+_YES = frozenset(["1", "true", "y"])
+_SOURCES_FILES = re.compile(r"^\s*(?:source|\.)\s+\S", re.MULTILINE)
+
+
+def finding_about(
+    launch: Launch,
+    rule: str,
+    severity: Severity,
+    what: str,
+    *,
+    why: str = "",
+    remedy: str = "",
+    line: int | None = None,
+    edits: tuple[Edit, ...] = (),
+) -> Finding:
+    """A finding on a launch, at its first line unless told otherwise."""
+    return Finding(
+        rule=rule,
+        severity=severity,
+        part=launch.part,
+        line=line or launch.first_line,
+        what=what,
+        why=why,
+        remedy=remedy,
+        edits=edits,
+    )
+
+
+def is_llamafactory_cli(launch: Launch) -> bool:
+    """`llamafactory-cli train`, which starts torchrun by itself and reads NNODES and the like."""
+    return launch.program == "llamafactory-cli" and not launch.starter
+
+
+def is_swift_cli(launch: Launch) -> bool:
+    """`swift sft`, which starts torchrun by itself when NPROC_PER_NODE or NNODES is set."""
+    return launch.program in ("swift", "megatron") and not launch.starter
+
+
+def known(value: Option | Variable | None) -> str | None:
+    """A value that is certain: written there, and neither the shell's nor a default."""
+    if value is None or value.assumed or is_open(value.value):
+        return None
+    return value.value.strip()
+
+
+def count_of(value: Option | Variable | None) -> int | None:
+    """A value that is certain, as a number."""
+    text = known(value)
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,6}", text) else None
+
+
+def setting_of(launch: Launch, option: str) -> Option | Variable | None:
+    """Where a launch says it: torchrun's option, or the variable that the trainers' own commands read instead."""
+    if launch.starter:
+        return launch.options.get(option)
+    return launch.variable(option.upper())
+
+
+def nodes_of(launch: Launch) -> int | None:
+    """How many nodes it says it is for, where that is certain."""
+    return count_of(setting_of(launch, "nnodes"))
+
+
+def is_static(launch: Launch) -> bool:
+    """torchrun's static rendezvous, in which node_rank and master_addr count."""
+    if launch.starter != "torchrun" or "standalone" in launch.options:
+        return False
+    backend = launch.options.get("rdzv_backend")
+    return (backend is None or backend.value == "static") and "rdzv_endpoint" not in launch.options
+
+
+def from_outside(launch: Launch) -> bool:
+    """Whether variables may come from a file that the script sources, or torchrun's options from PET_ variables.
+
+    A terminal of tmux or screen has those that were typed into it before.
+    """
+    sources = _SOURCES_FILES.search(launch.part.text) is not None or bool({"tmux", "screen"} & set(launch.wrappers))
+    return sources or any(one.name.startswith("PET_") for one in launch.variables)
+
+
+def is_remote(launch: Launch) -> bool:
+    """Whether it runs on other machines than the script."""
+    return bool({"ssh", "pdsh", "clush", "srun", "mpirun", "mpiexec"} & set(launch.wrappers))
+
+
+def has_exports(launch: Launch) -> bool:
+    """Whether it has what the script exports: other machines and containers do not."""
+    return not {"mpirun", "mpiexec", *REMOTE, *CONTAINERS} & set(launch.wrappers)
+
+
+def is_enabled(launch: Launch, name: str) -> bool:
+    """Whether a variable is set to yes, as LLaMA-Factory's is_env_enabled reads it."""
+    variable = launch.variable(name)
+    return variable is not None and variable.value.strip().lower() in _YES
+
+
+def configurations_of(setup: Setup, launch: Launch) -> tuple[Configuration, ...]:
+    """What the launch trains by: its file and arguments, or the only configurations of the document around it."""
+    if launch.reads is not None:
+        return (launch.reads,)
+    if launch.configuration is not None and not launch.config_file:
+        return (launch.configuration,)
+    if not launch.config_file:
+        return ()
+    return tuple(one for one in setup.of("llamafactory") if not one.from_command and one.part.name == launch.part.name)
+
+
+def megatron_keys(configuration: Configuration, path: TrainerPath) -> list[str]:
+    """The keys that only the trainer of a path knows, which the parser refuses without its variable."""
+    own = keys_for(path).keys() - plain_keys().keys()
+    return [key for key in configuration.source.data if key in own]
+
+
+def size_of(configuration: Configuration, key: str) -> int:
+    """A parallel size; 1 where it is not given."""
+    value = configuration.get(key, 1)
+    return value if isinstance(value, int) else 1
+
+
+def lines_of(launch: Launch) -> list[tuple[int, str]]:
+    """The lines of the command, with their numbers."""
+    text = launch.part.text.split("\n")
+    return [(number, text[number - 1]) for number in range(launch.first_line, min(launch.last_line, len(text)) + 1)]
+
+
+def replaced(launch: Launch, pattern: re.Pattern[str], new: str) -> tuple[Edit, ...]:
+    """The edit that replaces the only place of a pattern in the lines of the command; none when it is not the only."""
+    found = [(number, line) for number, line in lines_of(launch) if pattern.search(line)]
+    if len(found) != 1 or len(pattern.findall(found[0][1])) != 1:
+        return ()
+    number, line = found[0]
+    return (Edit(first_line=number, last_line=number, text=pattern.sub(new, line)),)
+
+
+def line_of(launch: Launch, pattern: re.Pattern[str]) -> int | None:
+    """The first line of the command in which a pattern is found."""
+    return next((number for number, line in lines_of(launch) if pattern.search(line)), None)

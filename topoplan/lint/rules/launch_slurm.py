@@ -1,0 +1,127 @@
+"""Jobs of Slurm: what runs on every node and what on the first alone, and how often.
+
+Sources: sbatch(1), "runs a single copy of the script on the first node in the set of allocated nodes"; srun(1), OUTPUT
+ENVIRONMENT VARIABLES: SLURM_NODEID and SLURM_PROCID differ from task to task, and both are 0 in the script itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from topoplan.lint.rules.launch_facts import (
+    count_of,
+    finding_about,
+    is_llamafactory_cli,
+    is_remote,
+    is_swift_cli,
+    lines_of,
+    setting_of,
+)
+from topoplan.reading.finding import Finding
+from topoplan.reading.setup import Launch, Option, Setup, Variable
+
+_SHELLS = frozenset(["bash", "sh", "zsh", "dash", "ksh"])
+_OF_A_TASK = re.compile(r"(?<!\\)\$\{?SLURM_(?:NODEID|PROCID)\b")
+_NODES = re.compile(r"(?:--nodes[= ]|(?<!\S)-N ?=?)(\d+)(?![\d-])")
+_TASKS_PER_NODE = re.compile(r"--ntasks-per-node[= ](\d+)")
+_TASKS = re.compile(r"(?:--ntasks[= ]|(?<!\S)-n ?=?)(\d+)")
+
+
+def findings(setup: Setup) -> Iterator[Finding]:
+    """What is wrong with how Slurm is to start the processes."""
+    for launch in setup.launches:
+        if _starts_processes(launch):
+            for rule in _RULES:
+                yield from rule(launch)
+
+
+def _starts_processes(launch: Launch) -> bool:
+    """Whether it starts the processes of a whole node; DeepSpeed's own launcher reaches the others by ssh."""
+    return launch.starter in ("torchrun", "accelerate") or is_llamafactory_cli(launch) or is_swift_cli(launch)
+
+
+def _first_node_alone(launch: Launch) -> Iterator[Finding]:
+    """A job of several nodes whose script starts its own part without srun."""
+    nodes = _number(_NODES, _job_options(launch))
+    setting = _setting(launch, "nnodes", "num_machines")
+    if nodes is None or nodes < 2 or setting is None or is_remote(launch):
+        return
+    count = count_of(setting)
+    if count == 1 or (count is None and "SLURM_" not in setting.value):
+        return
+    yield finding_about(
+        launch,
+        "launch-slurm-first-node",
+        "error",
+        f"it starts on the first of the {nodes} nodes alone, and waits there for the others",
+        why="sbatch runs the script on one node; srun runs a command on all of them",
+        remedy="write srun in front of it, with the node rank taken from SLURM_NODEID on the node itself:"
+        " srun bash -c '... --node_rank $SLURM_NODEID ...'",
+    )
+
+
+def _rank_of_the_script(launch: Launch) -> Iterator[Finding]:
+    """The number of a node, put in place by the script on the first one."""
+    if "srun" not in launch.wrappers:
+        return
+    setting = _setting(launch, "node_rank", "machine_rank")
+    if setting is None or not _OF_A_TASK.search(setting.value):
+        return
+    after = launch.wrappers[launch.wrappers.index("srun") + 1 :]
+    if _SHELLS.intersection(after) and launch.first_line <= setting.line <= launch.last_line:
+        text = "\n".join(line for _, line in lines_of(launch))
+        if not re.search(r"\s-\w*c\s+\"", text) or not _OF_A_TASK.search(text):
+            return  # in single quotes, or behind a backslash: for the shell on the node
+    name = _OF_A_TASK.search(setting.value)
+    yield finding_about(
+        launch,
+        "launch-slurm-node-rank",
+        "error",
+        f"{name.group() if name else ''} is put in place by the job's script, and is 0 there: every node starts as"
+        " node 0",
+        why="the script runs on the first node; only what srun starts has the number of its own",
+        remedy="let a shell on the node put it in place, in single quotes: srun bash -c '... $SLURM_NODEID ...'",
+        line=setting.line if isinstance(setting, Option) or setting.part is launch.part else None,
+    )
+
+
+def _several_tasks(launch: Launch) -> Iterator[Finding]:
+    """More than one task a node, each of which starts all processes of the node."""
+    if "srun" not in launch.wrappers:
+        return
+    own = " ".join(line for _, line in lines_of(launch)).partition("srun")[2]
+    job = _job_options(launch)
+    tasks = _number(_TASKS_PER_NODE, own)
+    if tasks is None and (count := _number(_TASKS, own)) is not None:
+        tasks = count // max(1, _number(_NODES, own) or _number(_NODES, job) or 1)
+    elif tasks is None:
+        tasks = _number(_TASKS_PER_NODE, job)
+    if tasks is None or tasks < 2:
+        return
+    name = launch.called or launch.program
+    yield finding_about(
+        launch,
+        "launch-slurm-tasks",
+        "error",
+        f"srun starts it {tasks} times on each node, and {name} starts the processes of all GPUs each time",
+        why="the second one finds the port taken, or its ranks given twice",
+        remedy="write --ntasks-per-node=1, with --gpus-per-node and --cpus-per-task for the whole node",
+    )
+
+
+def _setting(launch: Launch, option: str, of_accelerate: str) -> Option | Variable | None:
+    return setting_of(launch, of_accelerate if launch.starter == "accelerate" else option)
+
+
+def _job_options(launch: Launch) -> str:
+    """What the #SBATCH lines say."""
+    return " ".join(re.findall(r"^#SBATCH[ \t]+([^#\n]*)", launch.part.text, re.MULTILINE))
+
+
+def _number(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.findall(text)
+    return int(found[-1][:6]) if found else None
+
+
+_RULES: tuple[Callable[[Launch], Iterator[Finding]], ...] = (_first_node_alone, _rank_of_the_script, _several_tasks)

@@ -1,0 +1,55 @@
+"""The keys of a layout, as both Megatron trainers call them, and the layout rules that they decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from topoplan.reading.setup import Configuration
+
+TP, PP = "tensor_model_parallel_size", "pipeline_model_parallel_size"
+VPP, CP = "virtual_pipeline_model_parallel_size", "context_parallel_size"
+EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
+SPLIT, SP = "pipeline_model_parallel_layout", "sequence_parallel"
+DISPATCHER = "moe_token_dispatcher_type"
+
+KEYS_OF_RULE: Mapping[str, tuple[str, ...]] = {
+    "overlap": ("overlap_param_gather",),
+    "adapter": ("optimizer_offload_fraction", "optimizer_cpu_offload"),
+    "optimizer": ("optimizer_offload_fraction", "optimizer_cpu_offload", "use_precision_aware_optimizer"),
+    "world-size": (TP, PP, CP),
+    "tp-in-nvlink-domain": (TP,),
+    "heads": (TP,),
+    "kv-heads": (TP,),
+    "widths": (TP,),
+    "vocabulary": (TP,),
+    "context-parallel": (CP,),
+    "experts": (EP, ETP),
+    "expert-grid": (EP, ETP, PP),
+    "dispatcher": (DISPATCHER,),
+    "expert-widths": (ETP, TP),
+    "expert-adapters": (ETP, "target_modules"),
+    "fp8-widths": ("fp8", "fp8_format", TP),
+    "pipeline-split": (SPLIT, VPP, PP),
+    "mtp-stage": ("mtp_num_layers", PP),
+    "vision-first-stage": (SPLIT, VPP, PP),
+    "batch": ("max_samples", "global_batch_size", "per_device_train_batch_size"),
+    "interleaving": ("gradient_accumulation_steps", "global_batch_size", VPP),
+    "sequence-parallel": (SP, TP),
+    "sequence-length": ("cutoff_len", "max_length", CP, TP),
+    "recompute": ("recompute_modules", "recompute_num_layers", "recompute_granularity"),
+    "degrees": ("sequence_parallel_size",),
+    "states": ("deepspeed", "fsdp", "sequence_parallel_size"),
+    "zero-stage": ("deepspeed", "zero_optimization"),
+    "offload-param": ("deepspeed", "zero_optimization"),
+    "host-memory": ("optimizer_offload_fraction", "optimizer_cpu_offload", "deepspeed", "fsdp", "zero_optimization"),
+    "hybrid-sharding": ("fsdp",),
+    "ulysses": ("sequence_parallel_size",),
+    "quantised": ("quantization_bit", "quant_bits"),
+    "tuning": ("pure_bf16", "mtp_num_layers"),
+}
+"""The trainer keys that decide a rule of `topoplan.engines.megatron.rules`; the first one that a file has is named."""
+
+
+def key_line(configuration: Configuration, keys: tuple[str, ...]) -> int | None:
+    """Line of the first of these keys that the configuration has."""
+    return next((configuration.line(key) for key in keys if key in configuration.source.data), None)

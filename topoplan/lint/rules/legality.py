@@ -1,0 +1,50 @@
+"""Rules that the layout of a configuration breaks, each at the line of the key that decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from topoplan.engines.registry import engine_of
+from topoplan.engines.rule import Rule
+from topoplan.errors import LayoutError
+from topoplan.layout.layout import Layout
+from topoplan.lint.rules.layout_keys import KEYS_OF_RULE, key_line
+from topoplan.lint.translate import Translation
+from topoplan.planner.case import case_of
+from topoplan.reading.finding import Finding, Severity
+from topoplan.specs.spec import Spec
+
+SLOW_RULES = frozenset(["tp-in-nvlink-domain"])
+"""A trainer runs what breaks them, at the speed of the network between nodes."""
+
+
+def broken_rules(spec: Spec, layout: Layout) -> list[tuple[Rule, str]]:
+    """Every rule that a layout breaks, with its equation; of those that one key decides, the first."""
+    broken: dict[str, tuple[Rule, str]] = {}
+    case = case_of(spec, layout.backend)
+    for rule in engine_of(layout.backend).rules:
+        try:
+            equation = rule.failed(case, layout)
+        except LayoutError:  # stages that do not divide, which a rule of their own tells
+            continue
+        if equation:
+            broken.setdefault(KEYS_OF_RULE[rule.name][0], (rule, equation))
+    return list(broken.values())
+
+
+def legality_findings(translation: Translation) -> Iterator[Finding]:
+    """A finding for each broken rule."""
+    # What is offloaded has a finding of its own, with the host memory that it takes.
+    spec = replace(translation.spec, path=None)
+    for rule, equation in broken_rules(spec, translation.layout):
+        severity: Severity = "warning" if rule.name in SLOW_RULES else "error"
+        yield Finding(
+            rule=f"layout-{rule.name}",
+            severity=severity,
+            part=translation.configuration.part,
+            line=key_line(translation.configuration, KEYS_OF_RULE[rule.name]),
+            what=equation,
+            why=f"{'it runs, and slowly' if rule.name in SLOW_RULES else 'the trainer cannot run it'}: {rule.source}",
+            remedy=rule.fix,
+        )

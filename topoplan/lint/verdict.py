@@ -1,0 +1,208 @@
+"""What is said of a prediction: whether it fits, what would, and how much faster the best plan is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from topoplan.layout.layout import Layout
+from topoplan.lint.best import NOTHING_FITS, sentence
+from topoplan.lint.offload import offload_findings
+from topoplan.lint.prediction import Prediction
+from topoplan.lint.rules.layout_keys import key_line
+from topoplan.lint.translate import Translation
+from topoplan.planner.explain import memory_rejection
+from topoplan.planner.plan import Plan
+from topoplan.reading.finding import Finding, Severity
+from topoplan.reading.processes import Processes
+from topoplan.reading.values import Keys
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.spec import Spec
+from topoplan.trainers.deepspeed_alone import gpus_of
+from topoplan.units import GIB
+
+MUCH_FASTER = 0.15
+"""What the best plan gains over a configuration, as a share of its throughput, from which it is worth a warning."""
+A_LITTLE_FASTER = 0.03
+"""Below this nothing is said: the figures show it."""
+
+
+def unnamed(spec: Spec) -> Spec:
+    """A spec that was not read from a file need not say host_memory: it is told what is needed."""
+    return replace(spec, path=None)
+
+
+def process_findings(processes: Processes | None, cluster: Cluster) -> Iterator[Finding]:
+    """That the command starts another number of processes than the cluster has GPUs."""
+    if processes is None:
+        return
+    nodes, gpus = processes.nodes or cluster.nodes, processes.gpus_per_node or cluster.gpus_per_node
+    if (nodes, gpus) == (cluster.nodes, cluster.gpus_per_node):
+        return
+    too_many = nodes > cluster.nodes or gpus > cluster.gpus_per_node
+    severity: Severity = "error" if too_many else "note"
+    yield Finding(
+        rule="launch-other-cluster",
+        severity=severity,
+        part=processes.launch.part,
+        line=processes.line,
+        what=f"the command starts {processes.words}, and {cluster.name} has {cluster.nodes} x {cluster.gpus_per_node}",
+        why="a process without a GPU of its own ends the run" if too_many else "the others stay idle",
+        remedy=f"start {cluster.nodes} node{'' if cluster.nodes == 1 else 's'} with {cluster.gpus_per_node} processes"
+        f"{'' if cluster.nodes == 1 else ' each'}, or give the cluster that is meant",
+    )
+
+
+def batch_finding(translation: Translation) -> Iterator[Finding]:
+    """Of a DeepSpeed file alone; where a command starts it, `rules/deepspeed.py` tells."""
+    configuration, world = translation.configuration, translation.spec.cluster.world_size
+    gpus = gpus_of(Keys(configuration, {})) if configuration.trainer == "deepspeed" else None
+    if gpus is None or gpus == world:
+        return
+    yield Finding(
+        rule="deepspeed-batch-of-gpus",
+        severity="error",
+        part=configuration.part,
+        line=configuration.line("train_batch_size"),
+        what=f"the three batch sizes hold for {gpus} GPUs, and {translation.spec.cluster.name} has {world}",
+        why="DeepSpeed asserts the equation; predicted is the batch that one GPU and the accumulation make",
+        remedy=f"write train_batch_size {translation.spec.job.global_batch_size}",
+    )
+
+
+def samples_finding(translation: Translation) -> Iterator[Finding]:
+    """That there are fewer samples than a step takes."""
+    job = translation.spec.job
+    micro_batches = translation.layout.micro_batch_size * translation.layout.dp
+    if job.samples is None or not micro_batches <= job.samples < job.global_batch_size:
+        return  # fewer still break the rule on the batch
+    yield Finding(
+        rule="samples-below-batch",
+        severity="error",
+        part=translation.configuration.part,
+        line=translation.configuration.line("max_samples"),
+        what=f"{job.samples:,} samples at most, and a step takes {job.global_batch_size:,}",
+        why="the Megatron trainer divides by the number of whole steps in an epoch, which is then zero",
+        remedy="raise max_samples, or lower gradient_accumulation_steps",
+    )
+
+
+def verdict(prediction: Prediction) -> Iterator[Finding]:
+    """Whether it fits, and what the best plan gains."""
+    translation, plan, best = prediction.translation, prediction.plan, prediction.best
+    if translation is None:
+        return
+    is_over = plan is not None and plan.memory.excess_bytes > 0.0
+    if prediction.no_best and not is_over:
+        yield Finding(
+            rule="plan-nothing-fits",
+            severity="note" if plan and plan.fits else "warning",
+            part=translation.configuration.part,
+            what=f"a search found no layout for this job on {_gpus(translation.spec)}",
+            why=prediction.no_best,
+            remedy=sentence(prediction.ways) or "use more or larger GPUs, or a smaller global batch or length",
+        )
+    if plan is None:
+        return
+    spec = translation.spec
+    yield from offload_findings(translation, plan)
+    if not plan.fits:
+        yield from misfit(prediction)
+        return
+    faster = (prediction.faster or 1.0) - 1.0
+    if best is not None and faster >= A_LITTLE_FASTER:
+        yield Finding(
+            rule="plan-slower",
+            severity="warning" if faster >= MUCH_FASTER else "note",
+            part=translation.configuration.part,
+            what=f"the best plan for this job on these GPUs is {faster:.0%} faster",
+            why=f"{_named(best, plan.layout)} instead of {plan.id}, with the same global batch of"
+            f" {spec.job.global_batch_size}{_of_own_backend(prediction)}",
+            remedy=_towards_best(prediction),
+        )
+
+
+def _named(plan: Plan, layout: Layout) -> str:
+    """The id, with what trains it where that is not what trains `layout`."""
+    return f"{plan.id} (Megatron)" if plan.layout.is_megatron and not layout.is_megatron else plan.id
+
+
+def _of_own_backend(prediction: Prediction) -> str:
+    """What the best plan of the same backend gains, where another backend has the best of all."""
+    plan, own = prediction.plan, prediction.own
+    if plan is None or own is None or own == prediction.best:
+        return ""
+    gain = own.tokens_per_s_per_gpu / plan.tokens_per_s_per_gpu - 1.0
+    if gain < A_LITTLE_FASTER:
+        return f"; with {own.layout.backend} none is faster than this one"
+    return f"; the best with {own.layout.backend} is {own.id}, {gain:.0%} faster"
+
+
+def misfit(prediction: Prediction) -> Iterator[Finding]:
+    """That a plan is over the card, by how much, and what would fit."""
+    translation, plan = prediction.translation, prediction.plan
+    if translation is None or plan is None or plan.memory.excess_bytes <= 0.0:
+        return  # the host memory is too small, which has a finding of its own
+    spec, memory, layout = translation.spec, plan.memory, plan.layout
+    out = memory_rejection(unnamed(spec), layout)
+    is_close = memory.device_bytes <= memory.capacity_bytes
+    lengths = "" if spec.job.packs else f", with sequences of {spec.job.seq_len:,} tokens: shorter ones take less"
+    parts = "" if layout.is_megatron else f": {_parts(plan)}"
+    target = prediction.own or prediction.best
+    if target is None:
+        nothing = "nothing else fits" if prediction.no_best == NOTHING_FITS else prediction.no_best
+        as_is = "" if spec.cluster.host_memory_bytes else ", whose spec states no host_memory to offload to"
+        remedies = [f"{nothing} on these GPUs{as_is}", sentence(prediction.ways)]
+    elif layout.is_megatron:
+        remedies = [out.fix, _towards_best(prediction)]
+    else:
+        remedies = [f"on these GPUs fits {_named(target, layout)}: {_towards_best(prediction)}"]
+    yield Finding(
+        rule="plan-does-not-fit",
+        severity="warning" if is_close else "error",
+        part=translation.configuration.part,
+        line=key_line(translation.configuration, ("deepspeed", "fsdp")) if not layout.is_megatron else None,
+        what=f"{'may not fit' if is_close else 'does not fit'}: {out.reason}",
+        why=f"predicted for {plan.id} of {spec.model.name} on {_gpus(spec)}{parts}{lengths}",
+        remedy="; ".join(filter(None, remedies)),
+    )
+
+
+def _gpus(spec: Spec) -> str:
+    count, name = spec.cluster.world_size, spec.cluster.name
+    return f"{count} GPU{'' if count == 1 else 's'} of {name}"
+
+
+def _parts(plan: Plan) -> str:
+    """`56.9 GiB weights, 11.4 GiB gradients, 68.2 GiB optimizer, 9.6 GiB activations and buffers`."""
+    stage = max(plan.memory.by_stage, key=lambda one: one.allocated_bytes)
+    states = {name: stage.parts_bytes.get(name, 0.0) for name in ("weights", "gradients", "optimizer")}
+    rest = plan.memory.device_bytes - sum(states.values())
+    rows = [f"{size / GIB:.1f} GiB {name}" for name, size in states.items() if size]
+    return ", ".join([*rows, f"{rest / GIB:.1f} GiB activations, buffers and context"])
+
+
+def _towards_best(prediction: Prediction) -> str:
+    """The changes of keys as a sentence, for those who read the findings alone."""
+    plan, own, best = prediction.plan, prediction.own, prediction.best
+    is_gain = own is not None and (
+        plan is None or not plan.fits or own.tokens_per_s_per_gpu > plan.tokens_per_s_per_gpu * (1.0 + A_LITTLE_FASTER)
+    )
+    remedies = []
+    if own is not None and (is_gain or own == best):
+        put = [change for change in prediction.changes if change.best is not None]
+        halves = (
+            ("set", [f"{one.key}: {_yaml(one.best)}" for one in put if not one.key.isupper()]),
+            ("export", [f"{one.key}={one.best}" for one in put if one.key.isupper()]),
+            ("remove", [change.key for change in prediction.changes if change.best is None]),
+        )
+        remedies.append(" and ".join(f"{word} {', '.join(keys)}" for word, keys in halves if keys))
+    if best is not None and own != best:
+        words = f"`topoplan generate --pin backend={best.layout.backend}`, with a spec of this model and job,"
+        remedies.append(f"{words} writes the files of {best.id}")
+    return "; ".join(filter(None, remedies))
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

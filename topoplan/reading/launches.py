@@ -1,0 +1,199 @@
+"""Commands -> launches: which of them start training, how many processes, with which configuration."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from topoplan.errors import SpecError
+from topoplan.reading.setup import Configuration, Launch, Trainer
+from topoplan.reading.shell import Script
+from topoplan.reading.starters import started
+from topoplan.reading.words import Word
+from topoplan.reading.wrappers import Unwrapped, unwrapped
+from topoplan.specs.source import KeyPath, Source, plain_scalar
+
+_MOST_LAUNCHES = 200
+_MOST_JSON_CHARS = 20_000
+
+_CLI = re.compile(r"(?:.*[/\s(`])?(?:llamafactory-cli|lmf)[\s)`'\"]*", re.DOTALL)
+"""By name, by path, or as `$(which llamafactory-cli)`."""
+_SWIFT_CLI = re.compile(r"(?:.*[/\s(`])?(swift|megatron)[\s)`'\"]*", re.DOTALL)
+_LLAMAFACTORY_FILES = ("llamafactory/launcher.py", "llamafactory.launcher")
+_LLAMAFACTORY_SCRIPT = re.compile(r"(?:.*/)?(?:src/)?train(?:_bash)?\.py")
+_SWIFT_FILE = re.compile(r"(?:.*/)?swift[./]cli[./](_megatron[./])?(sft|pt|rlhf)(?:\.py)?")
+_TRAINING_METHODS = frozenset(["sft", "pt", "rlhf"])
+_CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
+_LLAMAFACTORY_KEYS = frozenset(["stage", "finetuning_type", "template", "cutoff_len", "dataset_dir"])
+_YAML_QUOTED = re.compile(r"'(.*)'", re.DOTALL)
+"""The value of a word `key='text'`: OmegaConf.from_cli reads it as YAML, and these quotes come off too."""
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*(?:=.*)?", re.DOTALL)
+
+
+def launches(script: Script) -> Iterator[Launch]:
+    """The commands of a script that start training, in order. Raises SpecError where there are too many to be meant."""
+    count = 0
+    for command in tuple(script.commands):
+        for one in unwrapped(script, command):
+            launch = _launch(script, one)
+            if launch is None:
+                continue
+            count += 1
+            if count > _MOST_LAUNCHES:
+                raise SpecError(
+                    f"starts training more than {_MOST_LAUNCHES} times",
+                    where=script.part.place(launch.first_line),
+                    remedy="give the commands of one job",
+                )
+            yield launch
+
+
+def _launch(script: Script, one: Unwrapped) -> Launch | None:
+    start = started(one.words)
+    if start is None or start.program is None:
+        return None
+    arguments: Sequence[Word] = start.arguments
+    program = _program(start.program.text, module=start.module)
+    trains = _trainer(program, arguments)
+    if not start.starter and trains is None:
+        return None
+    method = arguments[0].text if arguments else ""
+    if program == "llamafactory-cli" and method != "train" and not method.endswith(_CONFIG_SUFFIXES):
+        return None  # chat, api, export, ...
+    if program in ("swift", "megatron") and method not in _TRAINING_METHODS:
+        return None
+    has_method = program in ("llamafactory-cli", "swift", "megatron") and not method.endswith(_CONFIG_SUFFIXES)
+    own = arguments[1:] if has_method else arguments
+    config_file, rest = _config_file(own)
+    configuration = None
+    if trains is not None:
+        source = _source(rest, name=script.part.name, has_file=bool(config_file))
+        if source.data:
+            configuration = Configuration(trainer=trains, part=script.part, source=source, from_command=True)
+    return Launch(
+        part=script.part,
+        first_line=one.first_line,
+        last_line=one.last_line,
+        starter=start.starter,
+        called=start.called,
+        options=start.options,
+        program=program,
+        arguments=tuple(word.text for word in arguments),
+        variables=one.variables,
+        configuration=configuration,
+        config_file=config_file,
+        background=one.background,
+        wrappers=one.wrappers,
+    )
+
+
+def _program(text: str, *, module: bool) -> str:
+    """The program by its usual name: a path to swift/cli/sft.py is swift.cli.sft, which starts no torchrun itself."""
+    if _CLI.fullmatch(text) or (module and text in ("llamafactory.cli", "llamafactory")):
+        return "llamafactory-cli"
+    if text.endswith(_LLAMAFACTORY_FILES):
+        return "llamafactory.launcher"
+    if match := _SWIFT_FILE.fullmatch(text):
+        return f"swift.cli.{match.group(1) or ''}{match.group(2)}".replace("/", ".")
+    if match := _SWIFT_CLI.fullmatch(text):
+        return match.group(1)
+    return text
+
+
+def _trainer(program: str, arguments: Sequence[Word]) -> Trainer | None:
+    """Whose keys the arguments are; None for any other program."""
+    if program in ("llamafactory-cli", "llamafactory.launcher"):
+        return "llamafactory"
+    if program == "megatron" or program.startswith("swift.cli._megatron."):
+        return "swift-megatron"
+    if program == "swift" or program.startswith("swift.cli."):
+        return "swift"
+    if program.endswith(".py"):
+        keys = {_key(word.text) for word in arguments if word.text.startswith("--")}
+        if "model_name_or_path" in keys and keys & _LLAMAFACTORY_KEYS:
+            return "llamafactory"
+        first = arguments[0].text if arguments else ""
+        if _LLAMAFACTORY_SCRIPT.fullmatch(program) and first.endswith((".yaml", ".yml")):
+            return "llamafactory"
+    return None
+
+
+def _config_file(arguments: Sequence[Word]) -> tuple[str, Sequence[Word]]:
+    """A file in first place, as LLaMA-Factory and ms-swift take it, and the arguments behind it."""
+    if arguments and arguments[0].text.endswith(_CONFIG_SUFFIXES) and not arguments[0].text.startswith("-"):
+        return arguments[0].text, arguments[1:]
+    return "", arguments
+
+
+def deepspeed_file(launch: Launch) -> str:
+    """The JSON file behind --deepspeed or --deepspeed_config, for any program."""
+    for at, text in enumerate(launch.arguments):
+        name, equals, value = text.partition("=")
+        if name in ("--deepspeed", "--deepspeed_config", "--deepspeed-config"):
+            value = value if equals else "".join(launch.arguments[at + 1 : at + 2])
+            return value if value.endswith(".json") else ""
+    return ""
+
+
+def _key(text: str) -> str:
+    return text.lstrip("-").partition("=")[0].replace("-", "_")
+
+
+def _source(arguments: Sequence[Word], *, name: str, has_file: bool) -> Source:
+    """Arguments as keys with values. Behind a file LLaMA-Factory takes `key=value` only (OmegaConf.from_cli)."""
+    data: dict[str, Any] = {}
+    lines: dict[KeyPath, int] = {}
+    at = 0
+    while at < len(arguments):
+        word = arguments[at]
+        at += 1
+        values: list[str] = []
+        key, equals, value = word.text.partition("=")
+        if _is_option(word):
+            if equals:
+                values = [value]
+            while at < len(arguments) and not _is_option(arguments[at]):
+                values.append(arguments[at].text)
+                at += 1
+        elif has_file and equals and re.fullmatch(r"[A-Za-z_][\w.]*", key):
+            if quoted := _YAML_QUOTED.fullmatch(value):
+                data[key], lines[(key,)] = quoted[1].replace("''", "'"), word.line
+                continue
+            values = [value]
+        else:
+            continue
+        key = _key(key)
+        data[key] = _value(values)
+        lines[(key,)] = word.line
+        if isinstance(data[key], list):
+            lines |= {(key, number): word.line for number in range(len(values))}
+    return Source(name=name, data=data, lines=lines)
+
+
+def _is_option(word: Word) -> bool:
+    """`--key`, and not -5 or a negative number; in quotes it may still be one, as bash takes the quotes off."""
+    return _OPTION.fullmatch(word.text) is not None
+
+
+def _value(values: Sequence[str]) -> Any:
+    if not values:
+        return True  # a flag alone
+    if len(values) > 1:
+        return [_scalar(value) for value in values]
+    return _scalar(values[0])
+
+
+def _scalar(text: str) -> Any:
+    """A value as HfArgumentParser types it: numbers, true and false; a mapping in JSON; text otherwise."""
+    if text.startswith("{") and text.endswith("}") and len(text) <= _MOST_JSON_CHARS:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+        return value if isinstance(value, dict) else text
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    value = plain_scalar(text)
+    return text if value is None else value

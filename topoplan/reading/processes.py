@@ -1,0 +1,132 @@
+"""How many machines and GPUs a launch command uses."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from topoplan.reading.setup import Configuration, Launch, Setup
+from topoplan.reading.values import as_whole
+
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+_FAMILIES = {
+    "llamafactory": "llamafactory",
+    "swift": "swift",
+    "swift-megatron": "megatron",
+    "trinity": "trinity",
+}
+"""What the program of a trainer's launch has in its name; the others have none of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processes:
+    """Machines of a launch and its processes on each of them, one a GPU."""
+
+    launch: Launch
+    nodes: int | None
+    """None where the command leaves it open."""
+    gpus_per_node: int | None
+    """None where it takes all GPUs that it sees."""
+
+    @property
+    def line(self) -> int:
+        """Where the number stands: the option, or the command."""
+        for name in ("nproc_per_node", "num_gpus", "num_processes", "nnodes"):
+            if option := self.launch.options.get(name):
+                return option.line
+        return self.launch.first_line
+
+    @property
+    def words(self) -> str:
+        """`4 x 8 GPUs`, as cluster specs are named."""
+        gpus = "all" if self.gpus_per_node is None else self.gpus_per_node
+        return f"{'some nodes' if self.nodes is None else self.nodes} x {gpus} GPUs"
+
+
+def processes_for(setup: Setup, configuration: Configuration) -> Processes | None:
+    """What the launch of a configuration starts; None where no command for it was found."""
+    launch = launch_of(setup, configuration)
+    if launch is None:
+        return None
+    found, files = processes_of(launch), list(setup.of("accelerate"))
+    if launch.starter != "accelerate" or len(files) != 1:
+        return found
+    # What its options leave out stands in the file of `accelerate launch`; num_processes counts all machines.
+    machines, total = (as_whole(files[0].get(key)) for key in ("num_machines", "num_processes"))
+    nodes = found.nodes if "num_machines" in launch.options else machines or found.nodes
+    if found.gpus_per_node is None and total and nodes and 0 < nodes <= total:
+        found = replace(found, gpus_per_node=total // nodes)
+    return replace(found, nodes=nodes)
+
+
+def launch_of(setup: Setup, configuration: Configuration) -> Launch | None:
+    """The command that starts a configuration: with its keys as arguments, its file, or at least its trainer."""
+    file = PurePath(configuration.part.file or configuration.part.name).name
+    of_trainer = [one for one in setup.launches if _FAMILIES.get(configuration.trainer, "") in one.program]
+    by_nearness = (
+        [one for one in setup.launches if one.configuration is configuration],
+        [one for one in setup.launches if one.reads is configuration],
+        [one for one in setup.launches if file in {PurePath(argument).name for argument in one.arguments}],
+        [one for one in of_trainer if one.part.name == configuration.part.name],
+        of_trainer,
+    )
+    # The keys of a command belong to that command alone.
+    found = by_nearness[0] if configuration.from_command else next(filter(None, by_nearness), [])
+    return found[0] if found else None
+
+
+def processes_of(launch: Launch) -> Processes:
+    """Machines and processes of one command.
+
+    Defaults: torchrun's of one machine and one process; LLaMA-Factory's `launcher.py`, which reads NNODES and
+    NPROC_PER_NODE and else takes every GPU that it sees; ms-swift's `cli/main.py`, which starts one process without
+    NPROC_PER_NODE (where NNODES comes from the environment of a platform, that does as well); `deepspeed`, which takes
+    every GPU of its hosts.
+    """
+    options = {name: option.value for name, option in launch.options.items()}
+    visible = _visible_gpus(launch)
+    nodes: int | None
+    gpus: int | None
+    if launch.starter == "torchrun":
+        nodes = _number(launch, options.get("nnodes", "1").rpartition(":")[2])
+        per_node = options.get("nproc_per_node", "1")
+        gpus = visible if per_node in ("auto", "gpu") else _number(launch, per_node)
+    elif launch.starter == "deepspeed":
+        nodes = _number(launch, options.get("num_nodes", "")) or (None if "hostfile" in options else 1)
+        gpus = _number(launch, options.get("num_gpus", "")) or _included(options.get("include", "")) or visible
+    elif launch.starter == "accelerate":
+        nodes = _number(launch, options.get("num_machines", "1"))
+        total = _number(launch, options.get("num_processes", ""))
+        gpus = total // nodes if total and nodes else None
+    else:
+        nodes = _of_variable(launch, "NNODES", 1)
+        takes_all = "llamafactory" in launch.program or nodes is None
+        gpus = _of_variable(launch, "NPROC_PER_NODE", visible if takes_all else 1)
+    return Processes(launch=launch, nodes=nodes, gpus_per_node=gpus)
+
+
+def _of_variable(launch: Launch, name: str, default: int | None) -> int | None:
+    found = launch.variable(name)
+    return default if found is None else _number(launch, found.value)
+
+
+def _visible_gpus(launch: Launch) -> int | None:
+    found = launch.variable("CUDA_VISIBLE_DEVICES")
+    return None if found is None else len([one for one in found.value.split(",") if one.strip()]) or None
+
+
+def _included(text: str) -> int | None:
+    """GPUs in deepspeed's `--include localhost:0,1,2`."""
+    _, colon, places = text.partition(":")
+    return len(places.split(",")) if colon and "@" not in places else None
+
+
+def _number(launch: Launch, text: str, depth: int = 3) -> int | None:
+    """A whole number above zero, also from a variable that the script sets; None for anything else."""
+    text = text.strip().strip("\"'")
+    if match := _VARIABLE.fullmatch(text):
+        found = launch.variable(match[1] or match[3])
+        text = found.value if found else match[2] or ""
+        return _number(launch, text, depth - 1) if depth else None
+    return int(text) if text.isdecimal() and 0 < int(text) < 10**6 else None

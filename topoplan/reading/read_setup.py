@@ -1,0 +1,174 @@
+"""Files -> Setup: every part read, launches tied to the files that they name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from topoplan.errors import SpecError
+from topoplan.reading.configurations import READ, UnknownKindError, configuration_of
+from topoplan.reading.launches import deepspeed_file, launches
+from topoplan.reading.parts import Part
+from topoplan.reading.read_parts import file_parts, read_parts
+from topoplan.reading.setup import Configuration, Launch, Setup, Trainer, Variable
+from topoplan.reading.shell import Environment, read_script
+from topoplan.specs.source import Source, below, read_text, shown_path
+
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def read_setup(paths: Sequence[str]) -> Setup:
+    """Everything that these files say. Raises SpecError for what cannot be read, or is no configuration of training."""
+    return setup_of(read_parts(paths))
+
+
+def setup_of(parts: Sequence[Part]) -> Setup:
+    """Everything that these parts say, and the files that they name. Raises SpecError."""
+    return _Reader().read(parts)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.configurations: list[Configuration] = []
+        self.launches: list[Launch] = []
+        self.variables: list[Variable] = []
+        self._by_path: dict[Path, Configuration] = {}
+
+    def read(self, parts: Sequence[Part]) -> Setup:
+        for part in parts:
+            if part.kind != "shell":
+                try:
+                    self._add(configuration_of(part))
+                except SpecError as error:
+                    if not part.file and not (part.label and isinstance(error, UnknownKindError)):
+                        raise
+                    continue  # a block of a document, or what a script writes, may be about anything
+            self.parts.append(part)
+        environments: dict[str, Environment | None] = {}
+        for part in parts:
+            if part.kind == "shell":
+                # The blocks of one document are one session in a shell; files are not.
+                environments[part.name] = self._script(part, environments.get(part.name))
+        if not (self.configurations or self.launches or self.variables):
+            raise SpecError(
+                "starts no training and holds no configuration", where=parts[0].name if parts else "", expected=READ
+            )
+        self.launches = [self._followed(launch) for launch in self.launches]
+        for configuration in tuple(self.configurations):
+            self._follow_deepspeed(configuration)
+        return Setup(
+            parts=tuple(self.parts),
+            configurations=tuple(self.configurations),
+            launches=tuple(self.launches),
+            variables=tuple(self.variables),
+        )
+
+    def _script(self, part: Part, environment: Environment | None) -> Environment | None:
+        script = read_script(part, environment)
+        self.launches += launches(script)
+        self.variables += script.variables
+        return script.environment
+
+    def _add(self, configuration: Configuration) -> None:
+        self.configurations.append(configuration)
+        part = configuration.part
+        if part.file:
+            for base in _bases(part):
+                self._by_path[_resolved(below(base, _without_expansions(part.file)))] = configuration
+        elif not part.label:
+            self._by_path[_resolved(Path(part.name))] = configuration
+
+    # References ------------------------------------------------------------------------------------------------------
+
+    def _followed(self, launch: Launch) -> Launch:
+        """The launch with what its file holds, and the other files that it names read as well."""
+        if launch.configuration is not None:
+            self.configurations.append(launch.configuration)
+        bases = _bases(launch.part)
+        for option in ("config_file", "deepspeed_config_file"):
+            if launch.starter == "accelerate" and option in launch.options:
+                self._follow(launch.options[option].value, bases)
+        self._follow(deepspeed_file(launch), bases)
+        if not launch.config_file:
+            return launch
+        trainer = _trainer_of(launch.program)
+        return replace(launch, reads=self._follow(launch.config_file, bases, trainer=trainer))
+
+    def _follow_deepspeed(self, configuration: Configuration) -> None:
+        value = configuration.get("deepspeed")
+        if configuration.trainer == "accelerate":
+            block = configuration.get("deepspeed_config")
+            value = block.get("deepspeed_config_file") if isinstance(block, Mapping) else None
+        if isinstance(value, str):
+            self._follow(value, _bases(configuration.part))
+        elif isinstance(value, dict):
+            self._inline(configuration, value)
+
+    def _inline(self, configuration: Configuration, value: dict[str, Any]) -> None:
+        """A DeepSpeed configuration that stands in another one, with its lines there."""
+        lines = {
+            path[1:]: line for path, line in configuration.source.lines.items() if path[0] == "deepspeed" and path[1:]
+        }
+        source = Source(name=configuration.source.name, data=value, lines=lines)
+        self.configurations.append(replace(configuration, trainer="deepspeed", source=source))
+
+    def _follow(self, name: str, bases: Iterable[Path], *, trainer: Trainer | None = None) -> Configuration | None:
+        """The configuration in the file of that name, where there is such a file."""
+        name = _without_expansions(name)
+        if not name.endswith(_SUFFIXES):
+            return None
+        for base in bases:
+            path = below(base, name)
+            if (known := self._by_path.get(_resolved(path))) is not None:
+                return known
+            if _is_file(path):
+                for part in file_parts(read_text(path, wanted=READ), name=shown_path(path)):
+                    if part.kind == "shell":
+                        continue
+                    self._add(configuration_of(part, trainer=trainer))
+                    self.parts.append(part)
+                return self._by_path.get(_resolved(path))
+        return None
+
+
+def _without_expansions(name: str) -> str:
+    """`$(dirname "$0")/train.yaml` and `$DIR/train.yaml`: what is behind them is looked for in the usual places."""
+    cut = max(name.rfind("}"), name.rfind(")"), name.rfind("`"))
+    if cut >= 0 and ("$" in name or "`" in name):
+        name = name[cut + 1 :]
+    elif "$" in name:
+        name = re.sub(r"^.*\$\w+", "", name, flags=re.DOTALL)
+    else:
+        return name
+    return name.lstrip("/")
+
+
+def _bases(part: Part) -> list[Path]:
+    """Where a relative path may start: the directory of the file that names it, and the working directory."""
+    return [Path(part.name).parent, Path()]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):
+        return path
+
+
+def _trainer_of(program: str) -> Trainer | None:
+    if program == "megatron" or program.startswith("swift.cli._megatron."):
+        return "swift-megatron"
+    if program == "swift" or program.startswith("swift.cli."):
+        return "swift"
+    return "llamafactory" if program.startswith("llamafactory") else None

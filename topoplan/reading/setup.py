@@ -1,0 +1,157 @@
+"""What the rules look at: the configurations, launch commands and variables of one training job, as they were found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from topoplan.reading.parts import Part
+from topoplan.specs.source import KeyPath, Source
+from topoplan.trainers.llamafactory.key_list import TrainerPath, bridge_keys, known_keys, plain_keys
+
+Trainer = Literal["llamafactory", "swift", "swift-megatron", "deepspeed", "trinity", "accelerate"]
+"""Whose keys a configuration holds. swift: `swift sft` and the like; swift-megatron: `megatron sft` of ms-swift."""
+
+_TRAINERS = re.compile(r"llamafactory-cli|llamafactory\.launcher|swift|megatron|swift\.cli\..*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """Keys with their values, from a file or from the arguments of a command."""
+
+    trainer: Trainer
+    part: Part
+    source: Source
+    """The values, with the line of each in the text of the part."""
+    from_command: bool = False
+    """The keys are `--key value` arguments of a command."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key at the top."""
+        return self.source.data.get(key, default)
+
+    def line(self, *path: str | int) -> int | None:
+        """Line of a value in the text of the part, or of the nearest block that holds it."""
+        found: KeyPath = path
+        while found:
+            if line := self.source.lines.get(found):
+                return line
+            found = found[:-1]
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """An environment variable that a script sets, or a command is given."""
+
+    name: str
+    value: str
+    """With quotes removed; what the shell would put in place of `$...` is left as it is written."""
+    part: Part
+    line: int
+    assumed: bool = False
+    """The default of a `${NAME:-default}`: the environment may say otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option of a launcher: `--master_port 29500`."""
+
+    value: str
+    line: int
+    assumed: bool = False
+    """The default of a `${NAME:-default}`: the environment may say otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One command that starts training."""
+
+    part: Part
+    first_line: int
+    last_line: int
+    """It may go over several lines."""
+    starter: Literal["torchrun", "deepspeed", "accelerate", ""]
+    """What starts the processes; empty when the program does so itself."""
+    called: str = ""
+    """How the starter is called: torchrun, torch.distributed.run, torch.distributed.launch, ..."""
+    options: dict[str, Option]
+    """Options of the starter, with underscores: `nproc_per_node`, `master_port`."""
+    program: str
+    """llamafactory-cli, llamafactory.launcher (as a module or a file), swift, megatron, swift.cli.sft and the like (as
+    a module or a file), or the script that is run."""
+    arguments: tuple[str, ...]
+    """What comes behind the program."""
+    variables: tuple[Variable, ...]
+    """Set when it runs: exported before it in the same part, or in front of it. The last one of a name wins."""
+    configuration: Configuration | None = None
+    """The trainer's keys among the arguments."""
+    config_file: str = ""
+    """The configuration file among the arguments, as it is written."""
+    reads: Configuration | None = None
+    """What that file holds, where it was found or is one of the given files."""
+    background: bool = False
+    """It ends with `&`: the next command does not wait for it."""
+    wrappers: tuple[str, ...] = ()
+    """What stands in front of it: sudo, ssh, srun, ..."""
+
+    def variable(self, name: str) -> Variable | None:
+        """The variable of that name, as the command sees it."""
+        return next((one for one in reversed(self.variables) if one.name == name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Everything that was found."""
+
+    parts: tuple[Part, ...]
+    configurations: tuple[Configuration, ...] = ()
+    """Of files and of commands."""
+    launches: tuple[Launch, ...] = ()
+    variables: tuple[Variable, ...] = ()
+    """All that are set anywhere, in order."""
+    bundles: tuple[Path, ...] = ()
+    """Directories that `topoplan generate` wrote, among what was given."""
+
+    @property
+    def unread_programs(self) -> tuple[str, ...]:
+        """Programs that are launched with arguments of no trainer that is read: `pretrain_gpt.py`."""
+        launches = (one for one in self.launches if one.configuration is None and not one.config_file)
+        return tuple(dict.fromkeys(one.program for one in launches if not _TRAINERS.fullmatch(one.program)))
+
+    def bundle_of(self, configuration: Configuration) -> Path | None:
+        """The bundle that a configuration is a file of."""
+        directory = Path(configuration.part.name).parent
+        return directory if directory in self.bundles else None
+
+    def of(self, *trainers: Trainer) -> Iterator[Configuration]:
+        """The configurations of these trainers."""
+        return (one for one in self.configurations if one.trainer in trainers)
+
+    def uses_mca(self, configuration: Configuration) -> bool:
+        """Whether LLaMA-Factory trains it with mcore_adapter."""
+        return self.path_of(configuration) == "mca"
+
+    def path_of(self, configuration: Configuration) -> TrainerPath | None:
+        """What trains it: USE_MCA and USE_MEGATRON_BRIDGE say so (hparams/parser.py, get_train_args), else the keys
+        that only one path knows; None where it is no configuration of LLaMA-Factory's."""
+        if configuration.trainer != "llamafactory":
+            return None
+        mca, bridge = self._enabled("USE_MCA"), self._enabled("USE_MEGATRON_BRIDGE")
+        if mca or bridge:
+            return "mca" if mca else "bridge"
+        keys, plain = configuration.source.data.keys(), plain_keys().keys()
+        asks = configuration.get("use_megatron_bridge") is True or keys & (
+            bridge_keys().keys() - plain - known_keys().keys()
+        )
+        if bridge is None and asks:
+            return "bridge"
+        return "mca" if mca is None and keys & (known_keys().keys() - plain) else "plain"
+
+    def _enabled(self, name: str) -> bool | None:
+        """Whether a variable is switched on, as extras/misc.py::is_env_enabled has it; None where none is set."""
+        said = [one.value.strip().lower() for one in self.variables if one.name == name]
+        return said[-1] in ("true", "y", "1") if said else None

@@ -1,0 +1,165 @@
+"""The programs that start training processes: how their command lines are cut into options, program and arguments.
+
+Options as of torch 2.13 (torch/distributed/run.py and launch.py), DeepSpeed 0.18 (deepspeed/launcher/runner.py) and
+accelerate 1.11 (accelerate/commands/launch.py). All three end at the first word that is no option: what follows
+belongs to the program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import PurePosixPath
+from typing import Literal
+
+from topoplan.reading.setup import Option
+from topoplan.reading.words import Word, is_open
+
+StarterName = Literal["torchrun", "deepspeed", "accelerate", ""]
+
+PYTHON = re.compile(r"(?:python|pypy)[0-9.]*(?:\.exe)?")
+
+_TORCHRUN_VALUES = frozenset(
+    [
+        *("nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts"),
+        *("monitor_interval", "start_method", "event_log_handler", "role", "log_dir", "redirects", "tee"),
+        *("log_line_prefix_template", "local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters"),
+        *("node_rank", "master_addr", "master_port", "local_addr", "logs_specs", "numa_binding"),
+        *("signals_to_handle", "shutdown_timeout", "print_completion"),
+    ]
+)
+_TORCHRUN_FLAGS = frozenset(["standalone", "module", "no_python", "run_path", "use_env", "virtual_local_rank", "help"])
+_DEEPSPEED_FLAGS = frozenset(
+    [
+        *("module", "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid"),
+        *("elastic_training", "bind_cores_to_rank", "quiet", "help"),
+    ]
+)
+_ACCELERATE_FLAGS = frozenset(
+    [
+        *("cpu", "debug", "downcast_bf16", "dynamo_use_dynamic", "dynamo_use_fullgraph", "enable_cpu_affinity"),
+        *("dynamo_use_regional_compilation", "fp8_use_autocast_during_eval", "module", "multi_gpu", "no_python"),
+        *("no_tpu_cluster", "quiet", "same_network", "tpu", "tpu_cluster", "tpu_use_sudo", "use_deepspeed"),
+        *("use_fsdp", "use_megatron_lm", "use_parallelism_config", "use_xpu", "help"),
+    ]
+)
+_SHORT = {
+    "torchrun": {"m": "module", "r": "redirects", "t": "tee", "h": "help"},
+    "deepspeed": {"H": "hostfile", "i": "include", "e": "exclude", "q": "quiet", "h": "help"},
+    "accelerate": {"m": "module", "q": "quiet", "t": "tee", "h": "help"},
+}
+_FLAGS = {"torchrun": _TORCHRUN_FLAGS, "deepspeed": _DEEPSPEED_FLAGS, "accelerate": _ACCELERATE_FLAGS}
+
+
+@dataclass(slots=True, kw_only=True)
+class Started:
+    """A command line, cut."""
+
+    starter: StarterName
+    called: str = ""
+    options: dict[str, Option] = field(default_factory=dict)
+    module: bool = False
+    """The program is a Python module."""
+    python: bool = False
+    """Python runs the program: it is a file, not a command."""
+    program: Word | None = None
+    arguments: tuple[Word, ...] = ()
+
+
+def torchrun_options() -> frozenset[str]:
+    """All options of torchrun, with underscores."""
+    return _TORCHRUN_VALUES | _TORCHRUN_FLAGS
+
+
+def base_name(text: str) -> str:
+    """The last part of a path."""
+    return PurePosixPath(text).name if "/" in text and not is_open(text) else text.rpartition("/")[2]
+
+
+def started(words: Sequence[Word]) -> Started | None:
+    """The starter, its options, and what it runs. None where the words are no command that could start training."""
+    if not words:
+        return None
+    name, rest = base_name(words[0].text), words[1:]
+    if name == "torchrun":
+        return _cut("torchrun", "torchrun", rest)
+    if name == "deepspeed":
+        return _cut("deepspeed", "deepspeed", rest)
+    if name in ("accelerate", "accelerate-launch"):
+        if name == "accelerate":
+            if not rest or rest[0].text != "launch":
+                return None
+            rest = rest[1:]
+        return _cut("accelerate", "accelerate launch", rest)
+    if PYTHON.fullmatch(name) or (is_open(words[0].text) and _runs_module(rest)):
+        return _python(rest)
+    return Started(starter="", program=words[0], arguments=tuple(rest))
+
+
+def _runs_module(words: Sequence[Word]) -> bool:
+    """`"$python" -m ...`: whatever the variable holds."""
+    return any(word.text == "-m" for word in words[:4]) or bool(words and words[0].text.endswith(".py"))
+
+
+def _python(words: Sequence[Word]) -> Started | None:
+    at = 0
+    while at < len(words) and words[at].text.startswith("-"):
+        text = words[at].text
+        if text == "-m" and at + 1 < len(words):
+            return _module(words[at + 1], words[at + 2 :])
+        if text in ("-c", "-", "-V", "--version", "-h"):
+            return None
+        at += 2 if text in ("-W", "-X") else 1
+    if at == len(words):
+        return None
+    return Started(starter="", python=True, program=words[at], arguments=tuple(words[at + 1 :]))
+
+
+def _module(module: Word, rest: Sequence[Word]) -> Started | None:
+    name = module.text
+    if name in ("torch.distributed.run", "torch.distributed.launch"):
+        return _cut("torchrun", name, rest)
+    if name in ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"):
+        return _cut("accelerate", name, rest[1:] if name.endswith("_cli") else rest)
+    if name in ("deepspeed.launcher.runner", "deepspeed"):
+        return _cut("deepspeed", name, rest)
+    return Started(starter="", module=True, python=True, program=module, arguments=tuple(rest))
+
+
+def _cut(starter: Literal["torchrun", "deepspeed", "accelerate"], called: str, words: Sequence[Word]) -> Started:
+    found = Started(starter=starter, called=called)
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if not word.text.startswith("-") or word.text == "-":
+            break
+        at += 1
+        name, equals, value = word.text.lstrip("-").partition("=")
+        name = _SHORT[starter].get(name, name) if not word.text.startswith("--") else name.replace("-", "_")
+        line, assumed = word.line, word.assumed
+        if starter == "torchrun":
+            name = _whole_name(name)
+        if name in _FLAGS[starter]:
+            value = value if equals else ""
+        elif not equals and at < len(words):
+            value, assumed = words[at].text, words[at].assumed
+            at += 1
+        if name:
+            found.options[name] = Option(value=value, line=line, assumed=assumed)
+    found.module = "module" in found.options
+    found.python = "no_python" not in found.options and not found.module
+    if at < len(words):
+        found.program, found.arguments = words[at], tuple(words[at + 1 :])
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _whole_name(name: str) -> str:
+    """argparse takes an option by the beginning of its name, when no other begins alike."""
+    known = torchrun_options()
+    if name in known:
+        return name
+    full = [one for one in known if name and one.startswith(name)]
+    return full[0] if len(full) == 1 else name

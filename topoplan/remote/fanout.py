@@ -1,0 +1,186 @@
+"""The same work on many hosts at once. A host that fails is data in the result and stops none of the others."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+from topoplan.errors import HostError
+from topoplan.remote.connection import Connection
+from topoplan.remote.keys import Access
+from topoplan.remote.ssh import CONNECT_S, Jump, connect, open_jump
+from topoplan.remote.ssh_config import Target
+from topoplan.remote.waiting import Deadline
+
+T = TypeVar("T")
+
+AT_ONCE = 32
+"""Hosts to log in to at the same time."""
+AT_ONCE_PER_JUMP = 8
+"""The same behind one jump host: its sshd serves them all."""
+_AGAIN = ("banner",)
+"""Problems that may be gone a moment later: an sshd with many logins under way hangs up on some (MaxStartups)."""
+_PAUSE_S = 0.3
+
+
+def connect_all(
+    targets: Mapping[str, Target],
+    access: Access,
+    *,
+    deadline_s: float = CONNECT_S,
+    on_done: Callable[[str, Connection | HostError], None] = lambda name, result: None,
+) -> dict[str, Connection | HostError]:
+    """Log in to all targets, in their order in the result. The caller closes the connections.
+
+    Targets with the same jump hosts share one connection to them. A host that hangs up while others log in is tried
+    again until its deadline. `on_done` is called for each as it is done, one call at a time.
+    """
+    groups: dict[tuple[Target, ...], list[str]] = defaultdict(list)
+    for name, target in targets.items():
+        groups[target.jumps].append(name)
+    results: dict[str, Connection | HostError] = {}
+    telling = threading.Lock()
+    given_up = threading.Event()
+
+    def done(name: str, result: Connection | HostError) -> None:
+        with telling:
+            if given_up.is_set():
+                if isinstance(result, Connection):
+                    result.close()
+                return
+            results[name] = result
+            on_done(name, result)
+
+    def one(name: str, jump: Jump | None) -> None:
+        try:
+            done(
+                name, _again(lambda left_s: connect(targets[name], access, deadline_s=left_s, through=jump), deadline_s)
+            )
+        except HostError as error:
+            done(name, error)
+
+    def group(names: list[str]) -> None:
+        """Those behind the same jump hosts."""
+        try:
+            jump = _again(lambda left_s: open_jump(targets[names[0]], access, deadline_s=left_s), deadline_s)
+        except HostError as error:
+            for name in names:
+                what = f"jump host {error.host}: {error.what}"
+                done(name, HostError(what, host=name, problem=error.problem, remedy=error.remedy))
+            return
+        try:
+            _each(names, lambda name: one(name, jump), AT_ONCE_PER_JUMP)
+        finally:
+            if jump is not None:
+                jump.release()
+
+    direct = groups.pop((), [])
+    work: list[Callable[[], None]] = [lambda names=names: group(names) for names in groups.values()]  # type: ignore[misc]
+    work += [lambda name=name: one(name, None) for name in direct]  # type: ignore[misc]
+    try:
+        _each(work, lambda job: job(), AT_ONCE)
+    except BaseException:
+        with telling:
+            given_up.set()
+        for result in results.values():
+            if isinstance(result, Connection):
+                result.close()
+        raise
+    return {name: results[name] for name in targets}
+
+
+def run_on_all(
+    connections: Mapping[str, Connection], job: Callable[[str, Connection], T], *, deadline_s: float
+) -> dict[str, T | HostError]:
+    """What `job` gives for each host, all at the same time, in the order of `connections`.
+
+    The connection of a job that is not done by the deadline is closed, which ends what the job waits for.
+
+    Raises:
+        Exception: what a job raised that is no HostError.
+    """
+    results: dict[str, T | HostError] = {}
+    deadline = Deadline(deadline_s)
+
+    def one(name: str) -> None:
+        try:
+            result: T | HostError = job(name, connections[name])
+        except HostError as error:
+            result = error
+        if deadline.left_s > 0:
+            results[name] = result
+
+    def late() -> None:
+        for name in connections.keys() - results.keys():
+            connections[name].close()
+
+    alarm = threading.Timer(deadline_s, late)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        _each(list(connections), one, len(connections))
+    finally:
+        alarm.cancel()
+    for name in connections.keys() - results.keys():
+        what = f"not done within {deadline_s:g} s"
+        results[name] = HostError(what, host=name, problem="deadline", remedy="see what runs there")
+    return {name: results[name] for name in connections}
+
+
+def _again(attempt: Callable[[float], T], deadline_s: float) -> T:
+    """Try until it works, fails for good or the time is over. Pauses grow, and differ from host to host by chance."""
+    deadline = Deadline(deadline_s)
+    pause_s = _PAUSE_S
+    while True:
+        try:
+            return attempt(deadline.left_s)
+        except HostError as error:
+            pause = random.uniform(0.5, 1.5) * pause_s
+            if error.problem not in _AGAIN or deadline.left_s < 2 * pause:
+                raise
+            time.sleep(pause)
+            pause_s *= 1.6
+
+
+def _each(items: Iterable[T], job: Callable[[T], None], at_once: int) -> None:
+    """Call `job` for each item, in threads that do not keep the program from ending: Ctrl-C returns at once.
+
+    Raises:
+        BaseException: the first that a job raised; no further job is started then.
+    """
+    waiting = deque(items)
+    lock = threading.Condition()
+    running = 0
+    failure: BaseException | None = None
+
+    def work() -> None:
+        nonlocal running, failure
+        while True:
+            with lock:
+                if not waiting or failure is not None:
+                    running -= 1
+                    lock.notify_all()
+                    return
+                item = waiting.popleft()
+            try:
+                job(item)
+            except BaseException as error:
+                with lock:
+                    failure = failure or error
+
+    running = min(len(waiting), at_once)
+    for _ in range(running):
+        threading.Thread(target=work, daemon=True).start()
+    with lock:
+        try:
+            while running:
+                lock.wait()
+        except BaseException:
+            waiting.clear()
+            raise
+    if failure is not None:
+        raise failure

@@ -1,0 +1,205 @@
+"""Who we are: the keys of the agent and of the identity files, each read and decrypted once for all hosts."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from topoplan.remote.known_hosts import HostKey
+from topoplan.remote.ssh_config import Target
+from topoplan.remote.waiting import Overtime, within
+
+if TYPE_CHECKING:
+    from paramiko import PKey
+
+Ask = Callable[[str], str | None]
+"""Shows a question and returns the answer, which is a secret; None: the user has none."""
+
+_AGENT_S = 5.0
+_AGENT_AGAIN_S = 30.0
+"""An agent whose keys did not do is asked again after this at the earliest."""
+_ASK_AT_MOST = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewKey:
+    """The key of a host that was seen for the first time and is now in a known-hosts file."""
+
+    host: str
+    key: HostKey
+    file: Path
+
+
+@dataclass(slots=True, kw_only=True)
+class Access:
+    """What may be asked and accepted while connecting, and the keys. Share one between the hosts of a run.
+
+    Passphrases are not kept; decrypted keys live as long as this object, in memory only.
+    """
+
+    ask: Ask | None = None
+    """Asks for the passphrase of a key; never called twice at a time. None: encrypted keys are passed over."""
+    accept_new: bool = False
+    """Take the key of a host that no known-hosts file names, and note it there. Changed keys are refused even so."""
+    on_new_key: Callable[[NewKey], None] = lambda new: None
+    """Called for each key that was taken, from the thread that connects."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _files: dict[Path, PKey | str] = field(default_factory=dict)
+    """Keys by file, or why there is none."""
+    _agents: dict[Path, list[PKey] | str] = field(default_factory=dict)
+    _asked_at: dict[Path, float] = field(default_factory=dict)
+    """When an agent was asked."""
+
+    def offers(self, target: Target) -> Iterator[tuple[str, PKey]]:
+        """The keys to offer, with a name for messages: the agent's that identity files name, the agent's others unless
+        IdentitiesOnly, files, as ssh does. Encrypted files come last: the user is asked only where all others failed.
+        """
+        named = [blob for file in target.identity_files if (blob := _public_blob(file))]
+        held = [(key.asbytes(), key) for key in self._agent_keys(target.agent)]
+        chosen = [key for blob in named for have, key in held if have == blob]
+        others = [] if target.identities_only else [key for have, key in held if have not in named]
+        offered = set()
+        for key in (*chosen, *others):
+            offered.add(key.asbytes())
+            yield "a key of the agent", key
+        encrypted = []
+        for file in target.identity_files:
+            if not file.is_file() or _public_blob(file) in offered:
+                continue
+            with self._lock:
+                loaded = self._load(file)
+            if loaded == _ENCRYPTED:
+                encrypted.append(file)
+            elif not isinstance(loaded, str) and loaded.asbytes() not in offered:
+                yield str(file), loaded
+        for file in encrypted:
+            with self._lock:
+                loaded = self._decrypt(file)
+            if not isinstance(loaded, str):
+                yield str(file), loaded
+
+    def unused(self, target: Target) -> list[str]:
+        """Why keys of the target were not offered, one phrase each."""
+        reasons = [f"{file}: {why}" for file in target.identity_files if isinstance(why := self._files.get(file), str)]
+        if target.agent and isinstance(silent := self._agents.get(target.agent), str):
+            reasons.append(f"agent {target.agent}: {silent}")
+        return reasons
+
+    def refused(self, target: Target) -> None:
+        """No key did. In a run of days the agent may have been started anew, or been given its keys again."""
+        with self._lock:
+            asked_at = self._asked_at.get(target.agent) if target.agent else None
+            if asked_at is not None and time.monotonic() - asked_at > _AGENT_AGAIN_S:
+                self._agents.pop(target.agent, None)  # type: ignore[arg-type]
+
+    def _load(self, file: Path) -> PKey | str:
+        """The lock is held."""
+        if file not in self._files:
+            self._files[file] = _read_key(file, None)
+        return self._files[file]
+
+    def _decrypt(self, file: Path) -> PKey | str:
+        """The lock is held, so that one question is on the screen at a time and each key is asked for once."""
+        loaded = self._files[file]
+        if loaded != _ENCRYPTED or self.ask is None:
+            return loaded
+        for _ in range(_ASK_AT_MOST):
+            answer = self.ask(f"Passphrase of {file}: ")
+            if not answer:
+                break
+            self._files[file] = loaded = _read_key(file, answer)
+            if loaded != _WRONG:
+                return loaded
+        self._files[file] = _WRONG if self._files[file] == _WRONG else _NO_ANSWER
+        return self._files[file]
+
+    def _agent_keys(self, path: Path | None) -> list[PKey]:
+        if path is None:
+            return []
+        with self._lock:
+            if path not in self._agents:
+                self._asked_at[path] = time.monotonic()
+                try:
+                    self._agents[path] = within(_AGENT_S, lambda: _from_agent(path))
+                except Overtime:
+                    self._agents[path] = f"no answer for {_AGENT_S:g} s"
+                except Exception as error:
+                    self._agents[path] = str(error) or type(error).__name__
+            keys = self._agents[path]
+        return [] if isinstance(keys, str) else keys
+
+
+_ENCRYPTED = "encrypted, and there was nobody to ask for its passphrase"
+_WRONG = "encrypted, and the passphrase was wrong"
+_NO_ANSWER = "encrypted, and no passphrase was given"
+
+
+def _read_key(file: Path, passphrase: str | None) -> PKey | str:
+    from paramiko import PKey
+    from paramiko.pkey import UnknownKeyType
+
+    try:
+        if passphrase is None:
+            return PKey.from_path(file)
+        return _from_path_with(file, passphrase.encode())
+    except OSError as error:
+        return str(error.strerror)
+    except UnknownKeyType:
+        return "a kind of key that is not supported"
+    except Exception as error:
+        # cryptography and paramiko raise TypeError, ValueError and SSHException of their own here.
+        text = str(error).lower()
+        if passphrase is None and ("encrypted" in text or "password" in text):
+            return _ENCRYPTED
+        return _WRONG if passphrase is not None else "not a private key that can be read"
+
+
+def _from_path_with(file: Path, passphrase: bytes) -> PKey:
+    """The second argument of PKey.from_path was renamed in paramiko 5, so it goes by position."""
+    from paramiko import PKey
+
+    return PKey.from_path(file, passphrase)  # type: ignore[arg-type]
+
+
+def _public_blob(file: Path) -> bytes | None:
+    """The public key beside a private one, or `file` itself where IdentityFile names a public key."""
+    for candidate in (file, file.with_name(file.name + ".pub")):
+        if candidate.suffix == ".pub":
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                return base64.b64decode(candidate.read_text().split()[1])
+    return None
+
+
+def _from_agent(path: Path) -> list[PKey]:
+    """The keys that an agent holds; the connection stays open, for signing."""
+    from paramiko.agent import AgentSSH
+
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(path))
+        agent = AgentSSH()
+        agent._connect(connection)  # type: ignore[attr-defined]  # what paramiko.Agent does with $SSH_AUTH_SOCK
+    except BaseException:
+        connection.close()
+        raise
+    lock = threading.Lock()
+    return [_one_at_a_time(key, lock) for key in agent.get_keys()]
+
+
+def _one_at_a_time(key: PKey, lock: threading.Lock) -> PKey:
+    """Signing through an agent is a question and an answer on one connection."""
+    sign = key.sign_ssh_data
+
+    def locked(data: bytes, algorithm: str | None = None) -> object:
+        with lock:
+            return sign(data, algorithm)
+
+    key.sign_ssh_data = locked  # type: ignore[method-assign,assignment]
+    return key

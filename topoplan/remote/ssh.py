@@ -1,0 +1,338 @@
+"""Log in to a host: dial, check its key, prove who we are.
+
+Every step ends by a deadline, and every failure is a `HostError` with what to do. Nothing is printed or logged.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import shlex
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from topoplan.errors import HostError
+from topoplan.remote import known_hosts
+from topoplan.remote.channel import ChannelPipe
+from topoplan.remote.connection import Connection
+from topoplan.remote.keys import Access, NewKey
+from topoplan.remote.known_hosts import HostKey, Known
+from topoplan.remote.ssh_config import Target
+from topoplan.remote.waiting import Deadline
+from topoplan.remote.wire import WATCH, Wire, dial
+
+if TYPE_CHECKING:
+    import paramiko
+
+CONNECT_S = 20.0
+"""Time for one host from the first packet to being logged in; each jump host before it has the same again."""
+
+# paramiko logs a traceback for what it also raises. Its transports write to a logger of our own, which goes nowhere.
+_LOG_NAME = "topoplan.paramiko"
+logging.getLogger(_LOG_NAME).addHandler(logging.NullHandler())
+logging.getLogger(_LOG_NAME).propagate = False
+logging.getLogger(_LOG_NAME).setLevel(logging.CRITICAL + 1)
+
+
+class Jump:
+    """A connection to a jump host that several connections go through; it is closed with the last of them."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Share `connection`; whoever makes this holds it once."""
+        self.connection = connection
+        self._holders = 1
+        self._lock = threading.Lock()
+
+    def hold(self) -> None:
+        """One more goes through it."""
+        with self._lock:
+            self._holders += 1
+
+    def release(self) -> None:
+        """One less."""
+        with self._lock:
+            self._holders -= 1
+            last = self._holders == 0
+        if last:
+            self.connection.close()
+
+
+def connect(
+    target: Target, access: Access, *, deadline_s: float = CONNECT_S, through: Jump | None = None
+) -> Connection:
+    """Log in to `target`, through its jump hosts. The caller closes the connection.
+
+    `through` is an open connection to the last of the jump hosts, to be shared with others. The time that a person
+    takes to answer `access.ask` does not count.
+
+    Raises:
+        HostError: with what stopped it; `host` is the jump host where that was the reason.
+    """
+    if through is not None:
+        through.hold()
+        jump: Jump | None = through
+    else:
+        jump = open_jump(target, access, deadline_s=deadline_s)
+    try:
+        return _log_in(target, access, Deadline(deadline_s), jump)
+    except BaseException:
+        if jump is not None:
+            jump.release()
+        raise
+
+
+def open_jump(target: Target, access: Access, *, deadline_s: float = CONNECT_S) -> Jump | None:
+    """The last of the target's jump hosts, reached through those before it; None without any. The caller releases it.
+
+    Raises:
+        HostError: about the jump host that stopped it.
+    """
+    jump: Jump | None = None
+    for hop in target.jumps:
+        try:
+            jump = Jump(_log_in(hop, access, Deadline(deadline_s), jump))
+        except BaseException:
+            if jump is not None:
+                jump.release()
+            raise
+    return jump
+
+
+def _log_in(target: Target, access: Access, deadline: Deadline, jump: Jump | None) -> Connection:
+    """A connection that holds `jump` from here on, if it could be made."""
+    wire = dial(target, deadline) if jump is None else _through(jump, target, deadline)
+    try:
+        known = known_hosts.look_up(target.key_name, (*target.user_known_hosts_files, *target.global_known_hosts_files))
+        transport = _exchange_keys(target, wire, known, deadline)
+        _check_host_key(target, access, transport, known)
+        _authenticate(target, access, transport, wire, deadline)
+        WATCH.add(transport, wire)
+        return Connection(target, transport, release=jump.release if jump else lambda: None)
+    except BaseException:
+        wire.close()
+        raise
+
+
+def _through(jump: Jump, target: Target, deadline: Deadline) -> Wire:
+    """A channel of the jump host that leads to the target."""
+    from paramiko import ChannelException, SSHException
+
+    transport = jump.connection.transport
+    by = jump.connection.name
+    try:
+        channel = transport.open_channel(
+            "direct-tcpip", (target.hostname, target.port), ("127.0.0.1", 0), timeout=deadline.left_s
+        )
+    except ChannelException as error:
+        # RFC 4254, 5.1: 1 is administratively prohibited, 2 is connect failed.
+        if error.code == 1:
+            raise HostError(
+                f"jump host {by} does not forward connections",
+                host=target.name,
+                problem="proxy",
+                remedy="allow them there (AllowTcpForwarding in its sshd_config)",
+            ) from None
+        raise HostError(
+            f"jump host {by} cannot reach port {target.port} of {target.hostname}",
+            host=target.name,
+            problem="unreachable",
+            remedy="check that the machine is up, and its name and port as seen from there",
+        ) from None
+    except (SSHException, EOFError, OSError):
+        if transport.is_active():
+            raise HostError(
+                f"no answer from port {target.port} of {target.hostname} through jump host {by} "
+                f"within {deadline.total_s:g} s",
+                host=target.name,
+                problem="timeout",
+                remedy="check that the machine is up and that no firewall drops the connection",
+            ) from None
+        raise HostError(f"the connection to jump host {by} was lost", host=target.name, problem="lost") from None
+    return Wire(ChannelPipe(channel))
+
+
+@functools.cache
+def _transport_class() -> type[paramiko.Transport]:
+    """paramiko's transport without its clocks; the deadlines are here. Made on first use: paramiko is slow to load."""
+    import paramiko
+    from paramiko.packet import Packetizer
+
+    class Clockless(Packetizer):
+        def start_handshake(self, timeout: float) -> None:
+            """Start no timer: it is a thread that outlives the connection and keeps the program from ending."""
+
+    class Transport(paramiko.Transport):
+        _active_check_timeout = 0.5  # wake twice a second, not ten times: closing wakes it by itself
+
+        def __init__(self, wire: Wire) -> None:
+            super().__init__(wire, packetizer_class=Clockless)  # type: ignore[arg-type]
+            self.set_log_channel(_LOG_NAME)
+
+    return Transport
+
+
+def _exchange_keys(target: Target, wire: Wire, known: Known, deadline: Deadline) -> paramiko.Transport:
+    """A transport with its keys exchanged. Only after that is the host's key proved to be its own."""
+    from paramiko import SSHException
+
+    transport = _transport_class()(wire)  # type: ignore[arg-type]
+    # Ask for the keys that are known, as ssh does: a host with several must not look changed.
+    options = transport.get_security_options()
+    wanted = [name for kind in known.kinds for name in _ALGORITHMS.get(kind, (kind,)) if name in options.key_types]
+    options.key_types = (*wanted, *(name for name in options.key_types if name not in wanted))
+    limit_s = min(deadline.left_s, target.connect_timeout_s or deadline.left_s)
+    transport.banner_timeout = limit_s + 1.0
+    error: BaseException | None = None
+    try:
+        transport.start_client(timeout=limit_s)
+    except (SSHException, EOFError, OSError) as caught:
+        error = caught
+    # After its time limit, start_client returns as if all were well.
+    if error is None and transport.initial_kex_done:
+        return transport
+    greeted = bool(transport.remote_version)
+    transport.close()
+    wire.close()
+    said = wire.first.split(b"\n")[0].decode(errors="replace").strip()
+    if not greeted and not wire.first and wire.hung_up and target.proxy_command and not target.jumps:
+        why = wire.why()
+        raise HostError(
+            f"its ProxyCommand ended before the connection was made{f': {why}' if why else ''}",
+            host=target.name,
+            problem="proxy",
+            remedy="run it by hand to see why",
+        )
+    if wire.hung_up and (greeted or not said or said in _TOO_MANY):
+        raise HostError(
+            "it hung up while keys were exchanged" if greeted else "it hung up before it was asked anything",
+            host=target.name,
+            problem="banner",
+            remedy="it may have too many logins at once (MaxStartups in its sshd_config) or refuse this address",
+        )
+    if said and not greeted:
+        raise HostError(
+            f"port {target.port} of {target.hostname} is no SSH server, it says '{said}'",
+            host=target.name,
+            problem="protocol",
+            remedy="check the port",
+        )
+    if error is None:
+        raise HostError(
+            f"connected, but {'it stopped answering' if greeted else 'no greeting of an SSH server'} "
+            f"within {limit_s:.3g} s",
+            host=target.name,
+            problem="timeout",
+            remedy="check that sshd runs there and that the machine is not overloaded",
+        )
+    raise HostError(
+        f"no SSH connection: {error}", host=target.name, problem="protocol", remedy="compare the versions of both sides"
+    )
+
+
+_TOO_MANY = ("Exceeded MaxStartups", "Not allowed at this time")
+"""What sshd says before it hangs up on one login too many; its version decides which."""
+_ALGORITHMS = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
+"""Signature algorithms of a kind of key, where they have names of their own."""
+
+
+def _check_host_key(target: Target, access: Access, transport: paramiko.Transport, known: Known) -> None:
+    server_key = transport.get_remote_server_key()
+    key = HostKey(kind=server_key.get_name(), blob=server_key.asbytes())
+    verdict = known.verdict(key)
+    shown = f"{key.kind} {key.fingerprint}"
+    if verdict == "known":
+        return
+    if verdict == "revoked":
+        raise HostError(
+            f"its key {shown} is marked as revoked",
+            host=target.name,
+            problem="key-revoked",
+            remedy="do not connect; ask whoever runs it for its new key",
+        )
+    first = known.first()
+    if verdict == "changed" and first is not None:
+        forget = shlex.join(["ssh-keygen", "-R", target.key_name, "-f", str(first.file)])
+        raise HostError(
+            f"its key is not the one in {first.place}, {first.key.kind} {first.key.fingerprint}: it now shows {shown}. "
+            "Either it was set up anew, or somebody is in between",
+            host=target.name,
+            problem="key-changed",
+            remedy=f"if the new one is right: `{forget}`, then `{target.ssh}`",
+        )
+    if (access.accept_new or target.strict_host_key_checking in ("no", "accept-new")) and target.user_known_hosts_files:
+        file = target.user_known_hosts_files[0]
+        try:
+            added = known_hosts.add(target.key_name, key, file, hashed=target.hash_known_hosts)
+        except OSError as error:
+            raise HostError(
+                f"its key {shown} cannot be noted in {file}: {error.strerror}", host=target.name, problem="key-unknown"
+            ) from None
+        if added:
+            access.on_new_key(NewKey(host=target.name, key=key, file=file))
+        return
+    what = f"its key is unknown, {shown}"
+    if known.by_authority:
+        what += ", and certificates of hosts are not supported"
+    scan = ["ssh-keyscan", *(["-p", str(target.port)] if target.port != 22 else []), target.hostname]
+    by_scan = "" if target.jumps or target.proxy_command else f" (or compare with `{shlex.join(scan)}`)"
+    raise HostError(
+        what,
+        host=target.name,
+        problem="key-unknown",
+        remedy=f"check the fingerprint and take it with `{target.ssh}`{by_scan}, or use --accept-new",
+    )
+
+
+def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, deadline: Deadline) -> None:
+    """Offer one key after the other."""
+    from paramiko import AuthenticationException, SSHException
+
+    offered: list[str] = []
+    allowed: list[str] = []
+    offers = access.offers(target)
+    while True:
+        asked = time.monotonic()
+        name, key = next(offers, ("", None))
+        deadline.extend(time.monotonic() - asked)
+        if key is None:
+            break
+        offered.append(name)
+        transport.auth_timeout = deadline.left_s
+        try:
+            # What comes back are the methods that must follow: more than a key is asked for.
+            allowed = transport.auth_publickey(target.user, key)
+            if not allowed:
+                return
+            break
+        except AuthenticationException as error:
+            allowed = list(getattr(error, "allowed_types", ()))
+        except (SSHException, EOFError, OSError, ValueError):
+            # Of this key, such as an agent that would not sign; or the end of the connection.
+            pass
+        if deadline.left_s <= 0:
+            raise HostError(
+                f"no answer to the login of {target.user!r} within {deadline.total_s:g} s",
+                host=target.name,
+                problem="timeout",
+                remedy="check that the machine is not overloaded, and that the agent does not wait for a confirmation",
+            )
+        if not transport.is_active():
+            break
+    tried = f"{len(offered)} key{'s' if len(offered) != 1 else ''}"
+    if offered:
+        tried += f" ({', '.join(dict.fromkeys(offered))})"
+    what = f"user {target.user!r} was not let in with {tried}"
+    remedy = f"put a public key there (ssh-copy-id), or name the right one with IdentityFile; try `{target.ssh}`"
+    if not offered:
+        what = f"there is no key to log in with as user {target.user!r}"
+    elif not transport.is_active():
+        what = f"it hung up after {tried} for user {target.user!r}"
+        remedy = "name the right key with IdentityFile, and offer no other with IdentitiesOnly yes"
+    elif allowed and "publickey" not in allowed:
+        what = f"it does not let user {target.user!r} in by a key alone, but asks for {' or '.join(allowed)}"
+        remedy = "keys are the only way to log in here: see AuthenticationMethods in its sshd_config"
+    if unused := access.unused(target):
+        what += f". Not offered: {'; '.join(unused)}"
+    access.refused(target)
+    raise HostError(what, host=target.name, problem="auth", remedy=remedy)

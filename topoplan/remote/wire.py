@@ -1,0 +1,322 @@
+"""What an SSH connection runs over: a TCP socket, a ProxyCommand's input and output, a channel of a jump host.
+
+A peer that has gone must be noticed on each of them. TCP says nothing about a cut cable, so the kernel is told to probe
+(`_TCP_SILENT_S`). It answers for a host whose sshd is stuck, and there is no such socket behind a proxy or a jump host,
+so SSH itself also asks for a sign of life, and `Watch` closes what stays silent (`_SSH_SILENT_S`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from topoplan.errors import HostError
+from topoplan.remote.ssh_config import Target
+from topoplan.remote.waiting import Deadline, Overtime, within
+
+if TYPE_CHECKING:
+    import paramiko
+
+_TCP_SILENT_S = 3.2
+"""A peer whose kernel acknowledges nothing for so long is gone. Ours sends again after 0.2, 0.6, 1.4 and 3.0 s, so that
+a gap of 2 s in a network is survived."""
+_SSH_SILENT_S = 10.0
+"""The same for a peer whose sshd answers nothing: longer, since a busy machine may be slow to run it."""
+_PROBE_S = 1
+"""Time without traffic after which sshd is asked for a sign of life. From then on the kernel counts as well."""
+_FIRST_BYTES = 80
+_PROXY_ENDS_S = 1.0
+_ADDRESS_AT_MOST_S = 5.0
+"""Time for one of several addresses of a name."""
+
+
+class Pipe(Protocol):
+    """What paramiko asks of a socket."""
+
+    def recv(self, most: int, /) -> bytes: ...  # noqa: D102
+    def send(self, data: bytes, /) -> int: ...  # noqa: D102
+    def settimeout(self, seconds: float | None, /) -> None: ...  # noqa: D102
+    def shutdown(self, how: int, /) -> None: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
+
+
+class Wire:
+    """A socket or channel that remembers when something came."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        """Take over `pipe`; closing this closes it."""
+        self._pipe = pipe
+        self.heard_s = time.monotonic()
+        self.hung_up = False
+        """The other side has closed it."""
+        self.first = b""
+        """The first bytes that came: what the other side is, if it is no SSH server."""
+        self._closed = False  # paramiko reads this name
+        self._closing = threading.Lock()
+
+    def recv(self, most: int) -> bytes:
+        """As a socket's."""
+        with self._noticing():
+            data = self._pipe.recv(most)
+        self.heard_s = time.monotonic()
+        if len(self.first) < _FIRST_BYTES:
+            self.first += data[: _FIRST_BYTES - len(self.first)]
+        self.hung_up |= not data and not self._closed
+        return data
+
+    def send(self, data: bytes) -> int:
+        """As a socket's."""
+        with self._noticing():
+            return self._pipe.send(data)
+
+    @contextlib.contextmanager
+    def _noticing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.hung_up |= error.errno in (errno.ECONNRESET, errno.EPIPE)
+            raise
+
+    def settimeout(self, seconds: float | None) -> None:
+        """As a socket's."""
+        self._pipe.settimeout(seconds)
+
+    def close(self) -> None:
+        """Wake whoever reads or writes, and close. The connection's own thread also does that, at the same time."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        with contextlib.suppress(OSError, EOFError):
+            self._pipe.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError, EOFError):
+            self._pipe.close()
+
+    def why(self) -> str:
+        """What the other end said on its own, if it can: the last words of a ProxyCommand."""
+        return ""
+
+
+class TcpWire(Wire):
+    """A TCP socket that has a host at its other end."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Send small packets at once, and notice a peer that has gone. Options that this system lacks are left out."""
+        super().__init__(connection)
+        self._connection = connection
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        options = {
+            "TCP_KEEPIDLE": 1,
+            "TCP_KEEPINTVL": 1,
+            "TCP_KEEPCNT": 3,
+            "TCP_USER_TIMEOUT": round(_TCP_SILENT_S * 1000),
+        }
+        for name, value in options.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def recv(self, most: int) -> bytes:
+        """As a socket's. sshd waits for an acknowledgement before it sends its next small packet, and the kernel would
+        wait 40 ms before it sends one; the option holds for one packet only."""
+        data = super().recv(most)
+        if hasattr(socket, "TCP_QUICKACK"):
+            with contextlib.suppress(OSError):
+                self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        return data
+
+
+class ProxyWire(Wire):
+    """A ProxyCommand's standard input and output."""
+
+    def __init__(self, command: str) -> None:
+        """Start the command with the user's shell, as ssh does.
+
+        Raises:
+            OSError: the shell cannot be started.
+        """
+        ours, theirs = socket.socketpair()
+        # Not a pipe, which could fill up and stop the command. It is gone with the last reference to it.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            with theirs:
+                # A session of its own: Ctrl-C in the terminal must not cut the connection before it is closed in order.
+                self._process = subprocess.Popen(
+                    [os.environ.get("SHELL") or "/bin/sh", "-c", "exec " + command],
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=self._errors,
+                    start_new_session=True,
+                )
+        except OSError:
+            ours.close()
+            self._errors.close()
+            raise
+        super().__init__(ours)
+
+    def close(self) -> None:
+        """Close, end the command and all that it started, and wait for its end."""
+        super().close()
+        if self._process.returncode is None:
+            for end in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, end)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_PROXY_ENDS_S)
+                    break
+
+    def why(self) -> str:
+        """The end of the command's standard error."""
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size - 300))
+        return " ".join(self._errors.read().decode(errors="replace").split())
+
+
+def dial(target: Target, deadline: Deadline) -> Wire:
+    """A connection to the target itself, without jump hosts: over TCP, or by its ProxyCommand.
+
+    Raises:
+        HostError: unresolved, unreachable, refused, timeout or proxy.
+    """
+    if target.proxy_command is not None:
+        try:
+            return ProxyWire(target.proxy_command)
+        except OSError as error:
+            raise HostError(
+                f"ProxyCommand cannot be started: {error.strerror}", host=target.name, problem="proxy"
+            ) from None
+    if target.connect_timeout_s is not None and target.connect_timeout_s < deadline.left_s:
+        deadline = Deadline(target.connect_timeout_s)
+    addresses = _addresses(target, deadline)
+    for index, (family, _, _, _, address) in enumerate(addresses):
+        last = index == len(addresses) - 1
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(max(0.01, deadline.left_s if last else min(deadline.left_s, _ADDRESS_AT_MOST_S)))
+            connection.connect(address)
+        except OSError as error:
+            connection.close()
+            if last:
+                raise _not_connected(target, error, deadline) from None
+        else:
+            return TcpWire(connection)
+    raise HostError("its name has no address", host=target.name, problem="unresolved")
+
+
+def _addresses(target: Target, deadline: Deadline) -> list[Any]:
+    family = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}.get(target.address_family, socket.AF_UNSPEC)
+
+    def look_up(flags: int = 0) -> list[Any]:
+        return socket.getaddrinfo(target.hostname, target.port, family, socket.SOCK_STREAM, flags=flags)
+
+    with contextlib.suppress(OSError):
+        return look_up(socket.AI_NUMERICHOST)
+    try:
+        return within(deadline.left_s, look_up)
+    except Overtime:
+        reason, problem = f"no answer within {deadline.total_s:g} s", "timeout"
+    except (OSError, UnicodeError) as error:
+        reason, problem = getattr(error, "strerror", None) or "not a name", "unresolved"
+    raise HostError(
+        f"the address of {target.hostname!r} cannot be found: {reason}",
+        host=target.name,
+        problem="timeout" if problem == "timeout" else "unresolved",
+        remedy="check the name, or give an IP address or an alias of the SSH configuration",
+    )
+
+
+def _not_connected(target: Target, error: OSError, deadline: Deadline) -> HostError:
+    where = f"port {target.port} of {target.hostname}"
+    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
+        return HostError(
+            f"no answer from {where} within {deadline.total_s:g} s",
+            host=target.name,
+            problem="timeout",
+            remedy="check that the machine is up and that no firewall drops the connection",
+        )
+    if error.errno == errno.ECONNREFUSED:
+        return HostError(
+            f"nothing listens on {where}",
+            host=target.name,
+            problem="refused",
+            remedy="check the port and that sshd runs there",
+        )
+    return HostError(
+        f"{where} cannot be reached: {error.strerror}",
+        host=target.name,
+        problem="unreachable",
+        remedy="check the address and the network in between",
+    )
+
+
+class Watch:
+    """One thread for all connections of the process; it closes those that have been silent for too long."""
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._lock = threading.Lock()
+        self._watched: weakref.WeakKeyDictionary[paramiko.Transport, Wire] = weakref.WeakKeyDictionary()
+        self._thread: threading.Thread | None = None
+
+    def add(self, transport: paramiko.Transport, wire: Wire) -> None:
+        """Ask sshd for signs of life from now on, and close the connection when none come."""
+        probe = _probe_of(weakref.ref(transport))
+        transport.packetizer.set_keepalive(_PROBE_S, probe)
+        with self._lock:
+            self._watched[transport] = wire
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="topoplan-ssh-watch", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        before = time.monotonic()
+        while True:
+            time.sleep(1.0)
+            now = time.monotonic()
+            # This process was stopped for a while; nobody could be heard.
+            paused = now - before > 3.0
+            before = now
+            with self._lock:
+                for transport in [one for one in self._watched if not one.is_active()]:
+                    del self._watched[transport]
+                if not self._watched:
+                    self._thread = None
+                    return
+                watched = list(self._watched.items())
+            for transport, wire in watched:
+                if paused:
+                    wire.heard_s = now
+                elif now - wire.heard_s > _SSH_SILENT_S:
+                    transport.close()
+
+
+def _probe_of(reference: weakref.ref[paramiko.Transport]) -> Any:
+    """What asks for a sign of life; paramiko's own keepalive asks for no answer. sshd refuses the unknown request, and
+    that is the answer, as with ssh's ServerAliveInterval. Runs in the transport's thread."""
+    from paramiko.common import cMSG_GLOBAL_REQUEST
+    from paramiko.message import Message
+
+    def probe() -> None:
+        transport = reference()
+        if transport is None or not transport.clear_to_send.is_set():
+            return  # keys are being exchanged, and that thread must not wait for itself
+        message = Message()
+        message.add_byte(cMSG_GLOBAL_REQUEST)
+        message.add_string("keepalive@openssh.com")
+        message.add_boolean(True)
+        transport._send_user_message(message)  # type: ignore[attr-defined]
+
+    return probe
+
+
+WATCH = Watch()

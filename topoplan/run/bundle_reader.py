@@ -1,0 +1,301 @@
+"""The directory that `topoplan generate` wrote, as something that can be launched: its plan, its hosts and its files.
+
+plan.json is what counts: hosts.json and the scripts are made from it, and must still say the same about the hosts.
+Other edits are the user's own business (the data set in train.yaml, a line in a script): they are told, not refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import topoplan
+from topoplan.bundle.bundle import HOSTS_SCHEMA
+from topoplan.bundle.bundle_files import EditedScript, edited_scripts, is_script, refuse_links
+from topoplan.bundle.plan_file import RecordedPlan, read_plan_file, written_again
+from topoplan.bundle.whole import again, digest, mixture, refuse_incomplete, refuse_unusable
+from topoplan.bundle.write import MANIFEST, listed
+from topoplan.errors import InputError, SpecError, TopoplanError, nearest
+from topoplan.layout.forms import layout_from_dict, layout_to_dict
+from topoplan.planner.predict import predict
+from topoplan.specs.cluster import Cluster, Host
+from topoplan.specs.json_source import parse_json
+from topoplan.specs.source import Source, read_text, shown_path
+from topoplan.trainers.torchrun import script_name
+from topoplan.trainers.trainer import PLAN_FILE
+from topoplan.units import named, shown
+
+HOSTS_FILE = "hosts.json"
+TRAINER_FILE = "train.yaml"
+
+_MOST_BYTES = 100_000_000
+_HOST_KEYS = ("address", "user", "port", "workdir", "venv")
+_REMEDY = "give the directory that `topoplan generate` wrote"
+_AGAIN = "change the spec, and write the bundle again with `topoplan generate`"
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleNode:
+    """One machine of the run, and what it is to start."""
+
+    node: int
+    """Number of the node, from 0: its `--node_rank`."""
+    host: Host
+    script: str
+    """Name of its file in the bundle."""
+
+    @property
+    def name(self) -> str:
+        """`node-00`, as in the names of scripts, logs and prefixes."""
+        return self.script.removesuffix(".sh")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A bundle that can be launched."""
+
+    directory: Path
+    run: str
+    """Name of the run: model and layout, as in the trainer's `run_name`."""
+    nodes: tuple[BundleNode, ...]
+    """In the order of their numbers."""
+    files: Mapping[str, bytes]
+    """Content by name, of all files that a node may need; `files_of` has those of one node."""
+    recorded: RecordedPlan
+    """Spec, plan and prediction."""
+    master_address: str
+    """Where all nodes meet, as the scripts have it."""
+    master_port: int
+    edited: tuple[str, ...] = ()
+    """Files that are not as `topoplan generate` wrote them."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what a person should mind before starting this."""
+
+    def files_of(self, node: BundleNode) -> dict[str, bytes]:
+        """What goes to one node: its own script, and the files for all."""
+        scripts = {one.script for one in self.nodes} - {node.script}
+        return {name: data for name, data in self.files.items() if name not in scripts}
+
+
+def read_bundle(directory: str | Path) -> Bundle:
+    """The bundle in a directory.
+
+    Raises SpecError for a directory that holds none or not the whole of it, a plan without hosts, and a hosts.json that
+    says otherwise than plan.json; what `read_plan_file` raises for a plan.json that cannot be read.
+    """
+    directory = Path(directory)
+    name = shown_path(directory)
+    refuse_incomplete(directory)
+    if directory.is_file() and directory.name == PLAN_FILE:
+        directory = directory.parent
+    elif not directory.is_dir():
+        remedy = nearest(directory.name, (entry.name for entry in _siblings(directory)))
+        what = "is a file, not a bundle" if directory.exists() else "no such directory"
+        raise SpecError(what, where=name, remedy=remedy or _REMEDY)
+    elif not (directory / PLAN_FILE).exists():
+        within = sorted(entry.parent.name for entry in directory.glob(f"*/{PLAN_FILE}"))[:_MOST_NAMED]
+        raise SpecError(
+            f"is not a bundle: no {PLAN_FILE}",
+            where=name,
+            remedy=f"it holds bundles: {', '.join(within)}" if within else _REMEDY,
+        )
+    refuse_links(directory, (PLAN_FILE, MANIFEST))
+    known = listed(directory)
+    recorded = read_plan_file(directory)
+    cluster = recorded.spec.cluster
+    if not cluster.hosts:
+        raise SpecError(
+            f"its plan names no hosts, and {cluster.nodes} {'is' if cluster.nodes == 1 else 'are'} needed",
+            where=str(shown_path(directory / PLAN_FILE)),
+            remedy="add `hosts: [{address: 10.0.0.1, user: ..., workdir: ..., venv: ...}, ...]` to the spec, one for"
+            " each node in the order of their numbers, and write the bundle again with `topoplan generate`",
+        )
+    texts = written_again(recorded)
+    refuse_links(directory, texts)
+    fresh = {file: text.encode() for file, text in texts.items()}
+    needed = [script_name(node) for node in range(cluster.nodes)]
+    needed += [TRAINER_FILE, HOSTS_FILE]
+    if missing := [file for file in needed if not (directory / file).is_file()]:
+        raise SpecError(f"lacks {named(missing)}", where=name, remedy=f"write it again: {again(directory)}")
+    files = {file: _content(directory / file) for file in fresh if (directory / file).is_file()}
+    refuse_unusable(directory, files, fresh)
+    if mixed := mixture(directory, files, fresh, known):
+        raise SpecError(mixed[0], where=name, remedy=mixed[1])
+    refuse_incomplete(directory)
+    if listed(directory) != known:
+        raise SpecError("was written again while it was read", where=name, remedy="give it once more")
+    hosts = _read_hosts(directory / HOSTS_FILE)
+    _compare(hosts, json.loads(fresh[HOSTS_FILE]))
+    edited = tuple(
+        file for file, data in files.items() if data != fresh[file] and digest(data) not in known.get(file, ())
+    )
+    of_this_version = recorded.version == topoplan.__version__
+    scripts = edited_scripts(files, texts) if of_this_version else ()
+    others = [name for name in edited if not (of_this_version and is_script(texts[name]))]
+    return Bundle(
+        directory=directory,
+        run=str(hosts.data["run"]),
+        nodes=tuple(
+            BundleNode(node=node, host=host, script=script_name(node)) for node, host in enumerate(cluster.hosts)
+        ),
+        files=files,
+        recorded=recorded,
+        master_address=hosts.data["master"]["address"],
+        master_port=hosts.data["master"]["port"],
+        edited=tuple(dict.fromkeys((*edited, *(script.name for script in scripts)))),
+        notes=(
+            *([f"{named(others)} changed since topoplan wrote the bundle; launched as found"] if others else []),
+            *_script_notes(scripts),
+            *([] if of_this_version else ["that scripts were edited is known from the list beside them alone"]),
+            *recorded.notes,
+            *([f"it was written for {recorded.scheduler} too"] if recorded.scheduler is not None else []),
+        ),
+    )
+
+
+def _siblings(path: Path) -> list[Path]:
+    try:
+        return list(path.parent.iterdir())
+    except (OSError, ValueError):
+        return []
+
+
+def _content(path: Path) -> bytes:
+    read_text(path, most_bytes=_MOST_BYTES, wanted=_REMEDY)  # says what is wrong with what is not text
+    return path.read_bytes()
+
+
+def _script_notes(scripts: Sequence[EditedScript]) -> list[str]:
+    """What is different in scripts; where it is the same in several, once."""
+    alike: dict[str, list[str]] = {}
+    for script in scripts:
+        alike.setdefault(script.summary, []).append(script.name)
+    return [
+        f"{named(names)} {'is' if len(names) == 1 else 'are'} not what topoplan writes for this plan, and started as"
+        f" found: {summary}"
+        for summary, names in alike.items()
+    ]
+
+
+# hosts.json ----------------------------------------------------------------------------------------------------------
+
+
+def _read_hosts(path: Path) -> Source:
+    hosts = parse_json(read_text(path, most_bytes=_MOST_BYTES, wanted=_REMEDY), name=shown_path(path), remedy=_REMEDY)
+    if hosts.data.get("schema") != HOSTS_SCHEMA:
+        raise SpecError(
+            f"schema: {shown(hosts.data.get('schema'))}",
+            where=hosts.place(("schema",)),
+            expected=f"expected {HOSTS_SCHEMA}",
+        )
+    return hosts
+
+
+def _compare(hosts: Source, planned: Mapping[str, Any]) -> None:
+    """Refuse a hosts.json that would lead elsewhere than the plan, from which the scripts were made."""
+    nodes = hosts.data.get("nodes")
+    if not isinstance(nodes, list) or len(nodes) != len(planned["nodes"]):
+        count = len(nodes) if isinstance(nodes, list) else "no"
+        raise SpecError(
+            f"{count} nodes, and plan.json has {len(planned['nodes'])}", where=hosts.place(("nodes",)), remedy=_AGAIN
+        )
+    for index, (node, plan) in enumerate(zip(nodes, planned["nodes"], strict=True)):
+        for key in (*_HOST_KEYS, "node", "script"):
+            value = node.get(key) if isinstance(node, dict) else None
+            _same(hosts, ("nodes", index, key), f"nodes[{index}].{key}", value, plan[key])
+    _same(hosts, ("run",), "run", hosts.data.get("run"), planned["run"])
+    master = hosts.data.get("master")
+    for key in ("address", "port"):
+        value = master.get(key) if isinstance(master, dict) else None
+        _same(hosts, ("master", key), f"master.{key}", value, planned["master"][key])
+
+
+def _same(hosts: Source, path: tuple[str | int, ...], key: str, found: Any, planned: Any) -> None:
+    if found != planned:
+        raise SpecError(
+            f"{key} is {shown(found)}, and plan.json says {shown(planned)}", where=hosts.place(path), remedy=_AGAIN
+        )
+
+
+# --nodes, --exclude --------------------------------------------------------------------------------------------------
+
+
+def choose_nodes(bundle: Bundle, nodes: Iterable[str] = (), exclude: Iterable[str] = ()) -> None:
+    """Check that a choice of hosts leaves all that the plan needs: its scripts know how many there are.
+
+    Both take numbers (`0`), ranges (`0-3`), names (`node-00`) and addresses, also with commas between.
+
+    Raises InputError for what names no host, and for a choice that leaves some out: with what would fit it.
+    """
+    wanted = _numbers(bundle, nodes, "--nodes")
+    without = _numbers(bundle, exclude, "--exclude")
+    every = {node.node for node in bundle.nodes}
+    chosen = sorted((wanted or every) - without)
+    if len(chosen) == len(every):
+        return
+    where = "--exclude" if without else "--nodes"
+    cluster = bundle.recorded.spec.cluster
+    left_out = [bundle.nodes[node].host.address for node in sorted(every - set(chosen))]
+    if not chosen:
+        raise InputError("no host is left", where=where, expected=f"expected all {len(every)}")
+    count, fitting = _fitting(bundle, [bundle.nodes[node].host for node in chosen])
+    leave_out = f"set `nodes: {len(chosen)}` and leave these hosts out in the spec"
+    if count == len(chosen):
+        remedy = f"{leave_out}, and write a bundle for it with `topoplan generate`"
+    else:
+        remedy = f"for another layout, {leave_out}, and see `topoplan rank`"
+        if count:
+            remedy = f"set `nodes: {count}` and keep so many of the hosts in the spec; {remedy}"
+    raise InputError(
+        f"{len(chosen)} of {len(every)} hosts (without {named(left_out)}):"
+        f" the layout is for {cluster.world_size} GPUs on {len(every)} nodes",
+        where=where,
+        expected=fitting,
+        remedy=remedy,
+    )
+
+
+def _numbers(bundle: Bundle, texts: Iterable[str], option: str) -> set[int]:
+    found: set[int] = set()
+    for word in (part.strip() for text in texts for part in text.split(",")):
+        by_name = {key: node.node for node in bundle.nodes for key in (node.host.address, node.name)}
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", word)
+        if word in by_name:
+            found.add(by_name[word])
+        elif match and int(match[1]) <= int(match[2] or match[1]) < len(bundle.nodes):
+            found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+        else:
+            last = len(bundle.nodes) - 1
+            raise InputError(
+                f"{shown(word)} is none of the bundle's hosts",
+                where=option,
+                expected=f"expected an address, a number from 0 to {last} or a range such as 0-{last}",
+                remedy=nearest(word, by_name),
+            )
+    return found
+
+
+def _fitting(bundle: Bundle, hosts: Sequence[Host]) -> tuple[int, str]:
+    """On how many of the hosts the same splits would do, 0 for none, and that as a phrase."""
+    spec, layout = bundle.recorded.spec, bundle.recorded.plan.layout
+    degrees = ("tp", "pp", "cp", "ep") if layout.is_megatron else ("cp", "ulysses")
+    given = layout_to_dict(layout)
+    if layout.is_megatron:
+        form = {key: given[key] for key in ("backend", *degrees, "etp", "micro_batch_size")}
+    else:
+        form = {key: given[key] for key in given if key not in ("dp", "gradient_accumulation_steps")}
+    splits = ", ".join(f"{key} {getattr(layout, key)}" for key in degrees)
+    for count in range(len(hosts), 0, -1):
+        cluster: Cluster = replace(spec.cluster, nodes=count, hosts=tuple(hosts[:count]))
+        try:
+            plan = predict(replace(spec, cluster=cluster), layout_from_dict(form, cluster, spec.model, spec.job))
+        except TopoplanError:
+            continue
+        if plan.fits:
+            return count, f"{splits} would fit {count} node{'s' if count != 1 else ''} with dp {plan.layout.dp}"
+    return 0, f"no smaller number of nodes takes {splits} with a global batch of {spec.job.global_batch_size}"

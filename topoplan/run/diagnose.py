@@ -1,0 +1,434 @@
+"""Which node and rank failed first, and the likely cause: read from the last lines of all nodes.
+
+When one rank ends, the others end soon after, with errors of their own: connections closed by a peer, collectives that
+time out. Which node's process ended first says little, as torchrun takes its time to stop the other ranks. So each
+node's lines are first weighed by what they explain (`causes.Weight`), and only among equals the earliest end counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from topoplan.run.causes import CAUSES, HOST_MEMORY, SHM, Cause, Weight
+
+_LINES = 1000
+"""Of each node, so many of the last lines are read."""
+_LINE_CHARS = 2000
+_EVIDENCE_LINES = 5
+_EVIDENCE_CHARS = 300
+
+_CONTROL = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+_PREFIX = re.compile(r"(?:\[(?!rank)[a-z_]+(?P<local>[0-9]{1,6})\]: ?)?(?:\[rank(?P<rank>[0-9]{1,9})\]: ?)?")
+"""`[default1]:` is torchrun's --tee, with the local rank; `[rank3]: ` is torch, in a traceback that ended the rank."""
+_TRACEBACKS = ("Traceback (most recent call last):", "Original Traceback (most recent call last):")
+_BETWEEN = (
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+    "Original Traceback",  # torch/_utils.py, ExceptionWrapper: that of a dataloader's worker
+)
+"""After an exception: it is not the one to read."""
+_EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?::|$)")
+_FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>[0-9]+)')
+# torch/distributed/elastic/multiprocessing/errors/__init__.py, `_FAILURE_FORMAT_TEMPLATE`
+_ROOT = "Root Cause (first observed failure):"
+_REPORTED_RANK = re.compile(r"\s*rank\s*: (?P<rank>[0-9]{1,9}) \(local_rank: (?P<local>[0-9]{1,9})\)")
+_REPORTED_CODE = re.compile(r"\s*exitcode\s*: (?P<code>-?[0-9]{1,9}) \(pid")
+_AGENT = re.compile(r"[WEIF][0-9]{4} [0-9:.]+ [0-9]+ .*torch/distributed/(?:elastic|run)")
+_SCRIPT = re.compile(r"(?P<script>node-[0-9]+\.sh): (?P<message>.+)")
+_REFUSED = 2
+"""Exit code of a node script that refuses to start the trainer."""
+_ENDINGS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+_NOT_THE_CAUSE = ("ChildFailedError", "SystemExit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The first failure of a run."""
+
+    node: int
+    rank: int | None
+    """Over all nodes; None where no rank is to blame, or none was named."""
+    kind: str
+    """Of the cause, for programs: `gpu-memory`, `port`, `exception`, `lost` ..."""
+    cause: str
+    """One phrase without a full stop."""
+    remedy: str
+    """What to do; may be empty."""
+    evidence: tuple[str, ...]
+    """The lines that say so, in their order."""
+    certain: bool
+    """False: what is known may be the consequence of a failure that left no trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line without its prefixes, and the rank that printed it."""
+
+    text: str
+    local: int | None
+    rank: int | None
+
+    @property
+    def writer(self) -> tuple[int | None, int | None]:
+        return self.local, self.rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A reason for a node's end."""
+
+    weight: Weight
+    kind: str
+    cause: str
+    remedy: str
+    evidence: tuple[str, ...] = ()
+    local: int | None = None
+    rank: int | None = None
+    place: int = 0
+    """Line number, for the order."""
+    is_exception: bool = False
+    """The last line of a traceback, and not just a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    """What torchrun says of the rank that failed first on its node."""
+
+    rank: int
+    local: int
+    code: int | None
+    words: str
+    """Its line on the exit code."""
+
+
+def diagnose(
+    tails: Mapping[int, Sequence[str]],
+    codes: Mapping[int, int | None],
+    ended_at_s: Mapping[int, float] | None = None,
+    lost: Mapping[int, str] | None = None,
+    *,
+    ranks_per_node: int | None = None,
+    addresses: Mapping[int, str] | None = None,
+) -> Diagnosis | None:
+    """The first failure among the nodes; None when no node has failed.
+
+    `tails` are the last lines of each node; `codes` the exit codes of those that have ended, and of no others (None: it
+    left none); a negative one, or one above 128, is a signal. `ended_at_s` is on one clock for all. `lost` says what
+    was seen of nodes that cannot be reached any more; they are not to blame where the others have trouble with peers
+    that run on, by their `addresses`. Leave out what came after the job was told to stop: those ends are no failures.
+    """
+    ended_at_s, lost = ended_at_s or {}, lost or {}
+    named = _peers_in_trouble(tails, addresses or {}) if lost else set()
+    elsewhere = named - set(codes) - set(lost)
+    found: list[tuple[tuple[float, float, int], int, _Found]] = []
+    for node in sorted({*tails, *codes, *lost}):
+        lines = [_line(text) for text in list(tails.get(node, ()))[-_LINES:]]
+        report = _report(lines)
+        if node in lost:
+            best = _best(_findings(lines), report)
+            if best is None or best.weight is not Weight.CAUSE or not best.is_exception:
+                best = _lost(lost[node], lines)
+        elif node in codes:
+            code = codes[node]
+            if code == 0:
+                continue
+            best = _vanished(lines, report) if code is None else _of_an_ended_node(lines, report, code)
+        else:
+            # A rank has ended, and torchrun still stops the others.
+            best = _best([each for each in _findings(lines) if each.is_exception and each.rank is not None], report)
+        if best is not None:
+            weight = float(best.weight)
+            if best.kind == "lost":
+                # It explains more than an error on the way to it; but not one on the way to a node that is there.
+                weight += 0.5 + (Weight.ECHO if elsewhere and node not in named else 0)
+            found.append(((weight, ended_at_s.get(node, float("inf")), node), node, _with_rank(best, report)))
+    if not found:
+        return None
+    (weight, *_), node, first = min(found, key=lambda each: each[0])
+    rank = first.rank
+    if rank is None and first.local is not None and ranks_per_node is not None:
+        rank = node * ranks_per_node + first.local
+    return Diagnosis(
+        node=node,
+        rank=rank,
+        kind=first.kind,
+        cause=first.cause,
+        remedy=first.remedy,
+        evidence=first.evidence,
+        certain=weight < Weight.LINK,
+    )
+
+
+def _peers_in_trouble(tails: Mapping[int, Sequence[str]], addresses: Mapping[int, str]) -> set[int]:
+    """Nodes whose addresses stand in what others say of connections."""
+    said = [
+        line
+        for lines in tails.values()
+        for line in list(lines)[-_LINES:]
+        if any(cause.weight is not Weight.CAUSE and cause.pattern.search(line[-_LINE_CHARS:]) for cause in CAUSES)
+    ]
+    return {
+        node
+        for node, address in addresses.items()
+        if any(re.search(rf"(?<![\w.]){re.escape(address)}(?![\w.])", line) for line in said)
+    }
+
+
+def _line(text: str) -> _Line:
+    text = _CONTROL.sub("", text[-_LINE_CHARS:].rstrip("\r\n").rpartition("\r")[2])
+    match = _PREFIX.match(text)
+    if match is None or not match[0]:
+        return _Line(text, None, None)
+    local, rank = match["local"], match["rank"]
+    return _Line(text[match.end() :], int(local) if local else None, int(rank) if rank else None)
+
+
+def _report(lines: Sequence[_Line]) -> _Report | None:
+    """torchrun's own report, the last one of the lines."""
+    start = next((place for place in reversed(range(len(lines))) if lines[place].text.startswith(_ROOT)), None)
+    if start is None:
+        return None
+    block = [line.text for line in lines[start : start + 12]]
+    rank = next((match for text in block if (match := _REPORTED_RANK.match(text))), None)
+    code = next((match for text in block if (match := _REPORTED_CODE.match(text))), None)
+    if rank is None:
+        return None
+    return _Report(
+        rank=int(rank["rank"]),
+        local=int(rank["local"]),
+        code=int(code["code"]) if code else None,
+        words=" ".join(code.string.replace(":", "", 1).split()) if code else "",
+    )
+
+
+def _of_an_ended_node(lines: Sequence[_Line], report: _Report | None, code: int) -> _Found:
+    if code == _REFUSED and report is None and (refusal := _refusal(lines)):
+        return refusal
+    findings = _findings(lines)
+    best = _best(findings, report)
+    if best is not None and best.weight is Weight.CAUSE:
+        return best
+    if report is not None:
+        # What other ranks say of connections is of no account when the one that ended first says nothing of the kind.
+        best = _best([each for each in findings if each.local in (report.local, None)], report)
+    by_code = _by_code(lines, report, code)
+    # NCCL and gloo abort; an exit code above 0 says less than any line.
+    return by_code if best is None or by_code.kind in ("killed", "shm", "crash") else best
+
+
+def _refusal(lines: Sequence[_Line]) -> _Found | None:
+    """What a node script says before it ends with 2: what is wrong, a semicolon, what to do."""
+    for place in reversed(range(len(lines))):
+        if match := _SCRIPT.match(lines[place].text):
+            what, _, remedy = match["message"].partition("; ")
+            evidence = (_shown(lines[place].text),)
+            return _Found(
+                weight=Weight.CAUSE, kind="script", cause=what, remedy=remedy, evidence=evidence, place=place
+            )  # fmt: skip
+    return None
+
+
+def _by_code(lines: Sequence[_Line], report: _Report | None, code: int) -> _Found:
+    """What the exit code of a rank alone says, or that of the node where no rank is named."""
+    rank_code = report.code if report is not None and report.code is not None else code
+    who = f"rank {report.rank}" if report is not None else "the node's script"
+    number = -rank_code if rank_code < 0 else rank_code - 128 if report is None and 128 < rank_code < 193 else 0
+    weight, kind, remedy = Weight.CAUSE, "exit", "its last lines may say why; the whole log is on that node"
+    cause = f"{who} ended with exit code {rank_code}"
+    if number:
+        name = _signal_name(number)
+        cause, kind = f"{who} was ended by {name}", "abort" if number == signal.SIGABRT else "crash"
+        if number == signal.SIGKILL:
+            cause = f"{who} was killed ({name}), most likely by the kernel, which had no host memory left"
+            kind, remedy = "killed", HOST_MEMORY
+        elif number == signal.SIGBUS:
+            cause, kind, remedy = f"{who} was ended by {name}: most likely /dev/shm is full", "shm", SHM
+        elif number in _ENDINGS:
+            weight, kind = Weight.ECHO, "terminated"
+            remedy = "somebody or something on that machine ended it: a scheduler, an administrator, or a shutdown"
+        else:
+            remedy = (
+                "a library crashed: look for versions that do not fit together, and run with PYTHONFAULTHANDLER=1"
+                " to see where"
+            )
+    evidence = _last_lines(lines, report)
+    return _Found(weight=weight, kind=kind, cause=cause, remedy=remedy, evidence=evidence)
+
+
+def _vanished(lines: Sequence[_Line], report: _Report | None) -> _Found:
+    """A node that ended and left no exit code: nothing was there any more to write one."""
+    best = _best(_findings(lines), report)
+    if best is not None and best.weight is Weight.CAUSE:
+        return best
+    return _Found(
+        weight=Weight.CAUSE,
+        kind="killed",
+        cause="all processes of the job were killed there, or the machine was started again",
+        remedy=HOST_MEMORY,
+        evidence=_last_lines(lines, report),
+    )
+
+
+def _lost(what: str, lines: Sequence[_Line]) -> _Found:
+    return _Found(
+        weight=Weight.CAUSE,
+        kind="lost",
+        cause=f"the node cannot be reached any more: {what}",
+        remedy="see whether the machine and its network are up; what runs there may go on, `topoplan stop` ends it",
+        evidence=_last_lines(lines, None),
+    )
+
+
+def _best(findings: Iterable[_Found], report: _Report | None) -> _Found | None:
+    """The one that explains most; of the rank that torchrun blames, if there are several; then the first."""
+
+    def order(found: _Found) -> tuple[int, bool, bool, bool, int]:
+        local = report.local if report is not None else None
+        fatal = found.is_exception and found.rank is not None
+        return found.weight, not fatal, not found.is_exception, found.local != local, found.place
+
+    return min(findings, key=order, default=None)
+
+
+def _findings(lines: Sequence[_Line]) -> list[_Found]:
+    found = []
+    for place, line in enumerate(lines):
+        # What is indented is the text of a program, or belongs to a line that is read itself.
+        if line.text and not line.text[0].isspace() and "NCCL INFO" not in line.text:
+            for cause in CAUSES:
+                if match := cause.pattern.search(line.text):
+                    found.append(_found(cause, match, lines, place))
+                    break
+    by_place = {each.place: each for each in found}
+    for start, end, is_last in _tracebacks(lines):
+        if known := by_place.get(end):
+            by_place[end] = replace(known, is_exception=True, evidence=_evidence_of(lines, start, end))
+        elif is_last and (unknown := _unknown(lines, start, end)):
+            by_place[end] = unknown
+    return list(by_place.values())
+
+
+def _found(cause: Cause, match: re.Match[str], lines: Sequence[_Line], place: int) -> _Found:
+    line = lines[place]
+    more = [each.text for each in lines[place + 1 : place + 30] if each.writer == line.writer][:2]
+    evidence = [line.text, *itertools.takewhile(lambda text: text.strip() and not _is_other(text), more)]
+    groups = match.groupdict()
+    return _Found(
+        weight=cause.weight,
+        kind=cause.kind,
+        cause=_filled(cause.cause, groups),
+        remedy=_filled(cause.remedy, groups),
+        evidence=tuple(_shown(text) for text in evidence),
+        local=line.local,
+        rank=line.rank,
+        place=place,
+    )
+
+
+def _unknown(lines: Sequence[_Line], start: int, end: int) -> _Found | None:
+    """A traceback with an exception that no pattern knows."""
+    line = lines[end]
+    match = _EXCEPTION.match(line.text)
+    if match is None or match["type"].endswith(_NOT_THE_CAUSE):
+        return None
+    interrupted = match["type"] == "KeyboardInterrupt"
+    frames = [
+        frame for each in lines[start:end] if each.writer == line.writer and (frame := _FRAME.match(each.text))
+    ]  # fmt: skip
+    where = f" ({frames[-1]['file'].rpartition('/')[2]}, line {frames[-1]['line']})" if frames else ""
+    return _Found(
+        weight=Weight.ECHO if interrupted else Weight.CAUSE,
+        kind="terminated" if interrupted else "exception",
+        cause=f"{_shown(line.text).rstrip('.')}{where}",
+        remedy="the traceback in the log of that node says where it comes from",
+        evidence=_evidence_of(lines, start, end),
+        local=line.local,
+        rank=line.rank,
+        place=end,
+        is_exception=True,
+    )
+
+
+def _tracebacks(lines: Sequence[_Line]) -> list[tuple[int, int, bool]]:
+    """First and last line of each traceback, and whether it is not the reason of a next one.
+
+    Those of several ranks may be mixed.
+    """
+    starts: dict[tuple[int | None, int | None], int] = {}
+    ends: dict[tuple[int | None, int | None], int] = {}
+    found: dict[int, tuple[int, bool]] = {}
+    for place, line in enumerate(lines):
+        text, writer = line.text, line.writer
+        if text.startswith(_BETWEEN) and writer in ends:
+            found[ends[writer]] = found[ends[writer]][0], False
+        if text.startswith(_TRACEBACKS):
+            starts[writer] = place
+        elif writer in starts and text and not text[0].isspace():
+            found[place] = starts.pop(writer), True
+            ends[writer] = place
+    return [(start, end, is_last) for end, (start, is_last) in found.items()]
+
+
+def _with_rank(found: _Found, report: _Report | None) -> _Found:
+    """The rank over all nodes, from the report where the line has the local one only."""
+    if report is None or found.rank is not None or found.kind in ("lost", "script"):
+        return found
+    if found.local is None:
+        # The agent's own lines name no rank; those by the exit code are about the reported one.
+        return replace(found, rank=report.rank) if found.place == 0 else found
+    return replace(found, rank=report.rank - report.local + found.local)
+
+
+def _evidence_of(lines: Sequence[_Line], start: int, end: int) -> tuple[str, ...]:
+    """The deepest frame of a traceback, and the exception."""
+    own = [each.text for each in lines[start:end] if each.writer == lines[end].writer]
+    frame = max((place for place, text in enumerate(own) if _FRAME.match(text)), default=len(own))
+    after = [each.text for each in lines[end + 1 : end + 30] if each.writer == lines[end].writer]
+    more = itertools.takewhile(lambda text: text.strip() and not _is_other(text), after[:2])
+    return tuple(_shown(text) for text in (*own[frame : frame + 2], lines[end].text, *more))
+
+
+def _last_lines(lines: Sequence[_Line], report: _Report | None) -> tuple[str, ...]:
+    """The last ones of the rank that torchrun blames, or of all; its own report is not among them."""
+    kept = []
+    for line in lines:
+        if line.local is None and (_AGENT.match(line.text) or line.text.startswith(_TRACEBACKS)):
+            break
+        if line.text.strip():
+            kept.append(line)
+    own = [line for line in kept if report is not None and line.local == report.local]
+    said = [line.text for line in (own if report is not None else kept)[-_EVIDENCE_LINES:]]
+    if report is not None and report.words:
+        said.append(f"torchrun: rank {report.rank}, {report.words}")
+    return tuple(_shown(text) for text in said)
+
+
+def _is_other(text: str) -> bool:
+    """Whether something else begins with this line."""
+    return bool(_AGENT.match(text)) or text.startswith((*_TRACEBACKS, *_BETWEEN))
+
+
+def _filled(template: str, groups: Mapping[str, str | None]) -> str:
+    """`{name}` is the group; `{name:some text with %s}` is that text, or nothing where the group is not there."""
+
+    def value(match: re.Match[str]) -> str:
+        found = groups.get(match[1]) or ""
+        return (match[2].replace("%s", found) if found else "") if match[2] else found
+
+    return re.sub(r"\{(\w+)(?::([^}]*))?\}", value, template)
+
+
+def _shown(text: str) -> str:
+    text = text.rstrip()
+    return text if len(text) <= _EVIDENCE_CHARS else text[: _EVIDENCE_CHARS - 3] + "..."
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,140 @@
+"""Which node of a run that is watched failed first, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from topoplan.remote.waiting import Deadline
+from topoplan.run.diagnose import Diagnosis, diagnose
+from topoplan.run.events import Event, Tell
+from topoplan.run.outcome import OVER
+from topoplan.run.watch import Watch, Watched, failed_at, how_it_failed
+
+FAILED = 1
+"""Exit code where no script left one."""
+LAST_WORDS_S = 0.2
+"""After a failure, time for what others wrote before it to arrive: it may name the cause."""
+PATIENCE_S = 5.0
+"""After one that looks like the consequence of another, time for that: torchrun on its node still ends other ranks, and
+that a host has gone is noticed after some seconds."""
+SIGHT_S = 25.0
+"""Time for hosts that were out of sight before the failure to be seen again: what they say may be older. One attempt to
+log in fits in."""
+_NOTICED_S = 5.0
+"""So much later it is noticed at most that a host is out of sight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The first node that failed; what came after is mostly its consequence."""
+
+    node: str
+    host: str
+    """Its address."""
+    what: str
+    """Such as `ended with exit code 1`."""
+    code: int | None = None
+    diagnosis: Diagnosis | None = None
+    tail: tuple[str, ...] = ()
+    """Its last lines."""
+    log: Path | None = None
+
+    @property
+    def reason(self) -> str:
+        """One line for the record."""
+        return f"{self.node}: {self.what}"
+
+
+def first_cause(
+    watch: Watch, *, ranks_per_node: int | None, tell: Tell, leave: Callable[[], bool]
+) -> tuple[Failure, int] | None:
+    """`first_failure`, once a node has failed: of those that come at nearly the same time, the one that explains the
+    others, also where it happened on a host that cannot be seen yet. Once `leave` says so, nothing is waited for any
+    more."""
+    _wait_for_sight(watch, tell, leave)
+    deadline = Deadline(PATIENCE_S)
+
+    def known() -> tuple[int, int]:
+        return sum(node.failed for node in watch.nodes), sum(node.unseen is not None for node in watch.nodes)
+
+    while True:
+        watch.until(leave, deadline_s=LAST_WORDS_S)
+        before = known()
+        found = first_failure(watch.nodes, ranks_per_node=ranks_per_node)
+        diagnosis = found[0].diagnosis if found is not None else None
+        if diagnosis is None or diagnosis.certain:
+            return found
+        if (
+            not watch.until(lambda before=before: leave() or known() != before, deadline_s=deadline.left_s)  # type: ignore[misc]
+            or leave()
+        ):
+            return found
+
+
+def _what(node: Watched) -> str:
+    """Of a node that has not been seen to its end."""
+    if node.unseen is not None:
+        return "its host cannot be seen, and its peers have lost it too"
+    if node.state is not None and node.state.state in OVER:
+        return how_it_failed(node.state)
+    return "a rank of it failed"
+
+
+def _wait_for_sight(watch: Watch, tell: Tell, leave: Callable[[], bool]) -> None:
+    """Until it is known how those hosts are that have not been seen since before the failure, and what was written
+    there has come."""
+
+    def hidden() -> list[str]:
+        until_s = failed_at(watch.nodes) + _NOTICED_S
+        return [
+            node.name
+            for node in watch.nodes
+            if not node.over
+            and (
+                node.unseen_at <= until_s
+                if node.unseen_at is not None
+                else node.state is not None and node.state.state in OVER
+            )
+        ]
+
+    watch.hurry()
+    if watch.until(lambda: leave() or not hidden(), deadline_s=LAST_WORDS_S):
+        return
+    failed = ", ".join(node.name for node in watch.nodes if node.failed)
+    text = f"{failed} failed; the cause may be on {', '.join(hidden())}, waiting up to {SIGHT_S:.0f} s to see"
+    tell(Event(kind="note", text=text))
+    watch.until(lambda: leave() or not hidden(), deadline_s=SIGHT_S)
+
+
+def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tuple[Failure, int] | None:
+    """The first failure, and the exit code of the run; None while no node has failed.
+
+    A host that cannot be seen is to blame where nothing that is seen explains the failure of the others better. Ask
+    before the others are stopped: how those end then is nobody's failure.
+    """
+    failed = [node for node in nodes if node.failed]
+    if not failed:
+        return None
+    earliest = min(failed, key=lambda node: node.trouble_at or 0.0)
+    diagnosis = diagnose(
+        {node.node: tuple(node.tail) for node in nodes},
+        {node.node: node.code for node in nodes if node.state is not None and node.state.state in OVER},
+        {node.node: node.trouble_at for node in nodes if node.trouble_at is not None},
+        {node.node: node.unseen.what for node in nodes if node.unseen is not None},
+        ranks_per_node=ranks_per_node,
+        addresses={node.node: node.address for node in nodes},
+    )
+    # It may be another where the trouble began: torchrun takes its time to end a node whose rank has failed.
+    first = next((node for node in nodes if diagnosis is not None and node.node == diagnosis.node), earliest)
+    failure = Failure(
+        node=first.name,
+        host=first.address,
+        what=first.failure or _what(first),
+        code=first.code,
+        diagnosis=diagnosis,
+        tail=tuple(first.tail),
+        log=first.log,
+    )
+    return failure, first.code or earliest.code or FAILED

@@ -1,0 +1,383 @@
+"""The job of one node: start it on its host, follow its log, see how it is, stop it.
+
+A job does not depend on the connection that started it; see `topoplan.run.remote` for how it is known. All that a
+run leaves on a host is in its run directory, whose last part is what the run is called there. Whoever knows what
+`start_node` gave says so, as `started`: the job is then found without that directory too.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Literal, NoReturn, cast, get_args
+
+from topoplan.errors import HostError
+from topoplan.remote.connection import Completed, Connection, File, Stream
+from topoplan.remote.secrets import Mask
+from topoplan.remote.upload import sums
+from topoplan.run import remote
+from topoplan.run.record import Started
+from topoplan.run.shown import shown_line
+
+State = Literal["running", "ended", "gone", "never-started", "rebooted"]
+Directory = Literal["there", "gone", "closed", "foreign", "damaged"]
+"""How a run directory is. `gone`: not there, or not where we may look. `closed`: it cannot be entered. `foreign`: not
+ours alone, and what it says does not count. `damaged`: what it says of the start is not what topoplan wrote."""
+
+SETTLE_S = 5.0
+"""Longest wait for processes to be gone after SIGKILL."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_TAIL_BYTES = """\
+log=$1 size=$2 found=
+shift 2
+for lines; do found="$found $(head -c "$size" -- "$log" | tail -n "$lines" | wc -c)"; done
+printf 'topoplan:tail_bytes=%s\\n' "$found"
+"""
+"""Words: the log, how much of it, and numbers of lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """How the job of a node is."""
+
+    state: State
+    """`gone`: it ended without an exit code, because its first process was killed too. `rebooted`: the machine was
+    started again while it ran."""
+    code: int | None = None
+    """Exit code of the script, 128 + N if signal N ended it; None unless `ended`."""
+    log_bytes: int = 0
+    pids: tuple[int, ...] = ()
+    """Its processes, wherever they went; also after it has ended, what it left running."""
+    started: Started | None = None
+    """None where it never was."""
+    elapsed_s: int | None = None
+    """From the start to the end or until now, by the host's clock; None where neither is known."""
+    ended_s_ago: float | None = None
+    """Since the end, by the host's clock; None unless `ended`."""
+    directory: Directory = "there"
+    """What it was asked of."""
+
+    @property
+    def is_mute(self) -> bool:
+        """Whether its run directory says nothing, neither exit code nor log."""
+        return self.directory in ("gone", "closed", "foreign")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A process that may be of a job, which nobody can prove."""
+
+    pid: int
+    holds: Literal["file", "GPU"]
+    """A file in the run directory, or where that was; or a GPU."""
+    since_unix_s: int
+    """When it was started, by the host's clock."""
+    command: str
+    """Its first words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """What came of stopping."""
+
+    was_running: bool
+    """Whether any process was there."""
+    left: tuple[int, ...]
+    """Processes that are there even now."""
+    code: int | None
+    """Exit code of the script; None if it left none."""
+    may_be: tuple[Holder, ...] = ()
+    """What got no signal, because it has given up all that would prove it to be the job's."""
+    directory: Directory = "there"
+    gpus_unseen: bool = False
+    """Whether the host could not say who holds its GPUs."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left, as far as can be seen."""
+        return not self.left and not self.may_be
+
+
+def start_node(
+    connection: Connection,
+    *,
+    run_dir: str,
+    script: str,
+    environment: Mapping[str, str],
+    deadline_s: float,
+    files: Mapping[str, File | bytes] | None = None,
+) -> Started:
+    """Start `script`, a file in `run_dir`, with bash; it runs there, without a terminal and detached from us.
+
+    `environment` is exported before. It goes to the host by standard input and into no file there. `files` are what
+    was put there: nothing is started unless each is that now, in a directory in which nobody else can change it.
+
+    Raises:
+        ValueError: the name of a variable that is none.
+        HostError: `command`: nothing was started. `lost` or `deadline`: it may have been; `node_state` tells.
+    """
+    for name in environment:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a variable")
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
+    words = (_placed(run_dir), script, _called(run_dir), remote.KEEPER, sums(files or {}))
+    done = connection.run(remote.START, *words, stdin=exports.encode(errors="surrogateescape"), deadline_s=deadline_s)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
+    if done.code != 0 or not lines:
+        # Before it is cut: half of a value would not be known for one.
+        said = Mask(environment.values()).text(done.stderr.decode(errors="replace"))
+        _refuse(connection, replace(done, stderr=said.encode()), run_dir, script)
+    return _started(lines[-1].decode(), connection, run_dir)
+
+
+def follow_node(connection: Connection, run_dir: str, *, offset: int = 0, tail_lines: int | None = None) -> Stream:
+    """The bytes of the job's log from `offset`, or from some lines before its end, and what comes from then on.
+
+    `offset` is at most what the log has: bytes that were read before. (tail takes more for a log that was cut.)
+    The stream ends when the job has ended, with the job's exit code if there is one; `node_state` tells that code from
+    one of the follower's own. The follower on the host ends when the stream is closed or this process ends; the job
+    does not.
+
+    Raises:
+        HostError: `lost`, `deadline` or `command`: the host starts no command.
+    """
+    return connection.start(remote.FOLLOW, _placed(run_dir), _begin(offset, tail_lines), hold_stdin=True)
+
+
+def read_log(connection: Connection, run_dir: str, *, tail_lines: int | None = None) -> Stream:
+    """The log as it is now: its last lines, or all of it. A code that is not 0 means that there is none.
+
+    Raises:
+        HostError: as `follow_node`.
+    """
+    return connection.start(["tail", _begin(0, tail_lines), "--", posixpath.join(_placed(run_dir), ".topoplan", "log")])
+
+
+def node_state(connection: Connection, run_dir: str, *, started: Started | None = None, deadline_s: float) -> NodeState:
+    """How the job is.
+
+    Raises:
+        HostError: `lost`, `deadline`, or `command`: the host cannot say.
+    """
+    words = (_placed(run_dir), _called(run_dir), *_identity(started))
+    done = connection.run(remote.STATE, *words, deadline_s=deadline_s)
+    said = _said(done)
+    state = said.get("state")
+    if done.code != 0 or state not in get_args(State):
+        _refuse(connection, done, run_dir)
+    if started is None and "started" in said:
+        started = _started(said["started"], connection, run_dir)
+    code = _number(said.get("code")) if state == "ended" else None
+    now = _seconds(said.get("now_unix_s"))
+    until = _seconds(said.get("ended_unix_s")) if state == "ended" else now
+    known = started is not None and until is not None and state in ("ended", "running")
+    return NodeState(
+        state=cast(State, state),
+        code=code,
+        log_bytes=_number(said.get("log_bytes")) or 0,
+        pids=_pids(said.get("pids")),
+        started=started,
+        elapsed_s=max(0, int(until) - started.unix_s) if known and started and until is not None else None,
+        ended_s_ago=max(0, now - until) if state == "ended" and now is not None and until is not None else None,
+        directory=_directory(said),
+    )
+
+
+def tail_offsets(
+    connection: Connection, run_dir: str, lines: Sequence[int], *, log_bytes: int, deadline_s: float
+) -> list[int]:
+    """Where the last so many lines begin in the first `log_bytes` of the job's log, for each number of lines.
+
+    Raises:
+        HostError: `lost`, `deadline`, or `command`: the host cannot say.
+    """
+    if not log_bytes:
+        return [0 for _ in lines]
+    words = (posixpath.join(_placed(run_dir), ".topoplan", "log"), str(log_bytes), *map(str, lines))
+    done = connection.run(_TAIL_BYTES, *words, deadline_s=deadline_s)
+    sizes = [int(word) for word in _said(done).get("tail_bytes", "").split() if word.isdecimal()]
+    if done.code != 0 or len(sizes) != len(lines):
+        _refuse(connection, done, run_dir)
+    return [log_bytes - size for size in sizes]
+
+
+def stop_node(
+    connection: Connection, run_dir: str, *, started: Started | None = None, grace_s: float, deadline_s: float
+) -> Stopped:
+    """End all processes of the job: SIGTERM, `grace_s` later SIGKILL, then look whether any is left.
+
+    Only processes that this job started get a signal; see `topoplan.run.remote`. Also those that it left running
+    when it ended. It goes on on the host if the connection is lost. Leave `deadline_s` more than `grace_s + SETTLE_S`.
+
+    Raises:
+        HostError: `lost`, `deadline`, or `command`: the host cannot say.
+    """
+    times = (str(round(100 * grace_s)), str(round(100 * SETTLE_S)))
+    words = (_placed(run_dir), _called(run_dir), *times, *_identity(started))
+    done = connection.run(remote.STOP, *words, deadline_s=deadline_s)
+    said = _said(done)
+    if done.code != 0 or "found" not in said:
+        _refuse(connection, done, run_dir)
+    return Stopped(
+        was_running=bool(_pids(said["found"])),
+        left=_pids(said.get("left")),
+        code=_number(said.get("code")),
+        may_be=tuple(_holders(said)),
+        directory=_directory(said),
+        gpus_unseen="gpus_unseen" in said,
+    )
+
+
+def holder_words(holder: Holder) -> str:
+    """`process 4711 (python worker.py), since 2030-01-31 12:00:00 UTC, holds a file of it`."""
+    since = f"{datetime.fromtimestamp(holder.since_unix_s, UTC):%Y-%m-%d %H:%M:%S}"
+    held = "a file of it" if holder.holds == "file" else "a GPU"
+    return f"process {holder.pid} ({holder.command}), since {since} UTC, holds {held}"
+
+
+def holder_remedy(holders: Sequence[Holder]) -> str:
+    """What to do about processes that nobody can prove to be the job's."""
+    pids = [str(one.pid) for one in holders]
+    return f"see `ps -fp {','.join(pids)}` there, and `kill {' '.join(pids)}` what is of it"
+
+
+def directory_words(directory: Directory) -> str:
+    """What is wrong with a run directory, in a phrase; empty where nothing is."""
+    return {
+        "there": "",
+        "gone": "its run directory is not there",
+        "closed": "its run directory cannot be entered",
+        "foreign": "its run directory is not ours alone",
+        "damaged": "started.json in its run directory is damaged",
+    }[directory]
+
+
+def _placed(run_dir: str) -> str:
+    """A relative directory is in the user's home; with a dot in front, no shell takes it for anything else."""
+    return run_dir if run_dir.startswith("/") else f"./{run_dir}"
+
+
+def _begin(offset: int, tail_lines: int | None) -> str:
+    return f"-c+{offset + 1}" if tail_lines is None else f"-n{tail_lines}"
+
+
+def _called(run_dir: str) -> str:
+    """What the run is called there, in the mark of its processes too."""
+    return posixpath.basename(run_dir.rstrip("/"))
+
+
+def _identity(started: Started | None) -> tuple[str, str, str]:
+    """The last words of programs that look for the job."""
+    return ("", "", "") if started is None else (str(started.pid), str(started.start_ticks), started.boot_id)
+
+
+def _said(done: Completed) -> dict[str, str]:
+    found = {}
+    for line in done.stdout.decode(errors="replace").splitlines():
+        mark, _, rest = line.partition(":")
+        key, equals, value = rest.partition("=")
+        if mark == "topoplan" and equals:
+            found[key] = value.strip()
+    return found
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def _seconds(text: str | None) -> float | None:
+    found = re.match(r"[0-9]{1,15}(?:\.[0-9]{1,9})?", text or "", re.ASCII)
+    return float(found[0]) if found else None
+
+
+def _pids(text: str | None) -> tuple[int, ...]:
+    return tuple(sorted(int(word) for word in (text or "").split() if word.isdecimal()))
+
+
+def _directory(said: Mapping[str, str]) -> Directory:
+    found = said.get("directory")
+    return cast(Directory, found) if found in get_args(Directory) else "there"
+
+
+def _holders(said: Mapping[str, str]) -> Iterator[Holder]:
+    for key, value in said.items():
+        word, _, pid = key.partition(".")
+        since, _, rest = value.partition(" ")
+        holds, _, command = rest.partition(" ")
+        if word == "may_be" and pid.isdecimal() and holds in ("file", "GPU"):
+            yield Holder(
+                pid=int(pid),
+                holds=cast(Literal["file", "GPU"], holds),
+                since_unix_s=_number(since) or 0,
+                command=shown_line(command.strip().encode()),
+            )
+
+
+def _started(text: str, connection: Connection, run_dir: str) -> Started:
+    try:
+        record = json.loads(text)
+        return Started(
+            pid=int(record["pid"]),
+            session=int(record["session"]),
+            start_ticks=int(record["start_ticks"]),
+            boot_id=str(record["boot_id"]),
+            unix_s=int(record["unix_s"]),
+        )
+    except (ValueError, KeyError, TypeError):
+        _damaged(connection, run_dir)
+
+
+def _refuse(connection: Connection, done: Completed, run_dir: str, script: str = "") -> NoReturn:
+    """Say why a program did not do its work."""
+    lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+    # Shells say where they are (`bash: line 3: `), which is nothing to a reader.
+    words = re.sub(r"^(?:\S*sh|topoplan): (?:line )?\d+: ", "", lines[-1])[:300] if lines else ""
+    if done.code == remote.DAMAGED:
+        _damaged(connection, run_dir)
+    what, remedy = {
+        remote.NO_DIRECTORY: (
+            f"cannot enter the run directory {run_dir}: {_reason(words)}",
+            "check `workdir` of the host in the spec",
+        ),
+        remote.NOT_OURS: (
+            f"{run_dir} is not a directory of ours alone: {words}",
+            "see who made it; for a launch name another `workdir` for the host in the spec",
+        ),
+        remote.CHANGED: (
+            f"nothing was started: {words} in {run_dir} is not what was put there",
+            "see who can write there, and launch again",
+        ),
+        remote.NO_PROC: ("its /proc cannot be read, so that no process can be looked for", "mount it"),
+        remote.NO_SCRIPT: (f"no script {script} in {run_dir}", "upload the bundle first"),
+        remote.NO_SETSID: ("no `setsid` there", "install util-linux on it"),
+        remote.ALREADY: (
+            f"a job of this run is already in {run_dir}",
+            "see `topoplan status`; start another run instead",
+        ),
+        remote.NOT_STARTED: (
+            f"the job was not started, because {run_dir}/.topoplan cannot be written: {_reason(words)}",
+            "make room, or name another `workdir` for the host in the spec",
+        ),
+    }.get(
+        done.code or 0, (f"it did not do what it was asked to, in {run_dir}: {words or f'exit code {done.code}'}", "")
+    )
+    raise HostError(what, host=connection.name, problem="command", remedy=remedy)
+
+
+def _reason(words: str) -> str:
+    """`mkdir: cannot create directory 'x': No space left on device` -> the last part, which is the system's."""
+    return words.rpartition(": ")[2] or "no reason given"
+
+
+def _damaged(connection: Connection, run_dir: str) -> NoReturn:
+    raise HostError(
+        f"{run_dir}/.topoplan/started.json is not as topoplan wrote it",
+        host=connection.name,
+        problem="command",
+        remedy="see what runs there, and end it by hand",
+    )

@@ -1,0 +1,221 @@
+"""How far a run is, from the lines that its trainer prints.
+
+LLaMA-Factory prints through transformers: `ProgressCallback` (transformers/trainer_callback.py) draws a tqdm bar on
+standard error on the first rank of all, with the number of steps, and writes `{'loss': ...}` on its standard output;
+with `disable_tqdm` it is `PrinterCallback`, on the first rank of every node, and no line says which step it is.
+Losses are numbers in transformers 4 and quoted numbers in 5. LLaMA-Factory's own `LogCallback`
+(llamafactory/train/callbacks.py) writes lines of JSON to trainer_log.jsonl.
+
+ms-swift puts its own callbacks in the place of those: the bar is called `Train`, and the line with the loss says
+the step, the number of steps and the time since the first one (swift/trainers/patcher.py, add_train_message). `megatron
+sft` prints the like from the last rank of all (swift/megatron/callbacks/print.py). Trinity-RFT draws no bar and prints
+`Step N: {...}` from the trainer's actor, which Ray passes on to node 0 (trinity/utils/monitor.py, format_data_str).
+
+The tokens per second come from the steps and the plan's tokens, not from the `token_per_sec_per_gpu` that the Megatron
+trainer prints: that one adds up the lengths of the padded micro batches of its own rank, as if each held one sequence
+and no other GPU worked on it (mcore_adapter/trainer/trainer.py, `_get_step_iterator_and_seq_length`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+from typing import Self
+
+from topoplan.operators.padding import tokens_per_step
+from topoplan.planner.plan import Plan
+from topoplan.specs.spec import Spec
+from topoplan.trainers.llamafactory.mca_facts import training_steps
+
+_CUT = re.compile(r"\r|(?:\[[a-z_]+[0-9]{1,6}\]: ?)+")
+"""Where a line is more than one: torchrun's --tee puts `[default0]:` before each, and joins the two outputs of a rank
+without regard to whether one of them is in the middle of a line."""
+_ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
+# The bar of the training has no description, or ms-swift's: those of the data, the weights and the checkpoints begin
+# with another.
+_BAR = re.compile(
+    r"(?:Train:)?\s*[0-9]{1,3}%\|[^|]{0,400}\|\s*([0-9]{1,12})/([0-9]{1,12}) \[((?:[0-9]{1,6}:)?[0-9]{1,2}:[0-9]{2})<"
+)
+_NUMBER = r"""["']?([-+]?(?:[0-9]{1,15}(?:\.[0-9]{0,20})?(?:[eE][-+]?[0-9]{1,3})?|nan|inf|NaN|Infinity))["']?"""
+_LOSS = re.compile(r"""["'](?:actor/sft_)?loss["']: """ + _NUMBER)
+_STEPS = re.compile(
+    r'"current_steps": ([0-9]{1,12}), "total_steps": ([0-9]{1,12})'
+    r"|'(?:global_step/max_steps|iteration)': '([0-9]{1,12})/([0-9]{1,12})'"
+    r"|\bStep ([0-9]{1,12}): \{"
+)
+_ELAPSED = re.compile(
+    r"'elapsed_time': '(?:([0-9]{1,6})d )?(?:([0-9]{1,2})h )?(?:([0-9]{1,2})m )?([0-9]{1,2})s'",
+)
+
+_LONGEST = 4096
+"""Of a longer line the end is read: a bar is drawn again and again without a new line."""
+_INTERVALS = 20
+"""The median is over so many."""
+_LEAST_S = 2.0
+"""Steps are timed over at least so long: torchrun passes lines on every 0.1 s."""
+_LEAST_ELAPSED_S = 10.0
+"""And where the bar's clock is taken, which shows whole seconds."""
+_LATE_S = 1.5
+"""Where the lines and the bar's clock differ by more, the lines did not come when they were printed: after a cut, or
+when an old log is read again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What is known of a run at one moment."""
+
+    step: int
+    """Optimizer steps that are done."""
+    total_steps: int | None
+    """None: neither the plan nor the trainer has said."""
+    loss: float | None
+    """The last one printed; may be NaN. None before the first."""
+    step_s: float | None
+    """Seconds a step, the median of the last ones; None until two steps have been seen."""
+    tokens_per_s: float | None
+    """Of all GPUs together; tokens are counted as in the plan."""
+    tokens_per_s_per_gpu: float | None
+    left_s: float | None
+    """Seconds until the last step, at this speed."""
+    predicted_step_s: float | None
+    predicted_band_s: tuple[float, float] | None
+    ratio: float | None
+    """step_s over the predicted one: above 1 is slower."""
+    in_band: bool | None
+    """Whether step_s is where it was expected."""
+
+
+class Progress:
+    """Reads the lines of all nodes, as they come. What it does not know it passes over; it never raises."""
+
+    def __init__(
+        self,
+        *,
+        step_s: float | None = None,
+        band_s: tuple[float, float] | None = None,
+        tokens_per_step: float | None = None,
+        total_steps: int | None = None,
+        world_size: int = 1,
+        logging_steps: int = 1,
+    ) -> None:
+        """`step_s` and `band_s` are the prediction; `world_size` is GPUs; losses come every `logging_steps` steps."""
+        self._predicted_s, self._band_s = step_s, band_s
+        self._tokens, self._world = tokens_per_step, world_size
+        self._planned_steps, self._logging_steps = total_steps, logging_steps
+        self._bar_total: int | None = None
+        self._losses: dict[int, int] = {}
+        self._step = 0
+        self._loss: float | None = None
+        self._mark: tuple[int, float, int | None] | None = None
+        self._steps_s: deque[float] = deque(maxlen=_INTERVALS)
+
+    @classmethod
+    def of(cls, spec: Spec, plan: Plan) -> Self:
+        """With the numbers of a plan."""
+        logging_steps = spec.job.trainer.get("logging_steps", 1)
+        return cls(
+            step_s=plan.time.step_s,
+            band_s=plan.time.band_s,
+            tokens_per_step=tokens_per_step(spec.job),
+            total_steps=training_steps(spec.job, spec.job.trainer.get("max_steps")),
+            world_size=spec.cluster.nodes * spec.cluster.gpus_per_node,
+            logging_steps=logging_steps if isinstance(logging_steps, int) and logging_steps > 0 else 1,
+        )
+
+    def feed(self, node: int, line: str, at_s: float) -> Status | None:
+        """Read one line of a node that came at `at_s`, on any clock that does not jump. None: it says nothing new."""
+        if "%|" not in line and "loss" not in line:
+            return None
+        before = self._step, self._loss
+        seen = False
+        for part in _CUT.split(_ANSI.sub("", line[-_LONGEST:])):
+            seen = self._read(node, part, at_s) or seen
+        return self.status() if seen and (self._step, self._loss) != before else None
+
+    def status(self) -> Status:
+        """What is known now."""
+        step_s = median(self._steps_s) if self._steps_s else None
+        total = self._planned_steps if self._bar_total is None else self._bar_total
+        tokens_per_s = self._tokens / step_s if self._tokens and step_s else None
+        return Status(
+            step=self._step,
+            total_steps=total,
+            loss=self._loss,
+            step_s=step_s,
+            tokens_per_s=tokens_per_s,
+            tokens_per_s_per_gpu=tokens_per_s / self._world if tokens_per_s else None,
+            left_s=max(0, total - self._step) * step_s if total is not None and step_s else None,
+            predicted_step_s=self._predicted_s,
+            predicted_band_s=self._band_s,
+            ratio=step_s / self._predicted_s if step_s and self._predicted_s else None,
+            in_band=self._band_s[0] <= step_s <= self._band_s[1] if step_s and self._band_s else None,
+        )
+
+    def _read(self, node: int, text: str, at_s: float) -> bool:
+        """Whether there was anything."""
+        bar = _BAR.match(text)
+        if bar:
+            self._take_bar(int(bar[1]), int(bar[2]), at_s, _seconds(bar[3]))
+        loss = _LOSS.search(text)
+        if loss:
+            self._take_loss(node, text, float(loss[1]), at_s)
+        return bool(bar or loss)
+
+    def _take_bar(self, step: int, total: int, at_s: float, elapsed_s: int) -> None:
+        if total != self._bar_total:
+            # An evaluation draws a bar too. Before the first loss the right one is the plan's, or else the longest.
+            known = self._bar_total
+            better = known is None or (known != self._planned_steps and (total == self._planned_steps or total > known))
+            if self._losses or not better:
+                return
+            self._bar_total, self._step, self._mark = total, 0, None
+            self._steps_s.clear()
+        self._take_step(step, at_s, elapsed_s)
+
+    def _take_loss(self, node: int, text: str, loss: float, at_s: float) -> None:
+        self._loss = loss
+        self._losses[node] = count = self._losses.get(node, 0) + 1
+        if steps := _STEPS.search(text):
+            step, total = steps[1] or steps[3] or steps[5], steps[2] or steps[4]
+            if total is not None:
+                self._bar_total = int(total)
+            self._take_step(int(step), at_s, _elapsed_s(text))
+        elif self._bar_total is None:
+            self._take_step(count * self._logging_steps, at_s, None)
+
+    def _take_step(self, step: int, at_s: float, elapsed_s: int | None) -> None:
+        if step <= self._step:
+            return
+        self._step = step
+        if self._mark is None:
+            # Not from step 0: the first step compiles and allocates.
+            self._mark = step, at_s, elapsed_s
+            return
+        marked, marked_at_s, marked_elapsed_s = self._mark
+        span_s, least_s = at_s - marked_at_s, _LEAST_S
+        if elapsed_s is not None and marked_elapsed_s is not None:
+            drawn_s = elapsed_s - marked_elapsed_s
+            if abs(span_s - drawn_s) > _LATE_S:
+                span_s, least_s = float(drawn_s), _LEAST_ELAPSED_S
+        if span_s >= least_s:
+            self._steps_s.append(span_s / (step - marked))
+            self._mark = step, at_s, elapsed_s
+
+
+def _elapsed_s(text: str) -> int | None:
+    """ms-swift's `1d 2h 3m 4s` (swift/utils/utils.py, format_time)."""
+    found = _ELAPSED.search(text)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((24 * days + hours) * 60 + minutes) * 60 + seconds
+
+
+def _seconds(clock: str) -> int:
+    """tqdm's `MM:SS` or `H:MM:SS`."""
+    total = 0
+    for part in clock.split(":"):
+        total = 60 * total + int(part)
+    return total

@@ -1,0 +1,186 @@
+"""Which hosts of a run can be seen, for how long not, and what is said of that. Not seeing is no failure.
+
+A host that cannot be seen may be well, and its job with it. So nothing here ends anything: what is said is that it
+cannot be seen, once, and then rarely, with the time that it has been so. When none can be seen, what they have in
+common is this machine, and that is what is said; that time counts against no host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from topoplan.errors import HostError, HostProblem
+from topoplan.run.events import Event, Tell
+from topoplan.units import named
+
+TOGETHER_S = 3.0
+"""Losses are told so much later: what heals at once is not worth a line, and when all are lost it is one line."""
+REMIND_S = 60.0
+"""From the first word to the second; every next time is twice as long, up to `REMIND_AT_MOST_S`."""
+REMIND_AT_MOST_S = 3600.0
+_SILENT_S = 60.0
+"""Peers that have written nothing for so long may be waiting for a host that is dead."""
+_NETWORK: frozenset[HostProblem] = frozenset({"unresolved", "unreachable", "timeout", "lost", "proxy"})
+"""Problems in which nobody has answered."""
+AGAINST_US: frozenset[HostProblem] = frozenset({"auth", "key-unknown", "key-changed", "key-revoked", "protocol"})
+"""Problems with hosts that answer, and that no waiting heals."""
+
+
+def looks_offline(results: Mapping[str, object]) -> bool:
+    """Whether no host of several has answered, of results by host: then it is rather this machine that is offline."""
+    return len(results) > 1 and all(
+        isinstance(result, HostError) and result.problem in _NETWORK for result in results.values()
+    )
+
+
+def age(seconds: float) -> str:
+    """`40 s`, `5 min`, `3 h 20 min`: rounded down."""
+    whole = int(seconds)
+    if whole < 120:
+        return f"{whole if whole else round(seconds, 1)} s"
+    hours, minutes = whole // 3600, whole // 60 % 60
+    if not hours:
+        return f"{minutes} min"
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+@dataclass(slots=True)
+class _Unseen:
+    """One host that cannot be seen, or all of them; moments of `time.monotonic`."""
+
+    since_s: float
+    counts_from_s: float
+    """The same, or when this machine was online again."""
+    why: str = ""
+    answers: bool = False
+    """Whether somebody is there, who does not let us in or do what it should."""
+    told: bool = False
+    due_s: float = 0.0
+    """When to say it again."""
+    pause_s: float = REMIND_S
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether to say it now, the first time or again."""
+        if now_s < (self.due_s if self.told else self.counts_from_s + TOGETHER_S):
+            return False
+        if self.told:
+            self.pause_s = min(2 * self.pause_s, REMIND_AT_MOST_S)
+        self.due_s = now_s + self.pause_s
+        return True
+
+
+class Sight:
+    """Keeps account of the hosts of a run, and tells of those that cannot be seen."""
+
+    def __init__(
+        self, addresses: Mapping[str, str], tell: Tell, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """All are seen. `addresses` are by names of nodes."""
+        self._addresses, self._tell, self._clock = addresses, tell, clock
+        self._unseen: dict[str, _Unseen] = {}
+        self._offline: _Unseen | None = None
+
+    def lose(self, node: str, why: HostError) -> None:
+        """It cannot be seen, or still not."""
+        now_s = self._clock()
+        one = self._unseen.setdefault(node, _Unseen(now_s, now_s))
+        one.why, one.answers = why.what, why.problem not in _NETWORK
+
+    def see(self, node: str) -> None:
+        """It is seen again."""
+        was = self._unseen.pop(node, None)
+        self._end_offline()
+        if was is not None and was.told:
+            unseen_s = self._clock() - was.since_s
+            text = f"connected to {self._addresses[node]} again after {age(unseen_s)}, and nothing was missed"
+            self._say("back", text, node, unseen_s)
+
+    def drop(self, node: str) -> None:
+        """Nobody looks for it any more."""
+        self._unseen.pop(node, None)
+
+    def unseen_s(self, node: str) -> float:
+        """How long it has not been seen while others were; 0 where it is seen."""
+        found = self._unseen.get(node)
+        return self._clock() - found.counts_from_s if found is not None and self._offline is None else 0.0
+
+    @property
+    def offline_s(self) -> float:
+        """How long no host at all has been seen; 0 while one is."""
+        return self._clock() - self._offline.since_s if self._offline is not None else 0.0
+
+    def look(self, *, any_seen: bool, running: Mapping[str, float]) -> None:
+        """Tell what is to be told now.
+
+        `any_seen`: whether there is a connection to any host. `running` are the nodes that are seen to run, with the
+        seconds since they last wrote anything.
+        """
+        if not self._unseen:
+            return
+        now_s = self._clock()
+        if any_seen or any(one.answers for one in self._unseen.values()):
+            self._end_offline()
+            for node, one in self._unseen.items():
+                if one.is_due(now_s):
+                    self._tell_of(node, one, now_s, running)
+            return
+        last = max(self._unseen.values(), key=lambda one: one.since_s)
+        if self._offline is None:
+            first_s = min(one.since_s for one in self._unseen.values())
+            self._offline = _Unseen(first_s, last.since_s, last.why)
+        self._offline.why = last.why
+        if self._offline.is_due(now_s):
+            self._tell_of_all(self._offline, now_s)
+
+    def _tell_of(self, node: str, one: _Unseen, now_s: float, running: Mapping[str, float]) -> None:
+        address, unseen_s = self._addresses[node], now_s - one.since_s
+        if not one.told:
+            text = f"{address} cannot be seen ({one.why}); as far as is known its job goes on there"
+            self._say("lost", f"{text}. Trying again and again", node, unseen_s)
+        else:
+            text = f"{address} has not been seen for {age(unseen_s)} ({one.why})"
+            self._note(f"{text}; {_peers(running)}", node, unseen_s)
+        one.told = True
+
+    def _tell_of_all(self, one: _Unseen, now_s: float) -> None:
+        count, unseen_s = len(self._addresses), now_s - one.since_s
+        seems = "seems to" if count > 1 else "may"
+        if not one.told:
+            whose = f"none of the {count} hosts can be seen" if count > 1 else "its only host cannot be seen"
+            text = f"this machine {seems} be offline: {whose} ({one.why}); as far as is known the run goes on there"
+            self._say("offline", f"{text}. Trying again and again", "", unseen_s)
+        else:
+            self._note(f"this machine still {seems} be offline, for {age(unseen_s)} now ({one.why})", "", unseen_s)
+        one.told = True
+
+    def _end_offline(self) -> None:
+        was, self._offline = self._offline, None
+        if was is None:
+            return
+        now_s = self._clock()
+        for one in self._unseen.values():
+            one.counts_from_s = now_s
+        if was.told:
+            unseen_s = now_s - was.since_s
+            self._say("online", f"this machine is online again after {age(unseen_s)}", "", unseen_s)
+
+    def _say(self, state: str, text: str, node: str, unseen_s: float) -> None:
+        data = {"state": state, "unseen_s": round(unseen_s, 1)}
+        self._tell(Event(kind="connection", node=node, text=text, data=data))
+
+    def _note(self, text: str, node: str, unseen_s: float) -> None:
+        self._tell(Event(kind="note", node=node, text=text, data={"unseen_s": round(unseen_s, 1)}))
+
+
+def _peers(running: Mapping[str, float]) -> str:
+    """What the other nodes do, and what that means."""
+    if not running:
+        return "no other node runs any more, and it is waited for"
+    names = named(running)
+    still = f"{names} still run{'s' if len(running) == 1 else ''}"
+    silent_s = min(running.values())
+    if silent_s < _SILENT_S:
+        return f"{still}, so it is waited for"
+    return f"{still} but wrote nothing for {age(silent_s)}; it is waited for, and Ctrl-C ends that"

@@ -1,0 +1,134 @@
+"""Stopping all nodes of a run at once, each over the connection that there is or over a new one; and letting somebody
+else stop them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from topoplan.errors import HostError
+from topoplan.remote.connection import Connection
+from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline
+from topoplan.run.events import Event, Tell
+from topoplan.run.node import Stopped, holder_remedy, holder_words, stop_node
+from topoplan.run.outcome import stopped_with_grace_s
+from topoplan.run.watch import Reconnect, Watch, Watched, failed_at
+
+_SPARE_S = 5.0
+_LOST_S = 8.0
+"""Time to log in again to a host whose connection was lost: who stops a run does not wait for the network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopTimes:
+    """How long stopping may take."""
+
+    grace_s: float = 10.0
+    """Time between asking a node's processes to end and killing them."""
+    stop_s: float = 15.0
+    """Time to stop a node, beside the grace."""
+    drain_s: float = 5.0
+    """Time for the last output of nodes that were stopped."""
+
+
+def stop_all(
+    nodes: Sequence[Watched],
+    times: StopTimes,
+    *,
+    reconnect: Reconnect,
+    at_once: Callable[[], bool],
+    watch: Watch | None = None,
+) -> dict[str, HostError]:
+    """Stop the nodes, and take in their last output; by name, which could not be stopped.
+
+    Once `at_once` says so, nothing is waited for any more.
+    """
+    results: dict[str, Stopped | HostError] = {}
+
+    def one(node: Watched) -> None:
+        results[node.name] = _stop_one(node, times, reconnect)
+
+    deadline = Deadline(times.grace_s + 2 * times.stop_s + _SPARE_S)
+    if watch is not None:
+        # Ends that had come before are looked at first: they are nobody's doing but the job's.
+        watch.until(lambda: True)
+        watch.stopping = True
+    calls = [Call(lambda node=node: one(node)) for node in nodes]  # type: ignore[misc]
+
+    def done() -> bool:
+        return all(call.done.is_set() for call in calls) or at_once()
+
+    if watch is not None:
+        watch.until(done, deadline_s=deadline.left_s)
+    while not done() and deadline.left_s > 0:
+        time.sleep(INTERRUPT_LOOK_S)
+    left = {node.name: error for node in nodes if (error := _left(node, results.get(node.name))) is not None}
+    if watch is not None and not at_once():
+        watch.until(lambda: at_once() or _drained(watch, left), deadline_s=times.drain_s)
+    return left
+
+
+def let_be_stopped(watch: Watch, run_id: str, times: StopTimes, *, tell: Tell, leave: Callable[[], bool]) -> bool:
+    """After the first node has ended: whether somebody had asked to stop the run before that.
+
+    Then the others are waited for as long as they were given to end by themselves, unless `leave` says so.
+    """
+    grace_s = stopped_with_grace_s(run_id, failed_at(watch.nodes))
+    if grace_s is None:
+        return False
+    if running := [node.name for node in watch.nodes if not node.over]:
+        text = f"the run is being stopped by somebody else; waiting for {', '.join(running)}"
+        tell(Event(kind="step", text=text, data={"step": "stop"}))
+        watch.stopping = True
+        watch.until(leave, deadline_s=grace_s + times.stop_s)
+    return True
+
+
+def _left(node: Watched, result: Stopped | HostError | None) -> HostError | None:
+    """What is wrong with how a node was stopped."""
+    if result is None:
+        return HostError("not stopped yet", host=node.address, problem="deadline", remedy="see what runs there")
+    if isinstance(result, HostError):
+        return result
+    if result.left:
+        pids = " ".join(map(str, result.left))
+        return HostError(f"processes {pids} are still there after SIGKILL", host=node.address, problem="command")
+    if result.may_be:
+        named = "; ".join(holder_words(one) for one in result.may_be)
+        return HostError(
+            f"may be left of it: {named}", host=node.address, problem="command", remedy=holder_remedy(result.may_be)
+        )
+    return None
+
+
+def _drained(watch: Watch, left: Mapping[str, HostError]) -> bool:
+    return all(node.over or node.name in left for node in watch.nodes)
+
+
+def _stop_one(node: Watched, times: StopTimes, reconnect: Reconnect) -> Stopped | HostError:
+    """Stop one node; if its connection does not do any more, over another one.
+
+    It may do, and take no further command: the one that follows the log is all that MaxSessions 1 allows.
+    """
+    connection = node.connection
+    last: HostError | None = None
+    for _ in range(2):
+        fresh: Connection | None = None
+        try:
+            if connection is None or not connection.is_alive:
+                was_lost = node.unseen is not None or last is not None
+                connection = fresh = reconnect(node.name, min(times.stop_s, _LOST_S) if was_lost else times.stop_s)
+            deadline_s = times.grace_s + times.stop_s
+            return stop_node(
+                connection, node.run_dir, started=node.started, grace_s=times.grace_s, deadline_s=deadline_s
+            )
+        except HostError as error:
+            last = error
+            connection = None
+            if error.problem not in ("lost", "command"):
+                break
+        finally:
+            if fresh is not None:
+                fresh.close()
+    return last or HostError("not stopped", host=node.address, problem="lost")

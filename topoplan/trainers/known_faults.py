@@ -1,0 +1,277 @@
+"""Known faults of the packages that trainers run on: which versions have them, in which layouts, and what they do.
+
+A fault is told once, here. The environment that a bundle asks for avoids those that some version is free of
+(`topoplan/trainers/requirements.py`), the rest are warnings of a plan; those that keys of the trainer bring about are
+refused where files are written; and `check` finds all of them in other people's files.
+
+Not here, as no layout or file of ours meets it: of Megatron-LM issue 7452 (silent faults of parallelism, as of
+September 2026) the findings on gathered logits, masks of padding handed to the model, Megatron-FSDP, and losses that
+are normalised on each context parallel rank alone, which mcore_adapter sums over them (`trainer/trainer.py`,
+_post_compute_loss); PR 5047 (auxiliary losses with per-token losses and tp > 1), as trainers leave those losses at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from topoplan.catalog.packages import in_words
+from topoplan.errors import LayoutError
+from topoplan.layout.layout import Layout
+from topoplan.specs.facts import facts_of
+from topoplan.specs.model import LinearAttention
+from topoplan.specs.spec import Spec
+
+Level = Literal["stops", "warns"]
+"""stops: another version is asked for, or, where keys bring it about, they are refused. warns: a run goes on and does
+something less than is written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault of a package."""
+
+    name: str
+    """For programs: part of the name of `check`'s rule."""
+    package: str
+    """As pip lists it."""
+    versions: str = ""
+    """Those that have it, as pip writes them; empty: all that are known."""
+    cure: str = ""
+    """Those that are free of it; empty where none is known to be."""
+    level: Level = "warns"
+    backends: tuple[str, ...] = ("mca", "megatron")
+    """Where the package is used so."""
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    """Values of trainer keys that bring it about, in a layout that `meets` it; empty: the layout alone does."""
+    mends: tuple[str, Any] | None = None
+    """A key of the trainer and the value that keeps it from coming about."""
+    layout_key: str
+    """The key of a layout that decides whether it is met."""
+    meets: Callable[[Spec, Layout], bool]
+    when: str
+    """What is met."""
+    what: str
+    """What comes of it, with {package} for its name and versions."""
+    remedy: str
+    """What helps beside other versions."""
+    source: str
+
+    @property
+    def text(self) -> str:
+        """What comes of it, in full."""
+        package = f"{self.package} {in_words(self.versions)}" if self.versions else self.package
+        return self.what.format(package=package)
+
+    def met(self, spec: Spec, layout: Layout, keys: Mapping[str, Any]) -> bool:
+        """Whether a layout meets it, with these keys of the trainer."""
+        asked = all(name in keys and keys[name] == value for name, value in self.keys.items())
+        return asked and layout.backend in self.backends and self.meets(spec, layout)
+
+
+def faults_of_keys(spec: Spec, layout: Layout, keys: Mapping[str, Any]) -> Iterator[Fault]:
+    """Those that keys of the trainer bring about, at the top of its file or among Megatron-core's own settings."""
+    own = keys.get("additional_configs")
+    keys = {**own, **keys} if isinstance(own, Mapping) else keys
+    yield from (fault for fault in FAULTS if fault.keys and fault.met(spec, layout, keys))
+
+
+def check_keys(spec: Spec, layout: Layout) -> None:
+    """Raise LayoutError for keys of the trainer in the spec that would train something else than is written."""
+    for fault in faults_of_keys(spec, layout, spec.job.trainer):
+        raise LayoutError(
+            f"{fault.when}: {fault.text}", where=f"job.trainer.{next(iter(fault.keys))}", remedy=fault.remedy
+        )
+
+
+def can_export(spec: Spec, layout: Layout) -> bool:
+    """Whether LLaMA-Factory's Megatron path can save Hugging Face weights beside its own."""
+    return not any(faults_of_keys(spec, layout, {"save_hf_model": True}))
+
+
+def _experts(spec: Spec) -> bool:
+    return facts_of(spec.model).is_moe
+
+
+def _gathers_experts(spec: Spec, layout: Layout) -> bool:
+    """Whether the adapter exports experts by a way of its own: models/converter/model_converter.py,
+    _needs_moe_allgather."""
+    return spec.model.model_type in ("qwen3_vl_moe", "qwen3_5_moe") and layout.ep > 1
+
+
+def _few_kv_heads(spec: Spec, layout: Layout) -> bool:
+    return any(layout.tp > attention.kv_heads for attention in facts_of(spec.model).grouped)
+
+
+def _sinks(spec: Spec) -> bool:
+    return any(attention.sinks for attention in facts_of(spec.model).grouped)
+
+
+def _gates(spec: Spec) -> bool:
+    return any(attention.output_gate for attention in facts_of(spec.model).grouped)
+
+
+def _partial_norms(spec: Spec, layout: Layout) -> bool:
+    """Layers whose one norm is shared by the heads that tp splits, with sequences that are whole on every rank."""
+    linear = any(isinstance(layer.attention, LinearAttention) for layer in spec.model.layers)
+    return linear and layout.tp > 1 and not layout.sequence_parallel
+
+
+FAULTS = (
+    Fault(
+        name="checkpoint-plan",
+        package="torch",
+        versions=">=2.12",
+        cure="<2.12",
+        level="stops",
+        backends=("mca",),
+        layout_key="distributed_optimizer",
+        meets=lambda spec, layout: layout.distributed_optimizer,
+        when="a distributed optimizer",
+        what="with {package} the first checkpoint ends in 'TypeError: can only join an iterable', as mcore_adapter"
+        " answers True in place of torch, where a list is wanted now",
+        remedy="",
+        source="mcore_adapter 8eb27cc, patcher.py; PyTorch issue 187432",
+    ),
+    Fault(
+        name="interleaving-frees-early",
+        package="megatron-core",
+        versions="<0.18",
+        cure=">=0.18",
+        level="stops",
+        layout_key="vpp",
+        # As many micro batches as stages are all warm-up, whose sends are waited for.
+        meets=lambda spec, layout: layout.vpp > 1 and layout.gradient_accumulation_steps > layout.pp,
+        when="vpp > 1",
+        what="{package} frees the output of a stage while it is being sent, which is NaN or a wrong loss wherever"
+        " PyTorch does not happen to keep it",
+        remedy="take a layout with vpp 1, or overlap_p2p_comm: false with pp above 2",
+        source="Megatron-LM PR 4047, issue 1586",
+    ),
+    Fault(
+        name="interleaving-batched-sends",
+        package="megatron-core",
+        level="stops",
+        keys={"overlap_p2p_comm": False},
+        mends=("overlap_p2p_comm", True),
+        layout_key="vpp",
+        meets=lambda spec, layout: layout.vpp > 1 and layout.pp == 2,
+        when="overlap_p2p_comm false with pp 2 and vpp > 1",
+        what="stages train on wrong data from the first step on, which Megatron-LM's own arguments refuse and this"
+        " trainer does not",
+        remedy="leave overlap_p2p_comm out, which is then on",
+        source="Megatron-LM training/arguments.py, validate_args; seen with megatron-core 0.16.1 and 0.18.2",
+    ),
+    Fault(
+        name="stale-final-weights",
+        package="mcore_adapter",
+        level="stops",
+        backends=("mca",),
+        keys={"save_strategy": "no"},
+        mends=("overlap_param_gather", False),
+        layout_key="overlap_param_gather",
+        meets=lambda spec, layout: layout.overlap_param_gather,
+        when="save_strategy 'no' with overlap_param_gather",
+        what="the model that is saved at the end is in part that of the step before, as parameters are gathered in the"
+        " next forward pass",
+        remedy="set overlap_param_gather: false, or save checkpoints",
+        source="mcore_adapter 8eb27cc, trainer/trainer.py; 33 of 67 tensors differed in a run with dp 2",
+    ),
+    Fault(
+        name="expert-export",
+        package="mcore_adapter",
+        level="stops",
+        backends=("mca",),
+        keys={"save_hf_model": True},
+        mends=("save_hf_model", False),
+        layout_key="etp",
+        meets=lambda spec, layout: _experts(spec) and layout.etp != layout.tp and not _gathers_experts(spec, layout),
+        when="save_hf_model with experts and etp other than tp",
+        what="the first checkpoint ends in 'TypeError: gather_tensor_parallel() got an unexpected keyword argument'",
+        remedy="set save_hf_model: false and convert a checkpoint afterwards, or take a layout with etp equal to tp",
+        source="mcore_adapter 8eb27cc, models/converter/model_converter.py, _save_moe_hf_state_dict",
+    ),
+    Fault(
+        name="expert-gradient-norm",
+        package="megatron-core",
+        versions="<0.19",
+        cure=">=0.19",
+        layout_key="ep",
+        meets=lambda spec, layout: _experts(spec) and layout.ep > 1 and layout.tp > 1,
+        when="ep > 1 with tp > 1",
+        what="{package} leaves experts out of the gradient norm, so that it reads too low and gradients are clipped"
+        " less",
+        remedy="take a layout with tp 1 or ep 1",
+        source="Megatron-LM PR 5916",
+    ),
+    Fault(
+        name="expert-gradients-mixed",
+        package="megatron-core",
+        versions="<0.19",
+        cure=">=0.19",
+        layout_key="etp",
+        meets=lambda spec, layout: _experts(spec) and layout.ep == 1 and layout.etp != layout.tp,
+        when="ep 1 with etp other than tp",
+        what="{package} sums the gradients of experts over the wrong ranks, and lets their copies drift apart",
+        remedy="take a layout with etp equal to tp",
+        source="Megatron-LM PR 5916",
+    ),
+    Fault(
+        name="few-kv-heads",
+        package="megatron-core",
+        versions="<0.16",
+        cure=">=0.16",
+        layout_key="tp",
+        meets=_few_kv_heads,
+        when="tp above the number of KV heads",
+        what="{package} refuses it",
+        remedy="lower tp",
+        source="megatron-core 0.16 core/transformer/attention.py",
+    ),
+    Fault(
+        name="output-gate-not-split",
+        package="megatron-core",
+        versions="<0.17",
+        cure=">=0.17",
+        layout_key="tp",
+        meets=lambda spec, layout: _gates(spec) and _few_kv_heads(spec, layout),
+        when="tp above the number of KV heads, with an output gate",
+        what="{package} does not split the gate as it splits the heads, and their shapes do not fit",
+        remedy="lower tp",
+        source="Megatron-LM PR 3575",
+    ),
+    Fault(
+        name="linear-attention-norm",
+        package="megatron-core",
+        layout_key="sequence_parallel",
+        meets=_partial_norms,
+        when="linear attention with tp > 1 and no sequence parallelism",
+        what="{package} does not sum the gradient of its output norm over the heads of other ranks, and lets the copies"
+        " drift apart",
+        remedy="turn sequence_parallel on",
+        source="Megatron-LM issue 7452, finding 11",
+    ),
+    Fault(
+        name="sink-gradient-norm",
+        package="megatron-core",
+        layout_key="tp",
+        meets=lambda spec, layout: _sinks(spec) and layout.tp > 1,
+        when="attention sinks with tp > 1",
+        what="{package} counts those of one rank alone in the gradient norm",
+        remedy="take a layout with tp 1",
+        source="Megatron-LM issue 7452, finding 8",
+    ),
+    Fault(
+        name="token-prediction-loss",
+        package="megatron-core",
+        layout_key="cp",
+        meets=lambda spec, layout: spec.job.mtp_num_layers > 0 and layout.cp > 1,
+        when="mtp_num_layers with cp > 1",
+        what="{package} normalises that loss on each rank alone, so that its weight depends on where the trained tokens"
+        " lie",
+        remedy="take a layout with cp 1, or leave mtp_num_layers out",
+        source="Megatron-LM PR 7498, open in September 2026",
+    ),
+)
+"""All of them."""

@@ -1,0 +1,112 @@
+"""The writer of LLaMA-Factory's Megatron (MCA) trainer; train.yaml itself is in `mca_yaml.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from topoplan.layout.layout import Layout
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.spec import Spec
+from topoplan.trainers.checkpoint_size import checkpoint_size
+from topoplan.trainers.environment import EnvVar
+from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, dataset_directory
+from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
+from topoplan.trainers.llamafactory.key_list import trainer_versions
+from topoplan.trainers.llamafactory.mca_facts import resumable, training_steps
+from topoplan.trainers.llamafactory.mca_yaml import trainer_file
+from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
+from topoplan.trainers.torchrun import torchrun_command
+from topoplan.trainers.trainer import ReadmeWords, TrainerRun, Writer
+
+_START = """\
+# The launcher module under one torchrun: `llamafactory-cli train` would start a second one in each process.
+# exec, so that signals reach torchrun, which ends its workers.
+"""
+
+_RESUME = """\
+start the same again. The trainer takes the checkpoint in `output_dir` that has the highest number, whole
+  or not, so remove one that was being written when the run ended. It skips the samples that it has seen."""
+_NO_RESUME = """\
+the adapter cannot resume from the checkpoints of this layout (torch_dist, since etp differs from tp).
+  Generate again with the last one as `model_name_or_path` under `job.trainer`, or set that and another `output_dir` in
+  `train.yaml` and in the scripts. The weights are kept; the optimizer and the data start afresh."""
+_PROGRESS = """\
+From then on every step prints a line with `loss`, `grad_norm` and
+`token_per_sec_per_gpu`, and `trainer_log.jsonl` in `output_dir` has the time that is left."""
+
+
+def trainer_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
+    """What a run with these keys wants of a node."""
+    requirements = _requirements(spec, layout, values)
+    can_resume = resumable(spec, layout)
+    return TrainerRun(
+        model_dir=str(values["model_name_or_path"]),
+        output_dir=str(values["output_dir"]),
+        dataset=str(values["dataset"]),
+        dataset_dir=dataset_directory(values),
+        to_fill_in="dataset",
+        requirements=requirements,
+        environment=_environment(spec.cluster, layout),
+        model_files=("config.json", "mca_config.json"),
+        refuses_quantized=(
+            "The adapter has no place for the scales of quantized weights, and ends at the first one.",
+            "are quantized, and the trainer reads none such; convert them to bf16, or take an unquantized model",
+        ),
+        checkpoint=checkpoint_size(spec, layout, values),
+        resumable=can_resume,
+        steps=training_steps(spec.job, values.get("max_steps")),
+        readme=_readme(spec, requirements, can_resume=can_resume),
+    )
+
+
+def _requirements(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> tuple[Requirement, ...]:
+    versions = trainer_versions()
+    wanted = {
+        "torch": "",
+        "llamafactory": f"=={versions['llamafactory']}",
+        "megatron-core": f"=={versions['megatron_core']}",
+        "transformer-engine": "",
+        "mcore_adapter": "",
+    }
+    if values.get("transformer_impl") == "local":
+        del wanted["transformer-engine"]
+    return requirements_of(spec, layout, "llamafactory", wanted)
+
+
+def _environment(cluster: Cluster, layout: Layout) -> tuple[EnvVar, ...]:
+    found = [EnvVar(name="USE_MCA", value="1", reason="LLaMA-Factory trains with Megatron-core, through mcore_adapter")]
+    if cluster.gpu.architecture != "blackwell" and (layout.tp > 1 or layout.cp > 1):
+        # Megatron-LM asserts this in training/arguments.py, which the adapter does not go through.
+        reason = "kernels start in the order of their launch: before Blackwell, TP and CP overlap needs it"
+        found.append(EnvVar(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", reason=reason))
+    return (*found, CACHING_ALLOCATOR)
+
+
+def _readme(spec: Spec, requirements: tuple[Requirement, ...], *, can_resume: bool) -> ReadmeWords:
+    return ReadmeWords(
+        engine="LLaMA-Factory on Megatron-core (mcore_adapter)",
+        packages="LLaMA-Factory, megatron-core, Transformer Engine and\n"
+        "   [mcore_adapter](https://github.com/alibaba/ROLL/tree/main/mcore_adapter)",
+        install=install_commands(requirements),
+        model_note="The adapter does not read hub ids.",
+        data_note="This trainer reads samples in order, so shuffle them beforehand."
+        " It fills the last batch of an epoch from the start.",
+        dataset_entry=dataset_entry(spec.job, spec.model),
+        progress=_PROGRESS,
+        resume=_RESUME if can_resume else _NO_RESUME,
+    )
+
+
+def _start(spec: Spec, layout: Layout, node: int) -> str:
+    return _START + torchrun_command(spec, node, LAUNCHER)
+
+
+WRITER = Writer(
+    trainer="llamafactory",
+    backends=("mca",),
+    files=trainer_file,
+    run=trainer_run,
+    start=_start,
+    versions=trainer_versions,
+)

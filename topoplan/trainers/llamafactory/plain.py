@@ -1,0 +1,138 @@
+"""The writer of LLaMA-Factory's trainer on transformers: DeepSpeed, FSDP2, and plain data parallel training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from topoplan.errors import listed
+from topoplan.layout.layout import Layout
+from topoplan.specs.spec import Spec
+from topoplan.trainers.environment import EnvVar
+from topoplan.trainers.llamafactory import accelerate_yaml, deepspeed_json
+from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, dataset_directory
+from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
+from topoplan.trainers.llamafactory.key_list import trainer_versions
+from topoplan.trainers.llamafactory.plain_storage import plain_checkpoint_size
+from topoplan.trainers.llamafactory.plain_yaml import plain_trainer_files
+from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
+from topoplan.trainers.steps import training_steps
+from topoplan.trainers.torchrun import torchrun_command
+from topoplan.trainers.trainer import ReadmeWords, TrainerRun, Writer
+
+_START = """\
+# The launcher module in each process: `llamafactory-cli train` would start another torchrun in it.
+# exec, so that signals reach torchrun, which ends its workers.
+"""
+_DEEPSPEED_START = """\
+# The launcher module in each process: `llamafactory-cli train` would start another torchrun in it. The trainer looks
+# for ds_config.json from its working directory: the words behind train.yaml win over it, and are YAML again.
+# exec, so that signals reach torchrun, which ends its workers.
+"""
+_ACCELERATE_START = """\
+# accelerate sets what its file says in the environment of torchrun, which it becomes. The launcher module in each
+# process: `llamafactory-cli train` would start another torchrun in it. exec, so that signals reach it.
+"""
+_RESUME = """\
+start the same again. The trainer takes the checkpoint in `output_dir` that has the highest number, whole
+  or not, so remove one that was being written when the run ended. It skips the samples that it has seen."""
+_PROGRESS = """\
+From then on every step prints a line with `loss` and `grad_norm`, and
+`trainer_log.jsonl` in `output_dir` has the time that is left."""
+
+_NAMES = {"deepspeed": "DeepSpeed", "bitsandbytes": "bitsandbytes", "liger-kernel": "Liger kernels"}
+"""Packages that not every run needs, as README names them."""
+_ENGINES = {"ddp": "plain data parallel training", "fsdp2": "FSDP2 (accelerate)"}
+
+
+def plain_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
+    """What a run with these keys wants of a node."""
+    requirements = _requirements(spec, layout, values)
+    return TrainerRun(
+        model_dir=str(values["model_name_or_path"]),
+        output_dir=str(values["output_dir"]),
+        dataset=str(values["dataset"]),
+        dataset_dir=dataset_directory(values),
+        to_fill_in="dataset",
+        requirements=requirements,
+        environment=_environment(layout),
+        refuses_quantized=None
+        if values.get("finetuning_type") == "lora"
+        else (
+            "Weights that are quantized cannot be trained themselves.",
+            "are quantized, and only adapters (LoRA) are trained beside such; take an unquantized model",
+        ),
+        checkpoint=plain_checkpoint_size(spec, layout, values),
+        steps=training_steps(spec.job, values.get("max_steps")),
+        readme=_readme(spec, layout, requirements),
+    )
+
+
+def _requirements(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> tuple[Requirement, ...]:
+    further = {
+        "deepspeed": layout.backend == "deepspeed",
+        "bitsandbytes": values.get("quantization_bit") is not None or "8bit" in str(values.get("optim")),
+        "liger-kernel": bool(values.get("enable_liger_kernel")),
+    }
+    wanted = {"torch": "", "llamafactory": f"=={trainer_versions()['llamafactory']}", "accelerate": "", "peft": ""}
+    wanted |= dict.fromkeys((name for name, needed in further.items() if needed), "")
+    return requirements_of(spec, layout, "llamafactory", wanted)
+
+
+def _environment(layout: Layout) -> tuple[EnvVar, ...]:
+    found = [EnvVar(name="USE_MCA", value="0", reason="LLaMA-Factory's own trainer, whatever the shell has")]
+    if layout.expandable_segments:
+        found.append(CACHING_ALLOCATOR)
+    return tuple(found)
+
+
+def _readme(spec: Spec, layout: Layout, requirements: tuple[Requirement, ...]) -> ReadmeWords:
+    words = ["LLaMA-Factory", *(_NAMES[one.package.name] for one in requirements if one.package.name in _NAMES)]
+    engine = _ENGINES.get(layout.backend, f"DeepSpeed ZeRO-{layout.zero_stage}")
+    files = {
+        "deepspeed": ((deepspeed_json.FILE, "DeepSpeed's settings; `auto` is filled in from `train.yaml`"),),
+        "fsdp2": ((accelerate_yaml.FILE, "accelerate's settings for FSDP2"),),
+    }
+    return ReadmeWords(
+        engine=f"LLaMA-Factory on {engine}",
+        packages=listed(words),
+        install=install_commands(requirements, brought=("accelerate", "peft")),
+        dataset_entry=dataset_entry(spec.job, spec.model),
+        progress=_PROGRESS,
+        resume=_RESUME,
+        files=files.get(layout.backend, ()),
+    )
+
+
+def _start(spec: Spec, layout: Layout, node: int) -> str:
+    if layout.backend == "fsdp2":
+        return _ACCELERATE_START + _accelerate_command(spec, node)
+    if layout.backend == "deepspeed":
+        config = f"\"deepspeed='${{bundle_dir//\\'/\\'\\'}}/{deepspeed_json.FILE}'\""
+        return _DEEPSPEED_START + torchrun_command(spec, node, f"{LAUNCHER} {config}")
+    return _START + torchrun_command(spec, node, LAUNCHER)
+
+
+def _accelerate_command(spec: Spec, node: int) -> str:
+    cluster = spec.cluster
+    return f"""\
+exec "$python" -m accelerate.commands.launch --config_file "$bundle_dir/{accelerate_yaml.FILE}" \\
+  --num_machines {cluster.nodes} --machine_rank {node} --num_processes {cluster.world_size} \\
+  --main_process_ip "$master_addr" --main_process_port "$master_port" \\
+  --max_restarts 0 --log_dir "$log_dir" --tee 3 \\
+  {LAUNCHER}
+"""
+
+
+def _versions() -> Mapping[str, Any]:
+    return {name: trainer_versions()[name] for name in ("llamafactory", "transformers")}
+
+
+WRITER = Writer(
+    trainer="llamafactory",
+    backends=("ddp", "deepspeed", "fsdp2"),
+    files=plain_trainer_files,
+    run=plain_run,
+    start=_start,
+    versions=_versions,
+)

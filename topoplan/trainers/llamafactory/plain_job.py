@@ -1,0 +1,135 @@
+"""LLaMA-Factory without Megatron: the job and the layout that its keys mean.
+
+Defaults are those of the key list of `catalog/trainer_keys` (LLaMA-Factory 0.9.5 `hparams/`, transformers
+`training_args.py`): finetuning_type lora with lora_rank 8 and lora_target all, cutoff_len 2048, and gradient
+checkpointing on (`hparams/model_args.py::disable_gradient_checkpointing`, `model/model_utils/checkpointing.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from topoplan.layout.layout import Layout
+from topoplan.reading.setup import Launch
+from topoplan.reading.values import Keys, as_whole, is_for_training
+from topoplan.specs.job import Job
+from topoplan.specs.model import Model
+from topoplan.trainers.data_parallel import expandable_segments, layout_of, optimizer_of, refuse, syncs_each_batch
+from topoplan.trainers.llamafactory.key_list import plain_keys
+from topoplan.trainers.llamafactory.mca_job import STAGES, packs
+from topoplan.trainers.llamafactory.plain_refusals import FREEZABLE_MODEL_TYPES, LIGER_MODEL_TYPES
+from topoplan.trainers.megatron_keys import check_something_trained
+from topoplan.trainers.sharding import Sharding
+from topoplan.units import shown
+
+_OFF: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        (
+            *("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_llama_pro", "use_dora"),
+            *("use_unsloth", "use_unsloth_gc", "use_kt", "shift_attn", "fp8", "upcast_lmhead_output"),
+            *("use_asft_loss", "use_dft_loss", "use_eaft_loss"),
+        ),
+        (False,),
+    ),
+    **dict.fromkeys(("additional_target", "freeze_extra_modules", "parallelism_config", "ref_model"), ("",)),
+    "mixture_of_depths": (False, "load"),
+    "freeze_trainable_modules": ("all",),
+    "quantization_method": ("bnb", "bitsandbytes"),
+    "optim_target_modules": ("",),
+}
+"""Keys that change memory or time in ways that no formula here has, and the values that leave them off."""
+
+
+def defaults() -> Mapping[str, Any]:
+    """LLaMA-Factory's own."""
+    return {name: key.default for name, key in plain_keys().items()}
+
+
+def plain_layout(keys: Keys, model: Model, sharding: Sharding, world: int, launch: Launch | None) -> Layout:
+    """The layout on `world` GPUs. Raises SpecError for a wrong type, NotPredictedError under Ray."""
+    if keys.given("ray_num_workers") is not None and (launch is None or launch.variable("USE_RAY")):
+        # train/tuner.py::_ray_training_function: Ray places the workers, wherever it has GPUs.
+        keys.not_predicted(("ray_num_workers",), "training under Ray")
+    allocator = expandable_segments(launch)
+    if allocator is None:
+        # launcher.py sets it where it starts torchrun itself, which it does on more than one GPU.
+        by_itself = launch is None or (launch.program == "llamafactory-cli" and not launch.starter)
+        allocator = by_itself and world > 1
+    return layout_of(
+        sharding,
+        world,
+        checkpoints=sharding.checkpoints or not keys.flag("disable_gradient_checkpointing"),
+        # model/model_utils/liger_kernel.py: for these types alone, and stages that need the logits do without.
+        fused=keys.flag("enable_liger_kernel")
+        and model.model_type in LIGER_MODEL_TYPES
+        and keys.value("stage") != "dpo",
+        expandable=allocator,
+        sync_each_batch=syncs_each_batch(keys),
+        micro_batch_size=keys.degree("per_device_train_batch_size"),
+        gradient_accumulation_steps=keys.degree("gradient_accumulation_steps"),
+    )
+
+
+def plain_job(keys: Keys, model: Model, layout: Layout, sharding: Sharding, seq_len: int) -> Job:
+    """The job. Raises NotPredictedError for what is not predicted."""
+    refuse(keys, _OFF)
+    if not keys.flag("do_train"):
+        others = [key for key in ("do_predict", "do_eval") if keys.flag(key)]
+        if others or not is_for_training(keys.configuration):
+            keys.not_predicted((*others, "model_name_or_path"), "a run that does not train")
+    stage, method = keys.text("stage") or "sft", keys.text("finetuning_type")
+    if stage not in STAGES:
+        keys.not_predicted(("stage",))
+    if method not in ("full", "freeze", "lora"):
+        keys.not_predicted(("finetuning_type",))
+    bits = keys.count("quantization_bit")
+    if bits is not None and (bits not in (4, 8) or method != "lora"):
+        keys.not_predicted(("quantization_bit",))
+    pure = keys.flag("pure_bf16")
+    if not (pure or keys.flag("bf16") or keys.flag("fp16")):
+        keys.not_predicted(("bf16",), "training with neither bf16 nor fp16")
+    layers = as_whole(keys.value("freeze_trainable_layers"))
+    if not layers or abs(layers) > 1000:
+        keys.fail(
+            "freeze_trainable_layers", f"freeze_trainable_layers is {shown(layers)}", expected="expected a number"
+        )
+    # model/model_utils/visual.py: parts of the types that it knows.
+    freezes = model.vision is not None and model.model_type in FREEZABLE_MODEL_TYPES
+    apart = stage == "sft" and keys.flag("neat_packing")
+    job = Job(
+        seq_len=seq_len,
+        global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
+        precision="fp16" if keys.flag("fp16") else "bf16",
+        finetuning="qlora" if bits else str(method),
+        stage=stage,
+        packing=apart or packs(stage, keys.given("packing")),
+        lora_rank=keys.count("lora_rank"),
+        lora_target=_targets(keys),
+        quantization_bit=bits,
+        freeze_trainable_layers=layers,
+        pure_bf16=pure and not _keeps_fp32(sharding),
+        optimizer=optimizer_of(keys),
+        freeze_vision_tower=freezes and keys.flag("freeze_vision_tower"),
+        freeze_multi_modal_projector=freezes and keys.flag("freeze_multi_modal_projector"),
+        freeze_language_model=freezes and keys.flag("freeze_language_model"),
+        image_max_pixels=keys.degree("image_max_pixels"),
+        trainer={"neat_packing": True} if apart else {},
+    )
+    check_something_trained(keys, "freeze_language_model", job)
+    return job
+
+
+def _keeps_fp32(sharding: Sharding) -> bool:
+    """Whatever pure_bf16 says.
+
+    accelerate casts what FSDP2 trains to fp32 where it has a mixed precision; DeepSpeed's stages 1 and 2 have fp32
+    weights of their own (`stage_1_and_2.py`), and with stage 3 LLaMA-Factory refuses the key.
+    """
+    return (sharding.backend == "fsdp2" and sharding.casts) or sharding.zero_stage in (1, 2)
+
+
+def _targets(keys: Keys) -> tuple[str, ...]:
+    names = keys.value("lora_target")
+    words = names if isinstance(names, list) else str(names).split(",")
+    return tuple(str(word).strip() for word in words if str(word).strip()) or ("all",)

@@ -1,0 +1,102 @@
+"""Which model a configuration means: one of the catalog, or a directory that may be on another machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from topoplan import catalog
+from topoplan.errors import InputError
+from topoplan.reading.parts import Part
+from topoplan.reading.setup import Configuration, Trainer
+from topoplan.specs import known
+from topoplan.specs.model import Model
+from topoplan.specs.model_source import load_model
+from topoplan.specs.source import below
+
+MODEL_KEYS: Mapping[Trainer, str] = {
+    "llamafactory": "model_name_or_path",
+    "swift": "model",
+    "swift-megatron": "model",
+}
+"""Where a trainer has the model; a configuration without it is a piece of one."""
+
+_HUB_CACHE = re.compile(r"models--([^/]+)--([^/]+)")
+"""A directory of the Hugging Face hub's cache."""
+_LONGEST_NAME = 500
+
+
+def is_whole(configuration: Configuration) -> bool:
+    """It names a model: what does not is a piece of a configuration, as articles show them."""
+    key = MODEL_KEYS.get(configuration.trainer)
+    return key is not None and isinstance(configuration.get(key), str)
+
+
+def model_of(
+    configuration: Configuration, given: str | None, default_positions: int | None = None
+) -> tuple[Model, str]:
+    """The model of a whole configuration, or the one that is given in its place, and what was assumed to find it.
+
+    Raises ModelError.
+    """
+    reference = given or str(configuration.get(MODEL_KEYS.get(configuration.trainer, "model")))
+    bases = (Path.cwd(), Path(configuration.part.name).parent)
+    return _at_hand(reference, bases, default_positions) or (
+        load_model(reference, base=Path.cwd(), default_positions=default_positions),
+        "",
+    )
+
+
+def known_model(configuration: Configuration) -> Model | None:
+    """The same without a network and without a complaint: None where no model is named, or none is known."""
+    reference = configuration.get(MODEL_KEYS.get(configuration.trainer, ""))
+    return model_at_hand(reference, configuration.part)
+
+
+def model_at_hand(reference: Any, part: Part) -> Model | None:
+    """The model of a name or path that a part holds; None for anything that is not known on this machine."""
+    if not isinstance(reference, str) or not 0 < len(reference) <= _LONGEST_NAME:
+        return None
+    try:
+        found = _at_hand(reference, (Path.cwd(), Path(part.name).parent), None)
+    except (InputError, OSError, ValueError):
+        return None
+    return found[0] if found else None
+
+
+def is_directory(reference: str, part: Part) -> bool:
+    """Whether it is a directory on this machine."""
+    try:
+        return any((base / reference).is_dir() for base in (Path(), Path(part.name).parent))
+    except (OSError, ValueError):
+        return False
+
+
+def _at_hand(reference: str, bases: tuple[Path, ...], default_positions: int | None) -> tuple[Model, str] | None:
+    """The model, and a sentence on what was assumed to find it, empty where nothing was; None where it is not here.
+
+    In this order: a name of the catalog, a directory or file on this machine, a path whose end is a name of the
+    catalog. Raises ModelError for a directory that holds something else.
+    """
+    if catalog.knows_model(reference):
+        return known.model(reference), ""
+    if (cached := _HUB_CACHE.search(reference)) and catalog.knows_model(name := "/".join(cached.groups())):
+        return known.model(name), ""
+    for directory in bases:
+        if _holds_model(below(directory, reference)):
+            return load_model(reference, base=directory, default_positions=default_positions), ""
+    parts = [part for part in reference.split("/") if part]
+    for name in ("/".join(parts[-2:]), parts[-1] if parts else ""):
+        if len(parts) > 1 and catalog.knows_model(name):
+            model = known.model(name)
+            return model, f"{reference} is taken for {model.name}, by the end of its path"
+    return None
+
+
+def _holds_model(path: Path) -> bool:
+    try:
+        return (path / "config.json").is_file() or (path.suffix == ".json" and path.is_file())
+    except (OSError, ValueError):
+        return False

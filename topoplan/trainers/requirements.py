@@ -1,0 +1,190 @@
+"""What a run asks of the Python environment of its hosts: packages, their versions, and why.
+
+One list for the README of a bundle, its node scripts, plan.json, preflight and the warnings of a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from topoplan.catalog.packages import PYTHON, Package, allows, in_words, narrowed, packages, pip_words
+from topoplan.catalog.releases import releases
+from topoplan.layout.layout import Layout
+from topoplan.specs.spec import Spec
+from topoplan.trainers.known_faults import FAULTS, Fault
+from topoplan.trainers.registry import TrainerName
+
+SWIFT_MEGATRON_CORE = "0.16.1"
+"""The megatron-core beside which files for ms-swift were tried."""
+
+_ADAPTER = "mcore_adapter is written for megatron-core from 0.15 to 0.18"
+_BOUNDS: Mapping[str, tuple[str, str]] = {
+    "mcore_adapter": (">=0.10.dev0", "0.0.1 is another project of that name on PyPI"),
+    # mcore_adapter 8eb27cc pyproject.toml: megatron-core>=0.15.0,<0.19.0
+    "megatron-core": (">=0.15,<0.19", _ADAPTER),
+}
+"""Of LLaMA-Factory's Megatron path: versions, and what others are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """One package that has to be there."""
+
+    package: Package
+    versions: str = ""
+    """With others the run ends, or does something else than is written; as pip writes them, empty: any will do."""
+    why: str = ""
+    """What happens with others."""
+    installs: str = ""
+    """What pip is told to install, where it is narrower."""
+    avoids: tuple[str, ...] = ()
+    """The faults, by their names, that narrowed the versions."""
+
+    @property
+    def pip_words(self) -> str:
+        """What `pip install` is given, quoted for a shell."""
+        return pip_words(self.package, self.installs or self.versions)
+
+    @property
+    def remedy(self) -> str:
+        """The command that puts it right."""
+        if self.package.name == PYTHON:
+            return f"make the environment with Python {in_words(self.versions)}"
+        return " ".join(filter(None, ("pip install", self.package.options, self.pip_words)))
+
+
+def requirements_of(
+    spec: Spec, layout: Layout, trainer: TrainerName, wanted: Mapping[str, str]
+) -> tuple[Requirement, ...]:
+    """What a run of a layout needs: `wanted`, package -> versions to install, narrowed by the faults of others.
+
+    Of a fault that no version which the trainer takes is free of nothing is asked; `environment_warnings` tells it.
+    """
+    found = []
+    for name, installs in wanted.items():
+        faults = [fault for fault in _avoided(spec, layout, trainer) if fault.package == name]
+        bound, why = _BOUNDS.get(name, ("", "")) if trainer == "llamafactory" else ("", "")
+        versions = narrowed((bound, *(fault.cure for fault in faults)))
+        found.append(
+            Requirement(
+                package=packages()[name],
+                versions=versions,
+                why=faults[0].text if faults else why,
+                installs="" if faults else installs,
+                avoids=tuple(fault.name for fault in faults),
+            )
+        )
+        for package_versions, python in packages()[name].python if faults else ():
+            if allows(package_versions, _least(versions)):
+                package = Package(name=PYTHON, module="")
+                avoids = tuple(fault.name for fault in faults)
+                why = f"{name} {versions} needs it"
+                found.insert(0, Requirement(package=package, versions=python, why=why, avoids=avoids))
+    return tuple(found)
+
+
+def install_commands(
+    requirements: Iterable[Requirement], brought: Iterable[str] = (), also: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """Commands that install them in an order that works, PyTorch first where its version counts.
+
+    `brought` are installed by others of them; `also` are packages with their versions that a run can do without. What
+    is built against PyTorch, or comes from a repository, has a command of its own.
+    """
+    further = [
+        Requirement(package=packages().get(name) or Package(name=name, module=""), installs=versions)
+        for name, versions in also.items()
+    ]
+    first, together, alone = [], [], []
+    for one in (*requirements, *further):
+        if one.package.name == "torch":
+            first += [one.remedy] if one.versions else []
+        elif one.package.options or one.package.source.startswith("git+"):
+            alone.append(one.remedy)
+        elif one.package.name not in (PYTHON, *brought):
+            together.append(one.pip_words)
+    return (*first, f"pip install {' '.join(together)}", *alone)
+
+
+def environment_warnings(spec: Spec, layout: Layout, trainer: TrainerName | None) -> Iterator[str]:
+    """What a layout needs of the environment beyond what is usual, and what goes wrong with all that it can be."""
+    avoided = tuple(_avoided(spec, layout, trainer))
+    for fault in FAULTS:
+        if fault.keys or not fault.met(spec, layout, {}):
+            continue
+        told = f"{fault.text} ({fault.source})"
+        if fault in avoided:
+            stated = spec.cluster.software.get(fault.package)
+            if stated is None and fault.package not in _candidates(trainer) and trainer is not None:
+                continue  # every bundle of this trainer asks for it
+            if stated is None or not allows(fault.cure, stated):
+                bound = _BOUNDS.get(fault.package, ("", ""))[0] if trainer == "llamafactory" else ""
+                have = f"; `software` of the spec has {stated}" if stated else ""
+                versions = narrowed((bound, fault.cure))
+                yield f"{fault.when} needs {fault.package} {versions}{_python_words(fault)}: {told}{have}"
+        elif not _free(spec, fault, trainer, avoided):
+            yield f"{fault.when}: {told}{_reason(spec, fault, trainer)}"
+
+
+def _candidates(trainer: TrainerName | None) -> Mapping[str, tuple[str, ...]]:
+    """Package -> the versions that a trainer can run with, the usual one first; for packages with several."""
+    if trainer == "llamafactory":
+        return {"megatron-core": (releases()[0].megatron_core, "0.18.2")}
+    return {"megatron-core": (SWIFT_MEGATRON_CORE,)} if trainer == "swift" else {}
+
+
+def _avoided(spec: Spec, layout: Layout, trainer: TrainerName | None) -> Iterator[Fault]:
+    """The faults that would end a run or spoil it, and that the environment can be free of."""
+    for fault in FAULTS:
+        if fault.level == "stops" and fault.cure and fault.met(spec, layout, {}) and _curable(spec, fault, trainer):
+            yield fault
+
+
+def _curable(spec: Spec, fault: Fault, trainer: TrainerName | None) -> bool:
+    candidates = _candidates(trainer).get(fault.package)
+    return candidates is None or any(
+        allows(fault.cure, version) and _python_allows(spec, fault.package, version) for version in candidates
+    )
+
+
+def _python_allows(spec: Spec, package: str, version: str) -> bool:
+    python = spec.cluster.software.get(PYTHON)
+    needed = [wanted for versions, wanted in packages()[package].python if allows(versions, version)]
+    return python is None or all(allows(wanted, python) for wanted in needed)
+
+
+def _free(spec: Spec, fault: Fault, trainer: TrainerName | None, avoided: Iterable[Fault]) -> bool:
+    """Whether the environment that a run asks for has no such fault."""
+    if not fault.versions:
+        return False
+    if stated := spec.cluster.software.get(fault.package):
+        return not allows(fault.versions, stated)
+    cures = [other.cure for other in avoided if other.package == fault.package]
+    candidates = [
+        version
+        for version in _candidates(trainer).get(fault.package, ())
+        if all(allows(cure, version) for cure in cures)
+    ]
+    return bool(candidates) and not allows(fault.versions, candidates[0])
+
+
+def _reason(spec: Spec, fault: Fault, trainer: TrainerName | None) -> str:
+    """Why a fault that other versions are free of is met all the same."""
+    if fault.level != "stops":
+        return ""
+    python = spec.cluster.software.get(PYTHON)
+    if trainer == "llamafactory" and python is not None:
+        return f"; {fault.package} {fault.cure} needs Python 3.12 or newer, and `software` of the spec has {python}"
+    return f"; files for ms-swift are written for megatron-core {SWIFT_MEGATRON_CORE}"
+
+
+def _python_words(fault: Fault) -> str:
+    needed = [python for versions, python in packages()[fault.package].python if allows(versions, _least(fault.cure))]
+    return f", on Python {in_words(needed[0]).replace(' and newer', ' or newer')}" if needed else ""
+
+
+def _least(versions: str) -> str:
+    """The lowest version of bounds that have one: 0.18 of `>=0.18,<0.19`."""
+    return next((clause.lstrip(">=") for clause in versions.split(",") if clause.startswith(">=")), "0")

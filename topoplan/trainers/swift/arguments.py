@@ -1,0 +1,193 @@
+"""The arguments that ms-swift's commands take, and the user's own (`job.trainer`) held against them and the plan.
+
+Sources, at the versions of `topoplan/catalog/trainer_keys/ms_swift.json`: `swift/arguments/`,
+`swift/megatron/arguments/`, `swift/trainers/arguments.py`, and `swift/pipelines/base.py`, which stops at arguments that
+are left over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+from topoplan.errors import LayoutError, SpecError, nearest
+from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, secrets_in
+from topoplan.specs.spec import Spec
+from topoplan.trainers.llamafactory.key_list import Key, plain_keys, removed_keys, typed_value
+from topoplan.trainers.llamafactory.mca_facts import place_of
+
+Command = Literal["swift sft", "swift rlhf", "megatron sft"]
+"""`swift pt` takes what `swift sft` does, `megatron pt` and `megatron rlhf` what `megatron sft` does."""
+COMMANDS: tuple[Command, ...] = ("swift sft", "swift rlhf", "megatron sft")
+
+_FROM_TRANSFORMERS = ("predict_with_generate", "generation_config", "generation_max_length", "generation_num_beams")
+
+_OF_THE_JOB = {
+    "bf16": "precision",
+    "fp16": "precision",
+    "fp4_format": "precision",
+    "fp8_format": "precision",
+    "fp8_recipe": "precision",
+    "freeze_aligner": "freeze_multi_modal_projector",
+    "freeze_llm": "freeze_language_model",
+    "freeze_vit": "freeze_vision_tower",
+    "lora_rank": "lora_rank",
+    "max_length": "seq_len",
+    "max_pixels": "image_max_pixels",
+    "mtp_num_layers": "mtp_num_layers",
+    "num_train_epochs": "epochs",
+    "optim": "optimizer",
+    "packing": "packing",
+    "quant_bits": "quantization_bit",
+    "quant_method": "finetuning",
+    "target_modules": "lora_target",
+    "torch_dtype": "precision",
+    "tuner_type": "finetuning",
+}
+"""Arguments that follow from a key of the job, on which memory and time were predicted."""
+
+_OF_LLAMAFACTORY = {
+    "cutoff_len": "set job.seq_len",
+    "enable_liger_kernel": "pin fused_linear_cross_entropy under job.pin",
+    "eval_dataset": "write val_dataset",
+    "finetuning_type": "set job.finetuning",
+    "flash_attn": "write attn_impl",
+    "image_max_pixels": "set job.image_max_pixels",
+    "lora_target": "set job.lora_target",
+    "model_name_or_path": "write model",
+    "neat_packing": "leave it out: ms-swift keeps the samples of a packed sequence apart by itself",
+    "preprocessing_num_workers": "write dataset_num_proc",
+    "quantization_bit": "set job.quantization_bit",
+    "val_size": "write split_dataset_ratio",
+}
+"""What to write for keys of LLaMA-Factory that ms-swift calls otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What a command takes."""
+
+    types: Mapping[str, Mapping[str, Any] | None]
+    """None where only the name is known: transformers' own."""
+    renamed: Mapping[str, str]
+    """Names of version 3, and those that version 4 has for them."""
+    gone: frozenset[str]
+    """Names of version 3 that version 4 has nothing for."""
+
+
+@cache
+def swift_versions() -> tuple[str, ...]:
+    """The versions of ms-swift whose arguments are listed, oldest first; bundles install the newest."""
+    return tuple(_document()["versions"]["ms_swift"])
+
+
+def oldest_version(trainer: Mapping[str, Any], command: Command) -> str:
+    """The oldest ms-swift that takes all of these arguments."""
+    types = arguments_of(command).types
+    wanted = {str((types.get(name) or {}).get("since") or swift_versions()[0]) for name in trainer}
+    return max((swift_versions()[0], *wanted), key=swift_versions().index)
+
+
+@cache
+def arguments_of(command: Command) -> Arguments:
+    """What a command takes."""
+    document = _document()
+    types: dict[str, Mapping[str, Any] | None] = {}
+    section = "megatron" if command.startswith("megatron") else "sft"
+    if section == "sft":
+        # Which transformers is installed is not known: what 4 or 5 has is taken.
+        types |= {name: None for name, key in plain_keys().items() if key.package == "transformers"}
+        types |= dict.fromkeys((*removed_keys(), *_FROM_TRANSFORMERS))
+    types |= {**document["shared"], **document[section]}
+    if command == "swift rlhf":
+        types |= {name: types.get(name) for name in document["rlhf"]}
+    types |= {f"no_{name}": None for name, entry in types.items() if entry and entry["types"] == ["bool"]}
+    return Arguments(
+        types=types,
+        renamed=document["renamed_since_3"][section],
+        gone=frozenset(document["gone_since_3"][section]),
+    )
+
+
+def user_arguments(spec: Spec, command: Command, decided: Mapping[str, Any]) -> dict[str, Any]:
+    """`job.trainer`, checked argument by argument; `decided` are those of the plan, None for one that it leaves out.
+
+    Raises SpecError for what the command would refuse, LayoutError for what contradicts the plan.
+    """
+    checked: dict[str, Any] = {}
+    for name, value in spec.job.trainer.items():
+        where = place_of(spec, str(name))
+        if any(secrets_in({str(name): value})):
+            raise SpecError(NEVER_WRITTEN, where=where, remedy=REMEDY)
+        _check_name(str(name), command, where)
+        checked[name] = found = _checked(str(name), value, command, where)
+        if name in decided and found != decided[name]:
+            wanted = "leaves it out" if decided[name] is None else f"was made for {decided[name]!r}"
+            what = f"{name} is {found!r}, and the plan {wanted}"
+            if name in _OF_THE_JOB:
+                raise SpecError(what, where=where, remedy=f"set job.{_OF_THE_JOB[name]} and leave {name} out")
+            raise LayoutError(what, where=where, remedy="leave it out, or ask for it under job.pin")
+    return checked
+
+
+def _check_name(name: str, command: Command, where: str) -> None:
+    known = arguments_of(command)
+    switch = name.removeprefix("no_")
+    if switch != name and switch in known.types and known.types.get(name, {}) is None:
+        # HfArgumentParser has it for switches that are on by default, and it would go past what the plan decides.
+        raise SpecError(
+            f"{name} is how a command line says {switch} false", where=where, remedy=f"write {switch}: false"
+        )
+    if name in known.types:
+        return
+    if name in known.renamed:
+        what, remedy = f"ms-swift 4 refuses {name}, a name of version 3", f"write {known.renamed[name]}"
+    elif name in known.gone:
+        what, remedy = f"ms-swift 4 refuses {name}; version 3 had it", "leave it out"
+    elif name in _OF_LLAMAFACTORY:
+        what, remedy = f"{name} is a key of LLaMA-Factory, and `{command}` refuses it", _OF_LLAMAFACTORY[name]
+    else:
+        others = [f"`{one}`" for one in COMMANDS if one != command and name in arguments_of(one).types]
+        what = f"`{command}` has no argument {name!r}" + (f", which is one of {others[0]}" if others else "")
+        remedy = nearest(name, known.types)
+    raise SpecError(what, where=where, remedy=remedy)
+
+
+def _checked(name: str, value: Any, command: Command, where: str) -> Any:
+    """`value` in the type that the argument has."""
+    key = _key(name, command)
+    if key is None:
+        return value
+    if key.types == ("list",) and isinstance(value, str | int | float) and not isinstance(value, bool):
+        value = [value]
+    verdict = typed_value(key, value)
+    if verdict.trouble:
+        raise SpecError(verdict.what, where=where, expected=verdict.expected, remedy=verdict.remedy)
+    return verdict.value
+
+
+def _key(name: str, command: Command) -> Key | None:
+    entry = arguments_of(command).types[name]
+    if entry is None:
+        return plain_keys().get(name)
+    return Key(
+        name=name,
+        types=tuple(entry["types"]),
+        nullable=entry.get("nullable", False),
+        choices=tuple(entry.get("choices", ())),
+        default=None,
+        package="ms-swift",
+        since=entry.get("since", ""),
+        ignored=False,
+    )
+
+
+@cache
+def _document() -> Mapping[str, Any]:
+    path = files("topoplan.catalog").joinpath("trainer_keys", "ms_swift.json")
+    document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document

@@ -1,0 +1,54 @@
+"""Data sets as ms-swift names them: files of samples, directories or ids of a hub, each with `#N` for N samples of it.
+
+Source: `swift/dataset/dataset_syntax.py`, DatasetSyntax.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import Any
+
+from topoplan.specs.job import Job
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN
+
+_SUFFIXES = frozenset([".json", ".jsonl", ".csv", ".parquet", ".txt"])
+_COUNT = re.compile(r"#\d+\Z")
+
+
+def samples_of(job: Job) -> tuple[str, ...]:
+    """The job's data sets; a file's name is completed with dataset_dir."""
+    names = [name.strip() for name in (job.dataset or "").split(",") if name.strip()]
+    return tuple(_completed(name, job.dataset_dir) for name in names)
+
+
+def dataset_value(job: Job) -> str | list[str]:
+    """What stands behind `dataset` in train.yaml."""
+    names = list(samples_of(job)) or [DATASET_TO_FILL_IN]
+    return names[0] if len(names) == 1 else names
+
+
+def files_in(value: Any) -> tuple[str, ...]:
+    """The files and directories among the data sets of train.yaml, which every node needs."""
+    names: Iterable[Any] = value if isinstance(value, list) else [value]
+    return tuple(_bare(name) for name in names if isinstance(name, str) and is_file(name))
+
+
+def is_file(name: str) -> bool:
+    """Whether a data set is named by its path."""
+    bare = _bare(name)
+    return bare.startswith(("/", "./", "../")) or PurePosixPath(bare).suffix.lower() in _SUFFIXES
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a data set is named by its id on a hub."""
+    return "/" in name
+
+
+def _bare(name: str) -> str:
+    return _COUNT.sub("", name)
+
+
+def _completed(name: str, directory: str | None) -> str:
+    return str(PurePosixPath(directory, name)) if directory and is_file(name) else name

@@ -1,0 +1,145 @@
+"""ms-swift's `swift sft` and its like: the job and the layout that its arguments mean.
+
+Sources, at ms-swift 4.5.2: `swift/arguments/` (base_args/, tuner_args.py, sft_args.py) and
+`swift/trainers/arguments.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+from topoplan.layout.layout import Layout
+from topoplan.reading.setup import Launch
+from topoplan.reading.values import Keys
+from topoplan.specs.job import Job
+from topoplan.specs.model import Model
+from topoplan.trainers.data_parallel import expandable_segments, layout_of, optimizer_of, refuse, syncs_each_batch
+from topoplan.trainers.megatron_keys import check_something_trained, targets
+from topoplan.trainers.sharding import Sharding
+from topoplan.trainers.swift.refusals import LIGER_MODEL_TYPES
+from topoplan.trainers.swift.sft import trained_layers_regex
+
+DEFAULTS: Mapping[str, Any] = {
+    "tuner_type": "lora",  # base_args/base_args.py
+    "lora_rank": 8,  # tuner_args.py, as the four below
+    "target_modules": "all-linear",
+    "freeze_vit": True,
+    "freeze_aligner": True,
+    "freeze_llm": False,
+    "per_device_train_batch_size": 1,  # trainers/arguments.py, as the one below
+    "gradient_checkpointing": True,
+    "torch_dtype": "bfloat16",
+    "optim": "adamw_torch_fused",
+    "packing": False,
+    "sequence_parallel_size": 1,
+}
+"""A model's torch_dtype is its checkpoint's; nearly all have bfloat16."""
+
+_BATCH = 16
+"""Sequences that a step takes at least where gradient_accumulation_steps is left out (trainers/arguments.py)."""
+
+_OFF: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("use_galore", "use_dora"), (False,)),
+    **dict.fromkeys(("optimizer", "target_regex", "target_parameters", "trainable_parameters_regex"), ("",)),
+    **dict.fromkeys(("freeze_parameters", "trainable_parameters", "modules_to_save", "freeze_parameters_regex"), ("",)),
+    "freeze_parameters_ratio": (0, 0.0),
+    "lisa_activated_layers": (0,),
+    "deepspeed_autotp_size": (1,),
+    "zero_hpz_partition_size": (1,),
+    "tuner_backend": ("peft",),
+    "quant_method": ("bnb",),
+}
+
+
+_FREEZING = ("freeze_parameters_ratio", "trainable_parameters_regex")
+
+
+def sft_layout(keys: Keys, model: Model, sharding: Sharding, world: int, launch: Launch | None) -> Layout:
+    """The layout on `world` GPUs. Raises SpecError for a wrong type, NotPredictedError for what has no formula here."""
+    micro_batch = keys.degree("per_device_train_batch_size")
+    ulysses = keys.degree("sequence_parallel_size")
+    if ulysses > 1 and sharding.backend == "ddp":
+        keys.not_predicted(("sequence_parallel_size",), "sequence_parallel_size without DeepSpeed or FSDP")
+    pieces = launch.variable("CELOSS_PARALLEL_SIZE") if launch and ulysses > 1 else None
+    if pieces is not None and pieces.value != "0":
+        # trainers/utils.py::per_token_loss_func_sp
+        keys.not_predicted(("sequence_parallel_size",), f"a loss in pieces (CELOSS_PARALLEL_SIZE={pieces.value})")
+    return layout_of(
+        sharding,
+        world,
+        checkpoints=sharding.checkpoints or keys.flag("gradient_checkpointing"),
+        fused=keys.flag("use_liger_kernel") and model.model_type in LIGER_MODEL_TYPES and not _own_loss(keys),
+        expandable=bool(expandable_segments(launch)),
+        sync_each_batch=syncs_each_batch(keys),
+        ulysses=ulysses,
+        micro_batch_size=micro_batch,
+        gradient_accumulation_steps=keys.count("gradient_accumulation_steps") or ceil(_BATCH / micro_batch / world),
+    )
+
+
+def sft_job(keys: Keys, model: Model, layout: Layout, seq_len: int, launch: Launch | None) -> Job:
+    """The job; its command says whether it is pt or sft. Raises NotPredictedError for what is not predicted."""
+    count = _trained_layers(keys, model)
+    refuse(keys, {key: values for key, values in _OFF.items() if count is None or key not in _FREEZING})
+    words = [launch.program.rpartition(".")[2], *launch.arguments[:1]] if launch else []
+    stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
+    if stage == "rlhf":
+        if keys.given("rlhf_type") != "dpo":
+            keys.not_predicted(("rlhf_type",), "swift rlhf other than dpo")
+        stage = "dpo"
+    kind_key = "tuner_type" if keys.given("tuner_type") is not None else "train_type"
+    method = keys.given(kind_key) or DEFAULTS["tuner_type"]
+    if method not in ("full", "lora") or (count is not None and method != "full"):
+        keys.not_predicted((kind_key,))
+    bits = keys.count("quant_bits")
+    if bits is not None and (bits not in (4, 8) or method != "lora"):
+        keys.not_predicted(("quant_bits",))
+    dtype = str(keys.value("torch_dtype"))
+    if dtype not in ("bfloat16", "float16", "float32"):
+        keys.not_predicted(("torch_dtype",))
+    # base_args/model_args.py::_init_mixed_precision: half precision of the same kind, and fp16 for float32 weights.
+    half = keys.flag("fp16") if keys.given("fp16") is not None else dtype != "bfloat16" and not keys.flag("bf16")
+    sees = model.vision is not None
+    job = Job(
+        seq_len=seq_len,
+        global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
+        precision="fp16" if half else "bf16",
+        finetuning="qlora" if bits else "freeze" if count is not None else str(method),
+        stage=stage,
+        packing=keys.flag("packing"),
+        lora_rank=keys.count("lora_rank"),
+        lora_target=targets(keys),
+        quantization_bit=bits,
+        # What plain data parallelism trains stays as it was loaded: only DeepSpeed, FSDP and PEFT make fp32 of it.
+        pure_bf16=layout.backend == "ddp" and method == "full" and dtype == "bfloat16",
+        optimizer=optimizer_of(keys),
+        freeze_vision_tower=sees and keys.flag("freeze_vit"),
+        freeze_multi_modal_projector=sees and keys.flag("freeze_aligner"),
+        freeze_language_model=sees and keys.flag("freeze_llm"),
+    )
+    check_something_trained(keys, "freeze_llm", job)
+    return job if count is None else replace(job, freeze_trainable_layers=count)
+
+
+def _trained_layers(keys: Keys, model: Model) -> int | None:
+    """How many of the last layers alone are trained, or of the first ones (negative), where that is what two keys say.
+
+    swift/arguments/tuner_args.py: freeze_parameters_ratio of all is frozen, and then what the other matches is not.
+    """
+    written = tuple(keys.given(key) for key in _FREEZING)
+    counts = range(1, model.num_layers + 1)
+    wanted = ((count, trained_layers_regex(model, count)) for one in counts for count in (one, -one))
+    return next((count for count, regex in wanted if written == (1, regex)), None)
+
+
+def _own_loss(keys: Keys) -> bool:
+    """Whether ms-swift takes the loss from whole logits, and not Liger (trainers/seq2seq_trainer.py, compute_loss)."""
+    scaled = keys.given("loss_scale") not in (None, "default")
+    return (
+        scaled
+        or any(keys.flag(key) for key in ("enable_dft_loss", "enable_channel_loss"))
+        or (keys.degree("sequence_parallel_size") > 1)
+    )

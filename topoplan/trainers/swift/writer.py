@@ -1,0 +1,214 @@
+"""The writers of ms-swift: `swift sft` for DDP, DeepSpeed and FSDP2, `megatron sft` for the layouts of Megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from topoplan.layout.layout import Layout
+from topoplan.operators.adapters import Adapters, adapters_of
+from topoplan.operators.layers import mtp_layer
+from topoplan.operators.params import adapter_tensors, parameter_count
+from topoplan.specs.spec import Spec
+from topoplan.trainers.checkpoint_size import CheckpointSize
+from topoplan.trainers.environment import EnvVar
+from topoplan.trainers.llamafactory.mca_facts import training_steps as megatron_steps
+from topoplan.trainers.llamafactory.plain_storage import megatron_trained_parameters, plain_checkpoint_size
+from topoplan.trainers.requirements import SWIFT_MEGATRON_CORE, Requirement, install_commands, requirements_of
+from topoplan.trainers.steps import training_steps
+from topoplan.trainers.swift.arguments import swift_versions
+from topoplan.trainers.swift.common import BRIDGE, READ_AT
+from topoplan.trainers.swift.megatron import megatron_files
+from topoplan.trainers.swift.samples import files_in
+from topoplan.trainers.swift.sft import sft_files
+from topoplan.trainers.swift.sharding import DEEPSPEED_FILE, FSDP_FILE
+from topoplan.trainers.swift.start import start
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN, ReadmeWords, TrainerRun, Writer
+
+_ALLOCATOR = EnvVar(
+    name="PYTORCH_CUDA_ALLOC_CONF", value="expandable_segments:True", reason="less fragmentation, as predicted"
+)
+_PROGRESS = """\
+From then on every step prints a line with `loss`, `grad_norm` and
+`memory(GiB)`, and `logging.jsonl` in `output_dir` has them too, with the time that is left."""
+_RESUME = """\
+start the same again. The script names the last whole checkpoint in `output_dir` to ms-swift, which
+  takes up weights, optimizer and scheduler and skips the samples that it has seen."""
+_DATA = """\
+Each line of a `.jsonl` is a sample:
+   `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}`"""
+_DATA_PT = """\
+Each line of a `.jsonl` is a sample: `{"messages": [{"role": "assistant", "content": "..."}]}`"""
+_DATA_IMAGES = """, with
+   `"images": ["path"]` beside `messages` and `<image>` in its text, once an image"""
+_DATA_ON_NODES = """
+   Each node tokenises them for itself, into `MODELSCOPE_CACHE`; where `env` in the spec makes that a directory which
+   all nodes share, it is done once."""
+_VISION = {"qwen_vl_utils": ">=0.0.14", "decord": "", "torchvision": ""}
+"""What `requires` names for the Qwen-VL models (swift/model/models/qwen.py), and what they decode images with."""
+_FLASH = "==2.8.3"
+"""Transformer Engine takes no newer one (docs/source_en/Megatron-SWIFT/Quick-start.md)."""
+
+
+def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
+    """What `swift sft` wants."""
+    job = spec.job
+    sharded = layout.backend
+    engine = {"ddp": "", "deepspeed": f" with DeepSpeed ZeRO-{layout.zero_stage}", "fsdp2": " with FSDP2"}[sharded]
+    files = {
+        "ddp": (),
+        "deepspeed": ((DEEPSPEED_FILE, "what DeepSpeed reads; `auto` is filled in from `train.yaml`"),),
+        "fsdp2": ((FSDP_FILE, "how FSDP2 shards"),),
+    }[sharded]
+    further = {
+        "deepspeed": sharded == "deepspeed",
+        "bitsandbytes": job.finetuning == "qlora" or job.optimizer == "adamw_8bit",
+        "flash-attn": values.get("attn_impl") in ("flash_attn", "flash_attention_2"),
+        "liger-kernel": bool(values.get("use_liger_kernel")),
+    }
+    wanted = {"torch": "", "ms-swift": f"=={READ_AT}", "pyyaml": ""}
+    wanted |= {"accelerate": ">=1.15"} if sharded == "fsdp2" else {}
+    wanted |= {name: _FLASH if name == "flash-attn" else "" for name, needed in further.items() if needed}
+    return _trainer_run(
+        spec,
+        values,
+        requirements=requirements_of(spec, layout, "swift", wanted),
+        environment=(_ALLOCATOR,) if layout.expandable_segments else (),
+        checkpoint=replace(plain_checkpoint_size(spec, layout, values), saves_at_end=False),
+        steps=training_steps(job, values.get("max_steps")),
+        words=_readme(spec, f"ms-swift{engine}", files=files),
+    )
+
+
+def _run_megatron(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
+    """What `megatron sft` wants."""
+    wanted = {
+        "torch": "",
+        "ms-swift": f"=={READ_AT}",
+        "pyyaml": "",
+        "mcore-bridge": f"=={BRIDGE}",
+        "megatron-core": f"=={SWIFT_MEGATRON_CORE}",
+        "transformer-engine": "",
+    }
+    return _trainer_run(
+        spec,
+        values,
+        requirements=requirements_of(spec, layout, "swift", wanted),
+        environment=(_ALLOCATOR,),
+        checkpoint=_megatron_checkpoint(spec, values),
+        steps=megatron_steps(spec.job, values.get("train_iters")),
+        words=_readme(spec, "ms-swift on Megatron-core (mcore_bridge)"),
+        also={"flash-attn": _FLASH},
+    )
+
+
+def _trainer_run(
+    spec: Spec,
+    values: Mapping[str, Any],
+    *,
+    requirements: tuple[Requirement, ...],
+    environment: tuple[EnvVar, ...],
+    checkpoint: CheckpointSize,
+    steps: int | None,
+    words: ReadmeWords,
+    also: Mapping[str, str] = MappingProxyType({}),
+) -> TrainerRun:
+    vision = {} if spec.model.vision is None else _VISION
+    samples = values.get("dataset")
+    names = [samples] if isinstance(samples, str) else list(samples or [])
+    return TrainerRun(
+        model_dir=str(values["model"]),
+        output_dir=str(values["output_dir"]),
+        dataset=", ".join(map(str, names)) or DATASET_TO_FILL_IN,
+        dataset_files=files_in(samples),
+        to_fill_in="dataset",
+        requirements=requirements,
+        environment=environment,
+        checkpoint=checkpoint,
+        steps=steps,
+        readme=replace(words, install=install_commands(requirements, brought=("pyyaml",), also={**vision, **also})),
+    )
+
+
+def _readme(spec: Spec, engine: str, *, files: tuple[tuple[str, str], ...] = ()) -> ReadmeWords:
+    data = _DATA_PT if spec.job.stage == "pt" else _DATA
+    data += (_DATA_IMAGES if spec.model.vision is not None else "") + ". They are shuffled in every epoch."
+    return ReadmeWords(
+        engine=engine,
+        packages="ms-swift and what it runs on",
+        install=(),
+        data_note=data + (_DATA_ON_NODES if spec.cluster.nodes > 1 else ""),
+        dataset_words="to a file of samples (`.jsonl`) or to a hub id",
+        progress=_PROGRESS,
+        resume=_RESUME,
+        files=files,
+    )
+
+
+# Checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+def _megatron_checkpoint(spec: Spec, values: Mapping[str, Any]) -> CheckpointSize:
+    """Of Megatron: weights for both, and every element of the optimizer once, in fp32 (trainers/base.py).
+
+    With LoRA they are the adapters; merged, the whole model is written for Hugging Face in place of them.
+    """
+    total, trained = parameter_count(spec.model), megatron_trained_parameters(spec)
+    to_hf, weights_alone = bool(values.get("save_safetensors", True)), bool(values.get("no_save_optim"))
+    limit, adapters = values.get("save_total_limit"), adapters_of(spec.job)
+    merges = bool(values.get("merge_lora", to_hf))
+    for_hf = total if adapters is None or merges else _peft_elements(spec, adapters)
+    return CheckpointSize(
+        what="adapters" if adapters else "weights",
+        megatron_bytes=0 if to_hf and weights_alone else 2 * (trained if adapters else total),
+        hf_bytes=2 * for_hf if to_hf else 0,
+        optimizer_bytes=0 if weights_alone else 12 * trained,
+        saves_at_end=False,
+        at_once=None if limit is None else max(2, int(limit)) + 1,
+    )
+
+
+def _peft_elements(spec: Spec, adapters: Adapters) -> int:
+    """Of the adapters as PEFT has them: q, k and v, and gate and up, have a copy each of the A that is theirs together.
+
+    mcore_bridge `bridge/gpt_bridge.py` (lora_A.clone()).
+    """
+    total = 0
+    layers = (*spec.model.layers, *(spec.job.mtp_num_layers * (mtp_layer(spec.model),)))
+    for layer in layers:
+        for tensor in adapter_tensors(spec.model, layer, adapters):
+            copies = 3 if tensor.name == "linear_qkv.lora_A" else 1
+            if tensor.name.endswith("linear_fc1.lora_A") and layer.ffn.gated:
+                copies = 2
+            total += copies * tensor.elements
+    return total
+
+
+# The table ------------------------------------------------------------------------------------------------------------
+
+
+def _versions() -> Mapping[str, Any]:
+    return {"ms_swift": [swift_versions()[0], READ_AT]}
+
+
+WRITERS = (
+    Writer(
+        trainer="swift",
+        backends=("ddp", "deepspeed", "fsdp2"),
+        files=sft_files,
+        run=_run,
+        start=start,
+        versions=_versions,
+    ),
+    Writer(
+        trainer="swift",
+        backends=("megatron", "mca"),
+        files=megatron_files,
+        run=_run_megatron,
+        start=start,
+        versions=_versions,
+    ),
+)
+"""`swift sft` and `megatron sft`."""

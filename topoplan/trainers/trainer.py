@@ -1,0 +1,124 @@
+"""What a trainer's writer gives: the files, and what the scripts, the README and the checks of a bundle need to know.
+
+A writer is for one trainer and some of its backends; `trainers/writers.py` has the table of them all. The rest of
+the bundle (node scripts, job script, hosts.json, plan.json, README.md, preflight) is made from these values alone, and
+asks nowhere which trainer it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from topoplan.layout.layout import Layout
+from topoplan.planner.plan import Plan
+from topoplan.specs.spec import Spec
+from topoplan.trainers.checkpoint_size import CheckpointSize
+from topoplan.trainers.environment import EnvVar
+from topoplan.trainers.registry import TrainerName
+from topoplan.trainers.requirements import Requirement
+
+MAIN_FILE = "train.yaml"
+"""The file that a trainer reads first; a bundle has it whatever the trainer."""
+
+PLAN_FILE = "plan.json"
+"""Inputs and layout, from which the whole bundle can be written again."""
+
+DATASET_TO_FILL_IN = "SET_ME"
+"""Stands for the dataset that the spec does not name; the node scripts refuse to start with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFiles:
+    """The trainer's own files of one plan."""
+
+    files: Mapping[str, str]
+    """Relative path -> text; MAIN_FILE is among them."""
+    values: Mapping[str, Any]
+    """What a YAML reader gets from MAIN_FILE."""
+    run_name: str
+    """Names this run: model, plan, and a hash of everything in the files."""
+    warnings: tuple[str, ...]
+    """Sentences for the reader of the bundle."""
+
+    @property
+    def text(self) -> str:
+        """MAIN_FILE."""
+        return self.files[MAIN_FILE]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadmeWords:
+    """The parts of README.md that only a trainer can say; Markdown, lines of a list item indented by three spaces."""
+
+    engine: str
+    """What runs: `A run of ...`."""
+    packages: str
+    """What the Python environment holds: `A Python environment with ..., in the same versions everywhere`."""
+    install: tuple[str, ...]
+    """Commands that install it, beside PyTorch."""
+    model_note: str = ""
+    """A sentence on the model's directory."""
+    data_note: str = ""
+    """Sentences on how the trainer reads its samples."""
+    dataset_entry: tuple[str, str] | None = None
+    """An entry of dataset_info.json and a record of its file, as JSON text."""
+    dataset_words: str = "to a name in `dataset_info.json`"
+    """Where the spec names no data set: set `dataset` in train.yaml ..."""
+    progress: str
+    """What is seen while it trains."""
+    resume: str
+    """How a run that ended goes on from its last checkpoint."""
+    files: tuple[tuple[str, str], ...] = ()
+    """Rows of the table of files: those of the trainer beside MAIN_FILE, and what they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerRun:
+    """What a run wants of a node, and leaves there. Paths are absolute, or relative to the working directory."""
+
+    model_dir: str
+    output_dir: str
+    dataset: str
+    """As the trainer knows it; DATASET_TO_FILL_IN where the spec names none."""
+    dataset_dir: str | None = None
+    """The directory with LLaMA-Factory's dataset_info.json; None where no such file is read."""
+    dataset_files: tuple[str, ...] = ()
+    """Files of samples that have to be on every node; for trainers that read them by their path."""
+    to_fill_in: str | None = None
+    """Key in MAIN_FILE, with its indentation, that is DATASET_TO_FILL_IN where the spec names no data set."""
+    requirements: tuple[Requirement, ...]
+    """Packages whose lack, or wrong version, each rank would report in its own time, or not at all."""
+    environment: tuple[EnvVar, ...] = ()
+    """Variables of this trainer; those of NCCL, OpenMP and the spec come after them."""
+    model_files: tuple[str, ...] = ("config.json",)
+    """Any of these shows that the model is there."""
+    refuses_quantized: tuple[str, str] | None = None
+    """Why weights with scales beside them cannot be read (a comment), and the message that says so; None: they can."""
+    checkpoint: CheckpointSize
+    checkpoint_dirs: str = "checkpoint-*"
+    """Pattern of bash for the directories in output_dir that hold one each."""
+    resumable: bool = True
+    """Whether the trainer can go on from a checkpoint in output_dir, which it then does unasked."""
+    steps: int | None = None
+    """Optimizer steps of the whole run; None when the spec does not say how many samples there are."""
+    readme: ReadmeWords
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    """One trainer, with some of its backends."""
+
+    trainer: TrainerName
+    backends: tuple[str, ...]
+    files: Callable[[Spec, Plan], TrainerFiles]
+    """The trainer's files. Raises SpecError, LayoutError or ModelError for what the trainer refuses, silently ignores
+    or trains otherwise than planned, with the rule and its source."""
+    run: Callable[[Spec, Layout, Mapping[str, Any]], TrainerRun]
+    """What a run wants, from the keys of MAIN_FILE, which a person may have edited since."""
+    start: Callable[[Spec, Layout, int], str]
+    """The end of a node's script, from a comment to `exec`: bash that starts the processes of the node of this number.
+    It finds $python, $bundle_dir, $master_addr, $master_port and $log_dir; `torchrun_command` is the usual one."""
+    versions: Callable[[], Mapping[str, Any]]
+    """Package -> version that the files are for, as plan.json has them."""

@@ -1,0 +1,56 @@
+"""Traits of the trainers that are usual behind each backend: Megatron-LM, LLaMA-Factory's adapter, transformers."""
+
+from __future__ import annotations
+
+from topoplan.operators.logits import FORWARD_LOGIT_BYTES, LOGIT_BYTES
+from topoplan.specs.traits import Loss, Padding, Traits
+from topoplan.trainers.trinity.traits import TRINITY
+
+MEGATRON = Traits(name="megatron", padding=Padding(to_seq_len=True), vocab_multiple=128, dispatcher_across_nodes="flex")
+"""Megatron-LM's own training loop and the trainers built on it (Megatron-Bridge, ms-swift).
+
+Dispatchers: Megatron-LM's `core/transformer/moe/README.md` (table "Token Dispatching", column "Best For") has alltoall
+for "Standard EP > 1 setups", flex with DeepEP for "Cross-node EP" and flex with HybridEP for "Multi-Node NVLink";
+Megatron-Bridge's `docs/training/moe-optimization.md` (Hardware affinity) has DeepEP for H100 and B200 and HybridEP for
+NVL72. ms-swift's own default is alltoall everywhere: say so in the layout."""
+
+MCA = Traits(
+    name="mca",
+    padding=Padding(multiple=64, pt_multiple=8, to_seq_len_with_experts=True),
+    vocab_must_divide=True,
+    is_adapter=True,
+)
+"""LLaMA-Factory's mcore_adapter: padded_vocab_size is the checkpoint's vocab_size (`models/*/__init__.py`).
+`training_args.py` offers the dispatchers allgather and alltoall. Padding: mcore_adapter
+`trainer/trainer.py::_get_step_iterator_and_seq_length` and LLaMA-Factory `train/mca/workflow.py` (run_pt and run_sft:
+multiples; pad_to_max)."""
+
+HUGGING_FACE = Traits(
+    name="transformers",
+    padding=Padding(multiple=8),
+    loss=Loss(
+        forward_bytes=FORWARD_LOGIT_BYTES,
+        backward_bytes=LOGIT_BYTES,
+        # The cast to fp32 (6) and the log softmax (8); its gradients (4 + 12) and the cast back (6).
+        forward_moved_bytes=14,
+        backward_moved_bytes=22,
+    ),
+)
+"""transformers' Trainer, as LLaMA-Factory and ms-swift use it. LLaMA-Factory's collators pad to a multiple of 8
+(`train/sft/workflow.py`, `train/dpo/workflow.py`), ms-swift's to the longest sequence itself, which is taken for the
+same."""
+
+TRAITS = {
+    "megatron": MEGATRON,
+    "mca": MCA,
+    "ddp": HUGGING_FACE,
+    "deepspeed": HUGGING_FACE,
+    "fsdp2": HUGGING_FACE,
+}
+_OWN_WAYS = {("trinity", "fsdp2"): TRINITY}
+"""(Trainer, backend) -> traits, of trainers that do otherwise than is usual behind the backend."""
+
+
+def traits_of(backend: str, trainer: str | None) -> Traits:
+    """How a backend's trainer computes; the one that was asked for, where several have the backend."""
+    return _OWN_WAYS.get((trainer or "", backend), TRAITS[backend])
