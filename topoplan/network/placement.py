@@ -32,7 +32,8 @@ class Group:
 
 def group(layout: Layout, name: GroupName) -> Group:
     """Shape of the groups of one kind."""
-    tp, cp, dp, pp, ep, etp = layout.tp, layout.cp, layout.dp, layout.pp, layout.ep, layout.etp
+    split = layout.degrees
+    tp, cp, dp, pp, ep, etp = split.tp, split.cp, split.dp, split.pp, split.ep, split.etp
     stage = tp * cp * dp
     shapes = {
         "tp": (tp, 1),

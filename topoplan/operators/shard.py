@@ -58,14 +58,14 @@ class Shard:
 
 def shard_of(case: Case, layout: Layout) -> Shard:
     """The shard that a layout makes of a job's micro batch, at the longest that its sequences may be."""
-    job, longest = case.job, longest_sequence(case, layout)
+    job, longest, degrees = case.job, longest_sequence(case, layout), layout.degrees
     return Shard(
-        tokens=layout.micro_batch_size * job.sequences_per_sample * longest // layout.cp,
+        tokens=layout.micro_batch_size * job.sequences_per_sample * longest // degrees.cp,
         seq_len=longest,
-        tp=layout.tp,
-        cp=layout.cp,
-        ep=layout.ep,
-        etp=layout.etp,
+        tp=degrees.tp,
+        cp=degrees.cp,
+        ep=degrees.ep,
+        etp=degrees.etp,
         sequence_parallel=layout.sequence_parallel,
         precision=job.precision,
         flash_attention=case.profile.flash_attention,

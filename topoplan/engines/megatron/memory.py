@@ -95,7 +95,7 @@ def _activations_in_flight(layout: Layout, rank: int, kept: list[float], tower: 
 
     `kept` has what a micro batch leaves in each model chunk; the tower's come with the first chunk's.
     """
-    pp, vpp, microbatches = layout.pp, layout.vpp, layout.gradient_accumulation_steps
+    pp, vpp, microbatches = layout.degrees.pp, layout.degrees.vpp, layout.step.gradient_accumulation_steps
     if not tower and min(kept) == max(kept):
         return most_in_flight(pp, vpp, rank, microbatches) * kept[0], 0.0
     held = fullest_moment(layout, rank, kept, tower)
@@ -105,7 +105,7 @@ def _activations_in_flight(layout: Layout, rank: int, kept: list[float], tower: 
 def fullest_moment(layout: Layout, rank: int, kept: Sequence[float], tower: float) -> tuple[int, ...]:
     """Micro batches of each model chunk that a stage holds when its activations are at their most."""
     return max(
-        in_flight(layout.pp, layout.vpp, rank, layout.gradient_accumulation_steps),
+        in_flight(layout.degrees.pp, layout.degrees.vpp, rank, layout.step.gradient_accumulation_steps),
         key=lambda held: sum(count * size for count, size in zip(held, kept, strict=True)) + held[0] * tower,
     )
 

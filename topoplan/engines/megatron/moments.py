@@ -205,7 +205,7 @@ def stage_moments(
     # With sequence parallelism a whole-sequence copy of a GEMM's input, and of its gradient, exists for a moment. A
     # frozen weight needs no input.
     copies = 2 if shard.adapters is None else 1
-    gathered = copies * BF16 * model.hidden_size * shard.tokens if layout.sequence_parallel else 0.0
+    gathered = copies * BF16 * model.hidden_size * shard.tokens if layout.step.sequence_parallel else 0.0
     recomputed, gradients, waiting, freed = _backward_peak(model, states.chunks, shard, layout.recompute, table, kept)
     backward = (
         dummies,
@@ -224,7 +224,7 @@ def stage_moments(
             tables = min(2, chunk.embedding + chunk.mtp_layers) * table
             behind = kept_bytes if chunk.embedding else _mtp_kept_bytes(model, chunk, kept)
             moments.append(Moment("embedding gradient", (dummies, ("gradient of the table", tables), (FREED, -behind))))
-    if not (layout.grad_reduce_in_fp32 or layout.precision_aware_optimizer):
+    if not (layout.states.grad_reduce_in_fp32 or layout.precision_aware_optimizer):
         # The fp32 optimizer casts its shard of the bf16 gradients when all activations are gone
         # (`core/optimizer/distrib_optimizer.py::_copy_model_grads_to_main_grads`).
         cast = ("fp32 copy of the gradients", FP32 * states.shard_elements)

@@ -260,7 +260,7 @@ def optimizer_element_bytes(job: Job, layout: Layout) -> float:
 
 def resident_parts(job: Job, layout: Layout, states: StageStates) -> dict[str, float]:
     """Bytes that a stage holds all the step, by purpose, with as much of the optimizer offloaded as the layout says."""
-    if not layout.optimizer_offload_fraction:
+    if not layout.states.optimizer_offload_fraction:
         return dict(states.parts_bytes)
     return {**states.parts_bytes, **optimizer_parts(job, layout, states.parameters, states.shard_elements)}
 
