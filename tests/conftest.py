@@ -72,9 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = (report for reports in terminalreporter.stats.values() for report in reports)
-    if any(
-        getattr(report, "nodeid", "").startswith(WITH_SSH) for report in reports
-    ):
+    if any(getattr(report, "nodeid", "").startswith(WITH_SSH) for report in reports):
         from tests.bed.bed import probe
 
         kind, reason = probe()

@@ -103,6 +103,14 @@ def test_rooms_of_one_floor_import_each_other_one_way() -> None:
     assert not {pair for pair in level if pair[::-1] in level}
 
 
+def test_engines_know_nothing_of_each_other() -> None:
+    for one, other in (("megatron", "data_parallel"), ("data_parallel", "megatron")):
+        own = [path for path in MODULES if path.parent == ROOT / "engines" / one]
+        crossed = [ids(path) for path in own if any(f"engines.{other}" in name for name in imported(path))]
+        assert own
+        assert crossed == []
+
+
 ASKS_NO_ENGINE = ("catalog", "specs", "network", "operators", "planner", "report")
 NAMES_OF_ENGINES = {
     "mca",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from topoplan.engines.megatron.memory import Memory, StageMemory, predict_memory
+from topoplan.engines.megatron.memory import predict_memory
 from topoplan.engines.megatron.microbatch import MicroBatch, StageTime, micro_batch, pipeline_times
-from topoplan.engines.megatron.step import Time, predict_time
+from topoplan.engines.megatron.step import predict_time
+from topoplan.engines.prediction import Memory, StageMemory, Time
 from topoplan.layout.forms import layout_from_dict
 from topoplan.layout.layout import Layout
 from topoplan.planner.case import case_of

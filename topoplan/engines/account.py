@@ -8,8 +8,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal
 
-from topoplan.engines.megatron.memory import Memory
-from topoplan.engines.megatron.moments import Moment
+from topoplan.engines.prediction import Memory, Moment
 from topoplan.network.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
 from topoplan.network.communicators import Communicator
 from topoplan.network.placement import Group, span

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from topoplan.engines.megatron.memory import Memory, StageMemory
-from topoplan.engines.megatron.step import Time
+from topoplan.engines.prediction import Memory, StageMemory, Time
 from topoplan.engines.rule import Broken, Rule, broken_rule
 from topoplan.layout.layout import Layout
 from topoplan.network.placement import Group

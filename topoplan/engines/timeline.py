@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from topoplan.engines.megatron.simulate import BACKWARD, FORWARD, Event
+FORWARD, RECOMPUTE, BACKWARD, P2P = "forward", "recompute", "backward", "p2p"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What a pipeline rank is busy with."""
+
+    rank: int
+    """Pipeline rank."""
+    chunk: int
+    """Model chunk of the rank; its virtual stage is chunk * pp + rank."""
+    microbatch: int
+    kind: str
+    """forward, recompute (what backward repeats, ahead of it), backward, or p2p: waiting for a message under way."""
+    start_s: float
+    end_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,3 +80,12 @@ def _tower_s(
     scores = 4.0 * patches * per_image * hidden / (gpu.fp16_flops * profile.attention_forward_efficiency)
     moved = BF16 * patches * (16 * hidden + 4 * first)
     return tower.layers * (block + scores + elementwise_s(moved, gpu, profile, kernels=14))
+
+
+def vision_kept_bytes(case: Case, layout: Layout) -> float:
+    """What the vision tower keeps of a micro batch: nothing when it is frozen, whatever becomes of its projector."""
+    model, job = case.model, case.job
+    if model.vision is None or job.freeze_vision_tower:
+        return 0.0
+    patches = patches_per_microbatch(model.vision, job, layout)
+    return vision_activation_bytes(model.vision, patches, recompute=layout.recompute.granularity == "full")

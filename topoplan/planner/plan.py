@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from operator import eq
 from typing import Protocol, overload
 
-from topoplan.engines.megatron.memory import Memory, StageMemory
-from topoplan.engines.megatron.step import Time
+from topoplan.engines.prediction import Memory, StageMemory, Time
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from topoplan.engines.data_parallel.layouts import FULL
 from topoplan.engines.data_parallel.memory import sharded_memory
 from topoplan.engines.data_parallel.rules import ulysses_degrees
-from topoplan.engines.megatron.memory import Memory
+from topoplan.engines.prediction import Memory
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
 from topoplan.specs.case import Case

@@ -8,8 +8,7 @@ from tests.engines.samples import spec_of
 from topoplan.engines.data_parallel.memory import sharded_memory
 from topoplan.engines.data_parallel.states import ShardedStates, sharded_states
 from topoplan.engines.data_parallel.step import sharded_time
-from topoplan.engines.megatron.memory import Memory
-from topoplan.engines.megatron.step import Time
+from topoplan.engines.prediction import Memory, Time
 from topoplan.layout.forms import layout_from_dict
 from topoplan.layout.layout import Layout
 from topoplan.planner.case import case_of

@@ -11,8 +11,7 @@ from tests.engines.data_parallel.samples import TINY, memory_of, sharded, small_
 from tests.engines.samples import spec_of
 from topoplan.engines.data_parallel.memory import layer_uses, tokens_of
 from topoplan.engines.data_parallel.step import sharded_shard
-from topoplan.engines.megatron.memory import Memory
-from topoplan.engines.megatron.moments import FREED
+from topoplan.engines.prediction import FREED, Memory
 from topoplan.operators.finetuning import elements_of
 from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec

@@ -11,7 +11,7 @@ from tests.engines.data_parallel.samples import sharded, small_spec, time_of
 from tests.engines.samples import spec_of
 from topoplan.engines.data_parallel.parameter_bytes import NF4_BYTES
 from topoplan.engines.data_parallel.step import Passes, sharded_terms, tuning_of
-from topoplan.engines.megatron.step import Time
+from topoplan.engines.prediction import Time
 from topoplan.layout.layout import Layout
 from topoplan.operators.eager import Tuning
 from topoplan.planner.case import case_of

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.layout.specs import DENSE, LINEAR, MLA, MOE, VISION, make_spec
 from tests.sizes import examples
 from topoplan.engines.megatron.layouts import (
-    MAX_MICRO_BATCH_SIZE,
     OFFLOAD_FRACTIONS,
     UNEVEN_SPLITS,
     lighter_modes,
@@ -25,6 +24,7 @@ from topoplan.engines.megatron.layouts import (
     with_mode,
 )
 from topoplan.engines.megatron.rules import RULES
+from topoplan.engines.micro_batches import MAX_MICRO_BATCH_SIZE
 from topoplan.engines.rule import broken_rule
 from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.layout.stages import balanced_pipeline_layout, end_sizes, split_stages, spread_pipeline_layout

@@ -5,16 +5,8 @@ from itertools import pairwise, product
 
 import pytest
 
-from topoplan.engines.megatron.simulate import (
-    BACKWARD,
-    FORWARD,
-    P2P,
-    RECOMPUTE,
-    Event,
-    Simulation,
-    order_of_work,
-    simulate,
-)
+from topoplan.engines.megatron.simulate import Simulation, order_of_work, simulate
+from topoplan.engines.timeline import BACKWARD, FORWARD, P2P, RECOMPUTE, Event
 
 SHAPES = [(1, 1, 3), (2, 1, 4), (4, 1, 2), (4, 1, 9), (3, 2, 3), (2, 2, 6), (4, 3, 8), (4, 2, 4), (8, 2, 16)]
 

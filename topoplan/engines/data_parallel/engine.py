@@ -12,8 +12,7 @@ from topoplan.engines.data_parallel.parameter_bytes import shards_of
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
 from topoplan.engines.data_parallel.step import sharded_time
 from topoplan.engines.engine import Engine, Family, Fastest, Outcome, Refusal, Refused, TooLarge
-from topoplan.engines.megatron.memory import Memory, StageMemory
-from topoplan.engines.megatron.step import Time
+from topoplan.engines.prediction import Memory, StageMemory, Time
 from topoplan.engines.rule import Broken
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout, keys_of
 from topoplan.network.placement import Group

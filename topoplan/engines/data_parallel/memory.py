@@ -8,8 +8,7 @@ from topoplan.engines.data_parallel.communicators import communicators_bytes
 from topoplan.engines.data_parallel.parameter_bytes import adapter_input_bytes, autocasts
 from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.engines.data_parallel.states import ShardedStates, sharded_states
-from topoplan.engines.megatron.memory import Memory, StageMemory, stated_margin_bytes, vision_kept_bytes
-from topoplan.engines.megatron.moments import FREED, Moment
+from topoplan.engines.prediction import FREED, Memory, Moment, StageMemory, stated_margin_bytes
 from topoplan.layout.layout import Layout
 from topoplan.operators.activations import ATTENTION_OUTPUTS, LayerActivations, eager_activations
 from topoplan.operators.eager import LayerUse
@@ -19,6 +18,7 @@ from topoplan.operators.logits import CHUNKED_LOGIT_BYTES
 from topoplan.operators.op import BF16, FP32
 from topoplan.operators.padding import longest_sequence
 from topoplan.operators.params import embedding_tensors
+from topoplan.operators.vision import vision_kept_bytes
 from topoplan.specs.case import Case
 from topoplan.specs.model import Layer, Model
 

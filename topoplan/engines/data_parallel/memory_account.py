@@ -13,12 +13,12 @@ from topoplan.engines.data_parallel.memory import (
 )
 from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.engines.data_parallel.states import State, states_of
-from topoplan.engines.megatron.memory import Memory, vision_kept_bytes
+from topoplan.engines.prediction import Memory
 from topoplan.layout.layout import Layout
 from topoplan.operators.activations import eager_activations
 from topoplan.operators.finetuning import elements_of
 from topoplan.operators.params import embedding_tensors, head_tensors, layer_parameters
-from topoplan.operators.vision import vision_activation_bytes
+from topoplan.operators.vision import vision_activation_bytes, vision_kept_bytes
 from topoplan.specs.case import Case
 from topoplan.specs.layer_kinds import layer_kind
 from topoplan.specs.model import Layer

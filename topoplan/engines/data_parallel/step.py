@@ -9,7 +9,7 @@ from topoplan.engines.data_parallel.memory import layer_uses
 from topoplan.engines.data_parallel.parameter_bytes import HALF, moment_bytes, parameter_bytes, shards_of
 from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.engines.data_parallel.states import kept_bytes, wire_bytes
-from topoplan.engines.megatron.step import Time
+from topoplan.engines.prediction import Time
 from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import LORA_RANK
 from topoplan.operators.eager import LayerUse, Tuning, eager_case

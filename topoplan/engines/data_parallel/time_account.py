@@ -14,7 +14,7 @@ from topoplan.engines.data_parallel.step import (
     sharded_time,
     tuning_of,
 )
-from topoplan.engines.megatron.step import Time
+from topoplan.engines.prediction import Time
 from topoplan.layout.layout import Layout
 from topoplan.operators.machine import Kernel
 from topoplan.operators.op import Collective

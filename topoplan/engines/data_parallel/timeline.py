@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from topoplan.engines.data_parallel.step import ShardedTerms, sharded_terms
-from topoplan.engines.megatron.simulate import BACKWARD, FORWARD, RECOMPUTE, Event
-from topoplan.engines.megatron.step import Time
-from topoplan.engines.timeline import Timeline
+from topoplan.engines.prediction import Time
+from topoplan.engines.timeline import BACKWARD, FORWARD, RECOMPUTE, Event, Timeline
 from topoplan.layout.layout import Layout
 from topoplan.specs.case import Case
 

@@ -9,7 +9,7 @@ from topoplan.engines.engine import Engine, Family, Outcome, Refusal
 from topoplan.engines.megatron.changes import milder_first
 from topoplan.engines.megatron.fastest import outcomes_of_shape
 from topoplan.engines.megatron.layouts import shapes
-from topoplan.engines.megatron.memory import Memory, StageMemory, predict_memory
+from topoplan.engines.megatron.memory import predict_memory
 from topoplan.engines.megatron.rules import (
     MODE_RULES,
     RULES,
@@ -17,7 +17,8 @@ from topoplan.engines.megatron.rules import (
     STEP_RULES,
     tensor_parallel_domain,
 )
-from topoplan.engines.megatron.step import Time, predict_time
+from topoplan.engines.megatron.step import predict_time
+from topoplan.engines.prediction import Memory, StageMemory, Time
 from topoplan.engines.rule import Broken
 from topoplan.layout.layout import MEGATRON_BACKENDS, Layout
 from topoplan.network.placement import Group, GroupName, group

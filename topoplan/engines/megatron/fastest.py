@@ -13,8 +13,9 @@ from functools import lru_cache
 
 from topoplan.engines.engine import Family, Fastest, Outcome, Refusal, Refused, TooLarge
 from topoplan.engines.megatron.layouts import lighter_modes, offloaded, steps
-from topoplan.engines.megatron.memory import Memory, predict_memory, resident_excess_bytes, shape_states
+from topoplan.engines.megatron.memory import predict_memory, resident_excess_bytes, shape_states
 from topoplan.engines.megatron.step import PipelineWork, pipeline_work, step_terms
+from topoplan.engines.prediction import Memory
 from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.specs.case import Case
 from topoplan.specs.layout_parts import RECOMPUTE_MODULES

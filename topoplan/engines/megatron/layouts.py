@@ -15,6 +15,7 @@ from topoplan.engines.megatron.rules import (
     STEP_RULES,
     tensor_parallel_domain,
 )
+from topoplan.engines.micro_batches import MAX_MICRO_BATCH_SIZE, divisors
 from topoplan.engines.rule import Broken, broken_rule
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import recompute_from_value, with_loss, with_overlap
@@ -27,8 +28,6 @@ from topoplan.specs.model import LatentAttention, Moe
 
 MIN_TOKENS_PER_CP_RANK = 1024
 """Below this a context-parallel rank's attention takes less time than its messages. Not searched unless pinned."""
-MAX_MICRO_BATCH_SIZE = 32
-"""Sequences; a larger micro batch only makes the pipeline's bubble larger. Not searched unless pinned."""
 
 MIN_LAYERS_PER_VIRTUAL_STAGE = 2
 """With one layer a chunk every layer waits for a message, and its gradients travel alone. Searched only when pinned."""
@@ -39,11 +38,6 @@ UNEVEN_SPLITS = 3
 
 OFFLOAD_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 """Shares of the optimizer that are searched where host memory is stated, so that it can be checked."""
-
-
-def divisors(number: int, limit: int) -> list[int]:
-    """Divisors of a number, up to a limit."""
-    return [n for n in range(1, min(number, limit) + 1) if number % n == 0]
 
 
 def _powers_of_two(limit: int) -> list[int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from topoplan.engines.megatron.communicators import communicators_bytes
-from topoplan.engines.megatron.moments import Kept, Moment, chunk_kept_bytes, kept_of, stage_moments
+from topoplan.engines.megatron.moments import Kept, chunk_kept_bytes, kept_of, stage_moments
 from topoplan.engines.megatron.pipeline import in_flight, most_in_flight
 from topoplan.engines.megatron.states import (
     StageStates,
@@ -15,79 +15,13 @@ from topoplan.engines.megatron.states import (
     resident_parts,
     stage_states,
 )
+from topoplan.engines.prediction import Memory, StageMemory, stated_margin_bytes
 from topoplan.layout.layout import Layout, changed
 from topoplan.operators.shard import Shard, shard_of
-from topoplan.operators.vision import patches_per_microbatch, vision_activation_bytes
+from topoplan.operators.vision import vision_kept_bytes
 from topoplan.specs.case import Case
-from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of
 from topoplan.specs.gpu_profile import band_keys
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageMemory:
-    """Peak of one pipeline stage."""
-
-    stage: int
-    allocated_bytes: float
-    parts_bytes: Mapping[str, float]
-    """By purpose: weights, gradients, optimizer, activations, ... They add up to allocated_bytes."""
-    host_bytes: float = 0.0
-    """Pinned host memory of one rank."""
-    moments: tuple[Moment, ...] = field(default=(), compare=False)
-    """All that may be the peak, where they were asked for; the largest is in `parts_bytes` as peak (its name)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Memory of the worst GPU."""
-
-    allocated_bytes: float
-    """Peak of live tensors (torch.cuda.max_memory_allocated)."""
-    reserved_bytes: float
-    """What torch's allocator holds."""
-    device_bytes: float
-    """What nvidia-smi shows: adds the CUDA context and NCCL's buffers."""
-    capacity_bytes: float
-    """The card."""
-    margin_bytes: float
-    """What must stay free on the card for `fits`."""
-    host_bytes: float
-    """Pinned host memory per node."""
-    host_capacity_bytes: float | None = None
-    """Host memory of a node; None when the spec does not say."""
-    by_stage: tuple[StageMemory, ...]
-
-    @property
-    def excess_bytes(self) -> float:
-        """By how much device memory and margin are over the card; negative when they are within."""
-        return self.device_bytes + self.margin_bytes - self.capacity_bytes
-
-    @property
-    def excess_without_optimizer_bytes(self) -> float:
-        """At least so much would be over the card if all optimizer states were elsewhere."""
-        allocated = max(stage.allocated_bytes - stage.parts_bytes["optimizer"] for stage in self.by_stage)
-        device = self.device_bytes - (self.allocated_bytes - allocated) * self.reserved_bytes / self.allocated_bytes
-        return device + self.margin_bytes * min(1.0, device / self.device_bytes) - self.capacity_bytes
-
-    @property
-    def host_excess_bytes(self) -> float:
-        """By how much what is offloaded is over the host memory of a node; 0 where it is within, or not known."""
-        return 0.0 if self.host_capacity_bytes is None else max(0.0, self.host_bytes - self.host_capacity_bytes)
-
-    @property
-    def fits(self) -> bool:
-        """Device memory and margin are within the card, and what is offloaded is within the host's memory."""
-        return self.excess_bytes <= 0.0 and not self.host_excess_bytes
-
-
-def vision_kept_bytes(case: Case, layout: Layout) -> float:
-    """What the vision tower keeps of a micro batch: nothing when it is frozen, whatever becomes of its projector."""
-    model, job = case.model, case.job
-    if model.vision is None or job.freeze_vision_tower:
-        return 0.0
-    patches = patches_per_microbatch(model.vision, job, layout)
-    return vision_activation_bytes(model.vision, patches, recompute=layout.recompute.granularity == "full")
 
 
 def _activations_in_flight(layout: Layout, rank: int, kept: list[float], tower: float) -> tuple[float, float]:
@@ -149,11 +83,6 @@ def margin_bytes(case: Case, device_bytes: float) -> float:
     model, cluster, job, profile = case.model, case.cluster, case.job, case.profile
     band: float = getattr(profile, band_keys(model, job)[0])
     return stated_margin_bytes(cluster, device_bytes * band)
-
-
-def stated_margin_bytes(cluster: Cluster, usual_bytes: float) -> float:
-    """The spec's share of the card, or the usual margin where it says nothing."""
-    return usual_bytes if cluster.margin is None else cluster.margin * cluster.gpu.memory_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

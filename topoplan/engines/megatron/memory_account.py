@@ -6,15 +6,7 @@ from dataclasses import replace
 
 from topoplan.engines.account import NCCL, MemoryAccount, margin_term, merged_stages, moment_terms, on_card, peak_term
 from topoplan.engines.megatron.communicators import communicators
-from topoplan.engines.megatron.memory import (
-    Memory,
-    StageMemory,
-    fullest_moment,
-    margin_bytes,
-    predict_memory,
-    stage_memory,
-    vision_kept_bytes,
-)
+from topoplan.engines.megatron.memory import fullest_moment, margin_bytes, predict_memory, stage_memory
 from topoplan.engines.megatron.moments import KeptPiece, chunk_kept, chunk_kept_bytes, kept_of, stage_moments
 from topoplan.engines.megatron.pipeline import in_flight
 from topoplan.engines.megatron.states import (
@@ -29,13 +21,14 @@ from topoplan.engines.megatron.states import (
     stage_parameters,
     stage_states,
 )
+from topoplan.engines.prediction import Memory, StageMemory
 from topoplan.layout.layout import Layout
 from topoplan.operators.activations import kept_activations, layer_activations
 from topoplan.operators.layers import layer_tensors
 from topoplan.operators.op import BF16, Weight
 from topoplan.operators.params import adapter_tensors, cut
 from topoplan.operators.shard import shard_of
-from topoplan.operators.vision import vision_activation_bytes
+from topoplan.operators.vision import vision_activation_bytes, vision_kept_bytes
 from topoplan.specs.case import Case
 from topoplan.specs.layer_kinds import layer_kind
 from topoplan.specs.model import Layer

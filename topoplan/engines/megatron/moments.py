@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from topoplan.engines.megatron.states import StageStates, chunk_layers, chunk_runs, distinct_layers
+from topoplan.engines.prediction import FREED, Moment
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.stages import Chunk
 from topoplan.operators.activations import KeptActivations, kept_activations
@@ -15,26 +15,6 @@ from topoplan.operators.op import BF16, FP32
 from topoplan.operators.shard import Shard
 from topoplan.specs.case import Case
 from topoplan.specs.model import Model
-
-FREED = "activations freed by then"
-"""The name of what a moment no longer holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A moment of the step at which a stage may be at its peak."""
-
-    name: str
-    """backward, loss, loss backward, embedding gradient or optimizer step."""
-    terms_bytes: tuple[tuple[str, float], ...]
-    """What is alive then beside weights, gradients, optimizer, workspace and all activations in flight, by name; below
-    zero for activations that are freed by then."""
-
-    @property
-    def total_bytes(self) -> float:
-        """All terms together."""
-        return sum([size for _, size in self.terms_bytes])
-
 
 Kept = Mapping[int, KeptActivations]
 """What a micro batch leaves in each kind of layer, by the identity of the layer."""

@@ -24,8 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from topoplan.engines.megatron.pipeline import schedule_table, warmup_forwards
-
-FORWARD, RECOMPUTE, BACKWARD, P2P = "forward", "recompute", "backward", "p2p"
+from topoplan.engines.timeline import BACKWARD, FORWARD, P2P, RECOMPUTE, Event
 
 Work = tuple[str, int, int]
 """forward or backward, micro batch, model chunk."""
@@ -34,21 +33,6 @@ _Message = tuple[str, int, int]
 _Messages = tuple[_Message, ...]
 _Instruction = tuple[Work | None, _Messages, _Messages]
 """Work to run, messages to post, or messages to wait for: one of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """What a pipeline rank is busy with."""
-
-    rank: int
-    """Pipeline rank."""
-    chunk: int
-    """Model chunk of the rank; its virtual stage is chunk * pp + rank."""
-    microbatch: int
-    kind: str
-    """forward, recompute (what backward repeats, ahead of it), backward, or p2p: waiting for a message under way."""
-    start_s: float
-    end_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,6 +16,7 @@ from topoplan.engines.megatron.microbatch import (
 )
 from topoplan.engines.megatron.pipeline import schedule_s
 from topoplan.engines.megatron.states import chunk_layers, stage_parameters
+from topoplan.engines.prediction import Time
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.network.collectives import all_gather_s, all_reduce_s, point_to_point_s
 from topoplan.network.placement import Group, group
@@ -33,17 +33,6 @@ from topoplan.specs.gpu_profile import Profile
 ADAM_STEP_BYTES = 34
 """Moved per optimizer element: gradient, fp32 weight and two moments read, three written, the bf16 weight written
 (30 bytes, TE FusedAdam), and the gradient once more for its norm."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Time:
-    """One optimizer step."""
-
-    step_s: float
-    band_s: tuple[float, float]
-    """Interval that the step time is expected in."""
-    parts_s: Mapping[str, float]
-    """What the step is spent on; adds up to step_s."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from topoplan.engines.megatron.states import chunk_layers
 from topoplan.engines.megatron.step import (
     DataParallel,
     PipelineWork,
-    Time,
     data_parallel,
     optimizer_time,
     pipeline_send,
@@ -31,6 +30,7 @@ from topoplan.engines.megatron.step import (
     predict_time,
     step_terms,
 )
+from topoplan.engines.prediction import Time
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.layout.stages import Chunk
 from topoplan.operators.machine import Kernel

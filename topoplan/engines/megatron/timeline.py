@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from topoplan.engines.megatron.simulate import simulate
-from topoplan.engines.megatron.step import Time, data_parallel, step_terms
+from topoplan.engines.megatron.step import data_parallel, step_terms
+from topoplan.engines.prediction import Time
 from topoplan.engines.timeline import Phase, Timeline
 from topoplan.layout.layout import Layout
 from topoplan.specs.case import Case
