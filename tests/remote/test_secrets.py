@@ -10,9 +10,9 @@ from topoplan.errors import HostError, InputError
 from topoplan.hosts.check import Check
 from topoplan.remote.connection import Completed, Connection
 from topoplan.remote.secrets import Mask, check, take
-from topoplan.run import remote
 from topoplan.run.events import host_failure
 from topoplan.run.node import start_node
+from topoplan.run.programs import ExitCode
 
 TOKEN = "hf_" + "Abc1" * 8
 NAMES = ("HF_TOKEN", "WANDB_API_KEY")
@@ -69,7 +69,7 @@ def test_a_host_that_says_it_back_is_not_quoted_with_it() -> None:
         name = "node0"
 
         def run(self, *words: str, **options: Any) -> Completed:
-            return Completed(code=remote.NOT_STARTED, stdout=b"", stderr=b"x" * 285 + TOKEN.encode())
+            return Completed(code=ExitCode.NOT_STARTED, stdout=b"", stderr=b"x" * 285 + TOKEN.encode())
 
     with pytest.raises(HostError) as caught:
         start_node(cast(Connection, Host()), run_dir="/r", script="s", environment={"HF_TOKEN": TOKEN}, deadline_s=1)

@@ -10,7 +10,7 @@ from topoplan.hosts.needs import RunNeeds, needs_of
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.upload import put_script, with_modes
 from topoplan.report.dry_run import dry_run_lines, dry_run_to_dict
-from topoplan.run import remote
+from topoplan.run import programs
 from topoplan.run.bundle_reader import Bundle, read_bundle
 
 PROGRAMS = ["put", "start", "keep", "follow", "state", "stop"]
@@ -36,7 +36,7 @@ def targets(bundle: Bundle) -> dict[str, Target]:
 def test_the_text_of_every_program_is_there_once(bundle: Bundle, checks: RunNeeds) -> None:
     said = "\n".join(dry_run_lines(bundle, targets(bundle), checks=checks, grace_s=10))
     flat = "\n".join(line.strip() for line in said.splitlines())
-    for text in (remote.START, remote.KEEPER, remote.FOLLOW, remote.STATE, remote.STOP):
+    for text in (programs.START, programs.KEEPER, programs.FOLLOW, programs.STATE, programs.STOP):
         assert flat.count("\n".join(line.strip() for line in text.splitlines())) == 1
     assert said.count("sha256sum --check") == 2
 
@@ -57,7 +57,7 @@ def test_json_has_the_programs_and_what_differs_by_host(bundle: Bundle, checks: 
     document = dry_run_to_dict(bundle, targets(bundle), checks=checks, grace_s=10)
     assert [one["name"] for one in document["programs"]] == ["ask", "meet", "ports", *PROGRAMS]
     by_name = {one["name"]: one for one in document["programs"]}
-    assert by_name["start"]["text"] == remote.START
+    assert by_name["start"]["text"] == programs.START
     for node, planned in zip(bundle.nodes, document["nodes"], strict=True):
         assert planned["put"] == put_script(with_modes(bundle.files_of(node)))
         assert planned["staging"].endswith(f"/{node.name}/.topoplan-<random>")

@@ -36,7 +36,7 @@ from topoplan.remote.connection import (
 )
 from topoplan.remote.sftp import Refused, Writer
 from topoplan.remote.waiting import Deadline, Overtime
-from topoplan.run.remote import OURS
+from topoplan.run.programs import OURS
 
 _GREETING_S = 10.0
 """How long an SFTP server may take for its first word."""

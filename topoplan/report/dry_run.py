@@ -17,7 +17,7 @@ from topoplan.remote.secrets import missing
 from topoplan.remote.ssh_config import Target
 from topoplan.report.launch import SCHEMA
 from topoplan.report.text import counted
-from topoplan.run import remote
+from topoplan.run import programs
 from topoplan.run.bundle_reader import Bundle, BundleNode
 from topoplan.run.node import SETTLE_S
 from topoplan.run.run import Settings, runs_directory
@@ -69,21 +69,21 @@ def _programs(bundle: Bundle, checks: RunNeeds | None) -> tuple[_Program, ...]:
             name="start",
             does="compares the files with their SUMS, and starts `keep` in a session of its own",
             words="DIRECTORY SCRIPT RUN KEEP SUMS",
-            text=remote.START,
+            text=programs.START,
         ),
         _Program(
             name="keep",
             does="records itself, runs the script of the node, and notes its exit code",
             words="SCRIPT RUN",
-            text=remote.KEEPER,
+            text=programs.KEEPER,
         ),
-        _Program(name="follow", does="prints the log as it grows", words="DIRECTORY WHERE", text=remote.FOLLOW),
-        _Program(name="state", does="says how the job is", words=f"DIRECTORY RUN {_IDENTITY}", text=remote.STATE),
+        _Program(name="follow", does="prints the log as it grows", words="DIRECTORY WHERE", text=programs.FOLLOW),
+        _Program(name="state", does="says how the job is", words=f"DIRECTORY RUN {_IDENTITY}", text=programs.STATE),
         _Program(
             name="stop",
             does="ends the job; after a failure and Ctrl-C only",
             words=f"DIRECTORY RUN GRACE SETTLE {_IDENTITY}",
-            text=remote.STOP,
+            text=programs.STOP,
         ),
     )
 

@@ -1,6 +1,6 @@
 """The job of one node: start it on its host, follow its log, see how it is, stop it.
 
-A job does not depend on the connection that started it; see `topoplan.run.remote` for how it is known. All that a
+A job does not depend on the connection that started it; see `topoplan.run.programs` for how it is known. All that a
 run leaves on a host is in its run directory, whose last part is what the run is called there. Whoever knows what
 `start_node` gave says so, as `started`: the job is then found without that directory too.
 """
@@ -20,7 +20,8 @@ from topoplan.errors import HostError
 from topoplan.remote.connection import Completed, Connection, File, Stream
 from topoplan.remote.secrets import Mask
 from topoplan.remote.upload import sums
-from topoplan.run import remote
+from topoplan.run import programs
+from topoplan.run.programs import ExitCode
 from topoplan.run.record import Started
 from topoplan.run.shown import shown_line
 
@@ -32,13 +33,6 @@ ours alone, and what it says does not count. `damaged`: what it says of the star
 SETTLE_S = 5.0
 """Longest wait for processes to be gone after SIGKILL."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_TAIL_BYTES = """\
-log=$1 size=$2 found=
-shift 2
-for lines; do found="$found $(head -c "$size" -- "$log" | tail -n "$lines" | wc -c)"; done
-printf 'topoplan:tail_bytes=%s\\n' "$found"
-"""
-"""Words: the log, how much of it, and numbers of lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +119,8 @@ def start_node(
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of a variable")
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
-    words = (_placed(run_dir), script, _called(run_dir), remote.KEEPER, sums(files or {}))
-    done = connection.run(remote.START, *words, stdin=exports.encode(errors="surrogateescape"), deadline_s=deadline_s)
+    words = (_placed(run_dir), script, _called(run_dir), programs.KEEPER, sums(files or {}))
+    done = connection.run(programs.START, *words, stdin=exports.encode(errors="surrogateescape"), deadline_s=deadline_s)
     lines = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
     if done.code != 0 or not lines:
         # Before it is cut: half of a value would not be known for one.
@@ -146,7 +140,7 @@ def follow_node(connection: Connection, run_dir: str, *, offset: int = 0, tail_l
     Raises:
         HostError: `lost`, `deadline` or `command`: the host starts no command.
     """
-    return connection.start(remote.FOLLOW, _placed(run_dir), _begin(offset, tail_lines), hold_stdin=True)
+    return connection.start(programs.FOLLOW, _placed(run_dir), _begin(offset, tail_lines), hold_stdin=True)
 
 
 def read_log(connection: Connection, run_dir: str, *, tail_lines: int | None = None) -> Stream:
@@ -165,7 +159,7 @@ def node_state(connection: Connection, run_dir: str, *, started: Started | None 
         HostError: `lost`, `deadline`, or `command`: the host cannot say.
     """
     words = (_placed(run_dir), _called(run_dir), *_identity(started))
-    done = connection.run(remote.STATE, *words, deadline_s=deadline_s)
+    done = connection.run(programs.STATE, *words, deadline_s=deadline_s)
     said = _said(done)
     state = said.get("state")
     if done.code != 0 or state not in get_args(State):
@@ -199,7 +193,7 @@ def tail_offsets(
     if not log_bytes:
         return [0 for _ in lines]
     words = (posixpath.join(_placed(run_dir), ".topoplan", "log"), str(log_bytes), *map(str, lines))
-    done = connection.run(_TAIL_BYTES, *words, deadline_s=deadline_s)
+    done = connection.run(programs.TAIL_BYTES, *words, deadline_s=deadline_s)
     sizes = [int(word) for word in _said(done).get("tail_bytes", "").split() if word.isdecimal()]
     if done.code != 0 or len(sizes) != len(lines):
         _refuse(connection, done, run_dir)
@@ -211,7 +205,7 @@ def stop_node(
 ) -> Stopped:
     """End all processes of the job: SIGTERM, `grace_s` later SIGKILL, then look whether any is left.
 
-    Only processes that this job started get a signal; see `topoplan.run.remote`. Also those that it left running
+    Only processes that this job started get a signal; see `topoplan.run.programs`. Also those that it left running
     when it ended. It goes on on the host if the connection is lost. Leave `deadline_s` more than `grace_s + SETTLE_S`.
 
     Raises:
@@ -219,7 +213,7 @@ def stop_node(
     """
     times = (str(round(100 * grace_s)), str(round(100 * SETTLE_S)))
     words = (_placed(run_dir), _called(run_dir), *times, *_identity(started))
-    done = connection.run(remote.STOP, *words, deadline_s=deadline_s)
+    done = connection.run(programs.STOP, *words, deadline_s=deadline_s)
     said = _said(done)
     if done.code != 0 or "found" not in said:
         _refuse(connection, done, run_dir)
@@ -337,29 +331,29 @@ def _refuse(connection: Connection, done: Completed, run_dir: str, script: str =
     lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
     # Shells say where they are (`bash: line 3: `), which is nothing to a reader.
     words = re.sub(r"^(?:\S*sh|topoplan): (?:line )?\d+: ", "", lines[-1])[:300] if lines else ""
-    if done.code == remote.DAMAGED:
+    if done.code == ExitCode.DAMAGED:
         _damaged(connection, run_dir)
     what, remedy = {
-        remote.NO_DIRECTORY: (
+        ExitCode.NO_DIRECTORY: (
             f"cannot enter the run directory {run_dir}: {_reason(words)}",
             "check `workdir` of the host in the spec",
         ),
-        remote.NOT_OURS: (
+        ExitCode.NOT_OURS: (
             f"{run_dir} is not a directory of ours alone: {words}",
             "see who made it; for a launch name another `workdir` for the host in the spec",
         ),
-        remote.CHANGED: (
+        ExitCode.CHANGED: (
             f"nothing was started: {words} in {run_dir} is not what was put there",
             "see who can write there, and launch again",
         ),
-        remote.NO_PROC: ("its /proc cannot be read, so that no process can be looked for", "mount it"),
-        remote.NO_SCRIPT: (f"no script {script} in {run_dir}", "upload the bundle first"),
-        remote.NO_SETSID: ("no `setsid` there", "install util-linux on it"),
-        remote.ALREADY: (
+        ExitCode.NO_PROC: ("its /proc cannot be read, so that no process can be looked for", "mount it"),
+        ExitCode.NO_SCRIPT: (f"no script {script} in {run_dir}", "upload the bundle first"),
+        ExitCode.NO_SETSID: ("no `setsid` there", "install util-linux on it"),
+        ExitCode.ALREADY: (
             f"a job of this run is already in {run_dir}",
             "see `topoplan status`; start another run instead",
         ),
-        remote.NOT_STARTED: (
+        ExitCode.NOT_STARTED: (
             f"the job was not started, because {run_dir}/.topoplan cannot be written: {_reason(words)}",
             "make room, or name another `workdir` for the host in the spec",
         ),

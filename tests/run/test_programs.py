@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from topoplan.remote.upload import sums
-from topoplan.run import remote
+from topoplan.run import programs
+from topoplan.run.programs import ExitCode
 
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="another user needs root")
 OTHER_USER = 4242
@@ -76,18 +77,18 @@ class Host:
         (self.run_dir / "node.sh.part").write_text(script)
         (self.run_dir / "node.sh.part").replace(self.run_dir / "node.sh")
         words = (str(self.run_dir), "node.sh", self.run_dir.name, self.keeper, sums)
-        return self.program(remote.START, *words, stdin=environment, **options)
+        return self.program(programs.START, *words, stdin=environment, **options)
 
     @property
     def keeper(self) -> str:
-        return remote.KEEPER if self.sh == "sh" else f'exec {self.sh} -c {_quoted(remote.KEEPER)} topoplan "$@"'
+        return programs.KEEPER if self.sh == "sh" else f'exec {self.sh} -c {_quoted(programs.KEEPER)} topoplan "$@"'
 
     def state(self, *told: str) -> dict[str, str]:
-        return self.said(remote.STATE, str(self.run_dir), self.run_dir.name, *told)
+        return self.said(programs.STATE, str(self.run_dir), self.run_dir.name, *told)
 
     def stop(self, grace_s: float = 5.0, *told: str, **options: Any) -> dict[str, str]:
         times = (str(round(100 * grace_s)), "500")
-        return self.said(remote.STOP, str(self.run_dir), self.run_dir.name, *times, *told, **options)
+        return self.said(programs.STOP, str(self.run_dir), self.run_dir.name, *times, *told, **options)
 
     def said(self, text: str, *words: str, **options: Any) -> dict[str, str]:
         done = self.program(text, *words, **options)
@@ -210,13 +211,13 @@ class TestStart:
 
     def test_refuses_a_second_job_of_the_same_run(self, host: Host) -> None:
         host.start("sleep 30")
-        assert host.try_to_start("sleep 30").returncode == remote.ALREADY
+        assert host.try_to_start("sleep 30").returncode == ExitCode.ALREADY
         assert host.state()["state"] == "running"
 
     def test_refuses_a_directory_and_a_script_that_are_not_there(self, host: Host, tmp_path: Path) -> None:
-        words = ("node.sh", host.run_dir.name, remote.KEEPER)
-        assert host.program(remote.START, str(tmp_path / "absent"), *words).returncode == remote.NO_DIRECTORY
-        assert host.program(remote.START, str(tmp_path), *words).returncode == remote.NO_SCRIPT
+        words = ("node.sh", host.run_dir.name, programs.KEEPER)
+        assert host.program(programs.START, str(tmp_path / "absent"), *words).returncode == ExitCode.NO_DIRECTORY
+        assert host.program(programs.START, str(tmp_path), *words).returncode == ExitCode.NO_SCRIPT
         assert not (tmp_path / ".topoplan").exists()
 
     def test_a_job_is_recorded_whenever_the_starter_is_killed(self, host: Host) -> None:
@@ -228,7 +229,7 @@ class TestStart:
             shutil.copy(host.run_dir / "node.sh", place)
             words = [str(place), "node.sh", place.name, host.keeper]
             starter = subprocess.Popen(
-                ["bash", "-c", remote.START, "bash", *words],
+                ["bash", "-c", programs.START, "bash", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -253,9 +254,9 @@ class TestStart:
         with _small_disk(host.run_dir):
             (host.run_dir / "node.sh").write_text("touch /proc/self/cwd/ran")
             _fill(host.run_dir)
-            words = (str(host.run_dir), "node.sh", host.run_dir.name, remote.KEEPER)
-            done = host.program(remote.START, *words)
-            assert done.returncode == remote.NOT_STARTED
+            words = (str(host.run_dir), "node.sh", host.run_dir.name, programs.KEEPER)
+            done = host.program(programs.START, *words)
+            assert done.returncode == ExitCode.NOT_STARTED
             assert b"No space left" in done.stderr or b"I/O error" in done.stderr
             assert not (host.run_dir / "ran").exists()
             assert not (host.run_dir / ".topoplan").exists()
@@ -371,7 +372,7 @@ class TestWhatRunsIsWhatWasPut:
             train.write_text("a: 2" if kind == "other content" else "a: 1")
         done = host.try_to_start("touch ran" if kind == "script" else self.SCRIPT, sums=self.SUMS)
         name = b"node.sh" if kind == "script" else b"train.yaml"
-        assert (done.returncode, done.stderr) == (remote.CHANGED, name + b"\n")
+        assert (done.returncode, done.stderr) == (ExitCode.CHANGED, name + b"\n")
         assert not (host.run_dir / ".topoplan").exists()
 
     @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
@@ -379,7 +380,10 @@ class TestWhatRunsIsWhatWasPut:
         host.run_dir.mkdir()
         host.run_dir.chmod(mode)
         done = host.try_to_start(self.SCRIPT)
-        assert (done.returncode, done.stderr) == (remote.NOT_OURS, f"others can write in it (mode {mode:o})\n".encode())
+        assert (done.returncode, done.stderr) == (
+            ExitCode.NOT_OURS,
+            f"others can write in it (mode {mode:o})\n".encode(),
+        )
         assert {path.name for path in host.run_dir.iterdir()} == {"node.sh"}
 
     @AS_ROOT
@@ -387,7 +391,7 @@ class TestWhatRunsIsWhatWasPut:
         host.run_dir.mkdir()
         os.chown(host.run_dir, OTHER_USER, -1)
         done = host.try_to_start(self.SCRIPT)
-        assert (done.returncode, done.stderr) == (remote.NOT_OURS, b"it belongs to UNKNOWN (uid 4242)\n")
+        assert (done.returncode, done.stderr) == (ExitCode.NOT_OURS, b"it belongs to UNKNOWN (uid 4242)\n")
 
     @AS_ROOT
     @pytest.mark.parametrize("what", ["chown 65534", "chmod 777"])
@@ -474,8 +478,8 @@ class TestWithoutWhatItNotedThere:
                 assert (len(said["found"].split()), said["left"], said["code"]) == (4, "", "")
                 assert foreign.poll() is None
                 if not known:
-                    done = host.program(remote.STOP, str(host.run_dir), host.run_dir.name, "0", "0")
-                    assert (done.returncode, b"belongs to UNKNOWN" in done.stderr) == (remote.NOT_OURS, True)
+                    done = host.program(programs.STOP, str(host.run_dir), host.run_dir.name, "0", "0")
+                    assert (done.returncode, b"belongs to UNKNOWN" in done.stderr) == (ExitCode.NOT_OURS, True)
             finally:
                 foreign.kill()
 
@@ -657,10 +661,10 @@ class TestState:
         host.start("exit 0")
         assert eventually(host.ended)
         (host.run_dir / ".topoplan" / "started.json").write_text(text)
-        for program in (remote.STATE, remote.STOP):
-            times = ("0", "0") if program is remote.STOP else ()
+        for program in (programs.STATE, programs.STOP):
+            times = ("0", "0") if program is programs.STOP else ()
             done = host.program(program, str(host.run_dir), host.run_dir.name, *times)
-            assert done.returncode == remote.DAMAGED
+            assert done.returncode == ExitCode.DAMAGED
 
 
 class TestStop:
@@ -819,7 +823,7 @@ class TestStop:
         host.start("trap '' TERM; echo up; while :; do sleep 0.02; done")
         assert eventually(lambda: host.log() == b"up\n")
         words = [str(host.run_dir), host.run_dir.name, "30", "500"]
-        stopper = subprocess.Popen(["bash", "-c", remote.STOP, "bash", *words], stdout=subprocess.PIPE)
+        stopper = subprocess.Popen(["bash", "-c", programs.STOP, "bash", *words], stdout=subprocess.PIPE)
         assert stopper.stdout is not None
         stopper.stdout.close()
         assert eventually(lambda: _processes_in(host.run_dir) in ([], [stopper.pid]))

@@ -1,0 +1,22 @@
+# The log as it grows, until the job or standard input ends. Words: run directory, where to begin, as an option of tail.
+# In bash, for its `read -t`: one call that notices the end of standard input and passes the time, without a new
+# process.
+cd -- "$1" || exit "$NO_DIRECTORY"
+is_ours || exit "$NOT_OURS"
+recorded || exit "$NEVER_STARTED"
+IFS= read -r boot_now </proc/sys/kernel/random/boot_id
+watch() {
+    while [ ! -e .topoplan/exit ] && leads; do
+        read -r -t 0.04
+        [ $? -ne 1 ] || return
+    done
+}
+exec 3<&0 </dev/null
+watch <&3 &
+# Once the watcher has ended, tail reads what is there and ends.
+tail "$2" -f -s 0.04 --pid=$! .topoplan/log
+if [ -e .topoplan/exit ]; then
+    read -r code <.topoplan/exit
+    exit "$code"
+fi
+exit 1

@@ -1,0 +1,12 @@
+# What is said for the client: lines `topoplan:KEY=VALUE`.
+say() { printf 'topoplan:%s=%s\n' "$1" "$2"; }
+say_code() {
+    code=
+    [ ! -e "$kept/exit" ] || read -r code <"$kept/exit"
+    say code "$code"
+}
+say_pids() {
+    pids=
+    for one in $2; do pids="$pids ${one%%:*}"; done
+    say "$1" "$pids"
+}

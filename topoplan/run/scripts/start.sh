@@ -1,0 +1,31 @@
+# Starts the job. Words: run directory, script in it, what the run is called here, the text of keep.sh, and the SHA-256
+# and names of the files that were put there, or nothing. Standard input: shell text that exports the environment.
+cd -- "$1" || exit "$NO_DIRECTORY"
+is_ours || { whose >&2; exit "$NOT_OURS"; }
+[ -f "$2" ] && [ -r "$2" ] || exit "$NO_SCRIPT"
+printf %s "$5" | while IFS= read -r line; do
+    name=${line#*  }
+    case $line in \*) name=$2 ;; esac  # an odd name, which is not written as it is
+    if [ ! -f "$name" ] || [ -L "$name" ]; then
+        printf '%s\n' "$name" >&2
+        exit 1
+    fi
+done || exit "$CHANGED"
+if [ -n "$5" ] && ! said=$(printf %s "$5" | LC_ALL=C sha256sum --check --strict --quiet 2>/dev/null); then
+    printf '%s\n' "${said%%: FAILED*}" >&2
+    exit "$CHANGED"
+fi
+command -v setsid >/dev/null || exit "$NO_SETSID"
+if ! said=$(mkdir -m 700 .topoplan 2>&1); then
+    [ ! -e .topoplan ] || exit "$ALREADY"
+    printf '%s\n' "$said" >&2
+    exit "$NOT_STARTED"
+fi
+# --fork and not `&`, which makes a shell without job control ignore SIGINT and SIGQUIT in what it starts, for good.
+said=$(setsid --fork sh -c "$4" topoplan "$2" "$3" 2>&1)
+if [ ! -e .topoplan/started.json ]; then
+    rm -rf .topoplan
+    printf '%s\n' "$said" >&2
+    exit "$NOT_STARTED"
+fi
+cat .topoplan/started.json
