@@ -24,10 +24,12 @@ from topoplan.remote.ssh import connect
 from topoplan.remote.ssh_config import Target
 from topoplan.run.bundle_reader import Bundle, read_bundle
 from topoplan.run.events import Event
+from topoplan.run.launch import LaunchSession
 from topoplan.run.node import stop_node
 from topoplan.run.outcome import note_stop
 from topoplan.run.record import RunRecord, load
-from topoplan.run.run import Launch, Outcome, Settings
+from topoplan.run.session import Outcome
+from topoplan.run.settings import Settings
 from topoplan.specs.cluster import Host
 
 NAMES = ("one", "two", "three", "four")
@@ -96,7 +98,10 @@ class Hosts:
             on(event)
 
         started = time.monotonic()
-        outcome = Launch(self.bundle, targets or self.targets(), Access(), settings=settings, tell=tell, **options).go()
+        session = LaunchSession(
+            self.bundle, targets or self.targets(), Access(), settings=settings, tell=tell, **options
+        )
+        outcome = session.go()
         return Ran(outcome=outcome, events=self.events, took_s=time.monotonic() - started)
 
     def command(self, *options: str) -> list[str]:

@@ -106,9 +106,9 @@ def test_only_the_last_lines_of_the_past_are_shown_and_all_are_copied(cli: Cli, 
 def test_what_still_runs_after_a_failure_is_stopped_only_when_asked_for(
     cli: Cli, live: LiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from topoplan.run.attach import Settings
+    from topoplan.run.settings import Settings
 
-    monkeypatch.setattr("topoplan.run.attach.Settings", lambda **given: Settings(linger_s=0.3, **given))
+    monkeypatch.setattr("topoplan.run.settings.Settings", lambda **given: Settings(linger_s=0.3, **given))
     live.start("echo up; exec sleep 61", "echo No space left on device; exit 9")
     live.wait_for(["running", "ended"])
     shown = cli("attach")

@@ -32,6 +32,6 @@ def test_people_see_output_and_where_training_is_and_beside_it_what_is_said(caps
 
 
 def test_programs_read_an_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = shown(EventOutput(lambda event: {"event": event.kind}), capsys)
+    out, err = shown(EventOutput("topoplan.launch/1"), capsys)
     assert [json.loads(line)["event"] for line in out.splitlines()] == ["note", "line", "progress", "end"]
     assert err == ""

@@ -20,15 +20,18 @@ from topoplan.remote.keys import Access
 from topoplan.remote.ssh import connect
 from topoplan.remote.ssh_config import Target
 from topoplan.run import record as records
-from topoplan.run.attach import Attach, Attached, Settings
+from topoplan.run.attach import AttachSession
 from topoplan.run.events import Event
-from topoplan.run.stopping import StopTimes
+from topoplan.run.session import Outcome
+from topoplan.run.settings import Settings
 
 TIMES = Settings(
     tail_lines=1000,
     connect_s=15,
     linger_s=0.5,
-    stop_times=StopTimes(grace_s=0.5, stop_s=8, drain_s=10),
+    grace_s=0.5,
+    stop_s=8,
+    drain_s=10,
 )
 
 
@@ -44,12 +47,12 @@ class Client:
 
     def attach(
         self, *, settings: Settings = TIMES, on: Callable[[Event], None] = lambda event: None, **options: Any
-    ) -> Attached:
+    ) -> Outcome:
         def tell(event: Event) -> None:
             self.events.append(event)
             on(event)
 
-        return Attach(self.run, Access(), settings=settings, tell=tell, **options).go()
+        return AttachSession(self.run, Access(), settings=settings, tell=tell, **options).go()
 
     def of(self, kind: str, node: str = "") -> list[str]:
         return [event.text for event in self.events if event.kind == kind and node in ("", event.node)]
@@ -106,7 +109,7 @@ def test_beside_a_launch_and_another_one_copies_nothing_twice(hosts: Hosts) -> N
     launch.start()
     wait_until(lambda: len([one for one in hosts.events if one.text == "begun"]) == 4, "all run")
     clients = [Client(hosts), Client(hosts)]
-    found: list[Attached] = []
+    found: list[Outcome] = []
     threads = [threading.Thread(target=lambda one=one: found.append(one.attach())) for one in clients]
     for thread in threads:
         thread.start()
@@ -147,7 +150,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise HostError("nobody is let in", host=names[0], problem="refused")
         return connect(target, access, deadline_s=deadline_s)
 
-    monkeypatch.setattr("topoplan.run.attach.connect", connect_unless)
+    monkeypatch.setattr("topoplan.run.session.connect", connect_unless)
     return names
 
 
@@ -183,7 +186,7 @@ def test_one_that_is_given_up_ends_the_watching_and_the_run_for_who_asks_for_it(
     hosts.launch(settings=replace(SETTINGS, detach=True))
     refused.append("two")
 
-    def attach(settings: Settings) -> Attached:
+    def attach(settings: Settings) -> Outcome:
         begun = After("begun", *LABELS)
 
         def on(event: Event) -> None:

@@ -311,7 +311,7 @@ class TestAScript:
                 script.write_text(f"touch {stolen}")
             return start_node(connection, run_dir=run_dir, **words)
 
-        monkeypatch.setattr("topoplan.run.run.start_node", start)
+        monkeypatch.setattr("topoplan.run.launch.start_node", start)
         ran = hosts.launch()
         hosts.assert_nothing_is_left()
         assert (ran.outcome.end, ran.outcome.code) == ("failed", 1)

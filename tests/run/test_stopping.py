@@ -10,9 +10,10 @@ from tests.bed.watched import Jobs, ends, sees
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
 from topoplan.run.node import node_state
-from topoplan.run.stopping import StopTimes, stop_all
+from topoplan.run.settings import Settings
+from topoplan.run.stopping import stop_all
 
-TIMES = StopTimes(grace_s=10, stop_s=15, drain_s=15)
+TIMES = Settings(grace_s=10, stop_s=15, drain_s=15)
 
 
 def no_way(name: str, deadline_s: float) -> Connection:
@@ -93,6 +94,6 @@ def test_names_what_may_be_left_of_a_node(jobs: Jobs) -> None:
 def test_who_wants_to_leave_at_once_waits_for_nothing(jobs: Jobs) -> None:
     jobs.start(alpha="trap '' TERM; while :; do sleep 0.05; done")
     started = time.monotonic()
-    left = stop_all([jobs.node("alpha")], StopTimes(grace_s=60), reconnect=no_way, at_once=lambda: True)
+    left = stop_all([jobs.node("alpha")], Settings(grace_s=60), reconnect=no_way, at_once=lambda: True)
     assert time.monotonic() - started < 20
     assert left["alpha"].what == "not stopped yet"

@@ -35,26 +35,26 @@ def attach(
     from topoplan.cli.event_output import EventOutput
     from topoplan.cli.interrupts import Interrupts
     from topoplan.cli.ssh_options import lost_after_s
-    from topoplan.report.attach import attached_lines, attached_to_dict, event_to_dict
+    from topoplan.report.session import ATTACH, attach_lines, outcome_to_dict
     from topoplan.run import record
-    from topoplan.run.attach import Attach, Settings
-    from topoplan.run.stopping import StopTimes
+    from topoplan.run.attach import AttachSession
+    from topoplan.run.settings import Settings
 
     settings = Settings(
         tail_lines=tail,
         stop_on_failure=stop_on_failure,
-        stop_times=StopTimes(grace_s=grace),
+        grace_s=grace,
         lost_after_s=lost_after_s(lost_host_after),
     )
     known = record.load(run)
-    output = EventOutput(event_to_dict if as_json else None)
+    output = EventOutput(ATTACH if as_json else None)
     with Interrupts() as interrupts:
-        attached = Attach(
+        outcome = AttachSession(
             known,
             output.access(accept_new=accept_new),
             settings=settings,
             tell=output.tell,
             interrupts=lambda: interrupts.count,
         ).go()
-        output.end(attached_to_dict(attached), attached_lines(attached), attached.code, interrupts)
-    return attached.code
+        output.end(outcome_to_dict(outcome, ATTACH), attach_lines(outcome), outcome.code, interrupts)
+    return outcome.code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from topoplan.cli.interrupts import Interrupts
@@ -19,18 +19,18 @@ class EventOutput:
     """Shows events as they come: output of nodes on standard output, what `topoplan` says on standard error, and where
     training is below them. In JSON all is on standard output."""
 
-    def __init__(self, as_json: Callable[[Event], Mapping[str, Any]] | None = None) -> None:
-        """`as_json` makes an object of an event; None is for people."""
-        self._as_json = as_json
-        self._output = LiveOutput(keep_status=as_json is None)
+    def __init__(self, schema: str | None = None) -> None:
+        """`schema` is that of the objects in JSON; None is for people."""
+        self._schema = schema
+        self._output = LiveOutput(keep_status=schema is None)
 
     def tell(self, event: Event) -> None:
         """Show an event. Takes them from any thread."""
-        from topoplan.report.launch import event_text
+        from topoplan.report.session import event_text, event_to_dict
 
         output = self._output
-        if self._as_json is not None:
-            text = json.dumps(self._as_json(event))
+        if self._schema is not None:
+            text = json.dumps(event_to_dict(event, self._schema))
             output.line(text) if event.kind in ("line", "bar") else output.message(text, stdout=True)
         elif event.status is not None:
             output.show(event.status)
@@ -56,7 +56,7 @@ class EventOutput:
 
     def end(self, document: Mapping[str, Any], lines: Iterable[str], code: int, interrupts: Interrupts) -> None:
         """Say how it ended, and write what is left. Who wants to leave before that leaves with `code`."""
-        if self._as_json is not None:
+        if self._schema is not None:
             self._output.message(json.dumps(document), stdout=True)
         else:
             for line in lines:

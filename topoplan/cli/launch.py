@@ -12,7 +12,9 @@ from topoplan.cli.ssh_options import AcceptNew, LostHostAfter
 if TYPE_CHECKING:
     from topoplan.hosts.needs import RunNeeds
     from topoplan.run.bundle_reader import Bundle
-    from topoplan.run.run import Outcome, Preflight, Settings
+    from topoplan.run.launch import Preflight
+    from topoplan.run.session import Outcome
+    from topoplan.run.settings import Settings
 
 
 def launch(
@@ -56,7 +58,7 @@ def launch(
     from topoplan.remote.secrets import take
     from topoplan.remote.ssh_config import SshConfig
     from topoplan.run.bundle_reader import choose_nodes, read_bundle
-    from topoplan.run.run import Settings
+    from topoplan.run.settings import Settings
 
     settings = Settings(detach=detach, grace_s=grace, lost_after_s=lost_after_s(lost_host_after))
     read = read_bundle(bundle)
@@ -86,15 +88,15 @@ def _launch(
 ) -> Outcome:
     from topoplan.cli.event_output import EventOutput
     from topoplan.cli.interrupts import Interrupts
-    from topoplan.report.launch import event_to_dict, outcome_lines, outcome_to_dict
+    from topoplan.report.session import LAUNCH, launch_lines, outcome_to_dict
     from topoplan.run.events import Event
-    from topoplan.run.run import Launch
+    from topoplan.run.launch import LaunchSession
 
-    output = EventOutput(event_to_dict if as_json else None)
+    output = EventOutput(LAUNCH if as_json else None)
     for note in bundle.notes:
         output.tell(Event(kind="note", text=note))
     with Interrupts() as interrupts:
-        outcome = Launch(
+        outcome = LaunchSession(
             bundle,
             targets,
             output.access(accept_new=accept_new),
@@ -104,7 +106,7 @@ def _launch(
             interrupts=lambda: interrupts.count,
             secrets=secrets,
         ).go()
-        output.end(outcome_to_dict(outcome), outcome_lines(outcome), outcome.code, interrupts)
+        output.end(outcome_to_dict(outcome, LAUNCH), launch_lines(outcome), outcome.code, interrupts)
     return outcome
 
 

@@ -15,12 +15,13 @@ from topoplan.remote import upload
 from topoplan.remote.connection import SHELL
 from topoplan.remote.secrets import missing
 from topoplan.remote.ssh_config import Target
-from topoplan.report.launch import SCHEMA
+from topoplan.report.session import LAUNCH
 from topoplan.report.text import counted
 from topoplan.run import programs
 from topoplan.run.bundle_reader import Bundle, BundleNode
+from topoplan.run.launch import runs_directory_on
 from topoplan.run.node import SETTLE_S
-from topoplan.run.run import Settings, runs_directory
+from topoplan.run.settings import Settings
 
 _RUN = "<run id>-<random>"
 _STAGING = ".topoplan-<random>"
@@ -95,7 +96,7 @@ def dry_run_to_dict(
     secrets = bundle.recorded.spec.cluster.secrets
     lacking = missing(secrets)
     return {
-        "schema": SCHEMA,
+        "schema": LAUNCH,
         "event": "dry-run",
         "run": bundle.run,
         "bundle": str(bundle.directory),
@@ -195,7 +196,7 @@ def _parent(node: BundleNode, target: Target) -> str:
 
 def _own(node: BundleNode, target: Target) -> str:
     """Of the path, what is ours alone."""
-    return f"{runs_directory(target)}/{node.name}"
+    return f"{runs_directory_on(target)}/{node.name}"
 
 
 def _command(node: BundleNode, target: Target) -> str:

@@ -1,4 +1,4 @@
-"""What happens while a run is launched and watched, as values: `report.launch` makes text or JSON of them."""
+"""What happens while a run is launched and watched, as values: `report.session` makes text or JSON of them."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ def _refuse(connection: Connection, done: Completed, run_dir: str, script: str =
     words = re.sub(r"^(?:\S*sh|topoplan): (?:line )?\d+: ", "", lines[-1])[:300] if lines else ""
     if done.code == ExitCode.DAMAGED:
         _damaged(connection, run_dir)
-    what, remedy = {
+    refusals: dict[int, tuple[str, str]] = {
         ExitCode.NO_DIRECTORY: (
             f"cannot enter the run directory {run_dir}: {_reason(words)}",
             "check `workdir` of the host in the spec",
@@ -357,9 +357,9 @@ def _refuse(connection: Connection, done: Completed, run_dir: str, script: str =
             f"the job was not started, because {run_dir}/.topoplan cannot be written: {_reason(words)}",
             "make room, or name another `workdir` for the host in the spec",
         ),
-    }.get(
-        done.code or 0, (f"it did not do what it was asked to, in {run_dir}: {words or f'exit code {done.code}'}", "")
-    )
+    }
+    unknown = (f"it did not do what it was asked to, in {run_dir}: {words or f'exit code {done.code}'}", "")
+    what, remedy = refusals.get(done.code or 0, unknown)
     raise HostError(what, host=connection.name, problem="command", remedy=remedy)
 
 

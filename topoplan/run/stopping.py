@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
@@ -13,6 +12,7 @@ from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline
 from topoplan.run.events import Event, Tell
 from topoplan.run.node import Stopped, holder_remedy, holder_words, stop_node
 from topoplan.run.outcome import stopped_with_grace_s
+from topoplan.run.settings import Settings
 from topoplan.run.watch import Reconnect, Watch, Watched, failed_at
 
 _SPARE_S = 5.0
@@ -20,21 +20,9 @@ _LOST_S = 8.0
 """Time to log in again to a host whose connection was lost: who stops a run does not wait for the network."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopTimes:
-    """How long stopping may take."""
-
-    grace_s: float = 10.0
-    """Time between asking a node's processes to end and killing them."""
-    stop_s: float = 15.0
-    """Time to stop a node, beside the grace."""
-    drain_s: float = 5.0
-    """Time for the last output of nodes that were stopped."""
-
-
 def stop_all(
     nodes: Sequence[Watched],
-    times: StopTimes,
+    settings: Settings,
     *,
     reconnect: Reconnect,
     at_once: Callable[[], bool],
@@ -47,9 +35,9 @@ def stop_all(
     results: dict[str, Stopped | HostError] = {}
 
     def one(node: Watched) -> None:
-        results[node.name] = _stop_one(node, times, reconnect)
+        results[node.name] = _stop_one(node, settings, reconnect)
 
-    deadline = Deadline(times.grace_s + 2 * times.stop_s + _SPARE_S)
+    deadline = Deadline(settings.grace_s + 2 * settings.stop_s + _SPARE_S)
     if watch is not None:
         # Ends that had come before are looked at first: they are nobody's doing but the job's.
         watch.until(lambda: True)
@@ -65,11 +53,11 @@ def stop_all(
         time.sleep(INTERRUPT_LOOK_S)
     left = {node.name: error for node in nodes if (error := _left(node, results.get(node.name))) is not None}
     if watch is not None and not at_once():
-        watch.until(lambda: at_once() or _drained(watch, left), deadline_s=times.drain_s)
+        watch.until(lambda: at_once() or _drained(watch, left), deadline_s=settings.drain_s)
     return left
 
 
-def let_be_stopped(watch: Watch, run_id: str, times: StopTimes, *, tell: Tell, leave: Callable[[], bool]) -> bool:
+def let_be_stopped(watch: Watch, run_id: str, settings: Settings, *, tell: Tell, leave: Callable[[], bool]) -> bool:
     """After the first node has ended: whether somebody had asked to stop the run before that.
 
     Then the others are waited for as long as they were given to end by themselves, unless `leave` says so.
@@ -81,7 +69,7 @@ def let_be_stopped(watch: Watch, run_id: str, times: StopTimes, *, tell: Tell, l
         text = f"the run is being stopped by somebody else; waiting for {', '.join(running)}"
         tell(Event(kind="step", text=text, data={"step": "stop"}))
         watch.stopping = True
-        watch.until(leave, deadline_s=grace_s + times.stop_s)
+        watch.until(leave, deadline_s=grace_s + settings.stop_s)
     return True
 
 
@@ -106,7 +94,7 @@ def _drained(watch: Watch, left: Mapping[str, HostError]) -> bool:
     return all(node.over or node.name in left for node in watch.nodes)
 
 
-def _stop_one(node: Watched, times: StopTimes, reconnect: Reconnect) -> Stopped | HostError:
+def _stop_one(node: Watched, settings: Settings, reconnect: Reconnect) -> Stopped | HostError:
     """Stop one node; if its connection does not do any more, over another one.
 
     It may do, and take no further command: the one that follows the log is all that MaxSessions 1 allows.
@@ -118,10 +106,12 @@ def _stop_one(node: Watched, times: StopTimes, reconnect: Reconnect) -> Stopped 
         try:
             if connection is None or not connection.is_alive:
                 was_lost = node.unseen is not None or last is not None
-                connection = fresh = reconnect(node.name, min(times.stop_s, _LOST_S) if was_lost else times.stop_s)
-            deadline_s = times.grace_s + times.stop_s
+                connection = fresh = reconnect(
+                    node.name, min(settings.stop_s, _LOST_S) if was_lost else settings.stop_s
+                )
+            deadline_s = settings.grace_s + settings.stop_s
             return stop_node(
-                connection, node.run_dir, started=node.started, grace_s=times.grace_s, deadline_s=deadline_s
+                connection, node.run_dir, started=node.started, grace_s=settings.grace_s, deadline_s=deadline_s
             )
         except HostError as error:
             last = error

@@ -246,7 +246,7 @@ class TestAStartThatIsNotSeenToItsEnd:
                 raise HostError("the connection was lost", host="two", problem="lost")
             return started
 
-        monkeypatch.setattr("topoplan.run.run.start_node", start)
+        monkeypatch.setattr("topoplan.run.launch.start_node", start)
         monkeypatch.setattr("topoplan.run.watch._STARTING_S", 0.1)
         return does
 

@@ -1,25 +1,34 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from topoplan.errors import HostError
-from topoplan.report.launch import event_text, event_to_dict, outcome_lines, outcome_to_dict
+from topoplan.report.session import (
+    ATTACH,
+    LAUNCH,
+    attach_lines,
+    event_text,
+    event_to_dict,
+    launch_lines,
+    outcome_to_dict,
+)
 from topoplan.run.diagnose import Diagnosis
 from topoplan.run.events import Event
 from topoplan.run.failure import Failure
-from topoplan.run.run import Outcome
+from topoplan.run.session import Outcome
 
 LOST = HostError("no answer", host="gpu3", problem="timeout", remedy="check the machine")
+FAILURE = Failure(node="node-01", host="10.0.0.2", what="ended with exit code 7", code=7)
 FAILED = Outcome(
     end="failed",
     code=7,
     run="a-run",
-    failure=Failure(
-        node="node-01",
-        host="10.0.0.2",
-        what="ended with exit code 7",
-        code=7,
+    failure=replace(
+        FAILURE,
         diagnosis=Diagnosis(
             node=1,
             rank=9,
@@ -35,8 +44,15 @@ FAILED = Outcome(
 )
 
 
+WHAT_TO_DO = "  topoplan status a-run    topoplan attach a-run    topoplan stop a-run"
+
+
 def text(outcome: Outcome) -> str:
-    return "\n".join(outcome_lines(outcome))
+    return "\n".join(launch_lines(outcome))
+
+
+def lines(outcome: Outcome) -> list[str]:
+    return list(attach_lines(outcome))
 
 
 def test_a_failure_names_node_host_and_rank_and_gives_last_lines_cause_and_remedy() -> None:
@@ -76,11 +92,48 @@ def test_other_ends_take_a_line_or_two() -> None:
     assert "nothing was started" in text(failed)
 
 
-def test_events_and_the_end_are_json_of_one_schema() -> None:
-    end = json.loads(json.dumps(outcome_to_dict(FAILED)))
-    assert (end["schema"], end["event"], end["end"], end["code"]) == ("topoplan.launch/1", "end", "failed", 7)
+def test_of_watching_a_good_end_and_leaving_take_a_line_or_two() -> None:
+    assert lines(Outcome(end="ended", code=0, run="a-run")) == ["topoplan: run a-run has ended well"]
+    assert lines(Outcome(end="stopped", code=143, run="a-run")) == ["topoplan: run a-run was stopped"]
+    still = lines(Outcome(end="stopped", code=143, run="a-run", running=("node-01",)))
+    assert still[:2] == ["topoplan: run a-run is being stopped", "topoplan: node-01 still runs"]
+    assert lines(Outcome(end="left", code=130, run="a-run", running=("node-00",))) == [
+        "topoplan: left; the run goes on",
+        "  watch it again: topoplan attach a-run    end it: topoplan stop a-run",
+    ]
+
+
+def test_what_still_runs_after_a_failure_is_said_with_how_to_stop_it() -> None:
+    failed = Outcome(end="failed", code=7, run="a-run", failure=FAILURE, running=("node-00", "node-02"))
+    assert lines(failed) == [
+        "topoplan: node-01 (10.0.0.2) failed first: ended with exit code 7",
+        "topoplan: node-00, node-02 still run, though the run cannot succeed any more",
+        WHAT_TO_DO,
+    ]
+    assert lines(Outcome(end="failed", code=7, run="a-run", failure=FAILURE))[-1] == (
+        "topoplan: nothing of the run is left running"
+    )
+
+
+def test_a_host_that_cannot_be_asked_is_named() -> None:
+    unknown = Outcome(end="unknown", code=1, run="a-run", errors={"node-03": LOST}, running=("node-03",))
+    assert lines(unknown) == [
+        "topoplan: how node-03 is, is not known: gpu3: no answer; check the machine",
+        WHAT_TO_DO,
+    ]
+
+
+@pytest.mark.parametrize("schema", [LAUNCH, ATTACH])
+def test_events_and_the_end_are_json_of_one_schema(schema: str) -> None:
+    failed = replace(FAILED, errors={"node-03": LOST}, running=("node-03",))
+    end = json.loads(json.dumps(outcome_to_dict(failed, schema)))
+    assert (end["schema"], end["event"], end["end"], end["code"]) == (schema, "end", "failed", 7)
     assert (end["failure"]["rank"], end["failure"]["kind"], len(end["failure"]["lines"])) == (9, "gpu-memory", 20)
-    line = event_to_dict(Event(kind="line", node="node-00", text="hello"))
-    assert line == {"schema": "topoplan.launch/1", "event": "line", "node": "node-00", "text": "hello"}
+    assert (end["errors"]["node-03"]["problem"], end["running"]) == ("timeout", ["node-03"])
+    line = event_to_dict(Event(kind="line", node="node-00", text="hello"), schema)
+    assert line == {"schema": schema, "event": "line", "node": "node-00", "text": "hello"}
+
+
+def test_a_line_for_a_person_begins_with_who_says_it() -> None:
     assert event_text(Event(kind="line", node="node-00", text="hello")) == "[node-00] hello"
     assert event_text(Event(kind="note", text="mind")) == "topoplan: mind"

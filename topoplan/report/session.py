@@ -1,4 +1,4 @@
-"""What `topoplan launch` says: what happens, and how it ended."""
+"""What `topoplan launch` and `topoplan attach` say: what happens, and how it ended."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 
 from topoplan.report.failure import error_to_dict, failure_lines, failure_to_dict
 from topoplan.run.events import Event
-from topoplan.run.run import Outcome
+from topoplan.run.session import Outcome
 
-SCHEMA = "topoplan.launch/1"
+LAUNCH = "topoplan.launch/1"
+ATTACH = "topoplan.attach/1"
 
 _QUIET = ("bar", "line")
 
 
-def event_to_dict(event: Event) -> dict[str, Any]:
+def event_to_dict(event: Event, schema: str) -> dict[str, Any]:
     """One line of `--json`."""
-    return {"schema": SCHEMA, "event": event.kind, "node": event.node or None, "text": event.text, **event.data}
+    return {"schema": schema, "event": event.kind, "node": event.node or None, "text": event.text, **event.data}
 
 
 def event_text(event: Event) -> str:
@@ -27,10 +28,10 @@ def event_text(event: Event) -> str:
     return f"topoplan: {event.node}: {event.text}" if event.node else f"topoplan: {event.text}"
 
 
-def outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
+def outcome_to_dict(outcome: Outcome, schema: str) -> dict[str, Any]:
     """The last line of `--json`."""
     return {
-        "schema": SCHEMA,
+        "schema": schema,
         "event": "end",
         "end": outcome.end,
         "code": outcome.code,
@@ -41,8 +42,8 @@ def outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def outcome_lines(outcome: Outcome) -> Iterator[str]:
-    """How it ended, and what there is to do."""
+def launch_lines(outcome: Outcome) -> Iterator[str]:
+    """How a launch ended, and what there is to do."""
     run = shlex.quote(outcome.run)
     if outcome.failure is not None:
         yield from failure_lines(outcome.failure)
@@ -70,3 +71,33 @@ def outcome_lines(outcome: Outcome) -> Iterator[str]:
         for node in outcome.running:
             yield f"topoplan: {node} could not be stopped, and may run on: {outcome.errors[node]}"
         yield f"  finish with: topoplan stop {run}"
+
+
+def attach_lines(outcome: Outcome) -> Iterator[str]:
+    """How the watching ended, and what there is to do."""
+    run = shlex.quote(outcome.run)
+    if outcome.end == "left":
+        yield "topoplan: left; the run goes on"
+        yield f"  watch it again: topoplan attach {run}    end it: topoplan stop {run}"
+        return
+    if outcome.end == "stopped":
+        yield f"topoplan: run {outcome.run} {'is being' if outcome.running else 'was'} stopped"
+        if not outcome.running:
+            return
+    if outcome.end == "ended":
+        yield f"topoplan: run {outcome.run} has ended well"
+        return
+    if outcome.failure is not None:
+        yield from failure_lines(outcome.failure)
+    if not outcome.running:
+        yield "topoplan: nothing of the run is left running"
+        return
+    unknown = [node for node in outcome.running if node in outcome.errors]
+    running = [node for node in outcome.running if node not in outcome.errors]
+    for node in unknown:
+        yield f"topoplan: how {node} is, is not known: {outcome.errors[node]}"
+    if running:
+        still = "still run" if len(running) > 1 else "still runs"
+        why = "" if outcome.end == "stopped" else ", though the run cannot succeed any more"
+        yield f"topoplan: {', '.join(running)} {still}{why}"
+    yield f"  topoplan status {run}    topoplan attach {run}    topoplan stop {run}"

@@ -1,0 +1,294 @@
+"""From a bundle to a running job: connect, check, upload, start all together.
+
+What was started on a host is stopped there again, unless the run ends well or is left running on purpose. The record
+of the run is written before anything starts anywhere, so that `topoplan stop` can finish what this process could not.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import ClassVar
+
+from topoplan.errors import HostError, InputError
+from topoplan.hosts.check import Check
+from topoplan.hosts.check import Outcome as CheckOutcome
+from topoplan.remote.connection import Connection
+from topoplan.remote.fanout import run_on_all
+from topoplan.remote.keys import Access
+from topoplan.remote.ssh_config import Target
+from topoplan.remote.upload import with_modes
+from topoplan.remote.waiting import Call
+from topoplan.run import programs
+from topoplan.run import record as records
+from topoplan.run.bundle_reader import Bundle, BundleNode
+from topoplan.run.events import Event, Tell, host_failure
+from topoplan.run.failure import FAILED, Failure
+from topoplan.run.node import NodeState, node_state, start_node
+from topoplan.run.outcome import note_stop, stopped_with_grace_s
+from topoplan.run.record import NodeRecord, RunRecord
+from topoplan.run.session import INTERRUPTED, Interrupted, Outcome, Session
+from topoplan.run.settings import Settings
+from topoplan.run.watch import Watch, Watched
+
+OWN_PARTS = 3
+"""Of the path of a run directory: the user's runs, the node and the run are directories of ours alone."""
+_BY_USER = "Ctrl-C"
+
+Preflight = Callable[[Mapping[str, Connection]], Sequence[Check]]
+"""Checks the hosts, by the names that the user has for them, before anything is put there."""
+
+
+class LaunchSession(Session):
+    """A session that starts the processes of a run."""
+
+    OWNS: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        targets: Mapping[str, Target],
+        access: Access,
+        *,
+        settings: Settings,
+        tell: Tell = lambda event: None,
+        interrupts: Callable[[], int] = lambda: 0,
+        preflight: Preflight | None = None,
+        secrets: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Touch nothing yet. `targets` are by names of nodes; `secrets` are variables of the job."""
+        super().__init__(access, settings, tell=tell, interrupts=interrupts, hidden=secrets.values())
+        self._bundle, self._targets, self._planned = bundle, targets, bundle.recorded
+        self._preflight, self._secrets = preflight, secrets
+        self._all_started = True
+        """Whether all hosts have said so."""
+
+    @property
+    def _stops(self) -> bool:
+        return True
+
+    def _begin(self) -> Outcome | None:
+        refused = self._reach() or self._check() or self._prepare() or self._upload() or self._start()
+        if refused is not None:
+            return refused
+        grace_s = stopped_with_grace_s(self._run, time.monotonic())
+        if grace_s is not None:
+            # Whoever asked may have come before some had started.
+            left = self._stop_all(grace_s=grace_s)
+            return self._stopped_elsewhere(FAILED, left, tuple(left))
+        if self._settings.detach and self._all_started:
+            self._end_if_interrupted()
+            return self._detached()
+        self._note("running")
+        self._step("watch", f"running on {_hosts(len(self._bundle.nodes))}; Ctrl-C stops it", run=self._run)
+        return None
+
+    def _may_leave(self, watch: Watch) -> bool:
+        """Once all hosts have said that they have started it."""
+        return self._settings.detach and all(node.state is not None for node in watch.nodes)
+
+    # ------------------------------------------------------------------------------------------------- before the start
+
+    def _reach(self) -> Outcome | None:
+        self._step("connect", f"connecting to {_hosts(len(self._bundle.nodes))}")
+        errors = _errors(self._connect(self._host_failed))
+        return Outcome(end="refused", code=FAILED, errors=errors) if errors else None
+
+    def _check(self) -> Outcome | None:
+        if self._preflight is None:
+            return None
+        count, preflight = len(self._bundle.nodes), self._preflight
+        self._step("preflight", f"checking {_hosts(count)}")
+        connections = {self._targets[name].name: one for name, one in self._connections.items()}
+        checks = self._wait(lambda: preflight(connections))
+        # What is alike on several hosts is said once.
+        places: dict[tuple[CheckOutcome, str, str, str], list[str]] = defaultdict(list)
+        for check in checks:
+            if check.outcome in ("warning", "failure"):
+                places[check.outcome, check.name, check.what, check.remedy].append(check.host)
+        for (outcome, name, what, remedy), hosts in places.items():
+            on = f"all {count} hosts" if len(hosts) == count > 1 else ", ".join(filter(None, hosts))
+            text = ": ".join(filter(None, (outcome, name, on, f"{what}; {remedy}" if remedy else what)))
+            self._tell(Event(kind="check", text=text, data={"check": name, "hosts": hosts, "outcome": outcome}))
+        failed = any(check.outcome == "failure" for check in checks)
+        return Outcome(end="refused", code=FAILED) if failed else None
+
+    def _prepare(self) -> Outcome | None:
+        """Name the run and its directories, and note it: from here on others can find it."""
+        run_id = records.new_run_id(self._bundle.run)
+        record = RunRecord(
+            run_id=run_id,
+            name=self._bundle.run,
+            bundle=str(self._bundle.directory.resolve()),
+            created=records.now_text(),
+            nodes=tuple(self._place(node, run_id) for node in self._bundle.nodes),
+        )
+        directory = records.create(record)
+        self._record = record
+        self._step("run", f"run {run_id}", run=run_id, directory=str(directory))
+        return None
+
+    def _place(self, node: BundleNode, run_id: str) -> NodeRecord:
+        host, target = node.host, self._targets[node.name]
+        # A directory for each node: hosts may share the file system. A relative one is in the user's home.
+        own = (runs_directory_on(target), node.name, f"{run_id}-{secrets.token_hex(8)}")
+        return NodeRecord(
+            node=node.node,
+            name=target.name,
+            address=host.address,
+            user=host.user,
+            port=host.port,
+            run_dir=posixpath.join(host.workdir or "", *own),
+            script=node.script,
+        )
+
+    def _upload(self) -> Outcome | None:
+        self._step("upload", f"putting the bundle on {_hosts(len(self._bundle.nodes))}")
+
+        def one(place: NodeRecord, connection: Connection) -> None:
+            files = with_modes(self._files_of(place))
+            if not self._give_up:
+                deadline_s = self._settings.upload_s
+                connection.upload(files, place.run_dir, own_parts=OWN_PARTS, deadline_s=deadline_s)
+
+        errors = _errors(self._wait(lambda: self._on_all(one, self._settings.upload_s), settle=True))
+        if not errors:
+            return None
+        for name, error in errors.items():
+            self._host_failed(name, error)
+        self._clean_up()
+        self._note("failed", FAILED, reason=str(next(iter(errors.values()))))
+        return Outcome(end="failed", code=FAILED, run=self._run, errors=errors)
+
+    def _start(self) -> Outcome | None:
+        self._step("start", f"starting {_hosts(len(self._bundle.nodes))}")
+
+        def one(place: NodeRecord, connection: Connection) -> None:
+            if self._give_up:
+                raise Interrupted
+            self._nodes[place.label] = self._watched(place, connection)
+            self._nodes[place.label].started = start_node(
+                connection,
+                run_dir=place.run_dir,
+                script=place.script,
+                environment=self._secrets,
+                files=self._files_of(place),
+                deadline_s=self._settings.start_s,
+            )
+
+        try:
+            errors = _errors(self._wait(lambda: self._on_all(one, self._settings.start_s), settle=True))
+        finally:
+            self._note_started()
+        unseen = {name: error for name, error in errors.items() if error.problem == "lost" and name in self._nodes}
+        if len(unseen) == len(errors):
+            # They may have started it, or not; who watches will see.
+            for name, error in unseen.items():
+                self._nodes[name].starting, self._nodes[name].unseen = True, error
+            self._all_started = not unseen
+            return None
+        for name, error in errors.items():
+            self._host_failed(name, error)
+        left = self._stop_all()
+        first, error = next(iter(errors.items()))
+        self._note("failed", FAILED, reason=str(error))
+        host = next(node.host.address for node in self._bundle.nodes if node.name == first)
+        failure = Failure(node=first, host=host, what=f"not started: {error.what}")
+        errors = {**left, **errors}
+        return Outcome(end="failed", code=FAILED, run=self._run, failure=failure, errors=errors, running=tuple(left))
+
+    def _note_started(self) -> None:
+        """Note what the hosts have said: who stops the run later needs no file of it then."""
+        assert self._record is not None
+        started = {name: node.started for name, node in self._nodes.items()}
+        nodes = tuple(replace(node, started=started.get(node.label)) for node in self._record.nodes)
+        try:
+            self._record = records.update(self._run, nodes=nodes)
+        except InputError as error:
+            self._tell(Event(kind="note", text=str(error)))
+
+    def _clean_up(self) -> None:
+        """Remove what was uploaded, where nothing was started: nobody needs it."""
+
+        def one(place: NodeRecord, connection: Connection) -> None:
+            connection.run(programs.REMOVE, place.run_dir, deadline_s=self._settings.stop_s)
+
+        self._settle(Call(lambda: self._on_all(one, self._settings.stop_s)))
+
+    # ------------------------------------------------------------------------------------------------------- at the end
+
+    def _over(self, nodes: Sequence[Watched]) -> Outcome:
+        outcome = super()._over(nodes)
+        if outcome.end == "ended":
+            self._tell_what_is_left(nodes)
+        return outcome
+
+    def _tell_what_is_left(self, nodes: Sequence[Watched]) -> None:
+        """What jobs that ended well have left running: nobody else would notice that it holds GPUs."""
+        # What was there when the end was noticed may just have been ending.
+        asked = {node.name: node.connection for node in nodes if node.state and node.state.pids}
+        deadline_s = self._settings.stop_s
+
+        def one(name: str, connection: Connection) -> NodeState:
+            node = self._nodes[name]
+            return node_state(connection, node.run_dir, started=node.started, deadline_s=deadline_s)
+
+        connections = {name: one for name, one in asked.items() if one is not None}
+        for name, state in run_on_all(connections, one, deadline_s=deadline_s + 1).items():
+            if not isinstance(state, HostError) and state.pids:
+                count, pids = len(state.pids), " ".join(map(str, state.pids))
+                processes = f"{count} process{'es' if count > 1 else ''}"
+                text = f"left {processes} running, {pids}; `topoplan stop` ends what is left"
+                self._tell(Event(kind="note", node=name, text=text, data={"pids": list(state.pids)}))
+
+    def _interrupted(self, watch: Watch | None) -> Outcome:
+        """Stop what was started, or remove what was put there."""
+        left: dict[str, HostError] = {}
+        if self._nodes:
+            left = self._stop_all(watch)
+        elif self._record is not None:
+            self._clean_up()
+        if not left:
+            self._note("stopped", INTERRUPTED, reason=_BY_USER, nodes=watch.nodes if watch is not None else ())
+        return Outcome(end="interrupted", code=INTERRUPTED, run=self._run, errors=left, running=tuple(left))
+
+    def _stop_all(self, watch: Watch | None = None, *, grace_s: float | None = None) -> dict[str, HostError]:
+        if self._is_interrupted():
+            note_stop(self._run, self._settings.grace_s)
+            self._step("stop", f"stopping {_hosts(len(self._nodes))}; Ctrl-C again leaves at once")
+        return super()._stop_all(watch, grace_s=grace_s)
+
+    # ----------------------------------------------------------------------------------------------------- small things
+
+    def _on_all(self, job: Callable[[NodeRecord, Connection], None], deadline_s: float) -> dict[str, HostError | None]:
+        assert self._record is not None
+        places = {place.label: place for place in self._record.nodes}
+        return run_on_all(
+            self._connections, lambda name, connection: job(places[name], connection), deadline_s=deadline_s + 1
+        )
+
+    def _files_of(self, place: NodeRecord) -> dict[str, bytes]:
+        return self._bundle.files_of(self._bundle.nodes[place.node])
+
+    def _host_failed(self, name: str, error: HostError) -> None:
+        self._tell(host_failure(name, error))
+
+
+def runs_directory_on(target: Target) -> str:
+    """The name of the directory of all runs on a host, below its workdir or the user's home: each user's own, because
+    several may have the same workdir."""
+    return f"topoplan-runs-{re.sub(r'[^A-Za-z0-9._-]', '-', target.user)}"
+
+
+def _errors(results: Mapping[str, object]) -> dict[str, HostError]:
+    return {name: result for name, result in results.items() if isinstance(result, HostError)}
+
+
+def _hosts(count: int) -> str:
+    return f"{count} host{'s' if count != 1 else ''}"

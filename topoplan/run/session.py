@@ -1,0 +1,339 @@
+"""What a client does with one run, from its start or from somewhere in the middle: watch it to its end, see hosts again
+that were lost, copy the logs, find out why it failed, stop it, and note how it ended.
+
+`launch.py` begins by starting the processes, `attach.py` by finding them again. A host that cannot be seen ends
+nothing. Every step before the watching has a deadline, and every step can be interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, TypeVar
+
+from topoplan.bundle.plan_file import RecordedPlan
+from topoplan.errors import HostError, InputError
+from topoplan.remote.connection import Connection
+from topoplan.remote.fanout import connect_all
+from topoplan.remote.keys import Access
+from topoplan.remote.secrets import Mask
+from topoplan.remote.ssh import connect
+from topoplan.remote.ssh_config import Target
+from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline
+from topoplan.run import record as records
+from topoplan.run.events import Event, Tell
+from topoplan.run.failure import FAILED, Failure, first_cause
+from topoplan.run.outcome import note
+from topoplan.run.progress import Progress
+from topoplan.run.record import NodeRecord, RunRecord, RunState
+from topoplan.run.settings import Settings
+from topoplan.run.stopping import let_be_stopped, stop_all
+from topoplan.run.watch import Watch, Watched, failed_at, not_kept
+
+T = TypeVar("T")
+
+INTERRUPTED = 130
+
+End = Literal["ended", "failed", "stopped", "interrupted", "detached", "left", "refused", "unknown"]
+"""`stopped`: by somebody else, such as `topoplan stop`. `interrupted`: by the user, which stops the run that this
+session has started. `detached`, `left`: on request, and the run goes on. `refused`: nothing was put on any host.
+`unknown`: hosts that were not seen for as long as was wanted, or do not let us in, and no other node has failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a session ended."""
+
+    end: End
+    code: int
+    """For the shell: the run's, 1 where no script said one, 130 when the user ended it or left."""
+    run: str = ""
+    """Id of the run; empty where nothing was put on any host."""
+    failure: Failure | None = None
+    errors: Mapping[str, HostError] = field(default_factory=dict)
+    """By node: what kept the launch from going on, or the node from being stopped or seen."""
+    running: tuple[str, ...] = ()
+    """Nodes on which something of the run may still be running."""
+
+
+class Interrupted(Exception):  # noqa: N818  what the user asked for is no error
+    """The user wants it to end."""
+
+
+class Session(ABC):
+    """One session with a run. `go` does all of it; call it once."""
+
+    OWNS: ClassVar[bool]
+    """Whether the run is this session's: then Ctrl-C stops it, the second one leaves, and what is noted here counts."""
+
+    def __init__(
+        self,
+        access: Access,
+        settings: Settings,
+        *,
+        tell: Tell = lambda event: None,
+        interrupts: Callable[[], int] = lambda: 0,
+        hidden: Iterable[str] = (),
+    ) -> None:
+        """Touch nothing yet.
+
+        `interrupts` says how often the user has asked to end. `hidden` are values that are in nothing that is told or
+        noted.
+        """
+        self._access, self._settings = access, settings
+        self._mask = Mask(hidden)
+        self._tell: Tell = lambda event: tell(self._mask.value(event))
+        self._interrupts = interrupts
+        self._targets: Mapping[str, Target] = {}
+        self._connections: dict[str, Connection] = {}
+        self._nodes: dict[str, Watched] = {}
+        """By label; their connections are the latest."""
+        self._record: RunRecord | None = None
+        self._planned: RecordedPlan | None = None
+        """What was predicted of it, where that is known."""
+        self._give_up = False
+
+    def go(self) -> Outcome:
+        """Do it, and say how it went.
+
+        Raises:
+            InputError: the SSH configuration is wrong, or there is no place for the record.
+        """
+        try:
+            outcome = self._begin() or self._watch()
+        except Interrupted:
+            self._give_up = True
+            outcome = self._interrupted(None)
+        except Exception:
+            if self.OWNS:
+                self._stop_all()
+            raise
+        finally:
+            latest = [node.connection for node in list(self._nodes.values())]
+            for connection in (*self._connections.values(), *latest):
+                if connection is not None:
+                    connection.close()
+        errors = {name: self._mask.error(error) for name, error in outcome.errors.items()}
+        return replace(outcome, failure=self._mask.value(outcome.failure), errors=errors)
+
+    # ------------------------------------------------------------------------------------------- what begins it differs
+
+    @abstractmethod
+    def _begin(self) -> Outcome | None:
+        """Have `_nodes` to watch. The outcome where there is nothing to watch."""
+
+    @abstractmethod
+    def _interrupted(self, watch: Watch | None) -> Outcome:
+        """What the user wants with Ctrl-C."""
+
+    @property
+    @abstractmethod
+    def _stops(self) -> bool:
+        """Whether to stop the run when it fails."""
+
+    def _may_leave(self, watch: Watch) -> bool:
+        """Whether the run may be left now, as was wanted."""
+        return False
+
+    # ------------------------------------------------------------------------------------------------------- to its end
+
+    def _watch(self) -> Outcome:
+        planned = self._planned
+        watch = Watch(
+            sorted(self._nodes.values(), key=lambda node: node.node),
+            tell=self._tell,
+            reconnect=self._reconnect,
+            lost_after_s=self._settings.lost_after_s,
+            progress=Progress.of(planned.spec, planned.plan) if planned is not None else None,
+        )
+        try:
+            watch.until(
+                lambda: (
+                    self._interrupts() > 0
+                    or self._has_failed(watch)
+                    or self._is_given_up(watch)
+                    or self._may_leave(watch)
+                )
+            )
+            if self._has_failed(watch):
+                return self._failed(watch)
+            if self._interrupts():
+                return self._interrupted(watch)
+            if self._may_leave(watch):
+                return self._detached()
+            return self._over(watch.nodes)
+        finally:
+            watch.close()
+
+    def _has_failed(self, watch: Watch) -> bool:
+        """Whether the run has. For who only watches it, a host that is given up is no failure of it."""
+        return any(node.failed and (node.lost is None or self._stops) for node in watch.nodes)
+
+    def _is_given_up(self, watch: Watch) -> bool:
+        """Whether enough was waited for hosts that cannot be seen."""
+        return watch.is_blind or any(node.failed and node.lost is not None for node in watch.nodes)
+
+    def _failed(self, watch: Watch) -> Outcome:
+        """Find out who was first and why, and stop the others or wait a moment whether they end."""
+        ranks = self._planned.spec.cluster.gpus_per_node if self._planned is not None else None
+        found = first_cause(watch, ranks_per_node=ranks, tell=self._tell, leave=self._is_interrupted)
+        failure, code = found or (None, FAILED)
+        settings = self._settings
+        elsewhere = let_be_stopped(watch, self._run, settings, tell=self._tell, leave=self._is_interrupted)
+        if self._stops:
+            running = [node.name for node in watch.nodes if not node.over]
+            if running and not elsewhere:
+                leaves = "" if self.OWNS else "; Ctrl-C leaves at once"
+                self._step("stop", f"stopping {', '.join(running)}{leaves}")
+            errors = self._stop_all(watch)
+            left = tuple(errors)
+        else:
+            if not elsewhere:
+                self._linger(watch)
+            errors, left = _unseen(watch.nodes), _not_ended(watch.nodes)
+        if elsewhere:
+            return self._stopped_elsewhere(code, errors, left, watch.nodes)
+        if self.OWNS or not left:
+            reason = failure.reason if failure is not None else ""
+            words = "; not stopped: ".join(filter(None, (reason, ", ".join(left))))
+            self._note("failed", code, reason=words, nodes=watch.nodes)
+        return Outcome(end="failed", code=code, run=self._run, failure=failure, errors=errors, running=left)
+
+    def _linger(self, watch: Watch) -> None:
+        """Wait a moment whether the others end too: their launch may be there and stop them."""
+        linger_s = self._settings.linger_s - (time.monotonic() - failed_at(watch.nodes))
+        if linger_s > 0 and any(not node.over for node in watch.nodes):
+            text = f"a node has failed; looking for {linger_s:.0f} s whether the others end too"
+            self._tell(Event(kind="note", text=text))
+            watch.until(self._is_interrupted, deadline_s=linger_s)
+
+    def _over(self, nodes: Sequence[Watched]) -> Outcome:
+        """All have ended well, or nobody can be asked any more. Then the run goes on where it does."""
+        if running := _not_ended(nodes):
+            return Outcome(end="unknown", code=FAILED, run=self._run, errors=_unseen(nodes), running=running)
+        self._note("ended", 0, nodes=nodes)
+        return Outcome(end="ended", code=0, run=self._run)
+
+    def _detached(self) -> Outcome:
+        self._note("running")
+        return Outcome(end="detached", code=0, run=self._run)
+
+    def _stopped_elsewhere(
+        self, code: int, errors: Mapping[str, HostError], running: tuple[str, ...], nodes: Sequence[Watched] = ()
+    ) -> Outcome:
+        if self.OWNS and not running:
+            self._note("stopped", code, reason="topoplan stop", nodes=nodes)
+        return Outcome(end="stopped", code=code, run=self._run, errors=errors, running=running)
+
+    def _stop_all(self, watch: Watch | None = None, *, grace_s: float | None = None) -> dict[str, HostError]:
+        """Stop the nodes, at once, and take in their last output. What could not be stopped."""
+        settings = self._settings
+        return stop_all(
+            sorted(self._nodes.values(), key=lambda node: node.node),
+            settings if grace_s is None else replace(settings, grace_s=grace_s),
+            reconnect=self._reconnect,
+            at_once=lambda: self._interrupts() > int(self.OWNS),
+            watch=watch,
+        )
+
+    # ----------------------------------------------------------------------------------------------------- small things
+
+    @property
+    def _run(self) -> str:
+        return self._record.run_id if self._record is not None else ""
+
+    def _connect(self, on_failure: Callable[[str, HostError], None]) -> dict[str, Connection | HostError]:
+        """Log in to all hosts; by label, in the order of the targets."""
+
+        def done(name: str, result: Connection | HostError) -> None:
+            if isinstance(result, HostError):
+                on_failure(name, result)
+            elif self._give_up:
+                result.close()
+
+        results = self._wait(
+            lambda: connect_all(self._targets, self._access, deadline_s=self._settings.connect_s, on_done=done)
+        )
+        self._connections = {name: one for name, one in results.items() if isinstance(one, Connection)}
+        return results
+
+    def _reconnect(self, name: str, deadline_s: float) -> Connection:
+        return connect(self._targets[name], self._access, deadline_s=deadline_s)
+
+    def _watched(self, place: NodeRecord, connection: Connection | None, tail_lines: int | None = None) -> Watched:
+        assert self._record is not None
+        return Watched(
+            node=place.node,
+            name=place.label,
+            address=place.address,
+            run_dir=place.run_dir,
+            started=place.started,
+            connection=connection,
+            log=self._record.log(place),
+            tail_lines=tail_lines,
+        )
+
+    def _wait(self, job: Callable[[], T], *, settle: bool = False) -> T:
+        """The result of a job, unless the user wants it to end. With `settle` what is under way is then waited for,
+        within reason: it must not do anything after the others were stopped."""
+        self._end_if_interrupted()  # a job may be done before the first look at it
+        call = Call(job)
+        while not call.done.wait(INTERRUPT_LOOK_S):
+            try:
+                self._end_if_interrupted()
+            except Interrupted:
+                if settle:
+                    self._settle(call)
+                raise
+        return call.result()
+
+    def _is_interrupted(self) -> bool:
+        return self._interrupts() > 0
+
+    def _end_if_interrupted(self) -> None:
+        if self._is_interrupted():
+            self._give_up = True
+            raise Interrupted
+
+    def _settle(self, call: Call[T]) -> None:
+        deadline = Deadline(self._settings.stop_s)
+        while not call.done.wait(INTERRUPT_LOOK_S) and deadline.left_s > 0 and self._interrupts() < 2:
+            pass
+
+    def _note(
+        self, state: RunState, code: int | None = None, *, reason: str = "", nodes: Sequence[Watched] = ()
+    ) -> None:
+        """Bring the record up to date, where another process has not done so. A disk that is full now ends nothing: the
+        hosts know how their jobs are."""
+        if self._record is None:
+            return
+        codes = {node.name: node.code for node in nodes if node.code is not None}
+        trouble = not_kept(nodes)
+        told = (self._record.trouble, trouble)
+        try:
+            known = records.load(self._run)
+            if known.state == "starting" and not self.OWNS:
+                return
+            words = self._mask.text(reason)
+            self._record = note(
+                known, state, code, reason=words, codes=codes, trouble=trouble, unless_over=not self.OWNS
+            )
+        except InputError as error:
+            self._tell(Event(kind="note", text=str(error)))
+        else:
+            if self._record.trouble not in told:
+                self._tell(Event(kind="note", text=self._record.trouble))
+
+    def _step(self, step: str, text: str, **data: object) -> None:
+        self._tell(Event(kind="step", text=text, data={"step": step, **data}))
+
+
+def _unseen(nodes: Iterable[Watched]) -> dict[str, HostError]:
+    """Why hosts cannot be seen, by node."""
+    return {node.name: why for node in nodes if (why := node.unseen or node.lost) is not None}
+
+
+def _not_ended(nodes: Iterable[Watched]) -> tuple[str, ...]:
+    return tuple(node.name for node in nodes if not node.ended)
