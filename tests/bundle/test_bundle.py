@@ -23,7 +23,9 @@ from tests.bundle.samples import (
     make_plan,
     make_spec_and_plan,
 )
-from topoplan.bundle.bundle import Scheduler, bundle_warnings, generate
+from topoplan.bundle.bundle import generate
+from topoplan.bundle.draft import Scheduler, draft_of
+from topoplan.bundle.readme import warnings_of
 from topoplan.errors import SpecError
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.lengths import Lengths
@@ -200,7 +202,7 @@ def test_warnings_of_the_plan_and_of_the_trainer_are_in_the_readme() -> None:
     readme = generate(spec, plan)["README.md"]
     assert "- EP crosses nodes." in readme
     assert "4032 tokens" in readme
-    assert bundle_warnings(spec, plan)[0] == "EP crosses nodes."
+    assert warnings_of(draft_of(spec, plan))[0] == "EP crosses nodes."
     assert "Mind these" not in bundle()["README.md"]
 
 

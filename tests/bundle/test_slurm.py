@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from tests.bundle.samples import CLUSTER, HOSTS, ONE_NODE, make_spec_and_plan
 from tests.sizes import examples
 from tests.trainers.test_torchrun import NAMES, NASTY, fill, make_python, scratch
-from topoplan.bundle.bundle import bundle_warnings, generate
+from topoplan.bundle.bundle import generate
+from topoplan.bundle.draft import draft_of
+from topoplan.bundle.readme import warnings_of
 from topoplan.bundle.slurm import JOB_SCRIPT, time_limit_s
 from topoplan.bundle.write import write_bundle
 from topoplan.errors import InputError, SpecError
@@ -191,11 +193,11 @@ def test_a_time_limit_is_read_as_sbatch_reads_it(text: str, seconds: float | Non
 
 def test_a_time_limit_below_the_prediction_is_warned_of() -> None:
     short = make_spec_and_plan(cluster=with_options(time="2:00:00"))
-    assert "time 2:00:00 under slurm in the spec is a limit of 2 hours" in bundle_warnings(*short, "slurm")[-1]
+    assert "time 2:00:00 under slurm in the spec is a limit of 2 hours" in warnings_of(draft_of(*short, "slurm"))[-1]
     assert "- time 2:00:00 under slurm" in generate(*short, "slurm")["README.md"]
     assert "2:00:00" not in generate(*short, "none")["README.md"]
     long = make_spec_and_plan(cluster=with_options(time="1-0"))
-    assert not any("under slurm" in warning for warning in bundle_warnings(*long, "slurm"))
+    assert not any("under slurm" in warning for warning in warnings_of(draft_of(*long, "slurm")))
 
 
 # The script

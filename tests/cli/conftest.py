@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +13,15 @@ import pytest
 from tests.bed.bed import Bed
 from tests.cli.live_run import LiveRun, live_run, two_hosts
 from tests.samples import make_plan, usual_ranking
+from topoplan.bundle import draft
 from topoplan.cli.main import main
 from topoplan.errors import LayoutError
+from topoplan.hosts import needs
+from topoplan.planner import predict
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.specs.spec import Spec
+from topoplan.trainers.trainer import Writer
+from topoplan.trainers.writers import writer_of
 
 SPEC = """\
 name: test-2x8
@@ -80,7 +86,7 @@ def fake_predict(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Plans with figures of their own in place of predictions; the list holds the layouts that were asked for."""
     asked: list[Any] = []
 
-    def predict(spec: Spec, layout: dict[str, Any]) -> Plan:
+    def made_up(spec: Spec, layout: dict[str, Any]) -> Plan:
         asked.append(layout)
         if layout["tp"] > 8:
             raise LayoutError(f"tp {layout['tp']} > 8 GPUs of a node")
@@ -88,8 +94,30 @@ def fake_predict(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             raise ZeroDivisionError("division by zero")
         return make_plan(tp=layout["tp"], pp=layout.get("pp", 1), device_gib=99.0 if layout.get("pp") == 16 else 50.0)
 
-    monkeypatch.setattr("topoplan.planner.predict.predict", predict)
+    monkeypatch.setattr("topoplan.planner.predict.predict", made_up)
     return asked
+
+
+@pytest.fixture
+def worked_out(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often a plan was predicted, and a trainer asked for its files."""
+    counts: Counter[str] = Counter()
+
+    def counted(name: str, job: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return job(*arguments, **options)
+
+        return call
+
+    def counting_writer(*arguments: Any) -> Writer:
+        writer = writer_of(*arguments)
+        return replace(writer, files=counted("files", writer.files))
+
+    for module in (draft, needs):
+        monkeypatch.setattr(module, "writer_of", counting_writer)
+    monkeypatch.setattr(predict, "plan_of", counted("plan", predict.plan_of))
+    return counts
 
 
 @pytest.fixture(scope="session")

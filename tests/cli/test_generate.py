@@ -1,29 +1,15 @@
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Cli
-from topoplan.bundle.bundle import generate as write_out
-from topoplan.bundle.bundle import scheduler_of
-from topoplan.planner.plan import Plan
-from topoplan.specs.spec import Spec
 
 
 @pytest.fixture(autouse=True)
-def fake_bundle(monkeypatch: pytest.MonkeyPatch, fake_search: list[Any], tmp_path: Path) -> None:
-    def generate(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: str | None = None) -> dict[str, str]:
-        scripts = {f"node-{node:02d}.sh": "true\n" for node in range(spec.cluster.nodes)}
-        return {
-            "plan.json": json.dumps({"id": plan.id, "scheduler": scheduler_of(spec, scheduler), "trainer": trainer}),
-            "train.yaml": "do_train: true\n",
-            **scripts,
-            **({"job.sbatch": "true\n"} if scheduler_of(spec, scheduler) else {}),
-            "README.md": "#\n",
-        }
-
-    monkeypatch.setattr("topoplan.bundle.bundle.generate", generate)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, fake_search: list[Any], tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -116,15 +102,15 @@ def test_the_scheduler_is_the_options_or_else_the_specs(
 ) -> None:
     result = cli("generate", spec_file, "-o", "out", *options)
     assert result.code == 0
-    assert json.loads(Path("out/plan.json").read_text())["scheduler"] == scheduler
+    assert json.loads(Path("out/plan.json").read_text()).get("scheduler") == scheduler
     assert ("sbatch out/job.sbatch" in result.out) == (scheduler == "slurm")
     assert ("bash out/node-00.sh" in result.out) == (scheduler is None)
 
 
 def test_the_trainer_of_the_option_is_asked_for(cli: Cli, spec_file: Path) -> None:
-    for options, trainer in (([], None), (["--trainer", "llamafactory"], "llamafactory")):
+    for options, trainer in (([], None), (["--trainer", "swift"], "swift")):
         assert cli("generate", spec_file, "-o", "out", "--force", *options).code == 0
-        assert json.loads(Path("out/plan.json").read_text())["trainer"] == trainer
+        assert json.loads(Path("out/plan.json").read_text()).get("trainer") == trainer
 
 
 def test_an_unknown_trainer_is_refused_before_the_search(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
@@ -142,15 +128,24 @@ def test_an_unknown_scheduler_is_refused_before_the_search(cli: Cli, spec_file: 
 
 
 @pytest.fixture
-def bundle(cli: Cli, spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A bundle as it really is, of a plan that is predicted and not searched."""
-    monkeypatch.setattr("topoplan.bundle.bundle.generate", write_out)
+def bundle(cli: Cli, spec_file: Path) -> Path:
+    """Of a plan that is predicted and not searched."""
     assert cli("generate", spec_file, "--plan", "tp4-pp2-dp4-mbs1", "-o", "first").code == 0
     return Path("first")
 
 
 def content(directory: str | Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(directory).iterdir()}
+
+
+def test_nothing_is_worked_out_twice(
+    cli: Cli, spec_file: Path, fake_search: list[Any], worked_out: Counter[str]
+) -> None:
+    assert cli("generate", spec_file, "-o", "first").code == 0
+    assert (len(fake_search), worked_out) == (1, {"files": 1})
+    worked_out.clear()
+    assert cli("generate", "--from", "first", "-o", "second").code == 0
+    assert worked_out == {"plan": 1, "files": 1}
 
 
 @pytest.mark.parametrize("file", ["", "plan.json"])

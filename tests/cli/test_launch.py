@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,11 @@ def test_a_dry_run_prints_every_file_and_command_and_touches_nothing(cli: Cli, b
     assert "PROGRAMS" in result.out
     assert not (tmp_path / "state").exists()
     assert cli("launch", bundle, "--dry-run").out == result.out
+
+
+def test_the_bundle_is_worked_out_once(cli: Cli, bundle: Path, worked_out: Counter[str]) -> None:
+    assert cli("launch", bundle, "--dry-run").code == 0
+    assert worked_out == {"plan": 1, "files": 1}
 
 
 def test_a_dry_run_has_a_json_twin(cli: Cli, bundle: Path) -> None:

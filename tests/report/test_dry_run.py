@@ -23,7 +23,7 @@ def bundle(tmp_path: Path) -> Bundle:
 
 @pytest.fixture
 def checks(bundle: Bundle) -> RunNeeds:
-    return needs_of(bundle.recorded.spec, bundle.recorded.plan, {})
+    return needs_of(bundle.draft.spec, bundle.draft.plan, {})
 
 
 def targets(bundle: Bundle) -> dict[str, Target]:

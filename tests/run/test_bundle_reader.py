@@ -37,8 +37,8 @@ def test_a_bundle_is_read_as_it_was_written(bundle: Path) -> None:
     assert [node.host for node in read.nodes] == list(FOUR.hosts)
     assert [node.name for node in read.nodes] == ["node-00", "node-01", "node-02", "node-03"]
     assert read.files == {path.name: path.read_bytes() for path in bundle.iterdir() if path.name != MANIFEST}
-    assert (read.master_address, read.edited) == ("10.0.0.1", ())
-    assert str(read.master_port) in (bundle / "node-03.sh").read_text()
+    assert (read.draft.master_address, read.edited) == ("10.0.0.1", ())
+    assert str(read.draft.master_port) in (bundle / "node-03.sh").read_text()
     assert read.notes == ()
     again = read_bundle(bundle / "plan.json")
     assert (again.directory, again.nodes, again.files) == (read.directory, read.nodes, read.files)

@@ -207,7 +207,7 @@ class TestAJobThatFails:
     def test_says_what_the_script_of_the_node_says_about_a_port_that_is_taken(self, hosts: Hosts) -> None:
         hosts.does(LONG)
         code = (
-            f"import socket, time; s = socket.create_server(('0.0.0.0', {hosts.bundle.master_port}));"
+            f"import socket, time; s = socket.create_server(('0.0.0.0', {hosts.bundle.draft.master_port}));"
             " print(1, flush=True); time.sleep(60)"
         )
         inside = ["ip", "netns", "exec", hosts.bed._namespace("one"), sys.executable, "-c", code]

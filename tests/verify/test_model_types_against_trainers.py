@@ -14,7 +14,9 @@ from tests.bundle.samples import make_plan
 from tests.layout.specs import make_layout, make_spec
 from tests.verify.llamafactory import need_llamafactory, parse
 from topoplan import catalog
-from topoplan.bundle.bundle import bundle_warnings, generate
+from topoplan.bundle.bundle import generate
+from topoplan.bundle.draft import draft_of
+from topoplan.bundle.readme import warnings_of
 from topoplan.planner.plan import Plan
 from topoplan.specs import known
 from topoplan.specs.config_json import model_from_config
@@ -104,7 +106,7 @@ def test_the_trainer_takes_the_file_and_gets_the_model_that_was_planned(
     model_type: str, stage: str, parsed: Mapping[tuple[str, str], Mapping[str, str]]
 ) -> None:
     seen, (spec, plan) = parsed[model_type, stage], spec_and_plan(model_type, stage)
-    warned = [text for text in bundle_warnings(spec, plan) if "ends in a TypeError" in text]
+    warned = [text for text in warnings_of(draft_of(spec, plan)) if "ends in a TypeError" in text]
     if importlib.util.find_spec("mcore_adapter") is None or not warned:
         assert "error" not in seen, seen.get("error")
         assert seen["stage"] == repr(stage)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import topoplan
-from topoplan.bundle import bundle
-from topoplan.bundle.bundle import NO_SCHEDULER, PLAN_SCHEMA, Scheduler
+from topoplan.bundle.bundle import PLAN_SCHEMA, files_of
+from topoplan.bundle.draft import NO_SCHEDULER, Draft, Scheduler, draft_of
 from topoplan.errors import InputError, SpecError, nearest
 from topoplan.layout.forms import layout_from_dict
 from topoplan.planner.case import case_of
@@ -101,10 +101,23 @@ def recorded_plan(source: Source) -> RecordedPlan:
     )
 
 
+def draft_again(recorded: RecordedPlan, scheduler: str | None = None, trainer: TrainerName | None = None) -> Draft:
+    """The draft of a plan.json's bundle, as it was written, or for another scheduler or trainer.
+
+    Raises what `draft_of` raises, with the place in the file.
+    """
+    spec, plan = recorded.spec, recorded.plan
+    with _placed(recorded.source):
+        if trainer not in (None, recorded.trainer):
+            plan = plan_under(spec, plan, trainer)
+        return draft_of(spec, plan, scheduler or recorded.scheduler or NO_SCHEDULER, trainer or recorded.trainer)
+
+
 def written_again(recorded: RecordedPlan) -> dict[str, str]:
     """The bundle of a plan.json, as `generate` gives it. Raises what `generate` raises, with the place in the file."""
+    draft = draft_again(recorded)
     with _placed(recorded.source):
-        return bundle.generate(recorded.spec, recorded.plan, recorded.scheduler or NO_SCHEDULER, recorded.trainer)
+        return files_of(draft)
 
 
 def _check_head(source: Source) -> None:

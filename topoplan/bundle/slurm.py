@@ -14,14 +14,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import topoplan
+from topoplan.bundle.draft import Draft
 from topoplan.errors import SpecError
-from topoplan.planner.plan import Plan
-from topoplan.planner.view import plan_to_dict
 from topoplan.specs.batch_options import check_option
-from topoplan.specs.spec import Spec
+from topoplan.specs.cluster import Cluster
 from topoplan.trainers.templating import digits, render
-from topoplan.trainers.torchrun import master_address
-from topoplan.trainers.trainer import TrainerFiles, TrainerRun
 
 JOB_SCRIPT = "job.sbatch"
 """File name of the job script."""
@@ -59,43 +56,30 @@ class SbatchOption:
         return f"--{self.name}={word}"
 
 
-def job_script(spec: Spec, plan: Plan, trainer: TrainerFiles, run: TrainerRun) -> str:
+def job_script(draft: Draft) -> str:
     """The script for sbatch. Raises SpecError for hosts that Slurm cannot know, and for options it could not read."""
-    cluster = spec.cluster
-    _check_hosts(spec)
-    _check_export(spec)
-    hours = predicted_hours(plan, run)
+    cluster, hours = draft.spec.cluster, draft.hours
+    _check_hosts(cluster)
+    _check_export(cluster)
     context = {
         "version": topoplan.__version__,
         "script": JOB_SCRIPT,
-        "run": trainer.run_name,
+        "run": draft.trainer.run_name,
         "nodes": cluster.nodes,
         "gpus_per_node": cluster.gpus_per_node,
-        "options": _options(spec, trainer),
+        "options": _options(cluster, draft.trainer.run_name),
         "secrets": cluster.secrets,
         "hosts": [host.address for host in cluster.hosts],
-        "master_addr": master_address(spec),
+        "master_addr": draft.master_address,
         "hours": None if "time" in cluster.slurm or hours is None else [digits(value) for value in hours],
         "time_limit": None if hours is None else f"{math.ceil(hours[-1] + _SPARE_HOURS)}:00:00",
     }
     return render("job.sbatch.j2", context)
 
 
-def predicted_hours(plan: Plan, run: TrainerRun) -> tuple[float, float, float] | None:
-    """Hours of the whole job, and the ends of their band; None when the spec does not say how many samples there are.
-
-    Numbers are taken as plan.json has them.
-    """
-    if run.steps is None:
-        return None
-    time = plan_to_dict(plan)["time"]
-    low, high = time["band"]
-    return run.steps * time["step_s"] / 3600, run.steps * low / 3600, run.steps * high / 3600
-
-
-def slurm_warnings(spec: Spec, plan: Plan, run: TrainerRun) -> tuple[str, ...]:
+def slurm_warnings(draft: Draft) -> tuple[str, ...]:
     """What the reader of the bundle should mind: a time limit that would end the job too early."""
-    limit, hours = spec.cluster.slurm.get("time"), predicted_hours(plan, run)
+    limit, hours = draft.spec.cluster.slurm.get("time"), draft.hours
     limit_s = time_limit_s(limit) if isinstance(limit, str) else None
     if limit_s is None or hours is None or limit_s >= hours[-1] * 3600:
         return ()
@@ -122,26 +106,26 @@ def time_limit_s(text: str) -> float | None:
     return float(seconds) or None
 
 
-def _check_hosts(spec: Spec) -> None:
+def _check_hosts(cluster: Cluster) -> None:
     """Hosts of the spec have to be machines as Slurm names them: each has a script of its own."""
-    if not spec.cluster.hosts:
+    if not cluster.hosts:
         return
     leave_out = "leave hosts out to let Slurm choose the machines, or write names as `sinfo -N` lists them"
-    for node, host in enumerate(spec.cluster.hosts):
+    for node, host in enumerate(cluster.hosts):
         if _is_address(host.address) or not _NODE_NAME.fullmatch(host.address):
             what = f"{host.address!r} is not the name of a node, by which Slurm knows machines"
             raise SpecError(what, where=f"hosts[{node}].address", remedy=leave_out)
-        if any(other.address == host.address for other in spec.cluster.hosts[:node]):
+        if any(other.address == host.address for other in cluster.hosts[:node]):
             raise SpecError(f"{host.address!r} is listed twice", where=f"hosts[{node}].address")
-    if "nodelist" in spec.cluster.slurm:
+    if "nodelist" in cluster.slurm:
         raise SpecError("nodelist beside hosts, which name the machines", where="slurm", remedy="leave one of them out")
 
 
-def _check_export(spec: Spec) -> None:
+def _check_export(cluster: Cluster) -> None:
     """Secrets come with the environment of the shell that calls sbatch."""
-    export = spec.cluster.slurm.get("export")
-    kept = {"ALL", *spec.cluster.secrets} if export is None else set(str(export).split(","))
-    if "ALL" not in kept and (lost := [name for name in spec.cluster.secrets if name not in kept]):
+    export = cluster.slurm.get("export")
+    kept = {"ALL", *cluster.secrets} if export is None else set(str(export).split(","))
+    if "ALL" not in kept and (lost := [name for name in cluster.secrets if name not in kept]):
         what = f"export {export} keeps {lost[0]} from the job, which is under secrets"
         raise SpecError(what, where="slurm.export", remedy="leave it out, or write ALL")
 
@@ -154,10 +138,10 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _options(spec: Spec, trainer: TrainerFiles) -> list[SbatchOption]:
+def _options(cluster: Cluster, run_name: str) -> list[SbatchOption]:
     """Ours, with the user's in their place, and then the user's others."""
     user: dict[str, str | bool] = {}
-    for name, value in spec.cluster.slurm.items():
+    for name, value in cluster.slurm.items():
         try:
             option, checked = check_option(name, value)
         except SpecError as error:
@@ -167,7 +151,7 @@ def _options(spec: Spec, trainer: TrainerFiles) -> list[SbatchOption]:
     replaced = {_TAKES_PLACE_OF[name] for name, value in user.items() if name in _TAKES_PLACE_OF and value is not False}
     if "gpu" in str(user.get("gres", "")):
         replaced.add("gpus-per-node")
-    ours = [option for option in _own_options(spec, trainer) if option.name not in user.keys() | replaced]
+    ours = [option for option in _own_options(cluster, run_name) if option.name not in user.keys() | replaced]
     theirs = [
         SbatchOption(name=name, value=value, reason="" if index else "from slurm in the cluster spec")
         for index, (name, value) in enumerate((name, value) for name, value in user.items() if value is not False)
@@ -175,9 +159,8 @@ def _options(spec: Spec, trainer: TrainerFiles) -> list[SbatchOption]:
     return [*ours, *theirs]
 
 
-def _own_options(spec: Spec, trainer: TrainerFiles) -> Iterator[SbatchOption]:
-    cluster = spec.cluster
-    yield SbatchOption(name="job-name", value=trainer.run_name)
+def _own_options(cluster: Cluster, run_name: str) -> Iterator[SbatchOption]:
+    yield SbatchOption(name="job-name", value=run_name)
     yield SbatchOption(name="nodes", value=str(cluster.nodes))
     yield SbatchOption(name="ntasks-per-node", value="1", reason="a task starts the processes of all GPUs of its node")
     yield SbatchOption(name="gpus-per-node", value=str(cluster.gpus_per_node))

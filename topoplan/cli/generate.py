@@ -20,8 +20,10 @@ from topoplan.cli.options import (
 from topoplan.cli.plan_choice import OptionalSpecPath, PlanChoice, SpecOptions, plan_of_id, plan_of_ranking
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from topoplan.bundle.draft import Draft
     from topoplan.planner.plan import Plan, Ranking
-    from topoplan.specs.spec import Spec
     from topoplan.trainers.registry import TrainerName
 
 
@@ -69,6 +71,7 @@ def generate(
     """
     from pathlib import Path
 
+    from topoplan.bundle.bundle import files_of
     from topoplan.bundle.write import write_bundle
     from topoplan.trainers.registry import trainer_name
     from topoplan.units import file_name
@@ -77,37 +80,35 @@ def generate(
     options = SpecOptions(
         model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile, backend=backend
     )
-    read, chosen, starter, whose, files, notes = (
-        _from_plan(recorded, spec, plan, options, scheduler, wanted_trainer)
-        if recorded is not None
-        else _planned(spec, plan, options, scheduler, wanted_trainer)
+    draft, notes = (
+        _planned(spec, plan, options, scheduler, wanted_trainer)
+        if recorded is None
+        else _from_plan(recorded, spec, plan, options, scheduler, wanted_trainer)
     )
-    target = Path(directory) if directory is not None else Path("generated") / file_name(read.cluster.name, "cluster")
-    written = write_bundle(files, target, force=force)
+    target = (
+        Path(directory) if directory is not None else Path("generated") / file_name(draft.spec.cluster.name, "cluster")
+    )
+    written = write_bundle(files_of(draft), target, force=force)
+    _show(draft, target, written, notes, as_json=as_json)
 
-    from topoplan.bundle.bundle import bundle_warnings
+
+def _show(draft: Draft, target: Path, written: list[Path], notes: tuple[str, ...], *, as_json: bool) -> None:
+    from topoplan.bundle.readme import warnings_of
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.report.bundle import bundle_to_dict, print_bundle
-    from topoplan.trainers.writers import writer_of
 
-    warnings = bundle_warnings(read, chosen, starter, whose)
-    taken = writer_of(read, chosen.layout, whose).trainer
+    warnings, trainer = warnings_of(draft), draft.writer.trainer
     if as_json:
-        print_json(bundle_to_dict(chosen, taken, target, written, warnings, notes))
+        print_json(bundle_to_dict(draft.plan, trainer, target, written, warnings, notes))
     else:
-        print_bundle(stdout_console(), read, chosen, taken, target, written, warnings, notes)
-
-
-_Bundle = tuple["Spec", "Plan", str, "TrainerName | None", "dict[str, str]", "tuple[str, ...]"]
-"""Spec, plan, scheduler, trainer, files, and what there is to say of a plan that was read back."""
+        print_bundle(stdout_console(), draft.spec, draft.plan, trainer, target, written, warnings, notes)
 
 
 def _planned(
     spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None, trainer: TrainerName | None
-) -> _Bundle:
+) -> tuple[Draft, tuple[str, ...]]:
     """A plan of a spec."""
-    from topoplan.bundle.bundle import NO_SCHEDULER, scheduler_of
-    from topoplan.bundle.bundle import generate as make_bundle
+    from topoplan.bundle.draft import draft_of, scheduler_of
     from topoplan.cli.options import read_spec
     from topoplan.cli.search import search
     from topoplan.errors import InputError
@@ -118,7 +119,7 @@ def _planned(
         raise InputError("expected either a SPEC or --from PLAN")
     options["trainer"] = trainer
     read = read_spec(spec, **options)
-    starter = scheduler_of(read, scheduler, where="--scheduler") or NO_SCHEDULER
+    scheduler_of(read, scheduler, where="--scheduler")
     ranking = search(read)
     if not ranking.plans:
         from topoplan.report.nothing_fits import nothing_fits
@@ -126,7 +127,7 @@ def _planned(
         raise nothing_fits(ranking)
     chosen = _choose(ranking, wanted)
     chosen = plan_under(read, chosen, writer_of(read, chosen.layout, trainer).trainer)
-    return read, chosen, starter, trainer, make_bundle(read, chosen, starter, trainer), ()
+    return draft_of(read, chosen, scheduler, trainer), ()
 
 
 def _from_plan(
@@ -136,12 +137,10 @@ def _from_plan(
     options: SpecOptions,
     scheduler: str | None,
     trainer: TrainerName | None,
-) -> _Bundle:
-    """The plan of a plan.json, which has everything in it."""
-    from dataclasses import replace
-
-    from topoplan.bundle.bundle import NO_SCHEDULER, scheduler_of
-    from topoplan.bundle.plan_file import read_plan_file, written_again
+) -> tuple[Draft, tuple[str, ...]]:
+    """The plan of a plan.json, which has everything in it; and what there is to say of it."""
+    from topoplan.bundle.draft import scheduler_of
+    from topoplan.bundle.plan_file import draft_again, read_plan_file
     from topoplan.errors import InputError
 
     if spec is not None or wanted != "1" or any(options.values()):
@@ -149,12 +148,8 @@ def _from_plan(
             "--from has cluster, model, job and layout in its file", remedy="leave SPEC and the other options out"
         )
     recorded = read_plan_file(path)
-    if scheduler is not None:
-        recorded = replace(recorded, scheduler=scheduler_of(recorded.spec, scheduler, where="--scheduler"))
-    if trainer is not None:
-        recorded = replace(recorded, trainer=trainer)
-    files = written_again(recorded)
-    return recorded.spec, recorded.plan, recorded.scheduler or NO_SCHEDULER, recorded.trainer, files, recorded.notes
+    scheduler_of(recorded.spec, scheduler, where="--scheduler")
+    return draft_again(recorded, scheduler, trainer), recorded.notes
 
 
 def _choose(ranking: Ranking, wanted: str) -> Plan:

@@ -69,7 +69,7 @@ def launch(
     if dry_run:
         _show_dry_run(read, targets, preflight=not no_preflight, grace_s=grace, as_json=as_json)
         return
-    values = take(read.recorded.spec.cluster.secrets)
+    values = take(read.draft.spec.cluster.secrets)
     outcome = _launch(
         read, targets, values, settings, accept_new=accept_new, as_json=as_json, preflight=not no_preflight
     )
@@ -113,12 +113,12 @@ def _launch(
 def _needs(bundle: Bundle) -> RunNeeds:
     """What hosts must have for this run, by the plan and by train.yaml as it is now."""
     from topoplan.hosts.needs import needs_of
-    from topoplan.run.bundle_reader import TRAINER_FILE
     from topoplan.specs.source import read_source
+    from topoplan.trainers.trainer import MAIN_FILE
 
-    recorded = bundle.recorded
-    edited = read_source(bundle.directory / TRAINER_FILE).data
-    return needs_of(recorded.spec, recorded.plan, edited, recorded.trainer)
+    draft = bundle.draft
+    edited = read_source(bundle.directory / MAIN_FILE).data
+    return needs_of(draft.spec, draft.plan, edited, draft.writer.trainer, own=draft.trainer)
 
 
 def _preflight(bundle: Bundle) -> Preflight:
@@ -126,7 +126,7 @@ def _preflight(bundle: Bundle) -> Preflight:
     from topoplan.hosts.checks import preflight
 
     needs = _needs(bundle)
-    return lambda connections: preflight(connections, bundle.recorded.spec.cluster, needs)
+    return lambda connections: preflight(connections, bundle.draft.spec.cluster, needs)
 
 
 def _show_dry_run(bundle: Bundle, targets: dict[str, Any], *, preflight: bool, grace_s: float, as_json: bool) -> None:

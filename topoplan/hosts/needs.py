@@ -16,7 +16,7 @@ from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.registry import TrainerName
 from topoplan.trainers.requirements import Requirement
 from topoplan.trainers.torchrun import master_port
-from topoplan.trainers.trainer import DATASET_TO_FILL_IN
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN, TrainerFiles
 from topoplan.trainers.writers import writer_of
 
 _WEIGHT_BYTES = 2  # bf16; the trainer reads no quantized weights
@@ -49,14 +49,20 @@ class RunNeeds:
 
 
 def needs_of(
-    spec: Spec, plan: Plan, edited: Mapping[str, Any] | None = None, trainer: TrainerName | None = None
+    spec: Spec,
+    plan: Plan,
+    edited: Mapping[str, Any] | None = None,
+    trainer: TrainerName | None = None,
+    *,
+    own: TrainerFiles | None = None,
 ) -> RunNeeds:
-    """What the bundle of a plan wants; `edited` are the keys of its train.yaml, where a person may have changed it.
+    """What the bundle of a plan wants; `edited` are the keys of its train.yaml, where a person may have changed it, and
+    `own` the trainer's files, where they are there already.
 
-    Raises what `emit.bundle.generate` raises.
+    Raises what `bundle.bundle.generate` raises.
     """
     writer = writer_of(spec, plan.layout, trainer)
-    own = writer.files(spec, plan)
+    own = own or writer.files(spec, plan)
     run = writer.run(spec, plan.layout, {**own.values, **(edited or {})})
     requirements = run.requirements
     if all(one.package.name != "transformers" for one in requirements):

@@ -44,7 +44,7 @@ class _Program:
 def _programs(bundle: Bundle, checks: RunNeeds | None) -> tuple[_Program, ...]:
     """All that may run on a host, in the order in which it does. Those of node 0, where they differ."""
     node = bundle.nodes[0]
-    cluster = bundle.recorded.spec.cluster
+    cluster = bundle.draft.spec.cluster
     ask = _Program(
         name="ask",
         does="says what the host is; it differs by the paths that it looks at",
@@ -93,7 +93,7 @@ def dry_run_to_dict(
     bundle: Bundle, targets: Mapping[str, Target], *, checks: RunNeeds | None, grace_s: float
 ) -> dict[str, Any]:
     """Every file and command, as JSON. `checks` are the needs that hosts are checked for, None for no checks."""
-    secrets = bundle.recorded.spec.cluster.secrets
+    secrets = bundle.draft.spec.cluster.secrets
     lacking = missing(secrets)
     return {
         "schema": LAUNCH,
@@ -150,7 +150,7 @@ def dry_run_lines(
     yield ""
     for note in bundle.notes:
         yield f"Mind: {note}"
-    secrets = bundle.recorded.spec.cluster.secrets
+    secrets = bundle.draft.spec.cluster.secrets
     lacking = missing(secrets)
     for name in secrets:
         here = "NOT SET here, and a launch is refused" if name in lacking else "set here"

@@ -41,8 +41,7 @@ class AttachSession(Session):
         interrupts: Callable[[], int] = lambda: 0,
     ) -> None:
         """Touch nothing yet."""
-        super().__init__(access, settings, tell=tell, interrupts=interrupts)
-        self._record: RunRecord = record
+        super().__init__(record, {}, access, settings, tell=tell, interrupts=interrupts)
 
     @property
     def _stops(self) -> bool:

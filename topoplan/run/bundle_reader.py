@@ -6,17 +6,17 @@ Other edits are the user's own business (the data set in train.yaml, a line in a
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import topoplan
-from topoplan.bundle.bundle import HOSTS_SCHEMA
+from topoplan.bundle.bundle import HOSTS_FILE, HOSTS_SCHEMA, files_of, hosts_document
 from topoplan.bundle.bundle_files import EditedScript, edited_scripts, is_script, refuse_links
-from topoplan.bundle.plan_file import RecordedPlan, read_plan_file, written_again
+from topoplan.bundle.draft import Draft
+from topoplan.bundle.plan_file import RecordedPlan, draft_again, read_plan_file
 from topoplan.bundle.whole import again, digest, mixture, refuse_incomplete, refuse_unusable
 from topoplan.bundle.write import MANIFEST, listed
 from topoplan.errors import InputError, SpecError, TopoplanError, nearest
@@ -26,11 +26,8 @@ from topoplan.specs.cluster import Cluster, Host
 from topoplan.specs.json_source import parse_json
 from topoplan.specs.source import Source, read_text, shown_path
 from topoplan.trainers.torchrun import script_name
-from topoplan.trainers.trainer import PLAN_FILE
+from topoplan.trainers.trainer import MAIN_FILE, PLAN_FILE
 from topoplan.units import named, shown
-
-HOSTS_FILE = "hosts.json"
-TRAINER_FILE = "train.yaml"
 
 _MOST_BYTES = 100_000_000
 _HOST_KEYS = ("address", "user", "port", "workdir", "venv")
@@ -60,21 +57,21 @@ class Bundle:
     """A bundle that can be launched."""
 
     directory: Path
-    run: str
-    """Name of the run: model and layout, as in the trainer's `run_name`."""
+    draft: Draft
+    """What it was made from: spec, plan, and the trainer's own files."""
     nodes: tuple[BundleNode, ...]
     """In the order of their numbers."""
     files: Mapping[str, bytes]
     """Content by name, of all files that a node may need; `files_of` has those of one node."""
-    recorded: RecordedPlan
-    """Spec, plan and prediction."""
-    master_address: str
-    """Where all nodes meet, as the scripts have it."""
-    master_port: int
     edited: tuple[str, ...] = ()
     """Files that are not as `topoplan generate` wrote them."""
     notes: tuple[str, ...] = ()
     """Sentences on what a person should mind before starting this."""
+
+    @property
+    def run(self) -> str:
+        """Name of the run: model and layout, as in the trainer's `run_name`."""
+        return self.draft.trainer.run_name
 
     def files_of(self, node: BundleNode) -> dict[str, bytes]:
         """What goes to one node: its own script, and the files for all."""
@@ -88,40 +85,22 @@ def read_bundle(directory: str | Path) -> Bundle:
     Raises SpecError for a directory that holds none or not the whole of it, a plan without hosts, and a hosts.json that
     says otherwise than plan.json; what `read_plan_file` raises for a plan.json that cannot be read.
     """
-    directory = Path(directory)
+    directory = _bundle_directory(Path(directory))
     name = shown_path(directory)
-    refuse_incomplete(directory)
-    if directory.is_file() and directory.name == PLAN_FILE:
-        directory = directory.parent
-    elif not directory.is_dir():
-        remedy = nearest(directory.name, (entry.name for entry in _siblings(directory)))
-        what = "is a file, not a bundle" if directory.exists() else "no such directory"
-        raise SpecError(what, where=name, remedy=remedy or _REMEDY)
-    elif not (directory / PLAN_FILE).exists():
-        within = sorted(entry.parent.name for entry in directory.glob(f"*/{PLAN_FILE}"))[:_MOST_NAMED]
-        raise SpecError(
-            f"is not a bundle: no {PLAN_FILE}",
-            where=name,
-            remedy=f"it holds bundles: {', '.join(within)}" if within else _REMEDY,
-        )
     refuse_links(directory, (PLAN_FILE, MANIFEST))
     known = listed(directory)
     recorded = read_plan_file(directory)
-    cluster = recorded.spec.cluster
-    if not cluster.hosts:
-        raise SpecError(
-            f"its plan names no hosts, and {cluster.nodes} {'is' if cluster.nodes == 1 else 'are'} needed",
-            where=str(shown_path(directory / PLAN_FILE)),
-            remedy="add `hosts: [{address: 10.0.0.1, user: ..., workdir: ..., venv: ...}, ...]` to the spec, one for"
-            " each node in the order of their numbers, and write the bundle again with `topoplan generate`",
-        )
-    texts = written_again(recorded)
+    _check_has_hosts(recorded.spec.cluster, directory)
+    draft = draft_again(recorded)
+    texts = files_of(draft)
     refuse_links(directory, texts)
-    fresh = {file: text.encode() for file, text in texts.items()}
-    needed = [script_name(node) for node in range(cluster.nodes)]
-    needed += [TRAINER_FILE, HOSTS_FILE]
+    nodes = tuple(
+        BundleNode(node=node, host=host, script=script_name(node)) for node, host in enumerate(draft.spec.cluster.hosts)
+    )
+    needed = [*(node.script for node in nodes), MAIN_FILE, HOSTS_FILE]
     if missing := [file for file in needed if not (directory / file).is_file()]:
         raise SpecError(f"lacks {named(missing)}", where=name, remedy=f"write it again: {again(directory)}")
+    fresh = {file: text.encode() for file, text in texts.items()}
     files = {file: _content(directory / file) for file in fresh if (directory / file).is_file()}
     refuse_unusable(directory, files, fresh)
     if mixed := mixture(directory, files, fresh, known):
@@ -129,33 +108,46 @@ def read_bundle(directory: str | Path) -> Bundle:
     refuse_incomplete(directory)
     if listed(directory) != known:
         raise SpecError("was written again while it was read", where=name, remedy="give it once more")
-    hosts = _read_hosts(directory / HOSTS_FILE)
-    _compare(hosts, json.loads(fresh[HOSTS_FILE]))
-    edited = tuple(
-        file for file, data in files.items() if data != fresh[file] and digest(data) not in known.get(file, ())
-    )
+    _compare(_read_hosts(directory / HOSTS_FILE), hosts_document(draft))
+    edited = [file for file, data in files.items() if data != fresh[file] and digest(data) not in known.get(file, ())]
     of_this_version = recorded.version == topoplan.__version__
     scripts = edited_scripts(files, texts) if of_this_version else ()
-    others = [name for name in edited if not (of_this_version and is_script(texts[name]))]
+    others = [file for file in edited if not (of_this_version and is_script(texts[file]))]
     return Bundle(
         directory=directory,
-        run=str(hosts.data["run"]),
-        nodes=tuple(
-            BundleNode(node=node, host=host, script=script_name(node)) for node, host in enumerate(cluster.hosts)
-        ),
+        draft=draft,
+        nodes=nodes,
         files=files,
-        recorded=recorded,
-        master_address=hosts.data["master"]["address"],
-        master_port=hosts.data["master"]["port"],
         edited=tuple(dict.fromkeys((*edited, *(script.name for script in scripts)))),
-        notes=(
-            *([f"{named(others)} changed since topoplan wrote the bundle; launched as found"] if others else []),
-            *_script_notes(scripts),
-            *([] if of_this_version else ["that scripts were edited is known from the list beside them alone"]),
-            *recorded.notes,
-            *([f"it was written for {recorded.scheduler} too"] if recorded.scheduler is not None else []),
-        ),
+        notes=tuple(_notes(recorded, others, scripts)),
     )
+
+
+def _bundle_directory(directory: Path) -> Path:
+    """Where the plan is. Raises SpecError where there is none."""
+    name = shown_path(directory)
+    refuse_incomplete(directory)
+    if directory.is_file() and directory.name == PLAN_FILE:
+        return directory.parent
+    if not directory.is_dir():
+        remedy = nearest(directory.name, (entry.name for entry in _siblings(directory)))
+        what = "is a file, not a bundle" if directory.exists() else "no such directory"
+        raise SpecError(what, where=name, remedy=remedy or _REMEDY)
+    if not (directory / PLAN_FILE).exists():
+        within = sorted(entry.parent.name for entry in directory.glob(f"*/{PLAN_FILE}"))[:_MOST_NAMED]
+        remedy = f"it holds bundles: {', '.join(within)}" if within else _REMEDY
+        raise SpecError(f"is not a bundle: no {PLAN_FILE}", where=name, remedy=remedy)
+    return directory
+
+
+def _check_has_hosts(cluster: Cluster, directory: Path) -> None:
+    if not cluster.hosts:
+        raise SpecError(
+            f"its plan names no hosts, and {cluster.nodes} {'is' if cluster.nodes == 1 else 'are'} needed",
+            where=str(shown_path(directory / PLAN_FILE)),
+            remedy="add `hosts: [{address: 10.0.0.1, user: ..., workdir: ..., venv: ...}, ...]` to the spec, one for"
+            " each node in the order of their numbers, and write the bundle again with `topoplan generate`",
+        )
 
 
 def _siblings(path: Path) -> list[Path]:
@@ -170,16 +162,20 @@ def _content(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _script_notes(scripts: Sequence[EditedScript]) -> list[str]:
-    """What is different in scripts; where it is the same in several, once."""
+def _notes(recorded: RecordedPlan, edited: list[str], scripts: Sequence[EditedScript]) -> Iterator[str]:
+    if edited:
+        yield f"{named(edited)} changed since topoplan wrote the bundle; launched as found"
     alike: dict[str, list[str]] = {}
     for script in scripts:
         alike.setdefault(script.summary, []).append(script.name)
-    return [
-        f"{named(names)} {'is' if len(names) == 1 else 'are'} not what topoplan writes for this plan, and started as"
-        f" found: {summary}"
-        for summary, names in alike.items()
-    ]
+    for summary, names in alike.items():
+        are = "is" if len(names) == 1 else "are"
+        yield f"{named(names)} {are} not what topoplan writes for this plan, and started as found: {summary}"
+    if recorded.version != topoplan.__version__:
+        yield "that scripts were edited is known from the list beside them alone"
+    yield from recorded.notes
+    if recorded.scheduler is not None:
+        yield f"it was written for {recorded.scheduler} too"
 
 
 # hosts.json ----------------------------------------------------------------------------------------------------------
@@ -239,7 +235,7 @@ def choose_nodes(bundle: Bundle, nodes: Iterable[str] = (), exclude: Iterable[st
     if len(chosen) == len(every):
         return
     where = "--exclude" if without else "--nodes"
-    cluster = bundle.recorded.spec.cluster
+    cluster = bundle.draft.spec.cluster
     left_out = [bundle.nodes[node].host.address for node in sorted(every - set(chosen))]
     if not chosen:
         raise InputError("no host is left", where=where, expected=f"expected all {len(every)}")
@@ -282,7 +278,7 @@ def _numbers(bundle: Bundle, texts: Iterable[str], option: str) -> set[int]:
 
 def _fitting(bundle: Bundle, hosts: Sequence[Host]) -> tuple[int, str]:
     """On how many of the hosts the same splits would do, 0 for none, and that as a phrase."""
-    spec, layout = bundle.recorded.spec, bundle.recorded.plan.layout
+    spec, layout = bundle.draft.spec, bundle.draft.plan.layout
     degrees = ("tp", "pp", "cp", "ep") if layout.is_megatron else ("cp", "ulysses")
     given = layout_to_dict(layout)
     if layout.is_megatron:

@@ -63,8 +63,9 @@ class LaunchSession(Session):
         secrets: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Touch nothing yet. `targets` are by names of nodes; `secrets` are variables of the job."""
-        super().__init__(access, settings, tell=tell, interrupts=interrupts, hidden=secrets.values())
-        self._bundle, self._targets, self._planned = bundle, targets, bundle.recorded
+        record, hidden = _new_record(bundle, targets), secrets.values()
+        super().__init__(record, targets, access, settings, tell=tell, interrupts=interrupts, hidden=hidden)
+        self._bundle, self._planned = bundle, bundle.draft
         self._preflight, self._secrets = preflight, secrets
         self._all_started = True
         """Whether all hosts have said so."""
@@ -120,33 +121,11 @@ class LaunchSession(Session):
         return Outcome(end="refused", code=FAILED) if failed else None
 
     def _prepare(self) -> Outcome | None:
-        """Name the run and its directories, and note it: from here on others can find it."""
-        run_id = records.new_run_id(self._bundle.run)
-        record = RunRecord(
-            run_id=run_id,
-            name=self._bundle.run,
-            bundle=str(self._bundle.directory.resolve()),
-            created=records.now_text(),
-            nodes=tuple(self._place(node, run_id) for node in self._bundle.nodes),
-        )
-        directory = records.create(record)
-        self._record = record
-        self._step("run", f"run {run_id}", run=run_id, directory=str(directory))
+        """Note the run: from here on others can find it."""
+        directory = records.create(self._record)
+        self._is_noted = True
+        self._step("run", f"run {self._run}", run=self._run, directory=str(directory))
         return None
-
-    def _place(self, node: BundleNode, run_id: str) -> NodeRecord:
-        host, target = node.host, self._targets[node.name]
-        # A directory for each node: hosts may share the file system. A relative one is in the user's home.
-        own = (runs_directory_on(target), node.name, f"{run_id}-{secrets.token_hex(8)}")
-        return NodeRecord(
-            node=node.node,
-            name=target.name,
-            address=host.address,
-            user=host.user,
-            port=host.port,
-            run_dir=posixpath.join(host.workdir or "", *own),
-            script=node.script,
-        )
 
     def _upload(self) -> Outcome | None:
         self._step("upload", f"putting the bundle on {_hosts(len(self._bundle.nodes))}")
@@ -205,7 +184,6 @@ class LaunchSession(Session):
 
     def _note_started(self) -> None:
         """Note what the hosts have said: who stops the run later needs no file of it then."""
-        assert self._record is not None
         started = {name: node.started for name, node in self._nodes.items()}
         nodes = tuple(replace(node, started=started.get(node.label)) for node in self._record.nodes)
         try:
@@ -252,7 +230,7 @@ class LaunchSession(Session):
         left: dict[str, HostError] = {}
         if self._nodes:
             left = self._stop_all(watch)
-        elif self._record is not None:
+        elif self._is_noted:
             self._clean_up()
         if not left:
             self._note("stopped", INTERRUPTED, reason=_BY_USER, nodes=watch.nodes if watch is not None else ())
@@ -267,7 +245,6 @@ class LaunchSession(Session):
     # ----------------------------------------------------------------------------------------------------- small things
 
     def _on_all(self, job: Callable[[NodeRecord, Connection], None], deadline_s: float) -> dict[str, HostError | None]:
-        assert self._record is not None
         places = {place.label: place for place in self._record.nodes}
         return run_on_all(
             self._connections, lambda name, connection: job(places[name], connection), deadline_s=deadline_s + 1
@@ -278,6 +255,33 @@ class LaunchSession(Session):
 
     def _host_failed(self, name: str, error: HostError) -> None:
         self._tell(host_failure(name, error))
+
+
+def _new_record(bundle: Bundle, targets: Mapping[str, Target]) -> RunRecord:
+    """Names the run, and its directory on each host."""
+    run_id = records.new_run_id(bundle.run)
+    return RunRecord(
+        run_id=run_id,
+        name=bundle.run,
+        bundle=str(bundle.directory.resolve()),
+        created=records.now_text(),
+        nodes=tuple(_place(node, targets[node.name], run_id) for node in bundle.nodes),
+    )
+
+
+def _place(node: BundleNode, target: Target, run_id: str) -> NodeRecord:
+    host = node.host
+    # A directory for each node: hosts may share the file system. A relative one is in the user's home.
+    own = (runs_directory_on(target), node.name, f"{run_id}-{secrets.token_hex(8)}")
+    return NodeRecord(
+        node=node.node,
+        name=target.name,
+        address=host.address,
+        user=host.user,
+        port=host.port,
+        run_dir=posixpath.join(host.workdir or "", *own),
+        script=node.script,
+    )
 
 
 def runs_directory_on(target: Target) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeVar
 
+from topoplan.bundle.draft import Draft
 from topoplan.bundle.plan_file import RecordedPlan
 from topoplan.errors import HostError, InputError
 from topoplan.remote.connection import Connection
@@ -70,6 +71,8 @@ class Session(ABC):
 
     def __init__(
         self,
+        record: RunRecord,
+        targets: Mapping[str, Target],
         access: Access,
         settings: Settings,
         *,
@@ -79,20 +82,20 @@ class Session(ABC):
     ) -> None:
         """Touch nothing yet.
 
-        `interrupts` says how often the user has asked to end. `hidden` are values that are in nothing that is told or
-        noted.
+        `targets` are by labels of nodes. `interrupts` says how often the user has asked to end. `hidden` values are in
+        nothing that is told or noted.
         """
-        self._access, self._settings = access, settings
+        self._record, self._targets, self._access, self._settings = record, targets, access, settings
         self._mask = Mask(hidden)
         self._tell: Tell = lambda event: tell(self._mask.value(event))
         self._interrupts = interrupts
-        self._targets: Mapping[str, Target] = {}
         self._connections: dict[str, Connection] = {}
         self._nodes: dict[str, Watched] = {}
         """By label; their connections are the latest."""
-        self._record: RunRecord | None = None
-        self._planned: RecordedPlan | None = None
+        self._planned: Draft | RecordedPlan | None = None
         """What was predicted of it, where that is known."""
+        self._is_noted = not self.OWNS
+        """Whether others can find the run."""
         self._give_up = False
 
     def go(self) -> Outcome:
@@ -242,7 +245,7 @@ class Session(ABC):
 
     @property
     def _run(self) -> str:
-        return self._record.run_id if self._record is not None else ""
+        return self._record.run_id if self._is_noted else ""
 
     def _connect(self, on_failure: Callable[[str, HostError], None]) -> dict[str, Connection | HostError]:
         """Log in to all hosts; by label, in the order of the targets."""
@@ -263,7 +266,6 @@ class Session(ABC):
         return connect(self._targets[name], self._access, deadline_s=deadline_s)
 
     def _watched(self, place: NodeRecord, connection: Connection | None, tail_lines: int | None = None) -> Watched:
-        assert self._record is not None
         return Watched(
             node=place.node,
             name=place.label,
@@ -307,7 +309,7 @@ class Session(ABC):
     ) -> None:
         """Bring the record up to date, where another process has not done so. A disk that is full now ends nothing: the
         hosts know how their jobs are."""
-        if self._record is None:
+        if not self._is_noted:
             return
         codes = {node.name: node.code for node in nodes if node.code is not None}
         trouble = not_kept(nodes)

@@ -1,0 +1,121 @@
+"""README.md of a bundle: what it is, what has to be on the nodes, and how it is started."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import PurePosixPath
+from typing import Any
+
+import topoplan
+from topoplan.bundle.draft import Draft
+from topoplan.bundle.fabric import fabric_needs, lossless_note
+from topoplan.bundle.slurm import JOB_SCRIPT, slurm_warnings
+from topoplan.catalog.packages import PYTHON, in_words
+from topoplan.errors import listed
+from topoplan.specs.cluster import Cluster, Host
+from topoplan.trainers.checkpoint_size import CheckpointSize
+from topoplan.trainers.llamafactory.mca_facts import is_hub_id
+from topoplan.trainers.templating import code_span, gigabytes, render
+from topoplan.trainers.torchrun import script_name
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN
+
+_MOST_COMMANDS = 8
+"""hosts.json has them all."""
+
+
+def warnings_of(draft: Draft) -> tuple[str, ...]:
+    """What the README warns of; a terminal shows it too."""
+    return draft.trainer.warnings if draft.scheduler is None else (*draft.trainer.warnings, *slurm_warnings(draft))
+
+
+def readme(draft: Draft) -> str:
+    """README.md of a bundle."""
+    spec, run, view, layout = draft.spec, draft.run, draft.view, draft.plan.layout
+    cluster, model = spec.cluster, spec.model
+    hours = draft.hours[0] if draft.hours is not None else None
+    from_hub = model.config_path is None and is_hub_id(model.name)
+    context: dict[str, Any] = {
+        "version": topoplan.__version__,
+        "words": run.readme,
+        "python": next((in_words(one.versions) for one in run.requirements if one.package.name == PYTHON), ""),
+        "model": model.name,
+        "cluster": cluster.name,
+        "gpu": cluster.gpu.name,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "plan": view,
+        "batch": layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
+        "seq_len": spec.job.seq_len,
+        "vision": model.vision is not None,
+        "total_tokens_per_s": view["tokens_per_s_per_gpu"] * layout.world_size,
+        "steps": run.steps,
+        "hours": hours,
+        "gpu_hours": None if hours is None else hours * layout.world_size,
+        "warnings": warnings_of(draft),
+        "job_script": None if draft.scheduler is None else JOB_SCRIPT,
+        "scripts": [
+            {
+                "node": node,
+                "name": script_name(node),
+                "address": cluster.hosts[node].address if cluster.hosts else None,
+            }
+            for node in range(cluster.nodes)
+        ],
+        "workdir_words": _workdir_words(cluster.hosts),
+        "venv": cluster.hosts[0].venv if cluster.hosts else None,
+        "model_dir": run.model_dir,
+        "download": shlex.join(["hf", "download", model.name, "--local-dir", run.model_dir]) if from_hub else None,
+        "dataset": run.dataset,
+        "dataset_missing": run.dataset == DATASET_TO_FILL_IN,
+        "to_fill_in": (run.to_fill_in or "").strip(),
+        "dataset_dir": run.dataset_dir,
+        "output_dir": run.output_dir,
+        "checkpoint": run.checkpoint,
+        "checkpoint_parts": _checkpoint_parts(run.checkpoint),
+        "resumable": run.resumable,
+        "secrets": listed([code_span(name) for name in cluster.secrets]),
+        "commands": [] if draft.scheduler is not None else _commands(cluster, draft.trainer.run_name),
+        "master_known": draft.master_address is not None,
+        "master_port": draft.master_port,
+        "log_dir": f"logs/{draft.trainer.run_name}",
+        "network_needs": [need.what for need in fabric_needs(cluster)],
+        "lossless_note": lossless_note(cluster),
+    }
+    return render("README.md.j2", context)
+
+
+def _checkpoint_parts(checkpoint: CheckpointSize) -> str:
+    sizes = {
+        f"{checkpoint.what} for Megatron": checkpoint.megatron_bytes,
+        "for Hugging Face": checkpoint.hf_bytes,
+        "optimizer state": checkpoint.optimizer_bytes,
+    }
+    return ", ".join(f"{words} {gigabytes(size)}" for words, size in sizes.items() if size)
+
+
+def _workdir_words(hosts: tuple[Host, ...]) -> str:
+    directories = {host.workdir for host in hosts}
+    if len(directories) == 1 and (only := directories.pop()) is not None:
+        return code_span(only)
+    return "the working directory of the host in the spec" if any(directories) else "this directory on the node"
+
+
+def _commands(cluster: Cluster, run_name: str) -> list[str]:
+    """Copy and start, host by host: what a person would type. None without hosts that say where to put the files."""
+    hosts = cluster.hosts
+    if not hosts or any(host.workdir is None for host in hosts):
+        return []
+    commands = []
+    for node, host in enumerate(hosts[:_MOST_COMMANDS]):
+        there = str(PurePosixPath(host.workdir or "/", "bundles", run_name))
+        target = f"{host.user}@{host.address}" if host.user else host.address
+        port = [] if host.port is None else ["-p", str(host.port)]
+        # Each command goes through two shells, this one and the host's: quoted once for each.
+        ssh = ["ssh", *port, "--", target] if target.startswith("-") else ["ssh", *port, target]
+        copy = f"mkdir -p {shlex.quote(there)} && tar -xf - -C {shlex.quote(there)}"
+        commands.append(f"tar -cf - --exclude=logs . | {shlex.join([*ssh, copy])}")
+        start = shlex.join(["bash", f"{there}/{script_name(node)}"])
+        commands.append(shlex.join([*ssh[:1], "-t", *ssh[1:], start]))
+    if len(hosts) > _MOST_COMMANDS:
+        commands.append(f"# and so on for the other {len(hosts) - _MOST_COMMANDS}: see hosts.json")
+    return commands
