@@ -30,27 +30,20 @@ def warnings_of(draft: Draft) -> tuple[str, ...]:
 
 def readme(draft: Draft) -> str:
     """README.md of a bundle."""
-    spec, run, view, layout = draft.spec, draft.run, draft.view, draft.plan.layout
+    spec, run, layout = draft.spec, draft.run, draft.plan.layout
     cluster, model = spec.cluster, spec.model
-    hours = draft.hours[0] if draft.hours is not None else None
     from_hub = model.config_path is None and is_hub_id(model.name)
     context: dict[str, Any] = {
         "version": topoplan.__version__,
-        "words": run.readme,
+        "draft": draft,
+        "spec": spec,
+        "cluster": cluster,
+        "run": run,
+        "layout": layout,
+        "plan": draft.view,
         "python": next((in_words(one.versions) for one in run.requirements if one.package.name == PYTHON), ""),
-        "model": model.name,
-        "cluster": cluster.name,
-        "gpu": cluster.gpu.name,
-        "nodes": cluster.nodes,
-        "gpus_per_node": cluster.gpus_per_node,
-        "plan": view,
         "batch": layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
-        "seq_len": spec.job.seq_len,
-        "vision": model.vision is not None,
-        "total_tokens_per_s": view["tokens_per_s_per_gpu"] * layout.world_size,
-        "steps": run.steps,
-        "hours": hours,
-        "gpu_hours": None if hours is None else hours * layout.world_size,
+        "hours": draft.hours[0] if draft.hours is not None else None,
         "warnings": warnings_of(draft),
         "job_script": None if draft.scheduler is None else JOB_SCRIPT,
         "scripts": [
@@ -63,20 +56,12 @@ def readme(draft: Draft) -> str:
         ],
         "workdir_words": _workdir_words(cluster.hosts),
         "venv": cluster.hosts[0].venv if cluster.hosts else None,
-        "model_dir": run.model_dir,
         "download": shlex.join(["hf", "download", model.name, "--local-dir", run.model_dir]) if from_hub else None,
-        "dataset": run.dataset,
         "dataset_missing": run.dataset == DATASET_TO_FILL_IN,
         "to_fill_in": (run.to_fill_in or "").strip(),
-        "dataset_dir": run.dataset_dir,
-        "output_dir": run.output_dir,
-        "checkpoint": run.checkpoint,
         "checkpoint_parts": _checkpoint_parts(run.checkpoint),
-        "resumable": run.resumable,
         "secrets": listed([code_span(name) for name in cluster.secrets]),
         "commands": [] if draft.scheduler is not None else _commands(cluster, draft.trainer.run_name),
-        "master_known": draft.master_address is not None,
-        "master_port": draft.master_port,
         "log_dir": f"logs/{draft.trainer.run_name}",
         "network_needs": [need.what for need in fabric_needs(cluster)],
         "lossless_note": lossless_note(cluster),

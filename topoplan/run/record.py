@@ -22,8 +22,11 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from topoplan.errors import InputError, OutputError, nearest
 from topoplan.specs.cluster import Host
@@ -260,8 +263,8 @@ def _read(run_id: str) -> RunRecord:
     path = runs_directory() / run_id / _FILE
     remedy = "remove its directory if its jobs are not needed any more"
     try:
-        document = json.loads(path.read_bytes())
-        schema = document["schema"]
+        text = path.read_bytes()
+        schema = json.loads(text)["schema"]
         if schema != SCHEMA:
             raise InputError(
                 f"written by another version of topoplan: {schema!r}",
@@ -269,7 +272,7 @@ def _read(run_id: str) -> RunRecord:
                 expected=f"expected {SCHEMA!r}",
                 remedy="use the version that started the run",
             )
-        return _record(run_id, document)
+        return _record(run_id, text)
     except FileNotFoundError:
         raise InputError("no record in it", where=str(path.parent), remedy=remedy) from None
     except OSError as error:
@@ -278,47 +281,19 @@ def _read(run_id: str) -> RunRecord:
         raise InputError("damaged: not a record of a run", where=str(path), remedy=remedy) from None
 
 
-def _record(run_id: str, document: dict[str, Any]) -> RunRecord:
-    """Raises ValueError, KeyError or TypeError for what is no record. Keys that we do not know are passed over."""
-    fields = _known(RunRecord, document)
-    nodes = tuple(_node(node) for node in fields.pop("nodes"))
-    record = RunRecord(**fields, nodes=nodes)
-    if record.run_id != run_id or record.state not in get_args(RunState):
-        raise ValueError
-    if not 0 <= record.stop_grace_s < math.inf:  # JSON as Python reads it has NaN and Infinity too
+@cache
+def _adapter() -> TypeAdapter[RunRecord]:
+    return TypeAdapter(RunRecord)
+
+
+def _record(run_id: str, text: bytes) -> RunRecord:
+    """Raises ValueError for what is no record. Keys that we do not know are passed over."""
+    record = _adapter().validate_json(text, strict=True)
+    if record.run_id != run_id or not math.isfinite(record.stop_grace_s) or record.stop_grace_s < 0:
         raise ValueError
     for moment in filter(None, (record.created, record.stop_asked)):
         datetime.fromisoformat(moment)
     return record
-
-
-def _node(document: dict[str, Any]) -> NodeRecord:
-    fields = _known(NodeRecord, document)
-    started = fields.pop("started", None)
-    return NodeRecord(**fields, started=None if started is None else Started(**_known(Started, started)))
-
-
-def _known(kind: type[RunRecord | NodeRecord | Started], document: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `kind`, each with a value of its type."""
-    found = {}
-    for field in dataclasses.fields(kind):
-        if field.name in document:
-            value = document[field.name]
-            expected = _TYPES.get(str(field.type), (str,))
-            if not isinstance(value, expected) or isinstance(value, bool):
-                raise TypeError
-            found[field.name] = value
-    return found
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "int | None": (int, type(None)),
-    "str | None": (str, type(None)),
-    "Started | None": (dict, type(None)),
-    "tuple[NodeRecord, ...]": (list,),
-}
 
 
 def _write(directory: Path, record: RunRecord) -> RunRecord:
