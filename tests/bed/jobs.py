@@ -23,7 +23,9 @@ from topoplan.remote.keys import Access
 from topoplan.remote.ssh import connect
 from topoplan.remote.ssh_config import Target
 from topoplan.run.bundle_reader import Bundle, read_bundle
+from topoplan.run.diagnose import Diagnosis
 from topoplan.run.events import Event
+from topoplan.run.failure import Failure
 from topoplan.run.launch import LaunchSession
 from topoplan.run.node import stop_node
 from topoplan.run.outcome import note_stop
@@ -50,6 +52,16 @@ class Ran:
     outcome: Outcome
     events: list[Event]
     took_s: float
+
+    @property
+    def failure(self) -> Failure:
+        assert self.outcome.failure is not None
+        return self.outcome.failure
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        assert self.failure.diagnosis is not None, self.failure.tail
+        return self.failure.diagnosis
 
     def of(self, kind: str, node: str = "") -> list[str]:
         return [one.text for one in self.events if one.kind == kind and node in ("", one.node)]
@@ -174,6 +186,27 @@ class After:
 
     def count(self) -> int:
         return int(self.seen)
+
+
+class Once:
+    """Does something once all nodes that are named have said these words; without a name, all of the run."""
+
+    def __init__(self, words: str, job: Callable[[], object], *nodes: str) -> None:
+        self._after, self._job = After(words, *(nodes or LABELS)), job
+
+    def __call__(self, event: Event) -> None:
+        before = self._after.seen
+        self._after(event)
+        if self._after.seen and not before:
+            self._job()
+
+
+def both(*listeners: Callable[[Event], None]) -> Callable[[Event], None]:
+    def on(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return on
 
 
 class StopAfter:

@@ -187,12 +187,6 @@ def test_whole_numbers_in_the_place_of_floats_stay_whole_numbers(tmp_path: Path)
     assert '"epochs": 2,' in files[PLAN_FILE]
 
 
-def test_what_is_written_from_it_can_be_read_again(tmp_path: Path) -> None:
-    spec = own_spec(tmp_path)
-    files = generate(spec, predict(spec, {"tp": 2}))
-    assert again(again(files)) == files
-
-
 # The file ------------------------------------------------------------------------------------------------------------
 
 

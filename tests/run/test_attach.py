@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, StopAfter, wait_until
+from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, StopAfter, both, wait_until
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
 from topoplan.remote.keys import Access
@@ -62,10 +61,8 @@ class Client:
             assert self.run.log(node).read_bytes() == (Path(node.run_dir) / ".topoplan" / "log").read_bytes()
 
 
-@contextlib.contextmanager
-def released(hosts: Hosts) -> Iterator[None]:
+def release(hosts: Hosts) -> None:
     """Let jobs go on that wait for the file `go` in their workdir."""
-    yield
     for name in NAMES:
         (hosts.workdir(name) / "go").touch()
 
@@ -87,16 +84,7 @@ def test_continues_the_copies_of_a_client_that_was_killed(hosts: Hosts) -> None:
     process.kill()
     process.communicate()
     client = Client(hosts)
-    begun = After("begun", *LABELS)
-
-    def on(event: Event) -> None:
-        before = begun.seen
-        begun(event)
-        if begun.seen and not before:
-            with released(hosts):
-                pass
-
-    attached = client.attach(on=on)
+    attached = client.attach(on=Once("begun", lambda: release(hosts)))
     assert (attached.end, attached.code, attached.running) == ("ended", 0, ())
     assert [client.of("line", label)[-101:] for label in LABELS] == [["begun", *map(str, range(1, 101))]] * 4
     client.assert_copies_are_whole()
@@ -114,8 +102,7 @@ def test_beside_a_launch_and_another_one_copies_nothing_twice(hosts: Hosts) -> N
     for thread in threads:
         thread.start()
     wait_until(lambda: all(len(one.of("line")) >= 4 for one in clients), "all are shown")
-    with released(hosts):
-        pass
+    release(hosts)
     for thread in (*threads, launch):
         thread.join(60)
     assert [one.end for one in found] == ["ended", "ended"]
@@ -159,21 +146,13 @@ def test_a_host_that_cannot_be_seen_any_more_ends_nothing(hosts: Hosts, refused:
     hosts.launch(settings=replace(SETTINGS, detach=True))
     client = Client(hosts)
     refused.append("two")
-    begun, lost, ended = After("begun", *LABELS), After("cannot be seen", "node-01"), After("ended with", "node-03")
-
-    def on(event: Event) -> None:
-        before = begun.seen, lost.seen
-        for after in (begun, lost, ended):
-            after(event)
-        if begun.seen and not before[0]:
-            hosts.bed.end_sessions("two")
-        if lost.seen and not before[1]:
-            with released(hosts):
-                pass
-        if ended.seen:
-            refused.clear()
-
-    attached = client.attach(on=on)
+    attached = client.attach(
+        on=both(
+            Once("begun", lambda: hosts.bed.end_sessions("two")),
+            Once("cannot be seen", lambda: release(hosts), "node-01"),
+            Once("ended with", refused.clear, "node-03"),
+        )
+    )
     assert (attached.end, attached.code, attached.running) == ("ended", 0, ())
     assert client.of("line", "node-01")[-1] == "100"
     assert records.load().state == "ended"
@@ -187,15 +166,8 @@ def test_one_that_is_given_up_ends_the_watching_and_the_run_for_who_asks_for_it(
     refused.append("two")
 
     def attach(settings: Settings) -> Outcome:
-        begun = After("begun", *LABELS)
-
-        def on(event: Event) -> None:
-            before = begun.seen
-            begun(event)
-            if begun.seen and not before:
-                hosts.bed.end_sessions("two")
-
-        return Client(hosts).attach(on=on, settings=settings)
+        begun = Once("begun", lambda: hosts.bed.end_sessions("two"))
+        return Client(hosts).attach(on=begun, settings=settings)
 
     watched = attach(replace(TIMES, lost_after_s=1))
     assert (watched.end, watched.code, watched.failure) == ("unknown", 1, None)
@@ -273,15 +245,9 @@ def test_who_leaves_while_somebody_else_stops_it_is_told_what_still_runs(hosts: 
     hosts.launch(settings=replace(SETTINGS, detach=True))
     client, waits = Client(hosts), After("is being stopped by somebody else")
     stop = StopAfter(hosts, After("begun", *LABELS[1:]), grace_s=60)
-
-    def on(event: Event) -> None:
-        waits(event)
-        stop(event)
-
-    attached = client.attach(on=on, interrupts=waits.count)
+    attached = client.attach(on=both(waits, stop), interrupts=waits.count)
     assert (attached.end, attached.code, list(attached.running)) == ("stopped", 143, LABELS[1:])
-    with released(hosts):
-        pass
+    release(hosts)
     stop.join()
     hosts.assert_nothing_is_left()
 

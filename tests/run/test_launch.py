@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, StopAfter, hosts_of, wait_until
+from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, StopAfter, both, hosts_of, wait_until
 from topoplan.errors import HostError
 from topoplan.hosts.check import Check
 from topoplan.remote.connection import Connection
 from topoplan.run import record as records
 from topoplan.run.events import Event
-from topoplan.run.log_copy import LogCopy
 from topoplan.run.node import Started, start_node
 from topoplan.run.outcome import note_stop
 
@@ -115,9 +114,7 @@ class TestAFailureThatFollowsFromAnother:
             three=f"until [ -e {ended} ]; do sleep 0.02; done; sleep 1; echo 'CUDA out of memory'; exit 1",
         )
         ran = hosts.launch()
-        assert ran.outcome.failure is not None
-        assert ran.outcome.failure.diagnosis is not None
-        assert (ran.outcome.failure.node, ran.outcome.failure.diagnosis.kind) == ("node-02", "gpu-memory")
+        assert (ran.failure.node, ran.diagnosis.kind) == ("node-02", "gpu-memory")
         assert ran.took_s < 60
         hosts.assert_nothing_is_left()
 
@@ -125,9 +122,7 @@ class TestAFailureThatFollowsFromAnother:
         monkeypatch.setattr("topoplan.run.failure.PATIENCE_S", 1.0)
         hosts.does(LONG, two="echo 'RuntimeError: Connection closed by peer'; exit 1")
         ran = hosts.launch()
-        assert ran.outcome.failure is not None
-        assert ran.outcome.failure.diagnosis is not None
-        assert (ran.outcome.failure.node, ran.outcome.failure.diagnosis.certain) == ("node-01", False)
+        assert (ran.failure.node, ran.diagnosis.certain) == ("node-01", False)
         hosts.assert_nothing_is_left()
 
 
@@ -143,16 +138,6 @@ class TestAGoodEnd:
 
 
 class TestAStopByAnotherClient:
-    def test_is_no_failure(self, hosts: Hosts) -> None:
-        # As torchrun does, which ends with 1 when it is told to end.
-        hosts.does("trap 'exit 1' TERM; echo begun; while :; do sleep 0.02; done")
-        stop = StopAfter(hosts, After("begun", *LABELS))
-        ran = hosts.launch(on=stop)
-        stop.join()
-        assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
-        assert (records.load().state, records.load().reason) == ("stopped", "topoplan stop")
-        hosts.assert_nothing_is_left()
-
     def test_leaves_each_node_the_time_that_was_given_there(self, hosts: Hosts) -> None:
         """Though the launch itself would kill half a second after the first has ended."""
         saves = "trap 'sleep 3; echo saved; exit 0' TERM; echo begun; while :; do sleep 0.02; done"
@@ -163,6 +148,7 @@ class TestAStopByAnotherClient:
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
         assert [ran.of("line", f"node-{node:02d}")[-1:] for node in (1, 2, 3)] == [["saved"]] * 3
         assert any(text.startswith("the run is being stopped by somebody else; waiting") for text in ran.of("step"))
+        assert (records.load().state, records.load().reason) == ("stopped", "topoplan stop")
         hosts.assert_nothing_is_left()
 
     @pytest.mark.parametrize("detach", [False, True])
@@ -184,12 +170,7 @@ class TestAStopByAnotherClient:
         deaf = "trap '' TERM; echo begun; while :; do sleep 0.02; done"
         hosts.does(deaf, one="trap 'exit 1' TERM; echo begun; while :; do sleep 0.02; done")
         stop, waits = StopAfter(hosts, After("begun", *LABELS), grace_s=60), After("is being stopped by somebody")
-
-        def on(event: Event) -> None:
-            waits(event)
-            stop(event)
-
-        ran = hosts.launch(on=on, interrupts=lambda: times * waits.count())
+        ran = hosts.launch(on=both(waits, stop), interrupts=lambda: times * waits.count())
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
         assert bool(ran.outcome.running) == (times == 2)
         stop.join()
@@ -204,8 +185,7 @@ class TestAStopByAnotherClient:
 
         ran = hosts.launch(on=on)
         assert (ran.outcome.end, ran.outcome.code) == ("failed", 8)
-        assert ran.outcome.failure is not None
-        assert ran.outcome.failure.node == "node-02"
+        assert ran.failure.node == "node-02"
         assert records.load().state == "failed"
         hosts.assert_nothing_is_left()
 
@@ -223,9 +203,8 @@ class TestAStartThatFails:
         monkeypatch.setattr(Connection, "upload", with_a_job_there)
         ran = hosts.launch()
         assert (ran.outcome.end, ran.outcome.code) == ("failed", 1)
-        assert ran.outcome.failure is not None
-        assert ran.outcome.failure.node == "node-01"
-        assert ran.outcome.failure.what.startswith("not started: a job of this run is already in ")
+        assert ran.failure.node == "node-01"
+        assert ran.failure.what.startswith("not started: a job of this run is already in ")
         assert (records.load().state, ran.outcome.running) == ("failed", ())
         hosts.assert_nothing_is_left()
 
@@ -272,37 +251,8 @@ class TestAStartThatIsNotSeenToItsEnd:
         hosts.does(LONG)
         ran = hosts.launch(settings=replace(SETTINGS, detach=detach))
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("failed", 1, ())
-        assert ran.outcome.failure is not None
-        assert (ran.outcome.failure.node, ran.outcome.failure.what) == ("node-01", "was never started")
+        assert (ran.failure.node, ran.failure.what) == ("node-01", "was never started")
         hosts.assert_nothing_is_left()
-
-
-class TestTheCopiesOfTheLogs:
-    def test_are_the_launchs_while_it_watches(self, hosts: Hosts) -> None:
-        hosts.does(LONG)
-        begun = After("begun", *(f"node-{node:02d}" for node in range(4)))
-        free: list[bool] = []
-
-        def on(event: Event) -> None:
-            begun(event)
-            if begun.seen and not free:
-                free.extend(LogCopy.open(path) is not None for path in records.load().directory().glob("*.log"))
-
-        hosts.launch(on=on, interrupts=begun.count)
-        assert free == [False] * 4
-        hosts.assert_nothing_is_left()
-
-    def test_that_cannot_be_written_end_no_launch(self, hosts: Hosts) -> None:
-        hosts.does("echo said")
-
-        def on(event: Event) -> None:
-            if event.data.get("step") == "start":
-                (records.load().directory() / "node-02.log").mkdir()
-
-        ran = hosts.launch(on=on)
-        assert ran.outcome.code == 0
-        assert "its log is not kept here, " in ran.of("note", "node-02")[0]
-        assert ran.of("line", "node-02")[-1] == "said"
 
 
 class TestTheRecord:
@@ -366,7 +316,6 @@ class TestSecrets:
         given.does('echo "with $HF_TOKEN and $WANDB_API_KEY"; exit 3')
         ran = given.launch(secrets=self.VALUES)
         assert ran.of("line", "node-00")[-2:] == ["with *** and ***", "***"]
-        assert ran.outcome.failure is not None
         assert "hf_Zq7" not in repr((ran.outcome, ran.events, records.load()))
 
     def test_that_are_missing_stop_the_launch_before_anything(

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from tests.bed.bed import Hiding, new_key, under_way
-from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Ran, interrupted_at, wait_until
+from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, Ran, both, interrupted_at, wait_until
 from tests.bundle.samples import QWEN3_8B
 from tests.trainers.test_torchrun import fill
 from topoplan.hosts.check import Check
@@ -47,27 +47,6 @@ def tmpfs(hosts: Hosts, name: str, options: str) -> Iterator[Path]:
         yield Path(f"/proc/{sshd.pid}/root{workdir}")
     finally:
         subprocess.run([*inside, "umount", "-l", workdir], check=True)
-
-
-class Once:
-    """Does something once all nodes that are named have said these words; without a name, all of the run."""
-
-    def __init__(self, words: str, job: Callable[[], object], *nodes: str) -> None:
-        self._after, self._job = After(words, *(nodes or LABELS)), job
-
-    def __call__(self, event: Event) -> None:
-        before = self._after.seen
-        self._after(event)
-        if self._after.seen and not before:
-            self._job()
-
-
-def both(*listeners: Callable[[Event], None]) -> Callable[[Event], None]:
-    def on(event: Event) -> None:
-        for listener in listeners:
-            listener(event)
-
-    return on
 
 
 @contextlib.contextmanager
@@ -145,36 +124,22 @@ class TestAJobThatEndsWell:
             assert re.fullmatch(rf"{records.load().run_id}-[0-9a-f]{{16}}", run_dir.name)
             assert {stat.S_IMODE(place.stat().st_mode) for place in (run_dir, *run_dir.parents[:2])} == {0o700}
 
-    def test_goes_on_without_its_client_when_detached(self, hosts: Hosts) -> None:
-        hosts.does(LONG)
-        ran = hosts.launch(settings=replace(SETTINGS, detach=True))
-        assert (ran.outcome.end, ran.outcome.code) == ("detached", 0)
-        assert set(hosts.jobs()) == set(NAMES)
-        assert records.load().state == "running"
-        hosts.stop_from_another_client()
-        hosts.assert_nothing_is_left()
-
 
 class TestAJobThatFails:
     def test_blames_the_first_node_and_stops_the_others(self, hosts: Hosts) -> None:
         hosts.does(LONG, three="echo boom; sleep 0.3; exit 3")
         ran = hosts.launch()
         hosts.assert_nothing_is_left()
-        failure = ran.outcome.failure
-        assert failure is not None
-        assert (failure.node, failure.what, failure.tail[-1]) == ("node-02", "ended with exit code 3", "boom")
-        assert failure.host == hosts.bed["three"].address
+        assert (ran.failure.node, ran.failure.what, ran.failure.tail[-1]) == (
+            "node-02",
+            "ended with exit code 3",
+            "boom",
+        )
+        assert ran.failure.host == hosts.bed["three"].address
         assert (ran.outcome.end, ran.outcome.code) == ("failed", 3)
         record = records.load()
         assert (record.state, record.code, record.nodes[2].code) == ("failed", 3, 3)
         assert ran.took_s < 60
-
-    def test_gives_the_exit_code_of_a_signal_to_a_script(self, hosts: Hosts) -> None:
-        hosts.does(LONG, two="sleep 0.2; kill -KILL $$")
-        ran = hosts.launch()
-        hosts.assert_nothing_is_left()
-        assert ran.outcome.failure is not None
-        assert (ran.outcome.failure.node, ran.outcome.code) == ("node-01", 137)
 
     def test_notices_that_all_processes_of_a_node_were_killed(self, hosts: Hosts) -> None:
         hosts.does(LONG)
@@ -184,25 +149,10 @@ class TestAJobThatFails:
             started = Path(records.load().nodes[3].run_dir) / ".topoplan" / "started.json"
             os.killpg(json.loads(started.read_text())["session"], signal.SIGKILL)
 
-        begun = After("begun", "node-03")
-
-        def on(event: Event) -> None:
-            before = begun.seen
-            begun(event)
-            if begun.seen and not before:
-                kill_all()
-
-        ran = hosts.launch(on=on)
+        ran = hosts.launch(on=Once("begun", kill_all, "node-03"))
         hosts.assert_nothing_is_left()
-        assert ran.outcome.failure is not None
-        assert (ran.outcome.failure.node, ran.outcome.code) == ("node-03", 1)
-        assert "gone" in ran.outcome.failure.what
-
-    def test_kills_what_does_not_end_when_it_is_asked_to(self, hosts: Hosts) -> None:
-        hosts.does("trap '' TERM; echo begun; while :; do sleep 0.1; done", one="sleep 0.5; exit 7")
-        ran = hosts.launch()
-        hosts.assert_nothing_is_left()
-        assert ran.outcome.code == 7
+        assert (ran.failure.node, ran.outcome.code) == ("node-03", 1)
+        assert "gone" in ran.failure.what
 
     def test_says_what_the_script_of_the_node_says_about_a_port_that_is_taken(self, hosts: Hosts) -> None:
         hosts.does(LONG)
@@ -219,18 +169,8 @@ class TestAJobThatFails:
             finally:
                 listener.kill()
         hosts.assert_nothing_is_left()
-        assert ran.outcome.failure is not None
-        assert (ran.outcome.failure.node, ran.outcome.code) == ("node-00", 2)
-        assert "is taken on this machine" in ran.outcome.failure.tail[-1]
-
-    def test_says_that_there_is_no_python(self, hosts: Hosts) -> None:
-        hosts.does(LONG)
-        (hosts.root / "two" / "venv" / "bin" / "python").unlink()
-        ran = hosts.launch()
-        hosts.assert_nothing_is_left()
-        assert ran.outcome.failure is not None
-        assert (ran.outcome.failure.node, ran.outcome.code) == ("node-01", 2)
-        assert "no Python at" in ran.outcome.failure.tail[-1]
+        assert (ran.failure.node, ran.outcome.code) == ("node-00", 2)
+        assert "is taken on this machine" in ran.failure.tail[-1]
 
     def test_ends_when_a_disk_fills_up_during_the_run(self, hosts: Hosts) -> None:
         hosts.does(LONG, three="yes topoplan | head -c 3000000 || exit 5")
@@ -238,8 +178,7 @@ class TestAJobThatFails:
             fill(workdir, model=f"models/{QWEN3_8B.name}")
             ran = hosts.launch()
         hosts.assert_nothing_is_left()
-        assert ran.outcome.failure is not None
-        assert (ran.outcome.failure.node, ran.outcome.code) == ("node-02", 5)
+        assert (ran.failure.node, ran.outcome.code) == ("node-02", 5)
         assert (records.load().directory() / "node-02.log").stat().st_size > 900_000
 
 
@@ -376,10 +315,8 @@ class TestTheNetwork:
         finally:
             hosts.bed.heal("three")
         assert set(hosts.jobs()) == {"three"}
-        failure = ran.outcome.failure
-        assert failure is not None
-        assert (failure.node, ran.outcome.code, ran.outcome.running) == ("node-02", 1, ("node-02",))
-        assert failure.what == "its host was not seen for 2 s"
+        assert (ran.failure.node, ran.outcome.code, ran.outcome.running) == ("node-02", 1, ("node-02",))
+        assert ran.failure.what == "its host was not seen for 2 s"
         assert ran.took_s < 40
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
@@ -441,9 +378,7 @@ class TestTheNetwork:
                 )
             )
         hosts.assert_nothing_is_left()
-        failure = ran.outcome.failure
-        assert failure is not None
-        assert (failure.node, failure.what, ran.outcome.code) == ("node-02", "ended with exit code 7", 7)
+        assert (ran.failure.node, ran.failure.what, ran.outcome.code) == ("node-02", "ended with exit code 7", 7)
         assert (records.load().state, records.load().reason) == ("failed", "node-02: ended with exit code 7")
 
     def test_is_gone_to_a_host_whose_peers_lose_it_too(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,12 +391,9 @@ class TestTheNetwork:
             ran = hosts.launch(on=Once("begun", lambda: hosts.bed.cut("three")))
         finally:
             hosts.bed.heal("three")
-        failure = ran.outcome.failure
-        assert failure is not None
-        assert (failure.node, ran.outcome.code, ran.outcome.running) == ("node-02", 1, ("node-02",))
-        assert failure.diagnosis is not None
-        assert (failure.diagnosis.kind, failure.diagnosis.certain) == ("lost", True)
-        assert records.load().reason == f"{failure.reason}; not stopped: node-02"
+        assert (ran.failure.node, ran.outcome.code, ran.outcome.running) == ("node-02", 1, ("node-02",))
+        assert (ran.diagnosis.kind, ran.diagnosis.certain) == ("lost", True)
+        assert records.load().reason == f"{ran.failure.reason}; not stopped: node-02"
         assert set(hosts.jobs()) == {"three"}
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
@@ -501,18 +433,10 @@ class TestTheNetwork:
         monkeypatch.setattr("topoplan.remote.wire._PROBE_S", 0.5)
         monkeypatch.setattr("topoplan.remote.wire._SSH_SILENT_S", 4.0)
         hosts.does(LONG)
-        begun = After("begun", "node-00", "node-01", "node-02", "node-03")
         with contextlib.ExitStack() as stack:
-
-            def on(event: Event) -> None:
-                if not begun.seen:
-                    begun(event)
-                    if begun.seen:
-                        stack.enter_context(hosts.bed.frozen("one"))
-
-            ran = hosts.launch(on=on, settings=replace(SETTINGS, lost_after_s=1))
-        assert ran.outcome.failure is not None
-        assert (ran.outcome.failure.node, ran.outcome.running) == ("node-00", ("node-00",))
+            freeze = Once("begun", lambda: stack.enter_context(hosts.bed.frozen("one")))
+            ran = hosts.launch(on=freeze, settings=replace(SETTINGS, lost_after_s=1))
+        assert (ran.failure.node, ran.outcome.running) == ("node-00", ("node-00",))
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.bed.bed import Bed
-from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, hosts_of, wait_until
+from tests.bed.jobs import NAMES, SETTINGS, After, Hosts, Once, hosts_of, wait_until
 from tests.bundle.nodes import stand_in_trainer
 from topoplan.run.events import Event
 
@@ -80,10 +80,7 @@ def test_the_rank_that_failed_is_blamed_and_all_others_are_stopped(hosts: Hosts)
     trains(hosts, "rank 5 raises")
     ran = hosts.launch(settings=replace(SETTINGS, start_s=60, grace_s=5))
     hosts.assert_nothing_is_left()
-    failure = ran.outcome.failure
-    assert failure is not None
-    assert failure.diagnosis is not None, failure.tail
-    assert (failure.node, failure.diagnosis.rank, failure.diagnosis.kind) == ("node-02", 5, "gpu-memory")
+    assert (ran.failure.node, ran.diagnosis.rank, ran.diagnosis.kind) == ("node-02", 5, "gpu-memory")
     assert (ran.outcome.end, ran.outcome.running) == ("failed", ())
     assert ran.outcome.code == 1
 
@@ -93,22 +90,13 @@ def test_a_host_that_dies_is_blamed_once_its_peers_have_waited_for_it(
 ) -> None:
     monkeypatch.setattr("topoplan.run.failure.SIGHT_S", 3.0)
     trains(hosts, "go on", timeout_s=4)
-    joined = After("sees 6", *LABELS)
-
-    def on(event: Event) -> None:
-        before = joined.seen
-        joined(event)
-        if joined.seen and not before:
-            hosts.bed.cut("three")
-
     try:
-        ran = hosts.launch(settings=replace(SETTINGS, start_s=60, grace_s=5), on=on)
+        ran = hosts.launch(
+            settings=replace(SETTINGS, start_s=60, grace_s=5), on=Once("sees 6", lambda: hosts.bed.cut("three"))
+        )
     finally:
         hosts.bed.heal("three")
-    failure = ran.outcome.failure
-    assert failure is not None
-    assert failure.diagnosis is not None, failure.tail
-    assert (failure.node, failure.diagnosis.kind, ran.outcome.code) == ("node-02", "lost", 1)
+    assert (ran.failure.node, ran.diagnosis.kind, ran.outcome.code) == ("node-02", "lost", 1)
     assert (ran.outcome.end, ran.outcome.running) == ("failed", ("node-02",))
     hosts.stop_from_another_client()
     hosts.assert_nothing_is_left()
@@ -132,8 +120,5 @@ def test_a_rank_that_is_killed_while_the_client_is_offline_is_blamed_when_it_is_
 
     ran = hosts.launch(settings=replace(SETTINGS, start_s=60, grace_s=5), on=on)
     hosts.assert_nothing_is_left()
-    failure = ran.outcome.failure
-    assert failure is not None
-    assert failure.diagnosis is not None, failure.tail
-    assert (failure.node, failure.diagnosis.rank, failure.diagnosis.kind) == ("node-02", 2, "killed")
+    assert (ran.failure.node, ran.diagnosis.rank, ran.diagnosis.kind) == ("node-02", 2, "killed")
     assert (ran.outcome.end, ran.outcome.running, ran.outcome.code) == ("failed", (), 1)

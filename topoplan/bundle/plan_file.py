@@ -21,10 +21,9 @@ from topoplan.bundle.bundle import PLAN_SCHEMA, files_of
 from topoplan.bundle.draft import NO_SCHEDULER, Draft, Scheduler, draft_of
 from topoplan.errors import InputError, SpecError, nearest
 from topoplan.layout.forms import layout_from_dict
-from topoplan.planner.case import case_of
 from topoplan.planner.inputs import spec_from_dict
 from topoplan.planner.plan import Plan
-from topoplan.planner.predict import memory_of, plan_of, plan_under, predict
+from topoplan.planner.predict import plan_under, predict
 from topoplan.planner.view import plan_to_dict
 from topoplan.specs.json_source import parse_json
 from topoplan.specs.source import KeyPath, Source, read_text, shown_path
@@ -84,11 +83,8 @@ def recorded_plan(source: Source) -> RecordedPlan:
     _check_head(source)
     spec = spec_from_dict(source, ("inputs",))
     with _placed(source):
-        plan = predict(spec, layout_from_dict(data["layout"], spec.cluster, spec.model, spec.job))
-        if len(_listed_stages(data)) < plan.layout.pp:
-            # A search lists only the stages that can need most, `predict` all of them.
-            case = case_of(spec, plan.layout.backend)
-            plan = plan_of(spec, case, plan.layout, memory_of(case, plan.layout))
+        layout = layout_from_dict(data["layout"], spec.cluster, spec.model, spec.job)
+        plan = predict(spec, layout, all_stages=len(_listed_stages(data)) >= layout.pp)
         plan = plan_under(spec, plan, data.get("trainer"))
     return RecordedPlan(
         spec=spec,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from topoplan.cli.options import AsJson
-from topoplan.cli.ssh_options import AcceptNew, LostHostAfter, RunReference
+from topoplan.cli.ssh_options import AcceptNew, Grace, LostHostAfter, RunReference
 
 
 def attach(
@@ -16,9 +16,7 @@ def attach(
     stop_on_failure: Annotated[
         bool, typer.Option("--stop-on-failure", help="Stop the others when a node fails, as `launch` does.")
     ] = False,
-    grace: Annotated[
-        float, typer.Option("--grace", metavar="SECONDS", min=0, max=3600, help="From SIGTERM to SIGKILL.")
-    ] = 10.0,
+    grace: Grace = 10.0,
     lost_host_after: LostHostAfter = None,
     accept_new: AcceptNew = False,
     as_json: AsJson = False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from topoplan.cli.options import AsJson
-from topoplan.cli.ssh_options import AcceptNew, LostHostAfter
+from topoplan.cli.ssh_options import AcceptNew, Grace, LostHostAfter
 
 if TYPE_CHECKING:
     from topoplan.hosts.needs import RunNeeds
@@ -37,9 +37,7 @@ def launch(
         list[str] | None,
         typer.Option("--exclude", metavar="LIST", help="Hosts to leave out, in the same way.", show_default=False),
     ] = None,
-    grace: Annotated[
-        float, typer.Option("--grace", metavar="SECONDS", min=0, max=3600, help="From SIGTERM to SIGKILL.")
-    ] = 10.0,
+    grace: Grace = 10.0,
     lost_host_after: LostHostAfter = None,
     as_json: AsJson = False,
 ) -> None:

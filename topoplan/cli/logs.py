@@ -105,16 +105,7 @@ def _follow(
 
     targets = targets_of(known, tuple(reached.nodes.values()))
     watched = [
-        Watched(
-            node=reached.nodes[label].node,
-            name=label,
-            address=reached.nodes[label].address,
-            run_dir=reached.nodes[label].run_dir,
-            started=reached.nodes[label].started,
-            connection=connection,
-            log=None,
-            tail_lines=tail,
-        )
+        Watched.of(reached.nodes[label], connection, log=None, tail_lines=tail)
         for label, connection in reached.connections.items()
     ]
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from topoplan.cli.options import AsJson
-from topoplan.cli.ssh_options import AcceptNew, RunReference, access
+from topoplan.cli.ssh_options import AcceptNew, Grace, RunReference, access
 
 _MARGIN_S = 15.0
 """Time for a host beside the grace and the wait after SIGKILL."""
@@ -15,10 +11,7 @@ _MARGIN_S = 15.0
 
 def stop(
     run: RunReference = "last",
-    grace: Annotated[
-        float,
-        typer.Option("--grace", metavar="S", min=0.0, max=3600.0, help="Seconds from SIGTERM to SIGKILL."),
-    ] = 10.0,
+    grace: Grace = 10.0,
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> int:

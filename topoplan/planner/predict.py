@@ -57,8 +57,9 @@ def plan_under(spec: Spec, plan: Plan, trainer: str | None) -> Plan:
     return plan_of(spec, case, plan.layout, memory_of(case, plan.layout))
 
 
-def predict(spec: Spec, layout: Layout | Mapping[str, Any]) -> Plan:
-    """Memory and time of one layout, whether it fits or not; every pipeline stage is listed.
+def predict(spec: Spec, layout: Layout | Mapping[str, Any], *, all_stages: bool = True) -> Plan:
+    """Memory and time of one layout, whether it fits or not; every pipeline stage is listed, or those alone that can
+    need most, as a search lists them.
 
     Layers that do not divide by pp * vpp are spread evenly, which the plan's warnings say.
 
@@ -71,7 +72,7 @@ def predict(spec: Spec, layout: Layout | Mapping[str, Any]) -> Plan:
     case = case_of(spec, layout.backend)
     if broken := engine_of(layout.backend).verdict(case, layout):
         raise LayoutError(broken.equation, where=f"layout breaks rule {broken.rule}", remedy=broken.fix)
-    return plan_of(spec, case, layout, memory_of(case, layout, all_stages=True))
+    return plan_of(spec, case, layout, memory_of(case, layout, all_stages=all_stages))
 
 
 def _with_stages(form: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:

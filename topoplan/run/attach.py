@@ -74,15 +74,16 @@ class AttachSession(Session):
         self._end_if_interrupted()
 
     def _found(self, place: NodeRecord, result: Connection | HostError) -> Watched:
-        if isinstance(result, Connection):
-            return self._watched(place, result, self._settings.tail_lines)
-        node = self._watched(place, None, self._settings.tail_lines)
-        # Not of the run: that may go on well where we are not let in.
-        if result.problem in AGAINST_US:
-            node.lost = result
-            self._tell(host_failure(place.label, result))
-        else:
-            node.unseen = result
+        connection = result if isinstance(result, Connection) else None
+        log, tail_lines = self._record.log(place), self._settings.tail_lines
+        node = Watched.of(place, connection, log=log, tail_lines=tail_lines)
+        if isinstance(result, HostError):
+            # Not of the run: that may go on well where we are not let in.
+            if result.problem in AGAINST_US:
+                node.lost = result
+                self._tell(host_failure(place.label, result))
+            else:
+                node.unseen = result
         return node
 
     def _plan(self) -> RecordedPlan | None:

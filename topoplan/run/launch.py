@@ -151,7 +151,7 @@ class LaunchSession(Session):
         def one(place: NodeRecord, connection: Connection) -> None:
             if self._give_up:
                 raise Interrupted
-            self._nodes[place.label] = self._watched(place, connection)
+            self._nodes[place.label] = Watched.of(place, connection, log=self._record.log(place))
             self._nodes[place.label].started = start_node(
                 connection,
                 run_dir=place.run_dir,

@@ -7,7 +7,6 @@ run leaves on a host is in its run directory, whose last part is what the run is
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 import shlex
@@ -15,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal, NoReturn, cast, get_args
+
+from pydantic import TypeAdapter
 
 from topoplan.errors import HostError
 from topoplan.remote.connection import Completed, Connection, File, Stream
@@ -314,15 +315,8 @@ def _holders(said: Mapping[str, str]) -> Iterator[Holder]:
 
 def _started(text: str, connection: Connection, run_dir: str) -> Started:
     try:
-        record = json.loads(text)
-        return Started(
-            pid=int(record["pid"]),
-            session=int(record["session"]),
-            start_ticks=int(record["start_ticks"]),
-            boot_id=str(record["boot_id"]),
-            unix_s=int(record["unix_s"]),
-        )
-    except (ValueError, KeyError, TypeError):
+        return TypeAdapter(Started).validate_json(text)
+    except ValueError:
         _damaged(connection, run_dir)
 
 

@@ -26,11 +26,11 @@ from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline
 from topoplan.run import record as records
 from topoplan.run.events import Event, Tell
 from topoplan.run.failure import FAILED, Failure, first_cause
-from topoplan.run.outcome import note
+from topoplan.run.outcome import note, stopped_with_grace_s
 from topoplan.run.progress import Progress
-from topoplan.run.record import NodeRecord, RunRecord, RunState
+from topoplan.run.record import RunRecord, RunState
 from topoplan.run.settings import Settings
-from topoplan.run.stopping import let_be_stopped, stop_all
+from topoplan.run.stopping import stop_all
 from topoplan.run.watch import Watch, Watched, failed_at, not_kept
 
 T = TypeVar("T")
@@ -183,8 +183,7 @@ class Session(ABC):
         ranks = self._planned.spec.cluster.gpus_per_node if self._planned is not None else None
         found = first_cause(watch, ranks_per_node=ranks, tell=self._tell, leave=self._is_interrupted)
         failure, code = found or (None, FAILED)
-        settings = self._settings
-        elsewhere = let_be_stopped(watch, self._run, settings, tell=self._tell, leave=self._is_interrupted)
+        elsewhere = self._is_stopped_elsewhere(watch)
         if self._stops:
             running = [node.name for node in watch.nodes if not node.over]
             if running and not elsewhere:
@@ -203,6 +202,18 @@ class Session(ABC):
             words = "; not stopped: ".join(filter(None, (reason, ", ".join(left))))
             self._note("failed", code, reason=words, nodes=watch.nodes)
         return Outcome(end="failed", code=code, run=self._run, failure=failure, errors=errors, running=left)
+
+    def _is_stopped_elsewhere(self, watch: Watch) -> bool:
+        """Whether somebody had asked to stop the run before the first node ended. Then the others are waited for as
+        long as they were given to end by themselves."""
+        grace_s = stopped_with_grace_s(self._run, failed_at(watch.nodes))
+        if grace_s is None:
+            return False
+        if running := [node.name for node in watch.nodes if not node.over]:
+            self._step("stop", f"the run is being stopped by somebody else; waiting for {', '.join(running)}")
+            watch.stopping = True
+            watch.until(self._is_interrupted, deadline_s=grace_s + self._settings.stop_s)
+        return True
 
     def _linger(self, watch: Watch) -> None:
         """Wait a moment whether the others end too: their launch may be there and stop them."""
@@ -264,18 +275,6 @@ class Session(ABC):
 
     def _reconnect(self, name: str, deadline_s: float) -> Connection:
         return connect(self._targets[name], self._access, deadline_s=deadline_s)
-
-    def _watched(self, place: NodeRecord, connection: Connection | None, tail_lines: int | None = None) -> Watched:
-        return Watched(
-            node=place.node,
-            name=place.label,
-            address=place.address,
-            run_dir=place.run_dir,
-            started=place.started,
-            connection=connection,
-            log=self._record.log(place),
-            tail_lines=tail_lines,
-        )
 
     def _wait(self, job: Callable[[], T], *, settle: bool = False) -> T:
         """The result of a job, unless the user wants it to end. With `settle` what is under way is then waited for,

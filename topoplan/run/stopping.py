@@ -1,5 +1,4 @@
-"""Stopping all nodes of a run at once, each over the connection that there is or over a new one; and letting somebody
-else stop them."""
+"""Stopping all nodes of a run at once, each over the connection that there is or over a new one."""
 
 from __future__ import annotations
 
@@ -9,11 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
 from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline
-from topoplan.run.events import Event, Tell
 from topoplan.run.node import Stopped, holder_remedy, holder_words, stop_node
-from topoplan.run.outcome import stopped_with_grace_s
 from topoplan.run.settings import Settings
-from topoplan.run.watch import Reconnect, Watch, Watched, failed_at
+from topoplan.run.watch import Reconnect, Watch, Watched
 
 _SPARE_S = 5.0
 _LOST_S = 8.0
@@ -55,22 +52,6 @@ def stop_all(
     if watch is not None and not at_once():
         watch.until(lambda: at_once() or _drained(watch, left), deadline_s=settings.drain_s)
     return left
-
-
-def let_be_stopped(watch: Watch, run_id: str, settings: Settings, *, tell: Tell, leave: Callable[[], bool]) -> bool:
-    """After the first node has ended: whether somebody had asked to stop the run before that.
-
-    Then the others are waited for as long as they were given to end by themselves, unless `leave` says so.
-    """
-    grace_s = stopped_with_grace_s(run_id, failed_at(watch.nodes))
-    if grace_s is None:
-        return False
-    if running := [node.name for node in watch.nodes if not node.over]:
-        text = f"the run is being stopped by somebody else; waiting for {', '.join(running)}"
-        tell(Event(kind="step", text=text, data={"step": "stop"}))
-        watch.stopping = True
-        watch.until(leave, deadline_s=grace_s + settings.stop_s)
-    return True
 
 
 def _left(node: Watched, result: Stopped | HostError | None) -> HostError | None:

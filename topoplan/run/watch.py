@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from topoplan.errors import HostError
 from topoplan.remote.connection import Bell, Connection, Ended, Stream
@@ -25,7 +26,7 @@ from topoplan.run.events import Event, Tell
 from topoplan.run.log_copy import LogCopy
 from topoplan.run.node import NodeState, directory_words, follow_node, node_state, tail_offsets
 from topoplan.run.progress import Progress, Status
-from topoplan.run.record import Started
+from topoplan.run.record import NodeRecord, Started
 from topoplan.run.shown import ShownLines
 from topoplan.run.sight import AGAINST_US, Sight, age
 
@@ -109,6 +110,22 @@ class Watched:
     """Moment at which its last output came."""
     _last_byte: int | None = None
     """Size of the log when its end was first seen; what the job has left running may write on."""
+
+    @classmethod
+    def of(
+        cls, place: NodeRecord, connection: Connection | None, *, log: Path | None, tail_lines: int | None = None
+    ) -> Self:
+        """A node of the record of a run."""
+        return cls(
+            node=place.node,
+            name=place.label,
+            address=place.address,
+            run_dir=place.run_dir,
+            started=place.started,
+            connection=connection,
+            log=log,
+            tail_lines=tail_lines,
+        )
 
     @property
     def over(self) -> bool:
