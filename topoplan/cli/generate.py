@@ -20,8 +20,6 @@ from topoplan.cli.options import (
 from topoplan.cli.plan_choice import OptionalSpecPath, PlanChoice, SpecOptions, plan_of_id, plan_of_ranking
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from topoplan.bundle.draft import Draft
     from topoplan.planner.plan import Plan, Ranking
     from topoplan.trainers.registry import TrainerName
@@ -69,12 +67,7 @@ def generate(
 
     Exit code 1: no layout fits; 2: bad input, or a bundle that was edited by hand is in the way.
     """
-    from pathlib import Path
-
-    from topoplan.bundle.bundle import files_of
-    from topoplan.bundle.write import write_bundle
     from topoplan.trainers.registry import trainer_name
-    from topoplan.units import file_name
 
     wanted_trainer = trainer_name(trainer, "--trainer")
     options = SpecOptions(
@@ -85,18 +78,22 @@ def generate(
         if recorded is None
         else _from_plan(recorded, spec, plan, options, scheduler, wanted_trainer)
     )
-    target = (
-        Path(directory) if directory is not None else Path("generated") / file_name(draft.spec.cluster.name, "cluster")
-    )
-    written = write_bundle(files_of(draft), target, force=force)
-    _show(draft, target, written, notes, as_json=as_json)
+    _write(draft, notes, directory, force=force, as_json=as_json)
 
 
-def _show(draft: Draft, target: Path, written: list[Path], notes: tuple[str, ...], *, as_json: bool) -> None:
+def _write(draft: Draft, notes: tuple[str, ...], directory: str | None, *, force: bool, as_json: bool) -> None:
+    from pathlib import Path
+
+    from topoplan.bundle.bundle import files_of
     from topoplan.bundle.readme import warnings_of
+    from topoplan.bundle.write import write_bundle
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.report.bundle import bundle_to_dict, print_bundle
+    from topoplan.units import file_name
 
+    usual = Path("generated") / file_name(draft.spec.cluster.name, "cluster")
+    target = usual if directory is None else Path(directory)
+    written = write_bundle(files_of(draft), target, force=force)
     warnings, trainer = warnings_of(draft), draft.writer.trainer
     if as_json:
         print_json(bundle_to_dict(draft.plan, trainer, target, written, warnings, notes))
