@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,12 +20,16 @@ def tails_of(name: str) -> dict[int, list[str]]:
     return {int(file.stem[-1]): file.read_text(encoding="utf-8").splitlines() for file in files}
 
 
-def diagnosed(name: str, **options: object) -> Diagnosis:
-    """With node 0 first to end, as is usual when another node is to blame."""
-    tails = tails_of(name)
-    found = diagnose(tails, dict.fromkeys(tails, 1), {node: float(node) for node in tails}, **options)  # type: ignore[arg-type]
+def blamed(*arguments: Any, **options: Any) -> Diagnosis:
+    found = diagnose(*arguments, **options)
     assert found is not None
     return found
+
+
+def diagnosed(name: str, **options: Any) -> Diagnosis:
+    """With node 0 first to end, as is usual when another node is to blame."""
+    tails = tails_of(name)
+    return blamed(tails, dict.fromkeys(tails, 1), {node: float(node) for node in tails}, **options)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +76,7 @@ def test_trouble_of_torchrun_itself_names_no_rank(name: str, node: int, kind: st
 
 def test_a_taken_port_explains_why_others_did_not_reach_node_0() -> None:
     tails = tails_of("rendezvous") | tails_of("port")
-    found = diagnose(tails, {0: 1, 1: 1}, {0: 9.0, 1: 1.0})
-    assert found is not None
+    found = blamed(tails, {0: 1, 1: 1}, {0: 9.0, 1: 1.0})
     assert (found.node, found.kind) == (0, "port")
 
 
@@ -106,23 +110,20 @@ def test_nothing_has_failed_while_nothing_has_ended() -> None:
 def test_a_rank_that_fell_over_is_seen_before_torchrun_has_stopped_the_others() -> None:
     lines = tails_of("exception")[1]
     upto = next(place for place, line in enumerate(lines) if "closing signal" in line)
-    found = diagnose({0: tails_of("exception")[0], 1: lines[:upto]}, {0: 1})
-    assert found is not None
+    found = blamed({0: tails_of("exception")[0], 1: lines[:upto]}, {0: 1})
     assert (found.node, found.rank, found.kind) == (1, 3, "exception")
 
 
 def test_a_node_that_is_lost_explains_errors_on_the_way_to_it() -> None:
     tails = {0: tails_of("exception")[0], 1: ["[default0]:step 4"]}
-    found = diagnose(tails, {0: 1}, {0: 1.0, 1: 20.0}, {1: "no answer for 20 s"})
-    assert found is not None
+    found = blamed(tails, {0: 1}, {0: 1.0, 1: 20.0}, {1: "no answer for 20 s"})
     assert (found.node, found.rank, found.kind) == (1, None, "lost")
     assert "no answer for 20 s" in found.cause
     assert found.evidence == ("step 4",)
 
 
 def test_a_crash_explains_more_than_a_node_that_is_lost_later() -> None:
-    found = diagnose(tails_of("exception"), {0: 1, 1: 1}, {0: 3.0, 1: 1.0}, {0: "no answer"})
-    assert found is not None
+    found = blamed(tails_of("exception"), {0: 1, 1: 1}, {0: 3.0, 1: 1.0}, {0: "no answer"})
     assert (found.node, found.kind) == (1, "exception")
 
 
@@ -131,8 +132,7 @@ def test_what_a_node_script_says_is_the_cause_and_the_remedy() -> None:
         "node-02.sh: memory locking is limited to 64 KiB; RDMA may fail (memlock in limits.conf)",
         "node-02.sh: /opt/venv/bin/python lacks torch, megatron; install it there, or activate the environment first",
     ]
-    found = diagnose({2: lines}, {2: 2})
-    assert found is not None
+    found = blamed({2: lines}, {2: 2})
     assert (found.node, found.rank, found.kind) == (2, None, "script")
     assert found.cause == "/opt/venv/bin/python lacks torch, megatron"
     assert found.remedy == "install it there, or activate the environment first"
@@ -140,35 +140,30 @@ def test_what_a_node_script_says_is_the_cause_and_the_remedy() -> None:
 
 @pytest.mark.parametrize(("code", "kind"), [(137, "killed"), (-9, "killed"), (143, "terminated"), (139, "crash")])
 def test_a_signal_that_ended_the_whole_script_is_known_by_its_code(code: int, kind: str) -> None:
-    found = diagnose({0: ["step 3"]}, {0: code})
-    assert found is not None
+    found = blamed({0: ["step 3"]}, {0: code})
     assert (found.kind, found.rank, found.evidence) == (kind, None, ("step 3",))
 
 
 def test_a_node_that_left_no_exit_code_is_blamed_and_not_those_that_lost_it() -> None:
     tails = {0: tails_of("exception")[0], 1: ["[default0]:step 4"]}
-    found = diagnose(tails, {0: 1, 1: None}, {0: 1.0, 1: 2.0})
-    assert found is not None
+    found = blamed(tails, {0: 1, 1: None}, {0: 1.0, 1: 2.0})
     assert (found.node, found.rank, found.kind, found.evidence) == (1, None, "killed", ("step 4",))
 
 
 def test_without_any_words_the_exit_code_is_the_cause() -> None:
-    found = diagnose({3: []}, {0: 0, 3: 17})
-    assert found is not None
+    found = blamed({3: []}, {0: 0, 3: 17})
     assert (found.node, found.cause) == (3, "the node's script ended with exit code 17")
 
 
 def test_among_equals_the_first_to_end_is_blamed() -> None:
     tails = {node: ["ValueError: No valid config found in Qwen/Qwen3-8B"] for node in range(3)}
-    found = diagnose(tails, dict.fromkeys(tails, 1), {0: 3.0, 1: 1.0, 2: 2.0})
-    assert found is not None
+    found = blamed(tails, dict.fromkeys(tails, 1), {0: 3.0, 1: 1.0, 2: 2.0})
     assert found.node == 1
 
 
 def test_the_rank_follows_from_the_local_one() -> None:
     lines = ["[default5]:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB."]
-    found = diagnose({3: lines}, {3: 1}, ranks_per_node=8)
-    assert found is not None
+    found = blamed({3: lines}, {3: 1}, ranks_per_node=8)
     assert found.rank == 29
 
 
@@ -323,8 +318,7 @@ THREADS = {
 @pytest.mark.parametrize("source", THREADS)
 def test_words_that_people_have_reported_are_known(source: str) -> None:
     line, kind, words = THREADS[source]
-    found = diagnose({0: ["[default0]:loading", f"[default0]:{line}", "[default0]:"]}, {0: 1}, ranks_per_node=1)
-    assert found is not None
+    found = blamed({0: ["[default0]:loading", f"[default0]:{line}", "[default0]:"]}, {0: 1}, ranks_per_node=1)
     assert (found.kind, found.rank) == (kind, 0)
     assert words in found.cause
     assert "%s" not in found.cause + found.remedy
@@ -350,8 +344,7 @@ def test_every_kind_of_cause_has_a_line_that_leads_to_it() -> None:
     ],
 )
 def test_rarer_words_are_known_too(line: str, kind: str) -> None:
-    found = diagnose({0: [line]}, {0: 1})
-    assert found is not None
+    found = blamed({0: [line]}, {0: 1})
     assert found.kind == kind
 
 
@@ -364,8 +357,7 @@ def test_nccls_last_error_says_more_than_the_exception_above_it() -> None:
         "[rank3]: Last error:",
         "[rank3]: Error while creating shared memory segment /dev/shm/nccl-EoOvZr (size 7340384)",
     ]
-    found = diagnose({0: lines}, {0: 1})
-    assert found is not None
+    found = blamed({0: lines}, {0: 1})
     assert (found.kind, found.rank) == ("shm", 3)
 
 
@@ -376,8 +368,7 @@ def test_the_text_of_a_program_in_a_traceback_is_not_taken_for_its_message() -> 
         '    raise ValueError(f"Undefined dataset {name} in {DATA_CONFIG}.")',
         "KeyError: 'other'",
     ]
-    found = diagnose({0: lines}, {0: 1})
-    assert found is not None
+    found = blamed({0: lines}, {0: 1})
     assert (found.kind, found.cause) == ("exception", "KeyError: 'other' (parser.py, line 126)")
 
 
@@ -393,14 +384,12 @@ def test_of_a_chain_of_unknown_exceptions_the_last_is_shown() -> None:
         '  File "b.py", line 2, in g',
         "RuntimeError: outer",
     ]
-    found = diagnose({0: lines}, {0: 1})
-    assert found is not None
+    found = blamed({0: lines}, {0: 1})
     assert found.cause == "RuntimeError: outer (b.py, line 2)"
 
 
 def test_escape_sequences_and_long_lines_do_not_reach_the_report() -> None:
-    found = diagnose({0: ["\x1b[31mValueError: No valid config found in \x1b[0m" + "x" * 5000]}, {0: 1})
-    assert found is not None
+    found = blamed({0: ["\x1b[31mValueError: No valid config found in \x1b[0m" + "x" * 5000]}, {0: 1})
     assert all(len(line) <= 300 and line.isprintable() for line in found.evidence)
 
 
