@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ def live_run(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     config = tmp_path / "ssh_config"
     config.write_text(f"IdentityFile {bed.key}\nIdentityAgent none\nUserKnownHostsFile {bed.known_hosts}\n")
+    # Jobs are looked for by the name of their run directory, and other tests run beside this one.
     nodes = tuple(
         NodeRecord(
             node=index,
@@ -92,7 +94,7 @@ def live_run(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
             address=bed[name].address,
             user=bed.user,
             port=bed[name].port,
-            run_dir=f"{bed[name].directory}/home/{tmp_path.name} of mine/live-1-{name}",
+            run_dir=f"{bed[name].directory}/home/{tmp_path.name} of mine/live-1-{name}-{secrets.token_hex(8)}",
             script=f"node-{index:02d}.sh",
         )
         for index, name in enumerate(NAMES)
