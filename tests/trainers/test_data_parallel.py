@@ -6,23 +6,51 @@ from typing import Any
 
 import pytest
 
+from tests.bundle.samples import make_spec_and_plan
 from tests.reading.setups import configuration, launch
+from topoplan.layout.layout import Layout
 from topoplan.reading.values import Keys, NotPredictedError
-from topoplan.trainers.data_parallel import expandable_segments, layout_of, optimizer_of, refuse, syncs_each_batch
-from topoplan.trainers.sharding import Sharding
+from topoplan.trainers.codec import shown
+from topoplan.trainers.codecs import CODECS
+from topoplan.trainers.data_parallel import expandable_segments, optimizer_of, refuse, syncs_each_batch
 
 
 def keys(text: str) -> Keys:
     return Keys(configuration(text), {"optim": "adamw_torch_fused"})
 
 
-def test_a_sharding_becomes_a_layout_of_all_gpus() -> None:
-    sharding = Sharding(backend="deepspeed", zero_stage=3, offload_optimizer=True, offload_param=True)
-    common: dict[str, Any] = {"micro_batch_size": 2, "gradient_accumulation_steps": 3}
-    layout = layout_of(sharding, 8, checkpoints=True, fused=False, expandable=False, ulysses=2, **common)
+def sharded(**values: Any) -> Layout:
+    base = {"backend": "deepspeed", "dp": 8, "gradient_accumulation_steps": 1, "zero_stage": 3}
+    return Layout.of(distributed_optimizer=False, **(base | values))
 
-    assert (layout.dp, layout.ulysses, layout.world_size) == (4, 2, 8)
-    assert layout.id == "zero3-ulysses2-dp4-mbs2-full-offload+param"
+
+OFFLOADED = {"offload_optimizer": True, "offload_param": True}
+
+
+@pytest.mark.parametrize(
+    ("layout", "swift", "llamafactory"),
+    [
+        (sharded(), "zero3", "ds_z3_config.json"),
+        (sharded(zero_stage=1), "zero1", "a file with stage 1"),
+        (sharded(zero_stage=2, offload_optimizer=True), "zero2_offload", "ds_z2_offload_config.json"),
+        (sharded(**OFFLOADED), "zero3_offload", "ds_z3_offload_config.json"),
+        (sharded(offload_optimizer=True), *["a file with stage 3, offload_optimizer on cpu"] * 2),
+        (sharded(backend="ddp", zero_stage=0), None, None),
+    ],
+)
+def test_deepspeed_is_named_by_the_files_that_the_trainers_have(
+    layout: Layout, swift: str | None, llamafactory: str | None
+) -> None:
+    spec, _ = make_spec_and_plan()
+    assert shown(CODECS["swift"].rows, spec, layout)["deepspeed"] == swift
+    assert shown(CODECS["plain"].rows, spec, layout)["deepspeed"] == llamafactory
+
+
+def test_a_deepspeed_file_alone_has_its_own_keys() -> None:
+    keys = shown(CODECS["deepspeed"].rows, make_spec_and_plan()[0], sharded(**OFFLOADED, micro_batch_size=4))
+
+    assert keys["zero_optimization"] == "stage 3, offload_optimizer and offload_param on cpu"
+    assert keys["train_micro_batch_size_per_gpu"] == 4
 
 
 @pytest.mark.parametrize(
@@ -69,7 +97,3 @@ SYNC = "{gradient_accumulation_kwargs: {sync_each_batch: true}}"
 )
 def test_gradients_are_summed_whole_unless_the_file_says_otherwise(text: str, syncs: bool) -> None:
     assert syncs_each_batch(keys(text)) is syncs
-    common: dict[str, Any] = {"micro_batch_size": 1, "gradient_accumulation_steps": 4}
-    switches = {"checkpoints": True, "fused": False, "expandable": False, "sync_each_batch": syncs}
-    assert layout_of(Sharding(backend="fsdp2"), 8, **switches, **common).sync_each_batch is syncs
-    assert layout_of(Sharding(), 8, **switches, **common).sync_each_batch

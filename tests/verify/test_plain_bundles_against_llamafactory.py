@@ -25,6 +25,7 @@ from topoplan.bundle.bundle import generate
 from topoplan.layout.layout import Recompute
 from topoplan.trainers.llamafactory.plain_keys import fixed_values
 from topoplan.trainers.llamafactory.plain_refusals import FREEZABLE_MODEL_TYPES, LIGER_MODEL_TYPES
+from topoplan.trainers.llamafactory.plain_yaml import written_keys
 
 pytestmark = pytest.mark.verify
 
@@ -174,7 +175,7 @@ def test_the_parser_takes_every_key_and_gets_the_value_that_was_meant(
     seen = parsed[case]
     assert "error" not in seen, seen.get("error")
     spec, plan = make_spec_and_plan(**{"model": QWEN3_8B, "cluster": TWO_NODES, **CASES[case]})
-    wanted = fixed_values(spec, plan.layout)
+    wanted = fixed_values(spec, written_keys(spec, plan.layout))
     for key, found in {
         "optim": lambda value: f"<OptimizerNames.{value.upper()}: '{value}'>",
         "lora_target": lambda value: repr(value.split(",")),

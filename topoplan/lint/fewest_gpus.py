@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 
+from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.reading.setup import Configuration
-from topoplan.reading.values import as_number, flag, value_of, whole, words
+from topoplan.reading.values import Keys, as_number, flag, value_of, whole, words
 from topoplan.specs import known
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
-from topoplan.trainers.llamafactory.mca_job import expert_tensor, packs, sequence_parallel
+from topoplan.trainers.codec import Reading
+from topoplan.trainers.llamafactory.mca_job import ROWS, packs
+from topoplan.trainers.megatron_keys import CP, EP, ETP, PP, SPLIT, TP, VPP
 
 _MOST = 65536
 """No degree or count above it is looked at."""
@@ -35,71 +37,48 @@ def degree(configuration: Configuration, name: str) -> int | None:
 
 def spec_and_layout(configuration: Configuration, model: Model) -> tuple[Spec, Layout] | None:
     """What the layout rules look at; None where a degree or a count is none."""
-    sizes = [
-        degree(configuration, name)
-        for name in (
-            "tensor_model_parallel",
-            "pipeline_model_parallel",
-            "virtual_pipeline_model_parallel",
-            "context_parallel",
-            "expert_model_parallel",
-            "per_device_train_batch",
-        )
-    ]
-    steps, length = whole(configuration, "gradient_accumulation_steps", 1), whole(configuration, "cutoff_len", 2048)
-    etp = whole(configuration, "expert_tensor_parallel_size")
-    if None in sizes or not steps or not length or not 0 < steps <= _MOST or not 0 < length <= 2**30:
+    keys = Keys(configuration, {})
+    reading, length = Reading(keys=keys, model=model, world=1), whole(configuration, "cutoff_len", 2048)
+    if not length or not 0 < length <= 2**30 or not configuration.source.data.keys() & _LAYOUT_KEYS:
         return None
-    tp, pp, vpp, cp, ep, micro_batch = (size or 1 for size in sizes)
-    if etp is None and value_of(configuration, "expert_tensor_parallel_size") is None:
-        etp = expert_tensor(None, tp) if facts_of(model).is_moe else 1
-    if etp is None or not 1 <= etp <= _MOST or not configuration.source.data.keys() & _LAYOUT_KEYS:
+    parts = reading.parts
+    try:
+        parts["vpp"] = keys.degree(VPP)
+        keys.count(ETP)
+        for row in ROWS.values():
+            if row.part in _COUNTS or row.part in _SWITCHES:
+                parts[row.part] = row.read(reading, row.key)
+    except SpecError:
         return None
-    world = math.lcm(tp * pp * cp, etp * ep * pp)
-    dp = world // (tp * pp * cp)
+    tp, pp, ep, etp = (parts[name] for name in ("tp", "pp", "ep", "etp"))
+    if any(parts[name] > _MOST for name in (*_COUNTS, "vpp")):
+        return None
+    reading.world = math.lcm(tp * pp * parts["cp"], etp * ep * pp)
     layout = Layout.of(
-        tp=tp,
-        pp=pp,
-        vpp=vpp,
-        cp=cp,
-        ep=ep,
-        etp=etp,
-        dp=dp,
-        micro_batch_size=micro_batch,
-        gradient_accumulation_steps=steps,
-        sequence_parallel=sequence_parallel(flag(configuration, "sequence_parallel"), tp, ep),
+        **parts,
+        dp=reading.replicas,
         recompute=_recompute(configuration),
-        distributed_optimizer=flag(configuration, "use_distributed_optimizer"),
-        pipeline_layout=words(configuration, "pipeline_model_parallel_layout"),
+        pipeline_layout=words(configuration, SPLIT),
         optimizer_offload_fraction=_offload(configuration),
-        overlap_grad_reduce=flag(configuration, "overlap_grad_reduce"),
-        overlap_param_gather=flag(configuration, "overlap_param_gather"),
     )
     stage = configuration.get("stage", "sft")
     apart = any(flag(configuration, key) for key in ("neat_packing", "sequence_packing"))
     job = Job(
         seq_len=length,
-        global_batch_size=micro_batch * steps * dp,
+        global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
         stage=stage if isinstance(stage, str) else "sft",
         packing=apart or packs(stage, value_of(configuration, "packing")),
         precision="bf16",
         mtp_num_layers=max(0, whole(configuration, "mtp_num_layers", 0) or 0),
     )
-    return Spec(cluster=_cluster(world), model=model, job=job), layout
+    return Spec(cluster=_cluster(reading.world), model=model, job=job), layout
 
 
+_COUNTS = ("tp", "pp", "cp", "ep", "etp", "micro_batch_size", "gradient_accumulation_steps")
+_SWITCHES = ("sequence_parallel", "distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather")
 _LAYOUT_KEYS = {
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "virtual_pipeline_model_parallel_size",
-    "pipeline_model_parallel_layout",
-    "context_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-    "overlap_param_gather",
-    "optimizer_offload_fraction",
-    "recompute_granularity",
-    "mtp_num_layers",
+    *(TP, PP, VPP, SPLIT, CP, EP, ETP),
+    *("overlap_param_gather", "optimizer_offload_fraction", "recompute_granularity", "mtp_num_layers"),
 }
 
 

@@ -9,8 +9,7 @@ from topoplan.lint.best import Way, any_samples
 from topoplan.lint.translate import Translation
 from topoplan.planner.plan import Plan
 from topoplan.reading.setup import Configuration
-from topoplan.specs.facts import facts_of
-from topoplan.trainers.keys_of_layout import trainer_keys
+from topoplan.trainers.codec import shown
 from topoplan.trainers.llamafactory.key_list import known_keys
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
 
@@ -64,9 +63,8 @@ class Prediction:
         if self.translation is None or target is None:
             return ()
         spec, layout = self.translation.spec, self.translation.layout
-        is_moe, trainer = facts_of(spec.model).is_moe, self.configuration.trainer
-        now = trainer_keys(layout, is_moe=is_moe, trainer=trainer)
-        best = trainer_keys(target.layout, is_moe=is_moe, trainer=trainer)
+        rows = self.translation.codec.rows
+        now, best = shown(rows, spec, layout), shown(rows, spec, target.layout)
         written = self.configuration.source.data
         if layout.backend == "mca":
             emitted = trainer_file(any_samples(spec), target).values

@@ -1,7 +1,4 @@
-"""From a configuration of a trainer to the job and the layout that it would really run on a cluster.
-
-What each trainer makes of its keys is in `mca.py` and `swift.py`, with its place in the trainer's source.
-"""
+"""From a configuration of a trainer to the job and the layout that it would really run on a cluster."""
 
 from __future__ import annotations
 
@@ -13,18 +10,14 @@ from topoplan.reading.processes import Processes, launch_of, processes_for
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, NotPredictedError
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.job import Job
-from topoplan.specs.model import Model
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
 from topoplan.trainers import deepspeed_alone
+from topoplan.trainers.codec import Codec, Reading
+from topoplan.trainers.codecs import codec_of
 from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
-from topoplan.trainers.llamafactory import mca_job as mca
-from topoplan.trainers.llamafactory import plain_job as plain
 from topoplan.trainers.models import model_of
-from topoplan.trainers.sharding import sharding_of
-from topoplan.trainers.swift import megatron_job as swift
-from topoplan.trainers.swift import sft_job as swift_sft
+from topoplan.trainers.sharding import Sharding, sharding_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +25,7 @@ class Translation:
     """A configuration in the terms of the planner."""
 
     configuration: Configuration
+    codec: Codec
     spec: Spec
     """Cluster, model and job; what a search for a better layout has to keep is pinned."""
     layout: Layout
@@ -59,30 +53,84 @@ def translate(
     if setup.path_of(configuration) == "bridge":
         what, where = "what LLaMA-Factory trains with Megatron Bridge is not predicted", configuration.part.place(None)
         raise NotPredictedError("use_megatron_bridge", what, where=where)
-    translator = {
-        "llamafactory": _mca if setup.uses_mca(configuration) else _plain,
-        "swift-megatron": _swift_megatron,
-        "swift": _swift,
-        "deepspeed": _deepspeed,
-    }.get(configuration.trainer)
-    if translator is None:
+    codec = codec_of(configuration, setup)
+    if codec is None:
         raise SpecError(f"{configuration.trainer} is not predicted", where=configuration.part.place(None))
     whole, overridden = _with_arguments(configuration, setup)
-    found = translator(_Given(whole, setup, cluster, model, seq_len, processes_for(setup, configuration)))
+    read = _read_alone if configuration.trainer == "deepspeed" else _read
+    return read(codec, _Given(configuration, whole, setup, cluster, model, profile, seq_len, overridden))
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    configuration: Configuration
+    whole: Configuration
+    """With what its command says."""
+    setup: Setup
+    cluster: Cluster
+    model: str | None
+    profile: OwnProfile | None
+    seq_len: int
+    overridden: str
+
+
+def _read(codec: Codec, given: _Given) -> Translation:
+    keys = Keys(given.whole, codec.defaults())
+    written = keys.count(codec.length)
+    if written is None and codec.needs_length:
+        keys.fail(codec.length, f"{codec.length} is not given, and the model's own is no length of samples")
+    seq_len = written or given.seq_len
+    model, assumption = model_of(given.whole, given.model, seq_len)
+    sharding = sharding_of(keys, given.setup) if codec.shards else Sharding()
+    processes = processes_for(given.setup, given.configuration)
+    part, on_part = _part_of(given.cluster, processes)
+    launch = processes.launch if processes else None
+    reading = Reading(keys=keys, model=model, world=part.world_size, launch=launch, sharding=sharding)
+    found = _translation(codec, given, reading, part, seq_len, processes)
+    job = found.spec.job
+    length = "" if job.packs else f"every sequence is taken to be {codec.length} long, {job.seq_len:,} tokens"
+    if not written:
+        length = f"{codec.length} is not given, which cuts no sample: taken are {job.seq_len:,} tokens (--seq-len)"
+    further = codec.assumptions(reading, found.layout)
+    return _assuming(found, assumption, on_part, sharding.assumption, length, *further, given.overridden)
+
+
+def _read_alone(codec: Codec, given: _Given) -> Translation:
+    """Of a DeepSpeed file, which names neither a model nor the machines."""
+    keys = Keys(given.whole, codec.defaults())
+    reference = given.model or deepspeed_alone.model_in_text(given.whole.part)
+    if reference is None:
+        raise SpecError(
+            "a DeepSpeed configuration alone, and no model",
+            where=given.whole.part.place(None),
+            remedy="name it with --model, or give the trainer's YAML or command too",
+        )
+    model, _ = model_of(given.whole, reference, given.seq_len)
+    part, on_part = part_with(given.cluster, *_machines(given.cluster, deepspeed_alone.gpus_of(keys)))
+    reading = Reading(keys=keys, model=model, world=part.world_size)
+    found = _translation(codec, given, reading, part, given.seq_len, None)
+    named = "" if given.model else f"the model is {model.name}, the only one that the text names"
+    return _assuming(found, named, on_part, *deepspeed_alone.assumptions(found.spec.job), given.overridden)
+
+
+def _translation(
+    codec: Codec, given: _Given, reading: Reading, part: Cluster, seq_len: int, processes: Processes | None
+) -> Translation:
+    layout = codec.layout(reading)
     spec = Spec(
-        cluster=found.part,
-        model=found.model,
-        job=found.job,
-        profile=profile,
-        path=configuration.part.place(None),
+        cluster=part,
+        model=reading.model,
+        job=codec.job(reading, layout, seq_len),
+        profile=given.profile,
+        path=given.whole.part.place(None),
     )
     return Translation(
-        configuration=configuration,
-        spec=spec,
-        layout=found.layout,
-        processes=found.processes,
-        assumptions=tuple(filter(None, (*found.assumptions, overridden))),
+        configuration=given.configuration, codec=codec, spec=spec, layout=layout, processes=processes, assumptions=()
     )
+
+
+def _assuming(found: Translation, *sentences: str) -> Translation:
+    return replace(found, assumptions=tuple(filter(None, sentences)))
 
 
 def _with_arguments(configuration: Configuration, setup: Setup) -> tuple[Configuration, str]:
@@ -99,123 +147,6 @@ def _with_arguments(configuration: Configuration, setup: Setup) -> tuple[Configu
     words = frozenset(path for path in source.old_booleans if path[0] not in new)
     merged = replace(source, data={**source.data, **new}, lines=lines, old_booleans=words)
     return replace(configuration, source=merged), f"{listed(sorted(new))} as the command has it, behind the file"
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    configuration: Configuration
-    setup: Setup
-    cluster: Cluster
-    model: str | None
-    seq_len: int
-    processes: Processes | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """What a trainer makes of its keys."""
-
-    part: Cluster
-    model: Model
-    job: Job
-    layout: Layout
-    processes: Processes | None
-    assumptions: list[str]
-
-
-def _seq_len(keys: Keys, key: str) -> int:
-    seq_len = keys.count(key)
-    if seq_len is None:
-        keys.fail(key, f"{key} is not given, and the model's own is no length of samples")
-    return seq_len
-
-
-def _of_samples(job: Job, key: str) -> str:
-    return "" if job.packs else f"every sequence is taken to be {key} long, {job.seq_len:,} tokens"
-
-
-def _mca(given: _Given) -> _Found:
-    keys = Keys(given.configuration, mca.defaults())
-    seq_len = _seq_len(keys, "cutoff_len")
-    model, assumption = model_of(given.configuration, given.model, seq_len)
-    processes = given.processes
-    part, on_part = _part_of(given.cluster, processes)
-    layout = mca.layout_of(keys, model, part.world_size)
-    job = mca.job_of(keys, model, layout, seq_len)
-    assumptions = [assumption, on_part, _of_samples(job, "cutoff_len")]
-    if keys.value("finetuning_type") != "full":
-        assumptions.append(f"finetuning_type {keys.value('finetuning_type')} trains all weights in this trainer")
-    assumptions.append(_on_dispatcher(keys, layout))
-    return _Found(part=part, model=model, job=job, layout=layout, processes=processes, assumptions=assumptions)
-
-
-def _swift_megatron(given: _Given) -> _Found:
-    keys = Keys(given.configuration, swift.DEFAULTS)
-    seq_len = _seq_len(keys, "max_length")
-    model, assumption = model_of(given.configuration, given.model, seq_len)
-    processes = given.processes
-    part, on_part = _part_of(given.cluster, processes)
-    layout = swift.layout_of(keys, model, part.world_size)
-    job = swift.job_of(keys, model, seq_len, processes)
-    assumptions = [assumption, on_part, _of_samples(job, "max_length"), _on_dispatcher(keys, layout)]
-    return _Found(part=part, model=model, job=job, layout=layout, processes=processes, assumptions=assumptions)
-
-
-def _on_dispatcher(keys: Keys, layout: Layout) -> str:
-    dispatcher = keys.value("moe_token_dispatcher_type")
-    if layout.ep == 1 or dispatcher in ("alltoall", "flex"):
-        return ""
-    return f"the {dispatcher} dispatcher is predicted as alltoall, which sends less"
-
-
-def _plain(given: _Given) -> _Found:
-    keys = Keys(given.configuration, plain.defaults())
-    seq_len = _seq_len(keys, "cutoff_len")
-    model, assumption = model_of(given.configuration, given.model, seq_len)
-    sharding = sharding_of(keys, given.setup)
-    processes = given.processes
-    part, on_part = _part_of(given.cluster, processes)
-    launch = processes.launch if processes else None
-    layout = plain.plain_layout(keys, model, sharding, part.world_size, launch)
-    job = plain.plain_job(keys, model, layout, sharding, seq_len)
-    assumptions = [assumption, on_part, sharding.assumption, _of_samples(job, "cutoff_len")]
-    if launch is None:
-        assumptions.append("started with `llamafactory-cli train`, as no command was given")
-    return _Found(part=part, model=model, job=job, layout=layout, processes=processes, assumptions=assumptions)
-
-
-def _swift(given: _Given) -> _Found:
-    keys = Keys(given.configuration, swift_sft.DEFAULTS)
-    seq_len = keys.count("max_length")
-    model, assumption = model_of(given.configuration, given.model, seq_len or given.seq_len)
-    sharding = sharding_of(keys, given.setup)
-    processes = given.processes
-    part, on_part = _part_of(given.cluster, processes)
-    launch = processes.launch if processes else None
-    layout = swift_sft.sft_layout(keys, model, sharding, part.world_size, launch)
-    job = swift_sft.sft_job(keys, model, layout, seq_len or given.seq_len, launch)
-    length = f"max_length is not given, which cuts no sample: taken are {job.seq_len:,} tokens (--seq-len)"
-    assumptions = [assumption, on_part, sharding.assumption, _of_samples(job, "max_length") if seq_len else length]
-    return _Found(part=part, model=model, job=job, layout=layout, processes=processes, assumptions=assumptions)
-
-
-def _deepspeed(given: _Given) -> _Found:
-    keys = Keys(given.configuration, {})
-    reference = given.model or deepspeed_alone.model_in_text(given.configuration.part)
-    if reference is None:
-        raise SpecError(
-            "a DeepSpeed configuration alone, and no model",
-            where=given.configuration.part.place(None),
-            remedy="name it with --model, or give the trainer's YAML or command too",
-        )
-    model, _ = model_of(given.configuration, reference, given.seq_len)
-    gpus = deepspeed_alone.gpus_of(keys)
-    part, on_part = part_with(given.cluster, *_machines(given.cluster, gpus))
-    layout = deepspeed_alone.alone_layout(keys, part.world_size)
-    job = deepspeed_alone.alone_job(keys, layout, given.seq_len)
-    named = "" if given.model else f"the model is {model.name}, the only one that the text names"
-    assumptions = [named, on_part, *deepspeed_alone.assumptions(job)]
-    return _Found(part=part, model=model, job=job, layout=layout, processes=None, assumptions=assumptions)
 
 
 def _machines(cluster: Cluster, gpus: int | None) -> tuple[int, int]:

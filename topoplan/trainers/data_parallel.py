@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.reading.setup import Launch
 from topoplan.reading.values import Keys
-from topoplan.trainers.sharding import Sharding
-from topoplan.trainers.usual import says_sync
+from topoplan.trainers.codec import Comment, Read, Reading, Row, Rows, layout_of, nothing
+from topoplan.trainers.usual import SYNC_EACH_BATCH, WHY_SYNC, must_say_sync, says_sync
 from topoplan.units import shown
 
 USUAL_SEQ_LEN = 2048
@@ -26,37 +27,91 @@ _OPTIMIZERS = {
 """Of transformers' names (`training_args.py::OptimizerNames`), those whose memory is known."""
 
 
-def layout_of(
-    sharding: Sharding,
-    world: int,
-    *,
-    checkpoints: bool,
-    fused: bool,
-    expandable: bool,
-    ulysses: int = 1,
-    sync_each_batch: bool = True,
-    micro_batch_size: int,
-    gradient_accumulation_steps: int,
-) -> Layout:
-    """The layout of a sharding on `world` GPUs."""
-    return Layout.of(
-        backend=sharding.backend,
-        dp=max(1, world // ulysses),
-        ulysses=ulysses,
-        micro_batch_size=micro_batch_size,
-        gradient_accumulation_steps=gradient_accumulation_steps,
+def read_layout(rows: Rows, reading: Reading) -> Layout:
+    """The layout of a sharding. Raises what the rows' `read` raises."""
+    sharding = reading.sharding
+    parts = ("backend", "zero_stage", "offload_optimizer", "offload_param", "sharding", "offload")
+    return layout_of(
+        rows,
+        reading,
+        **{part: getattr(sharding, part) for part in parts},
         distributed_optimizer=False,
-        recompute=CHECKPOINTING if checkpoints else Recompute(),
-        zero_stage=sharding.zero_stage,
-        offload_optimizer=sharding.offload_optimizer,
-        offload_param=sharding.offload_param,
-        sharding=sharding.sharding,
-        offload=sharding.offload,
-        sync_each_batch=sharding.backend != "fsdp2" or sync_each_batch,
         grad_reduce_in_fp32=sharding.backend != "fsdp2",  # accelerate reduces in the type of the products
-        fused_linear_cross_entropy=fused,
-        expandable_segments=expandable,
     )
+
+
+# Rows ----------------------------------------------------------------------------------------------------------------
+
+
+def recompute_row(key: str, comment: Comment = "", *, off: bool = False) -> Row:
+    """Gradient checkpointing; `off` where the key switches it off."""
+
+    def read(reading: Reading, key: str) -> Recompute:
+        checkpoints = reading.sharding.checkpoints or reading.keys.flag(key) is not off
+        return CHECKPOINTING if checkpoints else Recompute()
+
+    return Row(key, "recompute", read, comment, lambda _, layout: (layout.recompute.granularity != "none") is not off)
+
+
+def liger_row(key: str, read: Read, comment: str) -> Row:
+    """Liger's loss, which never has the logits as a whole."""
+    part = "fused_linear_cross_entropy"
+    row = Row(key, part, read, comment)
+    return replace(row, write=lambda spec, layout: row.value(spec, layout) or None, show=row.value)
+
+
+def _syncs(reading: Reading, _: str) -> bool:
+    return reading.sharding.backend != "fsdp2" or syncs_each_batch(reading.keys)
+
+
+def _allocates(reading: Reading, _: str) -> bool:
+    return bool(expandable_segments(reading.launch))
+
+
+def sharding_rows(presets: Callable[[Layout], tuple[str | None, str | None]]) -> tuple[Row, ...]:
+    """What both trainers call the same. `presets` are the names of the files that DeepSpeed and FSDP2 are told by."""
+    return (
+        Row("deepspeed", show=lambda _, layout: presets(layout)[0] if layout.backend == "deepspeed" else None),
+        Row("fsdp", show=lambda _, layout: presets(layout)[1] if layout.backend == "fsdp2" else None),
+        Row(
+            "accelerator_config",
+            "sync_each_batch",
+            _syncs,
+            WHY_SYNC,
+            lambda _, layout: SYNC_EACH_BATCH if must_say_sync(layout) else None,
+            lambda _, layout: "with sync_each_batch" if must_say_sync(layout) else None,
+        ),
+        Row("per_device_train_batch_size", "micro_batch_size"),
+        Row("gradient_accumulation_steps", "gradient_accumulation_steps"),
+    )
+
+
+ALLOCATOR_ROW = Row(
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "expandable_segments",
+    _allocates,
+    write=nothing,
+    show=lambda _, layout: "expandable_segments:True" if layout.expandable_segments else None,
+)
+"""A variable, not a key: shown beside them."""
+
+
+def zero_words(layout: Layout) -> str:
+    """`stage 2, offload_optimizer on cpu`."""
+    offloads = [key for key in ("offload_optimizer", "offload_param") if getattr(layout, key)]
+    return f"stage {layout.zero_stage}" + (f", {' and '.join(offloads)} on cpu" if offloads else "")
+
+
+def zero_preset(layout: Layout, name: str, ending: str = "", *, stages: Collection[int] = (1, 2, 3)) -> str:
+    """The file of a trainer's own for a stage, `name` and `ending` around it, or what a file has to say."""
+    stage, offloads = layout.zero_stage, layout.offload_optimizer
+    all_of_it = layout.offload_param or stage < 3
+    if stage in stages and (all_of_it or not offloads) and not (stage == 1 and offloads):
+        return f"{name}{stage}{'_offload' if offloads else ''}{ending}"
+    return f"a file with {zero_words(layout)}"
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
 
 
 def syncs_each_batch(keys: Keys) -> bool:

@@ -6,6 +6,7 @@ It is taken to be run by LLaMA-Factory or ms-swift, which both checkpoint activa
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from topoplan import catalog
@@ -15,7 +16,8 @@ from topoplan.reading.parts import Part
 from topoplan.reading.values import Keys, as_whole, at
 from topoplan.specs.job import Job
 from topoplan.specs.source import read_text
-from topoplan.trainers.data_parallel import layout_of
+from topoplan.trainers.codec import Codec, Reading, Row, by_key
+from topoplan.trainers.data_parallel import ALLOCATOR_ROW, read_layout, recompute_row, zero_words
 from topoplan.trainers.sharding import of_document
 from topoplan.units import shown
 
@@ -31,21 +33,40 @@ def gpus_of(keys: Keys) -> int | None:
     return total // (micro * steps)
 
 
-def alone_layout(keys: Keys, world: int) -> Layout:
-    """The layout on `world` GPUs."""
-    micro = as_whole(keys.given("train_micro_batch_size_per_gpu")) or 1
-    steps = as_whole(keys.given("gradient_accumulation_steps")) or 1
-    if not (0 < micro < 10**6 and 0 < steps < 10**6):
-        keys.fail("train_micro_batch_size_per_gpu", f"a batch of {shown(micro)} * {shown(steps)}")
-    return layout_of(
-        of_document(keys.configuration.source.data, keys, "zero_optimization"),
-        world,
-        checkpoints=True,
-        fused=False,
-        expandable=False,
-        micro_batch_size=micro,
-        gradient_accumulation_steps=steps,
+def _size(reading: Reading, key: str) -> int:
+    """A part of the batch; taken to be 1 where it is `auto`."""
+    size = as_whole(reading.keys.given(key)) or 1
+    if not 0 < size < 10**6:
+        reading.keys.fail(key, f"{key} is {shown(size)}")
+    return size
+
+
+ROWS = by_key(
+    Row("zero_optimization", show=lambda _, layout: zero_words(layout)),
+    Row("train_micro_batch_size_per_gpu", "micro_batch_size", _size),
+    Row("gradient_accumulation_steps", "gradient_accumulation_steps", _size),
+    recompute_row("gradient_checkpointing"),
+    replace(ALLOCATOR_ROW, read=lambda reading, key: False),
+)
+
+
+def _layout(reading: Reading) -> Layout:
+    keys = reading.keys
+    sharding = of_document(keys.configuration.source.data, keys, "zero_optimization")
+    reading.sharding = replace(sharding, checkpoints=True)
+    return read_layout(ROWS, reading)
+
+
+def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
+    is_fp16 = at(reading.keys.configuration.source.data, ("fp16", "enabled")) is True
+    return Job(
+        seq_len=seq_len,
+        global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
+        precision="fp16" if is_fp16 else "bf16",
     )
+
+
+CODEC = Codec(rows=ROWS, defaults=dict, length="", needs_length=False, layout=_layout, job=_job)
 
 
 def assumptions(job: Job) -> tuple[str, ...]:
@@ -53,16 +74,6 @@ def assumptions(job: Job) -> tuple[str, ...]:
     return (
         "a DeepSpeed file says nothing of model, training and sequences: give the trainer's YAML or command too",
         f"full fine-tuning with gradient checkpointing, and sequences of {job.seq_len:,} tokens (--seq-len)",
-    )
-
-
-def alone_job(keys: Keys, layout: Layout, seq_len: int) -> Job:
-    """The job."""
-    is_fp16 = at(keys.configuration.source.data, ("fp16", "enabled")) is True
-    return Job(
-        seq_len=seq_len,
-        global_batch_size=layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
-        precision="fp16" if is_fp16 else "bf16",
     )
 
 

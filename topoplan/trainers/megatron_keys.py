@@ -1,66 +1,69 @@
-"""Keys that both Megatron trainers have under one name -> values of the layout."""
+"""Keys that both Megatron trainers have under one name, and the parts of a layout that they stand for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.stages import spread_pipeline_layout, vpp_of
 from topoplan.reading.values import Keys
+from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
-from topoplan.specs.model import Model
+from topoplan.specs.spec import Spec
+from topoplan.trainers.codec import Comment, Reading, Row, by_key, flag
 
-_EMBEDDING, _LOSS = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
-
-
-def shared_values(keys: Keys, model: Model) -> dict[str, Any]:
-    """Layout values of the keys that both have under one name."""
-    pp = keys.degree("pipeline_model_parallel_size")
-    vpp = keys.degree("virtual_pipeline_model_parallel_size")
-    text = keys.text("pipeline_model_parallel_layout")
-    if text is not None:
-        try:
-            vpp = vpp_of(text, pp)
-        except LayoutError as error:
-            keys.fail("pipeline_model_parallel_layout", str(error))
-    elif keys.flag(_EMBEDDING) or keys.flag(_LOSS):
-        text = _accounted_layout(keys, model.num_layers, pp, vpp)
-    return {
-        "tp": keys.degree("tensor_model_parallel_size"),
-        "pp": pp,
-        "vpp": vpp,
-        "cp": keys.degree("context_parallel_size"),
-        "ep": keys.degree("expert_model_parallel_size"),
-        "pipeline_layout": text,
-        "recompute": _recompute(keys),
-        "distributed_optimizer": keys.flag("use_distributed_optimizer"),
-        "overlap_grad_reduce": keys.flag("overlap_grad_reduce"),
-        "overlap_param_gather": keys.flag("overlap_param_gather"),
-        "optimizer_offload_fraction": (
-            keys.fraction("optimizer_offload_fraction") if keys.flag("optimizer_cpu_offload") else 0.0
-        ),
-    }
+TP, PP = "tensor_model_parallel_size", "pipeline_model_parallel_size"
+VPP, CP = "virtual_pipeline_model_parallel_size", "context_parallel_size"
+EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
+SPLIT, SP = "pipeline_model_parallel_layout", "sequence_parallel"
+DISPATCHER = "moe_token_dispatcher_type"
+EMBEDDING, LOSS = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
 
 
-def _accounted_layout(keys: Keys, layers: int, pp: int, vpp: int) -> str | None:
-    """The split in which embedding or loss count as a layer (MLM `transformer_block.py::get_num_layers_to_build`)."""
-    first, last, count = int(keys.flag(_EMBEDDING)), int(keys.flag(_LOSS)), pp * vpp
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+def _virtual_stages(reading: Reading, key: str) -> int:
+    given, text = reading.keys.degree(key), reading.keys.text(SPLIT)
+    if text is None:
+        return given
+    try:
+        return vpp_of(text, reading.parts["pp"])
+    except LayoutError as error:
+        reading.keys.fail(SPLIT, str(error))
+
+
+def _pipeline_layout(reading: Reading, key: str) -> str | None:
+    """The split that is written, or the one in which embedding or loss count as a layer.
+
+    Source: MLM `transformer_block.py::get_num_layers_to_build`.
+    """
+    keys, layers = reading.keys, reading.model.num_layers
+    pp, vpp = reading.parts["pp"], reading.parts["vpp"]
+    first, last, count = int(keys.flag(EMBEDDING)), int(keys.flag(LOSS)), pp * vpp
+    if (text := keys.text(key)) is not None or count == 1 or not first + last:
+        return text
     total = layers + first + last
-    if count == 1:
-        return None
     if total % count:
         equation = f"({layers} layers + {first + last}) % (pp {pp} * vpp {vpp}) = {total % count}"
-        keys.fail(_EMBEDDING if first else _LOSS, equation, expected="expected stages of equal length")
+        keys.fail(EMBEDDING if first else LOSS, equation, expected="expected stages of equal length")
     return spread_pipeline_layout(layers, pp, vpp, total // count - first, total // count - last)
 
 
-def _recompute(keys: Keys) -> Recompute:
-    granularity = keys.value("recompute_granularity")
+def _expert_tensor(reading: Reading, key: str) -> int:
+    return reading.keys.degree(key) if reading.is_moe else 1
+
+
+def _sequence_parallel(reading: Reading, key: str) -> bool:
+    return reading.parts["tp"] > 1 and reading.keys.flag(key)
+
+
+def _recompute(reading: Reading, key: str) -> Recompute:
+    keys = reading.keys
+    granularity, modules = keys.value(key), keys.value("recompute_modules")
     in_moe = keys.flag("moe_layer_recompute")
-    modules = keys.value("recompute_modules")
     if granularity in (None, "none") and not in_moe:
         return Recompute()
     if in_moe and granularity != "full":
@@ -74,15 +77,118 @@ def _recompute(keys: Keys) -> Recompute:
         form["method"] = keys.value("recompute_method")
         form["num_layers"] = keys.count("recompute_num_layers")
     try:
-        return recompute_from_value(form, "recompute_granularity")
+        return recompute_from_value(form, key)
     except LayoutError as error:
-        keys.fail("recompute_granularity", f"recompute_granularity: {error.what}", expected=error.expected)
+        keys.fail(key, f"{key}: {error.what}", expected=error.expected)
 
 
-def layout_from(backend: str, values: Mapping[str, Any], *, world: int, **others: Any) -> Layout:
-    """A layout of the shared values and the trainer's own, with the data parallel size that is left of `world`."""
-    dp = max(1, world // (values["tp"] * values["pp"] * values["cp"]))
-    return Layout.of(backend=backend, dp=dp, **values, **others)
+def _offload(reading: Reading, key: str) -> float:
+    return reading.keys.fraction(key) if reading.keys.flag("optimizer_cpu_offload") else 0.0
+
+
+# Writing -------------------------------------------------------------------------------------------------------------
+
+
+def _chunks(_: Spec, layout: Layout) -> int | None:
+    return layout.vpp if layout.vpp > 1 else None
+
+
+def _experts(spec: Spec, layout: Layout) -> int | None:
+    return layout.ep if facts_of(spec.model).is_moe else None
+
+
+def expert_tensor(spec: Spec, layout: Layout) -> int | None:
+    """Tensor parallel size of the experts; None where there are none."""
+    return layout.etp if facts_of(spec.model).is_moe else None
+
+
+def granularity(_: Spec, layout: Layout) -> str | None:
+    """full or selective."""
+    return None if layout.recompute.granularity == "none" else layout.recompute.granularity
+
+
+def _method(_: Spec, layout: Layout) -> str | None:
+    return layout.recompute.method or "uniform" if layout.recompute.granularity == "full" else None
+
+
+def _num_layers(_: Spec, layout: Layout) -> int | None:
+    return layout.recompute.num_layers or 1 if layout.recompute.granularity == "full" else None
+
+
+def modules(_: Spec, layout: Layout) -> str | None:
+    """What is recomputed selectively: one string without spaces, which mcore_adapter splits at commas alone."""
+    recompute = layout.recompute
+    return ",".join(recompute.modules) or "core_attn" if recompute.granularity == "selective" else None
+
+
+def _offloads(_: Spec, layout: Layout) -> bool:
+    return layout.optimizer_offload_fraction > 0
+
+
+def _fraction(_: Spec, layout: Layout) -> float | None:
+    return float(layout.optimizer_offload_fraction) or None
+
+
+DEGREES = by_key(
+    Row(TP, "tp"),
+    Row(PP, "pp"),
+    Row(VPP, "vpp", _virtual_stages, "model chunks a GPU", _chunks),
+    Row(SPLIT, "pipeline_layout", _pipeline_layout),
+    Row(CP, "cp"),
+    Row(EP, "ep", comment="carved out of the data-parallel ranks", write=_experts),
+    Row(ETP, "etp", _expert_tensor, "unset it is 1, not TP", expert_tensor),
+    Row(
+        SP,
+        "sequence_parallel",
+        _sequence_parallel,
+        lambda _, layout: "norms split along the sequence, inside a TP group" if layout.tp > 1 else "needs TP > 1",
+    ),
+)
+MEMORY = by_key(
+    Row("recompute_granularity", "recompute", _recompute, write=granularity),
+    Row("recompute_method", write=_method),
+    Row("recompute_num_layers", write=_num_layers),
+    Row("recompute_modules", comment="recomputed in backward instead of kept", write=modules),
+    Row(
+        "use_distributed_optimizer",
+        "distributed_optimizer",
+        flag,
+        "optimizer state split over the ranks of dp and cp",
+    ),
+    Row("overlap_grad_reduce", "overlap_grad_reduce", flag, "gradients are sent during backward"),
+    Row("overlap_param_gather", "overlap_param_gather", flag, "parameters arrive during forward"),
+    Row("optimizer_cpu_offload", write=lambda spec, layout: _offloads(spec, layout) or None, show=_offloads),
+    Row(
+        "optimizer_offload_fraction",
+        "optimizer_offload_fraction",
+        _offload,
+        "of the optimizer state, in host memory",
+        _fraction,
+    ),
+)
+MEMORY_KEYS = (
+    *("use_distributed_optimizer", "recompute_granularity", "recompute_method", "recompute_num_layers"),
+    *("recompute_modules", "optimizer_cpu_offload", "optimizer_offload_fraction"),
+)
+"""In the order of the section of train.yaml."""
+
+
+def with_comment(key: str, comment: Comment) -> Row:
+    """The row of a shared key, with a trainer's own reason."""
+    return replace((MEMORY if key in MEMORY else DEGREES)[key], comment=comment)
+
+
+def title(layout: Layout) -> str:
+    """Of the section of train.yaml that splits the GPUs."""
+    return f"Layout: dp {layout.dp} = {layout.world_size} GPUs / (tp {layout.tp} * pp {layout.pp} * cp {layout.cp})"
+
+
+def dispatcher_assumption(keys: Keys, layout: Layout) -> str:
+    """A sentence where tokens are sent otherwise than predicted; else empty."""
+    dispatcher = keys.value(DISPATCHER)
+    if layout.ep == 1 or dispatcher in ("alltoall", "flex"):
+        return ""
+    return f"the {dispatcher} dispatcher is predicted as alltoall, which sends less"
 
 
 def check_something_trained(keys: Keys, key: str, job: Job) -> None:

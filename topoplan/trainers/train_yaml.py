@@ -1,19 +1,48 @@
-"""A YAML of LLaMA-Factory from its sections: the user's keys in place of ours, and a name of its own for the run."""
+"""train.yaml from its sections: the user's keys in place of ours, and a name of its own for the run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
 from topoplan.trainers.trainer import MAIN_FILE, TrainerFiles
-from topoplan.trainers.usual import run_name
+from topoplan.trainers.usual import DDP_TIMEOUT_S, run_name, save_steps
 from topoplan.trainers.yaml_text import Entry, Section, mapping_text
 
 OUTPUT_TITLE = "Checkpoints and logs"
 """Title of the section that output_dir comes first in."""
+
+
+DDP_TIMEOUT = Entry("ddp_timeout", DDP_TIMEOUT_S, "seconds: enough for tokenising, short enough to end a hang")
+
+
+def head(spec: Spec, plan: Plan, what: str) -> tuple[str, ...]:
+    """The first lines; `what` the file is for."""
+    return (
+        f"{spec.model.name} on {spec.cluster.name}: plan {plan.id}",
+        f"For {what}.",
+        "Relative paths start at the directory in which the node scripts start the trainer.",
+    )
+
+
+def values_of(sections: Iterable[Section]) -> dict[str, Any]:
+    """What a YAML reader gets from them."""
+    return {entry.key: entry.value for section in sections for entry in section.entries}
+
+
+def output_section(steps: int | None, *further: Entry, first: Sequence[Entry] = ()) -> Section:
+    """Where and how often a run of so many steps is saved; output_dir is put in front of it."""
+    entries = (
+        *first,
+        Entry("save_strategy", "steps"),
+        Entry("save_steps", save_steps(steps)),
+        Entry("save_total_limit", 2, "older ones of this run are removed"),
+        *further,
+    )
+    return Section(title=OUTPUT_TITLE, entries=entries)
 
 
 def trainer_files(
@@ -28,13 +57,12 @@ def trainer_files(
 ) -> TrainerFiles:
     """The files of a plan: the sections, and `further` ones beside them, which are a part of the run's identity too."""
     named = _with_user_keys(list(sections), user)
-    values = {entry.key: entry.value for section in named for entry in section.entries}
-    identity = [spec.cluster.world_size, values, *([dict(further)] if further else [])]
+    identity = [spec.cluster.world_size, values_of(named), *([dict(further)] if further else [])]
     name = run_name(spec.model, plan.id, identity)
     named = _with_output_dir(named, user, name)
     return TrainerFiles(
         files={MAIN_FILE: mapping_text(tuple(head), named), **(further or {})},
-        values={entry.key: entry.value for section in named for entry in section.entries},
+        values=values_of(named),
         run_name=name,
         warnings=tuple(dict.fromkeys(warnings)),
     )
@@ -44,9 +72,9 @@ def _with_output_dir(sections: list[Section], user: Mapping[str, Any], name: str
     if "output_dir" in user:
         return sections
     entry = Entry(
-        key="output_dir",
-        value=f"saves/{name}",
-        comment="of this plan only: a checkpoint found there is resumed unasked; on storage that all nodes share",
+        "output_dir",
+        f"saves/{name}",
+        "of this plan only: a checkpoint found there is resumed unasked; on storage that all nodes share",
     )
     return [
         replace(section, entries=(entry, *section.entries)) if section.title == OUTPUT_TITLE else section

@@ -17,7 +17,7 @@ _COMMENT_COLUMN = 52
 _WIDTH = 116
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One line of a YAML mapping."""
 

@@ -12,7 +12,7 @@ from topoplan.specs.cluster import Cluster
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.swift.arguments import arguments_of
-from topoplan.trainers.swift.common import data_section, freeze_entries, head, model_entries, output_section
+from topoplan.trainers.swift.common import data_section, freeze_entries, model_entries, output_section, swift_head
 from topoplan.trainers.yaml_text import Section
 
 
@@ -30,7 +30,7 @@ def make_spec(model: Model = QWEN3_8B, cluster: Cluster = CLUSTER, **job: Any) -
 
 def test_the_head_names_the_plan_the_command_and_the_versions() -> None:
     spec, plan = make_spec_and_plan(model=QWEN3_8B)
-    first, second, _ = head(spec, plan, "megatron pt")
+    first, second, _ = swift_head(spec, plan, "megatron pt")
     assert first == f"Qwen/Qwen3-8B on h100-4x8: plan {plan.id}"
     assert second == "For `megatron pt` of ms-swift 4.5.2 to 4.6.0."
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from topoplan.reading.setup import Configuration
-
-TP, PP = "tensor_model_parallel_size", "pipeline_model_parallel_size"
-VPP, CP = "virtual_pipeline_model_parallel_size", "context_parallel_size"
-EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
-SPLIT, SP = "pipeline_model_parallel_layout", "sequence_parallel"
-DISPATCHER = "moe_token_dispatcher_type"
+from topoplan.trainers.megatron_keys import CP, DISPATCHER, EP, ETP, PP, SP, SPLIT, TP, VPP
 
 KEYS_OF_RULE: Mapping[str, tuple[str, ...]] = {
     "overlap": ("overlap_param_gather",),

@@ -14,13 +14,14 @@ from packaging.utils import canonicalize_name
 from topoplan.catalog.packages import allows
 from topoplan.layout.layout import Layout
 from topoplan.lint.fewest_gpus import UNKNOWN_MODEL, spec_and_layout
-from topoplan.lint.rules.layout_keys import CP, EP, ETP, SP, TP, VPP, key_line
+from topoplan.lint.rules.layout_keys import key_line
 from topoplan.reading.edits import change
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import FAULTS, Fault, faults_of_keys
+from topoplan.trainers.megatron_keys import CP, EP, ETP, SP, TP, VPP
 from topoplan.trainers.models import known_model
 
 _INSTALL = re.compile(r"\b(?:pip3?|pip3\.\d+|uv pip)\s+install\s((?:[^\n\\;&|]|\\\n|\\.)*)")

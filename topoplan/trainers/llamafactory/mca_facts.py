@@ -12,6 +12,9 @@ from topoplan.specs.job import Job
 from topoplan.specs.model import Mlp, Model, Moe
 from topoplan.specs.spec import Spec
 
+FREEZABLE_MODEL_TYPES = frozenset(["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
+"""Types whose parts train/mca/workflow.py can freeze (_freeze_model_parameters)."""
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -52,8 +55,3 @@ def is_hub_id(name: str) -> bool:
 def is_gated(model: Model) -> bool:
     """True when every feed-forward is a gated one (SwiGLU)."""
     return all(layer.ffn.gated for layer in model.layers if isinstance(layer.ffn, Mlp | Moe))
-
-
-def place_of(spec: Spec, name: str) -> str:
-    """Where a trainer key of the user stands, for messages."""
-    return ": ".join(part for part in (spec.path, f"job.trainer.{name}") if part)

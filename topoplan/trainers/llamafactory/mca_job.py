@@ -1,26 +1,126 @@
-"""LLaMA-Factory's Megatron path (mcore_adapter): the job and the layout that its keys mean.
+"""LLaMA-Factory's Megatron path (mcore_adapter): what its keys mean, and which of them a layout is written in.
 
 Defaults are those of the key list of `catalog/trainer_keys`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from topoplan.layout.layout import Layout
 from topoplan.reading.values import Keys
-from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
-from topoplan.specs.model import Model
+from topoplan.specs.spec import Spec
+from topoplan.trainers.codec import Codec, Reading, Row, by_key, layout_of, nothing
 from topoplan.trainers.llamafactory.key_list import known_keys
-from topoplan.trainers.llamafactory.mca_yaml import FREEZABLE_MODEL_TYPES
-from topoplan.trainers.megatron_keys import check_something_trained, layout_from, shared_values
+from topoplan.trainers.llamafactory.mca_facts import FREEZABLE_MODEL_TYPES
+from topoplan.trainers.megatron_keys import (
+    DEGREES,
+    ETP,
+    MEMORY,
+    SP,
+    SPLIT,
+    check_something_trained,
+    dispatcher_assumption,
+    expert_tensor,
+    with_comment,
+)
 from topoplan.units import shown
 
 STAGES = ("pt", "sft", "dpo")
 """That have a Megatron workflow (LLaMA-Factory `train/tuner.py`)."""
+
+
+def _reads_expert_tensor(reading: Reading, key: str) -> int:
+    """MLM `model_parallel_config.py`: None takes tensor_model_parallel_size."""
+    return (reading.keys.count(key) or reading.parts["tp"]) if reading.is_moe else 1
+
+
+def _writes_expert_tensor(spec: Spec, layout: Layout) -> int | None:
+    return expert_tensor(spec, layout) if layout.tp > 1 or layout.etp > 1 else None
+
+
+def _reads_sequence_parallel(reading: Reading, key: str) -> bool:
+    """`models/model_config.py::McaModelConfig.__post_init__`: off without TP, on with TP and EP."""
+    return reading.parts["tp"] > 1 and (reading.keys.flag(key) or reading.parts["ep"] > 1)
+
+
+def _reduces_in_fp32(reading: Reading, key: str) -> bool:
+    return reading.keys.flag("bf16") or reading.keys.flag(key)  # training_args.py: bf16 switches it on
+
+
+def _fuses_cross_entropy(reading: Reading, key: str) -> bool:
+    return reading.keys.flag(key) and reading.parts["tp"] == 1  # its help: only with TP 1
+
+
+def _keeps_fp8(reading: Reading, key: str) -> bool:
+    return reading.keys.value("fp8") is not None and reading.keys.flag(key)
+
+
+def _why_expert_tensor(_: Spec, layout: Layout) -> str:
+    return "unset it follows TP" + ("" if layout.etp == layout.tp else "; checkpoints are torch_dist")
+
+
+def _why_micro_batch(spec: Spec, _: Layout) -> str:
+    pairs = spec.job.sequences_per_sample > 1
+    return "pairs; Megatron's micro batch has twice as many sequences" if pairs else "Megatron's micro batch"
+
+
+def _why_accumulation(spec: Spec, layout: Layout) -> str:
+    batch = layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp
+    what = "pairs" if spec.job.sequences_per_sample > 1 else "sequences"
+    return f"micro batch * this * dp {layout.dp} = {batch} {what} a step"
+
+
+def _why_full(_: Spec, layout: Layout) -> str:
+    return "only the input of each layer is kept" if layout.recompute.granularity == "full" else ""
+
+
+def _why_method(_: Spec, layout: Layout) -> str:
+    block = "; the parser's own list says recompute, Megatron says block" if layout.recompute.method == "block" else ""
+    return f"full needs method and number together{block}"
+
+
+def _why_gather(spec: Spec, layout: Layout) -> str:
+    if layout.overlap_param_gather or spec.job.trainer.get("save_strategy") != "no":
+        return "parameters arrive during forward; needs both above"
+    return "the model at the end would be in part that of the step before"
+
+
+ROWS = by_key(
+    *DEGREES.values(),
+    with_comment(SPLIT, "uneven stages; the adapter takes them in this form only"),
+    Row(ETP, "etp", _reads_expert_tensor, _why_expert_tensor, _writes_expert_tensor, expert_tensor),
+    replace(DEGREES[SP], read=_reads_sequence_parallel),
+    Row("per_device_train_batch_size", "micro_batch_size", comment=_why_micro_batch),
+    Row("gradient_accumulation_steps", "gradient_accumulation_steps", comment=_why_accumulation),
+    *MEMORY.values(),
+    with_comment("recompute_granularity", _why_full),
+    with_comment("recompute_method", _why_method),
+    with_comment("overlap_param_gather", _why_gather),
+    Row(
+        "accumulate_allreduce_grads_in_fp32",
+        "grad_reduce_in_fp32",
+        _reduces_in_fp32,
+        "unset, fp16 sums gradients in fp16",
+        lambda spec, layout: layout.grad_reduce_in_fp32 if spec.job.precision == "fp16" else None,
+        nothing,
+    ),
+    Row(
+        "cross_entropy_loss_fusion",
+        "cross_entropy_fusion",
+        _fuses_cross_entropy,
+        "takes effect with TP 1 only",
+        lambda _, layout: layout.cross_entropy_fusion or None,
+        nothing,
+    ),
+    Row("fp8_param", "fp8_param", _keeps_fp8, write=lambda _, layout: layout.fp8_param or None, show=nothing),
+)
+
+LAYOUT_KEYS = (*DEGREES, "per_device_train_batch_size", "gradient_accumulation_steps")
+"""In the order of the section of train.yaml."""
 
 
 def defaults() -> Mapping[str, Any]:
@@ -28,29 +128,15 @@ def defaults() -> Mapping[str, Any]:
     return {name: key.default for name, key in known_keys().items()}
 
 
-def layout_of(keys: Keys, model: Model, world: int) -> Layout:
-    """The layout on `world` GPUs. Raises SpecError for a value of a wrong type."""
-    values = shared_values(keys, model)
-    tp, ep = values["tp"], values["ep"]
-    is_moe = facts_of(model).is_moe
-    fp8 = keys.value("fp8") is not None
-    return layout_from(
-        "mca",
-        values,
-        world=world,
-        micro_batch_size=keys.degree("per_device_train_batch_size"),
-        gradient_accumulation_steps=keys.degree("gradient_accumulation_steps"),
-        etp=expert_tensor(keys.count("expert_tensor_parallel_size"), tp) if is_moe else 1,
-        sequence_parallel=sequence_parallel(keys.flag("sequence_parallel"), tp, ep),
-        # training_args.py: bf16 switches it on
-        grad_reduce_in_fp32=keys.flag("bf16") or keys.flag("accumulate_allreduce_grads_in_fp32"),
-        cross_entropy_fusion=keys.flag("cross_entropy_loss_fusion") and tp == 1,  # its help: only with TP 1
-        fp8_param=fp8 and keys.flag("fp8_param"),
-    )
+def _assumptions(reading: Reading, layout: Layout) -> Iterator[str]:
+    if (method := reading.keys.value("finetuning_type")) != "full":
+        yield f"finetuning_type {method} trains all weights in this trainer"
+    yield dispatcher_assumption(reading.keys, layout)
 
 
-def job_of(keys: Keys, model: Model, layout: Layout, seq_len: int) -> Job:
-    """The job. Raises SpecError for what is not predicted."""
+def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
+    """Raises SpecError for what is not predicted."""
+    keys, model = reading.keys, reading.model
     stage = keys.text("stage") or "sft"
     if stage not in STAGES:
         keys.fail(
@@ -74,7 +160,7 @@ def job_of(keys: Keys, model: Model, layout: Layout, seq_len: int) -> Job:
         image_max_pixels=keys.degree("image_max_pixels"),
         mtp_num_layers=keys.value("mtp_num_layers") and keys.degree("mtp_num_layers"),
         trainer={"neat_packing": True} if apart else {},
-        pin={"cp": 1} if apart else {},  # its sub-sequences are no multiples of 2 * cp (emit/user_keys.py)
+        pin={"cp": 1} if apart else {},  # its sub-sequences are no multiples of 2 * cp (mca_user_keys.py)
     )
     check_something_trained(keys, "freeze_language_model", job)
     return replace(job, samples=None if job.packs else _most_samples(keys))
@@ -98,19 +184,16 @@ def _most_samples(keys: Keys) -> int | None:
     return limit * len([name for name in names.split(",") if name.strip()]) or None
 
 
-# What the adapter makes of values that are missing or do not go together ----------------------------------------------
-
-
-def expert_tensor(given: int | None, tp: int) -> int:
-    """MLM `model_parallel_config.py`: None takes tensor_model_parallel_size."""
-    return given or tp
-
-
-def sequence_parallel(on: bool, tp: int, ep: int) -> bool:
-    """`models/model_config.py::McaModelConfig.__post_init__`: off without TP, on with TP and EP."""
-    return tp > 1 and (on or ep > 1)
-
-
 def packs(stage: Any, packing: Any) -> bool:
     """`hparams/parser.py`: the default of stage pt alone."""
     return stage == "pt" if packing is None else bool(packing)
+
+
+CODEC = Codec(
+    rows=ROWS,
+    defaults=defaults,
+    length="cutoff_len",
+    layout=lambda reading: layout_of(ROWS, reading, backend="mca"),
+    job=_job,
+    assumptions=_assumptions,
+)

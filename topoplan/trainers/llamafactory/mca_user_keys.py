@@ -1,8 +1,7 @@
-"""The trainer keys of the user (`job.trainer`), held against the key list and against the plan."""
+"""The trainer keys of the user (`job.trainer`) on the Megatron path: held against the plan and against each other."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,122 +9,43 @@ from topoplan.errors import LayoutError, SpecError
 from topoplan.layout.layout import Layout
 from topoplan.specs.facts import facts_of
 from topoplan.specs.spec import Spec
-from topoplan.trainers.llamafactory.key_list import check_key, known_keys, needed_transformers
-from topoplan.trainers.llamafactory.mca_facts import is_hub_id, model_directory, place_of, training_steps
+from topoplan.trainers.llamafactory.mca_facts import training_steps
+from topoplan.trainers.llamafactory.mca_job import ROWS
+from topoplan.trainers.llamafactory.user_keys import (
+    check_evaluation,
+    check_model_path,
+    checked_keys,
+    decided,
+    evaluates,
+)
+from topoplan.trainers.megatron_keys import EMBEDDING, EP, ETP, LOSS
+from topoplan.trainers.user_keys import place_of
 
-_JOB_KEYS = {
-    "bf16": "precision",
-    "cutoff_len": "seq_len",
-    "finetuning_type": "finetuning",
-    "fp16": "precision",
-    "fp8": "precision",
-    "fp8_recipe": "precision",
-    "freeze_language_model": "freeze_language_model",
-    "freeze_multi_modal_projector": "freeze_multi_modal_projector",
-    "freeze_vision_tower": "freeze_vision_tower",
-    "image_max_pixels": "image_max_pixels",
-    "mtp_num_layers": "mtp_num_layers",
-    "num_train_epochs": "epochs",
-    "packing": "packing",
-    "stage": "stage",
-}
-"""Trainer keys that follow from a key of the job, on which memory and time were predicted."""
-
-_ACCOUNT_FLAGS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+_FP8 = ("fp8", "fp8_recipe")
 
 
-def user_keys(spec: Spec, layout: Layout, warnings: list[str]) -> dict[str, Any]:
-    """`job.trainer`, checked key by key and against the plan."""
-    given = dict(spec.job.trainer)
-    if "warmup_ratio" in given and "warmup_steps" not in given:
-        given = _with_warmup_steps(given, spec)
-    fixed = _fixed_values(spec, layout)
-    checked: dict[str, Any] = {}
-    for name, value in given.items():
-        where = place_of(spec, str(name))
-        checked[name] = check_key(str(name), value, where)
-        if name in fixed and checked[name] not in fixed[name]:
-            _refuse_contradiction(name, checked[name], fixed[name][0], where)
-        if needs := needed_transformers(known_keys()[name]):
-            warnings.append(needs)
-    _check_combinations(checked, spec, layout)
-    return checked
+def user_keys(spec: Spec, layout: Layout, written: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
+    """`job.trainer`, checked key by key and against the plan, of which train.yaml has `written`."""
+    fixed = _fixed_values(spec, written)
+    remedy = "leave it out, or ask for it under job.pin, so that it is predicted"
+    steps = training_steps(spec.job)
+    user = checked_keys(spec, fixed, "mca", steps=steps, warnings=warnings, remedy=remedy)
+    _check_combinations(user, spec, layout)
+    additional = user.get("additional_configs")
+    if isinstance(additional, Mapping):
+        _check_additional_configs(additional, spec, fixed)
+    return user
 
 
-def _with_warmup_steps(given: dict[str, Any], spec: Spec) -> dict[str, Any]:
-    """A ratio as the number of steps that it stands for: transformers 5 has given up warmup_ratio."""
-    ratio, steps = given["warmup_ratio"], training_steps(spec.job)
-    is_ratio = isinstance(ratio, int | float) and not isinstance(ratio, bool) and 0 <= ratio < 1
-    if steps is None or not is_ratio:
-        return given  # check_key refuses it, and says what to write
-    return {
-        **{key: value for key, value in given.items() if key != "warmup_ratio"},
-        "warmup_steps": math.ceil(ratio * steps),
-    }
-
-
-def _fixed_values(spec: Spec, layout: Layout) -> dict[str, tuple[Any, ...]]:
-    """Key -> the values that agree with the plan; the first one is its own. For the keys that the plan decides."""
-    job, recompute = spec.job, layout.recompute
-    full, selective = recompute.granularity == "full", recompute.granularity == "selective"
-    fp8 = job.precision not in ("bf16", "fp16")
-    fixed: dict[str, tuple[Any, ...]] = {
-        "tensor_model_parallel_size": (layout.tp,),
-        "pipeline_model_parallel_size": (layout.pp,),
-        "virtual_pipeline_model_parallel_size": (layout.vpp,) if layout.vpp > 1 else (None,),
-        "pipeline_model_parallel_layout": (layout.pipeline_layout,),
-        "context_parallel_size": (layout.cp,),
-        "expert_model_parallel_size": (layout.ep,) if layout.ep > 1 else (1, None),
-        "expert_tensor_parallel_size": (layout.etp,) if facts_of(spec.model).is_moe else (None, 1),
-        "sequence_parallel": (layout.sequence_parallel,),
-        "per_device_train_batch_size": (layout.micro_batch_size,),
-        "gradient_accumulation_steps": (layout.gradient_accumulation_steps,),
-        "use_distributed_optimizer": (layout.distributed_optimizer,),
-        "overlap_grad_reduce": (layout.overlap_grad_reduce,),
-        "overlap_param_gather": (layout.overlap_param_gather,),
-        "accumulate_allreduce_grads_in_fp32": (True,) if job.precision != "fp16" else (layout.grad_reduce_in_fp32,),
-        "optimizer_cpu_offload": (layout.optimizer_offload_fraction > 0,),
-        "optimizer_offload_fraction": (float(layout.optimizer_offload_fraction),),
-        "cross_entropy_loss_fusion": (layout.cross_entropy_fusion,),
-        "recompute_granularity": (None if recompute.granularity == "none" else recompute.granularity,),
-        "recompute_method": (recompute.method or "uniform",) if full else (None,),
-        "recompute_num_layers": (recompute.num_layers or 1,) if full else (None,),
-        "recompute_modules": (",".join(recompute.modules) or "core_attn",) if selective else (None,),
-        "moe_layer_recompute": (False,),
-        "mtp_num_layers": (job.mtp_num_layers,),
-        **dict.fromkeys(_ACCOUNT_FLAGS, (None, False)),
-        "stage": (job.stage,),
-        "do_train": (True,),
-        "finetuning_type": ("full",),
-        "cutoff_len": (job.seq_len,),
-        "num_train_epochs": (float(job.epochs),),
-        "packing": (True, None) if job.packs else (False, None, job.packing),
-        "bf16": (job.precision != "fp16",),
-        "fp16": (job.precision == "fp16",),
-    }
-    fixed["fp8_param"] = (layout.fp8_param,)
-    if not fp8:
-        fixed |= {"fp8": (None,), "fp8_recipe": (None,)}
-    if spec.model.vision is not None:
-        fixed |= {
-            "freeze_vision_tower": (job.freeze_vision_tower,),
-            "freeze_multi_modal_projector": (job.freeze_multi_modal_projector,),
-            "freeze_language_model": (job.freeze_language_model,),
-            "image_max_pixels": (job.image_max_pixels,),
-        }
+def _fixed_values(spec: Spec, written: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Key -> the values that agree with the plan, its own first."""
+    keys = (*ROWS, "moe_layer_recompute", "mtp_num_layers", *(_FP8 if "fp8" not in written else ()))
+    fixed = decided(spec, written, keys, "mca")
+    fixed |= {key: (1, None) for key in (EP, ETP) if key not in written}
+    fixed |= dict.fromkeys((EMBEDDING, LOSS), (None, False))
+    if spec.job.precision != "fp16":
+        fixed["accumulate_allreduce_grads_in_fp32"] = (True,)  # bf16 switches it on
     return fixed
-
-
-def _refuse_contradiction(name: str, value: Any, planned: Any, where: str) -> None:
-    what = f"{name} is {value!r}, and the plan was made for {planned!r}"
-    if name in _JOB_KEYS:
-        raise SpecError(what, where=where, remedy=f"set job.{_JOB_KEYS[name]} and leave {name} out")
-    raise LayoutError(what, where=where, remedy="leave it out, or ask for it under job.pin, so that it is predicted")
-
-
-def evaluates(user: Mapping[str, Any]) -> bool:
-    """True when the user's keys make the trainer evaluate, which it does not by itself."""
-    return user.get("eval_strategy", "no") != "no" or bool(user.get("eval_on_start"))
 
 
 def _check_combinations(user: Mapping[str, Any], spec: Spec, layout: Layout) -> None:
@@ -146,16 +66,7 @@ def _check_combinations(user: Mapping[str, Any], spec: Spec, layout: Layout) -> 
             where=place_of(spec, "moe_token_dispatcher_type"),
             remedy="leave it out",
         )
-    path = user.get("model_name_or_path")
-    if path == spec.model.name and spec.model.config_path is None and is_hub_id(path):
-        raise SpecError(
-            f"{path!r} is a hub id, and the Megatron adapter reads local directories only",
-            where=place_of(spec, "model_name_or_path"),
-            remedy=f"leave it out ({model_directory(spec.model)} is the default) or name a directory on every node",
-        )
-    additional = user.get("additional_configs")
-    if isinstance(additional, Mapping):
-        _check_additional_configs(additional, spec, layout)
+    check_model_path(user, spec, ", and the Megatron adapter reads local directories only")
 
 
 def _check_packing(user: Mapping[str, Any], spec: Spec, layout: Layout) -> None:
@@ -187,10 +98,8 @@ def _check_evaluation(user: Mapping[str, Any], spec: Spec, layout: Layout) -> No
     """
     if not evaluates(user):
         return
-    where = place_of(spec, "eval_strategy" if "eval_strategy" in user else "eval_on_start")
+    check_evaluation(user, spec)
     share = user.get("val_size") or 0.0
-    if not share and not user.get("eval_dataset"):
-        raise SpecError("there is nothing to evaluate on", where=where, remedy="set eval_dataset or val_size too")
     batch = user.get("per_device_eval_batch_size", layout.micro_batch_size)
     least = batch * layout.dp * layout.gradient_accumulation_steps
     samples = int(share) if share >= 1 else None if spec.job.samples is None else int(share * spec.job.samples)
@@ -203,7 +112,7 @@ def _check_evaluation(user: Mapping[str, Any], spec: Spec, layout: Layout) -> No
         )
 
 
-def _check_additional_configs(additional: Mapping[str, Any], spec: Spec, layout: Layout) -> None:
+def _check_additional_configs(additional: Mapping[str, Any], spec: Spec, fixed: Mapping[str, Any]) -> None:
     where = place_of(spec, "additional_configs")
     for name in additional:
         if str(name).startswith(("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")):
@@ -212,7 +121,7 @@ def _check_additional_configs(additional: Mapping[str, Any], spec: Spec, layout:
                 where=where,
                 remedy="pin a pipeline_layout for uneven stages",
             )
-        if name in _fixed_values(spec, layout):
+        if name in fixed:
             raise LayoutError(
                 f"{name} is decided by the plan", where=where, remedy="leave it out, or ask for it under job.pin"
             )

@@ -7,15 +7,26 @@ checkpointing on (`hparams/model_args.py::disable_gradient_checkpointing`, `mode
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from topoplan.layout.layout import Layout
-from topoplan.reading.setup import Launch
 from topoplan.reading.values import Keys, as_whole, is_for_training
 from topoplan.specs.job import Job
-from topoplan.specs.model import Model
-from topoplan.trainers.data_parallel import expandable_segments, layout_of, optimizer_of, refuse, syncs_each_batch
+from topoplan.specs.spec import Spec
+from topoplan.trainers.codec import Codec, Reading, Row, by_key
+from topoplan.trainers.data_parallel import (
+    ALLOCATOR_ROW,
+    expandable_segments,
+    liger_row,
+    optimizer_of,
+    read_layout,
+    recompute_row,
+    refuse,
+    sharding_rows,
+    zero_preset,
+)
 from topoplan.trainers.llamafactory.key_list import plain_keys
 from topoplan.trainers.llamafactory.mca_job import STAGES, packs
 from topoplan.trainers.llamafactory.plain_refusals import FREEZABLE_MODEL_TYPES, LIGER_MODEL_TYPES
@@ -46,33 +57,63 @@ def defaults() -> Mapping[str, Any]:
     return {name: key.default for name, key in plain_keys().items()}
 
 
-def plain_layout(keys: Keys, model: Model, sharding: Sharding, world: int, launch: Launch | None) -> Layout:
-    """The layout on `world` GPUs. Raises SpecError for a wrong type, NotPredictedError under Ray."""
-    if keys.given("ray_num_workers") is not None and (launch is None or launch.variable("USE_RAY")):
+def _fuses(reading: Reading, key: str) -> bool:
+    # model/model_utils/liger_kernel.py: for these types alone, and stages that need the logits do without.
+    knows = reading.model.model_type in LIGER_MODEL_TYPES
+    return knows and reading.keys.flag(key) and reading.keys.value("stage") != "dpo"
+
+
+def _allocates(reading: Reading, _: str) -> bool:
+    launch, said = reading.launch, expandable_segments(reading.launch)
+    if said is not None:
+        return said
+    # launcher.py sets it where it starts torchrun itself, which it does on more than one GPU.
+    by_itself = launch is None or (launch.program == "llamafactory-cli" and not launch.starter)
+    return by_itself and reading.world > 1
+
+
+def _presets(layout: Layout) -> tuple[str, str]:
+    """Examples of LLaMA-Factory (examples/deepspeed/), or what a file has to say."""
+    zero = zero_preset(layout, "ds_z", "_config.json", stages=(2, 3))
+    return zero, f"FSDP2{' with fsdp_offload_params' if layout.offload else ''}"
+
+
+def _why_accumulation(spec: Spec, layout: Layout) -> str:
+    batch = layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp
+    what = "pairs" if spec.job.sequences_per_sample > 1 else "sequences"
+    return f"micro batch * this * {layout.dp} GPUs = {batch} {what} a step"
+
+
+def _why_checkpointing(_: Spec, layout: Layout) -> str:
+    again = "each layer is computed again in backward; LLaMA-Factory's default"
+    return "activations are kept" if layout.recompute.granularity == "none" else again
+
+
+ROWS = by_key(
+    *sharding_rows(_presets),
+    Row("gradient_accumulation_steps", "gradient_accumulation_steps", comment=_why_accumulation),
+    recompute_row("disable_gradient_checkpointing", _why_checkpointing, off=True),
+    liger_row("enable_liger_kernel", _fuses, "the logits are never whole in memory"),
+    replace(ALLOCATOR_ROW, read=_allocates),
+)
+
+
+def _layout(reading: Reading) -> Layout:
+    launch = reading.launch
+    if reading.keys.given("ray_num_workers") is not None and (launch is None or launch.variable("USE_RAY")):
         # train/tuner.py::_ray_training_function: Ray places the workers, wherever it has GPUs.
-        keys.not_predicted(("ray_num_workers",), "training under Ray")
-    allocator = expandable_segments(launch)
-    if allocator is None:
-        # launcher.py sets it where it starts torchrun itself, which it does on more than one GPU.
-        by_itself = launch is None or (launch.program == "llamafactory-cli" and not launch.starter)
-        allocator = by_itself and world > 1
-    return layout_of(
-        sharding,
-        world,
-        checkpoints=sharding.checkpoints or not keys.flag("disable_gradient_checkpointing"),
-        # model/model_utils/liger_kernel.py: for these types alone, and stages that need the logits do without.
-        fused=keys.flag("enable_liger_kernel")
-        and model.model_type in LIGER_MODEL_TYPES
-        and keys.value("stage") != "dpo",
-        expandable=allocator,
-        sync_each_batch=syncs_each_batch(keys),
-        micro_batch_size=keys.degree("per_device_train_batch_size"),
-        gradient_accumulation_steps=keys.degree("gradient_accumulation_steps"),
-    )
+        reading.keys.not_predicted(("ray_num_workers",), "training under Ray")
+    return read_layout(ROWS, reading)
 
 
-def plain_job(keys: Keys, model: Model, layout: Layout, sharding: Sharding, seq_len: int) -> Job:
-    """The job. Raises NotPredictedError for what is not predicted."""
+def _assumptions(reading: Reading, _: Layout) -> Iterator[str]:
+    if reading.launch is None:
+        yield "started with `llamafactory-cli train`, as no command was given"
+
+
+def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
+    """Raises NotPredictedError for what is not predicted."""
+    keys, model, sharding = reading.keys, reading.model, reading.sharding
     refuse(keys, _OFF)
     if not keys.flag("do_train"):
         others = [key for key in ("do_predict", "do_eval") if keys.flag(key)]
@@ -133,3 +174,8 @@ def _targets(keys: Keys) -> tuple[str, ...]:
     names = keys.value("lora_target")
     words = names if isinstance(names, list) else str(names).split(",")
     return tuple(str(word).strip() for word in words if str(word).strip()) or ("all",)
+
+
+CODEC = Codec(
+    rows=ROWS, defaults=defaults, length="cutoff_len", shards=True, layout=_layout, job=_job, assumptions=_assumptions
+)

@@ -14,11 +14,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from topoplan.errors import LayoutError, SpecError, nearest
+from topoplan.errors import SpecError, nearest
 from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, secrets_in
 from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory.key_list import Key, plain_keys, removed_keys, typed_value
-from topoplan.trainers.llamafactory.mca_facts import place_of
+from topoplan.trainers.user_keys import held
 
 Command = Literal["swift sft", "swift rlhf", "megatron sft"]
 """`swift pt` takes what `swift sft` does, `megatron pt` and `megatron rlhf` what `megatron sft` does."""
@@ -118,20 +118,15 @@ def user_arguments(spec: Spec, command: Command, decided: Mapping[str, Any]) -> 
 
     Raises SpecError for what the command would refuse, LayoutError for what contradicts the plan.
     """
-    checked: dict[str, Any] = {}
-    for name, value in spec.job.trainer.items():
-        where = place_of(spec, str(name))
-        if any(secrets_in({str(name): value})):
+
+    def check(name: str, value: Any, where: str) -> Any:
+        if any(secrets_in({name: value})):
             raise SpecError(NEVER_WRITTEN, where=where, remedy=REMEDY)
-        _check_name(str(name), command, where)
-        checked[name] = found = _checked(str(name), value, command, where)
-        if name in decided and found != decided[name]:
-            wanted = "leaves it out" if decided[name] is None else f"was made for {decided[name]!r}"
-            what = f"{name} is {found!r}, and the plan {wanted}"
-            if name in _OF_THE_JOB:
-                raise SpecError(what, where=where, remedy=f"set job.{_OF_THE_JOB[name]} and leave {name} out")
-            raise LayoutError(what, where=where, remedy="leave it out, or ask for it under job.pin")
-    return checked
+        _check_name(name, command, where)
+        return _checked(name, value, command, where)
+
+    fixed = {name: (value,) for name, value in decided.items()}
+    return held(spec, spec.job.trainer, check, fixed, _OF_THE_JOB, left_out="leaves it out")
 
 
 def _check_name(name: str, command: Command, where: str) -> None:

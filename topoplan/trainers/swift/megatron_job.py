@@ -5,18 +5,35 @@ Defaults are those of `swift/megatron/arguments/megatron_args.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
-from topoplan.reading.processes import Processes
-from topoplan.reading.values import Keys, NotPredictedError
+from topoplan.reading.values import NotPredictedError
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
-from topoplan.specs.model import Model
+from topoplan.specs.spec import Spec
+from topoplan.trainers.codec import Codec, Reading, Row, by_key, flag, layout_of, nothing
 from topoplan.trainers.data_parallel import refuse
-from topoplan.trainers.megatron_keys import check_something_trained, layout_from, shared_values, targets
+from topoplan.trainers.megatron_keys import (
+    CP,
+    DEGREES,
+    DISPATCHER,
+    EP,
+    ETP,
+    MEMORY,
+    PP,
+    SP,
+    SPLIT,
+    TP,
+    VPP,
+    check_something_trained,
+    dispatcher_assumption,
+    targets,
+    with_comment,
+)
 from topoplan.trainers.swift.refusals import check_finetuning
 from topoplan.units import shown
 
@@ -51,36 +68,125 @@ _ADAPTERS = ("adapters", "mcore_adapter", "ref_adapters", "mcore_ref_adapter")
 """With one of them all weights are not trained, whatever tuner_type says (`MegatronArguments.__post_init__`)."""
 
 
-def layout_of(keys: Keys, model: Model, world: int) -> Layout:
-    """The layout on `world` GPUs. Raises SpecError for what is not predicted."""
-    values = shared_values(keys, model)
-    for key in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "use_megatron_fsdp"):
-        if keys.given(key):
-            keys.fail(key, f"{key} is not predicted")
-    is_moe, tp = facts_of(model).is_moe, values["tp"]
-    dp = max(1, world // (tp * values["pp"] * values["cp"]))
-    micro_batch = keys.degree("micro_batch_size")
-    dispatcher = keys.text("moe_token_dispatcher_type")
-    return layout_from(
-        "megatron",
-        values,
-        world=world,
-        micro_batch_size=micro_batch,
-        gradient_accumulation_steps=max(1, keys.degree("global_batch_size") // (micro_batch * dp)),
-        etp=keys.degree("expert_tensor_parallel_size") if is_moe else 1,
-        sequence_parallel=tp > 1 and keys.flag("sequence_parallel"),
-        # megatron_args.py::MegatronArguments._map_dtype
-        grad_reduce_in_fp32=keys.value("main_grads_dtype") == "fp32" or keys.flag("accumulate_allreduce_grads_in_fp32"),
-        cross_entropy_fusion=keys.flag("cross_entropy_loss_fusion"),
-        cross_entropy_fusion_impl=str(keys.value("cross_entropy_fusion_impl")),
-        precision_aware_optimizer=keys.flag("use_precision_aware_optimizer"),
-        fp8_param=keys.value("fp8_format") is not None and keys.flag("fp8_param_gather"),
-        moe_token_dispatcher_type=("flex" if dispatcher == "flex" else "alltoall") if is_moe else None,
-    )
+_NOT_PREDICTED = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "use_megatron_fsdp")
 
 
-def job_of(keys: Keys, model: Model, seq_len: int, processes: Processes | None) -> Job:
-    """The job; its command says whether it is pt, sft or rlhf. Raises SpecError for what is not predicted."""
+def _accumulation(reading: Reading, key: str) -> int:
+    micro_batch: int = reading.parts["micro_batch_size"]
+    return max(1, reading.keys.degree(key) // (micro_batch * reading.replicas))
+
+
+def _batch(_: Spec, layout: Layout) -> int:
+    return layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp
+
+
+def _why_batch(_: Spec, layout: Layout) -> str:
+    return f"micro batch * {layout.gradient_accumulation_steps} accumulations * dp {layout.dp}"
+
+
+def _reduces_in_fp32(reading: Reading, key: str) -> bool:
+    """megatron_args.py::MegatronArguments._map_dtype."""
+    return reading.keys.value("main_grads_dtype") == "fp32" or reading.keys.flag(key)
+
+
+def _keeps_fp8(reading: Reading, key: str) -> bool:
+    return reading.keys.value("fp8_format") is not None and reading.keys.flag(key)
+
+
+def _dispatcher(reading: Reading, key: str) -> str | None:
+    flex = reading.keys.text(key) == "flex"
+    return ("flex" if flex else "alltoall") if reading.is_moe else None
+
+
+def _recomputes_modules(_: Spec, layout: Layout) -> list[str] | None:
+    recompute = layout.recompute
+    return list(recompute.modules) or ["core_attn"] if recompute.granularity == "selective" else None
+
+
+def _why_granularity(_: Spec, layout: Layout) -> str:
+    why = {"full": "needs method and number of layers with it", "none": "unset, core attention would be recomputed"}
+    return why.get(layout.recompute.granularity, "")
+
+
+def _why_precision_aware(_: Spec, layout: Layout) -> str:
+    offloads = layout.optimizer_offload_fraction > 0
+    return "the path that offload runs on" if offloads else "Transformer Engine's Adam"
+
+
+def _aware(_: Spec, layout: Layout) -> bool | None:
+    # Megatron-LM training/arguments.py asserts it, which ms-swift does not go through.
+    return layout.precision_aware_optimizer or layout.optimizer_offload_fraction > 0 or None
+
+
+ROWS = by_key(
+    *DEGREES.values(),
+    replace(
+        DEGREES[VPP],
+        write=lambda spec, layout: None if layout.pipeline_layout else DEGREES[VPP].value(spec, layout),
+        show=DEGREES[VPP].value,
+    ),
+    with_comment(SPLIT, "uneven stages; virtual stages are counted from it"),
+    Row("micro_batch_size", "micro_batch_size"),
+    Row("global_batch_size", "gradient_accumulation_steps", _accumulation, _why_batch, _batch, nothing),
+    *MEMORY.values(),
+    replace(
+        MEMORY["recompute_granularity"],
+        comment=_why_granularity,
+        write=lambda _, layout: layout.recompute.granularity,
+    ),
+    replace(MEMORY["recompute_modules"], write=_recomputes_modules, show=MEMORY["recompute_modules"].value),
+    Row(
+        "accumulate_allreduce_grads_in_fp32",
+        "grad_reduce_in_fp32",
+        _reduces_in_fp32,
+        "unset, fp16 sums gradients in fp16",
+        lambda spec, layout: layout.grad_reduce_in_fp32 if spec.job.precision == "fp16" else None,
+        nothing,
+    ),
+    Row(
+        "cross_entropy_loss_fusion",
+        "cross_entropy_fusion",
+        flag,
+        lambda _, layout: "" if layout.cross_entropy_fusion else "on by default; planned without",
+        show=nothing,
+    ),
+    Row(
+        "cross_entropy_fusion_impl",
+        "cross_entropy_fusion_impl",
+        lambda reading, key: str(reading.keys.value(key)),
+        write=lambda _, layout: layout.cross_entropy_fusion_impl if layout.cross_entropy_fusion else None,
+        show=nothing,
+    ),
+    Row(
+        "use_precision_aware_optimizer",
+        "precision_aware_optimizer",
+        flag,
+        _why_precision_aware,
+        _aware,
+        nothing,
+    ),
+    Row("fp8_param_gather", "fp8_param", _keeps_fp8, show=nothing),
+    Row(DISPATCHER, "moe_token_dispatcher_type", _dispatcher, show=nothing),
+)
+LAYOUT_KEYS = (TP, SP, PP, VPP, SPLIT, CP, EP, ETP, "micro_batch_size", "global_batch_size")
+"""In the order of the section of train.yaml."""
+
+
+def _layout(reading: Reading) -> Layout:
+    """The layout. Raises SpecError for a wrong type, or for what is not predicted."""
+    for key in _NOT_PREDICTED:
+        if reading.keys.given(key):
+            reading.keys.fail(key, f"{key} is not predicted")
+    return layout_of(ROWS, reading, backend="megatron")
+
+
+def _assumptions(reading: Reading, layout: Layout) -> Iterator[str]:
+    yield dispatcher_assumption(reading.keys, layout)
+
+
+def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
+    """Its command says whether it is pt, sft or rlhf. Raises SpecError for what is not predicted."""
+    keys, model, launch = reading.keys, reading.model, reading.launch
     kind_key = "tuner_type" if keys.given("tuner_type") is not None else "train_type"
     method = keys.given(kind_key) or "full"
     if method not in ("full", "lora"):
@@ -88,7 +194,6 @@ def job_of(keys: Keys, model: Model, seq_len: int, processes: Processes | None) 
     refuse(keys, _OFF if method == "lora" else dict.fromkeys(_ADAPTERS, ("",)))
     if (optimizer := keys.given("optimizer")) not in (None, "adam"):
         keys.fail("optimizer", f"optimizer {shown(optimizer)} is not predicted", expected="expected adam")
-    launch = processes.launch if processes else None
     words = [launch.program.rpartition(".")[2], *launch.arguments[:1]] if launch else []
     stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
     if stage == "rlhf":
@@ -128,3 +233,13 @@ def job_of(keys: Keys, model: Model, seq_len: int, processes: Processes | None) 
     except SpecError as error:
         raise NotPredictedError(kind_key, error.what, where=keys.place(kind_key)) from None
     return job
+
+
+CODEC = Codec(
+    rows=ROWS,
+    defaults=lambda: DEFAULTS,
+    length="max_length",
+    layout=_layout,
+    job=_job,
+    assumptions=_assumptions,
+)

@@ -11,24 +11,25 @@ from typing import Any
 from topoplan.layout.layout import Layout
 from topoplan.planner.plan import Plan
 from topoplan.specs.job import Job
-from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
+from topoplan.trainers.codec import entries
 from topoplan.trainers.steps import training_steps
 from topoplan.trainers.swift.arguments import user_arguments
 from topoplan.trainers.swift.common import (
     adapter_entries,
     data_section,
     freeze_entries,
-    head,
     model_entries,
     output_section,
+    swift_head,
 )
 from topoplan.trainers.swift.refusals import check_sharded
+from topoplan.trainers.swift.sft_job import ROWS, trained_layers, trained_layers_regex
 from topoplan.trainers.swift.sharding import DEEPSPEED_FILE, FSDP_FILE, sharding_files
 from topoplan.trainers.swift.support import swift_warnings
-from topoplan.trainers.train_yaml import trainer_files
+from topoplan.trainers.train_yaml import DDP_TIMEOUT, trainer_files, values_of
 from topoplan.trainers.trainer import TrainerFiles
-from topoplan.trainers.usual import DDP_TIMEOUT_S, SYNC_EACH_BATCH, WARMUP_FRACTION, WHY_SYNC, must_say_sync
+from topoplan.trainers.usual import WARMUP_FRACTION
 from topoplan.trainers.yaml_text import Entry, Section
 
 _DECIDED = (
@@ -48,7 +49,7 @@ def sft_files(spec: Spec, plan: Plan) -> TrainerFiles:
     max_steps = spec.job.trainer.get("max_steps")
     steps = training_steps(spec.job, max_steps if isinstance(max_steps, int) else None)
     sections = _sections(spec, plan.layout, steps)
-    ours = {entry.key: entry.value for section in sections for entry in section.entries}
+    ours = values_of(sections)
     decided = {name: ours.get(name) for name in _DECIDED}
     if "accelerator_config" in ours:
         decided["accelerator_config"] = ours["accelerator_config"]
@@ -58,7 +59,7 @@ def sft_files(spec: Spec, plan: Plan) -> TrainerFiles:
         plan,
         sections,
         user=user,
-        head=head(spec, plan, f"swift {spec.job.stage}"),
+        head=swift_head(spec, plan, f"swift {spec.job.stage}"),
         warnings=[*plan.warnings, *swift_warnings(spec, plan.layout), *_warnings(user)],
         further=sharding_files(spec.job, plan.layout),
     )
@@ -77,8 +78,11 @@ def _sections(spec: Spec, layout: Layout, steps: int | None) -> list[Section]:
         _model_section(spec, layout),
         data_section(spec, unpacked="padded to the longest of a micro batch"),
         _training_section(spec),
-        _layout_section(layout),
-        _memory_section(spec, layout),
+        _layout_section(spec, layout),
+        Section(
+            title="Memory",
+            entries=tuple(entries(ROWS, ("gradient_checkpointing", "use_liger_kernel"), spec, layout)),
+        ),
         output_section(steps),
     ]
 
@@ -86,28 +90,25 @@ def _sections(spec: Spec, layout: Layout, steps: int | None) -> list[Section]:
 def _model_section(spec: Spec, layout: Layout) -> Section:
     job = spec.job
     adapters = job.finetuning in ("lora", "qlora")
-    entries = [
+    quantized = "; quantized below" if job.finetuning == "qlora" else ""
+    lines = [
         *model_entries(spec),
-        Entry(
-            key="tuner_type",
-            value="lora" if adapters else "full",
-            comment="train_type until ms-swift 3" + ("; quantized below" if job.finetuning == "qlora" else ""),
-        ),
+        Entry("tuner_type", "lora" if adapters else "full", f"train_type until ms-swift 3{quantized}"),
         *_dtype_entries(job, layout),
     ]
     if job.finetuning == "freeze":
-        entries += _layer_entries(spec)
+        lines += _layer_entries(spec)
     if adapters:
-        entries += adapter_entries(job)
+        lines += adapter_entries(job)
     if job.finetuning == "qlora":
-        entries += _quantization_entries(job, layout)
-    entries += freeze_entries(spec)
+        lines += _quantization_entries(job, layout)
+    lines += freeze_entries(spec)
     if spec.cluster.gpu.architecture in ("volta", "turing"):
-        attention = Entry(key="attn_impl", value="sdpa", comment="FlashAttention 2 starts at Ampere")
+        lines.append(Entry("attn_impl", "sdpa", "FlashAttention 2 starts at Ampere"))
     else:
         needs = "packing and sequence parallelism need it" if job.packing or layout.ulysses > 1 else "as predicted"
-        attention = Entry(key="attn_impl", value="flash_attn", comment=needs)
-    return Section(title="Model and method", entries=(*entries, attention))
+        lines.append(Entry("attn_impl", "flash_attn", needs))
+    return Section(title="Model and method", entries=tuple(lines))
 
 
 def _dtype_entries(job: Job, layout: Layout) -> list[Entry]:
@@ -124,113 +125,64 @@ def _dtype_entries(job: Job, layout: Layout) -> list[Entry]:
     else:
         dtype, comment = half, "of the frozen weights; PEFT makes adapters fp32"
     # base_args/model_args.py, _init_mixed_precision: unset, float32 weights turn fp16 on.
-    entries = [
-        Entry(key="torch_dtype", value=dtype, comment=comment),
-        Entry(
-            key="bf16",
-            value=job.precision == "bf16" and not job.pure_bf16,
-            comment="no autocast: there is nothing in fp32" if job.pure_bf16 else "",
-        ),
-        Entry(key="fp16", value=job.precision == "fp16"),
+    autocast = job.precision == "bf16" and not job.pure_bf16
+    lines = [
+        Entry("torch_dtype", dtype, comment),
+        Entry("bf16", autocast, "no autocast: there is nothing in fp32" if job.pure_bf16 else ""),
+        Entry("fp16", job.precision == "fp16"),
     ]
     if job.pure_bf16 and job.finetuning in ("lora", "qlora"):
-        entries.append(Entry(key="lora_dtype", value=half, comment="PEFT would make adapters fp32"))
-    return entries
-
-
-def _trained_layers(model: Model, count: int) -> range:
-    """The last `count` layers, or the first ones for a negative number."""
-    total = model.num_layers
-    return range(max(0, total - count), total) if count > 0 else range(min(-count, total))
-
-
-def trained_layers_regex(model: Model, count: int) -> str:
-    """ms-swift's trainable_parameters_regex for these layers, by their names in Hugging Face's model."""
-    numbers = "|".join(map(str, _trained_layers(model, count)))
-    tower = r"language_model\.(?:model\.)?" if model.vision is not None else r"^model\."
-    return rf"{tower}layers\.(?:{numbers})\."
+        lines.append(Entry("lora_dtype", half, "PEFT would make adapters fp32"))
+    return lines
 
 
 def _layer_entries(spec: Spec) -> list[Entry]:
     """All is frozen but some layers."""
     count, total = spec.job.freeze_trainable_layers, spec.model.num_layers
-    layers = _trained_layers(spec.model, count)
+    layers = trained_layers(spec.model, count)
+    which = f"the {'last' if count > 0 else 'first'} {len(layers)} of {total} layers"
     return [
-        Entry(key="freeze_parameters_ratio", value=1.0, comment="everything, but for what the next line names"),
-        Entry(
-            key="trainable_parameters_regex",
-            value=trained_layers_regex(spec.model, count),
-            comment=f"the {'last' if count > 0 else 'first'} {len(layers)} of {total} layers",
-        ),
+        Entry("freeze_parameters_ratio", 1.0, "everything, but for what the next line names"),
+        Entry("trainable_parameters_regex", trained_layers_regex(spec.model, count), which),
     ]
 
 
 def _quantization_entries(job: Job, layout: Layout) -> list[Entry]:
     bits = job.quantization_bit or 4
-    entries = [
-        Entry(key="quant_method", value="bnb", comment="bitsandbytes, while the weights are loaded"),
-        Entry(key="quant_bits", value=bits, comment="NF4, its scales quantized again" if bits == 4 else ""),
+    lines = [
+        Entry("quant_method", "bnb", "bitsandbytes, while the weights are loaded"),
+        Entry("quant_bits", bits, "NF4, its scales quantized again" if bits == 4 else ""),
     ]
     if bits == 4:
         half = "float16" if job.precision == "fp16" else "bfloat16"
-        entries.append(Entry(key="bnb_4bit_compute_dtype", value=half, comment="of the products"))
+        lines.append(Entry("bnb_4bit_compute_dtype", half, "of the products"))
         if layout.backend == "fsdp2" or layout.zero_stage == 3:
-            comment = "packed in floats: integers are not sharded"
-            entries.append(Entry(key="bnb_4bit_quant_storage", value=half, comment=comment))
-    return entries
+            lines.append(Entry("bnb_4bit_quant_storage", half, "packed in floats: integers are not sharded"))
+    return lines
 
 
 def _training_section(spec: Spec) -> Section:
     job = spec.job
-    entries = [
-        Entry(key="num_train_epochs", value=float(job.epochs)),
-        Entry(key="learning_rate", value=float(job.learning_rate)),
-        Entry(key="lr_scheduler_type", value="cosine"),
-        Entry(key="warmup_ratio", value=WARMUP_FRACTION, comment="of all steps"),
-        Entry(key="ddp_timeout", value=DDP_TIMEOUT_S, comment="s: tokenising must end in time, and a hang does"),
+    lines = [
+        Entry("num_train_epochs", float(job.epochs)),
+        Entry("learning_rate", float(job.learning_rate)),
+        Entry("lr_scheduler_type", "cosine"),
+        Entry("warmup_ratio", WARMUP_FRACTION, "of all steps"),
+        DDP_TIMEOUT,
     ]
     if job.optimizer == "adamw_8bit":
-        entries.append(Entry(key="optim", value="adamw_8bit", comment="bitsandbytes: two moments in 8 bits"))
-    return Section(title="Training", entries=tuple(entries))
+        lines.append(Entry("optim", "adamw_8bit", "bitsandbytes: two moments in 8 bits"))
+    return Section(title="Training", entries=tuple(lines))
 
 
-def _layout_section(layout: Layout) -> Section:
-    batch = layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp
-    entries = [
-        Entry(key="per_device_train_batch_size", value=layout.micro_batch_size),
-        Entry(
-            key="gradient_accumulation_steps",
-            value=layout.gradient_accumulation_steps,
-            comment=f"micro batch * this * dp {layout.dp} = {batch} sequences a step",
-        ),
-    ]
-    if layout.ulysses > 1:
-        comment = "Ulysses: so many GPUs share a sequence, by its heads in attention"
-        entries.append(Entry(key="sequence_parallel_size", value=layout.ulysses, comment=comment))
+def _layout_section(spec: Spec, layout: Layout) -> Section:
+    batch = ("per_device_train_batch_size", "gradient_accumulation_steps", "sequence_parallel_size")
+    lines = entries(ROWS, batch, spec, layout)
     beside = "lies beside this file; the node scripts name it by its whole path"
     if layout.backend == "deepspeed":
-        entries.append(Entry(key="deepspeed", value=DEEPSPEED_FILE, comment=f"ZeRO-{layout.zero_stage}; {beside}"))
+        lines.append(Entry("deepspeed", DEEPSPEED_FILE, f"ZeRO-{layout.zero_stage}; {beside}"))
     elif layout.backend == "fsdp2":
-        entries.append(Entry(key="fsdp", value=FSDP_FILE, comment=beside))
-        if must_say_sync(layout):
-            # sft_args.py sets dispatch_batches where there is no accelerator_config.
-            value = {"dispatch_batches": False, **SYNC_EACH_BATCH}
-            entries.append(Entry(key="accelerator_config", value=value, comment=WHY_SYNC))
+        lines.append(Entry("fsdp", FSDP_FILE, beside))
+        lines += entries(ROWS, ["accelerator_config"], spec, layout)
     shared = f" / ulysses {layout.ulysses}" if layout.ulysses > 1 else ""
-    return Section(title=f"Layout: dp {layout.dp} = {layout.world_size} GPUs{shared}", entries=tuple(entries))
-
-
-def _memory_section(spec: Spec, layout: Layout) -> Section:
-    full = layout.recompute.granularity == "full"
-    if layout.backend == "fsdp2":
-        # _check_fsdp2_compatibility: "Should use activation_checkpointing in fsdp_config instead".
-        how = "fsdp.json has it: activation_checkpointing" if full else "on by default"
-        checkpointing = Entry(key="gradient_checkpointing", value=False, comment=how)
-    else:
-        how = "only the input of each layer is kept" if full else "on by default"
-        checkpointing = Entry(key="gradient_checkpointing", value=full, comment=how)
-    entries = [checkpointing]
-    if layout.fused_linear_cross_entropy:
-        comment = "the loss from hidden states, without the logits as a whole"
-        entries.append(Entry(key="use_liger_kernel", value=True, comment=comment))
-    return Section(title="Memory", entries=tuple(entries))
+    return Section(title=f"Layout: dp {layout.dp} = {layout.world_size} GPUs{shared}", entries=tuple(lines))

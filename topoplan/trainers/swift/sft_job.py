@@ -12,15 +12,23 @@ from math import ceil
 from typing import Any
 
 from topoplan.layout.layout import Layout
-from topoplan.reading.setup import Launch
 from topoplan.reading.values import Keys
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
-from topoplan.trainers.data_parallel import expandable_segments, layout_of, optimizer_of, refuse, syncs_each_batch
+from topoplan.specs.spec import Spec
+from topoplan.trainers.codec import Codec, Reading, Row, by_key
+from topoplan.trainers.data_parallel import (
+    ALLOCATOR_ROW,
+    liger_row,
+    optimizer_of,
+    read_layout,
+    recompute_row,
+    refuse,
+    sharding_rows,
+    zero_preset,
+)
 from topoplan.trainers.megatron_keys import check_something_trained, targets
-from topoplan.trainers.sharding import Sharding
 from topoplan.trainers.swift.refusals import LIGER_MODEL_TYPES
-from topoplan.trainers.swift.sft import trained_layers_regex
 
 DEFAULTS: Mapping[str, Any] = {
     "tuner_type": "lora",  # base_args/base_args.py
@@ -57,32 +65,86 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
 _FREEZING = ("freeze_parameters_ratio", "trainable_parameters_regex")
 
 
-def sft_layout(keys: Keys, model: Model, sharding: Sharding, world: int, launch: Launch | None) -> Layout:
-    """The layout on `world` GPUs. Raises SpecError for a wrong type, NotPredictedError for what has no formula here."""
-    micro_batch = keys.degree("per_device_train_batch_size")
-    ulysses = keys.degree("sequence_parallel_size")
-    if ulysses > 1 and sharding.backend == "ddp":
-        keys.not_predicted(("sequence_parallel_size",), "sequence_parallel_size without DeepSpeed or FSDP")
+def _fuses(reading: Reading, key: str) -> bool:
+    keys = reading.keys
+    return keys.flag(key) and reading.model.model_type in LIGER_MODEL_TYPES and not _own_loss(keys)
+
+
+def _ulysses(reading: Reading, key: str) -> int:
+    ulysses, launch = reading.keys.degree(key), reading.launch
+    if ulysses > 1 and reading.sharding.backend == "ddp":
+        reading.keys.not_predicted((key,), f"{key} without DeepSpeed or FSDP")
     pieces = launch.variable("CELOSS_PARALLEL_SIZE") if launch and ulysses > 1 else None
     if pieces is not None and pieces.value != "0":
         # trainers/utils.py::per_token_loss_func_sp
-        keys.not_predicted(("sequence_parallel_size",), f"a loss in pieces (CELOSS_PARALLEL_SIZE={pieces.value})")
-    return layout_of(
-        sharding,
-        world,
-        checkpoints=sharding.checkpoints or keys.flag("gradient_checkpointing"),
-        fused=keys.flag("use_liger_kernel") and model.model_type in LIGER_MODEL_TYPES and not _own_loss(keys),
-        expandable=bool(expandable_segments(launch)),
-        sync_each_batch=syncs_each_batch(keys),
-        ulysses=ulysses,
-        micro_batch_size=micro_batch,
-        gradient_accumulation_steps=keys.count("gradient_accumulation_steps") or ceil(_BATCH / micro_batch / world),
-    )
+        reading.keys.not_predicted((key,), f"a loss in pieces (CELOSS_PARALLEL_SIZE={pieces.value})")
+    return ulysses
 
 
-def sft_job(keys: Keys, model: Model, layout: Layout, seq_len: int, launch: Launch | None) -> Job:
-    """The job; its command says whether it is pt or sft. Raises NotPredictedError for what is not predicted."""
-    count = _trained_layers(keys, model)
+def _accumulation(reading: Reading, key: str) -> int:
+    return reading.keys.count(key) or ceil(_BATCH / reading.parts["micro_batch_size"] / reading.world)
+
+
+def _presets(layout: Layout) -> tuple[str, str]:
+    """ms-swift's own (swift/config/), or what a file has to say."""
+    own = not layout.offload and layout.recompute.granularity != "none"
+    fsdp = "fsdp2" if own else f"FSDP2{' with fsdp_offload_params' if layout.offload else ''}"
+    return zero_preset(layout, "zero"), fsdp
+
+
+def _why_accumulation(_: Spec, layout: Layout) -> str:
+    batch = layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp
+    return f"micro batch * this * dp {layout.dp} = {batch} sequences a step"
+
+
+def _shares_sequences(_: Spec, layout: Layout) -> int | None:
+    return layout.ulysses if layout.ulysses > 1 else None
+
+
+def _checkpoints(_: Spec, layout: Layout) -> bool:
+    # _check_fsdp2_compatibility: "Should use activation_checkpointing in fsdp_config instead".
+    return layout.recompute.granularity == "full" and layout.backend != "fsdp2"
+
+
+def _why_checkpointing(_: Spec, layout: Layout) -> str:
+    if layout.recompute.granularity != "full":
+        return "on by default"
+    in_file = layout.backend == "fsdp2"
+    return "fsdp.json has it: activation_checkpointing" if in_file else "only the input of each layer is kept"
+
+
+_SHARDING = by_key(*sharding_rows(_presets))
+
+
+def _accelerator(spec: Spec, layout: Layout) -> Mapping[str, Any] | None:
+    # sft_args.py sets dispatch_batches where there is no accelerator_config.
+    syncs = _SHARDING["accelerator_config"].value(spec, layout)
+    return {"dispatch_batches": False, **syncs} if syncs else None
+
+
+_CHECKPOINTING = recompute_row("gradient_checkpointing", _why_checkpointing)
+ROWS = by_key(
+    *_SHARDING.values(),
+    replace(_SHARDING["accelerator_config"], write=_accelerator),
+    Row("gradient_accumulation_steps", "gradient_accumulation_steps", _accumulation, _why_accumulation),
+    replace(_CHECKPOINTING, write=_checkpoints, show=_CHECKPOINTING.write),
+    Row(
+        "sequence_parallel_size",
+        "ulysses",
+        _ulysses,
+        "Ulysses: so many GPUs share a sequence, by its heads in attention",
+        _shares_sequences,
+        lambda _, layout: layout.ulysses,
+    ),
+    liger_row("use_liger_kernel", _fuses, "the loss from hidden states, without the logits as a whole"),
+    ALLOCATOR_ROW,
+)
+
+
+def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
+    """Its command says whether it is pt or sft. Raises NotPredictedError for what is not predicted."""
+    keys, model, launch = reading.keys, reading.model, reading.launch
+    count = _layers_of(keys, model)
     refuse(keys, {key: values for key, values in _OFF.items() if count is None or key not in _FREEZING})
     words = [launch.program.rpartition(".")[2], *launch.arguments[:1]] if launch else []
     stage = next((word for word in words if word in ("pt", "sft", "rlhf")), "sft")
@@ -124,7 +186,20 @@ def sft_job(keys: Keys, model: Model, layout: Layout, seq_len: int, launch: Laun
     return job if count is None else replace(job, freeze_trainable_layers=count)
 
 
-def _trained_layers(keys: Keys, model: Model) -> int | None:
+def trained_layers(model: Model, count: int) -> range:
+    """The last `count` layers, or the first ones for a negative number."""
+    total = model.num_layers
+    return range(max(0, total - count), total) if count > 0 else range(min(-count, total))
+
+
+def trained_layers_regex(model: Model, count: int) -> str:
+    """ms-swift's trainable_parameters_regex for these layers, by their names in Hugging Face's model."""
+    numbers = "|".join(map(str, trained_layers(model, count)))
+    tower = r"language_model\.(?:model\.)?" if model.vision is not None else r"^model\."
+    return rf"{tower}layers\.(?:{numbers})\."
+
+
+def _layers_of(keys: Keys, model: Model) -> int | None:
     """How many of the last layers alone are trained, or of the first ones (negative), where that is what two keys say.
 
     swift/arguments/tuner_args.py: freeze_parameters_ratio of all is frozen, and then what the other matches is not.
@@ -143,3 +218,14 @@ def _own_loss(keys: Keys) -> bool:
         or any(keys.flag(key) for key in ("enable_dft_loss", "enable_channel_loss"))
         or (keys.degree("sequence_parallel_size") > 1)
     )
+
+
+CODEC = Codec(
+    rows=ROWS,
+    defaults=lambda: DEFAULTS,
+    length="max_length",
+    needs_length=False,
+    shards=True,
+    layout=lambda reading: read_layout(ROWS, reading),
+    job=_job,
+)

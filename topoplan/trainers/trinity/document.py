@@ -17,10 +17,11 @@ from topoplan.layout.layout import Layout
 from topoplan.planner.plan import Plan
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
-from topoplan.trainers.llamafactory.mca_facts import model_directory, place_of
+from topoplan.trainers.llamafactory.mca_facts import model_directory
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles
 from topoplan.trainers.trinity.refusals import TRINITY, VERL, check_trinity
 from topoplan.trainers.trinity.support import rope_scaling
+from topoplan.trainers.user_keys import place_of
 from topoplan.trainers.usual import run_name, save_steps, warmup_steps
 from topoplan.trainers.yaml_text import Entry, Section, mapping_text
 

@@ -13,7 +13,7 @@ from typing import Any
 from topoplan.engines.megatron.rules import RULES
 from topoplan.errors import LayoutError
 from topoplan.lint.fewest_gpus import UNKNOWN_MODEL, degree, spec_and_layout
-from topoplan.lint.rules.layout_keys import CP, EP, KEYS_OF_RULE, PP, SP, TP, VPP
+from topoplan.lint.rules.layout_keys import KEYS_OF_RULE
 from topoplan.planner.case import case_of
 from topoplan.reading.edits import change, drop, set_to
 from topoplan.reading.finding import Finding
@@ -24,6 +24,7 @@ from topoplan.specs.facts import facts_of
 from topoplan.specs.layout_parts import RECOMPUTE_MODULES
 from topoplan.specs.model import Model
 from topoplan.trainers.llamafactory.key_list import known_keys
+from topoplan.trainers.megatron_keys import CP, EP, PP, SP, TP, VPP
 from topoplan.units import shown
 
 _WITHOUT_CLUSTER = frozenset(

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from topoplan.lint.fewest_gpus import degree, spec_and_layout
-from topoplan.lint.rules.layout_keys import DISPATCHER, EP, ETP
 from topoplan.reading.edits import add, change, drop, set_to
 from topoplan.reading.finding import Finding
 from topoplan.reading.found import found
@@ -19,6 +18,7 @@ from topoplan.reading.values import flag, is_complete, value_of, whole
 from topoplan.specs.facts import facts_of
 from topoplan.specs.model import Model
 from topoplan.trainers.known_faults import can_export
+from topoplan.trainers.megatron_keys import DISPATCHER, EP, ETP
 from topoplan.trainers.traits import MCA
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.bundle.samples import CLUSTER, QWEN3_8B, QWEN3_VL_8B, make_spec_and_plan
-from topoplan.trainers.llamafactory.data import data_section
+from topoplan.trainers.llamafactory.sections import data_section
 from topoplan.trainers.yaml_text import Section
 
 

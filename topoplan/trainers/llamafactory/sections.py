@@ -1,0 +1,91 @@
+"""Sections of train.yaml that are the same in LLaMA-Factory whichever engine trains."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from topoplan.specs.spec import Spec
+from topoplan.trainers.llamafactory.key_list import default_template, trainer_versions
+from topoplan.trainers.llamafactory.mca_facts import model_directory
+from topoplan.trainers.train_yaml import DDP_TIMEOUT
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN
+from topoplan.trainers.usual import loaders, save_steps, workers
+from topoplan.trainers.yaml_text import Entry, Section
+
+PADDED = "padded to the longest"
+"""What becomes of samples that are not packed."""
+
+
+def versions_line() -> str:
+    """The versions of transformers that the file is for."""
+    return "transformers " + " to ".join(trainer_versions()["transformers"])
+
+
+def model_section(spec: Spec, freezable: Collection[str], where: str, *method: Entry) -> Section:
+    """The section; `where` is a word on the model's directory, `freezable` the model types with parts to freeze."""
+    job, model = spec.job, spec.model
+    entries = [
+        Entry("model_name_or_path", model_directory(model), where),
+        Entry("stage", job.stage),
+        Entry("do_train", True),
+        *method,
+    ]
+    if model.vision is not None and model.model_type in freezable:
+        keys = ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model")
+        entries += [Entry(key, getattr(job, key)) for key in keys]
+    return Section(title="Model and method", entries=tuple(entries))
+
+
+def training_section(spec: Spec, warmup: int, why: str, *further: Entry) -> Section:
+    """The section; `why` there are so many steps of warm-up."""
+    entries = (
+        Entry("num_train_epochs", float(spec.job.epochs)),
+        Entry("learning_rate", float(spec.job.learning_rate)),
+        Entry("lr_scheduler_type", "cosine"),
+        Entry("warmup_steps", warmup, f"{why}; a whole number, for transformers 4 and 5"),
+        *further,
+        DDP_TIMEOUT,
+    )
+    return Section(title="Training", entries=entries)
+
+
+def evaluation_entries(user: Mapping[str, Any], steps: int | None) -> list[Entry]:
+    """How often a run of so many steps evaluates, where the user's keys say that it does and not when."""
+    if user.get("eval_strategy") != "steps":
+        return []
+    return [Entry("eval_steps", save_steps(steps), "unset it follows logging_steps: after every step")]
+
+
+def data_section(spec: Spec, order: str, *, padded: str = PADDED) -> Section:
+    """The section; `order` says how samples are read, `padded` what becomes of those that are not packed."""
+    job, model = spec.job, spec.model
+    notes: list[str] = []
+    comment = "a name in dataset_info.json; the spec has none" if job.dataset is None else order
+    entries = [
+        Entry("dataset", DATASET_TO_FILL_IN if job.dataset is None else job.dataset, comment),
+        Entry("dataset_dir", job.dataset_dir or "data", "holds dataset_info.json"),
+    ]
+    template = job.template or default_template(model.name, model.model_type)
+    if template is not None:
+        entries.append(Entry("template", template, "" if job.template else "LLaMA-Factory's choice for this model"))
+    else:
+        notes.append("template: not in the spec and not known for this model; the tokenizer's own is parsed instead")
+    entries.append(Entry("cutoff_len", job.seq_len, "the seq_len that was planned for"))
+    if job.stage == "pt" and job.packing:
+        # DataArguments.__post_init__ takes one off cutoff_len for an explicit `packing: true`; the default of stage pt
+        # is applied later, and run_pt adds the token that the shift of the labels takes.
+        notes.append("packing: on by default in stage pt; written here it would cost a token of each sequence")
+    elif job.stage == "pt":
+        entries.append(Entry("packing", False, "stage pt packs unless told not to"))
+    elif job.stage == "sft":
+        entries.append(
+            Entry("packing", job.packing, "samples share sequences; longer ones are cut" if job.packing else padded)
+        )
+    if model.vision is not None:
+        entries.append(Entry("image_max_pixels", job.image_max_pixels, "larger ones are scaled down"))
+    entries += [
+        Entry("preprocessing_num_workers", workers(spec.cluster), "processes that tokenise, once on each node"),
+        Entry("dataloader_num_workers", loaders(spec.cluster), "a GPU"),
+    ]
+    return Section(title="Data", entries=tuple(entries), notes=tuple(notes))
