@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from topoplan.layout.layout import MEGATRON_BACKENDS
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.trainers import deepspeed_alone
 from topoplan.trainers.codec import Codec
@@ -23,3 +24,9 @@ CODECS: Mapping[str, Codec] = {
 def codec_of(configuration: Configuration, setup: Setup) -> Codec | None:
     """The codec of a configuration; None for a trainer that is not predicted."""
     return CODECS.get(setup.path_of(configuration) or configuration.trainer)
+
+
+def codec_for(trainer: str, backend: str) -> Codec | None:
+    """The codec of the files that are written for a trainer and a backend; None where they are not read."""
+    megatron, data = {"llamafactory": ("mca", "plain"), "swift": ("swift-megatron", "swift")}.get(trainer, ("", ""))
+    return CODECS.get(megatron if backend in MEGATRON_BACKENDS else data)

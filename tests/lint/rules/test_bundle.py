@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,31 @@ def test_a_key_that_left_the_plan_is_named_with_both_values(bundle: Path) -> Non
     assert finding.what == f"gradient_accumulation_steps is 64, and plan.json was predicted for {steps}"
     assert finding.line is not None
     assert finding.part.text.splitlines()[finding.line - 1].startswith("gradient_accumulation_steps: 64")
+
+
+@pytest.mark.parametrize(
+    ("layout", "trainer", "line", "what"),
+    [
+        ({"backend": "ddp"}, None, "cutoff_len: ", "cutoff_len is 7, and plan.json was predicted for 4096"),
+        ({"backend": "megatron", "tp": 2}, "swift", "sequence_parallel: ", "sequence_parallel is 7, and "),
+        (
+            {"backend": "deepspeed", "zero_stage": 2},
+            "swift",
+            "gradient_checkpointing: ",
+            "gradient_checkpointing is 7, and ",
+        ),
+    ],
+)
+def test_edited_keys_of_every_trainer_are_told(
+    layout: dict[str, Any], trainer: str | None, line: str, what: str, tmp_path: Path
+) -> None:
+    spec = load_spec("cluster_specs/h100-4x8.yaml")
+    write_bundle(generate(spec, predict(spec, layout), trainer=trainer), tmp_path / "bundle")
+    assert told(tmp_path / "bundle") == []
+
+    edit(tmp_path / "bundle/train.yaml", lambda text: re.sub(rf"^{line}\S+", f"{line}7", text, flags=re.MULTILINE))
+    (finding,) = (one for one in told(tmp_path / "bundle") if one.rule == "bundle-other-plan")
+    assert finding.what.startswith(what)
 
 
 def test_a_key_that_was_taken_out_has_its_default(bundle: Path) -> None:

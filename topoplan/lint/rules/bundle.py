@@ -12,18 +12,16 @@ from typing import Any
 import topoplan
 from topoplan.bundle.bundle import PLAN_SCHEMA
 from topoplan.bundle.bundle_files import edited_scripts, is_script
-from topoplan.bundle.plan_file import read_plan_file, written_again
+from topoplan.bundle.plan_file import RecordedPlan, read_plan_file, written_again
 from topoplan.bundle.whole import mixture
 from topoplan.bundle.write import bundle_changes, listed
 from topoplan.errors import InputError, SpecError, TopoplanError
-from topoplan.layout.forms import recompute_from_value
-from topoplan.layout.layout import SHARDED_BACKENDS
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part, PartKind
 from topoplan.reading.setup import Setup
 from topoplan.specs.cluster import MOST_GPUS
-from topoplan.specs.source import Source, parse_source, read_text
-from topoplan.trainers.llamafactory.key_list import known_keys
+from topoplan.specs.source import parse_source, read_text
+from topoplan.trainers.codecs import codec_for
 from topoplan.trainers.torchrun import script_name
 from topoplan.trainers.writers import default_trainer
 
@@ -35,7 +33,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
     """What is wrong with each bundle."""
     for directory in setup.bundles:
         plan = _plan(directory)
-        fresh = _written_again(directory)
+        recorded, fresh = _recorded(directory)
         # Another version writes other scripts.
         ours = fresh if plan is not None and plan.get("version") == topoplan.__version__ else {}
         yield from _changed_files(directory, ours)
@@ -60,15 +58,16 @@ def findings(setup: Setup) -> Iterator[Finding]:
         yield from _other_version(directory, plan)
         yield from _mixture(directory, fresh)
         yield from _missing_scripts(directory, plan)
-        yield from _disagreements(directory, plan)
+        yield from _disagreements(directory, recorded, fresh)
 
 
-def _written_again(directory: Path) -> Mapping[str, str]:
-    """What this version writes for the plan; nothing where that cannot be read, which is told elsewhere."""
+def _recorded(directory: Path) -> tuple[RecordedPlan | None, Mapping[str, str]]:
+    """The plan, and what this version writes for it; nothing where that cannot be read, which is told elsewhere."""
     try:
-        return written_again(read_plan_file(directory))
+        recorded = read_plan_file(directory)
+        return recorded, written_again(recorded)
     except TopoplanError:
-        return {}
+        return None, {}
 
 
 def _contents(directory: Path, names: Iterable[str]) -> dict[str, bytes]:
@@ -160,66 +159,37 @@ def _missing_scripts(directory: Path, plan: Mapping[str, Any]) -> Iterator[Findi
             )
 
 
-def _disagreements(directory: Path, plan: Mapping[str, Any]) -> Iterator[Finding]:
+def _disagreements(directory: Path, recorded: RecordedPlan | None, fresh: Mapping[str, str]) -> Iterator[Finding]:
     """Keys of train.yaml that differ from the plan, for which memory and time were predicted."""
+    if recorded is None or _TRAINER not in fresh:
+        return
+    backend = recorded.plan.layout.backend
+    codec = codec_for(recorded.trainer or default_trainer(backend), backend)
+    if codec is None:
+        return
     try:
         source = parse_source(read_text(directory / _TRAINER), name=_TRAINER)
-        planned = _planned_keys(plan)
-    except (InputError, LookupError, TypeError, ValueError):
-        return  # a train.yaml that is missing or cannot be read is told elsewhere
-    for key, wanted in planned.items():
-        now = source.data.get(key)
-        now = known_keys()[key].default if now is None else now
-        if now is None and key.endswith("_size"):
-            now = 1  # a degree that is left out
+    except InputError:
+        return  # which is told elsewhere
+    planned, defaults = parse_source(fresh[_TRAINER], name=_TRAINER).data, codec.defaults()
+    for key in (*codec.rows, codec.length):
+        now, wanted = (_meant(data.get(key), key, defaults) for data in (source.data, planned))
         if now != wanted:
             yield Finding(
                 rule="bundle-other-plan",
                 severity="warning",
                 part=_part(directory, _TRAINER),
-                line=_line(source, key),
+                line=source.lines.get((key,)),
                 what=f"{key} is {_yaml(now)}, and plan.json was predicted for {_yaml(wanted)}",
                 why="its memory, time and README no longer hold",
                 remedy=f"set {key}: {_yaml(wanted)}, or pin it in the spec and generate again",
             )
 
 
-def _planned_keys(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Trainer keys that the plan decides, with the values that `generate` wrote for them."""
-    layout, job = plan["layout"], plan["inputs"]["job"]
-    recompute = recompute_from_value(layout["recompute"])
-    if plan.get("trainer", default_trainer(layout["backend"])) != "llamafactory":
-        return {}  # keys of another trainer
-    if layout["backend"] in SHARDED_BACKENDS:
-        return {
-            "per_device_train_batch_size": layout["micro_batch_size"],
-            "gradient_accumulation_steps": layout["gradient_accumulation_steps"],
-            "disable_gradient_checkpointing": recompute.granularity == "none",
-            "enable_liger_kernel": layout["fused_linear_cross_entropy"],
-            "cutoff_len": job["seq_len"],
-        }
-    return {
-        "tensor_model_parallel_size": layout["tp"],
-        "pipeline_model_parallel_size": layout["pp"],
-        "context_parallel_size": layout["cp"],
-        "per_device_train_batch_size": layout["micro_batch_size"],
-        "gradient_accumulation_steps": layout["gradient_accumulation_steps"],
-        "sequence_parallel": layout["sequence_parallel"],
-        "use_distributed_optimizer": layout["distributed_optimizer"],
-        "overlap_grad_reduce": layout["overlap_grad_reduce"],
-        "overlap_param_gather": layout["overlap_param_gather"],
-        "pipeline_model_parallel_layout": layout["pipeline_layout"],
-        "virtual_pipeline_model_parallel_size": layout["vpp"],
-        "expert_model_parallel_size": layout["ep"],
-        "optimizer_offload_fraction": float(layout["optimizer_offload_fraction"]),
-        "recompute_granularity": None if recompute.granularity == "none" else recompute.granularity,
-        "recompute_modules": ",".join(recompute.modules) or None,
-        "cutoff_len": job["seq_len"],
-    }
-
-
-def _line(source: Source, key: str) -> int | None:
-    return source.lines.get((key,))
+def _meant(value: Any, key: str, defaults: Mapping[str, Any]) -> Any:
+    """The value that the trainer works with; a degree that is left out is 1."""
+    value = defaults.get(key) if value is None else value
+    return 1 if value is None and key.endswith("_size") else value
 
 
 def _number(schema: str) -> int:
