@@ -15,9 +15,9 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers import deepspeed_alone
 from topoplan.trainers.codec import Codec, Reading
 from topoplan.trainers.codecs import codec_of
-from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
+from topoplan.trainers.data_parallel import USUAL_SEQ_LEN, sharding_of
 from topoplan.trainers.models import model_of
-from topoplan.trainers.sharding import Sharding, sharding_of
+from topoplan.trainers.sharding import Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from topoplan.specs.job import Job
 from topoplan.specs.source import read_text
 from topoplan.trainers.codec import Codec, Reading, Row, by_key
 from topoplan.trainers.data_parallel import ALLOCATOR_ROW, read_layout, recompute_row, zero_words
-from topoplan.trainers.sharding import of_document
+from topoplan.trainers.deepspeed_file import of_document
 from topoplan.units import shown
 
 

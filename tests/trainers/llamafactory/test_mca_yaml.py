@@ -108,29 +108,6 @@ def test_a_dense_model_has_no_expert_keys_and_no_vpp_of_one() -> None:
     assert read["pipeline_model_parallel_size"] == 1  # training_args.py compares it with 1: None would fail
 
 
-@pytest.mark.parametrize(
-    ("recompute", "keys"),
-    [
-        (Recompute(), {}),
-        (
-            Recompute(granularity="selective", modules=("core_attn", "mlp")),
-            {"recompute_granularity": "selective", "recompute_modules": "core_attn,mlp"},
-        ),
-        (
-            Recompute(granularity="full", method="block", num_layers=3),
-            {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 3},
-        ),
-        (
-            Recompute(granularity="full"),
-            {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
-        ),
-    ],
-)
-def test_recompute_has_exactly_the_keys_of_its_mode(recompute: Recompute, keys: dict[str, Any]) -> None:
-    read = written(recompute=recompute)
-    assert {key: value for key, value in read.items() if key.startswith("recompute")} == keys
-
-
 def test_frozen_parts_and_image_size_are_written_for_vision_models() -> None:
     read = written(model=QWEN3_VL_8B, job={"freeze_vision_tower": False, "image_max_pixels": 451584})
     assert read["freeze_vision_tower"] is False

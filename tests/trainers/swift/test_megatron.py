@@ -72,17 +72,6 @@ def test_stages_of_a_layout_string_are_counted_by_the_trainer() -> None:
     assert "virtual_pipeline_model_parallel_size" not in values
 
 
-def test_recomputation_is_said_even_where_there_is_none() -> None:
-    assert values_for()["recompute_granularity"] == "none"
-    assert values_for(**CASES["selective"])["recompute_modules"] == ["core_attn", "mlp"]
-    full = values_for(**CASES["block"])
-    assert (full["recompute_granularity"], full["recompute_method"], full["recompute_num_layers"]) == (
-        "full",
-        "block",
-        3,
-    )
-
-
 def test_switches_are_said_where_the_default_is_another() -> None:
     values = values_for()
     assert values["cross_entropy_loss_fusion"] is False

@@ -43,11 +43,6 @@ def test_every_key_is_an_argument_of_the_command(case: str) -> None:
     assert set(values_for(**CASES[case])) <= set(arguments_of("swift sft").types)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_same_plan_gives_the_same_files(case: str) -> None:
-    assert files_for(**CASES[case]) == files_for(**CASES[case])
-
-
 @pytest.mark.parametrize(
     ("case", "dtype", "bf16"),
     [
@@ -64,12 +59,6 @@ def test_weights_are_loaded_in_the_type_that_they_are_trained_from(case: str, dt
     assert values["torch_dtype"] == dtype
     assert values["bf16"] is bf16
     assert values["fp16"] is (case == "fp16")
-
-
-def test_the_batch_of_a_step_is_the_one_of_the_plan() -> None:
-    values = values_for(backend="deepspeed", ulysses=4, micro_batch_size=2)
-    assert values["per_device_train_batch_size"] * values["gradient_accumulation_steps"] * 8 == 64
-    assert values["sequence_parallel_size"] == 4
 
 
 def test_gradient_checkpointing_is_said_either_way() -> None:

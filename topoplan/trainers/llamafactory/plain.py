@@ -8,8 +8,8 @@ from typing import Any
 from topoplan.errors import listed
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
+from topoplan.trainers import deepspeed_file, fsdp_file
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.llamafactory import accelerate_yaml, deepspeed_json
 from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, dataset_directory
 from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 from topoplan.trainers.llamafactory.key_list import trainer_versions
@@ -90,8 +90,8 @@ def _readme(spec: Spec, layout: Layout, requirements: tuple[Requirement, ...]) -
     words = ["LLaMA-Factory", *(_NAMES[one.package.name] for one in requirements if one.package.name in _NAMES)]
     engine = _ENGINES.get(layout.backend, f"DeepSpeed ZeRO-{layout.zero_stage}")
     files = {
-        "deepspeed": ((deepspeed_json.FILE, "DeepSpeed's settings; `auto` is filled in from `train.yaml`"),),
-        "fsdp2": ((accelerate_yaml.FILE, "accelerate's settings for FSDP2"),),
+        "deepspeed": ((deepspeed_file.FILE, "DeepSpeed's settings; `auto` is filled in from `train.yaml`"),),
+        "fsdp2": ((fsdp_file.ACCELERATE_FILE, "accelerate's settings for FSDP2"),),
     }
     return ReadmeWords(
         engine=f"LLaMA-Factory on {engine}",
@@ -108,7 +108,7 @@ def _start(spec: Spec, layout: Layout, node: int) -> str:
     if layout.backend == "fsdp2":
         return _ACCELERATE_START + _accelerate_command(spec, node)
     if layout.backend == "deepspeed":
-        config = f"\"deepspeed='${{bundle_dir//\\'/\\'\\'}}/{deepspeed_json.FILE}'\""
+        config = f"\"deepspeed='${{bundle_dir//\\'/\\'\\'}}/{deepspeed_file.FILE}'\""
         return _DEEPSPEED_START + torchrun_command(spec, node, f"{LAUNCHER} {config}")
     return _START + torchrun_command(spec, node, LAUNCHER)
 
@@ -116,7 +116,7 @@ def _start(spec: Spec, layout: Layout, node: int) -> str:
 def _accelerate_command(spec: Spec, node: int) -> str:
     cluster = spec.cluster
     return f"""\
-exec "$python" -m accelerate.commands.launch --config_file "$bundle_dir/{accelerate_yaml.FILE}" \\
+exec "$python" -m accelerate.commands.launch --config_file "$bundle_dir/{fsdp_file.ACCELERATE_FILE}" \\
   --num_machines {cluster.nodes} --machine_rank {node} --num_processes {cluster.world_size} \\
   --main_process_ip "$master_addr" --main_process_port "$master_port" \\
   --max_restarts 0 --log_dir "$log_dir" --tee 3 \\

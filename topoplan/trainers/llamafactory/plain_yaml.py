@@ -13,8 +13,8 @@ from topoplan.layout.layout import Layout
 from topoplan.planner.plan import Plan
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
+from topoplan.trainers import deepspeed_file, fsdp_file
 from topoplan.trainers.codec import entries
-from topoplan.trainers.llamafactory import accelerate_yaml, deepspeed_json
 from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.plain_job import ROWS
 from topoplan.trainers.llamafactory.plain_keys import OPTIMIZERS, plain_user_keys
@@ -57,9 +57,9 @@ def plain_trainer_files(spec: Spec, plan: Plan) -> TrainerFiles:
 
 def _further(spec: Spec, plan: Plan) -> dict[str, str]:
     if plan.layout.backend == "deepspeed":
-        return {deepspeed_json.FILE: deepspeed_json.deepspeed_text(plan.layout)}
+        return {deepspeed_file.FILE: deepspeed_file.deepspeed_text(plan.layout)}
     if plan.layout.backend == "fsdp2":
-        return {accelerate_yaml.FILE: accelerate_yaml.accelerate_text(spec, plan)}
+        return {fsdp_file.ACCELERATE_FILE: fsdp_file.accelerate_text(spec, plan)}
     return {}
 
 
@@ -138,11 +138,11 @@ def _layout_section(spec: Spec, layout: Layout) -> Section:
     title = f"Layout: a whole model on each of {layout.dp} GPUs"
     if layout.backend == "deepspeed":
         why = "beside this file: the node scripts give its whole path"
-        lines.append(Entry("deepspeed", deepspeed_json.FILE, why))
+        lines.append(Entry("deepspeed", deepspeed_file.FILE, why))
         title = f"Layout: ZeRO-{layout.zero_stage} over {layout.dp} GPUs"
     elif layout.backend == "fsdp2":
         lines += entries(ROWS, ["accelerator_config"], spec, layout)
-        notes = (f"FSDP2 is in {accelerate_yaml.FILE}, from which the node scripts start each process",)
+        notes = (f"FSDP2 is in {fsdp_file.ACCELERATE_FILE}, from which the node scripts start each process",)
         title = f"Layout: FSDP2 over {layout.dp} GPUs"
     return Section(title=title, entries=tuple(lines), notes=notes)
 

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from tests.bundle.samples import QWEN3_8B, make_spec_and_plan
-from topoplan.trainers.llamafactory.accelerate_yaml import accelerate_text
+from topoplan.trainers.fsdp_file import accelerate_text
 
 
 def read(**what: Any) -> dict[str, Any]:
