@@ -10,13 +10,12 @@ from topoplan.reading.processes import Processes, launch_of, processes_for
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, NotPredictedError
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.job import Job
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
-from topoplan.trainers import deepspeed_alone
 from topoplan.trainers.codec import Codec, Reading
 from topoplan.trainers.codecs import codec_of
 from topoplan.trainers.data_parallel import USUAL_SEQ_LEN, sharding_of
-from topoplan.trainers.models import model_of
 from topoplan.trainers.sharding import Sharding
 
 
@@ -57,80 +56,39 @@ def translate(
     if codec is None:
         raise SpecError(f"{configuration.trainer} is not predicted", where=configuration.part.place(None))
     whole, overridden = _with_arguments(configuration, setup)
-    read = _read_alone if configuration.trainer == "deepspeed" else _read
-    return read(codec, _Given(configuration, whole, setup, cluster, model, profile, seq_len, overridden))
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    configuration: Configuration
-    whole: Configuration
-    """With what its command says."""
-    setup: Setup
-    cluster: Cluster
-    model: str | None
-    profile: OwnProfile | None
-    seq_len: int
-    overridden: str
-
-
-def _read(codec: Codec, given: _Given) -> Translation:
-    keys = Keys(given.whole, codec.defaults())
-    written = keys.count(codec.length)
+    keys = Keys(whole, codec.defaults())
+    written = keys.count(codec.length) if codec.length else None
     if written is None and codec.needs_length:
         keys.fail(codec.length, f"{codec.length} is not given, and the model's own is no length of samples")
-    seq_len = written or given.seq_len
-    model, assumption = model_of(given.whole, given.model, seq_len)
-    sharding = sharding_of(keys, given.setup) if codec.shards else Sharding()
-    processes = processes_for(given.setup, given.configuration)
-    part, on_part = _part_of(given.cluster, processes)
+    known, named = codec.model(whole, model, written or seq_len)
+    sharding = sharding_of(keys, setup) if codec.shards else Sharding()
+    processes = processes_for(setup, configuration) if codec.gpus is None else None
+    part, on_part = _part_of(cluster, processes)
+    if codec.gpus is not None:
+        part, on_part = part_with(cluster, *_machines(cluster, codec.gpus(keys)))
     launch = processes.launch if processes else None
-    reading = Reading(keys=keys, model=model, world=part.world_size, launch=launch, sharding=sharding)
-    found = _translation(codec, given, reading, part, seq_len, processes)
-    job = found.spec.job
-    length = "" if job.packs else f"every sequence is taken to be {codec.length} long, {job.seq_len:,} tokens"
-    if not written:
-        length = f"{codec.length} is not given, which cuts no sample: taken are {job.seq_len:,} tokens (--seq-len)"
-    further = codec.assumptions(reading, found.layout)
-    return _assuming(found, assumption, on_part, sharding.assumption, length, *further, given.overridden)
-
-
-def _read_alone(codec: Codec, given: _Given) -> Translation:
-    """Of a DeepSpeed file, which names neither a model nor the machines."""
-    keys = Keys(given.whole, codec.defaults())
-    reference = given.model or deepspeed_alone.model_in_text(given.whole.part)
-    if reference is None:
-        raise SpecError(
-            "a DeepSpeed configuration alone, and no model",
-            where=given.whole.part.place(None),
-            remedy="name it with --model, or give the trainer's YAML or command too",
-        )
-    model, _ = model_of(given.whole, reference, given.seq_len)
-    part, on_part = part_with(given.cluster, *_machines(given.cluster, deepspeed_alone.gpus_of(keys)))
-    reading = Reading(keys=keys, model=model, world=part.world_size)
-    found = _translation(codec, given, reading, part, given.seq_len, None)
-    named = "" if given.model else f"the model is {model.name}, the only one that the text names"
-    return _assuming(found, named, on_part, *deepspeed_alone.assumptions(found.spec.job), given.overridden)
-
-
-def _translation(
-    codec: Codec, given: _Given, reading: Reading, part: Cluster, seq_len: int, processes: Processes | None
-) -> Translation:
+    reading = Reading(keys=keys, model=known, world=part.world_size, launch=launch, sharding=sharding)
     layout = codec.layout(reading)
-    spec = Spec(
-        cluster=part,
-        model=reading.model,
-        job=codec.job(reading, layout, seq_len),
-        profile=given.profile,
-        path=given.whole.part.place(None),
-    )
+    job = codec.job(reading, layout, written or seq_len)
+    further = codec.assumptions(reading, layout, job)
+    assumptions = (named, on_part, sharding.assumption, _on_length(codec, job, written), *further, overridden)
+    place = configuration.part.place(None)
     return Translation(
-        configuration=given.configuration, codec=codec, spec=spec, layout=layout, processes=processes, assumptions=()
+        configuration=configuration,
+        codec=codec,
+        spec=Spec(cluster=part, model=known, job=job, profile=profile, path=place),
+        layout=layout,
+        processes=processes,
+        assumptions=tuple(filter(None, assumptions)),
     )
 
 
-def _assuming(found: Translation, *sentences: str) -> Translation:
-    return replace(found, assumptions=tuple(filter(None, sentences)))
+def _on_length(codec: Codec, job: Job, written: int | None) -> str:
+    if not codec.length:
+        return ""
+    if written is None:
+        return f"{codec.length} is not given, which cuts no sample: taken are {job.seq_len:,} tokens (--seq-len)"
+    return "" if job.packs else f"every sequence is taken to be {codec.length} long, {job.seq_len:,} tokens"
 
 
 def _with_arguments(configuration: Configuration, setup: Setup) -> tuple[Configuration, str]:

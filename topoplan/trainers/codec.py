@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from topoplan.layout.layout import Layout
-from topoplan.reading.setup import Launch
+from topoplan.reading.setup import Configuration, Launch
 from topoplan.reading.values import Keys
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
+from topoplan.trainers.models import model_of
 from topoplan.trainers.sharding import Sharding
 from topoplan.trainers.yaml_text import Entry
 
@@ -121,7 +122,7 @@ def layout_of(rows: Rows, reading: Reading, **further: Any) -> Layout:
     return Layout.of(**parts, dp=reading.replicas)
 
 
-def no_assumptions(reading: Reading, layout: Layout) -> Iterator[str]:
+def no_assumptions(reading: Reading, layout: Layout, job: Job) -> Iterator[str]:
     """None."""
     yield from ()
 
@@ -133,15 +134,19 @@ class Codec:
     rows: Rows
     defaults: Callable[[], Mapping[str, Any]]
     """Of the trainer: key -> value."""
-    length: str
-    """Key of the tokens of a sequence."""
+    length: str = ""
+    """Key of the tokens of a sequence; empty where there is none."""
     needs_length: bool = True
     """Without it nothing says how long samples are; else the trainer cuts none."""
     shards: bool = False
     """Files of DeepSpeed, FSDP or accelerate say how states are split."""
+    model: Callable[[Configuration, str | None, int], tuple[Model, str]] = model_of
+    """The model, or the one that is given in its place, and what was assumed to find it. Raises ModelError."""
+    gpus: Callable[[Keys], int | None] | None = None
+    """How many GPUs the file itself is for, where no command says so."""
     layout: Callable[[Reading], Layout]
     """Raises SpecError for a value of a wrong type, NotPredictedError for what is not predicted."""
     job: Callable[[Reading, Layout, int], Job]
     """The same, of sequences of so many tokens."""
-    assumptions: Callable[[Reading, Layout], Iterator[str]] = no_assumptions
+    assumptions: Callable[[Reading, Layout, Job], Iterator[str]] = no_assumptions
     """Sentences on what the files do not say; empty ones are left out."""

@@ -12,7 +12,7 @@ from topoplan.reading.processes import launch_of
 from topoplan.reading.setup import Launch, Setup
 from topoplan.reading.values import Keys
 from topoplan.trainers import deepspeed_file, fsdp_file
-from topoplan.trainers.codec import Comment, Read, Reading, Row, Rows, layout_of, nothing
+from topoplan.trainers.codec import Comment, Reading, Row, Rows, layout_of, nothing
 from topoplan.trainers.sharding import Sharding
 from topoplan.trainers.usual import SYNC_EACH_BATCH, WHY_SYNC, must_say_sync, says_sync
 from topoplan.units import shown
@@ -56,19 +56,15 @@ def recompute_row(key: str, comment: Comment = "", *, off: bool = False) -> Row:
     return Row(key, "recompute", read, comment, lambda _, layout: (layout.recompute.granularity != "none") is not off)
 
 
-def liger_row(key: str, read: Read, comment: str) -> Row:
-    """Liger's loss, which never has the logits as a whole."""
+def liger_row(key: str, types: Collection[str], whole: Callable[[Keys], bool], comment: str) -> Row:
+    """Liger's loss: of these model types, and not where `whole` says that the trainer needs the logits as a whole."""
     part = "fused_linear_cross_entropy"
+
+    def read(reading: Reading, key: str) -> bool:
+        return reading.keys.flag(key) and reading.model.model_type in types and not whole(reading.keys)
+
     row = Row(key, part, read, comment)
     return replace(row, write=lambda spec, layout: row.value(spec, layout) or None, show=row.value)
-
-
-def _syncs(reading: Reading, _: str) -> bool:
-    return reading.sharding.backend != "fsdp2" or syncs_each_batch(reading.keys)
-
-
-def _allocates(reading: Reading, _: str) -> bool:
-    return bool(expandable_segments(reading.launch))
 
 
 def sharding_rows(presets: Callable[[Layout], tuple[str | None, str | None]]) -> tuple[Row, ...]:
@@ -79,7 +75,7 @@ def sharding_rows(presets: Callable[[Layout], tuple[str | None, str | None]]) ->
         Row(
             "accelerator_config",
             "sync_each_batch",
-            _syncs,
+            lambda reading, _: reading.sharding.backend != "fsdp2" or syncs_each_batch(reading.keys),
             WHY_SYNC,
             lambda _, layout: SYNC_EACH_BATCH if must_say_sync(layout) else None,
             lambda _, layout: "with sync_each_batch" if must_say_sync(layout) else None,
@@ -92,7 +88,7 @@ def sharding_rows(presets: Callable[[Layout], tuple[str | None, str | None]]) ->
 ALLOCATOR_ROW = Row(
     "PYTORCH_CUDA_ALLOC_CONF",
     "expandable_segments",
-    _allocates,
+    lambda reading, _: bool(expandable_segments(reading.launch)),
     write=nothing,
     show=lambda _, layout: "expandable_segments:True" if layout.expandable_segments else None,
 )

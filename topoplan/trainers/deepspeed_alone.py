@@ -6,6 +6,7 @@ It is taken to be run by LLaMA-Factory or ms-swift, which both checkpoint activa
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from topoplan import catalog
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
 from topoplan.reading.parts import Part
+from topoplan.reading.setup import Configuration
 from topoplan.reading.values import Keys, as_whole, at
 from topoplan.specs.job import Job
+from topoplan.specs.model import Model
 from topoplan.specs.source import read_text
 from topoplan.trainers.codec import Codec, Reading, Row, by_key
 from topoplan.trainers.data_parallel import ALLOCATOR_ROW, read_layout, recompute_row, zero_words
 from topoplan.trainers.deepspeed_file import of_document
+from topoplan.trainers.models import model_of
 from topoplan.units import shown
 
 
@@ -66,15 +70,21 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
     )
 
 
-CODEC = Codec(rows=ROWS, defaults=dict, length="", needs_length=False, layout=_layout, job=_job)
+def _assumptions(reading: Reading, _: Layout, job: Job) -> Iterator[str]:
+    yield "a DeepSpeed file says nothing of model, training and sequences: give the trainer's YAML or command too"
+    yield f"full fine-tuning with gradient checkpointing, and sequences of {job.seq_len:,} tokens (--seq-len)"
 
 
-def assumptions(job: Job) -> tuple[str, ...]:
-    """What the file does not say."""
-    return (
-        "a DeepSpeed file says nothing of model, training and sequences: give the trainer's YAML or command too",
-        f"full fine-tuning with gradient checkpointing, and sequences of {job.seq_len:,} tokens (--seq-len)",
-    )
+def _model(configuration: Configuration, given: str | None, seq_len: int) -> tuple[Model, str]:
+    reference = given or model_in_text(configuration.part)
+    if reference is None:
+        raise SpecError(
+            "a DeepSpeed configuration alone, and no model",
+            where=configuration.part.place(None),
+            remedy="name it with --model, or give the trainer's YAML or command too",
+        )
+    model, _ = model_of(configuration, reference, seq_len)
+    return model, "" if given else f"the model is {model.name}, the only one that the text names"
 
 
 def model_in_text(part: Part) -> str | None:
@@ -91,3 +101,15 @@ def model_in_text(part: Part) -> str | None:
         if re.search(rf"(?<![a-z0-9.-]){word}(?![a-z0-9.]|-[a-z0-9])", text):
             found.add(name)
     return found.pop() if len(found) == 1 else None
+
+
+CODEC = Codec(
+    rows=ROWS,
+    defaults=dict,
+    needs_length=False,
+    model=_model,
+    gpus=gpus_of,
+    layout=_layout,
+    job=_job,
+    assumptions=_assumptions,
+)

@@ -12,7 +12,7 @@ from topoplan.reading.values import Keys
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
-from topoplan.trainers.codec import Comment, Reading, Row, by_key, flag
+from topoplan.trainers.codec import Comment, Reading, Row, Write, by_key, flag
 
 TP, PP = "tensor_model_parallel_size", "pipeline_model_parallel_size"
 VPP, CP = "virtual_pipeline_model_parallel_size", "context_parallel_size"
@@ -52,14 +52,6 @@ def _pipeline_layout(reading: Reading, key: str) -> str | None:
     return spread_pipeline_layout(layers, pp, vpp, total // count - first, total // count - last)
 
 
-def _expert_tensor(reading: Reading, key: str) -> int:
-    return reading.keys.degree(key) if reading.is_moe else 1
-
-
-def _sequence_parallel(reading: Reading, key: str) -> bool:
-    return reading.parts["tp"] > 1 and reading.keys.flag(key)
-
-
 def _recompute(reading: Reading, key: str) -> Recompute:
     keys = reading.keys
     granularity, modules = keys.value(key), keys.value("recompute_modules")
@@ -82,37 +74,12 @@ def _recompute(reading: Reading, key: str) -> Recompute:
         keys.fail(key, f"{key}: {error.what}", expected=error.expected)
 
 
-def _offload(reading: Reading, key: str) -> float:
-    return reading.keys.fraction(key) if reading.keys.flag("optimizer_cpu_offload") else 0.0
-
-
 # Writing -------------------------------------------------------------------------------------------------------------
-
-
-def _chunks(_: Spec, layout: Layout) -> int | None:
-    return layout.vpp if layout.vpp > 1 else None
-
-
-def _experts(spec: Spec, layout: Layout) -> int | None:
-    return layout.ep if facts_of(spec.model).is_moe else None
 
 
 def expert_tensor(spec: Spec, layout: Layout) -> int | None:
     """Tensor parallel size of the experts; None where there are none."""
     return layout.etp if facts_of(spec.model).is_moe else None
-
-
-def granularity(_: Spec, layout: Layout) -> str | None:
-    """full or selective."""
-    return None if layout.recompute.granularity == "none" else layout.recompute.granularity
-
-
-def _method(_: Spec, layout: Layout) -> str | None:
-    return layout.recompute.method or "uniform" if layout.recompute.granularity == "full" else None
-
-
-def _num_layers(_: Spec, layout: Layout) -> int | None:
-    return layout.recompute.num_layers or 1 if layout.recompute.granularity == "full" else None
 
 
 def modules(_: Spec, layout: Layout) -> str | None:
@@ -121,49 +88,63 @@ def modules(_: Spec, layout: Layout) -> str | None:
     return ",".join(recompute.modules) or "core_attn" if recompute.granularity == "selective" else None
 
 
-def _offloads(_: Spec, layout: Layout) -> bool:
-    return layout.optimizer_offload_fraction > 0
-
-
-def _fraction(_: Spec, layout: Layout) -> float | None:
-    return float(layout.optimizer_offload_fraction) or None
+def in_full(value: Write) -> Write:
+    """What is said of full recomputation alone."""
+    return lambda spec, layout: value(spec, layout) if layout.recompute.granularity == "full" else None
 
 
 DEGREES = by_key(
     Row(TP, "tp"),
     Row(PP, "pp"),
-    Row(VPP, "vpp", _virtual_stages, "model chunks a GPU", _chunks),
+    Row(VPP, "vpp", _virtual_stages, "model chunks a GPU", lambda _, layout: layout.vpp if layout.vpp > 1 else None),
     Row(SPLIT, "pipeline_layout", _pipeline_layout),
     Row(CP, "cp"),
-    Row(EP, "ep", comment="carved out of the data-parallel ranks", write=_experts),
-    Row(ETP, "etp", _expert_tensor, "unset it is 1, not TP", expert_tensor),
+    Row(
+        EP,
+        "ep",
+        comment="carved out of the data-parallel ranks",
+        write=lambda spec, layout: layout.ep if facts_of(spec.model).is_moe else None,
+    ),
+    Row(
+        ETP,
+        "etp",
+        lambda reading, key: reading.keys.degree(key) if reading.is_moe else 1,
+        "unset it is 1, not TP",
+        expert_tensor,
+    ),
     Row(
         SP,
         "sequence_parallel",
-        _sequence_parallel,
+        lambda reading, key: reading.parts["tp"] > 1 and reading.keys.flag(key),
         lambda _, layout: "norms split along the sequence, inside a TP group" if layout.tp > 1 else "needs TP > 1",
     ),
 )
 MEMORY = by_key(
-    Row("recompute_granularity", "recompute", _recompute, write=granularity),
-    Row("recompute_method", write=_method),
-    Row("recompute_num_layers", write=_num_layers),
+    Row(
+        "recompute_granularity",
+        "recompute",
+        _recompute,
+        write=lambda _, layout: None if layout.recompute.granularity == "none" else layout.recompute.granularity,
+    ),
+    Row("recompute_method", write=in_full(lambda _, layout: layout.recompute.method or "uniform")),
+    Row("recompute_num_layers", write=in_full(lambda _, layout: layout.recompute.num_layers or 1)),
     Row("recompute_modules", comment="recomputed in backward instead of kept", write=modules),
     Row(
-        "use_distributed_optimizer",
-        "distributed_optimizer",
-        flag,
-        "optimizer state split over the ranks of dp and cp",
+        "use_distributed_optimizer", "distributed_optimizer", flag, "optimizer state split over the ranks of dp and cp"
     ),
     Row("overlap_grad_reduce", "overlap_grad_reduce", flag, "gradients are sent during backward"),
     Row("overlap_param_gather", "overlap_param_gather", flag, "parameters arrive during forward"),
-    Row("optimizer_cpu_offload", write=lambda spec, layout: _offloads(spec, layout) or None, show=_offloads),
+    Row(
+        "optimizer_cpu_offload",
+        write=lambda _, layout: layout.optimizer_offload_fraction > 0 or None,
+        show=lambda _, layout: layout.optimizer_offload_fraction > 0,
+    ),
     Row(
         "optimizer_offload_fraction",
         "optimizer_offload_fraction",
-        _offload,
+        lambda reading, key: reading.keys.fraction(key) if reading.keys.flag("optimizer_cpu_offload") else 0.0,
         "of the optimizer state, in host memory",
-        _fraction,
+        lambda _, layout: float(layout.optimizer_offload_fraction) or None,
     ),
 )
 MEMORY_KEYS = (

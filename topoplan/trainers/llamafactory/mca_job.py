@@ -33,49 +33,10 @@ STAGES = ("pt", "sft", "dpo")
 """That have a Megatron workflow (LLaMA-Factory `train/tuner.py`)."""
 
 
-def _reads_expert_tensor(reading: Reading, key: str) -> int:
-    """MLM `model_parallel_config.py`: None takes tensor_model_parallel_size."""
-    return (reading.keys.count(key) or reading.parts["tp"]) if reading.is_moe else 1
-
-
-def _writes_expert_tensor(spec: Spec, layout: Layout) -> int | None:
-    return expert_tensor(spec, layout) if layout.tp > 1 or layout.etp > 1 else None
-
-
-def _reads_sequence_parallel(reading: Reading, key: str) -> bool:
-    """`models/model_config.py::McaModelConfig.__post_init__`: off without TP, on with TP and EP."""
-    return reading.parts["tp"] > 1 and (reading.keys.flag(key) or reading.parts["ep"] > 1)
-
-
-def _reduces_in_fp32(reading: Reading, key: str) -> bool:
-    return reading.keys.flag("bf16") or reading.keys.flag(key)  # training_args.py: bf16 switches it on
-
-
-def _fuses_cross_entropy(reading: Reading, key: str) -> bool:
-    return reading.keys.flag(key) and reading.parts["tp"] == 1  # its help: only with TP 1
-
-
-def _keeps_fp8(reading: Reading, key: str) -> bool:
-    return reading.keys.value("fp8") is not None and reading.keys.flag(key)
-
-
-def _why_expert_tensor(_: Spec, layout: Layout) -> str:
-    return "unset it follows TP" + ("" if layout.etp == layout.tp else "; checkpoints are torch_dist")
-
-
-def _why_micro_batch(spec: Spec, _: Layout) -> str:
-    pairs = spec.job.sequences_per_sample > 1
-    return "pairs; Megatron's micro batch has twice as many sequences" if pairs else "Megatron's micro batch"
-
-
 def _why_accumulation(spec: Spec, layout: Layout) -> str:
     batch = layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp
     what = "pairs" if spec.job.sequences_per_sample > 1 else "sequences"
     return f"micro batch * this * dp {layout.dp} = {batch} {what} a step"
-
-
-def _why_full(_: Spec, layout: Layout) -> str:
-    return "only the input of each layer is kept" if layout.recompute.granularity == "full" else ""
 
 
 def _why_method(_: Spec, layout: Layout) -> str:
@@ -92,18 +53,42 @@ def _why_gather(spec: Spec, layout: Layout) -> str:
 ROWS = by_key(
     *DEGREES.values(),
     with_comment(SPLIT, "uneven stages; the adapter takes them in this form only"),
-    Row(ETP, "etp", _reads_expert_tensor, _why_expert_tensor, _writes_expert_tensor, expert_tensor),
-    replace(DEGREES[SP], read=_reads_sequence_parallel),
-    Row("per_device_train_batch_size", "micro_batch_size", comment=_why_micro_batch),
+    Row(
+        ETP,
+        "etp",
+        # MLM model_parallel_config.py: None takes tensor_model_parallel_size.
+        lambda reading, key: (reading.keys.count(key) or reading.parts["tp"]) if reading.is_moe else 1,
+        lambda _, layout: "unset it follows TP" + ("" if layout.etp == layout.tp else "; checkpoints are torch_dist"),
+        lambda spec, layout: expert_tensor(spec, layout) if layout.tp > 1 or layout.etp > 1 else None,
+        expert_tensor,
+    ),
+    replace(
+        DEGREES[SP],
+        # models/model_config.py::McaModelConfig.__post_init__: off without TP, on with TP and EP.
+        read=lambda reading, key: reading.parts["tp"] > 1 and (reading.keys.flag(key) or reading.parts["ep"] > 1),
+    ),
+    Row(
+        "per_device_train_batch_size",
+        "micro_batch_size",
+        comment=lambda spec, _: (
+            "pairs; Megatron's micro batch has twice as many sequences"
+            if spec.job.sequences_per_sample > 1
+            else "Megatron's micro batch"
+        ),
+    ),
     Row("gradient_accumulation_steps", "gradient_accumulation_steps", comment=_why_accumulation),
     *MEMORY.values(),
-    with_comment("recompute_granularity", _why_full),
+    with_comment(
+        "recompute_granularity",
+        lambda _, layout: "only the input of each layer is kept" if layout.recompute.granularity == "full" else "",
+    ),
     with_comment("recompute_method", _why_method),
     with_comment("overlap_param_gather", _why_gather),
     Row(
         "accumulate_allreduce_grads_in_fp32",
         "grad_reduce_in_fp32",
-        _reduces_in_fp32,
+        # training_args.py: bf16 switches it on.
+        lambda reading, key: reading.keys.flag("bf16") or reading.keys.flag(key),
         "unset, fp16 sums gradients in fp16",
         lambda spec, layout: layout.grad_reduce_in_fp32 if spec.job.precision == "fp16" else None,
         nothing,
@@ -111,14 +96,19 @@ ROWS = by_key(
     Row(
         "cross_entropy_loss_fusion",
         "cross_entropy_fusion",
-        _fuses_cross_entropy,
+        lambda reading, key: reading.keys.flag(key) and reading.parts["tp"] == 1,  # its help: only with TP 1
         "takes effect with TP 1 only",
         lambda _, layout: layout.cross_entropy_fusion or None,
         nothing,
     ),
-    Row("fp8_param", "fp8_param", _keeps_fp8, write=lambda _, layout: layout.fp8_param or None, show=nothing),
+    Row(
+        "fp8_param",
+        "fp8_param",
+        lambda reading, key: reading.keys.value("fp8") is not None and reading.keys.flag(key),
+        write=lambda _, layout: layout.fp8_param or None,
+        show=nothing,
+    ),
 )
-
 LAYOUT_KEYS = (*DEGREES, "per_device_train_batch_size", "gradient_accumulation_steps")
 """In the order of the section of train.yaml."""
 
@@ -128,7 +118,7 @@ def defaults() -> Mapping[str, Any]:
     return {name: key.default for name, key in known_keys().items()}
 
 
-def _assumptions(reading: Reading, layout: Layout) -> Iterator[str]:
+def _assumptions(reading: Reading, layout: Layout, _: Job) -> Iterator[str]:
     if (method := reading.keys.value("finetuning_type")) != "full":
         yield f"finetuning_type {method} trains all weights in this trainer"
     yield dispatcher_assumption(reading.keys, layout)

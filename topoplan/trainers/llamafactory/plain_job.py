@@ -57,12 +57,6 @@ def defaults() -> Mapping[str, Any]:
     return {name: key.default for name, key in plain_keys().items()}
 
 
-def _fuses(reading: Reading, key: str) -> bool:
-    # model/model_utils/liger_kernel.py: for these types alone, and stages that need the logits do without.
-    knows = reading.model.model_type in LIGER_MODEL_TYPES
-    return knows and reading.keys.flag(key) and reading.keys.value("stage") != "dpo"
-
-
 def _allocates(reading: Reading, _: str) -> bool:
     launch, said = reading.launch, expandable_segments(reading.launch)
     if said is not None:
@@ -93,7 +87,13 @@ ROWS = by_key(
     *sharding_rows(_presets),
     Row("gradient_accumulation_steps", "gradient_accumulation_steps", comment=_why_accumulation),
     recompute_row("disable_gradient_checkpointing", _why_checkpointing, off=True),
-    liger_row("enable_liger_kernel", _fuses, "the logits are never whole in memory"),
+    # model/model_utils/liger_kernel.py: for these types alone, and stages that need the logits do without.
+    liger_row(
+        "enable_liger_kernel",
+        LIGER_MODEL_TYPES,
+        lambda keys: keys.value("stage") == "dpo",
+        "the logits are never whole in memory",
+    ),
     replace(ALLOCATOR_ROW, read=_allocates),
 )
 
@@ -106,7 +106,7 @@ def _layout(reading: Reading) -> Layout:
     return read_layout(ROWS, reading)
 
 
-def _assumptions(reading: Reading, _: Layout) -> Iterator[str]:
+def _assumptions(reading: Reading, _: Layout, __: Job) -> Iterator[str]:
     if reading.launch is None:
         yield "started with `llamafactory-cli train`, as no command was given"
 

@@ -76,28 +76,6 @@ def _accumulation(reading: Reading, key: str) -> int:
     return max(1, reading.keys.degree(key) // (micro_batch * reading.replicas))
 
 
-def _batch(_: Spec, layout: Layout) -> int:
-    return layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp
-
-
-def _why_batch(_: Spec, layout: Layout) -> str:
-    return f"micro batch * {layout.gradient_accumulation_steps} accumulations * dp {layout.dp}"
-
-
-def _reduces_in_fp32(reading: Reading, key: str) -> bool:
-    """megatron_args.py::MegatronArguments._map_dtype."""
-    return reading.keys.value("main_grads_dtype") == "fp32" or reading.keys.flag(key)
-
-
-def _keeps_fp8(reading: Reading, key: str) -> bool:
-    return reading.keys.value("fp8_format") is not None and reading.keys.flag(key)
-
-
-def _dispatcher(reading: Reading, key: str) -> str | None:
-    flex = reading.keys.text(key) == "flex"
-    return ("flex" if flex else "alltoall") if reading.is_moe else None
-
-
 def _recomputes_modules(_: Spec, layout: Layout) -> list[str] | None:
     recompute = layout.recompute
     return list(recompute.modules) or ["core_attn"] if recompute.granularity == "selective" else None
@@ -106,16 +84,6 @@ def _recomputes_modules(_: Spec, layout: Layout) -> list[str] | None:
 def _why_granularity(_: Spec, layout: Layout) -> str:
     why = {"full": "needs method and number of layers with it", "none": "unset, core attention would be recomputed"}
     return why.get(layout.recompute.granularity, "")
-
-
-def _why_precision_aware(_: Spec, layout: Layout) -> str:
-    offloads = layout.optimizer_offload_fraction > 0
-    return "the path that offload runs on" if offloads else "Transformer Engine's Adam"
-
-
-def _aware(_: Spec, layout: Layout) -> bool | None:
-    # Megatron-LM training/arguments.py asserts it, which ms-swift does not go through.
-    return layout.precision_aware_optimizer or layout.optimizer_offload_fraction > 0 or None
 
 
 ROWS = by_key(
@@ -127,7 +95,14 @@ ROWS = by_key(
     ),
     with_comment(SPLIT, "uneven stages; virtual stages are counted from it"),
     Row("micro_batch_size", "micro_batch_size"),
-    Row("global_batch_size", "gradient_accumulation_steps", _accumulation, _why_batch, _batch, nothing),
+    Row(
+        "global_batch_size",
+        "gradient_accumulation_steps",
+        _accumulation,
+        lambda _, layout: f"micro batch * {layout.gradient_accumulation_steps} accumulations * dp {layout.dp}",
+        lambda _, layout: layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp,
+        nothing,
+    ),
     *MEMORY.values(),
     replace(
         MEMORY["recompute_granularity"],
@@ -138,7 +113,8 @@ ROWS = by_key(
     Row(
         "accumulate_allreduce_grads_in_fp32",
         "grad_reduce_in_fp32",
-        _reduces_in_fp32,
+        # megatron_args.py::MegatronArguments._map_dtype
+        lambda reading, key: reading.keys.value("main_grads_dtype") == "fp32" or reading.keys.flag(key),
         "unset, fp16 sums gradients in fp16",
         lambda spec, layout: layout.grad_reduce_in_fp32 if spec.job.precision == "fp16" else None,
         nothing,
@@ -161,12 +137,25 @@ ROWS = by_key(
         "use_precision_aware_optimizer",
         "precision_aware_optimizer",
         flag,
-        _why_precision_aware,
-        _aware,
+        lambda _, layout: (
+            "the path that offload runs on" if layout.optimizer_offload_fraction > 0 else "Transformer Engine's Adam"
+        ),
+        # Megatron-LM training/arguments.py asserts it, which ms-swift does not go through.
+        lambda _, layout: layout.precision_aware_optimizer or layout.optimizer_offload_fraction > 0 or None,
         nothing,
     ),
-    Row("fp8_param_gather", "fp8_param", _keeps_fp8, show=nothing),
-    Row(DISPATCHER, "moe_token_dispatcher_type", _dispatcher, show=nothing),
+    Row(
+        "fp8_param_gather",
+        "fp8_param",
+        lambda reading, key: reading.keys.value("fp8_format") is not None and reading.keys.flag(key),
+        show=nothing,
+    ),
+    Row(
+        DISPATCHER,
+        "moe_token_dispatcher_type",
+        lambda reading, key: ("flex" if reading.keys.text(key) == "flex" else "alltoall") if reading.is_moe else None,
+        show=nothing,
+    ),
 )
 LAYOUT_KEYS = (TP, SP, PP, VPP, SPLIT, CP, EP, ETP, "micro_batch_size", "global_batch_size")
 """In the order of the section of train.yaml."""
@@ -180,7 +169,7 @@ def _layout(reading: Reading) -> Layout:
     return layout_of(ROWS, reading, backend="megatron")
 
 
-def _assumptions(reading: Reading, layout: Layout) -> Iterator[str]:
+def _assumptions(reading: Reading, layout: Layout, _: Job) -> Iterator[str]:
     yield dispatcher_assumption(reading.keys, layout)
 
 

@@ -65,9 +65,14 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
 _FREEZING = ("freeze_parameters_ratio", "trainable_parameters_regex")
 
 
-def _fuses(reading: Reading, key: str) -> bool:
-    keys = reading.keys
-    return keys.flag(key) and reading.model.model_type in LIGER_MODEL_TYPES and not _own_loss(keys)
+def _own_loss(keys: Keys) -> bool:
+    """Whether ms-swift takes the loss from whole logits, and not Liger (trainers/seq2seq_trainer.py, compute_loss)."""
+    scaled = keys.given("loss_scale") not in (None, "default")
+    return (
+        scaled
+        or any(keys.flag(key) for key in ("enable_dft_loss", "enable_channel_loss"))
+        or (keys.degree("sequence_parallel_size") > 1)
+    )
 
 
 def _ulysses(reading: Reading, key: str) -> int:
@@ -81,10 +86,6 @@ def _ulysses(reading: Reading, key: str) -> int:
     return ulysses
 
 
-def _accumulation(reading: Reading, key: str) -> int:
-    return reading.keys.count(key) or ceil(_BATCH / reading.parts["micro_batch_size"] / reading.world)
-
-
 def _presets(layout: Layout) -> tuple[str, str]:
     """ms-swift's own (swift/config/), or what a file has to say."""
     own = not layout.offload and layout.recompute.granularity != "none"
@@ -95,15 +96,6 @@ def _presets(layout: Layout) -> tuple[str, str]:
 def _why_accumulation(_: Spec, layout: Layout) -> str:
     batch = layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp
     return f"micro batch * this * dp {layout.dp} = {batch} sequences a step"
-
-
-def _shares_sequences(_: Spec, layout: Layout) -> int | None:
-    return layout.ulysses if layout.ulysses > 1 else None
-
-
-def _checkpoints(_: Spec, layout: Layout) -> bool:
-    # _check_fsdp2_compatibility: "Should use activation_checkpointing in fsdp_config instead".
-    return layout.recompute.granularity == "full" and layout.backend != "fsdp2"
 
 
 def _why_checkpointing(_: Spec, layout: Layout) -> str:
@@ -126,17 +118,31 @@ _CHECKPOINTING = recompute_row("gradient_checkpointing", _why_checkpointing)
 ROWS = by_key(
     *_SHARDING.values(),
     replace(_SHARDING["accelerator_config"], write=_accelerator),
-    Row("gradient_accumulation_steps", "gradient_accumulation_steps", _accumulation, _why_accumulation),
-    replace(_CHECKPOINTING, write=_checkpoints, show=_CHECKPOINTING.write),
+    Row(
+        "gradient_accumulation_steps",
+        "gradient_accumulation_steps",
+        lambda reading, key: (
+            reading.keys.count(key) or ceil(_BATCH / reading.parts["micro_batch_size"] / reading.world)
+        ),
+        _why_accumulation,
+    ),
+    replace(
+        _CHECKPOINTING,
+        # _check_fsdp2_compatibility: "Should use activation_checkpointing in fsdp_config instead".
+        write=lambda _, layout: layout.recompute.granularity == "full" and layout.backend != "fsdp2",
+        show=_CHECKPOINTING.write,
+    ),
     Row(
         "sequence_parallel_size",
         "ulysses",
         _ulysses,
         "Ulysses: so many GPUs share a sequence, by its heads in attention",
-        _shares_sequences,
+        lambda _, layout: layout.ulysses if layout.ulysses > 1 else None,
         lambda _, layout: layout.ulysses,
     ),
-    liger_row("use_liger_kernel", _fuses, "the loss from hidden states, without the logits as a whole"),
+    liger_row(
+        "use_liger_kernel", LIGER_MODEL_TYPES, _own_loss, "the loss from hidden states, without the logits as a whole"
+    ),
     ALLOCATOR_ROW,
 )
 
@@ -208,16 +214,6 @@ def _layers_of(keys: Keys, model: Model) -> int | None:
     counts = range(1, model.num_layers + 1)
     wanted = ((count, trained_layers_regex(model, count)) for one in counts for count in (one, -one))
     return next((count for count, regex in wanted if written == (1, regex)), None)
-
-
-def _own_loss(keys: Keys) -> bool:
-    """Whether ms-swift takes the loss from whole logits, and not Liger (trainers/seq2seq_trainer.py, compute_loss)."""
-    scaled = keys.given("loss_scale") not in (None, "default")
-    return (
-        scaled
-        or any(keys.flag(key) for key in ("enable_dft_loss", "enable_channel_loss"))
-        or (keys.degree("sequence_parallel_size") > 1)
-    )
 
 
 CODEC = Codec(
