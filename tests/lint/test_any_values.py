@@ -13,19 +13,19 @@ from tests.reading.setups import MEGATRON, MOE, PLAIN, make_setup, make_values, 
 from tests.sizes import examples
 from topoplan.errors import SpecError
 from topoplan.lint.compare import predicted
-from topoplan.lint.rules import deepspeed, yaml
+from topoplan.lint.rules import deepspeed, mca_layouts
 from topoplan.planner.plan import Ranking
 from topoplan.reading.edits import applied
 from topoplan.reading.setup import Setup, Trainer
 from topoplan.specs.load import load_cluster
 from topoplan.specs.source import parse_source
 from topoplan.specs.spec import Spec
+from topoplan.trainers.llamafactory import rules as llamafactory
 from topoplan.trainers.llamafactory.key_list import known_keys, plain_keys
-from topoplan.trainers.llamafactory.rules import llamafactory, mca
-from topoplan.trainers.swift.rules import swift
+from topoplan.trainers.swift import rules as swift
 from topoplan.trainers.trinity import rules as trinity
 
-MODULES = (yaml, llamafactory, mca, deepspeed, swift, trinity)
+MODULES = (llamafactory, mca_layouts, deepspeed, swift, trinity)
 TRAINERS: tuple[Trainer, ...] = ("llamafactory", "swift", "swift-megatron", "deepspeed", "trinity")
 
 LEAVES = st.one_of(

@@ -15,9 +15,9 @@ from tests.trainers.llamafactory.rules.test_llamafactory_refusals import REFUSED
 from tests.verify import key_lists
 from tests.verify.llamafactory import need_llamafactory, parse
 from topoplan import catalog
-from topoplan.lint.rules import yaml
+from topoplan.lint.rules import mca_layouts
 from topoplan.reading.finding import Finding
-from topoplan.trainers.llamafactory.rules import llamafactory, mca
+from topoplan.trainers.llamafactory import rules as llamafactory
 
 pytestmark = pytest.mark.verify
 
@@ -102,7 +102,7 @@ NO_ADAPTER = pytest.mark.skipif(
 def findings(text: str, *, megatron: bool) -> list[Finding]:
     """What the rules find in a file."""
     setup = make_setup(text, variables={"USE_MCA": str(int(megatron))})
-    return [one for module in (yaml, llamafactory, mca) for one in module.findings(setup)]
+    return [one for module in (llamafactory, mca_layouts) for one in module.findings(setup)]
 
 
 def answers(texts: Mapping[str, str], folder: Path, *, megatron: bool, model: str = "") -> dict[str, str]:

@@ -11,19 +11,7 @@ from topoplan.bundle.write import MANIFEST
 from topoplan.lint.compare import predicted, trinity_note
 from topoplan.lint.fix import Copy, copies, corrected
 from topoplan.lint.prediction import Prediction
-from topoplan.lint.rules import (
-    bundle,
-    deepspeed,
-    environment,
-    files,
-    launch,
-    launch_megatron,
-    launch_nodes,
-    launch_slurm,
-    package_faults,
-    shell,
-    yaml,
-)
+from topoplan.lint.rules.registry import MODULES
 from topoplan.planner.plan import Ranking
 from topoplan.planner.search import rank
 from topoplan.planner.what_if import Search
@@ -36,29 +24,7 @@ from topoplan.specs.cluster import Cluster
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
 from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
-from topoplan.trainers.llamafactory.rules import llamafactory, mca
 from topoplan.trainers.models import is_whole
-from topoplan.trainers.swift.rules import swift
-from topoplan.trainers.trinity import rules as trinity
-
-RULES = (
-    shell,
-    environment,
-    files,
-    launch,
-    launch_nodes,
-    launch_slurm,
-    launch_megatron,
-    yaml,
-    llamafactory,
-    mca,
-    package_faults,
-    deepspeed,
-    swift,
-    trinity,
-    bundle,
-)
-"""Each has `findings(setup)`."""
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
@@ -194,7 +160,7 @@ def _rule_findings(setup: Setup) -> Iterable[Finding]:
     overridden = _overridden(setup)
     return (
         replace(finding, edits=()) if finding.part.is_makefile else finding  # what corrects a script breaks a recipe
-        for module in RULES
+        for module in MODULES
         for finding in module.findings(setup)
         if finding.line not in overridden.get(id(finding.part), ())
     )

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from topoplan.reading.finding import Edit, Finding, Severity
+from topoplan.reading.finding import Finding
+from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Configuration, Launch, Setup
 from topoplan.reading.values import as_whole, at
 from topoplan.specs.source import KeyPath
 
+RULES = read_rules(__package__, "deepspeed.toml")
 ZERO = "zero_optimization"
 
 
@@ -37,28 +39,9 @@ class Document:
         stage = as_whole(self.get(ZERO, "stage"))
         return stage if stage in (1, 2, 3) else 0
 
-    def finding(
-        self,
-        rule: str,
-        severity: Severity,
-        path: KeyPath,
-        what: str,
-        *,
-        why: str = "",
-        remedy: str = "",
-        edits: tuple[Edit, ...] = (),
-    ) -> Finding:
-        """A finding at a path of the document."""
-        return Finding(
-            rule=f"deepspeed-{rule}",
-            severity=severity,
-            part=self.holder.part,
-            line=self.holder.line(*self.path, *path),
-            what=what,
-            why=why,
-            remedy=remedy,
-            edits=edits,
-        )
+    def finding(self, rule: str, path: KeyPath, **said: Any) -> Finding:
+        """A finding at a path of the document; `said` as for `Rule.at`."""
+        return RULES[f"deepspeed-{rule}"].at(self.holder, (*self.path, *path), **said)
 
 
 def documents(setup: Setup) -> Iterator[Document]:

@@ -37,61 +37,37 @@ def key_findings(document: Document) -> Iterator[Finding]:
     known = _known()
     for key in document.data:
         if key not in known["top"] and not str(key).startswith(("_", "//")):  # a comment, as JSON has none
-            yield document.finding(
-                "unknown-key",
-                "warning",
-                (key,),
-                f"DeepSpeed has no key {shown(key)}, and does not read it",
-                remedy=nearest(key, known["top"]) or "take it out",
-                edits=() if nearest(key, known["top"]) else drop(document.holder, (*document.path, key)),
-            )
+            close = nearest(key, known["top"])
+            edits = () if close else drop(document.holder, (*document.path, key))
+            yield document.finding("unknown-key", (key,), name=shown(key), remedy=close, edits=edits)
     for name, fields in known["blocks"].items():
         path: KeyPath = tuple(name.split("."))
         block = document.get(*path)
         if block is None or (name == ZERO and isinstance(block, bool)):
             continue
-        if not isinstance(block, Mapping):
-            yield document.finding(
-                "wrong-value",
-                "error",
-                path,
-                f"{name} is {shown(block)}",
-                remedy="expected a block of keys" + (', such as {"device": "cpu"}' if "offload" in name else ""),
-            )
-            continue
-        for key, value in block.items():
-            yield from _field(document, name, (*path, key), fields, value)
+        if isinstance(block, Mapping):
+            for key, value in block.items():
+                yield from _field(document, name, (*path, key), fields, value)
+        else:
+            example = ', such as {"device": "cpu"}' if "offload" in name else ""
+            yield document.finding("wrong-value.block", path, name=name, value=shown(block), example=example)
 
 
 def _field(document: Document, block: str, path: KeyPath, fields: Mapping[str, str], value: Any) -> Iterator[Finding]:
-    key = str(path[-1])
+    key, is_checked = str(path[-1]), block != "activation_checkpointing"
     if key not in fields:
-        refuses = block != "activation_checkpointing"
-        yield document.finding(
-            "unknown-key",
-            "error" if refuses else "warning",
-            path,
-            f"{block} has no key {shown(key)}, and {'the configuration is refused' if refuses else 'it is not read'}",
-            remedy=nearest(key, fields) or "take it out",
-        )
+        rule = "unknown-key.block" if is_checked else "unknown-key.activations"
+        yield document.finding(rule, path, block=block, name=shown(key), remedy=nearest(key, fields))
         return
     new = _known()["deprecated"].get(key)
     if new is not None:
         edits = change(document.holder, (*document.path, *path), name=new) if new.startswith("stage3_") else ()
-        what = f"{key} is deprecated: {new} has taken its place"
-        yield document.finding("deprecated-key", "note", path, what, remedy=f"write {new}", edits=edits)
-    if block != "activation_checkpointing" and (expected := _unfit(key, fields[key], value)):
+        yield document.finding("deprecated-key", path, new=new, edits=edits)
+    if is_checked and (expected := _unfit(key, fields[key], value)):
         meant = plain_scalar(value) if isinstance(value, str) and fields[key] == "int" else None
         fits = isinstance(meant, int | float) and not isinstance(meant, bool) and float(meant).is_integer()
-        yield document.finding(
-            "wrong-value",
-            "error",
-            path,
-            f"{block}.{key} is {shown(value)}",
-            why="DeepSpeed checks the type when it starts",
-            remedy=f"expected {expected}",
-            edits=change(document.holder, (*document.path, *path), value=int(meant)) if fits and meant else (),
-        )
+        edits = change(document.holder, (*document.path, *path), value=int(meant)) if fits and meant else ()
+        yield document.finding("wrong-value", path, block=block, value=shown(value), expected=expected, edits=edits)
 
 
 def _unfit(key: str, kind: str, value: Any) -> str:

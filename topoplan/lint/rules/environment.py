@@ -16,10 +16,14 @@ from typing import Any
 from topoplan.catalog.fabrics import profile_of
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.parts import Part
+from topoplan.reading.rules import Rule, read_rules
 from topoplan.reading.setup import Setup, Variable
 from topoplan.reading.words import is_open
 from topoplan.specs.secrets import is_secret
 
+RULES = read_rules(__package__, "environment.toml")
+
+_READS = "environment variables that scripts set"
 _PLACEHOLDER = re.compile(
     r"<.*>|\[.*\]|\{.*\}|[xX*.]{3,}.*|(?:your|my|the)[-_ ].*|.*(?:_here|\.\.\.|[xX*]{4,})|[^\x00-\x7f]+"
 )
@@ -61,11 +65,16 @@ def removal(variable: Variable) -> tuple[Edit, ...]:
 
 def new_value(variable: Variable, value: str) -> tuple[Edit, ...]:
     """The edit that sets it to another value."""
+    name = re.escape(variable.name)
+    return rewritten(variable, rf"\b{name}=(?:'[^']*'|\"[^\"]*\"|[^\s'\"`;&|]*)", f"{variable.name}={value}")
+
+
+def rewritten(variable: Variable, pattern: str, new: str) -> tuple[Edit, ...]:
+    """The edit that puts a text in the only place of a pattern in its line; none where it is not the only one."""
     line = line_text(variable)
-    pattern = rf"\b{re.escape(variable.name)}=(?:'[^']*'|\"[^\"]*\"|[^\s'\"`;&|]*)"
     if len(re.findall(pattern, line)) != 1:
         return ()
-    text = re.sub(pattern, lambda _: f"{variable.name}={value}", line)
+    text = re.sub(pattern, lambda _: new, line)
     return (Edit(first_line=variable.line, last_line=variable.line, text=text),)
 
 
@@ -86,6 +95,27 @@ def _catalog() -> Mapping[str, Any]:
     text = files("topoplan.catalog").joinpath("environment_variables.json").read_text(encoding="utf-8")
     catalog: Mapping[str, Any] = json.loads(text)
     return catalog
+
+
+def rule_of(case: Mapping[str, Any]) -> Rule:
+    """What one case of the catalog says."""
+    return Rule(
+        id=case["rule"],
+        level=case["severity"],
+        reads=_READS,
+        what=case["what"],
+        why=case["why"],
+        remedy=case["remedy"],
+        source=case["source"],
+    )
+
+
+def rules_of_catalog() -> Iterator[Rule]:
+    """What all cases of the catalog say."""
+    catalog = _catalog()
+    for cases in catalog["variables"].values():
+        yield from map(rule_of, cases)
+    yield rule_of(catalog["debugging"])
 
 
 def _shown(variable: Variable) -> str:
@@ -119,34 +149,19 @@ def _from_catalog(variable: Variable) -> Iterator[Finding]:
         return  # the cluster spec says that the fabric has no RDMA
     fix = case.get("fix")
     edits = removal(variable) if fix == "remove" else new_value(variable, fix) if fix else ()
-    shown = _shown(variable)
-    yield Finding(
-        rule=case["rule"],
-        severity=case["severity"],
-        part=variable.part,
-        line=variable.line,
-        what=case["what"].format(name=variable.name, value=shown),
-        why=case["why"].format(name=variable.name, value=shown),
-        remedy=case["remedy"].format(name=variable.name, value=shown),
-        edits=edits,
-    )
+    yield _found(rule_of(case), variable, edits=edits)
+
+
+def _found(rule: Rule, variable: Variable, **said: Any) -> Finding:
+    return rule.found(variable.part, variable.line, name=variable.name, value=_shown(variable), **said)
 
 
 def _secret(variable: Variable) -> Iterator[Finding]:
     value = variable.value
     if is_open(value) or variable.assumed or not is_secret(variable.name, value):
         return
-    if len(value) < 8 or _PLACEHOLDER.fullmatch(value):
-        return
-    yield Finding(
-        rule="env-secret",
-        severity="warning",
-        part=variable.part,
-        line=variable.line,
-        what=f"{variable.name} is written into the file",
-        why="whoever can read the file, its copies or its history has the token",
-        remedy="take it from the environment or a file that only you can read; if it was shared, revoke it",
-    )
+    if len(value) >= 8 and not _PLACEHOLDER.fullmatch(value):
+        yield _found(RULES["env-secret"], variable)
 
 
 def _socket_interface(variable: Variable, *, several_nodes: bool) -> Iterator[Finding]:
@@ -155,62 +170,27 @@ def _socket_interface(variable: Variable, *, several_nodes: bool) -> Iterator[Fi
         return
     names = value.split(",")
     if several_nodes and value.lstrip("=") in ("lo", "docker0"):
-        yield Finding(
-            rule="env-nccl-socket-interface",
-            severity="error",
-            part=variable.part,
-            line=variable.line,
-            what=f"NCCL_SOCKET_IFNAME={value} is an interface on which nodes do not reach each other",
-            why="it exists inside one machine only",
-            remedy="name the interface that routes to the other nodes (`ip route get ADDRESS` shows it), or remove it",
-        )
+        yield _found(RULES["env-nccl-socket-interface"], variable)
     elif not value.startswith(("=", "^")) and all(re.search(r"\d$", name) for name in names):
-        yield Finding(
-            rule="env-nccl-socket-prefix",
-            severity="note",
-            part=variable.part,
-            line=variable.line,
-            what=f"NCCL_SOCKET_IFNAME={value} takes every interface whose name begins so, and NCCL chooses no more",
-            why=f"{names[0]} also takes {names[0]}.100 or {names[0]}0; and the name has to exist on every node",
-            remedy=f"write NCCL_SOCKET_IFNAME=={value} for exactly that, or remove it where NCCL finds the right one",
-            edits=new_value(variable, f"={value}"),
-        )
+        edits = new_value(variable, f"={value}")
+        yield _found(RULES["env-nccl-socket-prefix"], variable, first=names[0], edits=edits)
 
 
 def _hca(variable: Variable) -> Iterator[Finding]:
     value = _shown(variable)
     if is_open(value) or value.startswith(("=", "^")):
         return
-    trap = next((name for name in value.split(",") if _INDEXED.fullmatch(name.partition(":")[0])), None)
-    if trap is None:
-        return
-    bare = trap.partition(":")[0]
-    yield Finding(
-        rule="env-nccl-hca-prefix",
-        severity="warning",
-        part=variable.part,
-        line=variable.line,
-        what=f"NCCL_IB_HCA={value} takes every card whose name begins with {bare}: {bare}0 to {bare}9 as well",
-        why="without a leading = the names are prefixes (NCCL user guide); cards that are left out stay idle",
-        remedy=f"write NCCL_IB_HCA=={value}, or remove it: NCCL uses every card, the nearest for each GPU",
-        edits=new_value(variable, f"={value}"),
-    )
+    names = [name.partition(":")[0] for name in value.split(",")]
+    trap = next((name for name in names if _INDEXED.fullmatch(name)), None)
+    if trap is not None:
+        edits = new_value(variable, f"={value}")
+        yield _found(RULES["env-nccl-hca-prefix"], variable, bare=trap, edits=edits)
 
 
 def _allocator(variable: Variable) -> Iterator[Finding]:
-    value = variable.value
-    if is_open(value) or "max_split_size_mb" not in value or "expandable_segments:True" in value:
-        return
-    yield Finding(
-        rule="env-allocator-split",
-        severity="note",
-        part=variable.part,
-        line=variable.line,
-        what=f"{variable.name}={_shown(variable)} limits which blocks the allocator may split",
-        why="expandable segments keep fragmentation low without a limit to guess (PyTorch, CUDA semantics)",
-        remedy=f"write {variable.name}=expandable_segments:True",
-        edits=new_value(variable, "expandable_segments:True"),
-    )
+    value, better = variable.value, "expandable_segments:True"
+    if not is_open(value) and "max_split_size_mb" in value and better not in value:
+        yield _found(RULES["env-allocator-split"], variable, edits=new_value(variable, better))
 
 
 def _number(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from topoplan.lint.rules.launch_facts import finding_about, line_of
+from topoplan.lint.rules.launch_facts import RULES, line_of
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Setup
 from topoplan.reading.words import is_open
@@ -20,14 +20,8 @@ def findings(setup: Setup) -> Iterator[Finding]:
         if not name or launch.reads is not None or launch.part.label:
             continue
         if is_open(name):
-            what = f"the name {name} is known only when the script runs"
+            reason = f"the name {name} is known only when the script runs"
         else:
-            what = f"{name} is neither beside this file nor below the working directory"
-        yield finding_about(
-            launch,
-            "launch-file-not-found",
-            "note",
-            f"{what}: its keys were not looked at",
-            remedy="give it too: topoplan check SCRIPT YAML",
-            line=line_of(launch, re.compile(re.escape(name))),
-        )
+            reason = f"{name} is neither beside this file nor below the working directory"
+        line = line_of(launch, re.compile(re.escape(name)))
+        yield RULES["launch-file-not-found"].on(launch, line, reason=reason)

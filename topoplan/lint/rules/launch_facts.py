@@ -1,41 +1,20 @@
-"""What the rules ask about a launch, and the findings and edits that they make of it."""
+"""What the rules ask about a launch, what they say, and the edits that they make of it."""
 
 from __future__ import annotations
 
 import re
 
-from topoplan.reading.finding import Edit, Finding, Severity
+from topoplan.reading.finding import Edit
+from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Configuration, Launch, Option, Setup, Variable
 from topoplan.reading.words import is_open
 from topoplan.reading.wrappers import CONTAINERS, REMOTE
 from topoplan.trainers.llamafactory.key_list import TrainerPath, keys_for, plain_keys
 
+RULES = read_rules(__package__, "launch.toml")
+
 _YES = frozenset(["1", "true", "y"])
 _SOURCES_FILES = re.compile(r"^\s*(?:source|\.)\s+\S", re.MULTILINE)
-
-
-def finding_about(
-    launch: Launch,
-    rule: str,
-    severity: Severity,
-    what: str,
-    *,
-    why: str = "",
-    remedy: str = "",
-    line: int | None = None,
-    edits: tuple[Edit, ...] = (),
-) -> Finding:
-    """A finding on a launch, at its first line unless told otherwise."""
-    return Finding(
-        rule=rule,
-        severity=severity,
-        part=launch.part,
-        line=line or launch.first_line,
-        what=what,
-        why=why,
-        remedy=remedy,
-        edits=edits,
-    )
 
 
 def is_llamafactory_cli(launch: Launch) -> bool:

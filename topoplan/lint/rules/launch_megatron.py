@@ -8,8 +8,8 @@ from pathlib import Path
 
 from topoplan.lint.rules.environment import goes_on, line_text, new_value
 from topoplan.lint.rules.launch_facts import (
+    RULES,
     configurations_of,
-    finding_about,
     from_outside,
     has_exports,
     is_enabled,
@@ -35,77 +35,48 @@ def _switch(setup: Setup, launch: Launch) -> Iterator[Finding]:
         return
     configurations = configurations_of(setup, launch)
     path: TrainerPath = "bridge" if {setup.path_of(one) for one in configurations} == {"bridge"} else "mca"
-    name, trainer = ("USE_MCA", "Megatron") if path == "mca" else ("USE_MEGATRON_BRIDGE", "Megatron Bridge")
+    name = "USE_MCA" if path == "mca" else "USE_MEGATRON_BRIDGE"
     keys = [key for one in configurations for key in megatron_keys(one, path)]
-    variable = launch.variable(name)
     all_need_it = all(megatron_keys(one, path) for one in configurations)
-    if keys and variable is None and not from_outside(launch) and all_need_it:
+    if keys and launch.variable(name) is None and not from_outside(launch) and all_need_it:
         edits: tuple[Edit, ...] = ()
         if has_exports(launch) and not goes_on(launch.part, launch.first_line):
             line = launch.part.text.split("\n")[launch.first_line - 1]
             text = f"{line[: len(line) - len(line.lstrip())]}export {name}=1"
             edits = (Edit(first_line=launch.first_line, last_line=launch.first_line - 1, text=text),)
-        yield finding_about(
-            launch,
-            "launch-missing-use-mca" if path == "mca" else "launch-missing-use-megatron-bridge",
-            "error",
-            f"{name} is not set, and without it LLaMA-Factory refuses {keys[0]}",
-            why=f"only with {name}=1 does it train with {trainer} and know its keys",
-            remedy=f"set {name}=1, here or in the environment",
-            edits=edits,
-        )
+        rule = RULES["launch-missing-use-mca" if path == "mca" else "launch-missing-use-megatron-bridge"]
+        yield rule.on(launch, key=keys[0], edits=edits)
     elif path == "mca" and configurations and not keys and is_enabled(launch, name) and launch.reads is not None:
-        yield finding_about(
-            launch,
-            "launch-unused-use-mca",
-            "note",
-            "USE_MCA is set, and the configuration holds none of Megatron's keys: every parallel size is 1",
-            remedy="set tensor_model_parallel_size and the like, or unset USE_MCA",
-        )
+        yield RULES["launch-unused-use-mca"].on(launch)
+
+
+def _fsdp_connections(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    variable = launch.variable("CUDA_DEVICE_MAX_CONNECTIONS")
+    if launch.starter == "accelerate" and "use_fsdp" in launch.options and known(variable) == "1":
+        yield RULES["launch-max-connections.fsdp"].on(launch, variable)
 
 
 def _max_connections(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """What Megatron's overlap of communication and computation rests on, before Blackwell."""
-    variable = launch.variable("CUDA_DEVICE_MAX_CONNECTIONS")
-    if launch.starter == "accelerate" and "use_fsdp" in launch.options and known(variable) == "1":
-        yield finding_about(
-            launch,
-            "launch-max-connections",
-            "warning",
-            "CUDA_DEVICE_MAX_CONNECTIONS=1 keeps FSDP from overlapping communication with computation",
-            why="it puts all kernels into one queue, which tensor parallelism needs and FSDP suffers from",
-            remedy="remove it",
-            line=variable.line if variable is not None and variable.part is launch.part else None,
-        )
     if not launch.program.startswith("llamafactory") or not is_enabled(launch, "USE_MCA") or from_outside(launch):
         return
     if Path(launch.part.name).parent in setup.bundles:
         return  # topoplan set it by the GPU that it planned for
+    variable = launch.variable("CUDA_DEVICE_MAX_CONNECTIONS")
     splits = [
-        (one, max(size_of(one, "tensor_model_parallel_size"), size_of(one, "context_parallel_size")))
+        max(size_of(one, "tensor_model_parallel_size"), size_of(one, "context_parallel_size"))
         for one in configurations_of(setup, launch)
     ]
-    if not splits or any(size < 2 for _, size in splits) or (variable is not None and known(variable) in (None, "1")):
+    if not splits or min(splits) < 2 or (variable is not None and known(variable) in (None, "1")):
         return
-    what = "is not set" if variable is None else f"is {variable.value}"
+    state = "is not set" if variable is None else f"is {variable.value}"
     edits = new_value(variable, "1") if variable is not None and variable.part is launch.part else ()
     mca = launch.variable("USE_MCA")
     if variable is None and mca is not None and mca.part is launch.part:
         exported = re.fullmatch(r"\s*export\s+USE_MCA=\S+\s*(?:#.*)?", line_text(mca))
         if exported:
             edits = (Edit(first_line=mca.line + 1, last_line=mca.line, text="export CUDA_DEVICE_MAX_CONNECTIONS=1"),)
-    yield finding_about(
-        launch,
-        "launch-max-connections",
-        "warning",
-        f"CUDA_DEVICE_MAX_CONNECTIONS {what}: before Blackwell tensor and context parallelism do not overlap then",
-        why="Megatron-LM insists on 1 (training/arguments.py); LLaMA-Factory goes past that check",
-        remedy="export CUDA_DEVICE_MAX_CONNECTIONS=1, unless the GPUs are Blackwell",
-        edits=edits,
-    )
+    yield RULES["launch-max-connections"].on(launch, state=state, edits=edits)
 
 
-_RULES: tuple[Callable[[Setup, Launch], Iterator[Finding]], ...] = (
-    _switch,
-    _max_connections,
-)
+_RULES: tuple[Callable[[Setup, Launch], Iterator[Finding]], ...] = (_switch, _fsdp_connections, _max_connections)

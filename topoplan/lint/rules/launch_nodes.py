@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-from topoplan.lint.rules.environment import line_text
+from topoplan.lint.rules.environment import rewritten
 from topoplan.lint.rules.launch_facts import (
+    RULES,
     count_of,
-    finding_about,
     from_outside,
     is_llamafactory_cli,
     is_remote,
@@ -22,7 +22,7 @@ from topoplan.lint.rules.launch_facts import (
     nodes_of,
     setting_of,
 )
-from topoplan.reading.finding import Edit, Finding
+from topoplan.reading.finding import Edit, Finding, Severity
 from topoplan.reading.setup import Launch, Option, Setup, Variable
 
 _LOCAL_ADDRESS = re.compile(r"localhost|127(?:\.\d{1,3}){3}|::1|0\.0\.0\.0")
@@ -48,36 +48,18 @@ def _rank_variables(setup: Setup, launch: Launch) -> Iterator[Finding]:
         return
     rank, nodes = launch.variable("RANK"), nodes_of(launch)
     if rank is not None and launch.variable("NODE_RANK") is None and nodes is not None and nodes > 1:
-        yield finding_about(
-            launch,
-            "launch-rank-variable",
-            "error",
-            f"RANK={rank.value} is not read: every node starts as node 0",
-            why=f"{launch.program} reads NODE_RANK, 0 when it is not set; RANK is what torchrun gives each process",
-            remedy=f"write NODE_RANK={rank.value}",
-            line=rank.line if rank.part is launch.part else None,
-            edits=_renamed(rank, "NODE_RANK") if rank.part is launch.part else (),
-        )
+        edits = rewritten(rank, _assignment(rank), "NODE_RANK=") if rank.part is launch.part else ()
+        rule = RULES["launch-rank-variable"]
+        yield rule.on(launch, rank, rank=rank.value, program=launch.program, edits=edits)
     world = launch.variable("WORLD_SIZE")
     if world is not None and launch.variable("NNODES") is None and rank is not None and not from_outside(launch):
-        yield finding_about(
-            launch,
-            "launch-rank-variable",
-            "error",
-            f"WORLD_SIZE={world.value} and RANK={rank.value} are not read: each node trains for itself",
-            why=f"{launch.program} reads NNODES, NODE_RANK, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT",
-            remedy="set NNODES to the number of nodes and NODE_RANK to the number of this one, from 0",
-            line=world.line if world.part is launch.part else None,
-        )
+        rule = RULES["launch-rank-variable.world"]
+        yield rule.on(launch, world, world=world.value, rank=rank.value, program=launch.program)
 
 
-def _renamed(variable: Variable, name: str) -> tuple[Edit, ...]:
-    line = line_text(variable)
-    pattern = rf"(?<![\w$]){re.escape(variable.name)}="
-    if len(re.findall(pattern, line)) != 1:
-        return ()
-    text = re.sub(pattern, f"{name}=", line)
-    return (Edit(first_line=variable.line, last_line=variable.line, text=text),)
+def _assignment(variable: Variable) -> str:
+    """The pattern of where it is set."""
+    return rf"(?<![\w$]){re.escape(variable.name)}="
 
 
 def _missing_node_settings(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -93,64 +75,27 @@ def _missing_node_settings(setup: Setup, launch: Launch) -> Iterator[Finding]:
 
 def _missing_torchrun_options(launch: Launch, nodes: int) -> Iterator[Finding]:
     if "node_rank" not in launch.options:
-        yield finding_about(
-            launch,
-            "launch-missing-node-rank",
-            "error",
-            f"--node_rank is not given, and is 0 then on each of the {nodes} nodes",
-            why="all of them wait for the others as node 0",
-            remedy="give --node_rank 0, 1, ... one to each node",
-        )
+        yield RULES["launch-missing-node-rank"].on(launch, nodes=nodes)
     if "master_addr" not in launch.options:
-        yield finding_about(
-            launch,
-            "launch-missing-master-address",
-            "error",
-            f"--master_addr is not given for {nodes} nodes, and is 127.0.0.1 then",
-            why="torchrun does not read MASTER_ADDR; each node waits for the others at itself",
-            remedy="give --master_addr with the address of node 0",
-        )
+        yield RULES["launch-missing-master-address"].on(launch, nodes=nodes)
 
 
 def _missing_variables(launch: Launch, nodes: int) -> Iterator[Finding]:
     missing = [name for name in ("NODE_RANK", "MASTER_ADDR") if launch.variable(name) is None]
-    if "NODE_RANK" in missing and launch.variable("RANK") is not None:
-        missing.remove("NODE_RANK")  # said by launch-rank-variable
-    defaults = {"NODE_RANK": "0: every node starts as node 0", "MASTER_ADDR": "127.0.0.1: each node waits at itself"}
-    for name in missing:
-        rule = "launch-missing-node-rank" if name == "NODE_RANK" else "launch-missing-master-address"
-        yield finding_about(
-            launch,
-            rule,
-            "warning",
-            f"{name} is not set here for {nodes} nodes; unless the environment has it, it is {defaults[name]}",
-            remedy=f"set {name} in front of the command",
-        )
+    if "NODE_RANK" in missing and launch.variable("RANK") is None:  # else launch-rank-variable says it
+        yield RULES["launch-missing-node-rank.variable"].on(launch, nodes=nodes)
+    if "MASTER_ADDR" in missing:
+        yield RULES["launch-missing-master-address.variable"].on(launch, nodes=nodes)
     if launch.program == "llamafactory-cli" and launch.variable("MASTER_PORT") is None:
-        where = launch.variable("NNODES")
+        beside = launch.variable("NNODES")
         edits: tuple[Edit, ...] = ()
-        if where is not None and where.part is launch.part:
-            edits = _inserted(where, "MASTER_PORT=29500 ")
-        yield finding_about(
-            launch,
-            "launch-missing-master-port",
-            "warning" if missing else "error",
-            f"MASTER_PORT is not set for {nodes} nodes: each of them takes a random port, and they never meet",
-            why="launcher.py looks for a free port on its own node when MASTER_PORT is not in the environment",
-            remedy="set the same MASTER_PORT on every node, such as MASTER_PORT=29500",
-            line=where.line if edits and where is not None else None,
-            edits=edits,
+        if beside is not None and beside.part is launch.part:
+            edits = rewritten(beside, _assignment(beside), f"MASTER_PORT=29500 {beside.name}=")
+        reaches = "MASTER_ADDR" not in missing and ("NODE_RANK" not in missing or launch.variable("RANK") is not None)
+        level: Severity = "error" if reaches else "warning"
+        yield RULES["launch-missing-master-port"].on(
+            launch, beside if edits else None, level=level, nodes=nodes, edits=edits
         )
-
-
-def _inserted(variable: Variable, text: str) -> tuple[Edit, ...]:
-    """The edit that sets another variable in front of this one."""
-    line = line_text(variable)
-    pattern = rf"(?<![\w$]){re.escape(variable.name)}="
-    if len(re.findall(pattern, line)) != 1:
-        return ()
-    changed = re.sub(pattern, lambda match: text + match.group(), line)
-    return (Edit(first_line=variable.line, last_line=variable.line, text=changed),)
 
 
 def _address(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -158,27 +103,12 @@ def _address(setup: Setup, launch: Launch) -> Iterator[Finding]:
     address = known(setting)
     if setting is None or address is None or nodes is None or nodes < 2:
         return
-    line = setting.line if isinstance(setting, Option) or setting.part is launch.part else None
     if _LOCAL_ADDRESS.fullmatch(address):
         if count_of(setting_of(launch, "node_rank")) == 0:
             return  # node 0 reaches itself
-        yield finding_about(
-            launch,
-            "launch-local-master-address",
-            "error",
-            f"the master address of {nodes} nodes is {address}, which is each node itself",
-            remedy="give the address of node 0, as the other nodes reach it",
-            line=line,
-        )
+        yield RULES["launch-local-master-address"].on(launch, setting, nodes=nodes, address=address)
     elif not address or _PLACEHOLDER_ADDRESS.fullmatch(address):
-        yield finding_about(
-            launch,
-            "launch-placeholder-address",
-            "warning",
-            f"the master address {f'{address!r} ' if address else ''}is still to be filled in",
-            remedy="give the address of node 0, as the other nodes reach it, the same on every node",
-            line=line,
-        )
+        yield RULES["launch-placeholder-address"].on(launch, setting, address=f"{address!r} " if address else "")
 
 
 def _node_rank_too_high(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -186,14 +116,8 @@ def _node_rank_too_high(setup: Setup, launch: Launch) -> Iterator[Finding]:
     rank = count_of(setting)
     if setting is None or rank is None or nodes is None or rank < nodes:
         return
-    yield finding_about(
-        launch,
-        "launch-node-rank-too-high",
-        "error",
-        f"node rank {rank} of {nodes} {'node' if nodes == 1 else 'nodes'}: ranks go from 0 to {nodes - 1}",
-        remedy="count the nodes from 0",
-        line=setting.line if isinstance(setting, Option) or setting.part is launch.part else None,
-    )
+    counted = "1 node" if nodes == 1 else f"{nodes} nodes"
+    yield RULES["launch-node-rank-too-high"].on(launch, setting, rank=rank, nodes=counted, last=nodes - 1)
 
 
 def _rendezvous(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -201,26 +125,10 @@ def _rendezvous(setup: Setup, launch: Launch) -> Iterator[Finding]:
     backend = launch.options.get("rdzv_backend")
     rank = launch.options.get("node_rank")
     if launch.starter == "torchrun" and backend is not None and backend.value == "c10d" and rank is not None:
-        yield finding_about(
-            launch,
-            "launch-node-rank-ignored",
-            "warning",
-            "--node_rank is ignored with --rdzv_backend c10d",
-            why="c10d numbers the nodes by itself, so rank 0 may be on any of them",
-            remedy="leave --rdzv_backend out for a fixed list of nodes: the static rendezvous keeps the ranks",
-            line=rank.line,
-        )
+        yield RULES["launch-node-rank-ignored"].on(launch, rank)
     identity = launch.variable("RDZV_ID")
     if is_llamafactory_cli(launch) and identity is not None and launch.variable("NODE_RANK") is not None:
-        yield finding_about(
-            launch,
-            "launch-node-rank-ignored",
-            "warning",
-            "NODE_RANK is ignored when RDZV_ID is set",
-            why="launcher.py then starts torchrun with --rdzv-backend c10d, which numbers the nodes by itself",
-            remedy="unset RDZV_ID for a fixed list of nodes",
-            line=identity.line if identity.part is launch.part else None,
-        )
+        yield RULES["launch-node-rank-ignored.variable"].on(launch, identity)
 
 
 def _processes(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -234,26 +142,12 @@ def _processes(setup: Setup, launch: Launch) -> Iterator[Finding]:
         return
     devices = len(visible.split(","))
     name = "--nproc_per_node" if launch.starter else "NPROC_PER_NODE"
-    line = setting.line if isinstance(setting, Option) or setting.part is launch.part else None
+    said = {"name": name, "count": count, "devices": devices}
     if count > devices:
-        yield finding_about(
-            launch,
-            "launch-process-count",
-            "error",
-            f"{name} is {count}, and CUDA_VISIBLE_DEVICES shows {devices} GPU{'s' if devices > 1 else ''}",
-            why="a process without a GPU stops with `invalid device ordinal`",
-            remedy=f"write {name} {devices}, or show {count} GPUs",
-            line=line,
-        )
+        gpus = "1 GPU" if devices == 1 else f"{devices} GPUs"
+        yield RULES["launch-process-count"].on(launch, setting, gpus=gpus, **said)
     elif count < devices and launch.program not in ("swift", "megatron"):  # device_map gives each process several
-        yield finding_about(
-            launch,
-            "launch-process-count",
-            "warning",
-            f"{name} is {count}, and CUDA_VISIBLE_DEVICES shows {devices} GPUs: {devices - count} stay idle",
-            remedy=f"write {name} {devices}, or show {count} only",
-            line=line,
-        )
+        yield RULES["launch-process-count.idle"].on(launch, setting, idle=devices - count, **said)
 
 
 def _same_node_rank(setup: Setup) -> Iterator[Finding]:
@@ -271,16 +165,9 @@ def _same_node_rank(setup: Setup) -> Iterator[Finding]:
         )
         first = seen.setdefault(job, launch)
         if first is not launch:
-            yield finding_about(
-                launch,
-                "launch-same-node-rank",
-                "warning",
-                f"a second command for node {rank} of the same job; the first is on line "
-                f"{first.part.file_line(first.first_line)}",
-                why="two nodes with one rank wait for each other, or for the missing one, for ever",
-                remedy="give each node a rank of its own, from 0",
-                line=setting.line if isinstance(setting, Option) else None,
-            )
+            line = setting.line if isinstance(setting, Option) else None
+            first_line = first.part.file_line(first.first_line)
+            yield RULES["launch-same-node-rank"].on(launch, line, rank=rank, first=first_line)
 
 
 def _same_port(setup: Setup) -> Iterator[Finding]:
@@ -295,15 +182,8 @@ def _same_port(setup: Setup) -> Iterator[Finding]:
         if any(re.search(r"\bwait\b", line) for line in between):
             continue
         option = second.options.get("master_port")
-        yield finding_about(
-            second,
-            "launch-same-port",
-            "error",
-            f"it starts beside the command on line {first.part.file_line(first.first_line)}, with its port {ports[0]}",
-            why="the first one still holds the port: address already in use",
-            remedy="give each of them a --master_port of its own, or --standalone, which takes a free one",
-            line=option.line if option else None,
-        )
+        first_line = first.part.file_line(first.first_line)
+        yield RULES["launch-same-port"].on(second, option, first=first_line, port=ports[0])
 
 
 def _own_port(launch: Launch) -> str | None:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterator
 
 from topoplan.lint.rules.launch_facts import (
+    RULES,
     count_of,
-    finding_about,
     is_llamafactory_cli,
     is_remote,
     is_swift_cli,
@@ -50,15 +50,7 @@ def _first_node_alone(launch: Launch) -> Iterator[Finding]:
     count = count_of(setting)
     if count == 1 or (count is None and "SLURM_" not in setting.value):
         return
-    yield finding_about(
-        launch,
-        "launch-slurm-first-node",
-        "error",
-        f"it starts on the first of the {nodes} nodes alone, and waits there for the others",
-        why="sbatch runs the script on one node; srun runs a command on all of them",
-        remedy="write srun in front of it, with the node rank taken from SLURM_NODEID on the node itself:"
-        " srun bash -c '... --node_rank $SLURM_NODEID ...'",
-    )
+    yield RULES["launch-slurm-first-node"].on(launch, nodes=nodes)
 
 
 def _rank_of_the_script(launch: Launch) -> Iterator[Finding]:
@@ -66,24 +58,15 @@ def _rank_of_the_script(launch: Launch) -> Iterator[Finding]:
     if "srun" not in launch.wrappers:
         return
     setting = _setting(launch, "node_rank", "machine_rank")
-    if setting is None or not _OF_A_TASK.search(setting.value):
+    variable = _OF_A_TASK.search(setting.value) if setting else None
+    if setting is None or variable is None:
         return
     after = launch.wrappers[launch.wrappers.index("srun") + 1 :]
     if _SHELLS.intersection(after) and launch.first_line <= setting.line <= launch.last_line:
         text = "\n".join(line for _, line in lines_of(launch))
         if not re.search(r"\s-\w*c\s+\"", text) or not _OF_A_TASK.search(text):
             return  # in single quotes, or behind a backslash: for the shell on the node
-    name = _OF_A_TASK.search(setting.value)
-    yield finding_about(
-        launch,
-        "launch-slurm-node-rank",
-        "error",
-        f"{name.group() if name else ''} is put in place by the job's script, and is 0 there: every node starts as"
-        " node 0",
-        why="the script runs on the first node; only what srun starts has the number of its own",
-        remedy="let a shell on the node put it in place, in single quotes: srun bash -c '... $SLURM_NODEID ...'",
-        line=setting.line if isinstance(setting, Option) or setting.part is launch.part else None,
-    )
+    yield RULES["launch-slurm-node-rank"].on(launch, setting, variable=variable[0])
 
 
 def _several_tasks(launch: Launch) -> Iterator[Finding]:
@@ -99,15 +82,7 @@ def _several_tasks(launch: Launch) -> Iterator[Finding]:
         tasks = _number(_TASKS_PER_NODE, job)
     if tasks is None or tasks < 2:
         return
-    name = launch.called or launch.program
-    yield finding_about(
-        launch,
-        "launch-slurm-tasks",
-        "error",
-        f"srun starts it {tasks} times on each node, and {name} starts the processes of all GPUs each time",
-        why="the second one finds the port taken, or its ranks given twice",
-        remedy="write --ntasks-per-node=1, with --gpus-per-node and --cpus-per-task for the whole node",
-    )
+    yield RULES["launch-slurm-tasks"].on(launch, tasks=tasks, starter=launch.called or launch.program)
 
 
 def _setting(launch: Launch, option: str, of_accelerate: str) -> Option | Variable | None:

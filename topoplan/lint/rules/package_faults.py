@@ -18,6 +18,7 @@ from topoplan.lint.rules.layout_keys import key_line
 from topoplan.reading.edits import change
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part
+from topoplan.reading.rules import Rule
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import FAULTS, Fault, faults_of_keys
@@ -74,47 +75,36 @@ def fault_findings(setup: Setup, configuration: Configuration, spec: Spec, layou
 
 
 def _of_keys(configuration: Configuration, fault: Fault) -> Finding:
+    line = key_line(configuration, (*fault.keys, "additional_configs"))
     edits = change(configuration, (fault.mends[0],), value=fault.mends[1]) if fault.mends else ()
-    return Finding(
-        rule=f"fault-{fault.name}",
-        severity="error",
-        part=configuration.part,
-        line=key_line(configuration, (*fault.keys, "additional_configs")),
-        what=f"{fault.when}: {fault.text}",
-        why=fault.source,
-        remedy=fault.remedy,
-        edits=edits,
-    )
+    return RULES[fault.name].found(configuration.part, line, edits=edits)
 
 
 def _of_version(fault: Fault, pin: _Pin) -> Finding:
-    severity: Severity = "error" if fault.level == "stops" else "warning"
-    return Finding(
-        rule=f"fault-{fault.name}",
-        severity=severity,
-        part=pin.part,
-        line=pin.line,
-        what=f"{fault.package} {pin.version} is installed here ({fault.when}): {fault.text}",
-        why=fault.source,
-        remedy=_remedy(fault),
-    )
+    level: Severity = "error" if fault.level == "stops" else "warning"
+    what = f"{fault.package} {pin.version} is installed here ({fault.when}): {fault.text}"
+    return RULES[fault.name].found(pin.part, pin.line, level=level, what=what)
 
 
 def _of_layout(configuration: Configuration, fault: Fault) -> Finding:
-    severity: Severity = "warning" if fault.level == "stops" else "note"
-    return Finding(
-        rule=f"fault-{fault.name}",
-        severity=severity,
-        part=configuration.part,
-        line=key_line(configuration, _KEYS[fault.layout_key]),
-        what=f"{fault.when}: {fault.text}",
+    return RULES[fault.name].found(configuration.part, key_line(configuration, _KEYS[fault.layout_key]))
+
+
+def _rule_of(fault: Fault) -> Rule:
+    """Its row of known_faults.py as a rule; the level is the one of a version that nobody names."""
+    install = f"install '{fault.package}{fault.cure}'" if fault.cure else ""
+    level: Severity = "error" if fault.keys else "warning" if fault.level == "stops" else "note"
+    return Rule(
+        id=f"fault-{fault.name}",
+        level=level,
+        reads="layouts of the Megatron trainers, and the versions that `pip install` names",
+        what=f"{fault.when}: {fault.text}".replace("{", "{{").replace("}", "}}"),
         why=fault.source,
-        remedy=_remedy(fault),
+        remedy=", or ".join(filter(None, (install, fault.remedy))),
     )
 
 
-def _remedy(fault: Fault) -> str:
-    return ", or ".join(filter(None, (f"install '{fault.package}{fault.cure}'" if fault.cure else "", fault.remedy)))
+RULES = {fault.name: _rule_of(fault) for fault in FAULTS}
 
 
 def _pins(setup: Setup) -> dict[str, _Pin]:

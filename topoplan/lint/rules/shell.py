@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.launches import launches
 from topoplan.reading.parts import Part
+from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Setup, Variable
 from topoplan.reading.shell import Script, read_script
 from topoplan.units import shown
+
+RULES = read_rules(__package__, "shell.toml")
 
 _READ_BY_PROCESSES = re.compile(
     r"NCCL_\w+|TORCH_NCCL_\w+|GLOO_\w+|USE_MCA|FORCE_TORCHRUN|CUDA_DEVICE_MAX_CONNECTIONS|PYTORCH_(?:CUDA_)?ALLOC_CONF"
@@ -35,15 +38,7 @@ def _of_part(part: Part) -> Iterator[Finding]:
         return  # every other finding would follow from it
     if script.unclosed is not None:
         opening, line = script.unclosed
-        yield Finding(
-            rule="shell-unclosed-quote",
-            severity="error",
-            part=part,
-            line=line,
-            what=f"the {opening} is never closed",
-            why="bash refuses the script: unexpected end of file",
-            remedy="close it",
-        )
+        yield RULES["shell-unclosed-quote"].found(part, line, opening=opening)
         return
     yield from _options_as_commands(script)
     yield from _not_exported(script)
@@ -55,16 +50,8 @@ def _windows_lines(part: Part) -> Iterator[Finding]:
     lines = part.text.split("\n")
     first = next(number for number, line in enumerate(lines, start=1) if "\r" in line)
     text = part.text.replace("\r\n", "\n").replace("\r", "").removesuffix("\n")
-    yield Finding(
-        rule="shell-windows-lines",
-        severity="error",
-        part=part,
-        line=first,
-        what="lines end as on Windows: bash takes the carriage return for a part of the last word",
-        why="a backslash at the end of a line then continues nothing, and file names end in \\r",
-        remedy="convert it: dos2unix FILE",
-        edits=(Edit(first_line=1, last_line=len(text.split("\n")), text=text),) if not part.lines else (),
-    )
+    edits = (Edit(first_line=1, last_line=len(text.split("\n")), text=text),) if not part.lines else ()
+    yield RULES["shell-windows-lines"].found(part, first, edits=edits)
 
 
 def _options_as_commands(script: Script) -> Iterator[Finding]:
@@ -76,16 +63,8 @@ def _options_as_commands(script: Script) -> Iterator[Finding]:
         if before.last_line not in starts or not re.match(r"--[A-Za-z]", word.text) or word.quoted:
             continue
         edits, reason = _joined(lines, before.last_line, command.first_line)
-        yield Finding(
-            rule="shell-broken-continuation",
-            severity="error",
-            part=script.part,
-            line=command.first_line,
-            what=f"{word.text.partition('=')[0]} is not a part of the command above, but run as a command of its own",
-            why=reason,
-            remedy="end every line of the command but the last with a backslash, and nothing behind it",
-            edits=edits,
-        )
+        option, rule = word.text.partition("=")[0], RULES["shell-broken-continuation"]
+        yield rule.found(script.part, command.first_line, option=option, reason=reason, edits=edits)
 
 
 def _joined(lines: list[str], last: int, first: int) -> tuple[tuple[Edit, ...], str]:
@@ -139,14 +118,11 @@ def _typographic(script: Script) -> Iterator[Finding]:
         line = lines[number - 1]
         new = _DASHES.sub("--", line).translate(_TYPED)
         meant = re.search("[#'\"]", line)  # perhaps: in a comment, or in a text
-        yield Finding(
-            rule="shell-typographic",
-            severity="error",
-            part=script.part,
-            line=number,
-            what=f"{shown(text.strip())} holds {typed[0]}, which the shell takes for any other letter",
-            why="text editors and chats put such dashes, quotes and signs in place of those of the keyboard",
-            remedy="type it again: - -- \" ' =",
+        yield RULES["shell-typographic"].found(
+            script.part,
+            number,
+            text=shown(text.strip()),
+            typed=typed[0],
             edits=() if meant else (Edit(first_line=number, last_line=number, text=new),),
         )
 
@@ -165,15 +141,8 @@ def _commands_for_variables(script: Script) -> Iterator[Finding]:
         if match is None or re.search(rf"\b{match[1]}\s*\(\)|\bfunction\s+{match[1]}\b", script.part.text):
             continue
         edit = Edit(first_line=number, last_line=number, text=_IN_BRACKETS.sub(r"${\1}", line))
-        yield Finding(
-            rule="shell-command-for-variable",
-            severity="warning",
-            part=script.part,
-            line=number,
-            what=f"{match[0]} runs a command {match[1]}, which bash does not find, and nothing takes its place",
-            why="Kubernetes fills in $(NAME) in the args of a manifest, and make in a Makefile; bash does not",
-            remedy=f"write ${{{match[1]}}} in a script",
-            edits=(edit,),
+        yield RULES["shell-command-for-variable"].found(
+            script.part, number, written=match[0], name=match[1], edits=(edit,)
         )
 
 
@@ -190,16 +159,7 @@ def _not_exported(script: Script) -> Iterator[Finding]:
             continue
         if options_alone and variable.name in _READ_BY_TRAINERS:
             continue
-        yield Finding(
-            rule="env-not-exported",
-            severity="warning",
-            part=script.part,
-            line=variable.line,
-            what=f"{variable.name} is set for this shell only: the processes that it starts do not see it",
-            why="without export, or a place in front of the command, an assignment stays in the shell",
-            remedy=f"write export {variable.name}=...",
-            edits=_exported(variable),
-        )
+        yield RULES["env-not-exported"].found(script.part, variable.line, name=variable.name, edits=_exported(variable))
 
 
 def _exported(variable: Variable) -> tuple[Edit, ...]:

@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping
 
 from topoplan.operators.divisors import divisors_of
 from topoplan.reading.finding import Finding
-from topoplan.reading.found import found
+from topoplan.reading.rules import read_rules
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import as_number, as_whole, at
 from topoplan.specs.model import Model
 from topoplan.specs.source import KeyPath, plain_scalar
 from topoplan.trainers.models import model_at_hand
+
+RULES = read_rules(__package__, "rules.toml")
 
 _ROPE: KeyPath = ("model", "rope_scaling")
 _ULYSSES = "ulysses_sequence_parallel_size"
@@ -62,52 +64,28 @@ def _rope(setup: Setup, configuration: Configuration, model: Model | None) -> It
     if kind not in ("yarn", "linear", "dynamic"):
         return
     if factor is not None and factor < 1:
-        yield found(
-            configuration,
-            "trinity-rope-factor",
-            "warning",
-            (*_ROPE, "factor"),
-            f"factor {factor:g} is below 1: {kind} stretches positions, and this would press them together",
-            why="transformers warns that it must be 1 or more",
-            remedy="take max_model_len / original_max_position_embeddings, or leave rope_scaling out below that length",
-        )
+        yield RULES["trinity-rope-factor"].at(configuration, (*_ROPE, "factor"), factor=factor, kind=kind)
         return
     if kind != "yarn":
         return
     is_qwen3 = model is not None and model.model_type in ("qwen3", "qwen3_moe")
-    key = "original_max_position_embeddings"
     if is_qwen3 and model is not None and model.max_position_embeddings == original == _QWEN3_POSITIONS:
-        yield found(
+        yield RULES["trinity-rope-original"].at(
             configuration,
-            "trinity-rope-original",
-            "note",
-            (*_ROPE, key),
-            f"{key} {original} is config.json's number; the model card of {model.name} writes {_QWEN3_NATIVE} for YaRN",
-            why="it was trained on 32,768 tokens, and config.json adds 8,192 for a prompt; the factor changes with it",
-            remedy=f"write {key}: {_QWEN3_NATIVE}, and factor: max_model_len / {_QWEN3_NATIVE}",
+            (*_ROPE, "original_max_position_embeddings"),
+            original=original,
+            model=model.name,
+            native=_QWEN3_NATIVE,
         )
     if factor is None or original is None or length is None or original < 1:
         return
-    if length > factor * original:
-        yield found(
-            configuration,
-            "trinity-rope-too-short",
-            "warning",
-            (*_ROPE, "factor"),
-            f"max_model_len {length} is above factor {factor:g} * {key} {original} = {factor * original:g}",
-            remedy=f"set factor: {length / original:g}",
+    place, reach = (*_ROPE, "factor"), factor * original
+    if length > reach:
+        yield RULES["trinity-rope-too-short"].at(
+            configuration, place, length=length, factor=factor, original=original, reach=reach, needed=length / original
         )
     elif factor > 1 and length <= original:
-        yield found(
-            configuration,
-            "trinity-rope-not-needed",
-            "warning",
-            (*_ROPE, "factor"),
-            f"max_model_len {length} needs no YaRN: the model reaches {original} without, and does worse on short texts"
-            " with it",
-            why="its factor is the same for every length (Qwen3's model cards)",
-            remedy="leave rope_scaling out",
-        )
+        yield RULES["trinity-rope-not-needed"].at(configuration, place, length=length, original=original)
 
 
 def _sequence_parallel(setup: Setup, configuration: Configuration, model: Model | None) -> Iterator[Finding]:
@@ -129,15 +107,7 @@ def _sequence_parallel(setup: Setup, configuration: Configuration, model: Model 
             None,
         )
         if equation:
-            yield found(
-                configuration,
-                "trinity-sequence-parallel",
-                "error",
-                path,
-                f"{equation} ({model.name})",
-                why="Ulysses gives every rank whole heads",
-                remedy="choose a divisor of the heads",
-            )
+            yield RULES["trinity-sequence-parallel"].at(configuration, path, equation=equation, model=model.name)
 
 
 def _places(data: object, path: KeyPath = ()) -> Iterator[KeyPath]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,13 +10,22 @@ import yaml
 from tests.bundle.samples import DEEPSEEK, QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, make_spec_and_plan
 from tests.reading.setups import MEGATRON, MOE, PLAIN, fixed, make_setup, only, rules, with_lines
 from topoplan.layout.layout import Recompute
-from topoplan.lint.rules import deepspeed
-from topoplan.lint.rules import yaml as yaml_traps
+from topoplan.lint.rules import deepspeed, mca_layouts
+from topoplan.reading.finding import Finding
+from topoplan.reading.setup import Setup
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
-from topoplan.trainers.llamafactory.rules import llamafactory
-from topoplan.trainers.llamafactory.rules.mca import findings, megatron_settings
+from topoplan.trainers.llamafactory.rules import llamafactory, mca, yaml_values
+from topoplan.trainers.llamafactory.rules.mca import megatron_settings
 
-EVERY_RULE = (yaml_traps, llamafactory, deepspeed)
+EVERY_RULE = (yaml_values, llamafactory, deepspeed)
+
+
+def findings(setup: Setup) -> Iterator[Finding]:
+    """Of the keys, and of the layout that they make."""
+    yield from mca.findings(setup)
+    yield from mca_layouts.findings(setup)
+
+
 VISION = with_lines(
     MEGATRON,
     "model_name_or_path: models/Qwen/Qwen3-VL-8B-Instruct\ntemplate: qwen3_vl_nothink\nfreeze_vision_tower: true",

@@ -14,8 +14,7 @@ from importlib.resources import files
 
 from topoplan.errors import nearest
 from topoplan.reading.edits import change, drop
-from topoplan.reading.finding import Finding
-from topoplan.reading.found import found
+from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import flag, value_of, words
 from topoplan.specs.model import Model
@@ -25,6 +24,7 @@ from topoplan.trainers.llamafactory.mca_job import STAGES
 from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
 from topoplan.trainers.llamafactory.rules.mca_layout import layout_findings, recompute_findings
 from topoplan.trainers.llamafactory.rules.mca_training import training_findings
+from topoplan.trainers.llamafactory.rules.table import RULES
 from topoplan.trainers.models import is_directory, known_model
 from topoplan.units import shown
 
@@ -49,13 +49,21 @@ _MEANING = {
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
-    """What is wrong in the configurations that Megatron trains."""
+    """What is wrong in the configurations that mcore_adapter trains."""
     for configuration in setup.of("llamafactory"):
         if not setup.uses_mca(configuration):
             continue
         model = known_model(configuration)
         yield from _ignored(configuration)
-        yield from _method(setup, configuration, model)
+        yield from _method(configuration)
+        yield from _hub_id(setup, configuration, model)
+        if model is not None and model.model_type not in SUPPORTED_MODEL_TYPES:
+            model_types = ", ".join(sorted(SUPPORTED_MODEL_TYPES))
+            yield RULES["mca-model-type"].at(
+                configuration, "model_name_or_path", model_type=model.model_type, model_types=model_types
+            )
+        if model is not None:
+            yield from _freezes(configuration, model)
         if model is not None and model.model_type not in SUPPORTED_MODEL_TYPES:
             model = None
         yield from layout_findings(configuration, model, planned=setup.bundle_of(configuration) is not None)
@@ -64,114 +72,55 @@ def findings(setup: Setup) -> Iterator[Finding]:
         yield from _additional(configuration)
 
 
-# Keys that are not read -----------------------------------------------------------------------------------------------
-
-
 def _ignored(configuration: Configuration) -> Iterator[Finding]:
+    """Keys that are not read."""
     for key in configuration.source.data:
         value = value_of(configuration, key)
         verdict = judge_key(key, value)
-        if verdict.trouble == "ignored":
-            yield found(
-                configuration,
-                "mca-ignored-key",
-                "warning" if key in _MEANING else "note",
-                key,
-                f"{key} is accepted and never read by the Megatron trainer",
-                why=_MEANING.get(key, ""),
-                remedy=verdict.remedy.replace("pin the layout's recompute", "set recompute_granularity"),
-                edits=drop(configuration, (key,)),
-            )
+        remedy = verdict.remedy.replace("pin the layout's recompute", "set recompute_granularity")
+        if verdict.trouble == "ignored" and key in _MEANING:
+            rule = RULES["mca-ignored-key.meant"]
+            yield rule.at(configuration, key, meaning=_MEANING[key], remedy=remedy)
+        elif verdict.trouble == "ignored":
+            yield RULES["mca-ignored-key"].at(configuration, key, remedy=remedy)
         elif verdict.trouble == "dropped":
             edits = change(configuration, (key,), value="tensorboard") if isinstance(value, str) else ()
-            yield found(
-                configuration,
-                "mca-wandb-dropped",
-                "warning",
-                key,
-                "wandb is taken out of report_to without a word: nothing is logged there",
-                why="mcore_adapter training_args.py filters the list",
-                remedy=verdict.remedy,
-                edits=edits,
-            )
+            yield RULES["mca-wandb-dropped"].at(configuration, key, edits=edits)
 
 
 # Model and method -----------------------------------------------------------------------------------------------------
 
 
-def _method(setup: Setup, configuration: Configuration, model: Model | None) -> Iterator[Finding]:
+def _method(configuration: Configuration) -> Iterator[Finding]:
     method, stage = configuration.get("finetuning_type"), configuration.get("stage")
     if method in ("lora", "oft", "freeze"):
-        yield found(
-            configuration,
-            "mca-trains-everything",
-            "error",
-            "finetuning_type",
-            f"finetuning_type {method} is accepted, and all weights are trained all the same",
-            why="train/mca/workflow.py builds no adapter and freezes no layers",
-            remedy="write finetuning_type: full, or train without USE_MCA=1",
-            edits=change(configuration, ("finetuning_type",), value="full"),
-        )
+        yield RULES["mca-trains-everything"].at(configuration, "finetuning_type", method=method)
     if isinstance(stage, str) and stage not in STAGES and stage in known_keys()["stage"].choices:
-        yield found(
-            configuration,
-            "mca-stage",
-            "error",
-            "stage",
-            f"stage {stage} has no Megatron workflow: train/tuner.py gives it to the ordinary trainer",
-            remedy="train it without USE_MCA=1; Megatron has pt, sft and dpo",
-        )
-    yield from _hub_id(setup, configuration, model)
-    if model is not None and model.model_type not in SUPPORTED_MODEL_TYPES:
-        yield found(
-            configuration,
-            "mca-model-type",
-            "error",
-            "model_name_or_path",
-            f"the Megatron path does not train {model.model_type} models",
-            remedy=f"train it without USE_MCA=1; it takes {', '.join(sorted(SUPPORTED_MODEL_TYPES))}",
-        )
+        yield RULES["mca-stage"].at(configuration, "stage", stage=stage)
+
+
+def _freezes(configuration: Configuration, model: Model) -> Iterator[Finding]:
     for key in ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"):
-        if key not in configuration.source.data or model is None:
+        if not flag(configuration, key):
             continue
-        if model.model_type not in FREEZABLE_MODEL_TYPES and flag(configuration, key):
-            yield found(
-                configuration,
-                "mca-freezes-nothing",
-                "error" if key == "freeze_language_model" else "note",
-                key,
-                f"{key} freezes nothing in {model.name}, which has no such parts",
-                remedy="take it out",
-                edits=drop(configuration, (key,)),
-            )
-        elif stage == "pt" and model.model_type in FREEZABLE_MODEL_TYPES and flag(configuration, key):
-            yield found(
-                configuration,
-                "mca-freezes-nothing",
-                "warning",
-                key,
-                f"{key} has no effect in stage pt, which trains everything",
-                why="train/mca/workflow.py::run_pt freezes no parameters",
-            )
+        if model.model_type not in FREEZABLE_MODEL_TYPES:
+            level: Severity = "error" if key == "freeze_language_model" else "note"
+            yield RULES["mca-freezes-nothing"].at(configuration, key, level=level, model=model.name)
+        elif configuration.get("stage") == "pt":
+            yield RULES["mca-freezes-nothing.pt"].at(configuration, key)
 
 
 def _hub_id(setup: Setup, configuration: Configuration, model: Model | None) -> Iterator[Finding]:
-    name = words(configuration, "model_name_or_path")
+    key, name = "model_name_or_path", words(configuration, "model_name_or_path")
     downloads = {"USE_MODELSCOPE_HUB", "USE_OPENMIND_HUB"} & {variable.name for variable in setup.variables}
     if name is None or not is_hub_id(name) or is_directory(name, configuration.part) or downloads:
         return
-    listed = name in templates().by_model or (model is not None and model.name.lower() == name.lower())
-    directory = f"models/{name}"
-    yield found(
-        configuration,
-        "mca-hub-id",
-        "error" if listed else "warning",
-        "model_name_or_path",
-        f"{name} is {'' if listed else 'probably '}a hub id, and the adapter reads local directories alone",
-        why="mcore_adapter looks for config.json below that path, and stops with 'No valid config found'",
-        remedy=f"`hf download {name} --local-dir {directory}` on every node, and name that directory",
-        edits=change(configuration, ("model_name_or_path",), value=directory) if listed else (),
-    )
+    directory, rule = f"models/{name}", RULES["mca-hub-id"]
+    if name in templates().by_model or (model is not None and model.name.lower() == name.lower()):
+        edits = change(configuration, (key,), value=directory)
+        yield rule.at(configuration, key, name=name, probably="", directory=directory, edits=edits)
+    else:
+        yield rule.at(configuration, key, level="warning", name=name, probably="probably ", directory=directory)
 
 
 # additional_configs ---------------------------------------------------------------------------------------------------
@@ -198,34 +147,13 @@ def _additional(configuration: Configuration) -> Iterator[Finding]:
         return
     declared = {name for name, key in known_keys().items() if key.package == "mcore_adapter"}
     for name in additional:
-        line = configuration.line("additional_configs", name)
-        if name in megatron_settings():
-            if versions := megatron_settings()[name]:
-                yield Finding(
-                    rule="mca-additional-version",
-                    severity="note",
-                    part=configuration.part,
-                    line=line,
-                    what=f"{name} in additional_configs is a setting of megatron-core{versions} alone",
-                    why="another version skips it with a warning",
-                )
-            if name in declared and configuration.get(name) is not None:
-                yield Finding(
-                    rule="mca-additional-twice",
-                    severity="warning",
-                    part=configuration.part,
-                    line=line,
-                    what=f"{name} stands at the top too, and that value wins over the one in additional_configs",
-                    why="models/model_config.py::update_with_args takes the keys of its own afterwards",
-                    remedy="keep one of them",
-                    edits=drop(configuration, ("additional_configs", name)) if len(additional) > 1 else (),
-                )
+        place = ("additional_configs", name)
+        if name not in megatron_settings():
+            remedy = nearest(name, megatron_settings())
+            yield RULES["mca-additional-ignored"].at(configuration, place, setting=shown(name), remedy=remedy)
             continue
-        yield Finding(
-            rule="mca-additional-ignored",
-            severity="warning",
-            part=configuration.part,
-            line=line,
-            what=f"{shown(name)} in additional_configs is no setting of Megatron-core's: it is skipped with a warning",
-            remedy=nearest(name, megatron_settings()) or "take it out",
-        )
+        if versions := megatron_settings()[name]:
+            yield RULES["mca-additional-version"].at(configuration, place, versions=versions)
+        if name in declared and configuration.get(name) is not None:
+            edits = drop(configuration, place) if len(additional) > 1 else ()
+            yield RULES["mca-additional-twice"].at(configuration, place, edits=edits)

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 from topoplan.catalog.releases import releases
 from topoplan.reading.finding import Finding
-from topoplan.reading.found import found
 from topoplan.reading.processes import processes_for
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import flag, is_complete, whole
 from topoplan.trainers.llamafactory.key_list import templates
+from topoplan.trainers.llamafactory.rules.table import RULES
 from topoplan.trainers.models import known_model
 from topoplan.units import shown
 
@@ -34,47 +34,22 @@ def bridge_findings(setup: Setup, configuration: Configuration) -> Iterator[Find
     switch = "use_megatron_bridge"
     if setup.path_of(configuration) != "bridge":
         if flag(configuration, switch) and setup.path_of(configuration) == "plain":
-            yield found(
-                configuration,
-                "bridge-not-asked-for",
-                "warning",
-                switch,
-                f"{switch} does nothing by itself: the parser sets it to false without USE_MEGATRON_BRIDGE=1",
-                remedy="set USE_MEGATRON_BRIDGE=1 in the environment of the launch",
-            )
+            yield RULES["bridge-not-asked-for"].at(configuration, switch)
         return
-    yield found(
-        configuration,
-        "bridge-not-judged",
-        "note",
-        switch if switch in configuration.source.data else None,
-        f"Megatron Bridge trains this (LLaMA-Factory {releases()[-1].name}, with USE_MEGATRON_BRIDGE=1): its keys and"
-        " what its parser refuses are known here, its layout, memory and speed are not",
-        why="it builds and trains the model by itself, and the rules of mcore_adapter (USE_MCA=1) are not its own",
+    yield RULES["bridge-not-judged"].at(
+        configuration, switch if switch in configuration.source.data else None, release=releases()[-1].name
     )
     model = known_model(configuration)
     if model is not None and model.model_type not in templates().bridge_model_types:
-        yield found(
+        yield RULES["bridge-model-type"].at(
             configuration,
-            "bridge-model-type",
-            "error",
             "model_name_or_path",
-            f"Megatron Bridge's path does not train {model.model_type} models",
-            why="train/megatron_bridge/workflow.py, _check_model_support",
-            remedy=f"it takes {', '.join(templates().bridge_model_types)}",
+            model_type=model.model_type,
+            model_types=", ".join(templates().bridge_model_types),
         )
     target = configuration.get("lora_target")
     if target not in (None, "all") and configuration.get("finetuning_type", "lora") == "lora":
-        yield found(
-            configuration,
-            "bridge-lora-target",
-            "warning",
-            "lora_target",
-            f"lora_target {shown(target)} is not used: adapters go to linear_qkv, linear_proj, linear_fc1 and"
-            " linear_fc2 in any case",
-            why="train/megatron_bridge/config_builder.py, _create_peft_config",
-            remedy="write lora_target: all, so that the file says what happens",
-        )
+        yield RULES["bridge-lora-target"].at(configuration, "lora_target", target=shown(target))
 
 
 def bridge_refusals(setup: Setup, configuration: Configuration) -> Iterator[tuple[str, str, str]]:

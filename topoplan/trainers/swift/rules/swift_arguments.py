@@ -13,13 +13,13 @@ from typing import Any
 from topoplan.errors import nearest
 from topoplan.reading.edits import change, drop
 from topoplan.reading.finding import Finding
-from topoplan.reading.found import found
 from topoplan.reading.processes import launch_of
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import as_number
 from topoplan.specs.secrets import secrets_in
-from topoplan.trainers.llamafactory.rules.keys import newer_findings
+from topoplan.trainers.newer_keys import newer_keys
 from topoplan.trainers.swift.arguments import COMMANDS, Command, arguments_of, swift_versions
+from topoplan.trainers.swift.rules.table import RULES
 from topoplan.units import quote, shown
 
 
@@ -35,57 +35,41 @@ def command_of(setup: Setup, configuration: Configuration) -> Command:
 def argument_findings(configuration: Configuration, command: Command) -> Iterator[Finding]:
     """What is wrong with each argument by itself."""
     known = arguments_of(command)
-    version = swift_versions()[-1]
     since = {name: entry["since"] for name, entry in known.types.items() if entry and "since" in entry}
-    yield from newer_findings(configuration, since, "ms-swift", f"ms-swift {swift_versions()[0]}")
+    for key, needs, newer in newer_keys(configuration, since):
+        oldest = swift_versions()[0]
+        yield RULES["swift-new-argument"].at(configuration, key, needs=needs, version=newer, oldest=oldest)
     for key, value in configuration.source.data.items():
         if key in known.types or (key == "ENV" and not configuration.from_command):
             if any(secrets_in({key: value})):
-                what = f"{key} holds a token or password in a command that gets copied and shared"
-                yield found(
-                    configuration, "swift-secret", "warning", key, what, remedy="set it in the environment of the nodes"
-                )
+                yield RULES["swift-secret"].at(configuration, key)
             elif finding := _wrong_value(configuration, key, known.types.get(key)):
                 yield finding
             continue
         if key == "config" and configuration.get("use_ray"):
             continue  # swift/ray/megatron/pipeline.py reads it before the parser does
-        began = [name for name in known.types if name.startswith(key)]
-        if len(began) == 1 and configuration.from_command:
+        if configuration.from_command and sum(name.startswith(key) for name in known.types) == 1:
             continue
         if key in known.renamed:
             new = known.renamed[key]
-            yield found(
-                configuration,
-                "swift-renamed-argument",
-                "error",
-                key,
-                f"--{key} is refused by ms-swift 4, which calls it --{new}",
-                why="version 3 had the old name; arguments that are left over stop version 4: 'remaining_argv'",
-                remedy=f"write --{new}",
-                edits=drop(configuration, (key,))
-                if new in configuration.source.data
-                else change(configuration, (key,), name=new),
-            )
-            continue
-        others = [one for one in COMMANDS if one != command and key in arguments_of(one).types]
-        if key in known.gone:
-            what, remedy = f"--{quote(key)} is refused by ms-swift 4; version 3 had it", "take it out"
-        elif others:
-            what = f"--{quote(key)} belongs to `{others[0]}`, and `{command}` refuses it"
-            remedy = nearest(key, known.types)
+            is_given = new in configuration.source.data
+            edits = drop(configuration, (key,)) if is_given else change(configuration, (key,), name=new)
+            yield RULES["swift-renamed-argument"].at(configuration, key, new=new, edits=edits)
         else:
-            what = f"--{quote(key)} is no argument of `{command}` (ms-swift {version}), which refuses it"
-            remedy = nearest(key, known.types)
-        yield found(
-            configuration,
-            "swift-unknown-argument",
-            "error",
-            key,
-            what,
-            why="arguments that are left over stop it: 'remaining_argv'",
-            remedy=remedy or "take it out",
-        )
+            yield _unknown(configuration, key, command)
+
+
+def _unknown(configuration: Configuration, key: str, command: Command) -> Finding:
+    known, argument = arguments_of(command), quote(key)
+    if key in known.gone:
+        return RULES["swift-unknown-argument.gone"].at(configuration, key, argument=argument)
+    close = nearest(key, known.types)
+    others = [one for one in COMMANDS if one != command and key in arguments_of(one).types]
+    if others:
+        rule = RULES["swift-unknown-argument.other"]
+        return rule.at(configuration, key, argument=argument, other=others[0], command=command, remedy=close)
+    rule, version = RULES["swift-unknown-argument"], swift_versions()[-1]
+    return rule.at(configuration, key, argument=argument, command=command, version=version, remedy=close)
 
 
 def _wrong_value(configuration: Configuration, key: str, entry: Mapping[str, Any] | None) -> Finding | None:
@@ -98,15 +82,14 @@ def _wrong_value(configuration: Configuration, key: str, entry: Mapping[str, Any
         return None  # a variable of the shell, or nothing
     if choices and value not in choices:
         close = nearest(value, choices)
-        what, remedy = f"--{key} {shown(value)}", f"expected one of {', '.join(choices)}"
-        remedy = f"{remedy}; {close}" if close else remedy
-    elif set(types) <= {"int", "float"} and as_number(_number(value)) is None:
-        what, remedy = f"--{key} {shown(value)} is no number", "expected a number"
-    elif types == ["bool"] and value.lower() not in ("true", "false", "yes", "no", "t", "f", "y", "n", "1", "0"):
-        what, remedy = f"--{key} {shown(value)} is neither true nor false", "expected true or false"
-    else:
-        return None
-    return found(configuration, "swift-wrong-value", "error", key, what, why="argparse refuses it", remedy=remedy)
+        return RULES["swift-wrong-value"].at(
+            configuration, key, value=shown(value), choices=", ".join(choices), close=f"; {close}" if close else ""
+        )
+    if set(types) <= {"int", "float"} and as_number(_number(value)) is None:
+        return RULES["swift-wrong-value.number"].at(configuration, key, value=shown(value))
+    if types == ["bool"] and value.lower() not in ("true", "false", "yes", "no", "t", "f", "y", "n", "1", "0"):
+        return RULES["swift-wrong-value.switch"].at(configuration, key, value=shown(value))
+    return None
 
 
 def _number(text: str) -> float | None:

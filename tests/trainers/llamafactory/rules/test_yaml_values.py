@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.reading.setups import PLAIN, fixed, make_command, make_setup, only, rules, with_lines
-from topoplan.lint.rules.yaml import findings
+from topoplan.lint.rules.yaml import findings as broken_lines
+from topoplan.trainers.llamafactory.rules.yaml_values import findings
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_a_configuration_whose_line_breaks_were_lost_is_told(label: str, severit
     (configuration,) = setup.configurations
     part = replace(configuration.part, unfolded=True, label=label, lines=(9, 9))
     folded = replace(setup, configurations=(replace(configuration, part=part),))
-    finding = only(findings, folded, "yaml-lost-line-breaks")
+    finding = only(broken_lines, folded, "yaml-lost-line-breaks")
     assert finding.severity == severity
     assert finding.place == "train.yaml:9"
     assert finding.what.startswith("2 keys stand on one line")

@@ -1,0 +1,121 @@
+"""Layouts that Megatron refuses, or that cannot be used afterwards, on LLaMA-Factory's Megatron path.
+
+No cluster is known here: only the layout rules that need none are asked, for the fewest GPUs that the degrees allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from topoplan.engines.megatron.rules import RULES as LAYOUT_RULES
+from topoplan.errors import LayoutError
+from topoplan.layout.layout import Layout
+from topoplan.lint.fewest_gpus import UNKNOWN_MODEL, spec_and_layout
+from topoplan.lint.rules.layout_keys import KEYS_OF_RULE, SP
+from topoplan.planner.case import case_of
+from topoplan.reading.edits import set_to
+from topoplan.reading.finding import Finding
+from topoplan.reading.rules import Rule, read_rules
+from topoplan.reading.setup import Configuration, Setup
+from topoplan.reading.values import flag, is_complete, value_of
+from topoplan.specs.model import Model
+from topoplan.specs.spec import Spec
+from topoplan.trainers.known_faults import can_export
+from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
+from topoplan.trainers.models import known_model
+
+_WITHOUT_MODEL = ("overlap", "optimizer", "interleaving", "sequence-length")
+_WITHOUT_CLUSTER = (
+    *_WITHOUT_MODEL,
+    *("heads", "kv-heads", "widths", "vocabulary", "context-parallel", "experts", "expert-widths"),
+    *("pipeline-split", "mtp-stage", "vision-first-stage", "sequence-parallel", "recompute"),
+)
+_NEED_STAGES = ("mtp-stage", "vision-first-stage")
+_REMEDIES: Mapping[str, str] = {
+    "overlap": "set use_distributed_optimizer and overlap_grad_reduce to true",
+    "optimizer": "set use_distributed_optimizer: true",
+    "sequence-parallel": "set sequence_parallel: true",
+}
+"""In the trainer's words, where those of the rule are a plan's."""
+_FIXES: Mapping[str, Mapping[str, Any]] = {
+    "overlap": {"use_distributed_optimizer": True, "overlap_grad_reduce": True},
+    "optimizer": {"use_distributed_optimizer": True},
+    "sequence-parallel": {SP: True},
+}
+
+_TABLE = read_rules(__package__, "mca_layouts.toml")
+RULES = {**_TABLE} | {
+    f"mca-{rule.name}": Rule(
+        id=f"mca-{rule.name}",
+        level="error",
+        reads="LLaMA-Factory's YAML that mcore_adapter trains (USE_MCA=1)",
+        what=f"the layout breaks the rule {rule.name}: the equation that fails, with its numbers",
+        why=rule.source,
+        remedy=_REMEDIES.get(rule.name, rule.fix),
+    )
+    for rule in LAYOUT_RULES
+    if rule.name in _WITHOUT_CLUSTER
+}
+
+
+def findings(setup: Setup) -> Iterator[Finding]:
+    """The layout rules that are broken, and checkpoints that nothing else reads."""
+    for configuration in setup.of("llamafactory"):
+        if not setup.uses_mca(configuration):
+            continue
+        model = known_model(configuration)
+        if model is not None and model.model_type not in SUPPORTED_MODEL_TYPES:
+            model = None
+        asked = spec_and_layout(configuration, model or UNKNOWN_MODEL)
+        if asked is not None:
+            try:
+                yield from _broken_rules(configuration, model, *asked)
+            except LayoutError as error:
+                key = "pipeline_model_parallel_layout"
+                yield RULES["mca-pipeline-split.text"].at(configuration, key, error=error.what, remedy=error.remedy)
+        yield from _not_exported(configuration, asked if model is not None else None)
+
+
+def _broken_rules(configuration: Configuration, model: Model | None, spec: Spec, layout: Layout) -> Iterator[Finding]:
+    case = case_of(spec, layout.backend)
+    stages_known = model is not None
+    told: set[str] = set()
+    for rule in LAYOUT_RULES:
+        keys = KEYS_OF_RULE.get(rule.name, ())
+        if rule.name not in (_WITHOUT_CLUSTER if model else _WITHOUT_MODEL) or told & set(keys):
+            continue
+        if rule.name in _NEED_STAGES and not stages_known:
+            continue
+        if rule.name == "overlap" and not is_complete(configuration):
+            continue  # a few lines of a file: the rest may switch them on
+        equation = rule.failed(case, layout)
+        if equation is None:
+            continue
+        if rule.name == "pipeline-split":
+            stages_known = False
+            if layout.vpp > 1 and layout.pp == 1:
+                continue  # told already
+        key = next((key for key in keys if key in configuration.source.data), None)
+        told |= {key} if key else set()
+        fixes = _FIXES.get(rule.name, {}).items() if key else ()
+        yield RULES[f"mca-{rule.name}"].at(
+            configuration,
+            key,
+            what=f"{equation}{f' ({model.name})' if model else ''}",
+            edits=tuple(
+                edit
+                for name, value in fixes
+                if key and value_of(configuration, name) is not value
+                for edit in set_to(configuration, name, value, key)
+            ),
+        )
+
+
+def _not_exported(configuration: Configuration, asked: tuple[Spec, Layout] | None) -> Iterator[Finding]:
+    key, have = "save_hf_model", configuration.source.data
+    if not is_complete(configuration) or flag(configuration, key) or (asked and not can_export(*asked)):
+        return
+    beside = next((name for name in ("output_dir", "model_name_or_path") if name in have), None)
+    edits = set_to(configuration, key, True, beside) if beside else ()
+    yield RULES["mca-no-hf-model"].at(configuration, key if key in have else None, edits=edits)
