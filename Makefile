@@ -74,8 +74,8 @@ soak: $(VENV)/.installed-dev  ## Launch short jobs with faults drawn at random; 
 accuracy: $(VENV)/.installed  ## Grade predictions against measured runs, into docs/accuracy.md
 	$(BIN)/topoplan validate -o docs/accuracy.md
 
-readme: $(VENV)/.installed  ## Put the present output into README.md and the example bundle
-	$(BIN)/python tests/readme.py
+readme: $(VENV)/.installed  ## Put the present output into README.md, docs/checks.md and the example bundle
+	$(BIN)/python -m tests.readme
 	$(BIN)/topoplan generate $(DEMO_SPEC) -o generated/h100-4x8
 
 # Jobs under Slurm too, where slurmctld, slurmd, slurm-client and munge are installed: tests/verify/slurm.py.

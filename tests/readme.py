@@ -1,4 +1,4 @@
-"""Keeps the output in README.md, and its picture, what the program prints: `make readme`."""
+"""Keeps the output in README.md, its picture, and docs/checks.md what the program says: `make readme`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.checks_page import checks_page
+
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
+CHECKS = ROOT / "docs" / "checks.md"
 PICTURE = ROOT / "docs" / "timeline.svg"
 _BLOCK = re.compile(r"(?<=<!-- output -->\n)```console\n\$ (topoplan [^\n]*)\n.*?(?=<!-- /output -->)", re.DOTALL)
 _PICTURE = re.compile(r"`(topoplan timeline [^`]*) -o docs/timeline\.svg`")
@@ -47,3 +50,4 @@ if __name__ == "__main__":
     before = README.read_text(encoding="utf-8")
     README.write_text(refreshed(before), encoding="utf-8")
     PICTURE.write_text(picture(before), encoding="utf-8")
+    CHECKS.write_text(checks_page(), encoding="utf-8")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.readme import PICTURE, README, ROOT, picture, refreshed
+from tests.checks_page import checks_page
+from tests.readme import CHECKS, PICTURE, README, ROOT, picture, refreshed
 
 TEXT = README.read_text(encoding="utf-8")
 
@@ -43,6 +44,10 @@ def test_the_output_is_what_the_program_prints() -> None:
 
 def test_the_picture_is_what_the_program_draws() -> None:
     assert picture(TEXT) == PICTURE.read_text(encoding="utf-8"), "the picture has changed: run `make readme`"
+
+
+def test_the_page_of_checks_says_what_the_rules_say() -> None:
+    assert checks_page() == CHECKS.read_text(encoding="utf-8"), "a rule has changed: run `make readme`"
 
 
 def test_the_two_commands_of_the_quick_start(clone: Path) -> None:

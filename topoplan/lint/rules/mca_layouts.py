@@ -12,7 +12,7 @@ from topoplan.engines.megatron.rules import RULES as LAYOUT_RULES
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
 from topoplan.lint.fewest_gpus import UNKNOWN_MODEL, spec_and_layout
-from topoplan.lint.rules.layout_keys import KEYS_OF_RULE, SP
+from topoplan.lint.rules.layout_keys import KEYS_OF_RULE
 from topoplan.planner.case import case_of
 from topoplan.reading.edits import set_to
 from topoplan.reading.finding import Finding
@@ -23,6 +23,7 @@ from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import can_export
 from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
+from topoplan.trainers.megatron_keys import SP
 from topoplan.trainers.models import known_model
 
 _WITHOUT_MODEL = ("overlap", "optimizer", "interleaving", "sequence-length")
