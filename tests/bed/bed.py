@@ -66,7 +66,6 @@ class Machine:
     """The client is on `outer` only. A machine on two networks does not pass packets on; it can be a jump host."""
     options: tuple[str, ...] = ()
     """Lines for its sshd_config, ahead of the usual ones: the first value of an option counts."""
-    sftp: bool = True
 
 
 @dataclass(kw_only=True)
@@ -399,8 +398,6 @@ class Bed:
             "PrintMotd no",
             "MaxStartups 100:30:200",
         ]
-        if host.machine.sftp:
-            lines.append("Subsystem sftp internal-sftp")
         config = host.directory / "sshd_config"
         config.write_text("\n".join(lines) + "\n")
         command = [str(_tool("sshd")), "-D", "-f", str(config), "-E", str(host.directory / "log")]

@@ -18,7 +18,7 @@ from tests.bed.watched import Jobs
 MACHINES = (
     Machine(name="alpha"),
     Machine(name="beta"),
-    Machine(name="bare", sftp=False),
+    Machine(name="bare"),
     Machine(name="few", options=("MaxStartups 2:100:2",)),
     Machine(name="strict", options=("MaxAuthTries 2",)),
     Machine(name="jump", networks=("outer", "inner")),

@@ -15,6 +15,7 @@ from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
 from topoplan.remote.keys import Access
 from topoplan.remote.ssh import connect
+from topoplan.remote.upload import upload
 from topoplan.run.events import Event
 from topoplan.run.node import node_state, start_node, stop_node
 from topoplan.run.watch import Watch, Watched
@@ -55,7 +56,7 @@ class Jobs:
     def start(self, **scripts: str) -> None:
         for name, script in scripts.items():
             host = self.host(name)
-            host.upload({"node.sh": script.encode()}, self.run_dir(name), deadline_s=WAIT_S)
+            upload(host, {"node.sh": script.encode()}, self.run_dir(name), deadline_s=WAIT_S)
             start_node(host, run_dir=self.run_dir(name), script="node.sh", environment={}, deadline_s=WAIT_S)
 
     def go(self, name: str) -> None:

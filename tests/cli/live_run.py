@@ -17,6 +17,7 @@ from tests.bed.bed import Bed, Machine, probe
 from topoplan.remote.connection import Connection
 from topoplan.remote.keys import Access
 from topoplan.remote.ssh import connect
+from topoplan.remote.upload import upload
 from topoplan.run import record
 from topoplan.run.node import node_state, start_node, stop_node
 from topoplan.run.record import NodeRecord, RunRecord
@@ -37,7 +38,7 @@ class LiveRun:
             files = {node.script: script.encode()}
             options: dict[str, Any] = {"run_dir": node.run_dir, "script": node.script, "environment": {}}
             with self.host(node.node) as host:
-                host.upload(files, node.run_dir, deadline_s=WAIT_S)
+                upload(host, files, node.run_dir, deadline_s=WAIT_S)
                 started = start_node(host, **options, files=files, deadline_s=WAIT_S)
             nodes[node.node] = dataclasses.replace(node, started=started)
         self.record = record.update(self.record.run_id, nodes=tuple(nodes))

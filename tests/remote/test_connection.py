@@ -11,6 +11,7 @@ from topoplan.errors import HostError
 from topoplan.remote.connection import SHELL, Bell, Chunk, Connection, Ended, Stream
 from topoplan.remote.keys import Access
 from topoplan.remote.ssh import connect
+from topoplan.remote.upload import upload
 
 NOISE = 24 * 2**20
 """Bytes on each output: many windows of the channel."""
@@ -41,7 +42,7 @@ def eventually(condition: object, limit_s: float = 15) -> bool:
 
 
 def put(connection: Connection, *, deadline_s: float = 30) -> None:
-    connection.upload({"file": b"x"}, "no-such-place", deadline_s=deadline_s)
+    upload(connection, {"file": b"x"}, "no-such-place", deadline_s=deadline_s)
 
 
 class TestRun:

@@ -5,7 +5,6 @@ import hashlib
 import os
 import stat
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,40 +14,16 @@ import pytest
 
 from tests.bed.bed import Bed
 from topoplan.errors import HostError
-from topoplan.remote import upload
-from topoplan.remote.connection import Connection, File
+from topoplan.remote.connection import Connection
 from topoplan.remote.keys import Access
-from topoplan.remote.sftp import Refused, Writer
 from topoplan.remote.ssh import connect
+from topoplan.remote.upload import PUT, File, upload
 
-WAYS = {"sftp": "alpha", "stream": "bare"}
-"""Hosts by what they offer."""
 BIG = 40 * 2**20
 
 
-@pytest.fixture(params=WAYS)
-def host(request: pytest.FixtureRequest, bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
-    """A host for each way, and no other way is taken."""
-    put = Writer.put
-
-    def watched(self: Writer, *words: object) -> None:
-        assert request.param == "sftp"
-        try:
-            put(self, *words)  # type: ignore[arg-type]
-        except Refused:
-            refused.append(1)
-            raise
-
-    refused: list[int] = []
-    monkeypatch.setattr(Writer, "put", watched)
-    with connect(bed.target(WAYS[request.param]), Access(), deadline_s=30) as connection:
-        yield connection
-    if "no_room" not in request.node.name:
-        assert not refused
-
-
 @pytest.fixture
-def alpha(bed: Bed) -> Iterator[Connection]:
+def host(bed: Bed) -> Iterator[Connection]:
     with connect(bed.target("alpha"), Access(), deadline_s=30) as connection:
         yield connection
 
@@ -66,18 +41,7 @@ def eventually(condition: Callable[[], object], limit_s: float = 15) -> bool:
 
 def keep_uploading(connection: Connection, directory: Path) -> None:
     for number in range(100):
-        connection.upload({"big": bytes(BIG)}, str(directory / f"{number}"), deadline_s=20)
-
-
-@contextlib.contextmanager
-def served_by(bed: Bed, command: str) -> Iterator[Connection]:
-    """A host with something of its own for SFTP."""
-    bed.restart("bare", options=[f"Subsystem sftp {command}"])
-    try:
-        with connect(bed.target("bare"), Access(), deadline_s=30) as connection:
-            yield connection
-    finally:
-        bed.restart("bare")
+        upload(connection, {"big": bytes(BIG)}, str(directory / f"{number}"), deadline_s=20)
 
 
 @contextlib.contextmanager
@@ -104,7 +68,7 @@ def test_files_are_put_where_they_belong(host: Connection, tmp_path: Path) -> No
         "logs/größe": File(data=b"x" * 32768, mode=0o600),
         "-n": b"",
     }
-    host.upload(files, str(there), deadline_s=20)
+    upload(host, files, str(there), deadline_s=20)
     assert (there / "logs/deep/it's \\ a $file.bin").read_bytes() == binary
     assert (there / "logs/größe").stat().st_mode & 0o777 == 0o600
     assert (there / "-n").read_bytes() == b""
@@ -114,9 +78,9 @@ def test_files_are_put_where_they_belong(host: Connection, tmp_path: Path) -> No
     assert [stat.S_IMODE(place.stat().st_mode) for place in (there, there / "logs")] == [0o700, 0o700]
 
 
-def test_many_files_are_put_in_few_round_trips(host: Connection, tmp_path: Path) -> None:
+def test_many_files_are_put_at_once(host: Connection, tmp_path: Path) -> None:
     files = {f"{number:03}": bytes([number % 256]) * number * 40 for number in range(300)}
-    host.upload(files, str(tmp_path / "run"), deadline_s=20)
+    upload(host, files, str(tmp_path / "run"), deadline_s=20)
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == files
 
 
@@ -133,7 +97,7 @@ def test_a_new_directory_appears_with_all_that_is_in_it(host: Connection, tmp_pa
     watcher = threading.Thread(target=look)
     watcher.start()
     try:
-        host.upload({"one": b"1", "two/three": b"3" * 2**22}, str(there), deadline_s=20)
+        upload(host, {"one": b"1", "two/three": b"3" * 2**22}, str(there), deadline_s=20)
     finally:
         done.set()
         watcher.join()
@@ -152,7 +116,7 @@ def test_what_is_there_already_is_left_alone(host: Connection, tmp_path: Path, k
     else:
         there.symlink_to("other" if kind == "link" else "nothing")
     with pytest.raises(HostError, match=r"run: File exists; move the file that is in the way"):
-        host.upload({"script": b"new"}, f"{there}/", deadline_s=10)
+        upload(host, {"script": b"new"}, f"{there}/", deadline_s=10)
     assert names(tmp_path) == ["other", "run"]
     assert not names(other)
     assert kind != "directory" or not names(there)
@@ -164,19 +128,19 @@ def test_nothing_changes_when_the_files_came_damaged(
     wrong = hashlib.sha256(b"something else").hexdigest()
     monkeypatch.setattr("topoplan.remote.upload._sum_line", lambda name, data: f"{wrong}  {name}\n")
     with pytest.raises(HostError, match=r"could not be put into .*computed checksum did NOT match") as caught:
-        host.upload({"script": b"new"}, str(tmp_path / "new"), deadline_s=10)
+        upload(host, {"script": b"new"}, str(tmp_path / "new"), deadline_s=10)
     assert caught.value.problem == "command"
     assert names(tmp_path) == []
 
 
 def test_what_the_host_says_is_said_with_a_remedy(host: Connection, tmp_path: Path) -> None:
     with pytest.raises(HostError, match=r"could not be put into /proc/no: mkdir: .*No such file.*; make the dir") as it:
-        host.upload({"a": b""}, "/proc/no", deadline_s=10)
+        upload(host, {"a": b""}, "/proc/no", deadline_s=10)
     assert it.value.problem == "command"
     (tmp_path / "file").touch()
     for place in ("file", "file/run", "file/a/run"):
         with pytest.raises(HostError, match=r"; move the file that is in the way, or name another"):
-            host.upload({"a": b""}, str(tmp_path / place), deadline_s=10)
+            upload(host, {"a": b""}, str(tmp_path / place), deadline_s=10)
     assert names(tmp_path) == ["file"]
 
 
@@ -186,25 +150,25 @@ def test_where_there_is_no_room_it_says_so_and_leaves_nothing(bed: Bed, host: Co
     with small_disk(bed, host.name, small):
         place = str(small / "run")
         with pytest.raises(HostError, match=r"(No space left on device|Wrote only .*); make room there") as caught:
-            host.upload({"first": b"1", "big": os.urandom(4 * 2**20)}, place, deadline_s=10)
+            upload(host, {"first": b"1", "big": os.urandom(4 * 2**20)}, place, deadline_s=10)
         assert caught.value.problem == "command"
         assert host.run(["ls", "-A", str(small)], deadline_s=30).stdout == b""
-        host.upload({"first": b"1"}, place, deadline_s=10)
+        upload(host, {"first": b"1"}, place, deadline_s=10)
         assert host.run(["cat", f"{place}/first"], deadline_s=30).stdout == b"1"
 
 
 def test_a_relative_path_is_in_the_home_directory(host: Connection) -> None:
     home = host.run(["pwd"], deadline_s=30).stdout.decode().strip()
     for name in (f".topoplan-test-{os.getpid()}", f"-test-{os.getpid()}/x"):
-        host.upload({"a": b"here"}, name, deadline_s=10)
+        upload(host, {"a": b"here"}, name, deadline_s=10)
         assert (Path(home) / name / "a").read_bytes() == b"here"
         host.run(["rm", "-r", "--", name.partition("/")[0]], deadline_s=30)
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../up", "a/../../up", ".", "a\nb"])
-def test_names_that_lead_elsewhere_are_refused(alpha: Connection, name: str) -> None:
+def test_names_that_lead_elsewhere_are_refused(host: Connection, name: str) -> None:
     with pytest.raises(ValueError, match="is not the relative name of a file"):
-        alpha.upload({name: b""}, "/tmp", deadline_s=10)
+        upload(host, {name: b""}, "/tmp", deadline_s=10)
 
 
 @pytest.mark.parametrize("after_s", [0.005, 0.02, 0.05, 0.1, 0.3])
@@ -221,11 +185,10 @@ def test_a_client_that_goes_in_the_middle_leaves_nothing(host: Connection, tmp_p
 def test_it_ends_by_the_deadline_and_leaves_nothing(
     host: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = upload._PUT.replace("mkdir -m 700", "sleep 5; mkdir -m 700")
-    monkeypatch.setattr("topoplan.remote.upload._PUT", slow)
+    monkeypatch.setattr("topoplan.remote.upload.PUT", PUT.replace("timeout", "sleep 5; timeout"))
     began = time.monotonic()
     with pytest.raises(HostError, match=r"were not put into .* within 2 s; check the network") as caught:
-        host.upload({"big": bytes(1000)}, str(tmp_path / "run"), deadline_s=2)
+        upload(host, {"big": bytes(1000)}, str(tmp_path / "run"), deadline_s=2)
     assert time.monotonic() - began < 15
     assert caught.value.problem == "deadline"
     assert eventually(lambda: not names(tmp_path))
@@ -237,7 +200,7 @@ def test_a_host_that_stops_answering_does_not_hold_it_up(bed: Bed, tmp_path: Pat
         with bed.frozen("beta"):
             began = time.monotonic()
             with pytest.raises(HostError) as caught:
-                connection.upload({"a": b""}, str(tmp_path / "run"), deadline_s=0.5)
+                upload(connection, {"a": b""}, str(tmp_path / "run"), deadline_s=0.5)
             assert caught.value.problem == "deadline"
             assert time.monotonic() - began < 10
         assert eventually(lambda: not names(tmp_path))
@@ -274,7 +237,7 @@ def open_to_others(directory: Path, mode: int) -> Iterator[Path]:
 class TestAPlaceThatOthersUse:
     def put(self, host: Connection, base: Path) -> Path:
         place = base / "runs" / "node-00" / "run"
-        host.upload({"a": b"here"}, str(place), own_parts=3, deadline_s=10)
+        upload(host, {"a": b"here"}, str(place), own_parts=3, deadline_s=10)
         return place
 
     @pytest.mark.parametrize("mode", [0o1777, 0o2775, 0o755])
@@ -331,52 +294,6 @@ class TestAPlaceThatOthersUse:
 
 
 @pytest.mark.parametrize("directory", ["", "/", "/a", "a/..", "../a", "a//b", "./a"])
-def test_a_directory_of_our_own_has_a_name(alpha: Connection, directory: str) -> None:
+def test_a_directory_of_our_own_has_a_name(host: Connection, directory: str) -> None:
     with pytest.raises(ValueError, match="are no names"):
-        alpha.upload({"a": b""}, directory, own_parts=2, deadline_s=10)
-
-
-HANGS = """
-import os, time
-os.read(0, 9)
-os.write(1, bytes([0, 0, 0, 5, 2, 0, 0, 0, 3]))
-time.sleep(60)
-"""
-
-
-class TestWithoutAnSftpThatWorks:
-    """What is not written that way goes as a stream."""
-
-    @pytest.mark.parametrize("command", ["/no/such/server", "/bin/echo hello and welcome", "internal-sftp -R"])
-    def test_for_want_of_a_server_that_writes(self, bed: Bed, tmp_path: Path, command: str) -> None:
-        with served_by(bed, command) as connection:
-            connection.upload({"plan.json": b"{}"}, str(tmp_path / "run"), deadline_s=10)
-            assert connection.run(["true"], deadline_s=30).code == 0
-        assert (tmp_path / "run" / "plan.json").read_bytes() == b"{}"
-        assert names(tmp_path) == ["run"]
-
-    def test_for_want_of_a_greeting(self, bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("topoplan.remote.upload._GREETING_S", 0.2)
-        with served_by(bed, "/bin/sleep 60") as connection:
-            connection.upload({"plan.json": b"{}"}, str(tmp_path / "run"), deadline_s=10)
-        assert (tmp_path / "run" / "plan.json").read_bytes() == b"{}"
-
-    def test_for_want_of_another_session(self, bed: Bed, tmp_path: Path) -> None:
-        bed.restart("beta", options=["MaxSessions 1"])
-        try:
-            with connect(bed.target("beta"), Access(), deadline_s=30) as connection:
-                connection.upload({"plan.json": b"{}"}, str(tmp_path / "run"), deadline_s=10)
-        finally:
-            bed.restart("beta")
-        assert (tmp_path / "run" / "plan.json").read_bytes() == b"{}"
-
-    def test_but_one_that_hangs_later_is_waited_for_until_the_deadline(self, bed: Bed, tmp_path: Path) -> None:
-        (tmp_path / "server.py").write_text(HANGS)
-        (tmp_path / "hosts").mkdir()
-        with served_by(bed, f"{sys.executable} {tmp_path / 'server.py'}") as connection:
-            began = time.monotonic()
-            with pytest.raises(HostError, match=r"not put into .* within 3 s") as caught:
-                connection.upload({"plan.json": b"{}"}, str(tmp_path / "hosts" / "run"), deadline_s=3)
-            assert caught.value.problem == "deadline"
-            assert time.monotonic() - began < 20
-            assert eventually(lambda: not names(tmp_path / "hosts"))
+        upload(host, {"a": b""}, directory, own_parts=2, deadline_s=10)

@@ -8,7 +8,7 @@ import pytest
 from tests.run.test_bundle_reader import bundle_at
 from topoplan.hosts.needs import RunNeeds, needs_of
 from topoplan.remote.ssh_config import Target
-from topoplan.remote.upload import put_script, with_modes
+from topoplan.remote.upload import PUT
 from topoplan.report.dry_run import dry_run_lines, dry_run_to_dict
 from topoplan.run import programs
 from topoplan.run.bundle_reader import Bundle, read_bundle
@@ -47,7 +47,7 @@ def test_what_each_host_gets_comes_after_the_programs_with_its_words(bundle: Bun
         own = f"topoplan-runs-ada/{node.name}/<run id>-<random>"
         place = f"{node.host.workdir or '~'}/{own}"
         assert f"\n{node.name}: ssh ada@{node.host.address}\n" in hosts
-        assert f"  run put {node.host.workdir or '~'} {own} .topoplan-<random> 125\n" in hosts
+        assert f"  run put {node.host.workdir or '~'} {own} .topoplan-<random> 120 SUMS\n" in hosts
         assert f"  run start {place} {node.script} <run id>-<random> KEEP SUMS\n" in hosts
         assert f"  run stop {place} <run id>-<random> 700 500 PID START BOOT\n" in hosts
     assert "run ask" not in hosts
@@ -59,7 +59,7 @@ def test_json_has_the_programs_and_what_differs_by_host(bundle: Bundle, checks: 
     by_name = {one["name"]: one for one in document["programs"]}
     assert by_name["start"]["text"] == programs.START
     for node, planned in zip(bundle.nodes, document["nodes"], strict=True):
-        assert planned["put"] == put_script(with_modes(bundle.files_of(node)))
+        assert planned["put"] == PUT
         assert planned["staging"].endswith(f"/{node.name}/.topoplan-<random>")
         for name, *words in planned["commands"]:
             assert len(words) == len(by_name[name]["words"])

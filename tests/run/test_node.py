@@ -21,6 +21,7 @@ from topoplan.errors import HostError
 from topoplan.remote.connection import Chunk, Connection, Ended, Stream
 from topoplan.remote.keys import Access
 from topoplan.remote.ssh import connect
+from topoplan.remote.upload import upload
 from topoplan.run.node import Started, follow_node, node_state, read_log, start_node, stop_node, tail_offsets
 
 WAIT_S = 15.0
@@ -47,7 +48,7 @@ def run_dir(alpha: Connection, home: str) -> Iterator[str]:
 
 def start(host: Connection, run_dir: str, script: str, **environment: str) -> Started:
     files = {"node 0.sh": script.encode()}
-    host.upload(files, run_dir, deadline_s=WAIT_S)
+    upload(host, files, run_dir, deadline_s=WAIT_S)
     return start_again(host, run_dir, files=files, environment=environment)
 
 
@@ -191,7 +192,7 @@ class TestAJob:
         batches, size = 6, 8
         places = [f"{home}-{number}" for number in range(batches * size)]
         for place in places:
-            alpha.upload({"n.sh": b"touch ran; exec sleep 300"}, place, deadline_s=30)
+            upload(alpha, {"n.sh": b"touch ran; exec sleep 300"}, place, deadline_s=30)
         host = bed["alpha"]
         words = [host.address, str(host.port), bed.user, str(bed.key), str(bed.known_hosts)]
         alpha.close()
@@ -250,7 +251,7 @@ class TestFollowing:
     def test_loses_nothing_of_much_and_binary_output(self, alpha: Connection, run_dir: str) -> None:
         seed = bytes(range(256)) * 4096
         script = b"i=0; while [ $i -lt 100 ]; do cat block; cat block >&2; i=$((i + 1)); done; exit 3"
-        alpha.upload({"block": seed, "node 0.sh": script}, run_dir, deadline_s=WAIT_S)
+        upload(alpha, {"block": seed, "node 0.sh": script}, run_dir, deadline_s=WAIT_S)
         start_again(alpha, run_dir)
         digest, expected, size = hashlib.sha256(), hashlib.sha256(), 0
         for _ in range(200):
@@ -359,12 +360,12 @@ class TestRefusals:
         )
 
     def test_no_such_script(self, alpha: Connection, home: str) -> None:
-        alpha.upload({"a": b""}, home, deadline_s=30)
+        upload(alpha, {"a": b""}, home, deadline_s=30)
         with pytest.raises(HostError, match=r"^alpha: no script x in .*; upload the bundle first$"):
             start_node(alpha, run_dir=home, script="x", environment={}, deadline_s=30)
 
     def test_a_record_that_was_edited(self, alpha: Connection, home: str) -> None:
-        alpha.upload({".topoplan/started.json": b"{}\n"}, home, deadline_s=30)
+        upload(alpha, {".topoplan/started.json": b"{}\n"}, home, deadline_s=30)
         for ask in (node_state, lambda *a, **k: stop_node(*a, grace_s=0, **k)):
             with pytest.raises(HostError, match=r"/\.topoplan/started\.json is not as topoplan wrote it"):
                 ask(alpha, home, deadline_s=30)  # type: ignore[operator]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from topoplan.hosts.needs import RunNeeds
     from topoplan.run.bundle_reader import Bundle
     from topoplan.run.launch import Preflight
+    from topoplan.run.secrets import take
     from topoplan.run.session import Outcome
     from topoplan.run.settings import Settings
 
@@ -53,7 +54,6 @@ def launch(
     Exit code: that of the node that failed first; 0 when all ended well; 1: a host failed; 2: bad input; 130: Ctrl-C.
     """
     from topoplan.cli.ssh_options import lost_after_s
-    from topoplan.remote.secrets import take
     from topoplan.remote.ssh_config import SshConfig
     from topoplan.run.bundle_reader import choose_nodes, read_bundle
     from topoplan.run.settings import Settings

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from topoplan.cli.node_output import NodeOutput
     from topoplan.errors import HostError
     from topoplan.remote.keys import Access
-    from topoplan.remote.reach import Reached
     from topoplan.run.events import Event
+    from topoplan.run.reach import Reached
     from topoplan.run.record import NodeRecord, RunRecord
 
 
@@ -42,8 +42,8 @@ def logs(
     """
     from topoplan.cli.node_output import NodeOutput, warn
     from topoplan.errors import HostError
-    from topoplan.remote.reach import chosen, reach
     from topoplan.run import record
+    from topoplan.run.reach import chosen, reach
 
     known = record.load(run)
     nodes = chosen(known, node)
@@ -99,8 +99,8 @@ def _follow(
 ) -> dict[str, bool | HostError]:
     """The logs until the jobs have ended, also where connections are lost and come back; whether there is one."""
     from topoplan.cli.node_output import warn
-    from topoplan.remote.reach import targets_of
     from topoplan.remote.ssh import connect
+    from topoplan.run.reach import targets_of
     from topoplan.run.watch import Watch, Watched
 
     targets = targets_of(known, tuple(reached.nodes.values()))

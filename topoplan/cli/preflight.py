@@ -45,7 +45,7 @@ def preflight(
     from topoplan.hosts.checks import preflight as preflight_over
     from topoplan.remote.connection import Connection
     from topoplan.remote.fanout import connect_all
-    from topoplan.remote.secrets import check
+    from topoplan.run.secrets import check
 
     connections = connect_all(targets, access(accept_new=accept_new))
     try:

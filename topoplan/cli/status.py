@@ -17,11 +17,11 @@ def status(run: RunReference = "last", accept_new: AcceptNew = False, as_json: A
     from topoplan.cli.node_output import warn
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.errors import HostError, InputError
-    from topoplan.remote.reach import ask_all, reach
     from topoplan.report.status import print_status, status_to_dict
     from topoplan.run import record
     from topoplan.run.node import node_state
     from topoplan.run.outcome import noted
+    from topoplan.run.reach import ask_all, reach
 
     known = record.load(run)
     with reach(known, access(accept_new=accept_new)) as reached:

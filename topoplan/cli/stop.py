@@ -22,11 +22,11 @@ def stop(
     from topoplan.cli.node_output import warn
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.errors import InputError
-    from topoplan.remote.reach import ask_all, reach
     from topoplan.report.stop import is_stopped, print_stop, stop_to_dict
     from topoplan.run import record
     from topoplan.run.node import SETTLE_S, stop_node
     from topoplan.run.outcome import note_stop
+    from topoplan.run.reach import ask_all, reach
 
     known = record.load(run)
     limit_s = grace + SETTLE_S + _MARGIN_S

@@ -3,7 +3,8 @@
 paramiko looks whether a channel is open, lets go of its lock, and sends. If the other side closes it in between,
 paramiko's reading thread confirms that, and what is sent after the confirmation is for a channel that sshd no longer
 has: it ends the whole connection ("packet referred to nonexistent channel"), with every other channel on it. Here the
-message goes out under the channel's lock, so that it is ahead of the confirmation or is not sent.
+message goes out under the channel's lock, so that it is ahead of the confirmation or is not sent. `Packetizer`,
+`Message` and the locks are public in paramiko; its own way to send holds no lock.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     import paramiko
     from paramiko.message import Message
 
-_KEYS_S = 0.1
-"""How long to wait at a time while keys are exchanged anew, when nothing may be sent."""
 _MOST_BYTES = 64
 """What a packet needs besides its data, by paramiko's own reckoning."""
 
@@ -41,7 +40,7 @@ def send(channel: paramiko.Channel, data: bytes, *, wait_s: float = 0.0) -> int:
             return 0
         message = _message(cMSG_CHANNEL_DATA, channel)
         message.add_string(data[:size])
-        if not _pass_on(channel, message):
+        if not pass_on(channel.transport, message):
             return 0
         channel.out_window_size -= size
         return size
@@ -53,7 +52,7 @@ def end(channel: paramiko.Channel) -> bool:
 
     with channel.lock:
         if not channel.closed and not channel.eof_sent:
-            if not _pass_on(channel, _message(cMSG_CHANNEL_EOF, channel)):
+            if not pass_on(channel.transport, _message(cMSG_CHANNEL_EOF, channel)):
                 return False
             channel.eof_sent = True
         return True
@@ -68,9 +67,11 @@ def _message(kind: bytes, channel: paramiko.Channel) -> Message:
     return message
 
 
-def _pass_on(channel: paramiko.Channel, message: Message) -> bool:
-    """What the transport does with a user's message, but for waiting: that thread may need the channel's lock."""
-    transport = channel.transport
+def pass_on(transport: paramiko.Transport | None, message: Message) -> bool:
+    """What the transport does with a user's message, but for waiting: that thread may need the channel's lock.
+
+    False where nothing can be sent, because keys are exchanged. Raises EOFError where the connection is lost.
+    """
     if transport is None or not transport.is_active():
         raise EOFError
     if not transport.clear_to_send.is_set():
@@ -78,40 +79,5 @@ def _pass_on(channel: paramiko.Channel, message: Message) -> bool:
     with transport.clear_to_send_lock:
         if not transport.clear_to_send.is_set():
             return False
-        transport._send_message(message)  # type: ignore[attr-defined]
+        transport.packetizer.send_message(message)
     return True
-
-
-class ChannelPipe:
-    """A channel of a jump host, as what another connection runs over."""
-
-    def __init__(self, channel: paramiko.Channel) -> None:
-        """Take over `channel`."""
-        self._channel = channel
-        self._wait_s = _KEYS_S
-
-    def recv(self, most: int) -> bytes:
-        """As a socket's."""
-        return self._channel.recv(most)
-
-    def send(self, data: bytes) -> int:
-        """As a socket's."""
-        sent = send(self._channel, data, wait_s=self._wait_s)
-        if sent == 0:
-            transport = self._channel.transport
-            if transport is not None:
-                transport.clear_to_send.wait(_KEYS_S)
-            raise TimeoutError
-        return sent
-
-    def settimeout(self, seconds: float | None) -> None:
-        """As a socket's; without a limit, sending still gives up now and then with TimeoutError."""
-        self._channel.settimeout(seconds)
-        self._wait_s = _KEYS_S if seconds is None else seconds
-
-    def shutdown(self, how: int) -> None:
-        """Nothing; `close` says all that there is to say, in one go."""
-
-    def close(self) -> None:
-        """As a socket's."""
-        self._channel.close()

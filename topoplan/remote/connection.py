@@ -13,7 +13,7 @@ from __future__ import annotations
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -82,14 +82,6 @@ class Ended:
     """The connection ended first. The command may still be running."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class File:
-    """A file to put on a host."""
-
-    data: bytes
-    mode: int = 0o644
-
-
 class Bell(threading.Event):
     """Wakes the one thread that reads several outputs: paramiko sets it when something came, or ended."""
 
@@ -105,12 +97,10 @@ class Bell(threading.Event):
 class Stream:
     """A command that runs. Read it from one thread."""
 
-    def __init__(
-        self, host: str, session: paramiko.Channel, stdin: bytes, *, hold_stdin: bool, greeted: bool = False
-    ) -> None:
-        """Made by `Connection.start`. `greeted`: its output has no greeting of a shell before it."""
+    def __init__(self, host: str, session: paramiko.Channel, stdin: bytes, *, hold_stdin: bool) -> None:
+        """Made by `Connection.start`."""
         self.host = host
-        self._greeting = None if greeted else bytearray()
+        self._greeting: bytearray | None = bytearray()
         self._channel = session
         self._stdin = memoryview(stdin)
         self._hold_stdin = hold_stdin
@@ -132,7 +122,7 @@ class Stream:
         self._feed()
         source = self._channel
         # The order matters: an end that is seen here comes after all output that is read below.
-        over = source.status_event.is_set() and (source.eof_received or source.closed)
+        over = source.exit_status_ready() and (source.eof_received or source.closed)
         found: list[Chunk | Ended] = []
         while source.recv_ready() or source.recv_stderr_ready():
             if source.recv_stderr_ready():
@@ -218,7 +208,7 @@ class Stream:
         return self._stdin_open and (bool(self._stdin) or not self._hold_stdin)
 
     def _end(self) -> Ended:
-        code = self._channel.exit_status
+        code = self._channel.recv_exit_status()
         if code >= 0:
             return Ended(code=code)
         transport = self._channel.transport
@@ -251,12 +241,19 @@ class Connection:
         return bool(self.transport.is_active())
 
     def run(
-        self, command: Command, *args: str, stdin: bytes = b"", deadline_s: float, keep_bytes: int = KEEP_BYTES
+        self,
+        command: Command,
+        *args: str,
+        stdin: bytes = b"",
+        deadline_s: float,
+        keep_bytes: int = KEEP_BYTES,
+        late: HostError | None = None,
     ) -> Completed:
         """Run a command to its end. `args` are the words $1, $2 ... of a script; `stdin` is what it can read.
 
         As with ssh, that is when nobody holds its outputs open any more: what it leaves running needs others.
-        `keep_bytes` of each output are kept at most, half from the start and half from the end.
+        `keep_bytes` of each output are kept at most, half from the start and half from the end. `late` is raised where
+        it does not end by the deadline.
 
         Raises:
             HostError: `lost`, or `deadline`; then the command may still be running. `command`: the host runs no shell.
@@ -283,6 +280,8 @@ class Connection:
             stream.close()
         if not stream.begun:
             raise no_script_yet(self.target, deadline_s)
+        if late is not None:
+            raise late
         last = kept["stderr"].value() or kept["stdout"].value()
         raise HostError(
             f"{_called(command)} did not end within {deadline_s:g} s{last_words(last)}",
@@ -308,21 +307,7 @@ class Connection:
             HostError: `lost`, `deadline`, or `command`: the host does not start commands.
         """
         script = _script(command, *args) if isinstance(command, str) else _script('exec "$@"', *command, *args)
-        session = self._open(
-            lambda session: session.exec_command(SHELL), _called(command), "start commands", deadline_s=deadline_s
-        )
-        return Stream(self.name, session, script + stdin, hold_stdin=hold_stdin)
-
-    def start_subsystem(self, subsystem: str, *, deadline_s: float = _OPEN_S) -> Stream:
-        """Start what the host's sshd has by this name, such as `sftp`; its standard input stays open as above.
-
-        Raises:
-            HostError: `lost`, `deadline`, or `command`: the host has no such thing.
-        """
-        session = self._open(
-            lambda session: session.invoke_subsystem(subsystem), subsystem, f"offer {subsystem}", deadline_s=deadline_s
-        )
-        return Stream(self.name, session, b"", hold_stdin=True, greeted=True)
+        return Stream(self.name, self._open(_called(command), deadline_s), script + stdin, hold_stdin=hold_stdin)
 
     def _session(self, limit: Deadline) -> paramiko.Channel:
         """A new session. Where one of ours was the last that the host allows, that may be closed here and not there."""
@@ -341,10 +326,8 @@ class Connection:
                 self._sessions.append(session)
                 return session
 
-    def _open(
-        self, ask: Callable[[paramiko.Channel], None], called: str, what: str, *, deadline_s: float
-    ) -> paramiko.Channel:
-        """A new session in which the host did what it was asked for."""
+    def _open(self, called: str, deadline_s: float) -> paramiko.Channel:
+        """A new session in which the host has started our shell."""
         from paramiko import ChannelException, SSHException
 
         limit = Deadline(min(deadline_s, _OPEN_S))
@@ -353,7 +336,7 @@ class Connection:
             session = self._session(limit)
             # paramiko waits without an end for the answer.
             session.event = _event_within(limit)
-            ask(session)
+            session.exec_command(SHELL)
             return session
         except (TimeoutError, SSHException, EOFError, OSError) as error:
             if session is not None:
@@ -374,17 +357,8 @@ class Connection:
                     problem="deadline",
                     remedy="check that the machine is not overloaded",
                 ) from None
-            raise HostError(
-                f"it does not {what}: {error}", host=self.name, problem="command", remedy="see its sshd_config"
-            ) from None
-
-    def upload(
-        self, files: Mapping[str, File | bytes], directory: str, *, own_parts: int = 1, deadline_s: float
-    ) -> None:
-        """Put files under a new `directory`, by their relative names; see `topoplan.remote.upload`."""
-        from topoplan.remote.upload import upload  # which builds on this
-
-        upload(self, files, directory, own_parts=own_parts, deadline_s=deadline_s)
+            what = f"it does not start commands: {error}"
+            raise HostError(what, host=self.name, problem="command", remedy="see its sshd_config") from None
 
     def close(self) -> None:
         """Close. Commands that run go on; see the module's docstring. Closing again does nothing."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import socket
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from topoplan.remote.agent import keys_of
 from topoplan.remote.known_hosts import HostKey
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import Overtime, within
@@ -95,9 +96,8 @@ class Access:
     def refused(self, target: Target) -> None:
         """No key did. In a run of days the agent may have been started anew, or been given its keys again."""
         with self._lock:
-            asked_at = self._asked_at.get(target.agent) if target.agent else None
-            if asked_at is not None and time.monotonic() - asked_at > _AGENT_AGAIN_S:
-                self._agents.pop(target.agent, None)  # type: ignore[arg-type]
+            if target.agent and time.monotonic() - self._asked_at.get(target.agent, math.inf) > _AGENT_AGAIN_S:
+                self._agents.pop(target.agent, None)
 
     def _load(self, file: Path) -> PKey | str:
         """The lock is held."""
@@ -127,7 +127,7 @@ class Access:
             if path not in self._agents:
                 self._asked_at[path] = time.monotonic()
                 try:
-                    self._agents[path] = within(_AGENT_S, lambda: _from_agent(path))
+                    self._agents[path] = within(_AGENT_S, lambda: keys_of(path))
                 except Overtime:
                     self._agents[path] = f"no answer for {_AGENT_S:g} s"
                 except Exception as error:
@@ -146,9 +146,8 @@ def _read_key(file: Path, passphrase: str | None) -> PKey | str:
     from paramiko.pkey import UnknownKeyType
 
     try:
-        if passphrase is None:
-            return PKey.from_path(file)
-        return _from_path_with(file, passphrase.encode())
+        # By position, as paramiko 5 has renamed it; and in bytes, whatever its stubs say.
+        return PKey.from_path(file, None if passphrase is None else cast("str", passphrase.encode()))
     except OSError as error:
         return str(error.strerror)
     except UnknownKeyType:
@@ -161,13 +160,6 @@ def _read_key(file: Path, passphrase: str | None) -> PKey | str:
         return _WRONG if passphrase is not None else "not a private key that can be read"
 
 
-def _from_path_with(file: Path, passphrase: bytes) -> PKey:
-    """The second argument of PKey.from_path was renamed in paramiko 5, so it goes by position."""
-    from paramiko import PKey
-
-    return PKey.from_path(file, passphrase)  # type: ignore[arg-type]
-
-
 def _public_blob(file: Path) -> bytes | None:
     """The public key beside a private one, or `file` itself where IdentityFile names a public key."""
     for candidate in (file, file.with_name(file.name + ".pub")):
@@ -175,31 +167,3 @@ def _public_blob(file: Path) -> bytes | None:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 return base64.b64decode(candidate.read_text().split()[1])
     return None
-
-
-def _from_agent(path: Path) -> list[PKey]:
-    """The keys that an agent holds; the connection stays open, for signing."""
-    from paramiko.agent import AgentSSH
-
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.connect(str(path))
-        agent = AgentSSH()
-        agent._connect(connection)  # type: ignore[attr-defined]  # what paramiko.Agent does with $SSH_AUTH_SOCK
-    except BaseException:
-        connection.close()
-        raise
-    lock = threading.Lock()
-    return [_one_at_a_time(key, lock) for key in agent.get_keys()]
-
-
-def _one_at_a_time(key: PKey, lock: threading.Lock) -> PKey:
-    """Signing through an agent is a question and an answer on one connection."""
-    sign = key.sign_ssh_data
-
-    def locked(data: bytes, algorithm: str | None = None) -> object:
-        with lock:
-            return sign(data, algorithm)
-
-    key.sign_ssh_data = locked  # type: ignore[method-assign,assignment]
-    return key

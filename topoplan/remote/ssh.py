@@ -10,20 +10,22 @@ import logging
 import shlex
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from topoplan.errors import HostError
 from topoplan.remote import known_hosts
-from topoplan.remote.channel import ChannelPipe
 from topoplan.remote.connection import Connection
 from topoplan.remote.keys import Access, NewKey
 from topoplan.remote.known_hosts import HostKey, Known
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import Deadline
-from topoplan.remote.wire import WATCH, Wire, dial
+from topoplan.remote.wire import WATCH, ChannelWire, Wire, dial
 
 if TYPE_CHECKING:
+    import socket
+
     import paramiko
+    from paramiko.packet import Packetizer
 
 CONNECT_S = 20.0
 """Time for one host from the first packet to being logged in; each jump host before it has the same again."""
@@ -149,34 +151,28 @@ def _through(jump: Jump, target: Target, deadline: Deadline) -> Wire:
                 remedy="check that the machine is up and that no firewall drops the connection",
             ) from None
         raise HostError(f"the connection to jump host {by} was lost", host=target.name, problem="lost") from None
-    return Wire(ChannelPipe(channel))
+    return ChannelWire(channel)
 
 
 @functools.cache
-def _transport_class() -> type[paramiko.Transport]:
-    """paramiko's transport without its clocks; the deadlines are here. Made on first use: paramiko is slow to load."""
-    import paramiko
+def _clockless() -> type[Packetizer]:
+    """Made on first use: paramiko is slow to load."""
     from paramiko.packet import Packetizer
 
     class Clockless(Packetizer):
         def start_handshake(self, timeout: float) -> None:
             """Start no timer: it is a thread that outlives the connection and keeps the program from ending."""
 
-    class Transport(paramiko.Transport):
-        _active_check_timeout = 0.5  # wake twice a second, not ten times: closing wakes it by itself
-
-        def __init__(self, wire: Wire) -> None:
-            super().__init__(wire, packetizer_class=Clockless)  # type: ignore[arg-type]
-            self.set_log_channel(_LOG_NAME)
-
-    return Transport
+    return Clockless
 
 
 def _exchange_keys(target: Target, wire: Wire, known: Known, deadline: Deadline) -> paramiko.Transport:
     """A transport with its keys exchanged. Only after that is the host's key proved to be its own."""
-    from paramiko import SSHException
+    from paramiko import SSHException, Transport
 
-    transport = _transport_class()(wire)  # type: ignore[arg-type]
+    # Any object with a socket's methods does, says paramiko's documentation.
+    transport = Transport(cast("socket.socket", wire), packetizer_class=_clockless())
+    transport.set_log_channel(_LOG_NAME)
     # Ask for the keys that are known, as ssh does: a host with several must not look changed.
     options = transport.get_security_options()
     wanted = [name for kind in known.kinds for name in _ALGORITHMS.get(kind, (kind,)) if name in options.key_types]

@@ -1,98 +1,45 @@
-"""Files to a host: by SFTP into a new directory of their own, compared there, and only then put in place.
+"""Files to a host: as a tar stream into a new directory of their own, compared there, and only then put in place.
 
-One command on the host owns that directory: it makes it, waits until the files are there, compares them with their
-SHA-256, sets their modes and renames it. When its standard input ends before, it removes what there is: so nothing is
-left behind by a client that was killed or a cable that was cut, and SFTP alone could not promise that.
+One command on the host owns that directory (scripts/put.sh): it makes it, unpacks the files, compares them with their
+SHA-256 and renames it. When its standard input ends before, it removes what there is: so nothing is left behind by a
+client that was killed or a cable that was cut, which SFTP could not promise; nor do all hosts have SFTP, and it has no
+word for a full disk.
 
 Others may use the place too, and mean no good. The directory is made fresh, for us alone, and so are those above it up
 to the one that was given; those that are there already are refused if they are links, somebody else's, or others can
 write in them. The given one itself may be anybody's, as /tmp is, but must not let anybody rename what is in it.
-
-Some hosts have no SFTP, or one that reads only, sees other directories, or greets with a line of a shell; and SFTP has
-no word for a full disk. So whatever it refuses goes to the same command as a tar stream, which works or says why.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import math
 import posixpath
 import secrets
-import shlex
 import tarfile
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files as resources
 
 from topoplan.errors import HostError
-from topoplan.remote.connection import (
-    Chunk,
-    Connection,
-    Ended,
-    File,
-    Stream,
-    last_words,
-    no_script,
-    no_script_yet,
-)
-from topoplan.remote.sftp import Refused, Writer
-from topoplan.remote.waiting import Deadline, Overtime
-from topoplan.run.programs import OURS
+from topoplan.remote.connection import Connection, last_words
 
-_GREETING_S = 10.0
-"""How long an SFTP server may take for its first word."""
-_CUT_OFF_S = 5.0
-"""How long after our deadline the command on the host gives up."""
-_READY = b"topoplan:staging="
-_SAID_BYTES = 64 * 1024
-"""Of each output of the command, what is kept."""
-
-# The new directory is beside the one that is to be, and becomes it in one step. All happens from within directories
-# that have been looked at, where no path can be turned to another place meanwhile. The name ends at a NUL on standard
-# output.
-_PUT = """\
-set -eu
-refuse() {{ printf '%s\\n' "$1" >&2; exit 1; }}
-mkdir -p -- "$1"
-cd -- "$1"
-umask 077
-mode=$(stat -c %a .)
-if [ "$((0$mode & 01002))" -eq 2 ]; then
-    sample=$(made_here) && [ "$((0${{sample#* }} & 2))" -ne 0 ] ||
-        refuse "$PWD: anybody can rename what is in it (mode $mode)"
-fi
-rest=$2
-while [ "${{rest#*/}}" != "$rest" ]; do
-    part=${{rest%%/*}} rest=${{rest#*/}}
-    [ -e "./$part" ] || [ -L "./$part" ] || mkdir -m 700 -- "./$part" || [ -d "./$part" ]
-    [ ! -L "./$part" ] || refuse "$PWD/$part: it is a link"
-    cd -- "./$part"
-    is_ours || refuse "$PWD: $(whose)"
-done
-[ ! -e "./$rest" ] && [ ! -L "./$rest" ] || refuse "$PWD/$rest: File exists"
-mkdir -m 700 -- "./$3"
-trap 'rm -rf -- "./$3"' EXIT
-( cd -- "./$3" && mkdir -p -- {folders} && printf '{ready}%s\\0' "$(pwd -P)" )
-read -r -t "$4" way
-if [ "$way" = tar ]; then
-    ( cd -- "./$3" && tar -x -m --no-same-owner -f - )
-fi
-( cd -- "./$3" && printf %s {sums} | sha256sum --check --strict --quiet && {modes} )
-mv -T -- "./$3" "./$rest"
-"""
+_SCRIPTS = resources("topoplan") / "remote" / "scripts"
+OURS = (_SCRIPTS / "ours.sh").read_text(encoding="utf-8")
+"""Shell functions that tell whether a directory is ours alone."""
+PUT = OURS + (_SCRIPTS / "put.sh").read_text(encoding="utf-8")
+"""What runs on the host."""
+_NO_REASON = b"due to previous errors"
+"""How tar's last line ends, which says only that there were others."""
 
 
-def put_script(files: Mapping[str, File]) -> str:
-    """What runs on the host. Words: a directory that may be anybody's, the path in it of the one that is to be, the
-    name of the new one, and how long to wait for files in seconds."""
-    modes: dict[int, list[str]] = defaultdict(list)
-    for name, file in files.items():
-        modes[file.mode].append(name)
-    return OURS + _PUT.format(
-        ready=_READY.decode(),
-        folders=shlex.join(sorted({f"./{posixpath.dirname(name)}" for name in files})),
-        sums=shlex.quote(sums(files)),
-        modes=" && ".join(f"chmod {mode:04o} -- {shlex.join(names)}" for mode, names in sorted(modes.items())),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A file to put on a host."""
+
+    data: bytes
+    mode: int = 0o644
 
 
 def sums(files: Mapping[str, File | bytes]) -> str:
@@ -101,8 +48,8 @@ def sums(files: Mapping[str, File | bytes]) -> str:
 
 
 def waiting_s(deadline_s: float) -> str:
-    """The last of its words."""
-    return f"{deadline_s + _CUT_OFF_S:.0f}"
+    """The same deadline as a word of the command on the host: whole seconds."""
+    return str(math.ceil(deadline_s))
 
 
 def with_modes(files: Mapping[str, bytes]) -> dict[str, File]:
@@ -135,38 +82,16 @@ def upload(
     if len(own) < own_parts or {"", ".", ".."} & {*own}:
         raise ValueError(f"the last {own_parts} parts of {directory!r} are no names")
     base = "/".join([*([] if directory.startswith("/") else ["."]), *parts[:-own_parts], ""])
-    deadline = Deadline(deadline_s)
-    name = f".topoplan-{secrets.token_hex(6)}"
-    # A host that was cut off does not see the end of standard input.
-    words = (base, "/".join(own), name, waiting_s(deadline_s))
-    command = connection.start(put_script(whole), *words, hold_stdin=True, deadline_s=deadline_s)
-    said = _Said(command, deadline)
-    writer = None
-    try:
-        writer = _writer(connection, deadline)
-        staging = said.staging()
-        if staging is not None:
-            written = writer is not None and _written(writer, staging, whole)
-            command.write(b"sftp\n" if written else b"tar\n" + _tar(whole))
-            command.end_stdin()
-        code = said.end()
-    except Overtime:
-        if not command.begun:
-            raise no_script_yet(connection.target, deadline_s) from None
-        raise HostError(
-            f"files were not put into {directory} within {deadline_s:g} s",
-            host=connection.name,
-            problem="deadline",
-            remedy="check the network, and the disk there; what is not whole is removed",
-        ) from None
-    finally:
-        if writer is not None:
-            writer.close()
-        command.close()
-    if not command.begun:
-        raise no_script(connection.target, said.all())
-    if code != 0:
-        why = said.last_words()
+    late = HostError(
+        f"files were not put into {directory} within {deadline_s:g} s",
+        host=connection.name,
+        problem="deadline",
+        remedy="check the network, and the disk there; what is not whole is removed",
+    )
+    words = (base, "/".join(own), f".topoplan-{secrets.token_hex(6)}", waiting_s(deadline_s), sums(whole))
+    done = connection.run(PUT, *words, stdin=_tar(whole), deadline_s=deadline_s, late=late)
+    if done.code != 0:
+        why = last_words(b"\n".join(line for line in done.stderr.splitlines() if not line.endswith(_NO_REASON)))
         raise HostError(
             f"files could not be put into {directory}{why}",
             host=connection.name,
@@ -195,83 +120,6 @@ _REMEDIES = {
 """By what the system says, in English; in another language there is no remedy."""
 
 
-def _writer(connection: Connection, deadline: Deadline) -> Writer | None:
-    """Someone to write by SFTP, if the host has it."""
-    try:
-        stream = connection.start_subsystem("sftp", deadline_s=deadline.left_s)
-    except HostError as error:
-        if error.problem == "lost":
-            raise
-        return None
-    writer = Writer(stream, deadline)
-    try:
-        writer.greet(_GREETING_S)
-    except (Refused, Overtime):
-        writer.close()
-        return None
-    except BaseException:
-        writer.close()
-        raise
-    return writer
-
-
-def _written(writer: Writer, staging: bytes, files: Mapping[str, File]) -> bool:
-    try:
-        writer.put(staging, {name: file.data for name, file in files.items()})
-    except Refused:
-        return False
-    return True
-
-
-class _Said:
-    """What the command says."""
-
-    def __init__(self, command: Stream, deadline: Deadline) -> None:
-        self._items = _until(command, deadline)
-        self._outputs = {"stdout": b"", "stderr": b""}
-        self._ended: Ended | None = None
-
-    def staging(self) -> bytes | None:
-        """The directory that it has made; None: it has ended."""
-        while self._ended is None:
-            place, end, _ = self._outputs["stdout"].partition(_READY)[2].partition(b"\0")
-            if end:
-                return place
-            self._take()
-        return None
-
-    def end(self) -> int | None:
-        """The exit code."""
-        while self._ended is None:
-            self._take()
-        return self._ended.code
-
-    def all(self) -> bytes:
-        """What it said, and first what is not an error."""
-        return self._outputs["stdout"] + self._outputs["stderr"]
-
-    def last_words(self) -> str:
-        """Why it failed."""
-        # tar ends with a line that says only that there were others.
-        lines = [line for line in self._outputs["stderr"].splitlines() if not line.endswith(b"due to previous errors")]
-        return last_words(b"\n".join(lines))
-
-    def _take(self) -> None:
-        item = next(self._items, None)
-        if item is None:
-            raise Overtime
-        if isinstance(item, Chunk):
-            self._outputs[item.source] = (self._outputs[item.source] + item.data)[-_SAID_BYTES:]
-        elif item.lost is not None:
-            raise item.lost
-        else:
-            self._ended = item
-
-
-def _until(command: Stream, deadline: Deadline) -> Iterator[Chunk | Ended]:
-    yield from command.read(deadline.left_s)  # what is left when the first is asked for
-
-
 def _relative(name: str) -> str:
     tidy = posixpath.normpath(name)
     if tidy.startswith(("/", "../")) or tidy in (".", "..") or "\n" in name or "\0" in name:
@@ -284,7 +132,7 @@ def _tar(files: Mapping[str, File]) -> bytes:
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, file in files.items():
             entry = tarfile.TarInfo(name)
-            entry.size = len(file.data)
+            entry.size, entry.mode = len(file.data), file.mode
             tar.addfile(entry, io.BytesIO(file.data))
     return buffer.getvalue()
 

@@ -17,10 +17,11 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from topoplan.errors import HostError
+from topoplan.remote import channel
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import Deadline, Overtime, within
 
@@ -34,26 +35,18 @@ _SSH_SILENT_S = 10.0
 """The same for a peer whose sshd answers nothing: longer, since a busy machine may be slow to run it."""
 _PROBE_S = 1
 """Time without traffic after which sshd is asked for a sign of life. From then on the kernel counts as well."""
+_WAKE_S = 0.5
+_SENDING_S = 0.1
 _FIRST_BYTES = 80
 _PROXY_ENDS_S = 1.0
 _ADDRESS_AT_MOST_S = 5.0
 """Time for one of several addresses of a name."""
 
 
-class Pipe(Protocol):
-    """What paramiko asks of a socket."""
-
-    def recv(self, most: int, /) -> bytes: ...  # noqa: D102
-    def send(self, data: bytes, /) -> int: ...  # noqa: D102
-    def settimeout(self, seconds: float | None, /) -> None: ...  # noqa: D102
-    def shutdown(self, how: int, /) -> None: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
-
-
 class Wire:
     """A socket or channel that remembers when something came."""
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: socket.socket | paramiko.Channel) -> None:
         """Take over `pipe`; closing this closes it."""
         self._pipe = pipe
         self.heard_s = time.monotonic()
@@ -88,8 +81,8 @@ class Wire:
             raise
 
     def settimeout(self, seconds: float | None) -> None:
-        """As a socket's."""
-        self._pipe.settimeout(seconds)
+        """As a socket's, but longer: paramiko wakes ten times a second, and closing wakes it by itself."""
+        self._pipe.settimeout(_WAKE_S)
 
     def close(self) -> None:
         """Wake whoever reads or writes, and close. The connection's own thread also does that, at the same time."""
@@ -97,8 +90,9 @@ class Wire:
             if self._closed:
                 return
             self._closed = True
-        with contextlib.suppress(OSError, EOFError):
-            self._pipe.shutdown(socket.SHUT_RDWR)
+        if isinstance(self._pipe, socket.socket):
+            with contextlib.suppress(OSError):
+                self._pipe.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError, EOFError):
             self._pipe.close()
 
@@ -134,6 +128,25 @@ class TcpWire(Wire):
             with contextlib.suppress(OSError):
                 self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         return data
+
+
+class ChannelWire(Wire):
+    """A channel of a jump host."""
+
+    def __init__(self, session: paramiko.Channel) -> None:
+        """Take it over."""
+        super().__init__(session)
+        self._session = session
+
+    def send(self, data: bytes) -> int:
+        """As a socket's; where nothing can be sent for a while, TimeoutError."""
+        with self._noticing():
+            sent = channel.send(self._session, data, wait_s=_SENDING_S)
+        if sent == 0:
+            if self._session.transport is not None:
+                self._session.transport.clear_to_send.wait(_SENDING_S)
+            raise TimeoutError
+        return sent
 
 
 class ProxyWire(Wire):
@@ -300,21 +313,20 @@ class Watch:
                     transport.close()
 
 
-def _probe_of(reference: weakref.ref[paramiko.Transport]) -> Any:
+def _probe_of(reference: weakref.ref[paramiko.Transport]) -> Callable[[], None]:
     """What asks for a sign of life; paramiko's own keepalive asks for no answer. sshd refuses the unknown request, and
-    that is the answer, as with ssh's ServerAliveInterval. Runs in the transport's thread."""
+    that is the answer, as with ssh's ServerAliveInterval. Runs in the transport's thread, which must not wait."""
+    from paramiko import Message
     from paramiko.common import cMSG_GLOBAL_REQUEST
-    from paramiko.message import Message
+
+    message = Message()
+    message.add_byte(cMSG_GLOBAL_REQUEST)
+    message.add_string("keepalive@openssh.com")
+    message.add_boolean(True)
 
     def probe() -> None:
-        transport = reference()
-        if transport is None or not transport.clear_to_send.is_set():
-            return  # keys are being exchanged, and that thread must not wait for itself
-        message = Message()
-        message.add_byte(cMSG_GLOBAL_REQUEST)
-        message.add_string("keepalive@openssh.com")
-        message.add_boolean(True)
-        transport._send_user_message(message)  # type: ignore[attr-defined]
+        if (transport := reference()) is not None and transport.is_active():
+            channel.pass_on(transport, message)
 
     return probe
 

@@ -13,7 +13,6 @@ from topoplan.hosts.collect import collect_script
 from topoplan.hosts.needs import RunNeeds
 from topoplan.remote import upload
 from topoplan.remote.connection import SHELL
-from topoplan.remote.secrets import missing
 from topoplan.remote.ssh_config import Target
 from topoplan.report.session import LAUNCH
 from topoplan.report.text import counted
@@ -21,6 +20,7 @@ from topoplan.run import programs
 from topoplan.run.bundle_reader import Bundle, BundleNode
 from topoplan.run.launch import runs_directory_on
 from topoplan.run.node import SETTLE_S
+from topoplan.run.secrets import missing
 from topoplan.run.settings import Settings
 
 _RUN = "<run id>-<random>"
@@ -62,9 +62,9 @@ def _programs(bundle: Bundle, checks: RunNeeds | None) -> tuple[_Program, ...]:
         *((ask, meet, ports) if checks is not None else ()),
         _Program(
             name="put",
-            does="makes a directory for SFTP, waits, compares what came, and renames it; it differs by names and sums",
-            words="WORKDIR DIRECTORY STAGING SECONDS",
-            text=_put(bundle, node),
+            does="makes a directory, unpacks the files into it, compares them with their SUMS, and renames it",
+            words="WORKDIR DIRECTORY STAGING SECONDS SUMS",
+            text=upload.PUT,
         ),
         _Program(
             name="start",
@@ -114,7 +114,7 @@ def dry_run_to_dict(
                 "directory": _directory(node, targets[node.name]),
                 "staging": _staging(node, targets[node.name]),
                 "files": {name: len(data) for name, data in bundle.files_of(node).items()},
-                "put": _put(bundle, node),
+                "put": upload.PUT,
                 "commands": _commands(node, targets[node.name], checks, grace_s),
                 "command": _command(node, targets[node.name]),
             }
@@ -156,15 +156,11 @@ def dry_run_lines(
         here = "NOT SET here, and a launch is refused" if name in lacking else "set here"
         yield f"Secret {name}: {here}; its value goes to `start` by standard input, into no file, and is never shown."
     yield f"Checks of all hosts first: {'yes' if checks is not None else 'no'}. {_RUN} is made at the start."
-    yield "Files go by SFTP to the directory that `put` has made beside the run's, which becomes the run's once their"
-    yield "SHA-256 is right; without SFTP they go through `put` itself, as a tar stream."
+    yield "Files go to `put` as a tar stream, into a directory beside the run's, which becomes the run's once their"
+    yield "SHA-256 is right."
     yield "Started together, each in a session of its own (setsid), which outlives the connection. Kept on the host:"
     yield "  .topoplan/started.json, .topoplan/log and .topoplan/exit in each directory."
     yield "The first failure, or Ctrl-C, ends all: SIGTERM, after the grace SIGKILL, to what this run started only."
-
-
-def _put(bundle: Bundle, node: BundleNode) -> str:
-    return upload.put_script(upload.with_modes(bundle.files_of(node)))
 
 
 def _commands(node: BundleNode, target: Target, checks: RunNeeds | None, grace_s: float) -> list[list[str]]:
@@ -174,7 +170,7 @@ def _commands(node: BundleNode, target: Target, checks: RunNeeds | None, grace_s
     identity = _IDENTITY.split()
     return [
         *([["ask"], ["meet", *_MEET]] if checks is not None else []),
-        ["put", node.host.workdir or "~", f"{_own(node, target)}/{_RUN}", _STAGING, seconds],
+        ["put", node.host.workdir or "~", f"{_own(node, target)}/{_RUN}", _STAGING, seconds, "SUMS"],
         ["start", directory, node.script, _RUN, "KEEP", "SUMS"],
         ["follow", directory, "-c+1"],
         ["state", directory, _RUN, *identity],

@@ -15,10 +15,10 @@ from topoplan.bundle.plan_file import RecordedPlan, read_plan_file
 from topoplan.errors import HostError, TopoplanError
 from topoplan.remote.connection import Connection
 from topoplan.remote.keys import Access
-from topoplan.remote.reach import targets_of
 from topoplan.remote.waiting import INTERRUPT_LOOK_S, Deadline
 from topoplan.run import record as records
 from topoplan.run.events import Event, Tell, host_failure
+from topoplan.run.reach import targets_of
 from topoplan.run.record import NodeRecord, RunRecord
 from topoplan.run.session import INTERRUPTED, Outcome, Session
 from topoplan.run.settings import Settings

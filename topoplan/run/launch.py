@@ -23,7 +23,7 @@ from topoplan.remote.connection import Connection
 from topoplan.remote.fanout import run_on_all
 from topoplan.remote.keys import Access
 from topoplan.remote.ssh_config import Target
-from topoplan.remote.upload import with_modes
+from topoplan.remote.upload import upload, with_modes
 from topoplan.remote.waiting import Call
 from topoplan.run import programs
 from topoplan.run import record as records
@@ -134,7 +134,7 @@ class LaunchSession(Session):
             files = with_modes(self._files_of(place))
             if not self._give_up:
                 deadline_s = self._settings.upload_s
-                connection.upload(files, place.run_dir, own_parts=OWN_PARTS, deadline_s=deadline_s)
+                upload(connection, files, place.run_dir, own_parts=OWN_PARTS, deadline_s=deadline_s)
 
         errors = _errors(self._wait(lambda: self._on_all(one, self._settings.upload_s), settle=True))
         if not errors:

@@ -18,12 +18,12 @@ from typing import Literal, NoReturn, cast, get_args
 from pydantic import TypeAdapter
 
 from topoplan.errors import HostError
-from topoplan.remote.connection import Completed, Connection, File, Stream
-from topoplan.remote.secrets import Mask
-from topoplan.remote.upload import sums
+from topoplan.remote.connection import Completed, Connection, Stream
+from topoplan.remote.upload import File, sums
 from topoplan.run import programs
 from topoplan.run.programs import ExitCode
 from topoplan.run.record import Started
+from topoplan.run.secrets import Mask
 from topoplan.run.shown import shown_line
 
 State = Literal["running", "ended", "gone", "never-started", "rebooted"]

@@ -31,6 +31,8 @@ from __future__ import annotations
 from enum import IntEnum
 from importlib.resources import files
 
+from topoplan.remote.upload import OURS
+
 
 class ExitCode(IntEnum):
     """How these programs refuse. (A follower that got to work ends with the job's own code.)"""
@@ -55,13 +57,11 @@ def _program(*parts: str) -> str:
 
 _CODES = "".join(f"{code.name}={code.value}\n" for code in ExitCode)
 
-OURS = _program("ours")
-"""Functions that say whether the working directory is ours alone."""
 KEEPER = _program("look_at", "keep")
 """Run by `sh -c` as the leader of a new session."""
-START = _CODES + _program("ours", "start")
-STATE = _CODES + _program("ours", "look_at", "job", "members", "say", "state")
-FOLLOW = _CODES + _program("ours", "look_at", "job", "follow")
-STOP = _CODES + _program("ours", "look_at", "job", "members", "say", "holders", "stop")
+START = _CODES + OURS + _program("start")
+STATE = _CODES + OURS + _program("look_at", "job", "members", "say", "state")
+FOLLOW = _CODES + OURS + _program("look_at", "job", "follow")
+STOP = _CODES + OURS + _program("look_at", "job", "members", "say", "holders", "stop")
 TAIL_BYTES = _program("tail_bytes")
 REMOVE = _program("remove")

@@ -19,7 +19,6 @@ from topoplan.errors import HostError, InputError
 from topoplan.remote.connection import Connection
 from topoplan.remote.fanout import connect_all
 from topoplan.remote.keys import Access
-from topoplan.remote.secrets import Mask
 from topoplan.remote.ssh import connect
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline
@@ -29,6 +28,7 @@ from topoplan.run.failure import FAILED, Failure, first_cause
 from topoplan.run.outcome import note, stopped_with_grace_s
 from topoplan.run.progress import Progress
 from topoplan.run.record import RunRecord, RunState
+from topoplan.run.secrets import Mask
 from topoplan.run.settings import Settings
 from topoplan.run.stopping import stop_all
 from topoplan.run.watch import Watch, Watched, failed_at, not_kept

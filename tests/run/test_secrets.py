@@ -9,10 +9,10 @@ import pytest
 from topoplan.errors import HostError, InputError
 from topoplan.hosts.check import Check
 from topoplan.remote.connection import Completed, Connection
-from topoplan.remote.secrets import Mask, check, take
 from topoplan.run.events import host_failure
 from topoplan.run.node import start_node
 from topoplan.run.programs import ExitCode
+from topoplan.run.secrets import Mask, check, take
 
 TOKEN = "hf_" + "Abc1" * 8
 NAMES = ("HF_TOKEN", "WANDB_API_KEY")

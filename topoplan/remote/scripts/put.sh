@@ -1,0 +1,30 @@
+# Puts the files of a tar stream, which comes by standard input, into a new directory; it appears in one step with all
+# that is in it. Comes after ours.sh. Words: a directory that may be anybody's; the path in it of the one that is to be;
+# the name that it has until it is whole; seconds that all of it may take; their SHA-256 sums.
+# All happens from within directories that have been looked at, where no path can be turned to another place meanwhile.
+# shellcheck shell=bash
+set -eu
+refuse() { printf '%s\n' "$1" >&2; exit 1; }
+mkdir -p -- "$1"
+cd -- "$1"
+umask 077
+mode=$(stat -c %a .)
+if [ "$((0$mode & 01002))" -eq 2 ]; then
+    sample=$(made_here) && [ "$((0${sample#* } & 2))" -ne 0 ] ||
+        refuse "$PWD: anybody can rename what is in it (mode $mode)"
+fi
+rest=$2
+while [ "${rest#*/}" != "$rest" ]; do
+    part=${rest%%/*} rest=${rest#*/}
+    [ -e "./$part" ] || [ -L "./$part" ] || mkdir -m 700 -- "./$part" || [ -d "./$part" ]
+    [ ! -L "./$part" ] || refuse "$PWD/$part: it is a link"
+    cd -- "./$part"
+    is_ours || refuse "$PWD: $(whose)"
+done
+[ ! -e "./$rest" ] && [ ! -L "./$rest" ] || refuse "$PWD/$rest: File exists"
+mkdir -m 700 -- "./$3"
+trap 'rm -rf -- "./$3"' EXIT
+# A host that was cut off does not see the end of standard input, and nothing appears that nobody waits for any more.
+(cd -- "./$3" && timeout "$4" tar -x -p -m --no-same-owner -f - && printf %s "$5" | sha256sum --check --strict --quiet)
+[ "$SECONDS" -lt "$4" ]
+mv -T -- "./$3" "./$rest"
