@@ -13,8 +13,9 @@ pytest_plugins = ["tests.bed.fixtures"]
 
 WITH_SSH = ("tests/bed/", "tests/remote/", "tests/run/")
 ON_HOSTS = {
-    *("test_launch_faults", "test_launch_for_real", "test_remote", "test_node", "test_connection", "test_checks"),
-    *("test_probing", "test_torchrun_for_real", "test_run", "test_watch", "test_stopping", "run/test_attach"),
+    *("test_launch_faults", "test_launch_for_real", "test_remote", "test_node", "test_connection"),
+    "preflight/test_preflight",
+    *("hosts/test_probe", "test_torchrun_for_real", "test_run", "test_watch", "test_stopping", "run/test_attach"),
     *(
         "cli/test_attach",
         "cli/test_logs",

@@ -1,4 +1,4 @@
-"""What `topoplan probe` refuses before it asks anybody. The rest is in tests/hosts/test_probing.py."""
+"""What `topoplan probe` refuses before it asks anybody. The rest is in tests/hosts/test_probe.py."""
 
 from __future__ import annotations
 

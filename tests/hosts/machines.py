@@ -8,7 +8,7 @@ from pathlib import Path
 
 from topoplan.hosts.collect import host_facts
 from topoplan.hosts.facts import HostFacts
-from topoplan.hosts.probed import Probed
+from topoplan.hosts.probe import Probed
 from topoplan.specs.cluster import Host
 
 RECORDED = Path(__file__).parent / "recorded"

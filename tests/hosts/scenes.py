@@ -15,7 +15,8 @@ from topoplan.hosts.facts import (
     RouteFacts,
 )
 from topoplan.hosts.needs import RunNeeds
-from topoplan.hosts.scene import Found, Look, Node, Scene
+from topoplan.hosts.preflight.scene import Look, Node, Scene
+from topoplan.hosts.result import Result
 from topoplan.specs import known
 from topoplan.specs.cluster import Cluster, Fabric, Host
 from topoplan.trainers.checkpoint_size import CheckpointSize
@@ -187,7 +188,18 @@ def scene(*said: HostFacts, wanted: RunNeeds | None = None, of: Cluster | None =
     )
 
 
-def see(look: Look, of: Scene, number: int = 0) -> Found | None:
+def second(of: Cluster | None = None, **changes: Any) -> Scene:
+    """The second of three hosts differs."""
+    return scene(facts(0), facts(1, **changes), facts(2), of=of or cluster(nodes=3))
+
+
+def told(**changes: Any) -> Cluster:
+    """Three hosts of which the spec says more."""
+    place = cluster(nodes=3)
+    return replace(place, hosts=tuple(replace(host, **changes) for host in place.hosts))
+
+
+def see(look: Look, of: Scene, number: int = 0) -> Result | None:
     return look(of, of.nodes[number])
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.hosts.machines import MACHINES, cluster, recorded
 from topoplan.errors import SpecError
 from topoplan.hosts.cluster_yaml import MARK, cluster_spec, is_edited
-from topoplan.hosts.probed import Probed
+from topoplan.hosts.probe import Probed
 from topoplan.specs.cluster import Cluster, Host
 from topoplan.specs.load import load_cluster
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.hosts.machines import answer, facts, stand_in
-from topoplan.hosts.collect import Wanted, collect_script, host_facts
+from topoplan.hosts.collect import COLLECT, Wanted, collect_words, host_facts
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.sections import read_sections
 
@@ -34,13 +34,13 @@ def ran(
     **environment: str,
 ) -> bytes:
     """What the script prints; `tools` go ahead of the PATH."""
-    script = collect_script(wanted)
+    script = COLLECT
     for old, new in changes:
         assert old in script
         script = script.replace(old, new, 1)
     path = os.environ["PATH"] if tools is None else f"{tools}:{os.environ['PATH']}"
     done = subprocess.run(
-        [shell, "-s"],
+        [shell, "-s", *collect_words(wanted)],
         input=script.encode(),
         capture_output=True,
         timeout=60,
@@ -307,8 +307,7 @@ def test_the_script_is_what_shellcheck_likes() -> None:
     shellcheck = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
     if shellcheck is None:
         pytest.skip("no shellcheck")
-    script = collect_script(Wanted(paths=("/a b",), places=("/c'd",), routes=("node0",), python="/v/bin/python"))
-    done = subprocess.run([shellcheck, "-s", "sh", "-"], input=script, capture_output=True, text=True)
+    done = subprocess.run([shellcheck, "-s", "sh", "-"], input=COLLECT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 

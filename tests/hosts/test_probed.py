@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.hosts.machines import cluster
 from topoplan.hosts.facts import RouteFacts
-from topoplan.hosts.probed import asked_addresses, network_of, socket_interface, usable_address
+from topoplan.hosts.probe import asked_addresses, network_of, socket_interface, usable_address
 
 
 def test_every_host_is_asked_about_every_name_once() -> None:

@@ -55,22 +55,22 @@ def test_what_each_host_gets_comes_after_the_programs_with_its_words(bundle: Bun
 
 def test_json_has_the_programs_and_what_differs_by_host(bundle: Bundle, checks: RunNeeds) -> None:
     document = dry_run_to_dict(bundle, targets(bundle), checks=checks, grace_s=10)
-    assert [one["name"] for one in document["programs"]] == ["ask", "meet", "ports", *PROGRAMS]
+    assert [one["name"] for one in document["programs"]] == ["ask", "versions", "meet", "ports", *PROGRAMS]
     by_name = {one["name"]: one for one in document["programs"]}
     assert by_name["start"]["text"] == programs.START
     for node, planned in zip(bundle.nodes, document["nodes"], strict=True):
         assert planned["put"] == PUT
         assert planned["staging"].endswith(f"/{node.name}/.topoplan-<random>")
         for name, *words in planned["commands"]:
-            assert len(words) == len(by_name[name]["words"])
+            assert name == "ask" or len(words) == len(by_name[name]["words"])
     without = dry_run_to_dict(bundle, targets(bundle), checks=None, grace_s=10)
     assert [one["name"] for one in without["programs"]] == PROGRAMS
 
 
 def test_every_program_is_one_that_can_be_read(bundle: Bundle, checks: RunNeeds) -> None:
     for one in dry_run_to_dict(bundle, targets(bundle), checks=checks, grace_s=10)["programs"]:
-        if one["name"] == "ports":
-            compile(one["text"], "ports", "exec")
+        if one["name"] in ("ports", "versions"):
+            compile(one["text"], one["name"], "exec")
             continue
         done = subprocess.run(["bash", "-n"], input=one["text"].encode(), capture_output=True)
         assert (one["name"], done.returncode, done.stderr) == (one["name"], 0, b"")

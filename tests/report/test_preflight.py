@@ -5,22 +5,22 @@ import json
 
 from rich.console import Console
 
-from topoplan.hosts.check import Check, Outcome
+from topoplan.hosts.result import Outcome, Result
 from topoplan.report.preflight import preflight_to_dict, print_preflight, worst
 
 
-def check(name: str, host: str, outcome: Outcome = "ok", what: str = "all well", remedy: str = "") -> Check:
-    return Check(name=name, host=host, outcome=outcome, what=what, remedy=remedy)
+def check(name: str, host: str, outcome: Outcome = "ok", what: str = "all well", remedy: str = "") -> Result:
+    return Result(name=name, host=host, outcome=outcome, what=what, remedy=remedy)
 
 
-def shown(hosts: list[str], checks: list[Check], width: int = 100) -> str:
+def shown(hosts: list[str], checks: list[Result], width: int = 100) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
     print_preflight(console, "test", hosts, checks)
     return stream.getvalue()
 
 
-def some(hosts: list[str]) -> list[Check]:
+def some(hosts: list[str]) -> list[Result]:
     checks = [check("gpus", host) for host in hosts] + [check("shm", host) for host in hosts[:-1]]
     return [*checks, check("shm", hosts[-1], "failure", "64 MiB", "--ipc=host")]
 

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from tests.hosts.machines import cluster
 from topoplan.errors import HostError
-from topoplan.hosts.check import Check
 from topoplan.hosts.cluster_yaml import cluster_spec
+from topoplan.hosts.result import Result
 from topoplan.report.probe import finding_line, print_probe, probe_to_dict
 
 GONE = {"gone": HostError("nothing listens", host="gone", problem="refused", remedy="start sshd")}
@@ -46,7 +46,7 @@ def test_a_card_to_fill_in_is_the_next_step() -> None:
 
 
 def test_a_finding_that_stops_says_so() -> None:
-    check = Check(name="gpus", host="node1", outcome="failure", what="no GPUs", remedy="install the driver")
+    check = Result(name="gpus", host="node1", outcome="failure", what="no GPUs", remedy="install the driver")
     assert finding_line(check) == "node1: no GPUs [stops]; install the driver"
     hosts = cluster("dgx-h100", "hgx-h20")
     assert "the findings marked [stops] must go first" in printed(hosts, {}, cluster_spec(hosts))

@@ -14,7 +14,7 @@ import pytest
 
 from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, StopAfter, both, hosts_of, wait_until
 from topoplan.errors import HostError
-from topoplan.hosts.check import Check
+from topoplan.hosts.result import Result
 from topoplan.remote.connection import Connection
 from topoplan.run import record as records
 from topoplan.run.events import Event
@@ -48,7 +48,7 @@ class TestAnInterruption:
     def test_before_anything_is_put_anywhere_leaves_no_trace(self, hosts: Hosts, step: str, at_look: int) -> None:
         at, held = At(step, at_look=at_look), threading.Event()
 
-        def preflight(connections: object) -> Sequence[Check]:
+        def preflight(connections: object) -> Sequence[Result]:
             held.wait(60)
             return []
 

@@ -25,7 +25,7 @@ from tests.bed.bed import Hiding, new_key, under_way
 from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, Ran, both, interrupted_at, wait_until
 from tests.bundle.samples import QWEN3_8B
 from tests.trainers.test_torchrun import fill
-from topoplan.hosts.check import Check
+from topoplan.hosts.result import Result
 from topoplan.remote.connection import Connection
 from topoplan.run import record as records
 from topoplan.run.events import Event
@@ -221,8 +221,8 @@ class TestAHostThatCannotBeUsed:
         self.assert_nothing_was_put(hosts)
 
     def test_fails_a_check_that_is_made_first(self, hosts: Hosts) -> None:
-        failed = Check(name="gpus-free", host="two", outcome="failure", what="2 of 8 GPUs are in use", remedy="wait")
-        warned = [Check(name="mtu", host=name, outcome="warning", what="1500") for name in NAMES]
+        failed = Result(name="gpus-free", host="two", outcome="failure", what="2 of 8 GPUs are in use", remedy="wait")
+        warned = [Result(name="mtu", host=name, outcome="warning", what="1500") for name in NAMES]
         ran = hosts.launch(preflight=lambda connections: [failed, *warned, replace(failed, outcome="ok")])
         assert (ran.outcome.end, ran.outcome.code) == ("refused", 1)
         assert ran.of("check") == [

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from topoplan.errors import HostError, InputError
-from topoplan.hosts.check import Check
+from topoplan.hosts.result import Result
 from topoplan.remote.connection import Completed, Connection
 from topoplan.run.events import host_failure
 from topoplan.run.node import start_node
@@ -35,7 +35,7 @@ def test_what_is_not_set_is_named_with_what_to_do() -> None:
     assert found is not None
     assert (found.outcome, found.host) == ("failure", "")
     assert found.what == "HF_TOKEN, WANDB_API_KEY are not set here, and the spec names them"
-    ok = Check(name="secrets", host="", outcome="ok", what="HF_TOKEN set here")
+    ok = Result(name="secrets", host="", outcome="ok", what="HF_TOKEN set here")
     assert (check(("HF_TOKEN",), {"HF_TOKEN": TOKEN}), check((), {})) == (ok, None)
 
 

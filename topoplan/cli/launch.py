@@ -121,7 +121,7 @@ def _needs(bundle: Bundle) -> RunNeeds:
 
 def _preflight(bundle: Bundle) -> Preflight:
     """The checks of `topoplan preflight BUNDLE`."""
-    from topoplan.hosts.checks import preflight
+    from topoplan.hosts.preflight.preflight import preflight
 
     needs = _needs(bundle)
     return lambda connections: preflight(connections, bundle.draft.spec.cluster, needs)

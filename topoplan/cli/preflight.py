@@ -31,18 +31,18 @@ def preflight(
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check the hosts of a spec, or of a bundle, over SSH: what would stop a run, hang it or slow it down.
+    """Result the hosts of a spec, or of a bundle, over SSH: what would stop a run, hang it or slow it down.
 
     Nothing is changed there. Takes some seconds. Exit code 1: a check failed; 2: bad input.
     """
     from topoplan.cli.ssh_options import access
-    from topoplan.hosts.preflight import check_names
+    from topoplan.hosts.preflight.looks import refuse_unknown
 
-    check_names(skip or (), option="--skip")
+    refuse_unknown(skip or (), option="--skip")
     cluster, needs = _read(subject)
     targets = _targets(cluster)
 
-    from topoplan.hosts.checks import preflight as preflight_over
+    from topoplan.hosts.preflight.preflight import preflight as preflight_over
     from topoplan.remote.connection import Connection
     from topoplan.remote.fanout import connect_all
     from topoplan.run.secrets import check

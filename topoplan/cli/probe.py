@@ -76,7 +76,7 @@ def probe(
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.errors import InputError
     from topoplan.hosts.cluster_yaml import MARK, cluster_spec
-    from topoplan.hosts.probing import ask_hosts
+    from topoplan.hosts.probe import ask_hosts
     from topoplan.remote.ssh_config import SshConfig
     from topoplan.report.probe import print_probe, probe_to_dict
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from topoplan.catalog.fabrics import FabricKind, machine_of
 from topoplan.catalog.packages import PYTHON, is_version, packages
-from topoplan.hosts.check import Check
 from topoplan.hosts.compute_network import ComputeNetwork
 from topoplan.hosts.differences import differences, gpu_names, memory_of, named
 from topoplan.hosts.facts import GpuFacts, HostFacts
-from topoplan.hosts.probed import Probed, network_of, socket_interface, usable_address
+from topoplan.hosts.probe import Probed, network_of, socket_interface, usable_address
+from topoplan.hosts.result import Result
 from topoplan.specs import known
 from topoplan.specs.gpu import Gpu
 from topoplan.trainers.yaml_text import one_line, scalar
@@ -35,7 +35,7 @@ class Draft:
 
     text: str | None
     """The spec; None where the hosts make no cluster, and the findings say why."""
-    findings: tuple[Check, ...]
+    findings: tuple[Result, ...]
     is_complete: bool = True
     """Nothing has to be filled in before `rank` takes it, but model and job."""
 
@@ -57,7 +57,7 @@ def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None) -> Draft:
     is_rack = card is not None and card.nvlink_domain_gpus > card.gpus_per_node
     if card is None:
         findings.append(
-            Check(
+            Result(
                 name="gpu-figures",
                 host="",
                 outcome="warning",
@@ -113,12 +113,12 @@ def _line(key: str, value: object, comment: str = "") -> str:
     return f"{line:<32}# {one_line(comment)}" if comment else line
 
 
-def _alone(one: Probed) -> list[Check]:
+def _alone(one: Probed) -> list[Result]:
     """What one host lacks whatever the others are."""
     facts = one.facts
 
-    def failure(name: str, what: str, remedy: str) -> Check:
-        return Check(name=name, host=one.name, outcome="failure", what=what, remedy=remedy)
+    def failure(name: str, what: str, remedy: str) -> Result:
+        return Result(name=name, host=one.name, outcome="failure", what=what, remedy=remedy)
 
     if not facts.gpus:
         why = facts.missing.get("gpus", "nvidia-smi lists none")
@@ -132,12 +132,12 @@ def _alone(one: Probed) -> list[Check]:
     return found
 
 
-def _connected(one: Probed, hosts: Sequence[Probed]) -> list[Check]:
+def _connected(one: Probed, hosts: Sequence[Probed]) -> list[Result]:
     """How one host is joined to the others."""
     found = []
 
     def warning(name: str, what: str, remedy: str) -> None:
-        found.append(Check(name=name, host=one.name, outcome="warning", what=what, remedy=remedy))
+        found.append(Result(name=name, host=one.name, outcome="warning", what=what, remedy=remedy))
 
     if not usable_address(one, hosts):
         doubters = [other.name for other in hosts if not _finds(other, one)]
@@ -204,7 +204,7 @@ def _gpu_lines(known: Gpu | None, driver_name: str, memory: int | None) -> list[
 
 
 def _nvlink(
-    known: Gpu | None, gpus: Sequence[GpuFacts], facts: Sequence[HostFacts], findings: list[Check]
+    known: Gpu | None, gpus: Sequence[GpuFacts], facts: Sequence[HostFacts], findings: list[Result]
 ) -> list[str]:
     """The line of NVLink, or why there is none; a finding where it is not whole."""
     slowest = min((gpu.nvlink_bytes_per_s for gpu in gpus if gpu.nvlink_bytes_per_s is not None), default=None)
@@ -218,7 +218,7 @@ def _nvlink(
         if not all_joined:
             what.append("not every pair of GPUs is joined by it")
         remedy = "see `nvidia-smi nvlink -s` and `topo -m`, and the fabric manager"
-        findings.append(Check(name="nvlink", host="", outcome="warning", what=", ".join(what), remedy=remedy))
+        findings.append(Result(name="nvlink", host="", outcome="warning", what=", ".join(what), remedy=remedy))
     rate = usual if slowest is None else slowest
     if not rate:
         return ["# nvlink_bandwidth: a GPU has no link up, so they talk over PCIe"] if usual else []
@@ -236,7 +236,7 @@ def _all_joined(facts: HostFacts) -> bool:
     return all(link.startswith("NV") for link in links.values())
 
 
-def _network(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork], findings: list[Check]) -> list[str]:
+def _network(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork], findings: list[Result]) -> list[str]:
     """The lines of the network between the hosts, and notes on what was left out."""
     kinds = {network.kind for network in networks.values()}
     kind: FabricKind = kinds.pop() if len(kinds) == 1 else "ethernet"
@@ -249,7 +249,7 @@ def _network(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork], findi
     if rate is None and len(hosts) > 1:
         rate, comment = _ASSUMED_BYTES_PER_S, "ASSUMED: the interface does not say its speed; measure it, with iperf3"
         findings.append(
-            Check(
+            Result(
                 name="network-rate",
                 host="",
                 outcome="warning",

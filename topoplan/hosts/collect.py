@@ -7,13 +7,11 @@ its own; all tools run at the same time, so that a host takes as long as its slo
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from importlib.resources import files
+from typing import Any, TypeVar
 
-from topoplan.hosts.facts import GpuFacts, HostFacts, PathFacts
+from topoplan.hosts.facts import GpuFacts, HostFacts
 from topoplan.hosts.parse_infiniband import parse_adapters, parse_mtus
 from topoplan.hosts.parse_ip import parse_default_interface, parse_interfaces, parse_listening, parse_route
 from topoplan.hosts.parse_lscpu import parse_cpus
@@ -29,7 +27,10 @@ from topoplan.hosts.parse_system import (
 )
 from topoplan.hosts.parse_topology import parse_topology
 from topoplan.hosts.sections import Section, number, pairs, read_sections
+from topoplan.remote.programs import program
 from topoplan.terminal import plain_values
+
+T = TypeVar("T")
 
 COLLECT_S = 40.0
 """A deadline for the script that it keeps unless the host itself does not answer."""
@@ -51,61 +52,25 @@ class Wanted:
     gpus: bool = True
 
 
-def collect_script(wanted: Wanted) -> str:
-    """The script that asks a host, for `Connection.run` with `COLLECT_S`."""
-    always = [
-        "section system 3 system",
-        "section addresses 8 addresses",
-        "section speeds 3 speeds",
-        "section default-route 8 default_route",
-        "section cpus 8 cpus",
-        'file meminfo "$proc/meminfo"',
-        "section shared-memory 4 shared_memory",
-        "section limits 3 limits",
-        "section cgroup 3 cgroup_memory",
-        "section container 3 container",
-        "section machine 4 machine",
-        "section nccl 5 nccl_settings",
-        "section listening 6 listening",
-    ]
-    groups = [always, ["section adapters 10 adapters"], ["section adapter-mtus 6 adapter_mtus"]]
+COLLECT, VERSIONS = program("hosts", "collect.sh"), program("hosts", "versions.py")
+"""The script that asks a host, for `Connection.run` with `COLLECT_S` and `collect_words`; what it runs with Python."""
+
+
+def collect_words(wanted: Wanted) -> tuple[str, ...]:
+    """What the script is asked for."""
+    words = ["machine"]
     if wanted.gpus:
-        groups += [
-            ["section gpu-places 3 gpu_places", "section gpus 30 gpus"],
-            ["section gpu-processes 25 gpu_processes"],
-            ["section topology 22 nvidia_smi topo -m"],
-            ["section nvlink 22 nvidia_smi nvlink -s"],
-        ]
-    groups += [[f"section route 14 route {shlex.quote(address)}"] for address in dict.fromkeys(wanted.routes)]
-    groups += [[f"section path 22 path {shlex.quote(path)} files"] for path in dict.fromkeys(wanted.paths)]
-    groups += [
-        [f"section path 22 path {shlex.quote(path)} -"]
-        for path in dict.fromkeys(wanted.places)
-        if path not in wanted.paths
-    ]
+        words.append("gpus")
+    for address in dict.fromkeys(wanted.routes):
+        words += ["route", address]
+    for path in dict.fromkeys(wanted.paths):
+        words += ["path", path, "files"]
+    for path in dict.fromkeys(wanted.places):
+        if path not in wanted.paths:
+            words += ["path", path, "-"]
     if wanted.versions:
-        program = shlex.quote(_text("versions.py"))
-        groups.append([f"section versions 18 versions {shlex.quote(wanted.python or '')} {program}"])
-    # Each group writes what it found and then what the one before it hands on, so they all run at the same time and
-    # nothing is written by two at once.
-    first, *others = ["\n".join(group) for group in reversed(groups)]
-    stages = [f"{{\n{first}\n}}", *(f"{{\n{group}\ncat\n}}" for group in others)]
-    clock = 'printf \'@@topoplan clock 0 %s\\n%s\\n\' "${#clock}" "$clock"'
-    return "\n".join(
-        [
-            _text("collect.sh"),
-            "clock=$(date +%s.%N)",
-            clock,
-            " |\n".join(stages),
-            "printf '@@topoplan end 0 0\\n\\n'",
-            "",
-        ]
-    )
-
-
-@lru_cache(maxsize=8)
-def _text(name: str) -> str:
-    return files("topoplan").joinpath("hosts", "scripts", name).read_text(encoding="utf-8")
+        words += ["versions", wanted.python or "", VERSIONS]
+    return tuple(words)
 
 
 def host_facts(output: bytes) -> HostFacts:
@@ -113,90 +78,120 @@ def host_facts(output: bytes) -> HostFacts:
 
     All text in it is plain, so that it can be shown.
     """
-    sections = read_sections(output)
-    by_name = {section.name: section for section in sections}
-    missing: dict[str, str] = {}
+    said = _Said(output)
+    found = HostFacts(
+        **_system(said),
+        **_gpus(said),
+        **_network(said),
+        **_memory(said),
+        **_software(said),
+        paths={path.path: path for text in said.all("path") if (path := parse_path(text)) is not None},
+    )
+    if not said.is_whole:
+        said.missing.setdefault("end", "the host's answer was cut off")
+    return plain_values(replace(found, missing=said.missing))
 
-    def text(name: str, *fields: str, tool: str = "") -> str | None:
+
+class _Said:
+    """The sections of an answer."""
+
+    def __init__(self, output: bytes) -> None:
+        self._sections = read_sections(output)
+        self._by_name = {section.name: section for section in self._sections}
+        self.missing: dict[str, str] = {}
+        self.is_whole = "end" in self._by_name
+
+    def text(self, name: str, *fields: str, tool: str = "") -> str | None:
         """What a section says; None where there is nothing to read, which is noted for the fields."""
-        section = by_name.get(name)
+        section = self._by_name.get(name)
         why = _why_not(section)
         if section is None or why:
-            missing.update(dict.fromkeys(fields, f"{tool}: {why}" if tool else why))
+            self.missing.update(dict.fromkeys(fields, f"{tool}: {why}" if tool else why))
             return None
         return section.text
 
-    system = dict(pairs(text("system", "hostname", "kernel", "boot_id", "port_range", "peermem") or ""))
-    peermem = system.get("peermem")
-    cpus = parse_cpus(text("cpus", "sockets", "cpu_cores", tool="lscpu") or "")
-    memory = parse_meminfo(text("meminfo", "memory_bytes", "memory_available_bytes", tool="/proc/meminfo") or "")
-    shm = parse_df(text("shared-memory", "shm_bytes", "shm_free_bytes", tool="df /dev/shm") or "", has_type=False)
-    memlock, open_files = parse_limits(text("limits", "memlock_bytes", "open_files") or "")
-    gpus_text = text("gpus", "gpus", tool="nvidia-smi")
-    matrix = text("topology", "topology", tool="nvidia-smi topo -m")
-    topology = parse_topology(matrix) if matrix is not None else None
-    nvlink = text("nvlink")
-    interfaces = text("addresses", "interfaces", tool="ip")
-    default_route = text("default-route", "default_interface", tool="ip")
-    adapters = text("adapters", "adapters", tool="/sys/class")
-    processes = text("gpu-processes", "gpu_processes", tool="nvidia-smi")
-    listening = text("listening", "listening_ports", tool="ss")
-    container = text("container", "in_container")
-    machine = pairs(text("machine", "firmware", "pci", "daemons", tool="/sys") or "")
-    said = dict(pairs(text("versions", "versions", tool="python") or ""))
-    gpus = None
-    if gpus_text is not None:
-        gpus = with_nvlink(parse_gpus(gpus_text), parse_nvlink(nvlink or ""))
-        gpus = _placed(gpus, text("gpu-places") or "", topology.numa_nodes if topology else {})
-        if driver := parse_driver(gpus_text):
-            said["driver"] = driver
-    found = HostFacts(
-        hostname=system.get("hostname", ""),
-        gpus=gpus,
-        gpu_processes=None if processes is None else parse_processes(processes),
-        topology=topology.links if topology else None,
-        adapters=None if adapters is None else parse_adapters(adapters, parse_mtus(text("adapter-mtus") or "")),
-        interfaces=None if interfaces is None else parse_interfaces(interfaces, text("speeds") or ""),
-        routes=tuple(route for one in sections if one.name == "route" and (route := parse_route(one.text)) is not None),
-        default_interface=parse_default_interface(default_route or ""),
-        sockets=cpus.sockets,
-        cpu_cores=cpus.cores,
-        memory_bytes=memory.get("MemTotal"),
-        memory_available_bytes=memory.get("MemAvailable"),
-        shm_bytes=shm.size_bytes if shm else None,
-        shm_free_bytes=shm.free_bytes if shm else None,
-        memlock_bytes=memlock,
-        open_files=open_files,
-        port_range=parse_port_range(system.get("port_range", "")),
-        listening_ports=None if listening is None else parse_listening(listening),
-        peermem=None if peermem is None else peermem == "yes",
-        kernel=system.get("kernel", ""),
-        boot_id=system.get("boot_id", ""),
-        clock_s=_clock(text("clock", "clock_s") or ""),
-        paths={path.path: path for one in sections if one.name == "path" and (path := _path(one)) is not None},
-        python=said.pop("executable", ""),
-        versions=dict(sorted(said.items())),
-        nccl_settings=parse_nccl_settings(text("nccl", "nccl_settings") or ""),
-        cgroup_memory_bytes=parse_cgroup_memory(text("cgroup") or ""),
-        in_container=None if container is None else bool(container.strip()),
-        firmware={label: value for label, value in machine if label not in ("pci", "daemon")},
-        pci=tuple(sorted({value for label, value in machine if label == "pci"})),
-        daemons=tuple(value for label, value in machine if label == "daemon"),
-    )
-    if "end" not in by_name:
-        missing.setdefault("end", "the host's answer was cut off")
-    return plain_values(replace(found, missing=missing))
+    def read(self, parse: Callable[[str], T], name: str, field: str, *, tool: str = "") -> T | None:
+        """What a parser makes of a section."""
+        text = self.text(name, field, tool=tool)
+        return None if text is None else parse(text)
+
+    def all(self, name: str) -> Iterator[str]:
+        """The texts of all sections of a name; what they have is good even where the rest took too long."""
+        return (section.text for section in self._sections if section.name == name)
+
+
+def _system(said: _Said) -> dict[str, Any]:
+    fields = dict(pairs(said.text("system", "hostname", "kernel", "boot_id", "port_range", "peermem") or ""))
+    cpus = parse_cpus(said.text("cpus", "sockets", "cpu_cores", tool="lscpu") or "")
+    machine = pairs(said.text("machine", "firmware", "pci", "daemons", tool="/sys") or "")
+    container = said.text("container", "in_container")
+    return {
+        "hostname": fields.get("hostname", ""),
+        "kernel": fields.get("kernel", ""),
+        "boot_id": fields.get("boot_id", ""),
+        "port_range": parse_port_range(fields.get("port_range", "")),
+        "peermem": None if "peermem" not in fields else fields["peermem"] == "yes",
+        "sockets": cpus.sockets,
+        "cpu_cores": cpus.cores,
+        "clock_s": _clock(said.text("clock", "clock_s") or ""),
+        "in_container": None if container is None else bool(container.strip()),
+        "firmware": {label: value for label, value in machine if label not in ("pci", "daemon")},
+        "pci": tuple(sorted({value for label, value in machine if label == "pci"})),
+        "daemons": tuple(value for label, value in machine if label == "daemon"),
+    }
+
+
+def _gpus(said: _Said) -> dict[str, Any]:
+    gpus = said.read(parse_gpus, "gpus", "gpus", tool="nvidia-smi")
+    topology = said.read(parse_topology, "topology", "topology", tool="nvidia-smi topo -m")
+    processes = said.read(parse_processes, "gpu-processes", "gpu_processes", tool="nvidia-smi")
+    if gpus is not None:
+        gpus = with_nvlink(gpus, parse_nvlink(said.text("nvlink") or ""))
+        gpus = _placed(gpus, said.text("gpu-places") or "", topology.numa_nodes if topology else {})
+    return {"gpus": gpus, "gpu_processes": processes, "topology": topology.links if topology else None}
+
+
+def _network(said: _Said) -> dict[str, Any]:
+    speeds, mtus = said.text("speeds") or "", parse_mtus(said.text("adapter-mtus") or "")
+    return {
+        "adapters": said.read(lambda text: parse_adapters(text, mtus), "adapters", "adapters", tool="/sys/class"),
+        "interfaces": said.read(lambda text: parse_interfaces(text, speeds), "addresses", "interfaces", tool="ip"),
+        "routes": tuple(route for text in said.all("route") if (route := parse_route(text)) is not None),
+        "default_interface": said.read(parse_default_interface, "default-route", "default_interface", tool="ip") or "",
+        "listening_ports": said.read(parse_listening, "listening", "listening_ports", tool="ss"),
+    }
+
+
+def _memory(said: _Said) -> dict[str, Any]:
+    memory = parse_meminfo(said.text("meminfo", "memory_bytes", "memory_available_bytes", tool="/proc/meminfo") or "")
+    shm = parse_df(said.text("shared-memory", "shm_bytes", "shm_free_bytes", tool="df /dev/shm") or "", has_type=False)
+    memlock, open_files = parse_limits(said.text("limits", "memlock_bytes", "open_files") or "")
+    return {
+        "memory_bytes": memory.get("MemTotal"),
+        "memory_available_bytes": memory.get("MemAvailable"),
+        "shm_bytes": shm.size_bytes if shm else None,
+        "shm_free_bytes": shm.free_bytes if shm else None,
+        "memlock_bytes": memlock,
+        "open_files": open_files,
+        "cgroup_memory_bytes": parse_cgroup_memory(said.text("cgroup") or ""),
+    }
+
+
+def _software(said: _Said) -> dict[str, Any]:
+    versions = dict(pairs(said.text("versions", "versions", tool="python") or ""))
+    if driver := parse_driver(said.text("gpus") or ""):
+        versions["driver"] = driver
+    return {
+        "python": versions.pop("executable", ""),
+        "versions": dict(sorted(versions.items())),
+        "nccl_settings": parse_nccl_settings(said.text("nccl", "nccl_settings") or ""),
+    }
 
 
 def _why_not(section: Section | None) -> str:
     if section is None:
         return "not asked, or its answer was lost"
     return section.problem or ("" if section.is_whole else "its answer was cut off")
-
-
-def _path(section: Section) -> PathFacts | None:
-    """A path's quick facts are good even where the rest of them took too long."""
-    return parse_path(section.text)
 
 
 def _placed(gpus: tuple[GpuFacts, ...], places: str, nodes: Mapping[int, int]) -> tuple[GpuFacts, ...]:

@@ -6,15 +6,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from topoplan import units
-from topoplan.hosts.check import Check
 from topoplan.hosts.facts import LIBRARIES, HostFacts
-from topoplan.hosts.probed import Probed, network_of, socket_interface
+from topoplan.hosts.probe import Probed, network_of, socket_interface
+from topoplan.hosts.result import Result
 from topoplan.units import format_bit_rate, format_gib
 
 _MOST_NAMED = 4
 
 
-def differences(hosts: Sequence[Probed]) -> tuple[Check, ...]:
+def differences(hosts: Sequence[Probed]) -> tuple[Result, ...]:
     """One finding for each property that is not the same on all hosts; it is about all, so its host is empty."""
     if len(hosts) < 2:
         return ()
@@ -71,7 +71,7 @@ def gpu_names(facts: HostFacts) -> str:
 
 def _compare(
     hosts: Sequence[Probed], name: str, label: str, value: Callable[[Probed], str], remedy: str
-) -> Check | None:
+) -> Result | None:
     by_value: dict[str, list[str]] = defaultdict(list)
     for one in hosts:
         by_value[value(one)].append(one.name)
@@ -81,7 +81,7 @@ def _compare(
     groups = sorted(by_value.items(), key=lambda group: (-len(group[1]), group[0]))
     what = "; ".join(f"{shown or 'not known'} on {named(names)}" for shown, names in groups)
     outcome = "failure" if name == "gpu-kind" else "warning"
-    return Check(name=name, host="", outcome=outcome, what=f"{label}: {what}", remedy=remedy)  # type: ignore[arg-type]
+    return Result(name=name, host="", outcome=outcome, what=f"{label}: {what}", remedy=remedy)  # type: ignore[arg-type]
 
 
 def named(names: Sequence[str]) -> str:
@@ -89,14 +89,14 @@ def named(names: Sequence[str]) -> str:
     return units.named(names, _MOST_NAMED)
 
 
-def _same_machine(hosts: Sequence[Probed]) -> tuple[Check, ...]:
+def _same_machine(hosts: Sequence[Probed]) -> tuple[Result, ...]:
     """Two names of one machine, told by the number of its boot and its host name."""
     by_machine: dict[tuple[str, str], list[str]] = defaultdict(list)
     for one in hosts:
         if one.facts.boot_id:
             by_machine[one.facts.boot_id, one.facts.hostname].append(one.name)
     return tuple(
-        Check(
+        Result(
             name="same-machine",
             host="",
             outcome="failure",

@@ -20,15 +20,14 @@ import secrets
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files as resources
 
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection, last_words
+from topoplan.remote.programs import program
 
-_SCRIPTS = resources("topoplan") / "remote" / "scripts"
-OURS = (_SCRIPTS / "ours.sh").read_text(encoding="utf-8")
+OURS = program("remote", "ours.sh")
 """Shell functions that tell whether a directory is ours alone."""
-PUT = OURS + (_SCRIPTS / "put.sh").read_text(encoding="utf-8")
+PUT = OURS + program("remote", "put.sh")
 """What runs on the host."""
 _NO_REASON = b"due to previous errors"
 """How tar's last line ends, which says only that there were others."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from topoplan.hosts import network
-from topoplan.hosts.checks import wanted
-from topoplan.hosts.collect import collect_script
+from topoplan.hosts.collect import COLLECT, VERSIONS, collect_words
 from topoplan.hosts.needs import RunNeeds
+from topoplan.hosts.preflight import connections
+from topoplan.hosts.preflight.preflight import wanted
 from topoplan.remote import upload
 from topoplan.remote.connection import SHELL
 from topoplan.remote.ssh_config import Target
@@ -43,23 +43,22 @@ class _Program:
 
 def _programs(bundle: Bundle, checks: RunNeeds | None) -> tuple[_Program, ...]:
     """All that may run on a host, in the order in which it does. Those of node 0, where they differ."""
-    node = bundle.nodes[0]
-    cluster = bundle.draft.spec.cluster
     ask = _Program(
         name="ask",
-        does="says what the host is; it differs by the paths that it looks at",
-        words="",
-        text=collect_script(wanted(cluster, node.host, checks)),
+        does="says what the host is; its words are what is wanted",
+        words="WANTED",
+        text=COLLECT,
     )
+    versions = _Program(name="versions", does="the VERSIONS of `ask`, in Python", words="", text=VERSIONS)
     meet = _Program(
         name="meet",
         does="listens on ports, and connects to those of all other hosts",
         words=" ".join(_MEET),
-        text=network.SCRIPT,
+        text=connections.SCRIPT,
     )
-    ports = _Program(name="ports", does="the PORTS of `meet`, in Python", words="TASK", text=network.program())
+    ports = _Program(name="ports", does="the PORTS of `meet`, in Python", words="TASK", text=connections.PROGRAM)
     return (
-        *((ask, meet, ports) if checks is not None else ()),
+        *((ask, versions, meet, ports) if checks is not None else ()),
         _Program(
             name="put",
             does="makes a directory, unpacks the files into it, compares them with their SUMS, and renames it",
@@ -115,7 +114,7 @@ def dry_run_to_dict(
                 "staging": _staging(node, targets[node.name]),
                 "files": {name: len(data) for name, data in bundle.files_of(node).items()},
                 "put": upload.PUT,
-                "commands": _commands(node, targets[node.name], checks, grace_s),
+                "commands": _commands(bundle, node, targets[node.name], checks, grace_s),
                 "command": _command(node, targets[node.name]),
             }
             for node in bundle.nodes
@@ -140,7 +139,7 @@ def dry_run_lines(
         directory = _directory(node, targets[node.name])
         yield ""
         yield f"{node.name}: {_ssh(targets[node.name])}"
-        for name, *words in _commands(node, targets[node.name], checks, grace_s):
+        for name, *words in _commands(bundle, node, targets[node.name], checks, grace_s):
             if name == "put":
                 for file, data in bundle.files_of(node).items():
                     yield f"  put {directory}/{file} ({len(data):,} bytes)"
@@ -163,13 +162,17 @@ def dry_run_lines(
     yield "The first failure, or Ctrl-C, ends all: SIGTERM, after the grace SIGKILL, to what this run started only."
 
 
-def _commands(node: BundleNode, target: Target, checks: RunNeeds | None, grace_s: float) -> list[list[str]]:
+def _commands(
+    bundle: Bundle, node: BundleNode, target: Target, checks: RunNeeds | None, grace_s: float
+) -> list[list[str]]:
     """Names of programs, with the words that they are given."""
+    asked = collect_words(wanted(bundle.draft.spec.cluster, node.host, checks))
+    ask = ["ask", *("VERSIONS" if word == VERSIONS else word for word in asked)]
     directory = _directory(node, target)
     seconds = upload.waiting_s(Settings().upload_s)
     identity = _IDENTITY.split()
     return [
-        *([["ask"], ["meet", *_MEET]] if checks is not None else []),
+        *([ask, ["meet", *_MEET]] if checks is not None else []),
         ["put", node.host.workdir or "~", f"{_own(node, target)}/{_RUN}", _STAGING, seconds, "SUMS"],
         ["start", directory, node.script, _RUN, "KEEP", "SUMS"],
         ["follow", directory, "-c+1"],

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from topoplan.hosts.check import Check, Outcome
+from topoplan.hosts.result import Outcome, Result
 from topoplan.report.paragraphs import bullets, paragraph
 from topoplan.report.tables import table_of
 from topoplan.report.text import counted
@@ -27,13 +27,13 @@ _MOST_NAMED = 6
 _LABEL = 18
 
 
-def worst(checks: Sequence[Check]) -> Outcome:
+def worst(checks: Sequence[Result]) -> Outcome:
     """The outcome of all checks together; what was skipped does not count."""
     found = {check.outcome for check in checks}
     return "failure" if "failure" in found else "warning" if "warning" in found else "ok"
 
 
-def preflight_to_dict(cluster: str, hosts: Sequence[str], checks: Sequence[Check]) -> dict[str, Any]:
+def preflight_to_dict(cluster: str, hosts: Sequence[str], checks: Sequence[Result]) -> dict[str, Any]:
     """Every check of every host."""
     return {
         "schema": SCHEMA,
@@ -54,7 +54,7 @@ def preflight_to_dict(cluster: str, hosts: Sequence[str], checks: Sequence[Check
     }
 
 
-def print_preflight(console: Console, cluster: str, hosts: Sequence[str], checks: Sequence[Check]) -> None:
+def print_preflight(console: Console, cluster: str, hosts: Sequence[str], checks: Sequence[Result]) -> None:
     """The checks that are not ok on every host, host by host; the others in a line; what was found and what to do."""
     names = list(dict.fromkeys(check.name for check in checks))
     by_place = {(check.name, check.host): check.outcome for check in checks}
@@ -75,7 +75,7 @@ def print_preflight(console: Console, cluster: str, hosts: Sequence[str], checks
         paragraph(console, f"Ok on all hosts: {', '.join(fine)}.", style="dim")
 
 
-def _summary(checks: Sequence[Check]) -> str:
+def _summary(checks: Sequence[Result]) -> str:
     counts = {outcome: sum(check.outcome == outcome for check in checks) for outcome in _ORDER}
     parts = [counted(counts[outcome], outcome) for outcome in ("failure", "warning") if counts[outcome]]
     parts = parts or ["ready"]
@@ -115,7 +115,7 @@ def _signs(width: int, hosts: Sequence[str], names: Sequence[str], by_place: dic
     return text
 
 
-def _findings(checks: Sequence[Check], hosts: Sequence[str]) -> list[str]:
+def _findings(checks: Sequence[Result], hosts: Sequence[str]) -> list[str]:
     """One text for each thing that was found, with all hosts that it was found on."""
     places: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for check in checks:

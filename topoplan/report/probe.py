@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 
 from topoplan.errors import HostError
-from topoplan.hosts.check import Check
 from topoplan.hosts.cluster_yaml import Draft
 from topoplan.hosts.differences import gpu_names, memory_of
 from topoplan.hosts.facts import HostFacts
-from topoplan.hosts.probed import Probed, network_of, socket_interface
+from topoplan.hosts.probe import Probed, network_of, socket_interface
+from topoplan.hosts.result import Result
 from topoplan.report.paragraphs import bullets, paragraph
 from topoplan.report.tables import table_of
 from topoplan.report.text import counted
@@ -90,7 +90,7 @@ def print_probe(
             paragraph(console, "Next: fill in what is marked `not known`, then topoplan rank it")
 
 
-def finding_line(check: Check) -> str:
+def finding_line(check: Result) -> str:
     """`node3: no GPUs: nvidia-smi: not installed; install the driver`."""
     head = f"{check.host}: {check.what}" if check.host else check.what
     head = f"{head} [stops]" if check.outcome == "failure" else head

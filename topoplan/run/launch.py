@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from topoplan.errors import HostError, InputError
-from topoplan.hosts.check import Check
-from topoplan.hosts.check import Outcome as CheckOutcome
+from topoplan.hosts.result import Outcome as HostOutcome
+from topoplan.hosts.result import Result
 from topoplan.remote.connection import Connection
 from topoplan.remote.fanout import run_on_all
 from topoplan.remote.keys import Access
@@ -41,7 +41,7 @@ OWN_PARTS = 3
 """Of the path of a run directory: the user's runs, the node and the run are directories of ours alone."""
 _BY_USER = "Ctrl-C"
 
-Preflight = Callable[[Mapping[str, Connection]], Sequence[Check]]
+Preflight = Callable[[Mapping[str, Connection]], Sequence[Result]]
 """Checks the hosts, by the names that the user has for them, before anything is put there."""
 
 
@@ -109,7 +109,7 @@ class LaunchSession(Session):
         connections = {self._targets[name].name: one for name, one in self._connections.items()}
         checks = self._wait(lambda: preflight(connections))
         # What is alike on several hosts is said once.
-        places: dict[tuple[CheckOutcome, str, str, str], list[str]] = defaultdict(list)
+        places: dict[tuple[HostOutcome, str, str, str], list[str]] = defaultdict(list)
         for check in checks:
             if check.outcome in ("warning", "failure"):
                 places[check.outcome, check.name, check.what, check.remedy].append(check.host)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from topoplan.errors import HostError, InputError
-from topoplan.hosts.check import Check
-from topoplan.hosts.preflight import SECRETS
+from topoplan.hosts.preflight.looks import SECRETS
+from topoplan.hosts.result import Result
 from topoplan.terminal import plain, with_text
 from topoplan.units import named
 
@@ -36,14 +36,14 @@ def take(names: Sequence[str], environment: Mapping[str, str] = os.environ) -> d
     return {name: environment[name] for name in names}
 
 
-def check(names: Sequence[str], environment: Mapping[str, str] = os.environ) -> Check | None:
+def check(names: Sequence[str], environment: Mapping[str, str] = os.environ) -> Result | None:
     """The same as a line of a preflight; None where there are no secrets."""
     if not names:
         return None
     if not (lacking := missing(names, environment)):
-        return Check(name=SECRETS, host="", outcome="ok", what=f"{named(names)} set here")
+        return Result(name=SECRETS, host="", outcome="ok", what=f"{named(names)} set here")
     what, remedy = _words(lacking)
-    return Check(name=SECRETS, host="", outcome="failure", what=what, remedy=remedy)
+    return Result(name=SECRETS, host="", outcome="failure", what=what, remedy=remedy)
 
 
 def _words(lacking: Sequence[str]) -> tuple[str, str]:

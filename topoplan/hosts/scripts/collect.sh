@@ -267,3 +267,60 @@ versions() {
     done
     return 127
 }
+
+# ask WORD...: `machine`, `gpus`, `route ADDRESS`, `path PATH files|-`, `versions PYTHON PROGRAM`, as many as are wanted.
+# Each writes what it found and then what the others hand on: so they all run at the same time, and nothing is written
+# by two at once.
+ask() {
+    [ $# -gt 0 ] || return 0
+    what=$1
+    shift
+    case $what in
+        machine) ask always adapters adapter_mtus "$@" ;;
+        gpus) ask cards gpu_processes topology nvlink "$@" ;;
+        always)
+            ask "$@" | {
+                section system 3 system
+                section addresses 8 addresses
+                section speeds 3 speeds
+                section default-route 8 default_route
+                section cpus 8 cpus
+                file meminfo "$proc/meminfo"
+                section shared-memory 4 shared_memory
+                section limits 3 limits
+                section cgroup 3 cgroup_memory
+                section container 3 container
+                section machine 4 machine
+                section nccl 5 nccl_settings
+                section listening 6 listening
+                cat
+            }
+            ;;
+        adapters) ask "$@" | { section adapters 10 adapters; cat; } ;;
+        adapter_mtus) ask "$@" | { section adapter-mtus 6 adapter_mtus; cat; } ;;
+        cards) ask "$@" | { section gpu-places 3 gpu_places; section gpus 30 gpus; cat; } ;;
+        gpu_processes) ask "$@" | { section gpu-processes 25 gpu_processes; cat; } ;;
+        topology) ask "$@" | { section topology 22 nvidia_smi topo -m; cat; } ;;
+        nvlink) ask "$@" | { section nvlink 22 nvidia_smi nvlink -s; cat; } ;;
+        route)
+            address=$1
+            shift
+            ask "$@" | { section route 14 route "$address"; cat; }
+            ;;
+        path)
+            place=$1 how=$2
+            shift 2
+            ask "$@" | { section path 22 path "$place" "$how"; cat; }
+            ;;
+        versions)
+            wanted=$1 program=$2
+            shift 2
+            ask "$@" | { section versions 18 versions "$wanted" "$program"; cat; }
+            ;;
+    esac
+}
+
+clock=$(date +%s.%N)
+printf '@@topoplan clock 0 %s\n%s\n' "${#clock}" "$clock"
+ask "$@"
+printf '@@topoplan end 0 0\n\n'

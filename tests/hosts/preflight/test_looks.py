@@ -17,9 +17,23 @@ from tests.hosts.scenes import cluster, facts, gpu, needs
 from tests.sizes import examples
 from topoplan.errors import HostError, InputError
 from topoplan.hosts import facts as facts_module
-from topoplan.hosts.check import Outcome
 from topoplan.hosts.facts import HostFacts
-from topoplan.hosts.preflight import LOOKS, NAMES, check_names, preflight
+from topoplan.hosts.needs import RunNeeds
+from topoplan.hosts.preflight.looks import LOOKS, NAMES, look_at, refuse_unknown, scene_of
+from topoplan.hosts.result import Outcome, Result
+from topoplan.specs.cluster import Cluster
+
+
+def preflight(
+    place: Cluster,
+    wanted: RunNeeds | None,
+    said: Mapping[str, HostFacts | HostError],
+    *,
+    skip: Any = (),
+    asked: Any = None,
+) -> tuple[Result, ...]:
+    return look_at(scene_of(place, wanted, said, asked=asked), said, skip=skip)
+
 
 OUTCOMES = set(get_args(Outcome))
 WORDS = st.sampled_from(
@@ -131,9 +145,9 @@ def test_a_host_too_many_is_a_mistake_of_the_caller() -> None:
 
 
 def test_unknown_checks_are_refused_with_the_nearest() -> None:
-    check_names(NAMES, option="--skip")
+    refuse_unknown(NAMES, option="--skip")
     with pytest.raises(InputError, match=r"--skip: 'memlok' is not a check; did you mean 'memlock'\?"):
-        check_names(["shm", "memlok"], option="--skip")
+        refuse_unknown(["shm", "memlok"], option="--skip")
 
 
 def test_the_page_on_failures_has_every_check() -> None:

@@ -12,19 +12,19 @@ import pytest
 
 from tests.hosts.scenes import address, cluster, facts, needs, scene
 from topoplan.errors import HostError
-from topoplan.hosts.check import Check
-from topoplan.hosts.network import (
+from topoplan.hosts.preflight.connections import (
     SCRIPT,
     Listening,
     Peer,
     arguments,
-    network_checks,
+    connection_results,
     peers_of,
     read_listening,
     read_results,
     told,
 )
-from topoplan.hosts.scene import Scene
+from topoplan.hosts.preflight.scene import Scene
+from topoplan.hosts.result import Result
 
 PLANNED = scene(facts(0), facts(1), facts(2), wanted=needs())
 LISTENING: dict[str, Listening | str | HostError] = {
@@ -46,7 +46,7 @@ def results(of: Scene = PLANNED, **failed: str) -> dict[str, dict[Peer, str]]:
     return found
 
 
-def by_place(checks: Sequence[Check]) -> dict[tuple[str, str], Check]:
+def by_place(checks: Sequence[Result]) -> dict[tuple[str, str], Result]:
     return {(check.name, check.host): check for check in checks}
 
 
@@ -70,13 +70,13 @@ def test_only_ports_that_listen_are_tried() -> None:
 
 
 def test_all_is_open() -> None:
-    checks = by_place(network_checks(PLANNED, LISTENING, results()))
+    checks = by_place(connection_results(PLANNED, LISTENING, results()))
     assert {check.outcome for check in checks.values()} == {"ok"}
     assert set(checks) == {(name, host) for name in ("master-port", "high-ports") for host in ("n0", "n1", "n2")}
 
 
 def test_both_sides_of_a_cut_name_each_other() -> None:
-    checks = by_place(network_checks(PLANNED, LISTENING, results(n1_n2="timed out", n2_n1="timed out")))
+    checks = by_place(connection_results(PLANNED, LISTENING, results(n1_n2="timed out", n2_n1="timed out")))
     assert {place for place, check in checks.items() if check.outcome == "failure"} == {
         ("high-ports", "n1"),
         ("high-ports", "n2"),
@@ -86,7 +86,7 @@ def test_both_sides_of_a_cut_name_each_other() -> None:
 
 
 def test_a_rendezvous_that_is_closed_to_one_host() -> None:
-    checks = by_place(network_checks(PLANNED, LISTENING, results(n2_master="connection refused")))
+    checks = by_place(connection_results(PLANNED, LISTENING, results(n2_master="connection refused")))
     assert checks["master-port", "n2"].outcome == "failure"
     assert "10.0.0.1:23456: connection refused" in checks["master-port", "n2"].what
     assert checks["master-port", "n1"].outcome == "ok"
@@ -95,7 +95,7 @@ def test_a_rendezvous_that_is_closed_to_one_host() -> None:
 def test_a_rendezvous_that_node_0_cannot_listen_on() -> None:
     taken = {**LISTENING, "n0": Listening(ports=(41000,), master="address already in use")}
     tried = {node.name: dict.fromkeys(peers_of(PLANNED, node, taken), "") for node in PLANNED.nodes}
-    checks = by_place(network_checks(PLANNED, taken, tried))
+    checks = by_place(connection_results(PLANNED, taken, tried))
     assert checks["master-port", "n0"].outcome == "failure"
     assert "address already in use" in checks["master-port", "n0"].what
     assert checks["master-port", "n1"].outcome == "skipped"
@@ -103,7 +103,7 @@ def test_a_rendezvous_that_node_0_cannot_listen_on() -> None:
 
 def test_hosts_that_cannot_try() -> None:
     some = {**LISTENING, "n1": LOST, "n2": "no python3"}
-    checks = by_place(network_checks(PLANNED, some, {"n0": {}, "n1": LOST, "n2": None}))
+    checks = by_place(connection_results(PLANNED, some, {"n0": {}, "n1": LOST, "n2": None}))
     assert [checks["high-ports", host].outcome for host in ("n0", "n1", "n2")] == ["skipped", "failure", "skipped"]
     assert checks["high-ports", "n1"].what == "the connection was lost"
     assert checks["high-ports", "n2"].what == "no python3"
@@ -111,7 +111,7 @@ def test_hosts_that_cannot_try() -> None:
 
 def test_without_a_plan_there_is_no_rendezvous_to_try() -> None:
     of = scene(facts(0), facts(1))
-    assert {check.name for check in network_checks(of, LISTENING, results(of))} == {"high-ports"}
+    assert {check.name for check in connection_results(of, LISTENING, results(of))} == {"high-ports"}
     _, task, _ = arguments(of, of.nodes[0], random.Random(0))
     assert json.loads(task)["master"] is None
 

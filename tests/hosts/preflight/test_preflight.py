@@ -11,11 +11,11 @@ import pytest
 from tests.bed.bed import Bed, probe
 from tests.bed.ready_hosts import NAMES, ready_hosts, spec_of, wanted
 from topoplan.errors import HostError
-from topoplan.hosts.check import Check
-from topoplan.hosts.checks import preflight
 from topoplan.hosts.needs import RunNeeds
-from topoplan.hosts.network import SCRIPT, arguments
-from topoplan.hosts.preflight import LOOKS, MASTER_REACHABLE, PORTS_OPEN, scene_of
+from topoplan.hosts.preflight.connections import SCRIPT, arguments
+from topoplan.hosts.preflight.looks import LOOKS, MASTER_REACHABLE, PORTS_OPEN, scene_of
+from topoplan.hosts.preflight.preflight import preflight
+from topoplan.hosts.result import Result
 from topoplan.remote.connection import Connection
 from topoplan.remote.fanout import connect_all
 from topoplan.remote.keys import Access
@@ -54,11 +54,11 @@ def connections(ready: Bed) -> Iterator[Mapping[str, Connection]]:
         one.close()
 
 
-def found(checks: tuple[Check, ...], *outcomes: str) -> set[tuple[str, str]]:
+def found(checks: tuple[Result, ...], *outcomes: str) -> set[tuple[str, str]]:
     return {(check.name, check.host) for check in checks if check.outcome in outcomes}
 
 
-def one(checks: tuple[Check, ...], name: str, host: str) -> Check:
+def one(checks: tuple[Result, ...], name: str, host: str) -> Result:
     (check,) = (check for check in checks if (check.name, check.host) == (name, host))
     return check
 

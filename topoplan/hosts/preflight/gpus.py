@@ -1,11 +1,12 @@
-"""Checks of GPUs: there, of the right kind, free, and each on one host alone."""
+"""GPUs: there, of the right kind, free, and each on one host alone."""
 
 from __future__ import annotations
 
 import re
 
 from topoplan.hosts.facts import GpuFacts, GpuProcess
-from topoplan.hosts.scene import Found, Node, Scene, failure, ok, warning
+from topoplan.hosts.preflight.scene import Node, Scene
+from topoplan.hosts.result import Result, failure, ok, warning
 from topoplan.units import format_gib, format_seconds, named
 
 _IDLE_BYTES = 2**30
@@ -15,7 +16,7 @@ _SAME_MEMORY = 0.03
 _CONSUMER = re.compile(r"GeForce|RTX [2345]0\d\d", re.IGNORECASE)
 
 
-def gpus_present(scene: Scene, node: Node) -> Found:
+def gpus_present(scene: Scene, node: Node) -> Result:
     """Row 22: fewer GPUs than the spec says, or cut into MIG instances, which NCCL does not connect."""
     wanted = scene.cluster.gpus_per_node
     gpus = node.facts.gpus
@@ -32,7 +33,7 @@ def gpus_present(scene: Scene, node: Node) -> Found:
     return ok(f"{len(gpus)} x {gpus[0].name}")
 
 
-def gpus_kind(scene: Scene, node: Node) -> Found | None:
+def gpus_kind(scene: Scene, node: Node) -> Result | None:
     """Row 22: another card than the plan was made for, with other memory and other speed."""
     gpu, gpus = scene.cluster.gpu, _used(scene, node)
     if not gpus:
@@ -73,7 +74,7 @@ def is_kind(driver_name: str, catalog_name: str) -> bool:
     return ("pcie" in said) == ("pcie" in rest) or not {"pcie", "sxm"} & set(rest) or "sxm" in said
 
 
-def gpus_free(scene: Scene, node: Node) -> Found | None:
+def gpus_free(scene: Scene, node: Node) -> Result | None:
     """Rows 22 and 23: GPUs that somebody else uses, or that an earlier run has left its processes on."""
     busy, over = [], []
     gpus = _used(scene, node)
@@ -105,7 +106,7 @@ def gpus_free(scene: Scene, node: Node) -> Found | None:
     return ok("no memory in use")
 
 
-def gpus_distinct(scene: Scene, node: Node) -> Found | None:
+def gpus_distinct(scene: Scene, node: Node) -> Result | None:
     """One machine under two names of the spec: both would start their ranks on the same GPUs."""
     own = {gpu.uuid for gpu in _used(scene, node) if gpu.uuid}
     if not own:
@@ -119,7 +120,7 @@ def gpus_distinct(scene: Scene, node: Node) -> Found | None:
     return ok("GPUs of its own")
 
 
-def peer_access(scene: Scene, node: Node) -> Found | None:
+def peer_access(scene: Scene, node: Node) -> Result | None:
     """Row 20: direct access between consumer cards hangs where PCIe sends it through an IOMMU or ACS."""
     gpus = _used(scene, node)
     if len(gpus) < 2 or not _CONSUMER.search(gpus[0].name):

@@ -1,10 +1,11 @@
-"""Checks of a machine's memory, limits and clock."""
+"""A machine's memory, limits and clock."""
 
 from __future__ import annotations
 
 import statistics
 
-from topoplan.hosts.scene import Found, Node, Scene, failure, ok, warning
+from topoplan.hosts.preflight.scene import Node, Scene
+from topoplan.hosts.result import Result, failure, ok, warning
 from topoplan.units import format_gib, format_seconds
 
 _SHM_BYTES = 2**30
@@ -19,7 +20,7 @@ _SAME_MEMORY = 0.1
 """By so much less the kernel shows than is built in."""
 
 
-def cpu_cores(scene: Scene, node: Node) -> Found:
+def cpu_cores(scene: Scene, node: Node) -> Result:
     """Fewer cores than ranks, or than the spec says: OMP_NUM_THREADS in the node scripts goes by it."""
     cores, wanted = node.facts.cpu_cores, scene.cluster.cpu_cores
     if cores is None:
@@ -33,7 +34,7 @@ def cpu_cores(scene: Scene, node: Node) -> Found:
     return ok(f"{cores} CPU cores")
 
 
-def host_memory(scene: Scene, node: Node) -> Found:
+def host_memory(scene: Scene, node: Node) -> Result:
     """Host memory for what a plan offloads to it, within the limit of the container or slice (cgroup)."""
     facts, needs, said = node.facts, scene.needs, scene.cluster.host_memory_bytes
     if facts.memory_available_bytes is None and facts.memory_bytes is None:
@@ -56,7 +57,7 @@ def host_memory(scene: Scene, node: Node) -> Found:
     return ok(words)
 
 
-def shm(scene: Scene, node: Node) -> Found:
+def shm(scene: Scene, node: Node) -> Result:
     """Row 14: /dev/shm too small for NCCL and the data loader's workers."""
     whole, free = node.facts.shm_bytes, node.facts.shm_free_bytes
     if whole is None:
@@ -76,7 +77,7 @@ def shm(scene: Scene, node: Node) -> Found:
     return ok(f"{format_gib(whole if free is None else free)} free")
 
 
-def memlock(scene: Scene, node: Node) -> Found | None:
+def memlock(scene: Scene, node: Node) -> Result | None:
     """Row 15: RDMA pins memory, and the limit that counts is that of the session which starts the run.
 
     The fact is what is left after raising it as far as the session may, which a node script does first.
@@ -95,7 +96,7 @@ def memlock(scene: Scene, node: Node) -> Found | None:
     return (failure if limit < _MEMLOCK_BYTES else warning)(f"{what}, and RDMA pins what it sends", remedy)
 
 
-def clock(scene: Scene, node: Node) -> Found | None:
+def clock(scene: Scene, node: Node) -> Result | None:
     """Clocks apart by more than the round trips explain."""
     if len(scene.nodes) < 2 or node.asked is None:
         return None

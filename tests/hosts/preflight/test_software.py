@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.hosts.scenes import cluster, facts, needs, outcome, required, scene, see
-from topoplan.hosts.check_software import packages, python, versions
 from topoplan.hosts.facts import HostFacts
+from topoplan.hosts.preflight.software import packages, python, versions
 
 
 def having(number: int = 0, **changes: str) -> HostFacts:

@@ -11,16 +11,15 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
+from dataclasses import dataclass, replace
 
 from topoplan.errors import HostError
-from topoplan.hosts.check import Check
-from topoplan.hosts.check_network import fabric_address
 from topoplan.hosts.needs import python_on
-from topoplan.hosts.preflight import MASTER_REACHABLE, PORTS_OPEN
-from topoplan.hosts.scene import Found, Node, Scene, failure, ok, skipped
+from topoplan.hosts.preflight.interfaces import fabric_address
+from topoplan.hosts.preflight.looks import MASTER_REACHABLE, PORTS_OPEN
+from topoplan.hosts.preflight.scene import Node, Scene
+from topoplan.hosts.result import Result, failure, ok, skipped
+from topoplan.remote.programs import program
 from topoplan.terminal import plain_values
 from topoplan.units import named
 
@@ -30,21 +29,12 @@ LIMIT_S = 45.0
 """After which a host's program ends, whatever happens."""
 PORTS = 2
 """That each host listens on."""
+SCRIPT, PROGRAM = program("hosts", "meet.sh"), program("hosts", "ports.py")
+"""What runs on a host, and what that runs with Python."""
 _CANDIDATES = 12
 _AT_ONCE = 128
 _RANGE = (32768, 60999)
 """Linux's own, where a host does not say."""
-
-SCRIPT = """\
-program=$1 task=$2 python=$3
-for python in "$python" python3 python; do
-    [ -n "$python" ] && command -v "$python" >/dev/null 2>&1 &&
-        "$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' </dev/null 2>/dev/null &&
-        exec "$python" -I -c "$program" "$task"
-done
-echo '{"lacks": "python3"}'
-"""
-"""Starts the program with the first Python that works: the venv's, or the system's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +71,7 @@ def arguments(scene: Scene, node: Node, choice: random.Random) -> tuple[str, str
         "at_once": _AT_ONCE,
         "limit_s": LIMIT_S,
     }
-    return program(), json.dumps(task), python_on(node.host) or ""
+    return PROGRAM, json.dumps(task), python_on(node.host) or ""
 
 
 def read_listening(line: bytes) -> Listening | str:
@@ -126,19 +116,19 @@ def read_results(line: bytes, peers: Sequence[Peer]) -> Mapping[Peer, str] | Non
     return {peer: str(result) for peer, result in zip(peers, results, strict=True)}
 
 
-def network_checks(
+def connection_results(
     scene: Scene,
     listening: Mapping[str, Listening | str | HostError],
     results: Mapping[str, Mapping[Peer, str] | HostError | None],
     *,
     skip: Collection[str] = (),
-) -> tuple[Check, ...]:
-    """The checks of all hosts that took part."""
+) -> tuple[Result, ...]:
+    """What to say of all hosts that took part."""
     looks = {MASTER_REACHABLE: _master, PORTS_OPEN: _pairs}
     return tuple(
-        Check(name=check, host=node.name, outcome=found.outcome, what=found.what, remedy=found.remedy)
-        for check, look in looks.items()
-        if check not in skip
+        replace(found, name=name, host=node.name)
+        for name, look in looks.items()
+        if name not in skip
         for node in scene.nodes
         if (found := look(scene, node, listening.get(node.name), results.get(node.name), listening)) is not None
     )
@@ -150,7 +140,7 @@ _Results = Mapping[Peer, str] | HostError | None
 
 def _master(
     scene: Scene, node: Node, own: _Listens, results: _Results, listening: Mapping[str, _Listens]
-) -> Found | None:
+) -> Result | None:
     """Row 6: a rendezvous port that node 0 cannot listen on, or that a firewall keeps the others from."""
     if scene.needs is None:
         return None
@@ -174,7 +164,7 @@ def _master(
 
 def _pairs(
     scene: Scene, node: Node, own: _Listens, results: _Results, listening: Mapping[str, _Listens]
-) -> Found | None:
+) -> Result | None:
     """Row 7: ports that NCCL and Gloo will choose are blocked between two hosts."""
     if len(scene.nodes) < 2:
         return None
@@ -203,7 +193,7 @@ def _pairs(
     return ok(f"open to {len(tried)} other{'s' if len(tried) > 1 else ''}")
 
 
-def _why_not(own: _Listens, results: _Results) -> Found | None:
+def _why_not(own: _Listens, results: _Results) -> Result | None:
     """The outcome where a host could not try."""
     for answer in (own, results):
         if isinstance(answer, HostError):
@@ -216,12 +206,6 @@ def _why_not(own: _Listens, results: _Results) -> Found | None:
 def _token(name: str) -> str:
     """What the program on a host answers, so that another one on its port or address is told from it."""
     return f"topoplan preflight of {name}"
-
-
-@cache
-def program() -> str:
-    """What SCRIPT runs with Python."""
-    return files("topoplan").joinpath("hosts", "scripts", "ports.py").read_text(encoding="utf-8")
 
 
 def _document(line: bytes) -> Mapping[str, object]:

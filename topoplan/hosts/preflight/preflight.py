@@ -9,25 +9,24 @@ from collections.abc import Collection, Mapping
 
 from topoplan.bundle.fabric import fabric_needs
 from topoplan.errors import HostError
-from topoplan.hosts.check import Check
-from topoplan.hosts.collect import COLLECT_S, Wanted, collect_script, host_facts
+from topoplan.hosts.collect import COLLECT, COLLECT_S, Wanted, collect_words, host_facts
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.needs import RunNeeds, paths_on, python_on
-from topoplan.hosts.network import (
+from topoplan.hosts.preflight.connections import (
     CONNECT_S,
     SCRIPT,
     Listening,
     Peer,
     arguments,
-    network_checks,
+    connection_results,
     peers_of,
     read_listening,
     read_results,
     told,
 )
-from topoplan.hosts.preflight import MASTER_REACHABLE, PORTS_OPEN, scene_of
-from topoplan.hosts.preflight import preflight as checks_of
-from topoplan.hosts.scene import Scene
+from topoplan.hosts.preflight.looks import MASTER_REACHABLE, PORTS_OPEN, look_at, scene_of
+from topoplan.hosts.preflight.scene import Scene
+from topoplan.hosts.result import Result
 from topoplan.remote.connection import Chunk, Connection, Stream
 from topoplan.remote.fanout import run_on_all
 from topoplan.remote.waiting import Deadline
@@ -49,11 +48,11 @@ def preflight(
     needs: RunNeeds | None,
     *,
     skip: Collection[str] = (),
-) -> tuple[Check, ...]:
-    """Check the hosts of a cluster for a run, or with `needs` None for any run.
+) -> tuple[Result, ...]:
+    """Result the hosts of a cluster for a run, or with `needs` None for any run.
 
-    `connections` has an entry a host in the order of `cluster.hosts`; one that could not be made is a failure of the
-    check `reachable`. Takes some seconds; nothing is changed on the hosts, and nothing is left running there. The
+    `connections` has an entry a host in the order of `cluster.hosts`; one that could not be made is a failure of
+    `reachable`. Takes some seconds; nothing is changed on the hosts, and nothing is left running there. The
     connections stay open.
     """
     hosts = dict(zip(connections, cluster.hosts, strict=True))
@@ -72,11 +71,11 @@ def preflight(
         else:
             sent, said[name], answered = answer
             asked[name] = (sent, answered)
-    checks = checks_of(cluster, needs, said, asked=asked, skip=skip)
-    scene = scene_of(cluster, needs, said)
+    scene = scene_of(cluster, needs, said, asked=asked)
+    results = look_at(scene, said, skip=skip)
     if cluster.nodes == 1 or {MASTER_REACHABLE, PORTS_OPEN} <= set(skip):
-        return checks
-    return checks + _try_network(scene, {node.name: open_ones[node.name] for node in scene.nodes}, skip)
+        return results
+    return results + _connect(scene, {node.name: open_ones[node.name] for node in scene.nodes}, skip)
 
 
 def wanted(cluster: Cluster, host: Host, needs: RunNeeds | None) -> Wanted:
@@ -93,11 +92,11 @@ def wanted(cluster: Cluster, host: Host, needs: RunNeeds | None) -> Wanted:
 
 def _ask(connection: Connection, wants: Wanted) -> _Asked:
     sent = time.time()
-    done = connection.run(collect_script(wants), deadline_s=COLLECT_S)
+    done = connection.run(COLLECT, *collect_words(wants), deadline_s=COLLECT_S)
     return sent, host_facts(done.stdout), time.time()
 
 
-def _try_network(scene: Scene, connections: Mapping[str, Connection], skip: Collection[str]) -> tuple[Check, ...]:
+def _connect(scene: Scene, connections: Mapping[str, Connection], skip: Collection[str]) -> tuple[Result, ...]:
     nodes = {node.name: node for node in scene.nodes}
     choice = random.Random()
     tasks = {name: arguments(scene, node, choice) for name, node in nodes.items()}
@@ -132,7 +131,7 @@ def _try_network(scene: Scene, connections: Mapping[str, Connection], skip: Coll
     results = {
         name: line if isinstance(line, HostError) else read_results(line[1], line[0]) for name, line in lines.items()
     }
-    return network_checks(scene, listening, results, skip=skip)
+    return connection_results(scene, listening, results, skip=skip)
 
 
 def _line(stream: Stream, limit_s: float) -> bytes:

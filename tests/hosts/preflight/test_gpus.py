@@ -7,8 +7,8 @@ import pytest
 
 from tests.hosts.scenes import GIB, cluster, facts, gpu, needs, outcome, scene, see
 from topoplan import catalog
-from topoplan.hosts.check_gpus import gpus_distinct, gpus_free, gpus_kind, gpus_present, is_kind, peer_access
 from topoplan.hosts.facts import GpuProcess
+from topoplan.hosts.preflight.gpus import gpus_distinct, gpus_free, gpus_kind, gpus_present, is_kind, peer_access
 
 
 @pytest.mark.parametrize(

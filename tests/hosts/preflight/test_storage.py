@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.hosts.scenes import GIB, cluster, facts, needs, outcome, scene, see, with_path
-from topoplan.hosts.check_storage import data, disk, model, output, workdir
 from topoplan.hosts.facts import HostFacts
-from topoplan.hosts.scene import Look, Scene
+from topoplan.hosts.preflight.scene import Look, Scene
+from topoplan.hosts.preflight.storage import data, disk, model, output, workdir
 from topoplan.trainers.checkpoint_size import CheckpointSize
 
 SAVES = "/work/saves/a-run"

@@ -1,10 +1,11 @@
-"""Checks of directories: there, writable, the same everywhere, and large enough."""
+"""Directories: there, writable, the same everywhere, and large enough."""
 
 from __future__ import annotations
 
 from topoplan.hosts.facts import PathFacts
 from topoplan.hosts.needs import path_on
-from topoplan.hosts.scene import Found, Node, Scene, failure, names, ok, skipped, warning
+from topoplan.hosts.preflight.scene import Node, Scene, names
+from topoplan.hosts.result import Result, failure, ok, skipped, warning
 from topoplan.units import format_gib
 
 _NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "weka", "gluster", "juicefs", "pvfs", "orangefs")
@@ -13,7 +14,7 @@ _WHOLE = 0.95
 """Of the weights' size: shards hold a little more, and a download that broke off less."""
 
 
-def workdir(scene: Scene, node: Node) -> Found | None:
+def workdir(scene: Scene, node: Node) -> Result | None:
     """Row 10: a working directory that is not there, or not ours."""
     path = node.host.workdir
     if path is None:
@@ -28,13 +29,13 @@ def workdir(scene: Scene, node: Node) -> Found | None:
     return ok(path)
 
 
-def model(scene: Scene, node: Node) -> Found | None:
+def model(scene: Scene, node: Node) -> Result | None:
     """Row 10: the model is on every node, whole, and the same: ranks with other weights train garbage, unsaid."""
     if scene.needs is None:
         return None
     directory = scene.needs.model_dir
     found = _there(node, directory, "model", "copy the model there (the bundle's README.md has the command)")
-    if isinstance(found, Found):
+    if isinstance(found, Result):
         return found
     if found.size_bytes is not None and found.size_bytes < _WHOLE * scene.needs.model_bytes:
         return warning(
@@ -47,7 +48,7 @@ def model(scene: Scene, node: Node) -> Found | None:
     return ok(_content(found))
 
 
-def data(scene: Scene, node: Node) -> Found | None:
+def data(scene: Scene, node: Node) -> Result | None:
     """Row 10: the data is on every node, and the same."""
     if scene.needs is None:
         return None
@@ -57,7 +58,7 @@ def data(scene: Scene, node: Node) -> Found | None:
     if directory is None:
         return None
     found = _there(node, directory, "dataset_dir", "copy the data there, with its dataset_info.json")
-    if isinstance(found, Found):
+    if isinstance(found, Result):
         return found
     if others := _unlike(scene, node, directory):
         return warning(
@@ -66,7 +67,7 @@ def data(scene: Scene, node: Node) -> Found | None:
     return ok(_content(found))
 
 
-def output(scene: Scene, node: Node) -> Found | None:
+def output(scene: Scene, node: Node) -> Result | None:
     """Checkpoints: a place to write to, empty, and shared, or their parts land on the disks of different nodes."""
     if scene.needs is None:
         return None
@@ -97,7 +98,7 @@ def output(scene: Scene, node: Node) -> Found | None:
     return ok(f"{found.path}, {found.file_system or 'writable'}")
 
 
-def disk(scene: Scene, node: Node) -> Found | None:
+def disk(scene: Scene, node: Node) -> Result | None:
     """Space for the checkpoints (emit/storage.py): all of it on shared storage, the node's part on its own."""
     if scene.needs is None:
         return None
@@ -128,11 +129,11 @@ def _path(node: Node, directory: str) -> PathFacts | None:
     return None if path is None else node.facts.paths.get(path)
 
 
-def _unknown(node: Node, path: str) -> Found:
+def _unknown(node: Node, path: str) -> Result:
     return node.silent("paths", f"the host does not say what is at {path}")
 
 
-def _there(node: Node, directory: str, key: str, remedy: str) -> PathFacts | Found:
+def _there(node: Node, directory: str, key: str, remedy: str) -> PathFacts | Result:
     """What is known of a directory that must be there; else the failure."""
     path = path_on(node.host, directory)
     if path is None:

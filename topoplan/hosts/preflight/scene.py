@@ -1,4 +1,4 @@
-"""What the checks of a preflight look at, and the words that they share."""
+"""What a preflight looks at, and the words that its looks share."""
 
 from __future__ import annotations
 
@@ -6,23 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from topoplan.hosts.check import Outcome
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.needs import RunNeeds
+from topoplan.hosts.result import Result, skipped
 from topoplan.specs.cluster import Cluster, Host
 from topoplan.units import named
 
 T = TypeVar("T")
-
-
-class Found(NamedTuple):
-    """What came out of one check on one host."""
-
-    outcome: Outcome
-    what: str
-    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +30,7 @@ class Node:
     asked: tuple[float, float] | None = None
     """When it was asked and when it had answered, by this machine's clock, in seconds since 1970."""
 
-    def silent(self, field: str, otherwise: str = "") -> Found:
+    def silent(self, field: str, otherwise: str = "") -> Result:
         """The outcome where a fact is missing: why, as far as is known."""
         return skipped(self.facts.missing.get(field) or otherwise or f"the host does not say: {field}")
 
@@ -78,28 +70,8 @@ class Scene:
         return tuple(other for other in self.nodes if value(other) == usual)
 
 
-Look = Callable[[Scene, Node], Found | None]
-"""One check on one host; None where it does not apply."""
-
-
-def ok(what: str) -> Found:
-    """All is well."""
-    return Found("ok", what)
-
-
-def warning(what: str, remedy: str) -> Found:
-    """The run may be slow, or fail."""
-    return Found("warning", what, remedy)
-
-
-def failure(what: str, remedy: str) -> Found:
-    """The run would stop or hang, or train something else than was asked for."""
-    return Found("failure", what, remedy)
-
-
-def skipped(why: str) -> Found:
-    """It could not be checked."""
-    return Found("skipped", why)
+Look = Callable[[Scene, Node], Result | None]
+"""One look at one host; None where it does not apply."""
 
 
 def most_common(values: Iterable[T | None]) -> T | None:

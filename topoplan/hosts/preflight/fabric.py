@@ -1,13 +1,14 @@
-"""Checks of what a network asks of its hosts beside NCCL, and of machines of clouds that the spec does not know of."""
+"""What a network asks of its hosts beside NCCL, and of machines of clouds that the spec does not know of."""
 
 from __future__ import annotations
 
 from topoplan.bundle.fabric import fabric_needs
 from topoplan.catalog.fabrics import daemon_of_kind, fabric_name, machine_of
-from topoplan.hosts.scene import Found, Node, Scene, failure, ok, skipped, warning
+from topoplan.hosts.preflight.scene import Node, Scene
+from topoplan.hosts.result import Result, failure, ok, skipped, warning
 
 
-def cloud(scene: Scene, node: Node) -> Found | None:
+def cloud(scene: Scene, node: Node) -> Result | None:
     """A machine of a cloud whose network needs a key that the spec does not have: NCCL would take another, or pair
     GPUs and NICs wrongly."""
     cluster, facts = scene.cluster, node.facts
@@ -29,7 +30,7 @@ def cloud(scene: Scene, node: Node) -> Found | None:
     return ok(f"{machine.name}, as in the spec")
 
 
-def fabric_files(scene: Scene, node: Node) -> Found | None:
+def fabric_files(scene: Scene, node: Node) -> Result | None:
     """Plugins, profiles and topology files that the node script stops without."""
     needs = [need for need in fabric_needs(scene.cluster) if all(path.startswith("/") for path in need.paths)]
     if not needs:

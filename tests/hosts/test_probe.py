@@ -12,7 +12,7 @@ from tests.bed.bed import Bed
 from tests.hosts.machines import stand_in
 from topoplan.cli.main import main
 from topoplan.errors import HostError
-from topoplan.hosts.probing import Asked, ask_hosts
+from topoplan.hosts.probe import Asked, ask_hosts
 from topoplan.remote.keys import Access
 from topoplan.specs.cluster import Host
 from topoplan.specs.load import load_spec

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.hosts.scenes import GIB, cluster, facts, needs, outcome, scene, see
-from topoplan.hosts.check_system import clock, cpu_cores, host_memory, memlock, shm
-from topoplan.hosts.collect import Wanted, collect_script, host_facts
+from topoplan.hosts.collect import COLLECT, host_facts
+from topoplan.hosts.preflight.system import clock, cpu_cores, host_memory, memlock, shm
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,7 @@ def test_the_limit_is_the_one_that_a_node_script_leaves(shell: str) -> None:
         return subprocess.run([*words], capture_output=True, check=True).stdout
 
     left = run("bash", "-c", "ulimit -S -l 64; ulimit -l unlimited 2>/dev/null; ulimit -l").decode().strip()
-    script = collect_script(Wanted(versions=False, gpus=False))
-    said = host_facts(run(shell, "-c", f"ulimit -S -l 64\n{script}"))
+    said = host_facts(run(shell, "-c", f"ulimit -S -l 64\n{COLLECT}", "sh", "machine"))
     assert said.memlock_bytes == (-1 if left == "unlimited" else int(left) * 1024)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.hosts.scenes import facts, scene
-from topoplan.hosts.scene import most_common, names, version
+from topoplan.hosts.preflight.scene import most_common, names, version
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Checks of the trainer's environment: there, whole, of versions that go together, and the same everywhere."""
+"""The trainer's environment: there, whole, of versions that go together, and the same everywhere."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from topoplan.catalog.packages import allows
 from topoplan.catalog.releases import releases
 from topoplan.hosts.facts import LIBRARIES
 from topoplan.hosts.needs import python_on
-from topoplan.hosts.scene import Found, Node, Scene, failure, names, ok, skipped, warning
+from topoplan.hosts.preflight.scene import Node, Scene, names
+from topoplan.hosts.result import Result, failure, ok, skipped, warning
 from topoplan.units import named
 
 _SAME = (*LIBRARIES, "python", "cuda")
 """Packages whose versions must be one: ranks with others disagree on shapes, on defaults or on NCCL's protocol."""
 
 
-def python(scene: Scene, node: Node) -> Found:
+def python(scene: Scene, node: Node) -> Result:
     """Row 10: the trainer's Python is elsewhere, or another one comes first in a session without a login shell."""
     wanted = python_on(node.host)
     said = node.facts.versions.get("python")
@@ -30,7 +31,7 @@ def python(scene: Scene, node: Node) -> Found:
     return failure(f"no Python at {wanted}{reason}", "put the trainer's environment there, or correct venv in the spec")
 
 
-def packages(scene: Scene, node: Node) -> Found | None:
+def packages(scene: Scene, node: Node) -> Result | None:
     """Rows 10 and 11: packages that the trainer imports, in versions that go together."""
     if scene.needs is None:
         return None
@@ -59,7 +60,7 @@ def packages(scene: Scene, node: Node) -> Found | None:
     return ok(named((f"{one.package.name} {have[one.package.name]}" for one in wanted), 8))
 
 
-def versions(scene: Scene, node: Node) -> Found | None:
+def versions(scene: Scene, node: Node) -> Result | None:
     """Row 11: versions that differ between hosts."""
     if len(scene.nodes) < 2:
         return None

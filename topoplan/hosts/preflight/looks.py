@@ -1,0 +1,115 @@
+"""What would stop, hang or slow a run, read from what its hosts say of themselves.
+
+A failure would stop or hang the run, or train something else than was asked for; a warning may do so, or slows it; what
+a host does not say is skipped, with the reason. Pure: hosts are asked by `preflight`. Rows are those of the table of
+failures in docs/preflight.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from topoplan.errors import HostError, InputError, nearest
+from topoplan.hosts.facts import HostFacts
+from topoplan.hosts.needs import RunNeeds
+from topoplan.hosts.preflight import adapters, fabric, gpus, interfaces, nccl, software, storage, system
+from topoplan.hosts.preflight.scene import Look, Node, Scene
+from topoplan.hosts.result import Result
+from topoplan.specs.cluster import Cluster
+
+REACHABLE = "reachable"
+LOOKS: Mapping[str, Look] = {
+    "gpus": gpus.gpus_present,
+    "gpu-kind": gpus.gpus_kind,
+    "gpus-free": gpus.gpus_free,
+    "gpus-distinct": gpus.gpus_distinct,
+    "gpu-peer-access": gpus.peer_access,
+    "cpu-cores": system.cpu_cores,
+    "host-memory": system.host_memory,
+    "shm": system.shm,
+    "memlock": system.memlock,
+    "clock": system.clock,
+    "master-name": interfaces.master_name,
+    "interface": interfaces.interface,
+    "address": interfaces.address,
+    "mtu": interfaces.mtu,
+    "master-port-free": interfaces.master_port,
+    "port-range": interfaces.port_range,
+    "rdma-adapters": adapters.adapters,
+    "roce-gid": adapters.gid,
+    "roce-traffic-class": adapters.traffic_class,
+    "gpudirect": adapters.peermem,
+    "cloud": fabric.cloud,
+    "fabric-files": fabric.fabric_files,
+    "nccl-settings": nccl.nccl_settings,
+    "python": software.python,
+    "packages": software.packages,
+    "versions": software.versions,
+    "workdir": storage.workdir,
+    "model": storage.model,
+    "data": storage.data,
+    "output": storage.output,
+    "disk": storage.disk,
+}
+"""The looks at what a host says, by name, in the order in which they are shown."""
+MASTER_REACHABLE, PORTS_OPEN = "master-port", "high-ports"
+"""Those of `connections`."""
+SECRETS = "secrets"
+"""That at this machine's own environment."""
+NAMES = (SECRETS, REACHABLE, *LOOKS, MASTER_REACHABLE, PORTS_OPEN)
+
+
+def look_at(
+    scene: Scene, said: Mapping[str, HostFacts | HostError], *, skip: Collection[str] = ()
+) -> tuple[Result, ...]:
+    """What to say of the hosts, look by look and host by host.
+
+    `said` has one entry a host in the order of the cluster's; those that answered are the nodes of `scene`. Looks named
+    in `skip` are left out.
+    """
+    results = [] if REACHABLE in skip else [_reachable(name, one) for name, one in said.items()]
+    for name, look in LOOKS.items():
+        if name not in skip:
+            found = ((node, look(scene, node)) for node in scene.nodes)
+            results += [replace(one, name=name, host=node.name) for node, one in found if one is not None]
+    return tuple(results)
+
+
+def scene_of(
+    cluster: Cluster,
+    needs: RunNeeds | None,
+    said: Mapping[str, HostFacts | HostError],
+    *,
+    asked: Mapping[str, tuple[float, float]] | None = None,
+) -> Scene:
+    """The hosts that answered, in the order of `cluster.hosts`.
+
+    `said` has one entry a host, by the name that it goes by; `asked` when each was asked and had answered, in seconds
+    since 1970 by our clock.
+    """
+    nodes = tuple(
+        Node(number=number, name=name, host=host, facts=one, asked=(asked or {}).get(name))
+        for number, (host, (name, one)) in enumerate(zip(cluster.hosts, said.items(), strict=True))
+        if isinstance(one, HostFacts)
+    )
+    return Scene(cluster=cluster, needs=needs, nodes=nodes)
+
+
+def refuse_unknown(names: Sequence[str], *, option: str) -> None:
+    """Raises InputError for what is not the name of a check."""
+    for name in names:
+        if name not in NAMES:
+            raise InputError(
+                f"{name!r} is not a check",
+                where=option,
+                expected=nearest(name, NAMES) or f"known are {', '.join(NAMES)}",
+            )
+
+
+def _reachable(name: str, one: HostFacts | HostError) -> Result:
+    """Row 9: a host that cannot be logged in to, or does not answer."""
+    if isinstance(one, HostError):
+        what = one.what if one.host in ("", name) else f"{one.host}: {one.what}"
+        return Result(name=REACHABLE, host=name, outcome="failure", what=what, remedy=one.remedy)
+    return Result(name=REACHABLE, host=name, outcome="ok", what=one.hostname or "answers")

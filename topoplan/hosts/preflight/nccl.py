@@ -1,0 +1,63 @@
+"""Settings of NCCL that a session or a file of the host has."""
+
+from __future__ import annotations
+
+from topoplan.catalog.fabrics import profile_of
+from topoplan.hosts.facts import HostFacts
+from topoplan.hosts.preflight.scene import Node, Scene, names
+from topoplan.hosts.result import Result, ok, warning
+from topoplan.units import named
+
+_DEBUG_SETTINGS = {
+    "NCCL_P2P_DISABLE": "GPUs of a node talk through host memory",
+    "NCCL_SHM_DISABLE": "ranks of a node talk over the network",
+    "NCCL_IB_DISABLE": "no RDMA",
+    "NCCL_ALGO": "its choice of algorithm is taken away",
+    "NCCL_PROTO": "its choice of protocol is taken away; LL128 can corrupt data",
+    "NCCL_P2P_LEVEL": "decides where GPUs talk directly",
+    "NCCL_NET_GDR_LEVEL": "decides where GPUDirect RDMA is used",
+    "NCCL_BUFFSIZE": "changes the size of its buffers",
+    "NCCL_NTHREADS": "changes its kernels",
+    "NCCL_MIN_NCHANNELS": "changes its kernels",
+    "NCCL_MAX_NCHANNELS": "changes its kernels",
+    "NCCL_CUMEM_ENABLE": "takes away multi-node NVLink where 0",
+    "NCCL_LAUNCH_MODE": "changes how its kernels start",
+}
+"""Of the debugging section of NCCL's user guide: "should not be used in production". With what each does."""
+_UNLESS_SET = {"NCCL_P2P_DISABLE": "0", "NCCL_SHM_DISABLE": "0", "NCCL_IB_DISABLE": "0", "NCCL_CUMEM_ENABLE": "1"}
+"""Values that change nothing."""
+
+
+def nccl_settings(scene: Scene, node: Node) -> Result:
+    """Settings of the session and of NCCL's files that take its good defaults away, or that hosts differ in."""
+    own = {name: value for name, value in node.facts.nccl_settings.items() if name not in scene.cluster.env}
+    vendors = profile_of(own)
+    wrong = [
+        f"{name}={value} ({_DEBUG_SETTINGS[name]})"
+        for name, value in sorted(own.items())
+        if name in _DEBUG_SETTINGS.keys() - vendors
+        and value.strip() != _UNLESS_SET.get(name)
+        and not _is_planned(scene, name)
+    ]
+    if wrong:
+        return warning(
+            named(wrong), "remove it from the session's environment, /etc/nccl.conf and ~/.nccl.conf, or say why in env"
+        )
+    for name in sorted({name for other in scene.nodes for name in other.facts.nccl_settings} - set(scene.cluster.env)):
+        if others := scene.unlike(node, lambda one, name=name: _setting(one.facts, name)):  # type: ignore[misc]
+            if name.endswith("_IFNAME") or name == "NCCL_IB_HCA":
+                continue  # names of devices, which may differ
+            there = _setting(others[0].facts, name)
+            return warning(
+                f"{name} is {_setting(node.facts, name)}, and {there} on {names(others)}", "set it alike, or nowhere"
+            )
+    shown = [f"{name}={value}" for name, value in sorted(own.items())]
+    return ok(named(shown, 6) if shown else "NCCL's defaults")
+
+
+def _setting(facts: HostFacts, name: str) -> str | None:
+    return facts.nccl_settings.get(name, "not set")
+
+
+def _is_planned(scene: Scene, name: str) -> bool:
+    return name == "NCCL_IB_DISABLE" and not scene.uses_rdma
