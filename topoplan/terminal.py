@@ -1,7 +1,8 @@
 """Text of others (hosts, their programs, files of strangers) as text that a terminal shows and does not obey.
 
 It is made safe where it comes in, so that whatever is printed of it later is: `HostError` does so with its words,
-`hosts.collect` and `hosts.network` with what hosts say of themselves, `launch.shown` with the output of jobs.
+`hosts.collect` and `hosts.preflight.connections` with what hosts say of themselves, `run.shown` with the output of
+jobs.
 """
 
 from __future__ import annotations

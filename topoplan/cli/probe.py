@@ -13,55 +13,64 @@ from topoplan.cli.ssh_options import AcceptNew, access
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from topoplan.hosts.cluster_yaml import Draft
+    from topoplan.hosts.probe import Asked
+
 _WRITER = "topoplan probe"
 
 
+Machines = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="HOST...",
+        help="Machines as ssh takes them: an alias, user@host, host:port. Rank 0 first.",
+        show_default=False,
+    ),
+]
+HostsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--hosts-file", metavar="FILE", help="More of them, one a line (`node0 slots=8`).", show_default=False
+    ),
+]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Write the spec to a file; by default to stdout.", show_default=False
+    ),
+]
+Name = Annotated[
+    str | None,
+    typer.Option(
+        "--name", metavar="NAME", help="Name of the cluster; by default the GPU and how many.", show_default=False
+    ),
+]
+Workdir = Annotated[
+    str | None,
+    typer.Option("--workdir", metavar="DIR", help="Directory on the hosts for runs, for the spec.", show_default=False),
+]
+Venv = Annotated[
+    str | None,
+    typer.Option(
+        "--venv",
+        metavar="DIR",
+        help="The trainer's virtual environment on the hosts: its versions are read.",
+        show_default=False,
+    ),
+]
+Partial = Annotated[bool, typer.Option("--partial", help="Make a spec of the hosts that answer.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that was edited, or written by others.")]
+
+
 def probe(
-    hosts: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="HOST...",
-            help="Machines as ssh takes them: an alias, user@host, host:port. Rank 0 first.",
-            show_default=False,
-        ),
-    ] = None,
-    hosts_file: Annotated[
-        str | None,
-        typer.Option(
-            "--hosts-file", metavar="FILE", help="More of them, one a line (`node0 slots=8`).", show_default=False
-        ),
-    ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Write the spec to a file; by default to stdout.", show_default=False
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="Name of the cluster; by default the GPU and how many.", show_default=False
-        ),
-    ] = None,
-    workdir: Annotated[
-        str | None,
-        typer.Option(
-            "--workdir", metavar="DIR", help="Directory on the hosts for runs, for the spec.", show_default=False
-        ),
-    ] = None,
-    venv: Annotated[
-        str | None,
-        typer.Option(
-            "--venv",
-            metavar="DIR",
-            help="The trainer's virtual environment on the hosts: its versions are read.",
-            show_default=False,
-        ),
-    ] = None,
-    partial: Annotated[bool, typer.Option("--partial", help="Make a spec of the hosts that answer.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Overwrite a file that was edited, or written by others.")
-    ] = False,
+    hosts: Machines = None,
+    hosts_file: HostsFile = None,
+    output: Output = None,
+    name: Name = None,
+    workdir: Workdir = None,
+    venv: Venv = None,
+    partial: Partial = False,
+    force: Force = False,
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> None:
@@ -69,16 +78,11 @@ def probe(
 
     Exit code 1: a host could not be asked, or the hosts make no cluster; 2: bad input.
     """
-    from pathlib import Path
-
-    from topoplan.bundle.write import write_file
     from topoplan.cli.host_words import hosts_of
-    from topoplan.cli.output import print_json, stdout_console
     from topoplan.errors import InputError
-    from topoplan.hosts.cluster_yaml import MARK, cluster_spec
+    from topoplan.hosts.cluster_yaml import cluster_spec
     from topoplan.hosts.probe import ask_hosts
     from topoplan.remote.ssh_config import SshConfig
-    from topoplan.report.probe import print_probe, probe_to_dict
 
     chosen = hosts_of(hosts or (), hosts_file, workdir=workdir, venv=venv)
     _check_name(name)
@@ -87,26 +91,41 @@ def probe(
         raise InputError("a host is given twice", remedy="name each machine once")
     asked = ask_hosts(chosen, targets, access(accept_new=accept_new))
     draft = cluster_spec(asked.reached, name=name) if asked.reached and (partial or not asked.failed) else None
+    if draft is not None and draft.text is not None and output is not None:
+        _write(draft.text, output, force=force)
+    _show(asked, draft, output, as_json=as_json)
+    if draft is None or draft.text is None:
+        raise typer.Exit(1)
+
+
+def _write(text: str, output: str, *, force: bool) -> None:
+    from pathlib import Path
+
+    from topoplan.bundle.write import write_file
+    from topoplan.hosts.cluster_yaml import MARK
+
+    if not force:
+        _refuse_edited(Path(output))
+    write_file(Path(output), text, mark=MARK, writer=_WRITER, force=force)
+
+
+def _show(asked: Asked, draft: Draft | None, output: str | None, *, as_json: bool) -> None:
+    """What was found; without a file to write to, the spec has standard output for itself."""
+    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.report.probe import print_probe, probe_to_dict
+
     text = draft.text if draft else None
-    written = None
-    if text is not None and output is not None:
-        if not force:
-            _refuse_edited(Path(output))
-        write_file(Path(output), text, mark=MARK, writer=_WRITER, force=force)
-        written = output
+    written = output if text is not None else None
     if as_json:
         print_json(probe_to_dict(asked.reached, asked.failed, draft, written))
-    else:
-        console = stdout_console()
-        if output is None:
-            # The spec has standard output for itself.
-            console.file = sys.stderr
-        print_probe(console, asked.reached, asked.failed, draft, written=written)
-        if text is not None and output is None:
-            sys.stderr.flush()
-            sys.stdout.write(text)
-    if text is None:
-        raise typer.Exit(1)
+        return
+    console = stdout_console()
+    if output is None:
+        console.file = sys.stderr
+    print_probe(console, asked.reached, asked.failed, draft, written=written)
+    if text is not None and output is None:
+        sys.stderr.flush()
+        sys.stdout.write(text)
 
 
 def _refuse_edited(path: Path) -> None:

@@ -283,11 +283,10 @@ class Connection:
         if late is not None:
             raise late
         last = kept["stderr"].value() or kept["stdout"].value()
-        raise HostError(
+        raise self.target.error(
+            "deadline",
             f"{_called(command)} did not end within {deadline_s:g} s{last_words(last)}",
-            host=self.name,
-            problem="deadline",
-            remedy="it may still be running there",
+            "it may still be running there",
         )
 
     def start(
@@ -344,21 +343,17 @@ class Connection:
             if not self.is_alive:
                 raise lost_connection(self.name) from None
             if isinstance(error, ChannelException):
-                raise HostError(
-                    f"it opens no session: {error.text}",
-                    host=self.name,
-                    problem="command",
-                    remedy="see MaxSessions in its sshd_config",
+                raise self.target.error(
+                    "command", f"it opens no session: {error.text}", "see MaxSessions in its sshd_config"
                 ) from None
             if limit.left_s <= 0:
-                raise HostError(
+                raise self.target.error(
+                    "deadline",
                     f"{called} was not started within {limit.total_s:g} s",
-                    host=self.name,
-                    problem="deadline",
-                    remedy="check that the machine is not overloaded",
+                    "check that the machine is not overloaded",
                 ) from None
             what = f"it does not start commands: {error}"
-            raise HostError(what, host=self.name, problem="command", remedy="see its sshd_config") from None
+            raise self.target.error("command", what, "see its sshd_config") from None
 
     def close(self) -> None:
         """Close. Commands that run go on; see the module's docstring. Closing again does nothing."""
@@ -435,21 +430,17 @@ def last_words(output: bytes) -> str:
 
 def no_script(target: Target, output: bytes) -> HostError:
     """What is raised for a host that let us in and ended without running bash; `output` is what it said."""
-    return HostError(
-        f"it ran no script of ours{last_words(output)}",
-        host=target.name,
-        problem="command",
-        remedy=f"see whether `{target.ssh} bash` works",
+    return target.error(
+        "command", f"it ran no script of ours{last_words(output)}", f"see whether `{target.ssh} bash` works"
     )
 
 
 def no_script_yet(target: Target, deadline_s: float) -> HostError:
     """What is raised for one that had not got to it by the deadline."""
-    return HostError(
+    return target.error(
+        "deadline",
         f"its login shell did not get to a script of ours within {deadline_s:g} s",
-        host=target.name,
-        problem="deadline",
-        remedy=f"see whether `{target.ssh} true` ends: a start-up file such as ~/.bashrc may wait",
+        f"see whether `{target.ssh} true` ends: a start-up file such as ~/.bashrc may wait",
     )
 
 

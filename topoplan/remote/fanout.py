@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TypeVar
 
 from topoplan.errors import HostError
@@ -42,35 +43,20 @@ def connect_all(
     groups: dict[tuple[Target, ...], list[str]] = defaultdict(list)
     for name, target in targets.items():
         groups[target.jumps].append(name)
-    results: dict[str, Connection | HostError] = {}
-    telling = threading.Lock()
-    given_up = threading.Event()
-
-    def done(name: str, result: Connection | HostError) -> None:
-        with telling:
-            if given_up.is_set():
-                if isinstance(result, Connection):
-                    result.close()
-                return
-            results[name] = result
-            on_done(name, result)
+    logins = _Logins(on_done)
 
     def one(name: str, jump: Jump | None) -> None:
-        try:
-            done(
-                name, _again(lambda left_s: connect(targets[name], access, deadline_s=left_s, through=jump), deadline_s)
-            )
-        except HostError as error:
-            done(name, error)
+        logins.add(
+            name, _tried(lambda left_s: connect(targets[name], access, deadline_s=left_s, through=jump), deadline_s)
+        )
 
     def group(names: list[str]) -> None:
         """Those behind the same jump hosts."""
-        try:
-            jump = _again(lambda left_s: open_jump(targets[names[0]], access, deadline_s=left_s), deadline_s)
-        except HostError as error:
+        jump = _tried(lambda left_s: open_jump(targets[names[0]], access, deadline_s=left_s), deadline_s)
+        if isinstance(jump, HostError):
             for name in names:
-                what = f"jump host {error.host}: {error.what}"
-                done(name, HostError(what, host=name, problem=error.problem, remedy=error.remedy))
+                what = f"jump host {jump.host}: {jump.what}"
+                logins.add(name, HostError(what, host=name, problem=jump.problem, remedy=jump.remedy))
             return
         try:
             _each(names, lambda name: one(name, jump), AT_ONCE_PER_JUMP)
@@ -79,18 +65,39 @@ def connect_all(
                 jump.release()
 
     direct = groups.pop((), [])
-    work: list[Callable[[], None]] = [lambda names=names: group(names) for names in groups.values()]  # type: ignore[misc]
-    work += [lambda name=name: one(name, None) for name in direct]  # type: ignore[misc]
+    work = [*(partial(group, names) for names in groups.values()), *(partial(one, name, None) for name in direct)]
     try:
         _each(work, lambda job: job(), AT_ONCE)
     except BaseException:
-        with telling:
-            given_up.set()
-        for result in results.values():
+        logins.give_up()
+        raise
+    return {name: logins.results[name] for name in targets}
+
+
+class _Logins:
+    """What came of logging in, told one at a time."""
+
+    def __init__(self, on_done: Callable[[str, Connection | HostError], None]) -> None:
+        self.results: dict[str, Connection | HostError] = {}
+        self._on_done = on_done
+        self._telling = threading.Lock()
+        self._given_up = False
+
+    def add(self, name: str, result: Connection | HostError) -> None:
+        with self._telling:
+            if not self._given_up:
+                self.results[name] = result
+                self._on_done(name, result)
+            elif isinstance(result, Connection):
+                result.close()
+
+    def give_up(self) -> None:
+        """Close all, and those that are still to come."""
+        with self._telling:
+            self._given_up = True
+        for result in self.results.values():
             if isinstance(result, Connection):
                 result.close()
-        raise
-    return {name: results[name] for name in targets}
 
 
 def run_on_all(
@@ -131,7 +138,7 @@ def run_on_all(
     return {name: results[name] for name in connections}
 
 
-def _again(attempt: Callable[[float], T], deadline_s: float) -> T:
+def _tried(attempt: Callable[[float], T], deadline_s: float) -> T | HostError:
     """Try until it works, fails for good or the time is over. Pauses grow, and differ from host to host by chance."""
     deadline = Deadline(deadline_s)
     pause_s = _PAUSE_S
@@ -141,7 +148,7 @@ def _again(attempt: Callable[[float], T], deadline_s: float) -> T:
         except HostError as error:
             pause = random.uniform(0.5, 1.5) * pause_s
             if error.problem not in _AGAIN or deadline.left_s < 2 * pause:
-                raise
+                return error
             time.sleep(pause)
             pause_s *= 1.6
 

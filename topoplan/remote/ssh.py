@@ -12,7 +12,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from topoplan.errors import HostError
 from topoplan.remote import known_hosts
 from topoplan.remote.connection import Connection
 from topoplan.remote.keys import Access, NewKey
@@ -129,28 +128,25 @@ def _through(jump: Jump, target: Target, deadline: Deadline) -> Wire:
     except ChannelException as error:
         # RFC 4254, 5.1: 1 is administratively prohibited, 2 is connect failed.
         if error.code == 1:
-            raise HostError(
+            raise target.error(
+                "proxy",
                 f"jump host {by} does not forward connections",
-                host=target.name,
-                problem="proxy",
-                remedy="allow them there (AllowTcpForwarding in its sshd_config)",
+                "allow them there (AllowTcpForwarding in its sshd_config)",
             ) from None
-        raise HostError(
+        raise target.error(
+            "unreachable",
             f"jump host {by} cannot reach port {target.port} of {target.hostname}",
-            host=target.name,
-            problem="unreachable",
-            remedy="check that the machine is up, and its name and port as seen from there",
+            "check that the machine is up, and its name and port as seen from there",
         ) from None
     except (SSHException, EOFError, OSError):
         if transport.is_active():
-            raise HostError(
+            raise target.error(
+                "timeout",
                 f"no answer from port {target.port} of {target.hostname} through jump host {by} "
                 f"within {deadline.total_s:g} s",
-                host=target.name,
-                problem="timeout",
-                remedy="check that the machine is up and that no firewall drops the connection",
+                "check that the machine is up and that no firewall drops the connection",
             ) from None
-        raise HostError(f"the connection to jump host {by} was lost", host=target.name, problem="lost") from None
+        raise target.error("lost", f"the connection to jump host {by} was lost") from None
     return ChannelWire(channel)
 
 
@@ -193,37 +189,29 @@ def _exchange_keys(target: Target, wire: Wire, known: Known, deadline: Deadline)
     said = wire.first.split(b"\n")[0].decode(errors="replace").strip()
     if not greeted and not wire.first and wire.hung_up and target.proxy_command and not target.jumps:
         why = wire.why()
-        raise HostError(
+        raise target.error(
+            "proxy",
             f"its ProxyCommand ended before the connection was made{f': {why}' if why else ''}",
-            host=target.name,
-            problem="proxy",
-            remedy="run it by hand to see why",
+            "run it by hand to see why",
         )
     if wire.hung_up and (greeted or not said or said in _TOO_MANY):
-        raise HostError(
+        raise target.error(
+            "banner",
             "it hung up while keys were exchanged" if greeted else "it hung up before it was asked anything",
-            host=target.name,
-            problem="banner",
-            remedy="it may have too many logins at once (MaxStartups in its sshd_config) or refuse this address",
+            "it may have too many logins at once (MaxStartups in its sshd_config) or refuse this address",
         )
     if said and not greeted:
-        raise HostError(
-            f"port {target.port} of {target.hostname} is no SSH server, it says '{said}'",
-            host=target.name,
-            problem="protocol",
-            remedy="check the port",
+        raise target.error(
+            "protocol", f"port {target.port} of {target.hostname} is no SSH server, it says '{said}'", "check the port"
         )
     if error is None:
-        raise HostError(
+        raise target.error(
+            "timeout",
             f"connected, but {'it stopped answering' if greeted else 'no greeting of an SSH server'} "
             f"within {limit_s:.3g} s",
-            host=target.name,
-            problem="timeout",
-            remedy="check that sshd runs there and that the machine is not overloaded",
+            "check that sshd runs there and that the machine is not overloaded",
         )
-    raise HostError(
-        f"no SSH connection: {error}", host=target.name, problem="protocol", remedy="compare the versions of both sides"
-    )
+    raise target.error("protocol", f"no SSH connection: {error}", "compare the versions of both sides")
 
 
 _TOO_MANY = ("Exceeded MaxStartups", "Not allowed at this time")
@@ -240,30 +228,26 @@ def _check_host_key(target: Target, access: Access, transport: paramiko.Transpor
     if verdict == "known":
         return
     if verdict == "revoked":
-        raise HostError(
+        raise target.error(
+            "key-revoked",
             f"its key {shown} is marked as revoked",
-            host=target.name,
-            problem="key-revoked",
-            remedy="do not connect; ask whoever runs it for its new key",
+            "do not connect; ask whoever runs it for its new key",
         )
     first = known.first()
     if verdict == "changed" and first is not None:
         forget = shlex.join(["ssh-keygen", "-R", target.key_name, "-f", str(first.file)])
-        raise HostError(
+        raise target.error(
+            "key-changed",
             f"its key is not the one in {first.place}, {first.key.kind} {first.key.fingerprint}: it now shows {shown}. "
             "Either it was set up anew, or somebody is in between",
-            host=target.name,
-            problem="key-changed",
-            remedy=f"if the new one is right: `{forget}`, then `{target.ssh}`",
+            f"if the new one is right: `{forget}`, then `{target.ssh}`",
         )
     if (access.accept_new or target.strict_host_key_checking in ("no", "accept-new")) and target.user_known_hosts_files:
         file = target.user_known_hosts_files[0]
         try:
             added = known_hosts.add(target.key_name, key, file, hashed=target.hash_known_hosts)
         except OSError as error:
-            raise HostError(
-                f"its key {shown} cannot be noted in {file}: {error.strerror}", host=target.name, problem="key-unknown"
-            ) from None
+            raise target.error("key-unknown", f"its key {shown} cannot be noted in {file}: {error.strerror}") from None
         if added:
             access.on_new_key(NewKey(host=target.name, key=key, file=file))
         return
@@ -272,11 +256,8 @@ def _check_host_key(target: Target, access: Access, transport: paramiko.Transpor
         what += ", and certificates of hosts are not supported"
     scan = ["ssh-keyscan", *(["-p", str(target.port)] if target.port != 22 else []), target.hostname]
     by_scan = "" if target.jumps or target.proxy_command else f" (or compare with `{shlex.join(scan)}`)"
-    raise HostError(
-        what,
-        host=target.name,
-        problem="key-unknown",
-        remedy=f"check the fingerprint and take it with `{target.ssh}`{by_scan}, or use --accept-new",
+    raise target.error(
+        "key-unknown", what, f"check the fingerprint and take it with `{target.ssh}`{by_scan}, or use --accept-new"
     )
 
 
@@ -307,11 +288,10 @@ def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, de
             # Of this key, such as an agent that would not sign; or the end of the connection.
             pass
         if deadline.left_s <= 0:
-            raise HostError(
+            raise target.error(
+                "timeout",
                 f"no answer to the login of {target.user!r} within {deadline.total_s:g} s",
-                host=target.name,
-                problem="timeout",
-                remedy="check that the machine is not overloaded, and that the agent does not wait for a confirmation",
+                "check that the machine is not overloaded, and that the agent does not wait for a confirmation",
             )
         if not transport.is_active():
             break
@@ -331,4 +311,4 @@ def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, de
     if unused := access.unused(target):
         what += f". Not offered: {'; '.join(unused)}"
     access.refused(target)
-    raise HostError(what, host=target.name, problem="auth", remedy=remedy)
+    raise target.error("auth", what, remedy)

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from topoplan.errors import InputError
+from topoplan.errors import HostError, HostProblem, InputError
 from topoplan.specs.cluster import Host
 
 _SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
@@ -79,6 +79,10 @@ class Target:
         """The command by which a person would log in there."""
         port = [] if self.name == self.alias else ["-p", str(self.port)]
         return shlex.join(["ssh", *port, f"{self.user}@{self.alias}"])
+
+    def error(self, problem: HostProblem, what: str, remedy: str = "") -> HostError:
+        """What is raised where it cannot be reached, or does not do what it should."""
+        return HostError(what, host=self.name, problem=problem, remedy=remedy)
 
 
 class SshConfig:

@@ -21,7 +21,6 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from topoplan.errors import HostError
 from topoplan.remote.connection import Connection, last_words
 from topoplan.remote.programs import program
 
@@ -81,21 +80,19 @@ def upload(
     if len(own) < own_parts or {"", ".", ".."} & {*own}:
         raise ValueError(f"the last {own_parts} parts of {directory!r} are no names")
     base = "/".join([*([] if directory.startswith("/") else ["."]), *parts[:-own_parts], ""])
-    late = HostError(
+    late = connection.target.error(
+        "deadline",
         f"files were not put into {directory} within {deadline_s:g} s",
-        host=connection.name,
-        problem="deadline",
-        remedy="check the network, and the disk there; what is not whole is removed",
+        "check the network, and the disk there; what is not whole is removed",
     )
     words = (base, "/".join(own), f".topoplan-{secrets.token_hex(6)}", waiting_s(deadline_s), sums(whole))
     done = connection.run(PUT, *words, stdin=_tar(whole), deadline_s=deadline_s, late=late)
     if done.code != 0:
         why = last_words(b"\n".join(line for line in done.stderr.splitlines() if not line.endswith(_NO_REASON)))
-        raise HostError(
+        raise connection.target.error(
+            "command",
             f"files could not be put into {directory}{why}",
-            host=connection.name,
-            problem="command",
-            remedy=next((remedy for reason, remedy in _REMEDIES.items() if reason in why), ""),
+            next((remedy for reason, remedy in _REMEDIES.items() if reason in why), ""),
         )
 
 

@@ -205,9 +205,7 @@ def dial(target: Target, deadline: Deadline) -> Wire:
         try:
             return ProxyWire(target.proxy_command)
         except OSError as error:
-            raise HostError(
-                f"ProxyCommand cannot be started: {error.strerror}", host=target.name, problem="proxy"
-            ) from None
+            raise target.error("proxy", f"ProxyCommand cannot be started: {error.strerror}") from None
     if target.connect_timeout_s is not None and target.connect_timeout_s < deadline.left_s:
         deadline = Deadline(target.connect_timeout_s)
     addresses = _addresses(target, deadline)
@@ -223,7 +221,7 @@ def dial(target: Target, deadline: Deadline) -> Wire:
                 raise _not_connected(target, error, deadline) from None
         else:
             return TcpWire(connection)
-    raise HostError("its name has no address", host=target.name, problem="unresolved")
+    raise target.error("unresolved", "its name has no address")
 
 
 def _addresses(target: Target, deadline: Deadline) -> list[Any]:
@@ -240,35 +238,25 @@ def _addresses(target: Target, deadline: Deadline) -> list[Any]:
         reason, problem = f"no answer within {deadline.total_s:g} s", "timeout"
     except (OSError, UnicodeError) as error:
         reason, problem = getattr(error, "strerror", None) or "not a name", "unresolved"
-    raise HostError(
+    raise target.error(
+        "timeout" if problem == "timeout" else "unresolved",
         f"the address of {target.hostname!r} cannot be found: {reason}",
-        host=target.name,
-        problem="timeout" if problem == "timeout" else "unresolved",
-        remedy="check the name, or give an IP address or an alias of the SSH configuration",
+        "check the name, or give an IP address or an alias of the SSH configuration",
     )
 
 
 def _not_connected(target: Target, error: OSError, deadline: Deadline) -> HostError:
     where = f"port {target.port} of {target.hostname}"
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
-        return HostError(
+        return target.error(
+            "timeout",
             f"no answer from {where} within {deadline.total_s:g} s",
-            host=target.name,
-            problem="timeout",
-            remedy="check that the machine is up and that no firewall drops the connection",
+            "check that the machine is up and that no firewall drops the connection",
         )
     if error.errno == errno.ECONNREFUSED:
-        return HostError(
-            f"nothing listens on {where}",
-            host=target.name,
-            problem="refused",
-            remedy="check the port and that sshd runs there",
-        )
-    return HostError(
-        f"{where} cannot be reached: {error.strerror}",
-        host=target.name,
-        problem="unreachable",
-        remedy="check the address and the network in between",
+        return target.error("refused", f"nothing listens on {where}", "check the port and that sshd runs there")
+    return target.error(
+        "unreachable", f"{where} cannot be reached: {error.strerror}", "check the address and the network in between"
     )
 
 
