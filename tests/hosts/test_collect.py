@@ -12,11 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import topoplan
 from tests.hosts.machines import answer, facts, stand_in
 from topoplan.hosts.collect import COLLECT, Wanted, collect_words, host_facts
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.sections import read_sections
 
+ROOT = Path(topoplan.__file__).parent
+PROGRAMS = sorted(path for room in ("remote", "hosts") for path in (ROOT / room / "scripts").glob("*.sh"))
 SHELLS = [shell for shell in ("bash", "dash") if shutil.which(shell)]
 
 
@@ -303,11 +306,12 @@ def test_nccl_settings_of_the_session_are_told(shell: str, tmp_path: Path) -> No
     assert found.nccl_settings["NCCL_SOCKET_IFNAME"] == "eth0"
 
 
-def test_the_script_is_what_shellcheck_likes() -> None:
+@pytest.mark.parametrize("script", PROGRAMS, ids=lambda one: one.name)
+def test_the_programs_are_what_shellcheck_likes(script: Path) -> None:
     shellcheck = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
     if shellcheck is None:
         pytest.skip("no shellcheck")
-    done = subprocess.run([shellcheck, "-s", "sh", "-"], input=COLLECT, capture_output=True, text=True)
+    done = subprocess.run([shellcheck, script], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 

@@ -2,7 +2,7 @@
 # that is in it. Comes after ours.sh. Words: a directory that may be anybody's; the path in it of the one that is to be;
 # the name that it has until it is whole; seconds that all of it may take; their SHA-256 sums.
 # All happens from within directories that have been looked at, where no path can be turned to another place meanwhile.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2015
 set -eu
 refuse() { printf '%s\n' "$1" >&2; exit 1; }
 mkdir -p -- "$1"
