@@ -59,7 +59,6 @@ def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None) -> Draft:
         findings.append(
             Result(
                 name="gpu-figures",
-                host="",
                 outcome="warning",
                 what=f"{gpus[0].name} is not in the catalog, and a driver does not tell how fast it computes",
                 remedy="fill in the figures of its data sheet under `gpu` in the spec",
@@ -218,7 +217,7 @@ def _nvlink(
         if not all_joined:
             what.append("not every pair of GPUs is joined by it")
         remedy = "see `nvidia-smi nvlink -s` and `topo -m`, and the fabric manager"
-        findings.append(Result(name="nvlink", host="", outcome="warning", what=", ".join(what), remedy=remedy))
+        findings.append(Result(name="nvlink", outcome="warning", what=", ".join(what), remedy=remedy))
     rate = usual if slowest is None else slowest
     if not rate:
         return ["# nvlink_bandwidth: a GPU has no link up, so they talk over PCIe"] if usual else []
@@ -251,7 +250,6 @@ def _network(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork], findi
         findings.append(
             Result(
                 name="network-rate",
-                host="",
                 outcome="warning",
                 what="the speed of the network between the hosts is not known; the spec assumes 10Gb/s",
                 remedy="measure it, and correct ib_bandwidth in the spec",

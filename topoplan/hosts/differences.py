@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from topoplan import units
 from topoplan.hosts.facts import LIBRARIES, HostFacts
 from topoplan.hosts.probe import Probed, network_of, socket_interface
-from topoplan.hosts.result import Result
+from topoplan.hosts.result import Result, failure, warning
 from topoplan.units import format_bit_rate, format_gib
 
 _MOST_NAMED = 4
@@ -80,8 +81,8 @@ def _compare(
     # The most common one first: what follows is odd.
     groups = sorted(by_value.items(), key=lambda group: (-len(group[1]), group[0]))
     what = "; ".join(f"{shown or 'not known'} on {named(names)}" for shown, names in groups)
-    outcome = "failure" if name == "gpu-kind" else "warning"
-    return Result(name=name, host="", outcome=outcome, what=f"{label}: {what}", remedy=remedy)  # type: ignore[arg-type]
+    made = failure if name == "gpu-kind" else warning
+    return replace(made(f"{label}: {what}", remedy), name=name)
 
 
 def named(names: Sequence[str]) -> str:
@@ -98,7 +99,6 @@ def _same_machine(hosts: Sequence[Probed]) -> tuple[Result, ...]:
     return tuple(
         Result(
             name="same-machine",
-            host="",
             outcome="failure",
             what=f"{named(names)} are one machine, {hostname}",
             remedy="name each machine once",

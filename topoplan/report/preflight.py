@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -41,16 +42,7 @@ def preflight_to_dict(cluster: str, hosts: Sequence[str], checks: Sequence[Resul
         "outcome": worst(checks),
         "counts": {outcome: sum(check.outcome == outcome for check in checks) for outcome in _ORDER},
         "hosts": list(hosts),
-        "checks": [
-            {
-                "name": check.name,
-                "host": check.host,
-                "outcome": check.outcome,
-                "what": check.what,
-                "remedy": check.remedy,
-            }
-            for check in checks
-        ],
+        "checks": [asdict(check) for check in checks],
     }
 
 

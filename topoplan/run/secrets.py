@@ -41,9 +41,9 @@ def check(names: Sequence[str], environment: Mapping[str, str] = os.environ) -> 
     if not names:
         return None
     if not (lacking := missing(names, environment)):
-        return Result(name=SECRETS, host="", outcome="ok", what=f"{named(names)} set here")
+        return Result(name=SECRETS, outcome="ok", what=f"{named(names)} set here")
     what, remedy = _words(lacking)
-    return Result(name=SECRETS, host="", outcome="failure", what=what, remedy=remedy)
+    return Result(name=SECRETS, outcome="failure", what=what, remedy=remedy)
 
 
 def _words(lacking: Sequence[str]) -> tuple[str, str]:
