@@ -16,6 +16,7 @@ from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, StopAfter, bot
 from topoplan.errors import HostError
 from topoplan.hosts.result import Result
 from topoplan.remote.connection import Connection
+from topoplan.remote.upload import upload
 from topoplan.run import record as records
 from topoplan.run.events import Event
 from topoplan.run.node import Started, start_node
@@ -193,14 +194,13 @@ class TestAStopByAnotherClient:
 class TestAStartThatFails:
     def test_on_one_host_stops_what_the_others_started(self, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
         hosts.does(LONG)
-        upload = Connection.upload
 
-        def with_a_job_there(self: Connection, files: dict[str, object], directory: str, **options: float) -> None:
-            upload(self, files, directory, **options)  # type: ignore[arg-type]
+        def with_a_job_there(host: Connection, files: dict[str, Any], directory: str, **options: Any) -> None:
+            upload(host, files, directory, **options)
             if "/node-01/" in directory:
                 (Path(directory) / ".topoplan").mkdir()
 
-        monkeypatch.setattr(Connection, "upload", with_a_job_there)
+        monkeypatch.setattr("topoplan.run.run.upload", with_a_job_there)
         ran = hosts.launch()
         assert (ran.outcome.end, ran.outcome.code) == ("failed", 1)
         assert ran.failure.node == "node-01"
