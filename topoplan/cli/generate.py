@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import (
-    AsJson,
-    BackendChoice,
-    JobPath,
-    Margin,
-    ModelName,
-    Overrides,
-    Pins,
-    ProfilePath,
-    TrainerChoice,
-)
-from topoplan.cli.plan_choice import OptionalSpecPath, PlanChoice, SpecOptions, plan_of_id, plan_of_ranking
+from topoplan.cli.options import AsJson, BackendChoice, OptionalSpecPath, SpecOptions, TrainerChoice
+from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking
 
 if TYPE_CHECKING:
     from topoplan.bundle.draft import Draft
@@ -55,12 +46,8 @@ def generate(
     trainer: TrainerChoice = None,
     backend: BackendChoice = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that were edited by hand.")] = False,
-    model: ModelName = None,
-    job: JobPath = None,
-    overrides: Overrides = None,
-    pin: Pins = None,
-    margin: Margin = None,
-    profile: ProfilePath = None,
+    *,
+    options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "margin", "profile")],
     as_json: AsJson = False,
 ) -> None:
     """Write the trainer's YAML and one launch script a node: of the best plan of SPEC, of another, or of a plan.json.
@@ -70,9 +57,7 @@ def generate(
     from topoplan.trainers.registry import trainer_name
 
     wanted_trainer = trainer_name(trainer, "--trainer")
-    options = SpecOptions(
-        model=model, job=job, overrides=overrides, pins=pin, margin=margin, profile=profile, backend=backend
-    )
+    options = replace(options, backend=backend)
     draft, notes = (
         _planned(spec, plan, options, scheduler, wanted_trainer)
         if recorded is None
@@ -106,7 +91,6 @@ def _planned(
 ) -> tuple[Draft, tuple[str, ...]]:
     """A plan of a spec."""
     from topoplan.bundle.draft import draft_of, scheduler_of
-    from topoplan.cli.options import read_spec
     from topoplan.cli.search import search
     from topoplan.errors import InputError
     from topoplan.planner.predict import plan_under
@@ -114,8 +98,7 @@ def _planned(
 
     if spec is None:
         raise InputError("expected either a SPEC or --from PLAN")
-    options["trainer"] = trainer
-    read = read_spec(spec, **options)
+    read = replace(options, trainer=trainer).read(spec)
     scheduler_of(read, scheduler, where="--scheduler")
     ranking = search(read)
     if not ranking.plans:
@@ -140,7 +123,7 @@ def _from_plan(
     from topoplan.bundle.plan_file import draft_again, read_plan_file
     from topoplan.errors import InputError
 
-    if spec is not None or wanted != "1" or any(options.values()):
+    if spec is not None or wanted != "1" or options:
         raise InputError(
             "--from has cluster, model, job and layout in its file", remedy="leave SPEC and the other options out"
         )

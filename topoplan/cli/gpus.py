@@ -10,11 +10,7 @@ def gpus(as_json: AsJson = False) -> None:
 
     Any other GPU can be given as a block with its own figures.
     """
-    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.cli.output import show
     from topoplan.report.lists import gpu_entries, print_gpus
 
-    entries = gpu_entries()
-    if as_json:
-        print_json(entries)
-    else:
-        print_gpus(stdout_console(), entries)
+    show(as_json, lambda entries: entries, print_gpus, gpu_entries())

@@ -10,83 +10,50 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 import typer
 
-from topoplan.cli import (
-    attach,
-    check,
-    explain,
-    generate,
-    gpus,
-    launch,
-    logs,
-    models,
-    predict,
-    preflight,
-    probe,
-    profile,
-    rank,
-    runs,
-    schema,
-    size,
-    status,
-    stop,
-    table,
-    timeline,
-    topology,
-    validate,
-    version,
-    what_if,
-)
+from topoplan import __version__
 from topoplan.cli.exit_codes import BROKEN_PIPE, INTERRUPTED
+from topoplan.cli.options import spread
 from topoplan.errors import TopoplanError
+
+VERBS = (
+    *("rank", "generate", "explain", "what-if", "size", "table", "check", "timeline", "topology"),
+    *("probe", "preflight", "launch", "status", "logs", "attach", "stop", "runs"),
+    *("predict", "validate", "models", "gpus", "profile", "schema", "version"),
+)
+"""Each is a function in the module of its name, in the order of `topoplan --help`."""
 
 # The base of typer's own complaints about options. Older typers take it from click, newer ones carry a copy.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
-app = typer.Typer(
-    name="topoplan",
-    help="Rank parallel layouts of LLM fine-tuning on a GPU cluster, and write the files that start one.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("rank")(rank.rank)
-app.command("generate")(generate.generate)
-app.command("explain")(explain.explain)
-app.command("what-if")(what_if.what_if)
-app.command("size")(size.size)
-app.command("table")(table.table)
-app.command("check")(check.check)
-app.command("timeline")(timeline.timeline)
-app.command("topology")(topology.topology)
-app.command("probe")(probe.probe)
-app.command("preflight")(preflight.preflight)
-app.command("launch")(launch.launch)
-app.command("status")(status.status)
-app.command("logs")(logs.logs)
-app.command("attach")(attach.attach)
-app.command("stop")(stop.stop)
-app.command("runs")(runs.runs)
-app.command("predict")(predict.predict)
-app.command("validate")(validate.validate)
-app.command("models")(models.models)
-app.command("gpus")(gpus.gpus)
-app.command("profile")(profile.profile)
-app.command("schema")(schema.schema)
-app.command("version")(version.version)
+
+def app(*verbs: str) -> typer.Typer:
+    """The command line with these verbs."""
+    found = typer.Typer(
+        name="topoplan",
+        help="Rank parallel layouts of LLM fine-tuning on a GPU cluster, and write the files that start one.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    found.callback()(_topoplan)
+    for verb in verbs:
+        name = verb.replace("-", "_")
+        found.command(verb)(spread(getattr(import_module(f"topoplan.cli.{name}"), name)))
+    return found
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        version.version()
+        sys.stdout.write(f"topoplan {__version__}\n")
         raise typer.Exit
 
 
-@app.callback()
 def _topoplan(
     _version: bool = typer.Option(
         False, "--version", help="Print the version and exit.", callback=_show_version, is_eager=True
@@ -120,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
-    command = typer.main.get_command(app)
+    # The options of all verbs take longer to read than many a verb takes to run.
+    named = arguments[:1] if arguments and arguments[0] in VERBS else VERBS
+    command = typer.main.get_command(app(*named))
     try:
         code = command.main(arguments or ["--help"], prog_name="topoplan", standalone_mode=False)
     except TopoplanError as error:

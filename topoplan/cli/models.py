@@ -10,11 +10,7 @@ def models(as_json: AsJson = False) -> None:
 
     Any other model can be given as a directory or file with its config.json.
     """
-    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.cli.output import show
     from topoplan.report.lists import model_entries, print_models
 
-    entries = model_entries()
-    if as_json:
-        print_json(entries)
-    else:
-        print_models(stdout_console(), entries)
+    show(as_json, lambda entries: entries, print_models, model_entries())

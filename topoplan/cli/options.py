@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import inspect
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
-SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="The cluster spec, a YAML file.", show_default=False)]
+SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="The cluster spec, a YAML file.")]
+OptionalSpecPath = Annotated[str | None, typer.Argument(metavar="SPEC", help="The cluster spec, a YAML file.")]
 ModelName = Annotated[
     str | None,
     typer.Option(
         "--model",
         metavar="NAME",
         help="Model to use in place of the spec's: a name (`topoplan models`), a directory or a config.json.",
-        show_default=False,
     ),
 ]
 JobPath = Annotated[
-    str | None,
-    typer.Option(
-        "--job", metavar="FILE", help="YAML file whose job takes the place of the spec's.", show_default=False
-    ),
+    str | None, typer.Option("--job", metavar="FILE", help="YAML file whose job takes the place of the spec's.")
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Set one key of the job or the cluster; may be repeated.", show_default=False
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the job or the cluster; may be repeated."),
 ]
 Pins = Annotated[
     list[str] | None,
-    typer.Option(
-        "--pin", metavar="KEY=N,...", help="Layout keys that must hold, such as tp=4,pp=1.", show_default=False
-    ),
+    typer.Option("--pin", metavar="KEY=N,...", help="Layout keys that must hold, such as tp=4,pp=1."),
 ]
 Margin = Annotated[
     str | None,
@@ -43,7 +39,6 @@ Margin = Annotated[
         "--margin",
         metavar="SHARE",
         help="Share of the card that a plan must leave free, such as 5%; 0% takes predictions at their word.",
-        show_default=False,
     ),
 ]
 ProfilePath = Annotated[
@@ -52,7 +47,6 @@ ProfilePath = Annotated[
         "--profile",
         metavar="FILE",
         help="Calibration constants of your own, over those of the GPU; `topoplan profile GPU -o FILE` makes a start.",
-        show_default=False,
     ),
 ]
 BackendChoice = Annotated[
@@ -61,7 +55,6 @@ BackendChoice = Annotated[
         "--backend",
         metavar="all|NAME,...",
         help="What to search: mca, ddp, deepspeed, fsdp2, megatron, or all; by default mca where it trains the job.",
-        show_default=False,
     ),
 ]
 TrainerChoice = Annotated[
@@ -70,42 +63,98 @@ TrainerChoice = Annotated[
         "--trainer",
         metavar="llamafactory|swift|trinity",
         help="Only what this trainer runs; by default LLaMA-Factory's, or another one's for what it cannot.",
-        show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def read_spec(
-    spec: str,
-    *,
-    model: str | None,
-    job: str | None,
-    overrides: list[str] | None,
-    pins: list[str] | None,
-    margin: str | None = None,
-    profile: str | None = None,
-    backend: str | None = None,
-    trainer: str | None = None,
-) -> Spec:
-    """The spec file with everything that the command line says on top of it."""
-    from dataclasses import replace
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecOptions:
+    """What a command line says of a spec beside its file.
 
-    from topoplan.specs.load import load_spec
+    A verb with a parameter `options: SpecOptions` has all of these options, in this order; one with
+    `Annotated[SpecOptions, ("model", "job")]` has those that are named.
+    """
 
-    keys = [*(overrides or ()), *([f"margin={margin}"] if margin is not None else [])]
-    read = load_spec(spec, model=model, job=job, overrides=tuple(keys), pins=tuple(pins or ()), profile=profile)
-    if backend is None and trainer is None:
-        return read
+    model: ModelName = None
+    job: JobPath = None
+    overrides: Overrides = None
+    pin: Pins = None
+    backend: BackendChoice = None
+    trainer: TrainerChoice = None
+    margin: Margin = None
+    profile: ProfilePath = None
+
+    def __bool__(self) -> bool:
+        return any(astuple(self))
+
+    def read(self, spec: str, *overrides: str) -> Spec:
+        """The spec file with everything that the command line says on top of it, and `key=value` overrides."""
+        from topoplan.specs.load import load_spec
+
+        margin = () if self.margin is None else (f"margin={self.margin}",)
+        read = load_spec(
+            spec,
+            model=self.model,
+            job=self.job,
+            overrides=(*(self.overrides or ()), *overrides, *margin),
+            pins=tuple(self.pin or ()),
+            profile=self.profile,
+        )
+        return read if self.backend is None and self.trainer is None else self._searched_by(read)
+
+    def _searched_by(self, read: Spec) -> Spec:
+        """The spec with the backends and the trainer that are asked for."""
+        from dataclasses import replace
+
+        from topoplan.errors import InputError
+        from topoplan.trainers.registry import backend_names, trainer_name
+
+        job, whose = read.job, trainer_name(self.trainer, "--trainer")
+        backends: tuple[str, ...] = ()
+        if self.backend is not None:
+            backends = backend_names(self.backend, whose, "--backend", finetuning=job.finetuning)
+        pinned = job.pin.get("backend")
+        if backends and pinned is not None and (pinned,) != backends:
+            where, remedy = f"--backend {self.backend}", "leave one of them out"
+            raise InputError(f"the job pins backend {pinned}", where=where, remedy=remedy)
+        return replace(read, backends=backends, trainer=whose)
+
+
+def spread(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The verb as typer can read it: a parameter for each of the SpecOptions that it takes."""
+    hints, fields = get_type_hints(verb, include_extras=True), get_type_hints(SpecOptions, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    taken: dict[str, tuple[str, ...]] = {}
+
+    def parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
+
+    for name, one in inspect.signature(verb).parameters.items():
+        hint = hints[name]
+        if hint is SpecOptions or SpecOptions in get_args(hint):
+            (taken[name],) = getattr(hint, "__metadata__", (tuple(fields),))
+            parameters += [parameter(option, fields[option], None) for option in taken[name]]
+        else:
+            parameters.append(parameter(name, hint, one.default))
+
+    def called(**given: Any) -> Any:
+        for name, options in taken.items():
+            given[name] = SpecOptions(**{option: given.pop(option) for option in options})
+        return verb(**given)
+
+    called.__doc__ = verb.__doc__
+    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return called
+
+
+def not_both(one: str, is_one: object, other: str, is_other: object) -> None:
+    """Raises InputError where two options are given that exclude each other."""
     from topoplan.errors import InputError
-    from topoplan.trainers.registry import backend_names, trainer_name
 
-    whose = trainer_name(trainer, "--trainer")
-    backends = () if backend is None else backend_names(backend, whose, "--backend", finetuning=read.job.finetuning)
-    pinned = read.job.pin.get("backend")
-    if backends and pinned is not None and (pinned,) != backends:
-        raise InputError(f"the job pins backend {pinned}", where=f"--backend {backend}", remedy="leave one of them out")
-    return replace(read, backends=backends, trainer=whose)
+    if is_one and is_other:
+        raise InputError(f"{one} and {other} cannot be used together", remedy="leave one out")
 
 
 def variations(overrides: list[str] | None, *, most: int) -> list[tuple[str, ...]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+What = ParamSpec("What")
 PIPE_COLUMNS = 100
 """Width where there is no terminal to ask."""
 _MAX_COLUMNS = 140
@@ -36,3 +38,22 @@ def stdout_console() -> Console:
         markup=False,
         emoji=False,
     )
+
+
+def show(
+    as_json: bool,
+    document: Callable[What, Any],
+    on_console: Callable[Concatenate[Console, What], None],
+    *what: What.args,
+    **how: What.kwargs,
+) -> None:
+    """What a verb has found on standard output: the `document` of it as JSON, or for people."""
+    if as_json:
+        print_json(document(*what, **how))
+    else:
+        on_console(stdout_console(), *what, **how)
+
+
+def print_written(path: object) -> None:
+    """Say which file was written."""
+    stdout_console().print(f"Wrote {path}", soft_wrap=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,37 +12,19 @@ from topoplan.errors import LayoutError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from topoplan.cli.options import SpecOptions
     from topoplan.planner.plan import Plan, Ranking
     from topoplan.specs.spec import Spec
 
 PlanChoice = Annotated[
     str, typer.Option("--plan", metavar="N|ID", help="Which plan: its rank, or its id such as tp4-pp1-dp8-mbs1.")
 ]
-OptionalSpecPath = Annotated[
-    str | None, typer.Argument(metavar="SPEC", help="The cluster spec, a YAML file.", show_default=False)
-]
 RunPath = Annotated[
     str | None,
     typer.Option(
-        "--run",
-        metavar="FILE",
-        help="A run document as `topoplan predict` reads it, in place of SPEC and --plan.",
-        show_default=False,
+        "--run", metavar="FILE", help="A run document as `topoplan predict` reads it, in place of SPEC and --plan."
     ),
 ]
-
-
-class SpecOptions(TypedDict):
-    """What a command line says of a spec beside its file (`cli/options.py::read_spec`)."""
-
-    model: str | None
-    job: str | None
-    overrides: list[str] | None
-    pins: list[str] | None
-    margin: str | None
-    profile: str | None
-    backend: NotRequired[str | None]
-    trainer: NotRequired[str | None]
 
 
 def wanted_id(wanted: str) -> str:
@@ -110,19 +93,18 @@ def plans_of_command(
     spec: str | None, run: str | None, wanted: Mapping[str, str], options: SpecOptions
 ) -> tuple[Spec, list[Plan]]:
     """The spec and the plans that a command line names, by SPEC and options such as --plan, or by --run."""
-    from topoplan.cli.options import read_spec
     from topoplan.errors import InputError
 
     if run is None:
         if spec is None:
             raise InputError("expected either a SPEC or --run FILE")
-        read = read_spec(spec, **options)
+        read = options.read(spec)
         return read, plans_of_spec(read, wanted)
     if spec is not None:
         raise InputError("expected either a SPEC or --run FILE")
-    if any(value for name, value in options.items() if name != "profile") or dict(wanted) != {"--plan": "1"}:
+    if replace(options, profile=None) or dict(wanted) != {"--plan": "1"}:
         raise InputError("--run has model, job and layout in its file", remedy="leave the other options out")
-    return plan_of_run(run, options["profile"])
+    return plan_of_run(run, options.profile)
 
 
 def plan_of_run(source: str, profile: str | None) -> tuple[Spec, list[Plan]]:

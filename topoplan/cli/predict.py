@@ -21,7 +21,6 @@ def predict(
         typer.Argument(
             metavar="RUNS",
             help="A .jsonl file with one run document a line, a .yaml or .json file with one, or - for standard input.",
-            show_default=False,
         ),
     ],
     profile: ProfilePath = None,

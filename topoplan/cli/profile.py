@@ -6,13 +6,11 @@ from typing import Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, ProfilePath
+from topoplan.cli.options import AsJson, ProfilePath, not_both
 
 
 def profile(
-    gpu: Annotated[
-        str | None, typer.Argument(metavar="[GPU]", help="A name of `topoplan gpus`.", show_default=False)
-    ] = None,
+    gpu: Annotated[str | None, typer.Argument(metavar="[GPU]", help="A name of `topoplan gpus`.")] = None,
     profile: ProfilePath = None,
     output: Annotated[
         str | None,
@@ -21,7 +19,6 @@ def profile(
             "-o",
             metavar="FILE",
             help="Write the constants as a YAML file to change, which --profile takes.",
-            show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
@@ -30,41 +27,29 @@ def profile(
 
     Without a GPU: all profiles. Exit code 2: bad input.
     """
-    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.cli.output import print_written, show
     from topoplan.errors import InputError
-    from topoplan.report.profile import (
-        print_profile,
-        print_profiles,
-        profile_text,
-        profile_to_dict,
-        profiles_to_dict,
-    )
+    from topoplan.report import profile as report
     from topoplan.specs.gpu_profile import profile_of
     from topoplan.specs.known import gpu as gpu_named
     from topoplan.specs.profile import read_profile
 
-    if output is not None and as_json:
-        raise InputError("--output and --json cannot be used together", remedy="leave one out")
+    not_both("--output", output is not None, "--json", as_json)
     if gpu is None:
         if output is not None or profile is not None:
             raise InputError("no GPU is named", remedy="`topoplan gpus` lists the names")
-        if as_json:
-            print_json(profiles_to_dict())
-        else:
-            print_profiles(stdout_console())
+        show(as_json, report.profiles_to_dict, report.print_profiles)
         return
     card = gpu_named(gpu)
     own = None if profile is None else read_profile(profile)
     if own is not None:
         own.check_gpu(card)
     found = profile_of(card, own)
-    if output is not None:
-        _write_new(output, profile_text(card, found))
-        stdout_console().print(f"Wrote {output}", soft_wrap=True)
-    elif as_json:
-        print_json(profile_to_dict(card, found))
+    if output is None:
+        show(as_json, report.profile_to_dict, report.print_profile, card, found)
     else:
-        print_profile(stdout_console(), card, found)
+        _write_new(output, report.profile_text(card, found))
+        print_written(output)
 
 
 def _write_new(output: str, text: str) -> None:

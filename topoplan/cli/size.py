@@ -6,19 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import (
-    AsJson,
-    BackendChoice,
-    JobPath,
-    Margin,
-    ModelName,
-    Overrides,
-    Pins,
-    ProfilePath,
-    SpecPath,
-    TrainerChoice,
-    read_spec,
-)
+from topoplan.cli.options import AsJson, SpecOptions, SpecPath
 
 if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
@@ -26,9 +14,7 @@ if TYPE_CHECKING:
 
 def size(
     spec: SpecPath,
-    max_hours: Annotated[
-        float, typer.Option("--max-hours", metavar="H", help="Hours that the job may take.", show_default=False)
-    ],
+    max_hours: Annotated[float, typer.Option("--max-hours", metavar="H", help="Hours that the job may take.")],
     max_nodes: Annotated[int, typer.Option("--max-nodes", metavar="N", min=1, help="Most nodes to try.")] = 64,
     tokens: Annotated[
         str | None,
@@ -36,31 +22,44 @@ def size(
             "--tokens",
             metavar="N",
             help="Tokens of the whole job, such as 2B, in place of the spec's samples and epochs.",
-            show_default=False,
         ),
     ] = None,
     sure: Annotated[bool, typer.Option("--sure", help="Hold the upper end of the band to the limit.")] = False,
     price: Annotated[
-        float | None,
-        typer.Option("--gpu-hour-price", metavar="X", min=0.0, help="Price of a GPU-hour.", show_default=False),
+        float | None, typer.Option("--gpu-hour-price", metavar="X", min=0.0, help="Price of a GPU-hour.")
     ] = None,
-    model: ModelName = None,
-    job: JobPath = None,
-    overrides: Overrides = None,
-    pin: Pins = None,
-    backend: BackendChoice = None,
-    trainer: TrainerChoice = None,
-    margin: Margin = None,
-    profile: ProfilePath = None,
+    *,
+    options: SpecOptions,
     as_json: AsJson = False,
 ) -> None:
     """Find the fewest nodes that do a job in time.
 
     Searches 1, 2, 3, ... nodes, none left out, up to the first that is in time. Exit code 1: none is; 2: bad input.
     """
+    from topoplan.cli.output import show
+    from topoplan.cli.search import searches
+    from topoplan.planner.size import size as size_job
+    from topoplan.report.size import print_sizing, sizing_to_dict
+
+    _check(max_hours, max_nodes, price, options)
+    read = options.read(spec)
+    steps = _steps(read, tokens)
+
+    def of_nodes(nodes: int) -> Spec:
+        # A list of machines is one of as many as the spec has; where they are does not matter here.
+        return options.read(spec, f"nodes={nodes}", "hosts=null")
+
+    with searches(max_nodes) as search:
+        sizing = size_job(of_nodes, search, steps=steps, limit_s=max_hours * 3600, max_nodes=max_nodes, is_sure=sure)
+    show(as_json, sizing_to_dict, print_sizing, read, sizing, price=price)
+    if sizing.answer is None:
+        raise typer.Exit(1)
+
+
+def _check(max_hours: float, max_nodes: int, price: float | None, options: SpecOptions) -> None:
+    """Raises InputError for numbers that are none, and for a number of nodes in the options."""
     from math import isfinite
 
-    from topoplan.cli.search import searches
     from topoplan.errors import InputError
     from topoplan.specs.cluster import MOST_GPUS
 
@@ -70,52 +69,8 @@ def size(
         raise InputError(f"{max_hours:g} hours", where="--max-hours", expected="expected a number above zero")
     if price is not None and not isfinite(price):
         raise InputError(f"{price:g} is not a price", where="--gpu-hour-price", expected="expected a number")
-
-    if any(text.partition("=")[0].strip() == "nodes" for text in overrides or ()):
+    if any(text.partition("=")[0].strip() == "nodes" for text in options.overrides or ()):
         raise InputError("nodes is what is looked for", where="--set", remedy="leave it out, or give --max-nodes")
-
-    def of_nodes(nodes: int) -> Spec:
-        # A list of machines is one of as many as the spec has; where they are does not matter here.
-        keys = [*(overrides or ()), f"nodes={nodes}", "hosts=null"]
-        return read_spec(
-            spec,
-            model=model,
-            job=job,
-            overrides=keys,
-            pins=pin,
-            margin=margin,
-            profile=profile,
-            backend=backend,
-            trainer=trainer,
-        )
-
-    read = read_spec(
-        spec,
-        model=model,
-        job=job,
-        overrides=overrides,
-        pins=pin,
-        margin=margin,
-        profile=profile,
-        backend=backend,
-        trainer=trainer,
-    )
-    steps = _steps(read, tokens)
-
-    from topoplan.planner.size import size as size_job
-
-    with searches(max_nodes) as search:
-        sizing = size_job(of_nodes, search, steps=steps, limit_s=max_hours * 3600, max_nodes=max_nodes, is_sure=sure)
-
-    from topoplan.cli.output import print_json, stdout_console
-    from topoplan.report.size import print_sizing, sizing_to_dict
-
-    if as_json:
-        print_json(sizing_to_dict(read, sizing, price=price))
-    else:
-        print_sizing(stdout_console(), read, sizing, price=price)
-    if sizing.answer is None:
-        raise typer.Exit(1)
 
 
 def _steps(spec: Spec, tokens: str | None) -> int:

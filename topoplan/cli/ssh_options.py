@@ -27,7 +27,6 @@ LostHostAfter = Annotated[
         "--lost-host-after",
         metavar="TIME",
         help="Give a host up that was not seen for so long, such as 30min; by default never.",
-        show_default=False,
     ),
 ]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson
+from topoplan.cli.options import AsJson, not_both
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,12 +23,9 @@ def table(
             "--model",
             metavar="NAME,...",
             help="Models: names (`topoplan models`; the organisation may be left out) or config.json files.",
-            show_default=False,
         ),
     ],
-    gpu: Annotated[
-        str, typer.Option("--gpu", metavar="NAME", help="The card, a name of `topoplan gpus`.", show_default=False)
-    ],
+    gpu: Annotated[str, typer.Option("--gpu", metavar="NAME", help="The card, a name of `topoplan gpus`.")],
     gpus: Annotated[str, typer.Option("--gpus", metavar="N,...", help="Numbers of GPUs of the trainer.")] = "1,2,4,6",
     context: Annotated[
         str,
@@ -45,24 +43,18 @@ def table(
     Each cell is the first recipe that fits: vanilla, Env (expandable segments), SP=N (Ulysses sequence parallelism),
     Offload (FSDP 2 with everything in host memory), or - where none does. Exit code 2: bad input.
     """
-    import sys
-
-    from topoplan.cli.output import print_json, stdout_console
-    from topoplan.errors import InputError
+    from topoplan.cli.output import show
     from topoplan.planner.table import table as table_of
     from topoplan.report.table import print_table, table_to_dict, write_csv
     from topoplan.specs.known import gpu as gpu_named
 
-    if as_csv and as_json:
-        raise InputError("--csv and --json cannot be used together", remedy="leave one out")
+    not_both("--csv", as_csv, "--json", as_json)
     card, models = gpu_named(gpu), _models(model)
     cells = table_of(models, card, _numbers(gpus, "--gpus", most=_MOST_GPUS), _contexts(context))
-    if as_json:
-        print_json(table_to_dict(card, cells))
-    elif as_csv:
+    if as_csv:
         write_csv(sys.stdout, cells)
     else:
-        print_table(stdout_console(), card, cells)
+        show(as_json, table_to_dict, print_table, card, cells)
 
 
 _MOST_GPUS = 1024

@@ -7,20 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import (
-    AsJson,
-    BackendChoice,
-    JobPath,
-    Margin,
-    ModelName,
-    Overrides,
-    Pins,
-    ProfilePath,
-    TrainerChoice,
-)
-from topoplan.cli.plan_choice import OptionalSpecPath, PlanChoice, RunPath, SpecOptions, plans_of_command
+from topoplan.cli.options import AsJson, OptionalSpecPath, SpecOptions, not_both
+from topoplan.cli.plan_choice import PlanChoice, RunPath, plans_of_command
 
 if TYPE_CHECKING:
+    from topoplan.engines.timeline import Timeline
     from topoplan.planner.plan import Plan
     from topoplan.specs.spec import Spec
 
@@ -36,18 +27,11 @@ def timeline(
             "-o",
             metavar="FILE",
             help="Write a picture (.svg), or a trace for chrome://tracing and Perfetto (.json).",
-            show_default=False,
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that topoplan did not write.")] = False,
-    model: ModelName = None,
-    job: JobPath = None,
-    overrides: Overrides = None,
-    pin: Pins = None,
-    backend: BackendChoice = None,
-    trainer: TrainerChoice = None,
-    margin: Margin = None,
-    profile: ProfilePath = None,
+    *,
+    options: SpecOptions,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a plan's step and show what every pipeline rank does when.
@@ -58,38 +42,24 @@ def timeline(
     """
     from topoplan.errors import InputError
 
-    if output is not None and as_json:
-        raise InputError("--output and --json cannot be used together", remedy="leave one out")
+    not_both("--output", output is not None, "--json", as_json)
     target = None if output is None else _checked(output)
     if force and target is None:
         raise InputError("--force is for --output", remedy="leave it out")
-    options = SpecOptions(
-        model=model,
-        job=job,
-        overrides=overrides,
-        pins=pin,
-        margin=margin,
-        profile=profile,
-        backend=backend,
-        trainer=trainer,
-    )
     read, (chosen,) = plans_of_command(spec, run, {"--plan": plan}, options)
 
-    from topoplan.cli.output import print_json, stdout_console
-
-    if target is not None:
-        _write(target, read, chosen, force=force)
-        stdout_console().print(f"Wrote {target}", soft_wrap=True)
-        return
-
+    from topoplan.cli.output import print_written, show
     from topoplan.planner.account import timeline as simulated
-    from topoplan.report.timeline import print_timeline, timeline_to_dict
 
     drawn = simulated(read, chosen)
-    if as_json:
-        print_json(timeline_to_dict(read, chosen, drawn))
-    else:
-        print_timeline(stdout_console(), read, chosen, drawn)
+    if target is not None:
+        _write(target, read, chosen, drawn, force=force)
+        print_written(target)
+        return
+
+    from topoplan.report.timeline import print_timeline, timeline_to_dict
+
+    show(as_json, timeline_to_dict, print_timeline, read, chosen, drawn)
 
 
 def _checked(output: str) -> Path:
@@ -101,13 +71,12 @@ def _checked(output: str) -> Path:
     return Path(output)
 
 
-def _write(target: Path, spec: Spec, plan: Plan, *, force: bool) -> None:
+def _write(target: Path, spec: Spec, plan: Plan, drawn: Timeline, *, force: bool) -> None:
     from topoplan.bundle.write import write_file
-    from topoplan.planner.account import timeline as simulated
     from topoplan.report import timeline_svg, timeline_trace
     from topoplan.report.sentences import spec_line
 
-    title, drawn = spec_line(spec), simulated(spec, plan)
+    title = spec_line(spec)
     if target.suffix == ".svg":
         text, mark = timeline_svg.svg(title, plan, drawn), timeline_svg.MARK
     else:

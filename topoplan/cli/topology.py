@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import (
-    AsJson,
-    BackendChoice,
-    JobPath,
-    ModelName,
-    Overrides,
-    Pins,
-    SpecPath,
-    TrainerChoice,
-    read_spec,
-)
+from topoplan.cli.options import AsJson, SpecOptions, SpecPath, not_both
 
 if TYPE_CHECKING:
     from topoplan.layout.layout import Layout
     from topoplan.planner.plan import Plan
     from topoplan.specs.cluster import Cluster
-    from topoplan.specs.profile import OwnProfile
     from topoplan.specs.spec import Spec
 
 
@@ -34,7 +24,6 @@ def topology(
             "--layout",
             metavar="KEY=N,...",
             help="Degrees of a layout, such as tp=4,pp=2, or ulysses=4: what its groups cross.",
-            show_default=False,
         ),
     ] = None,
     plan: Annotated[
@@ -43,79 +32,85 @@ def topology(
             "--plan",
             metavar="N|ID",
             help="The same for a plan of the ranking, by its place or id, with the bytes of a step.",
-            show_default=False,
         ),
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write a drawing (SVG) to a file.", show_default=False),
+        typer.Option("--output", "-o", metavar="FILE", help="Write a drawing (SVG) to a file."),
     ] = None,
-    model: ModelName = None,
-    job: JobPath = None,
-    overrides: Overrides = None,
-    pin: Pins = None,
-    backend: BackendChoice = None,
-    trainer: TrainerChoice = None,
+    *,
+    options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "backend", "trainer")],
     as_json: AsJson = False,
 ) -> None:
     """Show how a cluster is wired, and what each communication group of a layout gets of it.
 
     The spec needs neither model nor job, but for --plan. Exit code 2: bad input.
     """
-    from topoplan.cli.output import print_json, stdout_console
-    from topoplan.errors import InputError, OutputError
+    from topoplan.errors import OutputError
     from topoplan.planner.communication import group_links, step_flows
-    from topoplan.specs.load import load_cluster
 
-    if output is not None and as_json:
-        raise InputError("--output and --json cannot be used together", remedy="leave one out")
+    not_both("--output", output is not None, "--json", as_json)
     if output is not None and not output.endswith(".svg"):
         raise OutputError("not the name of a drawing", where=output, expected="expected a name in .svg")
-    if layout is not None and plan is not None:
-        raise InputError("--layout and --plan cannot be used together", remedy="leave one out")
-    chosen: Layout | None = None
-    own: OwnProfile | None = None
-    found: tuple[Spec, Plan] | None = None
-    if plan is not None:
-        from topoplan.cli.plan_choice import plans_of_spec
-
-        read = read_spec(spec, model=model, job=job, overrides=overrides, pins=pin, backend=backend, trainer=trainer)
-        found = read, plans_of_spec(read, {"--plan": plan})[0]
-        cluster, own, chosen = read.cluster, read.profile, found[1].layout
+    not_both("--layout", layout is not None, "--plan", plan is not None)
+    found = None if plan is None else _planned(spec, plan, options)
+    if found is None:
+        cluster, own = _cluster(spec, options), None
+        chosen = None if layout is None else _of_degrees(layout, cluster)
     else:
-        if model or job or pin or backend or trainer:
-            words = "--model, --job, --pin, --backend and --trainer go with --plan"
-            raise InputError(words, remedy="leave them out")
-        cluster = load_cluster(spec, overrides=tuple(overrides or ()))
-        chosen = _of_degrees(layout, cluster) if layout is not None else None
-    rows = group_links(cluster, chosen, own) if chosen is not None else ()
-    flows = step_flows(*found, rows) if found is not None else ()
-
+        cluster, own, chosen = found[0].cluster, found[0].profile, found[1].layout
+    rows = () if chosen is None else group_links(cluster, chosen, own)
+    flows = () if found is None else step_flows(*found, rows)
     if as_json:
+        from topoplan.cli.output import print_json
         from topoplan.report.topology_document import topology_to_dict
 
         print_json(topology_to_dict(cluster, chosen, rows, flows))
         return
-    console = stdout_console()
-    if output is not None:
-        from pathlib import Path
-
-        from topoplan.bundle.write import write_file
-        from topoplan.report.topology_drawing import MARK, topology_svg
-
-        write_file(Path(output), topology_svg(cluster), mark=MARK, writer="topoplan topology")
-        console.print(f"Wrote {output}", soft_wrap=True)
-        if chosen is None:
-            return
-    else:
-        from topoplan.report.topology_picture import print_topology
-
-        print_topology(console, cluster)
+    _draw(cluster, output)
     if chosen is not None:
+        from topoplan.cli.output import stdout_console
         from topoplan.report.topology_groups import print_groups, print_step_flows
 
-        print_groups(console, chosen, rows)
-        print_step_flows(console, flows)
+        print_groups(stdout_console(), chosen, rows)
+        print_step_flows(stdout_console(), flows)
+
+
+def _planned(spec: str, plan: str, options: SpecOptions) -> tuple[Spec, Plan]:
+    from topoplan.cli.plan_choice import plans_of_spec
+
+    read = options.read(spec)
+    return read, plans_of_spec(read, {"--plan": plan})[0]
+
+
+def _cluster(spec: str, options: SpecOptions) -> Cluster:
+    """The cluster alone, of a spec that may have no model and no job."""
+    from topoplan.errors import InputError
+    from topoplan.specs.load import load_cluster
+
+    if replace(options, overrides=None):
+        words = "--model, --job, --pin, --backend and --trainer go with --plan"
+        raise InputError(words, remedy="leave them out")
+    return load_cluster(spec, overrides=tuple(options.overrides or ()))
+
+
+def _draw(cluster: Cluster, output: str | None) -> None:
+    """The cluster on the terminal, or into a file."""
+    if output is None:
+        from topoplan.cli.output import stdout_console
+        from topoplan.report.topology_picture import print_topology
+
+        print_topology(stdout_console(), cluster)
+        return
+
+    from pathlib import Path
+
+    from topoplan.bundle.write import write_file
+    from topoplan.cli.output import print_written
+    from topoplan.report.topology_drawing import MARK, topology_svg
+
+    write_file(Path(output), topology_svg(cluster), mark=MARK, writer="topoplan topology")
+    print_written(output)
 
 
 def _of_degrees(text: str, cluster: Cluster) -> Layout:

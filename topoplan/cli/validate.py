@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, ProfilePath
+from topoplan.cli.options import AsJson, ProfilePath, not_both
 
 if TYPE_CHECKING:
     from topoplan.planner.validate import Validation
@@ -19,7 +19,6 @@ def validate(
         typer.Argument(
             metavar="[RUNS]",
             help="A .jsonl file with one measured run a line, or - for standard input; by default the shipped ones.",
-            show_default=False,
         ),
     ] = None,
     rows: Annotated[bool, typer.Option("--rows", help="Also print every figure beside its prediction.")] = False,
@@ -34,7 +33,6 @@ def validate(
             "-o",
             metavar="FILE",
             help="Write a page (Markdown) to a file; with --bands, profiles.json with these bands.",
-            show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
@@ -44,17 +42,16 @@ def validate(
     Errors are predicted over measured, less one. Exit code 2: bad input, or nothing could be predicted.
     """
     from topoplan.cli.output import print_json, stdout_console
-    from topoplan.errors import InputError
     from topoplan.report.validation import print_validation, validation_to_dict
 
-    if output is not None and as_json:
-        raise InputError("--output and --json cannot be used together", remedy="leave one out")
+    not_both("--output", output is not None, "--json", as_json)
     graded = _graded(runs, profile)
     if bands:
         _show_bands(graded, output, as_json=as_json)
     elif output is not None:
-        _write_page(Path(output), graded)
-        stdout_console().print(f"Wrote {output}", soft_wrap=True)
+        from topoplan.report.accuracy_page import MARK, accuracy_page
+
+        _write(output, accuracy_page(graded), MARK, "topoplan validate")
     elif as_json:
         print_json(validation_to_dict(graded))
     else:
@@ -81,24 +78,20 @@ def _graded(runs: str | None, profile: str | None) -> Validation:
 
 
 def _show_bands(graded: Validation, output: str | None, *, as_json: bool) -> None:
-    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.cli.output import show
     from topoplan.planner.bands import earned_bands, profiles_text
     from topoplan.report.profile import bands_to_dict, print_bands
 
     earned = earned_bands(graded.figures)
     if output is not None:
-        from topoplan.bundle.write import write_file
-
-        write_file(Path(output), profiles_text(earned), mark='{\n  "volta"', writer="topoplan validate --bands")
-        stdout_console().print(f"Wrote {output}", soft_wrap=True)
-    elif as_json:
-        print_json(bands_to_dict(earned))
+        _write(output, profiles_text(earned), '{\n  "volta"', "topoplan validate --bands")
     else:
-        print_bands(stdout_console(), earned)
+        show(as_json, bands_to_dict, print_bands, earned)
 
 
-def _write_page(path: Path, graded: Validation) -> None:
+def _write(path: str, text: str, mark: str, writer: str) -> None:
     from topoplan.bundle.write import write_file
-    from topoplan.report.accuracy_page import MARK, accuracy_page
+    from topoplan.cli.output import print_written
 
-    write_file(path, accuracy_page(graded), mark=MARK, writer="topoplan validate")
+    write_file(Path(path), text, mark=mark, writer=writer)
+    print_written(path)

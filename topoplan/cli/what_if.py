@@ -6,21 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import (
-    AsJson,
-    BackendChoice,
-    JobPath,
-    Margin,
-    ModelName,
-    Pins,
-    ProfilePath,
-    SpecPath,
-    TrainerChoice,
-    read_spec,
-    variations,
-)
+from topoplan.cli.options import AsJson, SpecOptions, SpecPath, variations
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from topoplan.errors import LayoutError
+    from topoplan.planner.plan import Plan, Ranking
+    from topoplan.planner.what_if import Outcome
     from topoplan.specs.spec import Spec
 
 _MOST = 200
@@ -34,73 +27,58 @@ def what_if(
             "--set",
             metavar="KEY=VALUE[,VALUE...]",
             help="Change a key of the cluster or the job; several values are tried one by one. May be repeated.",
-            show_default=False,
         ),
     ] = None,
-    model: ModelName = None,
-    job: JobPath = None,
-    pin: Pins = None,
-    backend: BackendChoice = None,
-    trainer: TrainerChoice = None,
-    margin: Margin = None,
-    profile: ProfilePath = None,
+    *,
+    options: Annotated[SpecOptions, ("model", "job", "pin", "backend", "trainer", "margin", "profile")],
     as_json: AsJson = False,
 ) -> None:
     """Show how the best plan moves when the spec changes.
 
     Exit code 1: no layout fits any of the changes; 2: bad input.
     """
+    from topoplan.cli.output import show
     from topoplan.cli.search import searches
-
-    def read(overrides: tuple[str, ...]) -> Spec:
-        return read_spec(
-            spec,
-            model=model,
-            job=job,
-            overrides=list(overrides),
-            pins=pin,
-            margin=margin,
-            profile=profile,
-            backend=backend,
-            trainer=trainer,
-        )
-
-    combinations = variations(changes, most=_MOST)
-    before = read(())
-
-    from topoplan.errors import LayoutError
-    from topoplan.planner.what_if import Found, Outcome, found_by, outcome
-
-    # All of them are read before the first search, so that a mistake in the last one is told at once.
-    specs: list[Spec | LayoutError] = []
-    for options in combinations:
-        # A list of machines is one of as many as there are nodes; where they are does not matter here.
-        names = {option.partition("=")[0].strip() for option in options}
-        without_hosts = before.cluster.hosts and "nodes" in names and "hosts" not in names
-        try:
-            specs.append(read((*options, "hosts=null") if without_hosts else options))
-        except LayoutError as error:  # a pin that these conditions cannot meet
-            specs.append(error)
-    outcomes = []
-    with searches(1 + len(specs)) as search:
-        old, _ = found_by(before, search)
-        for options, changed in zip(combinations, specs, strict=True):
-            named = dict(_key_and_value(option) for option in options)
-            if isinstance(changed, LayoutError):
-                found = Found(spec=None, reason=str(changed), is_legal=False)
-                outcomes.append(Outcome(changes=named, found=found, fate=None))
-            else:
-                outcomes.append(outcome(named, changed, old.best, search))
-
-    from topoplan.cli.output import print_json, stdout_console
+    from topoplan.planner.what_if import found_by
     from topoplan.report.what_if import outcomes_to_dict, print_outcomes
 
-    if as_json:
-        print_json(outcomes_to_dict(before, old, outcomes))
-    else:
-        print_outcomes(stdout_console(), before, old, outcomes)
+    combinations = variations(changes, most=_MOST)
+    before = options.read(spec)
+    # All of them are read before the first search, so that a mistake in the last one is told at once.
+    specs = [_changed(before, lambda *keys: options.read(spec, *keys), keys) for keys in combinations]
+    with searches(1 + len(specs)) as search:
+        old, _ = found_by(before, search)
+        outcomes = [
+            _outcome(keys, changed, old.best, search) for keys, changed in zip(combinations, specs, strict=True)
+        ]
+    show(as_json, outcomes_to_dict, print_outcomes, before, old, outcomes)
     if not any(outcome.found.best for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def _changed(before: Spec, read: Callable[..., Spec], keys: Iterable[str]) -> Spec | LayoutError:
+    """The spec with `key=value` changes, or the pin that these conditions cannot meet."""
+    from topoplan.errors import LayoutError
+
+    # A list of machines is one of as many as there are nodes; where they are does not matter here.
+    names = {_key_and_value(key)[0] for key in keys}
+    without_hosts = before.cluster.hosts and "nodes" in names and "hosts" not in names
+    try:
+        return read(*keys, *(["hosts=null"] if without_hosts else []))
+    except LayoutError as error:
+        return error
+
+
+def _outcome(
+    keys: Iterable[str], changed: Spec | LayoutError, best: Plan | None, search: Callable[[Spec], Ranking]
+) -> Outcome:
+    from topoplan.errors import LayoutError
+    from topoplan.planner.what_if import Found, Outcome, outcome
+
+    named = dict(map(_key_and_value, keys))
+    if isinstance(changed, LayoutError):
+        return Outcome(changes=named, found=Found(spec=None, reason=str(changed), is_legal=False), fate=None)
+    return outcome(named, changed, best, search)
 
 
 def _key_and_value(option: str) -> tuple[str, str]:
