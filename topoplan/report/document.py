@@ -7,6 +7,7 @@ from typing import Any
 from topoplan.layout.forms import layout_to_dict
 from topoplan.planner.plan import Ranking
 from topoplan.planner.view import plan_to_dict, spec_to_dict
+from topoplan.report.dump import picked
 from topoplan.report.effort import effort_to_dict, job_effort
 from topoplan.trainers.registry import trainer_of
 
@@ -15,17 +16,10 @@ SCHEMA = "topoplan.rank/1"
 
 def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool) -> dict[str, Any]:
     """The best `top` plans; the rejected layouts only when asked for."""
-    counts = ranking.counts
     view: dict[str, Any] = {
         "schema": SCHEMA,
         **spec_to_dict(ranking.spec),
-        "counts": {
-            "candidates": counts.candidates,
-            "illegal": counts.illegal,
-            "out_of_memory": counts.out_of_memory,
-            "dominated": counts.dominated,
-            "ranked": counts.ranked,
-        },
+        "counts": picked(ranking.counts, "candidates illegal out_of_memory dominated ranked"),
         "elapsed_s": round(ranking.elapsed_s, 3),
         "searched": round(ranking.searched, 4),
         "plans": [
@@ -41,7 +35,6 @@ def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool) -> dict[str, 
         view["data_notes"] = list(ranking.data_notes)
     if rejected:
         view["rejected"] = [
-            {"layout": layout_to_dict(out.layout), "rule": out.rule, "reason": out.reason, "fix": out.fix}
-            for out in ranking.rejected
+            {"layout": layout_to_dict(out.layout), **picked(out, "rule reason fix")} for out in ranking.rejected
         ]
     return view

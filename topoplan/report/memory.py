@@ -11,9 +11,10 @@ from rich.text import Text
 
 from topoplan.engines.account import MemoryAccount
 from topoplan.planner.plan import Plan
+from topoplan.report.dump import picked, plain
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.tables import heading, stage_name, stage_span, table_of
-from topoplan.report.terms import elements, mib, print_formulas, term_to_dict
+from topoplan.report.terms import elements, mib, print_formulas
 from topoplan.report.text import counted, gib
 from topoplan.terms import Term
 
@@ -21,16 +22,11 @@ from topoplan.terms import Term
 def memory_to_dict(plan: Plan, account: MemoryAccount) -> dict[str, Any]:
     """Every term of a plan's memory."""
     return {
-        "device": term_to_dict(account.device),
-        "margin": term_to_dict(account.margin),
+        **picked(account, "device margin"),
         "capacity_bytes": plan.memory.capacity_bytes,
-        "host": None if account.host is None else term_to_dict(account.host),
+        "host": plain(account.host),
         "host_capacity_bytes": plan.memory.host_capacity_bytes,
-        "worst_stage": account.worst,
-        "stages": [term_to_dict(one) for one in account.stages],
-        "moments": [term_to_dict(one) for one in account.moments],
-        "layers": [term_to_dict(one) for one in account.layers],
-        "parameters": term_to_dict(account.parameters),
+        **picked(account, "worst_stage=worst stages moments layers parameters"),
     }
 
 

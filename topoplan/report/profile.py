@@ -15,7 +15,7 @@ from rich.text import Text
 
 from topoplan.catalog import gpu_names
 from topoplan.planner.bands import EarnedBand
-from topoplan.planner.view import rounded
+from topoplan.report.dump import picked
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.text import counted
 from topoplan.specs.gpu import Gpu
@@ -90,16 +90,7 @@ def bands_to_dict(bands: Sequence[EarnedBand]) -> dict[str, Any]:
     """The bands that measured runs give, beside those of the catalog."""
     return {
         "schema": BANDS_SCHEMA,
-        "bands": [
-            {
-                "profile": band.entry,
-                "band": band.key,
-                "value": rounded(band.value),
-                "figures": band.figures,
-                "stored": band.stored,
-            }
-            for band in bands
-        ],
+        "bands": [picked(band, "profile=entry band=key value figures stored") for band in bands],
     }
 
 

@@ -1,40 +1,17 @@
-"""Terms of an account, as JSON and as rows."""
+"""Terms of an account as rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from topoplan.planner.view import rounded
 from topoplan.report.tables import heading, table_of
 from topoplan.report.text import significant
 from topoplan.terms import Term
 
 _MIB = 2**20
-
-
-def term_to_dict(term: Term) -> dict[str, Any]:
-    """A term with all below it; keys that would say nothing are left out."""
-    view: dict[str, Any] = {"name": term.name, "value": _plain(term.value), "unit": term.unit}
-    if term.what:
-        view["what"] = term.what
-    if term.times != 1:
-        view["times"] = _plain(term.times)
-    view |= {name: _plain(value) for name, value in term.facts.items()}
-    view["source"] = term.source
-    if term.children:
-        view["children"] = [term_to_dict(one) for one in term.children]
-    return view
-
-
-def _plain(value: Any) -> Any:
-    """Numbers that are whole stay exact."""
-    if isinstance(value, tuple):
-        return [_plain(one) for one in value]
-    return rounded(value) if isinstance(value, float) else value
 
 
 def print_formulas(console: Console, rows: Iterable[tuple[str, Term]]) -> None:

@@ -12,9 +12,10 @@ from rich.text import Text
 from topoplan.engines.account import Sent, TimeAccount
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import rounded
+from topoplan.report.dump import picked, plain
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.tables import heading, stage_name, stage_span, table_of
-from topoplan.report.terms import print_formulas, term_to_dict
+from topoplan.report.terms import print_formulas
 from topoplan.report.text import counted, significant
 from topoplan.terms import Term
 
@@ -28,36 +29,17 @@ MOMENTS = {
     "stages": "every micro batch",
 }
 """When something is sent."""
+_SENT = "name kind moment times calls ranks=shape.size nodes call_bytes call_s bytes_per_s step_s source"
 
 
 def time_to_dict(plan: Plan, account: TimeAccount) -> dict[str, Any]:
     """Every term of a step's time, in seconds."""
     return {
-        "step": term_to_dict(account.step),
-        "band_s": [rounded(bound) for bound in plan.time.band_s],
-        "microbatches": account.microbatches,
-        "slowest_stage": account.slowest,
-        "stages": [term_to_dict(one) for one in account.stages],
-        "layers": [term_to_dict(one) for one in account.layers],
-        "sent": [_sent_to_dict(one) for one in account.sent],
-        "copied_s": rounded(account.copied_s),
-    }
-
-
-def _sent_to_dict(one: Sent) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "kind": one.kind,
-        "moment": one.moment,
-        "times": one.times,
-        "calls": one.calls,
-        "ranks": one.shape.size,
-        "nodes": one.nodes,
-        "call_bytes": rounded(one.call_bytes),
-        "call_s": rounded(one.call_s),
-        "bytes_per_s": rounded(one.bytes_per_s),
-        "step_s": rounded(one.step_s),
-        "source": one.source,
+        "step": plain(account.step),
+        "band_s": plain(plan.time.band_s),
+        **picked(account, "microbatches slowest_stage=slowest stages layers"),
+        "sent": [picked(one, _SENT) | {"call_bytes": rounded(one.call_bytes)} for one in account.sent],
+        "copied_s": plain(account.copied_s),
     }
 
 

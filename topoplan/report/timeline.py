@@ -10,6 +10,7 @@ from rich.text import Text
 from topoplan.engines.timeline import Timeline
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
+from topoplan.report.dump import picked, plain
 from topoplan.report.paragraphs import paragraph
 from topoplan.report.sentences import spec_line
 from topoplan.report.text import counted, layout_label, significant
@@ -42,13 +43,11 @@ _PER_FORWARD = 1.0
 
 def timeline_to_dict(spec: Spec, plan: Plan, drawn: Timeline) -> dict[str, Any]:
     """The plan, what every rank spends the step on, and how far the ranking's formula is off; times in seconds."""
-    seconds = [{kind: rounded(size) for kind, size in mine.items()} for mine in drawn.busy]
-    idle = [rounded(share) for share in drawn.idle_shares]
+    seconds, idle = plain(drawn.busy), plain(drawn.idle_shares)
     view: dict[str, Any] = {"total_s": rounded(drawn.total_s), "predicted_s": rounded(plan.time.step_s)}
     if drawn.lanes:
         view |= {
-            "deviation": rounded(drawn.deviation),
-            "microbatches": drawn.microbatches,
+            **picked(drawn, "deviation microbatches"),
             "lanes": [
                 {"lane": lane, "seconds": seconds[number], "idle": idle[number]}
                 for number, lane in enumerate(drawn.lanes)
@@ -56,18 +55,11 @@ def timeline_to_dict(spec: Spec, plan: Plan, drawn: Timeline) -> dict[str, Any]:
         }
     else:
         view |= {
-            "pipeline": {
-                "start_s": rounded(drawn.pipeline_start_s),
-                "simulated_s": rounded(drawn.pipeline_s),
-                "closed_form_s": rounded(drawn.closed_form_s),
-                "deviation": rounded(drawn.deviation),
-                "microbatches": drawn.microbatches,
-                "chunks": drawn.chunks,
-            },
-            "phases": [
-                {"name": phase.name, "start_s": rounded(phase.start_s), "end_s": rounded(phase.end_s)}
-                for phase in drawn.phases
-            ],
+            "pipeline": picked(
+                drawn,
+                "start_s=pipeline_start_s simulated_s=pipeline_s closed_form_s deviation microbatches chunks",
+            ),
+            "phases": [picked(phase, "name start_s end_s") for phase in drawn.phases],
             "ranks": [{"rank": rank, "seconds": seconds[rank], "bubble": idle[rank]} for rank in range(drawn.ranks)],
         }
     return {"schema": SCHEMA, **spec_to_dict(spec), "plan": plan_to_dict(plan), "timeline": view}

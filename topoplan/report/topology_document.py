@@ -10,6 +10,7 @@ from topoplan.layout.layout import Layout
 from topoplan.network.topology import Wiring, cluster_graph, local_ranks
 from topoplan.planner.communication import GroupLinks, StepFlow
 from topoplan.planner.view import cluster_to_dict, rounded
+from topoplan.report.dump import picked
 from topoplan.specs.cluster import Cluster
 
 SCHEMA = "topoplan.topology/1"
@@ -39,9 +40,7 @@ def topology_to_dict(
         "links": [
             {
                 "ends": [one, other],
-                "kind": link.kind,
-                "rate_bytes_per_s": rounded(link.rate_bytes_per_s),
-                "latency_s": rounded(link.latency_s),
+                **picked(link, "kind rate_bytes_per_s latency_s"),
                 "count": wiring.leaf_units if link.kind == "uplink" else cluster.nodes,
             }
             for one in graph.vertices
@@ -59,40 +58,17 @@ def topology_to_dict(
 
 
 def _step_to_dict(one: StepFlow) -> dict[str, Any]:
-    flow = one.flow
     return {
-        "name": flow.name,
-        "group": one.group,
-        "kind": flow.kind,
-        "moment": flow.moment,
-        "times": flow.times,
-        "calls": flow.calls,
+        **picked(one, "name=flow.name group kind=flow.kind moment=flow.moment times=flow.times calls=flow.calls"),
         "member_bytes": rounded(one.member_bytes),
         "links": [{"kind": kind, "bytes": rounded(size)} for kind, size in one.link_bytes.items()],
-        "step_s": rounded(flow.step_s),
+        "step_s": rounded(one.flow.step_s),
     }
 
 
 def _group_to_dict(row: GroupLinks) -> dict[str, Any]:
     return {
-        "name": row.name,
-        "pattern": row.pattern,
-        "size": row.shape.size,
-        "stride": row.shape.stride,
-        "groups": row.groups,
-        "first": list(row.first),
-        "worst": list(row.worst),
-        "domains": row.domains,
-        "links": [
-            {
-                "kind": one.kind,
-                "rate_bytes_per_s": rounded(one.rate_bytes_per_s),
-                "flows": one.messages,
-                "load": rounded(one.load),
-                "member_bytes_per_s": rounded(one.member_bytes_per_s),
-            }
-            for one in row.links
-        ],
-        "tightest": row.tightest.kind,
-        "member_bytes_per_s": rounded(row.member_bytes_per_s),
+        **picked(row, "name pattern size=shape.size stride=shape.stride groups first worst domains"),
+        "links": [picked(one, "kind rate_bytes_per_s flows=messages load member_bytes_per_s") for one in row.links],
+        **picked(row, "tightest=tightest.kind member_bytes_per_s"),
     }

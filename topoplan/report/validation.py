@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -12,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from topoplan.planner.validate import Figure, FitGrade, RankingGrade, Validation
-from topoplan.planner.view import rounded
+from topoplan.report.dump import picked, plain
 from topoplan.report.paragraphs import bullets, paragraph
 from topoplan.report.text import counted, significant
 
@@ -27,50 +26,22 @@ def validation_to_dict(graded: Validation) -> dict[str, Any]:
         "schema": SCHEMA,
         "runs": graded.runs,
         "spreads": [
-            {
-                "source": spread.family,
-                "kind": spread.kind,
-                "n": spread.count,
-                "median": rounded(spread.median),
-                "p90": rounded(spread.at_90_percent),
-                "worst": rounded(spread.worst),
-                "signed_median": rounded(spread.signed_median),
-            }
+            picked(spread, "source=family kind n=count median p90=at_90_percent worst signed_median")
             for spread in graded.spreads
         ],
         "rows": [
-            {
-                "id": figure.id,
-                "source": figure.family,
-                "kind": figure.kind,
-                "stage": figure.stage,
-                "unit": figure.unit,
-                "predicted": rounded(figure.predicted),
-                "measured": rounded(figure.measured),
-                "error": rounded(figure.error),
-            }
-            for figure in graded.figures
+            picked(figure, "id source=family kind stage unit predicted measured error") for figure in graded.figures
         ],
-        "ranking": None if graded.ranking is None else _rounded_fields(asdict(graded.ranking)),
+        "ranking": plain(graded.ranking),
         "fits": {
-            "ran": fits.ran,
-            "ran_unstated": fits.ran_unstated,
-            "ran_but_over": [_fit_to_dict(grade) for grade in fits.ran_but_over],
+            **picked(fits, "ran ran_unstated"),
+            "ran_but_over": [plain(grade) | {"source": grade.family} for grade in fits.ran_but_over],
             "out_of_memory": fits.out_of_memory,
-            "out_of_memory_but_fit": [_fit_to_dict(grade) for grade in fits.out_of_memory_but_fit],
+            "out_of_memory_but_fit": [plain(grade) | {"source": grade.family} for grade in fits.out_of_memory_but_fit],
         },
         "failed": [{"id": name, "error": error} for name, error in graded.failed.items()],
         "left_out": [{"reason": reason, "n": count} for reason, count in graded.left_out.items()],
     }
-
-
-def _fit_to_dict(grade: FitGrade) -> dict[str, Any]:
-    view = _rounded_fields(asdict(grade))
-    return {**view, "source": view.pop("family"), "unstated": list(grade.unstated)}
-
-
-def _rounded_fields(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: rounded(value) if isinstance(value, float) else value for key, value in values.items()}
 
 
 def print_validation(console: Console, graded: Validation, *, rows: bool) -> None:

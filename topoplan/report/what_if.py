@@ -13,6 +13,7 @@ from topoplan.layout.forms import layout_to_dict
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.planner.what_if import Fate, Found, Outcome
+from topoplan.report.dump import picked
 from topoplan.report.effort import Effort, effort_to_dict, job_effort
 from topoplan.report.paragraphs import bullets, paragraph
 from topoplan.report.sentences import spec_line
@@ -50,10 +51,8 @@ def outcomes_to_dict(spec: Spec, before: Found, outcomes: Sequence[Outcome]) -> 
 def _found_to_dict(found: Found) -> dict[str, Any]:
     view: dict[str, Any] = {"plan": None, "reason": found.reason, "counts": None}
     if found.spec is not None:
-        counts = found.counts
-        view["nodes"], view["gpus"] = found.spec.cluster.nodes, found.spec.cluster.world_size
-        view["counts"] = {"candidates": counts.candidates, "illegal": counts.illegal}
-        view["counts"] |= {"out_of_memory": counts.out_of_memory, "ranked": counts.ranked}
+        view |= picked(found.spec.cluster, "nodes gpus=world_size")
+        view["counts"] = picked(found.counts, "candidates illegal out_of_memory ranked")
         if found.best is not None:
             view["plan"] = plan_to_dict(found.best) | effort_to_dict(job_effort(found.spec.job, found.best))
     return view
@@ -65,9 +64,7 @@ def _fate_to_dict(fate: Fate) -> dict[str, Any]:
         "layout": None if fate.layout is None else layout_to_dict(fate.layout),
         "rank": fate.rank,
         "slower": None if fate.plan is None else rounded(fate.slower),
-        "rule": fate.rule,
-        "reason": fate.reason,
-        "fix": fate.fix,
+        **picked(fate, "rule reason fix"),
     }
 
 
