@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from topoplan.engines.megatron.pipeline import schedule_table, warmup_forwards
 from topoplan.engines.timeline import BACKWARD, FORWARD, P2P, RECOMPUTE, Event
@@ -74,60 +74,95 @@ def simulate(
     pp, vpp = len(forward_s), len(forward_s[0])
     if vpp > 1 and microbatches % pp:
         raise ValueError(f"{microbatches} micro batches are not a multiple of {pp} interleaved pipeline ranks")
-    programs = [
-        (_interleaved if vpp > 1 else _plain)(order_of_work(pp, vpp, rank, microbatches), pp, vpp, rank)
+    write = _interleaved if vpp > 1 else _plain
+    messages = _MessagesUnderWay(p2p_s)
+    ranks = [
+        _Rank(
+            rank=rank,
+            program=write(order_of_work(pp, vpp, rank, microbatches), pp, vpp, rank),
+            forward_s=forward_s[rank],
+            backward_s=backward_s[rank],
+            recompute_s=recompute_s[rank] if recompute_s else [0.0] * vpp,
+        )
         for rank in range(pp)
     ]
-    repeated = recompute_s or [[0.0] * vpp] * pp
-    now, position = [0.0] * pp, [0] * pp
-    posted: dict[_Message, float] = {}
-    arrived: dict[_Message, float] = {}
-    sleeping: dict[_Message, int] = {}
-    events: list[list[Event]] = [[] for _ in range(pp)]
-
-    def add(rank: int, kind: str, microbatch: int, chunk: int, start: float, end: float) -> None:
-        if end > start:
-            events[rank].append(
-                Event(rank=rank, chunk=chunk, microbatch=microbatch, kind=kind, start_s=start, end_s=end)
-            )
-
     awake = deque(range(pp))
     while awake:
-        rank = awake.popleft()
-        program, time = programs[rank], now[rank]
-        while position[rank] < len(program):
-            work, post, wait = program[position[rank]]
+        awake += ranks[awake.popleft()].run(messages, pp)
+    events = tuple(event for rank in ranks for event in rank.events)
+    return Simulation(events=events, total_s=max(rank.now_s for rank in ranks))
+
+
+class _MessagesUnderWay:
+    """When messages arrive, and who waits for one."""
+
+    def __init__(self, p2p_s: float) -> None:
+        self.p2p_s = p2p_s
+        self._posted: dict[_Message, float] = {}
+        self.arrived: dict[_Message, float] = {}
+        self.sleeping: dict[_Message, int] = {}
+
+    def post(self, message: _Message, now_s: float) -> int | None:
+        """One end is ready. Returns the rank that this wakes up."""
+        if message not in self._posted:
+            self._posted[message] = now_s
+            return None
+        self.arrived[message] = max(self._posted[message], now_s) + self.p2p_s
+        return self.sleeping.pop(message, None)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Rank:
+    """A pipeline rank on its way through its program; times are of its chunks."""
+
+    rank: int
+    program: Sequence[_Instruction]
+    forward_s: Sequence[float]
+    backward_s: Sequence[float]
+    recompute_s: Sequence[float]
+    now_s: float = 0.0
+    position: int = 0
+    events: list[Event] = field(default_factory=list)
+
+    def run(self, messages: _MessagesUnderWay, pp: int) -> list[int]:
+        """Go on until a message is missing, or to the end. Returns the ranks that wake up."""
+        woken: list[int] = []
+        while self.position < len(self.program):
+            work, post, wait = self.program[self.position]
             if work is not None:
-                kind, microbatch, chunk = work
-                start = time
-                if kind == FORWARD:
-                    time += forward_s[rank][chunk]
-                else:
-                    time += backward_s[rank][chunk]
-                    split = start + repeated[rank][chunk]
-                    add(rank, RECOMPUTE, microbatch, chunk, start, split)
-                    start = split
-                add(rank, kind, microbatch, chunk, start, time)
+                self._work(work)
             for message in post:
-                if message not in posted:
-                    posted[message] = time
-                    continue
-                arrived[message] = max(posted[message], time) + p2p_s
-                if message in sleeping:
-                    awake.append(sleeping.pop(message))
-            missing = next((message for message in wait if message not in arrived), None)
+                if (rank := messages.post(message, self.now_s)) is not None:
+                    woken.append(rank)
+            missing = next((message for message in wait if message not in messages.arrived), None)
             if missing is not None:
-                sleeping[missing] = rank
+                messages.sleeping[missing] = self.rank
                 break
             if wait:
-                last = max(wait, key=arrived.__getitem__)
-                end = arrived[last]
-                if end > time:
-                    add(rank, P2P, last[2], last[1] // pp, max(time, end - p2p_s), end)
-                    time = end
-            position[rank] += 1
-        now[rank] = time
-    return Simulation(events=tuple(event for of_rank in events for event in of_rank), total_s=max(now))
+                last = max(wait, key=messages.arrived.__getitem__)
+                if (end := messages.arrived[last]) > self.now_s:
+                    self._add(P2P, last[2], last[1] // pp, max(self.now_s, end - messages.p2p_s), end)
+                    self.now_s = end
+            self.position += 1
+        return woken
+
+    def _work(self, work: Work) -> None:
+        kind, microbatch, chunk = work
+        start = self.now_s
+        if kind == FORWARD:
+            self.now_s += self.forward_s[chunk]
+        else:
+            self.now_s += self.backward_s[chunk]
+            split = start + self.recompute_s[chunk]
+            self._add(RECOMPUTE, microbatch, chunk, start, split)
+            start = split
+        self._add(kind, microbatch, chunk, start, self.now_s)
+
+    def _add(self, kind: str, microbatch: int, chunk: int, start_s: float, end_s: float) -> None:
+        if end_s > start_s:
+            self.events.append(
+                Event(rank=self.rank, chunk=chunk, microbatch=microbatch, kind=kind, start_s=start_s, end_s=end_s)
+            )
 
 
 def _input(work: Work, pp: int, vpp: int, rank: int) -> _Messages:
