@@ -74,7 +74,7 @@ def _checked(output: str) -> Path:
 def _write(target: Path, spec: Spec, plan: Plan, drawn: Timeline, *, force: bool) -> None:
     from topoplan.bundle.write import write_file
     from topoplan.report import timeline_svg, timeline_trace
-    from topoplan.report.sentences import spec_line
+    from topoplan.report.text import spec_line
 
     title = spec_line(spec)
     if target.suffix == ".svg":

@@ -62,6 +62,21 @@ def accuracy_page(graded: Validation) -> str:
             " from the rows in `topoplan/catalog/measured/`, and `topoplan validate --rows` prints every figure. A test"
             " compares the page with a fresh one."
         ),
+        *_what_is_graded(graded),
+        *_memory(graded),
+        *_throughput(graded),
+        *_order_and_fit(graded),
+        *_not_graded(graded),
+        "## What was not measured",
+        _prose("No GPU was at hand. These rest on public figures or on assumptions:"),
+        _bulleted(f"**{what}**: {how}." for what, how in _UNMEASURED),
+        *_bands(),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _what_is_graded(graded: Validation) -> list[str]:
+    return [
         "## What is graded",
         _prose(
             f"{counted(graded.runs, 'run')} with {counted(len(graded.figures), 'figure')}. Of Megatron-core: full"
@@ -79,6 +94,11 @@ def accuracy_page(graded: Validation) -> str:
             " deepspeed and fsdp2 on reserved memory of torchtitan and ms-swift. For a new"
             " model or machine the errors of the other sources tell more."
         ),
+    ]
+
+
+def _memory(graded: Validation) -> list[str]:
+    return [
         "## Memory",
         _bulleted(
             [
@@ -90,6 +110,11 @@ def accuracy_page(graded: Validation) -> str:
         _spread_table(spread for spread in graded.spreads if spread.kind in (ALLOCATED, BY_STAGE, RESERVED)),
         "Every figure:",
         _memory_rows(graded),
+    ]
+
+
+def _throughput(graded: Validation) -> list[str]:
+    return [
         "## Throughput",
         _prose(
             "Tokens, or model FLOP/s where only those were published, per second and GPU. *Functional runs* are checks"
@@ -100,25 +125,31 @@ def accuracy_page(graded: Validation) -> str:
         ),
         _spread_table(spread for spread in graded.spreads if spread.kind not in (ALLOCATED, BY_STAGE, RESERVED)),
     ]
+
+
+def _order_and_fit(graded: Validation) -> list[str]:
+    blocks = []
     if graded.ranking is not None:
         blocks += ["## Order of layouts", _prose(ranking_sentence(graded.ranking))]
     blocks += ["## What fits", _prose(" ".join(fit_sentences(graded)))]
     if over := (*graded.fits.out_of_memory_but_fit, *graded.fits.ran_but_over):
-        blocks += [
-            "Predicted otherwise than they ended:",
-            _bulleted(fit_line(grade) for grade in over),
-        ]
-    blocks += [
+        blocks += ["Predicted otherwise than they ended:", _bulleted(fit_line(grade) for grade in over)]
+    return blocks
+
+
+def _not_graded(graded: Validation) -> list[str]:
+    blocks = [
         "## What is not graded",
         _prose(f"{counted(sum(graded.left_out.values()), 'row')} of the same sources, because:"),
-        _table(("rows", "reason"), ([str(count), reason] for reason, count in graded.left_out.items()), right=1),
+        _table(("rows", "reason"), ([str(count), reason] for reason, count in graded.left_out.items()), right=[0]),
     ]
     if graded.failed:
         blocks += ["Not predicted:", _bulleted(f"{name}: {error}" for name, error in graded.failed.items())]
-    blocks += [
-        "## What was not measured",
-        _prose("No GPU was at hand. These rest on public figures or on assumptions:"),
-        _bulleted(f"**{what}**: {how}." for what, how in _UNMEASURED),
+    return blocks
+
+
+def _bands() -> list[str]:
+    return [
         "## Where the numbers of each GPU come from",
         _prose(
             "`memory` and `time` are the half widths of the bands: the interval that a measured value is expected in is"
@@ -141,7 +172,6 @@ def accuracy_page(graded: Validation) -> str:
         ),
         _profiles(),
     ]
-    return "\n\n".join(blocks) + "\n"
 
 
 def _prose(text: str) -> str:
@@ -155,10 +185,9 @@ def _bulleted(texts: Iterable[str]) -> str:
     )
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: int | Sequence[int] = ()) -> str:
-    """A Markdown table. `right`: the columns that are aligned to the right, or how many of the first."""
-    columns = range(right) if isinstance(right, int) else right
-    rule = ["---:" if column in columns else "---" for column in range(len(header))]
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> str:
+    """A Markdown table. `right`: the columns that are aligned to the right."""
+    rule = ["---:" if column in right else "---" for column in range(len(header))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
 
 

@@ -11,9 +11,8 @@ from rich.console import Console
 
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict
-from topoplan.report.paragraphs import paragraph
-from topoplan.report.sentences import spec_line
-from topoplan.report.text import gib, interval, significant
+from topoplan.report.tables import paragraph
+from topoplan.report.text import gib, interval, significant, spec_line
 from topoplan.specs.spec import Spec
 from topoplan.trainers.registry import TrainerName, title_of
 

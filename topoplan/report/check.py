@@ -17,10 +17,8 @@ from topoplan.planner.plan import Plan
 from topoplan.planner.view import cluster_to_dict, plan_to_dict, rounded, spec_to_dict
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part
-from topoplan.report.paragraphs import bullets, paragraph
-from topoplan.report.sentences import spec_line
-from topoplan.report.tables import table_of
-from topoplan.report.text import band, counted, gib, layout_label, significant
+from topoplan.report.tables import bullets, paragraph, table_of
+from topoplan.report.text import band, counted, gib, layout_label, significant, spec_line
 from topoplan.units import GIB, named, quote
 
 SCHEMA = "topoplan.check/1"

@@ -13,9 +13,8 @@ from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, spec_to_dict
 from topoplan.report.memory import memory_to_dict, print_memory
-from topoplan.report.paragraphs import bullets, paragraph
-from topoplan.report.sentences import spec_line
-from topoplan.report.text import band, gib, layout_label, significant
+from topoplan.report.tables import bullets, paragraph
+from topoplan.report.text import band, gib, layout_label, significant, spec_line
 from topoplan.report.time import print_time, time_to_dict
 from topoplan.specs.gpu_profile import notes_on_bands
 from topoplan.specs.spec import Spec

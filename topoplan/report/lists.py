@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from topoplan.catalog import gpu_names, model_names
 from topoplan.operators.params import parameter_count
+from topoplan.report.tables import table_of
 from topoplan.report.text import billions, gib, significant
 from topoplan.specs.known import gpu, model
 from topoplan.specs.model import LatentAttention, LinearAttention, Model, Moe
@@ -48,7 +47,7 @@ def _attention_kind(attention: object) -> str:
 
 def print_models(console: Console, entries: Sequence[Mapping[str, Any]]) -> None:
     """One row a model."""
-    table = _table("name", "type", right=("size", "context"), last="kind")
+    table = table_of("name", "type", right=("size", "context"), last=("kind",), whole=2)
     for entry in entries:
         context = entry["max_position_embeddings"]
         table.add_row(
@@ -74,7 +73,8 @@ def gpu_entries() -> list[dict[str, Any]]:
 
 def print_gpus(console: Console, entries: Sequence[Mapping[str, Any]]) -> None:
     """One row a GPU, in the units that vendors use: NVLink both ways together, networks in bits."""
-    table = _table("name", right=("memory\nGiB", "TB/s", "bf16\nTFLOP/s", "fp8\nTFLOP/s", "NVLink\nGB/s", "NICs\nGb/s"))
+    right = ("memory\nGiB", "TB/s", "bf16\nTFLOP/s", "fp8\nTFLOP/s", "NVLink\nGB/s", "NICs\nGb/s")
+    table = table_of("name", right=right, whole=1)
     for entry in entries:
         nvlink = 2 * entry["nvlink_bytes_per_s"] / 1e9
         table.add_row(
@@ -87,14 +87,3 @@ def print_gpus(console: Console, entries: Sequence[Mapping[str, Any]]) -> None:
             f"{entry['nics_per_node']} x {8 * entry['nic_bytes_per_s'] / 1e9:,.0f}",
         )
     console.print(table)
-
-
-def _table(*left: str, right: Sequence[str], last: str = "") -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
-    for header in left:
-        table.add_column(Text(header), no_wrap=True, overflow="fold")
-    for header in right:
-        table.add_column(Text(header), justify="right", no_wrap=True)
-    if last:
-        table.add_column(Text(last), overflow="fold")
-    return table

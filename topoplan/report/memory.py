@@ -12,8 +12,7 @@ from rich.text import Text
 from topoplan.engines.account import MemoryAccount
 from topoplan.planner.plan import Plan
 from topoplan.report.dump import picked, plain
-from topoplan.report.paragraphs import paragraph
-from topoplan.report.tables import heading, stage_name, stage_span, table_of
+from topoplan.report.tables import heading, paragraph, stage_name, stage_span, table_of
 from topoplan.report.terms import elements, mib, print_formulas
 from topoplan.report.text import counted, gib
 from topoplan.terms import Term

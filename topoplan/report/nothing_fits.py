@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from topoplan.errors import NoLayoutFitsError
 from topoplan.planner.plan import Ranking
-from topoplan.report.sentences import counts_line, nearest_misses, reason_line, spec_line
+from topoplan.report.text import counts_line, nearest_misses, reason_line, spec_line
 
 _MISSES = 5
 

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict
-from topoplan.report.paragraphs import bullets
+from topoplan.report.tables import bullets, table_of
 from topoplan.report.text import band, gib, layout_label, significant
 
 _MAX_ID = 28
@@ -40,11 +38,8 @@ def print_predictions(console: Console, predictions: Sequence[Prediction]) -> No
     """A row for each prediction, then the documents without one."""
     done = [(prediction, prediction.plan) for prediction in predictions if prediction.plan is not None]
     if done:
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
-        table.add_column(Text("id"), max_width=_MAX_ID, overflow="fold")
-        table.add_column(Text("layout"), overflow="fold")
-        for header in ("GiB/GPU", "of", "fits", "step s", "band", "tok/s/GPU", "MFU"):
-            table.add_column(Text(header), justify="right", no_wrap=True)
+        table = table_of("id", "layout", right=("GiB/GPU", "of", "fits", "step s", "band", "tok/s/GPU", "MFU"))
+        table.columns[0].max_width = _MAX_ID
         for prediction, plan in done:
             memory = plan.memory
             table.add_row(

@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from topoplan.hosts.result import Outcome, Result
-from topoplan.report.paragraphs import bullets, paragraph
-from topoplan.report.tables import table_of
+from topoplan.report.tables import bullets, paragraph, table_of
 from topoplan.report.text import counted
 from topoplan.units import named
 

@@ -14,8 +14,7 @@ from topoplan.hosts.differences import gpu_names, memory_of
 from topoplan.hosts.facts import HostFacts
 from topoplan.hosts.probe import Probed, network_of, socket_interface
 from topoplan.hosts.result import Result
-from topoplan.report.paragraphs import bullets, paragraph
-from topoplan.report.tables import table_of
+from topoplan.report.tables import bullets, paragraph, table_of
 from topoplan.report.text import counted
 from topoplan.units import format_bit_rate, format_byte_rate, format_gib
 

@@ -8,15 +8,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from topoplan.catalog import gpu_names
 from topoplan.planner.bands import EarnedBand
 from topoplan.report.dump import picked
-from topoplan.report.paragraphs import paragraph
+from topoplan.report.tables import paragraph, table_of
 from topoplan.report.text import counted
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.gpu_profile import BANDS, CONSTANTS, FEW_FIGURES, Origin, Profile, profile_of
@@ -171,7 +169,7 @@ def print_profile(console: Console, gpu: Gpu, profile: Profile) -> None:
     file = f" with the constants of {profile.own.path}" if profile.own else ""
     paragraph(console, f"{gpu.name}: profile {profile.name}{file}, sources read {profile.date}.", style="bold")
     for title, form in ProfileForm.GROUPS.items():
-        table = _table(title, "value", "what it is, and where it comes from")
+        table = table_of(title, "value", "what it is, and where it comes from", whole=1)
         for key in form.model_fields:
             text = Text(f"{meaning(key)}\n").append(origin_text(profile, key), style="dim")
             table.add_row(Text(key), Text(shown_value(key, getattr(profile, key))), text)
@@ -188,7 +186,7 @@ def print_profile(console: Console, gpu: Gpu, profile: Profile) -> None:
 
 def print_profiles(console: Console) -> None:
     """One profile a row."""
-    table = _table("profile", "memory", "time", "constants", "GPUs")
+    table = table_of("profile", "memory", "time", "constants", "GPUs", whole=1)
     for profile, cards in catalog_profiles():
         table.add_row(
             Text(profile.name),
@@ -232,7 +230,7 @@ def kinds_text(profile: Profile) -> str:
 
 def print_bands(console: Console, bands: Sequence[EarnedBand]) -> None:
     """Every band as the runs give it, and as the catalog has it."""
-    table = _table("profile", "band", right=("figures", "earned", "catalog"))
+    table = table_of("profile", "band", right=("figures", "earned", "catalog"), whole=1)
     for band in bands:
         table.add_row(
             Text(band.entry),
@@ -282,12 +280,3 @@ def _yaml(profile: Profile, key: str) -> str:
         text = shown_value(key, value).replace(" ", "")
         return text if value and parse(text) == value else f"{value:g}"
     return json.dumps(list(value) if isinstance(value, tuple) else value)
-
-
-def _table(*left: str, right: Sequence[str] = ()) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
-    for position, header in enumerate(left):
-        table.add_column(Text(header), overflow="fold", no_wrap=position == 0)
-    for header in right:
-        table.add_column(Text(header), justify="right", no_wrap=True)
-    return table

@@ -14,9 +14,20 @@ from rich.text import Text
 
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.report.effort import job_effort, job_steps
-from topoplan.report.paragraphs import bullets, paragraph
-from topoplan.report.sentences import counts_line, nearest_misses, reason_line, spec_line
-from topoplan.report.text import band, counted, gib, hours, layout_label, significant, time_shares
+from topoplan.report.tables import bullets, paragraph
+from topoplan.report.text import (
+    band,
+    counted,
+    counts_line,
+    gib,
+    hours,
+    layout_label,
+    nearest_misses,
+    reason_line,
+    significant,
+    spec_line,
+    time_shares,
+)
 from topoplan.specs.spec import Spec
 from topoplan.trainers.registry import trainer_of
 from topoplan.units import GIB

@@ -5,9 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 
 from topoplan.planner.plan import Ranking, Rejection
-from topoplan.report.paragraphs import bullets
-from topoplan.report.sentences import reason_line
-from topoplan.report.text import counted
+from topoplan.report.tables import bullets
+from topoplan.report.text import counted, reason_line
 
 _EXAMPLES = 5
 

@@ -8,8 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from topoplan.report.paragraphs import bullets, paragraph
-from topoplan.report.tables import table_of
+from topoplan.report.tables import bullets, paragraph, table_of
 from topoplan.run.record import RunRecord, Unreadable, to_dict
 
 SCHEMA = "topoplan.runs/1"

@@ -13,8 +13,7 @@ from topoplan.planner.plan import Plan
 from topoplan.planner.size import SizeRow, Sizing
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.report.effort import effort_of, effort_to_dict
-from topoplan.report.paragraphs import bullets, paragraph
-from topoplan.report.tables import table_of
+from topoplan.report.tables import bullets, paragraph, table_of
 from topoplan.report.text import counted, gib, hours, layout_label, significant
 from topoplan.specs.spec import Spec
 

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from topoplan.errors import HostError
-from topoplan.report.paragraphs import paragraph
-from topoplan.report.tables import table_of
+from topoplan.report.tables import paragraph, table_of
 from topoplan.report.text import counted
 from topoplan.run.node import NodeState, directory_words
 from topoplan.run.outcome import exit_code

@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from topoplan.errors import HostError
-from topoplan.report.paragraphs import paragraph
 from topoplan.report.status import signal_words
-from topoplan.report.tables import table_of
+from topoplan.report.tables import paragraph, table_of
 from topoplan.run.node import Stopped, directory_words, holder_remedy, holder_words
 from topoplan.run.record import RunRecord
 from topoplan.run.sight import looks_offline

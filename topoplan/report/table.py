@@ -13,8 +13,7 @@ from rich.text import Text
 
 from topoplan.planner.table import Cell
 from topoplan.planner.view import rounded
-from topoplan.report.paragraphs import bullets, paragraph
-from topoplan.report.tables import table_of
+from topoplan.report.tables import bullets, paragraph, table_of
 from topoplan.report.text import counted, gib
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.model import Model

@@ -1,15 +1,27 @@
-"""Tables of figures and the words that they share."""
+"""Paragraphs, lists and tables on a console."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from topoplan.report.paragraphs import paragraph
+
+def paragraph(console: Console, text: str, *, style: str = "") -> None:
+    """`text` wrapped at the console's width. It is never read as markup: names may hold brackets."""
+    console.print(Text(text, style=style))
+
+
+def bullets(console: Console, texts: Iterable[str]) -> None:
+    """Each text behind a dash, its further lines under its first."""
+    for text in texts:
+        lines = Text(text).wrap(console, console.width - 2)
+        for number, line in enumerate(lines):
+            line.rstrip()
+            console.print(Text("- " if number == 0 else "  ") + line)
 
 
 def heading(console: Console, title: str) -> None:
@@ -18,11 +30,11 @@ def heading(console: Console, title: str) -> None:
     paragraph(console, title, style="bold")
 
 
-def table_of(*left: str, right: Sequence[str] = (), last: Sequence[str] = ()) -> Table:
-    """A table with columns of text, of figures, and of text again."""
+def table_of(*left: str, right: Sequence[str] = (), last: Sequence[str] = (), whole: int = 0) -> Table:
+    """A table with columns of text, of figures, and of text again; so many of the first are kept `whole`."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
-    for header in left:
-        table.add_column(Text(header), overflow="fold")
+    for number, header in enumerate(left):
+        table.add_column(Text(header), overflow="fold", no_wrap=number < whole)
     for header in right:
         table.add_column(Text(header), justify="right", no_wrap=True)
     for header in last:

@@ -1,4 +1,4 @@
-"""Numbers and names as people read them."""
+"""Numbers and names as people read them, and sentences that several reports share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 
 from topoplan.layout.layout import Layout
-from topoplan.planner.plan import Time
+from topoplan.planner.plan import Ranking, Rejection, Time
+from topoplan.specs.spec import Spec
 from topoplan.units import GIB
 
 # Names of the parts of a step, short enough for a column. A part without an entry keeps its own name.
@@ -74,3 +75,36 @@ def time_shares(parts_s: Mapping[str, float], step_s: float) -> list[str]:
     """What a step is spent on, in percent, the largest first: `compute 71`. Parts below half a percent are left out."""
     shares = sorted(((100 * seconds / step_s, name) for name, seconds in parts_s.items()), key=lambda s: (-s[0], s[1]))
     return [f"{_SHORT_PARTS.get(name, name)} {percent:.0f}" for percent, name in shares if percent >= 0.5]
+
+
+def spec_line(spec: Spec) -> str:
+    """Cluster, model and job: `h100-4x8, 4 x 8 h100-sxm-80gb: Qwen/Qwen3-8B, full sft bf16, 64 x 4,096 tokens`."""
+    cluster, job = spec.cluster, spec.job
+    machine = f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.name}"
+    place = machine if cluster.name in machine else f"{cluster.name}, {machine}"
+    work = f"{job.finetuning} {job.stage} {job.precision}, {job.global_batch_size:,} x {job.seq_len:,} tokens"
+    return f"{place}: {spec.model.name}, {work}"
+
+
+def counts_line(ranking: Ranking) -> str:
+    """How many layouts there were, what became of them, and how far the search came."""
+    counts = ranking.counts
+    slower = f", {counts.dominated:,} slower variants of these" if counts.dominated else ""
+    line = (
+        f"{counted(counts.candidates, 'layout')}: {counts.ranked:,} fit{slower},"
+        f" {counts.out_of_memory:,} out of memory, {counts.illegal:,} illegal"
+    )
+    return line if ranking.searched == 1.0 else f"{line}; stopped after {ranking.searched:.0%} of the search"
+
+
+def reason_line(rejection: Rejection) -> str:
+    """One rejected layout: `tp1 pp1 dp32 mbs1: <reason>; <fix>`."""
+    line = f"{layout_label(rejection.layout)}: {rejection.reason}"
+    return f"{line}; {rejection.fix}" if rejection.fix else line
+
+
+def nearest_misses(ranking: Ranking, *, memory: int, rules: int) -> list[Rejection]:
+    """The nearest layouts that only lack memory, then examples of broken rules; at most so many of each."""
+    over = [out for out in ranking.rejected if out.rule == "memory"]
+    illegal = {out.rule: out for out in reversed(ranking.rejected) if out.rule != "memory"}
+    return over[:memory] + [*reversed(illegal.values())][:rules]

@@ -13,8 +13,7 @@ from topoplan.engines.account import Sent, TimeAccount
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import rounded
 from topoplan.report.dump import picked, plain
-from topoplan.report.paragraphs import paragraph
-from topoplan.report.tables import heading, stage_name, stage_span, table_of
+from topoplan.report.tables import heading, paragraph, stage_name, stage_span, table_of
 from topoplan.report.terms import print_formulas
 from topoplan.report.text import counted, significant
 from topoplan.terms import Term

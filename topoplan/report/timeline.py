@@ -11,9 +11,8 @@ from topoplan.engines.timeline import Timeline
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.report.dump import picked, plain
-from topoplan.report.paragraphs import paragraph
-from topoplan.report.sentences import spec_line
-from topoplan.report.text import counted, layout_label, significant
+from topoplan.report.tables import paragraph
+from topoplan.report.text import counted, layout_label, significant, spec_line
 from topoplan.report.windows import Window, windows
 from topoplan.specs.spec import Spec
 

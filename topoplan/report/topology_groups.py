@@ -10,8 +10,7 @@ from rich.text import Text
 from topoplan.engines.registry import engine_of
 from topoplan.layout.layout import Layout
 from topoplan.planner.communication import GroupLinks, StepFlow
-from topoplan.report.paragraphs import paragraph
-from topoplan.report.tables import heading, table_of
+from topoplan.report.tables import heading, paragraph, table_of
 from topoplan.report.text import layout_label, significant
 from topoplan.report.time import MOMENTS
 from topoplan.report.topology_words import LINKS, rate_words

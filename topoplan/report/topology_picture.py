@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from topoplan.network.topology import Wiring, gpu_link_bytes_per_s, nic_slot_bytes_per_s
-from topoplan.report.paragraphs import paragraph
+from topoplan.report.tables import paragraph
 from topoplan.report.topology_words import (
     domain_nodes,
     fabric_words,

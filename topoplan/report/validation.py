@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from topoplan.planner.validate import Figure, FitGrade, RankingGrade, Validation
 from topoplan.report.dump import picked, plain
-from topoplan.report.paragraphs import bullets, paragraph
+from topoplan.report.tables import bullets, paragraph, table_of
 from topoplan.report.text import counted, significant
 
 SCHEMA = "topoplan.validate/1"
@@ -123,16 +122,8 @@ def fit_line(grade: FitGrade) -> str:
     return f"{line}; not stated: {', '.join(grade.unstated)}" if grade.unstated else line
 
 
-def _table() -> Table:
-    return Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
-
-
 def _spreads(graded: Validation) -> Table:
-    table = _table()
-    table.add_column(Text("source"), overflow="fold")
-    table.add_column(Text("figure"), overflow="fold")
-    for header in ("n", "median", "90%", "worst", "signed"):
-        table.add_column(Text(header), justify="right", no_wrap=True)
+    table = table_of("source", "figure", right=("n", "median", "90%", "worst", "signed"))
     for spread in graded.spreads:
         table.add_row(
             Text(spread.family),
@@ -147,11 +138,7 @@ def _spreads(graded: Validation) -> Table:
 
 
 def _rows(figures: Sequence[Figure]) -> Table:
-    table = _table()
-    table.add_column(Text("run"), overflow="fold")
-    table.add_column(Text("figure"), overflow="fold")
-    for header in ("predicted", "measured", "error"):
-        table.add_column(Text(header), justify="right", no_wrap=True)
+    table = table_of("run", "figure", right=("predicted", "measured", "error"))
     for figure in figures:
         table.add_row(
             Text(figure.id),

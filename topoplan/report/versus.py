@@ -13,10 +13,8 @@ from topoplan.planner.plan import Plan
 from topoplan.planner.versus import Comparison
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.report.effort import job_effort
-from topoplan.report.paragraphs import paragraph
-from topoplan.report.sentences import spec_line
-from topoplan.report.tables import heading, table_of
-from topoplan.report.text import band, gib, hours, layout_label, significant
+from topoplan.report.tables import heading, paragraph, table_of
+from topoplan.report.text import band, gib, hours, layout_label, significant, spec_line
 from topoplan.specs.spec import Spec
 from topoplan.terms import Difference
 from topoplan.units import GIB

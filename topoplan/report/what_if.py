@@ -15,10 +15,8 @@ from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.planner.what_if import Fate, Found, Outcome
 from topoplan.report.dump import picked
 from topoplan.report.effort import Effort, effort_to_dict, job_effort
-from topoplan.report.paragraphs import bullets, paragraph
-from topoplan.report.sentences import spec_line
-from topoplan.report.tables import table_of
-from topoplan.report.text import gib, hours, layout_label, significant
+from topoplan.report.tables import bullets, paragraph, table_of
+from topoplan.report.text import gib, hours, layout_label, significant, spec_line
 from topoplan.specs.spec import Spec
 
 SCHEMA = "topoplan.what-if/1"
