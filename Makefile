@@ -36,7 +36,7 @@ MCORE_ADAPTER ?=
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts lint format typecheck bench soak accuracy readme \
+.PHONY: help demo test test-hosts lint format typecheck bench soak accuracy readme readme-check \
 	verify verify-llamafactory verify-megatron verify-swift verify-trinity key-lists clean
 
 help:  ## Show the targets
@@ -77,6 +77,9 @@ accuracy: $(VENV)/.installed  ## Grade predictions against measured runs, into d
 readme: $(VENV)/.installed  ## Put the present output into README.md, docs/checks.md and the example bundle
 	$(BIN)/python -m tests.readme
 	$(BIN)/topoplan generate $(DEMO_SPEC) -o generated/h100-4x8
+
+readme-check: $(VENV)/.installed-dev  ## Run what README.md shows, and compare its output with what is printed
+	$(BIN)/python -m pytest -n auto --dist worksteal -m readme tests/test_readme.py
 
 # Jobs under Slurm too, where slurmctld, slurmd, slurm-client and munge are installed: tests/verify/slurm.py.
 verify: verify-llamafactory $(if $(PYTHON312),verify-megatron) verify-swift verify-trinity  ## Check the output against the real trainers (installs them: some GB)

@@ -37,11 +37,13 @@ def run(command: list[str], clone: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=clone, capture_output=True, text=True, env=environment, timeout=300)
 
 
+@pytest.mark.readme
 def test_the_output_is_what_the_program_prints() -> None:
     assert TEXT.count("<!-- output -->") == TEXT.count("<!-- /output -->") == 7
     assert refreshed(TEXT) == TEXT, "the output of an example has changed: run `make readme`"
 
 
+@pytest.mark.readme
 def test_the_picture_is_what_the_program_draws() -> None:
     assert picture(TEXT) == PICTURE.read_text(encoding="utf-8"), "the picture has changed: run `make readme`"
 
@@ -50,6 +52,7 @@ def test_the_page_of_checks_says_what_the_rules_say() -> None:
     assert checks_page() == CHECKS.read_text(encoding="utf-8"), "a rule has changed: run `make readme`"
 
 
+@pytest.mark.readme
 def test_the_two_commands_of_the_quick_start(clone: Path) -> None:
     commands = re.findall(r"^\$ (topoplan .*)$", blocks("console")[0], re.MULTILINE)
     assert len(commands) == 2
@@ -59,6 +62,7 @@ def test_the_two_commands_of_the_quick_start(clone: Path) -> None:
     assert (clone / "generated" / "h100-4x8" / "node-00.sh").is_file()
 
 
+@pytest.mark.readme
 @pytest.mark.parametrize("script", [block for block in blocks("bash") if "topoplan " in block])
 def test_the_other_commands(clone: Path, script: str) -> None:
     done = run(["bash", "-euo", "pipefail", "-c", script], clone)
@@ -66,6 +70,7 @@ def test_the_other_commands(clone: Path, script: str) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.readme
 def test_the_python_example(clone: Path) -> None:
     (code,) = blocks("python")
     done = run([sys.executable, "-c", code], clone)
@@ -73,6 +78,7 @@ def test_the_python_example(clone: Path) -> None:
     assert done.stdout.startswith("tp4-pp1-dp8-mbs1 ")
 
 
+@pytest.mark.readme
 def test_the_spec_of_the_walk_through(clone: Path) -> None:
     spec = blocks("yaml")[0]
     (clone / "cluster.yaml").write_text(spec)

@@ -1,4 +1,4 @@
-"""Ctrl-C while hosts work."""
+"""Ctrl-C while hosts work, or while a search runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 
 class Interrupts:
-    """Counts Ctrl-C in place of being ended by it. The fourth one ends the program as ever."""
+    """Counts Ctrl-C in place of being ended by it. After the `spared` ones the next is for `then`."""
 
-    def __init__(self) -> None:
+    def __init__(self, spared: int = 3, then: Any = signal.SIG_DFL) -> None:
         """None yet."""
         self.count = 0
+        self._spared, self._then = spared, then
         self._before: Any = None
 
     def __enter__(self) -> Interrupts:
@@ -27,5 +28,5 @@ class Interrupts:
     def _count(self, *_: object) -> None:
         # Nothing else: a handler runs between two steps of whatever the main thread does.
         self.count += 1
-        if self.count > 2:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if self.count >= self._spared:
+            signal.signal(signal.SIGINT, self._then)

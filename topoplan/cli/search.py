@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
+
+from topoplan.cli.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
 
     from topoplan.planner.plan import Ranking
     from topoplan.specs.spec import Spec
@@ -22,11 +23,12 @@ def search(spec: Spec, *, keep_rejected: bool = False, partial: bool = False) ->
     from topoplan.planner.search import rank
     from topoplan.report.progress import ProgressLine
 
-    with ProgressLine(partial=partial) as line, _interrupts(partial) as interrupted:
+    interrupts = Interrupts(spared=1, then=signal.default_int_handler)
+    with ProgressLine(partial=partial) as line, interrupts if partial else nullcontext():
 
         def progress(done: int, total: int) -> bool:
             line(done, total)
-            return bool(interrupted)
+            return interrupts.count > 0
 
         return rank(spec, progress=progress, keep_rejected=keep_rejected)
 
@@ -49,22 +51,3 @@ def searches(count: int) -> Iterator[Callable[[Spec], Ranking]]:
 
     with ProgressLine() as line:
         yield search_next
-
-
-@contextmanager
-def _interrupts(wanted: bool) -> Iterator[list[int]]:
-    """A list that the first SIGINT puts something into; the next one is Python's usual KeyboardInterrupt."""
-    received: list[int] = []
-    if not wanted:
-        yield received
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield received
-    finally:
-        signal.signal(signal.SIGINT, before)
