@@ -44,6 +44,10 @@ class Result:
     out: str
     err: str
 
+    def is_refused(self, message: str) -> bool:
+        """One message about what was typed, and nothing else."""
+        return (self.code, self.out, self.err.count("\n")) == (2, "", 1) and message in self.err
+
 
 Cli = Callable[..., Result]
 

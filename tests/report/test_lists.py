@@ -1,12 +1,5 @@
-import io
-
-from rich.console import Console
-
+from tests.report.printed import printed
 from topoplan.report.lists import gpu_entries, model_entries, print_gpus, print_models
-
-
-def console(stream: io.StringIO) -> Console:
-    return Console(file=stream, width=100, color_system=None, highlight=False)
 
 
 def test_models_have_an_exact_parameter_count() -> None:
@@ -17,10 +10,8 @@ def test_models_have_an_exact_parameter_count() -> None:
 
 
 def test_the_model_table_fits() -> None:
-    stream = io.StringIO()
     entries = model_entries()
-    print_models(console(stream), entries)
-    text = stream.getvalue()
+    text = printed(print_models, entries)
     assert max(map(len, text.splitlines())) <= 100
     assert all(entry["name"] in text for entry in entries)
     assert "MoE 8/256, latent" in text
@@ -37,9 +28,7 @@ def test_gpus_are_in_bytes_and_flops() -> None:
 
 
 def test_the_gpu_table_fits_and_uses_the_units_of_vendors() -> None:
-    stream = io.StringIO()
-    print_gpus(console(stream), gpu_entries())
-    text = stream.getvalue()
+    text = printed(print_gpus, gpu_entries())
     assert max(map(len, text.splitlines())) <= 100
     line = next(line for line in text.splitlines() if line.startswith("h100-sxm-80gb"))
     assert " 900 " in line

@@ -1,15 +1,10 @@
-import io
-
-from rich.console import Console
-
+from tests.report.printed import printed
 from tests.samples import make_plan
 from topoplan.report.predictions import Prediction, prediction_to_dict, print_predictions
 
 
 def rendered(*predictions: Prediction, width: int = 100) -> str:
-    stream = io.StringIO()
-    print_predictions(Console(file=stream, width=width, color_system=None, highlight=False), predictions)
-    return stream.getvalue()
+    return printed(print_predictions, predictions, width=width)
 
 
 def test_a_prediction_keeps_the_id_of_its_document() -> None:

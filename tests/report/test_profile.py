@@ -1,8 +1,6 @@
-import io
 from pathlib import Path
 
-from rich.console import Console
-
+from tests.report.printed import printed
 from topoplan import catalog
 from topoplan.report.profile import (
     kinds_text,
@@ -64,11 +62,8 @@ def test_numbers_are_shown_in_the_units_of_people() -> None:
 
 def test_the_tables_fit() -> None:
     for name in ("h100-sxm-80gb", "v100-sxm-32gb"):
-        stream = io.StringIO()
-        console = Console(file=stream, width=80, color_system=None, highlight=False)
-        print_profile(console, known.gpu(name), profile_of(known.gpu(name)))
-        print_profiles(console)
-        text = stream.getvalue()
+        text = printed(print_profile, known.gpu(name), profile_of(known.gpu(name)), width=80)
+        text += printed(print_profiles, width=80)
         assert max(map(len, text.splitlines())) <= 80
         assert all(key in text for key in (*CONSTANTS, *BANDS))
 

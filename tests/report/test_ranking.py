@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from tests.report.printed import printed
 from tests.samples import make_plan, make_ranking, make_spec, usual_ranking
 from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.layout.stages import spread_pipeline_layout
@@ -13,9 +14,7 @@ from topoplan.report.rejected import print_rejected
 
 
 def rendered(ranking: Ranking, *, width: int = 100, top: int = 10) -> str:
-    stream = io.StringIO()
-    print_ranking(Console(file=stream, width=width, color_system=None, highlight=False), ranking, top=top)
-    return stream.getvalue()
+    return printed(print_ranking, ranking, top=top, width=width)
 
 
 def row(text: str, start: str) -> str:
@@ -121,9 +120,7 @@ def test_ascii_terminals_get_ascii() -> None:
 
 
 def test_rejected_layouts_are_grouped_by_rule() -> None:
-    stream = io.StringIO()
-    print_rejected(Console(file=stream, width=100, color_system=None, highlight=False), usual_ranking())
-    text = stream.getvalue()
+    text = printed(print_rejected, usual_ranking())
     assert "Out by memory: 1 layout\n" in text
     assert text.index("Out by memory") < text.index("Out by layers")
 

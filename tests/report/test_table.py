@@ -3,8 +3,7 @@ from __future__ import annotations
 import io
 import json
 
-from rich.console import Console
-
+from tests.report.printed import printed
 from topoplan.planner.table import table
 from topoplan.report.table import print_table, table_to_dict, write_csv
 from topoplan.specs.known import gpu, model
@@ -14,10 +13,7 @@ CELLS = table([model("Qwen3-0.6B"), model("Qwen3-8B")], A100, [1, 4], [4096, 512
 
 
 def shown(width: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
-    print_table(console, A100, CELLS)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return printed(print_table, A100, CELLS, width=width)
 
 
 def test_csv_has_a_row_for_every_cell_and_models_without_their_organisation() -> None:

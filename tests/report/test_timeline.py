@@ -1,21 +1,18 @@
-import io
 import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tests.planner.sharded_cases import CASES, DENSE, HOST, ZERO3_AWAY
+from tests.report.printed import printed
 from tests.report.timelines import lanes_of, line_of
 from topoplan.report.timeline import MARKS, print_timeline, timeline_to_dict, totals_line
 
 
 def rendered(*, width: int = 100, **options: Any) -> list[str]:
     spec, plan, line = line_of(**options)
-    stream = io.StringIO()
-    print_timeline(Console(file=stream, width=width, color_system=None, highlight=False), spec, plan, line)
-    return stream.getvalue().splitlines()
+    return printed(print_timeline, spec, plan, line, width=width).splitlines()
 
 
 def lanes(lines: list[str]) -> list[str]:
@@ -74,9 +71,7 @@ def test_the_summary_has_a_schema_and_its_figures_add_up() -> None:
 @pytest.mark.parametrize(("model", "form", "other"), CASES)
 def test_lanes_of_a_gpu_fit_the_console(model: str, form: dict[str, Any], other: dict[str, Any], width: int) -> None:
     spec, plan, line = lanes_of(model, form, other)
-    stream = io.StringIO()
-    print_timeline(Console(file=stream, width=width, color_system=None, highlight=False), spec, plan, line)
-    text = stream.getvalue()
+    text = printed(print_timeline, spec, plan, line, width=width)
     rows = text.splitlines()
     assert max(map(len, rows)) <= width
     drawn = [row for row in rows if row.endswith("%")]

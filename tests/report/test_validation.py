@@ -1,9 +1,8 @@
-import io
 import json
 
 import pytest
-from rich.console import Console
 
+from tests.report.printed import printed
 from topoplan.planner.validate import (
     ALLOCATED,
     BY_STAGE,
@@ -38,9 +37,7 @@ def graded(*, figures: tuple[Figure, ...] = FIGURES, fits: Fits = FITS) -> Valid
 
 
 def rendered(value: Validation, *, rows: bool = False, width: int = 100) -> str:
-    stream = io.StringIO()
-    print_validation(Console(file=stream, width=width, color_system=None, highlight=False), value, rows=rows)
-    return stream.getvalue()
+    return printed(print_validation, value, rows=rows, width=width)
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
