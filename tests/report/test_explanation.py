@@ -7,7 +7,7 @@ import pytest
 
 from tests.engines.samples import DENSE, MIXED, VISION, spec_of
 from tests.planner.sharded_cases import CASES as SHARDED
-from tests.report.test_tables import shown
+from tests.report.printed import printed
 from topoplan.planner.account import memory_account, time_account
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
@@ -31,9 +31,8 @@ def plan_of(model: str, form: dict[str, Any], other: dict[str, Any]) -> tuple[Sp
 
 
 def rendered(spec: Spec, plan: Plan, width: int = 100) -> str:
-    stream, console = shown(width)
-    print_explanation(console, spec, plan, time=time_account(spec, plan), memory=memory_account(spec, plan))
-    return stream.getvalue()
+    time, memory = time_account(spec, plan), memory_account(spec, plan)
+    return printed(print_explanation, spec, plan, time=time, memory=memory, width=width)
 
 
 def flat(text: str) -> str:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tests.report.test_tables import shown
+from tests.report.printed import printed
 from tests.samples import make_plan, make_spec
 from topoplan.planner.size import SizeRow, Sizing
 from topoplan.planner.what_if import Found
@@ -26,9 +26,8 @@ def sizing(limit_h: float = 1.5, *, rows: tuple[SizeRow, ...] = ROWS, is_sure: b
 
 
 def rendered(of: Sizing, *, price: float | None = None, width: int = 100) -> str:
-    stream, console = shown(width)
-    print_sizing(console, SPEC, of, price=price)
-    return " ".join(stream.getvalue().split()) if width == 100 else stream.getvalue()
+    text = printed(print_sizing, SPEC, of, price=price, width=width)
+    return " ".join(text.split()) if width == 100 else text
 
 
 def test_the_answer_comes_first_with_its_band_and_its_cost() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.engines.samples import DENSE, spec_of
 from tests.planner.test_versus import compared
-from tests.report.test_tables import shown
+from tests.report.printed import printed
 from tests.samples import make_plan, make_spec
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
@@ -16,10 +16,8 @@ SLOW = make_plan(tp=1, pp=2, step_s=4.0, device_gib=50.3, parts_s={"gemm": 2.1, 
 
 
 def rendered(first: Plan, second: Plan, *, width: int = 100, time: bool = True, memory: bool = True) -> str:
-    stream, console = shown(width)
-    spec = make_spec(samples=10_000)
-    print_comparison(console, spec, compared(first, second), time=time, memory=memory)
-    return stream.getvalue()
+    spec, comparison = make_spec(samples=10_000), compared(first, second)
+    return printed(print_comparison, spec, comparison, time=time, memory=memory, width=width)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -91,6 +89,5 @@ def test_plans_of_two_cost_models_are_said_to_share_few_errors() -> None:
     plans = [predict(spec, form) for form in ({"tp": 2}, {"backend": "fsdp2"})]
     sentences = verdict(compare(spec, *plans))
     assert "two cost models that share few errors" in sentences[-1]
-    stream, console = shown(100)
-    print_comparison(console, spec, compare(spec, *plans), time=True, memory=True)
-    assert "Memory of the GPU that needs most" in stream.getvalue()
+    text = printed(print_comparison, spec, compare(spec, *plans), time=True, memory=True)
+    assert "Memory of the GPU that needs most" in text

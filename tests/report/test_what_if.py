@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.report.test_tables import shown
+from tests.report.printed import printed
 from tests.samples import make_plan, make_spec
 from topoplan.planner.plan import Plan
 from topoplan.planner.what_if import Fate, Found, Outcome
@@ -22,9 +22,7 @@ def case(plan: Plan | None = NEW, *, spec: Spec | None = None, fate: Fate | None
 
 
 def rendered(*cases: Outcome, before: Found = BEFORE, width: int = 100) -> str:
-    stream, console = shown(width)
-    print_outcomes(console, SPEC, before, cases)
-    return stream.getvalue()
+    return printed(print_outcomes, SPEC, before, cases, width=width)
 
 
 def flat(text: str) -> str:
