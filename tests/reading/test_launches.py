@@ -133,6 +133,14 @@ def test_the_deepspeed_file_of_any_program() -> None:
     assert deepspeed_file(one("swift sft --deepspeed zero2")) == ""
 
 
+def test_reading_changes_nothing_that_was_read() -> None:
+    text = "export A=1\nenv B=2 torchrun a.py\nssh host 'export C=3; torchrun b.py'\n"
+    script = read_script(Part(kind="shell", name="run.sh", text=text))
+    assert [one.name for one in script.variables] == ["A", "B", "C"]
+    assert list(launches(script)) == list(launches(script))
+    assert [one.name for one in script.variables] == ["A", "B", "C"]
+
+
 def test_more_launches_than_one_job_has_are_refused() -> None:
     with pytest.raises(SpecError, match=r"run.sh:201: starts training more than 200 times"):
         all_of("torchrun a.py\n" * 300)

@@ -26,6 +26,48 @@ def seen(command: Command) -> dict[str, str]:
     return {variable.name: variable.value for variable in variables}
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"""a 'b c' "d e" f\ g $'h\ti' "j\"k" $"l" """, [["a", "b c", "d e", "f g", "h\ti", 'j"k', "l"]]),
+        ("run a#b # it's a comment\nc", [["run", "a#b"], ["c"]]),
+        ('x $(which "a)b" | (cat)) `date +%s` ${A:-$(b c)}', [["x", '$(which "a)b" | (cat))', "`date +%s`", "$(b c)"]]),
+        ("cat <<EOF > f\nit's ( {\nEOF\nnext <<-'X'\n\tY\n\tX\nlast", [["cat"], ["next"], ["last"]]),
+        ("((n = 1 << 2))\nnext", [["next"]]),
+        ("run 2>&1 >log a", [["run", "a"]]),
+        ("[[ a < b ]] && run", [["run"]]),
+        ("A=1 B=2\nrun $A", [["run", "1"]]),  # the grammar takes both for the environment of `run`
+        ("B=1\nrun $A/$B.yaml", [["run", "$A/1.yaml"]]),  # and B.yaml for a word of its own
+        ("a |\n grep -v '^$'\n\nA=2\nrun $A", [["a"], ["grep", "-v", "^$"], ["run", "2"]]),
+        ("run a\\\nb \\\r\n c", [["run", "ab", "c"]]),
+    ],
+)
+def test_words_as_bash_has_them(text: str, expected: list[list[str]]) -> None:
+    assert words(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "unclosed"),
+    [
+        ("a\nb 'c", ("'", 2)),
+        ('a "b', ('"', 1)),
+        ("a $(b", ("(", 1)),
+        ("a ${b", ("{", 1)),
+        ("a 'b'", None),
+        ("(a", None),
+    ],
+)
+def test_what_is_never_closed_is_noted_with_its_line(text: str, unclosed: tuple[str, int] | None) -> None:
+    assert read(text).unclosed == unclosed
+
+
+def test_nesting_fifty_thousand_deep_is_read_or_refused_in_time() -> None:
+    for opening in ("(", "$(", '"$(', "${", "`", "((", "[[", "{ ", "if a; then "):
+        read(opening * 50_000)
+    with pytest.raises(TopoplanError, match="takes too long"):
+        read("a | " * 50_000)
+
+
 def test_variables_of_the_script_are_put_in_place() -> None:
     assert words("A=1\nB='x y'\nrun $A ${A}b \"$B\" $B $C") == [["run", "1", "1b", "x y", "x", "y", "$C"]]
 

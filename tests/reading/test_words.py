@@ -10,7 +10,7 @@ def test_joined_words_keep_the_line_of_each() -> None:
 
     assert joined.text == "torchrun a.py"
     assert joined.line == 3
-    assert joined.starts == ((0, 3), (8, 5))
+    assert joined.lines == (3,) * 8 + (5,) * 5
 
 
 def test_what_the_shell_puts_in_place_is_open() -> None:

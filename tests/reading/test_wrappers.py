@@ -6,13 +6,11 @@ import pytest
 
 from topoplan.reading.parts import Part
 from topoplan.reading.shell import read_script
-from topoplan.reading.wrappers import unwrapped
 
 
 def behind(text: str) -> list[tuple[str, tuple[str, ...]]]:
     script = read_script(Part(kind="shell", name="run.sh", text=text))
-    found = [one for command in script.commands for one in unwrapped(script, command)]
-    return [(" ".join(word.text for word in one.words), one.wrappers) for one in found]
+    return [(" ".join(word.text for word in one.words), one.wrappers) for one in script.meant]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from topoplan.reading.setup import Configuration, Launch, Trainer
 from topoplan.reading.shell import Script
 from topoplan.reading.starters import started
 from topoplan.reading.words import Word
-from topoplan.reading.wrappers import Unwrapped, unwrapped
+from topoplan.reading.wrappers import Unwrapped
 from topoplan.specs.source import KeyPath, Source, plain_scalar
 
 _MOST_LAUNCHES = 200
@@ -34,20 +34,14 @@ _OPTION = re.compile(r"--?[A-Za-z][\w.-]*(?:=.*)?", re.DOTALL)
 
 def launches(script: Script) -> Iterator[Launch]:
     """The commands of a script that start training, in order. Raises SpecError where there are too many to be meant."""
-    count = 0
-    for command in tuple(script.commands):
-        for one in unwrapped(script, command):
-            launch = _launch(script, one)
-            if launch is None:
-                continue
-            count += 1
-            if count > _MOST_LAUNCHES:
-                raise SpecError(
-                    f"starts training more than {_MOST_LAUNCHES} times",
-                    where=script.part.place(launch.first_line),
-                    remedy="give the commands of one job",
-                )
-            yield launch
+    for count, launch in enumerate(filter(None, (_launch(script, one) for one in script.meant))):
+        if count == _MOST_LAUNCHES:
+            raise SpecError(
+                f"starts training more than {_MOST_LAUNCHES} times",
+                where=script.part.place(launch.first_line),
+                remedy="give the commands of one job",
+            )
+        yield launch
 
 
 def _launch(script: Script, one: Unwrapped) -> Launch | None:

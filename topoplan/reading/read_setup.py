@@ -13,8 +13,9 @@ from topoplan.reading.configurations import READ, UnknownKindError, configuratio
 from topoplan.reading.launches import deepspeed_file, launches
 from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import file_parts, read_parts
+from topoplan.reading.session import Environment
 from topoplan.reading.setup import Configuration, Launch, Setup, Trainer, Variable
-from topoplan.reading.shell import Environment, read_script
+from topoplan.reading.shell import read_script
 from topoplan.specs.source import Source, below, read_text, shown_path
 
 _SUFFIXES = (".yaml", ".yml", ".json")

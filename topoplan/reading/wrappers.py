@@ -7,11 +7,12 @@ word that is a program which starts training (or another wrapper, or a shell).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from topoplan.reading.parts import Part
+from topoplan.reading.session import Command, Environment, read_inner
 from topoplan.reading.setup import Variable
-from topoplan.reading.shell import Command, Environment, Script, nested_commands
 from topoplan.reading.starters import PYTHON, base_name
 from topoplan.reading.words import Word, is_open, join
 
@@ -34,6 +35,7 @@ _STARTS = frozenset(
 )
 _ASSIGNMENT = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)  # of `env`, `docker run -e`, `mpirun -x`
 _MOST_WRAPPERS = 8
+_MOST_NESTED_SHELLS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,55 +51,81 @@ class Unwrapped:
     background: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Left:
-    """A command with some wrappers taken off."""
-
-    words: Sequence[Word]
-    environment: Environment | None
-    wrappers: tuple[str, ...]
-
-
-def unwrapped(script: Script, command: Command) -> Iterator[Unwrapped]:
-    """The commands that a command comes to: itself, the one it wraps, or those that another shell is told to run."""
-    yield from _unwrap(script, command, _Left(command.words, command.environment, ()), depth=0)
+def unwrapped(part: Part, commands: Sequence[Command]) -> tuple[tuple[Unwrapped, ...], tuple[Variable, ...]]:
+    """What commands come to, each itself, the one that it wraps, or those that another shell is told to run; and the
+    variables that are set on the way."""
+    unwrapping = _Unwrapping(part)
+    for command in commands:
+        unwrapping.take(command, (), depth=0)
+    return tuple(unwrapping.found), tuple(unwrapping.variables)
 
 
-def _unwrap(script: Script, command: Command, left: _Left, *, depth: int) -> Iterator[Unwrapped]:
-    for _ in range(_MOST_WRAPPERS):
-        if not left.words:
+class _Unwrapping:
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.found: list[Unwrapped] = []
+        self.variables: list[Variable] = []
+
+    def take(self, command: Command, wrappers: tuple[str, ...], *, depth: int) -> None:
+        for _ in range(_MOST_WRAPPERS):
+            if not command.words:
+                return
+            name = base_name(command.words[0].text)
+            if name in _SHELLS:
+                if (text := _text_of_shell(command.words)) is not None:
+                    self._inner(text, command, (*wrappers, name), depth, background=command.background)
+                return
+            if name not in _WRAPPERS:
+                break
+            taken = self._behind(name, command)
+            wrappers = (*wrappers, name)
+            if isinstance(taken, Word):
+                outer = replace(command, environment=None) if name in REMOTE | CONTAINERS else command
+                self._inner(taken, outer, wrappers, depth)
+                return
+            if taken is None:
+                return
+            command = taken
+        self.found.append(
+            Unwrapped(
+                words=command.words,
+                variables=command.environment.variables() if command.environment else (),
+                wrappers=wrappers,
+                first_line=command.first_line,
+                last_line=command.last_line,
+                background=command.background,
+            )
+        )
+
+    def _inner(
+        self, text: Word, outer: Command, wrappers: tuple[str, ...], depth: int, *, background: bool = False
+    ) -> None:
+        """What another shell is told to run."""
+        if depth >= _MOST_NESTED_SHELLS:
             return
-        name = base_name(left.words[0].text)
-        if name in _SHELLS:
-            text = _text_of_shell(left.words)
-            if text is not None:
-                wrappers = (*left.wrappers, name)
-                for inner in nested_commands(script, text, left.environment, depth=depth + 1):
-                    inner = replace(inner, background=command.background or inner.background)
-                    inner_left = _Left(inner.words, inner.environment, wrappers)
-                    yield from _unwrap(script, inner, inner_left, depth=depth + 1)
-            return
-        if name not in _WRAPPERS:
-            break
-        taken = _take_off(script, name, left)
-        if isinstance(taken, Word):
-            wrappers = (*left.wrappers, name)
-            environment = None if name in REMOTE | CONTAINERS else left.environment
-            for inner in nested_commands(script, taken, environment, depth=depth + 1):
-                inner_left = _Left(inner.words, inner.environment, wrappers)
-                yield from _unwrap(script, inner, inner_left, depth=depth + 1)
-            return
-        if taken is None:
-            return
-        left = taken
-    yield Unwrapped(
-        words=tuple(left.words),
-        variables=left.environment.variables() if left.environment else (),
-        wrappers=left.wrappers,
-        first_line=command.first_line,
-        last_line=command.last_line,
-        background=command.background,
-    )
+        session = read_inner(self.part, text, outer.environment)
+        self.variables += session.variables
+        for inner in session.commands:
+            self.take(replace(inner, background=background or inner.background), wrappers, depth=depth + 1)
+
+    def _behind(self, name: str, command: Command) -> Command | Word | None:
+        """The command behind one wrapper; a Word where a shell is to read it."""
+        environment = None if name in REMOTE | CONTAINERS else command.environment
+        words = command.words
+        for at, word in enumerate(words[1:], start=1):
+            if match := _ASSIGNMENT.fullmatch(word.text.removeprefix("--env=")):
+                key, value = match.groups()
+                variable = Variable(name=key, value=value, part=self.part, line=word.line, assumed=word.assumed)
+                self.variables.append(variable)
+                environment = Environment(variable, variable.name, environment)
+                continue
+            if name in REMOTE and word.quoted and re.search(r"\s", word.text):
+                return join(words[at:])
+            if name in _TERMINALS and word.quoted and re.search(r"\s", word.text):
+                return word
+            if is_command(word, words[at + 1 :]):
+                return replace(command, words=words[at:], environment=environment)
+        return None
 
 
 def _text_of_shell(words: Sequence[Word]) -> Word | None:
@@ -107,28 +135,6 @@ def _text_of_shell(words: Sequence[Word]) -> Word | None:
             return None
         if not word.text.startswith("--") and word.text.endswith("c"):
             return words[at + 1]
-    return None
-
-
-def _take_off(script: Script, name: str, left: _Left) -> _Left | Word | None:
-    """The command behind one wrapper; a Word where a shell is to read it."""
-    environment = None if name in REMOTE | CONTAINERS else left.environment
-    words = left.words
-    for at in range(1, len(words)):
-        word = words[at]
-        if match := _ASSIGNMENT.fullmatch(word.text.removeprefix("--env=")):
-            variable = Variable(
-                name=match.group(1), value=match.group(2), part=script.part, line=word.line, assumed=word.assumed
-            )
-            script.variables.append(variable)
-            environment = Environment(variable, variable.name, environment)
-            continue
-        if name in REMOTE and word.quoted and re.search(r"\s", word.text):
-            return join(words[at:])
-        if name in _TERMINALS and word.quoted and re.search(r"\s", word.text):
-            return word
-        if is_command(word, words[at + 1 :]):
-            return _Left(words[at:], environment, (*left.wrappers, name))
     return None
 
 

@@ -1,0 +1,385 @@
+"""Shell text -> the commands in it, each with its words and the variables that it sees. Nothing is ever run.
+
+Variables that the script itself sets are put in place, as bash would (Bash Reference Manual, 3.5.3 and 3.5.7); what
+only a running shell knows, `$(hostname)` or a variable from outside, stays as it is written. Both branches of an `if`
+are read; what one of them sets is not known behind it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from topoplan.reading.parts import Part
+from topoplan.reading.setup import Variable
+from topoplan.reading.shell_syntax import Piece, Shell
+from topoplan.reading.words import Fields, Word, glue, join
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MOST_EXPANDED_CHARS = 2_000_000
+_MOST_NESTED_SHELLS = 3
+
+_OPENING = frozenset(["if", "for", "while", "until", "case", "select"])
+_CLOSING = frozenset(["fi", "done", "esac"])
+_BRANCH_ENDS = frozenset(["else", "elif", ";;", ";&", ";;&", *_CLOSING])
+_COMMANDS = frozenset(
+    ["command", "declaration_command", "unset_command", "variable_assignment", "variable_assignments"]
+)
+_DECLARE = frozenset(["declare", "typeset", "local", "readonly"])
+_LEFT_OUT = frozenset(["test_command", "heredoc_body", "file_redirect", "herestring_redirect", "array"])
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Environment variables, the last one set first: a chain, so that each command can keep the one it sees."""
+
+    variable: Variable | None
+    name: str
+    before: Environment | None
+
+    def variables(self) -> tuple[Variable, ...]:
+        """What a process sees, in the order in which it was set; the last one of a name."""
+        found: dict[str, Variable | None] = {}
+        here: Environment | None = self
+        while here is not None:
+            found.setdefault(here.name, here.variable)
+            here = here.before
+        return tuple(variable for variable in reversed(found.values()) if variable is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One simple command."""
+
+    words: tuple[Word, ...]
+    environment: Environment | None
+    """Exported before it, or given in front of it."""
+    first_line: int
+    last_line: int
+    background: bool = False
+    """It ends with `&`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What a shell reads."""
+
+    commands: tuple[Command, ...]
+    variables: tuple[Variable, ...]
+    """Set in the environment."""
+    not_exported: tuple[Variable, ...]
+    """Set for the shell alone: no process sees them."""
+    environment: Environment | None
+    """At its end."""
+    unclosed: tuple[str, int] | None
+    """A quote or bracket that is never closed, and its line."""
+
+
+def read_session(part: Part, environment: Environment | None = None) -> Session:
+    """The commands and variables of a shell part; `environment` is what was exported before it. Raises SpecError."""
+    return _Reader(part, environment, budget=[_MOST_EXPANDED_CHARS]).read(part.text)
+
+
+def read_inner(part: Part, word: Word, environment: Environment | None) -> Session:
+    """The same of a word that another shell reads, such as that of `bash -c`."""
+    return _Reader(part, environment, budget=[_MOST_EXPANDED_CHARS // 10]).read(word.text, word.lines)
+
+
+class _Reader:
+    def __init__(self, part: Part, environment: Environment | None, *, budget: list[int], depth: int = 0) -> None:
+        self.part, self.environment = part, environment
+        self.commands: list[Command] = []
+        self.variables: list[Variable] = []
+        self.not_exported: list[Variable] = []
+        self.values: dict[str, tuple[Word, ...] | None] = {}
+        """What shell variables hold, several words where it is an array; None where that is not known."""
+        self.exported: set[str] = set()
+        for one in environment.variables() if environment else ():
+            self.exported.add(one.name)
+            is_known = one.value != f"${one.name}"
+            self.values[one.name] = (Word(text=one.value, line=one.line, assumed=one.assumed),) if is_known else None
+        self.branches: list[set[str]] = []
+        self._budget, self._depth = budget, depth
+        self._all_exported = self._ends_command = False
+
+    def read(self, text: str, lines: Sequence[int] = ()) -> Session:
+        self.shell = Shell(text, lines, name=self.part.name)
+        waiting: list[Node | tuple[Node, ...]] = [self.shell.root]
+        while waiting:  # nesting of any depth
+            node = waiting.pop()
+            if isinstance(node, tuple):
+                self._statement(node)
+            else:
+                waiting += reversed(list(self._visit(node)))
+        return Session(
+            commands=tuple(self.commands),
+            variables=tuple(self.variables),
+            not_exported=tuple(self.not_exported),
+            environment=self.environment,
+            unclosed=self.shell.unclosed(),
+        )
+
+    def _visit(self, node: Node) -> Iterable[Node | tuple[Node, ...]]:
+        """Takes a command up, and a keyword; the nodes that are still to be visited in its place."""
+        kind, children = node.type, node.children
+        if not node.is_named:
+            self._keyword(kind)
+        elif kind in _LEFT_OUT or (kind == "compound_statement" and children and children[0].type == "(("):
+            return ()
+        elif kind in _COMMANDS:
+            self._statement(_words(node))
+            return ()
+        elif kind == "redirected_statement" and children[0].type in _COMMANDS:
+            self._statement(_words(node))
+            return children[1:]
+        elif kind == "c_style_for_statement":
+            self.branches.append(set())
+            return [one for one in children if one.type in ("do_group", "compound_statement")]
+        elif kind == "ERROR":
+            return _loose(children)
+        elif kind == "for_statement" and (variable := node.child_by_field_name("variable")):
+            self._forget(_text(variable))
+        return children
+
+    def _keyword(self, word: str) -> None:
+        if word == "&" and self.commands and not self._ends_command:
+            self.commands[-1] = replace(self.commands[-1], background=True)
+        self._ends_command = True
+        if word in _OPENING:
+            self.branches.append(set())
+        elif word in _BRANCH_ENDS:
+            self._end_branch(close=word in _CLOSING)
+
+    # Commands --------------------------------------------------------------------------------------------------------
+
+    def _statement(self, nodes: Sequence[Node]) -> None:
+        """A command, or several: the grammar overlooks the end of a line behind some words."""
+        words: list[list[Node]] = []
+        for word in self.shell.words(nodes):
+            if words and self.shell.ends_between(words[-1][-1], word[0]):
+                self._command(words)
+                words = []
+            words.append(word)
+        if words:
+            self._command(words)
+
+    def _command(self, nodes: Sequence[Sequence[Node]]) -> None:
+        given = list(takewhile(self._is_assignment, nodes))
+        if len(given) == len(nodes):
+            for one in given:
+                self._assign(one)
+            return
+        words = [word for one in nodes[len(given) :] for word in self._expand(self.shell.pieces(one), splits=True)]
+        while words and words[0].text == "time":
+            words = words[1:]
+        if not words:
+            return
+        name, flags = words[0].text, [word.text for word in words[1:]]
+        if name == "export" or name in _DECLARE:
+            self._declare(name, nodes[len(given) + 1 :])
+        elif name == "unset":
+            for flag in flags:
+                self._unset(flag)
+        elif name == "set":
+            if "-a" in flags or "allexport" in flags:
+                self._all_exported = "-a" in flags or flags[0] != "+o"
+        elif name == "eval" and flags:
+            self._evaluate(join(words[1:]))
+        else:
+            environment = self.environment
+            for one in given:
+                key, _, value = self._assigned(one)
+                variable = self._variable(key, value, one)
+                self.variables.append(variable)
+                environment = Environment(variable, variable.name, environment)
+            first, last = nodes[0][0], max((one[-1] for one in nodes), key=lambda node: node.end_byte)
+            command = Command(
+                words=tuple(words),
+                environment=environment,
+                first_line=self.shell.line(first.start_byte),
+                last_line=self.shell.line(last.end_byte - 1),
+            )
+            self.commands.append(command)
+            self._ends_command = False
+
+    def _evaluate(self, word: Word) -> None:
+        """`eval`: one more reading by the same shell."""
+        if self._depth >= _MOST_NESTED_SHELLS:
+            return
+        inner = _Reader(self.part, self.environment, budget=self._budget, depth=self._depth + 1)
+        inner.values, inner.exported = self.values, self.exported
+        found = inner.read(word.text, word.lines)
+        self.variables += found.variables
+        self.commands += found.commands
+        self.environment = found.environment
+
+    def _end_branch(self, *, close: bool = False) -> None:
+        """What was set in a branch is not known behind it."""
+        if not self.branches:
+            return
+        names = self.branches[-1]
+        for name in sorted(names):
+            self._forget(name, note=False)
+            if name in self.exported and (last := self._last(name)):
+                unknown = Variable(name=name, value=f"${name}", part=last.part, line=last.line)
+                self.environment = Environment(unknown, name, self.environment)
+        names.clear()  # unknown they stay in the branches around it as well, until they are set again
+        if close:
+            self.branches.pop()
+
+    def _last(self, name: str) -> Variable | None:
+        here = self.environment
+        while here is not None:
+            if here.name == name:
+                return here.variable
+            here = here.before
+        return None
+
+    # Variables -------------------------------------------------------------------------------------------------------
+
+    def _variable(self, name: str, word: Word, nodes: Sequence[Node]) -> Variable:
+        line = self.shell.line(nodes[0].start_byte)
+        return Variable(name=name, value=word.text, part=self.part, line=line, assumed=word.assumed)
+
+    def _is_assignment(self, nodes: Sequence[Node]) -> bool:
+        return self.shell.assignment(nodes) is not None
+
+    def _assigned(self, nodes: Sequence[Node]) -> tuple[str, bool, Word]:
+        """`NAME=value`: the name, whether the value is added to the old one, the value."""
+        name, is_more, pieces = self.shell.assignment(nodes) or ("", False, [])
+        return name, is_more, self._expand(pieces, splits=False)[0]
+
+    def _assign(self, nodes: Sequence[Node], *, export: bool = False) -> None:
+        name, is_more, word = self._assigned(nodes)
+        old = self.values.get(name) if is_more else None
+        if nodes[0].children and nodes[0].children[-1].type == "array":
+            items = (*(old or ()), *self._words(_words(nodes[0].children[-1])))
+            if len(items) <= _MOST_EXPANDED_CHARS // 100:
+                self._set(name, items)
+            return
+        if old and len(old) == 1:
+            word = glue([old[0], word])
+        self._set(name, (word,))
+        variable = self._variable(name, word, nodes)
+        if export or self._all_exported or name in self.exported:
+            self._export(name, variable)
+        else:
+            self.not_exported.append(variable)
+
+    def _set(self, name: str, value: tuple[Word, ...]) -> None:
+        self.values[name] = value
+        if self.branches:
+            self.branches[-1].add(name)
+
+    def _forget(self, name: str, *, note: bool = True) -> None:
+        self.values[name] = None
+        if note and self.branches:
+            self.branches[-1].add(name)
+
+    def _export(self, name: str, variable: Variable) -> None:
+        self.exported.add(name)
+        self.variables.append(variable)
+        self.environment = Environment(variable, name, self.environment)
+
+    def _unset(self, name: str) -> None:
+        if _NAME.fullmatch(name):
+            self.values.pop(name, None)
+            if self.branches:
+                self.branches[-1].add(name)
+            else:
+                self.exported.discard(name)
+                self.environment = Environment(None, name, self.environment)
+
+    def _declare(self, keyword: str, words: Iterable[Sequence[Node]]) -> None:
+        export = keyword == "export"
+        for nodes in words:
+            word = "".join(map(_text, nodes))
+            if self._is_assignment(nodes):
+                self._assign(nodes, export=export)
+            elif word.startswith("-"):
+                export = export or "x" in word
+                if keyword == "export" and "n" in word:
+                    return
+            elif export and _NAME.fullmatch(word):
+                line = self.shell.line(nodes[0].start_byte)
+                value = self.values.get(word)
+                found = value[0] if value else Word(text=f"${word}", line=line)
+                variable = self._variable(word, found, nodes)
+                self._export(word, replace(variable, line=found.line or line))
+                self.not_exported = [other for other in self.not_exported if other.name != word]
+
+    # Expansion -------------------------------------------------------------------------------------------------------
+
+    def _words(self, nodes: Sequence[Node]) -> list[Word]:
+        return [word for one in self.shell.words(nodes) for word in self._expand(self.shell.pieces(one), splits=True)]
+
+    def _expand(self, pieces: Iterable[Piece], *, splits: bool) -> list[Word]:
+        found = Fields()
+        for piece in pieces:
+            value = self.values.get(piece.name) if piece.kind == "variable" else None
+            if value is not None and self._affords(value, every=piece.every):
+                found.put(value if piece.every else value[:1], quoted=piece.quoted, splits=splits)
+            elif piece.default is not None and piece.name not in self.values:
+                word = Word(text=piece.default, line=piece.line, assumed=True)
+                found.put((word,), quoted=piece.quoted, splits=splits)
+            else:
+                found.add(piece.word())
+        return found.words()
+
+    def _affords(self, value: tuple[Word, ...], *, every: bool) -> bool:
+        """Values of values grow without bound; what is put in place is counted over the whole script."""
+        size = sum(len(word.text) + 1 for word in (value if every else value[:1]))
+        if size > self._budget[0]:
+            return False
+        self._budget[0] -= size
+        return True
+
+
+_OF_WORDS = frozenset(
+    [
+        *("command_name", "word", "number", "string", "raw_string", "ansi_c_string", "concatenation", "expansion"),
+        *("simple_expansion", "command_substitution", "process_substitution", "arithmetic_expansion", "test_operator"),
+        *("brace_expression", "extglob_pattern", "regex", "variable_name", "unset", "export", "declare"),
+        *("typeset", "local", "readonly", "$"),
+    ]
+)
+
+
+def _text(node: Node) -> str:
+    return (node.text or b"").decode("utf-8", "replace")
+
+
+def _words(node: Node) -> list[Node]:
+    """The nodes of the words of a command or an array, also those behind a redirection: `torchrun >log a.py`."""
+    if node.type == "variable_assignment":
+        return [node]
+    found: list[Node] = []
+    for one in node.children:
+        if one.type in _OF_WORDS:
+            found.append(one)
+        elif one.type in _COMMANDS or one.type == "heredoc_redirect":
+            found += _words(one)
+        elif one.type == "file_redirect":
+            found += _words(one)[1:]
+    return found
+
+
+def _loose(children: Sequence[Node]) -> Iterator[Node | tuple[Node, ...]]:
+    """What stands where the grammar has no place for it: words of one line are a command."""
+    run: list[Node] = []
+    for one in children:
+        if run and (one.type not in _OF_WORDS or one.start_point.row != run[-1].end_point.row):
+            yield tuple(run)
+            run = []
+        if one.type in _OF_WORDS:
+            run.append(one)
+        else:
+            yield one
+    if run:
+        yield tuple(run)
