@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.reading.setups import MEGATRON, MOE, PLAIN, make_setup, make_values, with_lines
 from tests.sizes import examples
 from topoplan.errors import SpecError
+from topoplan.lint.against import Against
 from topoplan.lint.compare import predicted
 from topoplan.lint.rules import deepspeed, mca_layouts
 from topoplan.planner.plan import Ranking
@@ -120,7 +121,7 @@ def test_a_prediction_of_odd_values_ends_calmly(odd: tuple[Trainer, dict[str, An
     trainer, values = odd
     base = {"llamafactory": {"model_name_or_path": "Qwen/Qwen3-8B", "bf16": True}, "swift": {"model": "Qwen/Qwen3-8B"}}
     setup = make_values(base.get(trainer, {}) | values, trainer)
-    predicted(setup.configurations[0], setup, A100S, search=no_search, model="Qwen/Qwen3-8B")
+    predicted(setup.configurations[0], setup, Against(cluster=A100S, search=no_search, model="Qwen/Qwen3-8B"))
 
 
 A100S = load_cluster("cluster_specs/a100-1x8.yaml")

@@ -16,7 +16,8 @@ from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
 from topoplan.errors import InputError
 from topoplan.lint import check as whole
-from topoplan.lint.check import Against, check, check_setup, fix
+from topoplan.lint.against import Against
+from topoplan.lint.check import check, check_setup, fix
 from topoplan.planner.plan import Ranking
 from topoplan.planner.search import rank
 from topoplan.reading.finding import Edit, Finding
@@ -99,7 +100,7 @@ def test_with_a_cluster_the_configuration_is_predicted(train: Path) -> None:
     assert prediction.best.tokens_per_s_per_gpu > prediction.plan.tokens_per_s_per_gpu
 
 
-def test_two_layouts_of_one_job_are_searched_once(tmp_path: Path) -> None:
+def test_two_layouts_of_one_job_are_searched_once_and_not_again_for_their_copies(tmp_path: Path) -> None:
     searched: list[Spec] = []
 
     def search(spec: Spec) -> Ranking:
@@ -111,13 +112,15 @@ def test_two_layouts_of_one_job_are_searched_once(tmp_path: Path) -> None:
         text = FULL_YAML.replace("parallel_size: 4 ", f"parallel_size: {tp} ")
         text = text.replace("accumulation_steps: 8", f"accumulation_steps: {steps}")
         (tmp_path / f"{name}.yaml").write_text(text)
-    checked = check(
-        [str(tmp_path / f"{name}.yaml") for name in "abc"], Against(cluster=against().cluster, search=search)
-    )
+    held = Against(cluster=against().cluster, search=search)
+    checked = check([str(tmp_path / f"{name}.yaml") for name in "abc"], held)
 
     asked = [(spec.job.global_batch_size, spec.job.pin["backend"]) for spec in searched]
     assert asked == [(batch, name) for batch in (64, 128) for name in ("mca", "ddp", "deepspeed", "fsdp2")]
     assert len(checked.predictions) == 3
+    fixed = fix(checked, held)
+    assert len(fixed.copies) == 3
+    assert len(searched) == len(asked)
 
 
 def test_a_rule_on_the_keys_stands_for_the_layout_rule_at_the_same_place(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.reading.setups import FULL_YAML, all_of, configuration, launch, mca
+from topoplan.lint.against import Against
 from topoplan.lint.compare import predicted
 from topoplan.lint.prediction import Prediction
 from topoplan.lint.verdict import A_LITTLE_FASTER
@@ -29,7 +30,7 @@ def h100s() -> Cluster:
 def compared(
     one: Configuration, cluster: Cluster | None, where: Setup | None = None, **options: Any
 ) -> tuple[Prediction, dict[str, Finding]]:
-    prediction, found = predicted(one, where or all_of(one), cluster, search=options.pop("search", rank), **options)
+    prediction, found = predicted(one, where or all_of(one), Against(cluster=cluster, **options))
     return prediction, {finding.rule: finding for finding in found}
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.reading.setups import all_of, configuration, swift_zero2
+from topoplan.lint.against import Against
 from topoplan.lint.compare import predicted
 from topoplan.lint.prediction import Prediction
-from topoplan.planner.search import rank
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.load import load_cluster
 
@@ -23,7 +23,7 @@ def test_changes_lead_to_the_best_plan_of_the_same_backend(a100s: Cluster) -> No
         "per_device_train_batch_size: {}\ngradient_accumulation_steps: {}\ndisable_gradient_checkpointing: {}\n"
     )
     one = configuration(text.format("deepspeed: ds_z3_offload_config.json\n", 1, 4, "false"))
-    prediction, _ = predicted(one, all_of(one), a100s, search=rank)
+    prediction, _ = predicted(one, all_of(one), Against(cluster=a100s))
     assert prediction.own is not None
     keys = {change.key: change.best for change in prediction.changes}
     assert keys["deepspeed"] == "ds_z2_config.json"
@@ -37,7 +37,7 @@ def test_changes_lead_to_the_best_plan_of_the_same_backend(a100s: Cluster) -> No
             "true",
         )
     )
-    again, _ = predicted(better, all_of(better), a100s, search=rank)
+    again, _ = predicted(better, all_of(better), Against(cluster=a100s))
     assert again.plan is not None
     assert again.plan.tokens_per_s_per_gpu == pytest.approx(prediction.own.tokens_per_s_per_gpu)
     assert again.changes == ()
@@ -45,7 +45,7 @@ def test_changes_lead_to_the_best_plan_of_the_same_backend(a100s: Cluster) -> No
 
 def test_ms_swift_has_names_of_its_own(a100s: Cluster) -> None:
     one, where = swift_zero2(model="Qwen/Qwen3-8B", deepspeed="zero3_offload", max_length=2048)
-    prediction, _ = predicted(one, where, a100s, search=rank)
+    prediction, _ = predicted(one, where, Against(cluster=a100s))
 
     keys = {change.key: (change.now, change.best) for change in prediction.changes}
     assert keys["deepspeed"] in (("zero3_offload", "zero1"), ("zero3_offload", "zero2"))

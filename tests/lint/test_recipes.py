@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.lint.check import Against, Checked, check, fix
+from topoplan.lint.against import Against
+from topoplan.lint.check import Checked, check, fix
 from topoplan.planner.plan import Plan
 from topoplan.reading.finding import Finding
 from topoplan.specs.load import load_cluster

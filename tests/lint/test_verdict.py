@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.reading.setups import all_of, configuration, launch
+from topoplan.lint.against import Against
 from topoplan.lint.compare import predicted
 from topoplan.lint.prediction import Prediction
 from topoplan.lint.verdict import process_findings, verdict
-from topoplan.planner.search import rank
 from topoplan.reading.finding import Finding
 from topoplan.reading.processes import Processes
 from topoplan.specs.cluster import Cluster
@@ -29,7 +29,7 @@ def a100s() -> Cluster:
 
 def told(cluster: Cluster, micro_batch: int, more: str = "") -> tuple[Prediction, dict[str, Finding]]:
     one = configuration(TEXT.format(micro_batch) + more)
-    prediction, findings = predicted(one, all_of(one), cluster, search=rank)
+    prediction, findings = predicted(one, all_of(one), Against(cluster=cluster))
     return prediction, {finding.rule: finding for finding in findings}
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.lint.check import Against, check, fix
+from topoplan.lint.against import Against
+from topoplan.lint.check import check, fix
 from topoplan.reading.here_documents import here_documents
 from topoplan.reading.parts import Part
 from topoplan.reading.read_setup import read_setup

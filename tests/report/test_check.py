@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from tests.reading.setups import FULL_YAML, all_of, configuration, mca, setup_of, swift_zero2
-from topoplan.lint.check import Against, Checked, Fixed, check_setup
+from topoplan.lint.against import Against
+from topoplan.lint.check import Checked, Fixed, check_setup
 from topoplan.lint.fix import Copy, Correction
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.parts import Part

@@ -9,7 +9,7 @@ import typer
 from topoplan.cli.options import AsJson, Margin, ProfilePath
 
 if TYPE_CHECKING:
-    from topoplan.lint.check import Against
+    from topoplan.lint.against import Against
 
 
 def check(
@@ -92,7 +92,7 @@ def _against(
 ) -> Against:
     from topoplan.cli.search import search
     from topoplan.errors import InputError
-    from topoplan.lint.check import Against
+    from topoplan.lint.against import Against
 
     if cluster is None:
         for option, value in (("--set", overrides), ("--margin", margin), ("--profile", profile)):

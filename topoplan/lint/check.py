@@ -8,22 +8,17 @@ from pathlib import Path
 
 from topoplan.bundle.whole import refuse_incomplete
 from topoplan.bundle.write import MANIFEST
+from topoplan.lint.against import Against
 from topoplan.lint.compare import predicted, trinity_note
 from topoplan.lint.fix import Copy, copies, corrected
 from topoplan.lint.prediction import Prediction
 from topoplan.lint.rules.registry import MODULES
-from topoplan.planner.plan import Ranking
-from topoplan.planner.search import rank
-from topoplan.planner.what_if import Search
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import STANDARD_INPUT
 from topoplan.reading.read_setup import read_setup, setup_of
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.profile import OwnProfile
-from topoplan.specs.spec import Spec
-from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
 from topoplan.trainers.models import is_whole
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -57,26 +52,13 @@ class Fixed:
     """The same check of the corrected text; its parts keep the names of the originals."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Against:
-    """What configurations are held against."""
-
-    cluster: Cluster | None = None
-    model: str | None = None
-    """Takes the place of the one that configurations name."""
-    seq_len: int = USUAL_SEQ_LEN
-    """Tokens of a sequence for those that do not say how long theirs are."""
-    profile: OwnProfile | None = None
-    search: Search = rank
-    """Finds the best plan of a spec."""
-
-
-def check(paths: Sequence[str], against: Against = Against()) -> Checked:
+def check(paths: Sequence[str], against: Against | None = None) -> Checked:
     """Read files, directories of bundles, or `-` for standard input, and look at all that they hold together.
 
     With a cluster each configuration is predicted on it and held against the best plan. Raises InputError for what
     cannot be read.
     """
+    against = against or Against()
     for path in paths:
         if path != STANDARD_INPUT:
             refuse_incomplete(Path(path))
@@ -90,18 +72,9 @@ def check(paths: Sequence[str], against: Against = Against()) -> Checked:
 def check_setup(setup: Setup, against: Against) -> Checked:
     """The same for what was read already."""
     found = list(_rule_findings(setup))
-    search = _remembering(against.search)
     predictions: list[Prediction] = []
     for configuration in _whole(setup):
-        prediction, told = predicted(
-            configuration,
-            setup,
-            against.cluster,
-            search=search,
-            model=against.model,
-            profile=against.profile,
-            seq_len=against.seq_len,
-        )
+        prediction, told = predicted(configuration, setup, against)
         if against.cluster is not None:
             predictions.append(prediction)
         found += [one for one in told if not _is_known(one, found)]
@@ -216,23 +189,3 @@ def _is_known(finding: Finding, found: Iterable[Finding]) -> bool:
     return (finding.rule.startswith("layout-") and finding.line is not None) and any(
         (one.severity, one.part, one.line) == ("error", finding.part, finding.line) for one in found
     )
-
-
-def _remembering(search: Search) -> Search:
-    """The search, which is not run again for a job that it has searched: several layouts of one job are compared."""
-    known: list[tuple[Spec, Ranking]] = []
-
-    def find(spec: Spec) -> Ranking:
-        for other, ranking in known:
-            if other.model is spec.model and other.job == spec.job and _machines(other) == _machines(spec):
-                return ranking
-        ranking = search(spec)
-        known.append((spec, ranking))
-        return ranking
-
-    return find
-
-
-def _machines(spec: Spec) -> tuple[str, int, int, int | None]:
-    cluster = spec.cluster
-    return cluster.gpu.name, cluster.nodes, cluster.gpus_per_node, cluster.host_memory_bytes

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from topoplan.bundle.plan_file import read_plan_file
 from topoplan.errors import InputError, listed
+from topoplan.lint.against import Against
 from topoplan.lint.best import best_of, ways_to_fit
 from topoplan.lint.offload import offload_findings
 from topoplan.lint.prediction import Prediction
@@ -16,15 +18,12 @@ from topoplan.lint.translate import Translation, translate
 from topoplan.lint.verdict import batch_finding, misfit, process_findings, samples_finding, unnamed, verdict
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
-from topoplan.planner.what_if import Search
 from topoplan.reading.finding import Finding
 from topoplan.reading.processes import processes_for
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import NotPredictedError
 from topoplan.specs import known
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.profile import OwnProfile
-from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
 from topoplan.trainers.llamafactory.mca_refusals import check_job, check_precision
 
 _USUAL_CARD = "a100-sxm-80gb"
@@ -35,25 +34,13 @@ _FP8 = ("fp8_format", "fp8", "fp8_recipe", "fp8_param_gather", "fp8_param")
 _PRECISION = (*_FP8, "bf16", "torch_dtype")
 
 
-def predicted(
-    configuration: Configuration,
-    setup: Setup,
-    cluster: Cluster | None,
-    *,
-    search: Search,
-    model: str | None = None,
-    profile: OwnProfile | None = None,
-    seq_len: int = USUAL_SEQ_LEN,
-) -> tuple[Prediction, tuple[Finding, ...]]:
-    """The prediction of a whole configuration and what is to be said of it.
-
-    `search` finds the best plan; `model` takes the place of the one that is named, `seq_len` of a length that is not
-    given. Without a cluster it is held against large cards, where the command says how many.
-    """
+def predicted(configuration: Configuration, setup: Setup, against: Against) -> tuple[Prediction, tuple[Finding, ...]]:
+    """The prediction of a whole configuration and what is to be said of it."""
+    cluster = against.cluster
     if cluster is None:
-        return _on_usual_cards(configuration, setup, search=search, model=model, seq_len=seq_len)
+        return Prediction(configuration=configuration), tuple(_on_usual_cards(configuration, setup, against))
     try:
-        translation = translate(configuration, setup, cluster, model=model, profile=profile, seq_len=seq_len)
+        translation = _translated(configuration, setup, cluster, against)
     except NotPredictedError as error:
         return _not_predicted(configuration, error)
     except InputError as error:
@@ -73,7 +60,7 @@ def predicted(
             remedy=_in_keys(error.remedy, configuration),
         )
         return Prediction(configuration=configuration, translation=translation, reason=error.what), (*found, refused)
-    prediction = _with_best(translation, cluster, search)
+    prediction = against.once(translation, lambda: _with_best(translation, cluster, against))
     told = (*found, *samples_finding(translation), *legality_findings(translation), *verdict(prediction))
     if configuration.trainer == "swift-megatron":  # LLaMA-Factory's are told without a cluster
         told = (*told, *fault_findings(setup, configuration, translation.spec, translation.layout))
@@ -134,33 +121,31 @@ def trinity_note(configuration: Configuration) -> Finding:
     )
 
 
-def _on_usual_cards(
-    configuration: Configuration, setup: Setup, *, search: Search, model: str | None, seq_len: int
-) -> tuple[Prediction, tuple[Finding, ...]]:
+def _on_usual_cards(configuration: Configuration, setup: Setup, against: Against) -> Iterator[Finding]:
     """Without a cluster: a warning where the states alone are too much for the GPUs of the command, if large ones."""
     processes = processes_for(setup, configuration)
-    nothing = Prediction(configuration=configuration), ()
     if setup.bundles:
-        return nothing  # planned for its own cards
+        return  # planned for its own cards
     nodes, gpus = (processes.nodes, processes.gpus_per_node) if processes else (None, None)
     cluster = _usual_machines(nodes or 1, gpus or _USUAL_GPUS)
     try:
-        translation = translate(configuration, setup, cluster, model=model, seq_len=seq_len)
-        if broken_rules(unnamed(translation.spec), translation.layout):
-            return nothing
-        plan = predict(unnamed(translation.spec), translation.layout)
+        translation = _translated(configuration, setup, cluster, against)
+        spec = unnamed(translation.spec)
+        if broken_rules(spec, translation.layout):
+            return
+        plan = predict(spec, translation.layout)
     except InputError:
-        return nothing
-    found = [replace(one, severity="note") for one in offload_findings(translation, plan)]
+        return
+    yield from (replace(one, severity="note") for one in offload_findings(translation, plan))
     # A larger card may hold what only its activations make too large.
     if nodes and gpus and _states_bytes(plan) > plan.memory.capacity_bytes:
-        prediction = Prediction(configuration=configuration, translation=translation, plan=plan)
-        prediction = _with_ways(_compared(prediction, search), cluster, search)
-        found += [
-            replace(one, severity="warning", why=f"{one.why}; no cluster was given: these are cards of 80 GB")
-            for one in misfit(prediction)
-        ]
-    return nothing[0], tuple(found)
+        for one in misfit(against.once(translation, lambda: _compared(translation, cluster, against, plan))):
+            yield replace(one, severity="warning", why=f"{one.why}; no cluster was given: these are cards of 80 GB")
+
+
+def _translated(configuration: Configuration, setup: Setup, cluster: Cluster, against: Against) -> Translation:
+    model, profile = against.model, against.profile
+    return translate(configuration, setup, cluster, model=model, profile=profile, seq_len=against.seq_len)
 
 
 def _states_bytes(plan: Plan) -> float:
@@ -185,7 +170,7 @@ def _usual_machines(nodes: int, gpus_per_node: int) -> Cluster:
     )
 
 
-def _with_best(translation: Translation, cluster: Cluster, search: Search) -> Prediction:
+def _with_best(translation: Translation, cluster: Cluster, against: Against) -> Prediction:
     spec, plan, reason = unnamed(translation.spec), None, ""
     if broken := broken_rules(spec, translation.layout):
         reason = f"the layout breaks rule {broken[0][0].name}: {broken[0][1]}"
@@ -194,20 +179,22 @@ def _with_best(translation: Translation, cluster: Cluster, search: Search) -> Pr
             plan = predict(spec, translation.layout)
         except InputError as error:
             reason = error.what
-    prediction = Prediction(configuration=translation.configuration, translation=translation, plan=plan, reason=reason)
-    return _with_ways(_compared(prediction, search), cluster, search)
+    return _compared(translation, cluster, against, plan, reason)
 
 
-def _compared(prediction: Prediction, search: Search) -> Prediction:
-    if prediction.translation is None:
-        return prediction
-    best = best_of(prediction.translation, search)
-    return replace(prediction, best=best.plan, own=best.own, no_best=best.reason)
-
-
-def _with_ways(prediction: Prediction, cluster: Cluster, search: Search) -> Prediction:
-    """What would fit, where nothing does on these machines."""
-    translation, plan = prediction.translation, prediction.plan
-    if translation is None or prediction.best is not None or (plan is not None and plan.fits):
-        return prediction
-    return replace(prediction, ways=tuple(ways_to_fit(translation, cluster, search)))
+def _compared(
+    translation: Translation, cluster: Cluster, against: Against, plan: Plan | None, reason: str = ""
+) -> Prediction:
+    """The plan beside the best one of its job; where nothing fits on these machines, what would."""
+    best = best_of(translation, against.ranking)
+    is_lost = best.plan is None and not (plan is not None and plan.fits)
+    return Prediction(
+        configuration=translation.configuration,
+        translation=translation,
+        plan=plan,
+        reason=reason,
+        best=best.plan,
+        own=best.own,
+        no_best=best.reason,
+        ways=tuple(ways_to_fit(translation, cluster, against.ranking)) if is_lost else (),
+    )
