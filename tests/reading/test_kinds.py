@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 from topoplan.reading.kinds import looks_like_command, names_a_job, sets_variables, starts_training
+from topoplan.reading.recogniser import keys_of
+from topoplan.trainers.recognisers import RECOGNISERS
+
+KEYS = keys_of(RECOGNISERS)
 
 
 @pytest.mark.parametrize(
@@ -39,10 +43,10 @@ def test_settings_show_alternatives_when_one_comes_twice() -> None:
 
 
 def test_what_is_whole() -> None:
-    assert names_a_job("model_name_or_path: a\n", kind="yaml")
-    assert names_a_job('{"zero_optimization": {}}', kind="json")
-    assert not names_a_job('"zero_optimization": {}', kind="json")
-    assert not names_a_job("cutoff_len: 1\n", kind="yaml")
-    assert names_a_job("cutoff_len: 1\n", kind="yaml", fragment=True)
-    assert names_a_job("torchrun a.py --model b")
-    assert not names_a_job("torchrun a.py")
+    assert names_a_job("model_name_or_path: a\n", KEYS, kind="yaml")
+    assert names_a_job('{"zero_optimization": {}}', KEYS, kind="json")
+    assert not names_a_job('"zero_optimization": {}', KEYS, kind="json")
+    assert not names_a_job("cutoff_len: 1\n", KEYS, kind="yaml")
+    assert names_a_job("cutoff_len: 1\n", KEYS, kind="yaml", fragment=True)
+    assert names_a_job("torchrun a.py --model b", KEYS)
+    assert not names_a_job("torchrun a.py", KEYS)

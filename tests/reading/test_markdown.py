@@ -7,10 +7,14 @@ from hypothesis import strategies as st
 
 from topoplan.reading.markdown import is_markdown, markdown_parts
 from topoplan.reading.parts import Part
+from topoplan.reading.recogniser import keys_of
+from topoplan.trainers.recognisers import RECOGNISERS
+
+KEYS = keys_of(RECOGNISERS)
 
 
 def parts(text: str) -> tuple[Part, ...]:
-    return markdown_parts(text, name="page.md")
+    return markdown_parts(text, KEYS, name="page.md")
 
 
 WHOLE = "```yaml\nmodel_name_or_path: org/a\nstage: sft\n```\n"

@@ -13,6 +13,10 @@ from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
 from topoplan.errors import SpecError
 from topoplan.reading.read_parts import file_parts, read_parts
+from topoplan.reading.recogniser import keys_of
+from topoplan.trainers.recognisers import RECOGNISERS
+
+KEYS = keys_of(RECOGNISERS)
 
 CASES = {
     "a.yaml": ("stage: sft\n", "yaml"),
@@ -31,25 +35,25 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_kind_is_told_by_suffix_and_content(name: str) -> None:
     text, kind = CASES[name]
-    (part,) = file_parts(text, name=name)
+    (part,) = file_parts(text, KEYS, name=name)
     assert (part.kind, part.text, part.lines) == (kind, text, ())
 
 
 def test_a_document_is_cut_into_its_blocks() -> None:
     for name in ("a.md", "page.txt", "-"):
-        (part,) = file_parts("Do:\n```bash\ntorchrun --nnodes 2 a.py\n```\n", name=name)
+        (part,) = file_parts("Do:\n```bash\ntorchrun --nnodes 2 a.py\n```\n", KEYS, name=name)
         assert part.place(1) == f"{name}:3"
 
 
 def test_a_file_on_one_line_gets_its_line_breaks_back() -> None:
-    (part,) = file_parts("model_name_or_path: a stage: sft template: b\n", name="a.yaml")
+    (part,) = file_parts("model_name_or_path: a stage: sft template: b\n", KEYS, name="a.yaml")
     assert part.unfolded
     assert part.lines == (1, 1, 1)
 
 
 def refusal(path: Path) -> str:
     with pytest.raises(SpecError) as error:
-        read_parts([str(path)])
+        read_parts([str(path)], KEYS)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -75,11 +79,11 @@ def test_a_directory_is_a_bundle_or_refused_with_what_it_holds(tmp_path: Path) -
     spec, plan = make_spec_and_plan()
     bundle = tmp_path / "bundle"
     write_bundle(generate(spec, plan), bundle)
-    found = [Path(part.name).name for part in read_parts([str(bundle)])]
+    found = [Path(part.name).name for part in read_parts([str(bundle)], KEYS)]
     assert found == ["train.yaml", "node-00.sh", "node-01.sh", "node-02.sh", "node-03.sh"]
 
 
 def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"torchrun --nnodes 2 a.py\n")))
-    (part,) = read_parts(["-"])
+    (part,) = read_parts(["-"], KEYS)
     assert (part.kind, part.place(1)) == ("shell", "standard input:1")

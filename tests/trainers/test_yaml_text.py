@@ -7,7 +7,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoplan.trainers.yaml_text import Entry, Section, mapping_text, one_line, scalar
+from topoplan.specs.yaml_scalar import scalar
+from topoplan.trainers.yaml_text import Entry, Section, mapping_text, one_line
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=60)
 

@@ -18,7 +18,8 @@ from topoplan.hosts.probe import Probed, network_of, socket_interface, usable_ad
 from topoplan.hosts.result import Result
 from topoplan.specs import known
 from topoplan.specs.gpu import Gpu
-from topoplan.trainers.yaml_text import one_line, scalar
+from topoplan.specs.yaml_scalar import scalar
+from topoplan.trainers.yaml_text import one_line
 from topoplan.units import format_bit_rate, format_byte_rate, format_gib
 
 MARK = "# A cluster as `topoplan probe` found it."

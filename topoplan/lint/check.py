@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from topoplan.bundle.bundle_files import refuse_links
 from topoplan.bundle.whole import refuse_incomplete
 from topoplan.bundle.write import MANIFEST
 from topoplan.lint.against import Against
@@ -15,11 +17,13 @@ from topoplan.lint.prediction import Prediction
 from topoplan.lint.rules.registry import MODULES
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part
-from topoplan.reading.read_parts import STANDARD_INPUT
+from topoplan.reading.read_parts import STANDARD_INPUT, bundle_files
 from topoplan.reading.read_setup import read_setup, setup_of
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs.cluster import Cluster
 from topoplan.trainers.models import is_whole
+from topoplan.trainers.recognisers import RECOGNISERS
+from topoplan.trainers.trainer import PLAN_FILE
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
@@ -62,11 +66,17 @@ def check(paths: Sequence[str], against: Against | None = None) -> Checked:
     for path in paths:
         if path != STANDARD_INPUT:
             refuse_incomplete(Path(path))
-    setup = read_setup(paths)
+            _refuse_links(Path(path))
+    setup = read_setup(paths, RECOGNISERS)
     setup = replace(setup, bundles=tuple(path for path in map(Path, paths) if (path / MANIFEST).is_file()))
     if against.profile is not None and against.cluster is not None:
         against.profile.check_gpu(against.cluster.gpu)
     return check_setup(setup, against)
+
+
+def _refuse_links(directory: Path) -> None:
+    if any(os.path.lexists(directory / name) for name in (MANIFEST, PLAN_FILE)):
+        refuse_links(directory, (PLAN_FILE, MANIFEST, *(file.name for file in bundle_files(directory))))
 
 
 def check_setup(setup: Setup, against: Against) -> Checked:
@@ -94,14 +104,14 @@ def fix(checked: Checked, against: Against) -> Fixed:
     """Corrected copies of what was checked, as far as its findings say how."""
 
     def recheck(parts: Sequence[Part]) -> Sequence[Finding]:
-        setup = setup_of(parts)
+        setup = setup_of(parts, RECOGNISERS)
         return _in_order(_rule_findings(setup), setup)
 
     corrections = corrected(checked.setup.parts, checked.findings, recheck)
     if not corrections:
         return Fixed(copies=(), after=checked)
     new = {correction.before: correction.after for correction in corrections}
-    setup = setup_of([new.get(part, part) for part in checked.setup.parts])
+    setup = setup_of([new.get(part, part) for part in checked.setup.parts], RECOGNISERS)
     after = check_setup(replace(setup, bundles=checked.setup.bundles), against)
     reads = [(launch.part, launch.reads.part) for launch in setup.launches if launch.reads is not None]
     return Fixed(copies=copies(corrections, tuple(_files(setup)), reads=reads), after=after)

@@ -13,7 +13,7 @@ from topoplan.reading.parts import Part
 from topoplan.reading.setup import Configuration
 from topoplan.reading.values import at
 from topoplan.specs.source import KeyPath, parse_source
-from topoplan.trainers.yaml_text import scalar
+from topoplan.specs.yaml_scalar import scalar
 
 _KEEP: Any = object()
 _QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'(?:[^']|'')*'"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from topoplan.reading.parts import PartKind
-from topoplan.trainers.llamafactory.key_list import known_keys
 
 _GAP = r"(?:[ \t]|\\[ \t]*\r?\n)+"
 _PYTHON = rf"python3?(?:\.\d+)?{_GAP}(?:-[uOBX]{_GAP})*"
@@ -59,10 +59,10 @@ def sets_variables(text: str) -> bool:
     return bool(names) and len(set(names)) == len(names)
 
 
-def names_a_job(text: str, *, kind: PartKind = "shell", fragment: bool = False) -> bool:
+def names_a_job(text: str, keys: Collection[str], *, kind: PartKind = "shell", fragment: bool = False) -> bool:
     """Whether it is whole: a command with a model or a file, a configuration that names its model, or DeepSpeed's.
 
-    With `fragment` any keys of a trainer will do.
+    With `fragment` any keys of a trainer will do; `keys` are those that are known.
     """
     if kind == "shell":
         return starts_training(text) and _JOB_OPTION.search(text) is not None
@@ -72,8 +72,8 @@ def names_a_job(text: str, *, kind: PartKind = "shell", fragment: bool = False) 
         return True
     if _MODEL_KEY.search(text) and not fragment:
         return True
-    keys = _TOP_KEY.findall(text)
-    known = sum(key in known_keys() for key in keys)
+    found = _TOP_KEY.findall(text)
+    known = sum(key in keys for key in found)
     if fragment:
-        return known > 0 and known * 2 >= len(keys)
+        return known > 0 and known * 2 >= len(found)
     return _SHORT_MODEL_KEY.search(text) is not None and known > 0

@@ -18,7 +18,7 @@ Which of them is the configuration, and which an illustration? Four rules, from 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from topoplan.reading.kinds import looks_like_command, names_a_job, sets_variables, starts_training
@@ -66,16 +66,16 @@ class _HeadingFlag:
     line: int
 
 
-def markdown_parts(text: str, *, name: str) -> tuple[Part, ...]:
-    """What is configuration in the document; empty when there is none."""
+def markdown_parts(text: str, keys: Collection[str], *, name: str) -> tuple[Part, ...]:
+    """What is configuration in the document; empty when there is none. `keys` are those of trainers that are known."""
     lines = text.splitlines()
-    blocks, headings = _read(lines)
+    blocks, headings = _read(lines, keys)
     composed = _composed(blocks, headings, name) if len(headings) >= _FEWEST_HEADINGS else None
-    if any(block.kind == "shell" and names_a_job(block.text) and not block.explains_heading for block in blocks):
+    if any(block.kind == "shell" and names_a_job(block.text, keys) and not block.explains_heading for block in blocks):
         composed = None  # the whole command is there already, and the headings explain it
     if len(headings) >= _FEWEST_HEADINGS:
         blocks = [block for block in blocks if not block.explains_heading]
-    chosen = _chosen(blocks)
+    chosen = _chosen(blocks, keys)
     parts = [part for block, part in zip(blocks, _named(blocks, name), strict=True) if block in chosen]
     return (composed, *parts) if composed else tuple(parts)
 
@@ -83,7 +83,7 @@ def markdown_parts(text: str, *, name: str) -> tuple[Part, ...]:
 # Reading -------------------------------------------------------------------------------------------------------------
 
 
-def _read(lines: Sequence[str]) -> tuple[list[_Block], list[_HeadingFlag]]:
+def _read(lines: Sequence[str], keys: Collection[str]) -> tuple[list[_Block], list[_HeadingFlag]]:
     blocks: list[_Block] = []
     headings: list[_HeadingFlag] = []
     below_flag = False
@@ -111,7 +111,7 @@ def _read(lines: Sequence[str]) -> tuple[list[_Block], list[_HeadingFlag]]:
         else:
             language = ""
             code, numbers, at = _loose(lines, at, last_brace)
-        if block := _block(code, numbers, language, below_flag=below_flag):
+        if block := _block(code, numbers, language, keys, below_flag=below_flag):
             blocks.append(block)
     return blocks, headings
 
@@ -187,16 +187,18 @@ def _loose(lines: Sequence[str], at: int, last_brace: int) -> tuple[list[str], l
 # Blocks --------------------------------------------------------------------------------------------------------------
 
 
-def _block(code: Sequence[str], numbers: Sequence[int], language: str, *, below_flag: bool) -> _Block | None:
+def _block(
+    code: Sequence[str], numbers: Sequence[int], language: str, keys: Collection[str], *, below_flag: bool
+) -> _Block | None:
     text = "\n".join(code)
     if not text.strip() or language in _OTHER_LANGUAGES:
         return None
-    kind = _LANGUAGES.get(language) or _kind_of_code(text)
+    kind = _LANGUAGES.get(language) or _kind_of_code(text, keys)
     if kind is None or _LEFT_OUT.search(text):
         return None
     if kind == "shell":
         text = "\n".join(_PROMPT.sub("", line) for line in code)
-    unfolded = unfold_yaml(text) if kind == "yaml" else unfold_shell(text) if kind == "shell" else None
+    unfolded = unfold_yaml(text, keys) if kind == "yaml" else unfold_shell(text) if kind == "shell" else None
     lines = tuple(numbers)
     if unfolded is not None:
         lines = lines_of_unfolded(unfolded, code, numbers)
@@ -204,23 +206,23 @@ def _block(code: Sequence[str], numbers: Sequence[int], language: str, *, below_
     return _Block(kind=kind, text=text, lines=lines, unfolded=unfolded is not None, explains_heading=below_flag)
 
 
-def _kind_of_code(text: str) -> PartKind | None:
+def _kind_of_code(text: str, keys: Collection[str]) -> PartKind | None:
     if text.lstrip().startswith("{"):
         return "json"
     if starts_training(text) or sets_variables(text):
         return "shell"
-    if names_a_job(text, kind="yaml"):
+    if names_a_job(text, keys, kind="yaml"):
         return "yaml"
     return None
 
 
-def _chosen(blocks: Sequence[_Block]) -> list[_Block]:
+def _chosen(blocks: Sequence[_Block], keys: Collection[str]) -> list[_Block]:
     """The configuration among the blocks; see rules 1 and 2 in the docstring of the module."""
     documents = [block for block in blocks if block.kind != "shell"]
-    whole = [block for block in documents if names_a_job(block.text, kind=block.kind)]
+    whole = [block for block in documents if names_a_job(block.text, keys, kind=block.kind)]
     shell = [block for block in blocks if block.kind == "shell" and _is_command(block.text)]
-    if not whole and not any(names_a_job(block.text) for block in shell):
-        whole = [block for block in documents if _is_fragment(block)]
+    if not whole and not any(names_a_job(block.text, keys) for block in shell):
+        whole = [block for block in documents if _is_fragment(block, keys)]
     return [*whole, *shell]
 
 
@@ -228,8 +230,8 @@ def _is_command(text: str) -> bool:
     return starts_training(text) or sets_variables(text)
 
 
-def _is_fragment(block: _Block) -> bool:
-    return names_a_job(block.text, kind=block.kind, fragment=True)
+def _is_fragment(block: _Block, keys: Collection[str]) -> bool:
+    return names_a_job(block.text, keys, kind=block.kind, fragment=True)
 
 
 def _named(blocks: Sequence[_Block], name: str) -> Iterator[Part]:

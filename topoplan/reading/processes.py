@@ -10,13 +10,6 @@ from topoplan.reading.setup import Configuration, Launch, Setup
 from topoplan.reading.values import as_whole
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
-_FAMILIES = {
-    "llamafactory": "llamafactory",
-    "swift": "swift",
-    "swift-megatron": "megatron",
-    "trinity": "trinity",
-}
-"""What the program of a trainer's launch has in its name; the others have none of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +56,9 @@ def processes_for(setup: Setup, configuration: Configuration) -> Processes | Non
 def launch_of(setup: Setup, configuration: Configuration) -> Launch | None:
     """The command that starts a configuration: with its keys as arguments, its file, or at least its trainer."""
     file = PurePath(configuration.part.file or configuration.part.name).name
-    of_trainer = [one for one in setup.launches if _FAMILIES.get(configuration.trainer, "") in one.program]
+    recogniser = setup.recogniser(configuration.trainer)
+    family = recogniser.family if recogniser else ""
+    of_trainer = [one for one in setup.launches if family in one.program]
     by_nearness = (
         [one for one in setup.launches if one.configuration is configuration],
         [one for one in setup.launches if one.reads is configuration],

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
-from topoplan.bundle.bundle_files import refuse_links
-from topoplan.bundle.write import MANIFEST
 from topoplan.errors import SpecError
 from topoplan.reading.here_documents import here_documents
 from topoplan.reading.kinds import names_a_job, sets_variables, starts_training
@@ -18,7 +15,6 @@ from topoplan.reading.markdown import is_markdown, markdown_parts
 from topoplan.reading.parts import Part, PartKind
 from topoplan.reading.unfold import lines_of_unfolded, unfold_shell, unfold_yaml
 from topoplan.specs.source import MAX_FILE_BYTES, decoded, read_text, shown_path
-from topoplan.trainers.trainer import PLAN_FILE
 
 STANDARD_INPUT = "-"
 _WANTED = "give a trainer's YAML or JSON, a launch script, or a document with one of these"
@@ -30,30 +26,31 @@ _SHEBANG = re.compile(r"#![^\n]{0,200}\b(?:ba|z|da|k)?sh\b")
 _KEY_LINE = re.compile(r"[ ]*(?:- )?[\"']?[A-Za-z_][\w.-]*[\"']?:(?:\s|$)")
 
 
-def read_parts(paths: Sequence[str]) -> tuple[Part, ...]:
+def read_parts(paths: Sequence[str], keys: Collection[str]) -> tuple[Part, ...]:
     """The parts of these files, `-` for standard input, and topoplan bundles (directories), in order.
 
+    `keys` are those of trainers, by which pasted text is known.
     Raises SpecError for a file that is missing, empty, huge, not text, or without any configuration.
     """
     parts: list[Part] = []
     for path in dict.fromkeys(paths):
         if path == STANDARD_INPUT:
-            parts += file_parts(_standard_input(), name="standard input")
+            parts += file_parts(_standard_input(), keys, name="standard input")
         elif (directory := Path(path)).is_dir():
-            for file in _bundle(directory):
-                parts += file_parts(read_text(file, wanted=_WANTED), name=shown_path(file))
+            for file in bundle_files(directory):
+                parts += file_parts(read_text(file, wanted=_WANTED), keys, name=shown_path(file))
         else:
-            parts += file_parts(read_text(directory, wanted=_WANTED), name=shown_path(directory))
+            parts += file_parts(read_text(directory, wanted=_WANTED), keys, name=shown_path(directory))
     return tuple(parts)
 
 
-def file_parts(text: str, *, name: str) -> tuple[Part, ...]:
+def file_parts(text: str, keys: Collection[str], *, name: str) -> tuple[Part, ...]:
     """The parts of one file. Raises SpecError when there is none."""
     if not text.strip():
         raise SpecError("is empty", where=name, remedy=_WANTED)
-    kind = _kind(text, suffix=Path(name).suffix.lower())
+    kind = _kind(text, keys, suffix=Path(name).suffix.lower())
     if kind == "document":
-        parts = markdown_parts(text, name=name)
+        parts = markdown_parts(text, keys, name=name)
         if not parts:
             raise SpecError(
                 "holds no configuration",
@@ -62,14 +59,14 @@ def file_parts(text: str, *, name: str) -> tuple[Part, ...]:
                 remedy="paste the command or the configuration itself, or give its file",
             )
         return parts
-    unfolded = unfold_yaml(text) if kind == "yaml" else unfold_shell(text) if kind == "shell" else None
+    unfolded = unfold_yaml(text, keys) if kind == "yaml" else unfold_shell(text) if kind == "shell" else None
     if unfolded is None:
         part = Part(kind=kind, name=name, text=text)
         return (part, *here_documents(part)) if kind == "shell" else (part,)
     return (Part(kind=kind, name=name, text=unfolded, lines=_lines_of(text, unfolded), unfolded=True),)
 
 
-def _kind(text: str, *, suffix: str) -> PartKind | Literal["document"]:
+def _kind(text: str, keys: Collection[str], *, suffix: str) -> PartKind | Literal["document"]:
     if suffix == ".json":
         return "json"
     if suffix in _DOCUMENT_SUFFIXES:
@@ -78,20 +75,20 @@ def _kind(text: str, *, suffix: str) -> PartKind | Literal["document"]:
         return "shell"
     if suffix in (".yaml", ".yml"):
         return "yaml"
-    return _kind_by_content(text)
+    return _kind_by_content(text, keys)
 
 
-def _kind_by_content(text: str) -> PartKind | Literal["document"]:
+def _kind_by_content(text: str, keys: Collection[str]) -> PartKind | Literal["document"]:
     """Of a file without a telling suffix, or of something that was pasted."""
     if text.lstrip().startswith("{"):
         return "json"
     if is_markdown(text):
         return "document"
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    keys = sum(_KEY_LINE.match(line) is not None for line in lines)
-    if keys * 2 > len(lines) and not starts_training(text):
+    key_lines = sum(_KEY_LINE.match(line) is not None for line in lines)
+    if key_lines * 2 > len(lines) and not starts_training(text):
         return "yaml"
-    if unfold_yaml(text) is not None and names_a_job(text, kind="yaml"):
+    if unfold_yaml(text, keys) is not None and names_a_job(text, keys, kind="yaml"):
         return "yaml"
     if starts_training(text) or sets_variables(text):
         return "shell"
@@ -109,8 +106,8 @@ def _standard_input() -> str:
     return decoded(content, name="standard input", wanted=_WANTED)
 
 
-def _bundle(directory: Path) -> Iterator[Path]:
-    """The files of a topoplan bundle that configure the run."""
+def bundle_files(directory: Path) -> tuple[Path, ...]:
+    """The files of a topoplan bundle that configure the run. Raises SpecError where it is none."""
     if not (directory / _BUNDLE).is_file():
         try:
             found = sorted(entry.name for entry in directory.iterdir() if entry.suffix in _SUFFIXES)
@@ -120,7 +117,4 @@ def _bundle(directory: Path) -> Iterator[Path]:
         raise SpecError(
             f"is a directory without {_BUNDLE}, no topoplan bundle", where=shown_path(directory), remedy=remedy
         )
-    files = [directory / _BUNDLE, *sorted([*directory.glob("node-*.sh"), *directory.glob("*.sbatch")])]
-    if os.path.lexists(directory / MANIFEST) or os.path.lexists(directory / PLAN_FILE):
-        refuse_links(directory, (PLAN_FILE, MANIFEST, *(file.name for file in files)))
-    yield from files
+    return (directory / _BUNDLE, *sorted([*directory.glob("node-*.sh"), *directory.glob("*.sbatch")]))

@@ -13,6 +13,7 @@ from topoplan.reading.configurations import READ, UnknownKindError, configuratio
 from topoplan.reading.launches import deepspeed_file, launches
 from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import file_parts, read_parts
+from topoplan.reading.recogniser import Recognisers, keys_of
 from topoplan.reading.session import Environment
 from topoplan.reading.setup import Configuration, Launch, Setup, Trainer, Variable
 from topoplan.reading.shell import read_script
@@ -21,18 +22,19 @@ from topoplan.specs.source import Source, below, read_text, shown_path
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
-def read_setup(paths: Sequence[str]) -> Setup:
+def read_setup(paths: Sequence[str], recognisers: Recognisers) -> Setup:
     """Everything that these files say. Raises SpecError for what cannot be read, or is no configuration of training."""
-    return setup_of(read_parts(paths))
+    return setup_of(read_parts(paths, keys_of(recognisers)), recognisers)
 
 
-def setup_of(parts: Sequence[Part]) -> Setup:
+def setup_of(parts: Sequence[Part], recognisers: Recognisers) -> Setup:
     """Everything that these parts say, and the files that they name. Raises SpecError."""
-    return _Reader().read(parts)
+    return _Reader(recognisers).read(parts)
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, recognisers: Recognisers) -> None:
+        self.recognisers = recognisers
         self.parts: list[Part] = []
         self.configurations: list[Configuration] = []
         self.launches: list[Launch] = []
@@ -43,7 +45,7 @@ class _Reader:
         for part in parts:
             if part.kind != "shell":
                 try:
-                    self._add(configuration_of(part))
+                    self._add(configuration_of(part, self.recognisers))
                 except SpecError as error:
                     if not part.file and not (part.label and isinstance(error, UnknownKindError)):
                         raise
@@ -66,6 +68,7 @@ class _Reader:
             configurations=tuple(self.configurations),
             launches=tuple(self.launches),
             variables=tuple(self.variables),
+            recognisers=self.recognisers,
         )
 
     def _script(self, part: Part, environment: Environment | None) -> Environment | None:
@@ -96,8 +99,12 @@ class _Reader:
         self._follow(deepspeed_file(launch), bases)
         if not launch.config_file:
             return launch
-        trainer = _trainer_of(launch.program)
+        trainer = self._trainer_of(launch.program)
         return replace(launch, reads=self._follow(launch.config_file, bases, trainer=trainer))
+
+    def _trainer_of(self, program: str) -> str | None:
+        found = (one.trainer for one in self.recognisers if one.programs and re.fullmatch(one.programs, program))
+        return next(found, None)
 
     def _follow_deepspeed(self, configuration: Configuration) -> None:
         value = configuration.get("deepspeed")
@@ -127,10 +134,10 @@ class _Reader:
             if (known := self._by_path.get(_resolved(path))) is not None:
                 return known
             if _is_file(path):
-                for part in file_parts(read_text(path, wanted=READ), name=shown_path(path)):
+                for part in file_parts(read_text(path, wanted=READ), keys_of(self.recognisers), name=shown_path(path)):
                     if part.kind == "shell":
                         continue
-                    self._add(configuration_of(part, trainer=trainer))
+                    self._add(configuration_of(part, self.recognisers, trainer=trainer))
                     self.parts.append(part)
                 return self._by_path.get(_resolved(path))
         return None
@@ -165,11 +172,3 @@ def _resolved(path: Path) -> Path:
         return path.resolve()
     except (OSError, RuntimeError, ValueError):
         return path
-
-
-def _trainer_of(program: str) -> Trainer | None:
-    if program == "megatron" or program.startswith("swift.cli._megatron."):
-        return "swift-megatron"
-    if program == "swift" or program.startswith("swift.cli."):
-        return "swift"
-    return "llamafactory" if program.startswith("llamafactory") else None

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from topoplan.reading.parts import Part
+from topoplan.reading.recogniser import Recogniser, Recognisers
 from topoplan.specs.source import KeyPath, Source
-from topoplan.trainers.llamafactory.key_list import TrainerPath, bridge_keys, known_keys, plain_keys
 
-Trainer = Literal["llamafactory", "swift", "swift-megatron", "deepspeed", "trinity", "accelerate"]
-"""Whose keys a configuration holds. swift: `swift sft` and the like; swift-megatron: `megatron sft` of ms-swift."""
-
-_TRAINERS = re.compile(r"llamafactory-cli|llamafactory\.launcher|swift|megatron|swift\.cli\..*")
+Trainer = str
+"""Whose keys a configuration holds: the `trainer` of a Recogniser."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +113,15 @@ class Setup:
     """All that are set anywhere, in order."""
     bundles: tuple[Path, ...] = ()
     """Directories that `topoplan generate` wrote, among what was given."""
+    recognisers: Recognisers = ()
+    """Of the trainers that are known."""
 
     @property
     def unread_programs(self) -> tuple[str, ...]:
         """Programs that are launched with arguments of no trainer that is read: `pretrain_gpt.py`."""
+        read = re.compile("|".join(one.programs for one in self.recognisers if one.programs) or r"(?!)")
         launches = (one for one in self.launches if one.configuration is None and not one.config_file)
-        return tuple(dict.fromkeys(one.program for one in launches if not _TRAINERS.fullmatch(one.program)))
+        return tuple(dict.fromkeys(one.program for one in launches if not read.fullmatch(one.program)))
 
     def bundle_of(self, configuration: Configuration) -> Path | None:
         """The bundle that a configuration is a file of."""
@@ -135,23 +136,11 @@ class Setup:
         """Whether LLaMA-Factory trains it with mcore_adapter."""
         return self.path_of(configuration) == "mca"
 
-    def path_of(self, configuration: Configuration) -> TrainerPath | None:
-        """What trains it: USE_MCA and USE_MEGATRON_BRIDGE say so (hparams/parser.py, get_train_args), else the keys
-        that only one path knows; None where it is no configuration of LLaMA-Factory's."""
-        if configuration.trainer != "llamafactory":
-            return None
-        mca, bridge = self._enabled("USE_MCA"), self._enabled("USE_MEGATRON_BRIDGE")
-        if mca or bridge:
-            return "mca" if mca else "bridge"
-        keys, plain = configuration.source.data.keys(), plain_keys().keys()
-        asks = configuration.get("use_megatron_bridge") is True or keys & (
-            bridge_keys().keys() - plain - known_keys().keys()
-        )
-        if bridge is None and asks:
-            return "bridge"
-        return "mca" if mca is None and keys & (known_keys().keys() - plain) else "plain"
+    def path_of(self, configuration: Configuration) -> str | None:
+        """Which of its trainer's ways to train a configuration takes; None where there is but one."""
+        one = self.recogniser(configuration.trainer)
+        return one.path(configuration, self.variables) if one else None
 
-    def _enabled(self, name: str) -> bool | None:
-        """Whether a variable is switched on, as extras/misc.py::is_env_enabled has it; None where none is set."""
-        said = [one.value.strip().lower() for one in self.variables if one.name == name]
-        return said[-1] in ("true", "y", "1") if said else None
+    def recogniser(self, trainer: str) -> Recogniser | None:
+        """What knows the files of a trainer."""
+        return next((one for one in self.recognisers if one.trainer == trainer), None)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-
-from topoplan.trainers.llamafactory.key_list import known_keys
+from collections.abc import Collection, Sequence
 
 _KEY = re.compile(r"(?<!\S)([a-z][a-z0-9_]*):(?=\s|$)")
 _QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'[^']*'|\{[^{}]*\}|\[[^\[\]]*\]")
@@ -40,18 +38,18 @@ _CONTINUED = re.compile(r"(?<!\S)\\[ \t]+(?=\S)")
 _MOST_CHARS = 200_000
 
 
-def unfold_yaml(text: str) -> str | None:
-    """The text with a key a line, or None where its line breaks are not lost."""
+def unfold_yaml(text: str, known: Collection[str]) -> str | None:
+    """The text with a key a line, or None where its line breaks are not lost; `known` are trainers' keys."""
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines or len(text) > _MOST_CHARS:
         return None
-    keys = sum(len(_key_starts(line)) for line in lines)
+    keys = sum(len(_key_starts(line, known)) for line in lines)
     if keys < 2 * len(lines):
         return None
-    return "\n".join(out for line in lines for out in _unfold_yaml_line(line))
+    return "\n".join(out for line in lines for out in _unfold_yaml_line(line, known))
 
 
-def _key_starts(line: str) -> list[int]:
+def _key_starts(line: str, known: Collection[str]) -> list[int]:
     """Where the keys of a folded line begin, outside quotes and brackets; in comments known or compound ones only."""
     covered = [match.span() for match in _QUOTED.finditer(line)]
     comments = [match.start() for match in _COMMENT.finditer(line)]
@@ -65,14 +63,14 @@ def _key_starts(line: str) -> list[int]:
             continue
         last_key = found[-1] if found else -1
         in_comment = bisect_left(comments, at) > bisect_right(comments, last_key)
-        if name in known_keys() or name in _COMMON_KEYS or "_" in name or not (in_comment or found):
+        if name in known or name in _COMMON_KEYS or "_" in name or not (in_comment or found):
             found.append(at)
     return found
 
 
-def _unfold_yaml_line(line: str) -> list[str]:
+def _unfold_yaml_line(line: str, known: Collection[str]) -> list[str]:
     """Keys and comments of a folded line, a line each; a comment behind a value stays behind it."""
-    starts = set(_key_starts(line))
+    starts = set(_key_starts(line, known))
     cuts = sorted({0} | starts | {match.start() for match in _COMMENT.finditer(line)})
     out: list[str] = []
     commented_out = False

@@ -65,8 +65,9 @@ class Key:
     """The parser takes it, and the Megatron workflow never reads it."""
 
 
-TrainerPath = Literal["mca", "bridge", "plain"]
-"""Who trains by these keys: mcore_adapter (USE_MCA=1), Megatron Bridge (USE_MEGATRON_BRIDGE=1), or neither."""
+TrainerPath = str
+"""Who trains by these keys: "mca", mcore_adapter (USE_MCA=1); "bridge", Megatron Bridge
+(USE_MEGATRON_BRIDGE=1); "plain", neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,60 @@
+"""How files and commands of LLaMA-Factory are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from topoplan.reading.recogniser import SURE, Recogniser
+from topoplan.reading.setup import Configuration, Variable
+from topoplan.trainers.llamafactory.key_list import TrainerPath, bridge_keys, known_keys, plain_keys
+
+_MARKS = frozenset(
+    ["model_name_or_path", "stage", "finetuning_type", "cutoff_len", "dataset_dir", "template", "do_train"]
+)
+_OF_DEEPSPEED = frozenset(["zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"])
+"""They stand beside its own keys, too."""
+_MARKS_OF_V1 = frozenset(["train_dataset", "dist_config", "peft_config", "init_config", "kernel_config", "model_class"])
+
+
+def _claim(data: Mapping[str, Any], known: int) -> float:
+    marks = len(data.keys() & _MARKS)
+    if marks and data.keys() & _OF_DEEPSPEED:
+        return SURE + 1
+    blocks = {key for key, value in data.items() if isinstance(value, dict)}
+    is_likely = known and 2 * known >= len(data) and blocks <= known_keys().keys()
+    return 2.0 * marks or (0.25 if is_likely else 0.0)
+
+
+def _stranger(data: Mapping[str, Any]) -> str:
+    return "one of LLaMA-Factory's new engine (USE_V1), which is not read" if data.keys() & _MARKS_OF_V1 else ""
+
+
+def path_of(configuration: Configuration, variables: Sequence[Variable]) -> TrainerPath:
+    """What trains it: USE_MCA and USE_MEGATRON_BRIDGE say so (hparams/parser.py, get_train_args), else the keys that
+    only one path knows."""
+    mca, bridge = _enabled("USE_MCA", variables), _enabled("USE_MEGATRON_BRIDGE", variables)
+    if mca or bridge:
+        return "mca" if mca else "bridge"
+    keys, plain = configuration.source.data.keys(), plain_keys().keys()
+    of_bridge = bridge_keys().keys() - plain - known_keys().keys()
+    if bridge is None and (configuration.get("use_megatron_bridge") is True or keys & of_bridge):
+        return "bridge"
+    return "mca" if mca is None and keys & (known_keys().keys() - plain) else "plain"
+
+
+def _enabled(name: str, variables: Sequence[Variable]) -> bool | None:
+    """Whether a variable is switched on, as extras/misc.py::is_env_enabled has it; None where none is set."""
+    said = [one.value.strip().lower() for one in variables if one.name == name]
+    return said[-1] in ("true", "y", "1") if said else None
+
+
+LLAMAFACTORY = Recogniser(
+    trainer="llamafactory",
+    claim=_claim,
+    stranger=_stranger,
+    keys=known_keys,
+    programs=r"llamafactory-cli|llamafactory\.launcher",
+    family="llamafactory",
+    path=path_of,
+)

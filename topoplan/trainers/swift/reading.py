@@ -1,0 +1,47 @@
+"""How files and commands of ms-swift are known, of `swift sft` and of `megatron sft`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from topoplan.reading.recogniser import Recogniser
+from topoplan.trainers.swift.arguments import arguments_of
+
+_MARKS = frozenset(["train_type", "tuner_type", "torch_dtype", "max_length", "split_dataset_ratio", "model", "ENV"])
+_MARKS_OF_MEGATRON = frozenset(
+    [
+        *("micro_batch_size", "global_batch_size", "train_iters", "mcore_model", "lr_warmup_fraction", "no_save_optim"),
+        *("no_save_rng", "load_safetensors", "attention_backend", "cross_entropy_loss_fusion", "finetune"),
+    ]
+)
+_MARKS_OF_SAMPLE = frozenset(
+    ["sampler_type", "sampler_engine", "orm_model", "prm_model", "num_return_sequences", "num_sampling_batch_size"]
+)
+_GROUPS_OF_RAY = frozenset(["train", "rollout", "teacher", "colocate_groups"])
+"""Of `megatron rlhf --use_ray true`, each with GPUs and arguments of its own."""
+
+
+def _claim(data: Mapping[str, Any], known: int) -> float:
+    is_likely = known < len(data) and data.keys() <= arguments_of("swift sft").types.keys()
+    return 2.0 * len(data.keys() & _MARKS) or (0.5 if is_likely else 0.0)
+
+
+def _claim_megatron(data: Mapping[str, Any], _known: int) -> float:
+    return 2.0 * len(data.keys() & _MARKS_OF_MEGATRON) + ("model" in data)
+
+
+def _stranger(data: Mapping[str, Any]) -> str:
+    if data.keys() & _MARKS_OF_SAMPLE:
+        return "one of ms-swift's `swift sample`, which trains nothing"
+    if any(isinstance(data[key], dict) and "gpus" in data[key] for key in _GROUPS_OF_RAY & data.keys()):
+        return "one of ms-swift's trainer under Ray (--use_ray), which is not read"
+    return ""
+
+
+SWIFT = Recogniser(
+    trainer="swift", claim=_claim, stranger=_stranger, programs=r"swift|swift\.cli\.(?!_megatron\.).*", family="swift"
+)
+MEGATRON = Recogniser(
+    trainer="swift-megatron", claim=_claim_megatron, programs=r"megatron|swift\.cli\._megatron\..*", family="megatron"
+)

@@ -1,0 +1,19 @@
+"""How files of Trinity-RFT are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from topoplan.reading.recogniser import SURE, Recogniser
+
+_BLOCKS = frozenset(["algorithm", "buffer", "cluster", "explorer", "model", "monitor", "synchronizer", "trainer"])
+
+
+def _claim(data: Mapping[str, Any], _known: int) -> float:
+    model = data.get("model")
+    blocks = {key for key in _BLOCKS & data.keys() if isinstance(data[key], dict)}
+    return SURE if len(blocks) >= 2 or (isinstance(model, dict) and "model_path" in model) else 0.0
+
+
+TRINITY = Recogniser(trainer="trinity", claim=_claim, family="trinity")
