@@ -45,6 +45,8 @@ STILL_CLIMBING = {
     *(("trainers", target) for target in ("planner", "bundle")),
 }
 HEAVY = {"torch", "transformers", "llamafactory", "megatron", "deepspeed", "accelerate"}
+PARSERS = {"tree_sitter", "tree_sitter_bash", "markdown_it"}
+"""Of shell and Markdown, which `check` alone needs."""
 MODULES = sorted(ROOT.rglob("*.py"))
 
 
@@ -149,10 +151,15 @@ def test_planning_loads_no_trainer_and_no_ssh() -> None:
     code = (
         "import sys, topoplan\n"
         "for name in topoplan.__all__: getattr(topoplan, name)\n"
-        f"print(*sorted({HEAVY | {'paramiko'}!r} & set(sys.modules)))"
+        f"print(*sorted({HEAVY | PARSERS | {'paramiko'}!r} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_what_people_paste_and_script_is_parsed_in_one_room() -> None:
+    users = {room(path) for path in MODULES if {name.split(".")[0] for name in imported(path)} & PARSERS}
+    assert users <= {"reading"}
 
 
 def test_help_reads_nothing_of_the_planner() -> None:

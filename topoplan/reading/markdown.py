@@ -20,14 +20,19 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
 
 from topoplan.reading.kinds import looks_like_command, names_a_job, sets_variables, starts_training
 from topoplan.reading.parts import Part, PartKind
 from topoplan.reading.starters import torchrun_options
 from topoplan.reading.unfold import lines_of_unfolded, unfold_shell, unfold_yaml
 
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+
 _FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`]*)")
-_QUOTE = re.compile(r"[ ]{0,3}(?:>[ ]?)+")
+_OWN_TOKENS = ("fence", "heading_open")
 _LANGUAGES: dict[str, PartKind] = {
     **dict.fromkeys(("yaml", "yml"), "yaml"),
     **dict.fromkeys(("json", "jsonc", "json5"), "json"),
@@ -83,33 +88,43 @@ def markdown_parts(text: str, keys: Collection[str], *, name: str) -> tuple[Part
 # Reading -------------------------------------------------------------------------------------------------------------
 
 
+@cache
+def _parser() -> MarkdownIt:
+    """Fences and headings, at any indentation: what people paste has lost that of its lists."""
+    from markdown_it import MarkdownIt
+
+    return MarkdownIt("zero").enable(["fence", "heading", "blockquote"]).disable("inline")
+
+
 def _read(lines: Sequence[str], keys: Collection[str]) -> tuple[list[_Block], list[_HeadingFlag]]:
     blocks: list[_Block] = []
     headings: list[_HeadingFlag] = []
     below_flag = False
     last_brace = max((at for at, line in enumerate(lines) if line.rstrip() == "}"), default=-1)
+    tokens = _parser().parse("\n".join(lines))
+    begins = {token.map[0]: place for place, token in enumerate(tokens) if token.map and token.type in _OWN_TOKENS}
     at = 0
     while at < len(lines):
-        line = lines[at]
-        bare = _QUOTE.sub("", line, count=1) if line.lstrip().startswith(">") else line
-        if fence := _FENCE.fullmatch(bare):
-            code, numbers, at = _fenced(lines, at, fence, quoted=bare != line)
-            language = fence.group("info").strip().lower().partition(" ")[0].strip("{}.")
-        elif at + 1 < len(lines) and _is_copied(lines, at):
-            language = line.strip().lower()
-            code, numbers, at = _copied(lines, at + 2)
-        elif _COPY_LINE.fullmatch(line.strip()):
-            language = ""
-            code, numbers, at = _copied(lines, at + 1)
-        elif heading := _HEADING.fullmatch(line):
-            flag = _heading_flag(heading.group("text"), at + 1)
-            below_flag = flag is not None or (below_flag and not heading.group("text"))
+        token = tokens[begins[at]] if at in begins else None
+        language = ""
+        if token is not None and token.type == "heading_open":
+            text = tokens[begins[at] + 1].content
+            flag = _heading_flag(text, at + 1)
+            below_flag = flag is not None or (below_flag and not text)
             if flag is not None:
                 headings.append(flag)
             at += 1
             continue
+        if token is not None and token.map is not None:
+            code = token.content.removesuffix("\n").split("\n")
+            numbers, at = list(range(at + 2, at + 2 + len(code))), max(token.map[1], at + 1)
+            language = token.info.strip().lower().partition(" ")[0].strip("{}.")
+        elif at + 1 < len(lines) and _is_copied(lines, at):
+            language = lines[at].strip().lower()
+            code, numbers, at = _copied(lines, at + 2)
+        elif _COPY_LINE.fullmatch(lines[at].strip()):
+            code, numbers, at = _copied(lines, at + 1)
         else:
-            language = ""
             code, numbers, at = _loose(lines, at, last_brace)
         if block := _block(code, numbers, language, keys, below_flag=below_flag):
             blocks.append(block)
@@ -124,30 +139,6 @@ def _heading_flag(text: str, line: int) -> _HeadingFlag | None:
     if _HEADING_OPTION.fullmatch(code) or _HEADING_VARIABLE.fullmatch(code):
         return _HeadingFlag(code, line)
     return None
-
-
-def _fenced(
-    lines: Sequence[str], start: int, fence: re.Match[str], *, quoted: bool
-) -> tuple[list[str], list[int], int]:
-    """The lines of a fence, its indentation taken off; one that is never closed goes on to the end."""
-    mark, indent = fence.group("fence"), len(fence.group("indent").expandtabs(4))
-    closing = re.compile(rf"[ \t]*{re.escape(mark[0])}{{{len(mark)},}}[ \t]*")
-    code: list[str] = []
-    numbers: list[int] = []
-    at = start + 1
-    while at < len(lines):
-        line = lines[at]
-        if quoted:
-            if not line.lstrip().startswith(">"):
-                break
-            line = _QUOTE.sub("", line, count=1)
-        at += 1
-        if closing.fullmatch(line):
-            break
-        line = line.expandtabs(4) if line[:1] == "\t" else line
-        code.append(line[min(indent, len(line) - len(line.lstrip(" "))) :])
-        numbers.append(at)
-    return code, numbers, at
 
 
 def _is_copied(lines: Sequence[str], at: int) -> bool:
