@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.bed.bed import Bed
 from tests.bundle.samples import CLUSTER, QWEN3_8B, make_spec_and_plan
-from tests.trainers.test_torchrun import fill
+from tests.bundle.test_node_script import fill
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
 from topoplan.planner.predict import predict

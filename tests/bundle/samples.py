@@ -189,3 +189,9 @@ def make_spec_and_plan(
     """`make(cluster=..., model=..., job={...}, tp=2, pp=2)`."""
     spec = Spec(cluster=cluster, model=model, job=replace(JOB, **(job or {})))
     return spec, make_plan(make_layout(cluster, **layout))
+
+
+def make_spec_and_layout(**what: Any) -> tuple[Spec, Layout]:
+    """The same without a prediction."""
+    spec, plan = make_spec_and_plan(**what)
+    return spec, plan.layout

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.bundle.samples import CLUSTER, HOSTS, ONE_NODE, make_spec_and_plan
-from tests.trainers.test_torchrun import cluster_in, start
+from tests.bundle.test_node_script import cluster_in, start
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.fabric import fabric_needs, lossless_note
 from topoplan.bundle.write import write_bundle

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.bundle.samples import CLUSTER, HOSTS, ONE_NODE, make_spec_and_plan
+from tests.bundle.test_node_script import NAMES, NASTY, fill, make_python, scratch
 from tests.sizes import examples
-from tests.trainers.test_torchrun import NAMES, NASTY, fill, make_python, scratch
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.draft import draft_of
 from topoplan.bundle.readme import warnings_of

@@ -18,15 +18,15 @@ import pytest
 
 from tests.bundle.nodes import Machine, Nodes, Started, nodes, stand_in_trainer, two_machines, wait_until
 from tests.bundle.samples import CLUSTER, QWEN3_8B, make_layout, make_plan, make_spec_and_plan
-from tests.trainers.test_torchrun import fill
+from tests.bundle.test_node_script import fill
 from topoplan.bundle.bundle import generate
+from topoplan.bundle.node_script import HIJACKERS, master_port
 from topoplan.bundle.write import write_bundle
 from topoplan.specs.cluster import Host
 from topoplan.specs.spec import Spec
 from topoplan.trainers.environment import node_environment
 from topoplan.trainers.llamafactory.mca import trainer_run
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
-from topoplan.trainers.torchrun import HIJACKERS, master_port
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
@@ -137,7 +137,7 @@ def test_two_scripts_become_one_job_whose_ranks_are_as_planned(
     seen = seen_by_ranks(tmp_path / "reports")
     assert [one["rank"] for one in seen] == [0, 1, 2, 3]
     layout = make_layout(spec.cluster, tp=2)
-    trainer = trainer_file(spec, make_plan(layout))
+    trainer = trainer_file(spec, layout)
     own = trainer_run(spec, layout, trainer.values).environment
     for rank, one in enumerate(seen):
         node, local = divmod(rank, 2)

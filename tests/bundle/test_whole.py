@@ -15,7 +15,6 @@ from topoplan.errors import SpecError
 from topoplan.lint.check import check
 from topoplan.planner.predict import predict
 from topoplan.run.bundle_reader import read_bundle
-from topoplan.trainers.registry import TrainerName
 
 FOUR = replace(CLUSTER, hosts=tuple(replace(host, socket_interface=None, hcas=()) for host in HOSTS))
 
@@ -94,7 +93,7 @@ class TestContent:
         assert "mend it, or write the bundle again: topoplan generate --from" in message
 
     @pytest.mark.parametrize("trainer", ["swift", "trinity"])
-    def test_of_other_trainers_too(self, tmp_path: Path, trainer: TrainerName) -> None:
+    def test_of_other_trainers_too(self, tmp_path: Path, trainer: str) -> None:
         spec, plan = make_spec_and_plan(cluster=FOUR, model=QWEN3_8B, backend="fsdp2", job={"packing": False})
         write_bundle(generate(spec, predict(spec, plan.layout), None, trainer), tmp_path / "bundle")
         read_bundle(tmp_path / "bundle")

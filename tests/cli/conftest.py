@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from topoplan.trainers.writers import writer_of
 
 from tests.bed.bed import Bed
 from tests.cli.live_run import LiveRun, live_run, two_hosts
@@ -21,7 +22,6 @@ from topoplan.planner import predict
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.specs.spec import Spec
 from topoplan.trainers.trainer import Writer
-from topoplan.trainers.writers import writer_of
 
 SPEC = """\
 name: test-2x8

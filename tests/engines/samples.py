@@ -10,10 +10,10 @@ from topoplan.engines.megatron.step import predict_time
 from topoplan.engines.prediction import Memory, StageMemory, Time
 from topoplan.layout.forms import layout_from_dict
 from topoplan.layout.layout import Layout
-from topoplan.planner.case import case_of
 from topoplan.planner.measured import MeasuredRun, shipped_runs
 from topoplan.specs.load import spec_from_document
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 MIXED = "Qwen/Qwen3-30B-A3B"
 DENSE = "Qwen/Qwen3-8B"

@@ -18,11 +18,11 @@ from topoplan.engines.engine import Engine, Family
 from topoplan.engines.rule import Broken, Rule
 from topoplan.layout.layout import Layout, changed
 from topoplan.planner import explain, search
-from topoplan.planner.case import case_of
 from topoplan.planner.predict import predict
 from topoplan.specs.case import Case
 from topoplan.specs.load import load_spec
 from topoplan.trainers import registry as trainers
+from topoplan.trainers.case import case_of
 
 __all__ = ["cli"]
 
@@ -76,8 +76,8 @@ def new_degree(monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry with that engine, and trainers that have nothing against it."""
     rings: Engine = Rings()
     monkeypatch.setitem(registry._ENGINE_OF, "fsdp2", rings)
-    for module in (trainers, search, explain):
-        monkeypatch.setattr(module, "trainer_refusal", lambda spec, layout: None)
+    for module in (trainers, search):
+        monkeypatch.setattr(module, "is_for_others", lambda spec, layout: True)
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from tests.engines.samples import spec_of
 from topoplan.engines.registry import ENGINES, engine_of
 from topoplan.layout.forms import layout_from_dict
 from topoplan.layout.layout import BACKENDS, USUAL
-from topoplan.planner.case import case_of
 from topoplan.specs.gpu_profile import BANDS
+from topoplan.trainers.case import case_of
 
 
 def test_every_backend_is_of_one_engine() -> None:

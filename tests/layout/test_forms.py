@@ -15,9 +15,9 @@ from topoplan.engines.megatron.layouts import shapes, steps, with_mode
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict, recompute_from_value
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout, Recompute, keys_of
-from topoplan.planner.case import case_of
 from topoplan.specs.layout_parts import RECOMPUTE_MODULES
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 SPEC = make_spec()
 

@@ -27,7 +27,6 @@ from topoplan.specs.load import load_cluster, load_spec
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.source import parse_source
 from topoplan.specs.spec import Spec
-from topoplan.trainers.registry import TrainerName
 
 
 def two_rules(setup: Setup) -> Iterator[Finding]:
@@ -246,9 +245,7 @@ def test_what_can_be_run_of_a_document_becomes_a_file() -> None:
 
 @pytest.mark.parametrize("backend", ["deepspeed", "fsdp2", "ddp"])
 @pytest.mark.parametrize("trainer", ["llamafactory", "swift"])
-def test_a_bundle_is_predicted_as_the_plan_that_it_was_written_for(
-    tmp_path: Path, backend: str, trainer: TrainerName
-) -> None:
+def test_a_bundle_is_predicted_as_the_plan_that_it_was_written_for(tmp_path: Path, backend: str, trainer: str) -> None:
     spec = load_spec("cluster_specs/a100-1x8.yaml", model="Qwen/Qwen3-0.6B", pins={"backend": backend})
     spec = replace(spec, trainer=trainer)
     plan = rank(spec).plans[0]

@@ -77,7 +77,7 @@ def test_the_remedy_leads_to_the_best_plan_when_it_is_typed(h100s: Cluster) -> N
 
 def test_the_plan_that_generate_writes_is_found_to_be_right() -> None:
     spec = load_spec("cluster_specs/h100-4x8.yaml")
-    one = configuration(trainer_file(spec, rank(spec).plans[0]).text)
+    one = configuration(trainer_file(spec, rank(spec).plans[0].layout).text)
     prediction, found = compared(one, spec.cluster)
 
     assert found == {}
@@ -125,7 +125,7 @@ def test_a_job_that_fits_nowhere_is_said_once() -> None:
 def test_small_gains_are_not_worth_a_word(h100s: Cluster) -> None:
     spec = load_spec("cluster_specs/h100-4x8.yaml")
     second = next(plan for plan in rank(spec).plans[1:] if plan.layout.recompute.granularity == "none")
-    prediction, found = compared(configuration(trainer_file(spec, second).text), h100s)
+    prediction, found = compared(configuration(trainer_file(spec, second.layout).text), h100s)
 
     assert prediction.faster is not None
     assert ("plan-slower" in found) == (prediction.faster - 1 >= A_LITTLE_FASTER)

@@ -7,11 +7,11 @@ import pytest
 from tests.reading.setups import all_of, configuration
 from topoplan.lint.offload import offload_findings
 from topoplan.lint.translate import translate
-from topoplan.planner.case import case_of
 from topoplan.planner.predict import memory_of, plan_of
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration
 from topoplan.specs.load import load_cluster
+from topoplan.trainers.case import case_of
 
 PARAMETERS = 72_706_203_648
 """Of Qwen2-72B."""

@@ -12,10 +12,10 @@ from topoplan.operators.adapters import Adapters
 from topoplan.operators.layers import mtp_layer
 from topoplan.operators.shard import Shard, shard_of
 from topoplan.operators.vision import vision_activation_bytes
-from topoplan.planner.case import case_of
 from topoplan.specs import known
 from topoplan.specs.layout_parts import RECOMPUTE_MODULES
 from topoplan.specs.model import Attention, Layer, Mlp, Moe
+from topoplan.trainers.case import case_of
 
 FULL = Recompute(granularity="full", method="uniform", num_layers=1)
 

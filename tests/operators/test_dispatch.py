@@ -16,11 +16,11 @@ from topoplan.network.collectives import all_to_all_s
 from topoplan.network.placement import Group
 from topoplan.operators.flex import flex_copies, flex_s, parts_reached
 from topoplan.operators.shard import Shard, shard_of
-from topoplan.planner.case import case_of
 from topoplan.specs.cluster import Fabric
 from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.model import Moe
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 
 def routing(experts: int, top_k: int, groups: int = 1, chosen: int = 1) -> Moe:

@@ -16,9 +16,9 @@ from topoplan.operators.machine import Kernel
 from topoplan.operators.op import PARTS
 from topoplan.operators.shard import Shard
 from topoplan.operators.times import LayerTime, eager_kernels, eager_time
-from topoplan.planner.case import case_of
 from topoplan.specs import known
 from topoplan.specs.gpu_profile import Profile, profile_of
+from topoplan.trainers.case import case_of
 
 MODELS = [
     *("Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-Next-80B-A3B-Instruct"),

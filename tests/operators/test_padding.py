@@ -12,10 +12,10 @@ from topoplan.operators import padding
 from topoplan.operators.flops import model_flops_per_step
 from topoplan.operators.padding import Load, content_of
 from topoplan.operators.shard import average_shard, shard_of
-from topoplan.planner.case import case_of
 from topoplan.specs.job import Job
 from topoplan.specs.lengths import Lengths, histogram
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 
 def load_of(spec: Spec, layout: Layout, *, ranks_wait: bool = False) -> Load:

@@ -15,8 +15,8 @@ from topoplan.operators.params import (
     padded_vocab_size,
     parameter_count,
 )
-from topoplan.planner.case import case_of
 from topoplan.specs import known
+from topoplan.trainers.case import case_of
 from topoplan.trainers.traits import MCA, MEGATRON
 
 

@@ -16,10 +16,10 @@ from topoplan.operators.machine import Kernel, elementwise_s, gemm_s, peak_flops
 from topoplan.operators.op import PARTS
 from topoplan.operators.shard import shard_of
 from topoplan.operators.times import layer_kernels, layer_time
-from topoplan.planner.case import case_of
 from topoplan.specs import known
 from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.model import Attention
+from topoplan.trainers.case import case_of
 
 H100 = known.gpu("h100-sxm-80gb")
 GPUS = ["v100-sxm-32gb", "a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "rtx4090-24gb"]

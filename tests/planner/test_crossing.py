@@ -10,7 +10,6 @@ from tests.engines.samples import DENSE, spec_of
 from topoplan.planner.plan import Ranking
 from topoplan.planner.search import rank
 from topoplan.specs.spec import Spec
-from topoplan.trainers.registry import trainer_of
 
 ALL = ("mca", "ddp", "deepspeed", "fsdp2")
 
@@ -28,7 +27,7 @@ def test_every_other_backend_and_trainer_has_one_sentence() -> None:
     ranking = searched()
     heads = [sentence.partition(":")[0] for sentence in ranking.crossings]
     assert len(set(heads)) == len(heads)
-    groups = {(plan.layout.backend, trainer_of(ranking.spec, plan.layout)) for plan in ranking.plans}
+    groups = {(plan.layout.backend, plan.trainer) for plan in ranking.plans}
     assert ("fsdp2", "swift") in groups
     assert len(heads) == len(groups) - 1 + len(set(ALL) - {backend for backend, _ in groups})
     assert {"deepspeed (LLaMA-Factory)", "fsdp2 (LLaMA-Factory)", "fsdp2 (ms-swift)"} <= set(heads)

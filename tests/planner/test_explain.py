@@ -9,11 +9,11 @@ import pytest
 from tests.engines.samples import DENSE, MIXED, layout_of, spec_of
 from tests.samples import FULL, make_plan
 from topoplan.layout.forms import layout_from_dict
-from topoplan.planner.case import case_of
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import memory_of, predict
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 GIB = 2**30
 

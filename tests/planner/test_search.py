@@ -28,13 +28,13 @@ from topoplan.engines.rule import broken_rule
 from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout, Recompute, changed
 from topoplan.operators.flops import ends_in_layers
-from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.planner.predict import memory_of, predict
 from topoplan.planner.rank import TIE
 from topoplan.planner.search import rank
 from topoplan.specs.spec import Spec
-from topoplan.trainers.registry import trainer_of, trainer_refusal
+from topoplan.trainers.case import case_of
+from topoplan.trainers.registry import trainer_refusal, verdict
 
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": (DENSE, {"nodes": 2}),
@@ -258,7 +258,7 @@ def test_adapters_are_searched_with_megatron_where_it_is_asked_for_and_only_as_m
     ranking = rank(lora)
     theirs = [plan.layout for plan in ranking.plans if plan.layout.is_megatron]
     assert theirs
-    assert all(layout.etp == 1 and trainer_of(lora, layout) == "swift" for layout in theirs)
+    assert all(layout.etp == 1 and verdict(lora, layout).name == "swift" for layout in theirs)
     assert any(sentence.startswith("fsdp2") for sentence in ranking.crossings)
 
 

@@ -4,9 +4,9 @@ import io
 import json
 
 from tests.report.printed import printed
-from topoplan.planner.table import table
 from topoplan.report.table import print_table, table_to_dict, write_csv
 from topoplan.specs.known import gpu, model
+from topoplan.trainers.trinity.recipes import table
 
 A100 = gpu("a100-sxm-80gb")
 CELLS = table([model("Qwen3-0.6B"), model("Qwen3-8B")], A100, [1, 4], [4096, 51200])

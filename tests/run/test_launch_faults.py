@@ -24,7 +24,7 @@ import pytest
 from tests.bed.bed import Hiding, new_key, under_way
 from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, Ran, both, interrupted_at, wait_until
 from tests.bundle.samples import QWEN3_8B
-from tests.trainers.test_torchrun import fill
+from tests.bundle.test_node_script import fill
 from topoplan.hosts.result import Result
 from topoplan.remote.connection import Connection
 from topoplan.run import record as records

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # this checkout, a
 from tests.bed.bed import Bed, Hiding, Machine, probe, under_way
 from tests.bed.jobs import NAMES, Hosts, hosts_of
 from tests.bundle.samples import QWEN3_8B
-from tests.trainers.test_torchrun import fill
+from tests.bundle.test_node_script import fill
 
 LIMIT_S = 180.0
 """For one launch: a hang is a violation too."""

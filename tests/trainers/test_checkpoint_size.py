@@ -14,7 +14,7 @@ from topoplan.trainers.llamafactory.mca_yaml import trainer_file
 
 def size(**what: Any) -> CheckpointSize:
     spec, plan = make_spec_and_plan(**what)
-    return checkpoint_size(spec, plan.layout, trainer_file(spec, plan).values)
+    return checkpoint_size(spec, plan.layout, trainer_file(spec, plan.layout).values)
 
 
 def test_a_dense_checkpoint_has_the_weights_twice_and_twelve_bytes_of_state_a_parameter() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from topoplan.trainers.writers import writer_for
 
 from tests.reading.setups import all_of, configuration, launch
 from topoplan.errors import InputError
@@ -22,7 +23,6 @@ from topoplan.specs.facts import facts_of
 from topoplan.specs.load import load_spec
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codecs import CODECS
-from topoplan.trainers.writers import writer_for
 
 DENSE, EXPERTS = load_spec("cluster_specs/h100-4x8.yaml"), load_spec("cluster_specs/h20-2x8.yaml")
 SPLIT = {

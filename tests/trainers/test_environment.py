@@ -41,7 +41,7 @@ NEVER = {
 def environment(node: int = 0, **what: Any) -> dict[str, str]:
     spec, plan = make_spec_and_plan(**what)
     variables = node_environment(
-        spec, trainer_run(spec, plan.layout, trainer_file(spec, plan).values).environment, node
+        spec, trainer_run(spec, plan.layout, trainer_file(spec, plan.layout).values).environment, node
     )
     assert all(variable.reason for variable in variables)
     assert len({variable.name for variable in variables}) == len(variables)

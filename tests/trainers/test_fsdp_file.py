@@ -6,13 +6,13 @@ from typing import Any
 
 import yaml
 
-from tests.bundle.samples import QWEN3_8B, make_spec_and_plan
+from tests.bundle.samples import QWEN3_8B, make_spec_and_layout
 from topoplan.trainers.fsdp_file import accelerate_text
 
 
 def read(**what: Any) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load(
-        accelerate_text(*make_spec_and_plan(model=QWEN3_8B, backend="fsdp2", **what))
+        accelerate_text(*make_spec_and_layout(model=QWEN3_8B, backend="fsdp2", **what))
     )
     return found
 

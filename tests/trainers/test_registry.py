@@ -6,20 +6,24 @@ from dataclasses import replace
 
 import pytest
 
+from tests.bundle.samples import QWEN3_8B, make_spec_and_plan
 from tests.engines.samples import DENSE, spec_of
-from topoplan.errors import LayoutError
+from topoplan.bundle.bundle import generate
+from topoplan.errors import InputError, LayoutError
 from topoplan.layout.layout import BACKENDS, Layout, changed
+from topoplan.specs.spec import Spec
 from topoplan.trainers.registry import (
-    TRAINER_NAMES,
     TRAINER_RULE,
     TRAINERS,
     backend_names,
     backends_of,
-    trainer_of,
+    trainer_name,
+    trainer_names,
     trainer_refusal,
-    trainers_of,
+    verdict,
+    ways_of,
+    written_by,
 )
-from topoplan.trainers.writers import WRITERS
 
 SPEC = spec_of(DENSE, nodes=1)
 WHOLE = Layout.of(backend="fsdp2", dp=8, gradient_accumulation_steps=8, distributed_optimizer=False)
@@ -27,13 +31,21 @@ SPLIT = changed(WHOLE, dp=4, ulysses=2, gradient_accumulation_steps=16)
 MEGATRON = Layout.of(backend="megatron", tp=2, dp=4, gradient_accumulation_steps=16, sequence_parallel=True)
 
 
-def test_there_is_a_writer_for_what_a_trainer_can_run_and_no_other() -> None:
-    runs = {(trainer.name, backend) for trainer in TRAINERS for backend in trainer.backends}
-    assert runs == {(writer.trainer, backend) for writer in WRITERS for backend in writer.backends}
+def trainer_of(spec: Spec, layout: Layout, name: str | None = None) -> str | None:
+    return verdict(spec, layout, name).name
+
+
+def test_no_trainer_has_two_ways_for_a_backend() -> None:
+    for trainer in TRAINERS:
+        taken = [backend for way in trainer.ways for backend in way.traits]
+        assert len(set(taken)) == len(taken)
+        assert set(trainer.backends) <= set(taken)
+        assert all(way.packages.keys() == way.traits.keys() for way in trainer.ways)
+    assert len({trainer.name for trainer in TRAINERS}) == len(TRAINERS)
 
 
 def test_every_backend_has_a_trainer() -> None:
-    assert {backend for backend in BACKENDS if trainers_of(backend)} == set(BACKENDS)
+    assert {backend for backend in BACKENDS if ways_of(backend)} == set(BACKENDS)
 
 
 def test_the_first_that_can_run_a_layout_is_the_default() -> None:
@@ -75,10 +87,10 @@ def test_megatron_with_adapters_is_ms_swifts_and_nobody_elses() -> None:
     assert backends_of("llamafactory", "lora")[0] == "mca"
 
 
-@pytest.mark.parametrize("name", [None, *TRAINER_NAMES])
+@pytest.mark.parametrize("name", [None, *trainer_names()])
 def test_all_is_what_the_trainer_has(name: str | None) -> None:
-    assert backend_names("all", name) == backends_of(name)  # type: ignore[arg-type]
-    assert all(trainers_of(backend, name) for backend in backends_of(name))
+    assert backend_names("all", name) == backends_of(name)
+    assert all(ways_of(backend, name) for backend in backends_of(name))
 
 
 def test_backends_are_named_one_by_one_too() -> None:
@@ -97,3 +109,31 @@ def test_a_refusal_says_what_would_help_in_the_trainers_own_words() -> None:
     assert (refusal.rule, refusal.fix) == (TRAINER_RULE, "set finetuning: qlora, or leave it out")
     assert refusal.equation.startswith("LLaMA-Factory: quantization_bit 8 with finetuning lora")
     assert trainer_refusal(spec_of(DENSE, nodes=1, finetuning="lora"), layout) is None
+
+
+def test_llamafactory_is_the_default_wherever_it_can_be_written() -> None:
+    for backend in ("mca", "ddp", "deepspeed", "fsdp2"):
+        trainer, way = written_by(backend)
+        assert trainer.name == "llamafactory"
+        assert backend in way.backends
+
+
+def test_the_trainer_by_its_name_writes_what_the_default_writes() -> None:
+    spec, plan = make_spec_and_plan(model=QWEN3_8B, backend="ddp")
+    assert generate(spec, plan, None, "llamafactory") == generate(spec, plan)
+
+
+def test_what_cannot_be_written_is_refused_with_what_can() -> None:
+    with pytest.raises(LayoutError, match="no bundle can be written for the backend 'nothing'; expected ddp or"):
+        written_by("nothing")
+    with pytest.raises(LayoutError, match=r"no trinity bundle .* 'mca'; it takes --trainer llamafactory"):
+        written_by("mca", "trinity")
+    with pytest.raises(InputError, match="'lamafactory' is not a trainer; expected llamafactory, swift or trinity"):
+        written_by("ddp", "lamafactory")
+
+
+def test_a_name_is_a_trainers_or_none() -> None:
+    assert trainer_name(None) is None
+    assert trainer_name("swift") == "swift"
+    with pytest.raises(InputError, match="--trainer: 7 is not a trainer"):
+        trainer_name(7, "--trainer")

@@ -10,9 +10,10 @@ import pytest
 from tests.bundle.samples import CLUSTER, QWEN3_8B, QWEN3_30B, make_spec_and_plan
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
-from topoplan.trainers.registry import TrainerName
-from topoplan.trainers.requirements import environment_warnings, install_commands, requirements_of
+from topoplan.trainers.registry import TRAINERS
+from topoplan.trainers.requirements import Versions, environment_warnings, install_commands, requirements_of
 
+LLAMA_FACTORY, MS_SWIFT, TRINITY = (trainer.versions for trainer in TRAINERS)
 WANTED = {"torch": "", "llamafactory": "==0.9.5", "megatron-core": "==0.16.1", "mcore_adapter": ""}
 INTERLEAVED = {"model": QWEN3_8B, "pp": 2, "vpp": 2, "dp": 16, "gradient_accumulation_steps": 4}
 
@@ -22,14 +23,14 @@ def case(software: dict[str, str] | None = None, **what: Any) -> tuple[Spec, Lay
     return replace(spec, cluster=replace(spec.cluster, software=software or {})), plan.layout
 
 
-def asked(spec: Spec, layout: Layout, trainer: TrainerName = "llamafactory") -> dict[str, str]:
+def asked(spec: Spec, layout: Layout, trainer: Versions = LLAMA_FACTORY) -> dict[str, str]:
     found = requirements_of(spec, layout, trainer, WANTED)
     assert all(one.why for one in found if one.versions)
     return {one.package.name: one.versions for one in found if one.versions}
 
 
 def test_the_adapter_is_given_a_torch_that_it_can_save_with() -> None:
-    found = requirements_of(*case(), "llamafactory", WANTED)
+    found = requirements_of(*case(), LLAMA_FACTORY, WANTED)
     assert [one.package.name for one in found] == list(WANTED)
     assert asked(*case()) == {"torch": "<2.12", "megatron-core": ">=0.15,<0.19", "mcore_adapter": ">=0.10.dev0"}
     commands = install_commands(found)
@@ -41,7 +42,7 @@ def test_interleaving_asks_for_a_megatron_that_does_not_free_early_and_its_pytho
     wanted = asked(*case(**INTERLEAVED))
     assert wanted["megatron-core"] == ">=0.18,<0.19"
     assert wanted["python"] == ">=3.12"
-    commands = install_commands(requirements_of(*case(**INTERLEAVED), "llamafactory", WANTED))
+    commands = install_commands(requirements_of(*case(**INTERLEAVED), LLAMA_FACTORY, WANTED))
     assert commands[1] == "pip install llamafactory==0.9.5 'megatron-core>=0.18,<0.19'"
 
 
@@ -49,11 +50,11 @@ def test_where_it_cannot_be_had_nothing_is_asked_and_the_plan_warns() -> None:
     spec, layout = case({"python": "3.11"}, **INTERLEAVED)
     assert asked(spec, layout)["megatron-core"] == ">=0.15,<0.19"
     assert "python" not in asked(spec, layout)
-    warning = next(one for one in environment_warnings(spec, layout, "llamafactory") if one.startswith("vpp > 1"))
+    warning = next(one for one in environment_warnings(spec, layout, LLAMA_FACTORY) if one.startswith("vpp > 1"))
     assert "frees the output of a stage" in warning
     assert "needs Python 3.12 or newer, and `software` of the spec has 3.11" in warning
-    assert "megatron-core" not in asked(*case(**INTERLEAVED), "swift")
-    warning = next(one for one in environment_warnings(*case(**INTERLEAVED), "swift") if one.startswith("vpp > 1"))
+    assert "megatron-core" not in asked(*case(**INTERLEAVED), MS_SWIFT)
+    warning = next(one for one in environment_warnings(*case(**INTERLEAVED), MS_SWIFT) if one.startswith("vpp > 1"))
     assert warning.endswith("; files for ms-swift are written for megatron-core 0.16.1")
 
 
@@ -68,7 +69,7 @@ def test_where_it_cannot_be_had_nothing_is_asked_and_the_plan_warns() -> None:
     ],
 )
 def test_a_plan_says_what_it_needs_and_is_not_known_to_be_there(software: dict[str, str], said: list[str]) -> None:
-    found = list(environment_warnings(*case(software, **INTERLEAVED), "llamafactory"))
+    found = list(environment_warnings(*case(software, **INTERLEAVED), LLAMA_FACTORY))
     assert len(found) == len(said)
     assert all(one.startswith(start) for one, start in zip(found, said, strict=True))
     stated = software.get("torch" if "torch" in "".join(said) else "megatron-core")
@@ -78,6 +79,6 @@ def test_a_plan_says_what_it_needs_and_is_not_known_to_be_there(software: dict[s
 def test_a_fault_that_the_hosts_versions_lack_is_not_told() -> None:
     what = {"model": QWEN3_30B, "tp": 2, "dp": 16, "ep": 4}
     for software, told in (({}, True), ({"megatron-core": "0.18.2"}, True), ({"megatron-core": "0.19.0"}, False)):
-        found = list(environment_warnings(*case(software, **what), "llamafactory"))
+        found = list(environment_warnings(*case(software, **what), LLAMA_FACTORY))
         assert any("leaves experts out of the gradient norm" in one for one in found) is told
     assert list(environment_warnings(*case(), None)) == [] or case()[1].backend == "mca"

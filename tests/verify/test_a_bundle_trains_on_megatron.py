@@ -27,11 +27,11 @@ from tests.verify.llamafactory import ROOT, need_llamafactory
 from tests.verify.test_a_bundle_trains import make_data, make_model
 from topoplan.bundle.bundle import generate
 from topoplan.engines.megatron.states import stage_parameters
-from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.specs.load import spec_from_document
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 
 def version_of(package: str) -> tuple[int, int]:

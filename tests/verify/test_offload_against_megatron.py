@@ -17,7 +17,7 @@ import pytest
 
 from tests.layout.specs import make_layout, make_spec
 from topoplan.engines.megatron.rules import RULES
-from topoplan.planner.case import case_of
+from topoplan.trainers.case import case_of
 
 REASON = "megatron-core is not installed (the verify extra has it)"
 torch = pytest.importorskip("torch", reason=REASON)

@@ -9,9 +9,9 @@ from tests.engines.samples import spec_of
 from topoplan.engines.megatron.states import stage_parameters
 from topoplan.layout.layout import Layout, changed
 from topoplan.layout.stages import balanced_pipeline_layout
-from topoplan.planner.case import case_of
 from topoplan.specs import known
 from topoplan.specs.model import Attention, LatentAttention, Model, Moe
+from topoplan.trainers.case import case_of
 
 pytestmark = pytest.mark.verify
 pytest.importorskip("megatron.core", reason="needs megatron-core (make verify)")

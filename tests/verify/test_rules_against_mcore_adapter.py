@@ -14,8 +14,8 @@ from topoplan import catalog
 from topoplan.engines.megatron.rules import RULES
 from topoplan.layout.layout import Recompute
 from topoplan.layout.stages import balanced_pipeline_layout
-from topoplan.planner.case import case_of
 from topoplan.specs import known
+from topoplan.trainers.case import case_of
 from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
 
 REASON = "mcore_adapter is not installed (https://github.com/alibaba/ROLL, mcore_adapter/)"

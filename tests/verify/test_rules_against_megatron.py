@@ -19,9 +19,9 @@ from tests.verify.megatron import config_of, fake_world, initialize, refused_by_
 from topoplan.engines.megatron.rules import RULES
 from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.layout.stages import balanced_pipeline_layout
-from topoplan.planner.case import case_of
 from topoplan.specs.model import Attention, Layer, LinearAttention, Mlp, Model, Moe
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 REASON = "megatron-core is not installed (the verify extra has it)"
 torch = pytest.importorskip("torch", reason=REASON)

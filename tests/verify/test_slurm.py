@@ -17,7 +17,7 @@ import pytest
 
 from tests.bundle.nodes import stand_in_trainer
 from tests.bundle.samples import CLUSTER, ONE_NODE, make_spec_and_plan
-from tests.trainers.test_torchrun import fill
+from tests.bundle.test_node_script import fill
 from tests.verify.slurm import CPUS, GPUS, Job, Slurm, own_slurm
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.slurm import JOB_SCRIPT

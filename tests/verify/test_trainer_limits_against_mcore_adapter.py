@@ -16,10 +16,9 @@ import pytest
 from tests.bundle.samples import QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, make_spec_and_plan
 from tests.verify.llamafactory import need_llamafactory
 from tests.verify.megatron import fake_world
-from topoplan.errors import SpecError
 from topoplan.trainers.llamafactory.key_list import known_keys
 from topoplan.trainers.llamafactory.mca_facts import resumable
-from topoplan.trainers.llamafactory.mca_refusals import check_preferences
+from topoplan.trainers.llamafactory.mca_refusals import preferences
 
 REASON = "mcore_adapter is not installed (https://github.com/alibaba/ROLL, mcore_adapter/)"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -97,8 +96,8 @@ def test_a_pair_with_images_ends_in_an_error() -> None:
     plugin = SimpleNamespace(image_token="<image>", audio_token=None, get_mm_inputs=lambda *_: grid)
     with pytest.raises(IndexError, match="shape of the mask"):
         batch_of_pairs(model, plugin, ["an image"])
-    with pytest.raises(SpecError, match="cannot find the images"):
-        check_preferences(make_spec_and_plan(model=QWEN3_VL_8B, job={"stage": "dpo"})[0])
+    (refusal,) = preferences(make_spec_and_plan(model=QWEN3_VL_8B, job={"stage": "dpo"})[0])
+    assert "cannot find the images" in refusal.what
 
 
 def test_the_mask_of_a_pair_cannot_be_cut_for_context_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_the_configuration_is_read_as_it_was_planned(tmp_path: Path) -> None:
         ulysses=4,
         offload=True,
     )
-    files = trinity_files(spec, plan)
+    files = trinity_files(spec, plan.layout)
     assert read(tmp_path, files.text) == {
         "tokens": 20480,
         "ulysses": 4,
@@ -84,5 +84,5 @@ def test_hybrid_shards_stay_in_a_node(tmp_path: Path) -> None:
         sharding="hybrid",
         recompute=Recompute(granularity="full", method="uniform", num_layers=1),
     )
-    found = read(tmp_path, trinity_files(spec, plan).text)
+    found = read(tmp_path, trinity_files(spec, plan.layout).text)
     assert (found["shards"], found["checkpointing"]) == (CLUSTER.gpus_per_node, True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import topoplan
 from topoplan.bundle.draft import Draft, draft_of
+from topoplan.bundle.node_script import node_script, script_name
 from topoplan.bundle.readme import readme
 from topoplan.bundle.slurm import JOB_SCRIPT, job_script
 from topoplan.planner.plan import Plan
@@ -15,26 +16,23 @@ from topoplan.planner.predict import plan_under
 from topoplan.planner.view import spec_to_dict
 from topoplan.specs.cluster import Host
 from topoplan.specs.spec import Spec
-from topoplan.trainers.registry import TrainerName
-from topoplan.trainers.torchrun import node_script, script_name
+from topoplan.trainers.registry import writer_of, written_by
 from topoplan.trainers.trainer import PLAN_FILE
-from topoplan.trainers.writers import default_trainer, writer_of
 
 HOSTS_FILE = "hosts.json"
 PLAN_SCHEMA = "topoplan.plan/1"
 HOSTS_SCHEMA = "topoplan.hosts/1"
 
 
-def generate(
-    spec: Spec, plan: Plan, scheduler: str | None = None, trainer: TrainerName | None = None
-) -> dict[str, str]:
+def generate(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: str | None = None) -> dict[str, str]:
     """Relative path -> text: the trainer's files, one script a node, hosts.json, plan.json and README.md.
 
     `scheduler` is slurm, for the script of its queue too, or none; left out, as the spec says (`scheduler_of`). Without
     a trainer, the files of the first one that can run the layout. An error says what the trainer cannot do, which key
     of the user contradicts the plan, or which name cannot be written into a script.
     """
-    plan = plan_under(spec, plan, writer_of(spec, plan.layout, trainer).trainer)
+    writer, _ = writer_of(spec, plan.layout, trainer)
+    plan = plan_under(spec, plan, writer.name)
     return files_of(draft_of(spec, plan, scheduler, trainer))
 
 
@@ -43,7 +41,7 @@ def files_of(draft: Draft) -> dict[str, str]:
     spec, layout = draft.spec, draft.plan.layout
     files = dict(draft.trainer.files)
     files |= {
-        script_name(node): node_script(spec, layout, draft.writer, draft.trainer, draft.run, node)
+        script_name(node): node_script(spec, layout, draft.way, draft.trainer, draft.run, node)
         for node in range(spec.cluster.nodes)
     }
     if draft.scheduler is not None:
@@ -93,10 +91,11 @@ def _plan_document(draft: Draft) -> dict[str, Any]:
         "layout": layout,
         "prediction": prediction,
         "trainer_versions": {
-            **draft.writer.versions(),
+            **draft.way.versions(),
             **{one.package.name.replace("-", "_"): one.versions for one in draft.run.requirements if one.avoids},
         },
     }
-    if draft.writer.trainer != default_trainer(draft.plan.layout.backend):
-        document["trainer"] = draft.writer.trainer
+    default, _ = written_by(draft.plan.layout.backend)
+    if draft.writer is not default:
+        document["trainer"] = draft.writer.name
     return document if draft.scheduler is None else document | {"scheduler": draft.scheduler}

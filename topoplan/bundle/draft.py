@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from topoplan.bundle.node_script import master_address, master_port
 from topoplan.errors import InputError, SpecError
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict
 from topoplan.specs.spec import Spec
-from topoplan.trainers.registry import TrainerName
-from topoplan.trainers.torchrun import master_address, master_port
-from topoplan.trainers.trainer import TrainerFiles, TrainerRun, Writer
-from topoplan.trainers.writers import writer_of
+from topoplan.trainers.registry import writer_of
+from topoplan.trainers.trainer import Trainer, TrainerFiles, TrainerRun, Way
 
 Scheduler = Literal["slurm"]
 """What starts the node scripts, where nobody does it over SSH or by hand."""
@@ -31,7 +30,9 @@ class Draft:
     view: Mapping[str, Any]
     """The plan as plan.json has it: all files take their numbers from here, to be the same when written again."""
     scheduler: Scheduler | None
-    writer: Writer
+    writer: Trainer
+    way: Way
+    """How the writer trains the layout."""
     trainer: TrainerFiles
     run: TrainerRun
 
@@ -55,21 +56,22 @@ class Draft:
         return self.run.steps * time["step_s"] / 3600, low, high
 
 
-def draft_of(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: TrainerName | None = None) -> Draft:
+def draft_of(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: str | None = None) -> Draft:
     """Of a plan as the trainer computes it; the rest as `generate` has it."""
     starter = scheduler_of(spec, scheduler)
-    writer = writer_of(spec, plan.layout, trainer)
+    writer, way = writer_of(spec, plan.layout, trainer)
     _check_hosts(spec)
     _check_printable(spec)
-    files = writer.files(spec, plan)
+    files = way.written(spec, plan.layout)
     return Draft(
         spec=spec,
         plan=plan,
         view=plan_to_dict(plan),
         scheduler=starter,
         writer=writer,
+        way=way,
         trainer=files,
-        run=writer.run(spec, plan.layout, files.values),
+        run=way.run(spec, plan.layout, files.values),
     )
 
 

@@ -28,7 +28,7 @@ from topoplan.planner.view import plan_to_dict
 from topoplan.specs.json_source import parse_json
 from topoplan.specs.source import KeyPath, Source, read_text, shown_path
 from topoplan.specs.spec import Spec
-from topoplan.trainers.registry import TRAINER_NAMES, TrainerName
+from topoplan.trainers.registry import trainer_names
 from topoplan.trainers.trainer import PLAN_FILE
 from topoplan.units import GIB, quote, shown
 
@@ -56,7 +56,7 @@ class RecordedPlan:
     """The version of topoplan that wrote the file."""
     scheduler: Scheduler | None = None
     """What starts the scripts on the nodes; None where a person or SSH does."""
-    trainer: TrainerName | None = None
+    trainer: str | None = None
     """What trains; None is the default of the layout's backend."""
     notes: tuple[str, ...] = ()
     """Sentences on what this version says otherwise than the file."""
@@ -97,7 +97,7 @@ def recorded_plan(source: Source) -> RecordedPlan:
     )
 
 
-def draft_again(recorded: RecordedPlan, scheduler: str | None = None, trainer: TrainerName | None = None) -> Draft:
+def draft_again(recorded: RecordedPlan, scheduler: str | None = None, trainer: str | None = None) -> Draft:
     """The draft of a plan.json's bundle, as it was written, or for another scheduler or trainer.
 
     Raises what `draft_of` raises, with the place in the file.
@@ -153,8 +153,8 @@ def _check_head(source: Source) -> None:
     if (scheduler := data.get("scheduler")) is not None and scheduler not in SCHEDULERS:
         expected = f"expected {', '.join((*SCHEDULERS, 'null'))}"
         raise SpecError(f"scheduler: {shown(scheduler)}", where=source.place(("scheduler",)), expected=expected)
-    if (trainer := data.get("trainer")) is not None and trainer not in TRAINER_NAMES:
-        expected = f"expected {', '.join((*TRAINER_NAMES, 'null'))}"
+    if (trainer := data.get("trainer")) is not None and trainer not in trainer_names():
+        expected = f"expected {', '.join((*trainer_names(), 'null'))}"
         raise SpecError(f"trainer: {shown(trainer)}", where=source.place(("trainer",)), expected=expected)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import topoplan
 from topoplan.bundle.draft import Draft
 from topoplan.bundle.fabric import fabric_needs, lossless_note
+from topoplan.bundle.node_script import script_name
 from topoplan.bundle.slurm import JOB_SCRIPT, slurm_warnings
 from topoplan.catalog.packages import PYTHON, in_words
 from topoplan.errors import listed
@@ -16,7 +17,6 @@ from topoplan.specs.cluster import Cluster, Host
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.llamafactory.mca_facts import is_hub_id
 from topoplan.trainers.templating import code_span, gigabytes, render
-from topoplan.trainers.torchrun import script_name
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN
 
 _MOST_COMMANDS = 8
@@ -25,7 +25,8 @@ _MOST_COMMANDS = 8
 
 def warnings_of(draft: Draft) -> tuple[str, ...]:
     """What the README warns of; a terminal shows it too."""
-    return draft.trainer.warnings if draft.scheduler is None else (*draft.trainer.warnings, *slurm_warnings(draft))
+    found = tuple(dict.fromkeys((*draft.plan.warnings, *draft.trainer.warnings)))
+    return found if draft.scheduler is None else (*found, *slurm_warnings(draft))
 
 
 def readme(draft: Draft) -> str:

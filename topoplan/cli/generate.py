@@ -13,7 +13,6 @@ from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking
 if TYPE_CHECKING:
     from topoplan.bundle.draft import Draft
     from topoplan.planner.plan import Plan, Ranking
-    from topoplan.trainers.registry import TrainerName
 
 
 def generate(
@@ -79,7 +78,7 @@ def _write(draft: Draft, notes: tuple[str, ...], directory: str | None, *, force
     usual = Path("generated") / file_name(draft.spec.cluster.name, "cluster")
     target = usual if directory is None else Path(directory)
     written = write_bundle(files_of(draft), target, force=force)
-    warnings, trainer = warnings_of(draft), draft.writer.trainer
+    warnings, trainer = warnings_of(draft), draft.writer.name
     if as_json:
         print_json(bundle_to_dict(draft.plan, trainer, target, written, warnings, notes))
     else:
@@ -87,14 +86,14 @@ def _write(draft: Draft, notes: tuple[str, ...], directory: str | None, *, force
 
 
 def _planned(
-    spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None, trainer: TrainerName | None
+    spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None, trainer: str | None
 ) -> tuple[Draft, tuple[str, ...]]:
     """A plan of a spec."""
     from topoplan.bundle.draft import draft_of, scheduler_of
     from topoplan.cli.search import search
     from topoplan.errors import InputError
     from topoplan.planner.predict import plan_under
-    from topoplan.trainers.writers import writer_of
+    from topoplan.trainers.registry import writer_of
 
     if spec is None:
         raise InputError("expected either a SPEC or --from PLAN")
@@ -106,7 +105,7 @@ def _planned(
 
         raise nothing_fits(ranking)
     chosen = _choose(ranking, wanted)
-    chosen = plan_under(read, chosen, writer_of(read, chosen.layout, trainer).trainer)
+    chosen = plan_under(read, chosen, writer_of(read, chosen.layout, trainer)[0].name)
     return draft_of(read, chosen, scheduler, trainer), ()
 
 
@@ -116,7 +115,7 @@ def _from_plan(
     wanted: str,
     options: SpecOptions,
     scheduler: str | None,
-    trainer: TrainerName | None,
+    trainer: str | None,
 ) -> tuple[Draft, tuple[str, ...]]:
     """The plan of a plan.json, which has everything in it; and what there is to say of it."""
     from topoplan.bundle.draft import scheduler_of

@@ -116,7 +116,7 @@ def _needs(bundle: Bundle) -> RunNeeds:
 
     draft = bundle.draft
     edited = read_source(bundle.directory / MAIN_FILE).data
-    return needs_of(draft.spec, draft.plan, edited, draft.writer.trainer, own=draft.trainer)
+    return needs_of(draft.spec, draft.plan, edited, draft.writer.name, own=draft.trainer)
 
 
 def _preflight(bundle: Bundle) -> Preflight:

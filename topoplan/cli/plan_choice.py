@@ -58,7 +58,7 @@ def plan_of_id(spec: Spec, wanted: str, *, option: str = "--plan") -> Plan:
 def _searched_keys(spec: Spec, keys: Mapping[str, Any]) -> dict[str, Any]:
     """What a search of the spec would choose of keys that no id says."""
     from topoplan.engines.registry import engine_of
-    from topoplan.planner.case import case_of
+    from topoplan.trainers.case import case_of
     from topoplan.trainers.registry import backends_of
 
     if backend := keys.get("backend"):

@@ -79,7 +79,8 @@ def _steps(spec: Spec, tokens: str | None) -> int:
 
     from topoplan.errors import SpecError, UnitError
     from topoplan.operators.padding import tokens_per_step
-    from topoplan.report.effort import job_steps
+    from topoplan.planner.case import usual_backends
+    from topoplan.trainers.registry import steps_of
     from topoplan.units import parse_count
 
     if tokens is not None:
@@ -87,7 +88,7 @@ def _steps(spec: Spec, tokens: str | None) -> int:
             return ceil(parse_count(tokens) / tokens_per_step(spec.job))
         except UnitError as error:
             raise UnitError(str(error), where="--tokens") from None
-    steps = job_steps(spec.job)
+    steps = steps_of(spec.job, (spec.backends or usual_backends(spec))[0], spec.trainer)
     if steps is None:
         raise SpecError(
             "job.samples is missing, so the length of the job is not known",

@@ -12,8 +12,8 @@ from topoplan.cli.options import AsJson, not_both
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from topoplan.planner.table import OpenRange
     from topoplan.specs.model import Model
+    from topoplan.trainers.trinity.recipes import OpenRange
 
 
 def table(
@@ -44,9 +44,9 @@ def table(
     Offload (FSDP 2 with everything in host memory), or - where none does. Exit code 2: bad input.
     """
     from topoplan.cli.output import show
-    from topoplan.planner.table import table as table_of
     from topoplan.report.table import print_table, table_to_dict, write_csv
     from topoplan.specs.known import gpu as gpu_named
+    from topoplan.trainers.trinity.recipes import table as table_of
 
     not_both("--csv", as_csv, "--json", as_json)
     card, models = gpu_named(gpu), _models(model)
@@ -103,7 +103,7 @@ def _number(text: str, option: str, *, most: int) -> int:
 
 def _contexts(text: str) -> Sequence[int] | OpenRange:
     from topoplan.errors import InputError
-    from topoplan.planner.table import OpenRange
+    from topoplan.trainers.trinity.recipes import OpenRange
 
     if ".." not in text:
         return _numbers(text, "--context", most=_MOST_TOKENS)

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from topoplan.bundle.node_script import master_port
 from topoplan.catalog.packages import packages
 from topoplan.operators.params import parameter_count
 from topoplan.planner.plan import Plan
 from topoplan.specs.cluster import Host
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize
-from topoplan.trainers.registry import TrainerName
+from topoplan.trainers.registry import writer_of
 from topoplan.trainers.requirements import Requirement
-from topoplan.trainers.torchrun import master_port
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, TrainerFiles
-from topoplan.trainers.writers import writer_of
 
 _WEIGHT_BYTES = 2  # bf16; the trainer reads no quantized weights
 
@@ -52,7 +51,7 @@ def needs_of(
     spec: Spec,
     plan: Plan,
     edited: Mapping[str, Any] | None = None,
-    trainer: TrainerName | None = None,
+    trainer: str | None = None,
     *,
     own: TrainerFiles | None = None,
 ) -> RunNeeds:
@@ -61,9 +60,9 @@ def needs_of(
 
     Raises what `bundle.bundle.generate` raises.
     """
-    writer = writer_of(spec, plan.layout, trainer)
-    own = own or writer.files(spec, plan)
-    run = writer.run(spec, plan.layout, {**own.values, **(edited or {})})
+    _, way = writer_of(spec, plan.layout, trainer)
+    own = own or way.written(spec, plan.layout)
+    run = way.run(spec, plan.layout, {**own.values, **(edited or {})})
     requirements = run.requirements
     if all(one.package.name != "transformers" for one in requirements):
         requirements += (Requirement(package=packages()["transformers"]),)

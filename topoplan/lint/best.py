@@ -15,7 +15,6 @@ from topoplan.planner.rank import TIE, ranked
 from topoplan.planner.what_if import Search
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.spec import Spec
-from topoplan.trainers.registry import TrainerName
 from topoplan.units import GIB
 
 NOTHING_FITS = "no layout of this job fits"
@@ -85,7 +84,7 @@ def best_of(
     return Best(plan=best, own=own)
 
 
-def _trainer(translation: Translation) -> TrainerName | None:
+def _trainer(translation: Translation) -> str | None:
     """The trainer that has to run the plans; any for what no command of ms-swift's is written for yet."""
     if not translation.configuration.trainer.startswith("swift"):
         return "llamafactory"

@@ -24,7 +24,8 @@ from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import NotPredictedError
 from topoplan.specs import known
 from topoplan.specs.cluster import Cluster
-from topoplan.trainers.llamafactory.mca_refusals import check_job, check_precision
+from topoplan.trainers.llamafactory.mca_refusals import job_refusals
+from topoplan.trainers.shared_refusals import missing_precision
 
 _USUAL_CARD = "a100-sxm-80gb"
 """What is meant where no cluster is given: the largest card that most people have."""
@@ -47,19 +48,18 @@ def predicted(configuration: Configuration, setup: Setup, against: Against) -> t
         return Prediction(configuration=configuration, reason=str(error)), ()
     translation = _of_bundle(translation, setup)
     found = [*process_findings(translation.processes, cluster), *batch_finding(translation)]
-    try:
-        (check_job if translation.layout.backend == "mca" else check_precision)(translation.spec)
-    except InputError as error:
+    refusals = job_refusals if translation.layout.backend == "mca" else missing_precision
+    for refusal in refusals(translation.spec):
         refused = Finding(
             rule="trainer-refuses",
             severity="error",
             part=configuration.part,
-            line=key_line(configuration, _PRECISION) if "precision" in error.remedy else None,
-            what=error.what,
-            why=error.expected,
-            remedy=_in_keys(error.remedy, configuration),
+            line=key_line(configuration, _PRECISION) if "precision" in refusal.remedy else None,
+            what=refusal.what,
+            why=refusal.expected,
+            remedy=_in_keys(refusal.remedy, configuration),
         )
-        return Prediction(configuration=configuration, translation=translation, reason=error.what), (*found, refused)
+        return Prediction(configuration=configuration, translation=translation, reason=refusal.what), (*found, refused)
     prediction = against.once(translation, lambda: _with_best(translation, cluster, against))
     told = (*found, *samples_finding(translation), *legality_findings(translation), *verdict(prediction))
     if configuration.trainer == "swift-megatron":  # LLaMA-Factory's are told without a cluster

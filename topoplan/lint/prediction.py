@@ -67,7 +67,7 @@ class Prediction:
         now, best = shown(rows, spec, layout), shown(rows, spec, target.layout)
         written = self.configuration.source.data
         if layout.backend == "mca":
-            emitted = trainer_file(any_samples(spec), target).values
+            emitted = trainer_file(any_samples(spec), target.layout).values
             for key in _FOLLOWING:
                 if emitted.get(key) not in (None, True):  # switching on what is off changes nothing that is predicted
                     now[key] = self.configuration.get(key, known_keys()[key].default)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from topoplan.errors import SpecError, nearest
 from topoplan.operators.adapters import target_of
 from topoplan.operators.eager import Tuning
 from topoplan.operators.layers import USE, WHOLE, eager_ops, layer_tensors
@@ -47,16 +46,3 @@ def target_names(model: Model) -> tuple[str, ...]:
     """All names that adapters of its decoder may be asked for by."""
     linears = (linear for layer in model.layers for linear in megatron_linears(model, layer))
     return tuple(dict.fromkeys(target_of(linear.name) for linear in linears))
-
-
-def check_targets(job: Job, model: Model) -> None:
-    """Raise SpecError for adapters on layers that Megatron's model does not have."""
-    known = (*target_names(model), *(["eh_proj"] if job.mtp_num_layers else []))
-    for name in job.lora_target:
-        if name not in ("all", *known):
-            raise SpecError(
-                f"{model.name} has no linear layer called {name} in Megatron-core",
-                where="job.lora_target",
-                expected=f"expected all, or some of {', '.join(known)}",
-                remedy=nearest(name, known),
-            )

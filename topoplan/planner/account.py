@@ -5,9 +5,9 @@ from __future__ import annotations
 from topoplan.engines.account import MemoryAccount, TimeAccount
 from topoplan.engines.registry import engine_of
 from topoplan.engines.timeline import Timeline
-from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 
 def memory_account(spec: Spec, plan: Plan) -> MemoryAccount:

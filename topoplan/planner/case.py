@@ -5,27 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from topoplan.engines.registry import ENGINES, engine_of
-from topoplan.errors import InputError, ModelError, SpecError, listed
+from topoplan.errors import listed
 from topoplan.layout.layout import USUAL, keys_of
 from topoplan.specs.case import Case
-from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.spec import Spec
-from topoplan.trainers.jobs import check_search
-from topoplan.trainers.registry import backends_of, trainers_of
-from topoplan.trainers.traits import traits_of
-
-
-def case_of(spec: Spec, backend: str) -> Case:
-    """What is asked of a backend: the spec, the constants of its GPU, and how the backend's trainer computes."""
-    traits = traits_of(backend, spec.trainer)
-    return Case(
-        model=spec.model,
-        cluster=spec.cluster,
-        job=spec.job,
-        profile=profile_of(spec.cluster.gpu, spec.profile),
-        traits=traits,
-        is_past=spec.path is None,
-    )
+from topoplan.trainers.case import case_of
+from topoplan.trainers.refusal import Refusal, refuse
+from topoplan.trainers.registry import backends_of, job_refusals, ways_of
 
 
 def usual_backends(spec: Spec) -> tuple[str, ...]:
@@ -35,54 +21,46 @@ def usual_backends(spec: Spec) -> tuple[str, ...]:
     """
     if "backend" in spec.job.pin:
         return (spec.job.pin["backend"],)
-    megatron, *others = backends_of(spec.trainer, spec.job.finetuning)
+    megatron, *_ = every = backends_of(spec.trainer, spec.job.finetuning)
+    others = [backend for backend in every if engine_of(backend) is not engine_of(megatron)]
     if not others:
-        return (megatron,)
+        return every
     if foreign := _foreign_pins(spec, megatron):
         return tuple(other for other in others if foreign.keys() <= {*keys_of(other)}) or tuple(others)
     if spec.job.finetuning == "lora":
         # Adapters leave little for a pipeline to split; Megatron is for models that nothing else has room for.
         return tuple(others)
-    try:
-        _check(spec, megatron)
-    except (ModelError, SpecError):
-        is_theirs = spec.job.finetuning != "full" or spec.job.pure_bf16 or spec.job.optimizer != "adamw"
-        return tuple(others) if is_theirs else (megatron,)
-    return (megatron,)
+    is_theirs = spec.job.finetuning != "full" or spec.job.pure_bf16 or spec.job.optimizer != "adamw"
+    return tuple(others) if is_theirs and _hindrance(spec, megatron) else (megatron,)
 
 
-def cases_of(spec: Spec) -> tuple[dict[str, Case], dict[str, InputError]]:
+def cases_of(spec: Spec) -> tuple[dict[str, Case], dict[str, Refusal]]:
     """A case for each backend that is asked for and can run the job, and what is in the way of the others.
 
     Asked for are those that the spec names, or `usual_backends`. Raises what the first one says if none can.
     """
-    able: dict[str, Case] = {}
-    unable: dict[str, InputError] = {}
-    for backend in spec.backends or usual_backends(spec):
-        try:
-            _check(spec, backend)
-            able[backend] = case_of(spec, backend)
-        except (ModelError, SpecError) as error:
-            unable[backend] = error
+    asked = spec.backends or usual_backends(spec)
+    unable = {backend: refusal for backend in asked if (refusal := _hindrance(spec, backend))}
+    able = {backend: case_of(spec, backend) for backend in asked if backend not in unable}
     if not able:
-        raise next(iter(unable.values()))
+        refuse(unable.values())
     return able, unable
 
 
-def _check(spec: Spec, backend: str) -> None:
-    """Raise ModelError or SpecError for a job that no layout of a backend would help."""
-    if not trainers_of(backend, spec.trainer):
-        raise SpecError(
-            f"{spec.trainer} has no backend {backend}", expected=f"expected {' or '.join(backends_of(spec.trainer))}"
-        )
+def _hindrance(spec: Spec, backend: str) -> Refusal | None:
+    """Why no layout of a backend would help a job."""
+    if not ways_of(backend, spec.trainer):
+        expected = f"expected {' or '.join(backends_of(spec.trainer))}"
+        return Refusal(rule="backend", what=f"{spec.trainer} has no backend {backend}", expected=expected)
     for key, value in _foreign_pins(spec, backend).items():
         owners = [one for engine in ENGINES for one in engine.backends if key in keys_of(one)]
-        raise SpecError(
-            f"pin {key} {str(value).lower()} with backend {backend}",
+        return Refusal(
+            rule="pin",
+            what=f"pin {key} {str(value).lower()} with backend {backend}",
             where=spec.path or "",
             remedy=f"take backend {listed(owners, 'or')}",
         )
-    check_search(spec, backend)
+    return next(job_refusals(spec, backend), None)
 
 
 def _foreign_pins(spec: Spec, backend: str) -> dict[str, Any]:

@@ -2,66 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from topoplan.errors import InputError, listed
+from topoplan.errors import listed
 from topoplan.layout.layout import Layout
 from topoplan.planner.explain import memory_difference
 from topoplan.planner.plan import Plan, Ranked, Rejection
-from topoplan.specs.spec import Spec
-from topoplan.trainers.registry import Trainer, able_trainer
+from topoplan.trainers.refusal import Refusal
+from topoplan.trainers.trainer import Trainer
 
 
 def crossings(
-    spec: Spec,
     order: Sequence[Ranked],
     plans: Sequence[Plan],
     searched: Sequence[str],
     illegal: Mapping[str, Rejection],
-    unable: Mapping[str, InputError],
+    unable: Mapping[str, Refusal],
+    trainer_of: Callable[[Layout], Trainer | None],
 ) -> Iterator[str]:
     """A sentence for the best plan of every other backend and trainer; the fastest first, then those without one.
 
     `order` and `plans` are the same plans, best first. `illegal` has a layout of each backend whose layouts all break
-    a rule where none fits, and `unable` says why a backend was not searched.
+    a rule where none fits, `unable` says why a backend was not searched, and `trainer_of` who runs a layout.
     """
     found: dict[tuple[str, str], int] = {}
     for place, one in enumerate(order):
-        trainer = able_trainer(spec, one.layout, spec.trainer)
+        trainer = trainer_of(one.layout)
         found.setdefault((one.layout.backend, trainer.title if trainer else ""), place)
     others = [plans[place] for place in list(found.values())[1:]]
-    yield from (_against(spec, plans[0], other) for other in others)
+    yield from (_against(plans[0], other, trainer_of) for other in others)
     warned = dict.fromkeys(warning for other in others for warning in other.warnings)
     yield from (f"mind of these: {warning}" for warning in warned if warning not in plans[0].warnings)
     fitting = {backend for backend, _ in found}
     for backend in searched if order else ():
         if backend not in fitting:
             yield f"{backend}: {_nothing(illegal[backend]) if backend in illegal else 'nothing fits'}"
-    yield from (f"{backend} is out: {error.what}" for backend, error in unable.items())
+    yield from (f"{backend} is out: {refusal.what}" for backend, refusal in unable.items())
 
 
 def _nothing(example: Rejection) -> str:
     return f"no layout is legal; {example.layout.id} breaks rule {example.rule}: {example.reason}; {example.fix}"
 
 
-def _against(spec: Spec, best: Plan, other: Plan) -> str:
+def _against(best: Plan, other: Plan, trainer_of: Callable[[Layout], Trainer | None]) -> str:
     slower = best.tokens_per_s_per_gpu / other.tokens_per_s_per_gpu
     speed = f"{slower:.1f} times slower" if slower >= 2.0 else f"{1.0 - 1.0 / slower:.0%} slower"
     if slower < 1.005:
         speed = "as fast"
     elif other.time.band_s[0] < best.time.band_s[1]:
         speed += " (the error bands overlap)"
-    theirs, ours = (able_trainer(spec, plan.layout, spec.trainer) for plan in (other, best))
+    theirs, ours = trainer_of(other.layout), trainer_of(best.layout)
     name = other.layout.backend + (f" ({theirs.title})" if theirs else "")
-    packages = _packages(theirs, other.layout, ours, best.layout)
+    packages = _packages(theirs, other.layout.backend, ours, best.layout.backend)
     return f"{name}: {speed}, {memory_difference(best, other)} ({other.id}){packages}"
 
 
-def _packages(theirs: Trainer | None, layout: Layout, ours: Trainer | None, best: Layout) -> str:
+def _packages(theirs: Trainer | None, backend: str, ours: Trainer | None, best: str) -> str:
     """What has to be installed for it, and what has not."""
-    if theirs is None or ours is None:
+    their_way = theirs.way(backend) if theirs else None
+    our_way = ours.way(best) if ours else None
+    if their_way is None or our_way is None:
         return ""
-    wanted, spared = theirs.packages[layout.backend], ours.packages[best.backend]
+    wanted, spared = their_way.packages[backend], our_way.packages[best]
     more = [name for name in wanted if name not in spared]
     less = [name for name in spared if name not in wanted]
     if more and less:

@@ -9,10 +9,10 @@ from operator import attrgetter
 from topoplan.engines.registry import engine_of
 from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import Layout
-from topoplan.planner.case import case_of
 from topoplan.planner.plan import Ranked, Rejection
 from topoplan.planner.predict import memory_of
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 from topoplan.trainers.registry import trainer_refusal
 from topoplan.units import GIB
 

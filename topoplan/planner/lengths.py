@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from topoplan.engines.registry import engine_of
 from topoplan.operators.padding import is_padded_by_step, is_padded_to_seq_len, load_of
-from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import memory_of, plan_of
 from topoplan.specs.case import Case
 from topoplan.specs.lengths import Lengths
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 _MUCH = 0.5
 """Share of padding from which packing is recommended."""

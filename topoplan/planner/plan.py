@@ -27,6 +27,8 @@ class Plan:
     """Model FLOP/s, without recomputation."""
     mfu: float
     """model_flops_per_s_per_gpu over the card's dense peak at the job's precision."""
+    trainer: str | None = None
+    """The one that it is computed and written for; None where none can run it."""
     warnings: tuple[str, ...] = ()
     padding_share: float | None = None
     """Share of a step's positions that are padding; None where the lengths of the samples are not known."""

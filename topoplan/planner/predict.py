@@ -14,15 +14,16 @@ from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.operators.flops import model_flops_per_step
 from topoplan.operators.machine import peak_flops
 from topoplan.operators.padding import padding_share, tokens_per_step
-from topoplan.planner.case import case_of
 from topoplan.planner.plan import Memory, Plan
 from topoplan.specs.case import Case
 from topoplan.specs.gpu_profile import notes_on_bands
 from topoplan.specs.spec import Spec
-from topoplan.trainers.jobs import check_backend, model_warnings
-from topoplan.trainers.llamafactory.mca_refusals import check_precision
-from topoplan.trainers.registry import trainer_of
+from topoplan.trainers.case import case_of
+from topoplan.trainers.refusal import refuse
+from topoplan.trainers.registry import Verdict, unpredicted, verdict, ways_of
 from topoplan.trainers.requirements import environment_warnings
+from topoplan.trainers.shared_refusals import missing_precision
+from topoplan.trainers.trainer import Trainer
 from topoplan.units import GIB
 
 
@@ -31,8 +32,9 @@ def memory_of(case: Case, layout: Layout, *, all_stages: bool = False) -> Memory
     return engine_of(layout.backend).memory(case, layout, all_stages=all_stages)
 
 
-def plan_of(spec: Spec, case: Case, layout: Layout, memory: Memory) -> Plan:
-    """The plan of a legal layout whose memory is known."""
+def plan_of(spec: Spec, case: Case, layout: Layout, memory: Memory, said: Verdict | None = None) -> Plan:
+    """The plan of a legal layout whose memory is known, and perhaps what the trainers say of it."""
+    said = said or verdict(spec, layout, spec.trainer)
     time = engine_of(layout.backend).time(case, layout)
     gpus = case.cluster.world_size
     rate = model_flops_per_step(case.model, case.job) / time.step_s / gpus
@@ -43,18 +45,21 @@ def plan_of(spec: Spec, case: Case, layout: Layout, memory: Memory) -> Plan:
         tokens_per_s_per_gpu=tokens_per_step(case.job) / time.step_s / gpus,
         model_flops_per_s_per_gpu=rate,
         mfu=rate / peak_flops(case.cluster.gpu, case.job.precision),
-        warnings=_warnings(spec, case, layout, memory),
+        trainer=said.name,
+        warnings=_warnings(spec, case, layout, memory, said.trainer),
         padding_share=padding_share(case, layout) if case.job.lengths else None,
     )
 
 
 def plan_under(spec: Spec, plan: Plan, trainer: str | None) -> Plan:
     """The plan as a trainer computes it that files are written for, where a spec that names none has it otherwise."""
+    if trainer is None:
+        return plan
     backend = plan.layout.backend
     case = case_of(replace(spec, trainer=trainer), backend)
-    if case.traits is case_of(spec, backend).traits:
-        return plan
-    return plan_of(spec, case, plan.layout, memory_of(case, plan.layout))
+    if case.traits is not case_of(spec, backend).traits:
+        plan = plan_of(spec, case, plan.layout, memory_of(case, plan.layout))
+    return replace(plan, trainer=trainer)
 
 
 def predict(spec: Spec, layout: Layout | Mapping[str, Any], *, all_stages: bool = True) -> Plan:
@@ -65,10 +70,10 @@ def predict(spec: Spec, layout: Layout | Mapping[str, Any], *, all_stages: bool 
 
     Raises LayoutError for a layout that breaks a rule, SpecError for a job that is not predicted.
     """
-    check_precision(spec)
+    refuse(missing_precision(spec))
     form = layout_to_dict(layout) if isinstance(layout, Layout) else _with_stages(layout, spec)
     layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)
-    check_backend(spec, layout.backend)
+    refuse(unpredicted(spec, layout.backend))
     case = case_of(spec, layout.backend)
     if broken := engine_of(layout.backend).verdict(case, layout):
         raise LayoutError(broken.equation, where=f"layout breaks rule {broken.rule}", remedy=broken.fix)
@@ -86,16 +91,16 @@ def _with_stages(form: Mapping[str, Any], spec: Spec) -> Mapping[str, Any]:
     return form
 
 
-def _warnings(spec: Spec, case: Case, layout: Layout, memory: Memory) -> tuple[str, ...]:
+def _warnings(spec: Spec, case: Case, layout: Layout, memory: Memory, trainer: Trainer | None) -> tuple[str, ...]:
     """What a user should know before choosing the plan."""
     engine, model, job = engine_of(layout.backend), case.model, case.job
     found = [*notes_on_bands(case.profile, case.cluster.gpu, engine.bands(case))]
-    found += model_warnings(model, layout.backend)
+    found += ways_of(layout.backend)[0][1].model_warnings(model)
     host = memory.host_capacity_bytes
     if host is not None and memory.host_bytes > host:
         found.append(f"offload needs {memory.host_bytes / GIB:.0f} GiB of a node's {host / GIB:.0f} GiB host memory")
     found += engine.warnings(case, layout)
-    found += environment_warnings(spec, layout, trainer_of(spec, layout, spec.trainer))
+    found += environment_warnings(spec, layout, trainer.versions if trainer else None)
     found += engine.assumptions(case, layout)
     if model.vision and job.images_per_sequence:
         found.append(f"assumes {job.images_per_sequence:g} image(s) a sequence of {job.image_max_pixels} pixels")

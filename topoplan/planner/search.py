@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from topoplan.engines.engine import Fastest, Outcome, Refused, TooLarge
 from topoplan.engines.registry import ENGINES, engine_of
 from topoplan.engines.rule import Broken
-from topoplan.errors import InputError, LayoutError, ModelError, SpecError
+from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Layout
 from topoplan.operators.padding import tokens_per_step
 from topoplan.planner.case import cases_of
@@ -22,7 +22,9 @@ from topoplan.planner.predict import plan_of
 from topoplan.planner.rank import ranked
 from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
-from topoplan.trainers.registry import TRAINER_RULE, backends_of, trainer_refusal
+from topoplan.trainers.refusal import Refusal
+from topoplan.trainers.registry import TRAINER_RULE, Verdict, backends_of, broken_by, is_for_others, verdict
+from topoplan.trainers.trainer import Trainer
 from topoplan.units import GIB
 
 KEPT_MISSES = 5
@@ -130,11 +132,23 @@ class _Search:
         self.over: list[_Miss] = []
         self.nearest: dict[_Degrees, _Miss] = {}
         self.simplest: dict[_Degrees, _Miss] = {}
+        self.verdicts: dict[Layout, Verdict] = {}
         self.out_of_memory = self.dominated = self.misses = 0
 
     def refusal(self, layout: Layout) -> Broken | None:
         """Why none of the trainers can run a layout."""
-        return trainer_refusal(self.spec, layout)
+        return None if is_for_others(self.spec, layout) else broken_by(self.spec, layout, self.verdict(layout))
+
+    def verdict(self, layout: Layout) -> Verdict:
+        """What the trainers say of a layout; they are asked once."""
+        known = self.verdicts.get(layout)
+        if known is None:
+            known = self.verdicts[layout] = verdict(self.spec, layout, self.spec.trainer)
+        return known
+
+    def trainer_of(self, layout: Layout) -> Trainer | None:
+        """Who runs a layout."""
+        return self.verdict(layout).trainer
 
     def add(self, outcome: Outcome) -> None:
         """Count what became of some candidates, and keep what is ranked or worth naming."""
@@ -181,7 +195,7 @@ class _Search:
         else:
             _keep_least(self.nearest, degrees, (excess, self.misses, layout))
 
-    def ranking(self, elapsed_s: float, searched: float, unable: Mapping[str, InputError]) -> Ranking:
+    def ranking(self, elapsed_s: float, searched: float, unable: Mapping[str, Refusal]) -> Ranking:
         """What was found, sorted. Raises LayoutError when nothing legal was met in a search that was not stopped."""
         plans, illegal, over = self.plans, self.illegal, self.over
         if not self.keep_rejected:
@@ -205,7 +219,8 @@ class _Search:
 
         def plan(place: int) -> Plan:
             one = order[place]
-            return plan_of(self.spec, self.cases[one.layout.backend], one.layout, one.memory)
+            case = self.cases[one.layout.backend]
+            return plan_of(self.spec, case, one.layout, one.memory, self.verdict(one.layout))
 
         in_order = Plans(len(order), plan)
         illegal_backends = {backend: why for backend, why in self.refused.items() if backend not in self.legal}
@@ -217,7 +232,9 @@ class _Search:
             searched=searched,
             rejected=tuple([memory_rejection(self.spec, layout) for _, _, layout in kept] + illegal),
             notes=tuple(alternatives(order)),
-            crossings=tuple(crossings(self.spec, order, in_order, list(self.cases), illegal_backends, unable)),
+            crossings=tuple(
+                crossings(order, in_order, list(self.cases), illegal_backends, unable, self.trainer_of),
+            ),
             data_notes=data_notes(self.spec, in_order[0]) if order and self.spec.job.lengths else (),
         )
 

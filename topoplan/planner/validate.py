@@ -14,7 +14,6 @@ from pathlib import Path
 from topoplan.engines.registry import engine_of
 from topoplan.errors import TopoplanError
 from topoplan.operators.padding import tokens_per_step
-from topoplan.planner.case import case_of
 from topoplan.planner.measured import MeasuredRun
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
@@ -22,6 +21,7 @@ from topoplan.specs.gpu_profile import entry_name
 from topoplan.specs.load import spec_from_document
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 from topoplan.units import GIB
 
 ALLOCATED, BY_STAGE, RESERVED, THROUGHPUT = "allocated", "allocated, by stage", "reserved", "throughput"

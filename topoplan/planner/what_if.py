@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from topoplan.engines.registry import engine_of
-from topoplan.errors import LayoutError, ModelError, SpecError
+from topoplan.errors import LayoutError
 from topoplan.layout.forms import layout_from_dict, layout_to_dict
 from topoplan.layout.layout import Layout
-from topoplan.planner.case import case_of
 from topoplan.planner.explain import memory_rejection
 from topoplan.planner.plan import Counts, Plan, Ranking
 from topoplan.planner.predict import memory_of, plan_of
 from topoplan.specs.spec import Spec
-from topoplan.trainers.jobs import check_backend
+from topoplan.trainers.case import case_of
+from topoplan.trainers.registry import unpredicted
 
 Search = Callable[[Spec], Ranking]
 """`planner.search.rank`, or what wraps it."""
@@ -94,10 +94,8 @@ def fate_of(spec: Spec, plan: Plan, ranking: Ranking | None) -> Fate:
         layout = layout_from_dict(form, spec.cluster, spec.model, spec.job)
     except LayoutError as error:
         return Fate(layout=None, rule="layout", reason=error.what, fix=error.remedy)
-    try:
-        check_backend(spec, layout.backend)
-    except (ModelError, SpecError) as error:
-        return Fate(layout=layout, rule="job", reason=error.what, fix=error.remedy)
+    for refusal in unpredicted(spec, layout.backend):
+        return Fate(layout=layout, rule="job", reason=refusal.what, fix=refusal.remedy)
     case = case_of(spec, layout.backend)
     if broken := engine_of(layout.backend).verdict(case, layout, searched=True):
         return Fate(layout=layout, rule=broken.rule, reason=broken.equation, fix=broken.fix)

@@ -14,14 +14,14 @@ from topoplan.planner.view import plan_to_dict
 from topoplan.report.tables import paragraph
 from topoplan.report.text import gib, interval, significant, spec_line
 from topoplan.specs.spec import Spec
-from topoplan.trainers.registry import TrainerName, title_of
+from topoplan.trainers.registry import trainer_named
 
 SCHEMA = "topoplan.generate/1"
 
 
 def bundle_to_dict(
     plan: Plan,
-    trainer: TrainerName,
+    trainer: str,
     directory: Path,
     files: Sequence[Path],
     warnings: Sequence[str],
@@ -43,7 +43,7 @@ def print_bundle(
     console: Console,
     spec: Spec,
     plan: Plan,
-    trainer: TrainerName,
+    trainer: str,
     directory: Path,
     files: Sequence[Path],
     warnings: Sequence[str],
@@ -54,7 +54,8 @@ def print_bundle(
     paragraph(console, spec_line(spec), style="bold")
     paragraph(
         console,
-        f"Plan {plan.id} for {title_of(trainer)}: {gib(memory.device_bytes)} of {gib(memory.capacity_bytes)} GiB,"
+        f"Plan {plan.id} for {trainer_named(trainer).title}:"
+        f" {gib(memory.device_bytes)} of {gib(memory.capacity_bytes)} GiB,"
         f" {significant(time.step_s)} s a step ({interval(*time.band_s)}),"
         f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s per GPU.",
     )

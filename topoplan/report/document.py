@@ -9,7 +9,6 @@ from topoplan.planner.plan import Ranking
 from topoplan.planner.view import plan_to_dict, spec_to_dict
 from topoplan.report.dump import picked
 from topoplan.report.effort import effort_to_dict, job_effort
-from topoplan.trainers.registry import trainer_of
 
 SCHEMA = "topoplan.rank/1"
 
@@ -23,9 +22,7 @@ def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool) -> dict[str, 
         "elapsed_s": round(ranking.elapsed_s, 3),
         "searched": round(ranking.searched, 4),
         "plans": [
-            plan_to_dict(plan, rank)
-            | {"trainer": trainer_of(ranking.spec, plan.layout, ranking.spec.trainer)}
-            | effort_to_dict(job_effort(ranking.spec.job, plan))
+            plan_to_dict(plan, rank) | {"trainer": plan.trainer} | effort_to_dict(job_effort(ranking.spec, plan))
             for rank, plan in enumerate(ranking.plans[:top], start=1)
         ],
         "notes": list(ranking.notes),

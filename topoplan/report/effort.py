@@ -7,7 +7,8 @@ from typing import Any
 
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import rounded
-from topoplan.specs.job import Job
+from topoplan.specs.spec import Spec
+from topoplan.trainers.registry import steps_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,17 +20,14 @@ class Effort:
     gpu_hours: float
 
 
-def job_steps(job: Job) -> int | None:
-    """Optimizer steps of the job, or None when the spec does not say how many samples there are."""
-    from topoplan.trainers.llamafactory.mca_facts import training_steps
-
-    limit = job.trainer.get("max_steps")
-    return training_steps(job, limit if isinstance(limit, int) else None)
+def job_steps(spec: Spec, plan: Plan) -> int | None:
+    """Optimizer steps of the job under one plan, or None when the spec does not say how many samples there are."""
+    return steps_of(spec.job, plan.layout.backend, plan.trainer)
 
 
-def job_effort(job: Job, plan: Plan) -> Effort | None:
+def job_effort(spec: Spec, plan: Plan) -> Effort | None:
     """Steps, hours and GPU-hours of the job, without start-up, evaluation and checkpoints."""
-    steps = job_steps(job)
+    steps = job_steps(spec, plan)
     return None if steps is None else effort_of(steps, plan)
 
 

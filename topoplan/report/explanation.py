@@ -8,7 +8,6 @@ from rich.console import Console
 
 from topoplan.engines.account import MemoryAccount, TimeAccount
 from topoplan.engines.registry import engine_of
-from topoplan.planner.case import case_of
 from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, spec_to_dict
@@ -18,6 +17,7 @@ from topoplan.report.text import band, gib, layout_label, significant, spec_line
 from topoplan.report.time import print_time, time_to_dict
 from topoplan.specs.gpu_profile import notes_on_bands
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 SCHEMA = "topoplan.explain/2"
 

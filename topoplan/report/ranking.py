@@ -29,7 +29,7 @@ from topoplan.report.text import (
     time_shares,
 )
 from topoplan.specs.spec import Spec
-from topoplan.trainers.registry import trainer_of
+from topoplan.trainers.registry import TRAINERS
 from topoplan.units import GIB
 
 _GAP = 2
@@ -156,7 +156,7 @@ def _figures(spec: Spec, plans: Sequence[Plan], *, ascii_only: bool) -> list[_Co
         _Column(header="tok/s\n/GPU", cells=tuple(Text(f"{plan.tokens_per_s_per_gpu:,.0f}") for plan in plans)),
         _Column(header="\nMFU", cells=tuple(Text(f"{100 * plan.mfu:.0f}%") for plan in plans), drop=1),
     ]
-    efforts = [job_effort(spec.job, plan) for plan in plans]
+    efforts = [job_effort(spec, plan) for plan in plans]
     known = [effort for effort in efforts if effort is not None]
     if known:
         columns.append(_Column(header="\nhours", cells=tuple(Text(hours(effort.hours)) for effort in known), drop=2))
@@ -168,8 +168,8 @@ def _figures(spec: Spec, plans: Sequence[Plan], *, ascii_only: bool) -> list[_Co
 
 def _trainer_column(spec: Spec, plans: Sequence[Plan]) -> list[_Column]:
     """Whose files `generate` writes, where that may not be what one thinks."""
-    names = [trainer_of(spec, plan.layout, spec.trainer) or "-" for plan in plans]
-    if set(names) <= {"llamafactory"} and len({plan.layout.backend for plan in plans}) < 2:
+    names = [plan.trainer or "-" for plan in plans]
+    if set(names) <= {TRAINERS[0].name} and len({plan.layout.backend for plan in plans}) < 2:
         return []
     return [_Column(header="\ntrainer", cells=tuple(map(Text, names)), left=True)]
 
@@ -201,15 +201,22 @@ def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
     if spec.job.finetuning != "full":
         text = text.removesuffix(".") + ", nor gradients that frozen weights would have."
     text += "".join(f" {words}" for words in _layout_words(plans))
-    steps, job = job_steps(spec.job), spec.job
+    job = spec.job
+    counts = sorted({steps for plan in plans if (steps := job_steps(spec, plan)) is not None})
     if job.lengths is not None:
         text += " tok/s and MFU count no padding."
     if any(plan.memory.host_bytes for plan in plans):
         text += " host GiB: main memory of a node that the plan takes."
-    if steps is not None and job.samples is not None:
+    if counts and job.samples is not None:
         epochs = "1 epoch" if job.epochs == 1 else f"{job.epochs:g} epochs"
-        text += f" hours: {counted(steps, 'step')}, {counted(job.samples, 'sample')} x {epochs}."
+        text += f" hours: {_steps_words(counts)}, {counted(job.samples, 'sample')} x {epochs}."
     return text
+
+
+def _steps_words(counts: Sequence[int]) -> str:
+    """Of all plans together: trainers count the last samples of an epoch differently."""
+    *fewer, most = counts
+    return "".join(f"{count:,} or " for count in fewer) + counted(most, "step")
 
 
 def _layout_words(plans: Sequence[Plan]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TextIO
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.planner.view import plan_to_dict, rounded
 from topoplan.report.effort import job_effort
-from topoplan.specs.job import Job
+from topoplan.specs.spec import Spec
 
 _LAYOUT = (
     "backend",
@@ -59,12 +59,12 @@ def write_rows(stream: TextIO, ranking: Ranking, *, top: int) -> None:
     writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for rank, plan in enumerate(ranking.plans[:top], start=1):
-        writer.writerow(_row(ranking.spec.job, plan, rank))
+        writer.writerow(_row(ranking.spec, plan, rank))
 
 
-def _row(job: Job, plan: Plan, rank: int) -> dict[str, object]:
+def _row(spec: Spec, plan: Plan, rank: int) -> dict[str, object]:
     view = plan_to_dict(plan, rank)
-    effort = job_effort(job, plan)
+    effort = job_effort(spec, plan)
     recompute = plan.layout.recompute
     low_s, high_s = view["time"]["band"]
     return {

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from topoplan.planner.table import Cell
 from topoplan.planner.view import rounded
 from topoplan.report.tables import bullets, paragraph, table_of
 from topoplan.report.text import counted, gib
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.model import Model
+from topoplan.trainers.trinity.recipes import Cell
 from topoplan.units import gib as in_gib
 
 SCHEMA = "topoplan.table/1"

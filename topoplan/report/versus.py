@@ -162,8 +162,8 @@ def _figures(spec: Spec, first: Plan, second: Plan) -> Table:
     row("tokens/s", lambda plan: plan.tokens_per_s_per_gpu * plan.layout.world_size, lambda x: f"{x:,.0f}")
     row("tokens/s a GPU", lambda plan: plan.tokens_per_s_per_gpu, lambda x: f"{x:,.0f}")
     row("MFU, %", lambda plan: 100 * plan.mfu, lambda x: f"{x:.1f}")
-    if job_effort(spec.job, first) is not None:
-        row("hours", lambda plan: effort.hours if (effort := job_effort(spec.job, plan)) else 0.0, hours)
+    if job_effort(spec, first) is not None:
+        row("hours", lambda plan: effort.hours if (effort := job_effort(spec, plan)) else 0.0, hours)
     row("memory, GiB", lambda plan: plan.memory.device_bytes, gib)
     table.add_row("fits", *("yes" if plan.fits else "no" for plan in (first, second)), "")
     return table

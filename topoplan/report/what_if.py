@@ -52,7 +52,7 @@ def _found_to_dict(found: Found) -> dict[str, Any]:
         view |= picked(found.spec.cluster, "nodes gpus=world_size")
         view["counts"] = picked(found.counts, "candidates illegal out_of_memory ranked")
         if found.best is not None:
-            view["plan"] = plan_to_dict(found.best) | effort_to_dict(job_effort(found.spec.job, found.best))
+            view["plan"] = plan_to_dict(found.best) | effort_to_dict(job_effort(found.spec, found.best))
     return view
 
 
@@ -137,7 +137,7 @@ def _two_columns(before: Found, after: Found) -> Table:
 
 
 def _hours(spec: Spec, plan: Plan, of: Callable[[Effort], float]) -> float | None:
-    effort = job_effort(spec.job, plan)
+    effort = job_effort(spec, plan)
     return None if effort is None else of(effort)
 
 
@@ -202,7 +202,7 @@ def _figures(values: Sequence[str], found: Found, fate: str) -> tuple[list[str],
     gpus = "-" if spec is None else f"{spec.cluster.world_size:,}"
     if spec is None or plan is None:
         return list(values), "none fits" if found.is_legal else "none is legal", [gpus, *["-"] * 6, fate]
-    effort = job_effort(spec.job, plan)
+    effort = job_effort(spec, plan)
     figures = [
         gpus,
         gib(plan.memory.device_bytes),

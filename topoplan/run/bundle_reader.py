@@ -16,6 +16,7 @@ import topoplan
 from topoplan.bundle.bundle import HOSTS_FILE, HOSTS_SCHEMA, files_of, hosts_document
 from topoplan.bundle.bundle_files import EditedScript, edited_scripts, is_script, refuse_links
 from topoplan.bundle.draft import Draft
+from topoplan.bundle.node_script import script_name
 from topoplan.bundle.plan_file import RecordedPlan, draft_again, read_plan_file
 from topoplan.bundle.whole import again, digest, mixture, refuse_incomplete, refuse_unusable
 from topoplan.bundle.write import MANIFEST, listed
@@ -25,7 +26,6 @@ from topoplan.planner.predict import predict
 from topoplan.specs.cluster import Cluster, Host
 from topoplan.specs.json_source import parse_json
 from topoplan.specs.source import Source, read_text, shown_path
-from topoplan.trainers.torchrun import script_name
 from topoplan.trainers.trainer import MAIN_FILE, PLAN_FILE
 from topoplan.units import named, shown
 

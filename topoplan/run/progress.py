@@ -1,19 +1,8 @@
-"""How far a run is, from the lines that its trainer prints.
+"""How far a run is, from the lines that its trainer prints (`trainers/log.py`: each trainer says what they look like).
 
-LLaMA-Factory prints through transformers: `ProgressCallback` (transformers/trainer_callback.py) draws a tqdm bar on
-standard error on the first rank of all, with the number of steps, and writes `{'loss': ...}` on its standard output;
-with `disable_tqdm` it is `PrinterCallback`, on the first rank of every node, and no line says which step it is.
-Losses are numbers in transformers 4 and quoted numbers in 5. LLaMA-Factory's own `LogCallback`
-(llamafactory/train/callbacks.py) writes lines of JSON to trainer_log.jsonl.
-
-ms-swift puts its own callbacks in the place of those: the bar is called `Train`, and the line with the loss says
-the step, the number of steps and the time since the first one (swift/trainers/patcher.py, add_train_message). `megatron
-sft` prints the like from the last rank of all (swift/megatron/callbacks/print.py). Trinity-RFT draws no bar and prints
-`Step N: {...}` from the trainer's actor, which Ray passes on to node 0 (trinity/utils/monitor.py, format_data_str).
-
-The tokens per second come from the steps and the plan's tokens, not from the `token_per_sec_per_gpu` that the Megatron
-trainer prints: that one adds up the lengths of the padded micro batches of its own rank, as if each held one sequence
-and no other GPU worked on it (mcore_adapter/trainer/trainer.py, `_get_step_iterator_and_seq_length`).
+The tokens per second come from the steps and the plan's tokens, not from the `token_per_sec_per_gpu` that LLaMA-
+Factory's Megatron trainer prints: that one adds up the lengths of the padded micro batches of its own rank, as if each
+held one sequence and no other GPU worked on it (mcore_adapter/trainer/trainer.py, `_get_step_iterator_and_seq_length`).
 """
 
 from __future__ import annotations
@@ -27,28 +16,13 @@ from typing import Self
 from topoplan.operators.padding import tokens_per_step
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
-from topoplan.trainers.llamafactory.mca_facts import training_steps
+from topoplan.trainers.log import Log
+from topoplan.trainers.registry import TRAINERS, steps_of, trainer_named
 
 _CUT = re.compile(r"\r|(?:\[[a-z_]+[0-9]{1,6}\]: ?)+")
 """Where a line is more than one: torchrun's --tee puts `[default0]:` before each, and joins the two outputs of a rank
 without regard to whether one of them is in the middle of a line."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
-# The bar of the training has no description, or ms-swift's: those of the data, the weights and the checkpoints begin
-# with another.
-_BAR = re.compile(
-    r"(?:Train:)?\s*[0-9]{1,3}%\|[^|]{0,400}\|\s*([0-9]{1,12})/([0-9]{1,12}) \[((?:[0-9]{1,6}:)?[0-9]{1,2}:[0-9]{2})<"
-)
-_NUMBER = r"""["']?([-+]?(?:[0-9]{1,15}(?:\.[0-9]{0,20})?(?:[eE][-+]?[0-9]{1,3})?|nan|inf|NaN|Infinity))["']?"""
-_LOSS = re.compile(r"""["'](?:actor/sft_)?loss["']: """ + _NUMBER)
-_STEPS = re.compile(
-    r'"current_steps": ([0-9]{1,12}), "total_steps": ([0-9]{1,12})'
-    r"|'(?:global_step/max_steps|iteration)': '([0-9]{1,12})/([0-9]{1,12})'"
-    r"|\bStep ([0-9]{1,12}): \{"
-)
-_ELAPSED = re.compile(
-    r"'elapsed_time': '(?:([0-9]{1,6})d )?(?:([0-9]{1,2})h )?(?:([0-9]{1,2})m )?([0-9]{1,2})s'",
-)
-
 _LONGEST = 4096
 """Of a longer line the end is read: a bar is drawn again and again without a new line."""
 _INTERVALS = 20
@@ -99,8 +73,13 @@ class Progress:
         total_steps: int | None = None,
         world_size: int = 1,
         logging_steps: int = 1,
+        logs: tuple[Log, ...] | None = None,
     ) -> None:
-        """`step_s` and `band_s` are the prediction; `world_size` is GPUs; losses come every `logging_steps` steps."""
+        """`step_s` and `band_s` are the prediction; `world_size` is GPUs; losses come every `logging_steps` steps.
+
+        `logs` are what the lines may look like; None is as any trainer prints them.
+        """
+        self._logs = logs or tuple(trainer.log for trainer in TRAINERS)
         self._predicted_s, self._band_s = step_s, band_s
         self._tokens, self._world = tokens_per_step, world_size
         self._planned_steps, self._logging_steps = total_steps, logging_steps
@@ -119,9 +98,10 @@ class Progress:
             step_s=plan.time.step_s,
             band_s=plan.time.band_s,
             tokens_per_step=tokens_per_step(spec.job),
-            total_steps=training_steps(spec.job, spec.job.trainer.get("max_steps")),
+            total_steps=steps_of(spec.job, plan.layout.backend, plan.trainer),
             world_size=spec.cluster.nodes * spec.cluster.gpus_per_node,
             logging_steps=logging_steps if isinstance(logging_steps, int) and logging_steps > 0 else 1,
+            logs=(trainer_named(plan.trainer).log,) if plan.trainer else None,
         )
 
     def feed(self, node: int, line: str, at_s: float) -> Status | None:
@@ -155,13 +135,14 @@ class Progress:
 
     def _read(self, node: int, text: str, at_s: float) -> bool:
         """Whether there was anything."""
-        bar = _BAR.match(text)
+        bar = next((found for log in self._logs if log.bar and (found := log.bar.match(text))), None)
         if bar:
-            self._take_bar(int(bar[1]), int(bar[2]), at_s, _seconds(bar[3]))
-        loss = _LOSS.search(text)
-        if loss:
-            self._take_loss(node, text, float(loss[1]), at_s)
-        return bool(bar or loss)
+            self._take_bar(int(bar["step"]), int(bar["total"]), at_s, _seconds(bar["clock"]))
+        losses = [(log, found) for log in self._logs if (found := log.loss.search(text))]
+        if losses:
+            log, loss = next((one for one in losses if one[0].steps and one[0].steps.search(text)), losses[0])
+            self._take_loss(log, node, text, float(loss["loss"]), at_s)
+        return bool(bar or losses)
 
     def _take_bar(self, step: int, total: int, at_s: float, elapsed_s: int) -> None:
         if total != self._bar_total:
@@ -174,14 +155,13 @@ class Progress:
             self._steps_s.clear()
         self._take_step(step, at_s, elapsed_s)
 
-    def _take_loss(self, node: int, text: str, loss: float, at_s: float) -> None:
+    def _take_loss(self, log: Log, node: int, text: str, loss: float, at_s: float) -> None:
         self._loss = loss
         self._losses[node] = count = self._losses.get(node, 0) + 1
-        if steps := _STEPS.search(text):
-            step, total = steps[1] or steps[3] or steps[5], steps[2] or steps[4]
-            if total is not None:
+        if log.steps and (found := log.steps.search(text)):
+            if total := found.groupdict().get("total"):
                 self._bar_total = int(total)
-            self._take_step(int(step), at_s, _elapsed_s(text))
+            self._take_step(int(found["step"]), at_s, _elapsed_s(log, text))
         elif self._bar_total is None:
             self._take_step(count * self._logging_steps, at_s, None)
 
@@ -204,12 +184,12 @@ class Progress:
             self._mark = step, at_s, elapsed_s
 
 
-def _elapsed_s(text: str) -> int | None:
-    """ms-swift's `1d 2h 3m 4s` (swift/utils/utils.py, format_time)."""
-    found = _ELAPSED.search(text)
+def _elapsed_s(log: Log, text: str) -> int | None:
+    """Since the first step, where the trainer says it."""
+    found = log.elapsed.search(text) if log.elapsed else None
     if found is None:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(found[part] or 0) for part in ("days", "hours", "minutes", "seconds"))
     return ((24 * days + hours) * 60 + minutes) * 60 + seconds
 
 

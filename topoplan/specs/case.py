@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.gpu_profile import Profile
+from topoplan.specs.gpu_profile import Profile, profile_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
+from topoplan.specs.spec import Spec
 from topoplan.specs.traits import Traits
 
 
@@ -25,3 +26,15 @@ class Case:
     traits: Traits
     is_past: bool = False
     """A run that happened is predicted: nobody has to say what its hosts have room for."""
+
+
+def case_with(spec: Spec, traits: Traits) -> Case:
+    """What is asked of a trainer with these ways: the spec, and the constants of its GPU."""
+    return Case(
+        model=spec.model,
+        cluster=spec.cluster,
+        job=spec.job,
+        profile=profile_of(spec.cluster.gpu, spec.profile),
+        traits=traits,
+        is_past=spec.path is None,
+    )

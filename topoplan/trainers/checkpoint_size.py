@@ -8,9 +8,10 @@ from typing import Any
 
 from topoplan.engines.megatron.states import stage_parameters
 from topoplan.layout.layout import Layout, changed
-from topoplan.planner.case import case_of
+from topoplan.specs.case import case_with
 from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory.mca_facts import resumable
+from topoplan.trainers.traits import MCA
 
 _WEIGHT_BYTES = 2  # bf16 or fp16
 _STATE_BYTES = {"adam": 12, "sgd": 8}  # fp32: the weight, and two moments or one
@@ -59,8 +60,8 @@ def checkpoint_size(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Ch
         spec.job, freeze_language_model=False, freeze_vision_tower=False, freeze_multi_modal_projector=False
     )
     one = changed(layout, tp=1, pp=1, vpp=1, ep=1, etp=1, pipeline_layout=None)
-    every = stage_parameters(case_of(replace(spec, job=all_trained), "mca"), one, 0)
-    trained = stage_parameters(case_of(spec, "mca"), one, 0)
+    every = stage_parameters(case_with(replace(spec, job=all_trained), MCA), one, 0)
+    trained = stage_parameters(case_with(spec, MCA), one, 0)
     copies = 1 if values.get("ckpt_format") == "torch_dist" or not resumable(spec, layout) else layout.ep
     to_hf = bool(values.get("save_hf_model"))
     weights_alone = bool(values.get("save_only_model"))

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from topoplan.layout.layout import Layout
-from topoplan.planner.plan import Plan
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import Keys, as_whole
 from topoplan.specs.job import Job
@@ -24,10 +23,10 @@ ACCELERATE_FILE = "accelerate.yaml"
 _YES = frozenset(["1", "true", "y", "yes", "on"])
 
 
-def accelerate_text(spec: Spec, plan: Plan) -> str:
+def accelerate_text(spec: Spec, layout: Layout) -> str:
     """What `accelerate launch --config_file` reads."""
-    head = (f"{spec.model.name} on {spec.cluster.name}: plan {plan.id}", "For `accelerate launch --config_file`.")
-    return mapping_text(head, (_processes(spec), _shards(plan.layout)))
+    head = (f"{spec.model.name} on {spec.cluster.name}: plan {layout.id}", "For `accelerate launch --config_file`.")
+    return mapping_text(head, (_processes(spec), _shards(layout)))
 
 
 def _processes(spec: Spec) -> Section:

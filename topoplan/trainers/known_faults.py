@@ -22,6 +22,7 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.facts import facts_of
 from topoplan.specs.model import LinearAttention
 from topoplan.specs.spec import Spec
+from topoplan.trainers.refusal import Refusal
 
 Level = Literal["stops", "warns"]
 """stops: another version is asked for, or, where keys bring it about, they are refused. warns: a run goes on and does
@@ -77,11 +78,15 @@ def faults_of_keys(spec: Spec, layout: Layout, keys: Mapping[str, Any]) -> Itera
     yield from (fault for fault in FAULTS if fault.keys and fault.met(spec, layout, keys))
 
 
-def check_keys(spec: Spec, layout: Layout) -> None:
-    """Raise LayoutError for keys of the trainer in the spec that would train something else than is written."""
+def refused_keys(spec: Spec, layout: Layout) -> Iterator[Refusal]:
+    """Keys of the trainer in the spec that would train something else than is written."""
     for fault in faults_of_keys(spec, layout, spec.job.trainer):
-        raise LayoutError(
-            f"{fault.when}: {fault.text}", where=f"job.trainer.{next(iter(fault.keys))}", remedy=fault.remedy
+        yield Refusal(
+            rule=fault.name,
+            what=f"{fault.when}: {fault.text}",
+            where=f"job.trainer.{next(iter(fault.keys))}",
+            remedy=fault.remedy,
+            kind=LayoutError,
         )
 
 

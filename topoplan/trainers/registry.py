@@ -1,89 +1,67 @@
-"""The trainers that files are written for, and which of them can run a layout."""
+"""The trainers that files are written for, and what they say of a layout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from topoplan.engines.rule import Broken
 from topoplan.errors import InputError, LayoutError, listed, nearest
-from topoplan.layout.layout import SHARDED_BACKENDS, Layout
+from topoplan.layout.layout import Layout
+from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
-from topoplan.trainers.llamafactory import mca_refusals as mca
-from topoplan.trainers.llamafactory import plain_refusals as llamafactory
-from topoplan.trainers.swift import refusals as swift
-from topoplan.trainers.trinity import refusals as trinity
+from topoplan.specs.traits import Traits
+from topoplan.trainers.llamafactory.trainer import LLAMA_FACTORY
+from topoplan.trainers.refusal import Refusal
+from topoplan.trainers.shared_refusals import missing_precision
+from topoplan.trainers.swift.trainer import MS_SWIFT
+from topoplan.trainers.trainer import Trainer, Way
+from topoplan.trainers.trinity.trainer import TRINITY_RFT
 
-TrainerName = Literal["llamafactory", "swift", "trinity"]
-"""As `--trainer` takes them."""
-
-TRAINER_NAMES: tuple[TrainerName, ...] = get_args(TrainerName)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trainer:
-    """One trainer, with some of its backends."""
-
-    name: TrainerName
-    title: str
-    packages: Mapping[str, tuple[str, ...]]
-    """Backend -> what it takes beside PyTorch and the trainer itself."""
-    check: Callable[[Spec, Layout], None]
-    """Raises InputError for what it refuses, silently ignores or trains otherwise than planned."""
-
-    @property
-    def backends(self) -> tuple[str, ...]:
-        """What it can train with."""
-        return tuple(self.packages)
-
-
-_SHARDED = {"ddp": (), "deepspeed": ("DeepSpeed",), "fsdp2": ()}
-_BRIDGE = ("megatron-core", "mcore-bridge", "Transformer Engine")
-
-TRAINERS = (
-    Trainer(
-        name="llamafactory",
-        title="LLaMA-Factory",
-        packages={"mca": ("megatron-core", "mcore_adapter", "Transformer Engine")},
-        check=mca.check_layout,
-    ),
-    Trainer(name="llamafactory", title="LLaMA-Factory", packages=_SHARDED, check=llamafactory.check_plain),
-    Trainer(name="swift", title="ms-swift", packages=_SHARDED, check=swift.check_sharded),
-    Trainer(name="swift", title="ms-swift", packages={"megatron": _BRIDGE, "mca": _BRIDGE}, check=swift.check_megatron),
-    Trainer(name="trinity", title="Trinity-RFT", packages={"fsdp2": ("verl", "Ray")}, check=trinity.check_trinity),
+TRAINERS: tuple[Trainer, ...] = (
+    LLAMA_FACTORY,
+    MS_SWIFT,
+    TRINITY_RFT,
 )
 """The first one that can run a layout is the one that it is written for, where nobody says."""
 
+TRAINER_RULE = "trainer"
+"""Name of the rule that some trainer, or the spec's where it names one, can run the layout."""
+_OTHERS = "take another layout, or another trainer"
 
-def trainer_name(name: Any, where: str = "") -> TrainerName | None:
+
+# Names ---------------------------------------------------------------------------------------------------------------
+
+
+def trainer_names() -> tuple[str, ...]:
+    """As `--trainer` takes them."""
+    return tuple(trainer.name for trainer in TRAINERS)
+
+
+def trainer_named(name: str) -> Trainer:
+    """The trainer of that name."""
+    return next(trainer for trainer in TRAINERS if trainer.name == name)
+
+
+def trainer_name(name: Any, where: str = "") -> str | None:
     """`name`, where it is the name of a trainer or None; else raise InputError."""
-    for trainer in TRAINER_NAMES:
-        if name == trainer:
-            return trainer
-    if name is None:
-        return None
+    if name is None or name in trainer_names():
+        return name  # type: ignore[no-any-return]
     raise InputError(
         f"{name!r} is not a trainer",
         where=where,
-        expected=f"expected {listed(TRAINER_NAMES, 'or')}",
-        remedy=nearest(name, TRAINER_NAMES) if isinstance(name, str) else "",
+        expected=f"expected {listed(trainer_names(), 'or')}",
+        remedy=nearest(name, trainer_names()) if isinstance(name, str) else "",
     )
 
 
-def title_of(name: TrainerName) -> str:
-    """The name as its makers write it."""
-    return next(trainer.title for trainer in TRAINERS if trainer.name == name)
-
-
-def backend_names(
-    text: str, trainer: TrainerName | None, where: str = "", *, finetuning: str = "full"
-) -> tuple[str, ...]:
+def backend_names(text: str, trainer: str | None, where: str = "", *, finetuning: str = "full") -> tuple[str, ...]:
     """`all`, or names with commas between them. Raises LayoutError for an unknown one, or one that a trainer lacks."""
     if text.strip() == "all":
         return backends_of(trainer, finetuning)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    known = sorted({backend for one in TRAINERS if trainer in (None, one.name) for backend in one.backends})
+    known = _known_backends(trainer)
     for name in names:
         if name not in known:
             whose = f" of {trainer}" if trainer else ""
@@ -96,60 +74,122 @@ def backend_names(
     return names
 
 
-def trainers_of(backend: str, name: str | None = None) -> tuple[Trainer, ...]:
-    """Those with a backend; of one name where it is given."""
-    return tuple(one for one in TRAINERS if backend in one.backends and name in (None, one.name))
+def _known_backends(trainer: str | None = None) -> list[str]:
+    return sorted({backend for _, way in _ways(trainer) for backend in way.traits})
 
 
 def backends_of(name: str | None, finetuning: str = "full") -> tuple[str, ...]:
-    """What a trainer, or any of them, can be searched for: Megatron first, in the trainer's own form.
+    """What is searched for a trainer: Megatron first, where it has it; without a name that of the usual one."""
+    return next(one for one in TRAINERS if one.name == name or (name is None and finetuning in one.usual_for)).backends
 
-    Where nobody names one, Megatron is LLaMA-Factory's; of adapters ms-swift's, as only that has them.
+
+# Who can run what ----------------------------------------------------------------------------------------------------
+
+
+def _ways(name: str | None) -> Iterator[tuple[Trainer, Way]]:
+    yield from ((trainer, way) for trainer in TRAINERS if name in (None, trainer.name) for way in trainer.ways)
+
+
+def ways_of(backend: str, name: str | None = None) -> list[tuple[Trainer, Way]]:
+    """Those with a backend; of one trainer where it is named."""
+    return [(trainer, way) for trainer, way in _ways(name) if backend in way.traits]
+
+
+def traits_of(backend: str, name: str | None) -> Traits:
+    """How a backend's trainer computes; the one that was asked for, where several have the backend."""
+    (_, way), *_ = ways_of(backend, name) or ways_of(backend)
+    return way.traits[backend]
+
+
+def steps_of(job: Job, backend: str, name: str | None) -> int | None:
+    """Optimizer steps of a job as the trainer counts them; None where the spec does not say how many samples."""
+    (_, way), *_ = ways_of(backend, name) or ways_of(backend)
+    return way.steps(job, job.trainer)
+
+
+def job_refusals(spec: Spec, backend: str) -> Iterator[Refusal]:
+    """Why no layout of a backend would help a job."""
+    yield from ways_of(backend)[0][1].job_refusals(spec)
+    yield from missing_precision(spec)
+
+
+def unpredicted(spec: Spec, backend: str) -> Iterator[Refusal]:
+    """Why a job is not even predicted under a backend."""
+    yield from (one for one in ways_of(backend)[0][1].job_refusals(spec) if not one.is_predicted)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Who runs a layout."""
+
+    trainer: Trainer | None
+    """The first one that can; None where there is none."""
+    refused: tuple[Trainer, Refusal] | None
+    """What the first one says that cannot."""
+
+    @property
+    def name(self) -> str | None:
+        """Of the trainer."""
+        return self.trainer.name if self.trainer else None
+
+
+def verdict(spec: Spec, layout: Layout, name: str | None = None) -> Verdict:
+    """What the trainers say of a layout; each is asked once, until one can run it."""
+    said = None
+    for trainer, way in ways_of(layout.backend, name):
+        refusal = next(way.refusals(spec, layout), None)
+        if refusal is None:
+            return Verdict(trainer, said)
+        said = said or (trainer, refusal)
+    return Verdict(None, said)
+
+
+def is_for_others(spec: Spec, layout: Layout) -> bool:
+    """Megatron-LM's own layouts are predicted for trainers that no files are written for, too.
+
+    Adapters are predicted as ms-swift's are.
     """
-    if name == "llamafactory" or (name is None and finetuning != "lora"):
-        return ("mca", *SHARDED_BACKENDS)
-    if name in ("swift", None):
-        return ("megatron", *SHARDED_BACKENDS)
-    return tuple(backend for one in TRAINERS if one.name == name for backend in one.backends)
+    return spec.trainer is None and layout.backend == "megatron" and spec.job.finetuning == "full"
 
 
-def refusals(spec: Spec, layout: Layout, name: str | None = None) -> Iterator[tuple[Trainer, InputError | None]]:
-    """Every trainer with the layout's backend, and why it cannot run it; None where it can."""
-    for trainer in trainers_of(layout.backend, name):
-        try:
-            trainer.check(spec, layout)
-        except InputError as error:
-            yield trainer, error
-        else:
-            yield trainer, None
-
-
-def able_trainer(spec: Spec, layout: Layout, name: str | None = None) -> Trainer | None:
-    """The first one that can run a layout; None where there is none."""
-    return next((trainer for trainer, error in refusals(spec, layout, name) if error is None), None)
-
-
-def trainer_of(spec: Spec, layout: Layout, name: str | None = None) -> TrainerName | None:
-    """The trainer that a layout is written for; None where there is none."""
-    trainer = able_trainer(spec, layout, name)
-    return trainer.name if trainer else None
+def broken_by(spec: Spec, layout: Layout, said: Verdict) -> Broken | None:
+    """A verdict as the rule that some trainer can run a layout; None where one can."""
+    if said.trainer is not None:
+        return None
+    if said.refused is None:
+        return Broken(TRAINER_RULE, f"{spec.trainer} has no backend {layout.backend}", _OTHERS)
+    trainer, refusal = said.refused
+    return Broken(TRAINER_RULE, f"{trainer.title}: {refusal.what}", refusal.remedy or _OTHERS)
 
 
 def trainer_refusal(spec: Spec, layout: Layout) -> Broken | None:
     """What the first trainer says against a layout, and what would help; None where one can run it."""
-    # Layouts of the backend megatron are predicted for trainers that no files are written for, too. Adapters are
-    # predicted as ms-swift's are.
-    if spec.trainer is None and layout.backend == "megatron" and spec.job.finetuning == "full":
+    if is_for_others(spec, layout):
         return None
-    said = list(refusals(spec, layout, spec.trainer))
-    if any(error is None for _, error in said):
-        return None
-    for trainer, error in said:
-        if error is not None:
-            return Broken(TRAINER_RULE, f"{trainer.title}: {error.what}", error.remedy or _OTHERS)
-    return Broken(TRAINER_RULE, f"{spec.trainer} has no backend {layout.backend}", _OTHERS)
+    return broken_by(spec, layout, verdict(spec, layout, spec.trainer))
 
 
-TRAINER_RULE = "trainer"
-"""Name of the rule that some trainer, or the spec's where it names one, can run the layout."""
-_OTHERS = "take another layout, or another trainer"
+# Who writes what -----------------------------------------------------------------------------------------------------
+
+
+def written_by(backend: str, name: str | None = None) -> tuple[Trainer, Way]:
+    """The trainer that writes files for a backend; without a name the first one.
+
+    Raises InputError for an unknown trainer, LayoutError for a backend that it cannot train with.
+    """
+    name = trainer_name(name)
+    if able := ways_of(backend, name):
+        return able[0]
+    others = ways_of(backend)
+    if not others:
+        expected = f"expected {' or '.join(_known_backends())}"
+        raise LayoutError(f"no bundle can be written for the backend {backend!r}", expected=expected)
+    whom = [f"--trainer {trainer.name}" for trainer, _ in others]
+    raise LayoutError(
+        f"no {name} bundle can be written for the backend {backend!r}", remedy=f"it takes {' or '.join(whom)}"
+    )
+
+
+def writer_of(spec: Spec, layout: Layout, name: str | None = None) -> tuple[Trainer, Way]:
+    """The same; without a name the first one that can run the layout, if there is one."""
+    return written_by(layout.backend, name or verdict(spec, layout).name)

@@ -5,27 +5,30 @@ One list for the README of a bundle, its node scripts, plan.json, preflight and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from topoplan.catalog.packages import PYTHON, Package, allows, in_words, narrowed, packages, pip_words
-from topoplan.catalog.releases import releases
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import FAULTS, Fault
-from topoplan.trainers.registry import TrainerName
 
-SWIFT_MEGATRON_CORE = "0.16.1"
-"""The megatron-core beside which files for ms-swift were tried."""
 
-_ADAPTER = "mcore_adapter is written for megatron-core from 0.15 to 0.18"
-_BOUNDS: Mapping[str, tuple[str, str]] = {
-    "mcore_adapter": (">=0.10.dev0", "0.0.1 is another project of that name on PyPI"),
-    # mcore_adapter 8eb27cc pyproject.toml: megatron-core>=0.15.0,<0.19.0
-    "megatron-core": (">=0.15,<0.19", _ADAPTER),
-}
-"""Of LLaMA-Factory's Megatron path: versions, and what others are."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versions:
+    """Which versions of packages a trainer's files are written for."""
+
+    title: str
+    """The trainer's name as its makers write it."""
+    bounds: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Package -> versions as pip writes them, and what others are."""
+    tried: Callable[[], Mapping[str, tuple[str, ...]]] = dict
+    """Package -> versions that it can run with, the usual one first; of packages that have several."""
+
+    def bound(self, package: str) -> tuple[str, str]:
+        """Of `bounds`; nothing where there is none."""
+        return self.bounds.get(package, ("", ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,7 @@ class Requirement:
 
 
 def requirements_of(
-    spec: Spec, layout: Layout, trainer: TrainerName, wanted: Mapping[str, str]
+    spec: Spec, layout: Layout, trainer: Versions, wanted: Mapping[str, str]
 ) -> tuple[Requirement, ...]:
     """What a run of a layout needs: `wanted`, package -> versions to install, narrowed by the faults of others.
 
@@ -65,7 +68,7 @@ def requirements_of(
     found = []
     for name, installs in wanted.items():
         faults = [fault for fault in _avoided(spec, layout, trainer) if fault.package == name]
-        bound, why = _BOUNDS.get(name, ("", "")) if trainer == "llamafactory" else ("", "")
+        bound, why = trainer.bound(name)
         versions = narrowed((bound, *(fault.cure for fault in faults)))
         found.append(
             Requirement(
@@ -108,8 +111,12 @@ def install_commands(
     return (*first, f"pip install {' '.join(together)}", *alone)
 
 
-def environment_warnings(spec: Spec, layout: Layout, trainer: TrainerName | None) -> Iterator[str]:
-    """What a layout needs of the environment beyond what is usual, and what goes wrong with all that it can be."""
+def environment_warnings(spec: Spec, layout: Layout, trainer: Versions | None) -> Iterator[str]:
+    """What a layout needs of the environment beyond what is usual, and what goes wrong with all that it can be.
+
+    Without a trainer that can run the layout, packages may be of any version.
+    """
+    is_written, trainer = trainer is not None, trainer or Versions(title="")
     avoided = tuple(_avoided(spec, layout, trainer))
     for fault in FAULTS:
         if fault.keys or not fault.met(spec, layout, {}):
@@ -117,33 +124,26 @@ def environment_warnings(spec: Spec, layout: Layout, trainer: TrainerName | None
         told = f"{fault.text} ({fault.source})"
         if fault in avoided:
             stated = spec.cluster.software.get(fault.package)
-            if stated is None and fault.package not in _candidates(trainer) and trainer is not None:
+            if stated is None and fault.package not in trainer.tried() and is_written:
                 continue  # every bundle of this trainer asks for it
             if stated is None or not allows(fault.cure, stated):
-                bound = _BOUNDS.get(fault.package, ("", ""))[0] if trainer == "llamafactory" else ""
                 have = f"; `software` of the spec has {stated}" if stated else ""
-                versions = narrowed((bound, fault.cure))
-                yield f"{fault.when} needs {fault.package} {versions}{_python_words(fault)}: {told}{have}"
+                versions = narrowed((trainer.bound(fault.package)[0], fault.cure))
+                python = f", on Python {needed}" if (needed := _python_needed(fault)) else ""
+                yield f"{fault.when} needs {fault.package} {versions}{python}: {told}{have}"
         elif not _free(spec, fault, trainer, avoided):
             yield f"{fault.when}: {told}{_reason(spec, fault, trainer)}"
 
 
-def _candidates(trainer: TrainerName | None) -> Mapping[str, tuple[str, ...]]:
-    """Package -> the versions that a trainer can run with, the usual one first; for packages with several."""
-    if trainer == "llamafactory":
-        return {"megatron-core": (releases()[0].megatron_core, "0.18.2")}
-    return {"megatron-core": (SWIFT_MEGATRON_CORE,)} if trainer == "swift" else {}
-
-
-def _avoided(spec: Spec, layout: Layout, trainer: TrainerName | None) -> Iterator[Fault]:
+def _avoided(spec: Spec, layout: Layout, trainer: Versions) -> Iterator[Fault]:
     """The faults that would end a run or spoil it, and that the environment can be free of."""
     for fault in FAULTS:
         if fault.level == "stops" and fault.cure and fault.met(spec, layout, {}) and _curable(spec, fault, trainer):
             yield fault
 
 
-def _curable(spec: Spec, fault: Fault, trainer: TrainerName | None) -> bool:
-    candidates = _candidates(trainer).get(fault.package)
+def _curable(spec: Spec, fault: Fault, trainer: Versions) -> bool:
+    candidates = trainer.tried().get(fault.package)
     return candidates is None or any(
         allows(fault.cure, version) and _python_allows(spec, fault.package, version) for version in candidates
     )
@@ -155,7 +155,7 @@ def _python_allows(spec: Spec, package: str, version: str) -> bool:
     return python is None or all(allows(wanted, python) for wanted in needed)
 
 
-def _free(spec: Spec, fault: Fault, trainer: TrainerName | None, avoided: Iterable[Fault]) -> bool:
+def _free(spec: Spec, fault: Fault, trainer: Versions, avoided: Iterable[Fault]) -> bool:
     """Whether the environment that a run asks for has no such fault."""
     if not fault.versions:
         return False
@@ -163,26 +163,27 @@ def _free(spec: Spec, fault: Fault, trainer: TrainerName | None, avoided: Iterab
         return not allows(fault.versions, stated)
     cures = [other.cure for other in avoided if other.package == fault.package]
     candidates = [
-        version
-        for version in _candidates(trainer).get(fault.package, ())
-        if all(allows(cure, version) for cure in cures)
+        version for version in trainer.tried().get(fault.package, ()) if all(allows(cure, version) for cure in cures)
     ]
     return bool(candidates) and not allows(fault.versions, candidates[0])
 
 
-def _reason(spec: Spec, fault: Fault, trainer: TrainerName | None) -> str:
+def _reason(spec: Spec, fault: Fault, trainer: Versions) -> str:
     """Why a fault that other versions are free of is met all the same."""
     if fault.level != "stops":
         return ""
-    python = spec.cluster.software.get(PYTHON)
-    if trainer == "llamafactory" and python is not None:
-        return f"; {fault.package} {fault.cure} needs Python 3.12 or newer, and `software` of the spec has {python}"
-    return f"; files for ms-swift are written for megatron-core {SWIFT_MEGATRON_CORE}"
+    tried = trainer.tried().get(fault.package, ())
+    if any(allows(fault.cure, version) for version in tried):
+        python = spec.cluster.software[PYTHON]
+        needed = _python_needed(fault)
+        return f"; {fault.package} {fault.cure} needs Python {needed}, and `software` of the spec has {python}"
+    return f"; files for {trainer.title} are written for {fault.package} {tried[0]}" if tried else ""
 
 
-def _python_words(fault: Fault) -> str:
+def _python_needed(fault: Fault) -> str:
+    """`3.12 or newer`; empty where any will do."""
     needed = [python for versions, python in packages()[fault.package].python if allows(versions, _least(fault.cure))]
-    return f", on Python {in_words(needed[0]).replace(' and newer', ' or newer')}" if needed else ""
+    return in_words(needed[0]).replace(" and newer", " or newer") if needed else ""
 
 
 def _least(versions: str) -> str:

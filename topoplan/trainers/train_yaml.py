@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from topoplan.planner.plan import Plan
+from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 from topoplan.trainers.trainer import MAIN_FILE, TrainerFiles
 from topoplan.trainers.usual import DDP_TIMEOUT_S, run_name, save_steps
@@ -19,10 +19,10 @@ OUTPUT_TITLE = "Checkpoints and logs"
 DDP_TIMEOUT = Entry("ddp_timeout", DDP_TIMEOUT_S, "seconds: enough for tokenising, short enough to end a hang")
 
 
-def head(spec: Spec, plan: Plan, what: str) -> tuple[str, ...]:
+def head(spec: Spec, layout: Layout, what: str) -> tuple[str, ...]:
     """The first lines; `what` the file is for."""
     return (
-        f"{spec.model.name} on {spec.cluster.name}: plan {plan.id}",
+        f"{spec.model.name} on {spec.cluster.name}: plan {layout.id}",
         f"For {what}.",
         "Relative paths start at the directory in which the node scripts start the trainer.",
     )
@@ -47,7 +47,7 @@ def output_section(steps: int | None, *further: Entry, first: Sequence[Entry] = 
 
 def trainer_files(
     spec: Spec,
-    plan: Plan,
+    layout: Layout,
     sections: Iterable[Section],
     *,
     user: Mapping[str, Any],
@@ -55,10 +55,10 @@ def trainer_files(
     warnings: Iterable[str],
     further: Mapping[str, str] | None = None,
 ) -> TrainerFiles:
-    """The files of a plan: the sections, and `further` ones beside them, which are a part of the run's identity too."""
+    """Of a layout: the sections, and `further` ones beside them, which are a part of the run's identity too."""
     named = _with_user_keys(list(sections), user)
     identity = [spec.cluster.world_size, values_of(named), *([dict(further)] if further else [])]
-    name = run_name(spec.model, plan.id, identity)
+    name = run_name(spec.model, layout.id, identity)
     named = _with_output_dir(named, user, name)
     return TrainerFiles(
         files={MAIN_FILE: mapping_text(tuple(head), named), **(further or {})},

@@ -1,23 +1,25 @@
-"""What a trainer's writer gives: the files, and what the scripts, the README and the checks of a bundle need to know.
+"""What a trainer is: a value that says everything that the search, the bundle, `check` and a run ask of it.
 
-A writer is for one trainer and some of its backends; `trainers/writers.py` has the table of them all. The rest of
-the bundle (node scripts, job script, hosts.json, plan.json, README.md, preflight) is made from these values alone, and
-asks nowhere which trainer it is.
+Each wing makes one, and `trainers/registry.py` lists them. The rest of a bundle (node scripts, job script, hosts.json,
+plan.json, README.md, preflight) is made from these values alone, and nothing asks which trainer it has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from topoplan.layout.layout import Layout
-from topoplan.planner.plan import Plan
+from topoplan.specs.job import Job
+from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
+from topoplan.specs.traits import Traits
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.registry import TrainerName
-from topoplan.trainers.requirements import Requirement
+from topoplan.trainers.log import Log
+from topoplan.trainers.refusal import Refusal, refuse
+from topoplan.trainers.requirements import Requirement, Versions
 
 MAIN_FILE = "train.yaml"
 """The file that a trainer reads first; a bundle has it whatever the trainer."""
@@ -27,6 +29,10 @@ PLAN_FILE = "plan.json"
 
 DATASET_TO_FILL_IN = "SET_ME"
 """Stands for the dataset that the spec does not name; the node scripts refuse to start with it."""
+
+
+def _nothing(_: object) -> Iterator[Any]:
+    return iter(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +46,7 @@ class TrainerFiles:
     run_name: str
     """Names this run: model, plan, and a hash of everything in the files."""
     warnings: tuple[str, ...]
-    """Sentences for the reader of the bundle."""
+    """Sentences for the reader of the bundle, beside those of the plan."""
 
     @property
     def text(self) -> str:
@@ -107,14 +113,25 @@ class TrainerRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Writer:
-    """One trainer, with some of its backends."""
+class Way:
+    """One way of a trainer to train: layouts of some backends, and what it makes of them."""
 
-    trainer: TrainerName
     backends: tuple[str, ...]
-    files: Callable[[Spec, Plan], TrainerFiles]
-    """The trainer's files. Raises SpecError, LayoutError or ModelError for what the trainer refuses, silently ignores
-    or trains otherwise than planned, with the rule and its source."""
+    """What is searched for it, in this order."""
+    traits: Mapping[str, Traits]
+    """Backend -> how it computes; those that it takes without being searched for them are here too."""
+    packages: Mapping[str, tuple[str, ...]]
+    """Backend -> what it takes beside PyTorch and the trainer itself."""
+    job_refusals: Callable[[Spec], Iterator[Refusal]] = _nothing
+    """Jobs that no layout would help. Asked of the first trainer that has a backend, for all that have it."""
+    model_warnings: Callable[[Model], Iterator[str]] = _nothing
+    """What a user should know of a model; asked in the same way."""
+    refusals: Callable[[Spec, Layout], Iterator[Refusal]]
+    """What it would refuse, silently ignore or train otherwise than planned; the first is what people read."""
+    steps: Callable[[Job, Mapping[str, Any]], int | None]
+    """Optimizer steps of a job with these keys of the trainer; None where nobody says how many samples there are."""
+    files: Callable[[Spec, Layout], TrainerFiles]
+    """Its files, for what is not refused. Raises SpecError for a key of the user that contradicts the layout."""
     run: Callable[[Spec, Layout, Mapping[str, Any]], TrainerRun]
     """What a run wants, from the keys of MAIN_FILE, which a person may have edited since."""
     start: Callable[[Spec, Layout, int], str]
@@ -122,3 +139,33 @@ class Writer:
     It finds $python, $bundle_dir, $master_addr, $master_port and $log_dir; `torchrun_command` is the usual one."""
     versions: Callable[[], Mapping[str, Any]]
     """Package -> version that the files are for, as plan.json has them."""
+
+    def written(self, spec: Spec, layout: Layout) -> TrainerFiles:
+        """Its files. Raises what it refuses, as an error."""
+        refuse(self.refusals(spec, layout))
+        return self.files(spec, layout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """One trainer. `trainers/registry.py` lists them."""
+
+    name: str
+    """As `--trainer` takes it."""
+    title: str
+    """As its makers write it."""
+    ways: tuple[Way, ...]
+    """How it trains: on Megatron first, where it does; no two of them for one backend."""
+    log: Log
+    versions: Versions
+    usual_for: tuple[str, ...] = ()
+    """Kinds of fine-tuning for which its backends are searched where nobody names a trainer."""
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """What is searched for it."""
+        return tuple(backend for way in self.ways for backend in way.backends)
+
+    def way(self, backend: str) -> Way | None:
+        """How it trains layouts of a backend; None where it does not."""
+        return next((way for way in self.ways if backend in way.traits), None)

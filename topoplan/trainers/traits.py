@@ -1,10 +1,9 @@
-"""Traits of the trainers that are usual behind each backend: Megatron-LM, LLaMA-Factory's adapter, transformers."""
+"""Traits that several trainers have: of Megatron-LM, of LLaMA-Factory's adapter, of transformers."""
 
 from __future__ import annotations
 
 from topoplan.operators.logits import FORWARD_LOGIT_BYTES, LOGIT_BYTES
 from topoplan.specs.traits import Loss, Padding, Traits
-from topoplan.trainers.trinity.traits import TRINITY
 
 MEGATRON = Traits(name="megatron", padding=Padding(to_seq_len=True), vocab_multiple=128, dispatcher_across_nodes="flex")
 """Megatron-LM's own training loop and the trainers built on it (Megatron-Bridge, ms-swift).
@@ -40,17 +39,5 @@ HUGGING_FACE = Traits(
 (`train/sft/workflow.py`, `train/dpo/workflow.py`), ms-swift's to the longest sequence itself, which is taken for the
 same."""
 
-TRAITS = {
-    "megatron": MEGATRON,
-    "mca": MCA,
-    "ddp": HUGGING_FACE,
-    "deepspeed": HUGGING_FACE,
-    "fsdp2": HUGGING_FACE,
-}
-_OWN_WAYS = {("trinity", "fsdp2"): TRINITY}
-"""(Trainer, backend) -> traits, of trainers that do otherwise than is usual behind the backend."""
-
-
-def traits_of(backend: str, trainer: str | None) -> Traits:
-    """How a backend's trainer computes; the one that was asked for, where several have the backend."""
-    return _OWN_WAYS.get((trainer or "", backend), TRAITS[backend])
+SHARDED = {"ddp": HUGGING_FACE, "deepspeed": HUGGING_FACE, "fsdp2": HUGGING_FACE}
+"""Backend -> traits of a trainer on transformers."""

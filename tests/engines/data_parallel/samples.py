@@ -11,9 +11,9 @@ from topoplan.engines.data_parallel.step import sharded_time
 from topoplan.engines.prediction import Memory, Time
 from topoplan.layout.forms import layout_from_dict
 from topoplan.layout.layout import Layout
-from topoplan.planner.case import case_of
 from topoplan.specs.model import Attention, Layer, Mlp, Model
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, WIDTH, VOCABULARY, LAYERS = 64, 4, 2, 16, 160, 1000, 3
 TINY_LAYER = Layer(

@@ -8,7 +8,7 @@ from tests.engines.data_parallel.samples import sharded, small_spec
 from topoplan.engines.data_parallel.communicators import communicators, communicators_bytes, members_of
 from topoplan.engines.data_parallel.memory import sharded_memory
 from topoplan.network.communicators import Member
-from topoplan.planner.case import case_of
+from topoplan.trainers.case import case_of
 
 MIB = 2**20
 

@@ -15,8 +15,8 @@ from topoplan.engines.data_parallel.rules import SHARDED_RULES
 from topoplan.engines.micro_batches import MAX_MICRO_BATCH_SIZE
 from topoplan.engines.rule import broken_rule
 from topoplan.layout.layout import SHARDED_BACKENDS, USUAL, Layout, Recompute, changed
-from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 FULL = Recompute(granularity="full", method="uniform", num_layers=1)
 DEEPSPEED_STATES = [

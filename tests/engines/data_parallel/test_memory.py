@@ -13,8 +13,8 @@ from topoplan.engines.data_parallel.memory import layer_uses, tokens_of
 from topoplan.engines.data_parallel.step import sharded_shard
 from topoplan.engines.prediction import FREED, Memory
 from topoplan.operators.finetuning import elements_of
-from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 GIB = 2**30
 WAYS: list[tuple[str, dict[str, Any]]] = [

@@ -8,8 +8,8 @@ import pytest
 from tests.layout.specs import DENSE, LINEAR, MLA, make_layout, make_spec, with_attention
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
 from topoplan.engines.rule import broken_rule
-from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 ZERO2, ZERO3 = {"backend": "deepspeed", "zero_stage": 2}, {"backend": "deepspeed", "zero_stage": 3}
 DDP, FSDP2 = {"backend": "ddp"}, {"backend": "fsdp2"}

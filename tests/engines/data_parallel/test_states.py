@@ -12,8 +12,8 @@ from tests.engines.samples import spec_of
 from topoplan.engines.data_parallel.states import ShardedStates, largest_layer, root_elements
 from topoplan.operators.finetuning import elements_of
 from topoplan.operators.params import parameter_count
-from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 WAYS: list[tuple[str, dict[str, Any]]] = [
     ("ddp", {}),

@@ -14,8 +14,8 @@ from topoplan.engines.data_parallel.step import Passes, sharded_terms, tuning_of
 from topoplan.engines.prediction import Time
 from topoplan.layout.layout import Layout
 from topoplan.operators.eager import Tuning
-from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 WAYS: list[tuple[str, dict[str, Any]]] = [
     ("ddp", {}),

@@ -9,9 +9,9 @@ from topoplan.engines.data_parallel.step import ShardedTerms, sharded_terms
 from topoplan.engines.data_parallel.timeline import GPU, NETWORK, PCIE
 from topoplan.engines.data_parallel.timeline import HOST as HOST_LANE
 from topoplan.planner.account import time_account, timeline
-from topoplan.planner.case import case_of
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 
 def whole(spec: Spec, plan: Plan) -> tuple[ShardedTerms, float, float]:

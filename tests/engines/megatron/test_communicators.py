@@ -6,9 +6,9 @@ from tests.engines.samples import DENSE, MIXED, TIED, layout_of, memory_of, spec
 from topoplan.engines.megatron.communicators import communicators, communicators_bytes
 from topoplan.layout.layout import Layout
 from topoplan.network.communicators import Communicator
-from topoplan.planner.case import case_of
 from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 MIB = 2**20
 

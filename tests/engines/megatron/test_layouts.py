@@ -28,8 +28,8 @@ from topoplan.engines.micro_batches import MAX_MICRO_BATCH_SIZE
 from topoplan.engines.rule import broken_rule
 from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.layout.stages import balanced_pipeline_layout, end_sizes, split_stages, spread_pipeline_layout
-from topoplan.planner.case import case_of
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 NODES = {DENSE: 4, MOE: 2, MLA: 2, VISION: 4, LINEAR: 2}
 

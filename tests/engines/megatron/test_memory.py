@@ -23,10 +23,10 @@ from topoplan import catalog
 from topoplan.engines.megatron.memory import predict_memory
 from topoplan.operators.activations import layer_activations
 from topoplan.operators.shard import shard_of
-from topoplan.planner.case import case_of
 from topoplan.planner.measured import MeasuredRun
 from topoplan.specs.config_json import model_from_config
 from topoplan.specs.gpu_profile import profile_of
+from topoplan.trainers.case import case_of
 
 GIB = 2**30
 RUNS = [run for run in measured_runs("SimuMax B200") if run.measured.stage_allocated_gib]

@@ -18,7 +18,7 @@ from tests.engines.samples import (
 from topoplan.engines.megatron.microbatch import recomputed_share, stage_parts
 from topoplan.layout.layout import Recompute, stages_of
 from topoplan.layout.stages import Chunk
-from topoplan.planner.case import case_of
+from topoplan.trainers.case import case_of
 
 
 def test_ranks_of_the_same_kind_keep_their_places_in_the_pipeline() -> None:

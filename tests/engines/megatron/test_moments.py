@@ -16,7 +16,7 @@ from tests.engines.samples import (
 from topoplan.layout.layout import changed
 from topoplan.operators.activations import layer_activations
 from topoplan.operators.shard import shard_of
-from topoplan.planner.case import case_of
+from topoplan.trainers.case import case_of
 
 
 @pytest.mark.parametrize("mtp_num_layers", [0, 1, 2])

@@ -20,11 +20,11 @@ from topoplan.engines.megatron.rules import (
 from topoplan.engines.rule import broken_rule
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.operators.divisors import divisors_of
-from topoplan.planner.case import case_of
 from topoplan.specs import known
 from topoplan.specs.cluster import Fabric
 from topoplan.specs.facts import facts_of
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 RULE = {rule.name: rule for rule in RULES}
 FULL_2 = Recompute(granularity="full", method="uniform", num_layers=2)

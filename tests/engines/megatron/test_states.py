@@ -14,7 +14,7 @@ from tests.engines.samples import (
 )
 from topoplan.engines.megatron.states import rank_kinds, stage_parameters
 from topoplan.layout.layout import changed
-from topoplan.planner.case import case_of
+from topoplan.trainers.case import case_of
 
 
 def test_the_states_are_2_bytes_of_weight_4_of_gradient_and_12_sharded() -> None:

@@ -22,10 +22,10 @@ from tests.engines.samples import (
 from topoplan.engines.megatron.microbatch import StageTime
 from topoplan.engines.megatron.step import DataParallel, data_parallel, optimizer_time
 from topoplan.layout.layout import Layout, changed
-from topoplan.planner.case import case_of
 from topoplan.planner.measured import MeasuredRun
 from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 RUNS = measured_runs("SimuMax B200")
 

@@ -7,12 +7,14 @@ import pytest
 from tests.layout.specs import DENSE, LINEAR, VISION, make_spec
 from topoplan.errors import ModelError, SpecError
 from topoplan.trainers.llamafactory.key_list import templates
-from topoplan.trainers.llamafactory.mca_refusals import FP8_RECIPES, SUPPORTED_MODEL_TYPES, check_job, check_precision
-from topoplan.trainers.traits import MCA, MEGATRON, TRAITS
+from topoplan.trainers.llamafactory.mca_refusals import FP8_RECIPES, SUPPORTED_MODEL_TYPES, job_refusals
+from topoplan.trainers.refusal import refuse
+from topoplan.trainers.shared_refusals import missing_precision
+from topoplan.trainers.traits import MCA, MEGATRON
 
 
 def test_the_usual_job_is_fine() -> None:
-    check_job(make_spec(DENSE))
+    refuse(job_refusals(make_spec(DENSE)))
 
 
 def test_the_model_types_are_those_that_the_emitter_knows() -> None:
@@ -22,12 +24,12 @@ def test_the_model_types_are_those_that_the_emitter_knows() -> None:
 @pytest.mark.parametrize("name", ["openai/gpt-oss-20b", "moonshotai/Kimi-K2-Instruct", "deepseek-ai/DeepSeek-V2"])
 def test_an_unsupported_model_type_is_named_with_the_ones_that_are(name: str) -> None:
     with pytest.raises(ModelError, match=r"does not support model_type .*; expected one of deepseek_v3, glm4_moe"):
-        check_job(make_spec(name))
+        refuse(job_refusals(make_spec(name)))
 
 
 @pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V3", "zai-org/GLM-4.5"])
 def test_token_prediction_of_the_types_whose_weights_the_adapter_loads_is_fine(name: str) -> None:
-    check_job(make_spec(name, mtp_num_layers=1))
+    refuse(job_refusals(make_spec(name, mtp_num_layers=1)))
 
 
 @pytest.mark.parametrize(
@@ -40,23 +42,23 @@ def test_token_prediction_of_the_types_whose_weights_the_adapter_loads_is_fine(n
 )
 def test_other_token_prediction_is_refused(name: str, count: int, said: str) -> None:
     with pytest.raises(SpecError, match=said):
-        check_job(make_spec(name, mtp_num_layers=count))
+        refuse(job_refusals(make_spec(name, mtp_num_layers=count)))
 
 
 def test_preferences_are_learned_by_text_models_alone() -> None:
-    check_job(make_spec(DENSE, stage="dpo"))
+    refuse(job_refusals(make_spec(DENSE, stage="dpo")))
     with pytest.raises(SpecError, match=r"cannot find the images in it; expected stage pt or sft"):
-        check_job(make_spec(VISION, stage="dpo"))
+        refuse(job_refusals(make_spec(VISION, stage="dpo")))
 
 
 def test_pre_training_of_a_vision_language_model_freezes_nothing() -> None:
     trained = {"freeze_vision_tower": False, "freeze_multi_modal_projector": False}
-    check_job(make_spec(VISION, stage="pt", **trained))
-    check_job(make_spec(DENSE, stage="pt"))
+    refuse(job_refusals(make_spec(VISION, stage="pt", **trained)))
+    refuse(job_refusals(make_spec(DENSE, stage="pt")))
     with pytest.raises(SpecError, match=r"expected freeze_vision_tower and freeze_multi_modal_projector false; set"):
-        check_job(make_spec(VISION, stage="pt"))
+        refuse(job_refusals(make_spec(VISION, stage="pt")))
     with pytest.raises(SpecError, match=r"expected freeze_language_model false; set"):
-        check_job(make_spec(VISION, stage="pt", freeze_language_model=True, **trained))
+        refuse(job_refusals(make_spec(VISION, stage="pt", freeze_language_model=True, **trained)))
 
 
 @pytest.mark.parametrize("finetuning", ["freeze", "lora", "qlora"])
@@ -64,7 +66,7 @@ def test_only_full_fine_tuning_reaches_the_trainer(finetuning: str) -> None:
     with pytest.raises(
         SpecError, match=f"finetuning '{finetuning}' with backend mca: .* trains all weights all the same"
     ):
-        check_job(make_spec(finetuning=finetuning))
+        refuse(job_refusals(make_spec(finetuning=finetuning)))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_only_full_fine_tuning_reaches_the_trainer(finetuning: str) -> None:
     ],
 )
 def test_a_precision_with_a_recipe_is_fine(gpu: str, precision: str) -> None:
-    check_job(make_spec(gpu=gpu, precision=precision))
+    refuse(job_refusals(make_spec(gpu=gpu, precision=precision)))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_a_precision_with_a_recipe_is_fine(gpu: str, precision: str) -> None:
 )
 def test_a_precision_that_the_card_lacks_is_refused(gpu: str, precision: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
-        check_precision(make_spec(gpu=gpu, precision=precision))
+        refuse(missing_precision(make_spec(gpu=gpu, precision=precision)))
 
 
 @pytest.mark.parametrize(
@@ -104,23 +106,22 @@ def test_a_precision_that_the_card_lacks_is_refused(gpu: str, precision: str, sa
 )
 def test_a_precision_that_only_the_adapter_lacks_is_refused(gpu: str, precision: str, said: str) -> None:
     spec = make_spec(gpu=gpu, precision=precision)
-    check_precision(spec)
+    refuse(missing_precision(spec))
     with pytest.raises(SpecError, match=said):
-        check_job(spec)
+        refuse(job_refusals(spec))
 
 
 def test_linear_attention_needs_kernels_that_volta_lacks() -> None:
     with pytest.raises(ModelError, match="needs Transformer Engine, which has no kernels for v100-sxm-32gb"):
-        check_job(make_spec(LINEAR, gpu="v100-sxm-32gb", precision="fp16"))
+        refuse(job_refusals(make_spec(LINEAR, gpu="v100-sxm-32gb", precision="fp16")))
 
 
 def test_a_message_starts_with_the_file() -> None:
     with pytest.raises(SpecError, match=r"^cluster\.yaml: finetuning"):
-        check_job(replace(make_spec(finetuning="lora"), path="cluster.yaml"))
+        refuse(job_refusals(replace(make_spec(finetuning="lora"), path="cluster.yaml")))
 
 
 def test_the_adapter_neither_pads_the_vocabulary_nor_splits_one_that_does_not_divide() -> None:
-    assert (TRAITS["mca"], TRAITS["megatron"]) == (MCA, MEGATRON)
     assert (MCA.vocab_multiple, MCA.vocab_must_divide) == (1, True)
     assert (MEGATRON.dispatcher, MEGATRON.dispatcher_across_nodes) == ("alltoall", "flex")
     assert (MCA.dispatcher, MCA.dispatcher_across_nodes) == ("alltoall", "alltoall")

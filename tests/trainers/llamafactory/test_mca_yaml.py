@@ -15,11 +15,13 @@ from tests.bundle.samples import (
     QWEN3_30B,
     QWEN3_VL_8B,
     V100,
+    make_spec_and_layout,
     make_spec_and_plan,
 )
 from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Recompute
 from topoplan.trainers.llamafactory.key_list import known_keys
+from topoplan.trainers.llamafactory.mca import MEGATRON
 from topoplan.trainers.llamafactory.mca_facts import model_directory, training_steps
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
 
@@ -36,7 +38,7 @@ REFUSED_SOMEWHERE = {
 
 def written(**what: Any) -> dict[str, Any]:
     """train.yaml as a YAML reader sees it."""
-    trainer = trainer_file(*make_spec_and_plan(**what))
+    trainer = trainer_file(*make_spec_and_layout(**what))
     read: dict[str, Any] = yaml.safe_load(trainer.text)
     assert read == dict(trainer.values)
     return read
@@ -44,7 +46,7 @@ def written(**what: Any) -> dict[str, Any]:
 
 def refused(**what: Any) -> str:
     with pytest.raises((LayoutError, SpecError, ModelError)) as caught:
-        trainer_file(*make_spec_and_plan(**what))
+        MEGATRON.written(*make_spec_and_layout(**what))
     return str(caught.value)
 
 
@@ -126,7 +128,7 @@ def test_numbers_are_numbers_and_warm_up_is_a_whole_number_of_steps() -> None:
 
 
 def test_every_comment_is_a_comment_to_any_reader() -> None:
-    text = trainer_file(*make_spec_and_plan()).text
+    text = trainer_file(*make_spec_and_layout()).text
     assert yaml.safe_load("\n".join(line.split("  # ")[0] for line in text.splitlines())) == yaml.safe_load(text)
     assert max(len(line) for line in text.splitlines()) <= 120
 
@@ -302,7 +304,7 @@ def test_fewer_steps_warm_up_than_there_are() -> None:
 
 
 def test_stage_dpo_counts_pairs_and_has_no_key_of_sft() -> None:
-    text = trainer_file(*make_spec_and_plan(model=QWEN3_8B, job={"stage": "dpo"})).text
+    text = trainer_file(*make_spec_and_layout(model=QWEN3_8B, job={"stage": "dpo"})).text
     assert "64 pairs a step" in text
     assert "twice as many sequences" in text
     assert "packing" not in text
@@ -318,7 +320,6 @@ def test_what_the_trainer_cannot_do_is_refused() -> None:
     assert "job.finetuning" in refused(job={"finetuning": "lora"})
     assert "expected pt, sft or dpo" in refused(job={"stage": "kto"})
     assert "'gpt2'" in refused(model=replace(QWEN3_8B, model_type="gpt2"))
-    assert "expected mca" in refused(backend="megatron")
     assert "wait for ever" in refused(job={"samples": 5})
     assert "division by zero after a step" in refused(job={"samples": 63})
     assert written(job={"samples": 64})["warmup_steps"] == 1
@@ -327,7 +328,7 @@ def test_what_the_trainer_cannot_do_is_refused() -> None:
 def test_a_layout_of_another_cluster_is_refused() -> None:
     spec, plan = make_spec_and_plan()
     with pytest.raises(LayoutError, match="the cluster has 8"):
-        trainer_file(replace(spec, cluster=ONE_NODE), plan)
+        MEGATRON.written(replace(spec, cluster=ONE_NODE), plan.layout)
 
 
 def test_lengths_that_the_padding_cannot_bring_about_are_refused() -> None:
@@ -339,7 +340,7 @@ def test_lengths_that_the_padding_cannot_bring_about_are_refused() -> None:
 
 def test_warnings_say_what_is_right_to_write_and_may_still_surprise() -> None:
     def warned(**what: Any) -> str:
-        return " ".join(trainer_file(*make_spec_and_plan(**what)).warnings)
+        return " ".join(trainer_file(*make_spec_and_layout(**what)).warnings)
 
     assert warned(job={"template": "qwen3_v1"}).endswith("did you mean 'qwen3_vl'?")
     assert "4032 tokens" in warned(job={"seq_len": 4000})
@@ -369,7 +370,7 @@ def test_token_prediction_is_asked_for_and_never_left_to_the_checkpoint() -> Non
 
 def test_hugging_face_weights_are_saved_where_the_adapter_can_export_them() -> None:
     for layout, exports in (({"tp": 2, "dp": 16, "ep": 4}, False), ({"tp": 1, "dp": 32, "ep": 4}, True)):
-        files = trainer_file(*make_spec_and_plan(model=QWEN3_30B, **layout))
+        files = trainer_file(*make_spec_and_layout(model=QWEN3_30B, **layout))
         assert files.values["save_hf_model"] is exports
         said = [one for one in files.warnings if "no Hugging Face weights are saved" in one]
         assert len(said) == (not exports)

@@ -35,7 +35,7 @@ def bundle(**what: Any) -> dict[str, str]:
 
 def run(**what: Any) -> TrainerRun:
     spec, plan = make_spec_and_plan(**{"model": QWEN3_8B, **what})
-    return plain_run(spec, plan.layout, plain_trainer_files(spec, plan).values)
+    return plain_run(spec, plan.layout, plain_trainer_files(spec, plan.layout).values)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -10,14 +10,15 @@ import pytest
 from tests.bundle.samples import CLUSTER, ONE_NODE, QWEN3_8B, QWEN3_VL_8B, make_spec_and_plan
 from topoplan.errors import InputError, LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Recompute
-from topoplan.trainers.llamafactory.plain_refusals import check_plain
+from topoplan.trainers.llamafactory.plain_refusals import refusals
+from topoplan.trainers.refusal import refuse
 
 WITH_MEMORY = replace(CLUSTER, host_memory_bytes=2**41)
 
 
 def check(**what: Any) -> None:
     spec, plan = make_spec_and_plan(**{"model": QWEN3_8B, "cluster": WITH_MEMORY, **what})
-    check_plain(spec, plan.layout)
+    refuse(refusals(spec, plan.layout))
 
 
 @pytest.mark.parametrize(
@@ -99,4 +100,4 @@ def test_what_it_refuses_or_ignores_is_an_error(what: dict[str, Any], error: typ
 def test_a_layout_for_other_gpus_is_refused() -> None:
     spec, plan = make_spec_and_plan(model=QWEN3_8B, backend="ddp")
     with pytest.raises(LayoutError, match="dp 32 = 32 GPUs, and the cluster has 8"):
-        check_plain(replace(spec, cluster=ONE_NODE), plan.layout)
+        refuse(refusals(replace(spec, cluster=ONE_NODE), plan.layout))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.bundle.samples import CLUSTER, QWEN3_8B, QWEN3_VL_8B, make_spec_and_plan
+from tests.bundle.samples import CLUSTER, QWEN3_8B, QWEN3_VL_8B, make_spec_and_layout, make_spec_and_plan
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Recompute
 from topoplan.trainers.llamafactory.key_list import plain_keys
@@ -24,7 +24,7 @@ CASES: list[dict[str, Any]] = [
 
 
 def values(**what: Any) -> dict[str, Any]:
-    files = plain_trainer_files(*make_spec_and_plan(**{"model": QWEN3_8B, "cluster": WITH_MEMORY, **what}))
+    files = plain_trainer_files(*make_spec_and_layout(**{"model": QWEN3_8B, "cluster": WITH_MEMORY, **what}))
     read: dict[str, Any] = yaml.safe_load(files.text)
     assert read == files.values
     assert read.keys() <= plain_keys().keys()
@@ -79,14 +79,14 @@ def test_gradient_checkpointing_and_liger_follow_the_layout() -> None:
 
 def test_the_last_batch_of_an_epoch_is_a_step_too() -> None:
     job = {"samples": 6401, "epochs": 2.0}
-    text = plain_trainer_files(*make_spec_and_plan(model=QWEN3_8B, backend="ddp", job=job)).text
+    text = plain_trainer_files(*make_spec_and_layout(model=QWEN3_8B, backend="ddp", job=job)).text
     assert "3% of 202 steps" in text
 
 
 def test_each_backend_has_its_own_file_beside_the_yaml() -> None:
     def names(**what: Any) -> list[str]:
         spec, plan = make_spec_and_plan(model=QWEN3_8B, **what)
-        return list(plain_trainer_files(spec, plan).files)
+        return list(plain_trainer_files(spec, plan.layout).files)
 
     assert names(backend="ddp") == ["train.yaml"]
     assert names(backend="deepspeed") == ["train.yaml", "ds_config.json"]
@@ -96,7 +96,7 @@ def test_each_backend_has_its_own_file_beside_the_yaml() -> None:
 def test_what_stands_in_the_file_beside_is_a_part_of_the_runs_name() -> None:
     def run(**what: Any) -> str:
         spec, plan = make_spec_and_plan(model=QWEN3_8B, cluster=WITH_MEMORY, backend="deepspeed", **what)
-        return plain_trainer_files(spec, plan).run_name.rpartition("-")[2]
+        return plain_trainer_files(spec, plan.layout).run_name.rpartition("-")[2]
 
     assert run(zero_stage=3) == run(zero_stage=3) != run(zero_stage=2)
     assert run(zero_stage=3, offload_optimizer=True) != run(zero_stage=3)

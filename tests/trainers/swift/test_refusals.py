@@ -14,12 +14,13 @@ from topoplan.layout.layout import Recompute
 from topoplan.specs.job import Job
 from topoplan.specs.known import model as catalog_model
 from topoplan.specs.model import LinearAttention
+from topoplan.trainers.refusal import refuse
 from topoplan.trainers.swift.refusals import (
     LIGER_MODEL_TYPES,
     MEGATRON_MODEL_TYPES,
-    check_finetuning,
-    check_megatron,
-    check_sharded,
+    finetuning,
+    megatron_refusals,
+    sharded_refusals,
 )
 
 WITH_MEMORY = replace(CLUSTER, host_memory_bytes=2**41)
@@ -29,12 +30,12 @@ ON_B200 = replace(WITH_MEMORY, gpu=B200)
 
 def sharded(**what: Any) -> None:
     spec, plan = make(**{"cluster": WITH_MEMORY, "model": QWEN3_8B, "backend": "ddp", **what})
-    check_sharded(spec, plan.layout)
+    refuse(sharded_refusals(spec, plan.layout))
 
 
 def megatron(**what: Any) -> None:
     spec, plan = make(**{"cluster": WITH_MEMORY, "model": QWEN3_8B, "backend": "megatron", **what})
-    check_megatron(spec, plan.layout)
+    refuse(megatron_refusals(spec, plan.layout))
 
 
 ZERO: dict[str, Any] = {"backend": "deepspeed"}
@@ -126,7 +127,7 @@ def test_a_layout_of_another_cluster_is_refused() -> None:
     spec, _ = make(cluster=WITH_MEMORY, model=QWEN3_8B, backend="ddp")
     _, plan = make(cluster=ONE_NODE, model=QWEN3_8B, backend="ddp")
     with pytest.raises(LayoutError, match="for 8 GPUs, and the cluster has 32"):
-        check_sharded(spec, plan.layout)
+        refuse(sharded_refusals(spec, plan.layout))
 
 
 def test_linear_attention_is_not_split_by_heads() -> None:
@@ -149,6 +150,8 @@ MEGATRON_TAKEN: dict[str, dict[str, Any]] = {
     "adapters": {"job": LORA, **MEGATRON},
     "adapters of experts": {"job": LORA, "model": QWEN3_30B, "tp": 2, "ep": 4, **MEGATRON},
     "adapters of a language model that sees": {"job": LORA | FROZEN, "model": QWEN3_VL_8B, **MEGATRON},
+    "adapters of some layers": {"job": LORA | {"lora_target": ("linear_qkv", "linear_fc2")}, **MEGATRON},
+    "adapters of token prediction": {"job": LORA | {"lora_target": ("eh_proj",), "mtp_num_layers": 1}, **MEGATRON},
     "dense": {},
     "experts": {"model": QWEN3_30B, "tp": 2, "ep": 4},
     "images": {"model": QWEN3_VL_8B},
@@ -185,6 +188,12 @@ def test_what_megatron_sft_can_do_is_taken(case: str) -> None:
             "the language model alone",
         ),
         ({"job": LORA | {"lora_target": ("q_proj",)}, **MEGATRON}, SpecError, "job.lora_target", "called q_proj"),
+        (
+            {"job": LORA | {"lora_target": ("eh_proj",)}, **MEGATRON},
+            SpecError,
+            "job.lora_target",
+            "or some of linear_qkv",
+        ),
         ({"job": {"pure_bf16": True}}, SpecError, "job", "no such mode"),
         ({"job": {"optimizer": "adamw_8bit"}}, SpecError, "job", "no such mode"),
         ({"job": {"precision": "mxfp8"}}, SpecError, "job.precision", "not trained on h100"),
@@ -212,4 +221,4 @@ def test_the_lists_of_model_types_hold_the_families_of_the_catalogue() -> None:
 def test_a_dpo_with_adapters_is_said_not_to_be_predicted() -> None:
     job = Job(seq_len=4096, global_batch_size=64, finetuning="lora", stage="dpo")
     with pytest.raises(SpecError, match="stage dpo with LoRA is not predicted"):
-        check_finetuning(job, QWEN3_8B, "megatron")
+        refuse(finetuning(job, QWEN3_8B))

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.bundle.samples import HOSTS
+from tests.bundle.test_node_script import NAMES, VALUES, start
 from tests.sizes import examples
 from tests.trainers.swift.plans import WITH_MEMORY, files_for
-from tests.trainers.test_torchrun import NAMES, VALUES, start
 from topoplan.bundle.write import write_bundle
 
 # Finds every module, reads train.yaml as Python does, and notes what torchrun would get.

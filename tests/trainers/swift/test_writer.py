@@ -9,15 +9,15 @@ import pytest
 
 from tests.bundle.samples import ONE_NODE, QWEN3_VL_8B, make_spec_and_plan
 from tests.trainers.swift.plans import SAMPLES, WITH_MEMORY, files_for
+from topoplan.trainers.registry import written_by
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, TrainerRun
-from topoplan.trainers.writers import writer_for
 
 
 def run_of(edited: dict[str, Any] | None = None, *, job: dict[str, Any] | None = None, **layout: Any) -> TrainerRun:
     what = {"cluster": WITH_MEMORY, "job": {"dataset": SAMPLES, **(job or {})}, "backend": "ddp", **layout}
     spec, plan = make_spec_and_plan(**what)
-    writer = writer_for(plan.layout.backend, "swift")
-    return writer.run(spec, plan.layout, {**writer.files(spec, plan).values, **(edited or {})})
+    _, way = written_by(plan.layout.backend, "swift")
+    return way.run(spec, plan.layout, {**way.files(spec, plan.layout).values, **(edited or {})})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from topoplan.errors import InputError
 from topoplan.layout.layout import Recompute
 from topoplan.specs.known import model
 from topoplan.trainers.trainer import TrainerFiles
-from topoplan.trainers.trinity.document import output_directory, training_steps, trinity_files
+from topoplan.trainers.trinity.document import output_directory, training_steps
+from topoplan.trainers.trinity.trainer import TRINITY_RFT
 
 CLUSTER = replace(ONE_NODE, host_memory_bytes=2**41)
 
@@ -22,7 +23,7 @@ def files(
     usual = {"packing": False, "dataset": "org/chats", "seq_len": 8192}
     fields = {"backend": "fsdp2", "recompute": Recompute(granularity="full", method="uniform", num_layers=1), **layout}
     spec, plan = make_spec_and_plan(cluster=cluster, model=model(name), job={**usual, **(job or {})}, **fields)
-    return trinity_files(spec, plan)
+    return TRINITY_RFT.ways[0].written(spec, plan.layout)
 
 
 def test_the_text_holds_the_values() -> None:
@@ -126,4 +127,4 @@ def test_ulysses_that_does_not_divide_the_heads_is_refused() -> None:
 def test_vision_models_are_refused() -> None:
     spec, plan = make_spec_and_plan(cluster=CLUSTER, model=QWEN3_VL_8B, job={"packing": False}, backend="fsdp2")
     with pytest.raises(InputError, match="vision tower"):
-        trinity_files(spec, plan)
+        TRINITY_RFT.ways[0].written(spec, plan.layout)

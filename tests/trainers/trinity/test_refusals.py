@@ -10,7 +10,8 @@ import pytest
 from tests.bundle.samples import CLUSTER, ONE_NODE, QWEN3_VL_8B, make_spec_and_plan
 from topoplan.errors import InputError, LayoutError, ModelError, SpecError
 from topoplan.specs.known import model
-from topoplan.trainers.trinity.refusals import check_trinity
+from topoplan.trainers.refusal import refuse
+from topoplan.trainers.trinity.refusals import refusals
 
 WITH_MEMORY = replace(ONE_NODE, host_memory_bytes=2**41)
 QWEN3 = model("Qwen3-8B")
@@ -19,7 +20,7 @@ QWEN3 = model("Qwen3-8B")
 def check(*, job: dict[str, Any] | None = None, **what: Any) -> None:
     usual = {"cluster": WITH_MEMORY, "model": QWEN3, "backend": "fsdp2"}
     spec, plan = make_spec_and_plan(job={"packing": False, **(job or {})}, **{**usual, **what})
-    check_trinity(replace(spec, path="c.yaml"), plan.layout)
+    refuse(refusals(replace(spec, path="c.yaml"), plan.layout))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from topoplan.bundle.write import write_bundle
 from topoplan.planner.predict import predict
 from topoplan.specs.json_source import parse_json
 from topoplan.specs.known import model
-from topoplan.trainers.writers import writer_for
+from topoplan.trainers.registry import written_by
 
 
 def bundle(**job: Any) -> dict[str, str]:
@@ -35,8 +35,8 @@ def bundle(**job: Any) -> dict[str, str]:
 
 
 def test_it_is_taken_for_fsdp2_where_it_is_asked_for() -> None:
-    assert writer_for("fsdp2", "trinity").trainer == "trinity"
-    assert writer_for("fsdp2").trainer == "llamafactory"
+    assert written_by("fsdp2", "trinity")[0].name == "trinity"
+    assert written_by("fsdp2")[0].name == "llamafactory"
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named in the spec", "taken for the layout"])

@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from topoplan.engines.data_parallel.sharding import sharding_of
-from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
 
@@ -97,14 +96,3 @@ def shards_of(layout: Layout, gpus_per_node: int) -> Shares:
         gradients=ranks if how.divides_gradients else 1,
         optimizer=ranks if how.divides_optimizer else 1,
     )
-
-
-def check_packing(job: Job) -> None:
-    """Raise SpecError for packed weights that would have to be trained themselves."""
-    if job.quantization_bit is not None and job.finetuning != "qlora":
-        raise SpecError(
-            f"quantization_bit {job.quantization_bit} with finetuning {job.finetuning}: only LoRA trains beside"
-            " quantized weights",
-            where="job.quantization_bit",
-            remedy="set finetuning: qlora, or leave it out",
-        )

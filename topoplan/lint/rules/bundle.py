@@ -12,6 +12,7 @@ from typing import Any
 import topoplan
 from topoplan.bundle.bundle import PLAN_SCHEMA
 from topoplan.bundle.bundle_files import edited_scripts, is_script
+from topoplan.bundle.node_script import script_name
 from topoplan.bundle.plan_file import RecordedPlan, read_plan_file, written_again
 from topoplan.bundle.whole import mixture
 from topoplan.bundle.write import bundle_changes, listed
@@ -22,8 +23,7 @@ from topoplan.reading.setup import Setup
 from topoplan.specs.cluster import MOST_GPUS
 from topoplan.specs.source import parse_source, read_text
 from topoplan.trainers.codecs import codec_for
-from topoplan.trainers.torchrun import script_name
-from topoplan.trainers.writers import default_trainer
+from topoplan.trainers.registry import written_by
 
 _KINDS: Mapping[str, PartKind] = {".yaml": "yaml", ".sh": "shell"}
 _PLAN, _TRAINER = "plan.json", "train.yaml"
@@ -164,7 +164,7 @@ def _disagreements(directory: Path, recorded: RecordedPlan | None, fresh: Mappin
     if recorded is None or _TRAINER not in fresh:
         return
     backend = recorded.plan.layout.backend
-    codec = codec_for(recorded.trainer or default_trainer(backend), backend)
+    codec = codec_for(recorded.trainer or written_by(backend)[0].name, backend)
     if codec is None:
         return
     try:

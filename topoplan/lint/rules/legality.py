@@ -11,9 +11,9 @@ from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
 from topoplan.lint.rules.layout_keys import KEYS_OF_RULE, key_line
 from topoplan.lint.translate import Translation
-from topoplan.planner.case import case_of
 from topoplan.reading.finding import Finding, Severity
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 
 SLOW_RULES = frozenset(["tp-in-nvlink-domain"])
 """A trainer runs what breaks them, at the speed of the network between nodes."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from topoplan.catalog.releases import releases
 from topoplan.trainers.environment import EnvVar
+from topoplan.trainers.requirements import Versions
 
 LAUNCHER = '-m llamafactory.launcher "$bundle_dir/train.yaml"'
 """What each process runs: launcher.py calls `run_exp` as a module, and `read_args` takes argv[1] as the YAML."""
@@ -14,6 +16,16 @@ CACHING_ALLOCATOR = EnvVar(
     name="PYTORCH_CUDA_ALLOC_CONF",
     value="expandable_segments:True",
     reason="less fragmentation; llamafactory-cli sets it too",
+)
+
+VERSIONS = Versions(
+    title="LLaMA-Factory",
+    bounds={
+        "mcore_adapter": (">=0.10.dev0", "0.0.1 is another project of that name on PyPI"),
+        # mcore_adapter 8eb27cc pyproject.toml: megatron-core>=0.15.0,<0.19.0
+        "megatron-core": (">=0.15,<0.19", "mcore_adapter is written for megatron-core from 0.15 to 0.18"),
+    },
+    tried=lambda: {"megatron-core": (releases()[0].megatron_core, "0.18.2")},
 )
 
 

@@ -1,23 +1,28 @@
-"""The writer of LLaMA-Factory's Megatron (MCA) trainer; train.yaml itself is in `mca_yaml.py`."""
+"""LLaMA-Factory on Megatron-core (MCA): what a run wants; train.yaml itself is in `mca_yaml.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from topoplan.layout.layout import Layout
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.job import Job
+from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import checkpoint_size
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, dataset_directory
+from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, VERSIONS, dataset_directory
 from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.mca_facts import resumable, training_steps
+from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES, job_refusals, refusals
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
 from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
+from topoplan.trainers.steps import step_limit
 from topoplan.trainers.torchrun import torchrun_command
-from topoplan.trainers.trainer import ReadmeWords, TrainerRun, Writer
+from topoplan.trainers.trainer import ReadmeWords, TrainerRun, Way
+from topoplan.trainers.traits import MCA
 
 _START = """\
 # The launcher module under one torchrun: `llamafactory-cli train` would start a second one in each process.
@@ -55,7 +60,7 @@ def trainer_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
         ),
         checkpoint=checkpoint_size(spec, layout, values),
         resumable=can_resume,
-        steps=training_steps(spec.job, values.get("max_steps")),
+        steps=_steps(spec.job, values),
         readme=_readme(spec, requirements, can_resume=can_resume),
     )
 
@@ -71,7 +76,7 @@ def _requirements(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> tupl
     }
     if values.get("transformer_impl") == "local":
         del wanted["transformer-engine"]
-    return requirements_of(spec, layout, "llamafactory", wanted)
+    return requirements_of(spec, layout, VERSIONS, wanted)
 
 
 def _environment(cluster: Cluster, layout: Layout) -> tuple[EnvVar, ...]:
@@ -102,9 +107,25 @@ def _start(spec: Spec, layout: Layout, node: int) -> str:
     return _START + torchrun_command(spec, node, LAUNCHER)
 
 
-WRITER = Writer(
-    trainer="llamafactory",
+def _steps(job: Job, keys: Mapping[str, Any]) -> int | None:
+    return training_steps(job, step_limit(keys, "max_steps"))
+
+
+def _model_warnings(model: Model) -> Iterator[str]:
+    if model.model_type not in SUPPORTED_MODEL_TYPES:
+        yield f"the MCA trainer does not support model_type {model.model_type!r}"
+    if model.model_type == "qwen3_next":
+        yield "mcore_adapter 0.10 cannot build Qwen3-Next on megatron-core 0.15.3 to 0.16.1: try the trainer first"
+
+
+MEGATRON = Way(
     backends=("mca",),
+    traits={"mca": MCA},
+    packages={"mca": ("megatron-core", "mcore_adapter", "Transformer Engine")},
+    job_refusals=job_refusals,
+    model_warnings=_model_warnings,
+    refusals=refusals,
+    steps=_steps,
     files=trainer_file,
     run=trainer_run,
     start=_start,

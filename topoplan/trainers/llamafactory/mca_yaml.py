@@ -11,7 +11,6 @@ from typing import Any
 
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
-from topoplan.planner.plan import Plan
 from topoplan.specs.facts import facts_of
 from topoplan.specs.model import LatentAttention, Model
 from topoplan.specs.spec import Spec
@@ -20,7 +19,7 @@ from topoplan.trainers.known_faults import can_export
 from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.mca_facts import FREEZABLE_MODEL_TYPES, is_gated, training_steps
 from topoplan.trainers.llamafactory.mca_job import LAYOUT_KEYS, ROWS
-from topoplan.trainers.llamafactory.mca_refusals import FP8_RECIPES, check_layout
+from topoplan.trainers.llamafactory.mca_refusals import FP8_RECIPES
 from topoplan.trainers.llamafactory.mca_user_keys import user_keys
 from topoplan.trainers.llamafactory.mca_warnings import trainer_warnings
 from topoplan.trainers.llamafactory.sections import (
@@ -39,14 +38,13 @@ from topoplan.trainers.usual import warmup_steps
 from topoplan.trainers.yaml_text import Entry, Section
 
 
-def trainer_file(spec: Spec, plan: Plan) -> TrainerFiles:
-    """train.yaml of a plan; an error names what the trainer cannot do, or which of the user's keys contradicts it."""
-    check_layout(spec, plan.layout)
-    warnings = [*plan.warnings, *trainer_warnings(spec, plan.layout)]
-    user = user_keys(spec, plan.layout, values_of(_sections(spec, plan.layout, {})), warnings)
+def trainer_file(spec: Spec, layout: Layout) -> TrainerFiles:
+    """train.yaml of a layout; an error names what the trainer cannot do, or which of the user's keys contradicts it."""
+    warnings = [*trainer_warnings(spec, layout)]
+    user = user_keys(spec, layout, values_of(_sections(spec, layout, {})), warnings)
     what = f"LLaMA-Factory {trainer_versions()['llamafactory']} with USE_MCA=1, {versions_line()}"
-    sections = _sections(spec, plan.layout, user)
-    return trainer_files(spec, plan, sections, user=user, head=head(spec, plan, what), warnings=warnings)
+    sections = _sections(spec, layout, user)
+    return trainer_files(spec, layout, sections, user=user, head=head(spec, layout, what), warnings=warnings)
 
 
 def _sections(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> list[Section]:

@@ -1,4 +1,4 @@
-"""The writer of LLaMA-Factory's trainer on transformers: DeepSpeed, FSDP2, and plain data parallel training."""
+"""LLaMA-Factory on transformers: what a run with DeepSpeed, FSDP2 or plain data parallel training wants."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 from topoplan.trainers import deepspeed_file, fsdp_file
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, dataset_directory
+from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, VERSIONS, dataset_directory
 from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 from topoplan.trainers.llamafactory.key_list import trainer_versions
+from topoplan.trainers.llamafactory.plain_refusals import refusals
 from topoplan.trainers.llamafactory.plain_storage import plain_checkpoint_size
 from topoplan.trainers.llamafactory.plain_yaml import plain_trainer_files
 from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
-from topoplan.trainers.steps import training_steps
+from topoplan.trainers.steps import steps
 from topoplan.trainers.torchrun import torchrun_command
-from topoplan.trainers.trainer import ReadmeWords, TrainerRun, Writer
+from topoplan.trainers.trainer import ReadmeWords, TrainerRun, Way
+from topoplan.trainers.traits import SHARDED
 
 _START = """\
 # The launcher module in each process: `llamafactory-cli train` would start another torchrun in it.
@@ -63,7 +65,7 @@ def plain_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerR
             "are quantized, and only adapters (LoRA) are trained beside such; take an unquantized model",
         ),
         checkpoint=plain_checkpoint_size(spec, layout, values),
-        steps=training_steps(spec.job, values.get("max_steps")),
+        steps=steps(spec.job, values),
         readme=_readme(spec, layout, requirements),
     )
 
@@ -76,7 +78,7 @@ def _requirements(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> tupl
     }
     wanted = {"torch": "", "llamafactory": f"=={trainer_versions()['llamafactory']}", "accelerate": "", "peft": ""}
     wanted |= dict.fromkeys((name for name, needed in further.items() if needed), "")
-    return requirements_of(spec, layout, "llamafactory", wanted)
+    return requirements_of(spec, layout, VERSIONS, wanted)
 
 
 def _environment(layout: Layout) -> tuple[EnvVar, ...]:
@@ -128,9 +130,12 @@ def _versions() -> Mapping[str, Any]:
     return {name: trainer_versions()[name] for name in ("llamafactory", "transformers")}
 
 
-WRITER = Writer(
-    trainer="llamafactory",
-    backends=("ddp", "deepspeed", "fsdp2"),
+PLAIN = Way(
+    backends=tuple(SHARDED),
+    traits=SHARDED,
+    packages={"ddp": (), "deepspeed": ("DeepSpeed",), "fsdp2": ()},
+    refusals=refusals,
+    steps=steps,
     files=plain_trainer_files,
     run=plain_run,
     start=_start,

@@ -9,10 +9,11 @@ from typing import Any
 from topoplan.engines.megatron.states import stage_parameters
 from topoplan.layout.layout import Layout
 from topoplan.operators.params import parameter_count
-from topoplan.planner.case import case_of
+from topoplan.specs.case import case_with
 from topoplan.specs.model import Attention, LatentAttention, Layer, Mlp, Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize
+from topoplan.trainers.traits import MCA
 
 _MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.0}
 """Bytes of Adam's two moments, a trained parameter."""
@@ -56,7 +57,7 @@ def trained_parameters(spec: Spec) -> int:
 
 def megatron_trained_parameters(spec: Spec) -> int:
     """The same of Megatron's model: adapters are on its own linear layers, experts among them."""
-    parameters = stage_parameters(case_of(spec, "mca"), Layout(), 0)
+    parameters = stage_parameters(case_with(spec, MCA), Layout(), 0)
     return parameters.dense + parameters.expert
 
 

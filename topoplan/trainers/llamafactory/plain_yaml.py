@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from topoplan.layout.layout import Layout
-from topoplan.planner.plan import Plan
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers import deepspeed_file, fsdp_file
@@ -18,7 +17,7 @@ from topoplan.trainers.codec import entries
 from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.plain_job import ROWS
 from topoplan.trainers.llamafactory.plain_keys import OPTIMIZERS, plain_user_keys
-from topoplan.trainers.llamafactory.plain_refusals import FREEZABLE_MODEL_TYPES, check_plain
+from topoplan.trainers.llamafactory.plain_refusals import FREEZABLE_MODEL_TYPES
 from topoplan.trainers.llamafactory.plain_warnings import support_warnings
 from topoplan.trainers.llamafactory.sections import (
     data_section,
@@ -34,32 +33,29 @@ from topoplan.trainers.usual import warmup_steps
 from topoplan.trainers.yaml_text import Entry, Section
 
 
-def plain_trainer_files(spec: Spec, plan: Plan) -> TrainerFiles:
+def plain_trainer_files(spec: Spec, layout: Layout) -> TrainerFiles:
     """train.yaml, with ds_config.json or accelerate.yaml beside it as the backend has it.
 
-    Raises SpecError, LayoutError or ModelError for what the trainer cannot do, or a key of the user that contradicts
-    the plan.
+    Raises SpecError for a key of the user that contradicts the layout.
     """
-    layout = plan.layout
-    check_plain(spec, layout)
-    warnings = [*plan.warnings, *support_warnings(spec, layout)]
+    warnings = [*support_warnings(spec, layout)]
     user = plain_user_keys(spec, layout, written_keys(spec, layout), warnings)
     return trainer_files(
         spec,
-        plan,
+        layout,
         _sections(spec, layout, user),
         user=user,
-        head=head(spec, plan, f"LLaMA-Factory {trainer_versions()['llamafactory']}, {versions_line()}"),
+        head=head(spec, layout, f"LLaMA-Factory {trainer_versions()['llamafactory']}, {versions_line()}"),
         warnings=warnings,
-        further=_further(spec, plan),
+        further=_further(spec, layout),
     )
 
 
-def _further(spec: Spec, plan: Plan) -> dict[str, str]:
-    if plan.layout.backend == "deepspeed":
-        return {deepspeed_file.FILE: deepspeed_file.deepspeed_text(plan.layout)}
-    if plan.layout.backend == "fsdp2":
-        return {fsdp_file.ACCELERATE_FILE: fsdp_file.accelerate_text(spec, plan)}
+def _further(spec: Spec, layout: Layout) -> dict[str, str]:
+    if layout.backend == "deepspeed":
+        return {deepspeed_file.FILE: deepspeed_file.deepspeed_text(layout)}
+    if layout.backend == "fsdp2":
+        return {fsdp_file.ACCELERATE_FILE: fsdp_file.accelerate_text(spec, layout)}
     return {}
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import LORA_RANK
-from topoplan.planner.plan import Plan
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers import train_yaml
@@ -20,12 +20,12 @@ BRIDGE = "1.6.5"
 """The mcore-bridge beside which it was tried."""
 
 
-def swift_head(spec: Spec, plan: Plan, command: str) -> tuple[str, ...]:
+def swift_head(spec: Spec, layout: Layout, command: str) -> tuple[str, ...]:
     """The first lines of train.yaml."""
     section: Command = "megatron sft" if command.startswith("megatron") else "swift rlhf"
     oldest = oldest_version(spec.job.trainer, section)
     versions = READ_AT if oldest == READ_AT else f"{oldest} to {READ_AT}"
-    return head(spec, plan, f"`{command}` of ms-swift {versions}")
+    return head(spec, layout, f"`{command}` of ms-swift {versions}")
 
 
 def model_entries(spec: Spec) -> list[Entry]:

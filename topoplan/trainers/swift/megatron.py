@@ -11,8 +11,7 @@ from typing import Any
 from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import DROPOUT
 from topoplan.operators.dispatch import dispatcher_of
-from topoplan.planner.case import case_of
-from topoplan.planner.plan import Plan
+from topoplan.specs.case import case_with
 from topoplan.specs.facts import facts_of
 from topoplan.specs.model import LatentAttention, Model
 from topoplan.specs.spec import Spec
@@ -30,10 +29,10 @@ from topoplan.trainers.swift.common import (
     swift_head,
 )
 from topoplan.trainers.swift.megatron_job import LAYOUT_KEYS, ROWS
-from topoplan.trainers.swift.refusals import check_megatron
 from topoplan.trainers.swift.support import swift_warnings
 from topoplan.trainers.train_yaml import DDP_TIMEOUT, trainer_files, values_of
 from topoplan.trainers.trainer import TrainerFiles
+from topoplan.trainers.traits import MCA, MEGATRON
 from topoplan.trainers.usual import WARMUP_FRACTION
 from topoplan.trainers.yaml_text import Entry, Section
 
@@ -52,19 +51,22 @@ _SPEED_KEYS = (
 )
 
 
-def megatron_files(spec: Spec, plan: Plan) -> TrainerFiles:
-    """train.yaml of a plan. Raises what `check_megatron` raises."""
-    check_megatron(spec, plan.layout)
-    sections = _sections(spec, plan.layout)
+TRAITS = {"megatron": MEGATRON, "mca": MCA}
+"""Backend -> how `megatron sft` computes."""
+
+
+def megatron_files(spec: Spec, layout: Layout) -> TrainerFiles:
+    """train.yaml of a layout."""
+    sections = _sections(spec, layout)
     ours = values_of(sections)
     user = user_arguments(spec, "megatron sft", {name: ours.get(name) for name in _DECIDED})
     return trainer_files(
         spec,
-        plan,
+        layout,
         sections,
         user=user,
-        head=swift_head(spec, plan, f"megatron {spec.job.stage}"),
-        warnings=[*plan.warnings, *swift_warnings(spec, plan.layout)],
+        head=swift_head(spec, layout, f"megatron {spec.job.stage}"),
+        warnings=[*swift_warnings(spec, layout)],
     )
 
 
@@ -139,7 +141,7 @@ def _speed_section(spec: Spec, layout: Layout) -> Section:
     lines = [*entries(ROWS, _SPEED_KEYS, spec, layout), Entry("apply_rope_fusion", *_rope_fusion(spec.model))]
     if facts_of(spec.model).is_moe:
         # How tokens get to their experts, as it was predicted.
-        dispatcher: Any = dispatcher_of(case_of(spec, layout.backend), layout)
+        dispatcher: Any = dispatcher_of(case_with(spec, TRAITS[layout.backend]), layout)
         lines.append(Entry(DISPATCHER, dispatcher))
         if dispatcher == "flex":
             lines.append(Entry("moe_enable_deepep", True, "what the flex dispatcher sends with"))

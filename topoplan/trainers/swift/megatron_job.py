@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
 from topoplan.reading.values import NotPredictedError
 from topoplan.specs.facts import facts_of
@@ -34,7 +33,7 @@ from topoplan.trainers.megatron_keys import (
     targets,
     with_comment,
 )
-from topoplan.trainers.swift.refusals import check_finetuning
+from topoplan.trainers.swift.refusals import finetuning
 from topoplan.units import shown
 
 DEFAULTS: Mapping[str, Any] = {
@@ -217,10 +216,8 @@ def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
         },
     )
     check_something_trained(keys, "freeze_llm", job)
-    try:
-        check_finetuning(job, model, "megatron")
-    except SpecError as error:
-        raise NotPredictedError(kind_key, error.what, where=keys.place(kind_key)) from None
+    for refusal in finetuning(job, model):
+        raise NotPredictedError(kind_key, refusal.what, where=keys.place(kind_key))
     return job
 
 

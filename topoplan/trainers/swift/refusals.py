@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 
-from topoplan.engines.data_parallel.parameter_bytes import check_packing
-from topoplan.errors import LayoutError, ModelError, SpecError
+from topoplan.errors import LayoutError, ModelError, nearest
 from topoplan.layout.layout import Layout
-from topoplan.operators.linears import check_targets
+from topoplan.operators.linears import target_names
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Model
 from topoplan.specs.spec import Spec
-from topoplan.trainers.known_faults import check_keys
+from topoplan.trainers.known_faults import refused_keys
 from topoplan.trainers.llamafactory import mca_refusals as mca
 from topoplan.trainers.llamafactory.mca_refusals import FP8_RECIPES
+from topoplan.trainers.refusal import Refusal
+from topoplan.trainers.shared_refusals import (
+    megatron_optimizer,
+    offload,
+    pure_fp16,
+    quantized_weights,
+    token_prediction,
+)
 
 MEGATRON_MODEL_TYPES = frozenset(
     [
@@ -42,141 +51,168 @@ _STAGES = ("pt", "sft")
 _HALF = ("bf16", "fp16")
 
 
-def check_sharded(spec: Spec, layout: Layout) -> None:
-    """Raise for a model, job or layout that `swift sft` would refuse, or train otherwise than planned."""
+def sharded_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
+    """A model, job or layout that `swift sft` would refuse, or train otherwise than planned."""
     job = spec.job
-    _check_common(spec, layout)
+    yield from _common(spec, layout)
     if job.precision not in _HALF:
-        raise SpecError(
-            f"precision {job.precision}: `swift sft` trains in bf16 or fp16, fp8 is for `megatron sft`",
+        yield Refusal(
+            rule="precision",
+            what=f"precision {job.precision}: `swift sft` trains in bf16 or fp16, fp8 is for `megatron sft`",
             where="job.precision",
         )
-    if job.mtp_num_layers:
-        raise SpecError(
-            "Hugging Face models are trained without their multi-token-prediction layers",
-            where="job.mtp_num_layers",
-            remedy="leave it out",
-        )
+    yield from token_prediction(job)
     if job.packing and spec.cluster.gpu.architecture in ("volta", "turing"):
         # swift/arguments/sft_args.py, _check_padding_free; the README of flash-attention 2 starts at Ampere.
-        raise SpecError(
-            f"packing needs FlashAttention 2, which has no kernels for {spec.cluster.gpu.name}", where="job.packing"
+        what = f"packing needs FlashAttention 2, which has no kernels for {spec.cluster.gpu.name}"
+        yield Refusal(rule="packing", what=what, where="job.packing")
+    yield from _weights(job, layout)
+    yield from quantized_weights(job)
+    yield from _packed_weights(job, layout)
+    yield from _sequence_split(spec.model, layout)
+    yield from _shards(spec, layout)
+
+
+def _common(spec: Spec, layout: Layout) -> Iterator[Refusal]:
+    if layout.world_size != spec.cluster.world_size:
+        yield Refusal(
+            rule="world-size",
+            what=f"the layout is for {layout.world_size} GPUs, and the cluster has {spec.cluster.world_size}",
+            kind=LayoutError,
         )
-    _check_weights(job, layout)
-    _check_quantization(job, layout)
-    _check_sequence_split(spec.model, layout)
-    _check_shards(spec, layout)
+    if spec.job.stage not in _STAGES:
+        yield Refusal(
+            rule="stage",
+            what=f"stage {spec.job.stage}: no `rlhf` command of ms-swift is written yet",
+            where="job.stage",
+            expected="expected pt or sft",
+        )
 
 
-def _check_shards(spec: Spec, layout: Layout) -> None:
+def _shards(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     if layout.backend == "deepspeed" and layout.zero_stage not in (1, 2, 3):
-        raise LayoutError(f"zero_stage {layout.zero_stage}", where="layout.zero_stage", expected="expected 1, 2 or 3")
-    if layout.offload_param and layout.zero_stage != 3:
-        # DeepSpeed runtime/zero/config.py: offload_param is "valid only with stage 3".
-        raise LayoutError("offload_param needs ZeRO-3", where="layout.offload_param", remedy="pin zero_stage=3")
-    if (layout.offload_optimizer or layout.offload_param or layout.offload) and spec.cluster.host_memory_bytes is None:
-        raise SpecError(
-            "offload needs host memory, and the spec does not say how much a node has",
-            where="host_memory",
-            expected="expected a size such as 1TiB",
+        yield Refusal(
+            rule="zero-stage",
+            what=f"zero_stage {layout.zero_stage}",
+            where="layout.zero_stage",
+            expected="expected 1, 2 or 3",
+            kind=LayoutError,
         )
+    yield from offload(spec, layout)
     if layout.fused_linear_cross_entropy and spec.model.model_type not in LIGER_MODEL_TYPES:
         # transformers integrations/liger.py; liger_kernel _apply_liger_kernel logs it and goes on.
-        raise ModelError(
-            f"Liger has no kernels for {spec.model.model_type!r}, and the model would be trained without",
+        yield Refusal(
+            rule="liger",
+            what=f"Liger has no kernels for {spec.model.model_type!r}, and the model would be trained without",
             where="layout.fused_linear_cross_entropy",
             remedy="leave it out",
+            kind=ModelError,
         )
     if layout.recompute.granularity == "selective":
-        raise LayoutError("recompute selective: gradient checkpointing is for whole layers", expected="none or full")
+        yield Refusal(
+            rule="recompute",
+            what="recompute selective: gradient checkpointing is for whole layers",
+            expected="none or full",
+            kind=LayoutError,
+        )
     if layout.backend == "fsdp2" and layout.sharding != "full":
         # swift/arguments/sft_args.py, _init_fsdp hands on `fsdp` and `fsdp_config`, which know of no device mesh.
-        raise LayoutError(
-            f"sharding {layout.sharding}: ms-swift shards with FSDP2 over all ranks, and has no option for a mesh",
+        yield Refusal(
+            rule="hybrid-sharding",
+            what=f"sharding {layout.sharding}: ms-swift shards with FSDP2 over all ranks, and has no option for a mesh",
             where="layout.sharding",
             remedy="pin sharding=full",
+            kind=LayoutError,
         )
 
 
-def _check_weights(job: Job, layout: Layout) -> None:
+def _weights(job: Job, layout: Layout) -> Iterator[Refusal]:
     """The dtypes that weights and moments are planned in, where ms-swift has no way to get them."""
-    if job.pure_bf16 and job.precision != "bf16":
-        raise SpecError("pure_bf16 with precision fp16", where="job.pure_bf16", remedy="leave one of them out")
+    yield from pure_fp16(job)
     if job.pure_bf16 and layout.backend == "deepspeed":
         # DeepSpeed runtime/engine.py: bf16 weights without `bf16.enabled` are refused, with it there are fp32 copies.
-        raise SpecError(
-            "pure_bf16: DeepSpeed trains bf16 weights with fp32 copies only",
+        yield Refusal(
+            rule="pure-bf16",
+            what="pure_bf16: DeepSpeed trains bf16 weights with fp32 copies only",
             where="job.pure_bf16",
             remedy="leave it out, or take backend fsdp2 or ddp",
         )
     if job.finetuning == "freeze" and layout.backend == "ddp" and not job.pure_bf16:
         # pipelines/train/tuner.py, prepare_model sets requires_grad alone; all weights have torch_dtype.
-        raise SpecError(
-            "finetuning freeze with ddp: ms-swift keeps frozen and trained weights in one dtype",
+        yield Refusal(
+            rule="frozen-dtype",
+            what="finetuning freeze with ddp: ms-swift keeps frozen and trained weights in one dtype",
             where="job.finetuning",
             remedy="take backend deepspeed or fsdp2, which keep fp32 weights of what is trained, or pure_bf16",
         )
-    if job.optimizer != "adamw" and layout.backend == "fsdp2":
-        raise SpecError(
-            f"optimizer {job.optimizer}: bitsandbytes' optimizers do not take FSDP2's sharded tensors",
-            where="job.optimizer",
-        )
-    if job.optimizer != "adamw" and layout.offload_optimizer:
-        raise LayoutError(
-            f"offload_optimizer: {job.optimizer} has kernels for the GPU alone", where="layout.offload_optimizer"
-        )
+    if job.optimizer == "adamw":
+        return
+    if layout.backend == "fsdp2":
+        what = f"optimizer {job.optimizer}: bitsandbytes' optimizers do not take FSDP2's sharded tensors"
+        yield Refusal(rule="optimizer", what=what, where="job.optimizer")
+    if layout.offload_optimizer:
+        what = f"offload_optimizer: {job.optimizer} has kernels for the GPU alone"
+        yield Refusal(rule="optimizer", what=what, where="layout.offload_optimizer", kind=LayoutError)
 
 
-def _check_quantization(job: Job, layout: Layout) -> None:
-    check_packing(job)
+def _packed_weights(job: Job, layout: Layout) -> Iterator[Refusal]:
+    """Of QLoRA, as they are made and split over ranks."""
     if job.finetuning != "qlora":
         return
     bits = job.quantization_bit or 4
     if bits not in (4, 8):
         # swift/arguments/base_args/quant_args.py, get_quantization_config
-        raise SpecError(f"quantization_bit {bits}", where="job.quantization_bit", expected="expected 4 or 8")
+        what = f"quantization_bit {bits}"
+        yield Refusal(rule="packed-weights", what=what, where="job.quantization_bit", expected="expected 4 or 8")
     if bits == 8 and (layout.backend == "fsdp2" or layout.zero_stage == 3):
         # Only Params4bit has a storage type that can be sharded (bnb_4bit_quant_storage).
         how = "FSDP2" if layout.backend == "fsdp2" else "ZeRO-3"
-        raise LayoutError(
-            f"quantization_bit 8 with {how}: bitsandbytes' 8-bit weights cannot be sharded",
+        yield Refusal(
+            rule="packed-weights",
+            what=f"quantization_bit 8 with {how}: bitsandbytes' 8-bit weights cannot be sharded",
             where="job.quantization_bit",
             remedy="take 4 bits, or a layout that does not shard weights",
+            kind=LayoutError,
         )
 
 
-def _check_sequence_split(model: Model, layout: Layout) -> None:
+def _sequence_split(model: Model, layout: Layout) -> Iterator[Refusal]:
     """How `sequence_parallel_size` is made of Ulysses and ring attention (sequence_parallel.py, _init_device_mesh)."""
     if layout.cp > 1:
-        raise LayoutError(
-            f"cp {layout.cp}: ms-swift has ring attention only as the rest of sequence_parallel_size that the"
+        yield Refusal(
+            rule="sequence-split",
+            what=f"cp {layout.cp}: ms-swift has ring attention only as the rest of sequence_parallel_size that the"
             " key-value heads leave over",
             where="layout.cp",
             remedy="pin cp=1",
+            kind=LayoutError,
         )
     if layout.ulysses == 1:
         return
     for layer in dict.fromkeys(model.layers):
         if isinstance(layer.attention, LinearAttention):
-            raise LayoutError(
-                f"ulysses {layout.ulysses}: {model.name} has linear attention, which is planned without",
-                where="layout.ulysses",
-            )
+            what = f"ulysses {layout.ulysses}: {model.name} has linear attention, which is planned without"
+            yield Refusal(rule="sequence-split", what=what, where="layout.ulysses", kind=LayoutError)
+            continue
         heads = _split_heads(layer.attention)
         if heads % layout.ulysses:
             common = math.gcd(heads, layout.ulysses)
-            raise LayoutError(
-                f"key-value heads {heads} % ulysses {layout.ulysses} = {heads % layout.ulysses}: ms-swift would take"
-                f" Ulysses over gcd = {common} and ring attention over {layout.ulysses // common}",
+            yield Refusal(
+                rule="sequence-split",
+                what=f"key-value heads {heads} % ulysses {layout.ulysses} = {heads % layout.ulysses}: ms-swift would"
+                f" take Ulysses over gcd = {common} and ring attention over {layout.ulysses // common}",
                 where="layout.ulysses",
                 remedy=f"pin ulysses={common}",
+                kind=LayoutError,
             )
     if layout.fused_linear_cross_entropy:
         # trainers/seq2seq_trainer.py, compute_loss: "loss function defined in Liger Kernel will not take effect".
-        raise LayoutError(
-            "fused_linear_cross_entropy with ulysses: ms-swift then takes the loss from whole logits",
+        yield Refusal(
+            rule="liger",
+            what="fused_linear_cross_entropy with ulysses: ms-swift then takes the loss from whole logits",
             where="layout.fused_linear_cross_entropy",
             remedy="pin one of them off",
+            kind=LayoutError,
         )
 
 
@@ -185,71 +221,100 @@ def _split_heads(attention: Attention | LatentAttention) -> int:
     return attention.kv_heads if isinstance(attention, Attention) else attention.heads
 
 
-def check_model_type(model: Model) -> None:
-    """Raise ModelError for a model that `megatron sft` has no form of."""
+# Megatron ------------------------------------------------------------------------------------------------------------
+
+
+def megatron_job_refusals(spec: Spec) -> Iterator[Refusal]:
+    """A job that is not predicted on Megatron-core as ms-swift trains it; of adapters, one that no layout helps."""
+    yield from finetuning(spec.job, spec.model, spec.path or "")
+    yield from megatron_optimizer(spec.job, spec.path or "")
+    if spec.job.finetuning == "lora":
+        yield from (replace(refusal, is_predicted=True) for refusal in _model_type(spec.model))
+
+
+def _model_type(model: Model) -> Iterator[Refusal]:
+    """A model that `megatron sft` has no form of."""
     if model.model_type not in MEGATRON_MODEL_TYPES:
-        raise ModelError(
-            f"mcore_bridge does not build {model.model_type!r} for `megatron sft`",
+        yield Refusal(
+            rule="model-type",
+            what=f"mcore_bridge does not build {model.model_type!r} for `megatron sft`",
             where=model.name,
             expected="it knows " + ", ".join(sorted(MEGATRON_MODEL_TYPES)),
+            kind=ModelError,
         )
 
 
-def check_finetuning(job: Job, model: Model, backend: str, where: str = "") -> None:
-    """Raise SpecError for a way of fine-tuning that Megatron's trainers lack: all have full, ms-swift has LoRA."""
-    if backend == "mca":
-        mca.check_finetuning(job, where)
-    elif job.finetuning == "lora":
-        _check_adapters(job, model, where)
+def finetuning(job: Job, model: Model, where: str = "") -> Iterator[Refusal]:
+    """A way of fine-tuning that is not trained on Megatron: there are full and LoRA."""
+    if job.finetuning == "lora":
+        yield from _adapters(job, model, where)
     elif job.finetuning != "full":
-        raise SpecError(
-            f"finetuning {job.finetuning!r} with backend megatron: ms-swift's trainer has full and lora",
+        yield Refusal(
+            rule="finetuning",
+            what=f"finetuning {job.finetuning!r} with backend megatron: ms-swift's trainer has full and lora",
             where=where,
             expected="expected full or lora",
             remedy="take backend ddp, deepspeed or fsdp2",
         )
 
 
-def _check_adapters(job: Job, model: Model, where: str) -> None:
+def _adapters(job: Job, model: Model, where: str) -> Iterator[Refusal]:
     """What LoRA on Megatron-core is not predicted for, or not built for (mcore_bridge 1.6.5 `tuners/lora.py`)."""
     if job.precision not in _HALF:
         # lora.py, forward: "rank-sized (e.g. [4, 2560]), which violates TE's FP8 GEMM divisibility rules".
-        raise SpecError(
-            f"precision {job.precision} with LoRA: Transformer Engine's fp8 products do not take matrices as narrow as"
-            " a rank, and no mixture is predicted",
+        yield Refusal(
+            rule="adapter-precision",
+            what=f"precision {job.precision} with LoRA: Transformer Engine's fp8 products do not take matrices as"
+            " narrow as a rank, and no mixture is predicted",
             where=where,
             expected="expected bf16 or fp16",
         )
     if job.stage == "dpo":
-        raise SpecError("stage dpo with LoRA is not predicted with backend megatron", where=where)
+        what = "stage dpo with LoRA is not predicted with backend megatron"
+        yield Refusal(rule="adapter-preferences", what=what, where=where)
     if facts_of(model).linear_attention:
         # mcore_bridge model/gpts/qwen3_next_gdn.py and qwen3_next.py have modules of their own for it.
-        raise SpecError(
-            f"LoRA on the linear attention of {model.name} is not predicted with backend megatron",
+        yield Refusal(
+            rule="adapter-attention",
+            what=f"LoRA on the linear attention of {model.name} is not predicted with backend megatron",
             where=where,
             remedy="take backend ddp, deepspeed or fsdp2",
         )
     if job.freeze_language_model or (
         model.vision is not None and not (job.freeze_vision_tower and job.freeze_multi_modal_projector)
     ):
-        raise SpecError(
-            "LoRA is predicted with backend megatron for the language model alone",
+        yield Refusal(
+            rule="adapter-parts",
+            what="LoRA is predicted with backend megatron for the language model alone",
             where=where,
             expected="expected freeze_vision_tower and freeze_multi_modal_projector true, freeze_language_model false",
         )
-    check_targets(job, model)
+    known = (*target_names(model), *(["eh_proj"] if job.mtp_num_layers else []))
+    for name in job.lora_target:
+        if name not in ("all", *known):
+            yield Refusal(
+                rule="adapter-targets",
+                what=f"{model.name} has no linear layer called {name} in Megatron-core",
+                where="job.lora_target",
+                expected=f"expected all, or some of {', '.join(known)}",
+                remedy=nearest(name, known),
+            )
 
 
-def check_megatron(spec: Spec, layout: Layout) -> None:
-    """Raise for a model, job or layout that `megatron sft` would refuse, or train otherwise than planned."""
+def megatron_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
+    """A model, job or layout that `megatron sft` would refuse, or train otherwise than planned."""
     job, model, gpu = spec.job, spec.model, spec.cluster.gpu
-    _check_common(spec, layout)
-    check_model_type(model)
+    yield from _common(spec, layout)
+    yield from _model_type(model)
     if gpu.architecture == "volta":
-        raise SpecError(f"mcore_bridge needs Transformer Engine, which has no kernels for {gpu.name}", where="gpu")
-    check_finetuning(job, model, layout.backend, "job.finetuning")
-    mca.check_optimizer(job, "job")
-    check_keys(spec, layout)
+        what = f"mcore_bridge needs Transformer Engine, which has no kernels for {gpu.name}"
+        yield Refusal(rule="transformer-engine", what=what, where="gpu")
+    if layout.backend == "mca":
+        yield from mca.finetuning(job, "job.finetuning")
+    else:
+        yield from finetuning(job, model, "job.finetuning")
+    yield from megatron_optimizer(job, "job")
+    yield from refused_keys(spec, layout)
     recipe = FP8_RECIPES.get(gpu.architecture)
     known = {
         "bf16",
@@ -258,42 +323,40 @@ def check_megatron(spec: Spec, layout: Layout) -> None:
         *(["nvfp4"] if gpu.architecture == "blackwell" else ()),
     }
     if job.precision not in known:
-        raise SpecError(
-            f"precision {job.precision} is not trained on {gpu.name} ({gpu.architecture})",
+        yield Refusal(
+            rule="precision",
+            what=f"precision {job.precision} is not trained on {gpu.name} ({gpu.architecture})",
             where="job.precision",
             expected="expected bf16, fp16, fp8 on Hopper, or fp8, mxfp8 or nvfp4 on Blackwell",
         )
     if job.precision != "fp16" and not layout.grad_reduce_in_fp32:
         # megatron_args.py, _map_dtype sets accumulate_allreduce_grads_in_fp32 in bf16.
-        raise LayoutError(
-            "grad_reduce_in_fp32 false: in bf16 ms-swift sums gradients in fp32",
+        yield Refusal(
+            rule="gradient-sum",
+            what="grad_reduce_in_fp32 false: in bf16 ms-swift sums gradients in fp32",
             where="layout.grad_reduce_in_fp32",
             remedy="pin grad_reduce_in_fp32=true",
+            kind=LayoutError,
         )
+    yield from _iterations(job, layout)
+
+
+def _iterations(job: Job, layout: Layout) -> Iterator[Refusal]:
+    """megatron_args.py: num_train_epochs is a whole number; else train_iters is what is left, and may not be 0
+    (init_iters)."""
     if job.epochs != int(job.epochs) and job.samples is None:
-        # megatron_args.py: num_train_epochs is a whole number; train_iters is what is left.
-        raise SpecError(
-            f"epochs {job.epochs:g}: `megatron sft` takes whole epochs, or a number of steps, which needs job.samples",
+        yield Refusal(
+            rule="epochs",
+            what=f"epochs {job.epochs:g}: `megatron sft` takes whole epochs, or a number of steps, which needs"
+            " job.samples",
             where="job.epochs",
             remedy="add samples to the job",
         )
     batch = layout.micro_batch_size * layout.dp
     if job.samples is not None and job.samples // batch * batch * job.epochs < job.global_batch_size:
-        # megatron_args.py, init_iters: train_iters would be 0.
-        raise SpecError(
-            f"{job.samples} samples are less than one step of {job.global_batch_size}",
+        yield Refusal(
+            rule="samples",
+            what=f"{job.samples} samples are less than one step of {job.global_batch_size}",
             where="job.samples",
             remedy="lower global_batch_size, or repeat the samples in the data set",
-        )
-
-
-def _check_common(spec: Spec, layout: Layout) -> None:
-    job, cluster = spec.job, spec.cluster
-    if layout.world_size != cluster.world_size:
-        raise LayoutError(f"the layout is for {layout.world_size} GPUs, and the cluster has {cluster.world_size}")
-    if job.stage not in _STAGES:
-        raise SpecError(
-            f"stage {job.stage}: no `rlhf` command of ms-swift is written yet",
-            where="job.stage",
-            expected="expected pt or sft",
         )

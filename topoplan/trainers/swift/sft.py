@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from topoplan.layout.layout import Layout
-from topoplan.planner.plan import Plan
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import entries
@@ -23,7 +22,6 @@ from topoplan.trainers.swift.common import (
     output_section,
     swift_head,
 )
-from topoplan.trainers.swift.refusals import check_sharded
 from topoplan.trainers.swift.sft_job import ROWS, trained_layers, trained_layers_regex
 from topoplan.trainers.swift.sharding import DEEPSPEED_FILE, FSDP_FILE, sharding_files
 from topoplan.trainers.swift.support import swift_warnings
@@ -43,12 +41,11 @@ _DECIDED = (
 """Arguments that memory and time were predicted with, or that the scripts go by."""
 
 
-def sft_files(spec: Spec, plan: Plan) -> TrainerFiles:
-    """train.yaml of a plan, and the file that DeepSpeed or FSDP2 reads. Raises what `check_sharded` raises."""
-    check_sharded(spec, plan.layout)
+def sft_files(spec: Spec, layout: Layout) -> TrainerFiles:
+    """train.yaml of a layout, and the file that DeepSpeed or FSDP2 reads."""
     max_steps = spec.job.trainer.get("max_steps")
     steps = training_steps(spec.job, max_steps if isinstance(max_steps, int) else None)
-    sections = _sections(spec, plan.layout, steps)
+    sections = _sections(spec, layout, steps)
     ours = values_of(sections)
     decided = {name: ours.get(name) for name in _DECIDED}
     if "accelerator_config" in ours:
@@ -56,12 +53,12 @@ def sft_files(spec: Spec, plan: Plan) -> TrainerFiles:
     user = user_arguments(spec, "swift sft", decided)
     return trainer_files(
         spec,
-        plan,
+        layout,
         sections,
         user=user,
-        head=swift_head(spec, plan, f"swift {spec.job.stage}"),
-        warnings=[*plan.warnings, *swift_warnings(spec, plan.layout), *_warnings(user)],
-        further=sharding_files(spec.job, plan.layout),
+        head=swift_head(spec, layout, f"swift {spec.job.stage}"),
+        warnings=[*swift_warnings(spec, layout), *_warnings(user)],
+        further=sharding_files(spec.job, layout),
     )
 
 

@@ -28,12 +28,13 @@ def start(spec: Spec, layout: Layout, node: int) -> str:
     option, file = {"deepspeed": ("deepspeed", DEEPSPEED_FILE), "fsdp2": ("fsdp", FSDP_FILE)}.get(
         layout.backend, ("", "")
     )
-    module = _MODULES[spec.job.stage, layout.is_megatron]
+    on_megatron = layout.backend in ("megatron", "mca")
+    module = _MODULES[spec.job.stage, on_megatron]
     context = {
         "stage": spec.job.stage,
         "option": option,
         "file": file,
-        "megatron": layout.is_megatron,
+        "megatron": on_megatron,
         "adapters": spec.job.finetuning == "lora",
     }
     return render("swift_start.sh.j2", context) + torchrun_command(spec, node, f'-m {module} "${{arguments[@]}}"')

@@ -14,12 +14,11 @@ from typing import Any
 
 from topoplan.errors import SpecError, nearest
 from topoplan.layout.layout import Layout
-from topoplan.planner.plan import Plan
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory.mca_facts import model_directory
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles
-from topoplan.trainers.trinity.refusals import TRINITY, VERL, check_trinity
+from topoplan.trainers.trinity.refusals import TRINITY, VERL
 from topoplan.trainers.trinity.support import rope_scaling
 from topoplan.trainers.user_keys import place_of
 from topoplan.trainers.usual import run_name, save_steps, warmup_steps
@@ -46,27 +45,22 @@ _BLOCKS = (
 """What a user may say more in: the blocks of Config that a run in mode train reads."""
 
 
-def trinity_files(spec: Spec, plan: Plan) -> TrainerFiles:
-    """train.yaml.
-
-    Raises SpecError, LayoutError or ModelError for what the trainer cannot do, or a key of the user that contradicts
-    the plan.
-    """
-    check_trinity(spec, plan.layout)
-    document = _merged(_document(spec, plan.layout), spec)
-    name = run_name(spec.model, plan.id, [spec.cluster.world_size, document])
+def trinity_files(spec: Spec, layout: Layout) -> TrainerFiles:
+    """train.yaml. Raises SpecError for a key of the user that contradicts the plan."""
+    document = _merged(_document(spec, layout), spec)
+    name = run_name(spec.model, layout.id, [spec.cluster.world_size, document])
     document = {"mode": document["mode"], "project": PROJECT, "name": name, **document}
     head = (
-        f"{spec.model.name} on {spec.cluster.name}: plan {plan.id}",
+        f"{spec.model.name} on {spec.cluster.name}: plan {layout.id}",
         f"For Trinity-RFT {TRINITY} with verl {VERL}.",
         "Relative paths start at the directory in which the node scripts start the trainer.",
         "The blocks model and trainer serve a reinforcement-learning run with as many GPUs for its trainer as well.",
     )
     return TrainerFiles(
-        files={MAIN_FILE: mapping_text(head, _sections(document, _reasons(spec, plan.layout)))},
+        files={MAIN_FILE: mapping_text(head, _sections(document, _reasons(spec, layout)))},
         values=document,
         run_name=name,
-        warnings=tuple(dict.fromkeys([*plan.warnings, *_warnings(spec, plan.layout)])),
+        warnings=tuple(_warnings(spec, layout)),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from topoplan.planner.table import yarn_factor
 from topoplan.specs.model import Model
 
 ROPE_THETA = "ROPE_THETA"
@@ -26,3 +25,9 @@ def rope_scaling(model: Model, seq_len: int) -> dict[str, Any] | None:
         "original_max_position_embeddings": model.max_position_embeddings,
         "rope_theta": f"${{oc.decode:${{oc.env:{ROPE_THETA}}}}}",
     }
+
+
+def yarn_factor(model: Model, seq_len: int) -> float | None:
+    """The length over the model's own context, where it is longer: Trinity-RFT's advice for rope_scaling."""
+    native = model.max_position_embeddings
+    return seq_len / native if native and seq_len > native else None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.bundle.samples import DEEPSEEK, QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, make_spec_and_plan
+from tests.bundle.samples import DEEPSEEK, QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, make_spec_and_layout
 from tests.reading.setups import MEGATRON, MOE, PLAIN, fixed, make_setup, only, rules, with_lines
 from topoplan.layout.layout import Recompute
 from topoplan.lint.rules import deepspeed, mca_layouts
@@ -66,7 +66,7 @@ def test_a_plan_s_own_choice_of_sequence_parallel_is_not_judged() -> None:
 
 @pytest.mark.parametrize("case", GENERATED, ids=str)
 def test_what_topoplan_writes_gives_nothing(case: str) -> None:
-    text = trainer_file(*make_spec_and_plan(**GENERATED[case])).text
+    text = trainer_file(*make_spec_and_layout(**GENERATED[case])).text
     setup = make_setup(text)
     assert setup.uses_mca(setup.configurations[0])
     found = [finding for module in EVERY_RULE for finding in module.findings(setup)] + list(findings(setup))

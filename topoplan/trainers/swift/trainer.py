@@ -1,7 +1,8 @@
-"""The writers of ms-swift: `swift sft` for DDP, DeepSpeed and FSDP2, `megatron sft` for the layouts of Megatron."""
+"""ms-swift: `swift sft` for DDP, DeepSpeed and FSDP2, `megatron sft` for the layouts of Megatron."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -11,21 +12,25 @@ from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import Adapters, adapters_of
 from topoplan.operators.layers import mtp_layer
 from topoplan.operators.params import adapter_tensors, parameter_count
+from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.llamafactory.mca_facts import training_steps as megatron_steps
+from topoplan.trainers.llamafactory.mca_facts import training_steps
 from topoplan.trainers.llamafactory.plain_storage import megatron_trained_parameters, plain_checkpoint_size
-from topoplan.trainers.requirements import SWIFT_MEGATRON_CORE, Requirement, install_commands, requirements_of
-from topoplan.trainers.steps import training_steps
+from topoplan.trainers.log import Log, loss_key, tqdm_bar
+from topoplan.trainers.requirements import Requirement, Versions, install_commands, requirements_of
+from topoplan.trainers.steps import step_limit, steps
 from topoplan.trainers.swift.arguments import swift_versions
 from topoplan.trainers.swift.common import BRIDGE, READ_AT
-from topoplan.trainers.swift.megatron import megatron_files
+from topoplan.trainers.swift.megatron import TRAITS, megatron_files
+from topoplan.trainers.swift.refusals import megatron_job_refusals, megatron_refusals, sharded_refusals
 from topoplan.trainers.swift.samples import files_in
 from topoplan.trainers.swift.sft import sft_files
 from topoplan.trainers.swift.sharding import DEEPSPEED_FILE, FSDP_FILE
 from topoplan.trainers.swift.start import start
-from topoplan.trainers.trainer import DATASET_TO_FILL_IN, ReadmeWords, TrainerRun, Writer
+from topoplan.trainers.trainer import DATASET_TO_FILL_IN, ReadmeWords, Trainer, TrainerRun, Way
+from topoplan.trainers.traits import SHARDED
 
 _ALLOCATOR = EnvVar(
     name="PYTORCH_CUDA_ALLOC_CONF", value="expandable_segments:True", reason="less fragmentation, as predicted"
@@ -48,6 +53,9 @@ _DATA_ON_NODES = """
    all nodes share, it is done once."""
 _VISION = {"qwen_vl_utils": ">=0.0.14", "decord": "", "torchvision": ""}
 """What `requires` names for the Qwen-VL models (swift/model/models/qwen.py), and what they decode images with."""
+_MEGATRON_CORE = "0.16.1"
+"""The megatron-core beside which files were tried."""
+_VERSIONS = Versions(title="ms-swift", tried=lambda: {"megatron-core": (_MEGATRON_CORE,)})
 _FLASH = "==2.8.3"
 """Transformer Engine takes no newer one (docs/source_en/Megatron-SWIFT/Quick-start.md)."""
 
@@ -74,10 +82,10 @@ def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
     return _trainer_run(
         spec,
         values,
-        requirements=requirements_of(spec, layout, "swift", wanted),
+        requirements=requirements_of(spec, layout, _VERSIONS, wanted),
         environment=(_ALLOCATOR,) if layout.expandable_segments else (),
         checkpoint=replace(plain_checkpoint_size(spec, layout, values), saves_at_end=False),
-        steps=training_steps(job, values.get("max_steps")),
+        steps=steps(job, values),
         words=_readme(spec, f"ms-swift{engine}", files=files),
     )
 
@@ -89,16 +97,16 @@ def _run_megatron(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Trai
         "ms-swift": f"=={READ_AT}",
         "pyyaml": "",
         "mcore-bridge": f"=={BRIDGE}",
-        "megatron-core": f"=={SWIFT_MEGATRON_CORE}",
+        "megatron-core": f"=={_MEGATRON_CORE}",
         "transformer-engine": "",
     }
     return _trainer_run(
         spec,
         values,
-        requirements=requirements_of(spec, layout, "swift", wanted),
+        requirements=requirements_of(spec, layout, _VERSIONS, wanted),
         environment=(_ALLOCATOR,),
         checkpoint=_megatron_checkpoint(spec, values),
-        steps=megatron_steps(spec.job, values.get("train_iters")),
+        steps=_megatron_steps(spec.job, values),
         words=_readme(spec, "ms-swift on Megatron-core (mcore_bridge)"),
         also={"flash-attn": _FLASH},
     )
@@ -186,29 +194,62 @@ def _peft_elements(spec: Spec, adapters: Adapters) -> int:
     return total
 
 
-# The table ------------------------------------------------------------------------------------------------------------
+# The trainer ----------------------------------------------------------------------------------------------------------
 
 
 def _versions() -> Mapping[str, Any]:
     return {"ms_swift": [swift_versions()[0], READ_AT]}
 
 
-WRITERS = (
-    Writer(
-        trainer="swift",
-        backends=("ddp", "deepspeed", "fsdp2"),
-        files=sft_files,
-        run=_run,
-        start=start,
-        versions=_versions,
+def _megatron_steps(job: Job, keys: Mapping[str, Any]) -> int | None:
+    return training_steps(job, step_limit(keys, "train_iters"))
+
+
+_BRIDGE = ("megatron-core", "mcore-bridge", "Transformer Engine")
+_MEGATRON = Way(
+    backends=("megatron",),
+    traits=TRAITS,
+    packages={"megatron": _BRIDGE, "mca": _BRIDGE},
+    job_refusals=megatron_job_refusals,
+    refusals=megatron_refusals,
+    steps=_megatron_steps,
+    files=megatron_files,
+    run=_run_megatron,
+    start=start,
+    versions=_versions,
+)
+_SFT = Way(
+    backends=tuple(SHARDED),
+    traits=SHARDED,
+    packages={"ddp": (), "deepspeed": ("DeepSpeed",), "fsdp2": ()},
+    refusals=sharded_refusals,
+    steps=steps,
+    files=sft_files,
+    run=_run,
+    start=start,
+    versions=_versions,
+)
+_LOG = Log(
+    bar=tqdm_bar("(?:Train:)?"),
+    loss=loss_key("loss"),
+    steps=re.compile(
+        r"'(?:global_step/max_steps|iteration)': '(?P<step>[0-9]{1,12})/(?P<total>[0-9]{1,12})'",
     ),
-    Writer(
-        trainer="swift",
-        backends=("megatron", "mca"),
-        files=megatron_files,
-        run=_run_megatron,
-        start=start,
-        versions=_versions,
+    elapsed=re.compile(
+        r"'elapsed_time': '(?:(?P<days>[0-9]{1,6})d )?(?:(?P<hours>[0-9]{1,2})h )?(?:(?P<minutes>[0-9]{1,2})m )?"
+        r"(?P<seconds>[0-9]{1,2})s'"
     ),
 )
-"""`swift sft` and `megatron sft`."""
+"""It puts its own callbacks in the place of transformers': the bar is called `Train`, and the line with the loss says
+the step, the number of steps and the time since the first one (swift/trainers/patcher.py, add_train_message;
+swift/utils/utils.py, format_time). `megatron sft` prints the like from the last rank of all
+(swift/megatron/callbacks/print.py)."""
+
+MS_SWIFT = Trainer(
+    name="swift",
+    title=_VERSIONS.title,
+    ways=(_MEGATRON, _SFT),
+    log=_LOG,
+    versions=_VERSIONS,
+    usual_for=("lora",),
+)

@@ -14,9 +14,9 @@ from topoplan.engines.data_parallel.rules import ulysses_degrees
 from topoplan.errors import LayoutError, ModelError
 from topoplan.operators.params import parameter_count
 from topoplan.planner.predict import predict
-from topoplan.planner.table import OpenRange, cell, memory_of, recipes, table, usual_machine, yarn_factor
-from topoplan.planner.table import recipe as recipe_of
 from topoplan.specs.known import gpu, model
+from topoplan.trainers.trinity.recipes import OpenRange, cell, memory_of, recipes, table, usual_machine, yarn_factor
+from topoplan.trainers.trinity.recipes import recipe as recipe_of
 
 PUBLISHED = Path(__file__).parent / "recorded" / "trinity_a100.csv"
 """Facts of Trinity-RFT's guide to trainer configurations (A100 80 GB, 1, 2 and 4 GPUs, Qwen3 0.6B to 8B): the first

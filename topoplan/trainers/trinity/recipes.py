@@ -17,7 +17,9 @@ from topoplan.specs.gpu import Gpu
 from topoplan.specs.gpu_profile import profile_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
-from topoplan.trainers.trinity.refusals import check_model
+from topoplan.trainers.refusal import refuse
+from topoplan.trainers.trinity.refusals import model_refusals
+from topoplan.trainers.trinity.support import yarn_factor
 from topoplan.trainers.trinity.traits import TRINITY, TRINITY_FSDP1
 
 NONE_FITS = "-"
@@ -82,12 +84,6 @@ def recipe(layout: Layout) -> str:
     if layout.ulysses > 1:
         words.append(f"SP={layout.ulysses}")
     return " + ".join(words) or VANILLA
-
-
-def yarn_factor(model: Model, max_model_len: int) -> float | None:
-    """The context over the one of the config, where it is longer: Trinity-RFT's advice for rope_scaling."""
-    native = model.max_position_embeddings
-    return max_model_len / native if native and max_model_len > native else None
 
 
 def recipes(model: Model, cluster: Cluster, gpus: int) -> Iterator[Layout]:
@@ -165,7 +161,7 @@ def table(models: Sequence[Model], gpu: Gpu, gpus: Sequence[int], contexts: Sequ
     written for.
     """
     for model in models:
-        check_model(model, "--model")
+        refuse(model_refusals(model, "--model"))
     if not profile_of(gpu).flash_attention:
         raise LayoutError(
             f"the trainer computes attention with FlashAttention 2, which does not run on {gpu.name}",

@@ -26,11 +26,11 @@ from markdown_it import MarkdownIt
 from tests.bundle.samples import CLUSTER, HOSTS, ONE_NODE, QWEN3_8B, QWEN3_30B, make_spec_and_plan
 from tests.sizes import examples
 from topoplan.bundle.bundle import generate
+from topoplan.bundle.node_script import HIJACKERS, master_port, script_name
 from topoplan.bundle.write import write_bundle
 from topoplan.errors import SpecError
 from topoplan.specs.cluster import Cluster
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
-from topoplan.trainers.torchrun import HIJACKERS, master_port, script_name
 
 FAKE_PYTHON = r"""#!/bin/bash
 if [[ "$1" == - || "$1" == -c ]]; then printf '%s' "${PROBE_MISSING:-}"; exit "${PROBE_IMPORT:-0}"; fi
@@ -144,9 +144,9 @@ def test_all_nodes_meet_at_one_port_that_belongs_to_the_plan(tmp_path: Path) -> 
     spec, plan = make_spec_and_plan(cluster=cluster_in(tmp_path))
     files = generate(spec, plan)
     ports = {re.search(r"^master_port=(\d+)$", files[script_name(node)], re.MULTILINE)[1] for node in range(4)}  # type: ignore[index]
-    assert ports == {str(master_port(spec, trainer_file(spec, plan)))}
+    assert ports == {str(master_port(spec, trainer_file(spec, plan.layout)))}
     other_spec, other = make_spec_and_plan(cluster=spec.cluster, tp=2)
-    assert master_port(other_spec, trainer_file(other_spec, other)) != int(ports.pop())
+    assert master_port(other_spec, trainer_file(other_spec, other.layout)) != int(ports.pop())
 
 
 def test_variables_that_hijack_the_launcher_are_gone(tmp_path: Path) -> None:

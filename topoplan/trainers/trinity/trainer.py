@@ -1,0 +1,137 @@
+"""Trinity-RFT: FSDP2 layouts, started on a Ray cluster of the nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from topoplan.layout.layout import Layout
+from topoplan.operators.params import parameter_count
+from topoplan.specs.spec import Spec
+from topoplan.trainers.checkpoint_size import CheckpointSize
+from topoplan.trainers.environment import EnvVar
+from topoplan.trainers.log import Log, loss_key
+from topoplan.trainers.requirements import Versions, requirements_of
+from topoplan.trainers.templating import render
+from topoplan.trainers.trainer import ReadmeWords, Trainer, TrainerRun, Way
+from topoplan.trainers.trinity import traits
+from topoplan.trainers.trinity.document import output_directory, training_steps, trinity_files
+from topoplan.trainers.trinity.refusals import TRINITY, VERL, refusals
+from topoplan.trainers.trinity.support import ROPE_THETA, rope_scaling
+
+_EXPANDABLE = EnvVar(
+    name="PYTORCH_CUDA_ALLOC_CONF",
+    value="expandable_segments:True",
+    reason="less fragmentation; Ray's workers inherit it from here, so before ray start",
+)
+_VERSIONS = Versions(title="Trinity-RFT")
+_DATA_NOTE = """\
+It is read with `datasets.load_dataset`: each sample has `messages`, a list of
+   `{"role": ..., "content": ...}`. Name another key in `format`. A sample longer than `max_model_len` stops the run."""
+_PROGRESS = """\
+From then on every step prints a line `Step N: {...}` with
+`actor/sft_loss`. What TensorBoard shows lies in `monitor` below `output_dir`, the trainer's own log in `log`."""
+_TOKEN = """
+   Ray asks for a token where the user of node 0 has one (`~/.ray/auth_token`); then all nodes need the same."""
+_RESUME = """\
+start the same again: the trainer takes the newest whole checkpoint in `output_dir`."""
+
+# verl_legacy/fsdp_workers.py imports vllm, though nothing is generated here.
+_PACKAGES = ("torch", "ray", "trinity-rft", "verl", "vllm", "flash-attn", "omegaconf")
+
+# What their metadata leaves out: SQLAlchemy 2.1 has its asyncio part with greenlet alone, and pyarrow 26 needs NumPy 2,
+# which verl does not allow.
+_INSTALL = (
+    f"pip install 'trinity-rft[vllm]=={TRINITY}' 'pyarrow<26' greenlet",
+    f"pip install --no-deps verl=={VERL}",
+    "pip install flash-attn --no-build-isolation",
+)
+
+
+def trinity_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
+    """What a run with these keys wants of a node."""
+    data = values["buffer"]["trainer_input"]["experience_buffer"]
+    dataset = str(data["path"])
+    return TrainerRun(
+        model_dir=str(values["model"]["model_path"]),
+        output_dir=output_directory(values),
+        dataset=dataset,
+        dataset_files=(dataset,) if dataset.startswith((".", "/")) else (),
+        to_fill_in="      path",
+        requirements=requirements_of(spec, layout, _VERSIONS, dict.fromkeys(_PACKAGES, "")),
+        environment=(_EXPANDABLE,) if layout.expandable_segments else (),
+        refuses_quantized=(
+            "Weights that are quantized cannot be trained themselves.",
+            "are quantized; take an unquantized model",
+        ),
+        checkpoint=_checkpoint(spec, values),
+        checkpoint_dirs="global_step_*",  # trainer/verl/trainer.py, save_checkpoint
+        steps=training_steps(spec.job),
+        readme=ReadmeWords(
+            engine=f"Trinity-RFT {TRINITY} (verl, FSDP2)",
+            packages="Trinity-RFT, verl, vLLM and FlashAttention",
+            install=_INSTALL,
+            data_note=_DATA_NOTE + (_TOKEN if spec.cluster.nodes > 1 else ""),
+            dataset_words="to a directory, or to a dataset id of the hub",
+            progress=_PROGRESS,
+            resume=_RESUME,
+        ),
+    )
+
+
+def _checkpoint(spec: Spec, values: Mapping[str, Any]) -> CheckpointSize:
+    """fp32 shards of the weights and two moments; the model for Hugging Face, saved in bf16, at the end.
+
+    Source: `trainer/verl_legacy/fsdp_checkpoint_manager.py`, save_checkpoint.
+    """
+    parameters, trainer = parameter_count(spec.model), values["trainer"]
+    kept = int(trainer.get("max_checkpoints_to_keep") or 0)
+    return CheckpointSize(
+        megatron_bytes=0,
+        hf_bytes=2 * parameters if trainer.get("save_hf_checkpoint") != "never" else 0,
+        optimizer_bytes=12 * parameters,
+        at_once=kept + 1 if kept else None,
+    )
+
+
+_WAIT_S = 900
+"""As long as the rendezvous of torchrun."""
+
+
+def _start(spec: Spec, layout: Layout, node: int) -> str:
+    context = {
+        "is_head": node == 0,
+        "scales_positions": rope_scaling(spec.model, spec.job.seq_len) is not None,
+        "gpus_per_node": spec.cluster.gpus_per_node,
+        "world_size": layout.world_size,
+        "verl": VERL,
+        "wait_s": _WAIT_S,
+        "theta": ROPE_THETA,
+    }
+    return render("trinity_start.sh.j2", context)
+
+
+def _versions() -> Mapping[str, Any]:
+    return {"trinity-rft": TRINITY, "verl": VERL}
+
+
+_LOG = Log(
+    loss=loss_key("actor/sft_loss"),
+    steps=re.compile(r"\bStep (?P<step>[0-9]{1,12}): \{"),
+)
+"""It draws no bar and prints `Step N: {...}` from the trainer's actor, which Ray passes on to node 0
+(trinity/utils/monitor.py, format_data_str)."""
+
+_FSDP2 = Way(
+    backends=("fsdp2",),
+    traits={"fsdp2": traits.TRINITY},
+    packages={"fsdp2": ("verl", "Ray")},
+    refusals=refusals,
+    steps=lambda job, keys: training_steps(job),
+    files=trinity_files,
+    run=trinity_run,
+    start=_start,
+    versions=_versions,
+)
+TRINITY_RFT = Trainer(name="trinity", title=_VERSIONS.title, ways=(_FSDP2,), log=_LOG, versions=_VERSIONS)
