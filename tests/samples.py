@@ -90,6 +90,7 @@ def make_plan(
     tokens_per_s_per_gpu = 64 * 4096 / step_s / 32
     return Plan(
         layout=layout,
+        trainer="llamafactory",
         memory=Memory(
             allocated_bytes=(device_gib - 4) * GIB,
             reserved_bytes=(device_gib - 2) * GIB,

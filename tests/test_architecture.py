@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import topoplan
+from topoplan.trainers.registry import trainer_names
 
 ROOT = Path(topoplan.__file__).parent
 
@@ -136,6 +137,53 @@ def test_nothing_asks_which_engine_a_layout_is_of() -> None:
                 words = {alias.name for alias in node.names if alias.name.isupper()}
             asked += [f"{ids(path)}:{node.lineno} {word}" for word in words & NAMES_OF_ENGINES]
     assert asked == []
+
+
+# What still does: each goes with the room that it is in.
+STILL_ASKS_A_TRAINER = {
+    *("lint/best.py", "lint/check.py", "lint/compare.py", "reading/setup.py", "reading/read_setup.py"),
+    *("reading/configurations.py", "reading/launches.py", "reading/markdown.py", "reading/processes.py"),
+    *(f"lint/rules/{name}.py" for name in ("bundle", "deepspeed", "deepspeed_document", "files", "launch", "yaml")),
+    *(f"lint/rules/{name}.py" for name in ("launch_facts", "launch_megatron", "launch_nodes", "package_faults")),
+}
+STILL_ASKS_AN_ENGINE = {
+    *("lint/best.py", "lint/compare.py", "lint/offload.py", "lint/verdict.py", "lint/rules/bundle.py"),
+    *("run/bundle_reader.py", "trainers/keys_of_layout.py"),
+}
+
+
+def test_nothing_outside_the_wings_asks_which_trainer_it_has() -> None:
+    """What differs from trainer to trainer is a value in its wing; data may be under a trainer's name."""
+    names = {*trainer_names(), "swift-megatron"}
+    asked = set()
+    for path in MODULES:
+        if room(path) == "trainers" or ids(path) in STILL_ASKS_A_TRAINER:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare):
+                words = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)}
+            elif (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("of", "startswith")
+            ):
+                words = {one.value for one in node.args if isinstance(one, ast.Constant)}
+            else:
+                continue
+            asked |= {f"{ids(path)}:{node.lineno} {word}" for word in words & names}
+    assert not asked
+
+
+def test_only_engines_and_layouts_know_which_backends_are_megatrons() -> None:
+    words = {"is_megatron", "MEGATRON_BACKENDS", "SHARDED_BACKENDS"}
+    asked = set()
+    for path in MODULES:
+        if room(path) in ("engines", "layout", "specs") or ids(path) in STILL_ASKS_AN_ENGINE:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            word = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+            asked |= {f"{ids(path)}:{node.lineno} {word}"} if word in words else set()
+    assert not asked
 
 
 def test_no_module_imports_a_trainer() -> None:

@@ -151,6 +151,6 @@ def test_the_trainer_is_a_column_where_it_may_surprise() -> None:
     assert "trainer" not in rendered(usual_ranking())
     spec = make_spec(nodes=1)
     split = Layout.of(backend="fsdp2", dp=4, ulysses=2, gradient_accumulation_steps=16, distributed_optimizer=False)
-    text = rendered(make_ranking(replace(make_plan(), layout=split), spec=spec))
+    text = rendered(make_ranking(replace(make_plan(), layout=split, trainer="swift"), spec=spec))
     assert "trainer" in text
     assert "swift" in row(text, "1 ")

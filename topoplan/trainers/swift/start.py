@@ -14,27 +14,24 @@ from topoplan.trainers.swift.sharding import DEEPSPEED_FILE, FSDP_FILE
 from topoplan.trainers.templating import render
 from topoplan.trainers.torchrun import torchrun_command
 
-_MODULES = {
-    ("sft", False): "swift.cli.sft",
-    ("pt", False): "swift.cli.pt",
-    ("sft", True): "swift.cli._megatron.sft",
-    ("pt", True): "swift.cli._megatron.pt",
-}
-"""(stage, with Megatron) -> what `swift STAGE` and `megatron STAGE` start (ROUTE_MAPPING)."""
+_MODULE = {"sft": "swift.cli.sft", "pt": "swift.cli.pt"}
+_MEGATRON_MODULE = {"sft": "swift.cli._megatron.sft", "pt": "swift.cli._megatron.pt"}
+"""Stage -> what `swift STAGE` and `megatron STAGE` start (ROUTE_MAPPING)."""
+_FILES = {"deepspeed": ("deepspeed", DEEPSPEED_FILE), "fsdp2": ("fsdp", FSDP_FILE)}
+"""Backend -> the option, and the file that says how to shard."""
 
 
 def start(spec: Spec, layout: Layout, node: int) -> str:
     """Bash, from a comment to `exec`; the file that says how to shard is named by its whole path."""
-    option, file = {"deepspeed": ("deepspeed", DEEPSPEED_FILE), "fsdp2": ("fsdp", FSDP_FILE)}.get(
-        layout.backend, ("", "")
-    )
-    on_megatron = layout.backend in ("megatron", "mca")
-    module = _MODULES[spec.job.stage, on_megatron]
-    context = {
-        "stage": spec.job.stage,
-        "option": option,
-        "file": file,
-        "megatron": on_megatron,
-        "adapters": spec.job.finetuning == "lora",
-    }
-    return render("swift_start.sh.j2", context) + torchrun_command(spec, node, f'-m {module} "${{arguments[@]}}"')
+    option, file = _FILES.get(layout.backend, ("", ""))
+    return _text(spec, node, _MODULE[spec.job.stage], option=option, file=file, megatron=False)
+
+
+def start_megatron(spec: Spec, layout: Layout, node: int) -> str:
+    """The same of `megatron sft`."""
+    return _text(spec, node, _MEGATRON_MODULE[spec.job.stage], option="", file="", megatron=True)
+
+
+def _text(spec: Spec, node: int, module: str, **context: str | bool) -> str:
+    context |= {"stage": spec.job.stage, "adapters": spec.job.finetuning == "lora"}
+    return render("swift/start.sh.j2", context) + torchrun_command(spec, node, f'-m {module} "${{arguments[@]}}"')

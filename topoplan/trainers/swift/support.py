@@ -8,6 +8,7 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.facts import facts_of
 from topoplan.specs.spec import Spec
 from topoplan.trainers.swift.samples import is_file, is_hub_name, samples_of
+from topoplan.trainers.traits import SHARDED
 
 
 def swift_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
@@ -29,7 +30,7 @@ def swift_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
                 f"ms-swift knows no data set {name}: name a file of samples (.jsonl) or a hub id (org/name), which is"
                 " looked for on ModelScope, or with use_hf under job.trainer on Hugging Face"
             )
-    adapts = job.finetuning in ("lora", "qlora") and not layout.is_megatron
+    adapts = job.finetuning in ("lora", "qlora") and layout.backend in SHARDED
     if adapts and facts_of(model).is_moe and "all" in job.lora_target:
         yield (
             "experts get no adapters, as predicted: from transformers 5 on those of a layer are one tensor and no"

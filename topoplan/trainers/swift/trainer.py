@@ -28,7 +28,7 @@ from topoplan.trainers.swift.refusals import megatron_job_refusals, megatron_ref
 from topoplan.trainers.swift.samples import files_in
 from topoplan.trainers.swift.sft import sft_files
 from topoplan.trainers.swift.sharding import DEEPSPEED_FILE, FSDP_FILE
-from topoplan.trainers.swift.start import start
+from topoplan.trainers.swift.start import start, start_megatron
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, ReadmeWords, Trainer, TrainerRun, Way
 from topoplan.trainers.traits import SHARDED
 
@@ -215,7 +215,7 @@ _MEGATRON = Way(
     steps=_megatron_steps,
     files=megatron_files,
     run=_run_megatron,
-    start=start,
+    start=start_megatron,
     versions=_versions,
 )
 _SFT = Way(

@@ -109,7 +109,7 @@ def _start(spec: Spec, layout: Layout, node: int) -> str:
         "wait_s": _WAIT_S,
         "theta": ROPE_THETA,
     }
-    return render("trinity_start.sh.j2", context)
+    return render("trinity/start.sh.j2", context)
 
 
 def _versions() -> Mapping[str, Any]:
