@@ -160,16 +160,15 @@ def test_nothing_outside_the_wings_asks_which_trainer_it_has() -> None:
         if room(path) == "trainers" or ids(path) in STILL_ASKS_A_TRAINER:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            sides: list[ast.expr] = []
             if isinstance(node, ast.Compare):
-                words = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)}
-            elif (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in ("of", "startswith")
-            ):
-                words = {one.value for one in node.args if isinstance(one, ast.Constant)}
-            else:
-                continue
+                sides = [node.left, *node.comparators]
+                sides += [
+                    one for side in sides if isinstance(side, ast.Tuple | ast.Set | ast.List) for one in side.elts
+                ]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                sides = node.args if node.func.attr in ("of", "startswith") else []
+            words = {side.value for side in sides if isinstance(side, ast.Constant)}
             asked |= {f"{ids(path)}:{node.lineno} {word}" for word in words & names}
     assert not asked
 
