@@ -16,8 +16,9 @@ from typing import Self
 from topoplan.operators.padding import tokens_per_step
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
+from topoplan.trainers import registry
 from topoplan.trainers.log import Log
-from topoplan.trainers.registry import TRAINERS, steps_of, trainer_named
+from topoplan.trainers.registry import steps_of, trainer_named
 
 _CUT = re.compile(r"\r|(?:\[[a-z_]+[0-9]{1,6}\]: ?)+")
 """Where a line is more than one: torchrun's --tee puts `[default0]:` before each, and joins the two outputs of a rank
@@ -79,7 +80,7 @@ class Progress:
 
         `logs` are what the lines may look like; None is as any trainer prints them.
         """
-        self._logs = logs or tuple(trainer.log for trainer in TRAINERS)
+        self._logs = logs or tuple(trainer.log for trainer in registry.TRAINERS)
         self._predicted_s, self._band_s = step_s, band_s
         self._tokens, self._world = tokens_per_step, world_size
         self._planned_steps, self._logging_steps = total_steps, logging_steps
