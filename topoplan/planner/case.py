@@ -51,12 +51,12 @@ def _hindrance(spec: Spec, backend: str) -> Refusal | None:
     """Why no layout of a backend would help a job."""
     if not ways_of(backend, spec.trainer):
         expected = f"expected {' or '.join(backends_of(spec.trainer))}"
-        return Refusal(rule="backend", what=f"{spec.trainer} has no backend {backend}", expected=expected)
+        return Refusal("backend", f"{spec.trainer} has no backend {backend}", expected=expected)
     for key, value in _foreign_pins(spec, backend).items():
         owners = [one for engine in ENGINES for one in engine.backends if key in keys_of(one)]
         return Refusal(
-            rule="pin",
-            what=f"pin {key} {str(value).lower()} with backend {backend}",
+            "pin",
+            f"pin {key} {str(value).lower()} with backend {backend}",
             where=spec.path or "",
             remedy=f"take backend {listed(owners, 'or')}",
         )

@@ -82,8 +82,8 @@ def refused_keys(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     """Keys of the trainer in the spec that would train something else than is written."""
     for fault in faults_of_keys(spec, layout, spec.job.trainer):
         yield Refusal(
-            rule=fault.name,
-            what=f"{fault.when}: {fault.text}",
+            fault.name,
+            f"{fault.when}: {fault.text}",
             where=f"job.trainer.{next(iter(fault.keys))}",
             remedy=fault.remedy,
             kind=LayoutError,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
@@ -24,7 +23,7 @@ def missing_precision(spec: Spec) -> Iterator[Refusal]:
         lacks, remedy = "fp4 tensor cores", "set precision: bf16 or fp8"
     else:
         return
-    yield Refusal(rule="card-precision", what=f"{gpu.name} has no {lacks}", where=spec.path or "", remedy=remedy)
+    yield Refusal("card-precision", f"{gpu.name} has no {lacks}", where=spec.path or "", remedy=remedy)
 
 
 def megatron_optimizer(job: Job, where: str = "") -> Iterator[Refusal]:
@@ -32,15 +31,15 @@ def megatron_optimizer(job: Job, where: str = "") -> Iterator[Refusal]:
     if job.pure_bf16 or job.optimizer != "adamw":
         what = "pure_bf16" if job.pure_bf16 else f"optimizer {job.optimizer}"
         what = f"{what}: Megatron's optimizer has no such mode"
-        yield Refusal(rule="optimizer", what=what, where=where, remedy="leave it out")
+        yield Refusal("optimizer", what, where=where, remedy="leave it out")
 
 
 def token_prediction(job: Job) -> Iterator[Refusal]:
     """Multi-token prediction, which transformers does not train."""
     if job.mtp_num_layers:
         yield Refusal(
-            rule="token-prediction",
-            what="Hugging Face models are trained without their multi-token-prediction layers",
+            "token-prediction",
+            "Hugging Face models are trained without their multi-token-prediction layers",
             where="job.mtp_num_layers",
             remedy="leave it out",
         )
@@ -50,15 +49,15 @@ def pure_fp16(job: Job) -> Iterator[Refusal]:
     """Two precisions at once."""
     if job.pure_bf16 and job.precision != "bf16":
         what = "pure_bf16 with precision fp16"
-        yield Refusal(rule="pure-bf16", what=what, where="job.pure_bf16", remedy="leave one of them out")
+        yield Refusal("pure-bf16", what, where="job.pure_bf16", remedy="leave one of them out")
 
 
 def quantized_weights(job: Job) -> Iterator[Refusal]:
     """Packed weights that would have to be trained themselves."""
     if job.quantization_bit is not None and job.finetuning != "qlora":
         yield Refusal(
-            rule="quantized-weights",
-            what=f"quantization_bit {job.quantization_bit} with finetuning {job.finetuning}: only LoRA trains beside"
+            "quantized-weights",
+            f"quantization_bit {job.quantization_bit} with finetuning {job.finetuning}: only LoRA trains beside"
             " quantized weights",
             where="job.quantization_bit",
             remedy="set finetuning: qlora, or leave it out",
@@ -70,16 +69,12 @@ def offload(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     if layout.offload_param and layout.zero_stage != 3:
         # DeepSpeed runtime/zero/config.py: offload_param is "valid only with stage 3".
         yield Refusal(
-            rule="offload-stage",
-            what="offload_param needs ZeRO-3",
-            where="layout.offload_param",
-            remedy="pin zero_stage=3",
-            kind=LayoutError,
+            "offload-stage", "offload_param needs ZeRO-3", where="layout.offload_param", remedy="pin zero_stage=3"
         )
     if (layout.offload_optimizer or layout.offload_param or layout.offload) and spec.cluster.host_memory_bytes is None:
         yield Refusal(
-            rule="host-memory",
-            what="offload needs host memory, and the spec does not say how much a node has",
+            "host-memory",
+            "offload needs host memory, and the spec does not say how much a node has",
             where="host_memory",
             expected="expected a size such as 1TiB",
         )

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from topoplan.catalog.packages import Package
-from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
 from topoplan.operators.params import parameter_count
 from topoplan.specs.job import Job
@@ -28,10 +27,10 @@ _KITE = Requirement(package=Package(name="kite-trainer", module="kite"), version
 def _refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     if spec.job.stage != "sft":
         what = f"stage {spec.job.stage}: Kite has supervised fine-tuning alone"
-        yield Refusal(rule="stage", what=what, where="job.stage", expected="expected sft")
+        yield Refusal("stage", what, where="job.stage", expected="expected sft")
     if layout.ulysses > 1:
         what = f"ulysses {layout.ulysses}: Kite splits no sequences"
-        yield Refusal(rule="sequences", what=what, where="layout.ulysses", remedy="pin ulysses=1", kind=LayoutError)
+        yield Refusal("sequences", what, where="layout.ulysses", remedy="pin ulysses=1")
 
 
 def _steps(job: Job, keys: Mapping[str, Any]) -> int | None:

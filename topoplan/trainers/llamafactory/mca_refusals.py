@@ -54,8 +54,8 @@ def job_refusals(spec: Spec) -> Iterator[Refusal]:
     model, job, gpu, where = spec.model, spec.job, spec.cluster.gpu, spec.path or ""
     if model.model_type not in SUPPORTED_MODEL_TYPES:
         yield Refusal(
-            rule="model-type",
-            what=f"the MCA trainer does not support model_type {model.model_type!r} ({model.name})",
+            "model-type",
+            f"the MCA trainer does not support model_type {model.model_type!r} ({model.name})",
             where=where,
             expected=f"expected one of {', '.join(sorted(SUPPORTED_MODEL_TYPES))}",
             remedy="`topoplan predict` with backend megatron still predicts it",
@@ -66,8 +66,8 @@ def job_refusals(spec: Spec) -> Iterator[Refusal]:
     if gpu.architecture == "volta" and linear_attention:
         # models/qwen3_next and qwen3_5, _get_transformer_layer_spec: only the 'transformer_engine' implementation.
         yield Refusal(
-            rule="transformer-engine",
-            what=f"{model.name} needs Transformer Engine, which has no kernels for {gpu.name} (volta)",
+            "transformer-engine",
+            f"{model.name} needs Transformer Engine, which has no kernels for {gpu.name} (volta)",
             where=where,
             kind=ModelError,
             is_predicted=True,
@@ -76,8 +76,8 @@ def job_refusals(spec: Spec) -> Iterator[Refusal]:
     recipe = FP8_RECIPES.get(gpu.architecture)
     if job.precision not in ("bf16", "fp16", "fp8" if recipe else "bf16", recipe):
         yield Refusal(
-            rule="precision",
-            what=f"the MCA trainer has no {job.precision} recipe for {gpu.name} ({gpu.architecture})",
+            "precision",
+            f"the MCA trainer has no {job.precision} recipe for {gpu.name} ({gpu.architecture})",
             where=where,
             expected="expected bf16, fp8 on Hopper, or fp8 or mxfp8 on Blackwell",
             is_predicted=True,
@@ -95,8 +95,8 @@ def finetuning(job: Job, where: str = "") -> Iterator[Refusal]:
         return
     swift = "megatron (ms-swift's), " if job.finetuning == "lora" else ""
     yield Refusal(
-        rule="finetuning",
-        what=f"finetuning {job.finetuning!r} with backend mca: LLaMA-Factory's trainer for Megatron parses it and"
+        "finetuning",
+        f"finetuning {job.finetuning!r} with backend mca: LLaMA-Factory's trainer for Megatron parses it and"
         " trains all weights all the same",
         where=where,
         expected="expected full",
@@ -113,8 +113,8 @@ def preferences(spec: Spec) -> Iterator[Refusal]:
     """
     if spec.job.stage == "dpo" and spec.model.vision is not None:
         yield Refusal(
-            rule="vision-preferences",
-            what=f"stage dpo of {spec.model.name}: the MCA trainer cuts a pair's ids and not its mask, and then cannot"
+            "vision-preferences",
+            f"stage dpo of {spec.model.name}: the MCA trainer cuts a pair's ids and not its mask, and then cannot"
             " find the images in it",
             where=spec.path or "",
             expected="expected stage pt or sft for a vision-language model",
@@ -131,8 +131,8 @@ def _frozen_parts(spec: Spec) -> Iterator[Refusal]:
     frozen = [key for key in keys if getattr(spec.job, key)]
     if frozen and spec.job.stage == "pt" and spec.model.vision is not None:
         yield Refusal(
-            rule="frozen-parts",
-            what=f"stage pt of {spec.model.name}: the MCA trainer freezes nothing in it, and trains all of the model",
+            "frozen-parts",
+            f"stage pt of {spec.model.name}: the MCA trainer freezes nothing in it, and trains all of the model",
             where=spec.path or "",
             expected=f"expected {listed(frozen)} false",
             remedy="set that, or take backend ddp, deepspeed or fsdp2, which do freeze",
@@ -152,17 +152,16 @@ def _token_prediction(spec: Spec) -> Iterator[Refusal]:
         return
     if model.model_type not in MTP_MODEL_TYPES:
         yield Refusal(
-            rule="token-prediction",
-            what=f"mtp_num_layers {count}: the MCA trainer loads no multi-token-prediction layers of"
-            f" {model.model_type}",
+            "token-prediction",
+            f"mtp_num_layers {count}: the MCA trainer loads no multi-token-prediction layers of {model.model_type}",
             where=where,
             expected=f"expected 0, or a model_type of {', '.join(sorted(MTP_MODEL_TYPES))}",
             remedy="`topoplan predict` with backend megatron predicts it",
         )
     if count != model.mtp_layers:
         yield Refusal(
-            rule="token-prediction",
-            what=f"mtp_num_layers {count}: the checkpoint of {model.name} has {model.mtp_layers}, and the MCA trainer"
+            "token-prediction",
+            f"mtp_num_layers {count}: the checkpoint of {model.name} has {model.mtp_layers}, and the MCA trainer"
             " loads all of them or none",
             where=where,
             expected=f"expected 0 or {model.mtp_layers}" if model.mtp_layers else "expected 0",
@@ -174,21 +173,21 @@ def refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     job, model, cluster = spec.job, spec.model, spec.cluster
     if layout.world_size != cluster.world_size:
         yield Refusal(
-            rule="world-size",
-            what=f"tp {layout.tp} * pp {layout.pp} * cp {layout.cp} * dp {layout.dp} = {layout.world_size} GPUs,"
+            "world-size",
+            f"tp {layout.tp} * pp {layout.pp} * cp {layout.cp} * dp {layout.dp} = {layout.world_size} GPUs,"
             f" and the cluster has {cluster.world_size}",
             kind=LayoutError,
         )
     if model.model_type not in SUPPORTED_MODEL_TYPES:
         yield Refusal(
-            rule="model-type",
-            what=f"LLaMA-Factory's Megatron path does not train {model.model_type!r}",
+            "model-type",
+            f"LLaMA-Factory's Megatron path does not train {model.model_type!r}",
             where=model.name,
             expected="it knows " + ", ".join(sorted(SUPPORTED_MODEL_TYPES)),
             kind=ModelError,
         )
     if job.stage not in _STAGES:
-        yield Refusal(rule="stage", what=f"stage {job.stage!r}", where="job.stage", expected="expected pt, sft or dpo")
+        yield Refusal("stage", f"stage {job.stage!r}", where="job.stage", expected="expected pt, sft or dpo")
     yield from finetuning(job, "job.finetuning")
     yield from preferences(spec)
     yield from refused_keys(spec, layout)
@@ -208,8 +207,8 @@ def _samples(job: Job, layout: Layout) -> Iterator[Refusal]:
     else:
         so = f"the global batch of {job.global_batch_size}: the trainer would end in a division by zero after a step"
     yield Refusal(
-        rule="samples",
-        what=f"{job.samples} samples are fewer than {so}",
+        "samples",
+        f"{job.samples} samples are fewer than {so}",
         where="job.samples",
         remedy="lower global_batch_size, or repeat the samples in the data set",
     )
@@ -227,8 +226,8 @@ def _sequence_padding(job: Job, layout: Layout) -> Iterator[Refusal]:
             else f"a length padded to multiples of {pad}"
         )
         yield Refusal(
-            rule="sequence-padding",
-            what=f"{what} cannot be split into {parts} parts (cp {layout.cp}, tp {layout.tp})",
+            "sequence-padding",
+            f"{what} cannot be split into {parts} parts (cp {layout.cp}, tp {layout.tp})",
             where="job.seq_len" if fixed_length else "job.packing",
             remedy=f"take a multiple of {math.lcm(pad, parts)}" if fixed_length else "set packing: true",
             kind=LayoutError,

@@ -41,8 +41,8 @@ def refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     """What the trainer would refuse, ignore in part or train otherwise than planned."""
     if layout.world_size != spec.cluster.world_size:
         yield Refusal(
-            rule="world-size",
-            what=f"cp {layout.cp} * ulysses {layout.ulysses} * dp {layout.dp} = {layout.world_size} GPUs,"
+            "world-size",
+            f"cp {layout.cp} * ulysses {layout.ulysses} * dp {layout.dp} = {layout.world_size} GPUs,"
             f" and the cluster has {spec.cluster.world_size}",
             kind=LayoutError,
         )
@@ -58,51 +58,46 @@ def refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 def _splits(layout: Layout) -> Iterator[Refusal]:
     if layout.backend == "deepspeed" and layout.zero_stage not in (1, 2, 3):
         yield Refusal(
-            rule="zero-stage",
-            what=f"zero_stage {layout.zero_stage}",
+            "zero-stage",
+            f"zero_stage {layout.zero_stage}",
             where="layout.zero_stage",
             expected="expected 1, 2 or 3 with deepspeed",
-            kind=LayoutError,
         )
     if layout.ulysses > 1 or layout.cp > 1:
         # Its experimental v1 trainer has Ulysses (v1/plugins/model_plugins/parallelization), and takes other YAML.
         key = "ulysses" if layout.ulysses > 1 else "cp"
         yield Refusal(
-            rule="sequence-split",
-            what=f"{key} {max(layout.ulysses, layout.cp)}: LLaMA-Factory's trainer splits no sequences",
+            "sequence-split",
+            f"{key} {max(layout.ulysses, layout.cp)}: LLaMA-Factory's trainer splits no sequences",
             where=f"layout.{key}",
             remedy=f"pin {key}=1, or take another trainer",
-            kind=LayoutError,
         )
     if layout.backend == "fsdp2" and layout.sharding == "hybrid":
         # accelerate has it (ParallelismConfig), and transformers 5 asks that for `sp_backend`, which 1.12 brought;
         # LLaMA-Factory 0.9.5 takes accelerate up to 1.11.
         yield Refusal(
-            rule="hybrid-sharding",
-            what="hybrid sharding: LLaMA-Factory's accelerate (1.11) and transformers 5 do not agree on its"
-            " configuration",
+            "hybrid-sharding",
+            "hybrid sharding: LLaMA-Factory's accelerate (1.11) and transformers 5 do not agree on its configuration",
             where="layout.sharding",
             remedy="pin sharding=full, or take another trainer",
-            kind=LayoutError,
         )
     if layout.recompute.granularity == "selective":
         yield Refusal(
-            rule="recompute",
-            what="selective recomputation is Megatron's: gradient checkpointing takes whole layers",
+            "recompute",
+            "selective recomputation is Megatron's: gradient checkpointing takes whole layers",
             where="layout.recompute",
             expected="expected none or full",
-            kind=LayoutError,
         )
 
 
 def _job(spec: Spec) -> Iterator[Refusal]:
     job, model = spec.job, spec.model
     if job.stage not in _STAGES:
-        yield Refusal(rule="stage", what=f"stage {job.stage!r}", where="job.stage", expected="expected pt, sft or dpo")
+        yield Refusal("stage", f"stage {job.stage!r}", where="job.stage", expected="expected pt, sft or dpo")
     if job.precision not in _PRECISIONS:
         yield Refusal(
-            rule="precision",
-            what=f"precision {job.precision!r} is planned for the Megatron backends alone",
+            "precision",
+            f"precision {job.precision!r} is planned for the Megatron backends alone",
             where="job.precision",
             expected="expected bf16 or fp16",
         )
@@ -112,8 +107,8 @@ def _job(spec: Spec) -> Iterator[Refusal]:
     freezes = job.freeze_vision_tower or job.freeze_multi_modal_projector or job.freeze_language_model
     if model.model_type not in FREEZABLE_MODEL_TYPES and freezes:
         yield Refusal(
-            rule="frozen-parts",
-            what=f"LLaMA-Factory does not know the parts of {model.model_type!r}, and would freeze none of them",
+            "frozen-parts",
+            f"LLaMA-Factory does not know the parts of {model.model_type!r}, and would freeze none of them",
             where=model.name,
             remedy="set the freeze_ keys of the job to false, to train all of it",
             kind=ModelError,
@@ -121,8 +116,8 @@ def _job(spec: Spec) -> Iterator[Refusal]:
     if job.finetuning == "freeze" and not (job.freeze_vision_tower and not job.freeze_language_model):
         # model/adapter.py, _setup_freeze_tuning matches `.35.` anywhere in a name, in the vision tower's blocks too.
         yield Refusal(
-            rule="frozen-layers",
-            what="finetuning freeze chooses layers by number, and means those of the language model",
+            "frozen-layers",
+            "finetuning freeze chooses layers by number, and means those of the language model",
             where="job.freeze_language_model" if job.freeze_language_model else "job.freeze_vision_tower",
             expected="expected freeze_vision_tower: true and freeze_language_model: false",
         )
@@ -136,19 +131,18 @@ def _packed_weights(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     if job.quantization_bit == 8 and (layout.backend == "fsdp2" or layout.zero_stage == 3):
         # model/model_utils/quantization.py, configure_quantization.
         yield Refusal(
-            rule="packed-weights",
-            what="LLaMA-Factory splits 4-bit weights over ranks, and no 8-bit ones (ZeRO-3, FSDP)",
+            "packed-weights",
+            "LLaMA-Factory splits 4-bit weights over ranks, and no 8-bit ones (ZeRO-3, FSDP)",
             where="job.quantization_bit",
             remedy="set quantization_bit: 4, or pin backend ddp or zero_stage 2",
         )
     if layout.backend == "fsdp2":
         # accelerate utils/fsdp_utils.py, fsdp2_prepare_model: `model.to(torch.float32)` unless the model is fp32.
         yield Refusal(
-            rule="packed-weights",
-            what="QLoRA with FSDP2: accelerate casts every parameter to fp32, the packed 4-bit weights among them",
+            "packed-weights",
+            "QLoRA with FSDP2: accelerate casts every parameter to fp32, the packed 4-bit weights among them",
             where="layout.backend",
             remedy="pin backend ddp or deepspeed",
-            kind=LayoutError,
         )
 
 
@@ -158,8 +152,8 @@ def _numbers(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     if job.pure_bf16 and layout.backend == "deepspeed":
         # hparams/parser.py refuses ZeRO-3; DeepSpeed stage_1_and_2.py, single_partition_of_fp32_groups, for the others.
         yield Refusal(
-            rule="pure-bf16",
-            what="pure_bf16 with DeepSpeed: LLaMA-Factory refuses it for ZeRO-3, and ZeRO-1 and 2 keep fp32 weights and"
+            "pure-bf16",
+            "pure_bf16 with DeepSpeed: LLaMA-Factory refuses it for ZeRO-3, and ZeRO-1 and 2 keep fp32 weights and"
             " moments whatever it says",
             where="job.pure_bf16",
             remedy="leave it out, or pin backend ddp or fsdp2",
@@ -169,16 +163,16 @@ def _numbers(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     if layout.backend == "fsdp2":
         # Its kernels take the addresses of plain tensors (bitsandbytes optim/optimizer.py); FSDP2's are DTensors.
         yield Refusal(
-            rule="optimizer",
-            what="adamw_8bit with FSDP2: bitsandbytes steps whole tensors, and FSDP2 has shards of them (DTensor)",
+            "optimizer",
+            "adamw_8bit with FSDP2: bitsandbytes steps whole tensors, and FSDP2 has shards of them (DTensor)",
             where="job.optimizer",
             remedy="take adamw, or pin backend ddp or deepspeed",
         )
     if layout.offload_optimizer:
         # accelerate utils/deepspeed.py, map_pytorch_optim_to_deepspeed puts DeepSpeedCPUAdam in place of it.
         yield Refusal(
-            rule="optimizer",
-            what="adamw_8bit with offload_optimizer: an optimizer in host memory is DeepSpeed's own Adam, in fp32",
+            "optimizer",
+            "adamw_8bit with offload_optimizer: an optimizer in host memory is DeepSpeed's own Adam, in fp32",
             where="job.optimizer",
             remedy="take adamw, or leave offload_optimizer out",
         )
@@ -191,7 +185,7 @@ def _liger(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     if spec.job.stage == "dpo":
         # model/model_utils/liger_kernel.py, require_logits.
         what = "stage dpo needs the logits, and LLaMA-Factory turns Liger's fused loss off for it"
-        yield Refusal(rule="liger", what=what, where=where, remedy=remedy, kind=LayoutError)
+        yield Refusal("liger", what, where=where, remedy=remedy, kind=LayoutError)
     if spec.model.model_type not in LIGER_MODEL_TYPES:
         what = f"LLaMA-Factory has no Liger kernels for {spec.model.model_type!r}, and trains without them"
-        yield Refusal(rule="liger", what=what, where=where, remedy=remedy, kind=ModelError)
+        yield Refusal("liger", what, where=where, remedy=remedy, kind=ModelError)

@@ -57,15 +57,15 @@ def sharded_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     yield from _common(spec, layout)
     if job.precision not in _HALF:
         yield Refusal(
-            rule="precision",
-            what=f"precision {job.precision}: `swift sft` trains in bf16 or fp16, fp8 is for `megatron sft`",
+            "precision",
+            f"precision {job.precision}: `swift sft` trains in bf16 or fp16, fp8 is for `megatron sft`",
             where="job.precision",
         )
     yield from token_prediction(job)
     if job.packing and spec.cluster.gpu.architecture in ("volta", "turing"):
         # swift/arguments/sft_args.py, _check_padding_free; the README of flash-attention 2 starts at Ampere.
         what = f"packing needs FlashAttention 2, which has no kernels for {spec.cluster.gpu.name}"
-        yield Refusal(rule="packing", what=what, where="job.packing")
+        yield Refusal("packing", what, where="job.packing")
     yield from _weights(job, layout)
     yield from quantized_weights(job)
     yield from _packed_weights(job, layout)
@@ -76,14 +76,14 @@ def sharded_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 def _common(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     if layout.world_size != spec.cluster.world_size:
         yield Refusal(
-            rule="world-size",
-            what=f"the layout is for {layout.world_size} GPUs, and the cluster has {spec.cluster.world_size}",
+            "world-size",
+            f"the layout is for {layout.world_size} GPUs, and the cluster has {spec.cluster.world_size}",
             kind=LayoutError,
         )
     if spec.job.stage not in _STAGES:
         yield Refusal(
-            rule="stage",
-            what=f"stage {spec.job.stage}: no `rlhf` command of ms-swift is written yet",
+            "stage",
+            f"stage {spec.job.stage}: no `rlhf` command of ms-swift is written yet",
             where="job.stage",
             expected="expected pt or sft",
         )
@@ -92,37 +92,32 @@ def _common(spec: Spec, layout: Layout) -> Iterator[Refusal]:
 def _shards(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     if layout.backend == "deepspeed" and layout.zero_stage not in (1, 2, 3):
         yield Refusal(
-            rule="zero-stage",
-            what=f"zero_stage {layout.zero_stage}",
-            where="layout.zero_stage",
-            expected="expected 1, 2 or 3",
-            kind=LayoutError,
+            "zero-stage", f"zero_stage {layout.zero_stage}", where="layout.zero_stage", expected="expected 1, 2 or 3"
         )
     yield from offload(spec, layout)
     if layout.fused_linear_cross_entropy and spec.model.model_type not in LIGER_MODEL_TYPES:
         # transformers integrations/liger.py; liger_kernel _apply_liger_kernel logs it and goes on.
         yield Refusal(
-            rule="liger",
-            what=f"Liger has no kernels for {spec.model.model_type!r}, and the model would be trained without",
+            "liger",
+            f"Liger has no kernels for {spec.model.model_type!r}, and the model would be trained without",
             where="layout.fused_linear_cross_entropy",
             remedy="leave it out",
             kind=ModelError,
         )
     if layout.recompute.granularity == "selective":
         yield Refusal(
-            rule="recompute",
-            what="recompute selective: gradient checkpointing is for whole layers",
+            "recompute",
+            "recompute selective: gradient checkpointing is for whole layers",
             expected="none or full",
             kind=LayoutError,
         )
     if layout.backend == "fsdp2" and layout.sharding != "full":
         # swift/arguments/sft_args.py, _init_fsdp hands on `fsdp` and `fsdp_config`, which know of no device mesh.
         yield Refusal(
-            rule="hybrid-sharding",
-            what=f"sharding {layout.sharding}: ms-swift shards with FSDP2 over all ranks, and has no option for a mesh",
+            "hybrid-sharding",
+            f"sharding {layout.sharding}: ms-swift shards with FSDP2 over all ranks, and has no option for a mesh",
             where="layout.sharding",
             remedy="pin sharding=full",
-            kind=LayoutError,
         )
 
 
@@ -132,16 +127,16 @@ def _weights(job: Job, layout: Layout) -> Iterator[Refusal]:
     if job.pure_bf16 and layout.backend == "deepspeed":
         # DeepSpeed runtime/engine.py: bf16 weights without `bf16.enabled` are refused, with it there are fp32 copies.
         yield Refusal(
-            rule="pure-bf16",
-            what="pure_bf16: DeepSpeed trains bf16 weights with fp32 copies only",
+            "pure-bf16",
+            "pure_bf16: DeepSpeed trains bf16 weights with fp32 copies only",
             where="job.pure_bf16",
             remedy="leave it out, or take backend fsdp2 or ddp",
         )
     if job.finetuning == "freeze" and layout.backend == "ddp" and not job.pure_bf16:
         # pipelines/train/tuner.py, prepare_model sets requires_grad alone; all weights have torch_dtype.
         yield Refusal(
-            rule="frozen-dtype",
-            what="finetuning freeze with ddp: ms-swift keeps frozen and trained weights in one dtype",
+            "frozen-dtype",
+            "finetuning freeze with ddp: ms-swift keeps frozen and trained weights in one dtype",
             where="job.finetuning",
             remedy="take backend deepspeed or fsdp2, which keep fp32 weights of what is trained, or pure_bf16",
         )
@@ -149,10 +144,10 @@ def _weights(job: Job, layout: Layout) -> Iterator[Refusal]:
         return
     if layout.backend == "fsdp2":
         what = f"optimizer {job.optimizer}: bitsandbytes' optimizers do not take FSDP2's sharded tensors"
-        yield Refusal(rule="optimizer", what=what, where="job.optimizer")
+        yield Refusal("optimizer", what, where="job.optimizer")
     if layout.offload_optimizer:
         what = f"offload_optimizer: {job.optimizer} has kernels for the GPU alone"
-        yield Refusal(rule="optimizer", what=what, where="layout.offload_optimizer", kind=LayoutError)
+        yield Refusal("optimizer", what, where="layout.offload_optimizer")
 
 
 def _packed_weights(job: Job, layout: Layout) -> Iterator[Refusal]:
@@ -163,13 +158,13 @@ def _packed_weights(job: Job, layout: Layout) -> Iterator[Refusal]:
     if bits not in (4, 8):
         # swift/arguments/base_args/quant_args.py, get_quantization_config
         what = f"quantization_bit {bits}"
-        yield Refusal(rule="packed-weights", what=what, where="job.quantization_bit", expected="expected 4 or 8")
+        yield Refusal("packed-weights", what, where="job.quantization_bit", expected="expected 4 or 8")
     if bits == 8 and (layout.backend == "fsdp2" or layout.zero_stage == 3):
         # Only Params4bit has a storage type that can be sharded (bnb_4bit_quant_storage).
         how = "FSDP2" if layout.backend == "fsdp2" else "ZeRO-3"
         yield Refusal(
-            rule="packed-weights",
-            what=f"quantization_bit 8 with {how}: bitsandbytes' 8-bit weights cannot be sharded",
+            "packed-weights",
+            f"quantization_bit 8 with {how}: bitsandbytes' 8-bit weights cannot be sharded",
             where="job.quantization_bit",
             remedy="take 4 bits, or a layout that does not shard weights",
             kind=LayoutError,
@@ -180,39 +175,36 @@ def _sequence_split(model: Model, layout: Layout) -> Iterator[Refusal]:
     """How `sequence_parallel_size` is made of Ulysses and ring attention (sequence_parallel.py, _init_device_mesh)."""
     if layout.cp > 1:
         yield Refusal(
-            rule="sequence-split",
-            what=f"cp {layout.cp}: ms-swift has ring attention only as the rest of sequence_parallel_size that the"
+            "sequence-split",
+            f"cp {layout.cp}: ms-swift has ring attention only as the rest of sequence_parallel_size that the"
             " key-value heads leave over",
             where="layout.cp",
             remedy="pin cp=1",
-            kind=LayoutError,
         )
     if layout.ulysses == 1:
         return
     for layer in dict.fromkeys(model.layers):
         if isinstance(layer.attention, LinearAttention):
             what = f"ulysses {layout.ulysses}: {model.name} has linear attention, which is planned without"
-            yield Refusal(rule="sequence-split", what=what, where="layout.ulysses", kind=LayoutError)
+            yield Refusal("sequence-split", what, where="layout.ulysses")
             continue
         heads = _split_heads(layer.attention)
         if heads % layout.ulysses:
             common = math.gcd(heads, layout.ulysses)
             yield Refusal(
-                rule="sequence-split",
-                what=f"key-value heads {heads} % ulysses {layout.ulysses} = {heads % layout.ulysses}: ms-swift would"
+                "sequence-split",
+                f"key-value heads {heads} % ulysses {layout.ulysses} = {heads % layout.ulysses}: ms-swift would"
                 f" take Ulysses over gcd = {common} and ring attention over {layout.ulysses // common}",
                 where="layout.ulysses",
                 remedy=f"pin ulysses={common}",
-                kind=LayoutError,
             )
     if layout.fused_linear_cross_entropy:
         # trainers/seq2seq_trainer.py, compute_loss: "loss function defined in Liger Kernel will not take effect".
         yield Refusal(
-            rule="liger",
-            what="fused_linear_cross_entropy with ulysses: ms-swift then takes the loss from whole logits",
+            "liger",
+            "fused_linear_cross_entropy with ulysses: ms-swift then takes the loss from whole logits",
             where="layout.fused_linear_cross_entropy",
             remedy="pin one of them off",
-            kind=LayoutError,
         )
 
 
@@ -236,8 +228,8 @@ def _model_type(model: Model) -> Iterator[Refusal]:
     """A model that `megatron sft` has no form of."""
     if model.model_type not in MEGATRON_MODEL_TYPES:
         yield Refusal(
-            rule="model-type",
-            what=f"mcore_bridge does not build {model.model_type!r} for `megatron sft`",
+            "model-type",
+            f"mcore_bridge does not build {model.model_type!r} for `megatron sft`",
             where=model.name,
             expected="it knows " + ", ".join(sorted(MEGATRON_MODEL_TYPES)),
             kind=ModelError,
@@ -250,8 +242,8 @@ def finetuning(job: Job, model: Model, where: str = "") -> Iterator[Refusal]:
         yield from _adapters(job, model, where)
     elif job.finetuning != "full":
         yield Refusal(
-            rule="finetuning",
-            what=f"finetuning {job.finetuning!r} with backend megatron: ms-swift's trainer has full and lora",
+            "finetuning",
+            f"finetuning {job.finetuning!r} with backend megatron: ms-swift's trainer has full and lora",
             where=where,
             expected="expected full or lora",
             remedy="take backend ddp, deepspeed or fsdp2",
@@ -263,20 +255,20 @@ def _adapters(job: Job, model: Model, where: str) -> Iterator[Refusal]:
     if job.precision not in _HALF:
         # lora.py, forward: "rank-sized (e.g. [4, 2560]), which violates TE's FP8 GEMM divisibility rules".
         yield Refusal(
-            rule="adapter-precision",
-            what=f"precision {job.precision} with LoRA: Transformer Engine's fp8 products do not take matrices as"
+            "adapter-precision",
+            f"precision {job.precision} with LoRA: Transformer Engine's fp8 products do not take matrices as"
             " narrow as a rank, and no mixture is predicted",
             where=where,
             expected="expected bf16 or fp16",
         )
     if job.stage == "dpo":
         what = "stage dpo with LoRA is not predicted with backend megatron"
-        yield Refusal(rule="adapter-preferences", what=what, where=where)
+        yield Refusal("adapter-preferences", what, where=where)
     if facts_of(model).linear_attention:
         # mcore_bridge model/gpts/qwen3_next_gdn.py and qwen3_next.py have modules of their own for it.
         yield Refusal(
-            rule="adapter-attention",
-            what=f"LoRA on the linear attention of {model.name} is not predicted with backend megatron",
+            "adapter-attention",
+            f"LoRA on the linear attention of {model.name} is not predicted with backend megatron",
             where=where,
             remedy="take backend ddp, deepspeed or fsdp2",
         )
@@ -284,8 +276,8 @@ def _adapters(job: Job, model: Model, where: str) -> Iterator[Refusal]:
         model.vision is not None and not (job.freeze_vision_tower and job.freeze_multi_modal_projector)
     ):
         yield Refusal(
-            rule="adapter-parts",
-            what="LoRA is predicted with backend megatron for the language model alone",
+            "adapter-parts",
+            "LoRA is predicted with backend megatron for the language model alone",
             where=where,
             expected="expected freeze_vision_tower and freeze_multi_modal_projector true, freeze_language_model false",
         )
@@ -293,8 +285,8 @@ def _adapters(job: Job, model: Model, where: str) -> Iterator[Refusal]:
     for name in job.lora_target:
         if name not in ("all", *known):
             yield Refusal(
-                rule="adapter-targets",
-                what=f"{model.name} has no linear layer called {name} in Megatron-core",
+                "adapter-targets",
+                f"{model.name} has no linear layer called {name} in Megatron-core",
                 where="job.lora_target",
                 expected=f"expected all, or some of {', '.join(known)}",
                 remedy=nearest(name, known),
@@ -308,7 +300,7 @@ def megatron_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     yield from _model_type(model)
     if gpu.architecture == "volta":
         what = f"mcore_bridge needs Transformer Engine, which has no kernels for {gpu.name}"
-        yield Refusal(rule="transformer-engine", what=what, where="gpu")
+        yield Refusal("transformer-engine", what, where="gpu")
     if layout.backend == "mca":
         yield from mca.finetuning(job, "job.finetuning")
     else:
@@ -324,19 +316,18 @@ def megatron_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     }
     if job.precision not in known:
         yield Refusal(
-            rule="precision",
-            what=f"precision {job.precision} is not trained on {gpu.name} ({gpu.architecture})",
+            "precision",
+            f"precision {job.precision} is not trained on {gpu.name} ({gpu.architecture})",
             where="job.precision",
             expected="expected bf16, fp16, fp8 on Hopper, or fp8, mxfp8 or nvfp4 on Blackwell",
         )
     if job.precision != "fp16" and not layout.grad_reduce_in_fp32:
         # megatron_args.py, _map_dtype sets accumulate_allreduce_grads_in_fp32 in bf16.
         yield Refusal(
-            rule="gradient-sum",
-            what="grad_reduce_in_fp32 false: in bf16 ms-swift sums gradients in fp32",
+            "gradient-sum",
+            "grad_reduce_in_fp32 false: in bf16 ms-swift sums gradients in fp32",
             where="layout.grad_reduce_in_fp32",
             remedy="pin grad_reduce_in_fp32=true",
-            kind=LayoutError,
         )
     yield from _iterations(job, layout)
 
@@ -346,17 +337,16 @@ def _iterations(job: Job, layout: Layout) -> Iterator[Refusal]:
     (init_iters)."""
     if job.epochs != int(job.epochs) and job.samples is None:
         yield Refusal(
-            rule="epochs",
-            what=f"epochs {job.epochs:g}: `megatron sft` takes whole epochs, or a number of steps, which needs"
-            " job.samples",
+            "epochs",
+            f"epochs {job.epochs:g}: `megatron sft` takes whole epochs, or a number of steps, which needs job.samples",
             where="job.epochs",
             remedy="add samples to the job",
         )
     batch = layout.micro_batch_size * layout.dp
     if job.samples is not None and job.samples // batch * batch * job.epochs < job.global_batch_size:
         yield Refusal(
-            rule="samples",
-            what=f"{job.samples} samples are less than one step of {job.global_batch_size}",
+            "samples",
+            f"{job.samples} samples are less than one step of {job.global_batch_size}",
             where="job.samples",
             remedy="lower global_batch_size, or repeat the samples in the data set",
         )

@@ -33,8 +33,8 @@ def model_refusals(model: Model, where: str = "model") -> Iterator[Refusal]:
     """A model that no Trinity-RFT job is written for."""
     if model.vision is not None:
         yield Refusal(
-            rule="vision",
-            what=f"{model.name} has a vision tower, for which no Trinity-RFT job is written",
+            "vision",
+            f"{model.name} has a vision tower, for which no Trinity-RFT job is written",
             where=where,
             remedy="take a model without" if where.startswith("-") else "take another trainer",
             kind=ModelError,
@@ -43,7 +43,7 @@ def model_refusals(model: Model, where: str = "model") -> Iterator[Refusal]:
 
 def _job(job: Job, path: str | None) -> Iterator[Refusal]:
     def refusal(key: str, what: str, remedy: str) -> Refusal:
-        return Refusal(rule=key, what=what, where=": ".join(filter(None, (path, f"job.{key}"))), remedy=remedy)
+        return Refusal(key, what, where=": ".join(filter(None, (path, f"job.{key}"))), remedy=remedy)
 
     if job.stage != "sft":
         what = f"no Trinity-RFT job is written for stage {job.stage}"
@@ -77,12 +77,12 @@ def _layout(spec: Spec, layout: Layout) -> Iterator[Refusal]:
     for rule, (what, is_so) in problems.items():
         if is_so:
             remedy = "take another layout, or another trainer"
-            yield Refusal(rule=rule, what=what, where=layout.id, remedy=remedy, kind=LayoutError)
+            yield Refusal(rule, what, where=layout.id, remedy=remedy, kind=LayoutError)
     degrees = ulysses_degrees(spec.model, layout.world_size, spec.cluster.gpus_per_node)
     if layout.ulysses not in degrees:
         yield Refusal(
-            rule="ulysses",
-            what=f"ulysses {layout.ulysses} does not divide the GPUs and the attention heads of {spec.model.name}, or"
+            "ulysses",
+            f"ulysses {layout.ulysses} does not divide the GPUs and the attention heads of {spec.model.name}, or"
             " its group is larger than a node",
             where=layout.id,
             expected=f"expected one of {', '.join(map(str, degrees))} (verl asserts that heads divide)",
@@ -90,16 +90,16 @@ def _layout(spec: Spec, layout: Layout) -> Iterator[Refusal]:
         )
     if spec.job.global_batch_size % layout.dp:
         yield Refusal(
-            rule="batch",
-            what=f"{spec.job.global_batch_size} sequences do not divide by dp {layout.dp}",
+            "batch",
+            f"{spec.job.global_batch_size} sequences do not divide by dp {layout.dp}",
             where=layout.id,
             remedy="change global_batch_size or ulysses",
             kind=LayoutError,
         )
     if layout.offload and spec.cluster.host_memory_bytes is None:
         yield Refusal(
-            rule="host-memory",
-            what="offload puts parameters, gradients and optimizer into host memory, and the spec does not say how"
+            "host-memory",
+            "offload puts parameters, gradients and optimizer into host memory, and the spec does not say how"
             " much there is",
             where="host_memory",
             remedy="add host_memory: 2TiB, or what a node has",
