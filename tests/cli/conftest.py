@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from topoplan.trainers.writers import writer_of
 
 from tests.bed.bed import Bed
 from tests.cli.live_run import LiveRun, live_run, two_hosts
@@ -21,7 +20,8 @@ from topoplan.hosts import needs
 from topoplan.planner import predict
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.specs.spec import Spec
-from topoplan.trainers.trainer import Writer
+from topoplan.trainers.registry import writer_of
+from topoplan.trainers.trainer import Trainer, Way
 
 SPEC = """\
 name: test-2x8
@@ -114,9 +114,9 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return call
 
-    def counting_writer(*arguments: Any) -> Writer:
-        writer = writer_of(*arguments)
-        return replace(writer, files=counted("files", writer.files))
+    def counting_writer(*arguments: Any) -> tuple[Trainer, Way]:
+        trainer, way = writer_of(*arguments)
+        return trainer, replace(way, files=counted("files", way.files))
 
     for module in (draft, needs):
         monkeypatch.setattr(module, "writer_of", counting_writer)
