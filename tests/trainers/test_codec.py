@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from topoplan.trainers.writers import writer_for
 
 from tests.reading.setups import all_of, configuration, launch
 from topoplan.errors import InputError
@@ -17,12 +16,13 @@ from topoplan.layout.forms import layout_to_dict
 from topoplan.layout.layout import Layout, changed
 from topoplan.lint.translate import translate
 from topoplan.operators.dispatch import dispatcher_of
-from topoplan.planner.case import case_of
 from topoplan.planner.predict import predict
 from topoplan.specs.facts import facts_of
 from topoplan.specs.load import load_spec
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 from topoplan.trainers.codecs import CODECS
+from topoplan.trainers.registry import written_by
 
 DENSE, EXPERTS = load_spec("cluster_specs/h100-4x8.yaml"), load_spec("cluster_specs/h20-2x8.yaml")
 SPLIT = {
@@ -71,7 +71,7 @@ def test_what_is_written_is_read_back(way: str, data: st.DataObject, tmp_path: P
     spec = replace(spec, trainer=trainer)
     try:
         plan = predict(spec, {"backend": backend, **data.draw(st.fixed_dictionaries(drawn))})
-        files = writer_for(backend, trainer).files(spec, plan).files
+        files = written_by(backend, trainer)[1].written(spec, plan.layout).files
     except InputError:
         assume(False)
     for name, text in files.items():

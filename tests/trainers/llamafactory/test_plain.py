@@ -144,7 +144,7 @@ def test_every_script_passes_bash_and_shellcheck(backend: str, tmp_path: Path) -
 def test_a_bundle_is_written_again_from_its_plan_json(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, plan = make_spec_and_plan(model=QWEN3_8B, cluster=WITH_HOSTS, **BACKENDS[backend])
     # What is recorded and read back, whatever the prediction of such layouts is.
-    monkeypatch.setattr("topoplan.bundle.plan_file.predict", lambda spec, layout: make_plan(layout))
+    monkeypatch.setattr("topoplan.bundle.plan_file.predict", lambda spec, layout, **_: make_plan(layout))
     for scheduler in (None, "slurm"):
         spec = replace(spec, cluster=replace(spec.cluster, hosts=() if scheduler else HOSTS))
         files = generate(spec, plan, scheduler, "llamafactory")
@@ -154,7 +154,7 @@ def test_a_bundle_is_written_again_from_its_plan_json(backend: str, monkeypatch:
 
 
 def test_a_plan_json_with_another_trainer_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topoplan.bundle.plan_file.predict", lambda spec, layout: make_plan(layout))
+    monkeypatch.setattr("topoplan.bundle.plan_file.predict", lambda spec, layout, **_: make_plan(layout))
     document = json.loads(bundle(backend="ddp")["plan.json"])
 
     def read(trainer: object) -> RecordedPlan:
