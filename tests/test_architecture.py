@@ -144,7 +144,10 @@ STILL_ASKS_A_TRAINER = {
     *("lint/best.py", "lint/check.py", "lint/compare.py", "reading/setup.py", "reading/read_setup.py"),
     *("reading/configurations.py", "reading/launches.py", "reading/markdown.py", "reading/processes.py"),
     *(f"lint/rules/{name}.py" for name in ("bundle", "deepspeed", "deepspeed_document", "files", "launch", "yaml")),
-    *(f"lint/rules/{name}.py" for name in ("launch_facts", "launch_megatron", "launch_nodes", "package_faults")),
+    *(
+        f"lint/rules/{name}.py"
+        for name in ("launch_facts", "launch_megatron", "launch_nodes", "mca_layouts", "package_faults")
+    ),
 }
 STILL_ASKS_AN_ENGINE = {
     *("lint/best.py", "lint/compare.py", "lint/offload.py", "lint/verdict.py", "lint/rules/bundle.py"),

@@ -13,7 +13,6 @@ from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
 from topoplan.lint.fewest_gpus import UNKNOWN_MODEL, spec_and_layout
 from topoplan.lint.rules.layout_keys import KEYS_OF_RULE
-from topoplan.planner.case import case_of
 from topoplan.reading.edits import set_to
 from topoplan.reading.finding import Finding
 from topoplan.reading.rules import Rule, read_rules
@@ -21,6 +20,7 @@ from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import flag, is_complete, value_of
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 from topoplan.trainers.known_faults import can_export
 from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
 from topoplan.trainers.megatron_keys import SP
