@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from tests.engines.samples import DENSE, spec_of
-from tests.report.test_tables import shown
+from tests.report.printed import printed
 from topoplan.operators.activations import layer_activations
 from topoplan.operators.builder import Builder
 from topoplan.operators.divisors import divisors_of
@@ -90,9 +90,7 @@ def test_it_is_ranked_and_explained(spec: Spec, backend: str) -> None:
     time, memory = time_account(asked, plan), memory_account(asked, plan)
     (own,) = (term for term in time.layers if "recurrence" in term.name)
     assert {"in_proj", "scan", "out_proj"} <= {term.name for term in own.children}
-    stream, console = shown(120)
-    print_explanation(console, asked, plan, time=time, memory=memory)
-    text = " ".join(stream.getvalue().split())
+    text = " ".join(printed(print_explanation, asked, plan, time=time, memory=memory, width=120).split())
     assert "recurrence + mlp" in text
     assert "states" in text
     assert explanation_to_dict(asked, plan, time=time, memory=memory)

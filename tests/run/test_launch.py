@@ -200,7 +200,7 @@ class TestAStartThatFails:
             if "/node-01/" in directory:
                 (Path(directory) / ".topoplan").mkdir()
 
-        monkeypatch.setattr("topoplan.run.run.upload", with_a_job_there)
+        monkeypatch.setattr("topoplan.run.launch.upload", with_a_job_there)
         ran = hosts.launch()
         assert (ran.outcome.end, ran.outcome.code) == ("failed", 1)
         assert ran.failure.node == "node-01"

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from topoplan.hosts.needs import RunNeeds
     from topoplan.run.bundle_reader import Bundle
     from topoplan.run.launch import Preflight
-    from topoplan.run.secrets import take
     from topoplan.run.session import Outcome
     from topoplan.run.settings import Settings
 
@@ -56,6 +55,7 @@ def launch(
     from topoplan.cli.ssh_options import lost_after_s
     from topoplan.remote.ssh_config import SshConfig
     from topoplan.run.bundle_reader import choose_nodes, read_bundle
+    from topoplan.run.secrets import take
     from topoplan.run.settings import Settings
 
     settings = Settings(detach=detach, grace_s=grace, lost_after_s=lost_after_s(lost_host_after))
