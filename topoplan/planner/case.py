@@ -22,8 +22,7 @@ def usual_backends(spec: Spec) -> tuple[str, ...]:
     if "backend" in spec.job.pin:
         return (spec.job.pin["backend"],)
     megatron, *_ = every = backends_of(spec.trainer, spec.job.finetuning)
-    is_theirs = spec.job.finetuning != "full" or spec.job.pure_bf16 or spec.job.optimizer != "adamw"
-    is_refused = is_theirs and any(job_refusals(spec, megatron))
+    is_refused = any(job_refusals(spec, megatron))
     others = [backend for backend in every if engine_of(backend) is not engine_of(megatron)]
     if not others:
         return every
@@ -32,7 +31,8 @@ def usual_backends(spec: Spec) -> tuple[str, ...]:
     if spec.job.finetuning == "lora":
         # Adapters leave little for a pipeline to split; Megatron is for models that nothing else has room for.
         return tuple(others)
-    return tuple(others) if is_refused else (megatron,)
+    is_theirs = spec.job.finetuning != "full" or spec.job.pure_bf16 or spec.job.optimizer != "adamw"
+    return tuple(others) if is_theirs and is_refused else (megatron,)
 
 
 def cases_of(spec: Spec) -> tuple[dict[str, Case], dict[str, Refusal]]:
