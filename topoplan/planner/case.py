@@ -12,6 +12,7 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 from topoplan.trainers.refusal import Refusal, refuse
 from topoplan.trainers.registry import backends_of, job_refusals, ways_of
+from topoplan.trainers.trainer import Way
 
 
 def usual_backends(spec: Spec) -> tuple[str, ...]:
@@ -23,7 +24,7 @@ def usual_backends(spec: Spec) -> tuple[str, ...]:
         return (spec.job.pin["backend"],)
     megatron, *_ = every = backends_of(spec.trainer, spec.job.finetuning)
     is_refused = any(job_refusals(spec, megatron))
-    others = [backend for backend in every if engine_of(backend) is not engine_of(megatron)]
+    others = [backend for backend in every if _way(spec, backend) is not _way(spec, megatron)]
     if not others:
         return every
     if foreign := _foreign_pins(spec, megatron):
@@ -33,6 +34,11 @@ def usual_backends(spec: Spec) -> tuple[str, ...]:
         return tuple(others)
     is_theirs = spec.job.finetuning != "full" or spec.job.pure_bf16 or spec.job.optimizer != "adamw"
     return tuple(others) if is_theirs and is_refused else (megatron,)
+
+
+def _way(spec: Spec, backend: str) -> Way:
+    """How a backend is run where nobody says otherwise."""
+    return ways_of(backend, spec.trainer)[0][1]
 
 
 def cases_of(spec: Spec) -> tuple[dict[str, Case], dict[str, Refusal]]:
