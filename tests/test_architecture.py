@@ -263,3 +263,14 @@ def test_input_is_never_checked_with_assert() -> None:
         if isinstance(node, ast.Assert)
     ]
     assert not found
+
+
+def test_a_function_fits_on_a_screen() -> None:
+    long = [
+        f"{ids(path)}:{node.name}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if node.end_lineno is not None and node.end_lineno - node.lineno >= 60
+    ]
+    assert long == []

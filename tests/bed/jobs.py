@@ -19,7 +19,7 @@ from tests.bundle.test_node_script import fill
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
 from topoplan.planner.predict import predict
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
 from topoplan.remote.ssh_config import Target
 from topoplan.run.bundle_reader import Bundle, read_bundle

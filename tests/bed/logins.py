@@ -9,7 +9,7 @@ import pytest
 
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
 from topoplan.remote.ssh_config import Target
 

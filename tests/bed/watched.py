@@ -13,7 +13,7 @@ from typing import Any
 from tests.bed.bed import Bed
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
 from topoplan.remote.upload import upload
 from topoplan.run.events import Event

@@ -25,7 +25,7 @@ from tests.bed.bed import Bed, Machine, probe
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
 from topoplan.remote.fanout import connect_all, run_on_all
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.upload import upload
 from topoplan.run.node import start_node, stop_node
@@ -42,7 +42,7 @@ import json, resource, sys
 from pathlib import Path
 from topoplan.remote.connection import Bell, Ended
 from topoplan.remote.fanout import connect_all
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh_config import Target
 given = json.load(sys.stdin)
 paths = {"identity_files", "user_known_hosts_files"}

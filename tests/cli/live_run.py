@@ -15,7 +15,7 @@ import pytest
 
 from tests.bed.bed import Bed, Machine, probe
 from topoplan.remote.connection import Connection
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
 from topoplan.remote.upload import upload
 from topoplan.run import record

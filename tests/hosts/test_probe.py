@@ -13,7 +13,7 @@ from tests.hosts.machines import stand_in
 from topoplan.cli.main import main
 from topoplan.errors import HostError
 from topoplan.hosts.probe import Asked, ask_hosts
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.specs.cluster import Host
 from topoplan.specs.load import load_spec
 

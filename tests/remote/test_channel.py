@@ -5,7 +5,7 @@ import threading
 from tests.bed.bed import Bed
 from topoplan.remote.connection import Connection
 from topoplan.remote.fanout import connect_all
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.bed.bed import Bed
 from topoplan.errors import HostError
 from topoplan.remote.connection import SHELL, Bell, Chunk, Connection, Ended, Stream
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
 from topoplan.remote.upload import upload
 

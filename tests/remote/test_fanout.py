@@ -10,7 +10,7 @@ from tests.bed.bed import Bed, new_key
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
 from topoplan.remote.fanout import connect_all, run_on_all
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 
 MANY = 32
 

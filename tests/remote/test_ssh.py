@@ -10,7 +10,7 @@ import pytest
 from tests.bed.bed import Bed, new_key
 from tests.bed.logins import hostname, log_in, refused
 from topoplan.errors import HostError
-from topoplan.remote.keys import Access, NewKey
+from topoplan.remote.identities import Access, NewKey
 from topoplan.remote.ssh import connect, open_jump
 from topoplan.remote.ssh_config import Target
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.bed.bed import Bed
 from topoplan.errors import InputError
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
 from topoplan.remote.ssh_config import SshConfig, Target
 from topoplan.specs.cluster import Host

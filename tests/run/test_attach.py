@@ -15,7 +15,7 @@ import pytest
 from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, StopAfter, both, wait_until
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
 from topoplan.remote.ssh_config import Target
 from topoplan.run import record as records

@@ -19,7 +19,7 @@ import pytest
 from tests.bed.bed import Bed, under_way
 from topoplan.errors import HostError
 from topoplan.remote.connection import Chunk, Connection, Ended, Stream
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
 from topoplan.remote.upload import upload
 from topoplan.run.node import Started, follow_node, node_state, read_log, start_node, stop_node, tail_offsets
@@ -176,7 +176,7 @@ class TestAJob:
         client = textwrap.dedent("""\
             import sys
             from pathlib import Path
-            from topoplan.remote.keys import Access
+            from topoplan.remote.identities import Access
             from topoplan.run.node import start_node
             from topoplan.remote.ssh import connect
             from topoplan.remote.ssh_config import Target

@@ -61,13 +61,16 @@ def check(
 
     Exit code 1: an error was found (with --fix, one is left); 2: bad input.
     """
+    _check(files, _against(cluster, overrides, margin, profile, model, seq_len), fix=fix, force=force, as_json=as_json)
+
+
+def _check(files: list[str], against: Against, *, fix: bool, force: bool, as_json: bool) -> None:
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.lint.check import check as check_files
     from topoplan.lint.check import fix as fix_files
     from topoplan.lint.fix import write_copies
     from topoplan.report.check import checked_to_dict, print_checked, print_fixed
 
-    against = _against(cluster, overrides, margin, profile, model, seq_len)
     checked = check_files(files, against)
     fixed = fix_files(checked, against) if fix else None
     if fixed is not None:

@@ -11,7 +11,7 @@ from topoplan.cli.interrupts import Interrupts
 from topoplan.cli.live_output import LiveOutput
 
 if TYPE_CHECKING:
-    from topoplan.remote.keys import Access
+    from topoplan.remote.identities import Access
     from topoplan.run.events import Event
 
 

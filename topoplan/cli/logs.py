@@ -14,7 +14,7 @@ from topoplan.cli.ssh_options import AcceptNew, RunReference, access
 if TYPE_CHECKING:
     from topoplan.cli.node_output import NodeOutput
     from topoplan.errors import HostError
-    from topoplan.remote.keys import Access
+    from topoplan.remote.identities import Access
     from topoplan.run.events import Event
     from topoplan.run.reach import Reached
     from topoplan.run.record import NodeRecord, RunRecord

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from topoplan.remote.keys import Access, NewKey
+    from topoplan.remote.identities import Access, NewKey
 
 AcceptNew = Annotated[
     bool,
@@ -49,7 +49,7 @@ def lost_after_s(given: str | None) -> float | None:
 
 def access(*, accept_new: bool) -> Access:
     """Who we are and what is accepted. Passphrases of keys are asked for where there is a terminal."""
-    from topoplan.remote.keys import Access
+    from topoplan.remote.identities import Access
 
     on_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     return Access(ask=_ask if on_terminal else None, accept_new=accept_new, on_new_key=_tell)

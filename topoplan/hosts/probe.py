@@ -12,7 +12,7 @@ from topoplan.hosts.compute_network import ComputeNetwork, compute_network
 from topoplan.hosts.facts import HostFacts, RouteFacts
 from topoplan.remote.connection import Connection, no_script
 from topoplan.remote.fanout import connect_all, run_on_all
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh_config import Target
 from topoplan.specs.cluster import Host
 

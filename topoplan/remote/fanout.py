@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh import CONNECT_S, Jump, connect, open_jump
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import Deadline

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from topoplan.remote import known_hosts
 from topoplan.remote.connection import Connection
-from topoplan.remote.keys import Access, NewKey
+from topoplan.remote.identities import Access, NewKey
 from topoplan.remote.known_hosts import HostKey, Known
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import Deadline
-from topoplan.remote.wire import WATCH, ChannelWire, Wire, dial
+from topoplan.remote.wire import SILENCE, ChannelWire, Wire, dial
 
 if TYPE_CHECKING:
     import socket
@@ -108,7 +108,7 @@ def _log_in(target: Target, access: Access, deadline: Deadline, jump: Jump | Non
         transport = _exchange_keys(target, wire, known, deadline)
         _check_host_key(target, access, transport, known)
         _authenticate(target, access, transport, wire, deadline)
-        WATCH.add(transport, wire)
+        SILENCE.add(transport, wire)
         return Connection(target, transport, release=jump.release if jump else lambda: None)
     except BaseException:
         wire.close()

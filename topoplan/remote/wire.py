@@ -2,7 +2,7 @@
 
 A peer that has gone must be noticed on each of them. TCP says nothing about a cut cable, so the kernel is told to probe
 (`_TCP_SILENT_S`). It answers for a host whose sshd is stuck, and there is no such socket behind a proxy or a jump host,
-so SSH itself also asks for a sign of life, and `Watch` closes what stays silent (`_SSH_SILENT_S`).
+so SSH itself also asks for a sign of life, and `Silence` closes what stays silent (`_SSH_SILENT_S`).
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _not_connected(target: Target, error: OSError, deadline: Deadline) -> HostEr
     )
 
 
-class Watch:
+class Silence:
     """One thread for all connections of the process; it closes those that have been silent for too long."""
 
     def __init__(self) -> None:
@@ -319,4 +319,4 @@ def _probe_of(reference: weakref.ref[paramiko.Transport]) -> Callable[[], None]:
     return probe
 
 
-WATCH = Watch()
+SILENCE = Silence()

@@ -14,7 +14,7 @@ from typing import ClassVar
 from topoplan.bundle.plan_file import RecordedPlan, read_plan_file
 from topoplan.errors import HostError, TopoplanError
 from topoplan.remote.connection import Connection
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.waiting import INTERRUPT_LOOK_S, Deadline
 from topoplan.run import record as records
 from topoplan.run.events import Event, Tell, host_failure

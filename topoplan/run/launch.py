@@ -21,7 +21,7 @@ from topoplan.hosts.result import Outcome as HostOutcome
 from topoplan.hosts.result import Result
 from topoplan.remote.connection import Connection
 from topoplan.remote.fanout import run_on_all
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.upload import upload, with_modes
 from topoplan.remote.waiting import Call

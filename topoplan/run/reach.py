@@ -12,7 +12,7 @@ from typing import TypeVar
 from topoplan.errors import HostError, InputError
 from topoplan.remote.connection import Connection
 from topoplan.remote.fanout import connect_all, run_on_all
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh import CONNECT_S
 from topoplan.remote.ssh_config import SshConfig, Target
 from topoplan.run.record import NodeRecord, RunRecord

@@ -18,7 +18,7 @@ from topoplan.bundle.plan_file import RecordedPlan
 from topoplan.errors import HostError, InputError
 from topoplan.remote.connection import Connection
 from topoplan.remote.fanout import connect_all
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline

@@ -18,7 +18,7 @@ from topoplan.hosts.preflight.preflight import preflight
 from topoplan.hosts.result import Result
 from topoplan.remote.connection import Connection
 from topoplan.remote.fanout import connect_all
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.specs.cluster import Cluster
 
 LISTEN = "import socket, sys; s = socket.create_server(('0.0.0.0', {port})); print('up', flush=True); sys.stdin.read()"

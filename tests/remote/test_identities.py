@@ -15,7 +15,7 @@ import pytest
 from tests.bed.bed import Bed, new_key
 from tests.bed.logins import log_in, refused
 from topoplan.errors import HostError
-from topoplan.remote.keys import Access
+from topoplan.remote.identities import Access
 from topoplan.remote.ssh import connect
 
 
@@ -55,7 +55,7 @@ class TestWhoWeAre:
     def test_an_agent_is_asked_again_where_its_keys_did_not_do(
         self, bed: Bed, agent: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("topoplan.remote.keys._AGENT_AGAIN_S", 0)
+        monkeypatch.setattr("topoplan.remote.identities._AGENT_AGAIN_S", 0)
         access, target = Access(), bed.target("alpha", agent=agent, identity_files=())
         with pytest.raises(HostError, match="no key to log in with"):
             connect(target, access, deadline_s=30)
@@ -106,7 +106,7 @@ class TestWhoWeAre:
     def test_an_agent_that_does_not_answer_is_not_waited_for(
         self, bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("topoplan.remote.keys._AGENT_S", 0.2)
+        monkeypatch.setattr("topoplan.remote.identities._AGENT_S", 0.2)
         place = tmp_path / "stuck"
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(place))
