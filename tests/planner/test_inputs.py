@@ -101,6 +101,7 @@ FULL = Spec(
         secrets=("HF_TOKEN", "B"),
         software={"python": "3.12", "torch": "2.11.0"},
         margin=0.0,
+        assumed=("nics_per_node",),
         slurm={"partition": "a b", "requeue": True},
     ),
     model=replace(

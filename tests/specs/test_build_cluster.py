@@ -48,18 +48,31 @@ class TestTheWholeForm:
         assert (found.nvlink_bytes_per_s, found.nics_per_node, found.nic_bytes_per_s) == (450e9, 4, 50e9)
 
     def test_without_nvlink_is_a_pcie_machine(self) -> None:
-        found = cluster(gpu=H100, nodes=2, gpus_per_node=8, ib_bandwidth="400Gb/s")
+        found = cluster(gpu=H100, nodes=2, gpus_per_node=8, ib_bandwidth="400Gb/s", nvlink_bandwidth="none")
         assert (found.nvlink_bytes_per_s, found.nvlink_domain_gpus) == (0.0, 1)
+        assert "nvlink_bandwidth" not in found.assumed
 
-    def test_needs_a_network_above_one_node(self) -> None:
-        keys = {"gpu": H100, "gpus_per_node": 8, "nvlink_bandwidth": "900GB/s"}
-        message = refusal({**keys, "nodes": 4})
-        assert message.startswith("`ib_bandwidth` is missing, and 4 nodes need a network; add `ib_bandwidth: 400Gb/s`")
-        assert cluster(**keys, nodes=1).nodes == 1
+    @pytest.mark.parametrize(
+        ("given", "assumed"),
+        [
+            ({"nics_per_node": 8, "ib_bandwidth": "200Gb/s"}, ("nvlink_bandwidth",)),
+            ({"nvlink_bandwidth": "900GB/s"}, ("ib_bandwidth", "nics_per_node")),
+            ({"gpus_per_node": 4}, ("nvlink_bandwidth", "ib_bandwidth", "nics_per_node")),
+            ({}, ("nvlink_bandwidth", "ib_bandwidth", "nics_per_node")),
+        ],
+    )
+    def test_what_is_left_out_is_that_of_the_usual_machine(
+        self, given: dict[str, object], assumed: tuple[str, ...]
+    ) -> None:
+        usual = {"gpus_per_node": 8, "nvlink_bandwidth": "900GB/s", "ib_bandwidth": "400Gb/s"}
+        found, whole = cluster(gpu=H100, nodes=2, **given), cluster(gpu=H100, nodes=2, **{**usual, **given})
+        assert found.assumed == assumed
+        for name in ("gpus_per_node", "nvlink_bytes_per_s", "nvlink_domain_gpus", "nic_bytes_per_s", "nics_per_node"):
+            assert getattr(found, name) == getattr(whole, name), name
 
-    def test_needs_its_gpus_per_node(self) -> None:
-        message = refusal({"gpu": H100, "nodes": 1, "nvlink_bandwidth": "900GB/s"})
-        assert message == "`gpus_per_node` is missing; add `gpus_per_node: 8`"
+    def test_links_that_nothing_crosses_are_not_assumed(self) -> None:
+        assert cluster(gpu=H100, nodes=1).assumed == ("nvlink_bandwidth",)
+        assert cluster(gpu=H100, nodes=1, gpus_per_node=1).assumed == ()
 
     def test_of_a_card_without_nvlink_refuses_nvlink(self) -> None:
         assert "nvlink_bandwidth: a machine of rtx4090-24gb has no NVLink" in refusal({**BOX, "gpu": A4090})
@@ -114,8 +127,11 @@ class TestAGpuBlock:
 
     def test_has_no_usual_machine(self) -> None:
         assert "`gpus_per_node` is missing" in refusal({"gpu": OWN_GPU, "nodes": 4})
-        assert "`ib_bandwidth` is missing" in refusal({"gpu": OWN_GPU, "nodes": 4, "gpus_per_node": 8})
-        assert cluster(gpu=OWN_GPU, nodes=1, gpus_per_node=8).nvlink_bytes_per_s == 0.0
+        keys = {"gpu": OWN_GPU, "nodes": 4, "gpus_per_node": 8}
+        assert "`nvlink_bandwidth` is missing" in refusal(keys)
+        assert "`ib_bandwidth` is missing" in refusal({**keys, "nvlink_bandwidth": "none"})
+        assert cluster(**{**keys, "nodes": 1}, nvlink_bandwidth="none").nvlink_bytes_per_s == 0.0
+        assert cluster(**{**keys, "nodes": 1, "gpus_per_node": 1}).assumed == ()
 
     def test_with_a_name_alone_is_looked_up(self) -> None:
         assert "did you mean 'h100-sxm-80gb'?" in refusal({**BOX, "gpu": {"name": "h100-sxm-80"}})

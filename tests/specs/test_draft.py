@@ -67,7 +67,7 @@ class TestTheOptions:
             ("job.seq_len=8192", lambda spec: spec.job.seq_len == 8192),
             ("nodes=2", lambda spec: spec.cluster.nodes == 2),
             ("ib_bandwidth=200Gb/s", lambda spec: spec.cluster.nic_bytes_per_s == 25e9),
-            ("nvlink_bandwidth=", lambda spec: spec.cluster.nvlink_bytes_per_s == 0),
+            ("nvlink_bandwidth=none", lambda spec: spec.cluster.nvlink_bytes_per_s == 0),
             ("fabric.latency=8us", lambda spec: spec.cluster.fabric.latency_s == 8e-6),
             ("trainer.save_steps=500", lambda spec: spec.job.trainer == {"save_steps": 500}),
             ("pin.pp=2", lambda spec: spec.job.pin == {"tp": 4, "pp": 2}),

@@ -18,6 +18,7 @@ from topoplan.hosts.probe import Probed, network_of, socket_interface, usable_ad
 from topoplan.hosts.result import Result
 from topoplan.specs import known
 from topoplan.specs.gpu import Gpu
+from topoplan.specs.kinds import NONE
 from topoplan.specs.yaml_scalar import scalar
 from topoplan.trainers.yaml_text import one_line
 from topoplan.units import format_bit_rate, format_byte_rate, format_gib
@@ -221,9 +222,10 @@ def _nvlink(
         findings.append(Result(name="nvlink", outcome="warning", what=", ".join(what), remedy=remedy))
     rate = usual if slowest is None else slowest
     if not rate:
-        return ["# nvlink_bandwidth: a GPU has no link up, so they talk over PCIe"] if usual else []
+        why = "a GPU has no link up, so they talk over PCIe" if usual else "the GPUs talk over PCIe"
+        return [_line("nvlink_bandwidth", NONE, why)] if usual or known is None else []
     if not usual and (known is not None or not all_joined):
-        return ["# nvlink_bandwidth: bridges join some pairs of cards only, which is not modelled"]
+        return [_line("nvlink_bandwidth", NONE, "bridges join some pairs of cards only, which is not modelled")]
     how = "of the usual machine: the driver lists no links" if links is None else f"{links} links up"
     return [_line("nvlink_bandwidth", format_byte_rate(2 * rate), f"per GPU, both ways; {how}")]
 

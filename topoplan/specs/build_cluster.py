@@ -1,12 +1,8 @@
 """From a checked form to a cluster: what its values mean together, and the usual machine of a GPU.
 
-Two ways to describe the links of a cluster:
-
-- The short form gives none of `nvlink_bandwidth`, `ib_bandwidth` and `nics_per_node`. The links are then those of
-  the GPU's usual machine (an HGX box with one NIC a GPU, an NVL72 rack, a PCIe server), and `gpus_per_node` may be
-  left out too.
-- Otherwise what is left out is absent: no `nvlink_bandwidth` means that the GPUs of a node talk over PCIe, and more
-  than one node needs an `ib_bandwidth`. Only the number of NICs still defaults to the usual one.
+Each of `gpus_per_node` and the links (`nvlink_bandwidth`, `ib_bandwidth`, `nics_per_node`) that is left out is that of
+the GPU's usual machine: an HGX box with one NIC a GPU, an NVL72 rack, a PCIe server. A card that no catalog knows has
+none, so that its links have to be named.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from topoplan.specs.gpu import Gpu
 from topoplan.units import format_byte_rate
 
 if TYPE_CHECKING:
-    from topoplan.specs.forms import FabricForm
+    from topoplan.specs.forms import FabricForm, SpecForm
 
 # One small message over TCP sockets passes two kernels; Fabric's own default is that of RDMA.
 _TCP_LATENCY_S = 30e-6
@@ -44,25 +40,17 @@ def build_cluster(document: Document, default_name: str) -> Cluster:
     """The cluster of a document. An empty `default_name` becomes one made of GPU and counts. Raises SpecError."""
     form = document.form
     gpu, in_catalog = _gpu(document)
-    links_given = any(link is not None for link in (form.nvlink_bandwidth, form.ib_bandwidth, form.nics_per_node))
-    is_short = in_catalog and not links_given
     nodes = _nodes(document)
-    gpus_per_node = form.gpus_per_node or (gpu.gpus_per_node if is_short else 0)
+    gpus_per_node = form.gpus_per_node or (gpu.gpus_per_node if in_catalog else 0)
     if not gpus_per_node:
         document.lacks("gpus_per_node", remedy="add `gpus_per_node: 8`")
+    if not in_catalog:
+        _check_own_links(document, gpu, nodes, gpus_per_node)
     if nodes * gpus_per_node > MOST_GPUS:
         what = f"{nodes} * gpus_per_node {gpus_per_node} = {nodes * gpus_per_node} GPUs"
         document.fail(("nodes",), what, expected=f"expected at most {MOST_GPUS}")
-    nvlink = gpu.nvlink_bytes_per_s if is_short else _nvlink(document, gpu, in_catalog)
+    nvlink = _nvlink(document, gpu, in_catalog)
     usual_nics = max(1, round(gpu.nics_per_node * gpus_per_node / gpu.gpus_per_node))
-    if form.ib_bandwidth is None and not is_short and nodes > 1:
-        document.lacks(
-            "ib_bandwidth",
-            f", and {nodes} nodes need a network",
-            at=("nodes",),
-            remedy="add `ib_bandwidth: 400Gb/s` (the rate of one NIC), or leave nvlink_bandwidth and nics_per_node "
-            "out too to take the GPU's usual machine",
-        )
     cluster = Cluster(
         name=form.name or default_name or f"{gpu.name}-{nodes}x{gpus_per_node}",
         nodes=nodes,
@@ -76,6 +64,7 @@ def build_cluster(document: Document, default_name: str) -> Cluster:
         sockets=form.sockets or (1 if gpus_per_node <= _PCIE_GPUS_OF_A_SOCKET and not nvlink else 2),
         host_memory_bytes=form.host_memory,
         hosts=_hosts(document, nodes),
+        assumed=_assumed(form, nodes, gpus_per_node) if in_catalog else (),
         **{name: getattr(form, name) for name in _AS_GIVEN},
     )
     if both := sorted(set(cluster.secrets) & set(cluster.env)):
@@ -83,6 +72,25 @@ def build_cluster(document: Document, default_name: str) -> Cluster:
     _check_rack(document, cluster)
     _check_hcas(document, cluster)
     return replace(cluster, fabric=_fabric(document, cluster))
+
+
+def _assumed(form: SpecForm, nodes: int, gpus_per_node: int) -> tuple[str, ...]:
+    """Keys of links that matter here and are left out."""
+    matter = {"nvlink_bandwidth": gpus_per_node > 1, "ib_bandwidth": nodes > 1, "nics_per_node": nodes > 1}
+    return tuple(key for key, does in matter.items() if does and getattr(form, key) is None)
+
+
+def _check_own_links(document: Document, gpu: Gpu, nodes: int, gpus_per_node: int) -> None:
+    """A card that no catalog knows has no usual machine to take links from."""
+    form = document.form
+    needed = {
+        "nvlink_bandwidth": (gpus_per_node > 1, "`nvlink_bandwidth: 900GB/s`, or none where the GPUs talk over PCIe"),
+        "ib_bandwidth": (nodes > 1, "`ib_bandwidth: 400Gb/s`, the rate of one NIC"),
+    }
+    for key, (is_needed, example) in needed.items():
+        if is_needed and getattr(form, key) is None:
+            why = f", and {gpu.name!r} is not in the catalog, whose cards have the links of their usual machine"
+            document.lacks(key, why, at=("gpu",), remedy=f"add {example}")
 
 
 def _check_rack(document: Document, cluster: Cluster) -> None:
@@ -161,6 +169,8 @@ def _nvlink(document: Document, gpu: Gpu, in_catalog: bool) -> float:
     """Rate of one GPU's NVLink each way, from the vendors' figure for both ways together."""
     both_ways = document.form.nvlink_bandwidth
     if both_ways is None:
+        return gpu.nvlink_bytes_per_s if in_catalog else 0.0
+    if not both_ways:
         return 0.0
     usual = gpu.nvlink_bytes_per_s * 2
     if in_catalog and not usual:

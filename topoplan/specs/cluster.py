@@ -141,6 +141,8 @@ class Cluster:
     margin: Margin | None = key(
         "Part of the card that a plan must leave free; by default the error band of the prediction.", "8%"
     )
+    assumed: tuple[str, ...] = ()
+    """Keys of a spec's links that it leaves out: they are those of the GPU's usual machine."""
 
     @property
     def world_size(self) -> int:

@@ -163,6 +163,9 @@ class JobForm(Block, Job):
     pin: PinForm | None = key("Layout keys that must hold.")  # type: ignore[assignment]
 
 
+NVLINK = Quantity(RATE, 1e10, 1e13, "10GB/s to 10TB/s for each GPU, or none", may_be_none=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecForm(Block):
     """A cluster, a model and a fine-tuning job, for topoplan."""
@@ -174,13 +177,15 @@ class SpecForm(Block):
     nodes: Nodes | None = key("Machines.", 4)
     gpus_per_node: GpusPerNode | None = key("GPUs in a machine.", 8)
     gpu: GpuForm = key("A name of `topoplan gpus`, or a block of figures.", "h100-sxm-80gb", default=MISSING)
-    nvlink_bandwidth: Annotated[float | None, Quantity(RATE, 1e10, 1e13, "10GB/s to 10TB/s for each GPU")] = key(
-        "NVLink of one GPU, both directions together, as vendors quote it, with unit. Left out: the GPUs talk over "
-        "PCIe; but with ib_bandwidth and nics_per_node left out too: the usual machine of the GPU.",
+    nvlink_bandwidth: Annotated[float | None, NVLINK] = key(
+        "NVLink of one GPU, both directions together, as vendors quote it, with unit; none: the GPUs of a node talk "
+        "over PCIe. Left out: as in the usual machine of the GPU.",
         "900GB/s",
     )
     ib_bandwidth: Annotated[float | None, Quantity(RATE, 1.25e7, 2.5e11, "100Mb/s to 2000Gb/s for each NIC")] = key(
-        "Network of one NIC (InfiniBand, RoCE or Ethernet), each way, with unit. Needed above one node.", "400Gb/s"
+        "Network of one NIC (InfiniBand, RoCE or Ethernet), each way, with unit. Left out: as in the usual machine of "
+        "the GPU.",
+        "400Gb/s",
     )
     nics_per_node: Nics | None = key("NICs that the GPUs use; left out: as in the usual machine of the GPU.", 8)
     model: ModelForm | None = key(

@@ -237,17 +237,33 @@ def _split(value: Any) -> Any:
     return re.split(r"\s*[,+]\s*", value.strip()) if isinstance(value, str) else value
 
 
+NONE = "none"
+"""What a spec says where there is no such thing."""
+
+
 class Quantity(Checked):
     """A number with its unit, in a range that holds all real hardware with room to spare."""
 
     def __init__(
-        self, unit: Unit, lowest: float, highest: float, range_words: str, *, bare_unit: float | None = None
+        self,
+        unit: Unit,
+        lowest: float,
+        highest: float,
+        range_words: str,
+        *,
+        bare_unit: float | None = None,
+        may_be_none: bool = False,
     ) -> None:
-        """`bare_unit` is what one stands for, in base units, where the key names the unit (`bf16_tflops: 989`)."""
+        """`bare_unit` is what one stands for, in base units, where the key names the unit (`bf16_tflops: 989`).
+
+        With `may_be_none` the word none says that there is no such thing, which is 0.
+        """
         parse, pattern = unit
         text, bare = {"type": "string", "pattern": pattern}, {"type": "number", "exclusiveMinimum": 0}
 
         def in_base_units(value: Any) -> float:
+            if may_be_none and value == NONE:
+                return 0.0
             is_bare = isinstance(value, int | float) and not isinstance(value, bool)
             amount = as_number(value) * bare_unit if is_bare and bare_unit else parse(value)
             if not lowest <= amount <= highest:
@@ -260,7 +276,8 @@ class Quantity(Checked):
                 )
             return amount
 
-        super().__init__(in_base_units, {"anyOf": [text, bare]} if bare_unit else text)
+        forms = [text, *([bare] if bare_unit else ()), *([{"const": NONE}] if may_be_none else ())]
+        super().__init__(in_base_units, {"anyOf": forms} if len(forms) > 1 else text)
 
 
 SPEED = Quantity(FLOPS, 1e12, 1e17, "1TFLOPS to 100PFLOPS", bare_unit=1e12)
