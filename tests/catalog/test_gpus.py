@@ -74,7 +74,7 @@ def test_a_gpu_is_found_in_any_case() -> None:
     ("wrong", "suggested"),
     [
         ("h100-sxm-80g", "'h100-sxm-80gb'"),
-        ("H100", "'h100-sxm-80gb' or 'h100-pcie-80gb'"),
+        ("H100-NVL", "'h100-sxm-80gb' or 'h100-pcie-80gb'"),
         ("NVIDIA A100-SXM4-80GB", "'a100-sxm-80gb'"),
     ],
 )
@@ -83,6 +83,32 @@ def test_an_unknown_gpu_gets_the_nearest_name(wrong: str, suggested: str) -> Non
         known.gpu(wrong)
     assert f"GPU {wrong!r} is not known; did you mean {suggested}?" in str(caught.value)
     assert "topoplan gpus" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("short", "name"),
+    [
+        ("h100", "h100-sxm-80gb"),
+        ("H100 PCIe", "h100-pcie-80gb"),
+        ("h20", "h20-sxm-96gb"),
+        ("h200", "h200-sxm-141gb"),
+        ("b200", "b200-sxm-180gb"),
+        ("gb200", "gb200-nvl72-186gb"),
+        ("a100-80gb", "a100-sxm-80gb"),
+        ("a100-40gb", "a100-sxm-40gb"),
+        ("l40s", "l40s-48gb"),
+        ("4090", "rtx4090-24gb"),
+        ("rtx4090", "rtx4090-24gb"),
+        ("V100", "v100-sxm-32gb"),
+    ],
+)
+def test_a_short_name_stands_for_one_card(short: str, name: str) -> None:
+    assert known.gpu(short).name == name
+
+
+def test_a_short_name_of_several_cards_names_them() -> None:
+    with pytest.raises(SpecError, match="GPU 'a100' is not one card; expected a100-sxm-40gb, a100-sxm-80gb or a100-p"):
+        known.gpu("a100")
 
 
 def test_a_gpu_like_no_other_gets_the_whole_list() -> None:

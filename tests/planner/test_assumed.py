@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.specs.test_build_cluster import cluster
-from topoplan.planner.assumed import links_note
+from topoplan.planner.assumed import machine_note
 
 H100, A4090 = "h100-sxm-80gb", "rtx4090-24gb"
 
@@ -14,21 +14,27 @@ H100, A4090 = "h100-sxm-80gb", "rtx4090-24gb"
     ("keys", "note"),
     [
         (
-            {"gpu": H100, "nodes": 2},
+            {"gpu": H100, "nodes": 2, "gpus_per_node": 8},
             "NVLink of 900GB/s a GPU, NICs of 400Gb/s, 8 NICs a node; where the GPUs talk over PCIe, set"
             " nvlink_bandwidth: none",
         ),
         (
-            {"gpu": H100, "nodes": 2, "ib_bandwidth": "100Gb/s", "nics_per_node": 1},
+            {"gpu": H100, "nodes": 2, "gpus_per_node": 8, "ib_bandwidth": "100Gb/s", "nics_per_node": 1},
             "NVLink of 900GB/s a GPU; where the GPUs talk over PCIe, set nvlink_bandwidth: none",
+        ),
+        (
+            {"gpu": "h100", "nodes": 1},
+            "h100-sxm-80gb, 8 GPUs a node, NVLink of 900GB/s a GPU; where the GPUs talk over"
+            " PCIe, set nvlink_bandwidth: none",
         ),
         ({"gpu": A4090, "nodes": 1, "gpus_per_node": 4}, "no NVLink"),
     ],
 )
 def test_they_are_named_with_their_machine(keys: dict[str, object], note: str) -> None:
-    assert links_note(cluster(**keys)) == f"assumed, as in the usual machine of {keys['gpu']}: {note}"
+    found = cluster(**keys)
+    assert machine_note(found) == f"assumed, as in the usual machine of {found.gpu.name}: {note}"
 
 
 def test_nothing_is_said_where_the_spec_says_all() -> None:
     given = {"nvlink_bandwidth": "none", "ib_bandwidth": "400Gb/s", "nics_per_node": 8}
-    assert links_note(cluster(gpu=H100, nodes=2, **given)) == ""
+    assert machine_note(cluster(gpu=H100, nodes=2, gpus_per_node=8, **given)) == ""

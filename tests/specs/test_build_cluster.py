@@ -55,10 +55,10 @@ class TestTheWholeForm:
     @pytest.mark.parametrize(
         ("given", "assumed"),
         [
-            ({"nics_per_node": 8, "ib_bandwidth": "200Gb/s"}, ("nvlink_bandwidth",)),
-            ({"nvlink_bandwidth": "900GB/s"}, ("ib_bandwidth", "nics_per_node")),
+            ({"nics_per_node": 8, "ib_bandwidth": "200Gb/s"}, ("gpus_per_node", "nvlink_bandwidth")),
+            ({"nvlink_bandwidth": "900GB/s"}, ("gpus_per_node", "ib_bandwidth", "nics_per_node")),
             ({"gpus_per_node": 4}, ("nvlink_bandwidth", "ib_bandwidth", "nics_per_node")),
-            ({}, ("nvlink_bandwidth", "ib_bandwidth", "nics_per_node")),
+            ({}, ("gpus_per_node", "nvlink_bandwidth", "ib_bandwidth", "nics_per_node")),
         ],
     )
     def test_what_is_left_out_is_that_of_the_usual_machine(
@@ -70,8 +70,12 @@ class TestTheWholeForm:
         for name in ("gpus_per_node", "nvlink_bytes_per_s", "nvlink_domain_gpus", "nic_bytes_per_s", "nics_per_node"):
             assert getattr(found, name) == getattr(whole, name), name
 
+    def test_a_short_name_of_the_card_is_an_assumption(self) -> None:
+        found = cluster(gpu="h100", nodes=1, gpus_per_node=1)
+        assert (found.gpu.name, found.assumed) == (H100, ("gpu",))
+
     def test_links_that_nothing_crosses_are_not_assumed(self) -> None:
-        assert cluster(gpu=H100, nodes=1).assumed == ("nvlink_bandwidth",)
+        assert cluster(gpu=H100, nodes=1, gpus_per_node=8).assumed == ("nvlink_bandwidth",)
         assert cluster(gpu=H100, nodes=1, gpus_per_node=1).assumed == ()
 
     def test_of_a_card_without_nvlink_refuses_nvlink(self) -> None:

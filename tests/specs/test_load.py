@@ -181,7 +181,7 @@ class TestARunDocument:
             ({"cluster": None}, "runs.jsonl:3: `cluster` is missing; give it as"),
             ({"cluster": "h100"}, "runs.jsonl:3: cluster: h100 is not a block of keys"),
             ({"cluster": {1: 2}}, "runs.jsonl:3: has a key that is not text"),
-            ({"cluster": {"gpu": "h100"}}, "runs.jsonl:3: gpu: GPU 'h100' is not known"),
+            ({"cluster": {"gpu": "a100"}}, "runs.jsonl:3: gpu: GPU 'a100' is not one card"),
             ({"cluster": {"nodes": 4}}, "runs.jsonl:3: `gpu` is missing"),
             ({"model": None}, "runs.jsonl:3: `model` is missing"),
             ({"model": {"name": "Qwen3-8BB"}}, "runs.jsonl:3: model: "),

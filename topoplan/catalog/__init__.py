@@ -16,7 +16,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from topoplan.errors import ModelError, SpecError, nearest
+from topoplan.errors import ModelError, SpecError, listed, nearest
 
 
 def _load(*path: str) -> Any:
@@ -55,6 +55,28 @@ def gpu_row(name: str) -> tuple[str, Mapping[str, Any]]:
             remedy="`topoplan gpus` lists the known ones, and a gpu: block of its own describes any other",
         )
     return key, table[key]
+
+
+def gpu_name(short: str) -> str:
+    """The catalog name that a short one stands for: `h100`, `a100-80gb`, `4090`; any other name as it is.
+
+    Where cards of several forms have the name, the one that is made for HGX boards is meant. Raises SpecError where
+    that leaves more than one.
+    """
+    table, words = gpu_table(), set(re.split(r"[-_ ]+", short.strip().lower()))
+    if short.strip().lower() in table:
+        return short
+    found = [name for name in table if words <= _words(name)]
+    boards = [name for name in found if "sxm" in _words(name)] or found
+    if len(boards) > 1:
+        raise SpecError(f"GPU {short!r} is not one card", expected=f"expected {listed(found, 'or')}")
+    return boards[0] if boards else short
+
+
+def _words(name: str) -> set[str]:
+    """The words of a catalog name, and the number of a workstation card (`4090`, as people call it) beside its own."""
+    words = name.split("-")
+    return {*words, words[0].removeprefix("rtx")}
 
 
 def gpu_names() -> tuple[str, ...]:

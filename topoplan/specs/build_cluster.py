@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from topoplan import catalog
-from topoplan.errors import SpecError, UnitError
+from topoplan.errors import UnitError
 from topoplan.specs import known
 from topoplan.specs.cluster import MOST_GPUS, Cluster, Fabric, Host
 from topoplan.specs.document import Document
@@ -64,7 +63,7 @@ def build_cluster(document: Document, default_name: str) -> Cluster:
         sockets=form.sockets or (1 if gpus_per_node <= _PCIE_GPUS_OF_A_SOCKET and not nvlink else 2),
         host_memory_bytes=form.host_memory,
         hosts=_hosts(document, nodes),
-        assumed=_assumed(form, nodes, gpus_per_node) if in_catalog else (),
+        assumed=_assumed(form, gpu, nodes, gpus_per_node) if in_catalog else (),
         **{name: getattr(form, name) for name in _AS_GIVEN},
     )
     if both := sorted(set(cluster.secrets) & set(cluster.env)):
@@ -74,10 +73,16 @@ def build_cluster(document: Document, default_name: str) -> Cluster:
     return replace(cluster, fabric=_fabric(document, cluster))
 
 
-def _assumed(form: SpecForm, nodes: int, gpus_per_node: int) -> tuple[str, ...]:
-    """Keys of links that matter here and are left out."""
-    matter = {"nvlink_bandwidth": gpus_per_node > 1, "ib_bandwidth": nodes > 1, "nics_per_node": nodes > 1}
-    return tuple(key for key, does in matter.items() if does and getattr(form, key) is None)
+def _assumed(form: SpecForm, gpu: Gpu, nodes: int, gpus_per_node: int) -> tuple[str, ...]:
+    """Keys that matter here and are left out; the card's where a short name stands for it."""
+    left_out = {
+        "gpu": form.gpu.name.strip().lower() != gpu.name,
+        "gpus_per_node": form.gpus_per_node is None,
+        "nvlink_bandwidth": form.nvlink_bandwidth is None and gpus_per_node > 1,
+        "ib_bandwidth": form.ib_bandwidth is None and nodes > 1,
+        "nics_per_node": form.nics_per_node is None and nodes > 1,
+    }
+    return tuple(key for key, is_so in left_out.items() if is_so)
 
 
 def _check_own_links(document: Document, gpu: Gpu, nodes: int, gpus_per_node: int) -> None:
@@ -119,8 +124,9 @@ def _gpu(document: Document) -> tuple[Gpu, bool]:
     """The GPU, and whether it is one of the catalog (with a usual machine)."""
     figures = document.form.gpu.given()
     name = figures.pop("name")
-    with document.about("gpu") if not figures else suppress(SpecError):
-        return replace(known.gpu(name), **figures), True
+    if not figures or name.strip().lower() in catalog.gpu_names():
+        with document.about("gpu"):
+            return replace(known.gpu(name), **figures), True
     needed = (
         ("memory_bytes", "memory", "81559MiB"),
         ("bf16_flops", "bf16_tflops", "989"),

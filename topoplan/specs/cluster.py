@@ -142,7 +142,7 @@ class Cluster:
         "Part of the card that a plan must leave free; by default the error band of the prediction.", "8%"
     )
     assumed: tuple[str, ...] = ()
-    """Keys of a spec's links that it leaves out: they are those of the GPU's usual machine."""
+    """Keys that the spec leaves out, for what the GPU's usual machine has; `gpu` where a short name stands for it."""
 
     @property
     def world_size(self) -> int:

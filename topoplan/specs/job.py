@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass
 from typing import Annotated, Any
 
 from topoplan.specs.blocks import key
-from topoplan.specs.kinds import Choice, Count, Number, Switch, Text, Words
+from topoplan.specs.kinds import Choice, Count, Number, Switch, Text, Tokens, Words
 from topoplan.specs.lengths import PREPROCESSING_BATCH, Lengths, Packing, packed
 from topoplan.specs.passed_on import TRAINER_KEYS
 
@@ -29,8 +29,8 @@ def usual_learning_rate(finetuning: str, stage: str) -> float:
 class Job:
     """What is trained, on what, in which numbers."""
 
-    seq_len: Annotated[int, Count(1, 10_000_000)] = key(
-        "Tokens in a sequence: LLaMA-Factory's cutoff_len.", 4096, default=MISSING
+    seq_len: Annotated[int, Tokens(1, 10_000_000)] = key(
+        "Tokens in a sequence: LLaMA-Factory's cutoff_len; `32k` is 32 x 1024.", 4096, default=MISSING
     )
     global_batch_size: Annotated[int, Count(1, 1_000_000)] = key(
         "Sequences in an optimizer step, over all GPUs.", 64, default=MISSING

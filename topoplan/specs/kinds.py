@@ -132,6 +132,23 @@ class Count(Kind):
         super().__init__(core, "a whole number", f"a whole number from {lowest} to {highest}", tidy=as_whole)
 
 
+class Tokens(Count):
+    """A number of tokens. `32k` is 32 x 1024 and `1M` 1024 times that, as contexts are named."""
+
+    def __init__(self, lowest: int, highest: int) -> None:
+        super().__init__(lowest, highest)
+        self._tidy = _in_thousands
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "string", "pattern": r"^[0-9]+[kKmM]$"}]}
+
+
+def _in_thousands(value: Any) -> Any:
+    if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,9})([kKmM])", value.strip())):
+        return int(match[1]) * (1024 if match[2] in "kK" else 1024**2)
+    return as_whole(value)
+
+
 class Number(Kind):
     """A number in a range; without one, real figures are far within it, and what is multiplied from them is finite."""
 

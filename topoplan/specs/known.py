@@ -23,8 +23,8 @@ def _flops(row: Mapping[str, Any], key: str) -> float | None:
 
 @lru_cache(maxsize=64)
 def gpu(name: str) -> Gpu:
-    """The GPU of that catalog name, in any case. Raises SpecError, with the nearest known name."""
-    key, row = catalog.gpu_row(name)
+    """The GPU of that catalog name, or of a short one. Raises SpecError, with the nearest known name."""
+    key, row = catalog.gpu_row(catalog.gpu_name(name))
     return Gpu(
         name=key,
         architecture=row["architecture"],
