@@ -147,17 +147,22 @@ def parse_flops(text: object) -> float:
     return _checked(value * _DECIMAL[(match.group(1) or "").upper()], text)
 
 
-def parse_seconds(text: object) -> float:
-    """Seconds of a time such as `5us`, `1.5ms` or `24h`. Raises UnitError."""
+def parse_seconds(text: object, *, longest_s: float = math.inf) -> float:
+    """Seconds of a time such as `5us`, `1.5ms` or `24h`. Raises UnitError, which proposes none above `longest_s`."""
 
     def remedy(number: str) -> str:
-        return f"write {number}us, {number}ms, {number}s or {number}h"
+        times = [f"{number}{unit}" for unit in ("us", "ms", "s", "h") if _in_seconds(float(number), unit) <= longest_s]
+        return f"write {', '.join(times[:-1])} or {times[-1]}" if times[1:] else ""
 
     value, number, unit = _split(text, "a time", "5us or 1.5ms", remedy)
     if unit not in _SECONDS:
         raise UnitError(f"{quote(text)} is not a time: no unit {quote(unit)!r}", remedy=remedy(number))
+    return _checked(_in_seconds(value, unit), text)
+
+
+def _in_seconds(value: float, unit: str) -> float:
     times, divided_by = _SECONDS[unit]
-    return _checked(value * times / divided_by, text)
+    return value * times / divided_by
 
 
 def parse_count(text: str) -> int:

@@ -13,7 +13,6 @@ from topoplan.engines.rule import Broken
 from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Layout
 from topoplan.operators.padding import tokens_per_step
-from topoplan.planner.assumed import machine_note
 from topoplan.planner.case import cases_of
 from topoplan.planner.crossing import crossings
 from topoplan.planner.explain import alternatives, memory_rejection

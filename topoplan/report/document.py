@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from topoplan.layout.forms import layout_to_dict
+from topoplan.planner.assumed import machine_note
 from topoplan.planner.plan import Ranking
 from topoplan.planner.view import plan_to_dict, spec_to_dict
 from topoplan.report.dump import picked
@@ -25,6 +26,7 @@ def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool) -> dict[str, 
             plan_to_dict(plan, rank) | {"trainer": plan.trainer} | effort_to_dict(job_effort(ranking.spec, plan))
             for rank, plan in enumerate(ranking.plans[:top], start=1)
         ],
+        "assumed": [note for note in (machine_note(ranking.spec.cluster),) if note],
         "notes": list(ranking.notes),
         "crossings": list(ranking.crossings),
     }

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from topoplan.planner.assumed import machine_note
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.report.effort import job_effort, job_steps
 from topoplan.report.tables import bullets, paragraph
@@ -70,6 +71,8 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int, misses: bool 
     """
     plans = ranking.plans[:top]
     paragraph(console, f"{spec_line(ranking.spec)}. {counts_line(ranking)}.", style="bold")
+    if note := machine_note(ranking.spec.cluster):
+        paragraph(console, f"{note[0].upper()}{note[1:]}.")
     console.print()
     console.print(_table(console, ranking.spec, plans))
     console.print()

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from topoplan import catalog
-from topoplan.errors import UnitError
+from topoplan.errors import SpecError, UnitError, listed
 from topoplan.specs import known
 from topoplan.specs.cluster import MOST_GPUS, Cluster, Fabric, Host
 from topoplan.specs.document import Document
@@ -127,15 +127,16 @@ def _gpu(document: Document) -> tuple[Gpu, bool]:
     if not figures or name.strip().lower() in catalog.gpu_names():
         with document.about("gpu"):
             return replace(known.gpu(name), **figures), True
-    needed = (
-        ("memory_bytes", "memory", "81559MiB"),
-        ("bf16_flops", "bf16_tflops", "989"),
-        ("memory_bytes_per_s", "memory_bandwidth", "3.35TB/s"),
-    )
-    for field, key, example in needed:
-        if field not in figures:
-            remedy = f"add `{key}: {example}`, or use a name of `topoplan gpus`"
-            document.lacks(key, f" in `gpu`: {name!r} is not in the catalog", at=("gpu",), remedy=remedy)
+    needed = {
+        "memory_bytes": "memory: 81559MiB",
+        "bf16_flops": "bf16_tflops: 989",
+        "memory_bytes_per_s": "memory_bandwidth: 3.35TB/s",
+    }
+    if lacking := [line for field, line in needed.items() if field not in figures]:
+        keys = listed([f"`{line.partition(':')[0]}`" for line in lacking])
+        remedy = f"add {', '.join(f'`{line}`' for line in lacking)}, or use a name of `topoplan gpus`"
+        what = f"{keys} {'is' if len(lacking) == 1 else 'are'} missing in `gpu`: {name!r} is not in the catalog"
+        raise SpecError(what, where=document.place(("gpu",)), remedy=remedy)
     return _own_gpu(document, name, figures), False
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -298,7 +299,7 @@ class Quantity(Checked):
 
 
 SPEED = Quantity(FLOPS, 1e12, 1e17, "1TFLOPS to 100PFLOPS", bare_unit=1e12)
-LATENCY = Quantity(SECONDS, 1e-7, 0.1, "100ns to 100ms")
+LATENCY = Quantity((partial(units.parse_seconds, longest_s=0.1), units.SECONDS_PATTERN), 1e-7, 0.1, "100ns to 100ms")
 PATH = Text(pattern=r"/.*", meaning="an absolute path")
 GPU_NAME = Text(pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*", meaning="a GPU's name", longest=64)
 ARCHITECTURE = Choice(architectures)
