@@ -72,6 +72,7 @@ def make_plan(
     parts_s: dict[str, float] | None = None,
     band: tuple[float, float] = (0.88, 1.12),
     warnings: tuple[str, ...] = (),
+    caveats: tuple[str, ...] = (),
     recompute: Recompute = NO_RECOMPUTE,
     **degrees: Any,
 ) -> Plan:
@@ -115,6 +116,7 @@ def make_plan(
         model_flops_per_s_per_gpu=tokens_per_s_per_gpu * 6 * 8.19e9,
         mfu=tokens_per_s_per_gpu * 6 * 8.19e9 / H100.bf16_flops,
         warnings=warnings,
+        caveats=caveats,
     )
 
 

@@ -25,7 +25,7 @@ from tests.bundle.samples import (
 )
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.draft import Scheduler, draft_of
-from topoplan.bundle.readme import warnings_of
+from topoplan.bundle.warnings import warnings_of
 from topoplan.errors import SpecError
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.lengths import Lengths

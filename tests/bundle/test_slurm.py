@@ -21,8 +21,8 @@ from tests.bundle.test_node_script import NAMES, NASTY, fill, make_python, scrat
 from tests.sizes import examples
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.draft import draft_of
-from topoplan.bundle.readme import warnings_of
 from topoplan.bundle.slurm import JOB_SCRIPT, time_limit_s
+from topoplan.bundle.warnings import warnings_of
 from topoplan.bundle.write import write_bundle
 from topoplan.errors import InputError, SpecError
 from topoplan.specs.cluster import Cluster

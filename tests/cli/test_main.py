@@ -36,7 +36,7 @@ def test_version(cli: Cli, arguments: list[str]) -> None:
     ("arguments", "message"),
     [
         (["rnak"], "No such command 'rnak'"),
-        (["rank"], "Missing argument 'SPEC'"),
+        (["rank"], "expected a SPEC, or --gpu"),
         (["rank", "x.yaml", "--jsno"], "No such option"),
         (["rank", "x.yaml", "--top", "0"], "--top"),
         (["rank", "x.yaml", "--top", "many"], "--top"),

@@ -1,6 +1,16 @@
 import csv
+import fcntl
 import io
 import json
+import os
+import pty
+import re
+import shlex
+import struct
+import subprocess
+import sys
+import termios
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +31,9 @@ def test_the_table_fits_a_pipe(cli: Cli, spec_file: Path, fake_search: list[Any]
     assert result.code == 0
     assert result.err == ""
     assert "tp2 pp1 dp16 mbs1" in result.out
-    assert max(map(len, result.out.splitlines())) <= 100
+    *lines, command = result.out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert command == f"Next  topoplan generate {spec_file} --plan tp2-pp1-dp16-mbs1"
     assert "\x1b" not in result.out
 
 
@@ -40,6 +52,72 @@ def test_rejected_layouts_come_when_asked_for(cli: Cli, spec_file: Path, fake_se
     assert document["rejected"][0]["fix"] == "recompute full makes it fit"
     assert fake_search[0]["keep_rejected"] is True
     assert "Out by memory: 1 layout" in cli("rank", spec_file, "--rejected").out
+
+
+def test_a_small_terminal_ends_with_the_best_plan_the_safe_one_and_the_next_command(spec_file: Path) -> None:
+    """24 lines of 80 columns, as a terminal breaks them."""
+    main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    arguments = [sys.executable, "-m", "topoplan", "rank", str(spec_file)]
+    clean = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+    with subprocess.Popen(arguments, stdout=terminal, stderr=terminal, env=clean | {"TERM": "dumb"}) as process:
+        os.close(terminal)
+        shown = b""
+        with suppress(OSError):  # the other end is closed
+            while part := os.read(main, 65536):
+                shown += part
+    os.close(main)
+    assert process.returncode == 0
+    rows = [line[at : at + 80] for line in shown.decode().splitlines() for at in range(0, max(1, len(line)), 80)]
+    screen = "".join(f"{line}\n" for line in rows[-23:])  # the last line has the prompt
+    plan = r"tp\d+(-[a-z_+0-9]+)+"
+    assert re.search(rf"^Best  {plan}", screen, re.MULTILINE)
+    assert re.search(rf"^Safe  {plan}", screen, re.MULTILINE)
+    whole = screen.replace("\n", "")
+    assert re.search(rf"Next  topoplan generate {re.escape(str(spec_file))} --plan {plan}$", whole)
+
+
+def test_the_next_command_writes_the_plan_that_it_names(cli: Cli, tmp_path: Path) -> None:
+    options = ["--gpu", "h100-sxm-80gb", "--model", "Qwen/Qwen3-8B", "--seq-len", "2048", "--batch", "16"]
+    options += ["--pin", "tp=2,pp=1", "--set", "trainer.save_steps=7", "--margin", "3%", "--trainer", "llamafactory"]
+    found = json.loads(cli("rank", *options, "--json").out)
+    jsonschema.validate(found, SCHEMA)
+    verb, *words = shlex.split(found["next"])
+    assert (verb, words[0]) == ("topoplan", "generate")
+    written = json.loads(cli(*words, "-o", tmp_path / "bundle", "--json").out)
+    assert written["plan"]["id"] == found["best"]["id"] == found["plans"][0]["id"]
+    assert written["warnings"] == found["plans"][0]["warnings"]
+
+
+def test_what_is_assumed_without_a_spec_is_said(cli: Cli, fake_search: list[Any]) -> None:
+    options = ["--gpu", "h100-sxm-80gb", "--model", "Qwen/Qwen3-8B", "--seq-len", "4096", "--batch", "64"]
+    assert cli("rank", *options).out.startswith("Assumed: 1 node (--nodes), full fine-tuning (--finetuning).\n")
+    assert "Assumed" not in cli("rank", *options, "--nodes", "4", "--finetuning", "full").out
+    spec = fake_search[1]["spec"]
+    assert (spec.cluster.nodes, spec.cluster.gpus_per_node, spec.job.seq_len, spec.job.global_batch_size) == (
+        4,
+        8,
+        4096,
+        64,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "expected a SPEC, or --gpu"),
+        (["--gpu", "h100-sxm-80gb", "--batch", "64"], "--model and --seq-len are missing, without a SPEC"),
+        (["--gpu", "h100-sxm-80gb", "--model", "Qwen/Qwen3-8B", "--seq-len", "x", "--batch", "64"], "--seq-len x: "),
+    ],
+)
+def test_without_a_spec_the_command_line_has_to_say_enough(cli: Cli, options: list[str], message: str) -> None:
+    assert cli("rank", *options).is_refused(message)
+
+
+def test_options_that_say_one_key_go_over_the_spec(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
+    assert cli("rank", spec_file, "--nodes", "2", "--seq-len", "8192", "--set", "global_batch_size=32").code == 0
+    spec = fake_search[0]["spec"]
+    assert (spec.cluster.nodes, spec.job.seq_len, spec.job.global_batch_size) == (2, 8192, 32)
 
 
 def test_csv_has_one_row_a_plan(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:

@@ -3,16 +3,18 @@
 from dataclasses import replace
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.samples import FULL, NO_RECOMPUTE, make_plan
 from topoplan.planner.plan import Plan
-from topoplan.planner.rank import TIE, ranked
+from topoplan.planner.rank import CAVEAT_COST, TIE, ranked
 
 
-def plan(speed: float, gib: float = 50.0, *, tp: int = 1, full: bool = False) -> Plan:
-    made = make_plan(tp=tp, device_gib=gib, recompute=FULL if full else NO_RECOMPUTE)
+def plan(speed: float, gib: float = 50.0, *, tp: int = 1, full: bool = False, caveat: bool = False) -> Plan:
+    caveats = ("a fault",) if caveat else ()
+    made = make_plan(tp=tp, device_gib=gib, recompute=FULL if full else NO_RECOMPUTE, caveats=caveats)
     return replace(made, tokens_per_s_per_gpu=speed)
 
 
@@ -53,6 +55,24 @@ def test_ties_do_not_chain() -> None:
     # Each is within 1% of the one before; the last is 2.4% below the first, so that memory does not bring it forward.
     order = ranked([plan(1000.0, 70.0), plan(992.0, 60.0), plan(984.0, 50.0), plan(976.0, 40.0)])
     assert speeds(order) == [992.0, 1000.0, 976.0, 984.0]
+
+
+@pytest.mark.parametrize(("plain", "leads"), [(999.0, True), (970.0, True), (959.0, False), (900.0, False)])
+def test_a_caveat_stands_behind_a_plain_plan_that_is_at_most_3_percent_slower(plain: float, leads: bool) -> None:
+    troubled, other = plan(1000.0, 10.0, caveat=True), plan(plain, 70.0)
+    assert ranked([troubled, other]) == ([other, troubled] if leads else [troubled, other])
+
+
+@given(st.lists(st.builds(plan, st.floats(900.0, 1100.0), st.floats(20.0, 75.0), caveat=st.booleans()), max_size=25))
+def test_no_caveat_leads_a_plain_plan_within_3_percent_nor_is_it_held_up_by_slower_ones(plans: list[Plan]) -> None:
+    order = ranked(plans)
+    for place, one in enumerate(order):
+        for later in order[place + 1 :]:
+            if one.caveats and not later.caveats:
+                assert later.tokens_per_s_per_gpu <= one.tokens_per_s_per_gpu * (1.0 - CAVEAT_COST) * (1.0 + 1e-12)
+            if later.caveats and not one.caveats:
+                limit = later.tokens_per_s_per_gpu * (1.0 - CAVEAT_COST) * (1.0 - TIE)
+                assert one.tokens_per_s_per_gpu >= limit * (1.0 - 1e-12)
 
 
 def test_nothing_to_rank_is_an_empty_order() -> None:

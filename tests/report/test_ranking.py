@@ -9,12 +9,16 @@ from tests.samples import make_plan, make_ranking, make_spec, usual_ranking
 from topoplan.layout.layout import Layout, Recompute, changed
 from topoplan.layout.stages import spread_pipeline_layout
 from topoplan.planner.plan import Ranking
+from topoplan.planner.risk import TAGS
+from topoplan.report.answer import answer_of, print_answer
 from topoplan.report.ranking import print_ranking
 from topoplan.report.rejected import print_rejected
 
 
 def rendered(ranking: Ranking, *, width: int = 100, top: int = 10) -> str:
-    return printed(print_ranking, ranking, top=top, width=width)
+    answer = answer_of(ranking, top=top, words=["spec.yaml"])
+    assert answer is not None
+    return printed(print_ranking, ranking, answer, width=width)
 
 
 def row(text: str, start: str) -> str:
@@ -30,7 +34,7 @@ def test_no_line_is_wider_than_the_terminal(width: int, samples: int | None) -> 
 
 
 def test_a_row_has_the_figures_of_its_plan() -> None:
-    text = rendered(usual_ranking(samples=100_000))
+    text = rendered(usual_ranking(samples=100_000), width=140)
     assert "GiB of" in text
     first = row(text, "1 ")
     for figure in (
@@ -86,19 +90,40 @@ def test_top_limits_the_rows() -> None:
     assert not any(line.startswith("3 ") for line in text.splitlines())
 
 
-def test_alternatives_warnings_and_near_misses_follow_the_table() -> None:
+def test_a_layout_stays_in_one_line_before_shares_of_time_have_a_column() -> None:
+    narrow = rendered(usual_ranking(samples=100_000), width=80)
+    assert "tp2 pp2 vpp3 dp8 mbs1 sel:core_attn" in row(narrow, "3 ")
+    assert "spent on" not in narrow
+
+
+def test_alternatives_and_warnings_follow_the_table_and_what_is_out_does_not() -> None:
     text = " ".join(rendered(usual_ranking()).split())
     assert "plan 4: the first step compiles kernels" in text
     assert "tp4 in place of tp2: 4% slower" in text
-    assert "stage 0 needs 92.3 GiB of 79.6; recompute full makes it fit" in text
-    assert "36 layers % (pp 8 * vpp 1) = 4; pp 4 divides them" in text
+    assert "stage 0 needs" not in text
+
+
+def test_a_few_sentences_on_the_alternatives_are_shown() -> None:
+    text = rendered(make_ranking(make_plan(), notes=tuple(f"note {number}" for number in range(5))))
+    assert "The usual alternatives, against plan 1 (2 more in --json):\n- note 0\n- note 1\n- note 2\n" in text
+    assert "note 3" not in text
+
+
+def test_a_risk_is_a_tag_in_the_table_that_the_legend_explains() -> None:
+    tight = make_plan(device_gib=77.0, caveats=("a fault",), band=(0.4, 1.6))
+    text = rendered(make_ranking(make_plan(tp=2), tight))
+    start = text.index(row(text, "2 "))
+    assert all(tag in line for tag, line in zip(TAGS, text[start:].splitlines(), strict=False))
+    assert all(f"{tag}: {meaning}." in " ".join(text.split()) for tag, meaning in TAGS.items())
+    assert "risk" not in rendered(make_ranking(make_plan()))
 
 
 def test_a_warning_of_every_plan_is_said_once_and_many_are_cut() -> None:
     plans = [make_plan(tp=tp, warnings=("same", *(f"only tp{tp} {n}" for n in range(3)))) for tp in (1, 2)]
     text = rendered(make_ranking(*plans))
     assert text.count("same") == 1
-    assert "3 more in --json" in text
+    assert text.count("only tp1") == 3
+    assert "Mind (3 more in --json):" in text
 
 
 def test_brackets_in_names_are_shown_as_they_are() -> None:
@@ -114,7 +139,11 @@ def test_no_colour_without_a_terminal() -> None:
 def test_ascii_terminals_get_ascii() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    print_ranking(Console(file=stream, width=100, color_system=None, highlight=False), usual_ranking(), top=10)
+    console, ranking = Console(file=stream, width=100, color_system=None, highlight=False), usual_ranking()
+    answer = answer_of(ranking, top=10, words=[])
+    assert answer is not None
+    print_ranking(console, ranking, answer)
+    print_answer(console, answer)
     stream.flush()
     assert b"+-12%" in raw.getvalue()
 

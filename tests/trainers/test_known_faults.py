@@ -16,6 +16,7 @@ from topoplan.specs import known
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import FAULTS, faults_of_keys, refused_keys
+from topoplan.trainers.registry import caveats_of, trainer_named
 
 DENSE = {"model": QWEN3_8B}
 EXPERTS = {"model": QWEN3_30B}
@@ -112,3 +113,24 @@ def test_each_is_told_in_full(fault: Any) -> None:
         for version in (border, f"{border}.0", "0.0.1", "99"):
             assert allows(fault.versions, version) is not allows(fault.cure, version)
     assert len({other.name for other in FAULTS}) == len(FAULTS)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ({**DENSE}, ()),
+        ({**DENSE, **PIPELINE}, ("vpp > 1 needs megatron-core",)),
+        ({**DENSE, **PIPELINE, "cluster": {"software": {"megatron-core": "0.18.2", "python": "3.12"}}}, ()),
+        ({**EXPERTS, "ep": 8, "tp": 2, "dp": 16, "etp": 1}, ("ep > 1 with tp > 1", "cannot resume", "no Hugging Face")),
+    ],
+    ids=["plain", "interleaved", "interleaved-cured", "experts"],
+)
+def test_what_is_known_to_go_wrong_with_a_layout_is_its_caveats(what: dict[str, Any], words: tuple[str, ...]) -> None:
+    spec, layout = case(**what)
+    found = caveats_of(spec, layout, trainer_named("llamafactory"))
+    assert len(found) == len(words)
+    assert all(word in caveat for word, caveat in zip(words, found, strict=True))
+
+
+def test_a_layout_that_no_trainer_runs_has_a_caveat() -> None:
+    assert len(caveats_of(*case(**DENSE), None)) == 1

@@ -16,7 +16,7 @@ from tests.verify.llamafactory import need_llamafactory, parse
 from topoplan import catalog
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.draft import draft_of
-from topoplan.bundle.readme import warnings_of
+from topoplan.bundle.warnings import warnings_of
 from topoplan.planner.plan import Plan
 from topoplan.specs import known
 from topoplan.specs.config_json import model_from_config

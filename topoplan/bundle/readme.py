@@ -10,7 +10,8 @@ import topoplan
 from topoplan.bundle.draft import Draft
 from topoplan.bundle.fabric import fabric_needs, lossless_note
 from topoplan.bundle.node_script import script_name
-from topoplan.bundle.slurm import JOB_SCRIPT, slurm_warnings
+from topoplan.bundle.slurm import JOB_SCRIPT
+from topoplan.bundle.warnings import warnings_of
 from topoplan.catalog.packages import PYTHON, in_words
 from topoplan.errors import listed
 from topoplan.specs.cluster import Cluster, Host
@@ -21,12 +22,6 @@ from topoplan.trainers.trainer import DATASET_TO_FILL_IN
 
 _MOST_COMMANDS = 8
 """hosts.json has them all."""
-
-
-def warnings_of(draft: Draft) -> tuple[str, ...]:
-    """What the README warns of; a terminal shows it too."""
-    found = tuple(dict.fromkeys((*draft.plan.warnings, *draft.trainer.warnings)))
-    return found if draft.scheduler is None else (*found, *slurm_warnings(draft))
 
 
 def readme(draft: Draft) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, BackendChoice, OptionalSpecPath, SpecOptions, TrainerChoice
+from topoplan.cli.options import WITHOUT_SPEC, AsJson, BackendChoice, OptionalSpecPath, SpecOptions, TrainerChoice
 from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def generate(
     backend: BackendChoice = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that were edited by hand.")] = False,
     *,
-    options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "margin", "profile")],
+    options: Annotated[SpecOptions, (*WITHOUT_SPEC, "overrides", "pin", "margin", "profile")],
     as_json: AsJson = False,
 ) -> None:
     """Write the trainer's YAML and one launch script a node: of the best plan of SPEC, of another, or of a plan.json.
@@ -69,7 +69,7 @@ def _write(draft: Draft, notes: tuple[str, ...], directory: str | None, *, force
     from pathlib import Path
 
     from topoplan.bundle.bundle import files_of
-    from topoplan.bundle.readme import warnings_of
+    from topoplan.bundle.warnings import warnings_of
     from topoplan.bundle.write import write_bundle
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.report.bundle import bundle_to_dict, print_bundle
@@ -95,7 +95,7 @@ def _planned(
     from topoplan.planner.predict import plan_under
     from topoplan.trainers.registry import writer_of
 
-    if spec is None:
+    if spec is None and options.gpu is None:
         raise InputError("expected either a SPEC or --from PLAN")
     read = replace(options, trainer=trainer).read(spec)
     scheduler_of(read, scheduler, where="--scheduler")

@@ -25,6 +25,17 @@ ModelName = Annotated[
 JobPath = Annotated[
     str | None, typer.Option("--job", metavar="FILE", help="YAML file whose job takes the place of the spec's.")
 ]
+GpuChoice = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="NAME", help="GPU of the cluster (`topoplan gpus`); SPEC is then not needed."),
+]
+Nodes = Annotated[str | None, typer.Option("--nodes", metavar="N", help="Machines of the cluster.")]
+GpusPerNode = Annotated[str | None, typer.Option("--gpus-per-node", metavar="N", help="GPUs in a machine.")]
+SeqLen = Annotated[str | None, typer.Option("--seq-len", metavar="TOKENS", help="Tokens in a sequence.")]
+Batch = Annotated[str | None, typer.Option("--batch", metavar="N", help="Sequences in a step, over all GPUs.")]
+Finetuning = Annotated[
+    str | None, typer.Option("--finetuning", metavar="KIND", help="full, freeze, lora or qlora; by default full.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the job or the cluster; may be repeated."),
@@ -68,6 +79,26 @@ TrainerChoice = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+EXAMPLE = "--gpu h100-sxm-80gb --nodes 4 --model Qwen/Qwen3-8B --seq-len 4096 --batch 64"
+"""Options that say enough without a spec file."""
+
+_KEYS = {
+    "--gpu": "gpu",
+    "--nodes": "nodes",
+    "--gpus-per-node": "gpus_per_node",
+    "--seq-len": "job.seq_len",
+    "--batch": "job.global_batch_size",
+    "--finetuning": "job.finetuning",
+}
+"""Options that say one key of a spec."""
+
+_USUAL = {"--nodes": "1"}
+"""What they are without a spec file, where nobody says."""
+
+WITHOUT_SPEC = ("gpu", "nodes", "gpus_per_node", "model", "seq_len", "batch", "finetuning", "job")
+"""What a verb takes that needs no spec file."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecOptions:
     """What a command line says of a spec beside its file.
@@ -76,7 +107,13 @@ class SpecOptions:
     `Annotated[SpecOptions, ("model", "job")]` has those that are named.
     """
 
+    gpu: GpuChoice = None
+    nodes: Nodes = None
+    gpus_per_node: GpusPerNode = None
     model: ModelName = None
+    seq_len: SeqLen = None
+    batch: Batch = None
+    finetuning: Finetuning = None
     job: JobPath = None
     overrides: Overrides = None
     pin: Pins = None
@@ -88,13 +125,56 @@ class SpecOptions:
     def __bool__(self) -> bool:
         return any(astuple(self))
 
-    def read(self, spec: str, *overrides: str) -> Spec:
-        """The spec file with everything that the command line says on top of it, and `key=value` overrides."""
+    def _of(self, option: str) -> str | None:
+        """The value of an option by its name on the command line."""
+        value: str | None = getattr(self, option.removeprefix("--").replace("-", "_"))
+        return value
+
+    def _check_whole(self) -> None:
+        """Raises InputError where a spec file is needed."""
+        from topoplan.errors import InputError, listed
+
+        if self.gpu is None:
+            raise InputError("expected a SPEC, or --gpu", remedy=f"such as {EXAMPLE}")
+        needed = () if self.job else ("--model", "--seq-len", "--batch")
+        if lacking := [option for option in needed if self._of(option) is None]:
+            is_or_are = "is" if len(lacking) == 1 else "are"
+            raise InputError(f"{listed(lacking)} {is_or_are} missing, without a SPEC", remedy=f"write {EXAMPLE}")
+
+    def assumed(self, spec: str | None) -> list[str]:
+        """What is taken for granted of a spec without a file: `1 node (--nodes)`."""
+        if spec is not None:
+            return []
+        usual = {"--nodes": "1 node (--nodes)"}
+        if not self.job:
+            usual["--finetuning"] = "full fine-tuning (--finetuning)"
+        return [words for option, words in usual.items() if self._of(option) is None]
+
+    def words(self, spec: str | None) -> list[str]:
+        """SPEC and these options as they were typed."""
+        found = [] if spec is None else [spec]
+        for name, hint in get_type_hints(SpecOptions, include_extras=True).items():
+            (option,) = hint.__metadata__
+            value = getattr(self, name)
+            for one in [value] if isinstance(value, str) else value or ():
+                found += [option.default, one]
+        return found
+
+    def read(self, spec: str | None, *overrides: str) -> Spec:
+        """The spec file with everything that the command line says on top of it, and `key=value` overrides.
+
+        Without a file the command line has to say enough.
+        """
         from topoplan.specs.load import load_spec
 
+        said = {option: value for option in _KEYS if (value := self._of(option)) is not None}
+        if spec is None:
+            self._check_whole()
+            said = _USUAL | said
         margin = () if self.margin is None else (f"margin={self.margin}",)
         read = load_spec(
             spec,
+            keys={option: (_KEYS[option], value) for option, value in said.items()},
             model=self.model,
             job=self.job,
             overrides=(*(self.overrides or ()), *overrides, *margin),

@@ -96,7 +96,7 @@ def plans_of_command(
     from topoplan.errors import InputError
 
     if run is None:
-        if spec is None:
+        if spec is None and options.gpu is None:
             raise InputError("expected either a SPEC or --run FILE")
         read = options.read(spec)
         return read, plans_of_spec(read, wanted)

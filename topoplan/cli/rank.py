@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topoplan.cli.exit_codes import INTERRUPTED
-from topoplan.cli.options import AsJson, SpecOptions, SpecPath, not_both
+from topoplan.cli.options import WITHOUT_SPEC, AsJson, OptionalSpecPath, SpecOptions, not_both
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from topoplan.planner.plan import Ranking
 
 
 def rank(
-    spec: SpecPath,
+    spec: OptionalSpecPath = None,
     *,
-    options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "margin", "profile", "backend", "trainer")],
+    options: Annotated[SpecOptions, (*WITHOUT_SPEC, "overrides", "pin", "margin", "profile", "backend", "trainer")],
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Plans to show.")] = 10,
     rejected: Annotated[bool, typer.Option("--rejected", help="Also show the layouts that are out, and why.")] = False,
     as_json: AsJson = False,
@@ -48,9 +50,9 @@ def rank(
         from topoplan.cli.output import print_json
         from topoplan.report.document import ranking_to_dict
 
-        print_json(ranking_to_dict(ranking, top=top, rejected=rejected))
+        print_json(ranking_to_dict(ranking, top=top, rejected=rejected, words=options.words(spec)))
     else:
-        _print(ranking, top=top, rejected=rejected)
+        _print(ranking, options.words(spec), options.assumed(spec), top=top, rejected=rejected)
 
     if not ranking.plans:
         from topoplan.report.nothing_fits import nothing_fits
@@ -60,15 +62,24 @@ def rank(
         raise typer.Exit(INTERRUPTED)
 
 
-def _print(ranking: Ranking, *, top: int, rejected: bool) -> None:
+def _print(ranking: Ranking, words: Sequence[str], assumed: Sequence[str], *, top: int, rejected: bool) -> None:
+    """The answer comes last, where it stays on the screen."""
     from topoplan.cli.output import stdout_console
 
     console = stdout_console()
-    if ranking.plans:
-        from topoplan.report.ranking import print_ranking
+    from topoplan.report.answer import answer_of, print_answer
 
-        print_ranking(console, ranking, top=top, misses=not rejected)
+    answer = answer_of(ranking, top=top, words=words)
+    if answer is not None:
+        from topoplan.report.ranking import print_ranking
+        from topoplan.report.tables import paragraph
+
+        if assumed:
+            paragraph(console, f"Assumed: {', '.join(assumed)}.")
+        print_ranking(console, ranking, answer)
     if rejected:
         from topoplan.report.rejected import print_rejected
 
         print_rejected(console, ranking)
+    if answer is not None:
+        print_answer(console, answer)

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, SpecOptions, SpecPath
+from topoplan.cli.options import AsJson, OptionalSpecPath, SpecOptions
 
 if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
 
 def size(
-    spec: SpecPath,
+    spec: OptionalSpecPath = None,
+    *,
     max_hours: Annotated[float, typer.Option("--max-hours", metavar="H", help="Hours that the job may take.")],
     max_nodes: Annotated[int, typer.Option("--max-nodes", metavar="N", min=1, help="Most nodes to try.")] = 64,
     tokens: Annotated[
@@ -28,7 +29,6 @@ def size(
     price: Annotated[
         float | None, typer.Option("--gpu-hour-price", metavar="X", min=0.0, help="Price of a GPU-hour.")
     ] = None,
-    *,
     options: SpecOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -69,6 +69,8 @@ def _check(max_hours: float, max_nodes: int, price: float | None, options: SpecO
         raise InputError(f"{max_hours:g} hours", where="--max-hours", expected="expected a number above zero")
     if price is not None and not isfinite(price):
         raise InputError(f"{price:g} is not a price", where="--gpu-hour-price", expected="expected a number")
+    if options.nodes is not None:
+        raise InputError("it is what is looked for", where="--nodes", remedy="leave it out, or give --max-nodes")
     if any(text.partition("=")[0].strip() == "nodes" for text in options.overrides or ()):
         raise InputError("nodes is what is looked for", where="--set", remedy="leave it out, or give --max-nodes")
 

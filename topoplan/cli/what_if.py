@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, SpecOptions, SpecPath, variations
+from topoplan.cli.options import WITHOUT_SPEC, AsJson, OptionalSpecPath, SpecOptions, variations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ _MOST = 200
 
 
 def what_if(
-    spec: SpecPath,
+    spec: OptionalSpecPath = None,
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -30,7 +30,7 @@ def what_if(
         ),
     ] = None,
     *,
-    options: Annotated[SpecOptions, ("model", "job", "pin", "backend", "trainer", "margin", "profile")],
+    options: Annotated[SpecOptions, (*WITHOUT_SPEC, "pin", "backend", "trainer", "margin", "profile")],
     as_json: AsJson = False,
 ) -> None:
     """Show how the best plan moves when the spec changes.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from topoplan.errors import listed
 from topoplan.layout.layout import Layout
-from topoplan.planner.explain import memory_difference
+from topoplan.planner.explain import memory_difference, speed_difference
 from topoplan.planner.plan import Plan, Ranked, Rejection
 from topoplan.trainers.refusal import Refusal
 from topoplan.trainers.trainer import Trainer
@@ -46,10 +46,8 @@ def _nothing(example: Rejection) -> str:
 
 def _against(best: Plan, other: Plan, trainer_of: Callable[[Layout], Trainer | None]) -> str:
     slower = best.tokens_per_s_per_gpu / other.tokens_per_s_per_gpu
-    speed = f"{slower:.1f} times slower" if slower >= 2.0 else f"{1.0 - 1.0 / slower:.0%} slower"
-    if slower < 1.005:
-        speed = "as fast"
-    elif other.time.band_s[0] < best.time.band_s[1]:
+    speed = f"{slower:.1f} times slower" if slower >= 2.0 else speed_difference(best, other)
+    if abs(slower - 1.0) >= 0.005 and other.time.band_s[0] < best.time.band_s[1]:
         speed += " (the error bands overlap)"
     theirs, ours = trainer_of(other.layout), trainer_of(best.layout)
     name = other.layout.backend + (f" ({theirs.title})" if theirs else "")

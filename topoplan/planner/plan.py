@@ -30,6 +30,8 @@ class Plan:
     trainer: str | None = None
     """The one that it is computed and written for; None where none can run it."""
     warnings: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
+    """Known trouble, in sentences that are among these warnings or those of the plan's bundle."""
     padding_share: float | None = None
     """Share of a step's positions that are padding; None where the lengths of the samples are not known."""
 
@@ -53,6 +55,8 @@ class Ranked(Protocol):
     def memory(self) -> Memory: ...  # noqa: D102
     @property
     def tokens_per_s_per_gpu(self) -> float: ...  # noqa: D102
+    @property
+    def caveats(self) -> tuple[str, ...]: ...  # noqa: D102
     @property
     def id(self) -> str: ...  # noqa: D102
 
@@ -122,6 +126,8 @@ class Ranking:
     plans: Sequence[Plan]
     counts: Counts
     elapsed_s: float
+    safe: tuple[int, Plan] | None = None
+    """The place, from 0, and the fastest plan that has no caveat and memory to spare; None where there is none."""
     searched: float = 1.0
     """Share of the search that was done before it was stopped; 1 is all."""
     rejected: tuple[Rejection, ...] = ()

@@ -20,7 +20,7 @@ from topoplan.specs.gpu_profile import notes_on_bands
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 from topoplan.trainers.refusal import refuse
-from topoplan.trainers.registry import Verdict, unpredicted, verdict, ways_of
+from topoplan.trainers.registry import Verdict, caveats_of, unpredicted, verdict, ways_of
 from topoplan.trainers.requirements import environment_warnings
 from topoplan.trainers.shared_refusals import missing_precision
 from topoplan.trainers.trainer import Trainer
@@ -47,6 +47,7 @@ def plan_of(spec: Spec, case: Case, layout: Layout, memory: Memory, said: Verdic
         mfu=rate / peak_flops(case.cluster.gpu, case.job.precision),
         trainer=said.name,
         warnings=_warnings(spec, case, layout, memory, said.trainer),
+        caveats=caveats_of(spec, layout, said.trainer),
         padding_share=padding_share(case, layout) if case.job.lengths else None,
     )
 

@@ -20,10 +20,11 @@ from topoplan.planner.lengths import data_notes
 from topoplan.planner.plan import Counts, Memory, Plan, Plans, Ranking, Rejection
 from topoplan.planner.predict import plan_of
 from topoplan.planner.rank import ranked
+from topoplan.planner.risk import first_safe
 from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
 from topoplan.trainers.refusal import Refusal
-from topoplan.trainers.registry import TRAINER_RULE, Verdict, backends_of, broken_by, is_for_others, verdict
+from topoplan.trainers.registry import TRAINER_RULE, Verdict, backends_of, broken_by, caveats_of, is_for_others, verdict
 from topoplan.trainers.trainer import Trainer
 from topoplan.units import GIB
 
@@ -42,6 +43,7 @@ class _Found:
     layout: Layout
     memory: Memory
     tokens_per_s_per_gpu: float
+    caveats: tuple[str, ...]
 
     @property
     def id(self) -> str:
@@ -158,7 +160,8 @@ class _Search:
             case Fastest():
                 self.dominated += outcome.count - 1
                 speed = tokens_per_step(self.spec.job) / self.spec.cluster.world_size / outcome.step_s
-                self.plans.append(_Found(outcome.layout, outcome.memory, speed))
+                caveats = caveats_of(self.spec, outcome.layout, self.trainer_of(outcome.layout))
+                self.plans.append(_Found(outcome.layout, outcome.memory, speed, caveats))
             case TooLarge():
                 self.out_of_memory += outcome.count
                 for layout in outcome.layouts:
@@ -223,12 +226,14 @@ class _Search:
             return plan_of(self.spec, case, one.layout, one.memory, self.verdict(one.layout))
 
         in_order = Plans(len(order), plan)
+        safe = first_safe(order)
         illegal_backends = {backend: why for backend, why in self.refused.items() if backend not in self.legal}
         return Ranking(
             spec=self.spec,
             plans=in_order,
             counts=counts,
             elapsed_s=elapsed_s,
+            safe=None if safe is None else (safe[0], in_order[safe[0]]),
             searched=searched,
             rejected=tuple([memory_rejection(self.spec, layout) for _, _, layout in kept] + illegal),
             notes=tuple(alternatives(order)),

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from topoplan.layout.forms import layout_to_dict
 from topoplan.planner.assumed import machine_note
 from topoplan.planner.plan import Ranking
+from topoplan.planner.risk import tags_of
 from topoplan.planner.view import plan_to_dict, spec_to_dict
+from topoplan.report.answer import answer_of, answer_to_dict
 from topoplan.report.dump import picked
 from topoplan.report.effort import effort_to_dict, job_effort
 
 SCHEMA = "topoplan.rank/1"
 
 
-def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool) -> dict[str, Any]:
-    """The best `top` plans; the rejected layouts only when asked for."""
+def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool, words: Sequence[str] = ()) -> dict[str, Any]:
+    """The best `top` plans; the rejected layouts only when asked for. `words` are SPEC and the options given."""
+    answer = answer_of(ranking, top=top, words=words)
     view: dict[str, Any] = {
         "schema": SCHEMA,
         **spec_to_dict(ranking.spec),
@@ -23,9 +27,14 @@ def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool) -> dict[str, 
         "elapsed_s": round(ranking.elapsed_s, 3),
         "searched": round(ranking.searched, 4),
         "plans": [
-            plan_to_dict(plan, rank) | {"trainer": plan.trainer} | effort_to_dict(job_effort(ranking.spec, plan))
-            for rank, plan in enumerate(ranking.plans[:top], start=1)
-        ],
+            plan_to_dict(plan, rank)
+            | {"trainer": plan.trainer, "warnings": list(warnings), "tags": list(tags_of(plan))}
+            | effort_to_dict(job_effort(ranking.spec, plan))
+            for rank, (plan, warnings) in enumerate(zip(answer.shown, answer.warnings, strict=True), start=1)
+        ]
+        if answer
+        else [],
+        **answer_to_dict(answer),
         "assumed": [note for note in (machine_note(ranking.spec.cluster),) if note],
         "notes": list(ranking.notes),
         "crossings": list(ranking.crossings),

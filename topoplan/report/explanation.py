@@ -57,7 +57,7 @@ def print_explanation(
         f" margin {gib(used.margin_bytes)}. A step takes {significant(plan.time.step_s)} s {width},"
         f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s a GPU.",
     )
-    for note in _notes(spec, plan):
+    for note in dict.fromkeys((*_notes(spec, plan), *plan.warnings, *plan.caveats)):
         paragraph(console, f"Mind: {note}.")
     bullets(console, data_notes(spec, plan))
     if time is not None:

@@ -14,6 +14,8 @@ from rich.text import Text
 
 from topoplan.planner.assumed import machine_note
 from topoplan.planner.plan import Plan, Ranking
+from topoplan.planner.risk import TAGS, tags_of
+from topoplan.report.answer import Answer
 from topoplan.report.effort import job_effort, job_steps
 from topoplan.report.tables import bullets, paragraph
 from topoplan.report.text import (
@@ -23,8 +25,6 @@ from topoplan.report.text import (
     gib,
     hours,
     layout_label,
-    nearest_misses,
-    reason_line,
     significant,
     spec_line,
     time_shares,
@@ -36,13 +36,10 @@ from topoplan.units import GIB
 _GAP = 2
 _MIN_LAYOUT = 17
 _MIN_SHARES = 12
-_GOOD_SHARES = 24
-"""Three entries such as `gemm 64`: worth a second line for the longer layouts."""
-_TIGHT = 0.97
-"""From this fraction of the card on, the GiB are coloured."""
-_MISSES = 3
-_RULES = 2
 _WARNINGS = 4
+"""Of plans that are not recommended; the others say all of theirs."""
+_NOTES = 3
+"""Of the alternatives, and of the other backends and trainers, which have more in --json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +61,9 @@ class _Column:
         )
 
 
-def print_ranking(console: Console, ranking: Ranking, *, top: int, misses: bool = True) -> None:
-    """Cluster, model and counts; the best `top` plans; then what speaks for and against the alternatives.
-
-    `misses` adds the nearest of the layouts that are out.
-    """
-    plans = ranking.plans[:top]
+def print_ranking(console: Console, ranking: Ranking, answer: Answer) -> None:
+    """Cluster, model and counts; the plans that are shown; then what speaks for and against the alternatives."""
+    plans = answer.shown
     paragraph(console, f"{spec_line(ranking.spec)}. {counts_line(ranking)}.", style="bold")
     if note := machine_note(ranking.spec.cluster):
         paragraph(console, f"{note[0].upper()}{note[1:]}.")
@@ -80,16 +74,18 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int, misses: bool 
     if ranking.data_notes:
         console.print("\nThe data, under plan 1:")
         bullets(console, ranking.data_notes)
-    _print_warnings(console, plans)
-    if ranking.crossings:
-        console.print("\nOther backends and trainers, against plan 1:")
-        bullets(console, ranking.crossings)
-    if ranking.notes:
-        console.print("\nThe usual alternatives, against plan 1:")
-        bullets(console, ranking.notes)
-    if misses and ranking.rejected:
-        console.print("\nOut, and what would bring it in:")
-        bullets(console, (reason_line(out) for out in nearest_misses(ranking, memory=_MISSES, rules=_RULES)))
+    _print_warnings(console, answer)
+    _print_some(console, "Other backends and trainers, against plan 1", ranking.crossings, _NOTES)
+    _print_some(console, "The usual alternatives, against plan 1", ranking.notes, _NOTES)
+
+
+def _print_some(console: Console, title: str, lines: Sequence[str], most: int) -> None:
+    """The first of some sentences, and how many more there are."""
+    if not lines:
+        return
+    more = f" ({len(lines) - most} more in --json)" if len(lines) > most else ""
+    console.print(f"\n{title}{more}:")
+    bullets(console, lines[:most])
 
 
 def _table(console: Console, spec: Spec, plans: Sequence[Plan]) -> Table:
@@ -126,11 +122,12 @@ def _table(console: Console, spec: Spec, plans: Sequence[Plan]) -> Table:
 
 
 def _text_widths(space: int, layout: int, shares: int) -> tuple[int, int]:
-    """Widths of the columns of layouts and of shares of time, from what their texts would take; 0 leaves one out."""
-    wanted = max(space - layout, min(_GOOD_SHARES, space - _MIN_LAYOUT))
-    shares_width = max(_MIN_SHARES, min(shares, wanted))
-    if space - shares_width >= _MIN_LAYOUT:
-        return min(layout, space - shares_width), shares_width
+    """Widths of the columns of layouts and of shares of time, from what their texts would take; 0 leaves one out.
+
+    A layout in one line comes first: `explain` has the shares.
+    """
+    if space - layout >= _MIN_SHARES:
+        return layout, min(shares, space - layout)
     return min(layout, max(_MIN_LAYOUT, space + _GAP)), 0
 
 
@@ -155,16 +152,17 @@ def _figures(spec: Spec, plans: Sequence[Plan], *, ascii_only: bool) -> list[_Co
         _Column(header=f"GiB of\n{capacity}", cells=tuple(_memory_cell(plan) for plan in plans)),
         *_host_column(plans),
         _Column(header="step\ns", cells=tuple(Text(significant(plan.time.step_s)) for plan in plans)),
-        _Column(header="\nband", cells=tuple(Text(band(plan.time, ascii_only=ascii_only)) for plan in plans), drop=3),
+        _Column(header="\nband", cells=tuple(Text(band(plan.time, ascii_only=ascii_only)) for plan in plans), drop=4),
         _Column(header="tok/s\n/GPU", cells=tuple(Text(f"{plan.tokens_per_s_per_gpu:,.0f}") for plan in plans)),
-        _Column(header="\nMFU", cells=tuple(Text(f"{100 * plan.mfu:.0f}%") for plan in plans), drop=1),
+        *_risk_column(plans),
+        _Column(header="\nMFU", cells=tuple(Text(f"{100 * plan.mfu:.0f}%") for plan in plans), drop=2),
     ]
     efforts = [job_effort(spec, plan) for plan in plans]
     known = [effort for effort in efforts if effort is not None]
     if known:
-        columns.append(_Column(header="\nhours", cells=tuple(Text(hours(effort.hours)) for effort in known), drop=2))
+        columns.append(_Column(header="\nhours", cells=tuple(Text(hours(effort.hours)) for effort in known), drop=3))
         columns.append(
-            _Column(header="\nGPU-h", cells=tuple(Text(hours(effort.gpu_hours)) for effort in known), drop=4)
+            _Column(header="\nGPU-h", cells=tuple(Text(hours(effort.gpu_hours)) for effort in known), drop=5)
         )
     return columns
 
@@ -177,6 +175,13 @@ def _trainer_column(spec: Spec, plans: Sequence[Plan]) -> list[_Column]:
     return [_Column(header="\ntrainer", cells=tuple(map(Text, names)), left=True)]
 
 
+def _risk_column(plans: Sequence[Plan]) -> list[_Column]:
+    """What may go wrong, where anything may."""
+    risks = [tags_of(plan) for plan in plans]
+    cells = tuple(Text("\n".join(tags)) for tags in risks)
+    return [_Column(header="\nrisk", cells=cells, left=True, drop=1)] if any(risks) else []
+
+
 def _host_column(plans: Sequence[Plan]) -> list[_Column]:
     """Host memory of a node, where a plan keeps something there."""
     if not any(plan.memory.host_bytes for plan in plans):
@@ -187,9 +192,7 @@ def _host_column(plans: Sequence[Plan]) -> list[_Column]:
 
 def _memory_cell(plan: Plan) -> Text:
     memory = plan.memory
-    return Text(
-        gib(memory.device_bytes), style="yellow" if memory.device_bytes > _TIGHT * memory.capacity_bytes else ""
-    )
+    return Text(gib(memory.device_bytes), style="yellow" if "tight" in tags_of(plan) else "")
 
 
 def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
@@ -204,6 +207,8 @@ def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
     if spec.job.finetuning != "full":
         text = text.removesuffix(".") + ", nor gradients that frozen weights would have."
     text += "".join(f" {words}" for words in _layout_words(plans))
+    met = {tag for plan in plans for tag in tags_of(plan)}
+    text += "".join(f" {tag}: {meaning}." for tag, meaning in TAGS.items() if tag in met)
     job = spec.job
     counts = sorted({steps for plan in plans if (steps := job_steps(spec, plan)) is not None})
     if job.lengths is not None:
@@ -243,19 +248,19 @@ def _layout_words(plans: Sequence[Plan]) -> list[str]:
     return sentences
 
 
-def _print_warnings(console: Console, plans: Sequence[Plan]) -> None:
-    """Each warning once, with the ranks it concerns."""
+def _print_warnings(console: Console, answer: Answer) -> None:
+    """Each warning once, with the ranks it concerns: all of the plans that are recommended, some of the others."""
     ranks: dict[str, list[int]] = {}
-    for rank, plan in enumerate(plans, start=1):
-        for warning in plan.warnings:
+    for rank, warnings in enumerate(answer.warnings, start=1):
+        for warning in warnings:
             ranks.setdefault(warning, []).append(rank)
-    if not ranks:
-        return
-    console.print("\nMind:")
+    recommended = {1, answer.safe.rank if answer.safe else 1}
+    first = [warning for warning, which in ranks.items() if recommended & {*which}]
+    others = [warning for warning in ranks if warning not in first]
     lines = [
-        warning if len(which) == len(plans) else f"plan {', '.join(map(str, which))}: {warning}"
-        for warning, which in ranks.items()
+        warning
+        if len(ranks[warning]) == len(answer.shown)
+        else f"plan {', '.join(map(str, ranks[warning]))}: {warning}"
+        for warning in (*first, *others)
     ]
-    bullets(console, lines[:_WARNINGS])
-    if len(lines) > _WARNINGS:
-        paragraph(console, f"{len(lines) - _WARNINGS} more in --json.")
+    _print_some(console, "Mind", lines, max(_WARNINGS, len(first)))

@@ -15,7 +15,7 @@ from topoplan.specs.draft import Draft
 from topoplan.specs.lengths import Lengths
 from topoplan.specs.model import Model
 from topoplan.specs.profile import OwnProfile, read_profile
-from topoplan.specs.source import Source, below, read_source
+from topoplan.specs.source import Source, below, parse_value, read_source
 from topoplan.specs.spec import Spec
 from topoplan.units import file_name, quote
 
@@ -27,16 +27,18 @@ _OTHER_DATA_KEYS = ("tokenized_path", "streaming")
 
 
 def load_spec(
-    path: str | Path,
+    path: str | Path | None,
     *,
+    keys: Mapping[str, tuple[str, str]] | None = None,
     model: str | None = None,
     job: str | Path | None = None,
     overrides: Sequence[str] = (),
     pins: Mapping[str, Any] | str | Sequence[str] | None = None,
     profile: str | Path | None = None,
 ) -> Spec:
-    """The spec in a file.
+    """The spec in a file, or without one that of the other arguments.
 
+    `keys` has the options of a command line that say one key each: `--nodes` -> (`nodes`, `4`).
     `model` takes the place of the file's model, and `job` (a file with a job's keys, or with `job:` and perhaps
     `model:`) of its job. `overrides` are `key=value` texts: a key of the job or of the cluster, or a dotted one such
     as `job.seq_len`, `trainer.save_steps`, `fabric.latency`. `pins` are layout keys, as a mapping, as `tp=4,pp=1`, or
@@ -46,17 +48,24 @@ def load_spec(
 
     Raises SpecError, UnitError, ModelError or LayoutError (for a pin), each with file and line.
     """
-    path = Path(path)
-    draft = Draft(read_source(path), base=path.parent)
+    path = None if path is None else Path(path)
+    if path is None:
+        draft = Draft(Source(name="without a spec file", data={}), base=Path.cwd())
+    else:
+        draft = Draft(read_source(path), base=path.parent)
     if job is not None:
         draft.replace_job(Path(job))
     if model is not None:
         draft.put(("model",), model, Source(name="--model", data={}), base=Path.cwd())
+    for option, (key, text) in (keys or {}).items():
+        value = parse_value(text, name=option)
+        draft.put(tuple(key.split(".")), value, Source(name=f"{option} {quote(text)}", data={}))
     for override in overrides:
         draft.override(override)
     draft.pin(pins or {})
     own = None if profile is None else read_profile(profile)
-    return _spec(draft.document(), default_name=_name_of_file(path), path=str(path), profile=own)
+    name, shown = ("", None) if path is None else (_name_of_file(path), str(path))
+    return _spec(draft.document(), default_name=name, path=shown, profile=own)
 
 
 def load_cluster(path: str | Path, *, overrides: Sequence[str] = ()) -> Cluster:

@@ -14,6 +14,7 @@ from topoplan.specs.spec import Spec
 from topoplan.specs.traits import Traits
 from topoplan.trainers.llamafactory.trainer import LLAMA_FACTORY
 from topoplan.trainers.refusal import Refusal
+from topoplan.trainers.requirements import environment_warnings
 from topoplan.trainers.shared_refusals import missing_precision
 from topoplan.trainers.swift.trainer import MS_SWIFT
 from topoplan.trainers.trainer import Trainer, Way
@@ -142,6 +143,17 @@ def verdict(spec: Spec, layout: Layout, name: str | None = None) -> Verdict:
             return Verdict(trainer, said)
         said = said or (trainer, refusal)
     return Verdict(None, said)
+
+
+def caveats_of(spec: Spec, layout: Layout, trainer: Trainer | None) -> tuple[str, ...]:
+    """Known trouble of a layout with the trainer that runs it: of its packages, and of what it writes."""
+    if trainer is None or (way := trainer.way(layout.backend)) is None:
+        return ("none of the trainers that files are written for can run it",)
+    return (
+        *way.model_warnings(spec.model),
+        *environment_warnings(spec, layout, trainer.versions),
+        *way.caveats(spec, layout),
+    )
 
 
 def is_for_others(spec: Spec, layout: Layout) -> bool:

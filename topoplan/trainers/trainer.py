@@ -31,7 +31,7 @@ DATASET_TO_FILL_IN = "SET_ME"
 """Stands for the dataset that the spec does not name; the node scripts refuse to start with it."""
 
 
-def _nothing(_: object) -> Iterator[Any]:
+def _nothing(*_: object) -> Iterator[Any]:
     return iter(())
 
 
@@ -126,6 +126,8 @@ class Way:
     """Jobs that no layout would help. Asked of the first trainer that has a backend, for all that have it."""
     model_warnings: Callable[[Model], Iterator[str]] = _nothing
     """What a user should know of a model; asked in the same way."""
+    caveats: Callable[[Spec, Layout], Iterator[str]] = _nothing
+    """Known trouble with what it writes of a layout; the faults of packages are in `known_faults.py`."""
     refusals: Callable[[Spec, Layout], Iterator[Refusal]]
     """What it would refuse, silently ignore or train otherwise than planned; the first is what people read."""
     steps: Callable[[Job, Mapping[str, Any]], int | None]

@@ -17,6 +17,7 @@ from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.mca_facts import resumable, training_steps
 from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES, job_refusals, refusals
+from topoplan.trainers.llamafactory.mca_warnings import caveats
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
 from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
 from topoplan.trainers.steps import step_limit
@@ -124,6 +125,7 @@ MEGATRON = Way(
     packages={"mca": ("megatron-core", "mcore_adapter", "Transformer Engine")},
     job_refusals=job_refusals,
     model_warnings=_model_warnings,
+    caveats=caveats,
     refusals=refusals,
     steps=_steps,
     files=trainer_file,

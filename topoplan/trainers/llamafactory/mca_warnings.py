@@ -24,7 +24,7 @@ _FUSED_EXPERTS = frozenset(["qwen3_vl_moe", "qwen3_5_moe"])
 def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
     """What is right to write and may still surprise."""
     job = spec.job
-    found = [*_model_warnings(spec, layout)]
+    found = [*_weights(spec), *caveats(spec, layout)]
     if job.samples is None and not {"max_steps", "warmup_steps"} & set(job.trainer):
         found.append(
             "job.samples is not in the spec, so the steps of warm-up are a guess: a run that has no more steps than"
@@ -46,16 +46,21 @@ def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
     return found
 
 
-def _model_warnings(spec: Spec, layout: Layout) -> Iterator[str]:
-    """What the adapter does with checkpoints of this model, read and written."""
+def _weights(spec: Spec) -> Iterator[str]:
+    """What has to be done with the published weights of this model."""
     model = spec.model
-    adapter = f"mcore_adapter {trainer_versions()['mcore_adapter'].rpartition(' ')[2]}"
     in_fp8 = model.model_type == "deepseek_v3" and model.name.startswith("deepseek-ai/")
     if model.config_path is None and (in_fp8 or _QUANTIZED.search(model.name)):
         yield (
             f"the weights of {model.name} are published quantized, and the adapter reads none with scales beside them:"
             " convert them to bf16, and name the directory as model"
         )
+
+
+def caveats(spec: Spec, layout: Layout) -> Iterator[str]:
+    """What the adapter cannot do with this model and its checkpoints, read and written."""
+    model = spec.model
+    adapter = f"mcore_adapter {trainer_versions()['mcore_adapter'].rpartition(' ')[2]}"
     if model.model_type == "qwen3_next":
         # models/qwen3_next/__init__.py, constant_mca_config; megatron-core 0.16 transformer_config.py.
         yield (

@@ -1,0 +1,127 @@
+"""The short answer to a ranking: the best plan, a safe one, what to mind of both, and what to type next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from topoplan.bundle.warnings import forewarned
+from topoplan.planner.explain import speed_difference
+from topoplan.planner.plan import Plan, Ranking
+from topoplan.planner.risk import SAFE_SHARE, tags_of
+from topoplan.planner.view import rounded
+from topoplan.report.text import band, gib, significant
+from topoplan.units import GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A plan of a ranking that is recommended."""
+
+    plan: Plan
+    rank: int
+    command: str
+    """What writes its files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What to do with a ranking that has plans."""
+
+    shown: Sequence[Plan]
+    warnings: Sequence[Sequence[str]]
+    """Of each plan that is shown, all that `generate` would warn of."""
+    best: Chosen
+    safe: Chosen | None
+    refused: str
+    """Why no files can be written of the best plan; empty where they can."""
+
+    @property
+    def next(self) -> str:
+        """The command to type now."""
+        return (self.safe if self.refused and self.safe else self.best).command
+
+
+def answer_of(ranking: Ranking, *, top: int, words: Sequence[str]) -> Answer | None:
+    """Of a ranking whose best `top` plans are shown; `words` are SPEC and the options that it was searched with."""
+    shown = ranking.plans[:top]
+    if not shown:
+        return None
+
+    def chosen(place: int, plan: Plan) -> Chosen:
+        return Chosen(
+            plan=plan, rank=place + 1, command=shlex.join(["topoplan", "generate", *words, "--plan", plan.id])
+        )
+
+    said = [forewarned(ranking.spec, plan) for plan in shown]
+    return Answer(
+        shown=shown,
+        warnings=[warnings for warnings, _ in said],
+        best=chosen(0, shown[0]),
+        safe=None if ranking.safe is None else chosen(*ranking.safe),
+        refused=said[0][1],
+    )
+
+
+def answer_to_dict(answer: Answer | None) -> dict[str, Any]:
+    """`best`, `safe` and `next`; null where there is none."""
+    if answer is None:
+        return {"best": None, "safe": None, "next": None}
+    safe = None if answer.safe is None else _chosen_to_dict(answer.safe)
+    return {"best": _chosen_to_dict(answer.best), "safe": safe, "next": answer.next}
+
+
+def _chosen_to_dict(chosen: Chosen) -> dict[str, Any]:
+    plan = chosen.plan
+    return {
+        "rank": chosen.rank,
+        "id": plan.id,
+        "step_s": rounded(plan.time.step_s),
+        "device_gib": rounded(plan.memory.device_bytes / GIB),
+        "tags": list(tags_of(plan)),
+        "command": chosen.command,
+    }
+
+
+def print_answer(console: Console, answer: Answer) -> None:
+    """A few lines at the end, where they stay on the screen. Ids and commands are not broken, so that they can be
+    copied whole."""
+    best, safe = answer.best, answer.safe
+    console.print()
+    _print_line(console, "Best", best.plan.id, _figures(console, best.plan))
+    if safe is None:
+        share = f"{SAFE_SHARE:.0%}"
+        _print_line(console, "Safe", "none", f"every plan has a caveat or leaves less than {share} beyond its margin")
+    elif safe.rank == 1:
+        _print_line(console, "Safe", "the same", f"no caveat, and {SAFE_SHARE:.0%} or more of the card to spare")
+    else:
+        versus = f"plan {safe.rank}, {speed_difference(best.plan, safe.plan)}"
+        _print_line(console, "Safe", safe.plan.id, f"{versus}; {_figures(console, safe.plan)}")
+    if answer.refused:
+        _print_line(console, "Mind", "no files can be written of the best plan", answer.refused)
+    _print_line(console, "Next", answer.next)
+
+
+def _print_line(console: Console, title: str, first: str, further: str = "") -> None:
+    line = Text.assemble((f"{title}  ", "dim"), (first, "bold"))
+    whole = f"{title}  {first}: {further}" if further else ""
+    if further and len(whole) <= console.width:
+        line.append(f": {further}")
+        further = ""
+    console.print(line, soft_wrap=True)
+    for part in Text(further).wrap(console, console.width - 6) if further else ():
+        part.rstrip()
+        console.print(Text("      ") + part)
+
+
+def _figures(console: Console, plan: Plan) -> str:
+    """`0.818 s a step ±34%, 59.3 of 79.6 GiB; caveat`."""
+    width = band(plan.time, ascii_only=console.options.ascii_only)
+    memory = f"{gib(plan.memory.device_bytes)} of {gib(plan.memory.capacity_bytes)} GiB"
+    risks = "".join(f"; {tag}" for tag in tags_of(plan))
+    return f"{significant(plan.time.step_s)} s a step {width}, {memory}{risks}"
