@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.bundle.samples import QWEN3_8B, QWEN3_30B, make_spec_and_plan
+from tests.bundle.samples import CLUSTER, QWEN3_8B, QWEN3_30B, make_spec_and_plan
 from topoplan.catalog.packages import allows, packages
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout, changed
@@ -120,7 +120,7 @@ def test_each_is_told_in_full(fault: Any) -> None:
     [
         ({**DENSE}, ()),
         ({**DENSE, **PIPELINE}, ("vpp > 1 needs megatron-core",)),
-        ({**DENSE, **PIPELINE, "cluster": {"software": {"megatron-core": "0.18.2", "python": "3.12"}}}, ()),
+        ({**DENSE, **PIPELINE, "cluster": replace(CLUSTER, software={"megatron-core": "0.18.2"})}, ()),
         ({**EXPERTS, "ep": 8, "tp": 2, "dp": 16, "etp": 1}, ("ep > 1 with tp > 1", "cannot resume", "no Hugging Face")),
     ],
     ids=["plain", "interleaved", "interleaved-cured", "experts"],

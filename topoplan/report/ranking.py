@@ -75,7 +75,8 @@ def print_ranking(console: Console, ranking: Ranking, answer: Answer) -> None:
         console.print("\nThe data, under plan 1:")
         bullets(console, ranking.data_notes)
     _print_warnings(console, answer)
-    _print_some(console, "Other backends and trainers, against plan 1", ranking.crossings, _NOTES)
+    most = len(ranking.crossings) if ranking.spec.backends else _NOTES  # all where they were asked for
+    _print_some(console, "Other backends and trainers, against plan 1", ranking.crossings, most)
     _print_some(console, "The usual alternatives, against plan 1", ranking.notes, _NOTES)
 
 
