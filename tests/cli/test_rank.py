@@ -92,7 +92,7 @@ def test_the_next_command_writes_the_plan_that_it_names(cli: Cli, tmp_path: Path
 def test_what_is_assumed_without_a_spec_is_said(cli: Cli, fake_search: list[Any]) -> None:
     options = ["--gpu", "h100-sxm-80gb", "--model", "Qwen/Qwen3-8B", "--seq-len", "4096", "--batch", "64"]
     assert cli("rank", *options).out.startswith("Assumed: 1 node (--nodes), full fine-tuning (--finetuning).\n")
-    assert "Assumed" not in cli("rank", *options, "--nodes", "4", "--finetuning", "full").out
+    assert "(--nodes)" not in cli("rank", *options, "--nodes", "4", "--finetuning", "full").out
     spec = fake_search[1]["spec"]
     assert (spec.cluster.nodes, spec.cluster.gpus_per_node, spec.job.seq_len, spec.job.global_batch_size) == (
         4,

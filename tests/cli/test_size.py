@@ -76,6 +76,7 @@ def test_the_machines_of_a_spec_do_not_hold_the_number_of_nodes(cli: Cli, job_fi
         (["--max-hours", "1", "--gpu-hour-price", "inf"], "--gpu-hour-price: inf is not a price"),
         (["--max-hours", "1", "--tokens", "2X"], "--tokens: '2X' is not a count"),
         (["--max-hours", "1", "--set", "nodes=4"], "--set: nodes is what is looked for"),
+        (["--max-hours", "1", "--nodes", "4"], "--nodes: it is what is looked for"),
         (["--max-hours", "1", "--set", "samples=null"], "job.samples is missing"),
     ],
 )

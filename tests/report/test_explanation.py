@@ -134,3 +134,10 @@ def test_the_document_holds_what_was_asked_for() -> None:
     common = {"schema", "cluster", "model", "job", "plan", "notes"}
     assert set(explanation_to_dict(spec, plan, time=time_account(spec, plan), memory=None)) == common | {"time"}
     assert set(explanation_to_dict(spec, plan, time=None, memory=memory_account(spec, plan))) == common | {"memory"}
+
+
+def test_what_there_is_to_mind_of_the_plan_is_said() -> None:
+    spec, plan = plan_of(MIXED, {"backend": "mca", "tp": 2, "ep": 8, "pp": 2, "vpp": 3}, {})
+    text = flat(rendered(spec, plan))
+    assert plan.caveats
+    assert all(f"Mind: {warning}." in text for warning in (*plan.warnings, *plan.caveats))

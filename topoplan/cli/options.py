@@ -157,7 +157,8 @@ class SpecOptions:
             (option,) = hint.__metadata__
             value = getattr(self, name)
             for one in [value] if isinstance(value, str) else value or ():
-                found += [option.default, one]
+                # The first name of an option is its default to typer, until it has read the annotation.
+                found += [f"{option.default}={one}"] if one.startswith("-") else [option.default, one]
         return found
 
     def read(self, spec: str | None, *overrides: str) -> Spec:
