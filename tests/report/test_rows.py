@@ -28,7 +28,13 @@ def test_figures_are_plain_numbers() -> None:
 
 def test_what_a_plan_lacks_is_empty() -> None:
     row = rows()[0]
-    assert row["hours"] == row["gpu_hours"] == row["pipeline_layout"] == row["warnings"] == ""
+    assert row["hours"] == row["gpu_hours"] == row["pipeline_layout"] == row["tags"] == ""
+
+
+def test_what_a_bundle_would_warn_of_and_the_risks_have_a_cell_each() -> None:
+    row = rows()[3]
+    assert row["tags"] == "tight"
+    assert row["warnings"].startswith("the first step compiles kernels; job.samples is not in the spec")
 
 
 def test_recompute_is_one_cell() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 from typing import TextIO
 
+from topoplan.bundle.warnings import forewarned
 from topoplan.planner.plan import Plan, Ranking
+from topoplan.planner.risk import tags_of
 from topoplan.planner.view import plan_to_dict, rounded
 from topoplan.report.effort import job_effort
 from topoplan.specs.spec import Spec
@@ -50,6 +52,7 @@ COLUMNS = (
     "hours",
     "gpu_hours",
     "warnings",
+    "tags",
 )
 """Always all of them, in this order; what a plan does not have is empty."""
 
@@ -84,5 +87,6 @@ def _row(spec: Spec, plan: Plan, rank: int) -> dict[str, object]:
         **{key: view[key] for key in _SPEED},
         "hours": rounded(effort.hours) if effort else None,
         "gpu_hours": rounded(effort.gpu_hours) if effort else None,
-        "warnings": "; ".join(plan.warnings),
+        "warnings": "; ".join(forewarned(spec, plan)[0]),
+        "tags": " ".join(tags_of(plan)),
     }
