@@ -12,7 +12,6 @@ from topoplan.layout.layout import Layout
 from topoplan.lint.translate import Translation, translate
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.load import load_cluster
-from topoplan.trainers.models import is_whole
 
 SPECS = "cluster_specs"
 
@@ -92,9 +91,13 @@ def test_other_trainers_are_not_translated(h100s: Cluster) -> None:
 
 
 def test_a_piece_without_a_model_is_not_whole() -> None:
-    assert is_whole(configuration(FULL_YAML))
-    assert not is_whole(configuration("tensor_model_parallel_size: 4\n"))
-    assert not is_whole(configuration("train_batch_size: 4\n", trainer="deepspeed"))
+    whole, *pieces = (
+        configuration(FULL_YAML),
+        configuration("tensor_model_parallel_size: 4\n"),
+        configuration("train_batch_size: 4\n", trainer="deepspeed"),
+    )
+    setup = all_of(whole, *pieces)
+    assert [one for one in setup.configurations if setup.is_whole(one)] == [whole]
 
 
 def test_what_the_command_says_behind_the_file_wins(h100s: Cluster) -> None:

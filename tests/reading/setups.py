@@ -13,7 +13,7 @@ from topoplan.reading.parts import Part, PartKind
 from topoplan.reading.read_setup import read_setup
 from topoplan.reading.setup import Configuration, Launch, Option, Setup, Trainer, Variable
 from topoplan.specs.source import Source, parse_source
-from topoplan.trainers.recognisers import RECOGNISERS
+from topoplan.trainers.recognisers import recognisers
 
 Findings = Callable[[Setup], Iterator[Finding]]
 
@@ -28,7 +28,7 @@ def setup_of(text: str, *, name: str = "run.sh", **others: str) -> Setup:
             (Path(directory) / other.replace("_", ".")).write_text(content, encoding="utf-8")
         path = Path(directory) / name
         path.write_bytes(text.encode())
-        return read_setup([str(path)], RECOGNISERS)
+        return read_setup([str(path)], recognisers())
 
 
 def make_setup(
@@ -48,7 +48,7 @@ def make_setup(
         variables=tuple(
             Variable(name=key, value=value, part=script, line=1) for key, value in (variables or {}).items()
         ),
-        recognisers=RECOGNISERS,
+        recognisers=recognisers(),
     )
 
 
@@ -63,7 +63,7 @@ def make_command(arguments: Mapping[str, Any], trainer: Trainer = "swift", *, pr
     return Setup(
         parts=(part,),
         configurations=(Configuration(trainer=trainer, part=part, source=source, from_command=True),),
-        recognisers=RECOGNISERS,
+        recognisers=recognisers(),
     )
 
 
@@ -73,7 +73,7 @@ def make_values(data: dict[str, Any], trainer: Trainer = "llamafactory") -> Setu
     lines = {(key,): line for line, key in enumerate(data, start=1)}
     source = Source(name="train.yaml", data=data, lines=lines, old_booleans=frozenset(list(lines)[::2]))
     configuration = Configuration(trainer=trainer, part=part, source=source)
-    return Setup(parts=(part,), configurations=(configuration,), recognisers=RECOGNISERS)
+    return Setup(parts=(part,), configurations=(configuration,), recognisers=recognisers())
 
 
 def joined(first: Setup, second: Setup) -> Setup:
@@ -83,7 +83,7 @@ def joined(first: Setup, second: Setup) -> Setup:
         configurations=first.configurations + second.configurations,
         launches=first.launches + second.launches,
         variables=first.variables + second.variables,
-        recognisers=RECOGNISERS,
+        recognisers=recognisers(),
     )
 
 
@@ -160,7 +160,7 @@ def launch(
 def all_of(*configurations: Configuration, launches: tuple[Launch, ...] = ()) -> Setup:
     """All of it together."""
     parts = dict.fromkeys([one.part for one in configurations] + [one.part for one in launches])
-    return Setup(parts=tuple(parts), configurations=configurations, launches=launches, recognisers=RECOGNISERS)
+    return Setup(parts=tuple(parts), configurations=configurations, launches=launches, recognisers=recognisers())
 
 
 def swift_zero2(**keys: Any) -> tuple[Configuration, Setup]:

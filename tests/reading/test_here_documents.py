@@ -11,7 +11,7 @@ from topoplan.lint.check import check, fix
 from topoplan.reading.here_documents import here_documents
 from topoplan.reading.parts import Part
 from topoplan.reading.read_setup import read_setup
-from topoplan.trainers.recognisers import RECOGNISERS
+from topoplan.trainers.recognisers import recognisers
 
 SCRIPT = """\
 #!/bin/bash
@@ -71,7 +71,7 @@ def test_what_the_shell_would_fill_in_stands_in_quotes() -> None:
 
 
 def test_the_command_reads_the_file_that_its_script_writes(script: str) -> None:
-    setup = read_setup([script], RECOGNISERS)
+    setup = read_setup([script], recognisers())
     (launch,) = setup.launches
 
     assert launch.reads is not None
@@ -90,4 +90,4 @@ def test_mistakes_in_it_are_told_at_their_line_and_not_corrected_without_the_scr
 def test_what_a_script_writes_for_others_may_be_anything(script: str) -> None:
     Path(script).write_text("cat > k.yaml <<E\na: [\nE\ncat > l.yaml <<E\nkind: Pod\nE\n" + SCRIPT)
 
-    assert len(read_setup([script], RECOGNISERS).configurations) == 2
+    assert len(read_setup([script], recognisers()).configurations) == 2

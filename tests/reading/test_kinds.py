@@ -6,9 +6,9 @@ import pytest
 
 from topoplan.reading.kinds import looks_like_command, names_a_job, sets_variables, starts_training
 from topoplan.reading.recogniser import keys_of
-from topoplan.trainers.recognisers import RECOGNISERS
+from topoplan.trainers.recognisers import recognisers
 
-KEYS = keys_of(RECOGNISERS)
+KEYS = keys_of(recognisers())
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from topoplan.reading.markdown import is_markdown, markdown_parts
 from topoplan.reading.parts import Part
 from topoplan.reading.recogniser import keys_of
-from topoplan.trainers.recognisers import RECOGNISERS
+from topoplan.trainers.recognisers import recognisers
 
-KEYS = keys_of(RECOGNISERS)
+KEYS = keys_of(recognisers())
 
 
 def parts(text: str) -> tuple[Part, ...]:

@@ -14,9 +14,9 @@ from topoplan.bundle.write import write_bundle
 from topoplan.errors import SpecError
 from topoplan.reading.read_parts import file_parts, read_parts
 from topoplan.reading.recogniser import keys_of
-from topoplan.trainers.recognisers import RECOGNISERS
+from topoplan.trainers.recognisers import recognisers
 
-KEYS = keys_of(RECOGNISERS)
+KEYS = keys_of(recognisers())
 
 CASES = {
     "a.yaml": ("stage: sft\n", "yaml"),

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from topoplan.reading.recogniser import keys_of
 from topoplan.reading.unfold import lines_of_unfolded, unfold_shell, unfold_yaml
 from topoplan.specs.source import parse_source
-from topoplan.trainers.recognisers import RECOGNISERS
+from topoplan.trainers.recognisers import recognisers
 
-KEYS = keys_of(RECOGNISERS)
+KEYS = keys_of(recognisers())
 
 FOLDED = (
     "# === model === model_name_or_path: org/some-8B dataset: mine template: qwen3 cutoff_len: 4096 "

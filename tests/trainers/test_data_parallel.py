@@ -10,9 +10,11 @@ from tests.bundle.samples import make_spec_and_plan
 from tests.reading.setups import configuration, launch
 from topoplan.layout.layout import Layout
 from topoplan.reading.values import Keys, NotPredictedError
+from topoplan.trainers import deepspeed_alone
 from topoplan.trainers.codec import shown
-from topoplan.trainers.codecs import CODECS
 from topoplan.trainers.data_parallel import expandable_segments, optimizer_of, refuse, syncs_each_batch
+from topoplan.trainers.llamafactory import plain_job
+from topoplan.trainers.swift import sft_job
 
 
 def keys(text: str) -> Keys:
@@ -42,12 +44,12 @@ def test_deepspeed_is_named_by_the_files_that_the_trainers_have(
     layout: Layout, swift: str | None, llamafactory: str | None
 ) -> None:
     spec, _ = make_spec_and_plan()
-    assert shown(CODECS["swift"].rows, spec, layout)["deepspeed"] == swift
-    assert shown(CODECS["plain"].rows, spec, layout)["deepspeed"] == llamafactory
+    assert shown(sft_job.CODEC.rows, spec, layout)["deepspeed"] == swift
+    assert shown(plain_job.CODEC.rows, spec, layout)["deepspeed"] == llamafactory
 
 
 def test_a_deepspeed_file_alone_has_its_own_keys() -> None:
-    keys = shown(CODECS["deepspeed"].rows, make_spec_and_plan()[0], sharded(**OFFLOADED, micro_batch_size=4))
+    keys = shown(deepspeed_alone.CODEC.rows, make_spec_and_plan()[0], sharded(**OFFLOADED, micro_batch_size=4))
 
     assert keys["zero_optimization"] == "stage 3, offload_optimizer and offload_param on cpu"
     assert keys["train_micro_batch_size_per_gpu"] == 4

@@ -14,15 +14,14 @@ from topoplan.lint.against import Against
 from topoplan.lint.compare import predicted, trinity_note
 from topoplan.lint.fix import Copy, copies, corrected
 from topoplan.lint.prediction import Prediction
-from topoplan.lint.rules.registry import MODULES
+from topoplan.lint.rules.registry import rule_modules
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import STANDARD_INPUT, bundle_files
 from topoplan.reading.read_setup import read_setup, setup_of
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs.cluster import Cluster
-from topoplan.trainers.models import is_whole
-from topoplan.trainers.recognisers import RECOGNISERS
+from topoplan.trainers.recognisers import recognisers
 from topoplan.trainers.trainer import PLAN_FILE
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -67,7 +66,7 @@ def check(paths: Sequence[str], against: Against | None = None) -> Checked:
         if path != STANDARD_INPUT:
             refuse_incomplete(Path(path))
             _refuse_links(Path(path))
-    setup = read_setup(paths, RECOGNISERS)
+    setup = read_setup(paths, recognisers())
     setup = replace(setup, bundles=tuple(path for path in map(Path, paths) if (path / MANIFEST).is_file()))
     if against.profile is not None and against.cluster is not None:
         against.profile.check_gpu(against.cluster.gpu)
@@ -104,14 +103,14 @@ def fix(checked: Checked, against: Against) -> Fixed:
     """Corrected copies of what was checked, as far as its findings say how."""
 
     def recheck(parts: Sequence[Part]) -> Sequence[Finding]:
-        setup = setup_of(parts, RECOGNISERS)
+        setup = setup_of(parts, recognisers())
         return _in_order(_rule_findings(setup), setup)
 
     corrections = corrected(checked.setup.parts, checked.findings, recheck)
     if not corrections:
         return Fixed(copies=(), after=checked)
     new = {correction.before: correction.after for correction in corrections}
-    setup = setup_of([new.get(part, part) for part in checked.setup.parts], RECOGNISERS)
+    setup = setup_of([new.get(part, part) for part in checked.setup.parts], recognisers())
     after = check_setup(replace(setup, bundles=checked.setup.bundles), against)
     reads = [(launch.part, launch.reads.part) for launch in setup.launches if launch.reads is not None]
     return Fixed(copies=copies(corrections, tuple(_files(setup)), reads=reads), after=after)
@@ -123,7 +122,7 @@ def _files(setup: Setup) -> Iterator[tuple[Part, ...]]:
     That is each configuration that names a model, or any where none does, and each command with the blocks above it
     that only set variables: the blocks of a document are one session in a shell.
     """
-    whole = {configuration.part for configuration in setup.configurations if is_whole(configuration)}
+    whole = {configuration.part for configuration in setup.configurations if setup.is_whole(configuration)}
     starts = {launch.part for launch in setup.launches}
     for part in setup.parts:
         of_file = [other for other in setup.parts if other.name == part.name]
@@ -143,7 +142,7 @@ def _rule_findings(setup: Setup) -> Iterable[Finding]:
     overridden = _overridden(setup)
     return (
         replace(finding, edits=()) if finding.part.is_makefile else finding  # what corrects a script breaks a recipe
-        for module in MODULES
+        for module in rule_modules()
         for finding in module.findings(setup)
         if finding.line not in overridden.get(id(finding.part), ())
     )
@@ -187,7 +186,7 @@ def _whole(setup: Setup) -> Iterable[Configuration]:
     """The configurations that name a model, each only once: an article may show one twice."""
     seen: list[dict[str, object]] = []
     for configuration in setup.configurations:
-        if is_whole(configuration) and configuration.source.data not in seen:
+        if setup.is_whole(configuration) and configuration.source.data not in seen:
             seen.append(configuration.source.data)
             yield configuration
     if not seen and not setup.launches:

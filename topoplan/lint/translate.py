@@ -14,8 +14,8 @@ from topoplan.specs.job import Job
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading
-from topoplan.trainers.codecs import codec_of
 from topoplan.trainers.data_parallel import USUAL_SEQ_LEN, sharding_of
+from topoplan.trainers.recognisers import codec_of
 from topoplan.trainers.sharding import Sharding
 
 
@@ -60,7 +60,9 @@ def translate(
     written = keys.count(codec.length) if codec.length else None
     if written is None and codec.needs_length:
         keys.fail(codec.length, f"{codec.length} is not given, and the model's own is no length of samples")
-    known, named = codec.model(whole, model, written or seq_len)
+    recogniser = setup.recogniser(configuration.trainer)
+    reference = whole.get(recogniser.model_key) if recogniser else None
+    known, named = codec.model(whole, model or str(reference or ""), written or seq_len)
     sharding = sharding_of(keys, setup) if codec.shards else Sharding()
     processes = processes_for(setup, configuration) if codec.gpus is None else None
     part, on_part = _part_of(cluster, processes)

@@ -35,6 +35,8 @@ class Recogniser:
     """What a document looks like that is of the same people, and is not read; empty for any other."""
     keys: Callable[[], Collection[str]] = frozenset
     """Keys by which pasted text is known to be a configuration."""
+    model_key: str = ""
+    """Key that names the model; a configuration without it is a piece of one."""
     programs: str = ""
     """Programs whose arguments are its keys, as a pattern."""
     family: str = ""

@@ -132,6 +132,11 @@ class Setup:
         """The configurations of these trainers."""
         return (one for one in self.configurations if one.trainer in trainers)
 
+    def is_whole(self, configuration: Configuration) -> bool:
+        """It names a model: what does not is a piece of a configuration, as articles show them."""
+        one = self.recogniser(configuration.trainer)
+        return one is not None and isinstance(configuration.get(one.model_key), str)
+
     def uses_mca(self, configuration: Configuration) -> bool:
         """Whether LLaMA-Factory trains it with mcore_adapter."""
         return self.path_of(configuration) == "mca"

@@ -131,6 +131,8 @@ def no_assumptions(reading: Reading, layout: Layout, job: Job) -> Iterator[str]:
 class Codec:
     """What a configuration of a trainer means, for one of its ways to train."""
 
+    reads: str
+    """What its configurations are recognised as: the way that a Recogniser's `path` gives, else its `trainer`."""
     rows: Rows
     defaults: Callable[[], Mapping[str, Any]]
     """Of the trainer: key -> value."""
@@ -140,8 +142,8 @@ class Codec:
     """Without it nothing says how long samples are; else the trainer cuts none."""
     shards: bool = False
     """Files of DeepSpeed, FSDP or accelerate say how states are split."""
-    model: Callable[[Configuration, str | None, int], tuple[Model, str]] = model_of
-    """The model, or the one that is given in its place, and what was assumed to find it. Raises ModelError."""
+    model: Callable[[Configuration, str, int], tuple[Model, str]] = model_of
+    """The model of that name, empty where none is given, and what was assumed to find it. Raises ModelError."""
     gpus: Callable[[Keys], int | None] | None = None
     """How many GPUs the file itself is for, where no command says so."""
     layout: Callable[[Reading], Layout]

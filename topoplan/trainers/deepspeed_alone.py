@@ -75,7 +75,7 @@ def _assumptions(reading: Reading, _: Layout, job: Job) -> Iterator[str]:
     yield f"full fine-tuning with gradient checkpointing, and sequences of {job.seq_len:,} tokens (--seq-len)"
 
 
-def _model(configuration: Configuration, given: str | None, seq_len: int) -> tuple[Model, str]:
+def _model(configuration: Configuration, given: str, seq_len: int) -> tuple[Model, str]:
     reference = given or model_in_text(configuration.part)
     if reference is None:
         raise SpecError(
@@ -104,6 +104,7 @@ def model_in_text(part: Part) -> str | None:
 
 
 CODEC = Codec(
+    reads="deepspeed",
     rows=ROWS,
     defaults=dict,
     needs_length=False,

@@ -3,56 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from topoplan import catalog
 from topoplan.errors import InputError
 from topoplan.reading.parts import Part
-from topoplan.reading.setup import Configuration, Trainer
+from topoplan.reading.setup import Configuration
 from topoplan.specs import known
 from topoplan.specs.model import Model
 from topoplan.specs.model_source import load_model
 from topoplan.specs.source import below
-
-MODEL_KEYS: Mapping[Trainer, str] = {
-    "llamafactory": "model_name_or_path",
-    "swift": "model",
-    "swift-megatron": "model",
-}
-"""Where a trainer has the model; a configuration without it is a piece of one."""
 
 _HUB_CACHE = re.compile(r"models--([^/]+)--([^/]+)")
 """A directory of the Hugging Face hub's cache."""
 _LONGEST_NAME = 500
 
 
-def is_whole(configuration: Configuration) -> bool:
-    """It names a model: what does not is a piece of a configuration, as articles show them."""
-    key = MODEL_KEYS.get(configuration.trainer)
-    return key is not None and isinstance(configuration.get(key), str)
-
-
-def model_of(
-    configuration: Configuration, given: str | None, default_positions: int | None = None
-) -> tuple[Model, str]:
-    """The model of a whole configuration, or the one that is given in its place, and what was assumed to find it.
-
-    Raises ModelError.
-    """
-    reference = given or str(configuration.get(MODEL_KEYS.get(configuration.trainer, "model")))
+def model_of(configuration: Configuration, reference: str, default_positions: int | None = None) -> tuple[Model, str]:
+    """The model that a configuration names so, and what was assumed to find it. Raises ModelError."""
     bases = (Path.cwd(), Path(configuration.part.name).parent)
     return _at_hand(reference, bases, default_positions) or (
         load_model(reference, base=Path.cwd(), default_positions=default_positions),
         "",
     )
-
-
-def known_model(configuration: Configuration) -> Model | None:
-    """The same without a network and without a complaint: None where no model is named, or none is known."""
-    reference = configuration.get(MODEL_KEYS.get(configuration.trainer, ""))
-    return model_at_hand(reference, configuration.part)
 
 
 def model_at_hand(reference: Any, part: Part) -> Model | None:

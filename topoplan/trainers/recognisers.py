@@ -1,4 +1,4 @@
-"""How the files and commands of all trainers are known, and of what they are started with."""
+"""How the files and commands of all trainers are known, and of what they are started with; and what they mean."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from topoplan.reading.recogniser import SURE, Recogniser, Recognisers
+from topoplan.reading.setup import Configuration, Setup
+from topoplan.trainers import deepspeed_alone, registry
+from topoplan.trainers.codec import Codec
 from topoplan.trainers.llamafactory.key_list import deepspeed_keys
-from topoplan.trainers.llamafactory.reading import LLAMAFACTORY
-from topoplan.trainers.swift.reading import MEGATRON, SWIFT
-from topoplan.trainers.trinity.reading import TRINITY
+from topoplan.trainers.trainer import Trainer
 
 _OF_DEEPSPEED = frozenset(["zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"])
 _OF_ACCELERATE = frozenset(["compute_environment", "distributed_type"])
@@ -24,11 +25,25 @@ def _accelerate(data: Mapping[str, Any], _known: int) -> float:
     return SURE if data.keys() & _OF_ACCELERATE else 0.0
 
 
-RECOGNISERS: Recognisers = (
+_STARTERS = (
     Recogniser(trainer="deepspeed", claim=_deepspeed),
     Recogniser(trainer="accelerate", claim=_accelerate),
-    TRINITY,
-    LLAMAFACTORY,
-    SWIFT,
-    MEGATRON,
 )
+
+
+def recognisers() -> Recognisers:
+    """Of what starts trainers, then of each trainer."""
+    return (*_STARTERS, *(one for trainer in registry.TRAINERS for one in trainer.recognisers))
+
+
+def trainer_of(configuration: Configuration) -> Trainer | None:
+    """Whose configuration it is; None for a file of DeepSpeed's or accelerate's alone."""
+    name = configuration.trainer
+    return next((one for one in registry.TRAINERS if name in {each.trainer for each in one.recognisers}), None)
+
+
+def codec_of(configuration: Configuration, setup: Setup) -> Codec | None:
+    """The codec of a configuration; None for what is not predicted."""
+    name = setup.path_of(configuration) or configuration.trainer
+    codecs = (way.codec for trainer in registry.TRAINERS for way in trainer.ways)
+    return next((one for one in (*codecs, deepspeed_alone.CODEC) if one is not None and one.reads == name), None)

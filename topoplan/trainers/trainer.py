@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from topoplan.layout.layout import Layout
+from topoplan.reading.recogniser import Recogniser
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.specs.traits import Traits
 from topoplan.trainers.checkpoint_size import CheckpointSize
+from topoplan.trainers.codec import Codec
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.log import Log
 from topoplan.trainers.refusal import Refusal, refuse
@@ -141,6 +143,8 @@ class Way:
     It finds $python, $bundle_dir, $master_addr, $master_port and $log_dir; `torchrun_command` is the usual one."""
     versions: Callable[[], Mapping[str, Any]]
     """Package -> version that the files are for, as plan.json has them."""
+    codec: Codec | None = None
+    """What its files mean, for `check`; None where they are not predicted."""
 
     def written(self, spec: Spec, layout: Layout) -> TrainerFiles:
         """Its files. Raises what it refuses, as an error."""
@@ -160,6 +164,10 @@ class Trainer:
     """How it trains: on Megatron first, where it does; no two of them for one backend."""
     log: Log
     versions: Versions
+    recognisers: tuple[Recogniser, ...] = ()
+    """How `check` knows its files and commands."""
+    rules: str = ""
+    """Module of the rules on its files, which `check` alone loads: `findings(setup)`, and their table RULES."""
     usual_for: tuple[str, ...] = ()
     """Kinds of fine-tuning for which its backends are searched where nobody names a trainer."""
 

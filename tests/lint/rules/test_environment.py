@@ -16,7 +16,7 @@ from topoplan.bundle.write import write_bundle
 from topoplan.lint.rules.environment import findings
 from topoplan.reading.finding import Finding
 from topoplan.reading.read_setup import read_setup
-from topoplan.trainers.recognisers import RECOGNISERS
+from topoplan.trainers.recognisers import recognisers
 
 
 def found(text: str) -> dict[str, Finding]:
@@ -161,7 +161,7 @@ def test_bundles_of_topoplan_give_nothing(tmp_path: Path) -> None:
 
     from topoplan.specs.cluster import Fabric
 
-    assert list(findings(read_setup(["generated/h100-4x8"], RECOGNISERS))) == []
+    assert list(findings(read_setup(["generated/h100-4x8"], recognisers()))) == []
     for name, cluster in {
         "hosts": replace(CLUSTER, hosts=HOSTS),
         "ethernet": replace(CLUSTER, fabric=Fabric(kind="ethernet")),
@@ -172,4 +172,4 @@ def test_bundles_of_topoplan_give_nothing(tmp_path: Path) -> None:
     }.items():
         spec, plan = make_spec_and_plan(cluster=cluster)
         write_bundle(generate(spec, plan), tmp_path / name)
-        assert list(findings(read_setup([str(tmp_path / name)], RECOGNISERS))) == []
+        assert list(findings(read_setup([str(tmp_path / name)], recognisers()))) == []

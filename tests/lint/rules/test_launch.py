@@ -16,7 +16,7 @@ from topoplan.lint.rules import launch, launch_megatron, launch_nodes
 from topoplan.reading.finding import Finding
 from topoplan.reading.read_setup import read_setup
 from topoplan.reading.setup import Setup
-from topoplan.trainers.recognisers import RECOGNISERS
+from topoplan.trainers.recognisers import recognisers
 
 MEGATRON = "model_name_or_path: a\nstage: sft\ntensor_model_parallel_size: 2\n"
 PLAIN = "model_name_or_path: a\nstage: sft\n"
@@ -175,17 +175,17 @@ def test_tensor_parallelism_under_megatron_wants_one_connection() -> None:
 
 
 def test_bundles_of_topoplan_give_nothing(tmp_path: Path) -> None:
-    assert list(findings(read_setup(["generated/h100-4x8"], RECOGNISERS))) == []
+    assert list(findings(read_setup(["generated/h100-4x8"], recognisers()))) == []
     for name, cluster in {"hosts": replace(CLUSTER, hosts=HOSTS), "one": ONE_NODE, "none": CLUSTER}.items():
         spec, plan = make_spec_and_plan(cluster=cluster)
         write_bundle(generate(spec, plan), tmp_path / name)
-        assert list(findings(read_setup([str(tmp_path / name)], RECOGNISERS))) == []
+        assert list(findings(read_setup([str(tmp_path / name)], recognisers()))) == []
 
 
 def test_a_bundle_for_blackwell_is_right_without_one_connection(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(MEGATRON)
     (tmp_path / "node-00.sh").write_text("export USE_MCA=1\npython -m llamafactory.launcher a.yaml\n")
-    setup = read_setup([str(tmp_path / "node-00.sh")], RECOGNISERS)
+    setup = read_setup([str(tmp_path / "node-00.sh")], recognisers())
 
     assert "launch-max-connections" in [one.rule for one in findings(setup)]
     assert "launch-max-connections" not in [one.rule for one in findings(replace(setup, bundles=(tmp_path,)))]

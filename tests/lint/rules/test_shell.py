@@ -13,7 +13,7 @@ from topoplan.bundle.write import write_bundle
 from topoplan.lint.rules.shell import findings
 from topoplan.reading.finding import Finding
 from topoplan.reading.read_setup import read_setup
-from topoplan.trainers.recognisers import RECOGNISERS
+from topoplan.trainers.recognisers import recognisers
 
 
 def found(text: str) -> dict[str, Finding]:
@@ -108,10 +108,10 @@ def test_right_scripts_give_nothing(text: str) -> None:
 
 
 def test_bundles_of_topoplan_give_nothing(tmp_path: Path) -> None:
-    assert list(findings(read_setup(["generated/h100-4x8"], RECOGNISERS))) == []
+    assert list(findings(read_setup(["generated/h100-4x8"], recognisers()))) == []
     spec, plan = make_spec_and_plan()
     write_bundle(generate(spec, plan), tmp_path / "bundle")
-    assert list(findings(read_setup([str(tmp_path / "bundle")], RECOGNISERS))) == []
+    assert list(findings(read_setup([str(tmp_path / "bundle")], recognisers()))) == []
 
 
 def test_what_the_starter_does_not_read_needs_no_export() -> None:

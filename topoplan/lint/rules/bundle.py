@@ -22,7 +22,6 @@ from topoplan.reading.parts import Part, PartKind
 from topoplan.reading.setup import Setup
 from topoplan.specs.cluster import MOST_GPUS
 from topoplan.specs.source import parse_source, read_text
-from topoplan.trainers.codecs import codec_for
 from topoplan.trainers.registry import written_by
 
 _KINDS: Mapping[str, PartKind] = {".yaml": "yaml", ".sh": "shell"}
@@ -164,7 +163,7 @@ def _disagreements(directory: Path, recorded: RecordedPlan | None, fresh: Mappin
     if recorded is None or _TRAINER not in fresh:
         return
     backend = recorded.plan.layout.backend
-    codec = codec_for(recorded.trainer or written_by(backend)[0].name, backend)
+    codec = written_by(backend, recorded.trainer)[1].codec
     if codec is None:
         return
     try:

@@ -23,8 +23,9 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 from topoplan.trainers.known_faults import can_export
 from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
+from topoplan.trainers.llamafactory.reading import MODEL_KEY
 from topoplan.trainers.megatron_keys import SP
-from topoplan.trainers.models import known_model
+from topoplan.trainers.models import model_at_hand
 
 _WITHOUT_MODEL = ("overlap", "optimizer", "interleaving", "sequence-length")
 _WITHOUT_CLUSTER = (
@@ -65,7 +66,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
     for configuration in setup.of("llamafactory"):
         if not setup.uses_mca(configuration):
             continue
-        model = known_model(configuration)
+        model = model_at_hand(configuration.get(MODEL_KEY), configuration.part)
         if model is not None and model.model_type not in SUPPORTED_MODEL_TYPES:
             model = None
         asked = spec_and_layout(configuration, model or UNKNOWN_MODEL)

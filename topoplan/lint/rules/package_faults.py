@@ -22,8 +22,9 @@ from topoplan.reading.rules import Rule
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import FAULTS, Fault, faults_of_keys
+from topoplan.trainers.llamafactory.reading import MODEL_KEY
 from topoplan.trainers.megatron_keys import CP, EP, ETP, SP, TP, VPP
-from topoplan.trainers.models import known_model
+from topoplan.trainers.models import model_at_hand
 
 _INSTALL = re.compile(r"\b(?:pip3?|pip3\.\d+|uv pip)\s+install\s((?:[^\n\\;&|]|\\\n|\\.)*)")
 _KEYS = {
@@ -52,7 +53,9 @@ def findings(setup: Setup) -> Iterator[Finding]:
     """Those that the layouts of LLaMA-Factory's Megatron path meet; of ms-swift's when they are predicted."""
     for configuration in setup.of("llamafactory"):
         if setup.uses_mca(configuration):
-            asked = spec_and_layout(configuration, known_model(configuration) or UNKNOWN_MODEL)
+            asked = spec_and_layout(
+                configuration, model_at_hand(configuration.get(MODEL_KEY), configuration.part) or UNKNOWN_MODEL
+            )
             if asked is not None:
                 yield from fault_findings(setup, configuration, *asked)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
 
 from topoplan.lint.rules import (
     bundle,
@@ -21,11 +23,9 @@ from topoplan.lint.rules import (
 from topoplan.lint.rules.deepspeed_document import RULES as DEEPSPEED
 from topoplan.lint.rules.launch_facts import RULES as LAUNCH
 from topoplan.reading.rules import Rule
-from topoplan.trainers.llamafactory import rules as llamafactory
-from topoplan.trainers.swift import rules as swift
-from topoplan.trainers.trinity import rules as trinity
+from topoplan.trainers import registry
 
-MODULES = (
+_GENERAL = (
     shell,
     environment,
     files,
@@ -34,32 +34,30 @@ MODULES = (
     launch_slurm,
     launch_megatron,
     yaml,
-    llamafactory,
-    mca_layouts,
-    package_faults,
-    deepspeed,
-    swift,
-    trinity,
-    bundle,
 )
-"""Each has `findings(setup)`. Of findings at one place the order here is the one in which they are told."""
-
+_LAST = (mca_layouts, package_faults, deepspeed, bundle)
 _TABLES = (
     shell.RULES,
     environment.RULES,
     LAUNCH,
     yaml.RULES,
-    llamafactory.RULES,
     mca_layouts.RULES,
     package_faults.RULES,
     DEEPSPEED,
-    swift.RULES,
-    trinity.RULES,
 )
+
+
+def _of_wings() -> list[Any]:
+    return [import_module(trainer.rules) for trainer in registry.TRAINERS if trainer.rules]
+
+
+def rule_modules() -> tuple[Any, ...]:
+    """Each has `findings(setup)`. Of findings at one place the order here is the one in which they are told."""
+    return (*_GENERAL, *_of_wings(), *_LAST)
 
 
 def all_rules() -> Iterator[Rule]:
     """Every text of every rule; the texts of one rule follow each other."""
-    for table in _TABLES:
+    for table in (*_TABLES, *(module.RULES for module in _of_wings())):
         yield from table.values()
     yield from environment.rules_of_catalog()

@@ -16,6 +16,7 @@ from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, V
 from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.mca_facts import resumable, training_steps
+from topoplan.trainers.llamafactory.mca_job import CODEC
 from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES, job_refusals, refusals
 from topoplan.trainers.llamafactory.mca_warnings import caveats
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
@@ -132,4 +133,5 @@ MEGATRON = Way(
     run=trainer_run,
     start=_start,
     versions=trainer_versions,
+    codec=CODEC,
 )

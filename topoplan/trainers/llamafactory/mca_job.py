@@ -180,6 +180,7 @@ def packs(stage: Any, packing: Any) -> bool:
 
 
 CODEC = Codec(
+    reads="mca",
     rows=ROWS,
     defaults=defaults,
     length="cutoff_len",

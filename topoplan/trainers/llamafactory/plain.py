@@ -13,6 +13,7 @@ from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, VERSIONS, dataset_directory
 from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 from topoplan.trainers.llamafactory.key_list import trainer_versions
+from topoplan.trainers.llamafactory.plain_job import CODEC
 from topoplan.trainers.llamafactory.plain_refusals import refusals
 from topoplan.trainers.llamafactory.plain_storage import plain_checkpoint_size
 from topoplan.trainers.llamafactory.plain_yaml import plain_trainer_files
@@ -140,4 +141,5 @@ PLAIN = Way(
     run=plain_run,
     start=_start,
     versions=_versions,
+    codec=CODEC,
 )

@@ -177,5 +177,12 @@ def _targets(keys: Keys) -> tuple[str, ...]:
 
 
 CODEC = Codec(
-    rows=ROWS, defaults=defaults, length="cutoff_len", shards=True, layout=_layout, job=_job, assumptions=_assumptions
+    reads="plain",
+    rows=ROWS,
+    defaults=defaults,
+    length="cutoff_len",
+    shards=True,
+    layout=_layout,
+    job=_job,
+    assumptions=_assumptions,
 )

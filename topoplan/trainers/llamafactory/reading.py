@@ -9,6 +9,8 @@ from topoplan.reading.recogniser import SURE, Recogniser
 from topoplan.reading.setup import Configuration, Variable
 from topoplan.trainers.llamafactory.key_list import TrainerPath, bridge_keys, known_keys, plain_keys
 
+MODEL_KEY = "model_name_or_path"
+
 _MARKS = frozenset(
     ["model_name_or_path", "stage", "finetuning_type", "cutoff_len", "dataset_dir", "template", "do_train"]
 )
@@ -54,6 +56,7 @@ LLAMAFACTORY = Recogniser(
     claim=_claim,
     stranger=_stranger,
     keys=known_keys,
+    model_key=MODEL_KEY,
     programs=r"llamafactory-cli|llamafactory\.launcher",
     family="llamafactory",
     path=path_of,

@@ -7,6 +7,7 @@ import re
 from topoplan.trainers.llamafactory.common import VERSIONS
 from topoplan.trainers.llamafactory.mca import MEGATRON
 from topoplan.trainers.llamafactory.plain import PLAIN
+from topoplan.trainers.llamafactory.reading import LLAMAFACTORY
 from topoplan.trainers.log import Log, loss_key, tqdm_bar
 from topoplan.trainers.trainer import Trainer
 
@@ -26,5 +27,7 @@ LLAMA_FACTORY = Trainer(
     ways=(MEGATRON, PLAIN),
     log=_LOG,
     versions=VERSIONS,
+    recognisers=(LLAMAFACTORY,),
+    rules="topoplan.trainers.llamafactory.rules",
     usual_for=("full", "freeze", "qlora"),
 )

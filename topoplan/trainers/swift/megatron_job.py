@@ -222,6 +222,7 @@ def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
 
 
 CODEC = Codec(
+    reads="swift-megatron",
     rows=ROWS,
     defaults=lambda: DEFAULTS,
     length="max_length",

@@ -40,8 +40,17 @@ def _stranger(data: Mapping[str, Any]) -> str:
 
 
 SWIFT = Recogniser(
-    trainer="swift", claim=_claim, stranger=_stranger, programs=r"swift|swift\.cli\.(?!_megatron\.).*", family="swift"
+    trainer="swift",
+    claim=_claim,
+    stranger=_stranger,
+    model_key="model",
+    programs=r"swift|swift\.cli\.(?!_megatron\.).*",
+    family="swift",
 )
 MEGATRON = Recogniser(
-    trainer="swift-megatron", claim=_claim_megatron, programs=r"megatron|swift\.cli\._megatron\..*", family="megatron"
+    trainer="swift-megatron",
+    claim=_claim_megatron,
+    model_key="model",
+    programs=r"megatron|swift\.cli\._megatron\..*",
+    family="megatron",
 )

@@ -217,6 +217,7 @@ def _layers_of(keys: Keys, model: Model) -> int | None:
 
 
 CODEC = Codec(
+    reads="swift",
     rows=ROWS,
     defaults=lambda: DEFAULTS,
     length="max_length",

@@ -21,9 +21,11 @@ from topoplan.trainers.llamafactory.plain_storage import megatron_trained_parame
 from topoplan.trainers.log import Log, loss_key, tqdm_bar
 from topoplan.trainers.requirements import Requirement, Versions, install_commands, requirements_of
 from topoplan.trainers.steps import step_limit, steps
+from topoplan.trainers.swift import megatron_job, sft_job
 from topoplan.trainers.swift.arguments import swift_versions
 from topoplan.trainers.swift.common import BRIDGE, READ_AT
 from topoplan.trainers.swift.megatron import TRAITS, megatron_files
+from topoplan.trainers.swift.reading import MEGATRON, SWIFT
 from topoplan.trainers.swift.refusals import megatron_job_refusals, megatron_refusals, sharded_refusals
 from topoplan.trainers.swift.samples import files_in
 from topoplan.trainers.swift.sft import sft_files
@@ -217,6 +219,7 @@ _MEGATRON = Way(
     run=_run_megatron,
     start=start_megatron,
     versions=_versions,
+    codec=megatron_job.CODEC,
 )
 _SFT = Way(
     backends=tuple(SHARDED),
@@ -228,6 +231,7 @@ _SFT = Way(
     run=_run,
     start=start,
     versions=_versions,
+    codec=sft_job.CODEC,
 )
 _LOG = Log(
     bar=tqdm_bar("(?:Train:)?"),
@@ -251,5 +255,7 @@ MS_SWIFT = Trainer(
     ways=(_MEGATRON, _SFT),
     log=_LOG,
     versions=_VERSIONS,
+    recognisers=(SWIFT, MEGATRON),
+    rules="topoplan.trainers.swift.rules",
     usual_for=("lora",),
 )

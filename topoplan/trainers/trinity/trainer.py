@@ -15,7 +15,7 @@ from topoplan.trainers.log import Log, loss_key
 from topoplan.trainers.requirements import Versions, requirements_of
 from topoplan.trainers.templating import render
 from topoplan.trainers.trainer import ReadmeWords, Trainer, TrainerRun, Way
-from topoplan.trainers.trinity import traits
+from topoplan.trainers.trinity import reading, traits
 from topoplan.trainers.trinity.document import output_directory, training_steps, trinity_files
 from topoplan.trainers.trinity.refusals import TRINITY, VERL, refusals
 from topoplan.trainers.trinity.support import ROPE_THETA, rope_scaling
@@ -134,4 +134,12 @@ _FSDP2 = Way(
     start=_start,
     versions=_versions,
 )
-TRINITY_RFT = Trainer(name="trinity", title=_VERSIONS.title, ways=(_FSDP2,), log=_LOG, versions=_VERSIONS)
+TRINITY_RFT = Trainer(
+    name="trinity",
+    title=_VERSIONS.title,
+    ways=(_FSDP2,),
+    log=_LOG,
+    versions=_VERSIONS,
+    recognisers=(reading.TRINITY,),
+    rules="topoplan.trainers.trinity.rules",
+)

@@ -14,11 +14,12 @@ from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import flag, is_complete, is_for_training, number, whole, words
 from topoplan.trainers.llamafactory.key_list import newer_than, templates
+from topoplan.trainers.llamafactory.reading import MODEL_KEY
 from topoplan.trainers.llamafactory.rules.llamafactory_keys import key_findings
 from topoplan.trainers.llamafactory.rules.llamafactory_refusals import refusals, strategy
 from topoplan.trainers.llamafactory.rules.megatron_bridge import bridge_findings
 from topoplan.trainers.llamafactory.rules.table import RULES
-from topoplan.trainers.models import known_model
+from topoplan.trainers.models import model_at_hand
 from topoplan.units import shown
 
 _ENDINGS_OF_FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt")
@@ -101,7 +102,7 @@ def _listed_template(configuration: Configuration) -> str | None:
 
 
 def _length(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
-    model, length = known_model(configuration), whole(configuration, "cutoff_len")
+    model, length = model_at_hand(configuration.get(MODEL_KEY), configuration.part), whole(configuration, "cutoff_len")
     longest = model.max_position_embeddings if model else 0
     stretches = setup.path_of(configuration) == "plain"
     stretched = configuration.get("rope_scaling") is not None and stretches

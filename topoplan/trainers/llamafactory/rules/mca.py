@@ -22,10 +22,11 @@ from topoplan.trainers.llamafactory.key_list import judge_key, known_keys, templ
 from topoplan.trainers.llamafactory.mca_facts import FREEZABLE_MODEL_TYPES, is_hub_id
 from topoplan.trainers.llamafactory.mca_job import STAGES
 from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
+from topoplan.trainers.llamafactory.reading import MODEL_KEY
 from topoplan.trainers.llamafactory.rules.mca_layout import layout_findings, recompute_findings
 from topoplan.trainers.llamafactory.rules.mca_training import training_findings
 from topoplan.trainers.llamafactory.rules.table import RULES
-from topoplan.trainers.models import is_directory, known_model
+from topoplan.trainers.models import is_directory, model_at_hand
 from topoplan.units import shown
 
 _MEANING = {
@@ -53,7 +54,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
     for configuration in setup.of("llamafactory"):
         if not setup.uses_mca(configuration):
             continue
-        model = known_model(configuration)
+        model = model_at_hand(configuration.get(MODEL_KEY), configuration.part)
         yield from _ignored(configuration)
         yield from _method(configuration)
         yield from _hub_id(setup, configuration, model)

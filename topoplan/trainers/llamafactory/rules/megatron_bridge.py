@@ -16,8 +16,9 @@ from topoplan.reading.processes import processes_for
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import flag, is_complete, whole
 from topoplan.trainers.llamafactory.key_list import templates
+from topoplan.trainers.llamafactory.reading import MODEL_KEY
 from topoplan.trainers.llamafactory.rules.table import RULES
-from topoplan.trainers.models import known_model
+from topoplan.trainers.models import model_at_hand
 from topoplan.units import shown
 
 STAGES, METHODS = ("pt", "sft"), ("full", "lora")
@@ -39,7 +40,7 @@ def bridge_findings(setup: Setup, configuration: Configuration) -> Iterator[Find
     yield RULES["bridge-not-judged"].at(
         configuration, switch if switch in configuration.source.data else None, release=releases()[-1].name
     )
-    model = known_model(configuration)
+    model = model_at_hand(configuration.get(MODEL_KEY), configuration.part)
     if model is not None and model.model_type not in templates().bridge_model_types:
         yield RULES["bridge-model-type"].at(
             configuration,

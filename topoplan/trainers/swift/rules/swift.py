@@ -10,7 +10,7 @@ from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import flag, number, value_of, whole, words
 from topoplan.specs.facts import facts_of
-from topoplan.trainers.models import known_model
+from topoplan.trainers.models import model_at_hand
 from topoplan.trainers.swift.rules.swift_arguments import argument_findings, command_of
 from topoplan.trainers.swift.rules.table import RULES
 
@@ -130,7 +130,7 @@ def _batch(configuration: Configuration) -> Iterator[Finding]:
 
 
 def _experts(configuration: Configuration) -> Iterator[Finding]:
-    model, key = known_model(configuration), "expert_model_parallel_size"
+    model, key = model_at_hand(configuration.get("model"), configuration.part), "expert_model_parallel_size"
     experts = whole(configuration, key, 1)
     if model is None or not experts or experts < 2:
         return
