@@ -141,18 +141,10 @@ def test_nothing_asks_which_engine_a_layout_is_of() -> None:
 
 # What still does: each goes with the room that it is in.
 STILL_ASKS_A_TRAINER = {
-    *("lint/best.py", "lint/check.py", "lint/compare.py", "reading/setup.py", "reading/read_setup.py"),
-    *("reading/configurations.py", "reading/launches.py", "reading/markdown.py", "reading/processes.py"),
-    *(f"lint/rules/{name}.py" for name in ("bundle", "deepspeed", "deepspeed_document", "files", "launch", "yaml")),
-    *(
-        f"lint/rules/{name}.py"
-        for name in ("launch_facts", "launch_megatron", "launch_nodes", "mca_layouts", "package_faults")
-    ),
+    *("reading/launches.py", "reading/markdown.py", "reading/processes.py", "lint/rules/deepspeed.py"),
+    *(f"lint/rules/launch{name}.py" for name in ("", "_facts", "_megatron", "_nodes")),
 }
-STILL_ASKS_AN_ENGINE = {
-    *("lint/best.py", "lint/compare.py", "lint/offload.py", "lint/verdict.py", "lint/rules/bundle.py"),
-    "run/bundle_reader.py",
-}
+STILL_ASKS_AN_ENGINE = {"lint/compare.py", "lint/offload.py", "lint/verdict.py", "run/bundle_reader.py"}
 
 
 def test_nothing_outside_the_wings_asks_which_trainer_it_has() -> None:

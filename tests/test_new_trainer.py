@@ -99,6 +99,25 @@ def test_its_bundle_starts_it_is_checked_and_is_read_back(cli: Cli, spec: Path, 
     }
 
 
+def test_its_files_are_checked_and_predicted(cli: Cli, spec: Path, tmp_path: Path) -> None:
+    bundle, file = tmp_path / "bundle", tmp_path / "bundle" / "train.yaml"
+    assert cli("generate", spec, "--trainer", "kite", "-o", bundle).code == 0
+    planned = json.loads((bundle / "plan.json").read_text())["layout"]
+    checked = answer(cli, "check", bundle, "--cluster", spec)
+    (prediction,) = checked["predictions"]
+    assert (prediction["trainer"], prediction["plan"]["layout"]) == ("kite", planned)
+    assert checked["findings"] == []  # nothing that Kite trains is faster
+
+    file.write_text(file.read_text() + "kite_hum: 9\n")
+    found = cli("check", file)
+    assert found.code == 1
+    assert "kite_hum 9 is louder than Kite hums" in found.out
+    file.write_text(file.read_text().replace("kite_hum: 9", "kite_stage: dpo"))
+    found = cli("check", file, "--cluster", spec)
+    assert found.code == 1
+    assert "stage dpo: Kite has supervised fine-tuning alone" in found.out
+
+
 def test_its_log_is_read(cli: Cli, spec: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     assert cli("generate", spec, "--trainer", "kite", "-o", bundle).code == 0

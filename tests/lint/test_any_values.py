@@ -14,7 +14,7 @@ from tests.sizes import examples
 from topoplan.errors import SpecError
 from topoplan.lint.against import Against
 from topoplan.lint.compare import predicted
-from topoplan.lint.rules import deepspeed, mca_layouts
+from topoplan.lint.rules import deepspeed
 from topoplan.planner.plan import Ranking
 from topoplan.reading.edits import applied
 from topoplan.reading.setup import Setup, Trainer
@@ -23,6 +23,7 @@ from topoplan.specs.source import parse_source
 from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory import rules as llamafactory
 from topoplan.trainers.llamafactory.key_list import known_keys, plain_keys
+from topoplan.trainers.llamafactory.rules import mca_layouts
 from topoplan.trainers.swift import rules as swift
 from topoplan.trainers.trinity import rules as trinity
 

@@ -4,9 +4,9 @@ import pytest
 
 from tests.reading.setups import MEGATRON, MOE, make_setup, with_lines
 from topoplan.layout.layout import Layout
-from topoplan.lint.fewest_gpus import UNKNOWN_MODEL, degree, spec_and_layout
 from topoplan.specs import known
 from topoplan.specs.spec import Spec
+from topoplan.trainers.llamafactory.fewest_gpus import UNKNOWN_MODEL, degree, spec_and_layout
 
 DENSE, EXPERTS = known.model("Qwen/Qwen3-8B"), known.model("Qwen/Qwen3-30B-A3B")
 

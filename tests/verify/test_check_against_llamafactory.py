@@ -15,9 +15,9 @@ from tests.trainers.llamafactory.rules.test_llamafactory_refusals import REFUSED
 from tests.verify import key_lists
 from tests.verify.llamafactory import need_llamafactory, parse
 from topoplan import catalog
-from topoplan.lint.rules import mca_layouts
 from topoplan.reading.finding import Finding
 from topoplan.trainers.llamafactory import rules as llamafactory
+from topoplan.trainers.llamafactory.rules import mca_layouts
 
 pytestmark = pytest.mark.verify
 

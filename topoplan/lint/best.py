@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from topoplan.errors import InputError
-from topoplan.layout.layout import SHARDED_BACKENDS
+from topoplan.layout.layout import keys_of
 from topoplan.lint.translate import Translation
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
@@ -15,6 +15,7 @@ from topoplan.planner.rank import TIE, ranked
 from topoplan.planner.what_if import Search
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.spec import Spec
+from topoplan.trainers.recognisers import trainer_of
 from topoplan.units import GIB
 
 NOTHING_FITS = "no layout of this job fits"
@@ -51,8 +52,7 @@ class Way:
 def backends_of(translation: Translation) -> tuple[str, ...]:
     """The configuration's own backend, then the others of its trainer."""
     own = translation.layout.backend
-    is_swift = translation.configuration.trainer.startswith("swift")
-    return tuple(dict.fromkeys((own, "megatron" if is_swift else "mca", *SHARDED_BACKENDS)))
+    return tuple(dict.fromkeys((own, *trainer_of(translation.configuration).backends)))
 
 
 def best_of(
@@ -85,10 +85,9 @@ def best_of(
 
 
 def _trainer(translation: Translation) -> str | None:
-    """The trainer that has to run the plans; any for what no command of ms-swift's is written for yet."""
-    if not translation.configuration.trainer.startswith("swift"):
-        return "llamafactory"
-    return None if translation.spec.job.stage == "dpo" else "swift"
+    """The trainer that has to run the plans; any for a job that its own has no files for yet."""
+    own = trainer_of(translation.configuration)
+    return None if translation.spec.job.stage in own.unwritten else own.name
 
 
 def any_samples(spec: Spec) -> Spec:
@@ -99,15 +98,14 @@ def any_samples(spec: Spec) -> Spec:
 def _pinned(translation: Translation, spec: Spec, backend: str) -> Spec:
     """The spec for a search of one backend, which keeps what the file says and its trainer cannot change."""
     job, own = spec.job, translation.layout
-    if backend not in SHARDED_BACKENDS:
-        pin = {**(job.pin if own.is_megatron else {}), "backend": backend}
-        return replace(spec, job=replace(job, pin=pin))
+    if "sharding" not in keys_of(backend):
+        return replace(spec, job=replace(job, pin={**job.pin, "backend": backend}))
     pin = {
         "backend": backend,
-        "sharding": "full",  # LLaMA-Factory and ms-swift write no other
+        "sharding": "full",  # no trainer that is read writes another
         "fused_linear_cross_entropy": own.fused_linear_cross_entropy,
     }
-    if translation.configuration.trainer != "swift" or job.stage == "dpo":
+    if _trainer(translation) is None or all(row.part != "ulysses" for row in translation.codec.rows.values()):
         pin["ulysses"] = 1
     # DeepSpeed's optimizer keeps fp32 weights whatever was loaded.
     pure = job.pure_bf16 and backend != "deepspeed"

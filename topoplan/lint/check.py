@@ -11,7 +11,7 @@ from topoplan.bundle.bundle_files import refuse_links
 from topoplan.bundle.whole import refuse_incomplete
 from topoplan.bundle.write import MANIFEST
 from topoplan.lint.against import Against
-from topoplan.lint.compare import predicted, trinity_note
+from topoplan.lint.compare import predicted, unpredicted
 from topoplan.lint.fix import Copy, copies, corrected
 from topoplan.lint.prediction import Prediction
 from topoplan.lint.rules.registry import rule_modules
@@ -88,7 +88,7 @@ def check_setup(setup: Setup, against: Against) -> Checked:
             predictions.append(prediction)
         found += [one for one in told if not _is_known(one, found)]
     if against.cluster is not None:
-        found += map(trinity_note, setup.of("trinity"))
+        found += unpredicted(setup)
     used = {id(configuration.part) for configuration in setup.configurations}
     return Checked(
         setup=setup,

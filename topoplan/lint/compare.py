@@ -11,9 +11,7 @@ from topoplan.lint.against import Against
 from topoplan.lint.best import best_of, ways_to_fit
 from topoplan.lint.offload import offload_findings
 from topoplan.lint.prediction import Prediction
-from topoplan.lint.rules.layout_keys import key_line
 from topoplan.lint.rules.legality import broken_rules, legality_findings
-from topoplan.lint.rules.package_faults import fault_findings
 from topoplan.lint.translate import Translation, translate
 from topoplan.lint.verdict import batch_finding, misfit, process_findings, samples_finding, unnamed, verdict
 from topoplan.planner.plan import Plan
@@ -24,8 +22,7 @@ from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import NotPredictedError
 from topoplan.specs import known
 from topoplan.specs.cluster import Cluster
-from topoplan.trainers.llamafactory.mca_refusals import job_refusals
-from topoplan.trainers.shared_refusals import missing_precision
+from topoplan.trainers.layout_keys import key_line
 
 _USUAL_CARD = "a100-sxm-80gb"
 """What is meant where no cluster is given: the largest card that most people have."""
@@ -48,8 +45,7 @@ def predicted(configuration: Configuration, setup: Setup, against: Against) -> t
         return Prediction(configuration=configuration, reason=str(error)), ()
     translation = _of_bundle(translation, setup)
     found = [*process_findings(translation.processes, cluster), *batch_finding(translation)]
-    refusals = job_refusals if translation.layout.backend == "mca" else missing_precision
-    for refusal in refusals(translation.spec):
+    for refusal in translation.codec.refusals(translation.spec):
         refused = Finding(
             rule="trainer-refuses",
             severity="error",
@@ -61,10 +57,14 @@ def predicted(configuration: Configuration, setup: Setup, against: Against) -> t
         )
         return Prediction(configuration=configuration, translation=translation, reason=refusal.what), (*found, refused)
     prediction = against.once(translation, lambda: _with_best(translation, cluster, against))
-    told = (*found, *samples_finding(translation), *legality_findings(translation), *verdict(prediction))
-    if configuration.trainer == "swift-megatron":  # LLaMA-Factory's are told without a cluster
-        told = (*told, *fault_findings(setup, configuration, translation.spec, translation.layout))
-    return prediction, told
+    known = translation.codec.findings(setup, configuration, translation.spec, translation.layout)
+    return prediction, (
+        *found,
+        *samples_finding(translation),
+        *legality_findings(translation),
+        *verdict(prediction),
+        *known,
+    )
 
 
 def _of_bundle(translation: Translation, setup: Setup) -> Translation:
@@ -107,18 +107,14 @@ def _not_predicted(configuration: Configuration, error: NotPredictedError) -> tu
     return Prediction(configuration=configuration, reason=error.what, told=True), (finding,)
 
 
-def trinity_note(configuration: Configuration) -> Finding:
-    """What is said of a Trinity-RFT configuration where a prediction was asked for."""
-    return Finding(
-        rule="not-predicted",
-        severity="note",
-        part=configuration.part,
-        line=None,
-        what="a configuration of Trinity-RFT is not predicted",
-        why="what its steps generate and train follows from the lengths of answers",
-        remedy="`topoplan rank SPEC --trainer trinity` predicts its trainer, and `topoplan table` says what a context"
-        " length takes",
-    )
+def unpredicted(setup: Setup) -> Iterator[Finding]:
+    """What is said of configurations that nobody predicts, where a prediction was asked for."""
+    for configuration in setup.configurations:
+        recogniser = setup.recogniser(configuration.trainer)
+        if recogniser and recogniser.unpredicted:
+            what, why, remedy = recogniser.unpredicted
+            part = configuration.part
+            yield Finding(rule="not-predicted", severity="note", part=part, what=what, why=why, remedy=remedy)
 
 
 def _on_usual_cards(configuration: Configuration, setup: Setup, against: Against) -> Iterator[Finding]:

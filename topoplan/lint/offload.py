@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from topoplan.engines.data_parallel.parameter_bytes import parameter_bytes
 from topoplan.layout.layout import changed
-from topoplan.lint.rules.layout_keys import KEYS_OF_RULE, key_line
 from topoplan.lint.translate import Translation
 from topoplan.operators.finetuning import elements_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.predict import memory_of
 from topoplan.reading.finding import Finding
 from topoplan.trainers.case import case_of
+from topoplan.trainers.layout_keys import KEYS_OF_RULE, key_line
 from topoplan.units import GIB
 
 _KILLED = ", and Linux kills a process that asks for more (exit code -9)"

@@ -10,11 +10,8 @@ from topoplan.lint.translate import Translation
 from topoplan.planner.plan import Plan
 from topoplan.reading.setup import Configuration
 from topoplan.trainers.codec import shown
-from topoplan.trainers.llamafactory.key_list import known_keys
-from topoplan.trainers.llamafactory.mca_yaml import trainer_file
-
-_FOLLOWING = ("apply_rope_fusion", "moe_token_dispatcher_type")
-"""Keys of the Megatron path that are right for one layout and wrong for another."""
+from topoplan.trainers.recognisers import trainer_of
+from topoplan.trainers.registry import ways_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +63,12 @@ class Prediction:
         rows = self.translation.codec.rows
         now, best = shown(rows, spec, layout), shown(rows, spec, target.layout)
         written = self.configuration.source.data
-        if layout.backend == "mca":
-            emitted = trainer_file(any_samples(spec), target.layout).values
-            for key in _FOLLOWING:
+        if follows := self.translation.codec.follows:
+            _, way = ways_of(layout.backend, trainer_of(self.configuration).name)[0]
+            emitted, defaults = way.files(any_samples(spec), target.layout).values, self.translation.codec.defaults()
+            for key in follows:
                 if emitted.get(key) not in (None, True):  # switching on what is off changes nothing that is predicted
-                    now[key] = self.configuration.get(key, known_keys()[key].default)
+                    now[key] = self.configuration.get(key, defaults[key])
                     best[key] = emitted[key]
         return tuple(
             Change(key=key, now=now[key], best=best[key])

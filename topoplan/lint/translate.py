@@ -60,9 +60,8 @@ def translate(
     written = keys.count(codec.length) if codec.length else None
     if written is None and codec.needs_length:
         keys.fail(codec.length, f"{codec.length} is not given, and the model's own is no length of samples")
-    recogniser = setup.recogniser(configuration.trainer)
-    reference = whole.get(recogniser.model_key) if recogniser else None
-    known, named = codec.model(whole, model or str(reference or ""), written or seq_len)
+    reference = model or str(whole.get(setup.model_key(configuration), ""))
+    known, named = codec.model(whole, reference, written or seq_len)
     sharding = sharding_of(keys, setup) if codec.shards else Sharding()
     processes = processes_for(setup, configuration) if codec.gpus is None else None
     part, on_part = _part_of(cluster, processes)

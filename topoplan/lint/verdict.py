@@ -10,7 +10,6 @@ from topoplan.layout.layout import Layout
 from topoplan.lint.best import NOTHING_FITS, sentence
 from topoplan.lint.offload import offload_findings
 from topoplan.lint.prediction import Prediction
-from topoplan.lint.rules.layout_keys import key_line
 from topoplan.lint.translate import Translation
 from topoplan.planner.explain import memory_rejection
 from topoplan.planner.plan import Plan
@@ -20,6 +19,7 @@ from topoplan.reading.values import Keys
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.spec import Spec
 from topoplan.trainers.deepspeed_alone import gpus_of
+from topoplan.trainers.layout_keys import key_line
 from topoplan.units import GIB
 
 MUCH_FASTER = 0.15

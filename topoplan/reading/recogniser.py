@@ -41,6 +41,10 @@ class Recogniser:
     """Programs whose arguments are its keys, as a pattern."""
     family: str = ""
     """What the programs that train have in their names; empty where it has none of its own."""
+    takes_deepspeed: bool = False
+    """Its key `deepspeed` names or holds a configuration of DeepSpeed's."""
+    unpredicted: tuple[str, str, str] | None = None
+    """What is said, why, and what to do, where a prediction of its files was asked for; None where there are any."""
     path: Callable[[Configuration, Sequence[Variable]], str | None] = _one_path
     """Which of its ways to train is meant, where it has several."""
 

@@ -132,10 +132,20 @@ class Setup:
         """The configurations of these trainers."""
         return (one for one in self.configurations if one.trainer in trainers)
 
+    @property
+    def with_deepspeed(self) -> tuple[Configuration, ...]:
+        """The configurations of trainers that may have a key `deepspeed`."""
+        names = [one.trainer for one in self.recognisers if one.takes_deepspeed]
+        return tuple(self.of(*names))
+
     def is_whole(self, configuration: Configuration) -> bool:
         """It names a model: what does not is a piece of a configuration, as articles show them."""
+        return isinstance(configuration.get(self.model_key(configuration)), str)
+
+    def model_key(self, configuration: Configuration) -> str:
+        """The key that names its model; empty for a file of DeepSpeed's or accelerate's alone."""
         one = self.recogniser(configuration.trainer)
-        return one is not None and isinstance(configuration.get(one.model_key), str)
+        return one.model_key if one else ""
 
     def uses_mca(self, configuration: Configuration) -> bool:
         """Whether LLaMA-Factory trains it with mcore_adapter."""

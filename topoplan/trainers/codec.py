@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from topoplan.layout.layout import Layout
-from topoplan.reading.setup import Configuration, Launch
+from topoplan.reading.finding import Finding
+from topoplan.reading.setup import Configuration, Launch, Setup
 from topoplan.reading.values import Keys
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.models import model_of
+from topoplan.trainers.refusal import Refusal
 from topoplan.trainers.sharding import Sharding
+from topoplan.trainers.shared_refusals import missing_precision
 from topoplan.trainers.yaml_text import Entry
 
 
@@ -127,6 +130,11 @@ def no_assumptions(reading: Reading, layout: Layout, job: Job) -> Iterator[str]:
     yield from ()
 
 
+def nothing_found(setup: Setup, configuration: Configuration, spec: Spec, layout: Layout) -> Iterator[Finding]:
+    """None."""
+    yield from ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
     """What a configuration of a trainer means, for one of its ways to train."""
@@ -150,5 +158,11 @@ class Codec:
     """Raises SpecError for a value of a wrong type, NotPredictedError for what is not predicted."""
     job: Callable[[Reading, Layout, int], Job]
     """The same, of sequences of so many tokens."""
+    refusals: Callable[[Spec], Iterator[Refusal]] = missing_precision
+    """Jobs of its files that the trainer refuses."""
+    findings: Callable[[Setup, Configuration, Spec, Layout], Iterator[Finding]] = nothing_found
+    """What rules say that need the whole layout."""
+    follows: tuple[str, ...] = ()
+    """Keys beside the rows that are right for one layout and wrong for another; as they are written for it."""
     assumptions: Callable[[Reading, Layout, Job], Iterator[str]] = no_assumptions
     """Sentences on what the files do not say; empty ones are left out."""

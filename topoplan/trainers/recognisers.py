@@ -36,10 +36,10 @@ def recognisers() -> Recognisers:
     return (*_STARTERS, *(one for trainer in registry.TRAINERS for one in trainer.recognisers))
 
 
-def trainer_of(configuration: Configuration) -> Trainer | None:
-    """Whose configuration it is; None for a file of DeepSpeed's or accelerate's alone."""
-    name = configuration.trainer
-    return next((one for one in registry.TRAINERS if name in {each.trainer for each in one.recognisers}), None)
+def trainer_of(configuration: Configuration) -> Trainer:
+    """Whose configuration it is; a file of DeepSpeed's alone is taken for one of the first trainer's."""
+    name, (first, *_) = configuration.trainer, registry.TRAINERS
+    return next((one for one in registry.TRAINERS if name in {each.trainer for each in one.recognisers}), first)
 
 
 def codec_of(configuration: Configuration, setup: Setup) -> Codec | None:

@@ -168,6 +168,8 @@ class Trainer:
     """How `check` knows its files and commands."""
     rules: str = ""
     """Module of the rules on its files, which `check` alone loads: `findings(setup)`, and their table RULES."""
+    unwritten: tuple[str, ...] = ()
+    """Stages of jobs that it trains and that are predicted, though no files are written for them."""
     usual_for: tuple[str, ...] = ()
     """Kinds of fine-tuning for which its backends are searched where nobody names a trainer."""
 

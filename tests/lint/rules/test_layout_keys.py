@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.reading.setups import configuration
 from topoplan.engines.megatron.rules import RULES_OF_A_GIVEN_LAYOUT
-from topoplan.lint.rules.layout_keys import KEYS_OF_RULE, key_line
+from topoplan.trainers.layout_keys import KEYS_OF_RULE, key_line
 from topoplan.trainers.megatron_keys import PP, TP
 
 

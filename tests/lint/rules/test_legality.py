@@ -9,11 +9,11 @@ import pytest
 from tests.reading.setups import all_of, mca
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
 from topoplan.engines.megatron.rules import RULES_OF_A_GIVEN_LAYOUT
-from topoplan.lint.rules.layout_keys import KEYS_OF_RULE
 from topoplan.lint.rules.legality import legality_findings
 from topoplan.lint.translate import translate
 from topoplan.reading.finding import Finding
 from topoplan.specs.load import load_cluster
+from topoplan.trainers.layout_keys import KEYS_OF_RULE
 
 
 def found(spec: str = "h100-4x8", **keys: Any) -> list[Finding]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.reading.setups import MEGATRON, fixed, make_setup, rules_of, setup_of, with_lines
-from topoplan.lint.rules.package_faults import findings
 from topoplan.reading.finding import Finding
+from topoplan.trainers.llamafactory.rules.mca_faults import findings
 
 SAVES = with_lines(MEGATRON, "use_distributed_optimizer: true")
 INTERLEAVED = with_lines(

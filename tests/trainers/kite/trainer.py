@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tests.trainers.kite.reading import CODEC, RECOGNISER, ROWS
 from topoplan.catalog.packages import Package
 from topoplan.layout.layout import Layout
 from topoplan.operators.params import parameter_count
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize
+from topoplan.trainers.codec import entries
 from topoplan.trainers.log import Log, loss_key
 from topoplan.trainers.refusal import Refusal
 from topoplan.trainers.requirements import Requirement, Versions, install_commands
@@ -40,14 +42,13 @@ def _steps(job: Job, keys: Mapping[str, Any]) -> int | None:
 
 def _files(spec: Spec, layout: Layout) -> TrainerFiles:
     job = spec.job
-    entries = (
+    lines = (
         Entry(key="kite_model", value=spec.model.name),
         Entry(key="kite_data", value=job.dataset or DATASET_TO_FILL_IN),
         Entry(key="kite_tokens", value=job.seq_len),
-        Entry(key="kite_batch", value=layout.micro_batch_size, comment="a GPU, as it was planned"),
-        Entry(key="kite_shards", value=layout.backend == "fsdp2"),
+        *entries(ROWS, ROWS, spec, layout),
     )
-    sections = (Section(title="Kite", entries=entries), Section(title=OUTPUT_TITLE, entries=()))
+    sections = (Section(title="Kite", entries=lines), Section(title=OUTPUT_TITLE, entries=()))
     head = (f"{spec.model.name} on {spec.cluster.name}: plan {layout.id}",)
     return trainer_files(spec, layout, sections, user=job.trainer, head=head, warnings=())
 
@@ -92,8 +93,11 @@ KITE = Trainer(
             run=_run,
             start=_start,
             versions=lambda: {"kite-trainer": "2"},
+            codec=CODEC,
         ),
     ),
     log=Log(loss=loss_key("kite_loss"), steps=re.compile(r"gust (?P<step>\d+) of (?P<total>\d+)")),
     versions=Versions(title="Kite"),
+    recognisers=(RECOGNISER,),
+    rules="tests.trainers.kite.rules",
 )

@@ -187,7 +187,7 @@ def _weights(document: Document) -> Iterator[Finding]:
 def _beside_fsdp(setup: Setup) -> Iterator[Finding]:
     """`accelerate launch` with FSDP, and DeepSpeed in the trainer's own file: accelerate asks for DeepSpeed first."""
     told = [one for one in setup.of("accelerate") if one.get("distributed_type") == "FSDP"]
-    for trainer in setup.of("llamafactory", "swift"):
+    for trainer in setup.with_deepspeed:
         launch = launch_of(setup, trainer)
         if told and value_of(trainer, "deepspeed") and launch is not None and launch.starter == "accelerate":
             yield RULES["deepspeed-beside-fsdp"].at(trainer, "deepspeed", file=told[0].part.name)

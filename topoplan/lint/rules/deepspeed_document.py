@@ -46,9 +46,7 @@ class Document:
 
 def documents(setup: Setup) -> Iterator[Document]:
     """All of a setup, with the trainer's configuration where it is known which one uses it."""
-    users = [
-        one for one in setup.of("llamafactory", "swift") if one.get("deepspeed") is not None and not setup.uses_mca(one)
-    ]
+    users = [one for one in setup.with_deepspeed if one.get("deepspeed") is not None and not setup.uses_mca(one)]
     for one in users:
         block = one.get("deepspeed")
         if isinstance(block, Mapping):

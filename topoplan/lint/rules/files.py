@@ -13,7 +13,7 @@ from topoplan.reading.words import is_open
 
 def findings(setup: Setup) -> Iterator[Finding]:
     """The configurations that were not found, where no other file was given that may be the one."""
-    if any(not one.from_command for one in setup.of("llamafactory", "swift", "swift-megatron")):
+    if any(setup.model_key(one) and not one.from_command for one in setup.configurations):
         return
     for launch in setup.launches:
         name = launch.config_file

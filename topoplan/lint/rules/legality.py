@@ -9,11 +9,11 @@ from topoplan.engines.registry import engine_of
 from topoplan.engines.rule import Rule
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
-from topoplan.lint.rules.layout_keys import KEYS_OF_RULE, key_line
 from topoplan.lint.translate import Translation
 from topoplan.reading.finding import Finding, Severity
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
+from topoplan.trainers.layout_keys import KEYS_OF_RULE, key_line
 
 SLOW_RULES = frozenset(["tp-in-nvlink-domain"])
 """A trainer runs what breaks them, at the speed of the network between nodes."""

@@ -15,8 +15,6 @@ from topoplan.lint.rules import (
     launch_megatron,
     launch_nodes,
     launch_slurm,
-    mca_layouts,
-    package_faults,
     shell,
     yaml,
 )
@@ -35,14 +33,12 @@ _GENERAL = (
     launch_megatron,
     yaml,
 )
-_LAST = (mca_layouts, package_faults, deepspeed, bundle)
+_LAST = (deepspeed, bundle)
 _TABLES = (
     shell.RULES,
     environment.RULES,
     LAUNCH,
     yaml.RULES,
-    mca_layouts.RULES,
-    package_faults.RULES,
     DEEPSPEED,
 )
 

@@ -59,5 +59,6 @@ LLAMAFACTORY = Recogniser(
     model_key=MODEL_KEY,
     programs=r"llamafactory-cli|llamafactory\.launcher",
     family="llamafactory",
+    takes_deepspeed=True,
     path=path_of,
 )

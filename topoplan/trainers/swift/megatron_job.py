@@ -16,6 +16,7 @@ from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading, Row, by_key, flag, layout_of, nothing
 from topoplan.trainers.data_parallel import refuse
+from topoplan.trainers.fault_rules import fault_findings
 from topoplan.trainers.megatron_keys import (
     CP,
     DEGREES,
@@ -228,5 +229,6 @@ CODEC = Codec(
     length="max_length",
     layout=_layout,
     job=_job,
+    findings=fault_findings,  # LLaMA-Factory's are told without a cluster
     assumptions=_assumptions,
 )

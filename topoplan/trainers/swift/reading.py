@@ -46,6 +46,7 @@ SWIFT = Recogniser(
     model_key="model",
     programs=r"swift|swift\.cli\.(?!_megatron\.).*",
     family="swift",
+    takes_deepspeed=True,
 )
 MEGATRON = Recogniser(
     trainer="swift-megatron",

@@ -257,5 +257,6 @@ MS_SWIFT = Trainer(
     versions=_VERSIONS,
     recognisers=(SWIFT, MEGATRON),
     rules="topoplan.trainers.swift.rules",
+    unwritten=("dpo",),
     usual_for=("lora",),
 )

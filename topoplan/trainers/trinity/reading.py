@@ -16,4 +16,10 @@ def _claim(data: Mapping[str, Any], _known: int) -> float:
     return SURE if len(blocks) >= 2 or (isinstance(model, dict) and "model_path" in model) else 0.0
 
 
-TRINITY = Recogniser(trainer="trinity", claim=_claim, family="trinity")
+_UNPREDICTED = (
+    "a configuration of Trinity-RFT is not predicted",
+    "what its steps generate and train follows from the lengths of answers",
+    "`topoplan rank SPEC --trainer trinity` predicts its trainer, and `topoplan table` says what a context"
+    " length takes",
+)
+TRINITY = Recogniser(trainer="trinity", claim=_claim, family="trinity", unpredicted=_UNPREDICTED)

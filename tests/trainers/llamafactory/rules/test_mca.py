@@ -10,11 +10,11 @@ import yaml
 from tests.bundle.samples import DEEPSEEK, QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, make_spec_and_layout
 from tests.reading.setups import MEGATRON, MOE, PLAIN, fixed, make_setup, only, rules, with_lines
 from topoplan.layout.layout import Recompute
-from topoplan.lint.rules import deepspeed, mca_layouts
+from topoplan.lint.rules import deepspeed
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Setup
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
-from topoplan.trainers.llamafactory.rules import llamafactory, mca, yaml_values
+from topoplan.trainers.llamafactory.rules import llamafactory, mca, mca_layouts, yaml_values
 from topoplan.trainers.llamafactory.rules.mca import megatron_settings
 
 EVERY_RULE = (yaml_values, llamafactory, deepspeed)

@@ -1,5 +1,4 @@
-"""Known faults of the packages that a layout meets (`topoplan/trainers/known_faults.py`): certain where a version is
-named beside the configuration, possible where none is."""
+"""Known faults of the packages that a layout meets: certain where a version is named beside the configuration."""
 
 from __future__ import annotations
 
@@ -13,8 +12,6 @@ from packaging.utils import canonicalize_name
 
 from topoplan.catalog.packages import allows
 from topoplan.layout.layout import Layout
-from topoplan.lint.fewest_gpus import UNKNOWN_MODEL, spec_and_layout
-from topoplan.lint.rules.layout_keys import key_line
 from topoplan.reading.edits import change
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part
@@ -22,9 +19,8 @@ from topoplan.reading.rules import Rule
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import FAULTS, Fault, faults_of_keys
-from topoplan.trainers.llamafactory.reading import MODEL_KEY
+from topoplan.trainers.layout_keys import key_line
 from topoplan.trainers.megatron_keys import CP, EP, ETP, SP, TP, VPP
-from topoplan.trainers.models import model_at_hand
 
 _INSTALL = re.compile(r"\b(?:pip3?|pip3\.\d+|uv pip)\s+install\s((?:[^\n\\;&|]|\\\n|\\.)*)")
 _KEYS = {
@@ -47,17 +43,6 @@ class _Pin:
     version: str
     part: Part
     line: int
-
-
-def findings(setup: Setup) -> Iterator[Finding]:
-    """Those that the layouts of LLaMA-Factory's Megatron path meet; of ms-swift's when they are predicted."""
-    for configuration in setup.of("llamafactory"):
-        if setup.uses_mca(configuration):
-            asked = spec_and_layout(
-                configuration, model_at_hand(configuration.get(MODEL_KEY), configuration.part) or UNKNOWN_MODEL
-            )
-            if asked is not None:
-                yield from fault_findings(setup, configuration, *asked)
 
 
 def fault_findings(setup: Setup, configuration: Configuration, spec: Spec, layout: Layout) -> Iterator[Finding]:

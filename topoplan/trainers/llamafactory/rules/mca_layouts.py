@@ -11,8 +11,6 @@ from typing import Any
 from topoplan.engines.megatron.rules import RULES as LAYOUT_RULES
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
-from topoplan.lint.fewest_gpus import UNKNOWN_MODEL, spec_and_layout
-from topoplan.lint.rules.layout_keys import KEYS_OF_RULE
 from topoplan.reading.edits import set_to
 from topoplan.reading.finding import Finding
 from topoplan.reading.rules import Rule, read_rules
@@ -22,6 +20,8 @@ from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 from topoplan.trainers.known_faults import can_export
+from topoplan.trainers.layout_keys import KEYS_OF_RULE
+from topoplan.trainers.llamafactory.fewest_gpus import UNKNOWN_MODEL, spec_and_layout
 from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
 from topoplan.trainers.llamafactory.reading import MODEL_KEY
 from topoplan.trainers.megatron_keys import SP
