@@ -8,7 +8,8 @@ import pytest
 from tests.bundle.samples import CLUSTER, DEEPSEEK, QWEN3_8B, QWEN3_30B, QWEN3_VL_8B, make_spec_and_plan
 from topoplan.bundle.bundle import generate
 from topoplan.operators.params import parameter_count
-from topoplan.trainers.checkpoint_size import CheckpointSize, checkpoint_size
+from topoplan.trainers.checkpoint_size import CheckpointSize
+from topoplan.trainers.llamafactory.mca_storage import checkpoint_size
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
 
 

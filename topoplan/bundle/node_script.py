@@ -13,7 +13,7 @@ from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 from topoplan.trainers.environment import node_environment
-from topoplan.trainers.llamafactory.mca_facts import is_hub_id
+from topoplan.trainers.model_directory import is_hub_id
 from topoplan.trainers.templating import render
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles, TrainerRun, Way
 

@@ -9,6 +9,9 @@ from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.refusal import Refusal
 
+FP8_RECIPES = {"hopper": "blockwise", "blackwell": "mxfp8"}
+"""GPU architecture -> recipe. mcore_adapter `training_args.py`, fp8_recipe: "Other recipes are not tested yet"."""
+
 
 def missing_precision(spec: Spec) -> Iterator[Refusal]:
     """A precision that the card lacks, whoever trains."""
@@ -24,6 +27,21 @@ def missing_precision(spec: Spec) -> Iterator[Refusal]:
     else:
         return
     yield Refusal("card-precision", f"{gpu.name} has no {lacks}", where=spec.path or "", remedy=remedy)
+
+
+def mca_finetuning(job: Job, where: str = "") -> Iterator[Refusal]:
+    """All but full fine-tuning on mcore_adapter, which builds no adapter and freezes no layers."""
+    if job.finetuning == "full":
+        return
+    swift = "megatron (ms-swift's), " if job.finetuning == "lora" else ""
+    yield Refusal(
+        "finetuning",
+        f"finetuning {job.finetuning!r} with backend mca: LLaMA-Factory's trainer for Megatron parses it and"
+        " trains all weights all the same",
+        where=where,
+        expected="expected full",
+        remedy=f"take backend {swift}ddp, deepspeed or fsdp2",
+    )
 
 
 def megatron_optimizer(job: Job, where: str = "") -> Iterator[Refusal]:

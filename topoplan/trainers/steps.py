@@ -1,4 +1,4 @@
-"""Optimizer steps as the trainer of transformers counts them."""
+"""Optimizer steps as the trainers count them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,22 @@ def training_steps(job: Job, max_steps: int | None = None) -> int | None:
     The last batch of an epoch is a step too, however few samples it has (transformers trainer.py,
     set_initial_training_values: `len_dataloader // steps + int(len_dataloader % steps > 0)`).
     """
+    return _steps(job, max_steps, job.samples and math.ceil(job.samples / job.global_batch_size))
+
+
+def megatron_steps(job: Job, max_steps: int | None = None) -> int | None:
+    """The same of Megatron's trainers, which drop the last incomplete batch of each epoch.
+
+    mcore_adapter trainer.py, _prepare_train_loop.
+    """
+    return _steps(job, max_steps, job.samples and job.samples // job.global_batch_size)
+
+
+def _steps(job: Job, max_steps: int | None, batches: int | None) -> int | None:
+    """Steps of the job with so many batches an epoch."""
     if max_steps is not None and max_steps > 0:
         return max_steps
-    if job.samples is None:
-        return None
-    return math.ceil(max(1, math.ceil(job.samples / job.global_batch_size)) * job.epochs)
+    return None if batches is None else math.ceil(max(1, batches) * job.epochs)
 
 
 def step_limit(keys: Mapping[str, Any], name: str) -> int | None:
@@ -29,5 +40,5 @@ def step_limit(keys: Mapping[str, Any], name: str) -> int | None:
 
 
 def steps(job: Job, keys: Mapping[str, Any]) -> int | None:
-    """The same, with keys that transformers reads."""
+    """Those of transformers, with the keys that it reads."""
     return training_steps(job, step_limit(keys, "max_steps"))

@@ -7,9 +7,9 @@ import pytest
 from tests.layout.specs import DENSE, LINEAR, VISION, make_spec
 from topoplan.errors import ModelError, SpecError
 from topoplan.trainers.llamafactory.key_list import templates
-from topoplan.trainers.llamafactory.mca_refusals import FP8_RECIPES, SUPPORTED_MODEL_TYPES, job_refusals
+from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES, job_refusals
 from topoplan.trainers.refusal import refuse
-from topoplan.trainers.shared_refusals import missing_precision
+from topoplan.trainers.shared_refusals import FP8_RECIPES, missing_precision
 from topoplan.trainers.traits import MCA, MEGATRON
 
 

@@ -22,8 +22,9 @@ from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.layout import Recompute
 from topoplan.trainers.llamafactory.key_list import known_keys
 from topoplan.trainers.llamafactory.mca import MEGATRON
-from topoplan.trainers.llamafactory.mca_facts import model_directory, training_steps
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
+from topoplan.trainers.model_directory import model_directory
+from topoplan.trainers.steps import megatron_steps
 
 REFUSED_SOMEWHERE = {
     "overwrite_output_dir",
@@ -181,10 +182,10 @@ def test_a_hub_id_becomes_a_directory_and_a_given_directory_stays() -> None:
 
 def test_steps_are_counted_as_the_trainer_does() -> None:
     spec, _ = make_spec_and_plan(job={"samples": 1000, "epochs": 2.5})
-    assert training_steps(spec.job) == 38  # ceil(floor(1000 / 64) * 2.5)
-    assert training_steps(spec.job, max_steps=7) == 7
-    assert training_steps(spec.job, max_steps=-1) == 38
-    assert training_steps(replace(spec.job, samples=None)) is None
+    assert megatron_steps(spec.job) == 38  # ceil(floor(1000 / 64) * 2.5)
+    assert megatron_steps(spec.job, max_steps=7) == 7
+    assert megatron_steps(spec.job, max_steps=-1) == 38
+    assert megatron_steps(replace(spec.job, samples=None)) is None
 
 
 # The user's own keys

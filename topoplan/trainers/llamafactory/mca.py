@@ -10,18 +10,18 @@ from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
-from topoplan.trainers.checkpoint_size import checkpoint_size
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, VERSIONS, dataset_directory
 from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 from topoplan.trainers.llamafactory.key_list import trainer_versions
-from topoplan.trainers.llamafactory.mca_facts import resumable, training_steps
+from topoplan.trainers.llamafactory.mca_facts import resumable
 from topoplan.trainers.llamafactory.mca_job import CODEC
 from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES, job_refusals, refusals
 from topoplan.trainers.llamafactory.mca_warnings import caveats
+from topoplan.trainers.llamafactory.mca_storage import checkpoint_size
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
 from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
-from topoplan.trainers.steps import step_limit
+from topoplan.trainers.steps import megatron_steps, step_limit
 from topoplan.trainers.torchrun import torchrun_command
 from topoplan.trainers.trainer import ReadmeWords, TrainerRun, Way
 from topoplan.trainers.traits import MCA
@@ -110,7 +110,7 @@ def _start(spec: Spec, layout: Layout, node: int) -> str:
 
 
 def _steps(job: Job, keys: Mapping[str, Any]) -> int | None:
-    return training_steps(job, step_limit(keys, "max_steps"))
+    return megatron_steps(job, step_limit(keys, "max_steps"))
 
 
 def _model_warnings(model: Model) -> Iterator[str]:

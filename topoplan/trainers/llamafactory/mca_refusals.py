@@ -14,7 +14,7 @@ from topoplan.specs.model import LinearAttention
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import refused_keys
 from topoplan.trainers.refusal import Refusal
-from topoplan.trainers.shared_refusals import megatron_optimizer, missing_precision
+from topoplan.trainers.shared_refusals import FP8_RECIPES, mca_finetuning, megatron_optimizer, missing_precision
 from topoplan.trainers.traits import MCA
 
 SUPPORTED_MODEL_TYPES = frozenset(
@@ -39,9 +39,6 @@ SUPPORTED_MODEL_TYPES = frozenset(
 """MCA_SUPPORTED_MODELS in LLaMA-Factory 0.9.5, `extras/constants.py`."""
 
 _STAGES = ("pt", "sft", "dpo")
-
-FP8_RECIPES = {"hopper": "blockwise", "blackwell": "mxfp8"}
-"""GPU architecture -> recipe. mcore_adapter `training_args.py`, fp8_recipe: "Other recipes are not tested yet"."""
 
 MTP_MODEL_TYPES = frozenset({"deepseek_v3", "glm4_moe"})
 """Types whose multi-token-prediction weights the adapter loads under megatron-core 0.16: convert_mtp_name in
@@ -82,26 +79,11 @@ def job_refusals(spec: Spec) -> Iterator[Refusal]:
             expected="expected bf16, fp8 on Hopper, or fp8 or mxfp8 on Blackwell",
             is_predicted=True,
         )
-    yield from finetuning(job, where)
+    yield from mca_finetuning(job, where)
     yield from megatron_optimizer(job, where)
     yield from _token_prediction(spec)
     yield from preferences(spec)
     yield from _frozen_parts(spec)
-
-
-def finetuning(job: Job, where: str = "") -> Iterator[Refusal]:
-    """All but full fine-tuning: the trainer builds no adapter and freezes no layers."""
-    if job.finetuning == "full":
-        return
-    swift = "megatron (ms-swift's), " if job.finetuning == "lora" else ""
-    yield Refusal(
-        "finetuning",
-        f"finetuning {job.finetuning!r} with backend mca: LLaMA-Factory's trainer for Megatron parses it and"
-        " trains all weights all the same",
-        where=where,
-        expected="expected full",
-        remedy=f"take backend {swift}ddp, deepspeed or fsdp2",
-    )
 
 
 def preferences(spec: Spec) -> Iterator[Refusal]:
@@ -188,7 +170,7 @@ def refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
         )
     if job.stage not in _STAGES:
         yield Refusal("stage", f"stage {job.stage!r}", where="job.stage", expected="expected pt, sft or dpo")
-    yield from finetuning(job, "job.finetuning")
+    yield from mca_finetuning(job, "job.finetuning")
     yield from preferences(spec)
     yield from refused_keys(spec, layout)
     yield from _samples(job, layout)

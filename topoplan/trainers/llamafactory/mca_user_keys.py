@@ -9,7 +9,6 @@ from topoplan.errors import LayoutError, SpecError
 from topoplan.layout.layout import Layout
 from topoplan.specs.facts import facts_of
 from topoplan.specs.spec import Spec
-from topoplan.trainers.llamafactory.mca_facts import training_steps
 from topoplan.trainers.llamafactory.mca_job import ROWS
 from topoplan.trainers.llamafactory.user_keys import (
     check_evaluation,
@@ -19,6 +18,7 @@ from topoplan.trainers.llamafactory.user_keys import (
     evaluates,
 )
 from topoplan.trainers.megatron_keys import EMBEDDING, EP, ETP, LOSS
+from topoplan.trainers.steps import megatron_steps
 from topoplan.trainers.user_keys import place_of
 
 _FP8 = ("fp8", "fp8_recipe")
@@ -28,7 +28,7 @@ def user_keys(spec: Spec, layout: Layout, written: Mapping[str, Any], warnings: 
     """`job.trainer`, checked key by key and against the plan, of which train.yaml has `written`."""
     fixed = _fixed_values(spec, written)
     remedy = "leave it out, or ask for it under job.pin, so that it is predicted"
-    steps = training_steps(spec.job)
+    steps = megatron_steps(spec.job)
     user = checked_keys(spec, fixed, "mca", steps=steps, warnings=warnings, remedy=remedy)
     _check_combinations(user, spec, layout)
     additional = user.get("additional_configs")
@@ -52,7 +52,7 @@ def _check_combinations(user: Mapping[str, Any], spec: Spec, layout: Layout) -> 
     """Keys that are right alone and wrong together, or with this plan."""
     _check_packing(user, spec, layout)
     _check_evaluation(user, spec, layout)
-    steps, warmup = training_steps(spec.job, user.get("max_steps")), user.get("warmup_steps")
+    steps, warmup = megatron_steps(spec.job, user.get("max_steps")), user.get("warmup_steps")
     if steps is not None and warmup is not None and warmup >= steps:
         raise SpecError(
             f"warmup_steps {warmup:g} of a run of {steps} steps: Megatron's scheduler takes fewer than all of them",

@@ -17,9 +17,8 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import entries
 from topoplan.trainers.known_faults import can_export
 from topoplan.trainers.llamafactory.key_list import trainer_versions
-from topoplan.trainers.llamafactory.mca_facts import FREEZABLE_MODEL_TYPES, is_gated, training_steps
+from topoplan.trainers.llamafactory.mca_facts import FREEZABLE_MODEL_TYPES, is_gated
 from topoplan.trainers.llamafactory.mca_job import LAYOUT_KEYS, ROWS
-from topoplan.trainers.llamafactory.mca_refusals import FP8_RECIPES
 from topoplan.trainers.llamafactory.mca_user_keys import user_keys
 from topoplan.trainers.llamafactory.mca_warnings import trainer_warnings
 from topoplan.trainers.llamafactory.sections import (
@@ -32,6 +31,8 @@ from topoplan.trainers.llamafactory.sections import (
 )
 from topoplan.trainers.llamafactory.user_keys import evaluates
 from topoplan.trainers.megatron_keys import DISPATCHER, MEMORY_KEYS, title
+from topoplan.trainers.shared_refusals import FP8_RECIPES
+from topoplan.trainers.steps import megatron_steps
 from topoplan.trainers.train_yaml import head, output_section, trainer_files, values_of
 from topoplan.trainers.trainer import TrainerFiles
 from topoplan.trainers.usual import warmup_steps
@@ -48,7 +49,7 @@ def trainer_file(spec: Spec, layout: Layout) -> TrainerFiles:
 
 
 def _sections(spec: Spec, layout: Layout, user: Mapping[str, Any]) -> list[Section]:
-    steps = training_steps(spec.job, user.get("max_steps"))
+    steps = megatron_steps(spec.job, user.get("max_steps"))
     is_moe = facts_of(spec.model).is_moe
     return [
         _model_section(spec),

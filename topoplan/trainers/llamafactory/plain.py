@@ -15,8 +15,8 @@ from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.plain_job import CODEC
 from topoplan.trainers.llamafactory.plain_refusals import refusals
-from topoplan.trainers.llamafactory.plain_storage import plain_checkpoint_size
 from topoplan.trainers.llamafactory.plain_yaml import plain_trainer_files
+from topoplan.trainers.plain_storage import plain_checkpoint_size
 from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
 from topoplan.trainers.steps import steps
 from topoplan.trainers.torchrun import torchrun_command

@@ -9,7 +9,7 @@ from typing import Any
 from topoplan.errors import SpecError
 from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory.key_list import TrainerPath, check_key, keys_for, needed_transformers
-from topoplan.trainers.llamafactory.mca_facts import is_hub_id, model_directory
+from topoplan.trainers.model_directory import is_hub_id, model_directory
 from topoplan.trainers.user_keys import held, place_of
 
 _OF_THE_JOB = {

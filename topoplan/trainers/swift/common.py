@@ -7,7 +7,7 @@ from topoplan.operators.adapters import LORA_RANK
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers import train_yaml
-from topoplan.trainers.llamafactory.mca_facts import model_directory
+from topoplan.trainers.model_directory import model_directory
 from topoplan.trainers.swift.arguments import Command, oldest_version, swift_versions
 from topoplan.trainers.swift.samples import dataset_value, samples_of
 from topoplan.trainers.train_yaml import head

@@ -16,9 +16,9 @@ from topoplan.specs.facts import facts_of
 from topoplan.specs.model import LatentAttention, Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import entries
-from topoplan.trainers.llamafactory.mca_facts import training_steps
-from topoplan.trainers.llamafactory.mca_refusals import FP8_RECIPES
 from topoplan.trainers.megatron_keys import DISPATCHER, EMBEDDING, LOSS, MEMORY_KEYS, title
+from topoplan.trainers.shared_refusals import FP8_RECIPES
+from topoplan.trainers.steps import megatron_steps
 from topoplan.trainers.swift.arguments import user_arguments
 from topoplan.trainers.swift.common import (
     adapter_entries,
@@ -72,7 +72,7 @@ def megatron_files(spec: Spec, layout: Layout) -> TrainerFiles:
 
 def _sections(spec: Spec, layout: Layout) -> list[Section]:
     iterations = spec.job.trainer.get("train_iters")
-    steps = training_steps(spec.job, iterations if isinstance(iterations, int) else None)
+    steps = megatron_steps(spec.job, iterations if isinstance(iterations, int) else None)
     saved = "adapters as PEFT has them" if spec.job.finetuning == "lora" else "Hugging Face weights"
     memory = entries(ROWS, (*MEMORY_KEYS, "use_precision_aware_optimizer"), spec, layout)
     return [

@@ -14,10 +14,10 @@ from topoplan.specs.job import Job
 from topoplan.specs.model import Attention, LatentAttention, LinearAttention, Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.known_faults import refused_keys
-from topoplan.trainers.llamafactory import mca_refusals as mca
-from topoplan.trainers.llamafactory.mca_refusals import FP8_RECIPES
 from topoplan.trainers.refusal import Refusal
 from topoplan.trainers.shared_refusals import (
+    FP8_RECIPES,
+    mca_finetuning,
     megatron_optimizer,
     offload,
     pure_fp16,
@@ -302,7 +302,7 @@ def megatron_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
         what = f"mcore_bridge needs Transformer Engine, which has no kernels for {gpu.name}"
         yield Refusal("transformer-engine", what, where="gpu")
     if layout.backend == "mca":
-        yield from mca.finetuning(job, "job.finetuning")
+        yield from mca_finetuning(job, "job.finetuning")
     else:
         yield from finetuning(job, model, "job.finetuning")
     yield from megatron_optimizer(job, "job")

@@ -16,11 +16,10 @@ from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.llamafactory.mca_facts import training_steps
-from topoplan.trainers.llamafactory.plain_storage import megatron_trained_parameters, plain_checkpoint_size
 from topoplan.trainers.log import Log, loss_key, tqdm_bar
+from topoplan.trainers.plain_storage import megatron_trained_parameters, plain_checkpoint_size
 from topoplan.trainers.requirements import Requirement, Versions, install_commands, requirements_of
-from topoplan.trainers.steps import step_limit, steps
+from topoplan.trainers.steps import megatron_steps, step_limit, steps
 from topoplan.trainers.swift import megatron_job, sft_job
 from topoplan.trainers.swift.arguments import swift_versions
 from topoplan.trainers.swift.common import BRIDGE, READ_AT
@@ -204,7 +203,7 @@ def _versions() -> Mapping[str, Any]:
 
 
 def _megatron_steps(job: Job, keys: Mapping[str, Any]) -> int | None:
-    return training_steps(job, step_limit(keys, "train_iters"))
+    return megatron_steps(job, step_limit(keys, "train_iters"))
 
 
 _BRIDGE = ("megatron-core", "mcore-bridge", "Transformer Engine")

@@ -16,7 +16,7 @@ from topoplan.errors import SpecError, nearest
 from topoplan.layout.layout import Layout
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
-from topoplan.trainers.llamafactory.mca_facts import model_directory
+from topoplan.trainers.model_directory import model_directory
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles
 from topoplan.trainers.trinity.refusals import TRINITY, VERL
 from topoplan.trainers.trinity.support import rope_scaling

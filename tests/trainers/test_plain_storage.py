@@ -7,7 +7,7 @@ from typing import Any
 from tests.bundle.samples import QWEN3_8B, make_spec_and_plan
 from topoplan.operators.params import parameter_count
 from topoplan.trainers.checkpoint_size import CheckpointSize
-from topoplan.trainers.llamafactory.plain_storage import plain_checkpoint_size, trained_parameters
+from topoplan.trainers.plain_storage import plain_checkpoint_size, trained_parameters
 
 
 def size(**what: Any) -> CheckpointSize:
