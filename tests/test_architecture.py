@@ -141,7 +141,7 @@ def test_nothing_asks_which_engine_a_layout_is_of() -> None:
 
 # What still does: each goes with the room that it is in.
 STILL_ASKS_A_TRAINER = {
-    *("reading/launches.py", "reading/markdown.py", "reading/processes.py", "lint/rules/deepspeed.py"),
+    *("reading/markdown.py", "reading/processes.py", "lint/rules/deepspeed.py"),
     *(f"lint/rules/launch{name}.py" for name in ("", "_facts", "_megatron", "_nodes")),
 }
 STILL_ASKS_AN_ENGINE = {"lint/compare.py", "lint/offload.py", "lint/verdict.py", "run/bundle_reader.py"}

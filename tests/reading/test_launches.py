@@ -9,10 +9,11 @@ from topoplan.reading.launches import deepspeed_file, launches
 from topoplan.reading.parts import Part
 from topoplan.reading.setup import Launch
 from topoplan.reading.shell import read_script
+from topoplan.trainers.recognisers import recognisers
 
 
 def all_of(text: str) -> list[Launch]:
-    return list(launches(read_script(Part(kind="shell", name="run.sh", text=text))))
+    return list(launches(read_script(Part(kind="shell", name="run.sh", text=text)), recognisers()))
 
 
 def one(text: str) -> Launch:
@@ -137,7 +138,7 @@ def test_reading_changes_nothing_that_was_read() -> None:
     text = "export A=1\nenv B=2 torchrun a.py\nssh host 'export C=3; torchrun b.py'\n"
     script = read_script(Part(kind="shell", name="run.sh", text=text))
     assert [one.name for one in script.variables] == ["A", "B", "C"]
-    assert list(launches(script)) == list(launches(script))
+    assert list(launches(script, recognisers())) == list(launches(script, recognisers()))
     assert [one.name for one in script.variables] == ["A", "B", "C"]
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from topoplan.errors import SpecError
-from topoplan.reading.setup import Configuration, Launch, Trainer
+from topoplan.reading.recogniser import Recogniser, Recognisers, of_program
+from topoplan.reading.setup import Configuration, Launch
 from topoplan.reading.shell import Script
 from topoplan.reading.starters import started
 from topoplan.reading.words import Word
@@ -18,23 +19,15 @@ from topoplan.specs.source import KeyPath, Source, plain_scalar
 _MOST_LAUNCHES = 200
 _MOST_JSON_CHARS = 20_000
 
-_CLI = re.compile(r"(?:.*[/\s(`])?(?:llamafactory-cli|lmf)[\s)`'\"]*", re.DOTALL)
-"""By name, by path, or as `$(which llamafactory-cli)`."""
-_SWIFT_CLI = re.compile(r"(?:.*[/\s(`])?(swift|megatron)[\s)`'\"]*", re.DOTALL)
-_LLAMAFACTORY_FILES = ("llamafactory/launcher.py", "llamafactory.launcher")
-_LLAMAFACTORY_SCRIPT = re.compile(r"(?:.*/)?(?:src/)?train(?:_bash)?\.py")
-_SWIFT_FILE = re.compile(r"(?:.*/)?swift[./]cli[./](_megatron[./])?(sft|pt|rlhf)(?:\.py)?")
-_TRAINING_METHODS = frozenset(["sft", "pt", "rlhf"])
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
-_LLAMAFACTORY_KEYS = frozenset(["stage", "finetuning_type", "template", "cutoff_len", "dataset_dir"])
 _YAML_QUOTED = re.compile(r"'(.*)'", re.DOTALL)
 """The value of a word `key='text'`: OmegaConf.from_cli reads it as YAML, and these quotes come off too."""
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*(?:=.*)?", re.DOTALL)
 
 
-def launches(script: Script) -> Iterator[Launch]:
+def launches(script: Script, recognisers: Recognisers) -> Iterator[Launch]:
     """The commands of a script that start training, in order. Raises SpecError where there are too many to be meant."""
-    for count, launch in enumerate(filter(None, (_launch(script, one) for one in script.meant))):
+    for count, launch in enumerate(filter(None, (_launch(script, one, recognisers) for one in script.meant))):
         if count == _MOST_LAUNCHES:
             raise SpecError(
                 f"starts training more than {_MOST_LAUNCHES} times",
@@ -44,28 +37,26 @@ def launches(script: Script) -> Iterator[Launch]:
         yield launch
 
 
-def _launch(script: Script, one: Unwrapped) -> Launch | None:
+def _launch(script: Script, one: Unwrapped, recognisers: Recognisers) -> Launch | None:
     start = started(one.words)
     if start is None or start.program is None:
         return None
     arguments: Sequence[Word] = start.arguments
-    program = _program(start.program.text, module=start.module)
-    trains = _trainer(program, arguments)
+    program = _usual(recognisers, start.program.text, module=start.module)
+    trains = of_program(recognisers, program) or _of_script(recognisers, program, arguments)
     if not start.starter and trains is None:
         return None
     method = arguments[0].text if arguments else ""
-    if program == "llamafactory-cli" and method != "train" and not method.endswith(_CONFIG_SUFFIXES):
+    takes_method = trains is not None and trains.command == program
+    if trains is not None and takes_method and not re.fullmatch(trains.methods, method):
         return None  # chat, api, export, ...
-    if program in ("swift", "megatron") and method not in _TRAINING_METHODS:
-        return None
-    has_method = program in ("llamafactory-cli", "swift", "megatron") and not method.endswith(_CONFIG_SUFFIXES)
-    own = arguments[1:] if has_method else arguments
+    own = arguments[1:] if takes_method and not method.endswith(_CONFIG_SUFFIXES) else arguments
     config_file, rest = _config_file(own)
     configuration = None
     if trains is not None:
         source = _source(rest, name=script.part.name, has_file=bool(config_file))
         if source.data:
-            configuration = Configuration(trainer=trains, part=script.part, source=source, from_command=True)
+            configuration = Configuration(trainer=trains.trainer, part=script.part, source=source, from_command=True)
     return Launch(
         part=script.part,
         first_line=one.first_line,
@@ -83,35 +74,18 @@ def _launch(script: Script, one: Unwrapped) -> Launch | None:
     )
 
 
-def _program(text: str, *, module: bool) -> str:
+def _usual(recognisers: Recognisers, text: str, *, module: bool) -> str:
     """The program by its usual name: a path to swift/cli/sft.py is swift.cli.sft, which starts no torchrun itself."""
-    if _CLI.fullmatch(text) or (module and text in ("llamafactory.cli", "llamafactory")):
-        return "llamafactory-cli"
-    if text.endswith(_LLAMAFACTORY_FILES):
-        return "llamafactory.launcher"
-    if match := _SWIFT_FILE.fullmatch(text):
-        return f"swift.cli.{match.group(1) or ''}{match.group(2)}".replace("/", ".")
-    if match := _SWIFT_CLI.fullmatch(text):
-        return match.group(1)
-    return text
+    return next(filter(None, (one.usual(text, module) for one in recognisers)), text)
 
 
-def _trainer(program: str, arguments: Sequence[Word]) -> Trainer | None:
-    """Whose keys the arguments are; None for any other program."""
-    if program in ("llamafactory-cli", "llamafactory.launcher"):
-        return "llamafactory"
-    if program == "megatron" or program.startswith("swift.cli._megatron."):
-        return "swift-megatron"
-    if program == "swift" or program.startswith("swift.cli."):
-        return "swift"
-    if program.endswith(".py"):
-        keys = {_key(word.text) for word in arguments if word.text.startswith("--")}
-        if "model_name_or_path" in keys and keys & _LLAMAFACTORY_KEYS:
-            return "llamafactory"
-        first = arguments[0].text if arguments else ""
-        if _LLAMAFACTORY_SCRIPT.fullmatch(program) and first.endswith((".yaml", ".yml")):
-            return "llamafactory"
-    return None
+def _of_script(recognisers: Recognisers, program: str, arguments: Sequence[Word]) -> Recogniser | None:
+    """Whose keys the arguments of a script of Python are."""
+    if not program.endswith(".py"):
+        return None
+    keys = {_key(word.text) for word in arguments if word.text.startswith("--")}
+    first = arguments[0].text if arguments else ""
+    return next((one for one in recognisers if one.runs(program, keys, first)), None)
 
 
 def _config_file(arguments: Sequence[Word]) -> tuple[str, Sequence[Word]]:

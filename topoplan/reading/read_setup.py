@@ -13,7 +13,7 @@ from topoplan.reading.configurations import READ, UnknownKindError, configuratio
 from topoplan.reading.launches import deepspeed_file, launches
 from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import file_parts, read_parts
-from topoplan.reading.recogniser import Recognisers, keys_of
+from topoplan.reading.recogniser import Recognisers, keys_of, of_program
 from topoplan.reading.session import Environment
 from topoplan.reading.setup import Configuration, Launch, Setup, Trainer, Variable
 from topoplan.reading.shell import read_script
@@ -73,7 +73,7 @@ class _Reader:
 
     def _script(self, part: Part, environment: Environment | None) -> Environment | None:
         script = read_script(part, environment)
-        self.launches += launches(script)
+        self.launches += launches(script, self.recognisers)
         self.variables += script.variables
         return script.environment
 
@@ -99,12 +99,8 @@ class _Reader:
         self._follow(deepspeed_file(launch), bases)
         if not launch.config_file:
             return launch
-        trainer = self._trainer_of(launch.program)
-        return replace(launch, reads=self._follow(launch.config_file, bases, trainer=trainer))
-
-    def _trainer_of(self, program: str) -> str | None:
-        found = (one.trainer for one in self.recognisers if one.programs and re.fullmatch(one.programs, program))
-        return next(found, None)
+        of = of_program(self.recognisers, launch.program)
+        return replace(launch, reads=self._follow(launch.config_file, bases, trainer=of.trainer if of else None))
 
     def _follow_deepspeed(self, configuration: Configuration) -> None:
         value = configuration.get("deepspeed")

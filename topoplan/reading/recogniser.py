@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,14 @@ SURE = 1000.0
 
 def _none(_data: Mapping[str, Any]) -> str:
     return ""
+
+
+def _no_program(_text: str, _module: bool) -> str:
+    return ""
+
+
+def _runs_none(_script: str, _keys: Collection[str], _first: str) -> bool:
+    return False
 
 
 def _one_path(_configuration: Configuration, _variables: Sequence[Variable]) -> None:
@@ -37,8 +46,17 @@ class Recogniser:
     """Keys by which pasted text is known to be a configuration."""
     model_key: str = ""
     """Key that names the model; a configuration without it is a piece of one."""
+    usual: Callable[[str, bool], str] = _no_program
+    """The name by which rules know a program, from how a command calls it and whether that is a module; empty for any
+    that is of others."""
     programs: str = ""
-    """Programs whose arguments are its keys, as a pattern."""
+    """Programs whose arguments are its keys, by their usual names, as a pattern."""
+    command: str = ""
+    """The one of them that takes a method first."""
+    methods: str = ""
+    """The methods with which it trains, as a pattern."""
+    runs: Callable[[str, Collection[str], str], bool] = _runs_none
+    """Whether any other script of Python trains with it: by its name, the keys among its arguments, and the first."""
     family: str = ""
     """What the programs that train have in their names; empty where it has none of its own."""
     takes_deepspeed: bool = False
@@ -50,6 +68,11 @@ class Recogniser:
 
 
 Recognisers = tuple[Recogniser, ...]
+
+
+def of_program(recognisers: Recognisers, program: str) -> Recogniser | None:
+    """Whose keys the arguments of a program are, by its usual name."""
+    return next((one for one in recognisers if one.programs and re.fullmatch(one.programs, program)), None)
 
 
 @cache

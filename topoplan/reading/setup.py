@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from topoplan.reading.parts import Part
-from topoplan.reading.recogniser import Recogniser, Recognisers
+from topoplan.reading.recogniser import Recogniser, Recognisers, of_program
 from topoplan.specs.source import KeyPath, Source
 
 Trainer = str
@@ -119,9 +118,10 @@ class Setup:
     @property
     def unread_programs(self) -> tuple[str, ...]:
         """Programs that are launched with arguments of no trainer that is read: `pretrain_gpt.py`."""
-        read = re.compile("|".join(one.programs for one in self.recognisers if one.programs) or r"(?!)")
         launches = (one for one in self.launches if one.configuration is None and not one.config_file)
-        return tuple(dict.fromkeys(one.program for one in launches if not read.fullmatch(one.program)))
+        return tuple(
+            dict.fromkeys(one.program for one in launches if of_program(self.recognisers, one.program) is None)
+        )
 
     def bundle_of(self, configuration: Configuration) -> Path | None:
         """The bundle that a configuration is a file of."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.launches import launches
 from topoplan.reading.parts import Part
+from topoplan.reading.recogniser import Recognisers
 from topoplan.reading.rules import read_rules
-from topoplan.reading.setup import Setup, Variable
+from topoplan.reading.setup import Launch, Setup, Variable
 from topoplan.reading.shell import Script, read_script
 from topoplan.units import shown
 
@@ -28,10 +29,10 @@ def findings(setup: Setup) -> Iterator[Finding]:
     """What bash makes of each script."""
     for part in setup.parts:
         if part.kind == "shell" and not part.unfolded:
-            yield from _of_part(part)
+            yield from _of_part(part, setup.recognisers)
 
 
-def _of_part(part: Part) -> Iterator[Finding]:
+def _of_part(part: Part, recognisers: Recognisers) -> Iterator[Finding]:
     script = read_script(part)
     if "\r" in part.text:
         yield from _windows_lines(part)
@@ -40,10 +41,11 @@ def _of_part(part: Part) -> Iterator[Finding]:
         opening, line = script.unclosed
         yield RULES["shell-unclosed-quote"].found(part, line, opening=opening)
         return
-    yield from _options_as_commands(script)
-    yield from _not_exported(script)
-    yield from _typographic(script)
-    yield from _commands_for_variables(script)
+    started = list(launches(script, recognisers))
+    yield from _options_as_commands(script, started)
+    yield from _not_exported(script, started)
+    yield from _typographic(script, started)
+    yield from _commands_for_variables(script, started)
 
 
 def _windows_lines(part: Part) -> Iterator[Finding]:
@@ -54,10 +56,10 @@ def _windows_lines(part: Part) -> Iterator[Finding]:
     yield RULES["shell-windows-lines"].found(part, first, edits=edits)
 
 
-def _options_as_commands(script: Script) -> Iterator[Finding]:
+def _options_as_commands(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
     """A line that begins with an option, behind a command that starts training: the two were meant to be one."""
     lines = script.part.text.split("\n")
-    starts = {launch.last_line for launch in launches(script)}
+    starts = {launch.last_line for launch in started}
     for before, command in zip(script.commands, script.commands[1:], strict=False):
         word = command.words[0]
         if before.last_line not in starts or not re.match(r"--[A-Za-z]", word.text) or word.quoted:
@@ -95,14 +97,14 @@ _TYPED = str.maketrans(_DOUBLE + _SINGLE + _EQUALS, "\"\"''=")
 _EXPORT = re.compile(r"\s*export\s+[^'\"#]*")
 
 
-def _launched_lines(script: Script) -> set[int]:
+def _lines(started: Sequence[Launch]) -> set[int]:
     """Lines of the commands that start training."""
-    return {line for one in launches(script) for line in range(one.first_line, one.last_line + 1)}
+    return {line for one in started for line in range(one.first_line, one.last_line + 1)}
 
 
-def _typographic(script: Script) -> Iterator[Finding]:
+def _typographic(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
     """Dashes and quotes as text editors and chats put them in place of those that were typed."""
-    launched = _launched_lines(script)
+    launched = _lines(started)
     if not launched:
         return
     words = [word for command in script.commands if command.first_line in launched for word in command.words]
@@ -130,12 +132,12 @@ def _typographic(script: Script) -> Iterator[Finding]:
 _IN_BRACKETS = re.compile(r"(?<![\\$])\$\(([A-Z][A-Z0-9_]*)\)")
 
 
-def _commands_for_variables(script: Script) -> Iterator[Finding]:
+def _commands_for_variables(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
     """`$(MASTER_ADDR)`, as Kubernetes and make write variables."""
     if script.part.is_makefile:
         return
     lines = script.part.text.split("\n")
-    for number in sorted(_launched_lines(script)):
+    for number in sorted(_lines(started)):
         line = lines[number - 1] if number <= len(lines) else ""
         match = _IN_BRACKETS.search(line)
         if match is None or re.search(rf"\b{match[1]}\s*\(\)|\bfunction\s+{match[1]}\b", script.part.text):
@@ -146,9 +148,8 @@ def _commands_for_variables(script: Script) -> Iterator[Finding]:
         )
 
 
-def _not_exported(script: Script) -> Iterator[Finding]:
+def _not_exported(script: Script, started: Sequence[Launch]) -> Iterator[Finding]:
     """Set for the shell alone, by a name that only a process could read."""
-    started = list(launches(script))
     if not started:
         return
     options_alone = all(launch.starter for launch in started)  # torchrun and its like take options instead

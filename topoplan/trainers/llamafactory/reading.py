@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from topoplan.reading.recogniser import SURE, Recogniser
@@ -16,6 +17,10 @@ _MARKS = frozenset(
 )
 _OF_DEEPSPEED = frozenset(["zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"])
 """They stand beside its own keys, too."""
+_CLI = re.compile(r"(?:.*[/\s(`])?(?:llamafactory-cli|lmf)[\s)`'\"]*", re.DOTALL)
+"""By name, by path, or as `$(which llamafactory-cli)`."""
+_SCRIPT = re.compile(r"(?:.*/)?(?:src/)?train(?:_bash)?\.py")
+_KEYS_OF_SCRIPTS = frozenset(["stage", "finetuning_type", "template", "cutoff_len", "dataset_dir"])
 _MARKS_OF_V1 = frozenset(["train_dataset", "dist_config", "peft_config", "init_config", "kernel_config", "model_class"])
 
 
@@ -51,13 +56,29 @@ def _enabled(name: str, variables: Sequence[Variable]) -> bool | None:
     return said[-1] in ("true", "y", "1") if said else None
 
 
+def _usual(text: str, module: bool) -> str:
+    if _CLI.fullmatch(text) or (module and text in ("llamafactory.cli", "llamafactory")):
+        return "llamafactory-cli"
+    return "llamafactory.launcher" if text.endswith(("llamafactory/launcher.py", "llamafactory.launcher")) else ""
+
+
+def _runs(script: str, keys: Collection[str], first: str) -> bool:
+    if MODEL_KEY in keys and not _KEYS_OF_SCRIPTS.isdisjoint(keys):
+        return True
+    return _SCRIPT.fullmatch(script) is not None and first.endswith((".yaml", ".yml"))
+
+
 LLAMAFACTORY = Recogniser(
     trainer="llamafactory",
     claim=_claim,
     stranger=_stranger,
     keys=known_keys,
     model_key=MODEL_KEY,
+    usual=_usual,
     programs=r"llamafactory-cli|llamafactory\.launcher",
+    command="llamafactory-cli",
+    methods=r"train|(?s:.*)\.(?:yaml|yml|json)",
+    runs=_runs,
     family="llamafactory",
     takes_deepspeed=True,
     path=path_of,

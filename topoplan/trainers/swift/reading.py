@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,9 @@ _MARKS_OF_SAMPLE = frozenset(
 )
 _GROUPS_OF_RAY = frozenset(["train", "rollout", "teacher", "colocate_groups"])
 """Of `megatron rlhf --use_ray true`, each with GPUs and arguments of its own."""
+_METHODS = "sft|pt|rlhf"
+_CLI = re.compile(r"(?:.*[/\s(`])?(swift|megatron)[\s)`'\"]*", re.DOTALL)
+_FILE = re.compile(rf"(?:.*/)?swift[./]cli[./](_megatron[./])?({_METHODS})(?:\.py)?")
 
 
 def _claim(data: Mapping[str, Any], known: int) -> float:
@@ -39,11 +43,20 @@ def _stranger(data: Mapping[str, Any]) -> str:
     return ""
 
 
+def _usual(text: str, _module: bool) -> str:
+    if match := _FILE.fullmatch(text):
+        return f"swift.cli.{match.group(1) or ''}{match.group(2)}".replace("/", ".")
+    return match.group(1) if (match := _CLI.fullmatch(text)) else ""
+
+
 SWIFT = Recogniser(
     trainer="swift",
     claim=_claim,
     stranger=_stranger,
     model_key="model",
+    usual=_usual,
+    command="swift",
+    methods=_METHODS,
     programs=r"swift|swift\.cli\.(?!_megatron\.).*",
     family="swift",
     takes_deepspeed=True,
@@ -52,6 +65,9 @@ MEGATRON = Recogniser(
     trainer="swift-megatron",
     claim=_claim_megatron,
     model_key="model",
+    usual=_usual,
+    command="megatron",
+    methods=_METHODS,
     programs=r"megatron|swift\.cli\._megatron\..*",
     family="megatron",
 )
