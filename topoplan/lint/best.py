@@ -98,7 +98,7 @@ def any_samples(spec: Spec) -> Spec:
 def _pinned(translation: Translation, spec: Spec, backend: str) -> Spec:
     """The spec for a search of one backend, which keeps what the file says and its trainer cannot change."""
     job, own = spec.job, translation.layout
-    if "sharding" not in keys_of(backend):
+    if "fused_linear_cross_entropy" not in keys_of(backend):
         return replace(spec, job=replace(job, pin={**job.pin, "backend": backend}))
     pin = {
         "backend": backend,
