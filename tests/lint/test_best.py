@@ -61,8 +61,9 @@ def test_a_search_keeps_what_the_trainer_cannot_change(a100s: Cluster) -> None:
     best_of(zero(a100s, enable_liger_kernel="true"), search)
     pins = {spec.job.pin["backend"]: spec.job.pin for spec in asked}
     assert pins["mca"] == {"backend": "mca"}
-    assert pins["fsdp2"]["fused_linear_cross_entropy"] is True
-    assert pins["fsdp2"]["ulysses"] == 1  # LLaMA-Factory splits no sequences
+    for backend in ("ddp", "deepspeed", "fsdp2"):
+        assert pins[backend]["fused_linear_cross_entropy"] is True
+        assert pins[backend]["ulysses"] == 1  # LLaMA-Factory splits no sequences
     asked.clear()
     best_of(guide(a100s), search)
     assert "ulysses" not in asked[0].job.pin

@@ -57,13 +57,13 @@ def predicted(configuration: Configuration, setup: Setup, against: Against) -> t
         )
         return Prediction(configuration=configuration, translation=translation, reason=refusal.what), (*found, refused)
     prediction = against.once(translation, lambda: _with_best(translation, cluster, against))
-    known = translation.codec.findings(setup, configuration, translation.spec, translation.layout)
+    of_layout = translation.codec.findings(setup, configuration, translation.spec, translation.layout)
     return prediction, (
         *found,
         *samples_finding(translation),
         *legality_findings(translation),
         *verdict(prediction),
-        *known,
+        *of_layout,
     )
 
 
@@ -134,7 +134,7 @@ def _on_usual_cards(configuration: Configuration, setup: Setup, against: Against
         return
     yield from (replace(one, severity="note") for one in offload_findings(translation, plan))
     # A larger card may hold what only its activations make too large.
-    if nodes and gpus and _states_bytes(plan) > plan.memory.capacity_bytes:
+    if translation.codec.shards and nodes and gpus and _states_bytes(plan) > plan.memory.capacity_bytes:
         for one in misfit(against.once(translation, lambda: _compared(translation, cluster, against, plan))):
             yield replace(one, severity="warning", why=f"{one.why}; no cluster was given: these are cards of 80 GB")
 
@@ -145,9 +145,7 @@ def _translated(configuration: Configuration, setup: Setup, cluster: Cluster, ag
 
 
 def _states_bytes(plan: Plan) -> float:
-    """Weights, gradients and optimizer, of a backend that splits data alone."""
-    if plan.layout.is_megatron:
-        return 0.0
+    """Weights, gradients and optimizer, which every GPU has its share of."""
     return sum(plan.memory.by_stage[0].parts_bytes[part] for part in ("weights", "gradients", "optimizer"))
 
 

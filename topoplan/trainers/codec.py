@@ -125,14 +125,9 @@ def layout_of(rows: Rows, reading: Reading, **further: Any) -> Layout:
     return Layout.of(**parts, dp=reading.replicas)
 
 
-def no_assumptions(reading: Reading, layout: Layout, job: Job) -> Iterator[str]:
-    """None."""
-    yield from ()
-
-
-def nothing_found(setup: Setup, configuration: Configuration, spec: Spec, layout: Layout) -> Iterator[Finding]:
-    """None."""
-    yield from ()
+def none(*_: object) -> Iterator[Any]:
+    """Nothing to say."""
+    return iter(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,9 +155,9 @@ class Codec:
     """The same, of sequences of so many tokens."""
     refusals: Callable[[Spec], Iterator[Refusal]] = missing_precision
     """Jobs of its files that the trainer refuses."""
-    findings: Callable[[Setup, Configuration, Spec, Layout], Iterator[Finding]] = nothing_found
+    findings: Callable[[Setup, Configuration, Spec, Layout], Iterator[Finding]] = none
     """What rules say that need the whole layout."""
     follows: tuple[str, ...] = ()
     """Keys beside the rows that are right for one layout and wrong for another; as they are written for it."""
-    assumptions: Callable[[Reading, Layout, Job], Iterator[str]] = no_assumptions
+    assumptions: Callable[[Reading, Layout, Job], Iterator[str]] = none
     """Sentences on what the files do not say; empty ones are left out."""

@@ -17,7 +17,7 @@ from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.specs.traits import Traits
 from topoplan.trainers.checkpoint_size import CheckpointSize
-from topoplan.trainers.codec import Codec
+from topoplan.trainers.codec import Codec, none
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.log import Log
 from topoplan.trainers.refusal import Refusal, refuse
@@ -31,10 +31,6 @@ PLAN_FILE = "plan.json"
 
 DATASET_TO_FILL_IN = "SET_ME"
 """Stands for the dataset that the spec does not name; the node scripts refuse to start with it."""
-
-
-def _nothing(*_: object) -> Iterator[Any]:
-    return iter(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +120,11 @@ class Way:
     """Backend -> how it computes; those that it takes without being searched for them are here too."""
     packages: Mapping[str, tuple[str, ...]]
     """Backend -> what it takes beside PyTorch and the trainer itself."""
-    job_refusals: Callable[[Spec], Iterator[Refusal]] = _nothing
+    job_refusals: Callable[[Spec], Iterator[Refusal]] = none
     """Jobs that no layout would help. Asked of the first trainer that has a backend, for all that have it."""
-    model_warnings: Callable[[Model], Iterator[str]] = _nothing
+    model_warnings: Callable[[Model], Iterator[str]] = none
     """What a user should know of a model; asked in the same way."""
-    caveats: Callable[[Spec, Layout], Iterator[str]] = _nothing
+    caveats: Callable[[Spec, Layout], Iterator[str]] = none
     """Known trouble with what it writes of a layout; the faults of packages are in `known_faults.py`."""
     refusals: Callable[[Spec, Layout], Iterator[Refusal]]
     """What it would refuse, silently ignore or train otherwise than planned; the first is what people read."""

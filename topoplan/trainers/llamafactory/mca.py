@@ -17,8 +17,8 @@ from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.mca_facts import resumable
 from topoplan.trainers.llamafactory.mca_job import CODEC
 from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES, job_refusals, refusals
-from topoplan.trainers.llamafactory.mca_warnings import caveats
 from topoplan.trainers.llamafactory.mca_storage import checkpoint_size
+from topoplan.trainers.llamafactory.mca_warnings import caveats
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
 from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
 from topoplan.trainers.steps import megatron_steps, step_limit
