@@ -13,7 +13,7 @@ from topoplan.trainers.recognisers import recognisers
 
 
 def all_of(text: str) -> list[Launch]:
-    return list(launches(read_script(Part(kind="shell", name="run.sh", text=text)), recognisers()))
+    return list(launches(read_script(Part(kind="shell", name="run.sh", text=text), recognisers()), recognisers()))
 
 
 def one(text: str) -> Launch:
@@ -136,7 +136,7 @@ def test_the_deepspeed_file_of_any_program() -> None:
 
 def test_reading_changes_nothing_that_was_read() -> None:
     text = "export A=1\nenv B=2 torchrun a.py\nssh host 'export C=3; torchrun b.py'\n"
-    script = read_script(Part(kind="shell", name="run.sh", text=text))
+    script = read_script(Part(kind="shell", name="run.sh", text=text), recognisers())
     assert [one.name for one in script.variables] == ["A", "B", "C"]
     assert list(launches(script, recognisers())) == list(launches(script, recognisers()))
     assert [one.name for one in script.variables] == ["A", "B", "C"]

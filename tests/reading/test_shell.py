@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from topoplan.errors import TopoplanError
 from topoplan.reading.parts import Part
 from topoplan.reading.shell import Command, Script, read_script
+from topoplan.trainers.recognisers import recognisers
 
 
 def read(text: str) -> Script:
-    return read_script(Part(kind="shell", name="run.sh", text=text))
+    return read_script(Part(kind="shell", name="run.sh", text=text), recognisers())
 
 
 def words(text: str) -> list[list[str]]:

@@ -6,10 +6,11 @@ import pytest
 
 from topoplan.reading.parts import Part
 from topoplan.reading.shell import read_script
+from topoplan.trainers.recognisers import recognisers
 
 
 def behind(text: str) -> list[tuple[str, tuple[str, ...]]]:
-    script = read_script(Part(kind="shell", name="run.sh", text=text))
+    script = read_script(Part(kind="shell", name="run.sh", text=text), recognisers())
     return [(" ".join(word.text for word in one.words), one.wrappers) for one in script.meant]
 
 

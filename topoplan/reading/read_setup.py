@@ -72,7 +72,7 @@ class _Reader:
         )
 
     def _script(self, part: Part, environment: Environment | None) -> Environment | None:
-        script = read_script(part, environment)
+        script = read_script(part, self.recognisers, environment)
         self.launches += launches(script, self.recognisers)
         self.variables += script.variables
         return script.environment

@@ -46,6 +46,8 @@ class Recogniser:
     """Keys by which pasted text is known to be a configuration."""
     model_key: str = ""
     """Key that names the model; a configuration without it is a piece of one."""
+    names: tuple[str, ...] = ()
+    """Of its commands, as they are typed."""
     usual: Callable[[str, bool], str] = _no_program
     """The name by which rules know a program, from how a command calls it and whether that is a module; empty for any
     that is of others."""

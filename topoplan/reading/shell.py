@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from topoplan.reading.parts import Part
+from topoplan.reading.recogniser import Recognisers
 from topoplan.reading.session import Command, Environment, read_session
 from topoplan.reading.setup import Variable
 from topoplan.reading.wrappers import Unwrapped, unwrapped
@@ -29,10 +30,10 @@ class Script:
     """A quote or bracket that is never closed, and its line."""
 
 
-def read_script(part: Part, environment: Environment | None = None) -> Script:
+def read_script(part: Part, recognisers: Recognisers, environment: Environment | None = None) -> Script:
     """What a shell part says; `environment` is what was exported before it. Raises SpecError."""
     session = read_session(part, environment)
-    meant, told = unwrapped(part, session.commands)
+    meant, told = unwrapped(part, session.commands, {name for one in recognisers for name in one.names})
     return Script(
         part=part,
         commands=session.commands,

@@ -7,7 +7,7 @@ word that is a program which starts training (or another wrapper, or a shell).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from topoplan.reading.parts import Part
@@ -30,9 +30,7 @@ _LOCAL = frozenset(
     ]
 )
 _WRAPPERS = _LOCAL | REMOTE | CONTAINERS
-_STARTS = frozenset(
-    ["torchrun", "deepspeed", "accelerate", "accelerate-launch", "llamafactory-cli", "lmf", "swift", "megatron"]
-)
+_STARTERS = frozenset(["torchrun", "deepspeed", "accelerate", "accelerate-launch"])
 _ASSIGNMENT = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)  # of `env`, `docker run -e`, `mpirun -x`
 _MOST_WRAPPERS = 8
 _MOST_NESTED_SHELLS = 3
@@ -51,18 +49,21 @@ class Unwrapped:
     background: bool
 
 
-def unwrapped(part: Part, commands: Sequence[Command]) -> tuple[tuple[Unwrapped, ...], tuple[Variable, ...]]:
+def unwrapped(
+    part: Part, commands: Sequence[Command], trainers: Collection[str]
+) -> tuple[tuple[Unwrapped, ...], tuple[Variable, ...]]:
     """What commands come to, each itself, the one that it wraps, or those that another shell is told to run; and the
-    variables that are set on the way."""
-    unwrapping = _Unwrapping(part)
+    variables that are set on the way. `trainers` are names of programs that train."""
+    unwrapping = _Unwrapping(part, trainers)
     for command in commands:
         unwrapping.take(command, (), depth=0)
     return tuple(unwrapping.found), tuple(unwrapping.variables)
 
 
 class _Unwrapping:
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: Part, trainers: Collection[str]) -> None:
         self.part = part
+        self.trainers = trainers
         self.found: list[Unwrapped] = []
         self.variables: list[Variable] = []
 
@@ -123,7 +124,7 @@ class _Unwrapping:
                 return join(words[at:])
             if name in _TERMINALS and word.quoted and re.search(r"\s", word.text):
                 return word
-            if is_command(word, words[at + 1 :]):
+            if base_name(word.text) in self.trainers or is_command(word, words[at + 1 :]):
                 return replace(command, words=words[at:], environment=environment)
         return None
 
@@ -139,8 +140,8 @@ def _text_of_shell(words: Sequence[Word]) -> Word | None:
 
 
 def is_command(word: Word, rest: Sequence[Word]) -> bool:
-    """Whether a word is the name of a program that starts training, or of a wrapper or shell."""
+    """Whether a word is the name of what starts a trainer, or of a wrapper or shell."""
     name = base_name(word.text)
-    if name in _STARTS or name in _WRAPPERS or name in _SHELLS or PYTHON.fullmatch(name):
+    if name in _STARTERS or name in _WRAPPERS or name in _SHELLS or PYTHON.fullmatch(name):
         return True
     return is_open(word.text) and bool(rest) and rest[0].text in ("-m", "-u")

@@ -33,7 +33,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 
 def _of_part(part: Part, recognisers: Recognisers) -> Iterator[Finding]:
-    script = read_script(part)
+    script = read_script(part, recognisers)
     if "\r" in part.text:
         yield from _windows_lines(part)
         return  # every other finding would follow from it

@@ -74,6 +74,7 @@ LLAMAFACTORY = Recogniser(
     stranger=_stranger,
     keys=known_keys,
     model_key=MODEL_KEY,
+    names=("llamafactory-cli", "lmf"),
     usual=_usual,
     programs=r"llamafactory-cli|llamafactory\.launcher",
     command="llamafactory-cli",
