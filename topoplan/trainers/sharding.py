@@ -20,9 +20,3 @@ class Sharding:
     casts: bool = True
     """FSDP keeps what it trains in fp32; not where it is given no mixed precision."""
     assumption: str = ""
-
-    @property
-    def name(self) -> str:
-        """`ZeRO-2`, `FSDP2`, `plain data parallelism`."""
-        known = {"deepspeed": f"ZeRO-{self.zero_stage}", "fsdp2": "FSDP2"}
-        return known.get(self.backend, "plain data parallelism")

@@ -12,6 +12,10 @@ from topoplan.trainers.requirements import Versions
 LAUNCHER = '-m llamafactory.launcher "$bundle_dir/train.yaml"'
 """What each process runs: launcher.py calls `run_exp` as a module, and `read_args` takes argv[1] as the YAML."""
 
+RESUME = """\
+start the same again. The trainer takes the checkpoint in `output_dir` that has the highest number, whole
+  or not, so remove one that was being written when the run ended. It skips the samples that it has seen."""
+
 CACHING_ALLOCATOR = EnvVar(
     name="PYTORCH_CUDA_ALLOC_CONF",
     value="expandable_segments:True",

@@ -11,7 +11,7 @@ from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, VERSIONS, dataset_directory
+from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, RESUME, VERSIONS, dataset_directory
 from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.mca_facts import resumable
@@ -31,9 +31,6 @@ _START = """\
 # exec, so that signals reach torchrun, which ends its workers.
 """
 
-_RESUME = """\
-start the same again. The trainer takes the checkpoint in `output_dir` that has the highest number, whole
-  or not, so remove one that was being written when the run ended. It skips the samples that it has seen."""
 _NO_RESUME = """\
 the adapter cannot resume from the checkpoints of this layout (torch_dist, since etp differs from tp).
   Generate again with the last one as `model_name_or_path` under `job.trainer`, or set that and another `output_dir` in
@@ -101,7 +98,7 @@ def _readme(spec: Spec, requirements: tuple[Requirement, ...], *, can_resume: bo
         " It fills the last batch of an epoch from the start.",
         dataset_entry=dataset_entry(spec.job, spec.model),
         progress=_PROGRESS,
-        resume=_RESUME if can_resume else _NO_RESUME,
+        resume=RESUME if can_resume else _NO_RESUME,
     )
 
 

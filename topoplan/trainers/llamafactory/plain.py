@@ -10,7 +10,7 @@ from topoplan.layout.layout import Layout
 from topoplan.specs.spec import Spec
 from topoplan.trainers import deepspeed_file, fsdp_file
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, VERSIONS, dataset_directory
+from topoplan.trainers.llamafactory.common import CACHING_ALLOCATOR, LAUNCHER, RESUME, VERSIONS, dataset_directory
 from topoplan.trainers.llamafactory.dataset_entry import dataset_entry
 from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.plain_job import CODEC
@@ -36,9 +36,6 @@ _ACCELERATE_START = """\
 # accelerate sets what its file says in the environment of torchrun, which it becomes. The launcher module in each
 # process: `llamafactory-cli train` would start another torchrun in it. exec, so that signals reach it.
 """
-_RESUME = """\
-start the same again. The trainer takes the checkpoint in `output_dir` that has the highest number, whole
-  or not, so remove one that was being written when the run ended. It skips the samples that it has seen."""
 _PROGRESS = """\
 From then on every step prints a line with `loss` and `grad_norm`, and
 `trainer_log.jsonl` in `output_dir` has the time that is left."""
@@ -102,7 +99,7 @@ def _readme(spec: Spec, layout: Layout, requirements: tuple[Requirement, ...]) -
         install=install_commands(requirements, brought=("accelerate", "peft")),
         dataset_entry=dataset_entry(spec.job, spec.model),
         progress=_PROGRESS,
-        resume=_RESUME,
+        resume=RESUME,
         files=files.get(layout.backend, ()),
     )
 
