@@ -27,6 +27,7 @@ from topoplan.specs.load import load_cluster, load_spec
 from topoplan.specs.profile import OwnProfile
 from topoplan.specs.source import parse_source
 from topoplan.specs.spec import Spec
+from topoplan.trainers.recognisers import recognisers
 
 
 def two_rules(setup: Setup) -> Iterator[Finding]:
@@ -42,7 +43,7 @@ def two_rules(setup: Setup) -> Iterator[Finding]:
 
 @pytest.fixture(autouse=True)
 def own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole, "MODULES", (SimpleNamespace(findings=two_rules),))
+    monkeypatch.setattr(whole, "rule_modules", lambda: (SimpleNamespace(findings=two_rules),))
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def against() -> Against:
     return Against(cluster=load_cluster("cluster_specs/h100-4x8.yaml"))
 
 
-LISTED = whole.MODULES
+LISTED = whole.rule_modules
 
 
 def test_every_module_of_rules_is_listed() -> None:
@@ -66,14 +67,14 @@ def test_every_module_of_rules_is_listed() -> None:
     root = Path(trainers.__path__[0]).parent.parent
     modules = [importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts)) for path in paths]
 
-    assert [one for one in modules if hasattr(one, "findings") and one not in LISTED] == []
+    assert [one for one in modules if hasattr(one, "findings") and one not in LISTED()] == []
 
 
 @pytest.mark.parametrize(("name", "fixable"), [("Makefile", False), ("run.sh", True)])
 def test_the_recipes_of_a_makefile_are_left_to_a_person(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fixable: bool
 ) -> None:
-    monkeypatch.setattr(whole, "MODULES", LISTED)
+    monkeypatch.setattr(whole, "rule_modules", LISTED)
     (tmp_path / name).write_text("a:\n\tNCCL_DEBUG=INFO torchrun --nproc_per_node 8 b.py\n")
     (finding,) = check([str(tmp_path / name)]).findings
 
@@ -133,7 +134,7 @@ def test_a_rule_on_the_keys_stands_for_the_layout_rule_at_the_same_place(
         line = next(n for n, text in enumerate(part.text.splitlines(), start=1) if text.startswith("tensor_"))
         yield Finding(rule="mca-tp", severity="error", part=part, line=line, what="3 divides nothing")
 
-    monkeypatch.setattr(whole, "MODULES", (SimpleNamespace(findings=tells),))
+    monkeypatch.setattr(whole, "rule_modules", lambda: (SimpleNamespace(findings=tells),))
     assert [one.rule for one in check([str(train)], against()).findings if one.severity == "error"] == ["mca-tp"]
 
 
@@ -165,7 +166,7 @@ def test_what_is_offloaded_needs_no_cluster_to_be_told_either() -> None:
 def test_a_key_that_every_command_says_otherwise_is_not_judged_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whole, "MODULES", LISTED)
+    monkeypatch.setattr(whole, "rule_modules", LISTED)
     (tmp_path / "train.yaml").write_text("stage: sft\nfinetuning_type: lora\ntemplate: qwen3\n")
     command = "USE_MCA=1 llamafactory-cli train train.yaml"
     one, other = tmp_path / "one.sh", tmp_path / "other.sh"
@@ -235,6 +236,7 @@ def test_what_can_be_run_of_a_document_becomes_a_file() -> None:
             for one in (piece, job)
         ),
         launches=(replace(launch(), part=command),),
+        recognisers=recognisers(),
     )
 
     assert list(whole._files(found)) == [(job,), (variables, command)]
