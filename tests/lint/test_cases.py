@@ -1,0 +1,130 @@
+"""Every rule of `topoplan check`, by cases: what files hold, and what is found in them.
+
+`cases/*.yaml` has a section a rule, and in it cases that find the rule and near misses that do not:
+
+    swift-warmup-ratio:
+    - {finds: {sft: {warmup_ratio: 5}}, level: error}
+    - {not: {sft: {warmup_ratio: 0.5}}}
+
+An input names files with their text, or bases of `cases/bases.yaml` with what is changed in them; a text alone is a
+script. A case finds nothing else than its rule and what `also` names. `level`, `at` (the text of the line), `says`
+(of the message) and `fixed` (lines of the corrected file, in which the rule is found no more) hold for its first
+finding. Beside each case lies a.yaml, a right job for commands to read. `~` takes a key out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from topoplan.lint.check import check
+from topoplan.lint.rules.registry import all_rules
+from topoplan.reading.edits import applied
+from topoplan.reading.finding import Finding
+
+CASES = Path(__file__).parent / "cases"
+
+
+class Texts(yaml.SafeLoader):
+    """Leaves every value as the text that stands there."""
+
+    yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}  # `<<` alone
+
+
+def read(path: Path) -> dict[str, Any]:
+    return yaml.load(path.read_text(encoding="utf-8"), Texts)
+
+
+BASES = read(CASES / "bases.yaml")
+SECTIONS = {
+    rule: cases
+    for path in sorted(CASES.glob("*.yaml"))
+    if path.name != "bases.yaml"
+    for rule, cases in read(path).items()
+}
+IDS = {rule.id for rule in all_rules()}
+
+
+# Files of a case ------------------------------------------------------------------------------------------------------
+
+
+def changed(keys: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in keys.items() if changes.get(key) != "~"}
+    for key, value in changes.items():
+        if value != "~":
+            nested = isinstance(value, dict) and isinstance(kept.get(key), dict)
+            kept[key] = changed(kept[key], value) if nested else value
+    return kept
+
+
+def lines_of(keys: dict[str, Any], indent: str = "") -> Iterator[str]:
+    for key, value in keys.items():
+        if isinstance(value, dict):
+            yield f"{indent}{key}:"
+            yield from lines_of(value, indent + "  ")
+        else:
+            yield f"{indent}{key}: {value}"
+
+
+def written(base: dict[str, Any], changes: dict[str, Any]) -> str:
+    keys = changed(base["keys"], changes)
+    if "command" in base:
+        return " \\\n".join([base["command"], *(f"    --{key} {value}" for key, value in keys.items())])
+    text = "\n".join(lines_of(keys))
+    return json.dumps(yaml.safe_load(text), indent=2) if base["file"].endswith(".json") else text
+
+
+def files_of(case: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    files = case["finds"] if "finds" in case else case["not"]
+    for name, content in ({"run.sh": files} if isinstance(files, str) else files).items():
+        base = BASES.get(name)
+        yield (base["file"], written(base, content)) if base else (name, content)
+
+
+def found_in(case: dict[str, Any], directory: Path, **corrected: str) -> list[Finding]:
+    (directory / "a.yaml").write_text(written(BASES["full"], {}) + "\n")
+    paths = []
+    for name, text in files_of(case):
+        path = directory / name
+        path.write_bytes((corrected.get(str(path)) or text.rstrip("\n") + "\n").encode())
+        paths.append(str(path))
+    return list(check(paths).findings)
+
+
+# The cases ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "case"),
+    [
+        pytest.param(rule, case, id=f"{rule}-{number}")
+        for rule, cases in SECTIONS.items()
+        for number, case in enumerate(cases)
+    ],
+)
+def test_a_case_finds_its_rule_and_nothing_else(rule: str, case: dict[str, Any], tmp_path: Path) -> None:
+    found = found_in(case, tmp_path)
+    expected = {rule, *case.get("also", ())} if "finds" in case else {*case.get("also", ())}
+    assert {one.rule for one in found} == expected
+    if "finds" not in case:
+        return
+    first = next(one for one in found if one.rule == rule)
+    assert first.severity == case.get("level", first.severity)
+    assert case.get("says", "") in f"{first.what}; {first.why}; {first.remedy}"
+    if "at" in case:
+        assert case["at"] in first.part.text.splitlines()[(first.line or 0) - 1]
+    if "fixed" in case:
+        text = applied(first.part.text, first.edits)
+        assert f"\n{case['fixed'].rstrip()}\n" in f"\n{text}"
+        assert rule not in {one.rule for one in found_in(case, tmp_path, **{first.part.name: text})}
+
+
+def test_every_rule_has_a_case_and_a_near_miss() -> None:
+    assert SECTIONS.keys() == IDS
+    assert [rule for rule, cases in SECTIONS.items() if not any("finds" in case for case in cases)] == []
+    assert [rule for rule, cases in SECTIONS.items() if not any("not" in case for case in cases)] == []
