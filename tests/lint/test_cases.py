@@ -6,10 +6,11 @@
     - {finds: {sft: {warmup_ratio: 5}}, level: error}
     - {not: {sft: {warmup_ratio: 0.5}}}
 
-An input names files with their text, or bases of `cases/bases.yaml` with what is changed in them; a text alone is a
-script. A case finds nothing else than its rule and what `also` names. `level`, `at` (the text of the line), `says`
-(of the message) and `fixed` (lines of the corrected file, in which the rule is found no more) hold for its first
-finding. Beside each case lies a.yaml, a right job for commands to read. `~` takes a key out.
+An input names files with their text, or bases of `cases/bases.yaml` with what is changed in them (`~` takes a key out);
+a text alone is a script. Beside each case lies a.yaml, a right job for commands to read; so do files of directories.
+A case finds its rule and what `also` names, and nothing else. Of its first finding are told: `level`; `at`, of the text
+of its line; `says`, of its message; `hides`, what stands nowhere in it; `fixed`, lines of the corrected file, in which
+the rule is found no more, or `no` where nothing can be corrected.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -33,7 +34,7 @@ CASES = Path(__file__).parent / "cases"
 class Texts(yaml.SafeLoader):
     """Leaves every value as the text that stands there."""
 
-    yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}  # `<<` alone
+    yaml_implicit_resolvers: ClassVar = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}  # `<<` alone
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -79,20 +80,26 @@ def written(base: dict[str, Any], changes: dict[str, Any]) -> str:
     return json.dumps(yaml.safe_load(text), indent=2) if base["file"].endswith(".json") else text
 
 
-def files_of(case: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    files = case["finds"] if "finds" in case else case["not"]
-    for name, content in ({"run.sh": files} if isinstance(files, str) else files).items():
-        base = BASES.get(name)
-        yield (base["file"], written(base, content)) if base else (name, content)
+def files_of(case: dict[str, Any]) -> dict[str, str]:
+    given = case["finds"] if "finds" in case else case["not"]
+    files: dict[str, str] = {}
+    for name, content in ({"run.sh": given} if isinstance(given, str) else given).items():
+        if name in BASES:
+            base = BASES[name]
+            files |= {base["file"]: written(base, content), **base.get("beside", {})}
+        else:
+            files[name] = content
+    return files
 
 
 def found_in(case: dict[str, Any], directory: Path, **corrected: str) -> list[Finding]:
-    (directory / "a.yaml").write_text(written(BASES["full"], {}) + "\n")
+    (directory / "a.yaml").write_text(written(BASES["plain"], {}) + "\n")
     paths = []
-    for name, text in files_of(case):
+    for name, text in files_of(case).items():
         path = directory / name
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes((corrected.get(str(path)) or text.rstrip("\n") + "\n").encode())
-        paths.append(str(path))
+        paths += [] if "/" in name else [str(path)]
     return list(check(paths).findings)
 
 
@@ -115,10 +122,13 @@ def test_a_case_finds_its_rule_and_nothing_else(rule: str, case: dict[str, Any],
         return
     first = next(one for one in found if one.rule == rule)
     assert first.severity == case.get("level", first.severity)
+    assert "hides" not in case or case["hides"] not in repr((first.what, first.why, first.remedy, first.edits))
     assert case.get("says", "") in f"{first.what}; {first.why}; {first.remedy}"
     if "at" in case:
         assert case["at"] in first.part.text.splitlines()[(first.line or 0) - 1]
-    if "fixed" in case:
+    if case.get("fixed") == "no":
+        assert not first.edits
+    elif "fixed" in case:
         text = applied(first.part.text, first.edits)
         assert f"\n{case['fixed'].rstrip()}\n" in f"\n{text}"
         assert rule not in {one.rule for one in found_in(case, tmp_path, **{first.part.name: text})}

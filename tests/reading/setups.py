@@ -76,17 +76,6 @@ def make_values(data: dict[str, Any], trainer: Trainer = "llamafactory") -> Setu
     return Setup(parts=(part,), configurations=(configuration,), recognisers=recognisers())
 
 
-def joined(first: Setup, second: Setup) -> Setup:
-    """Both in one setup."""
-    return Setup(
-        parts=first.parts + second.parts,
-        configurations=first.configurations + second.configurations,
-        launches=first.launches + second.launches,
-        variables=first.variables + second.variables,
-        recognisers=recognisers(),
-    )
-
-
 # As the readers give them ---------------------------------------------------------------------------------------------
 
 FULL_YAML = """\
@@ -186,25 +175,10 @@ def rules(findings: Findings, setup: Setup) -> list[str]:
     return [finding.rule for finding in findings(setup)]
 
 
-def only(findings: Findings, setup: Setup, rule: str) -> Finding:
-    """The one finding of a rule."""
-    matching = [finding for finding in findings(setup) if finding.rule == rule]
-    assert len(matching) == 1, [finding.rule for finding in findings(setup)]
-    return matching[0]
-
-
 def fixed(finding: Finding) -> str:
     """The text of its part, with the edits made."""
     assert finding.edits
     return applied(finding.part.text, finding.edits)
-
-
-def rules_of(findings: Callable[[Setup], Iterator[Finding]], setup: Setup) -> dict[str, Finding]:
-    """The findings by rule; each rule at most once."""
-    found = list(findings(setup))
-    by_rule = {finding.rule: finding for finding in found}
-    assert len(by_rule) == len(found), [finding.rule for finding in found]
-    return by_rule
 
 
 # Jobs -----------------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from tests.lint.test_cases import SECTIONS, files_of
 from tests.reading.setups import FULL, MEGATRON, MOE, PLAIN, make_setup, with_lines
-from tests.trainers.llamafactory.rules.test_llamafactory_refusals import REFUSED, REFUSED_FULL, TAKEN
 from tests.verify import key_lists
 from tests.verify.llamafactory import need_llamafactory, parse
 from topoplan import catalog
@@ -105,6 +105,13 @@ def findings(text: str, *, megatron: bool) -> list[Finding]:
     return [one for module in (llamafactory, mca_layouts) for one in module.findings(setup)]
 
 
+def parser_cases(kind: str) -> dict[str, str]:
+    """Files of the cases of what the parser refuses together; without DeepSpeed's, which is not installed here."""
+    cases = [case for case in SECTIONS["llamafactory-refused-together"] if isinstance(case.get(kind), dict)]
+    texts = {str(case[kind]): files_of(case)["train.yaml"] for case in cases if case[kind].keys() <= {"plain", "full"}}
+    return {name: text for name, text in texts.items() if "deepspeed" not in name}
+
+
 def answers(texts: Mapping[str, str], folder: Path, *, megatron: bool, model: str = "") -> dict[str, str]:
     """Case -> what LLaMA-Factory stops with; empty where it takes the file. With `model` the adapter looks too."""
     checkpoint = None
@@ -122,9 +129,7 @@ def answers(texts: Mapping[str, str], folder: Path, *, megatron: bool, model: st
 
 def test_what_is_an_error_without_megatron_is_refused(tmp_path: Path) -> None:
     need_llamafactory()
-    texts = {lines: with_lines(PLAIN, lines) for lines in (*PLAIN_REFUSED, *REFUSED)}
-    # DeepSpeed is not installed where these tests run, and refused for that.
-    texts |= {lines: with_lines(FULL, lines) for lines in REFUSED_FULL if "deepspeed" not in lines}
+    texts = {lines: with_lines(PLAIN, lines) for lines in PLAIN_REFUSED} | parser_cases("finds")
     said = answers(texts, tmp_path, megatron=False)
     assert {case for case, text in texts.items() if not _has_error(text, megatron=False)} == set()
     assert {case for case, error in said.items() if not error} == set()
@@ -132,7 +137,7 @@ def test_what_is_an_error_without_megatron_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_error_without_megatron_is_taken(tmp_path: Path) -> None:
     need_llamafactory()
-    texts = {"as it is": PLAIN, **{lines: with_lines(PLAIN, lines) for lines in (*PLAIN_TAKEN, *TAKEN)}}
+    texts = {"as it is": PLAIN, **{lines: with_lines(PLAIN, lines) for lines in PLAIN_TAKEN}, **parser_cases("not")}
     texts |= {"full": FULL, "full with lora_rank": with_lines(FULL, "lora_rank: 8")}
     said = answers(texts, tmp_path, megatron=False)
     assert {case: error for case, error in said.items() if error} == {}

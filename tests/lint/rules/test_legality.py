@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.reading.setups import all_of, mca
+from tests.reading.setups import all_of, configuration, mca
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
 from topoplan.engines.megatron.rules import RULES_OF_A_GIVEN_LAYOUT
 from topoplan.lint.rules.legality import legality_findings
 from topoplan.lint.translate import translate
 from topoplan.reading.finding import Finding
 from topoplan.specs.load import load_cluster
-from topoplan.trainers.layout_keys import KEYS_OF_RULE
+from topoplan.trainers.layout_keys import KEYS_OF_RULE, key_line
+from topoplan.trainers.megatron_keys import PP, TP
 
 
 def found(spec: str = "h100-4x8", **keys: Any) -> list[Finding]:
@@ -101,3 +102,9 @@ def test_tensor_parallel_over_the_network_is_a_warning_because_it_runs() -> None
 
     assert (finding.rule, finding.severity) == ("layout-tp-in-nvlink-domain", "warning")
     assert finding.what == "tp 16 > NVLink domain of 8 GPUs"
+
+
+def test_the_line_is_that_of_the_first_key_that_is_there() -> None:
+    one = configuration(f"stage: sft\n{PP}: 2\n")
+    assert key_line(one, (TP, PP)) == 2
+    assert key_line(one, (TP,)) is None

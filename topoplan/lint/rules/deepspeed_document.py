@@ -46,13 +46,15 @@ class Document:
 
 def documents(setup: Setup) -> Iterator[Document]:
     """All of a setup, with the trainer's configuration where it is known which one uses it."""
-    users = [one for one in setup.with_deepspeed if one.get("deepspeed") is not None and not setup.uses_mca(one)]
+    named = [one for one in setup.with_deepspeed if one.get("deepspeed") is not None]
+    users = [one for one in named if not setup.uses_mca(one)]
     for one in users:
         block = one.get("deepspeed")
         if isinstance(block, Mapping):
             yield Document(holder=one, path=("deepspeed",), data=block, trainer=one, launches=setup.launches)
     files_named = [one for one in users if isinstance(one.get("deepspeed"), str)]
-    own = list(setup.of("deepspeed"))
+    blocks = {id(one.get("deepspeed")) for one in named}
+    own = [one for one in setup.of("deepspeed") if id(one.source.data) not in blocks]
     for one in own:
         user = files_named[0] if len(files_named) == len(own) == 1 else None
         yield Document(holder=one, path=(), data=one.source.data, trainer=user, launches=setup.launches)

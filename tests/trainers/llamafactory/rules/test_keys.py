@@ -1,25 +1,54 @@
+"""Which of LLaMA-Factory's paths a configuration takes, and the keys that there are on it."""
+
 from __future__ import annotations
 
-from tests.reading.setups import make_setup
+import pytest
+
+from tests.bundle.samples import CLUSTER
+from tests.reading.setups import MEGATRON, PLAIN, make_setup, setup_of, with_lines
+from topoplan.lint.check import Against, check_setup
 from topoplan.trainers.llamafactory.key_list import known_keys, plain_keys
-from topoplan.trainers.llamafactory.rules.keys import RENAMED, key_of, keys_of
+from topoplan.trainers.llamafactory.rules.keys import RENAMED, keys_of
+from topoplan.trainers.llamafactory.rules.mca import megatron_settings
+
+TENSOR = with_lines(PLAIN, "tensor_model_parallel_size: 2")
+BRIDGE = with_lines(TENSOR, "export_hf_on_finish: true")
+ON = {"USE_MEGATRON_BRIDGE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "path"),
+    [
+        (BRIDGE, {}, "bridge"),
+        (with_lines(PLAIN, "use_megatron_bridge: true"), {}, "bridge"),
+        (TENSOR, ON, "bridge"),
+        (TENSOR, {}, "mca"),
+        (BRIDGE, {**ON, "USE_MCA": "1"}, "mca"),
+        (BRIDGE, {"USE_MCA": "0", "USE_MEGATRON_BRIDGE": "0"}, "plain"),
+        (MEGATRON, {}, "mca"),
+        (PLAIN, {}, "plain"),
+        ("fp8: true", {}, "plain"),
+    ],
+)
+def test_the_variables_say_what_trains_and_else_the_keys(text: str, variables: dict[str, str], path: str) -> None:
+    setup = make_setup(text, variables=variables)
+    assert setup.path_of(setup.configurations[0]) == path
 
 
 def test_the_path_decides_which_keys_there_are() -> None:
-    plain, megatron = make_setup("stage: sft"), make_setup("tensor_model_parallel_size: 2")
-    assert keys_of(plain, plain.configurations[0]) is plain_keys()
-    assert keys_of(megatron, megatron.configurations[0]) is known_keys()
+    for text, keys in ((PLAIN, plain_keys()), (MEGATRON, known_keys())):
+        setup = make_setup(text)
+        assert keys_of(setup, setup.configurations[0]) is keys
+    assert {"moe_z_loss_coeff", "num_layers_in_first_pipeline_stage", "rotary_base"} <= megatron_settings().keys()
 
 
-def test_an_old_name_leads_to_the_key_of_today() -> None:
-    setup = make_setup("evaluation_strategy: steps")
-    key = key_of(setup, setup.configurations[0], "evaluation_strategy")
-    assert key is not None
-    assert key.name == "eval_strategy"
+def test_an_old_name_leads_to_a_key_of_today() -> None:
     assert not RENAMED.keys() & (known_keys().keys() | plain_keys().keys())
     assert set(RENAMED.values()) <= plain_keys().keys()
 
 
-def test_fp8_alone_does_not_make_it_a_megatron_job() -> None:
-    setup = make_setup("fp8: true")
-    assert not setup.uses_mca(setup.configurations[0])
+def test_no_number_is_given_for_megatron_bridge() -> None:
+    setup = setup_of("USE_MEGATRON_BRIDGE=1 llamafactory-cli train a.yaml", a_yaml=BRIDGE)
+    findings = check_setup(setup, Against(cluster=CLUSTER)).findings
+    assert "Megatron Bridge is not predicted" in next(one.what for one in findings if one.rule == "not-predicted")
+    assert {one.severity for one in findings} == {"note"}

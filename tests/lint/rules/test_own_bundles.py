@@ -1,0 +1,101 @@
+"""Nothing is said of what topoplan itself writes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.bundle.samples import (
+    CLUSTER,
+    DEEPSEEK,
+    HOSTS,
+    ONE_NODE,
+    QWEN3_8B,
+    QWEN3_30B,
+    QWEN3_VL_8B,
+    make_spec_and_layout,
+    make_spec_and_plan,
+)
+from tests.reading.setups import setup_of
+from topoplan.bundle.bundle import generate
+from topoplan.bundle.write import write_bundle
+from topoplan.layout.layout import Recompute
+from topoplan.lint.check import check
+from topoplan.lint.rules import package_faults
+from topoplan.lint.rules.registry import MODULES
+from topoplan.reading.setup import Setup
+from topoplan.specs.cluster import Fabric
+from topoplan.trainers.llamafactory.mca_yaml import trainer_file
+
+CLUSTERS = {
+    "none": CLUSTER,
+    "hosts": replace(CLUSTER, hosts=HOSTS),
+    "one": ONE_NODE,
+    "ethernet": replace(CLUSTER, fabric=Fabric(kind="ethernet")),
+    "roce": replace(CLUSTER, fabric=Fabric(kind="roce", traffic_class=106, service_level=3)),
+    "efa": replace(CLUSTER, fabric=Fabric(kind="efa")),
+    "tcpxo": replace(CLUSTER, hosts=HOSTS, fabric=Fabric(kind="tcpxo")),
+    "topology": replace(CLUSTER, fabric=Fabric(topology_file="/opt/microsoft/ndv5-topo.xml")),
+}
+LAYOUTS = {
+    "dense": {"model": QWEN3_8B},
+    "vision": {"model": QWEN3_VL_8B, "tp": 2, "pp": 2, "vpp": 2},
+    "vision with larger micro batches": {"model": QWEN3_VL_8B, "micro_batch_size": 2},
+    "experts": {"model": QWEN3_30B, "tp": 2, "pp": 4, "ep": 4},
+    "experts in slices": {"model": QWEN3_30B, "tp": 2, "etp": 2},
+    "latent attention": {"model": DEEPSEEK, "tp": 1, "ep": 8},
+    "context": {"model": QWEN3_8B, "tp": 2, "cp": 4},
+    "selective": {"recompute": Recompute(granularity="selective", modules=("core_attn", "mlp"))},
+    "uniform": {"recompute": Recompute(granularity="full", method="uniform", num_layers=2), "model": QWEN3_8B},
+    "block": {"pp": 2, "recompute": Recompute(granularity="full", method="block", num_layers=3)},
+    "uneven": {"model": QWEN3_8B, "tp": 1, "pp": 2, "pipeline_layout": "Et*17|t*19,L"},
+    "offload": {"model": QWEN3_8B, "optimizer_offload_fraction": 0.5},
+    "pt": {"model": QWEN3_8B, "job": {"stage": "pt"}},
+    "dpo": {"model": QWEN3_8B, "job": {"stage": "dpo"}},
+    "fp8": {"model": QWEN3_8B, "job": {"precision": "fp8"}},
+    "no packing": {"model": QWEN3_8B, "job": {"packing": False}},
+    "keys of the user": {
+        "model": QWEN3_8B,
+        "overlap_param_gather": False,
+        "job": {
+            "trainer": {"additional_configs": {"moe_z_loss_coeff": 1e-3}, "neat_packing": True, "save_strategy": "no"}
+        },
+    },
+}
+
+
+def rules(setup: Setup) -> list[str]:
+    return [one.rule for module in MODULES if module is not package_faults for one in module.findings(setup)]
+
+
+def test_nothing_is_said_of_the_bundle_in_the_repository() -> None:
+    assert {one.rule for one in check(["generated/h100-4x8"]).findings} <= {"bundle-version"}
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_nothing_is_said_of_a_bundle_for_any_fabric(name: str, tmp_path: Path) -> None:
+    spec, plan = make_spec_and_plan(cluster=CLUSTERS[name])
+    write_bundle(generate(spec, plan), tmp_path / "bundle")
+    assert [one.rule for one in check([str(tmp_path / "bundle")]).findings] == []
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_nothing_is_said_of_the_file_of_any_layout(name: str) -> None:
+    setup = setup_of(trainer_file(*make_spec_and_layout(**LAYOUTS[name])).text, name="train.yaml")
+    assert setup.uses_mca(setup.configurations[0])
+    assert rules(setup) == []
+
+
+def test_what_a_plan_chose_itself_is_not_judged(tmp_path: Path) -> None:
+    """Sequence parallelism, and the connections that Blackwell does not need."""
+    (tmp_path / "a.yaml").write_text("stage: sft\nmodel_name_or_path: a\ntensor_model_parallel_size: 2\n")
+    (tmp_path / "node-00.sh").write_text("export USE_MCA=1\npython -m llamafactory.launcher a.yaml\n")
+    judged = {"launch-max-connections", "mca-sequence-parallel-off"}
+    setup = check([str(tmp_path / "node-00.sh")]).setup
+
+    assert judged <= {*rules(setup)}
+    # The last module reads the bundle's manifest, which this one lacks.
+    own = replace(setup, bundles=(tmp_path,))
+    assert not judged & {one.rule for module in MODULES[:-1] for one in module.findings(own)}
