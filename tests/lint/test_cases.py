@@ -7,7 +7,7 @@
     - {not: {sft: {warmup_ratio: 0.5}}}
 
 An input names files with their text, or bases of `cases/bases.yaml` with what is changed in them (`~` takes a key out);
-a text alone is a script. Beside each case lies a.yaml, a right job for commands to read, and so do files of directories.
+a text alone is a script. Beside each case lies a.yaml, a right job for commands to read; so do files of directories.
 A case finds its rule, as many `times` as it says, and what `also` names, and nothing else. Of the first finding it may
 hold the `level`; `at`, of the text of its line; `says`, of its message; `hides`, what stands nowhere in it; `fixed`,
 lines of the corrected file, in which the rule is found no more, or `no` where nothing can be corrected.
