@@ -1,8 +1,8 @@
-"""Setups made by hand or read from small texts, and what rules say about them."""
+"""Setups made by hand or read from small texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,9 +14,6 @@ from topoplan.reading.read_setup import read_setup
 from topoplan.reading.setup import Configuration, Launch, Option, Setup, Trainer, Variable
 from topoplan.specs.source import Source, parse_source
 from topoplan.trainers.recognisers import recognisers
-
-Findings = Callable[[Setup], Iterator[Finding]]
-
 
 # From texts and values ------------------------------------------------------------------------------------------------
 
@@ -167,12 +164,7 @@ def swift_zero2(**keys: Any) -> tuple[Configuration, Setup]:
     )
 
 
-# What rules say -------------------------------------------------------------------------------------------------------
-
-
-def rules(findings: Findings, setup: Setup) -> list[str]:
-    """Names of the rules that were broken, in order."""
-    return [finding.rule for finding in findings(setup)]
+# Corrections ----------------------------------------------------------------------------------------------------------
 
 
 def fixed(finding: Finding) -> str:
