@@ -88,12 +88,12 @@ def test_offload_is_the_last_resort_and_says_what_the_host_needs() -> None:
 
 def test_offload_beyond_the_hosts_memory_is_not_told() -> None:
     spec = spec_of("Qwen/Qwen3-4B", nodes=1, gpus_per_node=1, global_batch_size=8, cluster={"host_memory": "32GiB"})
-    assert "no single change" in rejection(spec, recompute="full")[1]
+    assert rejection(spec, recompute="full")[1] == ""
 
 
-def test_a_model_far_too_large_has_no_single_change() -> None:
+def test_a_model_far_too_large_has_no_fix() -> None:
     spec = spec_of("Qwen/Qwen2.5-72B", nodes=1, gpu="rtx4090-24gb")
-    assert "no single change" in rejection(spec)[1]
+    assert rejection(spec)[1] == ""
 
 
 def plan(speed: float, gib: float, **degrees: object) -> Plan:
@@ -151,7 +151,7 @@ def test_offload_is_named_where_the_spec_does_not_say_what_there_is_to_offload_t
     assert fix.endswith(" GiB of host memory a node): state host_memory in the spec")
     stated = spec_of("Qwen/Qwen2.5-72B", nodes=1, global_batch_size=32, cluster={"host_memory": "256GiB"})
     _, fix = sharded_rejection(stated, backend="deepspeed", zero_stage=3, recompute="full")
-    assert fix == "no single change makes it fit"
+    assert fix == ""
 
 
 @pytest.mark.parametrize(

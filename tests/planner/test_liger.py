@@ -20,7 +20,7 @@ def never(spec: Spec) -> Ranking:
 
 
 def test_the_best_plan_with_ligers_kernels_is_held_against_the_best_without() -> None:
-    ranking = rank(of_one_node())
+    ranking = rank(replace(of_one_node(), backends=("ddp", "deepspeed", "fsdp2")))
     pinned = rank(of_one_node(pin={"fused_linear_cross_entropy": True})).plans[0]
     assert not ranking.plans[0].layout.fused_linear_cross_entropy
     note = liger_note(ranking, rank)
@@ -28,6 +28,12 @@ def test_the_best_plan_with_ligers_kernels_is_held_against_the_best_without() ->
     gain = pinned.tokens_per_s_per_gpu / ranking.plans[0].tokens_per_s_per_gpu - 1.0
     assert note.startswith(f"Liger's kernels: {gain:.0%} faster, ")
     assert f"({pinned.id}); --pin fused_linear_cross_entropy=true" in note
+
+
+def test_another_backend_that_is_slower_even_with_them_is_not_named() -> None:
+    ranking = rank(of_one_node())
+    assert ranking.plans[0].layout.backend == "megatron"
+    assert liger_note(ranking, rank) is None
 
 
 @pytest.mark.parametrize(

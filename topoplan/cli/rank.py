@@ -32,6 +32,7 @@ def rank(
     from dataclasses import replace
 
     from topoplan.cli.search import search
+    from topoplan.cli.ways_out import with_ways_out
     from topoplan.errors import InputError
     from topoplan.planner.liger import liger_note
 
@@ -42,6 +43,8 @@ def rank(
     ranking = search(options.read(spec), keep_rejected=rejected, partial=True)
     if (note := liger_note(ranking, lambda other: search(other, partial=True))) is not None:
         ranking = replace(ranking, notes=(note, *ranking.notes))
+    if not as_csv or not ranking.plans:
+        ranking = with_ways_out(ranking, spec, options, lambda other: search(other, partial=True))
     if as_csv:
         from topoplan.report.rows import write_rows
 

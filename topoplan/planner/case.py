@@ -18,22 +18,20 @@ from topoplan.trainers.trainer import Way
 def usual_backends(spec: Spec) -> tuple[str, ...]:
     """What a search looks at when nobody says: the pinned one, or Megatron for what it trains, else the others.
 
-    Keys that only others have are pinned for these.
+    For adapters all of them: which is faster is not known before. Keys that only others have are pinned for these.
     """
     if "backend" in spec.job.pin:
         return (spec.job.pin["backend"],)
     megatron, *_ = every = backends_of(spec.trainer, spec.job.finetuning)
-    is_refused = any(job_refusals(spec, megatron))
     others = [backend for backend in every if _way(spec, backend) is not _way(spec, megatron)]
     if not others:
         return every
     if foreign := _foreign_pins(spec, megatron):
         return tuple(other for other in others if foreign.keys() <= {*keys_of(other)}) or tuple(others)
-    if spec.job.finetuning == "lora":
-        # Adapters leave little for a pipeline to split; Megatron is for models that nothing else has room for.
-        return tuple(others)
     is_theirs = spec.job.finetuning != "full" or spec.job.pure_bf16 or spec.job.optimizer != "adamw"
-    return tuple(others) if is_theirs and is_refused else (megatron,)
+    if is_theirs and any(job_refusals(spec, megatron)):
+        return tuple(others)
+    return (*others, megatron) if spec.job.finetuning == "lora" else (megatron,)
 
 
 def _way(spec: Spec, backend: str) -> Way:

@@ -21,7 +21,7 @@ def liger_note(ranking: Ranking, search: Callable[[Spec], Ranking]) -> str | Non
     if not ranking.plans or ranking.searched < 1.0 or KEY in spec.job.pin:
         return None
     best = ranking.plans[0]
-    if KEY not in keys_of(best.layout.backend):
+    if not any(KEY in keys_of(backend) for backend in (best.layout.backend, *ranking.searched_backends)):
         return None
     backends = tuple(backend for backend in spec.backends if KEY in keys_of(backend))
     asked = replace(spec, backends=backends, job=replace(spec.job, pin={**spec.job.pin, KEY: True}))
@@ -32,6 +32,9 @@ def liger_note(ranking: Ranking, search: Callable[[Spec], Ranking]) -> str | Non
     if not found.plans or found.searched < 1.0:
         return None
     other = found.plans[0]
+    is_crossing = KEY not in keys_of(best.layout.backend)
+    if is_crossing and other.tokens_per_s_per_gpu <= best.tokens_per_s_per_gpu:
+        return None  # another backend has to be faster with them to be worth a sentence
     return (
         f"Liger's kernels: {speed_difference(best, other)}, {memory_difference(best, other)} ({other.id});"
         f" --pin {KEY}=true takes them, and the package liger-kernel"

@@ -119,6 +119,35 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a way out changes, as options of the command line."""
+
+    kind: str
+    """`nodes`, `lora` and so on: a key of `planner.ways_out.KINDS`."""
+    words: str
+    sets: tuple[str, ...] = ()
+    """Values of `--set`."""
+    pins: tuple[str, ...] = ()
+    """Values of `--pin`."""
+    backend: str | None = None
+    """Value of `--backend`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayOut:
+    """A change with which a job fits, or one with which it does not either."""
+
+    change: Change
+    plan: Plan | None = None
+    reason: str = ""
+    """Why there is no plan."""
+    is_tried: bool = True
+    """Its searches were all done."""
+    command: str = ""
+    """What ranks the changed job, for a shell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """Result of a search. `plans` is sorted, best first."""
 
@@ -138,3 +167,7 @@ class Ranking:
     """Sentences on the other backends and trainers: what a change to each costs and buys, or why there is none."""
     data_notes: tuple[str, ...] = ()
     """Sentences on the lengths of the samples and what the best plan makes of them; none where they are not known."""
+    searched_backends: tuple[str, ...] = ()
+    """Those that were searched, or cannot be."""
+    ways_out: tuple[WayOut, ...] = ()
+    """Where nothing fits, or nothing with room: what would, as far as somebody asked for it."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from topoplan.engines.engine import Fastest, Outcome, Refused, TooLarge
 from topoplan.engines.registry import ENGINES, engine_of
 from topoplan.engines.rule import Broken
-from topoplan.errors import LayoutError, ModelError, SpecError
+from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
 from topoplan.operators.padding import tokens_per_step
 from topoplan.planner.case import cases_of
@@ -24,9 +24,8 @@ from topoplan.planner.risk import first_safe
 from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
 from topoplan.trainers.refusal import Refusal
-from topoplan.trainers.registry import TRAINER_RULE, Verdict, backends_of, broken_by, caveats_of, is_for_others, verdict
+from topoplan.trainers.registry import TRAINER_RULE, Verdict, broken_by, caveats_of, is_for_others, verdict
 from topoplan.trainers.trainer import Trainer
-from topoplan.units import GIB
 
 KEPT_MISSES = 5
 """Layouts over the card's memory that are kept with a fix, when not all are asked for."""
@@ -95,26 +94,7 @@ def rank(
             progress(len(families), len(families))
     share = searched / len(families) if families else 1.0
     ranking = found.ranking(time.perf_counter() - started, share, unable)
-    if ranking.plans or share < 1.0 or spec.backends or "backend" in spec.job.pin:
-        return ranking
-    return replace(ranking, crossings=tuple(_elsewhere(spec, [*cases, *unable])))
-
-
-def _elsewhere(spec: Spec, searched: Sequence[str]) -> Iterator[str]:
-    """What fits under the backends that were not searched, where nothing does under those that were."""
-    every = backends_of(spec.trainer, spec.job.finetuning)
-    others = tuple(backend for backend in every if backend not in searched)
-    if not others:
-        return
-    try:
-        plans = rank(replace(spec, backends=others)).plans
-    except (LayoutError, ModelError, SpecError):
-        return
-    if plans:
-        yield (
-            f"--backend {plans[0].layout.backend} has plans that do: {plans[0].id} takes"
-            f" {plans[0].memory.device_bytes / GIB:.1f} GiB a GPU"
-        )
+    return replace(ranking, searched_backends=(*cases, *unable))
 
 
 class _Search:

@@ -13,6 +13,7 @@ from topoplan.planner.view import plan_to_dict, spec_to_dict
 from topoplan.report.answer import answer_of, answer_to_dict
 from topoplan.report.dump import picked
 from topoplan.report.effort import effort_to_dict, job_effort
+from topoplan.report.ways_out import way_out_to_dict
 
 SCHEMA = "topoplan.rank/1"
 
@@ -39,6 +40,7 @@ def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool, words: Sequen
         "notes": list(ranking.notes),
         "crossings": list(ranking.crossings),
     }
+    view["ways_out"] = [way_out_to_dict(way) for way in ranking.ways_out]
     if ranking.data_notes:
         view["data_notes"] = list(ranking.data_notes)
     if rejected:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from topoplan.errors import NoLayoutFitsError
 from topoplan.planner.plan import Ranking
 from topoplan.report.text import counts_line, nearest_misses, reason_line, spec_line
+from topoplan.report.ways_out import ways_out_lines
 
-_MISSES = 5
+_MISSES = 3
 
 
 def nothing_fits(ranking: Ranking) -> NoLayoutFitsError:
@@ -17,4 +18,5 @@ def nothing_fits(ranking: Ranking) -> NoLayoutFitsError:
         lines.append("nearest misses:")
     lines += (f"  - {reason_line(miss)}" for miss in misses)
     lines += ranking.crossings
+    lines += ways_out_lines(ranking) if ranking.ways_out else ["`topoplan rank` of the spec works out what would fit"]
     return NoLayoutFitsError("\n".join(lines))

@@ -29,6 +29,7 @@ from topoplan.report.text import (
     spec_line,
     time_shares,
 )
+from topoplan.report.ways_out import print_ways_out
 from topoplan.specs.spec import Spec
 from topoplan.trainers.registry import TRAINERS
 from topoplan.units import GIB
@@ -78,6 +79,9 @@ def print_ranking(console: Console, ranking: Ranking, answer: Answer) -> None:
     most = len(ranking.crossings) if ranking.spec.backends else _NOTES  # all where they were asked for
     _print_some(console, "Other backends and trainers, against plan 1", ranking.crossings, most)
     _print_some(console, "The usual alternatives, against plan 1", ranking.notes, _NOTES)
+    if ranking.ways_out:
+        console.print()
+        print_ways_out(console, ranking)
 
 
 def _print_some(console: Console, title: str, lines: Sequence[str], most: int) -> None:

@@ -1,0 +1,46 @@
+"""The ways out of a ranking, as commands to paste."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from shlex import join
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from topoplan.cli.options import SpecOptions
+    from topoplan.planner.plan import Change, Ranking
+    from topoplan.planner.what_if import Search
+    from topoplan.specs.spec import Spec
+
+
+def with_ways_out(ranking: Ranking, spec: str | None, options: SpecOptions, search: Search) -> Ranking:
+    """The ranking with its ways out, where it needs some; `options` are what the spec was read with."""
+    from topoplan.planner.ways_out import needs_ways_out, ways_out
+
+    if not needs_ways_out(ranking):
+        return ranking
+
+    def read(change: Change) -> Spec:
+        return changed(options, change).read(spec)
+
+    ways = ways_out(ranking, read, search)
+    commands = [join(["topoplan", "rank", *changed(options, way.change).words(spec)]) for way in ways]
+    told = [replace(way, command=text if way.plan else "") for way, text in zip(ways, commands, strict=True)]
+    return replace(ranking, ways_out=tuple(told))
+
+
+def changed(options: SpecOptions, change: Change) -> SpecOptions:
+    """The options with a change on top of them, which takes the place of what they say of the same key."""
+    keys = {_key(text) for text in change.sets}
+    kept = [text for text in options.overrides or () if _key(text) not in keys]
+    pin = () if change.kind == "pins" else options.pin or ()
+    return replace(
+        options,
+        overrides=[*kept, *change.sets],
+        pin=[*pin, *change.pins],
+        backend=change.backend or options.backend,
+    )
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0].strip().removeprefix("job.")

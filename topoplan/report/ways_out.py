@@ -1,0 +1,56 @@
+"""The ways out of a ranking in which nothing fits, or nothing with room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from topoplan.planner.plan import Plan, Ranking, WayOut
+from topoplan.planner.view import plan_to_dict
+from topoplan.planner.ways_out import KINDS, ROOM
+from topoplan.report.text import gib, significant
+
+
+def ways_out_lines(ranking: Ranking) -> Iterator[str]:
+    """Each way with what it gives and its command, on a line of its own to be pasted; then those that lead nowhere."""
+    found = [(way, way.plan) for way in ranking.ways_out if way.plan]
+    if found and ranking.plans:
+        yield f"Plan 1 is tight, and none leaves {ROOM:.0%} of the card beyond its margin. These ways do:"
+    elif found:
+        yield "ways out, the one that gives up least first:"
+    for way, plan in found:
+        yield f"  - {way.change.words} ({KINDS[way.change.kind].loss}): {_figures(plan)}"
+        yield f"      {way.command}"
+    for is_tried, words in (True, "tried, and no way out"), (False, "not tried to the end, since it takes too long"):
+        names = [KINDS[way.change.kind].name for way in ranking.ways_out if not way.plan and way.is_tried == is_tried]
+        if names and not ranking.plans:
+            yield f"{words}: {'; '.join(names)}"
+
+
+def print_ways_out(console: Console, ranking: Ranking) -> None:
+    """The same below a table; no line is wrapped, so that a command is pasted whole."""
+    for line in ways_out_lines(ranking):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _figures(plan: Plan) -> str:
+    memory = plan.memory
+    return (
+        f"{gib(memory.device_bytes)} of {gib(memory.capacity_bytes)} GiB, {significant(plan.time.step_s)} s a step,"
+        f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s a GPU ({plan.id})"
+    )
+
+
+def way_out_to_dict(way: WayOut) -> dict[str, Any]:
+    """A way out, and the plan that it leads to: null where there is none, with the reason."""
+    return {
+        "kind": way.change.kind,
+        "change": way.change.words,
+        "loss": KINDS[way.change.kind].loss,
+        "command": way.command,
+        "plan": None if way.plan is None else plan_to_dict(way.plan) | {"trainer": way.plan.trainer},
+        "reason": way.reason,
+    }
