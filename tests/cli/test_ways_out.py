@@ -78,13 +78,13 @@ def spare_gib(plan: dict[str, Any]) -> float:
 
 
 def test_a_job_that_barely_fits_is_shown_what_leaves_room(cli: Cli, specs: dict[str, str]) -> None:
-    document = ranked(cli, specs["h100"], "--top", "100")
+    document = ranked(cli, specs["h100"], "--top", "400")
     assert document["plans"]
     assert all(spare_gib(plan) < 0.1 * 79.6 for plan in document["plans"])
     assert [way["kind"] for way in document["ways_out"] if way["plan"]] == ["host_memory", "nodes", "gpu"]
     for way in document["ways_out"]:
         if way["plan"]:
-            plans = ranked(cli, *shlex.split(way["command"])[2:], "--top", "100")["plans"]
+            plans = ranked(cli, *shlex.split(way["command"])[2:], "--top", "400")["plans"]
             assert way["plan"]["id"] in [plan["id"] for plan in plans]
             assert spare_gib(way["plan"]) >= 0.1 * way["plan"]["memory"]["capacity_gib"]
 

@@ -11,7 +11,7 @@ from topoplan.specs.load import load_spec
 from topoplan.specs.spec import Spec
 
 PLAN = make_plan(tp=2, device_gib=60.0)
-TIGHT = make_plan(tp=4, device_gib=76.0)
+TIGHT = make_plan(tp=4, device_gib=78.0)
 
 
 @pytest.fixture

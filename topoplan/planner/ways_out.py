@@ -33,7 +33,7 @@ _SHORTEST = 1 / 8
 _HALF_AS_FAST = 0.5
 _LARGER, _NEXT_CARD = 1.1, 1.25
 """Times the memory of one's own card, and of one that did not do, from which another is looked at."""
-_LOOKED_AT = 50
+_LOOKED_AT = 400
 """Plans of a search in which one with room is looked for."""
 
 
