@@ -7,11 +7,13 @@ import pytest
 
 from tests.climbs import ROOT, climbs, floor
 
-MOST = 4
+MOST = 8
+"""Four of the search and its table, and those of what `rank` says beside it: what the trainers know of each plan
+(caveats), the warnings of its files, which are made for that, and the ways out."""
 
 
 @pytest.mark.parametrize("spec", ["h100-4x8", "a100-1x8"])
-def test_a_ranking_climbs_back_up_four_times_at_most(spec: str) -> None:
+def test_a_ranking_seldom_climbs_back_up(spec: str) -> None:
     command = [sys.executable, str(ROOT / "tests" / "climbs.py"), str(ROOT / "cluster_specs" / f"{spec}.yaml")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     *_, last = done.stdout.splitlines()

@@ -45,7 +45,7 @@ def test_a_file_to_start_from_is_written_once(cli: Cli, tmp_path: Path) -> None:
 def test_options_that_do_not_go_together_are_refused(cli: Cli, tmp_path: Path) -> None:
     assert cli("profile", "-o", tmp_path / "x").code == 2
     assert cli("profile", "h100-sxm-80gb", "--json", "-o", tmp_path / "x").code == 2
-    assert "did you mean" in cli("profile", "h100").err
+    assert "did you mean" in cli("profile", "h100-sxm-8gb").err
 
 
 def test_rank_takes_a_profile(cli: Cli, spec_file: Path, tmp_path: Path) -> None:

@@ -64,7 +64,9 @@ def test_every_way_out_of_a_job_that_does_not_fit_leads_to_the_plan_that_it_name
         program, verb, *arguments = shlex.split(way["command"])
         assert (program, verb) == ("topoplan", "rank")
         best = ranked(cli, *arguments)["plans"][0]
-        assert {key: best[key] for key in way["plan"]} == way["plan"]
+        assert {key: best[key] for key in way["plan"] if key != "warnings"} == {
+            key: value for key, value in way["plan"].items() if key != "warnings"
+        }
     for way in document["ways_out"]:
         assert bool(way["reason"]) != bool(way["plan"])
         assert way["loss"]

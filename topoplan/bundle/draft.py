@@ -27,14 +27,17 @@ class Draft:
     spec: Spec
     plan: Plan
     """As the trainer computes it."""
-    view: Mapping[str, Any]
-    """The plan as plan.json has it: all files take their numbers from here, to be the same when written again."""
     scheduler: Scheduler | None
     writer: Trainer
     way: Way
     """How the writer trains the layout."""
     trainer: TrainerFiles
     run: TrainerRun
+
+    @property
+    def view(self) -> Mapping[str, Any]:
+        """The plan as plan.json has it: all files take their numbers from here, to be the same when written again."""
+        return plan_to_dict(self.plan)
 
     @property
     def master_address(self) -> str | None:
@@ -66,7 +69,6 @@ def draft_of(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: str 
     return Draft(
         spec=spec,
         plan=plan,
-        view=plan_to_dict(plan),
         scheduler=starter,
         writer=writer,
         way=way,
