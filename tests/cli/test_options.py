@@ -1,6 +1,10 @@
+from pathlib import Path
+
 import pytest
 
+from tests.cli.conftest import Cli
 from topoplan.cli.options import variations
+from topoplan.cli.output import stdout_console
 from topoplan.errors import InputError
 
 
@@ -32,3 +36,16 @@ def test_quotes_and_brackets_hold_a_value_together(text: str) -> None:
 def test_what_cannot_be_tried_is_refused(overrides: list[str] | None) -> None:
     with pytest.raises(InputError):
         variations(overrides, most=9)
+
+
+def test_a_wrong_margin_is_one_of_the_option_that_was_given(cli: Cli, spec_file: Path) -> None:
+    refused = cli("rank", spec_file, "--margin", "lots")
+    assert refused.code == 2
+    assert "--margin lots: margin: 'lots' is not a fraction" in refused.err
+    assert "--set" not in refused.err
+
+
+@pytest.mark.parametrize(("columns", "width"), [("72", 72), ("", 100), ("wide", 100), ("9999", 140)])
+def test_columns_count_when_piped(monkeypatch: pytest.MonkeyPatch, columns: str, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert stdout_console().width == width

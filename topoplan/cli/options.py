@@ -89,6 +89,7 @@ _KEYS = {
     "--seq-len": "job.seq_len",
     "--batch": "job.global_batch_size",
     "--finetuning": "job.finetuning",
+    "--margin": "margin",
 }
 """Options that say one key of a spec."""
 
@@ -172,13 +173,12 @@ class SpecOptions:
         if spec is None:
             self._check_whole()
             said = _USUAL | said
-        margin = () if self.margin is None else (f"margin={self.margin}",)
         read = load_spec(
             spec,
             keys={option: (_KEYS[option], value) for option, value in said.items()},
             model=self.model,
             job=self.job,
-            overrides=(*(self.overrides or ()), *overrides, *margin),
+            overrides=(*(self.overrides or ()), *overrides),
             pins=tuple(self.pin or ()),
             profile=self.profile,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -24,11 +25,11 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
 
 
 def stdout_console() -> Console:
-    """Standard output for people: the terminal's width, or 100 columns and no colour where there is none."""
+    """Standard output for people: the terminal's width, or $COLUMNS or 100 and no colour where there is none."""
     from rich.console import Console
 
-    terminal = sys.stdout.isatty()
-    columns = shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns if terminal else PIPE_COLUMNS
+    terminal, said = sys.stdout.isatty(), os.environ.get("COLUMNS", "")
+    columns = shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns if terminal or said.isdecimal() else PIPE_COLUMNS
     return Console(
         file=sys.stdout,
         width=max(_MIN_COLUMNS, min(columns, _MAX_COLUMNS)),

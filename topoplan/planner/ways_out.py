@@ -13,6 +13,7 @@ from topoplan.layout.layout import keys_of
 from topoplan.planner.liger import KEY
 from topoplan.planner.plan import Change, Plan, Ranking, WayOut
 from topoplan.planner.rank import ranked
+from topoplan.planner.risk import SAFE_SHARE, TIGHT_SHARE, spare_share
 from topoplan.planner.what_if import Search, found_by
 from topoplan.specs.cluster import MOST_GPUS
 from topoplan.specs.gpu import Gpu
@@ -21,8 +22,6 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.registry import backends_of
 from topoplan.units import GIB
 
-TIGHT, ROOM = 0.02, 0.10
-"""Shares of the card beyond a plan's margin: less is tight, and from the second on there is room."""
 MOST_SEARCHES = 32
 MOST_S, MOST_S_WHERE_TIGHT = 20.0, 4.0
 """Of the processor; no search is begun later."""
@@ -71,7 +70,7 @@ def needs_ways_out(ranking: Ranking) -> bool:
     """A whole search has no plan, or its best one is tight and none leaves room."""
     if ranking.searched < 1.0 or not ranking.plans:
         return ranking.searched == 1.0
-    return _spare_share(ranking.plans[0]) < TIGHT and not any(map(_has_room, ranking.plans[:_LOOKED_AT]))
+    return spare_share(ranking.plans[0]) < TIGHT_SHARE and not any(map(_has_room, ranking.plans[:_LOOKED_AT]))
 
 
 def ways_out(ranking: Ranking, read: Callable[[Change], Spec], search: Search) -> tuple[WayOut, ...]:
@@ -100,13 +99,8 @@ def ways_out(ranking: Ranking, read: Callable[[Change], Spec], search: Search) -
     return tuple(found[kind] for kind in KINDS if kind in found)
 
 
-def _spare_share(plan: Plan) -> float:
-    """Part of the card that is left beyond a plan and its margin."""
-    return -plan.memory.excess_bytes / plan.memory.capacity_bytes
-
-
 def _has_room(plan: Plan) -> bool:
-    return _spare_share(plan) >= ROOM
+    return spare_share(plan) >= SAFE_SHARE
 
 
 class _SpentError(Exception):

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from topoplan.planner.plan import Plan, Ranking, WayOut
+from topoplan.planner.risk import SAFE_SHARE
 from topoplan.planner.view import plan_to_dict
-from topoplan.planner.ways_out import KINDS, ROOM
+from topoplan.planner.ways_out import KINDS
 from topoplan.report.text import gib, significant
 
 
@@ -18,7 +19,7 @@ def ways_out_lines(ranking: Ranking) -> Iterator[str]:
     """Each way with what it gives and its command, on a line of its own to be pasted; then those that lead nowhere."""
     found = [(way, way.plan) for way in ranking.ways_out if way.plan]
     if found and ranking.plans:
-        yield f"Plan 1 is tight, and none leaves {ROOM:.0%} of the card beyond its margin. These ways do:"
+        yield f"Plan 1 is tight, and none leaves {SAFE_SHARE:.0%} of the card beyond its margin. These ways do:"
     elif found:
         yield "ways out, the one that gives up least first:"
     for way, plan in found:
