@@ -49,6 +49,14 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_terminal() -> Iterator[None]:
+    """Workers have the width of a terminal in their environment, which counts where output is piped."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("COLUMNS", raising=False)
+        yield
+
+
 def _is_on_hosts(path: Path) -> bool:
     return bool({path.stem, f"{path.parent.name}/{path.stem}"} & ON_HOSTS)
 
