@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from topoplan.bundle.node_script import master_address, master_port
@@ -20,7 +21,7 @@ NO_SCHEDULER = "none"
 """Asks for none, whatever the spec has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Draft:
     """What a bundle is made from."""
 
@@ -34,7 +35,7 @@ class Draft:
     trainer: TrainerFiles
     run: TrainerRun
 
-    @property
+    @cached_property
     def view(self) -> Mapping[str, Any]:
         """The plan as plan.json has it: all files take their numbers from here, to be the same when written again."""
         return plan_to_dict(self.plan)

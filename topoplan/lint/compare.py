@@ -150,18 +150,8 @@ def _states_bytes(plan: Plan) -> float:
 
 
 def _usual_machines(nodes: int, gpus_per_node: int) -> Cluster:
-    gpu = known.gpu(_USUAL_CARD)
-    return Cluster(
-        name=f"{nodes} x {gpus_per_node} {gpu.name}",
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        gpu=gpu,
-        nvlink_bytes_per_s=gpu.nvlink_bytes_per_s,
-        nvlink_domain_gpus=gpus_per_node,
-        pcie_bytes_per_s=gpu.pcie_bytes_per_s,
-        nics_per_node=gpu.nics_per_node,
-        nic_bytes_per_s=gpu.nic_bytes_per_s,
-    )
+    name = f"{nodes} x {gpus_per_node} {_USUAL_CARD}"
+    return known.machines(known.gpu(_USUAL_CARD), nodes, gpus_per_node, name)
 
 
 def _with_best(translation: Translation, cluster: Cluster, against: Against) -> Prediction:

@@ -57,7 +57,6 @@ def _hindrance(spec: Spec, backend: str) -> Refusal | None:
     if not ways_of(backend, spec.trainer):
         expected = f"expected {' or '.join(backends_of(spec.trainer))}"
         return Refusal("backend", f"{spec.trainer} has no backend {backend}", expected=expected)
-    refused = next(job_refusals(spec, backend), None)
     for key, value in _foreign_pins(spec, backend).items():
         owners = [one for engine in ENGINES for one in engine.backends if key in keys_of(one)]
         return Refusal(
@@ -66,7 +65,7 @@ def _hindrance(spec: Spec, backend: str) -> Refusal | None:
             where=spec.path or "",
             remedy=f"take backend {listed(owners, 'or')}",
         )
-    return refused
+    return next(job_refusals(spec, backend), None)
 
 
 def _foreign_pins(spec: Spec, backend: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from topoplan import catalog
+from topoplan.specs.cluster import Cluster
 from topoplan.specs.config_json import model_from_config
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.model import Model
@@ -42,6 +43,21 @@ def gpu(name: str) -> Gpu:
         nics_per_node=row["nics_per_node"],
         nic_bytes_per_s=row["nic_gbit_per_s"] / 8 * _GIGA,
         source=row["source"],
+    )
+
+
+def machines(card: Gpu, nodes: int, gpus_per_node: int, name: str = "") -> Cluster:
+    """Boxes with the links of the card's usual machine, all GPUs of one in its NVLink domain."""
+    return Cluster(
+        name=name,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        gpu=card,
+        nvlink_bytes_per_s=card.nvlink_bytes_per_s,
+        nvlink_domain_gpus=gpus_per_node,
+        pcie_bytes_per_s=card.pcie_bytes_per_s,
+        nics_per_node=card.nics_per_node,
+        nic_bytes_per_s=card.nic_bytes_per_s,
     )
 
 

@@ -103,15 +103,4 @@ def _offload(configuration: Configuration) -> float:
 
 
 def _cluster(world_size: int) -> Cluster:
-    gpu = known.gpu(_ASSUMED_GPU)
-    return Cluster(
-        name="",
-        nodes=1,
-        gpus_per_node=world_size,
-        gpu=gpu,
-        nvlink_bytes_per_s=gpu.nvlink_bytes_per_s,
-        nvlink_domain_gpus=world_size,
-        pcie_bytes_per_s=gpu.pcie_bytes_per_s,
-        nics_per_node=gpu.nics_per_node,
-        nic_bytes_per_s=gpu.nic_bytes_per_s,
-    )
+    return known.machines(known.gpu(_ASSUMED_GPU), 1, world_size)
