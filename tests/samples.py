@@ -97,6 +97,7 @@ def make_plan(
             reserved_bytes=(device_gib - 2) * GIB,
             device_bytes=device_gib * GIB,
             capacity_bytes=H100.memory_bytes,
+            band=0.05,
             margin_bytes=1.5 * GIB,
             host_bytes=0.0,
             by_stage=(

@@ -162,6 +162,7 @@ def make_plan(layout: Layout, **changes: Any) -> Plan:
         reserved_bytes=55.5 * GIB,
         device_bytes=60.125 * GIB,
         capacity_bytes=79.65 * GIB,
+        band=0.05,
         margin_bytes=4 * GIB,
         host_bytes=0.0,
         by_stage=(

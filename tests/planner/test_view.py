@@ -37,6 +37,7 @@ def test_a_plan_has_the_keys_of_the_contract() -> None:
         "reserved_gib": 55.5,
         "device_gib": 60.125,
         "capacity_gib": 79.65,
+        "band": [57.1187, 63.1313],
         "margin_gib": 4.0,
         "host_gib": 0.0,
         "by_stage": None,

@@ -23,6 +23,8 @@ def test_the_page_says_what_is_graded_and_what_was_not_measured() -> None:
         "Throughput",
         "Order of layouts",
         "What fits",
+        "Inside the bands",
+        "Beside other planners",
         "What is not graded",
         "What was not measured",
         "Where the numbers of each GPU come from",
@@ -33,4 +35,4 @@ def test_the_page_says_what_is_graded_and_what_was_not_measured() -> None:
 
 def test_prose_is_wrapped() -> None:
     lines = PAGE.read_text(encoding="utf-8").splitlines()
-    assert max(len(line) for line in lines if not line.startswith("|")) <= 120
+    assert not [line for line in lines if " " in line[120:] and not line.startswith("|")]

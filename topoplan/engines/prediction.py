@@ -53,13 +53,20 @@ class Memory:
     """What nvidia-smi shows: adds the CUDA context and NCCL's buffers."""
     capacity_bytes: float
     """The card."""
+    band: float
+    """Half width of the error band around device_bytes, as a fraction of it; that of the other figures is as wide."""
     margin_bytes: float
-    """What must stay free on the card for `fits`."""
+    """What must stay free on the card for `fits`: the band, unless the spec says otherwise."""
     host_bytes: float
     """Pinned host memory per node."""
     host_capacity_bytes: float | None = None
     """Host memory of a node; None when the spec does not say."""
     by_stage: tuple[StageMemory, ...]
+
+    @property
+    def band_bytes(self) -> tuple[float, float]:
+        """Interval that the memory of the card is expected in."""
+        return around(self.device_bytes, self.band)
 
     @property
     def excess_bytes(self) -> float:
@@ -82,6 +89,11 @@ class Memory:
     def fits(self) -> bool:
         """Device memory and margin are within the card, and what is offloaded is within the host's memory."""
         return self.excess_bytes <= 0.0 and not self.host_excess_bytes
+
+
+def around(value: float, band: float) -> tuple[float, float]:
+    """The interval of a half width that is a fraction of the value in its middle."""
+    return value * (1.0 - band), value * (1.0 + band)
 
 
 def stated_margin_bytes(cluster: Cluster, usual_bytes: float) -> float:

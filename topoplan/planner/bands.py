@@ -5,7 +5,8 @@ The rule, for each entry of `catalog/profiles.json` and each band:
 - Every figure of memory grades it; every figure of speed does but those of runs that were slowed on purpose, and of
   adapters on Megatron. Where a source leaves out settings that the figure depends on, only the fastest run of a
   cluster, model and job grades speed.
-- Five or more: the 90th percentile of their sizes.
+- Five or more: the 90th percentile of how far off they are. A source counts as five figures at most, as its runs share
+  a machine and its software: a band is to hold for a source that nobody has seen.
 - Fewer: the kin's band times WIDER_FOR_FEW, or the median of their sizes where that is wider: a few figures say nothing
   of the tail, but something of the middle.
 - None: the kin's band times WIDER_FOR_NONE.
@@ -18,11 +19,12 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from topoplan.catalog import profile_entries
-from topoplan.planner.validate import THROUGHPUT, Figure, at_90_percent
+from topoplan.planner.validate import Figure
 from topoplan.specs.gpu_profile import (
     BANDS,
     FEW_FIGURES,
@@ -67,7 +69,7 @@ def earned_bands(figures: Sequence[Figure]) -> tuple[EarnedBand, ...]:
             entry=name,
             key=key,
             value=_band(name, key, figures),
-            figures=len(_sizes(name, key, figures)),
+            figures=len(_graded_by(name, key, figures)),
             stored=entry["bands"][key]["value"],
         )
         for name, entry in profile_entries().items()
@@ -76,33 +78,80 @@ def earned_bands(figures: Sequence[Figure]) -> tuple[EarnedBand, ...]:
 
 
 def _band(name: str, key: str, figures: Sequence[Figure]) -> float:
-    sizes = _sizes(name, key, figures)
+    found = _graded_by(name, key, figures)
     kin = profile_entries()[name].get("kin")
-    if len(sizes) >= FEW_FIGURES:
-        width = at_90_percent(sizes)
+    if len(found) >= FEW_FIGURES:
+        width = _at_90_percent(found)
     elif kin is None:
         width = WIDEST
-    elif sizes:
-        width = max(WIDER_FOR_FEW * _band(kin, key, figures), statistics.median(sizes))
+    elif found:
+        width = max(WIDER_FOR_FEW * _band(kin, key, figures), statistics.median(figure.off_by for figure in found))
     else:
         width = WIDER_FOR_NONE * _band(kin, key, figures)
     percent = math.ceil(100.0 * round(width, 6))
     return min(max(percent / 100.0, NARROWEST[key]), WIDEST)
 
 
-def _sizes(name: str, key: str, figures: Sequence[Figure]) -> list[float]:
-    """How far the truth was from the prediction, in parts of the prediction: what a band around it has to hold."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """How many measured figures are inside the bands that were predicted around them."""
+
+    key: str
+    """The band; `time` and `memory` are all of a kind."""
+    figures: int
+    inside: int
+    inside_without_source: int
+    """Inside the band that the figures of all other sources alone would give: what a new source may expect."""
+    median_half_width: float
+    """Of the bands that were predicted, as a fraction."""
+
+
+def coverages(figures: Sequence[Figure]) -> tuple[Coverage, ...]:
+    """Of time, of memory, and of each band that any figure grades."""
+    held = [figure for figure in figures if figure.band]
+    unseen: dict[tuple[str, str, str], float] = {}
+    for name, key, source in {(figure.entry, figure.band, figure.family) for figure in held}:
+        others = [figure for figure in held if figure.family != source]
+        unseen[name, key, source] = _band(name, key, others)
+    groups: dict[str, list[Figure]] = {"time": [], "memory": [], **{key: [] for key in BANDS}}
+    for figure in held:
+        groups["time" if figure.is_speed else "memory"].append(figure)
+        groups[figure.band].append(figure)
+    return tuple(
+        Coverage(
+            key=key,
+            figures=len(members),
+            inside=sum(one.off_by <= one.half_width for one in members),
+            inside_without_source=sum(one.off_by <= unseen[one.entry, one.band, one.family] for one in members),
+            median_half_width=statistics.median(one.half_width for one in members),
+        )
+        for key, members in groups.items()
+        if members
+    )
+
+
+def _graded_by(name: str, key: str, figures: Sequence[Figure]) -> list[Figure]:
+    """The figures that grade a band of an entry."""
     found = [figure for figure in figures if figure.band == key and (figure.entry == name or key in POOLED_BANDS)]
     fastest: dict[str, Figure] = {}
     for figure in found:
-        if figure.kind.startswith(THROUGHPUT):
+        if figure.is_speed:
             other = fastest.setdefault(figure.alike, figure)
             if figure.error < other.error:
                 fastest[figure.alike] = figure
-    # A step takes longer by as much as throughput was predicted too high; memory is larger as it was predicted too low.
-    speed = [abs(figure.error) for figure in fastest.values()]
-    memory = [abs(1.0 / (1.0 + f.error) - 1.0) for f in found if not f.kind.startswith(THROUGHPUT)]
-    return speed + memory
+    return [*fastest.values(), *(figure for figure in found if not figure.is_speed)]
+
+
+def _at_90_percent(figures: Sequence[Figure]) -> float:
+    """The 90th percentile of how far off figures are, where a source counts as FEW_FIGURES of them at most."""
+    of_source = Counter(figure.family for figure in figures)
+    weighed = sorted((figure.off_by, min(1.0, FEW_FIGURES / of_source[figure.family])) for figure in figures)
+    reached, needed = 0.0, 0.9 * sum(weight for _, weight in weighed)
+    for off_by, weight in weighed:
+        reached += weight
+        if reached >= needed - 1e-9:
+            return off_by
+    raise AssertionError("no figures")
 
 
 def profiles_text(bands: Sequence[EarnedBand]) -> str:

@@ -46,13 +46,28 @@ class Figure:
     """Entry of `catalog/profiles.json` that the prediction rests on."""
     band: str = ""
     """The band of that entry that the figure grades; empty for one that grades none."""
+    half_width: float = 0.0
+    """Half width of the band that was predicted around the figure, as a fraction of it."""
     alike: str = ""
     """Runs with the same text here differ in nothing that their source states but the layout."""
+
+    @property
+    def is_speed(self) -> bool:
+        """Of throughput, where its band is that of the step; else of memory."""
+        return self.kind.startswith(THROUGHPUT)
 
     @property
     def error(self) -> float:
         """Predicted over measured, less one: above zero when the prediction is too high."""
         return self.predicted / self.measured - 1.0
+
+    @property
+    def off_by(self) -> float:
+        """How far the truth was from the prediction, in parts of the prediction: what a band around it has to hold.
+
+        A step takes longer by as much as throughput was predicted too high; memory is larger as it was predicted low.
+        """
+        return abs(self.error) if self.is_speed else abs(self.measured / self.predicted - 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +221,7 @@ def _figures(run: MeasuredRun, spec: Spec, plan: Plan) -> Iterator[Figure]:
 
     def figure(kind: str, unit: str, predicted: float, real: float, stage: int | None = None) -> Figure:
         of_speed = kind.startswith(THROUGHPUT)
+        half_width = plan.time.band_s[1] / plan.time.step_s - 1.0 if of_speed else memory.band
         return Figure(
             id=run.id,
             family=run.family,
@@ -216,6 +232,7 @@ def _figures(run: MeasuredRun, spec: Spec, plan: Plan) -> Iterator[Figure]:
             stage=stage,
             entry=entry_name(spec.cluster.gpu),
             band=memory_band if not of_speed else "" if run.slowed else time_band,
+            half_width=half_width,
             alike=alike,
         )
 
@@ -237,7 +254,7 @@ def _figures(run: MeasuredRun, spec: Spec, plan: Plan) -> Iterator[Figure]:
 
 
 def _ranking(plans: Sequence[tuple[MeasuredRun, Plan]], figures: Sequence[Figure]) -> RankingGrade | None:
-    speeds = {figure.id: figure for figure in figures if figure.kind.startswith(THROUGHPUT)}
+    speeds = {figure.id: figure for figure in figures if figure.is_speed}
     groups: dict[str, list[Figure]] = {}
     for run, _ in plans:
         if run.rank_group and run.id in speeds:

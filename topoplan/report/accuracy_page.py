@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from topoplan.planner.bands import NARROWEST
-from topoplan.planner.validate import ALLOCATED, BY_STAGE, RESERVED, Spread, Validation
+from topoplan.planner.bands import NARROWEST, coverages
+from topoplan.planner.validate import ALLOCATED, BY_STAGE, RESERVED, THROUGHPUT, Spread, Validation
 from topoplan.report.profile import catalog_profiles, kinds_text, memory_bands, time_bands
 from topoplan.report.text import counted
 from topoplan.report.validation import (
@@ -21,6 +21,29 @@ from topoplan.specs.gpu_profile import FEW_FIGURES, WIDER_FOR_FEW, WIDER_FOR_NON
 
 MARK = "<!-- written by `topoplan validate -o`"
 _WIDTH = 120
+_OTHERS = (
+    # planner, source of the rows, kind of figure, its median and worst error in percent, what it was calibrated on
+    ("SimuMax 4dcaae5", "SimuMax B200", ALLOCATED, 0.4, 0.7, "this machine's kernels (its B200 release table)"),
+    ("SimuMax 4dcaae5", "SimuMax B200", f"{THROUGHPUT} bf16", 6.5, 13.5, "the same"),
+    ("SimuMax 4dcaae5", "SimuMax A100 PCIe", ALLOCATED, 1.3, 2.9, "this machine's kernels (docs/FULL_RESULTS.md)"),
+    ("SimuMax 4dcaae5", "SimuMax A100 PCIe", f"{THROUGHPUT} bf16", 1.6, 3.1, "the same"),
+    (
+        "Calculon caa4b11",
+        "Korthikanti et al. 2022",
+        f"{THROUGHPUT} bf16",
+        1.3,
+        3.3,
+        "Selene, these runs among others (`calculon llm-validation`)",
+    ),
+)
+"""What other planners say of themselves on rows that are graded here too."""
+_ALONE = (
+    "vTrain (MICRO 2024) publishes mean errors of 8.4% on one A100 node and 14.7% on up to 512 A100, with kernels"
+    " profiled on such a node",
+    "Charon (MLSys 2026, arXiv 2605.17164) publishes errors under 5.35%, and under 3.74% for training on more than"
+    " 10,000 GPUs, on runs of its own",
+)
+"""What others publish on runs that are not public."""
 _UNMEASURED = (
     (
         "CUDA context and loaded kernels (`context_bytes`)",
@@ -66,6 +89,8 @@ def accuracy_page(graded: Validation) -> str:
         *_memory(graded),
         *_throughput(graded),
         *_order_and_fit(graded),
+        *_inside_the_bands(graded),
+        *_beside_others(graded),
         *_not_graded(graded),
         "## What was not measured",
         _prose("No GPU was at hand. These rest on public figures or on assumptions:"),
@@ -137,6 +162,49 @@ def _order_and_fit(graded: Validation) -> list[str]:
     return blocks
 
 
+def _inside_the_bands(graded: Validation) -> list[str]:
+    rows = (
+        [
+            f"`{one.key}`" if one.key.endswith("_band") else f"all of {one.key}",
+            str(one.figures),
+            percent(one.inside / one.figures),
+            percent(one.inside_without_source / one.figures),
+            percent(one.median_half_width),
+        ]
+        for one in coverages(graded.figures)
+    )
+    return [
+        "## Inside the bands",
+        _prose(
+            "How many measured figures are inside the band that is printed around them. *Without its source*: inside"
+            " the band that all other sources alone would give, which is what runs of yours may expect."
+        ),
+        _table(("band", "n", "inside", "without its source", "median half width"), rows, right=[1, 2, 3, 4]),
+    ]
+
+
+def _beside_others(graded: Validation) -> list[str]:
+    rows = []
+    for planner, family, kind, median, worst, calibrated in _OTHERS:
+        ours = next((one for one in graded.spreads if (one.family, one.kind) == (family, kind)), None)
+        if ours is not None:
+            figures = [percent(ours.median), percent(ours.worst), planner, f"{median:.1f}%", f"{worst:.1f}%"]
+            rows.append([family, kind, str(ours.count), *figures, calibrated])
+    if not rows:
+        return []
+    return [
+        "## Beside other planners",
+        "On rows that they publish their own errors for:",
+        _table(
+            ("rows", "figure", "n", "median", "worst", "planner", "its median", "its worst", "calibrated on"),
+            rows,
+            right=[2, 3, 4, 6, 7],
+        ),
+        "On runs of their own, which nobody else can grade:",
+        _bulleted(f"{line}." for line in _ALONE),
+    ]
+
+
 def _not_graded(graded: Validation) -> list[str]:
     blocks = [
         "## What is not graded",
@@ -159,7 +227,8 @@ def _bands() -> list[str]:
             " and the memory band are within the card, unless the spec or `--margin` says otherwise."
         ),
         _prose(
-            f"A band is earned: the 90th percentile of the errors of at least {FEW_FIGURES} figures. With fewer it"
+            f"A band is earned: the 90th percentile of the errors of at least {FEW_FIGURES} figures, of which a source"
+            f" counts as {FEW_FIGURES} at most. With fewer it"
             f" is that of the kin, times {WIDER_FOR_FEW:g}, or the median error where that is wider; with none, times"
             f" {WIDER_FOR_NONE:g}. The memory of adapters on Megatron, and that of ddp, deepspeed and fsdp2, is graded"
             " by the runs of all cards together. Speeds of runs that were slowed on purpose count for none, nor do"

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from topoplan.planner.bands import Coverage, coverages
 from topoplan.planner.validate import Figure, FitGrade, RankingGrade, Validation
 from topoplan.report.dump import picked, plain
 from topoplan.report.tables import bullets, paragraph, table_of
@@ -29,8 +30,10 @@ def validation_to_dict(graded: Validation) -> dict[str, Any]:
             for spread in graded.spreads
         ],
         "rows": [
-            picked(figure, "id source=family kind stage unit predicted measured error") for figure in graded.figures
+            picked(figure, "id source=family kind stage unit predicted measured error half_width")
+            for figure in graded.figures
         ],
+        "bands": [plain(one) for one in coverages(graded.figures)],
         "ranking": plain(graded.ranking),
         "fits": {
             **picked(fits, "ran ran_unstated"),
@@ -58,6 +61,9 @@ def print_validation(console: Console, graded: Validation, *, rows: bool) -> Non
             " sign, above zero when predictions are high. allocated: the fullest GPU.",
             style="dim",
         )
+    if covered := coverages(graded.figures):
+        console.print()
+        paragraph(console, _bands_sentence(covered))
     if graded.ranking is not None:
         console.print()
         paragraph(console, ranking_sentence(graded.ranking))
@@ -77,6 +83,16 @@ def print_validation(console: Console, graded: Validation, *, rows: bool) -> Non
         more = f"; {counted(len(reasons) - _MOST_REASONS, 'more reason')} in --json" if reasons[_MOST_REASONS:] else ""
         console.print()
         paragraph(console, f"{counted(sum(graded.left_out.values()), 'row')} of the sources not graded: {shown}{more}.")
+
+
+def _bands_sentence(covered: Sequence[Coverage]) -> str:
+    parts = [
+        f"of {one.figures} figures of {one.key} {one.inside / one.figures:.0%} are inside the printed band,"
+        f" {one.inside_without_source / one.figures:.0%} inside the one that the other sources alone would give"
+        for one in covered
+        if one.key in ("time", "memory")
+    ]
+    return f"Bands: {'; '.join(parts)}."
 
 
 def ranking_sentence(ranking: RankingGrade) -> str:

@@ -241,6 +241,7 @@ def sharded_memory(case: Case, layout: Layout, *, with_moments: bool = False) ->
         reserved_bytes=reserved,
         device_bytes=device,
         capacity_bytes=cluster.gpu.memory_bytes,
+        band=profile.sharded_memory_band,
         margin_bytes=stated_margin_bytes(cluster, device * profile.sharded_memory_band),
         host_bytes=states.host_bytes * min(cluster.gpus_per_node, layout.world_size),
         host_capacity_bytes=cluster.host_memory_bytes,

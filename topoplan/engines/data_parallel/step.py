@@ -9,7 +9,7 @@ from topoplan.engines.data_parallel.memory import layer_uses
 from topoplan.engines.data_parallel.parameter_bytes import HALF, moment_bytes, parameter_bytes, shards_of
 from topoplan.engines.data_parallel.sharding import sharding_of
 from topoplan.engines.data_parallel.states import kept_bytes, wire_bytes
-from topoplan.engines.prediction import Time
+from topoplan.engines.prediction import Time, around
 from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import LORA_RANK
 from topoplan.operators.eager import LayerUse, Tuning, eager_case
@@ -278,4 +278,4 @@ def sharded_time(case: Case, layout: Layout) -> Time:
     if any(isinstance(layer.ffn, Moe) for layer in model.layers):
         # The runs that it comes from are of dense models.
         band = min(WIDER_FOR_NONE * band, WIDEST)
-    return Time(step_s=step_s, band_s=(step_s * (1.0 - band), step_s * (1.0 + band)), parts_s=parts)
+    return Time(step_s=step_s, band_s=around(step_s, band), parts_s=parts)

@@ -80,9 +80,13 @@ def fragmentation(case: Case, layout: Layout) -> float:
 
 def margin_bytes(case: Case, device_bytes: float) -> float:
     """What `fits` leaves free: the spec's share of the card, else the error band of the prediction."""
-    model, cluster, job, profile = case.model, case.cluster, case.job, case.profile
-    band: float = getattr(profile, band_keys(model, job)[0])
-    return stated_margin_bytes(cluster, device_bytes * band)
+    return stated_margin_bytes(case.cluster, device_bytes * band_of(case))
+
+
+def band_of(case: Case) -> float:
+    """Half width of the error band of the memory, as a fraction."""
+    band: float = getattr(case.profile, band_keys(case.model, case.job)[0])
+    return band
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -159,6 +163,7 @@ def predict_memory(
         reserved_bytes=reserved,
         device_bytes=device,
         capacity_bytes=cluster.gpu.memory_bytes,
+        band=band_of(case),
         margin_bytes=margin,
         host_bytes=max(stage.host_bytes for stage in stages) * cluster.gpus_per_node,
         host_capacity_bytes=cluster.host_memory_bytes,

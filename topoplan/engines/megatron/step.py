@@ -16,7 +16,7 @@ from topoplan.engines.megatron.microbatch import (
 )
 from topoplan.engines.megatron.pipeline import schedule_s
 from topoplan.engines.megatron.states import chunk_layers, stage_parameters
-from topoplan.engines.prediction import Time
+from topoplan.engines.prediction import Time, around
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.network.collectives import all_gather_s, all_reduce_s, point_to_point_s
 from topoplan.network.placement import Group, group
@@ -27,8 +27,7 @@ from topoplan.operators.params import padded_vocab_size, replicated_elements
 from topoplan.operators.shard import Shard
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.facts import facts_of
-from topoplan.specs.gpu_profile import Profile
+from topoplan.specs.gpu_profile import Profile, band_keys
 
 ADAM_STEP_BYTES = 34
 """Moved per optimizer element: gradient, fp32 weight and two moments read, three written, the bf16 weight written
@@ -244,7 +243,7 @@ def predict_time(case: Case, layout: Layout, terms: StepTerms | None = None) -> 
     The parts are those of the busiest pipeline rank; what it waits for the others is `pp_bubble`, and what the pipeline
     takes longer because messages take time is `pp_comm`.
     """
-    model, job, profile = case.model, case.job, case.profile
+    model, job = case.model, case.job
     terms = terms or step_terms(case, layout)
     work, microbatches = terms.work, terms.work.microbatches
     without_messages = work.schedule_s(0.0) if layout.pp > 1 else terms.pipeline_s
@@ -259,13 +258,5 @@ def predict_time(case: Case, layout: Layout, terms: StepTerms | None = None) -> 
     parts["optimizer"] = terms.optimizer_s
     parts = {name: seconds for name, seconds in parts.items() if seconds > 0.0}
     step_s = sum(parts.values())
-    band = profile.time_band
-    if facts_of(model).is_moe:
-        band = max(band, profile.moe_time_band)
-    if work.times.shard.eight_bit:
-        band = max(band, profile.eight_bit_time_band)
-    return Time(
-        step_s=step_s,
-        band_s=(step_s * (1.0 - band), step_s * (1.0 + band)),
-        parts_s=parts,
-    )
+    band: float = getattr(case.profile, band_keys(model, job)[1])
+    return Time(step_s=step_s, band_s=around(step_s, band), parts_s=parts)
