@@ -61,6 +61,7 @@ def test_the_json_form_has_every_key_of_the_contract() -> None:
         "cross_entropy_fusion_impl": "te",
         "precision_aware_optimizer": False,
         "fp8_param": False,
+        "cp_comm_type": "p2p",
         "moe_token_dispatcher_type": None,
     }
 

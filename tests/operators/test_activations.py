@@ -89,6 +89,12 @@ def test_context_parallelism_divides_everything(name: str) -> None:
     assert half.input_bytes == whole.input_bytes / 2
 
 
+def test_context_parallelism_by_all_to_all_keeps_the_output_on_either_side_of_it() -> None:
+    ring, exchanged = (bytes_of(layer(DENSE, shard(tokens=2048, cp=2, cp_all_to_all=way))) for way in (False, True))
+    assert exchanged.pop("attention output before its all-to-all") == ring["attention output"]
+    assert exchanged == ring
+
+
 @pytest.mark.parametrize("name", [MIXED, LATENT])
 def test_expert_parallelism_does_not_change_the_number_of_tokens_that_experts_see(name: str) -> None:
     assert layer(name, shard(ep=8)).saved_bytes == layer(name, shard()).saved_bytes

@@ -176,6 +176,15 @@ def test_the_ring_of_context_parallelism_hides_behind_attention_when_sequences_a
     assert split["cp ring"].forward_s < 0.05 * split["core_attn"].forward_s
 
 
+def test_all_to_all_of_context_parallelism_sends_what_attention_takes_in_and_gives_back() -> None:
+    found = operators(DENSE, cp=4, seq_len=131_072, cp_comm_type="a2a", backend="megatron")
+    assert "cp ring" not in found
+    call = found["cp all-to-all"].collective
+    assert call is not None
+    assert call.kind == "all-to-all"
+    assert call.sent_bytes * call.forward_calls == 2 * 131_072 / 4 * 2 * (32 + 8) * 128
+
+
 def test_experts_trade_tokens_only_when_they_are_spread() -> None:
     name = "dispatch, combine (alltoall)"
     alone, inside = operators(MIXED), operators(MIXED, ep=8)

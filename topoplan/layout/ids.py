@@ -85,6 +85,7 @@ _MEGATRON = (
     _number("pp", "pp", always=True),
     _number("vpp", "vpp"),
     _number("cp", "cp"),
+    _switch("a2a", "cp_comm_type", "a2a", "p2p"),
     _number("ep", "ep"),
     _number("etp", "etp"),
     _number("dp", "dp", always=True),

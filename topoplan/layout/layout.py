@@ -103,6 +103,7 @@ class Layout:
     cross_entropy_fusion_impl = _read(lambda layout: layout.switches.cross_entropy_fusion_impl)
     precision_aware_optimizer = _read(lambda layout: layout.switches.precision_aware_optimizer)
     fp8_param = _read(lambda layout: layout.switches.fp8_param)
+    cp_comm_type = _read(lambda layout: layout.switches.cp_comm_type)
     moe_token_dispatcher_type = _read(lambda layout: layout.switches.moe_token_dispatcher_type)
     fused_linear_cross_entropy = _read(lambda layout: layout.switches.fused_linear_cross_entropy)
     expandable_segments = _read(lambda layout: layout.switches.expandable_segments)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from topoplan.network.placement import Group
 from topoplan.operators.core_attention import CoreAttention, Ring
-from topoplan.operators.machine import Moved, Product
+from topoplan.operators.machine import Calls, Moved, Product
 from topoplan.operators.op import BF16, FP32, Op, Part, SavedTensor, Side, Work
 from topoplan.operators.shard import Shard
 from topoplan.specs.model import Model
@@ -47,7 +48,7 @@ class Builder:
         raise NotImplementedError
 
     def core_attention(self, core: CoreAttention, **fields: Any) -> None:
-        """Attention itself, with its softmax where that is a kernel of its own, and its ring over context parallel."""
+        """Attention itself, with its softmax where that is a kernel of its own, and what context parallel sends."""
         shard, by = self.shard, ("core_attn",)
         self.add("core_attn", "attention", core, freed_by=by, **fields)
         if not shard.flash_attention:
@@ -55,6 +56,12 @@ class Builder:
             # gradients.
             scores = self.tokens * shard.seq_len * core.heads
             self.moved("softmax", 2 * BF16 * scores, 3 * BF16 * scores, freed_by=by)
+        elif shard.cp_all_to_all:
+            # q, k, v and the output; each is put in the order that the ranks expect before it is sent, and behind it.
+            elements = self.tokens * (core.heads + core.kv_heads) * (core.key_dim + core.value_dim)
+            self.moved("cp reorder", 4 * BF16 * elements, 4 * BF16 * elements, kernels=8, freed_by=by)
+            calls = Calls("all-to-all", Group(shard.cp, shard.tp), BF16 * elements / 4, 4, 4)
+            self.add("cp all-to-all", "cp_comm", calls, freed_by=by)
         elif shard.cp > 1:
             # Each hop's partial output is rescaled and added in fp32.
             hops, merged = shard.cp - 1, 3 * FP32 * self.tokens * core.heads * core.value_dim

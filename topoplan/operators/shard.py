@@ -27,6 +27,8 @@ class Shard:
     sequence_parallel: bool
     precision: str
     """bf16, fp16, fp8, mxfp8 or nvfp4: which GEMM peak, and how linear inputs are saved."""
+    cp_all_to_all: bool = False
+    """Context parallel gives each rank whole sequences of some heads, instead of handing keys and values around."""
     flash_attention: bool = True
     """Attention never writes its score matrix to memory."""
     token_imbalance: float = 1.0
@@ -68,6 +70,7 @@ def shard_of(case: Case, layout: Layout) -> Shard:
         etp=degrees.etp,
         sequence_parallel=layout.sequence_parallel,
         precision=job.precision,
+        cp_all_to_all=degrees.cp > 1 and layout.cp_comm_type == "a2a",
         flash_attention=case.profile.flash_attention,
         token_imbalance=job.token_imbalance,
         dispatcher=dispatcher_of(case, layout),

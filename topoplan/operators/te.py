@@ -167,6 +167,11 @@ class TeBuilder(Builder):
             SavedTensor("attention output", BF16 * tokens * heads * core.value_dim),
             SavedTensor("softmax statistics", FP32 * tokens * heads, by),
         ]
+        if self.shard.cp_all_to_all:
+            # `linear_proj` saves it again, behind the all-to-all (Transformer Engine from 2.8 on,
+            # `context_parallel.py::AttnFuncWithCPAndQKVOA2A`: out_part).
+            own = BF16 * tokens * heads * core.value_dim
+            saved.append(SavedTensor("attention output before its all-to-all", own, by))
         if not self.shard.flash_attention:
             scores = BF16 * tokens * self.shard.seq_len * heads
             saved.append(SavedTensor("attention probabilities", scores, by))

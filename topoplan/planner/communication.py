@@ -57,7 +57,8 @@ def group_links(cluster: Cluster, layout: Layout, own: OwnProfile | None = None)
 
 
 def _links(name: str, shape: Group, cluster: Cluster, layout: Layout, own: OwnProfile | None) -> GroupLinks:
-    pattern, local = _PATTERNS.get(name, "ring"), local_ranks(cluster)
+    by_heads = name == "cp" and layout.cp_comm_type == "a2a"
+    pattern, local = _PATTERNS.get("ulysses" if by_heads else name, "ring"), local_ranks(cluster)
     first, loads = worst_group(shape, pattern, cluster)
     worst = tuple(shape.ranks(first))
     sending = 1 if pattern == "neighbour" else span(shape, local).members

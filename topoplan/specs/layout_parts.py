@@ -136,6 +136,10 @@ class Switches:
     precision_aware_optimizer: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
     fp8_param: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
     """In fp8, the blocks' weights are kept in fp8 alone (Megatron's fp8_param_gather)."""
+    cp_comm_type: str = _key(
+        "p2p", Choice(("p2p", "a2a")), "How the ranks of a sequence attend to all of it.", of=MEGATRON_BACKENDS
+    )
+    """p2p passes keys and values on in a ring; a2a gives every rank the whole sequence for some heads."""
     moe_token_dispatcher_type: str | None = _key(None, Choice(("alltoall", "flex")), of=MEGATRON_BACKENDS)
     """How tokens get to their experts: alltoall, flex (DeepEP, HybridEP), or None for the backend's usual one."""
     fused_linear_cross_entropy: bool = _key(

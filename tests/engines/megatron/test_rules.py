@@ -99,6 +99,27 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
         {"cp": 2, "backend": "megatron"},
     ),
     (
+        "context-parallel",
+        {},
+        {"tp": 4, "cp": 4, "cp_comm_type": "a2a", "backend": "megatron"},
+        "KV heads 8 / tp 4 % cp 4 = 2 by all-to-all",
+        {"tp": 4, "cp": 2, "cp_comm_type": "a2a", "backend": "megatron"},
+    ),
+    (
+        "context-parallel",
+        {"model": MLA},
+        {"cp": 2, "cp_comm_type": "a2a", "backend": "megatron"},
+        "cp 2 by all-to-all with latent attention",
+        {"cp": 2, "backend": "megatron"},
+    ),
+    (
+        "adapter",
+        {},
+        {"cp": 2, "cp_comm_type": "a2a"},
+        "cp_comm_type a2a, which the adapter does not pass on",
+        {"cp": 2, "cp_comm_type": "a2a", "backend": "megatron"},
+    ),
+    (
         "overlap",
         {},
         {"overlap_grad_reduce": False},

@@ -18,6 +18,7 @@ ON_B200 = replace(CLUSTER, gpu=B200)
 CASES: dict[str, dict[str, Any]] = {
     "dense": {},
     "context": {"tp": 2, "cp": 2},
+    "all-to-all": {"tp": 2, "cp": 2, "cp_comm_type": "a2a", "backend": "megatron"},
     "uneven": {"tp": 1, "pp": 2, "pipeline_layout": "Et*17|t*19,L"},
     "moe": {"model": QWEN3_30B, "tp": 2, "pp": 4, "vpp": 2, "ep": 4},
     "latent": {"model": DEEPSEEK, "tp": 1, "ep": 8, "backend": "megatron", "moe_token_dispatcher_type": "alltoall"},

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from topoplan.layout.layout import Layout, Sharding, Step, stages_of
+from topoplan.layout.layout import Layout, Sharding, Step, Switches, stages_of
 from topoplan.network.communicators import Communicator, Member, communicators_of
 from topoplan.network.nccl_buffers import Use
 from topoplan.network.placement import Group, group
@@ -44,6 +44,7 @@ def _grid(layout: Layout) -> Layout:
         degrees=replace(layout.degrees, vpp=min(2, layout.vpp), pipeline_layout=None),
         step=Step(sequence_parallel=layout.sequence_parallel),
         states=Sharding(distributed_optimizer=layout.distributed_optimizer),
+        switches=Switches(cp_comm_type=layout.cp_comm_type),
     )
 
 
@@ -88,8 +89,7 @@ def _members(layout: Layout, embedding: tuple[int, ...], *, is_flex: bool) -> li
     (`core/optimizer/__init__.py`, intra_dist_opt_group); `core/tensor_parallel/mappings.py`; gradients and weights in
     `core/distributed/param_and_grad_buffer.py`, and the loss in the same group; `core/pipeline_parallel/
     p2p_communication.py`; `core/transformer/moe/token_dispatcher.py` (MoEAlltoAllTokenDispatcher);
-    `core/distributed/finalize_model_grads.py` for the embedding; Transformer Engine `context_parallel.py`, cp_comm_type
-    p2p.
+    `core/distributed/finalize_model_grads.py` for the embedding; Transformer Engine `context_parallel.py`.
     """
     everyone = Group(layout.world_size, 1)
     sharded: Use = "gather" if layout.distributed_optimizer else "large all-reduce"
@@ -102,7 +102,9 @@ def _members(layout: Layout, embedding: tuple[int, ...], *, is_flex: bool) -> li
     if layout.distributed_optimizer:
         add("gradient norm", everyone, "small all-reduce")
     add("tp", group(layout, "tp"), "gather" if layout.sequence_parallel else "large all-reduce", "small all-reduce")
-    if layout.cp > 1:
+    if layout.cp_comm_type == "a2a":
+        add("cp", group(layout, "cp"), "all-to-all")
+    elif layout.cp > 1:
         members += _exchange("cp", group(layout, "cp"), is_batched=layout.cp == 2)
     add("dp x cp", group(layout, "dp_cp"), sharded, "small all-reduce")
     if layout.pp > 1:

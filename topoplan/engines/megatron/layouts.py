@@ -102,17 +102,23 @@ def shapes(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broke
                 if world < tp * pp * cp or pin.get("dp", world // (tp * pp * cp)) * tp * pp * cp != world:
                     continue
                 dp = world // (tp * pp * cp)
-                base = changed(usual, tp=tp, pp=pp, cp=cp, dp=dp)
-                if broken := broken_rule(case, base, SPLIT_RULES):
-                    yield (base,), broken
-                    continue
                 stage = tp * cp * dp
                 eps = [n for n in divisors(max(facts.experts), stage) if stage % n == 0] if facts.is_moe else [1]
-                for ep in choices.of("ep", eps):
-                    for etp in choices.of("etp", sorted({1, tp}) if facts.is_moe else [1]):
-                        for vpp, pipeline_layouts in splits.items():
-                            shape = changed(base, ep=ep, etp=etp, vpp=vpp)
-                            yield from _legal_splits(case, shape, pipeline_layouts)
+                for way in choices.of("cp_comm_type", _ways_of_cp(case, cp)):
+                    base = changed(usual, tp=tp, pp=pp, cp=cp, dp=dp, cp_comm_type=way)
+                    if broken := broken_rule(case, base, SPLIT_RULES):
+                        yield (base,), broken
+                        continue
+                    for ep in choices.of("ep", eps):
+                        for etp in choices.of("etp", sorted({1, tp}) if facts.is_moe else [1]):
+                            for vpp, pipeline_layouts in splits.items():
+                                shape = changed(base, ep=ep, etp=etp, vpp=vpp)
+                                yield from _legal_splits(case, shape, pipeline_layouts)
+
+
+def _ways_of_cp(case: Case, cp: int) -> list[str]:
+    """How the ranks of a sequence may attend to all of it, where the trainer can say it."""
+    return ["p2p", "a2a"] if cp > 1 and not case.traits.is_adapter else ["p2p"]
 
 
 def _legal_splits(

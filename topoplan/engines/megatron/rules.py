@@ -113,6 +113,18 @@ def _context_parallel(case: Case, layout: Layout) -> str | None:
         )
     if case.cluster.gpu.architecture == "volta":
         return f"cp {layout.cp} without Transformer Engine, which Volta lacks"
+    return _all_to_all_heads(case, layout) if layout.cp_comm_type == "a2a" else None
+
+
+def _all_to_all_heads(case: Case, layout: Layout) -> str | None:
+    """Every rank of a sequence gets as many heads of it, of queries and of keys."""
+    facts, cp, tp = facts_of(case.model), layout.cp, layout.tp
+    if facts.latent_attention:
+        return f"cp {cp} by all-to-all with latent attention"
+    for attention in facts.grouped:
+        for what, heads in (("heads", attention.heads), ("KV heads", attention.kv_heads)):
+            if rest := max(1, heads // tp) % cp:
+                return f"{what} {heads} / tp {tp} % cp {cp} = {rest} by all-to-all"
     return None
 
 
@@ -139,6 +151,8 @@ def _adapter(case: Case, layout: Layout) -> str | None:
         return f"grad_reduce_in_fp32 false with precision {case.job.precision}: the adapter switches it on"
     if layout.cross_entropy_fusion and layout.tp > 1:
         return f"cross_entropy_fusion with tp {layout.tp}: the adapter fuses it with tp 1 alone"
+    if layout.cp_comm_type != "p2p":
+        return f"cp_comm_type {layout.cp_comm_type}, which the adapter does not pass on"
     if layout.moe_token_dispatcher_type == "flex":
         return "moe_token_dispatcher_type flex: the adapter takes allgather and alltoall"
     if layout.fp8_param and layout.optimizer_offload_fraction:
@@ -377,7 +391,7 @@ _STATE = "MLM parallel_state.py::initialize_model_parallel"
 _CONFIG = "MLM transformer/transformer_config.py::__post_init__"
 _CP_SOURCE = (
     _CONFIG + " (gated_delta_net); MCA models/model_factory.py::get_batch_on_this_cp_rank;"
-    " MLM transformer/dot_product_attention.py"
+    " MLM transformer/dot_product_attention.py; TE context_parallel.py::attn_forward_func_with_cp"
 )
 _OPTIMIZER_SOURCE = "MLM optimizer/optimizer_config.py; optimizer/cpu_offloading/hybrid_optimizer.py::step"
 _KV_SOURCE = _CONFIG + "; transformer/attention.py::SelfAttention.get_query_key_value_tensors"
@@ -404,7 +418,7 @@ SPLIT_RULES = (
     Rule("kv-heads", _KV_SOURCE, _kv_heads, "choose tp among the divisors of the KV head count"),
     Rule("widths", "MLM tensor_parallel/layers.py (divide)", _widths, "lower tp"),
     Rule("vocabulary", "MCA models: padded_vocab_size is the checkpoint's", _vocabulary, "lower tp"),
-    Rule("context-parallel", _CP_SOURCE, _context_parallel, "set cp to 1"),
+    Rule("context-parallel", _CP_SOURCE, _context_parallel, "set cp to 1, or its cp_comm_type to p2p"),
 )
 """Rules on the switches, which are first so that a pin which nothing can meet shows, and on tp, pp and cp."""
 

@@ -71,6 +71,15 @@ _ADAPTERS = ("adapters", "mcore_adapter", "ref_adapters", "mcore_ref_adapter")
 _NOT_PREDICTED = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "use_megatron_fsdp")
 
 
+def _cp_comm_type(reading: Reading, key: str) -> str:
+    """Megatron-core's usual is p2p. Raises NotPredictedError for the others."""
+    given = reading.keys.value(key)
+    kinds = set(given) if isinstance(given, list) else {given or "p2p"}
+    if len(kinds) > 1 or not kinds <= {"p2p", "a2a"}:
+        reading.keys.fail(key, f"{key} {shown(given)} is not predicted", expected="expected p2p or a2a")
+    return str(kinds.pop())
+
+
 def _accumulation(reading: Reading, key: str) -> int:
     micro_batch: int = reading.parts["micro_batch_size"]
     return max(1, reading.keys.degree(key) // (micro_batch * reading.replicas))
@@ -151,13 +160,21 @@ ROWS = by_key(
         show=nothing,
     ),
     Row(
+        "cp_comm_type",
+        "cp_comm_type",
+        _cp_comm_type,
+        "all-to-all instead of a ring; with packed samples it needs Transformer Engine 2.10",
+        lambda _, layout: "a2a" if layout.cp_comm_type == "a2a" else None,
+        nothing,
+    ),
+    Row(
         DISPATCHER,
         "moe_token_dispatcher_type",
         lambda reading, key: ("flex" if reading.keys.text(key) == "flex" else "alltoall") if reading.is_moe else None,
         show=nothing,
     ),
 )
-LAYOUT_KEYS = (TP, SP, PP, VPP, SPLIT, CP, EP, ETP, "micro_batch_size", "global_batch_size")
+LAYOUT_KEYS = (TP, SP, PP, VPP, SPLIT, CP, "cp_comm_type", EP, ETP, "micro_batch_size", "global_batch_size")
 """In the order of the section of train.yaml."""
 
 
