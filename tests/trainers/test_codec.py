@@ -38,7 +38,7 @@ SPLIT = {
     "overlap_grad_reduce": st.booleans(),
     "cross_entropy_fusion": st.booleans(),
 }
-WAY_OF_CP = {"cp_comm_type": st.sampled_from(["p2p", "a2a"])}
+OF_MS_SWIFT = {"cp_comm_type": st.sampled_from(["p2p", "a2a"]), "gradient_accumulation_fusion": st.booleans()}
 EXPERT = {"ep": st.sampled_from([1, 2, 8]), "etp": st.sampled_from([1, 2])}
 SHARDED = {"micro_batch_size": st.sampled_from([1, 2, 4]), "recompute": st.sampled_from(["none", "full"])}
 SWITCHES = {"fused_linear_cross_entropy": st.booleans(), "expandable_segments": st.booleans()}
@@ -50,7 +50,7 @@ SWIFT = [SHARDED, SWITCHES, ULYSSES]
 WAYS: dict[str, tuple[str, str, str, Spec, list[dict[str, Any]]]] = {
     "mca": ("mca", "llamafactory", "mca", DENSE, [SPLIT]),
     "mca with experts": ("mca", "llamafactory", "mca", EXPERTS, [SPLIT, EXPERT]),
-    "ms-swift's megatron": ("swift-megatron", "swift", "megatron", DENSE, [SPLIT, WAY_OF_CP]),
+    "ms-swift's megatron": ("swift-megatron", "swift", "megatron", DENSE, [SPLIT, OF_MS_SWIFT]),
     "ms-swift's megatron with experts": ("swift-megatron", "swift", "megatron", EXPERTS, [SPLIT, EXPERT]),
     "ddp": ("plain", "llamafactory", "ddp", DENSE, [SHARDED, SWITCHES]),
     "deepspeed": ("plain", "llamafactory", "deepspeed", DENSE, [SHARDED, SWITCHES, ZERO]),

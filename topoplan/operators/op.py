@@ -20,6 +20,8 @@ Split = Literal["replicated", "tp", "expert", "expert_replicated"]
 Side = Literal["column", "row", "replicated"]
 BF16 = 2
 FP32 = 4
+BLAS_THREADS = 2
+"""Threads with a cuBLAS workspace of PyTorch: that of forward, and autograd's, which runs backward."""
 
 
 @dataclass(frozen=True, slots=True)

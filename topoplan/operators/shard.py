@@ -29,6 +29,8 @@ class Shard:
     """bf16, fp16, fp8, mxfp8 or nvfp4: which GEMM peak, and how linear inputs are saved."""
     cp_all_to_all: bool = False
     """Context parallel gives each rank whole sequences of some heads, instead of handing keys and values around."""
+    transposes_output: bool = False
+    """Attention's kernel has batches before sequences, so that its output is kept in either order."""
     flash_attention: bool = True
     """Attention never writes its score matrix to memory."""
     token_imbalance: float = 1.0
@@ -71,11 +73,23 @@ def shard_of(case: Case, layout: Layout) -> Shard:
         sequence_parallel=layout.sequence_parallel,
         precision=job.precision,
         cp_all_to_all=degrees.cp > 1 and layout.cp_comm_type == "a2a",
+        transposes_output=_takes_flash_attn(case, layout),
         flash_attention=case.profile.flash_attention,
         token_imbalance=job.token_imbalance,
         dispatcher=dispatcher_of(case, layout),
         adapters=adapters_of(job),
     )
+
+
+def _takes_flash_attn(case: Case, layout: Layout) -> bool:
+    """flash-attn's kernel instead of cuDNN's, which is not deterministic before Hopper.
+
+    Transformer Engine 2.8 `attention/dot_product_attention/utils.py::get_attention_backend`, `backends.py::
+    FlashAttention.forward` (sbhd).
+    """
+    if layout.attention_backend == "auto" and layout.deterministic_mode:
+        return case.cluster.gpu.architecture in ("ampere", "ga10x", "ada")
+    return layout.attention_backend == "flash"
 
 
 def average_shard(shard: Shard, case: Case, layout: Layout) -> Shard:

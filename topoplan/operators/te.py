@@ -172,6 +172,8 @@ class TeBuilder(Builder):
             # `context_parallel.py::AttnFuncWithCPAndQKVOA2A`: out_part).
             own = BF16 * tokens * heads * core.value_dim
             saved.append(SavedTensor("attention output before its all-to-all", own, by))
+        if self.shard.transposes_output:
+            saved.append(SavedTensor("attention output of flash-attn", BF16 * tokens * heads * core.value_dim, by))
         if not self.shard.flash_attention:
             scores = BF16 * tokens * self.shard.seq_len * heads
             saved.append(SavedTensor("attention probabilities", scores, by))

@@ -129,6 +129,7 @@ class Profile:
     host_adam_bytes_per_s: float
     # Device memory
     cublas_workspace_bytes: int
+    te_workspace_bytes: int
     context_bytes: int
     driver_bytes: int
     fragmentation: float

@@ -133,6 +133,15 @@ class Switches:
     cross_entropy_fusion: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
     cross_entropy_fusion_impl: str = _key("te", Choice(("te", "native")), of=MEGATRON_BACKENDS)
     """With cross_entropy_fusion: te (Transformer Engine) or native (megatron-core's own, its default)."""
+    gradient_accumulation_fusion: bool = _key(
+        True, Switch(), "Weight gradients are added to the sum by the product that makes them.", of=MEGATRON_BACKENDS
+    )
+    """Without it each is a tensor of its own before it is added."""
+    attention_backend: str = _key(
+        "auto", Choice(("auto", "flash", "fused")), "Whose kernel Transformer Engine takes.", of=MEGATRON_BACKENDS
+    )
+    """flash-attn's or cuDNN's; auto is cuDNN's."""
+    deterministic_mode: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
     precision_aware_optimizer: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
     fp8_param: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
     """In fp8, the blocks' weights are kept in fp8 alone (Megatron's fp8_param_gather)."""

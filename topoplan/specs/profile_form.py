@@ -162,7 +162,10 @@ class _Host(Form):
 
 class _DeviceMemory(Form):
     cublas_workspace_bytes: Annotated[int | None, HELD] = _constant(
-        "One cuBLAS workspace; PyTorch and Transformer Engine hold one each, grouped GEMMs four more."
+        "One cuBLAS workspace of PyTorch, which holds one for forward and one for the thread that runs backward."
+    )
+    te_workspace_bytes: Annotated[int | None, HELD] = _constant(
+        "One cuBLAS workspace of Transformer Engine, which holds one, and four more for grouped GEMMs."
     )
     context_bytes: Annotated[int | None, HELD] = _constant(
         "CUDA context and loaded kernels: device memory that torch does not see."

@@ -15,7 +15,7 @@ from topoplan.operators.eager import LayerUse
 from topoplan.operators.finetuning import elements_of, trained_layers
 from topoplan.operators.linears import adapted, layer_linears
 from topoplan.operators.logits import CHUNKED_LOGIT_BYTES
-from topoplan.operators.op import BF16, FP32
+from topoplan.operators.op import BF16, BLAS_THREADS, FP32
 from topoplan.operators.padding import longest_sequence
 from topoplan.operators.params import embedding_tensors
 from topoplan.operators.vision import vision_kept_bytes
@@ -219,7 +219,7 @@ def sharded_memory(case: Case, layout: Layout, *, with_moments: bool = False) ->
         "weights": states.weights_bytes,
         "gradients": states.gradients_bytes,
         "optimizer": states.optimizer_bytes,
-        "workspace": float(profile.cublas_workspace_bytes),
+        "workspace": float(BLAS_THREADS * profile.cublas_workspace_bytes),
         "activations": kept,
         f"peak ({peak.name})": peak.total_bytes,
     }

@@ -189,6 +189,7 @@ def stage_moments(
     recomputed, gradients, waiting, freed = _backward_peak(model, states.chunks, shard, layout.recompute, table, kept)
     backward = (
         dummies,
+        *([("weight gradient", states.gradient_bytes)] if states.gradient_bytes else []),
         ("gathered input and its gradient" if shard.adapters is None else "gathered gradient", gathered),
         ("recomputed activations", recomputed),
         ("gradients in the layer", gradients),

@@ -17,7 +17,7 @@ from topoplan.layout.stages import Chunk, split_stages
 from topoplan.operators.activations import layer_activations
 from topoplan.operators.adapters import Adapters, adapters_of
 from topoplan.operators.layers import mtp_layer
-from topoplan.operators.op import BF16, FP32, Weight
+from topoplan.operators.op import BF16, BLAS_THREADS, FP32, Weight
 from topoplan.operators.params import (
     RankParameters,
     adapter_parameters,
@@ -39,6 +39,8 @@ PRECISION_AWARE_ADAM_BYTES = 10
 HOST_ADAM_BYTES = 16
 """Host memory of an offloaded element: fp32 weight, two moments and gradient
 (`core/optimizer/cpu_offloading/hybrid_optimizer.py`, param_update_in_fp32)."""
+DETERMINISTIC_WORKSPACE = 8 * 4096 * 1024
+"""Of torch's cuBLAS in deterministic mode, which asks for CUBLAS_WORKSPACE_CONFIG=:4096:8."""
 GROUPED_GEMM_STREAMS = 4
 """cuBLAS streams of Transformer Engine's grouped GEMM, a workspace each (nvte_get_num_compute_streams)."""
 
@@ -185,6 +187,8 @@ class StageStates:
     """Elements of the embedding, or of the output layer, on one rank."""
     dummy_bytes: float
     """Transformer Engine's dummy weight gradients, one bf16 buffer for each distinct weight shape of the stage."""
+    gradient_bytes: float
+    """The largest weight gradient before it is added to the sum, where the product that makes it does not add it."""
     parts_bytes: Mapping[str, float]
     """By purpose: weights, gradients, optimizer (with nothing offloaded), workspace, and DPO's reference model."""
 
@@ -206,29 +210,32 @@ def _stage_states(case: Case, layout: Layout, rank: int, chunks: tuple[Chunk, ..
     if shard.eight_bit:
         # Rowwise and columnwise quantised copies of the blocks' weights are cached over the micro batches of a step.
         weights += quantised_element_bytes(layout, shard) * layer_elements(model, chunks, layout)
-    workspaces = 2 + (GROUPED_GEMM_STREAMS if any(isinstance(layer.ffn, Moe) for layer in layers) else 0)
+    workspaces = 1 + (GROUPED_GEMM_STREAMS if any(isinstance(layer.ffn, Moe) for layer in layers) else 0)
     shard_elements = parameters.dense / dense_shards + parameters.expert / expert_shards
     trainable = parameters.dense + parameters.expert
+    of_torch = DETERMINISTIC_WORKSPACE if layout.deterministic_mode else profile.cublas_workspace_bytes
     parts = {
         "weights": weights,
         "gradients": float((FP32 if layout.grad_reduce_in_fp32 else BF16) * trainable),
         **optimizer_parts(job, changed(layout, optimizer_offload_fraction=0.0), parameters, shard_elements),
-        "workspace": float(profile.cublas_workspace_bytes * workspaces),
+        "workspace": float(BLAS_THREADS * of_torch + workspaces * profile.te_workspace_bytes),
     }
     if job.stage == "dpo":
         # A second model in bf16, forward only (mcore_adapter `trainer/dpo_trainer.py`, ref_model).
         parts["reference model"] = float(BF16 * parameters.total)
     shapes = {shape for layer in layers for shape in layer_activations(model, layer, shard).weight_shapes}
-    dummies = sum(rows * columns for rows, columns in shapes)
+    sizes = [rows * columns for rows, columns in shapes]
     if shard.adapters is None and any(chunk.head for chunk in chunks):
-        dummies += vocabulary
+        sizes.append(vocabulary)
+    is_fused = layout.switches.gradient_accumulation_fusion
     return StageStates(
         rank=rank,
         chunks=chunks,
         parameters=parameters,
         shard_elements=shard_elements,
         vocabulary=vocabulary,
-        dummy_bytes=BF16 * dummies,
+        dummy_bytes=BF16 * sum(sizes) if is_fused else 0,
+        gradient_bytes=0 if is_fused else BF16 * max(sizes, default=0),
         parts_bytes=parts,
     )
 

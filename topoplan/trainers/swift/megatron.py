@@ -74,7 +74,9 @@ def _sections(spec: Spec, layout: Layout) -> list[Section]:
     iterations = spec.job.trainer.get("train_iters")
     steps = megatron_steps(spec.job, iterations if isinstance(iterations, int) else None)
     saved = "adapters as PEFT has them" if spec.job.finetuning == "lora" else "Hugging Face weights"
-    memory = entries(ROWS, (*MEMORY_KEYS, "use_precision_aware_optimizer"), spec, layout)
+    memory = entries(
+        ROWS, (*MEMORY_KEYS, "gradient_accumulation_fusion", "use_precision_aware_optimizer"), spec, layout
+    )
     return [
         _model_section(spec, layout),
         data_section(spec, unpacked="those of a micro batch lie end to end (padding_free)"),

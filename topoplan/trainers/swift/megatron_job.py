@@ -44,6 +44,7 @@ DEFAULTS: Mapping[str, Any] = {
     "recompute_modules": "core_attn",
     "cross_entropy_loss_fusion": True,
     "cross_entropy_fusion_impl": "native",
+    "gradient_accumulation_fusion": True,
     "optimizer_offload_fraction": 1.0,
     "use_distributed_optimizer": True,
     "main_grads_dtype": "fp32",
@@ -141,6 +142,14 @@ ROWS = by_key(
         lambda reading, key: str(reading.keys.value(key)),
         write=lambda _, layout: layout.cross_entropy_fusion_impl if layout.cross_entropy_fusion else None,
         show=nothing,
+    ),
+    Row(
+        "gradient_accumulation_fusion",
+        "gradient_accumulation_fusion",
+        flag,
+        "on by default where apex is installed; planned without",
+        lambda _, layout: None if layout.gradient_accumulation_fusion else False,
+        nothing,
     ),
     Row(
         "use_precision_aware_optimizer",
