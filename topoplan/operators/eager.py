@@ -73,6 +73,9 @@ class LayerUse:
     flash_attention: bool = True
     fp32_weights: bool = False
     """Its own weights are in fp32, under autocast."""
+    packed_weights: bool = False
+    """Its weights are packed, and bitsandbytes keeps what they are multiplied with: versions before 0.44 do
+    (`autograd/_functions.py::MatMul4Bit`, ctx.tensors), which trainers take, too."""
     residual_bytes: int = BF16
     """Of an element between layers: it has the type of the embedding."""
     adapter_input_bytes: int = BF16
@@ -124,7 +127,8 @@ class EagerBuilder(Builder):
         """
         use, elements, saved = self.use, self.tokens * width, []
         own = [name for name in names if name in use.adapted]
-        if not is_kept_anyway and (use.trains_weights or (own and not use.adapter_input_bytes)):
+        keeps = use.trains_weights or use.packed_weights or (own and not use.adapter_input_bytes)
+        if keeps and not is_kept_anyway:
             casts = names if use.fp32_weights else names[:1]
             saved = [SavedTensor(f"{name} input", BF16 * elements) for name in casts]
         if use.adapter_input_bytes:

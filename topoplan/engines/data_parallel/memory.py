@@ -59,6 +59,7 @@ def layer_uses(
             fused=layout.fused_linear_cross_entropy,
             flash_attention=flash,
             fp32_weights=trains_weights and autocast,
+            packed_weights=job.finetuning == "qlora",
             residual_bytes=FP32 if autocast and trains_embedding else BF16,
             adapter_input_bytes=adapter_input_bytes(job, layout),
         )
@@ -148,13 +149,15 @@ def _checkpoint(case: Case, layout: Layout, freed: float) -> tuple[Moment, ...]:
 def _reserved_bytes(case: Case, layout: Layout, allocated: float, at_loss: float) -> float:
     """What torch's allocator holds; `at_loss` are live tensors at the moment of the loss.
 
-    A block of the logits that a trainer strands is told apart, and beside it is what fragments elsewhere.
+    A block of the logits that a trainer strands is told apart, and beside it is what fragments elsewhere. Where every
+    layer runs again and the loss is cut into chunks, all that is allocated is of a few sizes, in the same order.
     """
     profile = case.profile
     if layout.expandable_segments:
         return allocated * (1.0 + profile.expandable_fragmentation)
     if not case.traits.stranded_bytes:
-        return allocated * (1.0 + profile.sharded_fragmentation)
+        is_regular = layout.fused_linear_cross_entropy and layout.recompute.granularity == "full"
+        return allocated * (1.0 + (profile.fragmentation if is_regular else profile.sharded_fragmentation))
     stranded = case.traits.stranded_bytes * tokens_of(case, layout) * case.model.vocab_size
     return max(allocated * (1.0 + profile.fragmentation), at_loss + stranded)
 
