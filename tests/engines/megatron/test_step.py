@@ -19,8 +19,8 @@ from tests.engines.samples import (
     spec_of_run,
     time_of,
 )
-from topoplan.engines.megatron.microbatch import StageTime
-from topoplan.engines.megatron.step import DataParallel, data_parallel, optimizer_time
+from topoplan.engines.megatron.states import stage_parameters
+from topoplan.engines.megatron.step import DataParallel, data_parallel, optimizer_time, pipeline_work
 from topoplan.layout.layout import Layout, changed
 from topoplan.planner.measured import MeasuredRun
 from topoplan.specs.gpu_profile import profile_of
@@ -197,14 +197,19 @@ def test_slower_networks_and_cards_take_longer() -> None:
     assert time_of(ampere, layout).step_s > 1.5 * time_of(fast, layout).step_s
 
 
-def stage_of_rank(spec: Spec, layout: Layout, rank: int) -> StageTime:
-    return pipeline_times_of(spec, layout)[rank]
+def told_by(spec: Spec, layout: Layout) -> DataParallel:
+    return data_parallel(case_of(spec, layout.backend), layout, pipeline_times_of(spec, layout))
 
 
-def told_by(spec: Spec, layout: Layout, rank: int = 0) -> DataParallel:
+def test_what_follows_the_pipeline_is_that_of_the_rank_with_most_weights() -> None:
+    """The last rank is the busiest, for its loss; the first has more layers and as large a table."""
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, pp=2, pipeline_layout="Et*19|t*17,L", overlap_grad_reduce=False)
     case = case_of(spec, layout.backend)
-    stage = stage_of_rank(spec, layout, rank)
-    return data_parallel(case, layout, stage, rank)
+    assert pipeline_work(case, layout).rank == 1
+    ((_, reduced),) = told_by(spec, layout).reduces
+    assert reduced.sent_bytes == 4 * stage_parameters(case, layout, 0).dense
+    assert sum(dict(optimizer_time(case, layout)).values()) == time_of(spec, layout).parts_s["optimizer"]
 
 
 def test_without_overlap_all_of_data_parallel_is_exposed() -> None:
@@ -243,7 +248,7 @@ def test_an_offloaded_optimizer_takes_the_way_over_pcie_and_the_host() -> None:
 
     def names(**form: Any) -> list[str]:
         layout = layout_of(spec, **form)
-        times = optimizer_time(case, layout, 0)
+        times = optimizer_time(case, layout)
         assert all(seconds > 0 for _, seconds in times)
         return [name for name, _ in times]
 
@@ -258,7 +263,7 @@ def test_weights_come_back_from_the_host_in_fp32_unless_bf16_is_all_there_is() -
 
     def over_pcie(**form: Any) -> float:
         layout = layout_of(spec, optimizer_offload_fraction=1.0, backend="megatron", **form)
-        return dict(optimizer_time(case, layout, 0))["offload over PCIe"]
+        return dict(optimizer_time(case, layout))["offload over PCIe"]
 
     assert over_pcie() / over_pcie(precision_aware_optimizer=True) == pytest.approx(8 / 6)
 
@@ -276,8 +281,7 @@ def test_gradients_of_whole_adapters_are_summed_over_the_tensor_parallel_group()
     def told(**form: Any) -> DataParallel:
         spec = spec_of(DENSE, finetuning="lora")
         layout = layout_of(spec, **form)
-        stage = pipeline_times_of(spec, layout)[0]
-        return data_parallel(case_of(spec, "megatron"), layout, stage, 0)
+        return told_by(spec, layout)
 
     once = told(tp=2).replicated
     assert once is not None
@@ -290,6 +294,4 @@ def test_gradients_of_whole_adapters_are_summed_over_the_tensor_parallel_group()
 def test_a_tied_embedding_that_is_frozen_is_not_summed() -> None:
     spec = spec_of(TIED, finetuning="lora")
     layout = layout_of(spec, pp=2)
-    stage = pipeline_times_of(spec, layout)[0]
-    case = case_of(spec, layout.backend)
-    assert data_parallel(case, layout, stage, 0).tied is None
+    assert told_by(spec, layout).tied is None

@@ -221,15 +221,14 @@ def _interleaved_fill(
 ) -> list[_Fill]:
     """How the interleaved schedule begins, by pipeline rank.
 
-    Behind its first forward of the last chunk a rank has up to pp - 1 more there, at the pace of the slowest rank so
-    far, and then some in the first chunk.
+    Behind its first forward of the last chunk a rank has up to pp - 1 more there, and then some in the first chunk: all
+    of them are ready by then.
     """
-    pp, vpp = len(forward_s), len(forward_s[0])
-    pace, ends = 0.0, []
+    pp, vpp, ends = len(forward_s), len(forward_s[0]), []
     for chunks, reached, count in zip(forward_s, _last_chunk_s(forward_s, p2p_s), ahead, strict=True):
-        pace = max(pace, chunks[-1] + p2p_s)
         more = count - (vpp - 1) * pp - 1
-        ends.append(reached + min(more, pp - 1) * pace + max(0, more - pp + 1) * (chunks[0] + p2p_s))
+        last, first = min(more, pp - 1), max(0, more - pp + 1)
+        ends.append(reached + last * (chunks[-1] + p2p_s) + first * (chunks[0] + p2p_s))
     starts = _first_backwards(ends, [chunks[-1] for chunks in backward_s], p2p_s)
     begin = _turns_begin(forward_s, backward_s, ahead, rounds, p2p_s, starts)
     return [_Fill(*moments) for moments in zip(ends, starts, begin, strict=True)]

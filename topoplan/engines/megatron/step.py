@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +16,7 @@ from topoplan.engines.megatron.microbatch import (
     stage_parts,
 )
 from topoplan.engines.megatron.pipeline import schedule_s
-from topoplan.engines.megatron.states import chunk_layers, stage_parameters
+from topoplan.engines.megatron.states import chunk_layers, distinct_ranks, stage_parameters
 from topoplan.engines.prediction import Time, around
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.network.collectives import all_gather_s, all_reduce_s, point_to_point_s
@@ -90,7 +91,13 @@ def _collectives(
     )
 
 
-def data_parallel(case: Case, layout: Layout, stage: StageTime, rank: int) -> DataParallel:
+def data_parallel(case: Case, layout: Layout, stages: Sequence[StageTime]) -> DataParallel:
+    """That of the pipeline rank which takes longest: the norm of all gradients makes every rank wait for it."""
+    ranks = distinct_ranks(case, layout)
+    return max((_data_parallel(case, layout, stages[rank], rank) for rank in ranks), key=lambda one: one.exposed_s)
+
+
+def _data_parallel(case: Case, layout: Layout, stage: StageTime, rank: int) -> DataParallel:
     """Gradient reduction and weight gathering of one rank, and what backward and forward of one micro batch leave."""
     model, cluster, job, profile = case.model, case.cluster, case.job, case.profile
     parameters = stage_parameters(case, layout, rank)
@@ -141,8 +148,13 @@ def _tied_embedding(case: Case, layout: Layout) -> Collective | None:
     return Collective("all-reduce", copies, whole, all_reduce_s(copies, whole, cluster, profile))
 
 
-def optimizer_time(case: Case, layout: Layout, rank: int) -> tuple[tuple[str, float], ...]:
-    """(name, seconds) of what one rank does between the last backward and the next step's first forward."""
+def optimizer_time(case: Case, layout: Layout) -> tuple[tuple[str, float], ...]:
+    """(name, seconds) of what the rank with most to do does between the last backward and the next step's forward."""
+    ranks = distinct_ranks(case, layout)
+    return max((_optimizer_time(case, layout, rank) for rank in ranks), key=lambda one: sum(s for _, s in one))
+
+
+def _optimizer_time(case: Case, layout: Layout, rank: int) -> tuple[tuple[str, float], ...]:
     cluster, profile = case.cluster, case.profile
     parameters = stage_parameters(case, layout, rank)
     dense_shards, expert_shards = layout.optimizer_shards
@@ -219,20 +231,20 @@ def step_terms(case: Case, layout: Layout, work: PipelineWork | None = None) -> 
     """The terms of a layout's step; `work` is its `pipeline_work`, where it is known."""
     job = case.job
     work = work or pipeline_work(case, layout)
-    rank, stages = work.rank, work.stages
+    stages = work.stages
     reference = 0.0
     if job.stage == "dpo":
         # The reference model sees all micro batches first, forward only (mcore_adapter `trainer/dpo_trainer.py`).
         each = [sum(stage.forward_s) for stage in stages]
         reference = work.microbatches * max(each) + (sum(each) - max(each)) / layout.vpp
     message = pipeline_send(case, layout, work.times.shard).call_s if layout.pp > 1 else 0.0
-    optimizer = optimizer_time(case, layout, rank)
+    optimizer = optimizer_time(case, layout)
     return StepTerms(
         work=work,
         message_s=message,
         pipeline_s=work.schedule_s(message),
         reference_s=reference,
-        data_parallel_s=data_parallel(case, layout, stages[rank], rank).exposed_s,
+        data_parallel_s=data_parallel(case, layout, stages).exposed_s,
         optimizer_s=sum([seconds for _, seconds in optimizer]),
     )
 
@@ -241,7 +253,7 @@ def predict_time(case: Case, layout: Layout, terms: StepTerms | None = None) -> 
     """Seconds of one optimizer step of a layout; `terms` are its `step_terms`, where they are known.
 
     The parts are those of the busiest pipeline rank; what it waits for the others is `pp_bubble`, and what the pipeline
-    takes longer because messages take time is `pp_comm`.
+    takes longer because messages take time is `pp_comm`. What comes behind it is that of the rank which takes longest.
     """
     model, job = case.model, case.job
     terms = terms or step_terms(case, layout)

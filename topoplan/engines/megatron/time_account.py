@@ -66,7 +66,7 @@ def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
     kinds = _kinds(case, layout, chunks[work.rank])
     operators = {layer: layer_kernels(case, layer, work.times.shard) for layer in kinds}
     layers = tuple(_layer_term(layout, work, layer, *counts, operators[layer]) for layer, counts in kinds.items())
-    talk = data_parallel(case, layout, work.stages[work.rank], work.rank)
+    talk = data_parallel(case, layout, work.stages)
     optimizer_source = source_of(optimizer_time, "Megatron optimizer/distrib_optimizer.py")
     parts = [
         *by_part(layers, _WHAT, source_of(layer_time, "arXiv 2205.05198, section 5")),
@@ -78,7 +78,7 @@ def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
         _exposed(talk),
         sum_of(
             "optimizer",
-            [Term(name, seconds, "s", optimizer_source) for name, seconds in optimizer_time(case, layout, work.rank)],
+            [Term(name, seconds, "s", optimizer_source) for name, seconds in optimizer_time(case, layout)],
             optimizer_source,
             "s",
             what="gradient norm, Adam, host work",

@@ -15,11 +15,11 @@ from topoplan.specs.case import Case
 def timeline(case: Case, layout: Layout, time: Time) -> Timeline:
     """Simulate the pipeline, and put before and behind it what all ranks do.
 
-    There all ranks are drawn as the busiest one, whose times the predicted step has: its gradients are reduced, the
+    There all ranks are drawn as the one that it takes longest, as in the predicted step: its gradients are reduced, the
     norm of all gradients makes every rank wait, weights are updated and gathered.
     """
     terms = step_terms(case, layout)
-    stages, rank = terms.work.stages, terms.work.rank
+    stages = terms.work.stages
     run = simulate(
         [stage.forward_s for stage in stages],
         [stage.backward_s for stage in stages],
@@ -27,7 +27,7 @@ def timeline(case: Case, layout: Layout, time: Time) -> Timeline:
         p2p_s=terms.message_s,
         recompute_s=[stage.recompute_s for stage in stages],
     )
-    talk = data_parallel(case, layout, stages[rank], rank)
+    talk = data_parallel(case, layout, stages)
     start = terms.reference_s
     phases = [Phase(name="reference", start_s=0.0, end_s=start)]
     end = start + run.total_s
