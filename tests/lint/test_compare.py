@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_an_error_with_the_stage_and_the_gib(h100s: Cluster
     assert not prediction.plan.fits
     assert prediction.best is not None
     assert prediction.best.fits
-    assert "set pipeline_model_parallel_size: " in finding.remedy
+    assert " pipeline_model_parallel_size: " in finding.remedy
     assert "plan-slower" not in found
 
 

@@ -142,6 +142,33 @@ def test_packed_samples_attend_across_each_other_unless_kept_apart() -> None:
     assert model_flops_per_step(apart.model, apart.job) < model_flops_per_step(crossing.model, crossing.job)
 
 
+@pytest.mark.parametrize(("trainer", "backend"), [("swift", "megatron"), ("swift", "deepspeed")])
+def test_ms_swift_keeps_packed_samples_apart_without_being_told(trainer: str, backend: str) -> None:
+    spec = make_spec(lengths=of({1024: 40}), packing=True)
+    apart = replace(spec, trainer=trainer)
+    layout = make_layout(spec, backend=backend)
+    assert padding.load_of(case_of(apart, backend), layout) == Load(positions=4096, extent=1024, mean_positions=4096)
+    assert padding.keeps_apart(case_of(apart, backend))
+    assert not padding.keeps_apart(case_of(spec, "mca"))
+
+
+def test_samples_that_lie_end_to_end_are_not_padded() -> None:
+    spec = make_spec(nodes=1, gpus_per_node=1, global_batch_size=2, lengths=of({1000: 1, 2000: 1}))
+    two = make_layout(spec, backend="megatron", micro_batch_size=2)
+    assert load_of(spec, two).mean_positions == load_of(spec, two).positions == 1500
+    assert padding_share(spec, two) == 0.0
+    assert load_of(spec, make_layout(spec, micro_batch_size=2)).mean_positions == 0.25 * 1024 + 0.75 * 2048
+    assert longest_sequence(spec, two) == 2000
+
+
+def test_packed_pairs_hold_both_answers() -> None:
+    spec = make_spec(stage="dpo", packing=True, trainer={"padding_free": True})
+    one_by_one = make_spec(stage="dpo", packing=True)
+    layout = make_layout(spec, backend="megatron")
+    tokens = [shard_of(case_of(one, "megatron"), layout).tokens for one in (spec, one_by_one)]
+    assert tokens == [4096, 8192]
+
+
 def test_memory_holds_the_longest_where_it_is_known() -> None:
     spec = make_spec(lengths=of({100: 99, 1000: 1}))
     layout = make_layout(spec)

@@ -79,9 +79,12 @@ def _vision_flops(tower: VisionTower, job: Job) -> float:
     return passes * per_patch * per_image * job.images_per_sequence
 
 
-def model_flops_per_step(model: Model, job: Job) -> float:
-    """FLOPs of one optimizer step, vision tower included, padding and gradients of frozen weights not."""
-    content = content_of(job)
+def model_flops_per_step(model: Model, job: Job, *, apart: bool = False) -> float:
+    """FLOPs of one optimizer step, vision tower included, padding and gradients of frozen weights not.
+
+    `apart`: attention stays within the samples of a packed sequence.
+    """
+    content = content_of(job, apart=apart)
     total = flops_per_sequence(model, content.tokens, content.extent, job.mtp_num_layers)
     if job.finetuning != "full" or job.freeze_language_model:
         extent = content.extent or content.tokens

@@ -23,8 +23,8 @@ def pad_multiple(padding: Padding, job: Job) -> int:
 
 
 def is_padded_to_seq_len(padding: Padding, job: Job, layout: Layout) -> bool:
-    """Every sequence has seq_len positions: always, if it is packed, or with experts, as the trainer has it."""
-    if padding.to_seq_len or job.packs:
+    """Every sequence has seq_len positions: if it is packed, or with experts, as the trainer has it."""
+    if job.packs:
         return True
     return padding.to_seq_len_with_experts and layout.ep > 1 and job.stage != "pt"
 
@@ -50,15 +50,26 @@ class Content:
     """Length of the sequence that a token attends within, averaged over tokens."""
 
 
-def content_of(job: Job) -> Content:
-    """What the mathematics of a step is over, whatever the layout; seq_len tokens where lengths are not known."""
+def keeps_apart(case: Case) -> bool:
+    """Attention stays within the samples of a packed sequence: as the trainer always has it, or as the job says."""
+    job = case.job
+    return job.keeps_samples_apart or (case.traits.padding.packs_apart and job.packs and job.stage != "pt")
+
+
+def content_of(job: Job, *, apart: bool = False) -> Content:
+    """What the mathematics of a step is over, whatever the layout; seq_len tokens where lengths are not known.
+
+    `apart`: attention stays within samples because the trainer has it so, and not as the job says.
+    """
     whole = Content(tokens=job.seq_len, extent=job.seq_len)
     if job.lengths is None:
         return whole
     tokens, extent = _moments(job.lengths, job.seq_len)
     if job.packed is None:
         return Content(tokens=tokens, extent=extent)
-    return Content(tokens=job.packed.fill * job.seq_len, extent=extent if job.keeps_samples_apart else whole.extent)
+    return Content(
+        tokens=job.packed.fill * job.seq_len, extent=extent if apart or job.keeps_samples_apart else whole.extent
+    )
 
 
 def tokens_per_step(job: Job) -> float:
@@ -112,17 +123,21 @@ def load_of(case: Case, layout: Layout, *, ranks_wait: bool = False) -> Load:
     tail is long, up to a sixth too low for M > 1. Where ranks wait for each other in each micro batch (`ranks_wait`:
     they all gather weights or reduce gradients in it), M = 1; those of an expert-parallel group, which wait in each
     layer, are not singled out. A trainer that removes padding, and balances tokens over its ranks, has the tokens of
-    the samples alone.
+    the samples alone. Where samples lie end to end, a micro batch is as long as they are together: b = 1, and M counts
+    sequences.
     """
     job, padding = case.job, case.traits.padding
     if job.lengths is None or is_padded_to_seq_len(padding, job, layout):
         packing = job.packed
-        extent = packing.extent if packing is not None and job.keeps_samples_apart else job.seq_len
+        extent = packing.extent if packing is not None and keeps_apart(case) else job.seq_len
         return Load(positions=job.seq_len, extent=extent, mean_positions=job.seq_len)
     if padding.removed:
         content = content_of(job)
         return Load(positions=content.tokens, extent=content.extent, mean_positions=content.tokens)
     together, draws = layout.micro_batch_size * job.sequences_per_sample, layout.gradient_accumulation_steps
+    if padding.end_to_end:
+        # A sum of as many draws as a micro batch has sequences.
+        return _padded(job.lengths, job.seq_len, 1, 1, layout.dp, together * (1 if ranks_wait else draws))
     if is_padded_by_step(job, layout):
         together, draws = together * draws, 1
     elif ranks_wait:

@@ -13,7 +13,7 @@ from topoplan.layout.layout import Layout
 from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.operators.flops import model_flops_per_step
 from topoplan.operators.machine import peak_flops
-from topoplan.operators.padding import padding_share, tokens_per_step
+from topoplan.operators.padding import keeps_apart, padding_share, tokens_per_step
 from topoplan.planner.plan import Memory, Plan
 from topoplan.specs.case import Case
 from topoplan.specs.gpu_profile import notes_on_bands
@@ -37,7 +37,7 @@ def plan_of(spec: Spec, case: Case, layout: Layout, memory: Memory, said: Verdic
     said = said or verdict(spec, layout, spec.trainer)
     time = engine_of(layout.backend).time(case, layout)
     gpus = case.cluster.world_size
-    rate = model_flops_per_step(case.model, case.job) / time.step_s / gpus
+    rate = model_flops_per_step(case.model, case.job, apart=keeps_apart(case)) / time.step_s / gpus
     return Plan(
         layout=layout,
         memory=memory,

@@ -121,8 +121,16 @@ class Job:
 
     @property
     def packs(self) -> bool:
-        """Samples share sequences: DPO takes its pairs one by one, whatever `packing` says."""
-        return self.packing and self.stage != "dpo"
+        """Samples share sequences: DPO takes its pairs one by one, whatever `packing` says, but in ms-swift."""
+        return self.packing and (self.stage != "dpo" or self.packs_pairs)
+
+    @property
+    def packs_pairs(self) -> bool:
+        """Both answers of a preference pair lie within a packed sequence.
+
+        ms-swift's padding_free, which packing turns on (`megatron/trainers/dpo_trainer.py`).
+        """
+        return self.stage == "dpo" and self.packing and bool(self.trainer.get("padding_free"))
 
     @property
     def keeps_samples_apart(self) -> bool:
@@ -146,4 +154,4 @@ class Job:
     @property
     def sequences_per_sample(self) -> int:
         """Sequences that one sample of the batch brings: in DPO, a chosen and a rejected answer."""
-        return 2 if self.stage == "dpo" else 1
+        return 2 if self.stage == "dpo" and not self.packs_pairs else 1

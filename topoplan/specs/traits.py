@@ -26,8 +26,10 @@ class Padding:
     """The longest of them, rounded up to a multiple of this."""
     pt_multiple: int | None = None
     """The same in stage pt, where it is another."""
-    to_seq_len: bool = False
-    """Always to seq_len."""
+    end_to_end: bool = False
+    """Not at all: the samples of a micro batch lie end to end, and it is as long as they are together."""
+    packs_apart: bool = False
+    """Attention stays within the samples of a packed sequence, whatever the job says."""
     to_seq_len_with_experts: bool = False
     """To seq_len under expert parallel, but for stage pt."""
     removed: bool = False

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from topoplan.operators.logits import FORWARD_LOGIT_BYTES, LOGIT_BYTES
 from topoplan.specs.traits import Loss, Padding, Traits
 
-MEGATRON = Traits(name="megatron", padding=Padding(to_seq_len=True), vocab_multiple=128, dispatcher_across_nodes="flex")
+MEGATRON = Traits(
+    name="megatron",
+    padding=Padding(end_to_end=True, packs_apart=True),
+    vocab_multiple=128,
+    dispatcher_across_nodes="flex",
+)
 """Megatron-LM's own training loop and the trainers built on it (Megatron-Bridge, ms-swift).
 
 Dispatchers: Megatron-LM's `core/transformer/moe/README.md` (table "Token Dispatching", column "Best For") has alltoall
 for "Standard EP > 1 setups", flex with DeepEP for "Cross-node EP" and flex with HybridEP for "Multi-Node NVLink";
 Megatron-Bridge's `docs/training/moe-optimization.md` (Hardware affinity) has DeepEP for H100 and B200 and HybridEP for
-NVL72. ms-swift's own default is alltoall everywhere: say so in the layout."""
+NVL72. ms-swift's own default is alltoall everywhere: say so in the layout. Padding: ms-swift 4.6
+`megatron/arguments/megatron_args.py` (padding_free is on), `megatron/utils/utils.py::get_packed_seq_params`."""
 
 MCA = Traits(
     name="mca",
@@ -41,3 +49,6 @@ same."""
 
 SHARDED = {"ddp": HUGGING_FACE, "deepspeed": HUGGING_FACE, "fsdp2": HUGGING_FACE}
 """Backend -> traits of a trainer on transformers."""
+
+PACKED_APART = dict.fromkeys(SHARDED, replace(HUGGING_FACE, padding=replace(HUGGING_FACE.padding, packs_apart=True)))
+"""The same where packing tells attention where samples begin (ms-swift 4.6 `dataset/packing.py`, position_ids)."""

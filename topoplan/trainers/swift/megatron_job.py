@@ -229,6 +229,7 @@ def _job(reading: Reading, _: Layout, seq_len: int) -> Job:
         finetuning=str(method),
         stage=stage,
         packing=keys.flag("packing"),
+        trainer={"padding_free": True} if stage == "dpo" and keys.flag("packing") else {},
         mtp_num_layers=keys.count("mtp_num_layers") or 0,
         lora_rank=keys.count("lora_rank"),
         lora_target=targets(keys) if method == "lora" else ("all",),

@@ -178,6 +178,7 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
         finetuning="qlora" if bits else "freeze" if count is not None else str(method),
         stage=stage,
         packing=keys.flag("packing"),
+        trainer={"padding_free": True} if stage == "dpo" and keys.flag("packing") else {},
         lora_rank=keys.count("lora_rank"),
         lora_target=targets(keys),
         quantization_bit=bits,

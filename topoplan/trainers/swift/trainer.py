@@ -31,7 +31,7 @@ from topoplan.trainers.swift.sft import sft_files
 from topoplan.trainers.swift.sharding import DEEPSPEED_FILE, FSDP_FILE
 from topoplan.trainers.swift.start import start, start_megatron
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, ReadmeWords, Trainer, TrainerRun, Way
-from topoplan.trainers.traits import SHARDED
+from topoplan.trainers.traits import PACKED_APART
 
 _ALLOCATOR = EnvVar(
     name="PYTORCH_CUDA_ALLOC_CONF", value="expandable_segments:True", reason="less fragmentation, as predicted"
@@ -221,8 +221,8 @@ _MEGATRON = Way(
     codec=megatron_job.CODEC,
 )
 _SFT = Way(
-    backends=tuple(SHARDED),
-    traits=SHARDED,
+    backends=tuple(PACKED_APART),
+    traits=PACKED_APART,
     packages={"ddp": (), "deepspeed": ("DeepSpeed",), "fsdp2": ()},
     refusals=sharded_refusals,
     steps=steps,
