@@ -101,11 +101,15 @@ def test_virtual_stages_follow_from_a_pipeline_layout() -> None:
         read({"pp": 2, "pipeline_layout": "Et*9|t*9|t*18L"})
 
 
-def test_adapters_on_megatron_have_the_fused_loss_of_ms_swift() -> None:
-    spec, form = make_spec(finetuning="lora"), {"backend": "megatron", "cross_entropy_fusion": True}
-    assert read(form, spec).cross_entropy_fusion_impl == "native"
-    assert read({**form, "cross_entropy_fusion_impl": "te"}, spec).cross_entropy_fusion_impl == "te"
-    assert read(form).cross_entropy_fusion_impl == "te"
+def test_the_loss_is_the_one_that_the_trainer_computes_unasked() -> None:
+    def loss(**form: Any) -> tuple[bool, str]:
+        layout = read(form)
+        return layout.cross_entropy_fusion, layout.cross_entropy_fusion_impl
+
+    assert loss(backend="megatron") == (True, "native")
+    assert loss(backend="megatron", cross_entropy_fusion_impl="te") == (True, "te")
+    assert loss(backend="megatron", cross_entropy_fusion=False)[0] is False
+    assert loss(backend="mca")[0] is False
 
 
 @pytest.mark.parametrize("off", ["distributed_optimizer", "overlap_grad_reduce"])

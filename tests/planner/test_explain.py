@@ -160,7 +160,11 @@ def test_offload_is_named_where_the_spec_does_not_say_what_there_is_to_offload_t
         (FSDP2 | {"micro_batch_size": 4}, {}, {"recompute": "full"}),
         (DDP | {"recompute": "full"}, {}, {"backend": "deepspeed", "zero_stage": 3}),
         (ZERO1 | {"recompute": "full"}, {"model": "Qwen/Qwen3-14B"}, {"zero_stage": 2}),
-        (ZERO1 | {"recompute": "full"}, {"model": "Qwen/Qwen3-32B", **HOST}, {"zero_stage": 3}),
+        (
+            ZERO1 | {"recompute": "full"},
+            {"model": "Qwen/Qwen3-32B", **HOST},
+            {"zero_stage": 3, "offload_optimizer": True, "offload_param": True},
+        ),
         (FSDP2 | {"recompute": "full"}, {"model": "Qwen/Qwen3-32B", **HOST}, {"fused_linear_cross_entropy": True}),
         (FSDP2 | {"recompute": "full"}, {"model": "meta-llama/Meta-Llama-3-70B", **HOST}, {"offload": True}),
         (FSDP2 | {"recompute": "full"}, LONG, {"ulysses": 2}),

@@ -83,6 +83,8 @@ def test_plans_of_two_kinds_of_backends_are_compared_in_what_both_have_or_is_not
         "gradient_accumulation_steps": (4, 2),
         "sequence_parallel": (True, None),
         "zero_stage": (None, 3),
+        "cross_entropy_fusion": (True, None),
+        "cross_entropy_fusion_impl": ("native", None),
     }
     assert not found.share_a_model
     assert sum(row.second for row in found.time) == pytest.approx(sharded.time.step_s)

@@ -57,13 +57,14 @@ def with_overlap(switches: Mapping[str, Any], job: Job) -> dict[str, Any]:
     return {**({} if needed else {"overlap_param_gather": False}), **switches}
 
 
-def with_loss(switches: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    """Layout keys with the fused loss that the trainer means, unless they say themselves.
+def with_loss(switches: Mapping[str, Any], backend: str) -> dict[str, Any]:
+    """Layout keys with the loss that the trainer computes unasked, unless they say themselves.
 
-    Adapters on Megatron are ms-swift's, whose fused loss is megatron-core's own (4.6.0
-    `swift/megatron/arguments/megatron_args.py`); Megatron-Bridge's and SimuMax's is Transformer Engine's.
+    On backend megatron ms-swift's, which is fused, by megatron-core's own function (4.6.0
+    `swift/megatron/arguments/megatron_args.py`); mcore_adapter's is not fused.
     """
-    return {"cross_entropy_fusion_impl": "native", **switches} if job.finetuning == "lora" else dict(switches)
+    usual = {"cross_entropy_fusion": True, "cross_entropy_fusion_impl": "native"} if backend == "megatron" else {}
+    return {**usual, **switches}
 
 
 def layout_from_dict(form: Mapping[str, Any], cluster: Cluster, model: Model, job: Job) -> Layout:
@@ -86,7 +87,7 @@ def layout_from_dict(form: Mapping[str, Any], cluster: Cluster, model: Model, jo
         values["vpp"] = vpp_of(values["pipeline_layout"], values.get("pp", 1))
     if backend in SHARDED_BACKENDS:
         return Layout.of(**values, distributed_optimizer=False)
-    values = with_loss(with_overlap(values, job), job)
+    values = with_loss(with_overlap(values, job), backend)
     tp = values.get("tp", 1)
     values.setdefault("sequence_parallel", tp > 1)
     values.setdefault("etp", tp if facts_of(model).is_moe and values.get("ep", 1) == 1 else 1)

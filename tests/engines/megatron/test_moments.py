@@ -59,7 +59,7 @@ def test_bf16_gradients_are_cast_for_the_optimizer_that_offload_starts_from() ->
 
 def test_the_loss_is_a_peak_of_the_last_stage_with_a_large_vocabulary() -> None:
     spec = spec_of(DENSE)
-    layout = layout_of(spec, pp=4)
+    layout = layout_of(spec, pp=4, cross_entropy_fusion=False, cross_entropy_fusion_impl="te")
     logits = 4096 * 151_936
     peaks = [next(name for name in s.parts_bytes if name.startswith("peak")) for s in memory_of(spec, layout).by_stage]
     assert peaks[-1] == "peak (loss)"
@@ -115,7 +115,7 @@ def test_token_prediction_keeps_its_inputs_its_projections_and_its_layers_activa
 
 def test_the_losses_of_all_depths_are_alive_together() -> None:
     depths = [spec_of(DENSE, mtp_num_layers=n) for n in (0, 1, 2)]
-    layout = layout_of(depths[0], pp=2)
+    layout = layout_of(depths[0], pp=2, cross_entropy_fusion=False, cross_entropy_fusion_impl="te")
     logits = 4096 * 151_936
     losses = [terms_of(spec, layout, 1)["loss"] for spec in depths]
     assert "logits of multi-token prediction" not in losses[0]

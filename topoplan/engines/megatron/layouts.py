@@ -94,7 +94,7 @@ def shapes(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, ...], Broke
     longest_cp = max(1, case.job.seq_len // MIN_TOKENS_PER_CP_RANK)
     # A search leaves these keys at their usual value unless they are pinned.
     pinned = {key: value for key, value in pin.items() if PART_OF.get(key) in ("states", "switches")}
-    usual = Layout.of(backend=backend, **with_loss(with_overlap(pinned, case.job), case.job))
+    usual = Layout.of(backend=backend, **with_loss(with_overlap(pinned, case.job), backend))
     for tp in choices.of("tp", divisors(world, 2 * tensor_parallel_domain(case))):
         for pp in choices.of("pp", divisors(max(1, world // tp), case.model.num_layers)):
             splits = _splits(case, pp, choices, ends)
