@@ -221,5 +221,12 @@ def test_only_trained_weights_have_dummy_gradients() -> None:
 def test_a_recompute_module_drops_its_tensors_and_brings_them_back(name: str, module: str) -> None:
     plain, found = layer(name, shard()), kept(name, selective(module))
     dropped = sum(tensor.saved_bytes for tensor in plain.saved if module in tensor.freed_by)
-    assert found.kept_bytes == pytest.approx(plain.saved_bytes - dropped)
+    held = sum(tensor.saved_bytes for tensor in plain.saved if module in tensor.held_by)
+    assert found.kept_bytes == pytest.approx(plain.saved_bytes - dropped + held)
     assert found.peak_bytes == pytest.approx(plain.backward_bytes + dropped)
+
+
+def test_a_checkpoint_of_attention_keeps_the_product_that_v_is_a_view_of() -> None:
+    plain, found = layer(DENSE, shard()), kept(DENSE, selective("core_attn"))
+    statistics = bytes_of(plain)["softmax statistics"]
+    assert found.kept_bytes == plain.saved_bytes - statistics + 2 * 4096 * (32 + 8) * 128

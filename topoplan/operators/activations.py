@@ -23,7 +23,7 @@ class LayerActivations:
 
     saved: tuple[SavedTensor, ...]
     saved_bytes: float
-    """All of `saved` together."""
+    """All of `saved` together, but what only a recompute module holds."""
     input_bytes: float
     """The layer's input: all that full recomputation keeps. A multi-token-prediction layer has two."""
     backward_bytes: float
@@ -38,7 +38,7 @@ def _activations(ops: tuple[Op, ...], input_bytes: float) -> LayerActivations:
     products = (op.work for op in ops if isinstance(op.work, Product))
     return LayerActivations(
         saved=saved,
-        saved_bytes=sum(tensor.saved_bytes for tensor in saved),
+        saved_bytes=sum(tensor.saved_bytes for tensor in saved if not tensor.held_by),
         input_bytes=input_bytes,
         backward_bytes=sum(op.gradients_bytes for op in ops),
         weight_shapes=tuple((int(one.outputs), int(one.inputs)) for one in products if one.is_trained),
@@ -91,5 +91,7 @@ def kept_activations(model: Model, layer: Layer, shard: Shard, recompute: Recomp
         # A recomputed layer holds all its activations again, beside the input that was kept.
         inputs = activations.input_bytes
         return KeptActivations(inputs, everything, everything - inputs, backward)
-    dropped = sum(t.saved_bytes for t in activations.saved if set(t.freed_by) & set(recompute.modules))
-    return KeptActivations(everything - dropped, everything - dropped, dropped, backward)
+    modules = set(recompute.modules)
+    dropped = sum(t.saved_bytes for t in activations.saved if modules & set(t.freed_by))
+    kept = everything - dropped + sum(t.saved_bytes for t in activations.saved if modules & set(t.held_by))
+    return KeptActivations(kept, kept, dropped, backward)

@@ -32,10 +32,12 @@ class Builder:
         """Memory-bound work."""
         self.add(name, "elementwise", Moved(forward_bytes, backward_bytes, kernels, kernels), **fields)
 
-    def keep(self, name: str, saved_bytes: float, freed_by: tuple[str, ...] = ()) -> None:
+    def keep(
+        self, name: str, saved_bytes: float, freed_by: tuple[str, ...] = (), held_by: tuple[str, ...] = ()
+    ) -> None:
         """A tensor that the last operator saves for backward."""
         last = self.ops[-1]
-        self.ops[-1] = replace(last, saved=(*last.saved, SavedTensor(name, saved_bytes, freed_by)))
+        self.ops[-1] = replace(last, saved=(*last.saved, SavedTensor(name, saved_bytes, freed_by, held_by)))
 
     def norm(self, name: str, width: int = 0) -> None:
         """A norm of the hidden state, or of something `width` wide."""

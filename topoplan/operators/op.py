@@ -68,6 +68,8 @@ class SavedTensor:
     saved_bytes: float
     freed_by: tuple[str, ...] = ()
     """Megatron recompute modules that drop it."""
+    held_by: tuple[str, ...] = ()
+    """Those without which nothing keeps it."""
 
 
 @dataclass(frozen=True, slots=True)

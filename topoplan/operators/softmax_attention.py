@@ -52,6 +52,9 @@ def te(build: TeBuilder, attention: Attention) -> None:
         build.keep("output gate", 2 * BF16 * tokens * query)
     build.keep("q", BF16 * tokens * query)
     build.keep("k, v", 2 * BF16 * tokens * key)
+    # A checkpoint keeps v as it comes, a view of the one product with q and k in it; attention's own copy is dropped
+    # (`core/transformer/attention.py::_checkpointed_attention_forward`).
+    build.keep("q, k beside v", BF16 * tokens * (query + key), held_by=("core_attn",))
     core = CoreAttention(heads, kv_heads, width, width, attention.window)
     build.core_attention(
         core,

@@ -172,6 +172,7 @@ def _layer_term(case: Case, layout: Layout, layer: Layer, count: int) -> Term:
             facts={"kept": not (full or modules & set(one.freed_by)), "freed_by": (*one.freed_by, "full")},
         )
         for one in layer_activations(model, layer, shard).saved
+        if not one.held_by or modules & set(one.held_by)
     ]
     facts = {
         "count": count,
