@@ -61,7 +61,9 @@ def test_what_does_not_fit_has_its_parts_and_the_keys_that_do(a100s: Cluster) ->
     finding = found["plan-does-not-fit"]
 
     assert prediction.plan is not None
-    assert (finding.severity, finding.line) == ("error", 5)
+    # Nothing says that a sample is 8192 tokens long, and short ones would fit.
+    assert (finding.severity, finding.line) == ("warning", 5)
+    assert finding.what.startswith("may not fit: ")
     # ZeRO-3 on 8 cards: 2, 2 and 12 bytes of 8.19e9 parameters
     assert "1.9 GiB weights, 1.9 GiB gradients, 11.4 GiB optimizer" in finding.why
     assert "on these GPUs fits zero" in finding.remedy

@@ -13,11 +13,13 @@ from topoplan.lint.prediction import Prediction
 from topoplan.lint.translate import Translation
 from topoplan.planner.explain import memory_rejection
 from topoplan.planner.plan import Plan
+from topoplan.planner.predict import memory_of
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.processes import Processes
 from topoplan.reading.values import Keys
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
 from topoplan.trainers.deepspeed_alone import gpus_of
 from topoplan.trainers.layout_keys import key_line
 from topoplan.units import GIB
@@ -146,7 +148,7 @@ def misfit(prediction: Prediction) -> Iterator[Finding]:
         return  # the host memory is too small, which has a finding of its own
     spec, memory, layout = translation.spec, plan.memory, plan.layout
     out = memory_rejection(unnamed(spec), layout)
-    is_close = memory.device_bytes <= memory.capacity_bytes
+    is_close = memory.device_bytes <= memory.capacity_bytes or _fits_short_samples(spec, layout)
     lengths = "" if spec.job.packs else f", with sequences of {spec.job.seq_len:,} tokens: shorter ones take less"
     parts = "" if layout.is_megatron else f": {_parts(plan)}"
     target = prediction.own or prediction.best
@@ -167,6 +169,14 @@ def misfit(prediction: Prediction) -> Iterator[Finding]:
         why=f"predicted for {plan.id} of {spec.model.name} on {_gpus(spec)}{parts}{lengths}",
         remedy="; ".join(filter(None, remedies)),
     )
+
+
+def _fits_short_samples(spec: Spec, layout: Layout) -> bool:
+    """What was predicted is the longest that may come, and samples that are as short as can be would fit."""
+    if spec.job.packs or spec.job.lengths is not None:
+        return False
+    short = replace(spec, job=replace(spec.job, seq_len=2 * layout.cp * layout.tp * layout.ulysses))
+    return memory_of(case_of(short, layout.backend), layout).fits
 
 
 def _gpus(spec: Spec) -> str:
