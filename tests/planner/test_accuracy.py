@@ -33,7 +33,7 @@ FSDP = ("MosaicML llm-foundry", "IBM fms-fsdp", "torchtitan")
 GOALS: dict[str, tuple[Keep, int, float, float, float]] = {
     # what: which figures, how many, largest median, 90th percentile and worst error
     "memory, exact Megatron rows": (memory_of(*EXACT), 56, 0.005, 0.023, 0.030),
-    "memory, Megatron-LM CI": (memory_of("Megatron-LM CI"), 44, 0.007, 0.05, 0.22),
+    "memory, Megatron-LM CI": (memory_of("Megatron-LM CI"), 44, 0.007, 0.05, 0.225),
     "memory, ms-swift Megatron, dense": (memory_of("ms-swift", band="memory_band"), 3, 0.04, 0.06, 0.06),
     "memory, ms-swift Megatron, experts": (memory_of("ms-swift", band="moe_memory_band"), 4, 0.15, 0.20, 0.20),
     "memory, ms-swift Megatron, adapters": (memory_of("ms-swift", band="adapter_memory_band"), 5, 0.23, 0.24, 0.24),
