@@ -191,6 +191,8 @@ class TensorParallel(Work):
     With sequence parallelism, forward: all-gather and reduce-scatter, both exposed. Backward: the all-gather of the
     output gradient is exposed; gathering the input again and scattering its gradient run beside the two gradient GEMMs
     of the column-parallel layer. Without it: one all-reduce forward, and one backward beside the weight gradient.
+    Low-precision layers gather what they have quantised (Transformer Engine `pytorch/module/layernorm_linear.py`,
+    `module/base.py::grad_output_preprocess`); sums are in bf16.
     """
 
     hidden: int
@@ -203,17 +205,19 @@ class TensorParallel(Work):
         shard, group, overlap = on.shard, Group(on.shard.tp, 1), on.profile.tp_overlap
         kind = "all-gather" if shard.sequence_parallel else "all-reduce"
         whole = BF16 * shard.tokens * self.hidden
-        out = into = on.call_s(kind, group, whole)
-        taken_in = 1.0
-        if self.inputs:
-            taken_in = sum(self.inputs) / self.hidden
-            into = sum(on.call_s(kind, group, BF16 * shard.tokens * width) for width in self.inputs)
+        quantised = shard.tokens * (QUANTISED_BYTES.get(shard.precision, BF16) if shard.sequence_parallel else BF16)
+        widths = self.inputs or (self.hidden,)
+        taken_in = sum(widths) / self.hidden
+        out, out_again = on.call_s(kind, group, whole), on.call_s(kind, group, quantised * self.hidden)
+        into = sum(on.call_s(kind, group, quantised * width) for width in widths)
+        scattered = sum(on.call_s(kind, group, BF16 * shard.tokens * width) for width in widths)
         hidden_s = sum(on.gradients_s(self.beside))
         if shard.adapters is not None:
             # A frozen weight needs no input gathered, and has no gradient for the other collective to run beside.
-            forward, backward = (into + out, out + into) if shard.sequence_parallel else (out, into)
+            forward, backward = (into + out, out_again + scattered) if shard.sequence_parallel else (out, into)
         elif shard.sequence_parallel:
-            forward, backward = into + out, out + 2 * into - min(2 * into, hidden_s) * overlap
+            beside = into + scattered
+            forward, backward = into + out, out_again + beside - min(beside, hidden_s) * overlap
         else:
             forward, backward = out, into - min(into, hidden_s / 2) * overlap
         call = Collective(kind, group, whole, out, 1.0, taken_in)
