@@ -42,7 +42,8 @@ def gemm_s(
     peak = peak_flops(gpu, precision)
     efficiency = profile.gemm_efficiency
     if peak > gpu.fp16_flops:
-        efficiency = profile.fp8_gemm_efficiency if peak == gpu.fp8_flops else profile.fp4_gemm_efficiency
+        efficiency = profile.mxfp8_gemm_efficiency if precision == "mxfp8" else profile.fp8_gemm_efficiency
+        efficiency = efficiency if peak == gpu.fp8_flops else profile.fp4_gemm_efficiency
     if count > 1:
         efficiency *= profile.grouped_gemm_efficiency / profile.gemm_efficiency
     height, width = profile.gemm_tile

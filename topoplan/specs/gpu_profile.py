@@ -78,6 +78,7 @@ class Profile:
     gemm_efficiency: float
     grouped_gemm_efficiency: float
     fp8_gemm_efficiency: float
+    mxfp8_gemm_efficiency: float
     fp4_gemm_efficiency: float
     gemm_tile: tuple[int, int]
     gemm_prologue: int
@@ -201,6 +202,7 @@ PRODUCTS = (
     "gemm_efficiency",
     "grouped_gemm_efficiency",
     "fp8_gemm_efficiency",
+    "mxfp8_gemm_efficiency",
     "fp4_gemm_efficiency",
     "attention_forward_efficiency",
     "attention_backward_efficiency",

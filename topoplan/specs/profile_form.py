@@ -71,6 +71,7 @@ class _Kernels(Form):
     gemm_efficiency: Part = _constant("Rate of a deep GEMM that lasts, of the dense peak.")
     grouped_gemm_efficiency: Part = _constant("The same of the experts' grouped GEMMs.")
     fp8_gemm_efficiency: Part = _constant("The same in fp8, of the fp8 peak, without casts.")
+    mxfp8_gemm_efficiency: Part = _constant("The same with a scale for every 32 values.")
     fp4_gemm_efficiency: Part = _constant("The same in fp4, of the fp4 peak.")
     gemm_tile: Annotated[tuple[int, int] | None, TILE] = _constant(
         "Least output tile of a GEMM that has a multiprocessor's full rate."
