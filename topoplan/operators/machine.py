@@ -99,7 +99,7 @@ class Product(Work):
     is_trained: bool = True
     """A frozen weight has no gradient."""
     accumulated_bytes: int = 8
-    """Moved for an element of the weight's gradient: accumulation reads and writes an fp32 buffer in the epilogue."""
+    """Moved for an element of the weight's gradient: accumulation reads and writes a buffer, usually in fp32."""
     source = "roofline of the profile's share of the peak, with tiles and a prologue along K (operators/machine.py)"
 
     def seconds(self, on: Machine) -> Seconds:

@@ -91,6 +91,7 @@ class TeBuilder(Builder):
             inputs / ranks if side == "row" else inputs,
             experts / shard.ep if moe else 1,
             is_trained=adapters is None,
+            accumulated_bytes=2 * shard.gradient_bytes,
         )
         is_adapted, saved = adapters is not None and adapters.on(name), tuple[SavedTensor, ...]()
         elements = product.count * self._rows_around(weight, product)[0] * product.inputs
@@ -108,10 +109,25 @@ class TeBuilder(Builder):
         if adapters is not None and is_adapted:
             self._adapter(weight, product, adapters.rank, freed_by)
         if shard.eight_bit:
-            # Casts: the input and the output gradient are read in bf16 and written twice, rowwise and columnwise.
-            cast = product.count * product.rows * (BF16 + 2)
-            self.moved(f"{name} casts", cast * product.inputs, cast * product.outputs, freed_by=freed_by)
+            ahead, back = self._cast_bytes(weight, product, is_normed=is_normed)
+            self.moved(f"{name} casts", ahead, back, freed_by=freed_by)
         return product
+
+    def _cast_bytes(self, weight: Linear, product: Product, *, is_normed: bool) -> tuple[float, float]:
+        """Casts: the input and the output gradient are read in bf16 and written twice, rowwise and columnwise.
+
+        With one scale a tensor a norm writes 8 bits itself, what is gathered over the sequence is cast before, and the
+        second copy is a transpose of the first (`pytorch/module/layernorm_linear.py`, `module/base.py`).
+        """
+        cast, transpose = BF16 + 2, 2
+        into, out = product.count * product.rows * product.inputs, product.count * product.rows * product.outputs
+        ahead, back = cast * into, cast * out
+        if self.shard.precision == "fp8":
+            if is_normed:
+                ahead, back = 0.0, back + transpose * into
+            if weight.side == "row" and self.shard.sequence_parallel and not weight.experts:
+                back += (BF16 + 1) * out / self.shard.tp + transpose * out - cast * out
+        return ahead, back
 
     def _rows(self, side: Side, moe: Moe | None) -> float:
         """Rows of a product; of one expert, where there are several."""
