@@ -91,7 +91,7 @@ def test_cards_whose_chips_are_unlike_the_measured_ones_do_not_have_their_bands(
     assert a6000.time_band == min(WIDER_FOR_NONE * a100.time_band, WIDEST)
 
 
-@pytest.mark.parametrize(("like", "kin"), [("a100-sxm-80gb", "ampere"), ("b200-sxm-180gb", "blackwell")])
+@pytest.mark.parametrize(("like", "kin"), [("a100-sxm-80gb", "ampere"), ("h100-sxm-80gb", "hopper")])
 def test_a_card_that_the_catalog_does_not_know_does_not_have_the_bands_of_those_that_were_measured(
     like: str, kin: str
 ) -> None:
