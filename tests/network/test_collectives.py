@@ -84,8 +84,8 @@ def test_small_messages_over_many_nodes_take_trees_and_large_ones_rings() -> Non
     small, large = 1e6, 1e10
     assert all_reduce_s(group, small, cluster, profile) == tree.seconds(small, passes=2)
     assert all_reduce_s(group, large, cluster, profile) == ring.seconds(2 * 63 / 64 * large, passes=2)
-    assert tree.network_hops_s == pytest.approx(6 * profile.hop_latency_s)
-    assert ring.network_hops_s == pytest.approx(63 * profile.hop_latency_s)
+    assert tree.network_hops_s == pytest.approx(6 * profile.network_hop_latency_s)
+    assert ring.network_hops_s == pytest.approx(63 * profile.network_hop_latency_s)
     # Every node sends the tensor up and down, as in a ring.
     assert tree.rate_bytes_per_s == pytest.approx(ring.rate_bytes_per_s / 2 * profile.tree_efficiency)
 

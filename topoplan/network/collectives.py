@@ -131,7 +131,7 @@ def ring_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
         rate_bytes_per_s=rate,
         start_s=profile.collective_latency_s,
         hops_s=profile.hop_latency_s * (group.size - 1 - between),
-        network_hops_s=profile.hop_latency_s * between,
+        network_hops_s=profile.network_hop_latency_s * between,
         network_s=flows.latency_s * between,
         protocols=_protocols(profile),
     )
@@ -153,7 +153,7 @@ def tree_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
         rate_bytes_per_s=min(rates),
         start_s=profile.collective_latency_s + (profile.nvls_latency_s if has_nvls else 0.0),
         hops_s=0.0 if has_nvls else profile.hop_latency_s * (spread.largest - 1),
-        network_hops_s=profile.hop_latency_s * steps,
+        network_hops_s=profile.network_hop_latency_s * steps,
         network_s=flows.latency_s * steps,
         protocols=(SIMPLE,) if has_nvls else _protocols(profile),
     )

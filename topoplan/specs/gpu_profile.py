@@ -105,6 +105,7 @@ class Profile:
     tcp_socket_bytes_per_s: float
     collective_latency_s: float
     hop_latency_s: float
+    network_hop_latency_s: float
     tree_efficiency: float
     nvls_efficiency: float
     nvls_latency_s: float

@@ -122,6 +122,7 @@ class _Links(Form):
     )
     collective_latency_s: Delay = _constant("Fixed time of a collective inside a node.")
     hop_latency_s: Delay = _constant("Further time for each member of its ring but the first.")
+    network_hop_latency_s: Delay = _constant("The same for each domain of its ring but the first.")
     tree_efficiency: Part = _constant("Rate of trees, of that of rings on the same links.")
     nvls_efficiency: PartOrNone = _constant(
         "Bytes that NVLink SHARP all-reduces in a second, of a ring's bus bandwidth; 0 where there is none."
