@@ -36,7 +36,15 @@ def peak_flops(gpu: Gpu, precision: str) -> float:
 
 
 def gemm_s(
-    rows: float, columns: float, inner: float, gpu: Gpu, profile: Profile, precision: str, *, count: float = 1
+    rows: float,
+    columns: float,
+    inner: float,
+    gpu: Gpu,
+    profile: Profile,
+    precision: str,
+    *,
+    count: float = 1,
+    of_gradient: bool = False,
 ) -> float:
     """One GEMM of rows x inner by inner x columns, or `count` of them run as one grouped kernel."""
     peak = peak_flops(gpu, precision)
@@ -44,6 +52,8 @@ def gemm_s(
     if peak > gpu.fp16_flops:
         efficiency = profile.mxfp8_gemm_efficiency if precision == "mxfp8" else profile.fp8_gemm_efficiency
         efficiency = efficiency if peak == gpu.fp8_flops else profile.fp4_gemm_efficiency
+    if of_gradient and precision == "fp8" and peak > gpu.fp16_flops:
+        efficiency *= profile.fp8_backward_share
     if count > 1:
         efficiency *= profile.grouped_gemm_efficiency / profile.gemm_efficiency
     height, width = profile.gemm_tile
@@ -68,9 +78,12 @@ class Machine:
         self.cluster, self.profile, self.gpu = case.cluster, case.profile, case.cluster.gpu
         self._gradients: dict[Product, tuple[float, float]] = {}
 
-    def gemm_s(self, rows: float, columns: float, inner: float, count: float = 1) -> float:
+    def gemm_s(
+        self, rows: float, columns: float, inner: float, count: float = 1, *, of_gradient: bool = False
+    ) -> float:
         """A GEMM, or `count` grouped ones, in the precision of the linear layers."""
-        return gemm_s(rows, columns, inner, self.gpu, self.profile, self.shard.precision, count=count)
+        precision = self.shard.precision
+        return gemm_s(rows, columns, inner, self.gpu, self.profile, precision, count=count, of_gradient=of_gradient)
 
     def elementwise_s(self, moved_bytes: float, kernels: int = 1) -> float:
         """Memory-bound kernels."""
@@ -110,10 +123,10 @@ class Product(Work):
     def gradients_s(self, on: Machine) -> tuple[float, float]:
         """Of its input and of its weight."""
         rows, outputs, inputs, count = self.rows, self.outputs, self.inputs, self.count
-        dgrad = on.gemm_s(rows, inputs, outputs, count)
+        dgrad = on.gemm_s(rows, inputs, outputs, count, of_gradient=True)
         if not self.is_trained:
             return dgrad, 0.0
-        wgrad = on.gemm_s(outputs, inputs, rows, count)
+        wgrad = on.gemm_s(outputs, inputs, rows, count, of_gradient=True)
         accumulation = on.elementwise_s(self.accumulated_bytes * count * outputs * inputs, 0)
         return dgrad, max(accumulation, wgrad + on.profile.accumulation_share * accumulation)
 

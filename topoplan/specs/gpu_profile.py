@@ -80,6 +80,7 @@ class Profile:
     fp8_gemm_efficiency: float
     mxfp8_gemm_efficiency: float
     fp4_gemm_efficiency: float
+    fp8_backward_share: float
     gemm_tile: tuple[int, int]
     gemm_prologue: int
     accumulation_share: float

@@ -73,6 +73,7 @@ class _Kernels(Form):
     fp8_gemm_efficiency: Part = _constant("The same in fp8, of the fp8 peak, without casts.")
     mxfp8_gemm_efficiency: Part = _constant("The same with a scale for every 32 values.")
     fp4_gemm_efficiency: Part = _constant("The same in fp4, of the fp4 peak.")
+    fp8_backward_share: Part = _constant("Rate of backward's products in fp8, of that of forward's.")
     gemm_tile: Annotated[tuple[int, int] | None, TILE] = _constant(
         "Least output tile of a GEMM that has a multiprocessor's full rate."
     )
