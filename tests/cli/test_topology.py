@@ -6,6 +6,8 @@ import pytest
 
 from tests.cli.conftest import Cli
 from topoplan.report.topology_drawing import MARK
+from topoplan.specs import known
+from topoplan.specs.gpu_profile import profile_of
 
 
 def test_it_draws_the_cluster(cli: Cli, spec_file: Path) -> None:
@@ -96,7 +98,9 @@ def test_a_plans_groups_get_what_constants_of_ones_own_say(cli: Cli, spec_file: 
         (row,) = (row for row in view["groups"] if row["name"] == "tp")
         return float(row["member_bytes_per_s"])
 
-    assert rate("--set", f"profile={own}") == pytest.approx(rate() / 2)
+    assert rate("--set", f"profile={own}") == pytest.approx(
+        rate() * 0.4 / profile_of(known.gpu("h100-sxm-80gb")).nvlink_efficiency
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from topoplan.engines.prediction import Memory, StageMemory, Time
 from topoplan.layout.forms import layout_from_dict
 from topoplan.layout.layout import Layout
 from topoplan.planner.measured import MeasuredRun, shipped_runs
+from topoplan.planner.validate import spec_of_run as spec_of_run
 from topoplan.specs.load import spec_from_document
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
@@ -92,11 +93,6 @@ def micro_batch_of(spec: Spec, layout: Layout) -> MicroBatch:
 def measured_runs(family: str) -> list[MeasuredRun]:
     """The shipped measured runs of a source, those that are graded."""
     return [run for run in shipped_runs() if run.family == family and not run.left_out]
-
-
-def spec_of_run(run: MeasuredRun) -> Spec:
-    """The spec of a measured run."""
-    return spec_from_document({key: run.document[key] for key in ("cluster", "model", "job")}, where=run.id)
 
 
 def layout_of_run(run: MeasuredRun) -> Layout:

@@ -152,7 +152,7 @@ def test_the_json_twin_has_everything() -> None:
     assert prediction["plan"]["id"] == "tp4-pp1-dp8-mbs1-nosp"
     assert prediction["best"]["fits"]
     assert prediction["speed_of_best"] > 1.15
-    assert {"key": "sequence_parallel", "now": False, "best": True} in prediction["changes"]
+    assert {"key": "tensor_model_parallel_size", "now": 4, "best": 2} in prediction["changes"]
     assert prediction["model"]["name"] == "Qwen/Qwen3-VL-8B-Instruct"
     assert view["cluster"]["name"] == "h100-4x8"
     assert "fixed" not in view

@@ -42,4 +42,4 @@ def test_the_machine_in_words() -> None:
     assert nvlink_words(rack) == "NVSwitch, 1.8TB/s a GPU, over 18 nodes"
     box = cluster_of("a100-pcie-80gb", nodes=1)
     assert (nvlink_words(box), domain_nodes(box)) == ("", 0)
-    assert sockets_words(box) == "CPU 0 (PCIe 0), CPU 1 (PCIe 1), 31.5GB/s a switch, 14GB/s between sockets"
+    assert sockets_words(box) == "CPU 0 (PCIe 0), CPU 1 (PCIe 1), 31.5GB/s a switch, 17GB/s between sockets"

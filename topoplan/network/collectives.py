@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from topoplan.network.placement import Group, Span, span
-from topoplan.network.topology import local_ranks
+from topoplan.network.topology import LONE_FLOW, local_ranks
 from topoplan.network.traffic import LinkLoads, LoadedLink, traffic
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu_profile import Profile
@@ -95,9 +95,14 @@ def _between_bytes_per_s(crossings: Iterable[LoadedLink], members: int, cluster:
 
 
 def _slowest(crossings: Iterable[LoadedLink], profile: Profile, efficiency: float) -> float:
-    """The tightest link. Between sockets the rate in the graph is what GPUs get already."""
-    own = {"nvlink": profile.nvlink_efficiency, "socket": 1.0}
-    return min(one.member_bytes_per_s * own.get(one.kind, efficiency) for one in crossings)
+    """The tightest link. Between sockets the rate in the graph is what many flows of GPUs get already."""
+
+    def share(link: LoadedLink) -> float:
+        if link.kind == "socket":
+            return link.messages / (link.messages + LONE_FLOW)
+        return profile.nvlink_efficiency if link.kind == "nvlink" else efficiency
+
+    return min(one.member_bytes_per_s * share(one) for one in crossings)
 
 
 def member_bytes_per_s(flows: LinkLoads, members: int, cluster: Cluster, profile: Profile) -> float:
@@ -126,7 +131,7 @@ def ring_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
         rate_bytes_per_s=rate,
         start_s=profile.collective_latency_s,
         hops_s=profile.hop_latency_s * (group.size - 1 - between),
-        network_hops_s=profile.hop_latency_s * between,
+        network_hops_s=profile.network_hop_latency_s * between,
         network_s=flows.latency_s * between,
         protocols=_protocols(profile),
     )
@@ -148,7 +153,7 @@ def tree_way(group: Group, cluster: Cluster, profile: Profile) -> Way:
         rate_bytes_per_s=min(rates),
         start_s=profile.collective_latency_s + (profile.nvls_latency_s if has_nvls else 0.0),
         hops_s=0.0 if has_nvls else profile.hop_latency_s * (spread.largest - 1),
-        network_hops_s=profile.hop_latency_s * steps,
+        network_hops_s=profile.network_hop_latency_s * steps,
         network_s=flows.latency_s * steps,
         protocols=(SIMPLE,) if has_nvls else _protocols(profile),
     )
@@ -174,7 +179,18 @@ def all_gather_s(group: Group, total_bytes: float, cluster: Cluster, profile: Pr
     """All-gather of a tensor that is `total_bytes` when whole, or its reduce-scatter: the same backwards."""
     if group.size == 1 or total_bytes == 0:
         return 0.0
-    return ring_way(group, cluster, profile).seconds((group.size - 1) / group.size * total_bytes)
+    moved_bytes = (group.size - 1) / group.size * total_bytes
+    if cluster.nvlink_bytes_per_s and not traffic(group, "ring", cluster).between:
+        moved_bytes *= _few_members(group.size, profile)
+    return ring_way(group, cluster, profile).seconds(moved_bytes)
+
+
+def _few_members(members: int, profile: Profile) -> float:
+    """How much longer the bytes of an all-gather take over NVLink than in a ring of eight.
+
+    Every member also copies its own part, which counts for more where there are few others.
+    """
+    return 1.0 + (1.0 / profile.nvlink_pair_share - 1.0) * (members / (members - 1) - 8 / 7) / (2 - 8 / 7)
 
 
 def all_reduce_s(group: Group, total_bytes: float, cluster: Cluster, profile: Profile) -> float:

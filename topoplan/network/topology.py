@@ -22,11 +22,14 @@ KINDS: tuple[LinkKind, ...] = get_args(LinkKind)
 HOST_KINDS: tuple[LinkKind, ...] = ("pcie", "bridge", "socket")
 FABRIC_KINDS: tuple[LinkKind, ...] = ("nic", "uplink")
 
-SOCKET_BYTES_PER_S = ((16e9, 10e9), (33e9, 14e9), (math.inf, 22e9))
-"""(fastest PCIe link of a GPU, what GPUs get between two CPU sockets all together, each way). It is far below what the
-link itself carries, since GPUs reach each other through the CPUs. PCIe 4: SimuMax measured 11 to 16 GB/s in all, for
-one, two or four flows at once, on an eight-GPU A100 machine (`configs/system/a100_pcie.json`: collectives of eight,
-dp_fixed_bw). PCIe 3 and 5: what NCCL reckons with for their CPUs (`graph/topo.h`: SKL_QPI_BW, SRP_QPI_BW)."""
+SOCKET_BYTES_PER_S = ((16e9, 13.8e9), (33e9, 17e9), (math.inf, 30.4e9))
+"""(fastest PCIe link of a GPU, what GPUs get between two CPU sockets with many flows at once, each way). It is far
+below what the link itself carries, since GPUs reach each other through the CPUs. PCIe 4: SimuMax measured 16.5 GB/s for
+the all-to-all of eight on an eight-GPU A100 machine, and for all-gathers and reduce-scatters of one, two and four flows
+at once 12.3, 14.7 and 15.8 in the mean (`configs/system/a100_pcie.json`: collectives of eight, dp_fixed_bw). PCIe 3 and
+5: what NCCL reckons with for one flow over their CPUs (`graph/topo.h`: SKL_QPI_BW, SRP_QPI_BW), by as much more."""
+LONE_FLOW = 0.38
+"""Flows that are missing between the sockets: of those rates, n flows get n / (n + this) in all. From the same."""
 
 # Orders of magnitude of one hop. Beside the microseconds that the software takes a hop they count for nothing: a
 # collective's latency is the profile's, plus that of the fabric.

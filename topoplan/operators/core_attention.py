@@ -50,9 +50,17 @@ class CoreAttention(Work):
             rate = gpu.fp16_flops * profile.gemm_efficiency
             forward = 2.0 * scores * (self.key_dim + self.value_dim) / rate
             return Seconds(forward, 2 * forward, launches=(self.launched, self.launched))
-        flops = shard.tokens * self.flops(shard.seq_len)
+        # Each kernel that a token's query is in, of which a ring has one for every rank's keys, computes masked tiles
+        # whole and has its pipeline to fill. Of the other ranks' keys three quarters of the products are worth doing.
+        kernels = 1 + 0.75 * (shard.cp - 1)
+        each = 2.0 * (self.key_dim + self.value_dim)
+        prologue = profile.attention_prologue * self.heads * each
+        # The last tile of queries has most keys, and the other multiprocessors wait for it.
+        longest = min(self.window or shard.seq_len, shard.seq_len / shard.cp)
+        tail = gpu.sm_count * profile.attention_tail * longest * each
+        flops = shard.tokens * self.flops(shard.seq_len) + kernels * (shard.tokens * prologue + tail)
         # The softmax costs the same for every score, so a narrow head spends a larger share of its time on it.
-        width, softmax = (self.key_dim + self.value_dim) / 2, profile.attention_softmax_width
+        width, softmax = min(HEAD_DIM, (self.key_dim + self.value_dim) / 2), profile.attention_softmax_width
         rate = gpu.fp16_flops * width / (width + softmax) * (HEAD_DIM + softmax) / HEAD_DIM
         return Seconds(
             profile.kernel_launch_s + flops / (rate * profile.attention_forward_efficiency),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import Adapters, adapters_of
 from topoplan.operators.dispatch import dispatcher_of
+from topoplan.operators.op import BF16, FP32
 from topoplan.operators.padding import load_of, longest_sequence
 from topoplan.specs.case import Case
 from topoplan.specs.model import Moe
@@ -37,6 +38,8 @@ class Shard:
     """Tokens that this rank's experts get, over the average of the expert-parallel group."""
     dispatcher: str = "alltoall"
     """Which one brings tokens to their experts: alltoall or flex."""
+    gradient_bytes: int = FP32
+    """Of an element of the buffer that a weight's gradient is added to."""
     adapters: Adapters | None = None
     """LoRA beside weights that are frozen; None where the weights are trained."""
 
@@ -77,6 +80,7 @@ def shard_of(case: Case, layout: Layout) -> Shard:
         flash_attention=case.profile.flash_attention,
         token_imbalance=job.token_imbalance,
         dispatcher=dispatcher_of(case, layout),
+        gradient_bytes=FP32 if layout.grad_reduce_in_fp32 else BF16,
         adapters=adapters_of(job),
     )
 

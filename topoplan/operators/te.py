@@ -91,6 +91,7 @@ class TeBuilder(Builder):
             inputs / ranks if side == "row" else inputs,
             experts / shard.ep if moe else 1,
             is_trained=adapters is None,
+            accumulated_bytes=2 * shard.gradient_bytes,
         )
         is_adapted, saved = adapters is not None and adapters.on(name), tuple[SavedTensor, ...]()
         elements = product.count * self._rows_around(weight, product)[0] * product.inputs
@@ -108,10 +109,25 @@ class TeBuilder(Builder):
         if adapters is not None and is_adapted:
             self._adapter(weight, product, adapters.rank, freed_by)
         if shard.eight_bit:
-            # Casts: the input and the output gradient are read in bf16 and written twice, rowwise and columnwise.
-            cast = product.count * product.rows * (BF16 + 2)
-            self.moved(f"{name} casts", cast * product.inputs, cast * product.outputs, freed_by=freed_by)
+            ahead, back = self._cast_bytes(weight, product, is_normed=is_normed)
+            self.moved(f"{name} casts", ahead, back, freed_by=freed_by)
         return product
+
+    def _cast_bytes(self, weight: Linear, product: Product, *, is_normed: bool) -> tuple[float, float]:
+        """Casts: the input and the output gradient are read in bf16 and written twice, rowwise and columnwise.
+
+        With one scale a tensor a norm writes 8 bits itself, what is gathered over the sequence is cast before, and the
+        second copy is a transpose of the first (`pytorch/module/layernorm_linear.py`, `module/base.py`).
+        """
+        cast, transpose = BF16 + 2, 2
+        into, out = product.count * product.rows * product.inputs, product.count * product.rows * product.outputs
+        ahead, back = cast * into, cast * out
+        if self.shard.precision == "fp8":
+            if is_normed:
+                ahead, back = 0.0, back + transpose * into
+            if weight.side == "row" and self.shard.sequence_parallel and not weight.experts:
+                back += (BF16 + 1) * out / self.shard.tp + transpose * out - cast * out
+        return ahead, back
 
     def _rows(self, side: Side, moe: Moe | None) -> float:
         """Rows of a product; of one expert, where there are several."""
@@ -198,6 +214,8 @@ class TensorParallel(Work):
     With sequence parallelism, forward: all-gather and reduce-scatter, both exposed. Backward: the all-gather of the
     output gradient is exposed; gathering the input again and scattering its gradient run beside the two gradient GEMMs
     of the column-parallel layer. Without it: one all-reduce forward, and one backward beside the weight gradient.
+    Low-precision layers gather what they have quantised (Transformer Engine `pytorch/module/layernorm_linear.py`,
+    `module/base.py::grad_output_preprocess`); sums are in bf16.
     """
 
     hidden: int
@@ -210,17 +228,19 @@ class TensorParallel(Work):
         shard, group, overlap = on.shard, Group(on.shard.tp, 1), on.profile.tp_overlap
         kind = "all-gather" if shard.sequence_parallel else "all-reduce"
         whole = BF16 * shard.tokens * self.hidden
-        out = into = on.call_s(kind, group, whole)
-        taken_in = 1.0
-        if self.inputs:
-            taken_in = sum(self.inputs) / self.hidden
-            into = sum(on.call_s(kind, group, BF16 * shard.tokens * width) for width in self.inputs)
+        quantised = shard.tokens * (QUANTISED_BYTES.get(shard.precision, BF16) if shard.sequence_parallel else BF16)
+        widths = self.inputs or (self.hidden,)
+        taken_in = sum(widths) / self.hidden
+        out, out_again = on.call_s(kind, group, whole), on.call_s(kind, group, quantised * self.hidden)
+        into = sum(on.call_s(kind, group, quantised * width) for width in widths)
+        scattered = sum(on.call_s(kind, group, BF16 * shard.tokens * width) for width in widths)
         hidden_s = sum(on.gradients_s(self.beside))
         if shard.adapters is not None:
             # A frozen weight needs no input gathered, and has no gradient for the other collective to run beside.
-            forward, backward = (into + out, out + into) if shard.sequence_parallel else (out, into)
+            forward, backward = (into + out, out_again + scattered) if shard.sequence_parallel else (out, into)
         elif shard.sequence_parallel:
-            forward, backward = into + out, out + 2 * into - min(2 * into, hidden_s) * overlap
+            beside = into + scattered
+            forward, backward = into + out, out_again + beside - min(beside, hidden_s) * overlap
         else:
             forward, backward = out, into - min(into, hidden_s / 2) * overlap
         call = Collective(kind, group, whole, out, 1.0, taken_in)

@@ -9,7 +9,8 @@ The rule, for each entry of `catalog/profiles.json` and each band:
   a machine and its software: a band is to hold for a source that nobody has seen.
 - Fewer: the kin's band times WIDER_FOR_FEW, or the median of their sizes where that is wider: a few figures say nothing
   of the tail, but something of the middle.
-- None: the kin's band times WIDER_FOR_NONE.
+- None: the kin's band times WIDER_FOR_NONE; at the root that of the other precisions.
+- Memory is graded by the figures of an architecture, whichever of its cards have an entry of their own.
 - POOLED_BANDS are graded by the figures of all entries together.
 - Never below NARROWEST, never above WIDEST, and in whole percent, upwards.
 """
@@ -83,7 +84,9 @@ def _band(name: str, key: str, figures: Sequence[Figure]) -> float:
     if len(found) >= FEW_FIGURES:
         width = _at_90_percent(found)
     elif kin is None:
-        width = WIDEST
+        # At the root a precision that was not measured is as uncertain as another one, and more.
+        other = {"time_band": "eight_bit_time_band"}.get(key)
+        width = WIDER_FOR_NONE * _band(name, other, figures) if other else WIDEST
     elif found:
         width = max(WIDER_FOR_FEW * _band(kin, key, figures), statistics.median(figure.off_by for figure in found))
     else:
@@ -132,7 +135,13 @@ def coverages(figures: Sequence[Figure]) -> tuple[Coverage, ...]:
 
 def _graded_by(name: str, key: str, figures: Sequence[Figure]) -> list[Figure]:
     """The figures that grade a band of an entry."""
-    found = [figure for figure in figures if figure.band == key and (figure.entry == name or key in POOLED_BANDS)]
+
+    def grades(figure: Figure) -> bool:
+        if figure.is_speed or key in POOLED_BANDS:
+            return figure.entry == name or key in POOLED_BANDS
+        return _architecture(figure.entry) == _architecture(name)
+
+    found = [figure for figure in figures if figure.band == key and grades(figure)]
     fastest: dict[str, Figure] = {}
     for figure in found:
         if figure.is_speed:
@@ -140,6 +149,12 @@ def _graded_by(name: str, key: str, figures: Sequence[Figure]) -> list[Figure]:
             if figure.error < other.error:
                 fastest[figure.alike] = figure
     return [*fastest.values(), *(figure for figure in found if not figure.is_speed)]
+
+
+def _architecture(name: str) -> str:
+    """The entry of the architecture: what sets cards apart from it is their speed, not what they hold."""
+    entry = profile_entries()[name]
+    return entry["kin"] if "cards" in entry else name
 
 
 def _at_90_percent(figures: Sequence[Figure]) -> float:

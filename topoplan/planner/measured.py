@@ -49,6 +49,8 @@ class MeasuredRun:
     measured: Measured = Measured()
     unstated: tuple[str, ...] = ()
     """Keys of the layout that memory depends on and that the source does not say."""
+    machine: str = ""
+    """Profile file beside the rows: kernels that were timed on this very machine, where its source publishes them."""
     slowed: str = ""
     """Why the run is slower than the hardware allows: its speed is graded, but no error band is taken from it."""
     rank_group: str | None = None
@@ -96,7 +98,8 @@ def _run(row: Any, where: str) -> MeasuredRun:
         raise SpecError("not a measured run", where=where, expected="expected a mapping with id, document and measured")
     _refuse_unknown(row, _KEYS, where)
     words = {
-        key: _text(row, key, where) for key in ("id", "family", "source", "notes", "left_out", "slowed", "rank_group")
+        key: _text(row, key, where)
+        for key in ("id", "family", "source", "notes", "left_out", "machine", "slowed", "rank_group")
     }
     if not words["id"]:
         raise SpecError("no `id`", where=where)

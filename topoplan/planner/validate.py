@@ -8,6 +8,8 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import as_file, files
 from itertools import combinations
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from topoplan.planner.plan import Plan
 from topoplan.planner.predict import predict
 from topoplan.specs.gpu_profile import entry_name
 from topoplan.specs.load import spec_from_document
-from topoplan.specs.profile import OwnProfile
+from topoplan.specs.profile import OwnProfile, read_profile
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 from topoplan.units import GIB
@@ -146,8 +148,8 @@ class Validation:
 def validate(runs: Sequence[MeasuredRun], *, base: Path | None = None, profile: OwnProfile | None = None) -> Validation:
     """Predict every run and grade what it measured.
 
-    `base` is where relative paths of models start. `profile` has constants for the runs on its GPU; the others keep
-    those of the catalog.
+    `base` is where relative paths of models and machines start. `profile` has constants for the runs on its GPU; the
+    others keep those of their machine, or of the catalog.
     """
     figures: list[Figure] = []
     failed: dict[str, str] = {}
@@ -156,7 +158,7 @@ def validate(runs: Sequence[MeasuredRun], *, base: Path | None = None, profile: 
         if run.left_out:
             continue
         try:
-            spec = _spec_of(run, base)
+            spec = spec_of_run(run, base)
             if profile is not None and profile.is_of(spec.cluster.gpu):
                 spec = replace(spec, profile=profile)
             plan = predict(spec, run.document["layout"])
@@ -196,9 +198,20 @@ def spread_of(figures: Sequence[Figure]) -> Spread:
     )
 
 
-def _spec_of(run: MeasuredRun, base: Path | None) -> Spec:
+def spec_of_run(run: MeasuredRun, base: Path | None = None) -> Spec:
+    """What was run, with the constants of its machine where the rows have them."""
     form = {key: value for key, value in run.document.items() if key not in ("id", "layout")}
-    return spec_from_document(form, where=run.where or run.id, base=base)
+    spec = spec_from_document(form, where=run.where or run.id, base=base)
+    return replace(spec, profile=_machine(run.machine, base)) if run.machine else spec
+
+
+@lru_cache(maxsize=16)
+def _machine(name: str, base: Path | None) -> OwnProfile:
+    """The constants of a machine, in a file beside the rows."""
+    if base is not None:
+        return read_profile(base / name)
+    with as_file(files("topoplan").joinpath("catalog", "measured", name)) as path:
+        return read_profile(path)
 
 
 def _grouped(figures: Sequence[Figure]) -> list[list[Figure]]:
@@ -231,7 +244,7 @@ def _figures(run: MeasuredRun, spec: Spec, plan: Plan) -> Iterator[Figure]:
             measured=real,
             stage=stage,
             entry=entry_name(spec.cluster.gpu),
-            band=memory_band if not of_speed else "" if run.slowed else time_band,
+            band=memory_band if not of_speed else "" if run.slowed or run.machine else time_band,
             half_width=half_width,
             alike=alike,
         )

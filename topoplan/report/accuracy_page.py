@@ -113,8 +113,10 @@ def _what_is_graded(graded: Validation) -> list[str]:
         ),
         _prose(
             "This is no test on unseen data. The formulas of memory were written with the SimuMax B200 rows at hand,"
-            " and the shares of fragmentation are medians over them: errors there are those of a fit. Three constants"
-            " of Blackwell are fitted on step times of such rows too (`topoplan profile b200-sxm-180gb`). The two rates"
+            " and the shares of fragmentation are medians over them: errors there are those of a fit. Time on that"
+            " machine is predicted from its own kernel timings (`catalog/measured/simumax-b200.yaml`), as SimuMax does:"
+            " its products are a fifth slower than those of other B200, on which the catalog's profile rests, and four"
+            " constants of that file are fitted on step times of such rows. The two rates"
             " of eager PyTorch are chosen on step times of the FSDP rows, and the fragmentation of ddp,"
             " deepspeed and fsdp2 on reserved memory of torchtitan and ms-swift. For a new"
             " model or machine the errors of the other sources tell more."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.gpu_profile import Profile, profile_of
+from topoplan.specs.gpu_profile import Profile, profile_of, slowest_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
@@ -29,12 +29,12 @@ class Case:
 
 
 def case_with(spec: Spec, traits: Traits) -> Case:
-    """What is asked of a trainer with these ways: the spec, and the constants of its GPU."""
+    """What is asked of a trainer with these ways: the spec, and the constants of the slowest of its GPUs."""
     return Case(
         model=spec.model,
         cluster=spec.cluster,
         job=spec.job,
-        profile=profile_of(spec.cluster.gpu, spec.profile),
+        profile=slowest_of(profile_of(spec.cluster.gpu, spec.profile), spec.cluster.world_size),
         traits=traits,
         is_past=spec.path is None,
     )

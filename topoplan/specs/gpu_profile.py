@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Any
 
 from topoplan.catalog import gpu_names, profile_entries
@@ -77,11 +78,13 @@ class Profile:
     gemm_efficiency: float
     grouped_gemm_efficiency: float
     fp8_gemm_efficiency: float
+    mxfp8_gemm_efficiency: float
+    fp4_gemm_efficiency: float
     gemm_tile: tuple[int, int]
-    half_tile_efficiency: float
-    quarter_tile_efficiency: float
     gemm_prologue: int
+    accumulation_share: float
     memory_efficiency: float
+    card_spread: float
     kernel_launch_s: float
     router_gemm_share: float
     router_bytes: int
@@ -90,15 +93,19 @@ class Profile:
     flash_attention: bool
     attention_forward_efficiency: float
     attention_backward_efficiency: float
+    attention_prologue: int
+    attention_tail: int
     attention_softmax_width: int
     delta_rule_share: float
     # Links and collectives
     nvlink_efficiency: float
+    nvlink_pair_share: float
     pcie_efficiency: float
     network_efficiency: float
     tcp_socket_bytes_per_s: float
     collective_latency_s: float
     hop_latency_s: float
+    network_hop_latency_s: float
     tree_efficiency: float
     nvls_efficiency: float
     nvls_latency_s: float
@@ -193,9 +200,33 @@ def profile_of(gpu: Gpu, own: OwnProfile | None = None) -> Profile:
     return Profile(name=name, kin=kin, date=entry["date"], origins=origins, own=own, **values)
 
 
+PRODUCTS = (
+    "gemm_efficiency",
+    "grouped_gemm_efficiency",
+    "fp8_gemm_efficiency",
+    "mxfp8_gemm_efficiency",
+    "fp4_gemm_efficiency",
+    "attention_forward_efficiency",
+    "attention_backward_efficiency",
+)
+"""What follows a card's clock."""
+
+
+@lru_cache(maxsize=256)
+def slowest_of(profile: Profile, cards: int) -> Profile:
+    """The constants of the slowest of so many cards, for which the others wait in every step.
+
+    Its place among normally distributed ones: G. Blom, "Statistical Estimates and Transformed Beta-Variables", 1958.
+    """
+    away = NormalDist().inv_cdf((cards - 0.375) / (cards + 0.25))
+    slower = 1.0 + profile.card_spread * away
+    return replace(profile, **{key: getattr(profile, key) / slower for key in PRODUCTS})
+
+
 def _constant(name: str, key: str) -> tuple[Any, Origin]:
-    """A constant of an entry, from its kin if it says so."""
-    found = profile_entries()[name]["constants"][key]
+    """A constant of an entry: that of another one where it names it, of its kin where it says nothing."""
+    entry = profile_entries()[name]
+    found = entry["constants"].get(key) or {"kin": entry["kin"]}
     if kin := found.get("kin"):
         value, origin = _constant(kin, key)
         kind = origin.kind_of_kin or origin.kind

@@ -68,14 +68,22 @@ SmallNumber = Annotated[int | None, Count(0, 4096)]
 
 
 class _Kernels(Form):
-    gemm_efficiency: Part = _constant("Rate of a large GEMM, of the dense peak; tiles and waves are counted apart.")
+    gemm_efficiency: Part = _constant("Rate of a deep GEMM that lasts, of the dense peak.")
     grouped_gemm_efficiency: Part = _constant("The same of the experts' grouped GEMMs.")
     fp8_gemm_efficiency: Part = _constant("The same in fp8, of the fp8 peak, without casts.")
-    gemm_tile: Annotated[tuple[int, int] | None, TILE] = _constant("Output tile of a streaming multiprocessor's GEMM.")
-    half_tile_efficiency: Part = _constant("Rate of a GEMM with tiles of half the width, of that with whole ones.")
-    quarter_tile_efficiency: Part = _constant("The same with tiles of half the height and half the width.")
+    mxfp8_gemm_efficiency: Part = _constant("The same with a scale for every 32 values.")
+    fp4_gemm_efficiency: Part = _constant("The same in fp4, of the fp4 peak.")
+    gemm_tile: Annotated[tuple[int, int] | None, TILE] = _constant(
+        "Least output tile of a GEMM that has a multiprocessor's full rate."
+    )
     gemm_prologue: Annotated[int | None, Count(0, 65536)] = _constant("Elements of K that a tile's start and end cost.")
+    accumulation_share: PartOrNone = _constant(
+        "Part of the time of adding a weight's gradient to its buffer that its product does not hide."
+    )
     memory_efficiency: Part = _constant("Rate of elementwise kernels, of the memory's bandwidth.")
+    card_spread: PartOrNone = _constant(
+        "Standard deviation of the rate of products over cards of a kind: a step waits for the slowest."
+    )
     kernel_launch_s: Delay = _constant("Least time of one kernel: launch and drain.")
     router_gemm_share: Part = _constant("Rate of a router's GEMM, of that of a large one, on Megatron-core.")
     router_bytes: SmallNumber = _constant("What a router's other kernels move for one token and one expert.")
@@ -88,6 +96,8 @@ class _Attention(Form):
         "Rate of causal attention's forward on long sequences and heads of 128, of the bf16 peak."
     )
     attention_backward_efficiency: Part = _constant("The same of its backward.")
+    attention_prologue: SmallNumber = _constant("Keys beside those attended to that a query costs in each kernel.")
+    attention_tail: SmallNumber = _constant("Queries whose keys a multiprocessor is still at when the others are done.")
     attention_softmax_width: SmallNumber = _constant(
         "Width of a head whose products take as long as the softmax of its scores."
     )
@@ -97,7 +107,12 @@ class _Attention(Form):
 
 
 class _Links(Form):
-    nvlink_efficiency: Part = _constant("Bus bandwidth of large collectives over NVLink, of its one-way rate.")
+    nvlink_efficiency: Part = _constant(
+        "Bus bandwidth of large collectives of 8 GPUs over NVLink, of its one-way rate."
+    )
+    nvlink_pair_share: Part = _constant(
+        "Bus bandwidth of an all-gather of 2 GPUs over NVLink, of that of 8; above 0.58."
+    )
     pcie_efficiency: Part = _constant(
         "The same over PCIe inside a node, where no link between CPU sockets is in the way."
     )
@@ -107,6 +122,7 @@ class _Links(Form):
     )
     collective_latency_s: Delay = _constant("Fixed time of a collective inside a node.")
     hop_latency_s: Delay = _constant("Further time for each member of its ring but the first.")
+    network_hop_latency_s: Delay = _constant("The same for each domain of its ring but the first.")
     tree_efficiency: Part = _constant("Rate of trees, of that of rings on the same links.")
     nvls_efficiency: PartOrNone = _constant(
         "Bytes that NVLink SHARP all-reduces in a second, of a ring's bus bandwidth; 0 where there is none."
