@@ -106,6 +106,7 @@ class Layout:
     moe_token_dispatcher_type = _read(lambda layout: layout.switches.moe_token_dispatcher_type)
     fused_linear_cross_entropy = _read(lambda layout: layout.switches.fused_linear_cross_entropy)
     expandable_segments = _read(lambda layout: layout.switches.expandable_segments)
+    experts_impl = _read(lambda layout: layout.switches.experts_impl)
 
     @classmethod
     def of(cls, **keys: Any) -> Layout:

@@ -152,3 +152,10 @@ class Switches:
         of=SHARDED_BACKENDS,
     )
     """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the allocator's fragmentation all but gone."""
+    experts_impl: str | None = _key(
+        None,
+        Choice(("eager", "grouped_mm")),
+        "How transformers runs experts: eager (one by one), or grouped_mm from version 5 on; not of Megatron.",
+        of=SHARDED_BACKENDS,
+    )
+    """None is what all versions can do that the trainer takes (`Traits.experts_impl`)."""

@@ -54,6 +54,9 @@ class Traits:
     reduces_in_fp32: bool = False
     """Gradients of FSDP2 are reduced in fp32 where no key says it, as verl does; accelerate takes the products' type
     (`utils/dataclasses.py`, FullyShardedDataParallelPlugin.set_mixed_precision)."""
+    experts_impl: str = "eager"
+    """How experts run where the layout does not say: one by one wherever a version of transformers below 5 will do for
+    the trainer (LLaMA-Factory takes 4.55 and newer, ms-swift 4.33)."""
     loss: Loss | None = None
     """Of an eager trainer; Megatron's is one of its layout's."""
     fsdp_version: int = 2
