@@ -62,6 +62,8 @@ def test_the_json_form_has_every_key_of_the_contract() -> None:
         "precision_aware_optimizer": False,
         "fp8_param": False,
         "moe_token_dispatcher_type": None,
+        "moe_router_force_load_balancing": None,
+        "moe_expert_capacity_factor": None,
     }
 
 

@@ -8,6 +8,7 @@ from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import Adapters, adapters_of
 from topoplan.operators.dispatch import dispatcher_of
 from topoplan.operators.padding import load_of, longest_sequence
+from topoplan.operators.routing import imbalance_of
 from topoplan.specs.case import Case
 from topoplan.specs.model import Moe
 
@@ -69,7 +70,7 @@ def shard_of(case: Case, layout: Layout) -> Shard:
         sequence_parallel=layout.sequence_parallel,
         precision=job.precision,
         flash_attention=case.profile.flash_attention,
-        token_imbalance=job.token_imbalance,
+        token_imbalance=imbalance_of(case, layout),
         dispatcher=dispatcher_of(case, layout),
         adapters=adapters_of(job),
     )

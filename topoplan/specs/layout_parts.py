@@ -138,6 +138,16 @@ class Switches:
     """In fp8, the blocks' weights are kept in fp8 alone (Megatron's fp8_param_gather)."""
     moe_token_dispatcher_type: str | None = _key(None, Choice(("alltoall", "flex")), of=MEGATRON_BACKENDS)
     """How tokens get to their experts: alltoall, flex (DeepEP, HybridEP), or None for the backend's usual one."""
+    moe_router_force_load_balancing: bool | None = _key(
+        None, Switch(), "The router spreads tokens evenly, whatever they are: of benchmarks.", of=MEGATRON_BACKENDS
+    )
+    """None is what the trainer's runs do (`Traits.routes_freely`)."""
+    moe_expert_capacity_factor: float | None = _key(
+        None,
+        Number(0.01, 1024),
+        "Tokens that an expert takes at most, over the average; others are dropped.",
+        of=MEGATRON_BACKENDS,
+    )
     fused_linear_cross_entropy: bool = _key(
         False,
         Switch(),

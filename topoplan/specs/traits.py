@@ -47,6 +47,9 @@ class Traits:
     """A vocabulary that tp does not divide is refused instead of padded."""
     dispatcher: str = "alltoall"
     """Usual moe_token_dispatcher_type of expert groups inside a node."""
+    routes_freely: bool = False
+    """Tokens go to the experts that the router likes best, as in all fine-tuning. Benchmarks of Megatron-LM and
+    Megatron-Bridge force balance (moe_router_force_load_balancing)."""
     dispatcher_across_nodes: str = "alltoall"
     """The same of groups that span nodes, where the cluster has what it needs."""
     is_adapter: bool = False

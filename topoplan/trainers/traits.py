@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from topoplan.operators.logits import FORWARD_LOGIT_BYTES, LOGIT_BYTES
 from topoplan.specs.traits import Loss, Padding, Traits
 
@@ -13,11 +15,15 @@ for "Standard EP > 1 setups", flex with DeepEP for "Cross-node EP" and flex with
 Megatron-Bridge's `docs/training/moe-optimization.md` (Hardware affinity) has DeepEP for H100 and B200 and HybridEP for
 NVL72. ms-swift's own default is alltoall everywhere: say so in the layout."""
 
+FINE_TUNING = replace(MEGATRON, routes_freely=True)
+"""The same in fine-tuning, as `megatron sft` of ms-swift does it."""
+
 MCA = Traits(
     name="mca",
     padding=Padding(multiple=64, pt_multiple=8, to_seq_len_with_experts=True),
     vocab_must_divide=True,
     is_adapter=True,
+    routes_freely=True,
 )
 """LLaMA-Factory's mcore_adapter: padded_vocab_size is the checkpoint's vocab_size (`models/*/__init__.py`).
 `training_args.py` offers the dispatchers allgather and alltoall. Padding: mcore_adapter

@@ -24,6 +24,7 @@ from topoplan.layout.layout import MEGATRON_BACKENDS, Layout
 from topoplan.network.placement import Group, GroupName, group
 from topoplan.operators.adapters import adapters_of
 from topoplan.operators.dispatch import dispatcher_of
+from topoplan.operators.routing import imbalance_of
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of
@@ -135,8 +136,12 @@ class Megatron(Engine):
     def assumptions(self, case: Case, layout: Layout) -> list[str]:
         """On how tokens get to their experts."""
         found = []
-        if layout.ep > 1 and case.job.token_imbalance == 1.0:
-            found.append("assumes that tokens are spread evenly over the experts (token_imbalance of the job)")
+        if layout.ep > 1 and case.job.token_imbalance is None and not layout.moe_router_force_load_balancing:
+            imbalance = imbalance_of(case, layout)
+            what = "tokens are spread evenly over the experts"
+            if imbalance > 1.0:
+                what = f"the busiest rank's experts get {imbalance:.2f} times the average number of tokens"
+            found.append(f"assumes that {what} (token_imbalance of the job)")
         is_usual = layout.ep > 1 and layout.moe_token_dispatcher_type is None
         if is_usual and dispatcher_of(case, layout) == "flex":
             found.append("assumes the flex dispatcher, DeepEP or HybridEP, between nodes (moe_token_dispatcher_type)")
