@@ -52,5 +52,7 @@ def test_the_busiest_rank_sets_time_and_memory() -> None:
     natural, forced = predict(spec, form), predict(spec, {**form, "moe_router_force_load_balancing": True})
     assert natural.time.step_s > forced.time.step_s
     assert natural.memory.allocated_bytes > forced.memory.allocated_bytes
+    width = {plan.time.band_s[1] / plan.time.step_s for plan in (natural, forced)}
+    assert max(width) == natural.time.band_s[1] / natural.time.step_s > min(width)
     assert any("1.50 times the average" in text for text in natural.warnings)
     assert not any("average" in text for text in forced.warnings)

@@ -45,3 +45,8 @@ def imbalance_of(case: Case, layout: Layout) -> float:
         found = 1.0
     room = layout.moe_expert_capacity_factor
     return found if room is None else max(1.0, min(found, room))
+
+
+def is_routing_assumed(case: Case, layout: Layout) -> bool:
+    """Tokens are taken to fall as unevenly as in published runs, since nobody says how they fall in this one."""
+    return case.job.token_imbalance is None and imbalance_of(case, layout) > 1.0

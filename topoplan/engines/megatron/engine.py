@@ -125,6 +125,8 @@ class Megatron(Engine):
             )
         if adapters and facts_of(case.model).is_moe and adapters.on("experts.linear_fc1"):
             found.append("every expert has adapters of its own; as other backends build the model, experts have none")
+        if layout.moe_router_force_load_balancing:
+            found.append("forced balance of tokens is for benchmarks: files that are written do not ask for it")
         if layout.pipeline_layout:
             found.append(f"{case.model.num_layers} layers in uneven stages: {layout.pipeline_layout}")
         if layout.tp > 1 and not cluster.nvlink_bytes_per_s:
