@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import sqrt
 from statistics import NormalDist
 
@@ -19,6 +20,7 @@ to 1.53 times the average.
 Mixtral 8x22B loses 4.5% there, less than this says."""
 
 
+@lru_cache(maxsize=1 << 10)
 def natural_imbalance(moe: Moe, ep: int) -> float:
     """Tokens of the busiest rank over the average, where nothing forces the router to balance them.
 
@@ -34,8 +36,10 @@ def natural_imbalance(moe: Moe, ep: int) -> float:
 
 def imbalance_of(case: Case, layout: Layout) -> float:
     """What the job says, or what follows from how the router works; no more than experts have room for."""
+    if layout.ep == 1 or layout.moe_router_force_load_balancing:
+        return 1.0
     moe = next((layer.ffn for layer in case.model.layers if isinstance(layer.ffn, Moe)), None)
-    if moe is None or layout.ep == 1 or layout.moe_router_force_load_balancing:
+    if moe is None:
         return 1.0
     if case.job.token_imbalance is not None:
         found = case.job.token_imbalance
