@@ -66,6 +66,8 @@ def test_the_json_form_has_every_key_of_the_contract() -> None:
         "fp8_param": False,
         "cp_comm_type": "p2p",
         "moe_token_dispatcher_type": None,
+        "moe_router_force_load_balancing": None,
+        "moe_expert_capacity_factor": None,
     }
 
 

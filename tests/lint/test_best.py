@@ -97,7 +97,7 @@ def test_ways_to_fit_hold(a100s: Cluster) -> None:
     translation = guide(a100s)
     host, adapters, more = ways_to_fit(translation, a100s, rank)
 
-    assert host.plan.layout.offload_param
+    assert host.plan.layout.offload_optimizer
     enough = replace(translation.spec.cluster, host_memory_bytes=int(host.plan.memory.host_bytes) + 1)
     with_host = replace(translation.spec, cluster=enough)
     assert memory_of(case_of(with_host, host.plan.layout.backend), host.plan.layout).fits

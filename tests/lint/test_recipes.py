@@ -134,8 +134,9 @@ def test_what_would_fit_of_the_guide_is_said(tmp_path: Path) -> None:
     (prediction,) = found.predictions
     host, adapters, more = prediction.ways
 
-    assert (host.plan.layout.zero_stage, host.plan.layout.offload_param) == (3, True)
-    assert 16 * P30 / GIB < host.plan.memory.host_bytes / GIB < 20.1 * P30 / GIB
+    # Stage 3 would gather each of 18,432 linear layers of experts by itself.
+    assert (host.plan.layout.zero_stage, host.plan.layout.offload_optimizer) == (2, True)
+    assert 15.9 * P30 / GIB < host.plan.memory.host_bytes / GIB < 20.1 * P30 / GIB
     assert "LoRA" in adapters.change
     assert (more.plan.layout.zero_stage, more.plan.layout.dp) == (3, 8)
     # 16 bytes a parameter on 8 cards are 56.9 GiB.
@@ -148,7 +149,7 @@ def test_with_host_memory_the_same_five_cards_do_it(tmp_path: Path) -> None:
     found = checked(tmp_path, a100s(host_memory="1TiB"), guide_md=GUIDE)
 
     finding = rule(found, "plan-does-not-fit")
-    assert "set deepspeed: zero3_offload" in finding.remedy
+    assert "set deepspeed: zero2_offload" in finding.remedy
     assert found.predictions[0].ways == ()
 
 

@@ -341,7 +341,7 @@ def test_a_document_without_inputs_or_with_too_many_gpus_is_refused() -> None:
 def test_keys_with_a_default_may_be_missing() -> None:
     """As they are in the file of an earlier version."""
     assert read(changed("cluster.sockets", ...)).cluster.sockets == 2
-    assert read(changed("job.token_imbalance", ...)).job.token_imbalance == 1.0
+    assert read(changed("job.token_imbalance", ...)).job.token_imbalance is None
 
 
 @pytest.mark.parametrize("nodes", [2, 2.0, "2"])

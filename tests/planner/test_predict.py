@@ -196,13 +196,13 @@ def test_what_a_user_should_know_is_a_warning() -> None:
     assert "does not support model_type 'gpt_oss'" in warnings_of(spec_of("openai/gpt-oss-20b"), tp=2, ep=8)
 
 
-def test_experts_of_hugging_face_models_have_a_warning() -> None:
-    forms: tuple[dict[str, Any], ...] = ({"backend": "fsdp2"}, {"backend": "deepspeed", "zero_stage": 3})
-    for form in forms:
-        (warning,) = [text for text in predict(spec_of(MIXED), form).warnings if "transformers 4" in text]
-        assert "no measured run" in warning
-        assert not any("transformers 4" in text for text in predict(spec_of(DENSE), form).warnings)
-    assert not any("transformers 4" in text for text in predict(spec_of(MIXED), {"ep": 4}).warnings)
+def test_how_experts_run_is_assumed_and_can_be_said() -> None:
+    for form in ({"backend": "fsdp2"}, {"backend": "deepspeed", "zero_stage": 3}):
+        assert "experts run one by one" in warnings_of(spec_of(MIXED), **form)
+        assert "experts run in grouped products" in warnings_of(spec_of(MIXED, finetuning="lora"), **form)
+        assert "experts" not in warnings_of(spec_of(MIXED), **form, experts_impl="grouped_mm")
+        assert "experts" not in warnings_of(spec_of(DENSE), **form)
+    assert "experts run" not in warnings_of(spec_of(MIXED), ep=4)
 
 
 def test_experts_across_nodes_are_predicted_when_asked_for_with_a_warning() -> None:

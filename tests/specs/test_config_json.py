@@ -90,6 +90,8 @@ DEEPSEEK = {**MOE, **MLA, "model_type": "deepseek_v3", "num_experts": 256, "num_
         (LLAMA, {"model_type": "brand_new", "hidden_act": "silu"}, ffn, Mlp(intermediate_size=1536, gated=True)),
         (LLAMA, {"model_type": "brand_new", "hidden_act": "swiglu"}, ffn, Mlp(intermediate_size=1536, gated=True)),
         (LLAMA, {"model_type": "brand_new", "hidden_act": "gelu"}, ffn, Mlp(intermediate_size=1536, gated=False)),
+        (LLAMA, {"model_type": "qwen3_moe", "hidden_act": "silu"}, ffn, Mlp(intermediate_size=1536, gated=True)),
+        (LLAMA, {"model_type": "qwen3_moe", "hidden_act": "gelu"}, ffn, Mlp(intermediate_size=1536, gated=False)),
         (LLAMA, {"model_type": "qwen"}, ffn, Mlp(intermediate_size=768)),
         # experts under each name; without a width of their own they are as wide as the MLP
         *(

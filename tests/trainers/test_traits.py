@@ -7,7 +7,7 @@ import pytest
 from tests.engines.data_parallel.samples import small_spec
 from topoplan.trainers.case import case_of
 from topoplan.trainers.registry import traits_of
-from topoplan.trainers.traits import HUGGING_FACE, MCA, MEGATRON, PACKED_APART, SHARDED
+from topoplan.trainers.traits import FINE_TUNING, HUGGING_FACE, MCA, MEGATRON, PACKED_APART, SHARDED
 from topoplan.trainers.trinity.traits import TRINITY
 
 USUAL = {"megatron": MEGATRON, "mca": MCA, **SHARDED}
@@ -17,7 +17,8 @@ USUAL = {"megatron": MEGATRON, "mca": MCA, **SHARDED}
 @pytest.mark.parametrize("backend", USUAL)
 def test_most_trainers_do_as_is_usual_behind_a_backend(trainer: str | None, backend: str) -> None:
     own = PACKED_APART if trainer == "swift" else USUAL
-    assert traits_of(backend, trainer) is own.get(backend, USUAL[backend])
+    usual = FINE_TUNING if trainer and backend == "megatron" else own.get(backend, USUAL[backend])
+    assert traits_of(backend, trainer) is usual
 
 
 def test_trinity_has_its_own_loss_padding_and_optimizer() -> None:

@@ -117,6 +117,8 @@ _STEP = (
 _SWITCHES = (
     _switch("liger", "fused_linear_cross_entropy", True, False),
     _switch("expandable", "expandable_segments", True, False),
+    _switch("grouped", "experts_impl", "grouped_mm", None),
+    _switch("looped", "experts_impl", "eager", None),
 )
 _WORDS: dict[str, tuple[_Word, ...]] = {
     "mca": _MEGATRON,

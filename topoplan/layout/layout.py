@@ -108,8 +108,11 @@ class Layout:
     fp8_param = _read(lambda layout: layout.switches.fp8_param)
     cp_comm_type = _read(lambda layout: layout.switches.cp_comm_type)
     moe_token_dispatcher_type = _read(lambda layout: layout.switches.moe_token_dispatcher_type)
+    moe_router_force_load_balancing = _read(lambda layout: layout.switches.moe_router_force_load_balancing)
+    moe_expert_capacity_factor = _read(lambda layout: layout.switches.moe_expert_capacity_factor)
     fused_linear_cross_entropy = _read(lambda layout: layout.switches.fused_linear_cross_entropy)
     expandable_segments = _read(lambda layout: layout.switches.expandable_segments)
+    experts_impl = _read(lambda layout: layout.switches.experts_impl)
 
     @classmethod
     def of(cls, **keys: Any) -> Layout:

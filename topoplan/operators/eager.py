@@ -21,7 +21,7 @@ from functools import lru_cache
 
 from topoplan.network.placement import Group
 from topoplan.operators.builder import Builder
-from topoplan.operators.machine import Calls, Machine, Moved, Product, gemm_s
+from topoplan.operators.machine import Calls, Machine, Moved, Product, Repeated, gemm_s
 from topoplan.operators.op import BF16, FP32, SavedTensor, Seconds, Side, Weight, Work, linear_weight
 from topoplan.operators.shard import Shard
 from topoplan.specs.case import Case
@@ -78,6 +78,8 @@ class LayerUse:
     (`autograd/_functions.py::MatMul4Bit`, ctx.tensors), which trainers take, too."""
     residual_bytes: int = BF16
     """Of an element between layers: it has the type of the embedding."""
+    loops_experts: bool = False
+    """Experts run one by one, as transformers below 5 has them."""
     adapter_input_bytes: int = BF16
     """Of an element of the copy that an adapter makes of its input; 0 where both have one type and it makes none."""
 
@@ -164,17 +166,23 @@ class EagerBuilder(Builder):
         inputs: int,
         *,
         count: int = 1,
+        times: int = 1,
         weights: tuple[Weight, ...] = (),
         saved: tuple[SavedTensor, ...] = (),
     ) -> None:
-        """A product with a weight. A frozen one has no gradient; a packed one is unpacked before each use."""
-        work = Product(rows, outputs, inputs, count, is_trained=self.use.trains_weights, accumulated_bytes=0)
+        """A product with a weight: `count` of them grouped, or `times` one after the other.
+
+        A frozen weight has no gradient; a packed one is unpacked before each use.
+        """
+        work: Work = Product(rows, outputs, inputs, count, is_trained=self.use.trains_weights, accumulated_bytes=0)
+        work = Repeated(work, times) if times > 1 else work
         self.add(name, "gemm", work, weights=weights, saved=saved)
         if self.shard.eight_bit:
-            cast = count * rows * (BF16 + 2)
+            cast = count * times * rows * (BF16 + 2)
             self.moved(f"{name} casts", cast * inputs, cast * outputs)
         if self.tuning.packed_bytes:
-            self.add(f"{name} unpacked", "elementwise", Unpacked(count * outputs * inputs, self.tuning.packed_bytes))
+            unpacked = Unpacked(count * times * outputs * inputs, self.tuning.packed_bytes)
+            self.add(f"{name} unpacked", "elementwise", unpacked)
 
     def adapter(self, name: str, inputs: int, outputs: int) -> None:
         """LoRA beside a linear layer: two narrow products, scaling and addition (peft `Linear.forward`)."""

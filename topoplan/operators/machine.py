@@ -119,6 +119,22 @@ class Product(Work):
 
 
 @dataclass(frozen=True, slots=True)
+class Repeated(Work):
+    """The same work several times, one after the other."""
+
+    work: Work
+    times: int
+    source = Product.source
+
+    def seconds(self, on: Machine) -> Seconds:
+        """As often as it is done."""
+        one = self.work.seconds(on)
+        ahead, back = one.launches
+        launches = (self.times * ahead, self.times * back)
+        return Seconds(self.times * one.forward, self.times * one.backward, launches=launches)
+
+
+@dataclass(frozen=True, slots=True)
 class Moved(Work):
     """Memory-bound kernels, by the bytes that they read and write."""
 

@@ -14,6 +14,10 @@ from topoplan.operators.te import TeBuilder
 from topoplan.specs.model import Mlp, Moe
 
 INT64 = 8
+LOOP_LAUNCHES = (19, 33)
+"""Operations of one expert beside its products, forward and backward, where experts run one by one, counted off
+Qwen3MoeSparseMoeBlock.forward: indexing, `where`, `index_add_` and, backward, `index_put_` with its sort. Each of the
+two times that the host waits for the GPU counts as three."""
 LINEAR_ROUTERS = ("deepseek_v2",)
 """Model types whose router is an `nn.Linear` (`models/deepseek_v2/modeling_deepseek_v2.py`, DeepseekV2Moe.gate)."""
 
@@ -130,35 +134,13 @@ class Flex(Calls):
 
 
 def eager(build: EagerBuilder, moe: Moe, *, adapts_gates: bool) -> None:
-    """Tokens sorted by expert and grouped products (transformers `integrations/moe.py`, grouped_mm_experts_forward).
+    """The routed experts, in grouped products or one by one, and beside them a shared one.
 
-    Experts are no `nn.Linear` there but one parameter of three dimensions each (`Qwen3MoeExperts`), so that no adapter
-    finds them, and so is the router but in DeepSeek-V2. Autocast does not cast such a parameter: with fp32 weights
-    they compute in fp32 (_grouped_mm). `adapts_gates`: the time of adapters on the router and the shared expert's gate
-    counts.
+    `adapts_gates`: the time of adapters on the router and the shared expert's gate counts.
     """
-    hidden, tokens, use, width = build.hidden, build.tokens, build.use, moe.intermediate_size
-    routed, each = tokens * moe.experts_per_token, FP32 if use.fp32_weights else BF16
+    hidden, tokens, use = build.hidden, build.tokens, build.use
     _eager_router(build, moe)
-    token_bytes, factors = each * routed * hidden, 3 if moe.gated else 2
-    build.moved("gather and scatter of tokens", 12 * routed * hidden, 16 * routed * hidden, kernels=6)
-    if use.trains_weights:
-        build.keep("experts' input", token_bytes)
-    first, rows = width * (2 if moe.gated else 1), routed / moe.experts
-    build.product("experts.gate_up_proj", rows, first, hidden, count=moe.experts)
-    elements = routed * width
-    build.moved(
-        "experts.activation",
-        10 * elements,
-        18 * elements,
-        kernels=2,
-        saved=activation_saved(each * elements, gated=moe.gated, is_fused=use.fused),
-        gradients_bytes=each * elements * factors + 2 * token_bytes,
-    )
-    build.product("experts.down_proj", rows, hidden, width, count=moe.experts)
-    build.keep("experts' output", token_bytes)
-    if use.trains_weights:
-        build.keep("experts.down_proj input", each * elements)
+    (_looped if use.loops_experts else _grouped)(build, moe)
     if moe.shared_intermediate_size:
         eager_feed_forward(build, _shared(moe))
     if moe.shared_gate:
@@ -169,6 +151,71 @@ def eager(build: EagerBuilder, moe: Moe, *, adapts_gates: bool) -> None:
     if adapts_gates:
         for name, outputs in (("gate", moe.experts), ("shared_expert_gate", 1)):
             build.adapter(name, hidden, outputs)
+
+
+def _grouped(build: EagerBuilder, moe: Moe) -> None:
+    """Tokens sorted by expert and grouped products (transformers 5 `integrations/moe.py`, grouped_mm_experts_forward).
+
+    Experts are no `nn.Linear` there but one parameter of three dimensions each (`Qwen3MoeExperts`), so that no adapter
+    finds them, and so is the router but in DeepSeek-V2. Autocast does not cast such a parameter: with fp32 weights
+    they compute in fp32 (_grouped_mm).
+    """
+    hidden, use, width = build.hidden, build.use, moe.intermediate_size
+    routed, each = build.tokens * moe.experts_per_token, FP32 if use.fp32_weights else BF16
+    build.moved("gather and scatter of tokens", 12 * routed * hidden, 16 * routed * hidden, kernels=6)
+    first, rows = width * (2 if moe.gated else 1), routed / moe.experts
+    _keep_experts_input(build, each * routed * hidden)
+    build.product("experts.gate_up_proj", rows, first, hidden, count=moe.experts)
+    gradients = each * routed * (width * (3 if moe.gated else 2) + 2 * hidden)
+    _eager_activation(build, moe, each, 2, gradients)
+    build.product("experts.down_proj", rows, hidden, width, count=moe.experts)
+    _keep_experts_output(build, moe, each)
+
+
+def _looped(build: EagerBuilder, moe: Moe) -> None:
+    """One expert after the other (transformers 4 `models/qwen3_moe/modeling_qwen3_moe.py`, Qwen3MoeSparseMoeBlock).
+
+    As many tokens for each are the best case. The host waits for the GPU twice an expert, to learn which tokens are
+    its own. Backward, each expert has a gradient of the whole hidden state, zeros but for its tokens, and they are
+    added up.
+    """
+    hidden, tokens, width, experts = build.hidden, build.tokens, moe.intermediate_size, moe.experts
+    routed, products = tokens * moe.experts_per_token, 2 if moe.gated else 1
+    rows, whole = routed / experts, BF16 * tokens * hidden
+    ahead, back = LOOP_LAUNCHES
+    around = Moved(12 * routed * hidden, 16 * routed * hidden + 4 * experts * whole, experts * ahead, experts * back)
+    build.add("gather and scatter of tokens", "elementwise", around)
+    _keep_experts_input(build, BF16 * routed * hidden)
+    build.product("experts.gate_proj, up_proj", rows, width, hidden, times=products * experts)
+    gradients = BF16 * rows * (width * (3 if moe.gated else 2) + 2 * hidden) + 2 * whole
+    _eager_activation(build, moe, BF16, 2 * experts, gradients)
+    build.product("experts.down_proj", rows, hidden, width, times=experts)
+    _keep_experts_output(build, moe, BF16)
+
+
+def _keep_experts_input(build: EagerBuilder, size: float) -> None:
+    if build.use.trains_weights:
+        build.keep("experts' input", size)
+
+
+def _keep_experts_output(build: EagerBuilder, moe: Moe, each: int) -> None:
+    routed = build.tokens * moe.experts_per_token
+    build.keep("experts' output", each * routed * build.hidden)
+    if build.use.trains_weights:
+        build.keep("experts.down_proj input", each * routed * moe.intermediate_size)
+
+
+def _eager_activation(build: EagerBuilder, moe: Moe, each: int, kernels: int, gradients_bytes: float) -> None:
+    elements = build.tokens * moe.experts_per_token * moe.intermediate_size
+    saved = activation_saved(each * elements, gated=moe.gated, is_fused=build.use.fused)
+    build.moved(
+        "experts.activation",
+        10 * elements,
+        18 * elements,
+        kernels=kernels,
+        saved=saved,
+        gradients_bytes=gradients_bytes,
+    )
 
 
 def _eager_router(build: EagerBuilder, moe: Moe) -> None:

@@ -9,6 +9,7 @@ from topoplan.operators.adapters import Adapters, adapters_of
 from topoplan.operators.dispatch import dispatcher_of
 from topoplan.operators.op import BF16, FP32
 from topoplan.operators.padding import load_of, longest_sequence
+from topoplan.operators.routing import imbalance_of
 from topoplan.specs.case import Case
 from topoplan.specs.model import Moe
 
@@ -78,7 +79,7 @@ def shard_of(case: Case, layout: Layout) -> Shard:
         cp_all_to_all=degrees.cp > 1 and layout.cp_comm_type == "a2a",
         transposes_output=_takes_flash_attn(case, layout),
         flash_attention=case.profile.flash_attention,
-        token_imbalance=job.token_imbalance,
+        token_imbalance=imbalance_of(case, layout),
         dispatcher=dispatcher_of(case, layout),
         gradient_bytes=FP32 if layout.grad_reduce_in_fp32 else BF16,
         adapters=adapters_of(job),

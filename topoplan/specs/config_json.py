@@ -8,6 +8,7 @@ name, never approximated.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from topoplan.errors import ModelError
@@ -33,6 +34,8 @@ _INTERMEDIATE = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
 _HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
 _SHARED_WIDTH = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx", "seq_length")
+_ACTIVATION = ("hidden_act", "activation_function", "hidden_activation")
+_PLAIN_ACTIVATIONS = ("gelu", "relu", "squared_relu")
 _GATED_ACTIVATIONS = frozenset({"silu", "swish", "swiglu", "geglu", "gated_silu"})
 
 
@@ -203,7 +206,7 @@ def _feed_forwards(fields: Fields, family: Family, layers: int, hidden: int) -> 
     """The feed-forward block of each layer."""
     gated = family.gated
     if gated is None:
-        activation = fields.text("hidden_act", "activation_function", "hidden_activation", default="silu")
+        activation = fields.text(*_ACTIVATION, default="silu")
         gated = activation.lower() in _GATED_ACTIVATIONS
     experts = fields.integer(
         *("num_experts", "n_routed_experts", "num_local_experts", "num_moe_experts", "moe_num_experts"),
@@ -244,7 +247,11 @@ def _family(top: Fields, fields: Fields, where: str) -> Family:
         raise _refuse(outer, SEQ2SEQ, where)
     if top.mapping("vision_config") is not None and outer not in VISION_TYPES:
         raise _refuse(outer, MULTIMODAL, where)
-    return FAMILIES.get(name, Family())
+    family = FAMILIES.get(name, Family())
+    if name == "qwen3_moe" and fields.text(*_ACTIVATION, default="silu") in _PLAIN_ACTIVATIONS:
+        # No Qwen3, whose activation is silu: Megatron's own GPT with experts, in the form of a run document.
+        family = replace(family, gated=False, qk_norm=False)
+    return family
 
 
 def model_from_config(

@@ -130,7 +130,6 @@ class Profile:
     flash2_flops_per_sm: float
     nf4_unpack_share: float
     zero3_hook_s: float
-    zero3_layer_modules: int
     # Host
     step_overhead_s: float
     host_adam_bytes_per_s: float

@@ -102,8 +102,9 @@ class Job:
     images_per_sequence: Annotated[float, Number(0, 10_000)] = key(
         "Images in a (packed) sequence, on average; for vision-language models.", default=1.0
     )
-    token_imbalance: Annotated[float, Number(1, 64)] = key(
-        "Tokens of the busiest rank's experts over the average; for a mixture of experts with ep > 1.", default=1.0
+    token_imbalance: Annotated[float | None, Number(1, 64)] = key(
+        "Tokens of the busiest rank's experts over the average; for a mixture of experts with ep > 1. Left out: as"
+        " routers were measured to do, or 1 for Megatron's benchmarks."
     )
     mtp_num_layers: Annotated[int, Count(0, 16)] = key(
         "Multi-token-prediction layers that are trained with the model; left out: none.", default=0

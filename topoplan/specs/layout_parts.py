@@ -151,6 +151,16 @@ class Switches:
     """p2p passes keys and values on in a ring; a2a gives every rank the whole sequence for some heads."""
     moe_token_dispatcher_type: str | None = _key(None, Choice(("alltoall", "flex")), of=MEGATRON_BACKENDS)
     """How tokens get to their experts: alltoall, flex (DeepEP, HybridEP), or None for the backend's usual one."""
+    moe_router_force_load_balancing: bool | None = _key(
+        None, Switch(), "The router spreads tokens evenly, whatever they are: of benchmarks.", of=MEGATRON_BACKENDS
+    )
+    """None is what the trainer's runs do (`Traits.routes_freely`)."""
+    moe_expert_capacity_factor: float | None = _key(
+        None,
+        Number(0.01, 1024),
+        "Tokens that an expert takes at most, over the average; others are dropped.",
+        of=MEGATRON_BACKENDS,
+    )
     fused_linear_cross_entropy: bool = _key(
         False,
         Switch(),
@@ -165,3 +175,10 @@ class Switches:
         of=SHARDED_BACKENDS,
     )
     """PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the allocator's fragmentation all but gone."""
+    experts_impl: str | None = _key(
+        None,
+        Choice(("eager", "grouped_mm")),
+        "How transformers runs experts: eager (one by one), or grouped_mm from version 5 on; not of Megatron.",
+        of=SHARDED_BACKENDS,
+    )
+    """None is what all versions can do that the trainer takes (`Traits.experts_impl`)."""

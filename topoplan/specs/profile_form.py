@@ -165,8 +165,9 @@ class _Eager(Form):
         "Most that FlashAttention 2 reaches on one streaming multiprocessor."
     )
     nf4_unpack_share: Part = _constant("Rate at which bitsandbytes unpacks NF4, of that of other memory-bound kernels.")
-    zero3_hook_s: Delay = _constant("Host time of ZeRO stage 3 around one submodule of a pass: fetch, wait, release.")
-    zero3_layer_modules: SmallNumber = _constant("Submodules of a layer that it is around.")
+    zero3_hook_s: Delay = _constant(
+        "Host time of ZeRO stage 3 around a linear layer: fetch, wait, release in a pass, or its gradients."
+    )
 
 
 class _Host(Form):

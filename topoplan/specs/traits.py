@@ -49,6 +49,9 @@ class Traits:
     """A vocabulary that tp does not divide is refused instead of padded."""
     dispatcher: str = "alltoall"
     """Usual moe_token_dispatcher_type of expert groups inside a node."""
+    routes_freely: bool = False
+    """Tokens go to the experts that the router likes best, as in all fine-tuning. Benchmarks of Megatron-LM and
+    Megatron-Bridge force balance (moe_router_force_load_balancing)."""
     dispatcher_across_nodes: str = "alltoall"
     """The same of groups that span nodes, where the cluster has what it needs."""
     is_adapter: bool = False
@@ -56,6 +59,9 @@ class Traits:
     reduces_in_fp32: bool = False
     """Gradients of FSDP2 are reduced in fp32 where no key says it, as verl does; accelerate takes the products' type
     (`utils/dataclasses.py`, FullyShardedDataParallelPlugin.set_mixed_precision)."""
+    experts_impl: str = "eager"
+    """How experts run where the layout does not say: one by one wherever a version of transformers below 5 will do for
+    the trainer (LLaMA-Factory takes 4.55 and newer, ms-swift 4.33)."""
     loss: Loss | None = None
     """Of an eager trainer; Megatron's is one of its layout's."""
     fsdp_version: int = 2

@@ -146,10 +146,17 @@ MEMORY = by_key(
         "of the optimizer state, in host memory",
         lambda _, layout: float(layout.optimizer_offload_fraction) or None,
     ),
+    Row(
+        "moe_expert_capacity_factor",
+        "moe_expert_capacity_factor",
+        lambda reading, key: reading.keys.number(key),
+        "an expert drops tokens beyond so many times the average",
+        show=lambda _, layout: layout.moe_expert_capacity_factor,
+    ),
 )
 MEMORY_KEYS = (
     *("use_distributed_optimizer", "recompute_granularity", "recompute_method", "recompute_num_layers"),
-    *("recompute_modules", "optimizer_cpu_offload", "optimizer_offload_fraction"),
+    *("recompute_modules", "optimizer_cpu_offload", "optimizer_offload_fraction", "moe_expert_capacity_factor"),
 )
 """In the order of the section of train.yaml."""
 

@@ -18,6 +18,7 @@ from topoplan.trainers.requirements import environment_warnings
 from topoplan.trainers.shared_refusals import missing_precision
 from topoplan.trainers.swift.trainer import MS_SWIFT
 from topoplan.trainers.trainer import Trainer, Way
+from topoplan.trainers.traits import MEGATRON
 from topoplan.trainers.trinity.trainer import TRINITY_RFT
 
 TRAINERS: tuple[Trainer, ...] = (
@@ -97,7 +98,12 @@ def ways_of(backend: str, name: str | None = None) -> list[tuple[Trainer, Way]]:
 
 
 def traits_of(backend: str, name: str | None) -> Traits:
-    """How a backend's trainer computes; the one that was asked for, where several have the backend."""
+    """How a backend's trainer computes; the one that was asked for, where several have the backend.
+
+    A layout of backend megatron that no trainer is named for is one of Megatron-LM's own loop.
+    """
+    if name is None and backend == MEGATRON.name:
+        return MEGATRON
     (_, way), *_ = ways_of(backend, name) or ways_of(backend)
     return way.traits[backend]
 

@@ -21,11 +21,15 @@ Megatron-Bridge's `docs/training/moe-optimization.md` (Hardware affinity) has De
 NVL72. ms-swift's own default is alltoall everywhere: say so in the layout. Padding: ms-swift 4.6
 `megatron/arguments/megatron_args.py` (padding_free is on), `megatron/utils/utils.py::get_packed_seq_params`."""
 
+FINE_TUNING = replace(MEGATRON, routes_freely=True)
+"""The same in fine-tuning, as `megatron sft` of ms-swift does it."""
+
 MCA = Traits(
     name="mca",
     padding=Padding(multiple=64, pt_multiple=8, to_seq_len_with_experts=True),
     vocab_must_divide=True,
     is_adapter=True,
+    routes_freely=True,
 )
 """LLaMA-Factory's mcore_adapter: padded_vocab_size is the checkpoint's vocab_size (`models/*/__init__.py`).
 `training_args.py` offers the dispatchers allgather and alltoall. Padding: mcore_adapter

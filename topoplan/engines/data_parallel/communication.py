@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from topoplan.engines.data_parallel.parameter_bytes import HALF, parameter_bytes, shards_of
-from topoplan.engines.data_parallel.sharding import sharding_of
+from topoplan.engines.data_parallel.sharding import loops_experts, sharding_of
 from topoplan.engines.data_parallel.states import BUCKET, reduced_bytes, wire_bytes
 from topoplan.layout.layout import Layout
 from topoplan.network.collectives import all_gather_s, all_reduce_s
@@ -15,13 +15,16 @@ from topoplan.operators.finetuning import Elements
 from topoplan.operators.linears import layer_linears
 from topoplan.operators.machine import elementwise_s
 from topoplan.specs.case import Case
-from topoplan.specs.model import Model
+from topoplan.specs.model import Moe
 
 GATHER_COPY_BYTES = 8
 """Moved on the card for one gathered parameter and micro batch: out of the gathered buffer twice (PyTorch
 `distributed/fsdp/_fully_shard/_fsdp_collectives.py`, foreach_all_gather_copy_out: 2 x 4 bytes)."""
 REDUCE_COPY_BYTES = 12
 """The same for a gradient, into the buffer that is reduced in fp32 (there, foreach_reduce)."""
+
+JOINED_QKV = ("qwen", "gpt2")
+"""Model types whose queries, keys and values come from one linear layer (`modeling_qwen.py`, c_attn)."""
 
 When = Literal["forward", "backward", "last", "after"]
 """When ranks talk: in every forward, in every backward, in the last backward of a step, behind all work."""
@@ -59,18 +62,33 @@ class Communication:
         return sum([one.seconds for one in self.sendings if one.when == when])
 
 
-def _calls(model: Model, layout: Layout, elements: Elements) -> int:
+def _calls(case: Case, layout: Layout, elements: Elements) -> int:
     """Collectives into which what is gathered or reduced in one pass is cut.
 
     FSDP2: one a block. Stage 3: one a submodule, which for large models are linear layers
     (`partitioned_param_coordinator.py::fetch_sub_module`). Stages 1 and 2: one a bucket.
     """
-    unit = sharding_of(layout).unit
+    model, unit = case.model, sharding_of(layout).unit
     if unit == "block":
         return model.num_layers + 2
     if unit == "submodule":
-        return sum(len(layer_linears(model, layer)) + 2 for layer in model.layers) + 2
+        return sum(gathered_linears(case, layout)) + 2 * (model.num_layers + 1)
     return max(1, round(elements.trained / BUCKET))
+
+
+def gathered_linears(case: Case, layout: Layout) -> tuple[int, int]:
+    """Linear layers of the model outside of experts, and of all experts where these run one by one.
+
+    A trainer can have stage 3 gather a block's experts at once (DeepSpeed `set_z3_leaf_modules`; LLaMA-Factory
+    `model/model_utils/moe.py`, ms-swift from 3.9 on), which spares two thirds of the host's work and is not counted on.
+    """
+    model = case.model
+    joined = 2 if model.model_type in JOINED_QKV else 0
+    others = sum(len(layer_linears(model, layer)) - joined for layer in model.layers)
+    if not loops_experts(case, layout):
+        return others, 0
+    routed = (layer.ffn for layer in model.layers if isinstance(layer.ffn, Moe))
+    return others, sum(moe.experts * (3 if moe.gated else 2) for moe in routed)
 
 
 def communication_of(case: Case, layout: Layout, elements: Elements) -> Communication:
@@ -85,7 +103,7 @@ def communication_of(case: Case, layout: Layout, elements: Elements) -> Communic
     if layout.world_size == 1:
         return Communication()
 
-    calls = _calls(model, layout, elements)
+    calls = _calls(case, layout, elements)
 
     def sent(name: str, kind: str, when: When, size: float, ranks: Group = world) -> Sending:
         if kind == "all-reduce":

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from topoplan.engines.data_parallel.changes import milder_first
+from topoplan.engines.data_parallel.communication import gathered_linears
 from topoplan.engines.data_parallel.layouts import sharded_families, usual_grad_reduce_in_fp32
 from topoplan.engines.data_parallel.memory import sharded_memory
 from topoplan.engines.data_parallel.parameter_bytes import shards_of
 from topoplan.engines.data_parallel.rules import SHARDED_RULES
+from topoplan.engines.data_parallel.sharding import loops_experts, sharding_of
 from topoplan.engines.data_parallel.step import sharded_time
 from topoplan.engines.engine import Engine, Family, Fastest, Outcome, Refusal, Refused, TooLarge
 from topoplan.engines.prediction import Memory, StageMemory, Time
@@ -114,14 +116,23 @@ class DataParallel(Engine):
         return SHARDED_BANDS
 
     def warnings(self, case: Case, layout: Layout) -> list[str]:
-        """On experts, which transformers computes in its own way."""
-        if not facts_of(case.model).is_moe:
+        """On experts of which each is gathered by itself."""
+        if not sum(gathered_linears(case, layout)[1:]) or sharding_of(layout).unit != "submodule":
             return []
-        # ms-swift examples/megatron/moe/qwen3_moe.sh: 91.2 s a step under ZeRO-3, 9.6 under Megatron.
+        # ms-swift docs/source_en/Megatron-SWIFT/Quick-start.md, with transformers below 5.
         return [
-            "experts as transformers 5 computes them, in grouped products, of which no measured run is known; with"
-            " transformers 4, one by one, ZeRO-3 took ten times Megatron's step (Qwen3-30B-A3B on 16 A800)"
+            "each expert is gathered by itself: published for Qwen3-30B-A3B on 16 A800, 91.2 s a step under ZeRO-3 and"
+            " 9.6 under Megatron"
         ]
+
+    def assumptions(self, case: Case, layout: Layout) -> list[str]:
+        """On how experts run."""
+        if not facts_of(case.model).is_moe or layout.experts_impl:
+            return []
+        looped, other = "one by one, as transformers 4 runs them", "grouped_mm for transformers 5 with torch 2.9"
+        if not loops_experts(case, layout):
+            looped, other = "in grouped products, as transformers 5 runs them", "eager for transformers 4"
+        return [f"assumes that experts run {looped} (experts_impl: {other})"]
 
     def unsaid(self, case: Case, keys: Mapping[str, Any]) -> dict[str, Any]:
         """In what type gradients are reduced, which ids with a sharding leave open."""

@@ -81,6 +81,7 @@ def sharded_families(case: Case, backend: str) -> Iterator[tuple[tuple[Layout, .
                     gradient_accumulation_steps=max(1, batch // (micro_batch * dp)),
                     distributed_optimizer=False,
                     fused_linear_cross_entropy=pin.get("fused_linear_cross_entropy", False),
+                    experts_impl=pin.get("experts_impl"),
                     sync_each_batch=pin.get("sync_each_batch", True),
                     grad_reduce_in_fp32=pin.get("grad_reduce_in_fp32", reduces_in_fp32),
                     **states,

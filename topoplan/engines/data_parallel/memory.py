@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from topoplan.engines.data_parallel.communicators import communicators_bytes
 from topoplan.engines.data_parallel.parameter_bytes import adapter_input_bytes, autocasts
-from topoplan.engines.data_parallel.sharding import sharding_of
+from topoplan.engines.data_parallel.sharding import loops_experts, sharding_of
 from topoplan.engines.data_parallel.states import ShardedStates, sharded_states
 from topoplan.engines.prediction import FREED, Memory, Moment, StageMemory, stated_margin_bytes
 from topoplan.layout.layout import Layout
@@ -60,6 +60,7 @@ def layer_uses(
             flash_attention=flash,
             fp32_weights=trains_weights and autocast,
             packed_weights=job.finetuning == "qlora",
+            loops_experts=loops_experts(case, layout),
             residual_bytes=FP32 if autocast and trains_embedding else BF16,
             adapter_input_bytes=adapter_input_bytes(job, layout),
         )

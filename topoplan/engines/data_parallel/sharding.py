@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from topoplan.layout.layout import Layout
+from topoplan.specs.case import Case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +57,12 @@ def sharding_of(layout: Layout) -> Sharding:
     if layout.backend == "deepspeed":
         return ZERO[layout.zero_stage]
     return FSDP2 if layout.backend == "fsdp2" else DDP
+
+
+def loops_experts(case: Case, layout: Layout) -> bool:
+    """Experts run one by one: what the layout says, or what the trainer's versions of transformers allow.
+
+    With adapters it is as from transformers 5 on, since experts are predicted without adapters of their own.
+    """
+    adapts = case.job.finetuning in ("lora", "qlora")
+    return (layout.experts_impl or ("grouped_mm" if adapts else case.traits.experts_impl)) == "eager"

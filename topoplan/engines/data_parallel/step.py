@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topoplan.engines.data_parallel.communication import Communication, communication_of
+from topoplan.engines.data_parallel.communication import Communication, communication_of, gathered_linears
 from topoplan.engines.data_parallel.memory import layer_uses
 from topoplan.engines.data_parallel.parameter_bytes import HALF, moment_bytes, parameter_bytes, shards_of
 from topoplan.engines.data_parallel.sharding import sharding_of
-from topoplan.engines.data_parallel.states import kept_bytes, wire_bytes
+from topoplan.engines.data_parallel.states import LIVE_PARAMETERS, kept_bytes, largest_layer, wire_bytes
 from topoplan.engines.prediction import Time, around
 from topoplan.layout.layout import Layout
 from topoplan.operators.adapters import LORA_RANK
@@ -28,6 +28,9 @@ from topoplan.specs.model import Layer, Moe
 ADAM_BYTES = 24
 """Moved by a fused Adam for one element beside its moments: fp32 gradient and weight read, weight written, the 16-bit
 weight written, and the gradient once more for its norm, read and scaled."""
+STEP_LAUNCHES = 6
+"""Operations of stage 3's optimizer step for one tensor: the norm of its gradient, of a copy in fp64 (`stage3.py::
+get_grad_norm_direct`), and the new weights, copied out of the flat ones."""
 FUSED_MOVED = (6, 4)
 """Bytes of a logit that Liger's fused loss reads and writes: the cast to fp32 in forward, the gradient in backward."""
 
@@ -224,6 +227,32 @@ class ShardedTerms:
         return self.count * hidden + self.exposed_last_s + self.communication.seconds("after")
 
 
+def _hooks_s(case: Case, layout: Layout, sent: Communication) -> float:
+    """What the host does around linear layers of stage 3: once in each pass, and once more for their gradients.
+
+    What a layer that runs again gathers is given up before its backward where so much comes between the two
+    (`partitioned_param_coordinator.py`, max_reuse_distance). An expert that runs by itself begins when the host has
+    learned which tokens are its own, so that the last gather of the one before is waited for.
+    """
+    if sharding_of(layout).unit != "submodule":
+        return 0.0
+    others, looped = gathered_linears(case, layout)
+    ahead, again = 1, 0.0
+    if layout.recompute.granularity != "none":
+        ahead, again = 2, max(0.0, 1.0 - LIVE_PARAMETERS / (2 * largest_layer(case.model)))
+    hooks = case.profile.zero3_hook_s * (others + looped) * (ahead + 1 + again + (case.job.finetuning == "full"))
+    gathers = [one.seconds / one.calls for one in sent.sendings if one.when == "forward"]
+    return hooks + ahead * looped / 3 * sum(gathers)
+
+
+def _overhead_s(case: Case, layout: Layout) -> float:
+    """Host work of a step; stage 3 has some of it for every tensor."""
+    profile = case.profile
+    if sharding_of(layout).unit != "submodule":
+        return profile.step_overhead_s
+    return profile.step_overhead_s + STEP_LAUNCHES * profile.eager_launch_s * sum(gathered_linears(case, layout))
+
+
 def sharded_terms(case: Case, layout: Layout) -> ShardedTerms:
     """The terms of a step; communication runs beside the work of its pass, all but the first unit's."""
     model, job, profile = case.model, case.job, case.profile
@@ -239,10 +268,7 @@ def sharded_terms(case: Case, layout: Layout) -> ShardedTerms:
     forward = exposed(sent.seconds("forward"), passes.forward_s)
     backward = exposed(sent.seconds("backward"), passes.backward_s)
     work = passes.forward_s + passes.backward_s
-    launched = passes.launched_s
-    if sharding_of(layout).unit == "submodule":
-        submodules = profile.zero3_layer_modules * model.num_layers
-        launched += profile.zero3_hook_s * submodules * (2 if layout.recompute.granularity == "none" else 3)
+    launched = passes.launched_s + _hooks_s(case, layout, sent)
     count = layout.gradient_accumulation_steps
     return ShardedTerms(
         passes=passes,
@@ -257,7 +283,7 @@ def sharded_terms(case: Case, layout: Layout) -> ShardedTerms:
         copied_after_s=copied_after,
         adam_s=_adam_s(case, layout, elements),
         adam_on_host=_on_host(layout),
-        overhead_s=profile.step_overhead_s,
+        overhead_s=_overhead_s(case, layout),
         reference_s=count * passes.forward_s if job.stage == "dpo" else 0.0,
     )
 

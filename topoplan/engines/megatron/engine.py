@@ -24,6 +24,7 @@ from topoplan.layout.layout import MEGATRON_BACKENDS, Layout
 from topoplan.network.placement import Group, GroupName, group
 from topoplan.operators.adapters import adapters_of
 from topoplan.operators.dispatch import dispatcher_of
+from topoplan.operators.routing import imbalance_of
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of
@@ -124,6 +125,8 @@ class Megatron(Engine):
             )
         if adapters and facts_of(case.model).is_moe and adapters.on("experts.linear_fc1"):
             found.append("every expert has adapters of its own; as other backends build the model, experts have none")
+        if layout.moe_router_force_load_balancing:
+            found.append("forced balance of tokens is for benchmarks: files that are written do not ask for it")
         if layout.pipeline_layout:
             found.append(f"{case.model.num_layers} layers in uneven stages: {layout.pipeline_layout}")
         if layout.tp > 1 and not cluster.nvlink_bytes_per_s:
@@ -135,8 +138,12 @@ class Megatron(Engine):
     def assumptions(self, case: Case, layout: Layout) -> list[str]:
         """On how tokens get to their experts."""
         found = []
-        if layout.ep > 1 and case.job.token_imbalance == 1.0:
-            found.append("assumes that tokens are spread evenly over the experts (token_imbalance of the job)")
+        if layout.ep > 1 and case.job.token_imbalance is None and not layout.moe_router_force_load_balancing:
+            imbalance = imbalance_of(case, layout)
+            what = "tokens are spread evenly over the experts"
+            if imbalance > 1.0:
+                what = f"the busiest rank's experts get {imbalance:.2f} times the average number of tokens"
+            found.append(f"assumes that {what} (token_imbalance of the job)")
         is_usual = layout.ep > 1 and layout.moe_token_dispatcher_type is None
         if is_usual and dispatcher_of(case, layout) == "flex":
             found.append("assumes the flex dispatcher, DeepEP or HybridEP, between nodes (moe_token_dispatcher_type)")

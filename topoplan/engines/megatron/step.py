@@ -25,10 +25,11 @@ from topoplan.operators.adapters import adapters_of
 from topoplan.operators.machine import elementwise_s
 from topoplan.operators.op import BF16, FP32, PARTS, Collective
 from topoplan.operators.params import padded_vocab_size, replicated_elements
+from topoplan.operators.routing import is_routing_assumed
 from topoplan.operators.shard import Shard
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.gpu_profile import Profile, band_keys
+from topoplan.specs.gpu_profile import WIDER_FOR_FEW, WIDEST, Profile, band_keys
 
 ADAM_STEP_BYTES = 34
 """Moved per optimizer element: gradient, fp32 weight and two moments read, three written, the bf16 weight written
@@ -271,4 +272,7 @@ def predict_time(case: Case, layout: Layout, terms: StepTerms | None = None) -> 
     parts = {name: seconds for name, seconds in parts.items() if seconds > 0.0}
     step_s = sum(parts.values())
     band: float = getattr(case.profile, band_keys(model, job)[1])
+    if is_routing_assumed(case, layout):
+        # Nearly all of the runs that it comes from forced balance.
+        band = min(WIDER_FOR_FEW * band, WIDEST)
     return Time(step_s=step_s, band_s=around(step_s, band), parts_s=parts)

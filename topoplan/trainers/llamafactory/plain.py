@@ -75,6 +75,7 @@ def _requirements(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> tupl
         "liger-kernel": bool(values.get("enable_liger_kernel")),
     }
     wanted = {"torch": "", "llamafactory": f"=={trainer_versions()['llamafactory']}", "accelerate": "", "peft": ""}
+    wanted |= {"transformers": ">=5"} if layout.experts_impl == "grouped_mm" else {}
     wanted |= dict.fromkeys((name for name, needed in further.items() if needed), "")
     return requirements_of(spec, layout, VERSIONS, wanted)
 

@@ -32,7 +32,7 @@ from topoplan.trainers.swift.megatron_job import LAYOUT_KEYS, ROWS
 from topoplan.trainers.swift.support import swift_warnings
 from topoplan.trainers.train_yaml import DDP_TIMEOUT, trainer_files, values_of
 from topoplan.trainers.trainer import TrainerFiles
-from topoplan.trainers.traits import MCA, MEGATRON
+from topoplan.trainers.traits import FINE_TUNING, MCA
 from topoplan.trainers.usual import WARMUP_FRACTION
 from topoplan.trainers.yaml_text import Entry, Section
 
@@ -51,7 +51,7 @@ _SPEED_KEYS = (
 )
 
 
-TRAITS = {"megatron": MEGATRON, "mca": MCA}
+TRAITS = {"megatron": FINE_TUNING, "mca": MCA}
 """Backend -> how `megatron sft` computes."""
 
 

@@ -36,7 +36,7 @@ _DECIDED = (
     *("bnb_4bit_quant_storage", "max_length", "packing", "max_pixels", "num_train_epochs", "optim"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "sequence_parallel_size", "deepspeed", "fsdp"),
     *("gradient_checkpointing", "use_liger_kernel", "add_version", "deepspeed_autotp_size", "device_map"),
-    *("fsdp_config", "zero_hpz_partition_size", "max_epochs", "optimizer", "use_galore"),
+    *("experts_impl", "fsdp_config", "zero_hpz_partition_size", "max_epochs", "optimizer", "use_galore"),
 )
 """Arguments that memory and time were predicted with, or that the scripts go by."""
 
@@ -78,7 +78,7 @@ def _sections(spec: Spec, layout: Layout, steps: int | None) -> list[Section]:
         _layout_section(spec, layout),
         Section(
             title="Memory",
-            entries=tuple(entries(ROWS, ("gradient_checkpointing", "use_liger_kernel"), spec, layout)),
+            entries=tuple(entries(ROWS, ("gradient_checkpointing", "use_liger_kernel", "experts_impl"), spec, layout)),
         ),
         output_section(steps),
     ]

@@ -86,6 +86,13 @@ def _ulysses(reading: Reading, key: str) -> int:
     return ulysses
 
 
+def _experts(reading: Reading, key: str) -> str | None:
+    written = reading.keys.text(key)
+    if written not in (None, "eager", "grouped_mm"):
+        reading.keys.not_predicted((key,))
+    return written
+
+
 def _presets(layout: Layout) -> tuple[str, str]:
     """ms-swift's own (swift/config/), or what a file has to say."""
     own = not layout.offload and layout.recompute.granularity != "none"
@@ -143,6 +150,7 @@ ROWS = by_key(
     liger_row(
         "use_liger_kernel", LIGER_MODEL_TYPES, _own_loss, "the loss from hidden states, without the logits as a whole"
     ),
+    Row("experts_impl", "experts_impl", _experts, "needs transformers 5"),
     ALLOCATOR_ROW,
 )
 

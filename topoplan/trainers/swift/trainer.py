@@ -79,6 +79,7 @@ def _run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerRun:
     }
     wanted = {"torch": "", "ms-swift": f"=={READ_AT}", "pyyaml": ""}
     wanted |= {"accelerate": ">=1.15"} if sharded == "fsdp2" else {}
+    wanted |= {"transformers": ">=5"} if layout.experts_impl == "grouped_mm" else {}
     wanted |= {name: _FLASH if name == "flash-attn" else "" for name, needed in further.items() if needed}
     return _trainer_run(
         spec,
