@@ -114,7 +114,7 @@ WRONG = [
     ("job.pin.recompute.modules=core_atn", "job.pin.recompute.modules: 'core_atn' is not usable; expected a list of"),
     ("job.lora_target=[]", "job.lora_target: a list is not a list; expected a list of names"),
     # blocks and lists
-    ("gpu=5", "gpu: 5 is not a block of keys; expected a name or `key: value` lines"),
+    ("gpu=true", "gpu: true is not a block of keys; expected a name or `key: value` lines"),
     ("job=fast", "job: 'fast' is not a block of keys; expected `key: value` lines"),
     ("model.config=x", "model.config: 'x' is not a block of keys; expected `key: value` lines"),
     ("job.trainer=[1]", "job.trainer: a list is not a block of keys"),

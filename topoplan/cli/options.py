@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 if TYPE_CHECKING:
+    from topoplan.lint.job_file import JobFile
+    from topoplan.specs.source import Source
     from topoplan.specs.spec import Spec
 
 SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="The cluster spec, a YAML file.")]
@@ -23,7 +25,12 @@ ModelName = Annotated[
     ),
 ]
 JobPath = Annotated[
-    str | None, typer.Option("--job", metavar="FILE", help="YAML file whose job takes the place of the spec's.")
+    str | None,
+    typer.Option(
+        "--job",
+        metavar="FILE",
+        help="File whose job takes the place of the spec's: YAML of its keys, or a trainer's own train.yaml or script.",
+    ),
 ]
 GpuChoice = Annotated[
     str | None,
@@ -143,13 +150,21 @@ class SpecOptions:
             raise InputError(f"{listed(lacking)} {is_or_are} missing, without a SPEC", remedy=f"write {EXAMPLE}")
 
     def assumed(self, spec: str | None) -> list[str]:
-        """What is taken for granted of a spec without a file: `1 node (--nodes)`."""
-        if spec is not None:
-            return []
-        usual = {"--nodes": "1 node (--nodes)"}
-        if not self.job:
+        """Sentences on what is taken for granted that nobody says: `assumed: 1 node (--nodes)`."""
+        usual = {} if spec is not None else {"--nodes": "1 node (--nodes)"}
+        if spec is None and not self.job:
             usual["--finetuning"] = "full fine-tuning (--finetuning)"
-        return [words for option, words in usual.items() if self._of(option) is None]
+        words = [words for option, words in usual.items() if self._of(option) is None]
+        found = [f"assumed: {', '.join(words)}"] if words else []
+        if of_trainer := self.trainer_job(spec):
+            found += [f"the job is that of {self.job}, a file of {of_trainer.trainer}'s", *of_trainer.notes]
+        return found
+
+    def settled(self, spec: str | None, read: Spec) -> SpecOptions:
+        """The same with the batch of a trainer's file in words: there it is one a GPU."""
+        if self.batch is not None or self.trainer_job(spec) is None:
+            return self
+        return replace(self, batch=str(read.job.global_batch_size))
 
     def words(self, spec: str | None) -> list[str]:
         """SPEC and these options as they were typed."""
@@ -162,22 +177,46 @@ class SpecOptions:
                 found += [f"{option.default}={one}"] if one.startswith("-") else [option.default, one]
         return found
 
-    def read(self, spec: str | None, *overrides: str) -> Spec:
+    def _keys(self, spec: str | Source | None) -> dict[str, tuple[str, str]]:
+        """The options that say one key of a spec each, as `load_spec` takes them."""
+        said = {option: value for option in _KEYS if (value := self._of(option)) is not None}
+        if spec is None:
+            self._check_whole()
+            said = _USUAL | said
+        return {option: (_KEYS[option], value) for option, value in said.items()}
+
+    def trainer_job(self, spec: str | Source | None) -> JobFile | None:
+        """What the trainer's file of --job means on this cluster; None where it is a file of topoplan's own.
+
+        Its batch is that of the cluster as it is described: variations of that leave the batch as it is.
+        """
+        if self.job is None:
+            return None
+        from topoplan.lint.job_file import job_of, trainer_file
+        from topoplan.specs.kinds import in_thousands
+        from topoplan.specs.load import load_cluster
+        from topoplan.specs.source import parse_value
+
+        file = trainer_file(self.job)
+        if file is None:
+            return None
+        cluster = load_cluster(spec, keys=self._keys(spec), overrides=self.overrides or ())
+        tokens = None if self.seq_len is None else in_thousands(parse_value(self.seq_len, name="--seq-len"))
+        return job_of(file, cluster, model=self.model, seq_len=tokens if isinstance(tokens, int) else None)
+
+    def read(self, spec: str | Source | None, *overrides: str) -> Spec:
         """The spec file with everything that the command line says on top of it, and `key=value` overrides.
 
         Without a file the command line has to say enough.
         """
         from topoplan.specs.load import load_spec
 
-        said = {option: value for option in _KEYS if (value := self._of(option)) is not None}
-        if spec is None:
-            self._check_whole()
-            said = _USUAL | said
+        of_trainer = self.trainer_job(spec)
         read = load_spec(
             spec,
-            keys={option: (_KEYS[option], value) for option, value in said.items()},
+            keys=self._keys(spec),
             model=self.model,
-            job=self.job,
+            job=of_trainer.source if of_trainer else self.job,
             overrides=(*(self.overrides or ()), *overrides),
             pins=tuple(self.pin or ()),
             profile=self.profile,
@@ -186,8 +225,6 @@ class SpecOptions:
 
     def _searched_by(self, read: Spec) -> Spec:
         """The spec with the backends and the trainer that are asked for."""
-        from dataclasses import replace
-
         from topoplan.errors import InputError
         from topoplan.trainers.registry import backend_names, trainer_name
 

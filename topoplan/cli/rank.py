@@ -53,7 +53,8 @@ def rank(
         from topoplan.cli.output import print_json
         from topoplan.report.document import ranking_to_dict
 
-        print_json(ranking_to_dict(ranking, top=top, rejected=rejected, words=options.words(spec)))
+        words, assumed = options.words(spec), options.assumed(spec)
+        print_json(ranking_to_dict(ranking, top=top, rejected=rejected, words=words, assumed=assumed))
     else:
         _print(ranking, options.words(spec), options.assumed(spec), top=top, rejected=rejected)
 
@@ -75,10 +76,12 @@ def _print(ranking: Ranking, words: Sequence[str], assumed: Sequence[str], *, to
     answer = answer_of(ranking, top=top, words=words)
     if answer is not None:
         from topoplan.report.ranking import print_ranking
-        from topoplan.report.tables import paragraph
+        from topoplan.report.tables import bullets, paragraph
 
         if assumed:
-            paragraph(console, f"Assumed: {', '.join(assumed)}.")
+            first, *further = assumed
+            paragraph(console, f"{first[0].upper()}{first[1:]}{':' if further else '.'}")
+            bullets(console, further)
         print_ranking(console, ranking, answer)
     if rejected:
         from topoplan.report.rejected import print_rejected

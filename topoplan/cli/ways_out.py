@@ -19,6 +19,7 @@ def with_ways_out(ranking: Ranking, spec: str | None, options: SpecOptions, sear
 
     if not needs_ways_out(ranking):
         return ranking
+    options = options.settled(spec, ranking.spec)
 
     def read(change: Change) -> Spec:
         return changed(options, change).read(spec)

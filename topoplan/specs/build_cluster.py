@@ -60,7 +60,7 @@ def build_cluster(document: Document, default_name: str) -> Cluster:
         pcie_bytes_per_s=form.pcie_bandwidth or gpu.pcie_bytes_per_s,
         nics_per_node=form.nics_per_node or usual_nics,
         nic_bytes_per_s=form.ib_bandwidth or gpu.nic_bytes_per_s,
-        sockets=form.sockets or (1 if gpus_per_node <= _PCIE_GPUS_OF_A_SOCKET and not nvlink else 2),
+        sockets=form.sockets or usual_sockets(gpus_per_node, nvlink),
         host_memory_bytes=form.host_memory,
         hosts=_hosts(document, nodes),
         assumed=_assumed(form, gpu, nodes, gpus_per_node) if in_catalog else (),
@@ -71,6 +71,11 @@ def build_cluster(document: Document, default_name: str) -> Cluster:
     _check_rack(document, cluster)
     _check_hcas(document, cluster)
     return replace(cluster, fabric=_fabric(document, cluster))
+
+
+def usual_sockets(gpus_per_node: int, nvlink_bytes_per_s: float) -> int:
+    """CPU sockets of a machine that does not say."""
+    return 1 if gpus_per_node <= _PCIE_GPUS_OF_A_SOCKET and not nvlink_bytes_per_s else 2
 
 
 def _assumed(form: SpecForm, gpu: Gpu, nodes: int, gpus_per_node: int) -> tuple[str, ...]:

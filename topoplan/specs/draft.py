@@ -9,7 +9,7 @@ from typing import Any
 
 from topoplan.errors import LayoutError, SpecError
 from topoplan.specs.document import Document
-from topoplan.specs.source import KeyPath, Source, dotted, parse_value, read_source
+from topoplan.specs.source import KeyPath, Source, dotted, parse_value
 from topoplan.units import quote, shown
 
 _SCHEMA_KEY = "$schema"
@@ -67,12 +67,19 @@ class Draft:
             del self._origins[known]
         self._origins[path] = _Origin(source=source, at=at, base=base or Path.cwd())
 
-    def replace_job(self, path: Path) -> None:
+    def has(self, key: str) -> bool:
+        """Whether a key at the top is given."""
+        return key in self._data
+
+    def drop(self, key: str) -> None:
+        """Leave a key at the top out."""
+        self._data.pop(key, None)
+
+    def replace_job(self, source: Source, *, base: Path) -> None:
         """Take the job, and the model if there is one, from a job file."""
-        source = read_source(path)
         if "job" not in source.data:
             data = {key: value for key, value in source.data.items() if key != _SCHEMA_KEY}
-            self.put(("job",), data, source, base=path.parent)
+            self.put(("job",), data, source, base=base)
             return
         for key in source.data:
             if key not in ("job", "model", _SCHEMA_KEY):
@@ -83,7 +90,7 @@ class Draft:
                 )
         for key in ("job", "model"):
             if key in source.data:
-                self.put((key,), source.data[key], source, base=path.parent, at=(key,))
+                self.put((key,), source.data[key], source, base=base, at=(key,))
 
     def override(self, text: str) -> None:
         """Apply one `--set key=value`."""

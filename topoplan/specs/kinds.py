@@ -138,13 +138,14 @@ class Tokens(Count):
 
     def __init__(self, lowest: int, highest: int) -> None:
         super().__init__(lowest, highest)
-        self._tidy = _in_thousands
+        self._tidy = in_thousands
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {"anyOf": [handler(schema), {"type": "string", "pattern": r"^[0-9]+[kKmM]$"}]}
 
 
-def _in_thousands(value: Any) -> Any:
+def in_thousands(value: Any) -> Any:
+    """A number of tokens, `32k` among them; anything else as it is."""
     if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,9})([kKmM])", value.strip())):
         return int(match[1]) * (1024 if match[2] in "kK" else 1024**2)
     return as_whole(value)

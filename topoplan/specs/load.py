@@ -27,20 +27,20 @@ _OTHER_DATA_KEYS = ("tokenized_path", "streaming")
 
 
 def load_spec(
-    path: str | Path | None,
+    path: str | Path | Source | None,
     *,
     keys: Mapping[str, tuple[str, str]] | None = None,
     model: str | None = None,
-    job: str | Path | None = None,
+    job: str | Path | Source | None = None,
     overrides: Sequence[str] = (),
     pins: Mapping[str, Any] | str | Sequence[str] | None = None,
     profile: str | Path | None = None,
 ) -> Spec:
-    """The spec in a file, or without one that of the other arguments.
+    """The spec in a file, or what was read of one, or without one that of the other arguments.
 
     `keys` has the options of a command line that say one key each: `--nodes` -> (`nodes`, `4`).
     `model` takes the place of the file's model, and `job` (a file with a job's keys, or with `job:` and perhaps
-    `model:`) of its job. `overrides` are `key=value` texts: a key of the job or of the cluster, or a dotted one such
+    `model:`, or what was read of one) of its job. `overrides` are `key=value` texts: a key of the job or of the cluster, or a dotted one such
     as `job.seq_len`, `trainer.save_steps`, `fabric.latency`. `pins` are layout keys, as a mapping, as `tp=4,pp=1`, or
     as several such texts. `profile` is a file of calibration constants, in place of the one that the spec may name. The
     relative path of a model or a profile is relative to the file that holds it; given in an argument, to the working
@@ -48,33 +48,50 @@ def load_spec(
 
     Raises SpecError, UnitError, ModelError or LayoutError (for a pin), each with file and line.
     """
-    path = None if path is None else Path(path)
-    if path is None:
-        draft = Draft(Source(name="without a spec file", data={}), base=Path.cwd())
-    else:
-        draft = Draft(read_source(path), base=path.parent)
-    if job is not None:
-        draft.replace_job(Path(job))
+    draft, name, shown = _draft(path)
+    if isinstance(job, Source):
+        draft.replace_job(job, base=Path.cwd())
+    elif job is not None:
+        draft.replace_job(read_source(Path(job)), base=Path(job).parent)
     if model is not None:
         draft.put(("model",), model, Source(name="--model", data={}), base=Path.cwd())
-    for option, (key, text) in (keys or {}).items():
+    _put_options(draft, keys or {}, overrides)
+    draft.pin(pins or {})
+    own = None if profile is None else read_profile(profile)
+    return _spec(draft.document(), default_name=name, path=shown, profile=own)
+
+
+def load_cluster(
+    path: str | Path | Source | None,
+    *,
+    keys: Mapping[str, tuple[str, str]] | None = None,
+    overrides: Sequence[str] = (),
+) -> Cluster:
+    """The cluster alone, of what may lack model and job. Raises SpecError or UnitError."""
+    draft, name, _ = _draft(path)
+    has_job = draft.has("job")
+    _put_options(draft, keys or {}, overrides)
+    if not has_job:
+        draft.drop("job")  # what options say of a job that is elsewhere
+    return build_cluster(draft.document(), name)
+
+
+def _draft(path: str | Path | Source | None) -> tuple[Draft, str, str | None]:
+    """What is begun with, the name of a cluster that has none there, and the file for messages."""
+    if path is None:
+        return Draft(Source(name="without a spec file", data={}), base=Path.cwd()), "", None
+    if isinstance(path, Source):
+        return Draft(path, base=Path.cwd()), "", path.name
+    path = Path(path)
+    return Draft(read_source(path), base=path.parent), _name_of_file(path), str(path)
+
+
+def _put_options(draft: Draft, keys: Mapping[str, tuple[str, str]], overrides: Sequence[str]) -> None:
+    for option, (key, text) in keys.items():
         value = parse_value(text, name=option)
         draft.put(tuple(key.split(".")), value, Source(name=f"{option} {quote(text)}", data={}))
     for override in overrides:
         draft.override(override)
-    draft.pin(pins or {})
-    own = None if profile is None else read_profile(profile)
-    name, shown = ("", None) if path is None else (_name_of_file(path), str(path))
-    return _spec(draft.document(), default_name=name, path=shown, profile=own)
-
-
-def load_cluster(path: str | Path, *, overrides: Sequence[str] = ()) -> Cluster:
-    """The cluster alone of a spec file, which may lack model and job. Raises SpecError or UnitError."""
-    path = Path(path)
-    draft = Draft(read_source(path), base=path.parent)
-    for override in overrides:
-        draft.override(override)
-    return build_cluster(draft.document(), _name_of_file(path))
 
 
 def spec_from_document(
