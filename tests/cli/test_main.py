@@ -10,7 +10,7 @@ from topoplan.cli.main import VERBS, main
 @pytest.mark.parametrize(
     "verb",
     [
-        *("check", "explain", "generate", "gpus", "models", "predict", "profile", "rank"),
+        *("check", "explain", "generate", "gpus", "init", "models", "predict", "profile", "rank"),
         *("schema", "size", "table", "timeline", "topology", "validate", "version", "what-if"),
         *("attach", "launch", "logs", "preflight", "probe", "runs", "status", "stop"),
     ],
@@ -18,7 +18,7 @@ from topoplan.cli.main import VERBS, main
 def test_every_verb_has_help_and_is_among_those_of_the_program(cli: Cli, verb: str) -> None:
     assert "Usage: topoplan " in cli(verb, "--help").out
     assert f"\n  {verb} " in cli().out
-    assert len(VERBS) == 24
+    assert len(VERBS) == 25
 
 
 def test_no_arguments_show_the_help(cli: Cli) -> None:

@@ -21,7 +21,7 @@ from topoplan.cli.options import spread
 from topoplan.errors import TopoplanError
 
 VERBS = (
-    *("rank", "generate", "explain", "what-if", "size", "table", "check", "timeline", "topology"),
+    *("init", "rank", "generate", "explain", "what-if", "size", "table", "check", "timeline", "topology"),
     *("probe", "preflight", "launch", "status", "logs", "attach", "stop", "runs"),
     *("predict", "validate", "models", "gpus", "profile", "schema", "version"),
 )

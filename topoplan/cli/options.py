@@ -155,10 +155,13 @@ class SpecOptions:
         if spec is None and not self.job:
             usual["--finetuning"] = "full fine-tuning (--finetuning)"
         words = [words for option, words in usual.items() if self._of(option) is None]
-        found = [f"assumed: {', '.join(words)}"] if words else []
-        if of_trainer := self.trainer_job(spec):
-            found += [f"the job is that of {self.job}, a file of {of_trainer.trainer}'s", *of_trainer.notes]
-        return found
+        return [*([f"assumed: {', '.join(words)}"] if words else []), *self.assumed_of_job(spec)]
+
+    def assumed_of_job(self, spec: str | Source | None) -> list[str]:
+        """Sentences on what a trainer's file is taken for, if --job is one."""
+        if (of_trainer := self.trainer_job(spec)) is None:
+            return []
+        return [f"the job is that of {self.job}, a file of {of_trainer.trainer}'s", *of_trainer.notes]
 
     def settled(self, spec: str | None, read: Spec) -> SpecOptions:
         """The same with the batch of a trainer's file in words: there it is one a GPU."""

@@ -319,7 +319,9 @@ def _machine(hosts: Sequence[Probed], gpus: Sequence[GpuFacts], is_rack: bool) -
     pcie = min((gpu.pcie_bytes_per_s for gpu in gpus if gpu.pcie_bytes_per_s), default=None)
     # The GPUs of a rack reach their CPU over NVLink, and their PCIe link is another one.
     if pcie and not is_rack:
-        lines.append(spec_line("pcie_bandwidth", f"{pcie / 1e9:.3g}GB/s", "each way; generation and width of a GPU's link"))
+        lines.append(
+            spec_line("pcie_bandwidth", f"{pcie / 1e9:.3g}GB/s", "each way; generation and width of a GPU's link")
+        )
     return lines
 
 

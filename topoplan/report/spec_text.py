@@ -76,7 +76,8 @@ def _line(form: type[Any], key: str, value: Any, *, indent: str = "") -> str:
 
 def _meaning(form: type[Any], key: str) -> str:
     """The beginning of what the schema says of a key."""
-    said = next(own for own in fields(form) if own.metadata.get("alias", own.name) == key).metadata["description"]
+    own = next(own for own in fields(form) if own.metadata.get("alias", own.name) == key)
+    said: str = own.metadata["description"]
     text = said.partition(";")[0].partition(". ")[0].rstrip(".")
     first = text.partition(" ")[0]
     return text[0].lower() + text[1:] if first.isalpha() and first[1:] == first[1:].lower() else text

@@ -40,11 +40,11 @@ def load_spec(
 
     `keys` has the options of a command line that say one key each: `--nodes` -> (`nodes`, `4`).
     `model` takes the place of the file's model, and `job` (a file with a job's keys, or with `job:` and perhaps
-    `model:`, or what was read of one) of its job. `overrides` are `key=value` texts: a key of the job or of the cluster, or a dotted one such
-    as `job.seq_len`, `trainer.save_steps`, `fabric.latency`. `pins` are layout keys, as a mapping, as `tp=4,pp=1`, or
-    as several such texts. `profile` is a file of calibration constants, in place of the one that the spec may name. The
-    relative path of a model or a profile is relative to the file that holds it; given in an argument, to the working
-    directory.
+    `model:`, or what was read of one) of its job. `overrides` are `key=value` texts: a key of the job or of the
+    cluster, or a dotted one such as `job.seq_len`, `trainer.save_steps`, `fabric.latency`. `pins` are layout keys, as a
+    mapping, as `tp=4,pp=1`, or as several such texts. `profile` is a file of calibration constants, in place of the one
+    that the spec may name. The relative path of a model or a profile is relative to the file that holds it; given in an
+    argument, to the working directory.
 
     Raises SpecError, UnitError, ModelError or LayoutError (for a pin), each with file and line.
     """

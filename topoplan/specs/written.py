@@ -20,6 +20,8 @@ from topoplan.units import format_bit_rate, format_byte_rate, format_seconds
 ALWAYS = ("stage", "finetuning", "seq_len", "global_batch_size")
 """Keys of a job that are written whatever they are."""
 
+_SAID = ("gpu", "gpus_per_node")
+"""Keys of a cluster that are written though they may be left out."""
 _TERA = 1e12
 
 
@@ -43,13 +45,13 @@ def job_keys(job: Job) -> dict[str, Any]:
 def cluster_keys(cluster: Cluster) -> dict[str, Any]:
     """The keys of the cluster but for those that it assumes; `assumed_keys` has these."""
     whole = _cluster_keys(cluster)
-    return {key: value for key, value in whole.items() if key == "gpu" or key not in cluster.assumed}
+    return {key: value for key, value in whole.items() if key in _SAID or key not in cluster.assumed}
 
 
 def assumed_keys(cluster: Cluster) -> dict[str, Any]:
     """What the cluster has of the GPU's usual machine, as a spec would say it."""
     whole = _cluster_keys(cluster)
-    return {key: whole[key] for key in cluster.assumed if key != "gpu" and key in whole}
+    return {key: whole[key] for key in cluster.assumed if key not in _SAID and key in whole}
 
 
 def _cluster_keys(cluster: Cluster) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def _cluster_keys(cluster: Cluster) -> dict[str, Any]:
     if cluster.pcie_bytes_per_s != usual.pcie_bytes_per_s:
         written["pcie_bandwidth"] = format_byte_rate(cluster.pcie_bytes_per_s)
     if cluster.host_memory_bytes:
-        written["host_memory"] = f"{cluster.host_memory_bytes // 2**20}MiB"
+        written["host_memory"] = _size(cluster.host_memory_bytes)
     written |= {
         key: list(value) if isinstance(value, tuple) else value
         for key in ("cpu_cores", "env", "secrets", "software", "slurm", "margin")
@@ -91,7 +93,7 @@ def _gpu(gpu: Gpu) -> Any:
         figures = {
             "name": gpu.name,
             "architecture": gpu.architecture,
-            "memory": f"{gpu.memory_bytes // 2**20}MiB",
+            "memory": _size(gpu.memory_bytes),
             "memory_bandwidth": format_byte_rate(gpu.memory_bytes_per_s),
             "sm_count": gpu.sm_count,
         }
@@ -100,6 +102,11 @@ def _gpu(gpu: Gpu) -> Any:
                 figures[f"{kind}_tflops"] = rate / _TERA
         return figures
     return gpu.name
+
+
+def _size(amount_bytes: int) -> str:
+    """Memory as somebody may have said it, else in whole MiB."""
+    return f"{amount_bytes // 10**9}GB" if amount_bytes % 10**9 == 0 else f"{amount_bytes // 2**20}MiB"
 
 
 def _given(block: Fabric | Host) -> dict[str, Any]:
