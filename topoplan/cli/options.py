@@ -100,6 +100,9 @@ _KEYS = {
 }
 """Options that say one key of a spec."""
 
+OPTION_OF = {key.removeprefix("job."): option.removeprefix("--").replace("-", "_") for option, key in _KEYS.items()}
+"""By such a key, as `--set` takes it: the field of SpecOptions."""
+
 _USUAL = {"--nodes": "1"}
 """What they are without a spec file, where nobody says."""
 

@@ -47,14 +47,14 @@ class Kind:
 
 
 KINDS = {
-    "pins": Kind("without the pins", "same job and machines, another layout than was asked for"),
+    "pins": Kind("without the pins", "same job and machines"),
     "engine": Kind("another backend", "same job and machines"),
     "liger": Kind("Liger's kernels", "same job and machines, a package more"),
-    "host_memory": Kind("offload", "same job and GPUs; host_memory in the spec says that it is there"),
+    "host_memory": Kind("offload", "same job and GPUs, if the nodes have it"),
     "nodes": Kind(f"up to {2**_DOUBLINGS} times the nodes", "same job, more machines"),
     "gpu": Kind("a larger card of its kind", "same job, other machines"),
     "lora": Kind("LoRA", "another job: adapters alone are trained"),
-    "qlora": Kind("QLoRA", "another job: adapters alone are trained, on rounded weights"),
+    "qlora": Kind("QLoRA", "another job: adapters, on rounded weights"),
     "seq_len": Kind("sequences down to an eighth", "another job: longer samples are cut"),
 }
 """In the order in which they are told: by what the user gives up.
