@@ -74,12 +74,13 @@ soak: $(VENV)/.installed-dev  ## Launch short jobs with faults drawn at random; 
 accuracy: $(VENV)/.installed  ## Grade predictions against measured runs, into docs/accuracy.md
 	$(BIN)/topoplan validate -o docs/accuracy.md
 
-readme: $(VENV)/.installed  ## Put the present output into README.md, docs/checks.md and the example bundle
+readme: $(VENV)/.installed  ## Put the present output into README.md, docs/checks.md, the journeys and the example bundle
 	$(BIN)/python -m tests.readme
+	$(BIN)/python -m tests.journeys
 	$(BIN)/topoplan generate $(DEMO_SPEC) -o generated/h100-4x8
 
 readme-check: $(VENV)/.installed-dev  ## Run what README.md shows, and compare its output with what is printed
-	$(BIN)/python -m pytest -n auto --dist worksteal -m readme tests/test_readme.py
+	$(BIN)/python -m pytest -n auto --dist worksteal -m readme tests/test_readme.py tests/test_journeys.py
 
 # Jobs under Slurm too, where slurmctld, slurmd, slurm-client and munge are installed: tests/verify/slurm.py.
 verify: verify-llamafactory $(if $(PYTHON312),verify-megatron) verify-swift verify-trinity  ## Check the output against the real trainers (installs them: some GB)

@@ -74,9 +74,9 @@ def gpu_name(short: str) -> str:
 
 
 def _words(name: str) -> set[str]:
-    """The words of a catalog name, and the number of a workstation card (`4090`, as people call it) beside its own."""
+    """The words of a catalog name, and how people shorten them: the number of a workstation card (`4090`), `80g`."""
     words = name.split("-")
-    return {*words, words[0].removeprefix("rtx")}
+    return {*words, words[0].removeprefix("rtx"), words[-1].removesuffix("b")}
 
 
 def gpu_names() -> tuple[str, ...]:

@@ -84,12 +84,12 @@ class _Begun:
 
 
 def _begun(from_file: str | None, hosts: list[str], options: SpecOptions, *, accept_new: bool) -> _Begun:
-    from topoplan.report.spec_text import model_reference, spec_text
+    from topoplan.report.spec_text import spec_text
     from topoplan.specs.source import parse_source
     from topoplan.trainers.trainer import PLAN_FILE
 
     def whole(spec: Spec, notes: list[str]) -> str:
-        return spec_text(spec, model=model_reference(spec.model), notes=notes)
+        return spec_text(spec, notes=notes)
 
     base = None
     if from_file is not None and (Path(from_file).is_dir() or Path(from_file).name == PLAN_FILE):
@@ -128,7 +128,7 @@ def _of_hosts(hosts: list[str], options: SpecOptions, *, accept_new: bool) -> _B
     from topoplan.errors import InputError
     from topoplan.hosts.cluster_yaml import cluster_spec
     from topoplan.report.probe import print_probe
-    from topoplan.report.spec_text import job_text, model_reference
+    from topoplan.report.spec_text import job_text
     from topoplan.specs.source import parse_source
 
     if said := [name for name in ("gpu", "nodes", "gpus_per_node") if getattr(options, name) is not None]:
@@ -146,8 +146,7 @@ def _of_hosts(hosts: list[str], options: SpecOptions, *, accept_new: bool) -> _B
         raise InputError("the catalog does not have this GPU", where="--from-hosts", remedy=remedy)
 
     def text(spec: Spec, notes: list[str]) -> str:
-        job = job_text(spec, model=model_reference(spec.model), notes=notes)
-        return cluster_spec(asked.reached, below=job).text or ""
+        return cluster_spec(asked.reached, below=job_text(spec, notes=notes)).text or ""
 
     return _Begun(options, parse_source(draft.text, name="the hosts"), text)
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from topoplan import catalog
-from topoplan.errors import SpecError, listed
+from topoplan.errors import ModelError, SpecError, listed
 from topoplan.lint.check import whole
 from topoplan.lint.translate import Translation, translate
 from topoplan.reading.processes import Processes, processes_for
@@ -16,7 +15,7 @@ from topoplan.reading.read_setup import read_setup
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.source import Source, read_source, shown_path
-from topoplan.specs.written import job_keys
+from topoplan.specs.written import job_keys, model_key
 from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
 from topoplan.trainers.recognisers import recognisers, trainer_of
 
@@ -77,13 +76,14 @@ def job_of(file: TrainerFile, cluster: Cluster, *, model: str | None = None, seq
     `model` takes the place of the one that it names, `seq_len` that of a length that it does not say. Raises InputError
     for what cannot be predicted: the message says why.
     """
-    found = translate(
-        file.configuration, file.setup, cluster, model=model, seq_len=USUAL_SEQ_LEN if seq_len is None else seq_len
-    )
+    length = USUAL_SEQ_LEN if seq_len is None else seq_len
+    try:
+        found = translate(file.configuration, file.setup, cluster, model=model, seq_len=length)
+    except ModelError as error:
+        place = file.configuration.part.place(file.configuration.line(_model_key(file)))
+        raise ModelError(str(error), where=place, remedy="" if model else "say with --model which it is") from None
     keys = {**_meant(found), **found.codec.carries(found.keys, found.spec.job)}
-    known = found.spec.model
-    name = known.name if catalog.knows_model(known.name) else model or found.keys.given(_model_key(file))
-    source = Source(name=shown_path(Path(file.path)), data={"model": name, "job": keys})
+    source = Source(name=shown_path(Path(file.path)), data={"model": model_key(found.spec.model), "job": keys})
     return JobFile(source=source, trainer=trainer_of(file.configuration).title, notes=tuple(_notes(file, found, keys)))
 
 

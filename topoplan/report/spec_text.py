@@ -8,9 +8,8 @@ from textwrap import wrap
 from typing import Any
 
 from topoplan.specs.forms import JobForm, SpecForm
-from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
-from topoplan.specs.written import assumed_keys, cluster_keys, job_keys
+from topoplan.specs.written import assumed_keys, cluster_keys, job_keys, model_key
 from topoplan.specs.yaml_scalar import scalar
 from topoplan.trainers.yaml_text import one_line, spec_line
 
@@ -21,20 +20,18 @@ _OFFERED = {"dataset": "my_data", "samples": 10_000, "packing": True}
 """Keys of a job that most people want sooner or later, as comments where they are not given."""
 
 
-def spec_text(spec: Spec, *, model: str, notes: Sequence[str] = ()) -> str:
-    """The whole file; `model` is what the model is called there, `notes` are sentences on where the job is from."""
+def spec_text(spec: Spec, *, notes: Sequence[str] = ()) -> str:
+    """The whole file; `notes` are sentences on where the job is from."""
     blocks = [[MARK, "# Where a line is left out, or behind a #, its usual value is taken."], [*_cluster_lines(spec)]]
-    return "\n\n".join("\n".join(block) for block in blocks) + "\n\n" + job_text(spec, model=model, notes=notes)
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n\n" + job_text(spec, notes=notes)
 
 
-def job_text(spec: Spec, *, model: str, notes: Sequence[str] = ()) -> str:
+def job_text(spec: Spec, *, notes: Sequence[str] = ()) -> str:
     """The model and the job alone."""
-    return "\n".join([_line(SpecForm, "model", model), "", *_notes(notes), "job:", *_job_lines(spec)]) + "\n"
-
-
-def model_reference(model: Model) -> str:
-    """What a model is called in a spec: its name, or the directory that it was read from."""
-    return model.config_path or model.name
+    return (
+        "\n".join([_line(SpecForm, "model", model_key(spec.model)), "", *_notes(notes), "job:", *_job_lines(spec)])
+        + "\n"
+    )
 
 
 def _cluster_lines(spec: Spec) -> Iterator[str]:

@@ -15,6 +15,7 @@ from topoplan.specs.cluster import Cluster, Fabric, Host
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.job import Job, usual_learning_rate
 from topoplan.specs.kinds import NONE
+from topoplan.specs.model import Model
 from topoplan.units import format_bit_rate, format_byte_rate, format_seconds
 
 ALWAYS = ("stage", "finetuning", "seq_len", "global_batch_size")
@@ -40,6 +41,11 @@ def job_keys(job: Job) -> dict[str, Any]:
     if job.lengths is not None and not job.lengths.rule:
         written["lengths"] = [list(pair) for pair in job.lengths.counts]
     return written
+
+
+def model_key(model: Model) -> str:
+    """What a spec calls a model: its name, or the directory that it was read from."""
+    return model.config_path or model.name
 
 
 def cluster_keys(cluster: Cluster) -> dict[str, Any]:
