@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,10 +57,12 @@ def init(
         raise InputError(what, remedy="write --from-hosts node0 node1")
     _refuse_to_overwrite(output, force)
     begun = _begun(from_file, hosts or [], options, accept_new=accept_new)
-    begun = replace(begun, options=_whole(begun))
+    # What is asked never stands in what is written.
+    with redirect_stdout(sys.stderr) if output == _STDOUT else nullcontext():
+        begun = replace(begun, options=_whole(begun))
     spec = begun.options.read(begun.base)
     _write(begun.text(spec, begun.options.assumed_of_job(begun.base)), output)
-    _tell(spec, output)
+    _tell(spec, output, _trainer(begun))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,9 @@ def _of_hosts(hosts: list[str], options: SpecOptions, *, accept_new: bool) -> _B
     from topoplan.hosts.cluster_yaml import cluster_spec
     from topoplan.report.probe import print_probe
     from topoplan.report.spec_text import job_text
+    from topoplan.specs.load import load_cluster
     from topoplan.specs.source import parse_source
+    from topoplan.specs.written import cluster_keys
 
     if said := [name for name in ("gpu", "nodes", "gpus_per_node") if getattr(options, name) is not None]:
         option = f"--{said[0].replace('_', '-')}"
@@ -146,7 +151,11 @@ def _of_hosts(hosts: list[str], options: SpecOptions, *, accept_new: bool) -> _B
         raise InputError("the catalog does not have this GPU", where="--from-hosts", remedy=remedy)
 
     def text(spec: Spec, notes: list[str]) -> str:
-        return cluster_spec(asked.reached, below=job_text(spec, notes=notes)).text or ""
+        written = cluster_spec(asked.reached, below=job_text(spec, notes=notes)).text or ""
+        if cluster_keys(load_cluster(parse_source(written, name="the hosts"))) != cluster_keys(spec.cluster):
+            remedy = "leave it out, and correct what is written"
+            raise InputError("an option changes the cluster, which the hosts say", where="--from-hosts", remedy=remedy)
+        return written
 
     return _Begun(options, parse_source(draft.text, name="the hosts"), text)
 
@@ -186,7 +195,15 @@ def _write(text: str, output: str) -> None:
     write_file(Path(output), text, mark="", writer="topoplan init", force=True)
 
 
-def _tell(spec: Spec, output: str) -> None:
+def _trainer(begun: _Begun) -> list[str]:
+    """The option for the trainer of the file that was read, where it is not the usual one."""
+    from topoplan.trainers.registry import TRAINERS
+
+    read = begun.options.trainer_job(begun.base)
+    return [] if read is None or read.trainer is TRAINERS[0] else ["--trainer", read.trainer.name]
+
+
+def _tell(spec: Spec, output: str, trainer: list[str]) -> None:
     """What was written, what was assumed, and what comes next."""
     if output == _STDOUT:
         return
@@ -203,4 +220,4 @@ def _tell(spec: Spec, output: str) -> None:
         paragraph(console, f"{note[0].upper()}{note[1:]}.")
     print_written(output)
     console.print()
-    console.print(f"Next  {join(['topoplan', 'rank', output])}", soft_wrap=True)
+    console.print(f"Next  {join(['topoplan', 'rank', output, *trainer])}", soft_wrap=True)

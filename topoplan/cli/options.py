@@ -164,7 +164,7 @@ class SpecOptions:
         """Sentences on what a trainer's file is taken for, if --job is one."""
         if (of_trainer := self.trainer_job(spec)) is None:
             return []
-        return [f"the job is that of {self.job}, a file of {of_trainer.trainer}'s", *of_trainer.notes]
+        return [f"the job is that of {self.job}, a file of {of_trainer.trainer.title}'s", *of_trainer.notes]
 
     def settled(self, spec: str | None, read: Spec) -> SpecOptions:
         """The same with the batch of a trainer's file in words: there it is one a GPU."""

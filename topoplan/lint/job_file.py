@@ -18,6 +18,7 @@ from topoplan.specs.source import Source, read_source, shown_path
 from topoplan.specs.written import job_keys, model_key
 from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
 from topoplan.trainers.recognisers import recognisers, trainer_of
+from topoplan.trainers.trainer import Trainer
 
 _OF_A_JOB = frozenset(["job", "seq_len", "finetuning", "samples", "pin"])
 """Keys by which a YAML file of topoplan's own is known: no trainer has them."""
@@ -43,8 +44,8 @@ class JobFile:
 
     source: Source
     """`model` and `job`, with the lines of the file."""
-    trainer: str
-    """Whose it is, as its makers write it."""
+    trainer: Trainer
+    """Whose it is."""
     notes: tuple[str, ...]
     """What was assumed, and what of the file is not the job."""
 
@@ -84,7 +85,7 @@ def job_of(file: TrainerFile, cluster: Cluster, *, model: str | None = None, seq
         raise ModelError(str(error), where=place, remedy="" if model else "say with --model which it is") from None
     keys = {**_meant(found), **found.codec.carries(found.keys, found.spec.job)}
     source = Source(name=shown_path(Path(file.path)), data={"model": model_key(found.spec.model), "job": keys})
-    return JobFile(source=source, trainer=trainer_of(file.configuration).title, notes=tuple(_notes(file, found, keys)))
+    return JobFile(source=source, trainer=trainer_of(file.configuration), notes=tuple(_notes(file, found, keys)))
 
 
 def _meant(found: Translation) -> dict[str, Any]:
