@@ -54,7 +54,7 @@ def test_options_are_enough(cli: Cli) -> None:
 def test_a_file_of_a_job_is_read(cli: Cli, name: str, text: str, batch: int) -> None:
     Path(name).write_text(text)
     model = ["--model", "Qwen/Qwen3-8B"] if name == "job.yaml" else []
-    trainer = " --trainer swift" if name == "train.sh" else ""
+    trainer = {"train.sh": " --trainer swift", "train.yaml": " --trainer llamafactory"}.get(name, "")
     spec = written(cli, "--from", name, "--gpu", "h100", *model, trainer=trainer)
     assert (spec.cluster.world_size, spec.job.global_batch_size) == (8, batch)
     assert ("# - the job is that of" in Path("cluster.yaml").read_text()) == (name != "job.yaml")
@@ -161,6 +161,7 @@ def test_rank_takes_the_file_too_and_says_what_it_makes_of_it(cli: Cli, fake_sea
     cli("init", *H100, *JOB)
     text = cli("rank", "cluster.yaml", "--job", "train.yaml").out
     assert text.startswith("The job is that of train.yaml, a file of LLaMA-Factory's:\n- a batch of 64: ")
+    assert fake_search[-1]["spec"].trainer == "llamafactory"
     job = fake_search[-1]["spec"].job
     assert (job.seq_len, job.global_batch_size, job.dataset) == (2048, 64, "identity,alpaca_en_demo")
     assert '"the job is that of train.yaml' in cli("rank", *H100, "--job", "train.yaml", "--json").out

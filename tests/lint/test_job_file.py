@@ -132,6 +132,20 @@ def test_other_yaml_is_left_to_the_reader_of_jobs(tmp_path: Path, text: str) -> 
         assert trainer_file(str(path)) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("v1.yaml", "model: a\nmodel_class: llm\ntemplate: qwen3\ntrain_dataset: a\n", "LLaMA-Factory's new engine"),
+        ("a.yaml", "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n", "names no model"),
+        ("run.sh", "echo hello\n", "starts no training"),
+    ],
+)
+def test_what_is_no_job_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError, match=message):
+        trainer_file(str(tmp_path / name))
+
+
 def test_a_file_of_several_jobs_is_refused_with_their_places(tmp_path: Path) -> None:
     path = tmp_path / "both.sh"
     path.write_text(SWIFT + SWIFT.replace("Qwen3-8B", "Qwen3-4B"))

@@ -196,11 +196,9 @@ def _write(text: str, output: str) -> None:
 
 
 def _trainer(begun: _Begun) -> list[str]:
-    """The option for the trainer of the file that was read, where it is not the usual one."""
-    from topoplan.trainers.registry import TRAINERS
-
+    """The option for the trainer of the file that was read: its further keys are for that one."""
     read = begun.options.trainer_job(begun.base)
-    return [] if read is None or read.trainer is TRAINERS[0] else ["--trainer", read.trainer.name]
+    return [] if read is None else ["--trainer", read.trainer.name]
 
 
 def _tell(spec: Spec, output: str, trainer: list[str]) -> None:

@@ -164,7 +164,9 @@ class SpecOptions:
         """Sentences on what a trainer's file is taken for, if --job is one."""
         if (of_trainer := self.trainer_job(spec)) is None:
             return []
-        return [f"the job is that of {self.job}, a file of {of_trainer.trainer.title}'s", *of_trainer.notes]
+        title = of_trainer.trainer.title
+        alone = () if self.trainer else (f"searched is what {title} runs; --trainer names another",)
+        return [f"the job is that of {self.job}, a file of {title}'s", *of_trainer.notes, *alone]
 
     def settled(self, spec: str | None, read: Spec) -> SpecOptions:
         """The same with the batch of a trainer's file in words: there it is one a GPU."""
@@ -227,14 +229,16 @@ class SpecOptions:
             pins=tuple(self.pin or ()),
             profile=self.profile,
         )
-        return read if self.backend is None and self.trainer is None else self._searched_by(read)
+        # The further keys of a trainer's file are for that trainer.
+        trainer = self.trainer or (of_trainer.trainer.name if of_trainer else None)
+        return read if self.backend is None and trainer is None else self._searched_by(read, trainer)
 
-    def _searched_by(self, read: Spec) -> Spec:
+    def _searched_by(self, read: Spec, trainer: str | None) -> Spec:
         """The spec with the backends and the trainer that are asked for."""
         from topoplan.errors import InputError
         from topoplan.trainers.registry import backend_names, trainer_name
 
-        job, whose = read.job, trainer_name(self.trainer, "--trainer")
+        job, whose = read.job, trainer_name(trainer, "--trainer")
         backends: tuple[str, ...] = ()
         if self.backend is not None:
             backends = backend_names(self.backend, whose, "--backend", finetuning=job.finetuning)

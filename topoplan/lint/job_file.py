@@ -10,6 +10,7 @@ from typing import Any
 from topoplan.errors import ModelError, SpecError, listed
 from topoplan.lint.check import whole
 from topoplan.lint.translate import Translation, translate
+from topoplan.reading.configurations import UnknownKindError
 from topoplan.reading.processes import Processes, processes_for
 from topoplan.reading.read_setup import read_setup
 from topoplan.reading.setup import Configuration, Setup
@@ -57,15 +58,15 @@ def trainer_file(path: str) -> TrainerFile | None:
         return None
     try:
         setup = read_setup([path], recognisers())
-    except SpecError:
-        if is_yaml:
-            return None  # what a job's keys are is said there
-        raise
+    except UnknownKindError as error:
+        if error.remedy:
+            raise  # it looks like something else
+        return None
     found = list(whole(setup))
     if len(found) == 1:
         return TrainerFile(path, setup, found[0])
-    if is_yaml and not found:
-        return None
+    if is_yaml and not found and any(map(setup.model_key, setup.configurations)):
+        return None  # a few keys: what they are called in a job is said there
     places = listed([one.part.place(one.line(setup.model_key(one))) for one in found])
     what = f"holds {len(found)} jobs ({places})" if found else "names no model, so that it is no whole job"
     raise SpecError(what, where=shown_path(Path(path)), expected="expected the file or the command of one job")

@@ -15,7 +15,8 @@ from topoplan.trainers.llamafactory.plain_keys import DECIDED
 _OF_THE_RUN = frozenset(
     [
         *("model_name_or_path", "do_train", "output_dir", "resume_from_checkpoint", "ddp_timeout"),
-        *("deepspeed", "fsdp", "fsdp_config", "accelerator_config", "optim", "neat_packing", "sequence_packing"),
+        *("deepspeed", "fsdp", "fsdp_config", "accelerator_config", "optim", "flash_attn"),
+        *("neat_packing", "sequence_packing"),
     ]
 )
 """Keys of one run, which every plan writes for itself, or that are read in another way."""
