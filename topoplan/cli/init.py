@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topoplan.cli.options import EXAMPLE, WITHOUT_SPEC, SpecOptions, not_both
-from topoplan.cli.probe import Machines
+from topoplan.cli.probe import HostsFile, Machines, Venv, Workdir
 from topoplan.cli.ssh_options import AcceptNew
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from topoplan.specs.cluster import Host
     from topoplan.specs.source import Source
     from topoplan.specs.spec import Spec
 
@@ -37,6 +38,9 @@ def init(
     from_hosts: Annotated[
         bool, typer.Option("--from-hosts", help="Ask the machines HOST... what they are, as `topoplan probe` does.")
     ] = False,
+    hosts_file: HostsFile = None,
+    workdir: Workdir = None,
+    venv: Venv = None,
     *,
     options: Annotated[SpecOptions, (*WITHOUT_SPEC, "overrides", "pin", "margin")],
     output: Annotated[
@@ -49,14 +53,19 @@ def init(
 
     Exit code 1: a host could not be asked, or the hosts make no cluster; 2: bad input, or a file is in the way.
     """
+    from topoplan.cli.host_words import hosts_of
     from topoplan.errors import InputError
 
     not_both("--from", from_file, "--job", options.job)
-    if bool(hosts) != from_hosts:
-        what = "--from-hosts is given, and no host" if from_hosts else f"{(hosts or [''])[0]} is a host, it seems"
-        raise InputError(what, remedy="write --from-hosts node0 node1")
+    not_both("--from", from_file, "--from-hosts", from_hosts)
+    if not from_hosts and any((hosts, hosts_file, workdir, venv)):
+        raise InputError("hosts are asked with --from-hosts alone", remedy="write --from-hosts node0 node1")
     _refuse_to_overwrite(output, force)
-    begun = _begun(from_file, hosts or [], options, accept_new=accept_new)
+    if from_hosts:
+        chosen = hosts_of(hosts or (), hosts_file, workdir=workdir, venv=venv)
+        begun = _of_hosts(chosen, options, accept_new=accept_new)
+    else:
+        begun = _begun(from_file, options)
     # What is asked never stands in what is written.
     with redirect_stdout(sys.stderr) if output == _STDOUT else nullcontext():
         begun = replace(begun, options=_whole(begun))
@@ -86,7 +95,7 @@ class _Begun:
         return [option for option, value in needed.items() if value is None]
 
 
-def _begun(from_file: str | None, hosts: list[str], options: SpecOptions, *, accept_new: bool) -> _Begun:
+def _begun(from_file: str | None, options: SpecOptions) -> _Begun:
     from topoplan.report.spec_text import spec_text
     from topoplan.specs.source import parse_source
     from topoplan.trainers.trainer import PLAN_FILE
@@ -101,7 +110,7 @@ def _begun(from_file: str | None, hosts: list[str], options: SpecOptions, *, acc
         base = parse_source(whole(read_plan_file(from_file).spec, []), name=from_file)
     elif from_file is not None:
         options = _of_file(from_file, options)
-    return _of_hosts(hosts, options, accept_new=accept_new) if hosts else _Begun(options, base, whole)
+    return _Begun(options, base, whole)
 
 
 def _of_file(path: str, options: SpecOptions) -> SpecOptions:
@@ -123,9 +132,8 @@ def _of_file(path: str, options: SpecOptions) -> SpecOptions:
     )
 
 
-def _of_hosts(hosts: list[str], options: SpecOptions, *, accept_new: bool) -> _Begun:
+def _of_hosts(hosts: list[Host], options: SpecOptions, *, accept_new: bool) -> _Begun:
     """The cluster of these machines. Raises typer's Exit where they could not be asked, and says why."""
-    from topoplan.cli.host_words import hosts_of
     from topoplan.cli.output import stdout_console
     from topoplan.cli.probe import ask
     from topoplan.errors import InputError
@@ -139,7 +147,7 @@ def _of_hosts(hosts: list[str], options: SpecOptions, *, accept_new: bool) -> _B
     if said := [name for name in ("gpu", "nodes", "gpus_per_node") if getattr(options, name) is not None]:
         option = f"--{said[0].replace('_', '-')}"
         raise InputError("the hosts say it", where=option, remedy=f"leave {option} or --from-hosts out")
-    asked = ask(hosts_of(hosts, None), accept_new=accept_new)
+    asked = ask(hosts, accept_new=accept_new)
     draft = cluster_spec(asked.reached) if asked.reached and not asked.failed else None
     console = stdout_console()
     console.file = sys.stderr
@@ -147,7 +155,7 @@ def _of_hosts(hosts: list[str], options: SpecOptions, *, accept_new: bool) -> _B
     if draft is None or draft.text is None:
         raise typer.Exit(1)
     if not draft.is_complete:
-        remedy = f"`topoplan probe {' '.join(hosts)} -o FILE` writes a spec to fill in"
+        remedy = f"`topoplan probe {' '.join(one.address for one in hosts)} -o FILE` writes a spec to fill in"
         raise InputError("the catalog does not have this GPU", where="--from-hosts", remedy=remedy)
 
     def text(spec: Spec, notes: list[str]) -> str:

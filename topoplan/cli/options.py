@@ -146,7 +146,7 @@ class SpecOptions:
         from topoplan.errors import InputError, listed
 
         if self.gpu is None:
-            raise InputError("expected a SPEC, or --gpu", remedy=f"such as {EXAMPLE}")
+            raise InputError("expected a SPEC, or --gpu", remedy=f"such as {EXAMPLE}; `topoplan init` asks for it")
         needed = () if self.job else ("--model", "--seq-len", "--batch")
         if lacking := [option for option in needed if self._of(option) is None]:
             is_or_are = "is" if len(lacking) == 1 else "are"

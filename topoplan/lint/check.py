@@ -19,7 +19,7 @@ from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import STANDARD_INPUT, bundle_files
 from topoplan.reading.read_setup import read_setup, setup_of
-from topoplan.reading.setup import Configuration, Setup
+from topoplan.reading.setup import Setup
 from topoplan.specs.cluster import Cluster
 from topoplan.trainers.recognisers import recognisers
 from topoplan.trainers.trainer import PLAN_FILE
@@ -82,7 +82,7 @@ def check_setup(setup: Setup, against: Against) -> Checked:
     """The same for what was read already."""
     found = list(_rule_findings(setup))
     predictions: list[Prediction] = []
-    for configuration in whole(setup):
+    for configuration in setup.whole:
         prediction, told = predicted(configuration, setup, against)
         if against.cluster is not None:
             predictions.append(prediction)
@@ -122,7 +122,7 @@ def _files(setup: Setup) -> Iterator[tuple[Part, ...]]:
     That is each configuration that names a model, or any where none does, and each command with the blocks above it
     that only set variables: the blocks of a document are one session in a shell.
     """
-    parts_of_whole = {configuration.part for configuration in setup.configurations if setup.is_whole(configuration)}
+    whole = {configuration.part for configuration in setup.configurations if setup.is_whole(configuration)}
     starts = {launch.part for launch in setup.launches}
     for part in setup.parts:
         of_file = [other for other in setup.parts if other.name == part.name]
@@ -134,7 +134,7 @@ def _files(setup: Setup) -> Iterator[tuple[Part, ...]]:
                 yield (*(other for other in before if other.kind == "shell" and other not in starts), part)
             elif not starts.intersection(of_file):
                 yield (part,)
-        elif part in parts_of_whole or not parts_of_whole.intersection(of_file):
+        elif part in whole or not whole.intersection(of_file):
             yield (part,)
 
 
@@ -180,17 +180,6 @@ def _in_order(findings: Iterable[Finding], setup: Setup) -> tuple[Finding, ...]:
             ),
         )
     )
-
-
-def whole(setup: Setup) -> Iterable[Configuration]:
-    """The configurations that name a model, each only once: an article may show one twice."""
-    seen: list[dict[str, object]] = []
-    for configuration in setup.configurations:
-        if setup.is_whole(configuration) and configuration.source.data not in seen:
-            seen.append(configuration.source.data)
-            yield configuration
-    if not seen and not setup.launches:
-        yield from setup.of("deepspeed")  # no trainer is there to use it
 
 
 def _is_known(finding: Finding, found: Iterable[Finding]) -> bool:

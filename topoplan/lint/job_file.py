@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from topoplan.errors import ModelError, SpecError, listed
-from topoplan.lint.check import whole
 from topoplan.lint.translate import Translation, translate
 from topoplan.reading.configurations import UnknownKindError
 from topoplan.reading.processes import Processes, processes_for
@@ -62,7 +61,7 @@ def trainer_file(path: str) -> TrainerFile | None:
         if error.remedy:
             raise  # it looks like something else
         return None
-    found = list(whole(setup))
+    found = [one for one in setup.whole if setup.is_whole(one)]
     if len(found) == 1:
         return TrainerFile(path, setup, found[0])
     if is_yaml and not found and any(map(setup.model_key, setup.configurations)):
