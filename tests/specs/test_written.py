@@ -27,6 +27,7 @@ SPECS = [
     ["cluster_specs/h100-4x8.yaml", "lengths=[[512, 100], [4096, 3]]", "pin={tp: 2}", "trainer.save_steps=7"],
     ["cluster_specs/h100-4x8.yaml", "fabric={kind: roce, rails: 8, latency: 7us}", "software={python: '3.12'}"],
     ["cluster_specs/h100-4x8.yaml", OWN_CARD, "gpu.sm_count=100"],
+    ["cluster_specs/h100-4x8.yaml", OWN_CARD, "nvlink_bandwidth=none"],
     ["cluster_specs/h100-4x8.yaml", "gpu={name: h100-sxm-80gb, memory: 64GiB}", "slurm={partition: gpu}"],
 ]
 

@@ -71,7 +71,7 @@ def _cluster_keys(cluster: Cluster) -> dict[str, Any]:
         "ib_bandwidth": format_bit_rate(cluster.nic_bytes_per_s),
         "nics_per_node": cluster.nics_per_node,
     }
-    if cluster.gpus_per_node == 1 or not (nvlink or usual.nvlink_bytes_per_s):
+    if cluster.gpus_per_node == 1 or (written["gpu"] == usual.name and not (nvlink or usual.nvlink_bytes_per_s)):
         del written["nvlink_bandwidth"]
     if cluster.nodes == 1:
         del written["ib_bandwidth"], written["nics_per_node"]
