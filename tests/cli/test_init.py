@@ -69,6 +69,12 @@ def test_a_bundle_gives_the_spec_that_it_was_made_from(cli: Cli) -> None:
     assert written(cli, "--from", "bundle/plan.json", "--nodes", "2", "--force").cluster.nodes == 2
 
 
+def test_a_bundle_of_another_trainer_is_ranked_for_that_one(cli: Cli) -> None:
+    job = [*JOB, "--finetuning", "lora", "--set", "trainer.eval_steps=7"]
+    assert cli("generate", "--gpu", "h100", *job, "-o", "bundle", "--trainer", "swift", "--pin", "tp=1,pp=1").code == 0
+    written(cli, "--from", "bundle", trainer=" --trainer swift")
+
+
 def test_hosts_say_what_they_are(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(reached=tuple(cluster("hgx-h20", "hgx-h20")), failed={})
     monkeypatch.setattr("topoplan.cli.probe.ask", lambda hosts, *, accept_new: asked)
@@ -161,6 +167,7 @@ def test_rank_takes_the_file_too_and_says_what_it_makes_of_it(cli: Cli, fake_sea
     cli("init", *H100, *JOB)
     text = cli("rank", "cluster.yaml", "--job", "train.yaml").out
     assert text.startswith("The job is that of train.yaml, a file of LLaMA-Factory's:\n- a batch of 64: ")
+    assert "`topoplan check train.yaml --cluster cluster.yaml` compares its own layout" in " ".join(text.split())
     assert fake_search[-1]["spec"].trainer == "llamafactory"
     job = fake_search[-1]["spec"].job
     assert (job.seq_len, job.global_batch_size, job.dataset) == (2048, 64, "identity,alpaca_en_demo")

@@ -71,7 +71,7 @@ def init(
         begun = replace(begun, options=_whole(begun))
     spec = begun.options.read(begun.base)
     _write(begun.text(spec, begun.options.assumed_of_job(begun.base)), output)
-    _tell(spec, output, _trainer(begun))
+    _tell(spec, output, begun.trainer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,8 @@ class _Begun:
     """The cluster, and perhaps the rest."""
     text: Callable[[Spec, list[str]], str]
     """The file of a spec, with sentences on where its job is from."""
+    trainer: str | None = None
+    """Whose the further keys of the job are."""
 
     @property
     def lacks(self) -> list[str]:
@@ -103,33 +105,36 @@ def _begun(from_file: str | None, options: SpecOptions) -> _Begun:
     def whole(spec: Spec, notes: list[str]) -> str:
         return spec_text(spec, notes=notes)
 
-    base = None
-    if from_file is not None and (Path(from_file).is_dir() or Path(from_file).name == PLAN_FILE):
+    if from_file is None:
+        return _Begun(options, None, whole)
+    if Path(from_file).is_dir() or Path(from_file).name == PLAN_FILE:
         from topoplan.bundle.plan_file import read_plan_file
 
-        base = parse_source(whole(read_plan_file(from_file).spec, []), name=from_file)
-    elif from_file is not None:
-        options = _of_file(from_file, options)
-    return _Begun(options, base, whole)
+        recorded = read_plan_file(from_file)
+        base = parse_source(whole(recorded.spec, []), name=from_file)
+        return _Begun(options, base, whole, recorded.plan.trainer if recorded.spec.job.trainer else None)
+    return _of_file(from_file, options, whole)
 
 
-def _of_file(path: str, options: SpecOptions) -> SpecOptions:
-    """The options with a trainer's file as the job, on as many machines and GPUs as its command starts."""
+def _of_file(path: str, options: SpecOptions, whole: Callable[[Spec, list[str]], str]) -> _Begun:
+    """A trainer's file as the job, on as many machines and GPUs as its command starts."""
     from topoplan.errors import InputError
     from topoplan.lint.job_file import trainer_file
     from topoplan.specs.source import read_source
+    from topoplan.trainers.recognisers import trainer_of
 
     file = trainer_file(path)
+    options = replace(options, job=path)
     if file is None and "gpu" in read_source(Path(path)).data:
         raise InputError("is a spec already", where=path, remedy=f"`topoplan rank {path}` takes it as it is")
-    starts = file.processes if file else None
-    nodes, gpus = (starts.nodes, starts.gpus_per_node) if starts else (None, None)
-    return replace(
-        options,
-        job=path,
-        nodes=options.nodes or (str(nodes) if nodes else None),
-        gpus_per_node=options.gpus_per_node or (str(gpus) if gpus else None),
-    )
+    if file is None:
+        return _Begun(options, None, whole)
+    starts = file.processes
+    if starts and starts.nodes and options.nodes is None:
+        options = replace(options, nodes=str(starts.nodes))
+    if starts and starts.gpus_per_node and options.gpus_per_node is None:
+        options = replace(options, gpus_per_node=str(starts.gpus_per_node))
+    return _Begun(options, None, whole, trainer_of(file.configuration).name)
 
 
 def _of_hosts(hosts: list[Host], options: SpecOptions, *, accept_new: bool) -> _Begun:
@@ -203,13 +208,7 @@ def _write(text: str, output: str) -> None:
     write_file(Path(output), text, mark="", writer="topoplan init", force=True)
 
 
-def _trainer(begun: _Begun) -> list[str]:
-    """The option for the trainer of the file that was read: its further keys are for that one."""
-    read = begun.options.trainer_job(begun.base)
-    return [] if read is None else ["--trainer", read.trainer.name]
-
-
-def _tell(spec: Spec, output: str, trainer: list[str]) -> None:
+def _tell(spec: Spec, output: str, trainer: str | None) -> None:
     """What was written, what was assumed, and what comes next."""
     if output == _STDOUT:
         return
@@ -226,4 +225,5 @@ def _tell(spec: Spec, output: str, trainer: list[str]) -> None:
         paragraph(console, f"{note[0].upper()}{note[1:]}.")
     print_written(output)
     console.print()
-    console.print(f"Next  {join(['topoplan', 'rank', output, *trainer])}", soft_wrap=True)
+    command = ["topoplan", "rank", output, *(["--trainer", trainer] if trainer else [])]
+    console.print(f"Next  {join(command)}", soft_wrap=True)

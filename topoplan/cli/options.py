@@ -164,9 +164,10 @@ class SpecOptions:
         """Sentences on what a trainer's file is taken for, if --job is one."""
         if (of_trainer := self.trainer_job(spec)) is None:
             return []
-        title = of_trainer.trainer.title
+        title, cluster = of_trainer.trainer.title, spec if isinstance(spec, str) else "SPEC"
+        check = f"`topoplan check {self.job} --cluster {cluster}` compares its own layout with the best plan"
         alone = () if self.trainer else (f"searched is what {title} runs; --trainer names another",)
-        return [f"the job is that of {self.job}, a file of {title}'s", *of_trainer.notes, *alone]
+        return [f"the job is that of {self.job}, a file of {title}'s", *of_trainer.notes, check, *alone]
 
     def settled(self, spec: str | None, read: Spec) -> SpecOptions:
         """The same with the batch of a trainer's file in words: there it is one a GPU."""

@@ -115,8 +115,7 @@ def _notes(file: TrainerFile, found: Translation, keys: dict[str, Any]) -> Itera
     written = found.keys.configuration.source.data
     of_layout = [key for key in written if key in _layout_keys(file)]
     if of_layout:
-        check = f"`topoplan check {file.path} --cluster SPEC` compares it with the best plan"
-        yield f"its layout ({', '.join(of_layout)}) is not taken over, {check}"
+        yield f"its layout is not taken over: {', '.join(of_layout)}"
     taken = {_model_key(file), *of_layout, *keys.get("trainer", ()), *found.keys.read}
     usual = found.codec.defaults()
     if others := [key for key, value in written.items() if key not in taken and value != usual.get(key)]:
