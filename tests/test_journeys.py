@@ -13,7 +13,7 @@ from tests.journeys import COLUMNS, DIRECTORY, LINES, MOST_COMMANDS, next_comman
 JOURNEYS = sorted(path.stem for path in DIRECTORY.glob("*.txt"))
 LONG = {"h100-alone", "h20-moe", "h800-deepseek"}
 SPECS = Path("cluster_specs")
-SMALL_SPECS = {"a100-1x8", "rtx4090-2x8-pcie"}
+SMALL_SPECS = {"a100-1x8"}
 
 
 def some(names: list[str], quick: set[str]) -> list[object]:
