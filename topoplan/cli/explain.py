@@ -28,9 +28,7 @@ def explain(
     options: SpecOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Show where the time and memory of a plan go, or how two differ.
-
-    Every figure comes with the place of its formula in the package.
+    """Every figure comes with the place of its formula in the package.
 
     A plan that does not fit is explained too, by its id. Exit code 1: no layout fits; 2: bad input.
     """

@@ -49,7 +49,7 @@ def generate(
     options: Annotated[SpecOptions, (*WITHOUT_SPEC, "overrides", "pin", "margin", "profile")],
     as_json: AsJson = False,
 ) -> None:
-    """Write the trainer's YAML and one launch script a node: of the best plan of SPEC, of another, or of a plan.json.
+    """The trainer's YAML and one launch script a node: of the best plan of SPEC, of another, or of a plan.json.
 
     Exit code 1: no layout fits; 2: bad input, or a bundle that was edited by hand is in the way.
     """

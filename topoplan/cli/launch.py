@@ -41,10 +41,10 @@ def launch(
     lost_host_after: LostHostAfter = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a bundle on its hosts over SSH, start all nodes together, and follow them to the end.
+    """Puts it there over SSH and starts all nodes together.
 
     The first node that fails stops the others, and so does Ctrl-C; a second Ctrl-C leaves at once. A closed terminal
-    or a killed `topoplan` leaves the run going: see `topoplan status`, `attach` and `stop`.
+    or a killed `topoplan` leaves the run going: see `topoplan runs status`, `attach` and `stop`.
 
     A host that cannot be seen ends nothing: it is tried again until it can. What ended meanwhile is found then. Where
     its peers have lost it too, they fail, and it is blamed. With --lost-host-after it is given up after that time,

@@ -10,41 +10,34 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from importlib import import_module
 from typing import NoReturn
 
 import typer
 
 from topoplan import __version__
-from topoplan.cli.exit_codes import BROKEN_PIPE, INTERRUPTED
-from topoplan.cli.options import spread
+from topoplan.cli.commands import METAVAR, PROGRAM, Commands
+from topoplan.cli.exit_codes import INTERRUPTED
 from topoplan.errors import TopoplanError
-
-VERBS = (
-    *("rank", "generate", "explain", "what-if", "size", "table", "check", "timeline", "topology"),
-    *("probe", "preflight", "launch", "status", "logs", "attach", "stop", "runs"),
-    *("predict", "validate", "models", "gpus", "profile", "schema", "version"),
-)
-"""Each is a function in the module of its name, in the order of `topoplan --help`."""
 
 # The base of typer's own complaints about options. Older typers take it from click, newer ones carry a copy.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
-def app(*verbs: str) -> typer.Typer:
-    """The command line with these verbs."""
+def app(*, completion: bool = True) -> typer.Typer:
+    """The whole command line; the options that install `completion` in a shell take a moment to make."""
     found = typer.Typer(
-        name="topoplan",
+        name=PROGRAM,
+        cls=Commands,
+        subcommand_metavar=METAVAR,
         help="Rank parallel layouts of LLM fine-tuning on a GPU cluster, and write the files that start one.",
-        add_completion=False,
+        epilog="`topoplan VERB --help` has a verb's options. Exit code 0: it worked; 1: nothing fits, or a run failed;"
+        " 2: bad input.",
+        add_completion=completion,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     found.callback()(_topoplan)
-    for verb in verbs:
-        name = verb.replace("-", "_")
-        found.command(verb)(spread(getattr(import_module(f"topoplan.cli.{name}"), name)))
     return found
 
 
@@ -74,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         # The reader has left (`topoplan rank ... | head`). Point stdout elsewhere, or Python complains when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = BROKEN_PIPE
+        code = 0
     except OSError as error:  # the disk behind `> file` is full, for one
         code = _complain(error.strerror or str(error), 1)
     if arguments is None and threading.active_count() > 1:
@@ -87,11 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
-    # The options of all verbs take longer to read than many a verb takes to run.
-    named = arguments[:1] if arguments and arguments[0] in VERBS else VERBS
-    command = typer.main.get_command(app(*named))
+    verb = arguments[:1] and not arguments[0].startswith("-")
+    command = typer.main.get_command(app(completion=not verb))
     try:
-        code = command.main(arguments or ["--help"], prog_name="topoplan", standalone_mode=False)
+        code = command.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except TopoplanError as error:
         return _complain(str(error), error.exit_code)
     except _UsageError as error:

@@ -19,7 +19,7 @@ ModelName = Annotated[
     typer.Option(
         "--model",
         metavar="NAME",
-        help="Model to use in place of the spec's: a name (`topoplan models`), a directory or a config.json.",
+        help="Model to use in place of the spec's: a name (`topoplan show models`), a directory or a config.json.",
     ),
 ]
 JobPath = Annotated[
@@ -27,7 +27,7 @@ JobPath = Annotated[
 ]
 GpuChoice = Annotated[
     str | None,
-    typer.Option("--gpu", metavar="NAME", help="GPU of the cluster (`topoplan gpus`); SPEC is then not needed."),
+    typer.Option("--gpu", metavar="NAME", help="GPU of the cluster (`topoplan show gpus`); SPEC is then not needed."),
 ]
 Nodes = Annotated[str | None, typer.Option("--nodes", metavar="N", help="Machines of the cluster.")]
 GpusPerNode = Annotated[str | None, typer.Option("--gpus-per-node", metavar="N", help="GPUs in a machine.")]
@@ -57,7 +57,7 @@ ProfilePath = Annotated[
     typer.Option(
         "--profile",
         metavar="FILE",
-        help="Calibration constants of your own, over those of the GPU; `topoplan profile GPU -o FILE` makes a start.",
+        help="Calibration constants of your own, over the GPU's; `topoplan show profile GPU -o FILE` makes a start.",
     ),
 ]
 BackendChoice = Annotated[

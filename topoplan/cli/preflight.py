@@ -31,10 +31,7 @@ def preflight(
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> None:
-    """Result the hosts of a spec, or of a bundle, over SSH: what would stop a run, hang it or slow it down.
-
-    Nothing is changed there. Takes some seconds. Exit code 1: a check failed; 2: bad input.
-    """
+    """Nothing is changed there. Takes some seconds. Exit code 1: a check failed; 2: bad input."""
     from topoplan.cli.ssh_options import access
     from topoplan.hosts.preflight.looks import refuse_unknown
 

@@ -17,7 +17,7 @@ AcceptNew = Annotated[
 RunReference = Annotated[
     str,
     typer.Argument(
-        metavar="[RUN]", help="Id of the run or the beginning of it; the last one by default.", show_default=False
+        metavar="RUN", help="Id of the run or the beginning of it; the last one by default.", show_default=False
     ),
 ]
 Grace = Annotated[float, typer.Option("--grace", metavar="SECONDS", min=0, max=3600, help="From SIGTERM to SIGKILL.")]

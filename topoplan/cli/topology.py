@@ -42,7 +42,7 @@ def topology(
     options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "backend", "trainer")],
     as_json: AsJson = False,
 ) -> None:
-    """Show how a cluster is wired, and what each communication group of a layout gets of it.
+    """What each communication group of a layout gets of the network is said too, where a layout is given.
 
     The spec needs neither model nor job, but for --plan. Exit code 2: bad input.
     """

@@ -8,5 +8,5 @@ from topoplan import __version__
 
 
 def version() -> None:
-    """Print the version."""
+    """The same as `topoplan --version`."""
     sys.stdout.write(f"topoplan {__version__}\n")
