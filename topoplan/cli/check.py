@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topoplan.cli.completion import models
 from topoplan.cli.options import AsJson, Margin, ProfilePath
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def check(
             metavar="NAME",
             help="What the configurations' model is, where its path says nothing (`topoplan show models`).",
             show_default=False,
+            autocompletion=models,
         ),
     ] = None,
     seq_len: Annotated[

@@ -33,7 +33,7 @@ class Commands(TyperGroup):
         super().__init__(**given)
         self._parent = "" if self.name == PROGRAM else self.name or ""
         for verb in below(self._parent):
-            self.commands[verb.word] = TyperCommand(verb.word, help=verb.summary)
+            self.commands[verb.word] = TyperCommand(verb.word, short_help=verb.summary)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Without a word behind it, what does nothing alone shows what could stand there."""

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from topoplan.cli.completion import plans
 from topoplan.cli.options import AsJson, OptionalSpecPath, SpecOptions
 from topoplan.cli.plan_choice import PlanChoice, RunPath, plans_of_command
 
@@ -20,6 +21,7 @@ def explain(
             "--versus",
             metavar="M|ID",
             help="Compare with another plan: what differs, and what makes the faster one faster.",
+            autocompletion=plans,
         ),
     ] = None,
     time: Annotated[bool, typer.Option("--time", help="Only the time.")] = False,

@@ -40,6 +40,7 @@ def generate(
             metavar="slurm|none",
             help="Write a job script for it too; by default as the spec has a `slurm` block or not.",
             show_default=False,
+            autocompletion=lambda: ["slurm", "none"],
         ),
     ] = None,
     trainer: TrainerChoice = None,

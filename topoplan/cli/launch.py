@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from topoplan.cli.completion import bundles
 from topoplan.cli.options import AsJson
 from topoplan.cli.ssh_options import AcceptNew, Grace, LostHostAfter
 
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 
 def launch(
     bundle: Annotated[
-        str, typer.Argument(metavar="BUNDLE", help="The directory that `topoplan generate` wrote.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="BUNDLE",
+            help="The directory that `topoplan generate` wrote.",
+            show_default=False,
+            autocompletion=bundles,
+        ),
     ],
     no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Do not check the hosts first.")] = False,
     detach: Annotated[

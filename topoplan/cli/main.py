@@ -16,8 +16,12 @@ import typer
 
 from topoplan import __version__
 from topoplan.cli.commands import METAVAR, PROGRAM, Commands
+from topoplan.cli.completion import mend_zsh
 from topoplan.cli.exit_codes import INTERRUPTED
 from topoplan.errors import TopoplanError
+
+_COMPLETING = f"_{PROGRAM.upper()}_COMPLETE"
+"""Set by a shell that asks what could be typed next."""
 
 # The base of typer's own complaints about options. Older typers take it from click, newer ones carry a copy.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -82,8 +86,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _run(arguments: list[str]) -> int:
     verb = arguments[:1] and not arguments[0].startswith("-")
     command = typer.main.get_command(app(completion=not verb))
+    if _COMPLETING in os.environ:
+        with contextlib.suppress(Exception):  # the line that a person is typing has no place for it
+            command.main([], prog_name=PROGRAM)
+        return 1
     try:
         code = command.main(arguments, prog_name=PROGRAM, standalone_mode=False)
+    except SystemExit:  # how typer ends when it has installed what a shell reads
+        mend_zsh()
+        raise
     except TopoplanError as error:
         return _complain(str(error), error.exit_code)
     except _UsageError as error:

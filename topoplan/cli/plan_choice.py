@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from topoplan.cli.completion import plans
 from topoplan.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
 PlanChoice = Annotated[
-    str, typer.Option("--plan", metavar="N|ID", help="Which plan: its rank, or its id such as tp4-pp1-dp8-mbs1.")
+    str,
+    typer.Option(
+        "--plan",
+        metavar="N|ID",
+        help="Which plan: its rank, or its id such as tp4-pp1-dp8-mbs1.",
+        autocompletion=plans,
+    ),
 ]
 RunPath = Annotated[
     str | None,

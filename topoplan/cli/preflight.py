@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topoplan.cli.completion import checks
 from topoplan.cli.options import AsJson
 from topoplan.cli.ssh_options import AcceptNew
 
@@ -26,7 +27,13 @@ def preflight(
     ],
     skip: Annotated[
         list[str] | None,
-        typer.Option("--skip", metavar="CHECK", help="Leave out a check; may be repeated.", show_default=False),
+        typer.Option(
+            "--skip",
+            metavar="CHECK",
+            help="Leave out a check; may be repeated.",
+            show_default=False,
+            autocompletion=checks,
+        ),
     ] = None,
     accept_new: AcceptNew = False,
     as_json: AsJson = False,

@@ -6,11 +6,14 @@ from typing import Annotated
 
 import typer
 
+from topoplan.cli.completion import gpus
 from topoplan.cli.options import AsJson, ProfilePath, not_both
 
 
 def profile(
-    gpu: Annotated[str | None, typer.Argument(metavar="GPU", help="A name of `topoplan show gpus`.")] = None,
+    gpu: Annotated[
+        str | None, typer.Argument(metavar="GPU", help="A name of `topoplan show gpus`.", autocompletion=gpus)
+    ] = None,
     profile: ProfilePath = None,
     output: Annotated[
         str | None,

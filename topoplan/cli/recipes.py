@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topoplan.cli import completion
 from topoplan.cli.options import AsJson, not_both
 
 if TYPE_CHECKING:
@@ -23,9 +24,15 @@ def recipes(
             "--model",
             metavar="NAME,...",
             help="Models: names (`topoplan show models`; the organisation may be left out) or config.json files.",
+            autocompletion=completion.model_lists,
         ),
     ],
-    gpu: Annotated[str, typer.Option("--gpu", metavar="NAME", help="The card, a name of `topoplan show gpus`.")],
+    gpu: Annotated[
+        str,
+        typer.Option(
+            "--gpu", metavar="NAME", help="The card, a name of `topoplan show gpus`.", autocompletion=completion.gpus
+        ),
+    ],
     gpus: Annotated[str, typer.Option("--gpus", metavar="N,...", help="Numbers of GPUs of the trainer.")] = "1,2,4,6",
     context: Annotated[
         str,

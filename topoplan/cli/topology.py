@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topoplan.cli.completion import plans
 from topoplan.cli.options import AsJson, SpecOptions, SpecPath, not_both
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def topology(
             "--plan",
             metavar="N|ID",
             help="The same for a plan of the ranking, by its place or id, with the bytes of a step.",
+            autocompletion=plans,
         ),
     ] = None,
     output: Annotated[
