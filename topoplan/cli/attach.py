@@ -52,7 +52,10 @@ def attach(
             output.access(accept_new=accept_new),
             settings=settings,
             tell=output.tell,
-            interrupts=lambda: interrupts.count,
+            # Who no longer reads has seen enough, unless the watching is for the run's sake.
+            interrupts=lambda: interrupts.count or (output.reader_has_left and not stop_on_failure),
         ).go()
+        if outcome.end == "left" and not interrupts.count:
+            return 0
         output.end(outcome_to_dict(outcome, ATTACH), attach_lines(outcome), outcome.code, interrupts)
     return outcome.code

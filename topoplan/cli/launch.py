@@ -18,16 +18,19 @@ if TYPE_CHECKING:
     from topoplan.run.settings import Settings
 
 
+BundlePath = Annotated[
+    str,
+    typer.Argument(
+        metavar="BUNDLE",
+        help="The directory that `topoplan generate` wrote.",
+        show_default=False,
+        autocompletion=bundles,
+    ),
+]
+
+
 def launch(
-    bundle: Annotated[
-        str,
-        typer.Argument(
-            metavar="BUNDLE",
-            help="The directory that `topoplan generate` wrote.",
-            show_default=False,
-            autocompletion=bundles,
-        ),
-    ],
+    bundle: BundlePath,
     no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Do not check the hosts first.")] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Leave it running once all nodes have started.")

@@ -65,13 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    code = 0
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has left (`topoplan rank ... | head`). Point stdout elsewhere, or Python complains when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except OSError as error:  # the disk behind `> file` is full, for one
         code = _complain(error.strerror or str(error), 1)
     if arguments is None and threading.active_count() > 1:
@@ -91,7 +91,11 @@ def _run(arguments: list[str]) -> int:
             command.main([], prog_name=PROGRAM)
         return 1
     try:
-        code = command.main(arguments, prog_name=PROGRAM, standalone_mode=False)
+        # Not `command.main`, which takes a reader that has left for a failure.
+        with command.make_context(PROGRAM, arguments) as context:
+            code = command.invoke(context)
+    except typer.Exit as stop:
+        return stop.exit_code
     except SystemExit:  # how typer ends when it has installed what a shell reads
         mend_zsh()
         raise
