@@ -79,7 +79,7 @@ def test_predict_agrees_with_rank(tmp_path: Path) -> None:
     done = topoplan("predict", runs, "--json")
     assert done.returncode == 0
     answer, broken = (json.loads(line) for line in done.stdout.splitlines())
-    assert broken == {"id": None, "error": broken["error"]}
+    assert broken == {"schema": "topoplan.predict/1", "id": None, "error": broken["error"]}
     assert answer["id"] == "again"
     assert answer["time"]["step_s"] == pytest.approx(ranked["time"]["step_s"])
     assert answer["memory"]["device_gib"] == pytest.approx(ranked["memory"]["device_gib"])
