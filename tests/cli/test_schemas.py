@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import SPEC, Cli
+from tests.cli.test_validate import row as measured_run
 from tests.run.test_bundle_reader import bundle_at
 from topoplan.cli.commands import command
 from topoplan.cli.verbs import VERBS
@@ -31,7 +32,7 @@ ASKED = {
     "generate": f"generate spec.yaml {SMALL}",
     "check": "check train.yaml",
     "preflight": "preflight hosts.yaml",
-    "validate": "validate run.jsonl",
+    "validate": "validate measured.jsonl",
     "launch": "launch bundle --dry-run",
     "runs": "runs",
     "runs status": "runs status",
@@ -58,6 +59,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("hosts.yaml").write_text(SPEC.replace("nodes: 4", "nodes: 1") + "hosts: [{address: 127.0.0.1, port: 9}]\n")
     Path("train.yaml").write_text("stage: pt\n")
     Path("run.jsonl").write_text(RUN.replace('"layout": {}', '"layout": {"tp": 1}') + RUN)
+    Path("measured.jsonl").write_text(measured_run() + "\n")
     bundle_at(Path("bundle"))
     node = NodeRecord(node=0, name="h", address="127.0.0.1", port=9, run_dir="/w", script="n.sh")
     made = RunRecord(run_id="a-1", name="x", bundle="/b", created=record.now_text(), state="running", nodes=(node,))

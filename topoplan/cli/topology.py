@@ -11,7 +11,10 @@ from topoplan.cli.completion import plans
 from topoplan.cli.options import AsJson, SpecOptions, SpecPath, not_both
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from topoplan.layout.layout import Layout
+    from topoplan.planner.communication import GroupLinks, StepFlow
     from topoplan.planner.plan import Plan
     from topoplan.specs.cluster import Cluster
     from topoplan.specs.spec import Spec
@@ -38,7 +41,12 @@ def topology(
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write a drawing (SVG) to a file."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write a drawing (SVG) to a file, with the groups of the layout or plan.",
+        ),
     ] = None,
     *,
     options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "backend", "trainer")],
@@ -69,7 +77,7 @@ def topology(
 
         print_json(topology_to_dict(cluster, chosen, rows, flows))
         return
-    _draw(cluster, output)
+    _draw(cluster, output, chosen, rows, flows)
     if chosen is not None:
         from topoplan.cli.output import stdout_console
         from topoplan.report.topology_groups import print_groups, print_step_flows
@@ -96,8 +104,10 @@ def _cluster(spec: str, options: SpecOptions) -> Cluster:
     return load_cluster(spec, overrides=tuple(options.overrides or ()))
 
 
-def _draw(cluster: Cluster, output: str | None) -> None:
-    """The cluster on the terminal, or into a file."""
+def _draw(
+    cluster: Cluster, output: str | None, layout: Layout | None, rows: Sequence[GroupLinks], flows: Sequence[StepFlow]
+) -> None:
+    """The cluster on the terminal; or into a file, with the groups of the layout."""
     if output is None:
         from topoplan.cli.output import stdout_console
         from topoplan.report.topology_picture import print_topology
@@ -111,7 +121,8 @@ def _draw(cluster: Cluster, output: str | None) -> None:
     from topoplan.cli.output import print_written
     from topoplan.report.topology_drawing import MARK, topology_svg
 
-    write_file(Path(output), topology_svg(cluster), mark=MARK, writer="topoplan topology")
+    drawing = topology_svg(cluster, layout, rows, flows)
+    write_file(Path(output), drawing, mark=MARK, writer="topoplan topology")
     print_written(output)
 
 
