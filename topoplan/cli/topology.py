@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
 
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write a drawing (SVG) to a file, with the groups of the layout or plan.",
+    ),
+]
+
+
 def topology(
     spec: SpecPath,
     layout: Annotated[
@@ -39,15 +50,7 @@ def topology(
             autocompletion=plans,
         ),
     ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write a drawing (SVG) to a file, with the groups of the layout or plan.",
-        ),
-    ] = None,
+    output: Output = None,
     *,
     options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "backend", "trainer")],
     as_json: AsJson = False,
