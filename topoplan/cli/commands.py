@@ -83,7 +83,7 @@ def command(verb: Verb) -> Any:
 def _unknown(typed: str, parent: str, word: str) -> InputError:
     """What is said of a word that is no verb: perhaps it was mistyped, or the verb before it was forgotten."""
     where = Path(word)
-    if not parent and where.exists():
+    if word and not parent and where.exists():
         verb = "launch" if where.is_dir() else "rank"
         return InputError(f"{word!r} is no verb", remedy=f"write one before it, as in `{PROGRAM} {verb} {word}`")
     names = {name: verb.name for verb in VERBS for name in (verb.word, verb.short, verb.was) if name}

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -18,7 +18,8 @@ from topoplan import __version__
 from topoplan.cli.commands import METAVAR, PROGRAM, Commands
 from topoplan.cli.completion import mend_zsh
 from topoplan.cli.exit_codes import INTERRUPTED
-from topoplan.errors import TopoplanError
+from topoplan.cli.verbs import meant
+from topoplan.errors import TopoplanError, nearest
 
 _COMPLETING = f"_{PROGRAM.upper()}_COMPLETE"
 """Set by a shell that asks what could be typed next."""
@@ -102,16 +103,31 @@ def _run(arguments: list[str]) -> int:
     except TopoplanError as error:
         return _complain(str(error), error.exit_code)
     except _UsageError as error:
-        return _complain(_usage(error), 2)
+        return _complain(_usage(error, arguments), 2)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code if isinstance(code, int) else 0
 
 
-def _usage(error: Exception) -> str:
-    message = getattr(error, "format_message", error.__str__)().rstrip(".")
-    context = getattr(error, "ctx", None)
-    return f"{message}; see `{context.command_path if context else 'topoplan'} --help`"
+_EXPECTED = {
+    "Input should be a valid integer, unable to parse string as an integer": "expected a whole number",
+    "Input should be a valid number, unable to parse string as a number": "expected a number",
+}
+"""What typer's words for a wrong number mean."""
+
+
+def _usage(error: Any, arguments: list[str]) -> str:
+    """What is wrong with the words of a command line, and what to do about it."""
+    verb = meant(arguments)
+    message, remedy = error.format_message().rstrip("."), ""
+    for typers, words in _EXPECTED.items():
+        message = message.replace(typers, words)
+    if getattr(error, "possibilities", None) is not None:
+        message, remedy = error.message, nearest(error.option_name, error.possibilities)
+    elif message.startswith("Missing "):
+        remedy = f"as in `{PROGRAM} {verb.example}`" if verb else ""
+    help_of = f"`{PROGRAM} {verb.name} --help` has all options" if verb else f"see `{PROGRAM} --help`"
+    return "; ".join(filter(None, (message, remedy, help_of)))
 
 
 def _complain(message: str, code: int) -> int:

@@ -6,6 +6,7 @@ with its function, in the module of its last word: `runs status` is `status` of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -127,6 +128,12 @@ VERBS = (
 def below(parent: str) -> list[Verb]:
     """The verbs that are listed under `topoplan`, or under one of its verbs."""
     return [verb for verb in VERBS if verb.parent == parent]
+
+
+def meant(words: Sequence[str]) -> Verb | None:
+    """The verb that a command line begins with, if it does."""
+    verb = named("", words[0]) if words else None
+    return (named(verb.name, words[1]) or verb) if verb and len(words) > 1 else verb
 
 
 def named(parent: str, word: str) -> Verb | None:
