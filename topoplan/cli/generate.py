@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import WITHOUT_SPEC, AsJson, BackendChoice, OptionalSpecPath, SpecOptions, TrainerChoice
+from topoplan.cli.options import (
+    EXAMPLE,
+    WITHOUT_SPEC,
+    AsJson,
+    BackendChoice,
+    OptionalSpecPath,
+    SpecOptions,
+    TrainerChoice,
+)
 from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking
 
 if TYPE_CHECKING:
@@ -97,7 +105,7 @@ def _planned(
     from topoplan.trainers.registry import writer_of
 
     if spec is None and options.gpu is None:
-        raise InputError("expected either a SPEC or --from PLAN")
+        raise InputError("expected a SPEC, --gpu or --from PLAN", remedy=f"such as {EXAMPLE}")
     read = replace(options, trainer=trainer).read(spec)
     scheduler_of(read, scheduler, where="--scheduler")
     ranking = search(read)

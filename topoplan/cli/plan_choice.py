@@ -100,11 +100,12 @@ def plans_of_command(
     spec: str | None, run: str | None, wanted: Mapping[str, str], options: SpecOptions
 ) -> tuple[Spec, list[Plan]]:
     """The spec and the plans that a command line names, by SPEC and options such as --plan, or by --run."""
+    from topoplan.cli.options import EXAMPLE
     from topoplan.errors import InputError
 
     if run is None:
         if spec is None and options.gpu is None:
-            raise InputError("expected either a SPEC or --run FILE")
+            raise InputError("expected a SPEC, --gpu or --run FILE", remedy=f"such as {EXAMPLE}")
         read = options.read(spec)
         return read, plans_of_spec(read, wanted)
     if spec is not None:
