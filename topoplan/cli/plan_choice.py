@@ -109,7 +109,7 @@ def plans_of_command(
         read = options.read(spec)
         return read, plans_of_spec(read, wanted)
     if spec is not None:
-        raise InputError("expected either a SPEC or --run FILE")
+        raise InputError("SPEC and --run are both given", remedy="leave one out")
     if replace(options, profile=None) or dict(wanted) != {"--plan": "1"}:
         raise InputError("--run has model, job and layout in its file", remedy="leave the other options out")
     return plan_of_run(run, options.profile)
