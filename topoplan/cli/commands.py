@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from topoplan.cli.options import spread
 from topoplan.cli.verbs import SHOW, VERBS, Verb, below, named
@@ -26,14 +27,21 @@ METAVAR = "VERB ..."
 class Commands(TyperGroup):
     """The verbs under `topoplan`, or under one of them.
 
-    What is kept of each is its name and summary: their options take longer to read than many a verb takes to run.
+    Options are read of the verb that is called alone: those of all take longer to read than many a verb takes to run.
     """
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self._parent = "" if self.name == PROGRAM else self.name or ""
-        for verb in below(self._parent):
-            self.commands[verb.word] = TyperCommand(verb.word, short_help=verb.summary)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """What is listed here."""
+        return [verb.word for verb in below(self._parent)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The verb that a word stands for, listed or not."""
+        verb = named(self._parent, cmd_name)
+        return command(verb) if verb else None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Without a word behind it, what does nothing alone shows what could stand there."""
@@ -64,15 +72,17 @@ class Commands(TyperGroup):
 def command(verb: Verb) -> Any:
     """A verb as typer has it, with its options."""
     settings: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None}
+    parent: dict[str, Any] = {"cls": Commands, "subcommand_metavar": METAVAR, **settings}
+    words: dict[str, Any] = {"name": verb.word, "short_help": verb.summary, "help": verb.summary}
     if verb.name == SHOW:
-        found = typer.Typer(name=verb.word, cls=Commands, subcommand_metavar=METAVAR, help=verb.summary, **settings)
+        found = typer.Typer(**parent, **words)
         found.callback()(lambda: None)
         return typer.main.get_command(found)
     name = verb.word.replace("-", "_")
     function = getattr(import_module(f"topoplan.cli.{name}"), name)
-    words: dict[str, Any] = {"name": verb.word, "help": f"{verb.summary}\n\n{inspect.getdoc(function)}"}
+    words["help"] += f"\n\n{inspect.getdoc(function)}"
     if below(verb.name):
-        found = typer.Typer(cls=Commands, subcommand_metavar=METAVAR, invoke_without_command=True, **settings, **words)
+        found = typer.Typer(**parent, **words, invoke_without_command=True)
         found.callback()(spread(function))
     else:
         found = typer.Typer(**settings)
@@ -82,10 +92,11 @@ def command(verb: Verb) -> Any:
 
 def _unknown(typed: str, parent: str, word: str) -> InputError:
     """What is said of a word that is no verb: perhaps it was mistyped, or the verb before it was forgotten."""
-    where = Path(word)
-    if word and not parent and where.exists():
-        verb = "launch" if where.is_dir() else "rank"
-        return InputError(f"{word!r} is no verb", remedy=f"write one before it, as in `{PROGRAM} {verb} {word}`")
+    with contextlib.suppress(OSError):  # a name that is too long for a file
+        where = Path(word)
+        if word and not parent and where.exists():
+            verb = "launch" if where.is_dir() else "rank"
+            return InputError(f"{word!r} is no verb", remedy=f"write one before it, as in `{PROGRAM} {verb} {word}`")
     names = {name: verb.name for verb in VERBS for name in (verb.word, verb.short, verb.was) if name}
     close = difflib.get_close_matches(word.lower(), names, n=1)
     remedy = f"did you mean `{PROGRAM} {names[close[0]]}`?" if close else f"`{typed} --help` lists what there is"
