@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.checks_page import checks_page
+from tests.verbs_page import PAGE, verbs_page
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -51,3 +52,4 @@ if __name__ == "__main__":
     README.write_text(refreshed(before), encoding="utf-8")
     PICTURE.write_text(picture(before), encoding="utf-8")
     CHECKS.write_text(checks_page(), encoding="utf-8")
+    PAGE.write_text(verbs_page(), encoding="utf-8")

@@ -280,8 +280,8 @@ def test_another_file_says_what_it_is(tmp_path: Path, text: str, message: str) -
 
 
 def test_a_directory_without_a_plan_and_a_file_that_is_not_there_are_refused(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "absent.json"):
-        with pytest.raises(SpecError, match="no such file"):
+    for path, message in ((tmp_path, "is not a bundle: no plan.json"), (tmp_path / "absent.json", "no such file")):
+        with pytest.raises(SpecError, match=message):
             read_plan_file(path)
 
 

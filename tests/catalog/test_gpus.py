@@ -82,7 +82,7 @@ def test_an_unknown_gpu_gets_the_nearest_name(wrong: str, suggested: str) -> Non
     with pytest.raises(SpecError) as caught:
         known.gpu(wrong)
     assert f"GPU {wrong!r} is not known; did you mean {suggested}?" in str(caught.value)
-    assert "topoplan gpus" in str(caught.value)
+    assert "topoplan show gpus" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def gpu_row(name: str) -> tuple[str, Mapping[str, Any]]:
         raise SpecError(
             f"GPU {name!r} is not known",
             expected=_suggestion(name, table) or f"known are {', '.join(table)}",
-            remedy="`topoplan gpus` lists the known ones, and a gpu: block of its own describes any other",
+            remedy="`topoplan show gpus` lists the known ones, and a gpu: block of its own describes any other",
         )
     return key, table[key]
 
@@ -145,7 +145,7 @@ def unknown_model(name: str) -> ModelError:
     return ModelError(
         f"model {name!r} is not known",
         expected=_suggestion(name, _names().known()),
-        remedy="`topoplan models` lists the known ones, and the path of any other's config.json is read",
+        remedy="`topoplan show models` lists the known ones, and the path of any other's config.json is read",
     )
 
 

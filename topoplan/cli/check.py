@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topoplan.cli.completion import models
 from topoplan.cli.options import AsJson, Margin, ProfilePath
 
 if TYPE_CHECKING:
@@ -39,8 +40,9 @@ def check(
         typer.Option(
             "--model",
             metavar="NAME",
-            help="What the configurations' model is, where its path says nothing (`topoplan models`).",
+            help="What the configurations' model is, where its path says nothing (`topoplan show models`).",
             show_default=False,
+            autocompletion=models,
         ),
     ] = None,
     seq_len: Annotated[
@@ -57,10 +59,7 @@ def check(
     force: Annotated[bool, typer.Option("--force", help="With --fix, write over a file that is not ours.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check files and commands of a training job: what fails, what is ignored, whether it fits.
-
-    Exit code 1: an error was found (with --fix, one is left); 2: bad input.
-    """
+    """Exit code 1: an error was found (with --fix, one is left); 2: bad input."""
     _check(files, _against(cluster, overrides, margin, profile, model, seq_len), fix=fix, force=force, as_json=as_json)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from topoplan.cli.completion import plans
 from topoplan.cli.options import AsJson, OptionalSpecPath, SpecOptions
 from topoplan.cli.plan_choice import PlanChoice, RunPath, plans_of_command
 
@@ -20,6 +21,7 @@ def explain(
             "--versus",
             metavar="M|ID",
             help="Compare with another plan: what differs, and what makes the faster one faster.",
+            autocompletion=plans,
         ),
     ] = None,
     time: Annotated[bool, typer.Option("--time", help="Only the time.")] = False,
@@ -28,9 +30,7 @@ def explain(
     options: SpecOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Show where the time and memory of a plan go, or how two differ.
-
-    Every figure comes with the place of its formula in the package.
+    """Every figure comes with the place of its formula in the package.
 
     A plan that does not fit is explained too, by its id. Exit code 1: no layout fits; 2: bad input.
     """

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import WITHOUT_SPEC, AsJson, BackendChoice, OptionalSpecPath, SpecOptions, TrainerChoice
+from topoplan.cli.options import (
+    EXAMPLE,
+    WITHOUT_SPEC,
+    AsJson,
+    BackendChoice,
+    OptionalSpecPath,
+    SpecOptions,
+    TrainerChoice,
+)
 from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking
 
 if TYPE_CHECKING:
@@ -40,6 +48,7 @@ def generate(
             metavar="slurm|none",
             help="Write a job script for it too; by default as the spec has a `slurm` block or not.",
             show_default=False,
+            autocompletion=lambda: ["slurm", "none"],
         ),
     ] = None,
     trainer: TrainerChoice = None,
@@ -49,7 +58,7 @@ def generate(
     options: Annotated[SpecOptions, (*WITHOUT_SPEC, "overrides", "pin", "margin", "profile")],
     as_json: AsJson = False,
 ) -> None:
-    """Write the trainer's YAML and one launch script a node: of the best plan of SPEC, of another, or of a plan.json.
+    """The trainer's YAML and one launch script a node: of the best plan of SPEC, of another, or of a plan.json.
 
     Exit code 1: no layout fits; 2: bad input, or a bundle that was edited by hand is in the way.
     """
@@ -96,7 +105,7 @@ def _planned(
     from topoplan.trainers.registry import writer_of
 
     if spec is None and options.gpu is None:
-        raise InputError("expected either a SPEC or --from PLAN")
+        raise InputError("expected a SPEC, --gpu or --from PLAN", remedy=f"such as {EXAMPLE}")
     read = replace(options, trainer=trainer).read(spec)
     scheduler_of(read, scheduler, where="--scheduler")
     ranking = search(read)

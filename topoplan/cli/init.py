@@ -49,7 +49,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
     accept_new: AcceptNew = False,
 ) -> None:
-    """Write a commented spec. What no option and no file says is asked in a terminal.
+    """What no option and no file says is asked in a terminal.
 
     Exit code 1: a host could not be asked, or the hosts make no cluster; 2: bad input, or a file is in the way.
     """

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from topoplan.cli import completion
+
 if TYPE_CHECKING:
     from topoplan.lint.job_file import JobFile
     from topoplan.specs.source import Source
@@ -21,7 +23,8 @@ ModelName = Annotated[
     typer.Option(
         "--model",
         metavar="NAME",
-        help="Model to use in place of the spec's: a name (`topoplan models`), a directory or a config.json.",
+        help="Model to use in place of the spec's: a name (`topoplan show models`), a directory or a config.json.",
+        autocompletion=completion.models,
     ),
 ]
 JobPath = Annotated[
@@ -34,14 +37,25 @@ JobPath = Annotated[
 ]
 GpuChoice = Annotated[
     str | None,
-    typer.Option("--gpu", metavar="NAME", help="GPU of the cluster (`topoplan gpus`); SPEC is then not needed."),
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="GPU of the cluster (`topoplan show gpus`); SPEC is then not needed.",
+        autocompletion=completion.gpus,
+    ),
 ]
 Nodes = Annotated[str | None, typer.Option("--nodes", metavar="N", help="Machines of the cluster.")]
 GpusPerNode = Annotated[str | None, typer.Option("--gpus-per-node", metavar="N", help="GPUs in a machine.")]
 SeqLen = Annotated[str | None, typer.Option("--seq-len", metavar="TOKENS", help="Tokens in a sequence.")]
 Batch = Annotated[str | None, typer.Option("--batch", metavar="N", help="Sequences in a step, over all GPUs.")]
 Finetuning = Annotated[
-    str | None, typer.Option("--finetuning", metavar="KIND", help="full, freeze, lora or qlora; by default full.")
+    str | None,
+    typer.Option(
+        "--finetuning",
+        metavar="KIND",
+        help="full, freeze, lora or qlora; by default full.",
+        autocompletion=completion.finetunings,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -64,7 +78,7 @@ ProfilePath = Annotated[
     typer.Option(
         "--profile",
         metavar="FILE",
-        help="Calibration constants of your own, over those of the GPU; `topoplan profile GPU -o FILE` makes a start.",
+        help="Calibration constants of your own, over the GPU's; `topoplan show profile GPU -o FILE` makes a start.",
     ),
 ]
 BackendChoice = Annotated[
@@ -73,6 +87,7 @@ BackendChoice = Annotated[
         "--backend",
         metavar="all|NAME,...",
         help="What to search: mca, ddp, deepspeed, fsdp2, megatron, or all; by default mca where it trains the job.",
+        autocompletion=completion.backends,
     ),
 ]
 TrainerChoice = Annotated[
@@ -81,6 +96,7 @@ TrainerChoice = Annotated[
         "--trainer",
         metavar="llamafactory|swift|trinity",
         help="Only what this trainer runs; by default LLaMA-Factory's, or another one's for what it cannot.",
+        autocompletion=completion.trainers,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from topoplan.cli.completion import plans
 from topoplan.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
 PlanChoice = Annotated[
-    str, typer.Option("--plan", metavar="N|ID", help="Which plan: its rank, or its id such as tp4-pp1-dp8-mbs1.")
+    str,
+    typer.Option(
+        "--plan",
+        metavar="N|ID",
+        help="Which plan: its rank, or its id such as tp4-pp1-dp8-mbs1.",
+        autocompletion=plans,
+    ),
 ]
 RunPath = Annotated[
     str | None,
@@ -93,15 +100,16 @@ def plans_of_command(
     spec: str | None, run: str | None, wanted: Mapping[str, str], options: SpecOptions
 ) -> tuple[Spec, list[Plan]]:
     """The spec and the plans that a command line names, by SPEC and options such as --plan, or by --run."""
+    from topoplan.cli.options import EXAMPLE
     from topoplan.errors import InputError
 
     if run is None:
         if spec is None and options.gpu is None:
-            raise InputError("expected either a SPEC or --run FILE")
+            raise InputError("expected a SPEC, --gpu or --run FILE", remedy=f"such as {EXAMPLE}")
         read = options.read(spec)
         return read, plans_of_spec(read, wanted)
     if spec is not None:
-        raise InputError("expected either a SPEC or --run FILE")
+        raise InputError("SPEC and --run are both given", remedy="leave one out")
     if replace(options, profile=None) or dict(wanted) != {"--plan": "1"}:
         raise InputError("--run has model, job and layout in its file", remedy="leave the other options out")
     return plan_of_run(run, options.profile)

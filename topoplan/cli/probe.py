@@ -76,7 +76,7 @@ def probe(
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read machines over SSH and write the spec of their cluster, for `topoplan rank`. Changes nothing on them.
+    """The spec is one for `topoplan rank`. Nothing is changed on the machines.
 
     Exit code 1: a host could not be asked, or the hosts make no cluster; 2: bad input.
     """

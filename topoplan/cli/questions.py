@@ -44,7 +44,7 @@ def answered(options: SpecOptions, base: Source | None, *, asks_job: bool) -> Sp
         asker.option("gpus_per_node", "GPUs in each", str(asker.spec().cluster.gpus_per_node))
         asker.links()
     if asks_job:
-        asker.option("model", "Model (a name of `topoplan models`, or a directory with config.json)")
+        asker.option("model", "Model (a name of `topoplan show models`, or a directory with config.json)")
         asker.key("stage", "Stage (pt, sft, dpo)", "sft")
         asker.option("finetuning", "Fine-tuning (full, freeze, lora, qlora)", "full")
         asker.option("seq_len", "Tokens in a sequence", "4096")

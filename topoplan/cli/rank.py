@@ -25,10 +25,7 @@ def rank(
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print one row a plan.")] = False,
 ) -> None:
-    """Rank the layouts of a job by predicted speed.
-
-    Exit code 1: no layout fits; 2: bad input; 130: stopped by Ctrl-C, after the best of what was searched.
-    """
+    """Exit code 1: no layout fits; 2: bad input; 130: stopped by Ctrl-C, after the best of what was searched."""
     from dataclasses import replace
 
     from topoplan.cli.search import search

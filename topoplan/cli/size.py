@@ -32,9 +32,9 @@ def size(
     options: SpecOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Find the fewest nodes that do a job in time.
+    """Searches 1, 2, 3, ... nodes, none left out, up to the first that is in time.
 
-    Searches 1, 2, 3, ... nodes, none left out, up to the first that is in time. Exit code 1: none is; 2: bad input.
+    Exit code 1: none is; 2: bad input.
     """
     from topoplan.cli.output import show
     from topoplan.cli.search import searches

@@ -34,7 +34,7 @@ def timeline(
     options: SpecOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate a plan's step and show what every pipeline rank does when.
+    """What every pipeline rank does when, simulated.
 
     Without pipeline, under ddp, deepspeed and fsdp2: a GPU, its network, PCIe and host.
 

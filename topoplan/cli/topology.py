@@ -7,13 +7,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topoplan.cli.completion import plans
 from topoplan.cli.options import AsJson, SpecOptions, SpecPath, not_both
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from topoplan.layout.layout import Layout
+    from topoplan.planner.communication import GroupLinks, StepFlow
     from topoplan.planner.plan import Plan
     from topoplan.specs.cluster import Cluster
     from topoplan.specs.spec import Spec
+
+
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write a drawing (SVG) to a file, with the groups of the layout or plan.",
+    ),
+]
 
 
 def topology(
@@ -32,17 +47,15 @@ def topology(
             "--plan",
             metavar="N|ID",
             help="The same for a plan of the ranking, by its place or id, with the bytes of a step.",
+            autocompletion=plans,
         ),
     ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write a drawing (SVG) to a file."),
-    ] = None,
+    output: Output = None,
     *,
     options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "backend", "trainer")],
     as_json: AsJson = False,
 ) -> None:
-    """Show how a cluster is wired, and what each communication group of a layout gets of it.
+    """What each communication group of a layout gets of the network is said too, where a layout is given.
 
     The spec needs neither model nor job, but for --plan. Exit code 2: bad input.
     """
@@ -67,7 +80,7 @@ def topology(
 
         print_json(topology_to_dict(cluster, chosen, rows, flows))
         return
-    _draw(cluster, output)
+    _draw(cluster, output, chosen, rows, flows)
     if chosen is not None:
         from topoplan.cli.output import stdout_console
         from topoplan.report.topology_groups import print_groups, print_step_flows
@@ -94,8 +107,10 @@ def _cluster(spec: str, options: SpecOptions) -> Cluster:
     return load_cluster(spec, overrides=tuple(options.overrides or ()))
 
 
-def _draw(cluster: Cluster, output: str | None) -> None:
-    """The cluster on the terminal, or into a file."""
+def _draw(
+    cluster: Cluster, output: str | None, layout: Layout | None, rows: Sequence[GroupLinks], flows: Sequence[StepFlow]
+) -> None:
+    """The cluster on the terminal; or into a file, with the groups of the layout."""
     if output is None:
         from topoplan.cli.output import stdout_console
         from topoplan.report.topology_picture import print_topology
@@ -109,7 +124,8 @@ def _draw(cluster: Cluster, output: str | None) -> None:
     from topoplan.cli.output import print_written
     from topoplan.report.topology_drawing import MARK, topology_svg
 
-    write_file(Path(output), topology_svg(cluster), mark=MARK, writer="topoplan topology")
+    drawing = topology_svg(cluster, layout, rows, flows)
+    write_file(Path(output), drawing, mark=MARK, writer="topoplan topology")
     print_written(output)
 
 

@@ -33,10 +33,7 @@ def what_if(
     options: Annotated[SpecOptions, (*WITHOUT_SPEC, "pin", "backend", "trainer", "margin", "profile")],
     as_json: AsJson = False,
 ) -> None:
-    """Show how the best plan moves when the spec changes.
-
-    Exit code 1: no layout fits any of the changes; 2: bad input.
-    """
+    """Exit code 1: no layout fits any of the changes; 2: bad input."""
     from topoplan.cli.output import show
     from topoplan.cli.search import searches
     from topoplan.planner.what_if import found_by

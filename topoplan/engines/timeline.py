@@ -34,6 +34,26 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Talk:
+    """What one rank is in the midst of sending, whether computing hides it or not."""
+
+    name: str
+    """`in layers`, or `of states`: gradients and weights."""
+    rank: int
+    """Pipeline rank, the busiest."""
+    spans: tuple[Phase, ...]
+    """Collectives in time: layer collectives, gradient reduce or parameter gather."""
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """By kind of collective."""
+        found: dict[str, float] = {}
+        for span in self.spans:
+            found[span.name] = found.get(span.name, 0.0) + span.end_s - span.start_s
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """One optimizer step; all times are seconds from its start."""
 
@@ -51,6 +71,8 @@ class Timeline:
     total_s: float
     closed_form_s: float
     """Seconds of the pipeline as the ranking has them."""
+    talks: tuple[Talk, ...] = ()
+    """Collectives beside a pipeline, of its busiest rank; lanes have their own among the events."""
     lanes: tuple[str, ...] = ()
     """Where data alone is split: the parts of a GPU and its host that `rank` counts, and the pipeline is all the step;
     else empty."""

@@ -32,7 +32,7 @@ _MEMORY_TOLERANCE = 0.005
 
 _EXAMPLE = """\
 # What is trained. Fill it in, or leave it to `topoplan rank SPEC --model NAME --job FILE`.
-# model: Qwen/Qwen3-8B       # a name of `topoplan models`, or a directory with config.json
+# model: Qwen/Qwen3-8B       # a name of `topoplan show models`, or a directory with config.json
 # job:
 #   seq_len: 4096            # tokens in a sequence
 #   global_batch_size: 64    # sequences in an optimizer step, over all GPUs

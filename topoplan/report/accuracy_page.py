@@ -42,7 +42,7 @@ _UNMEASURED = (
         " nowhere",
     ),
     (
-        "the constants that `topoplan profile` calls assumed",
+        "the constants that `topoplan show profile` calls assumed",
         "the table below counts them; Hopper's grouped GEMMs and overlap, and most of Ada and Volta, are among them",
     ),
     (
@@ -89,8 +89,8 @@ def _what_is_graded(graded: Validation) -> list[str]:
         _prose(
             "This is no test on unseen data. The formulas of memory were written with the SimuMax B200 rows at hand,"
             " and the shares of fragmentation are medians over them: errors there are those of a fit. Three constants"
-            " of Blackwell are fitted on step times of such rows too (`topoplan profile b200-sxm-180gb`). The two rates"
-            " of eager PyTorch are chosen on step times of the FSDP rows, and the fragmentation of ddp,"
+            " of Blackwell are fitted on step times of such rows too (`topoplan show profile b200-sxm-180gb`). The two"
+            " rates of eager PyTorch are chosen on step times of the FSDP rows, and the fragmentation of ddp,"
             " deepspeed and fsdp2 on reserved memory of torchtitan and ms-swift. For a new"
             " model or machine the errors of the other sources tell more."
         ),

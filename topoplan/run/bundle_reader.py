@@ -130,7 +130,8 @@ def _bundle_directory(directory: Path) -> Path:
     if directory.is_file() and directory.name == PLAN_FILE:
         return directory.parent
     if not directory.is_dir():
-        remedy = nearest(directory.name, (entry.name for entry in _siblings(directory)))
+        others = (entry.name for entry in _siblings(directory) if entry != directory)
+        remedy = nearest(directory.name, others)
         what = "is a file, not a bundle" if directory.exists() else "no such directory"
         raise SpecError(what, where=name, remedy=remedy or _REMEDY)
     if not (directory / PLAN_FILE).exists():

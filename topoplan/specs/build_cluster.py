@@ -139,7 +139,7 @@ def _gpu(document: Document) -> tuple[Gpu, bool]:
     }
     if lacking := [line for field, line in needed.items() if field not in figures]:
         keys = listed([f"`{line.partition(':')[0]}`" for line in lacking])
-        remedy = f"add {', '.join(f'`{line}`' for line in lacking)}, or use a name of `topoplan gpus`"
+        remedy = f"add {', '.join(f'`{line}`' for line in lacking)}, or use a name of `topoplan show gpus`"
         what = f"{keys} {'is' if len(lacking) == 1 else 'are'} missing in `gpu`: {name!r} is not in the catalog"
         raise SpecError(what, where=document.place(("gpu",)), remedy=remedy)
     return _own_gpu(document, name, figures), False

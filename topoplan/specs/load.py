@@ -117,7 +117,7 @@ def spec_from_document(
 
 
 def spec_json_schema() -> dict[str, Any]:
-    """JSON Schema of the spec file, for editors and `topoplan schema`."""
+    """JSON Schema of the spec file, for editors and `topoplan show schema`."""
     from topoplan.specs.schema import schema_of_spec
 
     return schema_of_spec()

@@ -105,7 +105,7 @@ def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES, wanted: str = _A_
             # Never more than the limit: the path may be a device or a pipe.
             return decoded(file.read(most_bytes + 1), name=name, most_bytes=most_bytes, wanted=wanted)
     except FileNotFoundError:
-        raise SpecError("no such file", where=name, remedy=_nearest_file(path)) from None
+        raise SpecError("no such file", where=name, remedy=nearest_file(path)) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpecError(f"cannot be read: {reason}", where=name) from None
@@ -124,7 +124,8 @@ def decoded(content: bytes, *, name: str, most_bytes: int = MAX_FILE_BYTES, want
     return text
 
 
-def _nearest_file(path: Path) -> str:
+def nearest_file(path: Path) -> str:
+    """`did you mean 'x'?` for a file beside one that is not there, or an empty string."""
     try:
         return nearest(path.name, (entry.name for entry in path.parent.iterdir()))
     except (OSError, ValueError):
