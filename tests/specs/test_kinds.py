@@ -107,14 +107,14 @@ WRONG = [
     ("fabric.kind=ib", "fabric.kind: 'ib' is not a choice; expected infiniband, roce, efa, tcpxo or ethernet"),
     # text and words
     ('job.dataset="a\\nb"', "job.dataset: 'a\\nb' is not usable"),
-    ("job.dataset=false", "job.dataset: false is not text; expected text on one line; YAML may read"),
-    ("job.dataset=5", "job.dataset: 5 is a number; expected text on one line; put it in quotes"),
+    ("job.dataset=false", "job.dataset: false is not text; expected names with commas between them; YAML may"),
+    ("job.dataset=5", "job.dataset: 5 is a number; expected names with commas between them; put it in quotes"),
     ("job.template=a b", "job.template: 'a b' is not usable; expected a template's name"),
     ("job.dataset_dir=''", "job.dataset_dir: is empty; expected a path"),
     ("job.pin.recompute.modules=core_atn", "job.pin.recompute.modules: 'core_atn' is not usable; expected a list of"),
-    ("job.lora_target=[]", "job.lora_target: a list is not a list; expected a list of names"),
+    ("job.lora_target=[]", "job.lora_target: is an empty list; expected a list of names"),
     # blocks and lists
-    ("gpu=5", "gpu: 5 is not a block of keys; expected a name or `key: value` lines"),
+    ("gpu=[5]", "gpu: a list is not a block of keys; expected a name or `key: value` lines"),
     ("job=fast", "job: 'fast' is not a block of keys; expected `key: value` lines"),
     ("model.config=x", "model.config: 'x' is not a block of keys; expected `key: value` lines"),
     ("job.trainer=[1]", "job.trainer: a list is not a block of keys"),

@@ -68,6 +68,7 @@ def build_cluster(document: Document, default_name: str) -> Cluster:
     )
     if both := sorted(set(cluster.secrets) & set(cluster.env)):
         document.fail(("secrets",), f"{both[0]} is under env too", remedy="leave it out there")
+    _check_visible(document, cluster)
     _check_rack(document, cluster)
     _check_hcas(document, cluster)
     return replace(cluster, fabric=_fabric(document, cluster))
@@ -96,6 +97,13 @@ def _check_own_links(document: Document, gpu: Gpu, nodes: int, gpus_per_node: in
         if is_needed and getattr(form, key) is None:
             why = f", and {gpu.name!r} is not in the catalog, whose cards have the links of their usual machine"
             document.lacks(key, why, at=("gpu",), remedy=f"add {example}")
+
+
+def _check_visible(document: Document, cluster: Cluster) -> None:
+    visible = cluster.env.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and (count := len(visible.split(","))) < cluster.gpus_per_node:
+        what = f"{count} GPUs, and gpus_per_node is {cluster.gpus_per_node}"
+        document.fail(("env", "CUDA_VISIBLE_DEVICES"), what, remedy="leave it out")
 
 
 def _check_rack(document: Document, cluster: Cluster) -> None:

@@ -44,7 +44,7 @@ class Job:
     stage: Annotated[str, Choice(("pt", "sft", "dpo"))] = key(
         "Pre-training, supervised fine-tuning or direct preference optimization.", default="sft"
     )
-    dataset: Annotated[str | None, Text()] = key(
+    dataset: Annotated[str | None, Text(meaning="names with commas between them")] = key(
         "Data sets by their names in dataset_info.json, with commas. When their JSON files are on this machine, the "
         "lengths of their samples are read; so are those of a .json or .jsonl file given here."
     )
@@ -64,7 +64,7 @@ class Job:
         "the samples tell."
     )
     epochs: Annotated[float, Number(1e-6, 10_000)] = key("Passes over the data.", default=3.0)
-    learning_rate: Annotated[float, Number(1e-12, 1)] = key(
+    learning_rate: Annotated[float, Number(1e-12, 0.1)] = key(
         "Peak learning rate; else 2e-5, 1e-4 of adapters, 5e-6 of DPO.", default=2e-5
     )
     lora_rank: Annotated[int | None, Count(1, 8192)] = key("Rank with lora and qlora.")

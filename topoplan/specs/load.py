@@ -11,11 +11,11 @@ from topoplan.specs.build_cluster import build_cluster
 from topoplan.specs.build_job import build_job
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.document import Document
-from topoplan.specs.draft import Draft
+from topoplan.specs.draft import Draft, given_value
 from topoplan.specs.lengths import Lengths
 from topoplan.specs.model import Model
 from topoplan.specs.profile import OwnProfile, read_profile
-from topoplan.specs.source import Source, below, parse_value, read_source
+from topoplan.specs.source import Source, below, read_source
 from topoplan.specs.spec import Spec
 from topoplan.units import file_name, quote
 
@@ -48,6 +48,8 @@ def load_spec(
 
     Raises SpecError, UnitError, ModelError or LayoutError (for a pin), each with file and line.
     """
+    if path == "":
+        raise SpecError("the name of the spec file is empty", expected="expected the path of a YAML file")
     path = None if path is None else Path(path)
     if path is None:
         draft = Draft(Source(name="without a spec file", data={}), base=Path.cwd())
@@ -58,10 +60,9 @@ def load_spec(
     if model is not None:
         draft.put(("model",), model, Source(name="--model", data={}), base=Path.cwd())
     for option, (key, text) in (keys or {}).items():
-        value = parse_value(text, name=option)
+        value = given_value(text, option)
         draft.put(tuple(key.split(".")), value, Source(name=f"{option} {quote(text)}", data={}))
-    for override in overrides:
-        draft.override(override)
+    draft.override(*overrides)
     draft.pin(pins or {})
     own = None if profile is None else read_profile(profile)
     name, shown = ("", None) if path is None else (_name_of_file(path), str(path))
@@ -72,8 +73,7 @@ def load_cluster(path: str | Path, *, overrides: Sequence[str] = ()) -> Cluster:
     """The cluster alone of a spec file, which may lack model and job. Raises SpecError or UnitError."""
     path = Path(path)
     draft = Draft(read_source(path), base=path.parent)
-    for override in overrides:
-        draft.override(override)
+    draft.override(*overrides)
     return build_cluster(draft.document(), _name_of_file(path))
 
 

@@ -168,6 +168,9 @@ class _Reader:
             remedy = ""
             if "\\t" in problem or "tab" in problem or "cannot start any token" in problem:
                 remedy = "indent with spaces, and put text that starts with a special character in quotes"
+            elif "could not find expected ':'" in problem and error.context_mark is not None:
+                where = f"{self.name}:{error.context_mark.line + 1}"
+                remedy = "write `key: value`, with a plain colon and a space behind it"
             elif "mapping values" in problem:
                 remedy = "a value that holds `: ` needs quotes"
                 before = text.splitlines()[: mark.line + 1] if mark else []
