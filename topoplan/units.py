@@ -62,6 +62,12 @@ def shown(value: object) -> str:
     return f"{quote(value)!r}" if isinstance(value, str) and value.isprintable() else quote(value)
 
 
+def multiples_around(value: int, divisor: int) -> str:
+    """`12 or 16`: the multiples of a divisor below and above a value."""
+    below = value // divisor * divisor
+    return f"{below} or {below + divisor}" if below else f"{divisor}"
+
+
 def file_name(name: str, otherwise: str = "") -> str:
     """A name as that of a file or directory: ASCII, no separators, no leading dots. `otherwise` if nothing is left."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or otherwise
