@@ -220,7 +220,7 @@ class _Search:
             crossings=tuple(
                 crossings(order, in_order, list(self.cases), illegal_backends, unable, self.trainer_of),
             ),
-            data_notes=data_notes(self.spec, in_order[0]) if order and self.spec.job.lengths else (),
+            data_notes=data_notes(self.spec, in_order[0]) if order else (),
         )
 
 

@@ -64,6 +64,7 @@ def build_cluster(document: Document, default_name: str) -> Cluster:
         host_memory_bytes=form.host_memory,
         hosts=_hosts(document, nodes),
         assumed=_assumed(form, gpu, nodes, gpus_per_node) if in_catalog else (),
+        unused=_unused(document, nodes, gpus_per_node),
         **{name: getattr(form, name) for name in _AS_GIVEN},
     )
     if both := sorted(set(cluster.secrets) & set(cluster.env)):
@@ -84,6 +85,14 @@ def _assumed(form: SpecForm, gpu: Gpu, nodes: int, gpus_per_node: int) -> tuple[
         "nics_per_node": form.nics_per_node is None and nodes > 1,
     }
     return tuple(key for key, is_so in left_out.items() if is_so)
+
+
+def _unused(document: Document, nodes: int, gpus_per_node: int) -> tuple[str, ...]:
+    """Keys of links that are given and have nothing to link."""
+    idle = (() if nodes > 1 else ("ib_bandwidth", "fabric")) + (
+        () if nodes * gpus_per_node > 1 else ("nvlink_bandwidth",)
+    )
+    return tuple(key for key in idle if document.has(key))
 
 
 def _check_own_links(document: Document, gpu: Gpu, nodes: int, gpus_per_node: int) -> None:

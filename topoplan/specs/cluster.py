@@ -163,6 +163,9 @@ class Cluster:
     assumed: tuple[str, ...] = ()
     """Keys that the spec leaves out, for what the GPU's usual machine has; `gpu` where a short name stands for it."""
 
+    unused: tuple[str, ...] = ()
+    """Keys of links that the spec gives, and that nothing here crosses."""
+
     @property
     def world_size(self) -> int:
         """GPUs of the whole cluster."""

@@ -64,7 +64,7 @@ class Job:
         "the samples tell."
     )
     epochs: Annotated[float, Number(1e-6, 10_000)] = key("Passes over the data.", default=3.0)
-    learning_rate: Annotated[float, Number(1e-12, 0.1)] = key(
+    learning_rate: Annotated[float, Number(1e-12, 1)] = key(
         "Peak learning rate; else 2e-5, 1e-4 of adapters, 5e-6 of DPO.", default=2e-5
     )
     lora_rank: Annotated[int | None, Count(1, 8192)] = key("Rank with lora and qlora.")

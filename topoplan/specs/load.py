@@ -15,7 +15,7 @@ from topoplan.specs.draft import Draft, given_value
 from topoplan.specs.lengths import Lengths
 from topoplan.specs.model import Model
 from topoplan.specs.profile import OwnProfile, read_profile
-from topoplan.specs.source import Source, below, read_source
+from topoplan.specs.source import Source, below, is_there, read_source
 from topoplan.specs.spec import Spec
 from topoplan.units import file_name, quote
 
@@ -126,7 +126,8 @@ def _spec(document: Document, *, default_name: str, path: str | None, profile: O
             profile = read_profile(document.base(("profile",)) / form.profile)
     if profile is not None:
         profile.check_gpu(cluster.gpu)
-    return Spec(cluster=cluster, model=model, job=job, profile=profile, path=path)
+    note = "" if job.lengths else _data_note(document, form.job)
+    return Spec(cluster=cluster, model=model, job=job, profile=profile, data_note=note, path=path)
 
 
 def _model(document: Document, form: ModelForm, seq_len: int) -> Model:
@@ -159,6 +160,22 @@ def _lengths(document: Document, job: JobForm, model: Model) -> Lengths | None:
     return Lengths(counts=counts, samples=samples, source=source)
 
 
+def _data_note(document: Document, job: JobForm) -> str:
+    """Why nothing is known of the data sets that are named, or of their directory."""
+    directory = _data_directory(document, job)
+    if job.dataset_dir is not None and not is_there(directory, Path.is_dir):
+        return f"dataset_dir {job.dataset_dir} is not on this machine"
+    if job.dataset is None:
+        return ""
+    from topoplan.specs.dataset import why_unread
+
+    return why_unread(job.dataset, directory)
+
+
+def _data_directory(document: Document, job: JobForm) -> Path:
+    return below(document.base(("job", "dataset_dir")), job.dataset_dir or "data")
+
+
 def _lengths_of_dataset(document: Document, job: JobForm, model: Model) -> Lengths | None:
     trainer = job.trainer
     is_mixed = trainer.get("mix_strategy") not in (None, "concat")
@@ -169,7 +186,7 @@ def _lengths_of_dataset(document: Document, job: JobForm, model: Model) -> Lengt
     limit = trainer.get("max_samples")
     return read_dataset(
         job.dataset,
-        below(document.base(("job", "dataset_dir")), job.dataset_dir or "data"),
+        _data_directory(document, job),
         base=document.base(("job", "dataset")),
         stage=job.stage,
         tokenizer=Path(model.config_path) / "tokenizer.json" if model.config_path else None,

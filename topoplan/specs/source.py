@@ -163,12 +163,9 @@ class _Reader:
             return self._document(iter(yaml.parse(text, Loader=_LOADER)))
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            # An option is one line, and shown whole.
-            where = (
-                self.name
-                if mark is None or self.name.startswith("--")
-                else f"{self.name}:{mark.line + 1}:{mark.column + 1}"
-            )
+            where = self.name
+            if mark is not None and not where.startswith("--"):  # an option is one line, and shown whole
+                where = f"{where}:{mark.line + 1}:{mark.column + 1}"
             problem = error.problem or "cannot be parsed"
             remedy = ""
             if "\\t" in problem or "tab" in problem or "cannot start any token" in problem:
