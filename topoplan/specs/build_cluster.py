@@ -141,6 +141,8 @@ def _gpu(document: Document) -> tuple[Gpu, bool]:
     """The GPU, and whether it is one of the catalog (with a usual machine)."""
     figures = document.form.gpu.given()
     name = figures.pop("name")
+    if "bf16_flops" in figures:
+        figures.setdefault("fp16_flops", figures["bf16_flops"])
     if not figures or name.strip().lower() in catalog.gpu_names():
         with document.about("gpu"):
             return replace(known.gpu(name), **figures), True
@@ -166,7 +168,6 @@ def _own_gpu(document: Document, name: str, figures: Mapping[str, Any]) -> Gpu:
     is_recent = known.index(architecture) >= known.index(_PCIE_GEN5_SINCE)
     guessed = {
         "architecture": architecture,
-        "fp16_flops": figures["bf16_flops"],
         "sm_count": 132 if is_recent else 108,
         "nvlink_bytes_per_s": (form.nvlink_bandwidth or 0.0) / 2,
         "nvlink_domain_gpus": 1,

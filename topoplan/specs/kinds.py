@@ -261,6 +261,8 @@ def _split(value: Any) -> Any:
 
 NONE = "none"
 """What a spec says where there is no such thing."""
+_NOTHING = ("0", "no", "none", "off", "false")
+"""What people write in its place."""
 
 
 class Quantity(Checked):
@@ -290,10 +292,9 @@ class Quantity(Checked):
             try:
                 amount = as_number(value) * bare_unit if is_bare and bare_unit else parse(value)
             except UnitError as error:
-                if not may_be_none:
+                if not may_be_none or str(value).strip().lower() not in _NOTHING:
                     raise
-                remedy = "; ".join(filter(None, (error.remedy, f"{NONE} says that there is no such thing")))
-                raise UnitError(error.what, expected=error.expected, remedy=remedy) from None
+                raise UnitError(error.what, expected=error.expected, remedy=f"did you mean {NONE}?") from None
             if not lowest <= amount <= highest:
                 relation = "above" if amount > highest else "below"
                 meant = units.probably_meant(quote(value), parse, lowest, highest)
