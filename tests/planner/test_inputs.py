@@ -102,6 +102,7 @@ FULL = Spec(
         software={"python": "3.12", "torch": "2.11.0"},
         margin=0.0,
         assumed=("nics_per_node",),
+        unused=("fabric",),
         slurm={"partition": "a b", "requeue": True},
     ),
     model=replace(

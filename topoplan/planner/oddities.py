@@ -15,7 +15,7 @@ from topoplan.specs.spec import Spec
 from topoplan.units import GIB, format_byte_rate
 
 _OF_ADAPTERS = ("lora_rank", "lora_target")
-_OF_IMAGES = ("freeze_vision_tower", "freeze_multi_modal_projector", "image_max_pixels", "images_per_sequence")
+_OF_IMAGES = ("image_max_pixels", "images_per_sequence")
 _NEAR = 0.1
 """Part of a card's own figure that another may be off: vendors round."""
 _OFF = ("0", "", "false")
