@@ -13,7 +13,7 @@ from topoplan.engines.rule import Broken
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
 from topoplan.operators.padding import tokens_per_step
-from topoplan.planner.case import cases_of
+from topoplan.planner.case import cases_of, left_out
 from topoplan.planner.crossing import crossings
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.lengths import data_notes
@@ -195,7 +195,7 @@ class _Search:
             ranked=len(plans),
         )
         if counts.candidates == counts.illegal and searched == 1.0:
-            raise _nothing_legal(self.spec, illegal, self.seen_rules, unable)
+            raise _nothing_legal(self.spec, illegal, self.seen_rules, {**left_out(self.spec), **unable})
         over.sort(key=lambda miss: miss[:2])
         kept = over if self.keep_rejected else over[:KEPT_MISSES]
         order = ranked(plans)

@@ -19,13 +19,6 @@ def _degrees(case: Case, layout: Layout) -> str | None:
     return None
 
 
-def _degrees_fix(case: Case, layout: Layout) -> str:
-    job = case.job
-    megatron = {"full": ", or take backend mca", "lora": ", or take backend megatron (ms-swift's)"}
-    is_usual = not job.pure_bf16 and job.optimizer == "adamw"
-    return "set it to 1" + ((is_usual and megatron.get(job.finetuning)) or ": no trainer on Megatron runs this job")
-
-
 def _batch(case: Case, layout: Layout) -> str | None:
     return undivided(case.job.global_batch_size, layout.micro_batch_size, layout.dp)
 
@@ -129,7 +122,7 @@ def _hybrid(case: Case, layout: Layout) -> str | None:
 
 
 SHARDED_RULES = (
-    Rule("degrees", "transformers Trainer", _degrees, "set it to 1, or take backend mca", _degrees_fix),
+    Rule("degrees", "transformers Trainer", _degrees, "set it to 1, or take a backend on Megatron"),
     Rule("states", "the trainers' own keys", _states, "leave it out, or take a backend that has it"),
     Rule("zero-stage", "DeepSpeed runtime/zero/config.py", _zero_stage, "choose zero_stage 1, 2 or 3"),
     Rule(
