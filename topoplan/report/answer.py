@@ -105,7 +105,8 @@ def print_answer(console: Console, answer: Answer) -> None:
         _print_line(console, "Safe", safe.plan.id, f"{versus}; {_figures(console, safe.plan)}")
     if answer.refused:
         _print_line(console, "Mind", "no files can be written of the best plan", answer.refused)
-    _print_line(console, "Next", answer.next)
+    # What is refused has to be mended first.
+    _print_line(console, "Then" if answer.refused and answer.next == best.command else "Next", answer.next)
 
 
 def _print_line(console: Console, title: str, first: str, further: str = "") -> None:
