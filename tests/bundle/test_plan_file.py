@@ -58,8 +58,8 @@ job:
   global_batch_size: 64
   dataset: 日本 data
   epochs: 2
-  trainer: {additional_configs: {a: [1, 2.0, {b: null, c: true}], "x y": "1e5", z: 1e-8}, save_steps: 5,
-    run_name: "ünï \\U0001F600 \\u2028"}
+  trainer: {additional_configs: {window_size: [1, 2.0, {b: null, "x y": true}], timers: "1e5", init_method_std: 1e-8},
+    save_steps: 5, run_name: "ünï \\U0001F600 \\u2028"}
 """
 PROFILE = "gpu: hopper\nsource: my machine\ngemm_tile: [128, 128]\ncontext_bytes: 1GiB\nkernel_launch_s: 0\n"
 

@@ -146,7 +146,7 @@ def test_in_a_terminal_only_what_is_open_is_asked(cli: Cli, monkeypatch: pytest.
         ("--from spec.yaml", "spec.yaml: is a spec already; `topoplan rank spec.yaml` takes it as it is"),
         ("--from train.yaml --job train.yaml --gpu h100", "--from and --job cannot be used together"),
         ("--from prose.sh --gpu h100", "prose.sh"),
-        ("--from . --gpu h100", "plan.json: no such file"),
+        ("--from . --gpu h100", "is not a bundle: no plan.json"),
         ("--from-hosts", "no host is given; name one"),
         ("node0", "hosts are asked with --from-hosts alone; write --from-hosts node0 node1"),
         ("--gpu h100 --model Qwen/Qwen3-8B --seq-len 1 --batch 1 -o there.yaml", "there.yaml: exists; name another"),

@@ -62,4 +62,6 @@ def test_as_json() -> None:
     assert view["best"]["tags"] == ["tight", "caveat"]
     assert (view["safe"]["rank"], view["safe"]["id"]) == (2, ROOMY.id)
     assert view["next"] == view["best"]["command"] == f"topoplan generate spec.yaml --plan {TROUBLED.id}"
-    assert answer_to_dict(answer_of(make_ranking(), top=10, words=())) == {"best": None, "safe": None, "next": None}
+    assert view["refused"] is None
+    nothing = answer_to_dict(answer_of(make_ranking(), top=10, words=()))
+    assert nothing == {"best": None, "safe": None, "refused": None, "next": None}

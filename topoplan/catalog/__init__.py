@@ -96,6 +96,19 @@ def architectures() -> tuple[str, ...]:
     return tuple(name for name, entry in profile_entries().items() if "cards" not in entry)
 
 
+@lru_cache(maxsize=1)
+def _trainer_keys() -> frozenset[str]:
+    llamafactory, swift = _load("trainer_keys", "llamafactory.json"), _load("trainer_keys", "ms_swift.json")
+    lists = [llamafactory[part] for part in ("keys", "keys_without_megatron")]
+    lists += [swift[part] for part in ("shared", "sft", "megatron")]
+    return frozenset(key for keys in lists for key in keys)
+
+
+def is_trainer_key(key: str) -> bool:
+    """Whether a key is one of a trainer's own file."""
+    return key in _trainer_keys()
+
+
 class _Names:
     """Who is called what: published names, mirrors of them, and short names without the organisation."""
 

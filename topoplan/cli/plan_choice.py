@@ -36,7 +36,7 @@ RunPath = Annotated[
 
 def wanted_id(wanted: str) -> str:
     """The id as the layouts have it: the table shows ids with spaces and colons, and they may be pasted from there."""
-    return wanted.strip().replace(" ", "-").replace(":", "-")
+    return wanted.strip().lower().replace(" ", "-").replace(":", "-")
 
 
 def plan_of_ranking(ranking: Ranking, wanted: str, *, option: str = "--plan") -> Plan | None:

@@ -29,15 +29,19 @@ def rank(
     from dataclasses import replace
 
     from topoplan.cli.search import search
-    from topoplan.cli.ways_out import with_ways_out
-    from topoplan.errors import InputError
+    from topoplan.cli.ways_out import led_on, with_ways_out
+    from topoplan.errors import InputError, ModelError
     from topoplan.planner.liger import liger_note
 
     not_both("--json", as_json, "--csv", as_csv)
     if as_csv and rejected:
         raise InputError("--csv has no rows for rejected layouts", remedy="use --rejected --json")
 
-    ranking = search(options.read(spec), keep_rejected=rejected, partial=True)
+    read = options.read(spec)
+    try:
+        ranking = search(read, keep_rejected=rejected, partial=True)
+    except ModelError as error:
+        raise led_on(error, read, spec, options, lambda other: search(other, partial=True)) from None
     if (note := liger_note(ranking, lambda other: search(other, partial=True))) is not None:
         ranking = replace(ranking, notes=(note, *ranking.notes))
     if not as_csv or not ranking.plans:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from topoplan.cli.options import SpecOptions
+    from topoplan.errors import ModelError
     from topoplan.planner.plan import Change, Ranking
     from topoplan.planner.what_if import Search
     from topoplan.specs.spec import Spec
@@ -51,3 +52,19 @@ def changed(options: SpecOptions, change: Change) -> SpecOptions:
 def _key_and_value(text: str) -> tuple[str, str]:
     key, _, value = text.partition("=")
     return key.strip().removeprefix("job."), value.strip()
+
+
+def led_on(error: ModelError, read: Spec, spec: str | None, options: SpecOptions, search: Search) -> ModelError:
+    """The error of a model that a backend does not train, with the command that plans it with another one."""
+    from topoplan.errors import InputError, ModelError
+    from topoplan.planner.case import another_backend
+
+    backend = another_backend(read)
+    try:
+        found = backend and search(replace(read, backends=(backend,)))
+    except InputError:
+        return error
+    if not found:
+        return error
+    command = join(["topoplan", "rank", *replace(options, backend=backend).words(spec)])
+    return ModelError(error.what, where=error.where, remedy=f"{backend} trains it: `{command}`")

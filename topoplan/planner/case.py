@@ -52,6 +52,22 @@ def cases_of(spec: Spec) -> tuple[dict[str, Case], dict[str, Refusal]]:
     return able, unable
 
 
+def left_out(spec: Spec) -> dict[str, Refusal]:
+    """The usual Megatron backend with what is in its way, where a search that nobody says more of leaves it out."""
+    megatron, *_ = backends_of(spec.trainer, spec.job.finetuning)
+    if spec.backends or megatron in usual_backends(spec):
+        return {}
+    refusal = _hindrance(spec, megatron)
+    return {megatron: refusal} if refusal else {}
+
+
+def another_backend(spec: Spec) -> str | None:
+    """A backend that runs a job which none does that a search would look at, FSDP2 before others; None without one."""
+    every = dict.fromkeys(("fsdp2", *backends_of(spec.trainer, spec.job.finetuning)))
+    asked = spec.backends or usual_backends(spec)
+    return next((one for one in every if one not in asked and _hindrance(spec, one) is None), None)
+
+
 def _hindrance(spec: Spec, backend: str) -> Refusal | None:
     """Why no layout of a backend would help a job."""
     if not ways_of(backend, spec.trainer):

@@ -14,6 +14,7 @@ from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.operators.flops import model_flops_per_step
 from topoplan.operators.machine import peak_flops
 from topoplan.operators.padding import padding_share, tokens_per_step
+from topoplan.planner.oddities import oddities
 from topoplan.planner.plan import Memory, Plan
 from topoplan.specs.case import Case
 from topoplan.specs.gpu_profile import notes_on_bands
@@ -107,4 +108,4 @@ def _warnings(spec: Spec, case: Case, layout: Layout, memory: Memory, trainer: T
         found.append(f"assumes {job.images_per_sequence:g} image(s) a sequence of {job.image_max_pixels} pixels")
     if 0 < model.max_position_embeddings < job.seq_len:
         found.append(f"seq_len {job.seq_len} exceeds the model's {model.max_position_embeddings} positions")
-    return tuple(found)
+    return (*found, *oddities(spec, layout))

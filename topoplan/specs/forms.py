@@ -117,6 +117,8 @@ class ModelForm(Block):
 class FabricForm(Block, Fabric):
     """The network between the nodes."""
 
+    short_key: ClassVar[str] = "kind"
+
     latency_s: Annotated[float | None, LATENCY] = key(  # type: ignore[assignment]
         "Time of one small message, NIC to NIC, with unit.", "5us", alias="latency"
     )

@@ -11,11 +11,11 @@ from topoplan.specs.build_cluster import build_cluster
 from topoplan.specs.build_job import build_job
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.document import Document
-from topoplan.specs.draft import Draft
+from topoplan.specs.draft import Draft, given_value
 from topoplan.specs.lengths import Lengths
 from topoplan.specs.model import Model
 from topoplan.specs.profile import OwnProfile, read_profile
-from topoplan.specs.source import Source, below, parse_value, read_source
+from topoplan.specs.source import Source, below, is_there, read_source
 from topoplan.specs.spec import Spec
 from topoplan.units import file_name, quote
 
@@ -48,6 +48,8 @@ def load_spec(
 
     Raises SpecError, UnitError, ModelError or LayoutError (for a pin), each with file and line.
     """
+    if path == "":
+        raise SpecError("the name of the spec file is empty", expected="expected the path of a YAML file")
     draft, name, shown = _draft(path)
     if isinstance(job, Source):
         draft.replace_job(job, base=Path.cwd())
@@ -88,10 +90,9 @@ def _draft(path: str | Path | Source | None) -> tuple[Draft, str, str | None]:
 
 def _put_options(draft: Draft, keys: Mapping[str, tuple[str, str]], overrides: Sequence[str]) -> None:
     for option, (key, text) in keys.items():
-        value = parse_value(text, name=option)
+        value = given_value(text, option)
         draft.put(tuple(key.split(".")), value, Source(name=f"{option} {quote(text)}", data={}))
-    for override in overrides:
-        draft.override(override)
+    draft.override(*overrides)
 
 
 def spec_from_document(
@@ -143,7 +144,8 @@ def _spec(document: Document, *, default_name: str, path: str | None, profile: O
             profile = read_profile(document.base(("profile",)) / form.profile)
     if profile is not None:
         profile.check_gpu(cluster.gpu)
-    return Spec(cluster=cluster, model=model, job=job, profile=profile, path=path)
+    note = "" if job.lengths else _data_note(document, form.job)
+    return Spec(cluster=cluster, model=model, job=job, profile=profile, data_note=note, path=path)
 
 
 def _model(document: Document, form: ModelForm, seq_len: int) -> Model:
@@ -176,6 +178,22 @@ def _lengths(document: Document, job: JobForm, model: Model) -> Lengths | None:
     return Lengths(counts=counts, samples=samples, source=source)
 
 
+def _data_note(document: Document, job: JobForm) -> str:
+    """Why nothing is known of the data sets that are named, or of their directory."""
+    directory = _data_directory(document, job)
+    if job.dataset_dir is not None and not is_there(directory, Path.is_dir):
+        return f"dataset_dir {job.dataset_dir} is not on this machine"
+    if job.dataset is None:
+        return ""
+    from topoplan.specs.dataset import why_unread
+
+    return why_unread(job.dataset, directory)
+
+
+def _data_directory(document: Document, job: JobForm) -> Path:
+    return below(document.base(("job", "dataset_dir")), job.dataset_dir or "data")
+
+
 def _lengths_of_dataset(document: Document, job: JobForm, model: Model) -> Lengths | None:
     trainer = job.trainer
     is_mixed = trainer.get("mix_strategy") not in (None, "concat")
@@ -186,7 +204,7 @@ def _lengths_of_dataset(document: Document, job: JobForm, model: Model) -> Lengt
     limit = trainer.get("max_samples")
     return read_dataset(
         job.dataset,
-        below(document.base(("job", "dataset_dir")), job.dataset_dir or "data"),
+        _data_directory(document, job),
         base=document.base(("job", "dataset")),
         stage=job.stage,
         tokenizer=Path(model.config_path) / "tokenizer.json" if model.config_path else None,

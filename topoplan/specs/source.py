@@ -164,11 +164,16 @@ class _Reader:
             return self._document(iter(yaml.parse(text, Loader=_LOADER)))
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            where = self.name if mark is None else f"{self.name}:{mark.line + 1}:{mark.column + 1}"
+            where = self.name
+            if mark is not None and not where.startswith("--"):  # an option is one line, and shown whole
+                where = f"{where}:{mark.line + 1}:{mark.column + 1}"
             problem = error.problem or "cannot be parsed"
             remedy = ""
             if "\\t" in problem or "tab" in problem or "cannot start any token" in problem:
                 remedy = "indent with spaces, and put text that starts with a special character in quotes"
+            elif "could not find expected ':'" in problem and error.context_mark is not None:
+                where = f"{self.name}:{error.context_mark.line + 1}"
+                remedy = "write `key: value`, with a plain colon and a space behind it"
             elif "mapping values" in problem:
                 remedy = "a value that holds `: ` needs quotes"
                 before = text.splitlines()[: mark.line + 1] if mark else []
