@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import WITHOUT_SPEC, AsJson, BackendChoice, OptionalSpecPath, SpecOptions, TrainerChoice
+from topoplan.cli.options import (
+    WITHOUT_SPEC,
+    AsJson,
+    BackendChoice,
+    NoCache,
+    OptionalSpecPath,
+    SpecOptions,
+    TrainerChoice,
+)
 from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking
 
 if TYPE_CHECKING:
@@ -48,6 +56,7 @@ def generate(
     *,
     options: Annotated[SpecOptions, (*WITHOUT_SPEC, "overrides", "pin", "margin", "profile")],
     as_json: AsJson = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Write the trainer's YAML and one launch script a node: of the best plan of SPEC, of another, or of a plan.json.
 
@@ -58,7 +67,7 @@ def generate(
     wanted_trainer = trainer_name(trainer, "--trainer")
     options = replace(options, backend=backend)
     draft, notes = (
-        _planned(spec, plan, options, scheduler, wanted_trainer)
+        _planned(spec, plan, options, scheduler, wanted_trainer, fresh=no_cache)
         if recorded is None
         else _from_plan(recorded, spec, plan, options, scheduler, wanted_trainer)
     )
@@ -86,7 +95,7 @@ def _write(draft: Draft, notes: tuple[str, ...], directory: str | None, *, force
 
 
 def _planned(
-    spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None, trainer: str | None
+    spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None, trainer: str | None, *, fresh: bool
 ) -> tuple[Draft, tuple[str, ...]]:
     """A plan of a spec."""
     from topoplan.bundle.draft import draft_of, scheduler_of
@@ -99,7 +108,7 @@ def _planned(
         raise InputError("expected either a SPEC or --from PLAN")
     read = replace(options, trainer=trainer).read(spec)
     scheduler_of(read, scheduler, where="--scheduler")
-    ranking = search(read)
+    ranking = search(read, fresh=fresh)
     if not ranking.plans:
         from topoplan.report.nothing_fits import nothing_fits
 

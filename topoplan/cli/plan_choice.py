@@ -39,7 +39,8 @@ def plan_of_ranking(ranking: Ranking, wanted: str, *, option: str = "--plan") ->
         if 1 <= int(wanted) <= len(ranking.plans):
             return ranking.plans[int(wanted) - 1]
         raise LayoutError(f"there is no plan {wanted}", where=option, expected=f"expected 1 to {len(ranking.plans)}")
-    return next((plan for plan in ranking.plans if plan.id == wanted), None)
+    place = next((place for place, layout in enumerate(ranking.plans.layouts) if layout.id == wanted), None)
+    return None if place is None else ranking.plans[place]
 
 
 def plan_of_id(spec: Spec, wanted: str, *, option: str = "--plan") -> Plan:
@@ -68,7 +69,7 @@ def _searched_keys(spec: Spec, keys: Mapping[str, Any]) -> dict[str, Any]:
     return {"backend": unnamed[0]} if unnamed else {}
 
 
-def plans_of_spec(spec: Spec, wanted: Mapping[str, str]) -> list[Plan]:
+def plans_of_spec(spec: Spec, wanted: Mapping[str, str], *, fresh: bool) -> list[Plan]:
     """The plans that options name: by rank, which takes a search, or by id, which does not unless it is `uneven`."""
     from topoplan.cli.search import search
     from topoplan.planner.predict import predict
@@ -76,7 +77,7 @@ def plans_of_spec(spec: Spec, wanted: Mapping[str, str]) -> list[Plan]:
     names = {option: wanted_id(text) for option, text in wanted.items()}
     ranking = None
     if any(name.isdecimal() or "uneven" in name.split("-") for name in names.values()):
-        ranking = search(spec)
+        ranking = search(spec, fresh=fresh)
         if not ranking.plans:
             from topoplan.report.nothing_fits import nothing_fits
 
@@ -90,7 +91,7 @@ def plans_of_spec(spec: Spec, wanted: Mapping[str, str]) -> list[Plan]:
 
 
 def plans_of_command(
-    spec: str | None, run: str | None, wanted: Mapping[str, str], options: SpecOptions
+    spec: str | None, run: str | None, wanted: Mapping[str, str], options: SpecOptions, *, fresh: bool
 ) -> tuple[Spec, list[Plan]]:
     """The spec and the plans that a command line names, by SPEC and options such as --plan, or by --run."""
     from topoplan.errors import InputError
@@ -99,7 +100,7 @@ def plans_of_command(
         if spec is None and options.gpu is None:
             raise InputError("expected either a SPEC or --run FILE")
         read = options.read(spec)
-        return read, plans_of_spec(read, wanted)
+        return read, plans_of_spec(read, wanted, fresh=fresh)
     if spec is not None:
         raise InputError("expected either a SPEC or --run FILE")
     if replace(options, profile=None) or dict(wanted) != {"--plan": "1"}:

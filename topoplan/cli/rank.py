@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topoplan.cli.exit_codes import INTERRUPTED
-from topoplan.cli.options import WITHOUT_SPEC, AsJson, OptionalSpecPath, SpecOptions, not_both
+from topoplan.cli.options import WITHOUT_SPEC, AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,12 +24,14 @@ def rank(
     rejected: Annotated[bool, typer.Option("--rejected", help="Also show the layouts that are out, and why.")] = False,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print one row a plan.")] = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Rank the layouts of a job by predicted speed.
 
     Exit code 1: no layout fits; 2: bad input; 130: stopped by Ctrl-C, after the best of what was searched.
     """
     from dataclasses import replace
+    from functools import partial
 
     from topoplan.cli.search import search
     from topoplan.cli.ways_out import with_ways_out
@@ -40,11 +42,12 @@ def rank(
     if as_csv and rejected:
         raise InputError("--csv has no rows for rejected layouts", remedy="use --rejected --json")
 
-    ranking = search(options.read(spec), keep_rejected=rejected, partial=True)
-    if (note := liger_note(ranking, lambda other: search(other, partial=True))) is not None:
+    find = partial(search, fresh=no_cache, partial=True)
+    ranking = find(options.read(spec), keep_rejected=rejected)
+    if (note := liger_note(ranking, find)) is not None:
         ranking = replace(ranking, notes=(note, *ranking.notes))
     if not as_csv or not ranking.plans:
-        ranking = with_ways_out(ranking, spec, options, lambda other: search(other, partial=True))
+        ranking = with_ways_out(ranking, spec, options, find)
     if as_csv:
         from topoplan.report.rows import write_rows
 
