@@ -24,7 +24,7 @@ MACHINES = {
 
 @pytest.fixture(autouse=True)
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All the time that the searches take."""
+    """As many layouts as the searches take."""
     monkeypatch.setattr("topoplan.planner.ways_out.MOST_LAYOUTS", 1e9)
     monkeypatch.setattr("topoplan.planner.ways_out.MOST_LAYOUTS_WHERE_TIGHT", 1e9)
 

@@ -16,7 +16,7 @@ from topoplan.cli.options import (
     SpecOptions,
     TrainerChoice,
 )
-from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking
+from topoplan.cli.plan_choice import PlanChoice, plan_of_id, place_in_ranking
 
 if TYPE_CHECKING:
     from topoplan.bundle.draft import Draft
@@ -144,9 +144,9 @@ def _choose(ranking: Ranking, wanted: str) -> Plan:
     """The plan of that rank or id; a legal id that the ranking does not hold is predicted."""
     from topoplan.errors import NoLayoutFitsError
 
-    plan = plan_of_ranking(ranking, wanted)
-    if plan is not None:
-        return plan
+    place = place_in_ranking(ranking, wanted)
+    if place is not None:
+        return ranking.plans[place]
     plan = plan_of_id(ranking.spec, wanted)
     if not plan.fits:
         from topoplan.report.text import gib

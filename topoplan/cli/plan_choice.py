@@ -32,15 +32,14 @@ def wanted_id(wanted: str) -> str:
     return wanted.strip().replace(" ", "-").replace(":", "-")
 
 
-def plan_of_ranking(ranking: Ranking, wanted: str, *, option: str = "--plan") -> Plan | None:
-    """The plan of that rank or id; None for an id that the ranking does not hold."""
+def place_in_ranking(ranking: Ranking, wanted: str, *, option: str = "--plan") -> int | None:
+    """The place, from 0, of the plan of that rank or id; None for an id that the ranking does not hold."""
     wanted = wanted_id(wanted)
     if wanted.isdecimal():
         if 1 <= int(wanted) <= len(ranking.plans):
-            return ranking.plans[int(wanted) - 1]
+            return int(wanted) - 1
         raise LayoutError(f"there is no plan {wanted}", where=option, expected=f"expected 1 to {len(ranking.plans)}")
-    place = next((place for place, layout in enumerate(ranking.plans.layouts) if layout.id == wanted), None)
-    return None if place is None else ranking.plans[place]
+    return next((place for place, layout in enumerate(ranking.plans.layouts) if layout.id == wanted), None)
 
 
 def plan_of_id(spec: Spec, wanted: str, *, option: str = "--plan") -> Plan:
@@ -84,9 +83,12 @@ def plans_of_spec(spec: Spec, wanted: Mapping[str, str], *, fresh: bool) -> list
             raise nothing_fits(ranking)
     plans = []
     for option, name in names.items():
-        found = None if ranking is None else plan_of_ranking(ranking, name, option=option)
-        # Predicted once more, since a search lists no more stages than it needs.
-        plans.append(plan_of_id(spec, name, option=option) if found is None else predict(spec, found.layout))
+        place = None if ranking is None else place_in_ranking(ranking, name, option=option)
+        if ranking is None or place is None:
+            plans.append(plan_of_id(spec, name, option=option))
+        else:
+            # Not the ranking's own plan, since a search lists no more stages than it needs.
+            plans.append(predict(spec, ranking.plans.layouts[place]))
     return plans
 
 
