@@ -16,7 +16,7 @@ from topoplan.cli.options import (
     SpecOptions,
     TrainerChoice,
 )
-from topoplan.cli.plan_choice import PlanChoice, plan_of_id, place_in_ranking
+from topoplan.cli.plan_choice import PlanChoice, place_in_ranking, plan_of_id
 
 if TYPE_CHECKING:
     from topoplan.bundle.draft import Draft

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from topoplan.engines.timeline import Timeline
+from topoplan.engines.timeline import Event, Phase, Timeline
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.report.dump import picked, plain
@@ -97,11 +98,11 @@ def print_timeline(console: Console, spec: Spec, plan: Plan, drawn: Timeline) ->
     console.print(Text(f"{'':{label}} {_ruler(shown, counts):{columns}} {idle:>6}", style="dim"))
     shares = drawn.idle_shares
     marked = 0 if drawn.lanes else shares.index(max(shares))
-    for rank in range(drawn.ranks):
+    for rank, events in enumerate(drawn.by_rank()):
         line = Text(f"{names[rank]:>{label}} ")
         for number, (window, count) in enumerate(zip(shown, counts, strict=True)):
             line.append(_CUT if number else "")
-            for kind in _cells(drawn, rank, window, count):
+            for kind in _cells(events, drawn.phases, window, count):
                 mark, style, _ = MARKS[kind.removesuffix("'")]
                 line.append(mark.lower() if kind.endswith("'") else mark, style=style)
         line.append(" " * (label + 1 + columns - len(line)))
@@ -131,8 +132,8 @@ def _ruler(shown: tuple[Window, ...], counts: list[int]) -> str:
     return _CUT.join(parts)
 
 
-def _cells(drawn: Timeline, rank: int, window: Window, count: int) -> list[str]:
-    """A kind for each column, with a ' where it is of a chunk beyond the first.
+def _cells(events: Iterable[Event], phases: Iterable[Phase], window: Window, count: int) -> list[str]:
+    """A kind for each column of a rank, with a ' where it is of a chunk beyond the first.
 
     It is the one in the column that has been shown least for its time, so that a line shows the shares of what is
     narrower than a column too.
@@ -148,11 +149,11 @@ def _cells(drawn: Timeline, rank: int, window: Window, count: int) -> list[str]:
             if inside > 0.0:
                 filled[column][kind] = filled[column].get(kind, 0.0) + inside
 
-    for event in drawn.events:
-        if event.rank == rank and event.end_s > window.start_s and event.start_s < window.end_s:
+    for event in events:
+        if event.end_s > window.start_s and event.start_s < window.end_s:
             later = event.chunk and event.kind in NUMBERED
             add(f"{event.kind}'" if later else event.kind, event.start_s, event.end_s)
-    for phase in drawn.phases:
+    for phase in phases:
         add(phase.name, phase.start_s, phase.end_s)
     cells: list[str] = []
     owed: dict[str, float] = {}

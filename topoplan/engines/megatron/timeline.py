@@ -28,7 +28,9 @@ def timeline(case: Case, layout: Layout, time: Time) -> Timeline:
         recompute_s=[stage.recompute_s for stage in stages],
     )
     talk = data_parallel(case, layout, stages[rank], rank)
-    start = terms.reference_s
+    start, events = terms.reference_s, run.events
+    if start:
+        events = tuple(replace(one, start_s=start + one.start_s, end_s=start + one.end_s) for one in events)
     phases = [Phase(name="reference", start_s=0.0, end_s=start)]
     end = start + run.total_s
     for name, seconds in (
@@ -42,7 +44,7 @@ def timeline(case: Case, layout: Layout, time: Time) -> Timeline:
         ranks=layout.pp,
         chunks=layout.vpp,
         microbatches=terms.work.microbatches,
-        events=tuple(replace(one, start_s=start + one.start_s, end_s=start + one.end_s) for one in run.events),
+        events=events,
         phases=tuple(phase for phase in phases if phase.end_s > phase.start_s),
         pipeline_start_s=start,
         pipeline_end_s=start + run.total_s,
