@@ -45,7 +45,7 @@ def trainer_named(name: str) -> Trainer:
 
 def trainer_name(name: Any, where: str = "") -> str | None:
     """`name`, where it is the name of a trainer or None; else raise InputError."""
-    if name is None or name in trainer_names():
+    if name is None or any(name == trainer.name for trainer in TRAINERS):
         return name  # type: ignore[no-any-return]
     raise InputError(
         f"{name!r} is not a trainer",
