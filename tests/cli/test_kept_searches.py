@@ -223,6 +223,7 @@ def documents() -> dict[str, Callable[[dict[str, Any]], Any]]:
         "a list": lambda kept: [kept],
         "no layouts": lambda kept: {key: value for key, value in kept.items() if key != "layouts"},
         "a number that is text": lambda kept: kept | {"elapsed_s": "1"},
+        "no number": lambda kept: kept | {"elapsed_s": float("nan")},
         "a layout that is none": lambda kept: kept | {"layouts": [7, *kept["layouts"][1:]]},
         "degrees of text": lambda kept: kept | {"layouts": [{"degrees": {"tp": "2"}}, *kept["layouts"][1:]]},
         "another cluster": lambda kept: kept | {"layouts": [{"degrees": {"dp": 64}}, *kept["layouts"][1:]]},

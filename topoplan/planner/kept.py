@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from topoplan.layout.layout import Layout
@@ -62,9 +63,11 @@ def from_json(document: bytes, spec: Spec, question: str) -> Ranking | None:
     if kept.question != question or not _is_about(spec, kept):
         return None
 
+    cases = {backend: case_of(spec, backend) for backend in {layout.backend for layout in kept.layouts}}
+
     def plan(place: int) -> Plan:
         layout = kept.layouts[place]
-        case = case_of(spec, layout.backend)
+        case = cases[layout.backend]
         return plan_of(spec, case, layout, memory_of(case, layout))
 
     return Ranking(spec=spec, plans=Plans(kept.layouts, plan), **{name: getattr(kept, name) for name in _SAME})
@@ -75,6 +78,7 @@ def _is_about(spec: Spec, kept: _Kept) -> bool:
     world, batch = spec.cluster.world_size, spec.job.global_batch_size
     return (
         kept.counts.ranked == len(kept.layouts)
+        and isfinite(kept.elapsed_s)
         and (kept.safe is None or 0 <= kept.safe < len(kept.layouts))
         and {layout.backend for layout in kept.layouts} <= {*kept.searched_backends}
         and all(
