@@ -202,6 +202,9 @@ def test_a_change_of_version_or_code_is_another_question(
         monkeypatch.setattr(topoplan, "__version__", "0.1.1")
         search(load_spec(spec_file), fresh=False)
         assert len(searched) == 4
+        monkeypatch.setattr(kept_searches, "version", lambda name: "99.0")
+        search(load_spec(spec_file), fresh=False)
+        assert len(searched) == 5
         # Files that are newer than the program: nobody knows which of the two it has read.
         monkeypatch.setattr(kept_searches, "STARTED_S", module.stat().st_ctime)
         kept_searches._code.cache_clear()

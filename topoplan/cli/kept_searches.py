@@ -9,7 +9,7 @@ import zlib
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,7 +76,8 @@ def searches_directory() -> Path | None:
 
 def _question(spec: Spec) -> str:
     """Everything that an answer depends on. Specs are values through and through, so that their text says all."""
-    return sha256(f"{topoplan.__version__}\n{sys.version}\n{_code()}\n{spec!r}".encode()).hexdigest()
+    versions = (topoplan.__version__, sys.version, version("networkx"))
+    return sha256(f"{versions}\n{_code()}\n{spec!r}".encode()).hexdigest()
 
 
 @cache
@@ -93,19 +94,17 @@ def _code() -> str:
 
 
 def _states() -> Iterator[tuple[str, int, int, int]]:
-    """Path, bytes and times of change of the package's files, and of networkx's first, which an upgrade writes."""
-    files = [
-        Path(folder, name)
-        for package in topoplan.__path__
-        for folder, _, names in os.walk(package)
-        if not folder.endswith("__pycache__")
-        for name in names
-    ]
-    routing = find_spec("networkx")
-    for path in [*files, *([Path(routing.origin)] if files and routing and routing.origin else [])]:
-        with suppress(OSError):
-            status = path.stat()
-            yield str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    """Path, bytes and times of change of the package's files: an edit leaves the version as it is.
+
+    The last is the file system's own, where the other is what an installer or a copy sets it to.
+    """
+    for package in topoplan.__path__:
+        for folder, _, names in os.walk(package):
+            for name in names if not folder.endswith("__pycache__") else ():
+                path = Path(folder, name)
+                with suppress(OSError):
+                    status = path.stat()
+                    yield str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _name(question: str) -> str:
