@@ -19,6 +19,7 @@ ROOT = Path(topoplan.__file__).parent
 # The floors of the hallway. A module imports from its own floor or from lower ones.
 FLOORS = {
     "errors": 0,
+    "on_demand": 0,
     "terminal": 0,
     "terms": 0,
     "units": 0,

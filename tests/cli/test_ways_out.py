@@ -24,9 +24,9 @@ MACHINES = {
 
 @pytest.fixture(autouse=True)
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All the time that the searches take."""
-    monkeypatch.setattr("topoplan.planner.ways_out.MOST_S", 1e9)
-    monkeypatch.setattr("topoplan.planner.ways_out.MOST_S_WHERE_TIGHT", 1e9)
+    """As many layouts as the searches take."""
+    monkeypatch.setattr("topoplan.planner.ways_out.MOST_LAYOUTS", 1e9)
+    monkeypatch.setattr("topoplan.planner.ways_out.MOST_LAYOUTS_WHERE_TIGHT", 1e9)
 
 
 @pytest.fixture

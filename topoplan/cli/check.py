@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topoplan.cli.completion import models
-from topoplan.cli.options import AsJson, Margin, ProfilePath
+from topoplan.cli.options import AsJson, Margin, NoCache, ProfilePath
 
 if TYPE_CHECKING:
     from topoplan.lint.against import Against
@@ -58,9 +58,11 @@ def check(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="With --fix, write over a file that is not ours.")] = False,
     as_json: AsJson = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Exit code 1: an error was found (with --fix, one is left); 2: bad input."""
-    _check(files, _against(cluster, overrides, margin, profile, model, seq_len), fix=fix, force=force, as_json=as_json)
+    against = _against(cluster, overrides, margin, profile, model, seq_len, fresh=no_cache)
+    _check(files, against, fix=fix, force=force, as_json=as_json)
 
 
 def _check(files: list[str], against: Against, *, fix: bool, force: bool, as_json: bool) -> None:
@@ -91,7 +93,11 @@ def _against(
     profile: str | None,
     model: str | None,
     seq_len: int,
+    *,
+    fresh: bool,
 ) -> Against:
+    from functools import partial
+
     from topoplan.cli.search import search
     from topoplan.errors import InputError
     from topoplan.lint.against import Against
@@ -111,5 +117,5 @@ def _against(
         model=model,
         seq_len=seq_len,
         profile=None if profile is None else read_profile(profile),
-        search=search,
+        search=partial(search, fresh=fresh),
     )

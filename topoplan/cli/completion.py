@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from topoplan.planner.plan import Plan
 
 PATIENCE_S = 0.8
@@ -95,8 +97,9 @@ def _figures(plan: Plan) -> str:
     return f"{significant(plan.time.step_s)} s, {gib(plan.memory.device_bytes)} GiB"
 
 
-def _plans(ctx: typer.Context) -> list[Plan]:
+def _plans(ctx: typer.Context) -> Sequence[Plan]:
     """The ranking of the spec, or nothing where it is not known soon or cannot be read."""
+    from topoplan.cli.kept_searches import KeptSearches, searches_directory
     from topoplan.cli.options import SpecOptions
     from topoplan.errors import TopoplanError
     from topoplan.planner.search import rank
@@ -106,11 +109,13 @@ def _plans(ctx: typer.Context) -> list[Plan]:
     spec = ctx.params.get("spec") or next(iter(ctx.args), None)
     try:
         read = SpecOptions(**said).read(spec)
+        if known := KeptSearches(searches_directory()).find(read):
+            return known.plans
         until = time.process_time() + PATIENCE_S
         found = rank(read, progress=lambda *_: time.process_time() > until)
     except TopoplanError:
         return []
-    return list(found.plans) if found.searched == 1.0 else []
+    return found.plans if found.searched == 1.0 else []
 
 
 def mend_zsh() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from topoplan.cli.completion import plans
-from topoplan.cli.options import AsJson, OptionalSpecPath, SpecOptions
+from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions
 from topoplan.cli.plan_choice import PlanChoice, RunPath, plans_of_command
 
 
@@ -29,6 +29,7 @@ def explain(
     *,
     options: SpecOptions,
     as_json: AsJson = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Every figure comes with the place of its formula in the package.
 
@@ -38,7 +39,7 @@ def explain(
     from topoplan.errors import InputError
 
     wanted = {"--plan": plan} | ({} if versus is None else {"--versus": versus})
-    read, (chosen, *others) = plans_of_command(spec, run, wanted, options)
+    read, (chosen, *others) = plans_of_command(spec, run, wanted, options, fresh=no_cache)
     wants_time, wants_memory = time or not memory, memory or not time
     if others:
         from topoplan.planner.versus import compare

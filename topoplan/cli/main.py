@@ -6,6 +6,7 @@ Each verb has a file of its own and imports what it needs when it runs, so that 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import threading
@@ -62,6 +63,8 @@ def _topoplan(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 when it worked, 1 when nothing fits, 2 for bad input."""
+    # A command makes thousands of objects that it needs to the end: to look for garbage among them is for nothing.
+    gc.set_threshold(100_000)
     # A name that the terminal cannot show (a path that is not UTF-8, a Latin-1 locale) must not end the program.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -100,6 +100,14 @@ TrainerChoice = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+NoCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache",
+        help="Search anew and keep nothing of it. Searches are kept in $XDG_CACHE_HOME/topoplan, by default in "
+        "~/.cache/topoplan, and answer the same question again.",
+    ),
+]
 
 
 EXAMPLE = "--gpu h100-sxm-80gb --nodes 4 --model Qwen/Qwen3-8B --seq-len 4096 --batch 64"

@@ -39,14 +39,14 @@ def wanted_id(wanted: str) -> str:
     return wanted.strip().lower().replace(" ", "-").replace(":", "-")
 
 
-def plan_of_ranking(ranking: Ranking, wanted: str, *, option: str = "--plan") -> Plan | None:
-    """The plan of that rank or id; None for an id that the ranking does not hold."""
+def place_in_ranking(ranking: Ranking, wanted: str, *, option: str = "--plan") -> int | None:
+    """The place, from 0, of the plan of that rank or id; None for an id that the ranking does not hold."""
     wanted = wanted_id(wanted)
     if wanted.isdecimal():
         if 1 <= int(wanted) <= len(ranking.plans):
-            return ranking.plans[int(wanted) - 1]
+            return int(wanted) - 1
         raise LayoutError(f"there is no plan {wanted}", where=option, expected=f"expected 1 to {len(ranking.plans)}")
-    return next((plan for plan in ranking.plans if plan.id == wanted), None)
+    return next((place for place, layout in enumerate(ranking.plans.layouts) if layout.id == wanted), None)
 
 
 def plan_of_id(spec: Spec, wanted: str, *, option: str = "--plan") -> Plan:
@@ -75,7 +75,7 @@ def _searched_keys(spec: Spec, keys: Mapping[str, Any]) -> dict[str, Any]:
     return {"backend": unnamed[0]} if unnamed else {}
 
 
-def plans_of_spec(spec: Spec, wanted: Mapping[str, str]) -> list[Plan]:
+def plans_of_spec(spec: Spec, wanted: Mapping[str, str], *, fresh: bool) -> list[Plan]:
     """The plans that options name: by rank, which takes a search, or by id, which does not unless it is `uneven`."""
     from topoplan.cli.search import search
     from topoplan.planner.predict import predict
@@ -83,21 +83,24 @@ def plans_of_spec(spec: Spec, wanted: Mapping[str, str]) -> list[Plan]:
     names = {option: wanted_id(text) for option, text in wanted.items()}
     ranking = None
     if any(name.isdecimal() or "uneven" in name.split("-") for name in names.values()):
-        ranking = search(spec)
+        ranking = search(spec, fresh=fresh)
         if not ranking.plans:
             from topoplan.report.nothing_fits import nothing_fits
 
             raise nothing_fits(ranking)
     plans = []
     for option, name in names.items():
-        found = None if ranking is None else plan_of_ranking(ranking, name, option=option)
-        # Predicted once more, since a search lists no more stages than it needs.
-        plans.append(plan_of_id(spec, name, option=option) if found is None else predict(spec, found.layout))
+        place = None if ranking is None else place_in_ranking(ranking, name, option=option)
+        if ranking is None or place is None:
+            plans.append(plan_of_id(spec, name, option=option))
+        else:
+            # Not the ranking's own plan, since a search lists no more stages than it needs.
+            plans.append(predict(spec, ranking.plans.layouts[place]))
     return plans
 
 
 def plans_of_command(
-    spec: str | None, run: str | None, wanted: Mapping[str, str], options: SpecOptions
+    spec: str | None, run: str | None, wanted: Mapping[str, str], options: SpecOptions, *, fresh: bool
 ) -> tuple[Spec, list[Plan]]:
     """The spec and the plans that a command line names, by SPEC and options such as --plan, or by --run."""
     from topoplan.cli.options import EXAMPLE
@@ -107,7 +110,7 @@ def plans_of_command(
         if spec is None and options.gpu is None:
             raise InputError("expected a SPEC, --gpu or --run FILE", remedy=f"such as {EXAMPLE}")
         read = options.read(spec)
-        return read, plans_of_spec(read, wanted)
+        return read, plans_of_spec(read, wanted, fresh=fresh)
     if spec is not None:
         raise InputError("SPEC and --run are both given", remedy="leave one out")
     if replace(options, profile=None) or dict(wanted) != {"--plan": "1"}:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topoplan.cli.exit_codes import INTERRUPTED
-from topoplan.cli.options import WITHOUT_SPEC, AsJson, OptionalSpecPath, SpecOptions, not_both
+from topoplan.cli.options import WITHOUT_SPEC, AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +24,11 @@ def rank(
     rejected: Annotated[bool, typer.Option("--rejected", help="Also show the layouts that are out, and why.")] = False,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print one row a plan.")] = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Exit code 1: no layout fits; 2: bad input; 130: stopped by Ctrl-C, after the best of what was searched."""
     from dataclasses import replace
+    from functools import partial
 
     from topoplan.cli.search import search
     from topoplan.cli.ways_out import led_on, with_ways_out
@@ -37,15 +39,15 @@ def rank(
     if as_csv and rejected:
         raise InputError("--csv has no rows for rejected layouts", remedy="use --rejected --json")
 
-    read = options.read(spec)
+    read, find = options.read(spec), partial(search, fresh=no_cache, partial=True)
     try:
-        ranking = search(read, keep_rejected=rejected, partial=True)
+        ranking = find(read, keep_rejected=rejected)
     except ModelError as error:
-        raise led_on(error, read, spec, options, lambda other: search(other, partial=True)) from None
-    if (note := liger_note(ranking, lambda other: search(other, partial=True))) is not None:
+        raise led_on(error, read, spec, options, find) from None
+    if (note := liger_note(ranking, find)) is not None:
         ranking = replace(ranking, notes=(note, *ranking.notes))
     if not as_csv or not ranking.plans:
-        ranking = with_ways_out(ranking, spec, options, lambda other: search(other, partial=True))
+        ranking = with_ways_out(ranking, spec, options, find)
     if as_csv:
         from topoplan.report.rows import write_rows
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topoplan.cli.completion import plans
-from topoplan.cli.options import AsJson, SpecOptions, SpecPath, not_both
+from topoplan.cli.options import AsJson, NoCache, SpecOptions, SpecPath, not_both
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +54,7 @@ def topology(
     *,
     options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "backend", "trainer")],
     as_json: AsJson = False,
+    no_cache: NoCache = False,
 ) -> None:
     """What each communication group of a layout gets of the network is said too, where a layout is given.
 
@@ -66,7 +67,7 @@ def topology(
     if output is not None and not output.endswith(".svg"):
         raise OutputError("not the name of a drawing", where=output, expected="expected a name in .svg")
     not_both("--layout", layout is not None, "--plan", plan is not None)
-    found = None if plan is None else _planned(spec, plan, options)
+    found = None if plan is None else _planned(spec, plan, options, fresh=no_cache)
     if found is None:
         cluster, own = _cluster(spec, options), None
         chosen = None if layout is None else _of_degrees(layout, cluster)
@@ -89,11 +90,11 @@ def topology(
         print_step_flows(stdout_console(), flows)
 
 
-def _planned(spec: str, plan: str, options: SpecOptions) -> tuple[Spec, Plan]:
+def _planned(spec: str, plan: str, options: SpecOptions, *, fresh: bool) -> tuple[Spec, Plan]:
     from topoplan.cli.plan_choice import plans_of_spec
 
     read = options.read(spec)
-    return read, plans_of_spec(read, {"--plan": plan})[0]
+    return read, plans_of_spec(read, {"--plan": plan}, fresh=fresh)[0]
 
 
 def _cluster(spec: str, options: SpecOptions) -> Cluster:

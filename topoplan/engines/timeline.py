@@ -87,6 +87,13 @@ class Timeline:
         """The closed form over the simulation, less one."""
         return self.closed_form_s / self.pipeline_s - 1.0
 
+    def by_rank(self) -> list[list[Event]]:
+        """The events of each rank."""
+        events: list[list[Event]] = [[] for _ in range(self.ranks)]
+        for event in self.events:
+            events[event.rank].append(event)
+        return events
+
     @property
     def busy(self) -> tuple[Mapping[str, float], ...]:
         """By rank: seconds by kind of event, and `idle`, which together are the pipeline's."""
@@ -116,8 +123,8 @@ class Timeline:
     def _runs(self, kind: str, which: Callable[..., Event]) -> list[list[Event]]:
         """For each rank that has some, the events of its first or its last forward or backward."""
         found = []
-        for rank in range(self.ranks):
-            if mine := [event for event in self.events if event.rank == rank and event.kind == kind]:
+        for events in self.by_rank():
+            if mine := [event for event in events if event.kind == kind]:
                 one = which(mine, key=lambda event: event.start_s)
                 found.append([e for e in mine if (e.chunk, e.microbatch) == (one.chunk, one.microbatch)])
         return found

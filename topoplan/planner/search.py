@@ -205,15 +205,14 @@ class _Search:
             case = self.cases[one.layout.backend]
             return plan_of(self.spec, case, one.layout, one.memory, self.verdict(one.layout))
 
-        in_order = Plans(len(order), plan)
-        safe = first_safe(order)
+        in_order = Plans([one.layout for one in order], plan)
         illegal_backends = {backend: why for backend, why in self.refused.items() if backend not in self.legal}
         return Ranking(
             spec=self.spec,
             plans=in_order,
             counts=counts,
             elapsed_s=elapsed_s,
-            safe=None if safe is None else (safe[0], in_order[safe[0]]),
+            safe=first_safe(order),
             searched=searched,
             rejected=tuple([memory_rejection(self.spec, layout) for _, _, layout in kept] + illegal),
             notes=tuple(alternatives(order)),

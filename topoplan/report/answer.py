@@ -53,7 +53,8 @@ def answer_of(ranking: Ranking, *, top: int, words: Sequence[str]) -> Answer | N
     if not shown:
         return None
 
-    def chosen(place: int, plan: Plan) -> Chosen:
+    def chosen(place: int) -> Chosen:
+        plan = ranking.plans[place]
         return Chosen(
             plan=plan, rank=place + 1, command=shlex.join(["topoplan", "generate", *words, "--plan", plan.id])
         )
@@ -62,8 +63,8 @@ def answer_of(ranking: Ranking, *, top: int, words: Sequence[str]) -> Answer | N
     return Answer(
         shown=shown,
         warnings=[warnings for warnings, _ in said],
-        best=chosen(0, shown[0]),
-        safe=None if ranking.safe is None else chosen(*ranking.safe),
+        best=chosen(0),
+        safe=None if ranking.safe is None else chosen(ranking.safe),
         refused=said[0][1],
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from topoplan.engines.timeline import Timeline
+from topoplan.engines.timeline import Event, Timeline
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.report.dump import picked, plain
@@ -102,8 +102,8 @@ def print_timeline(console: Console, spec: Spec, plan: Plan, drawn: Timeline) ->
     console.print(Text(f"{'':{label}} {_ruler(shown, counts):{columns}} {idle:>6}", style="dim"))
     shares = drawn.idle_shares
     marked = 0 if drawn.lanes else shares.index(max(shares))
-    for rank in range(drawn.ranks):
-        line = _line(f"{names[rank]:>{label}} ", _work(drawn, rank), shown, counts)
+    for rank, events in enumerate(drawn.by_rank()):
+        line = _line(f"{names[rank]:>{label}} ", _work(drawn, events), shown, counts)
         line.append(" " * (label + 1 + columns - len(line)))
         line.append(f" {100 * shares[rank]:5.1f}%", style="bold" if rank == marked else "")
         console.print(line)
@@ -115,12 +115,11 @@ def print_timeline(console: Console, spec: Spec, plan: Plan, drawn: Timeline) ->
     paragraph(console, totals_line(plan, drawn))
 
 
-def _work(drawn: Timeline, rank: int) -> list[_Span]:
+def _work(drawn: Timeline, events: Sequence[Event]) -> list[_Span]:
     """What a rank does, its kind with a ' where it is of a chunk beyond the first."""
-    mine = [event for event in drawn.events if event.rank == rank]
     spans = [
         (f"{event.kind}'" if event.chunk and event.kind in NUMBERED else event.kind, event.start_s, event.end_s)
-        for event in mine
+        for event in events
     ]
     return [*spans, *((phase.name, phase.start_s, phase.end_s) for phase in drawn.phases)]
 

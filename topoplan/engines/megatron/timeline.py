@@ -45,7 +45,9 @@ def timeline(case: Case, layout: Layout, time: Time) -> Timeline:
     ):
         phases.append(Phase(name=name, start_s=end, end_s=end + seconds))
         end += seconds
-    events = tuple(replace(one, start_s=start + one.start_s, end_s=start + one.end_s) for one in run.events)
+    events = run.events
+    if start:
+        events = tuple(replace(one, start_s=start + one.start_s, end_s=start + one.end_s) for one in events)
     talks = (_in_layers(case, layout, terms, events), _of_states(states, rank, start, phases))
     return Timeline(
         ranks=layout.pp,
