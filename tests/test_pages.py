@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -117,6 +118,12 @@ def commands(text: str) -> Iterator[list[str]]:
             yield shlex.split(words)[1:]
 
 
+def options(command: Any, *, deep: bool) -> set[str]:
+    """Of a verb, and of those below it."""
+    own = {name for option in command.params for name in option.opts} | {"-h", "--help"}
+    return own.union(*(options(one, deep=True) for one in getattr(command, "commands", {}).values() if deep))
+
+
 @pytest.mark.parametrize("page", TEXTS)
 def test_verbs_and_options_exist(page: str) -> None:
     program = typer.main.get_command(app(*VERBS))
@@ -124,9 +131,10 @@ def test_verbs_and_options_exist(page: str) -> None:
         command, rest = program, list(words)
         while rest and rest[0] in getattr(command, "commands", {}):
             command = command.commands[rest.pop(0)]
-        known = {name for option in command.params for name in option.opts} | {"-h", "--help"}
+        known = options(command, deep=False)
         assert command is not program or words[0] in known, words
         assert {word for word in rest if word.startswith("-") and word != "-"} <= known, words
+    assert set(re.findall(r"`(--[a-z][a-z-]*)", TEXTS[page])) <= options(program, deep=True)
 
 
 def test_keys_that_the_spec_page_names_are_in_the_schema() -> None:
