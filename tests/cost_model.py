@@ -14,7 +14,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 from textwrap import indent
@@ -115,14 +115,16 @@ def modules_of(room: str) -> list[Module]:
     return [module for module in ordered.values() if module.definitions]
 
 
+@cache
 def sources() -> dict[str, list[str]]:
     """Name of a formula -> what it is taken from, as `source_of(formula, ...)` says where a figure is made."""
     found: dict[str, list[str]] = defaultdict(list)
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    texts = [path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))]
+    for text in texts:
+        for node in ast.walk(ast.parse(text)) if "source_of(" in text else ():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "source_of":
                 formula, *origins = node.args
-                said = [text for one in origins if (text := _text(one))]
+                said = [origin for one in origins if (origin := _text(one))]
                 found[ast.unparse(formula)] += [one for one in said if one not in found[ast.unparse(formula)]]
     return found
 
