@@ -49,8 +49,8 @@ def picture() -> str:
 
 
 def _run(command: str) -> str:
-    """What a command line that begins with `topoplan` prints, in the root of the repository."""
-    script = f'unset COLUMNS; topoplan() {{ "{sys.executable}" -m topoplan "$@"; }}; {command}'
+    """What a command line that begins with `topoplan` prints now, in the root of the repository."""
+    script = f'unset COLUMNS; export XDG_CACHE_HOME=/dev/null; topoplan() {{ "{sys.executable}" -m topoplan "$@"; }}; {command}'
     done = subprocess.run(["bash", "-euc", script], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):  # 1: `check` has found errors
         raise RuntimeError(f"{command}: exit code {done.returncode}: {done.stderr}")
