@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -50,8 +51,12 @@ def picture() -> str:
 
 def _run(command: str) -> str:
     """What a command line that begins with `topoplan` prints now, in the root of the repository."""
-    script = f'unset COLUMNS; export XDG_CACHE_HOME=/dev/null; topoplan() {{ "{sys.executable}" -m topoplan "$@"; }}; {command}'
-    done = subprocess.run(["bash", "-euc", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    script = f'topoplan() {{ "{sys.executable}" -m topoplan "$@"; }}; {command}'
+    environment = {**os.environ, "XDG_CACHE_HOME": os.devnull}
+    environment.pop("COLUMNS", None)
+    done = subprocess.run(
+        ["bash", "-euc", script], cwd=ROOT, capture_output=True, text=True, check=False, env=environment
+    )
     if done.returncode not in (0, 1):  # 1: `check` has found errors
         raise RuntimeError(f"{command}: exit code {done.returncode}: {done.stderr}")
     return done.stdout
