@@ -79,7 +79,7 @@ readme: $(VENV)/.installed  ## Put the present output into README.md, docs/ and 
 	$(BIN)/topoplan generate $(DEMO_SPEC) -o generated/h100-4x8
 
 readme-check: $(VENV)/.installed-dev  ## Run what README.md and docs/ show, and compare it with what is printed
-	$(BIN)/python -m pytest -n auto --dist worksteal -m pages tests/test_pages.py
+	$(BIN)/python -m pytest -n auto --dist worksteal -m readme tests/test_pages.py
 
 docs: $(VENV)/.installed-docs  ## Build the site of docs/ into site/; a broken link is an error
 	$(BIN)/python -m tests.cost_model docs/cost-model

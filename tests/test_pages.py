@@ -56,7 +56,7 @@ def of_pages(language: str, having: str) -> list[object]:
     return [pytest.param(text, id=f"{name}-{number}") for number, (name, text) in enumerate(found)]
 
 
-@pytest.mark.pages
+@pytest.mark.readme
 @pytest.mark.parametrize(
     ("command", "text"),
     [pytest.param(*found, id=f"{name}-{found[0]}") for name, page in TEXTS.items() for found in shown(page)],
@@ -65,7 +65,7 @@ def test_output_is_what_the_program_prints(command: str, text: str) -> None:
     assert block(command) == text, "the output of an example has changed: run `make readme`"
 
 
-@pytest.mark.pages
+@pytest.mark.readme
 def test_the_picture_is_what_the_program_draws() -> None:
     assert picture() == PICTURE.read_text(encoding="utf-8"), "the picture has changed: run `make readme`"
 
@@ -79,21 +79,21 @@ def test_marks_of_output_go_together() -> None:
         assert text.count("<!-- output -->") == text.count("<!-- /output -->") == len(shown(text)), name
 
 
-@pytest.mark.pages
+@pytest.mark.readme
 @pytest.mark.parametrize("script", of_pages("bash", "topoplan "))
 def test_scripts_run(clone: Path, script: str) -> None:
     done = run(["bash", "-euo", "pipefail", "-c", script], clone)
     assert not {line for line in done.stderr.splitlines() if not line.startswith("Assumed: ")}
 
 
-@pytest.mark.pages
+@pytest.mark.readme
 @pytest.mark.parametrize("session", of_pages("console", "$ topoplan "))
 def test_sessions_run(clone: Path, session: str) -> None:
     for command in re.findall(r"^\$ (topoplan .*)$", session, re.MULTILINE):
         run(["bash", "-c", command], clone)
 
 
-@pytest.mark.pages
+@pytest.mark.readme
 @pytest.mark.parametrize("code", of_pages("python", "import topoplan"))
 def test_python_runs(clone: Path, code: str) -> None:
     assert run([sys.executable, "-c", code], clone).stdout.startswith("tp4-pp1-dp8-mbs1 ")
