@@ -31,9 +31,6 @@ def run(command: str) -> str:
     shown = io.StringIO()
     with (
         mock.patch.dict(os.environ, _TERMINAL),
-        # All the time that the searches take: a slow machine shows the same.
-        mock.patch("topoplan.planner.ways_out.MOST_S", 1e9),
-        mock.patch("topoplan.planner.ways_out.MOST_S_WHERE_TIGHT", 1e9),
         contextlib.redirect_stdout(shown),
         contextlib.redirect_stderr(shown),
         contextlib.suppress(SystemExit),

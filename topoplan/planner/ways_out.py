@@ -22,9 +22,9 @@ from topoplan.trainers.registry import backends_of
 from topoplan.units import GIB
 
 MOST_SEARCHES = 32
-MOST_LAYOUTS, MOST_LAYOUTS_WHERE_TIGHT = 400_000, 80_000
-"""Candidates of all searches together, after which none is begun: 20 seconds of them, and 4. In layouts, since the same
-question has to have the same answer, on a slow machine and where searches of before are known."""
+MOST_LAYOUTS, MOST_LAYOUTS_WHERE_TIGHT = 1_500_000, 300_000
+"""Candidates of all searches together, after which none is begun: some 20 seconds of them, and 4. In layouts, since the
+same question has to have the same answer, on a slow machine and where searches of before are known."""
 _ANY_HOST_MEMORY = "64TiB"
 _DOUBLINGS = 4
 _SHORTEST = 1 / 8
