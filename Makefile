@@ -36,7 +36,7 @@ MCORE_ADAPTER ?=
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts lint format typecheck bench soak accuracy readme readme-check \
+.PHONY: help demo test test-hosts lint format typecheck bench soak accuracy readme readme-check docs \
 	verify verify-llamafactory verify-megatron verify-swift verify-trinity key-lists clean
 
 help:  ## Show the targets
@@ -74,12 +74,17 @@ soak: $(VENV)/.installed-dev  ## Launch short jobs with faults drawn at random; 
 accuracy: $(VENV)/.installed  ## Grade predictions against measured runs, into docs/accuracy.md
 	$(BIN)/topoplan validate -o docs/accuracy.md
 
-readme: $(VENV)/.installed  ## Put the present output into README.md, docs/checks.md and the example bundle
-	$(BIN)/python -m tests.readme
+readme: $(VENV)/.installed  ## Put the present output into README.md, docs/, the journeys and the example bundle
+	$(BIN)/python -m tests.pages
+	$(BIN)/python -m tests.journeys
 	$(BIN)/topoplan generate $(DEMO_SPEC) -o generated/h100-4x8
 
-readme-check: $(VENV)/.installed-dev  ## Run what README.md shows, and compare its output with what is printed
-	$(BIN)/python -m pytest -n auto --dist worksteal -m readme tests/test_readme.py
+readme-check: $(VENV)/.installed-dev  ## Run what README.md and docs/ show, and compare it with what is printed
+	$(BIN)/python -m pytest -n auto --dist worksteal -m readme tests/test_pages.py tests/test_journeys.py
+
+docs: $(VENV)/.installed-docs  ## Build the site of docs/ into site/; a broken link is an error
+	$(BIN)/python -m tests.cost_model docs/cost-model
+	$(BIN)/zensical build --strict --clean
 
 # Jobs under Slurm too, where slurmctld, slurmd, slurm-client and munge are installed: tests/verify/slurm.py.
 verify: verify-llamafactory $(if $(PYTHON312),verify-megatron) verify-swift verify-trinity  ## Check the output against the real trainers (installs them: some GB)
@@ -108,7 +113,8 @@ clean:  ## Remove the environment and the caches
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "topoplan needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@# Without ensurepip half an environment is left, which the next make would take for a whole one.
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
@@ -116,6 +122,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@ $(VENV)/.installed
 
 # $(call verify_environment,DIRECTORY,CONSTRAINTS,EXTRA,PYTHON,TORCH); torch first, so that what follows takes the build

@@ -14,9 +14,7 @@ _HEAD = """# What `topoplan check` looks for
 
 Made by `make readme` from the tables of the rules; what stands in *italics* is filled in. `error`: it will not start,
 or trains something else than is written; `warning`: it works, worse than it could or only by luck; `note`: worth
-knowing.
-`--select` and `--ignore` take the names. Rules on bundles that `topoplan generate` wrote (`bundle-...`) and on what is
-predicted with `--cluster` are not listed yet.
+knowing. Not listed are rules on bundles that `topoplan generate` wrote (`bundle-...`) and on what `--cluster` predicts.
 """
 
 

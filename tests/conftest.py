@@ -57,6 +57,14 @@ def _no_terminal() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_kept_searches() -> Iterator[None]:
+    """Nothing can be written below a device: every test searches for itself, and leaves the user's cache alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", os.devnull)
+        yield
+
+
 def _is_on_hosts(path: Path) -> bool:
     return bool({path.stem, f"{path.parent.name}/{path.stem}"} & ON_HOSTS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from topoplan.layout.layout import Layout, Recompute
-from topoplan.planner.plan import Counts, Memory, Plan, Ranking, Rejection, StageMemory, Time
+from topoplan.planner.plan import Counts, Memory, Plan, Plans, Ranking, Rejection, StageMemory, Time
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.job import Job
@@ -131,7 +131,8 @@ def make_rejection(
 def make_ranking(*plans: Plan, spec: Spec | None = None, **fields: Any) -> Ranking:
     """A ranking of these plans, in this order."""
     counts = Counts(candidates=1234, illegal=600, out_of_memory=634 - len(plans), ranked=len(plans))
-    values: dict[str, Any] = {"spec": spec or make_spec(), "plans": plans, "counts": counts, "elapsed_s": 0.25}
+    in_order = Plans([plan.layout for plan in plans], plans.__getitem__)
+    values: dict[str, Any] = {"spec": spec or make_spec(), "plans": in_order, "counts": counts, "elapsed_s": 0.25}
     return Ranking(**values | fields)
 
 

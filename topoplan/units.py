@@ -62,6 +62,12 @@ def shown(value: object) -> str:
     return f"{quote(value)!r}" if isinstance(value, str) and value.isprintable() else quote(value)
 
 
+def multiples_around(value: int, divisor: int) -> str:
+    """`12 or 16`: the multiples of a divisor below and above a value."""
+    below = value // divisor * divisor
+    return f"{below} or {below + divisor}" if below else f"{divisor}"
+
+
 def file_name(name: str, otherwise: str = "") -> str:
     """A name as that of a file or directory: ASCII, no separators, no leading dots. `otherwise` if nothing is left."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or otherwise
@@ -100,16 +106,24 @@ def _checked(value: float, text: object) -> float:
     return value
 
 
+def _begun(unit: str) -> str:
+    """The prefix that a wrong unit begins with: T of `2T`; else G."""
+    letter = unit[0].upper() if unit[0] not in "kK" else "k"
+    return letter if letter in _DECIMAL else "G"
+
+
 def parse_bytes(text: object) -> int:
     """Bytes of an amount such as `80GB` (10^9) or `79.6GiB` (2^30). Raises UnitError."""
 
-    def remedy(number: str) -> str:
-        return f"write {number}GB (10^9 bytes) or {number}GiB (2^30 bytes)"
+    def remedy(number: str, prefix: str = "G") -> str:
+        return f"write {number}{prefix}B (powers of 1000) or {number}{prefix}iB (powers of 1024)"
 
     value, number, unit = _split(text, "an amount of memory", "80GB or 81559MiB", remedy)
     match = _AMOUNT_UNIT.fullmatch(unit)
     if match is None:
-        raise UnitError(f"{quote(text)} is not an amount of memory: no unit {quote(unit)!r}", remedy=remedy(number))
+        raise UnitError(
+            f"{quote(text)} is not an amount of memory: no unit {quote(unit)!r}", remedy=remedy(number, _begun(unit))
+        )
     amount = round(_checked(value * _PREFIX[match.group(1) or ""], text))
     return int(_checked(amount, text))
 
@@ -117,19 +131,23 @@ def parse_bytes(text: object) -> int:
 def parse_rate(text: object) -> float:
     """Bytes per second of a rate such as `900GB/s` (bytes) or `400Gb/s`, `400Gbps` (bits). Raises UnitError."""
 
-    def remedy(number: str) -> str:
-        return f"write {number}GB/s (bytes) or {number}Gb/s (bits)"
+    examples = "900GB/s (bytes) or 400Gb/s (bits)"
 
-    value, number, unit = _split(text, "a rate", "900GB/s (bytes) or 400Gb/s (bits)", remedy)
+    def remedy(number: str, prefix: str = "G") -> str:
+        return f"write {number}{prefix}B/s (bytes) or {number}{prefix}b/s (bits)"
+
+    value, number, unit = _split(text, "a rate", examples, remedy)
     match = _RATE_UNIT.fullmatch(unit)
     if match is None:
         if re.fullmatch(r"[kmgtp]i?b(?:/s|/sec|ps)", unit, re.IGNORECASE):
-            prefix = unit[0].upper() if unit[0] not in "kK" else "k"
             what = f"{quote(text)} is ambiguous: it could be bits or bytes"
-            raise UnitError(what, remedy=f"write {number}{prefix}b/s (bits) or {number}{prefix}B/s (bytes)")
+            raise UnitError(what, remedy=remedy(number, _begun(unit)))
         if _AMOUNT_UNIT.fullmatch(unit):
             raise UnitError(f"{quote(text)} is an amount, not a rate", remedy=f"write {number}{unit}/s")
-        raise UnitError(f"{quote(text)} is not a rate: no unit {quote(unit)!r}", remedy=remedy(number))
+        what = f"{quote(text)} is not a rate: no unit {quote(unit)!r}"
+        if any(map(str.isdigit, unit)):  # `8x400Gb/s`: the first number is not the one
+            raise UnitError(what, expected=f"expected a rate such as {examples}")
+        raise UnitError(what, remedy=remedy(number, _begun(unit)))
     bits = 8 if match.group(3) else 1
     return _checked(value * _PREFIX[match.group(1) or ""] / bits, text)
 
@@ -186,7 +204,9 @@ def probably_meant(text: str, parse: Callable[[object], float], lowest: float, h
     ]
     for candidate in exchanged + scaled:
         try:
-            if candidate != text and lowest <= parse(candidate) <= highest:
+            # What is only a little out of range was not meant a thousand times larger or smaller.
+            is_slip = candidate in exchanged or not lowest / 10 < parse(text) < highest * 10
+            if candidate != text and is_slip and lowest <= parse(candidate) <= highest:
                 return candidate
         except UnitError:
             continue

@@ -148,7 +148,7 @@ class Hosts:
         wait_until(lambda: all(words in log.read_text() for log in logs), f"all have written {words}")
 
     def stop_from_another_client(self, grace_s: float = 0.5) -> None:
-        """What `topoplan stop` does with the record of the last run."""
+        """What `topoplan runs stop` does with the record of the last run."""
         note_stop(load().run_id, grace_s)
         for node, name in zip(load().nodes, NAMES, strict=True):
             with connect(self.bed.target(name), Access(), deadline_s=30) as connection:

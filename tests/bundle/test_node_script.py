@@ -26,10 +26,11 @@ from markdown_it import MarkdownIt
 from tests.bundle.samples import CLUSTER, HOSTS, ONE_NODE, QWEN3_8B, QWEN3_30B, make_spec_and_plan
 from tests.sizes import examples
 from topoplan.bundle.bundle import generate
-from topoplan.bundle.node_script import HIJACKERS, master_port, script_name
+from topoplan.bundle.node_script import master_port, script_name
 from topoplan.bundle.write import write_bundle
 from topoplan.errors import SpecError
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.passed_on import HIJACKERS
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
 
 FAKE_PYTHON = r"""#!/bin/bash

@@ -58,8 +58,8 @@ job:
   global_batch_size: 64
   dataset: 日本 data
   epochs: 2
-  trainer: {additional_configs: {a: [1, 2.0, {b: null, c: true}], "x y": "1e5", z: 1e-8}, save_steps: 5,
-    run_name: "ünï \\U0001F600 \\u2028"}
+  trainer: {additional_configs: {window_size: [1, 2.0, {b: null, "x y": true}], timers: "1e5", init_method_std: 1e-8},
+    save_steps: 5, run_name: "ünï \\U0001F600 \\u2028"}
 """
 PROFILE = "gpu: hopper\nsource: my machine\ngemm_tile: [128, 128]\ncontext_bytes: 1GiB\nkernel_launch_s: 0\n"
 
@@ -280,8 +280,8 @@ def test_another_file_says_what_it_is(tmp_path: Path, text: str, message: str) -
 
 
 def test_a_directory_without_a_plan_and_a_file_that_is_not_there_are_refused(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "absent.json"):
-        with pytest.raises(SpecError, match="no such file"):
+    for path, message in ((tmp_path, "is not a bundle: no plan.json"), (tmp_path / "absent.json", "no such file")):
+        with pytest.raises(SpecError, match=message):
             read_plan_file(path)
 
 

@@ -20,9 +20,10 @@ from tests.bundle.nodes import Machine, Nodes, Started, nodes, stand_in_trainer,
 from tests.bundle.samples import CLUSTER, QWEN3_8B, make_layout, make_plan, make_spec_and_plan
 from tests.bundle.test_node_script import fill
 from topoplan.bundle.bundle import generate
-from topoplan.bundle.node_script import HIJACKERS, master_port
+from topoplan.bundle.node_script import master_port
 from topoplan.bundle.write import write_bundle
 from topoplan.specs.cluster import Host
+from topoplan.specs.passed_on import HIJACKERS
 from topoplan.specs.spec import Spec
 from topoplan.trainers.environment import node_environment
 from topoplan.trainers.llamafactory.mca import trainer_run

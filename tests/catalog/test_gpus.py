@@ -73,7 +73,7 @@ def test_a_gpu_is_found_in_any_case() -> None:
 @pytest.mark.parametrize(
     ("wrong", "suggested"),
     [
-        ("h100-sxm-80g", "'h100-sxm-80gb'"),
+        ("h100-sxm-80bg", "'h100-sxm-80gb'"),
         ("H100-NVL", "'h100-sxm-80gb' or 'h100-pcie-80gb'"),
         ("NVIDIA A100-SXM4-80GB", "'a100-sxm-80gb'"),
     ],
@@ -82,13 +82,14 @@ def test_an_unknown_gpu_gets_the_nearest_name(wrong: str, suggested: str) -> Non
     with pytest.raises(SpecError) as caught:
         known.gpu(wrong)
     assert f"GPU {wrong!r} is not known; did you mean {suggested}?" in str(caught.value)
-    assert "topoplan gpus" in str(caught.value)
+    assert "topoplan show gpus" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("short", "name"),
     [
         ("h100", "h100-sxm-80gb"),
+        ("a100-80g", "a100-sxm-80gb"),
         ("H100 PCIe", "h100-pcie-80gb"),
         ("h20", "h20-sxm-96gb"),
         ("h200", "h200-sxm-141gb"),

@@ -113,7 +113,7 @@ def test_an_unknown_model_gets_the_nearest_name_and_the_ways_out() -> None:
         known.model("Qwen/Qwen3-9B")
     message = str(caught.value)
     assert "model 'Qwen/Qwen3-9B' is not known; did you mean 'Qwen/Qwen3-8B'?" in message
-    assert "topoplan models" in message
+    assert "topoplan show models" in message
     assert "config.json" in message
     assert not catalog.knows_model("Qwen/Qwen3-9B")
 

@@ -52,7 +52,8 @@ def test_ctrl_c_leaves_the_run_as_it_is(live: LiveRun) -> None:
         _, said = process.communicate(timeout=20)
     assert process.returncode == 130
     assert said.decode().endswith(
-        "topoplan: left; the run goes on\n  watch it again: topoplan attach live-1    end it: topoplan stop live-1\n"
+        "topoplan: left; the run goes on\n  topoplan runs attach live-1  # watch it again\n"
+        "  topoplan runs stop live-1    # end what is left\n"
     )
     live.wait_for(["running", "running"])
 
@@ -116,7 +117,7 @@ def test_what_still_runs_after_a_failure_is_stopped_only_when_asked_for(
     assert f"node-01 ({live.record.nodes[1].address}) failed first: ended with exit code 9\n" in shown.err
     assert "likely cause: " in shown.err
     assert "node-00 still runs, though the run cannot succeed any more\n" in shown.err
-    assert "topoplan stop live-1" in shown.err
+    assert "topoplan runs stop live-1" in shown.err
     live.wait_for(["running"])
     assert record.load().state == "running"
     shown = cli("attach", "--stop-on-failure", "--grace", "1")

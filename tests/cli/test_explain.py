@@ -80,8 +80,8 @@ def test_a_run_document_is_explained(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain"], "expected either a SPEC or --run FILE"),
-        (["explain", "x.yaml", "--run", "y.json"], "expected either a SPEC or --run FILE"),
+        (["explain"], "expected a SPEC, --gpu or --run FILE"),
+        (["explain", "x.yaml", "--run", "y.json"], "SPEC and --run are both given; leave one out"),
         (["explain", "--run", "y.json", "--plan", "2"], "leave the other options out"),
         (["explain", "absent.yaml"], "no such file"),
         (["explain", "--run", "absent.json"], "no such file"),

@@ -21,32 +21,32 @@ def own(folder: Path, text: str = OWN) -> Path:
 
 
 def test_a_profile_is_shown_with_its_sources(cli: Cli) -> None:
-    result = cli("profile", "h100-sxm-80gb")
+    result = cli("show", "profile", "h100-sxm-80gb")
     assert result.code == 0
     assert "gemm_efficiency" in result.out
     assert "published" in result.out
-    assert json.loads(cli("profile", "h100-sxm-80gb", "--json").out)["profile"] == "hopper"
+    assert json.loads(cli("show", "profile", "h100-sxm-80gb", "--json").out)["profile"] == "hopper"
 
 
 def test_all_profiles_are_listed_without_a_gpu(cli: Cli) -> None:
-    assert "rtx4090-24gb" in cli("profile").out
-    assert json.loads(cli("profile", "--json").out)["schema"] == "topoplan.profiles/1"
+    assert "rtx4090-24gb" in cli("show", "profile").out
+    assert json.loads(cli("show", "profile", "--json").out)["schema"] == "topoplan.profiles/1"
 
 
 def test_a_file_to_start_from_is_written_once(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "h100.yaml"
-    assert cli("profile", "h100-sxm-80gb", "-o", path).code == 0
+    assert cli("show", "profile", "h100-sxm-80gb", "-o", path).code == 0
     text = path.read_text()
-    again = cli("profile", "h100-sxm-80gb", "-o", path)
+    again = cli("show", "profile", "h100-sxm-80gb", "-o", path)
     assert (again.code, path.read_text()) == (2, text)
     assert "exists" in again.err
-    assert "with the constants of" in cli("profile", "h100-sxm-80gb", "--profile", path).out
+    assert "with the constants of" in cli("show", "profile", "h100-sxm-80gb", "--profile", path).out
 
 
 def test_options_that_do_not_go_together_are_refused(cli: Cli, tmp_path: Path) -> None:
-    assert cli("profile", "-o", tmp_path / "x").code == 2
-    assert cli("profile", "h100-sxm-80gb", "--json", "-o", tmp_path / "x").code == 2
-    assert "did you mean" in cli("profile", "h100-sxm-8gb").err
+    assert cli("show", "profile", "-o", tmp_path / "x").code == 2
+    assert cli("show", "profile", "h100-sxm-80gb", "--json", "-o", tmp_path / "x").code == 2
+    assert "did you mean" in cli("show", "profile", "h100-sxm-8gb").err
 
 
 def test_rank_takes_a_profile(cli: Cli, spec_file: Path, tmp_path: Path) -> None:

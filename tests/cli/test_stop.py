@@ -56,7 +56,9 @@ def test_ends_the_others_where_a_host_cannot_be_reached(cli: Cli, live: LiveRun)
         shown = cli("stop")
         assert shown.code == 1
         assert "unknown: nothing listens on port 9" in " ".join(shown.out.split())
-        assert "not all of it is known to have ended; run `topoplan stop live-1` again" in " ".join(shown.out.split())
+        assert "not all of it is known to have ended; run `topoplan runs stop live-1` again" in " ".join(
+            shown.out.split()
+        )
         assert json.loads(cli("stop", "--json").out)["nodes"][1]["problem"] == "refused"
     assert record.load().state == "running"
     assert len(jobs(live)) == 1

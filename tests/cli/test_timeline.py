@@ -91,7 +91,7 @@ def test_bad_input_is_one_message(
 
 
 def test_a_spec_or_a_run_is_needed(cli: Cli) -> None:
-    assert "expected either a SPEC or --run FILE" in cli("timeline").err
+    assert "expected a SPEC, --gpu or --run FILE" in cli("timeline").err
 
 
 def test_a_plan_without_pipeline_has_lanes(cli: Cli, spec_file: Path, tmp_path: Path) -> None:

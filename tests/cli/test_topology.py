@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,17 @@ def test_a_drawing_is_written_and_replaced_but_nothing_else_is(cli: Cli, spec_fi
     text = tmp_path / "fabric.txt"
     assert "expected a name in .svg" in cli("topology", spec_file, "-o", text).err
     assert not text.exists()
+
+
+def test_the_drawing_of_a_plan_has_its_groups_and_what_they_send(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
+    target = tmp_path / "groups.svg"
+    shown = cli("topology", spec_file, "--plan", "tp4-pp2-dp4-mbs1", "-o", target).out
+    assert "Communication groups of tp4 pp2 dp4" in shown
+    assert re.search(
+        r"tp: 8 groups of 4, tightest NVLink 900GB/s; a GPU sends [\d.]+ GB in a step\.", target.read_text()
+    )
+    cli("topology", spec_file, "-o", target)
+    assert "groups of" not in target.read_text()
 
 
 def test_a_plans_groups_get_what_constants_of_ones_own_say(cli: Cli, spec_file: Path, tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ MACHINES = {
 
 @pytest.fixture(autouse=True)
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All the time that the searches take."""
-    monkeypatch.setattr("topoplan.planner.ways_out.MOST_S", 1e9)
-    monkeypatch.setattr("topoplan.planner.ways_out.MOST_S_WHERE_TIGHT", 1e9)
+    """As many layouts as the searches take."""
+    monkeypatch.setattr("topoplan.planner.ways_out.MOST_LAYOUTS", 1e9)
+    monkeypatch.setattr("topoplan.planner.ways_out.MOST_LAYOUTS_WHERE_TIGHT", 1e9)
 
 
 @pytest.fixture
@@ -99,21 +99,22 @@ def test_in_words_each_command_is_a_line_of_its_own(cli: Cli, specs: dict[str, s
     error = cli("rank", specs["rtx4090"]).err
     assert "no single change" not in error
     assert re.search(
-        r"- on 2 nodes \(same job, more machines\): [\d.]+ of 24.0 GiB, [\d.]+ s a step, [\d,]+ tok", error
+        r"- on 2 nodes \(same job, more machines\)\n +[\d.]+ of 24.0 GiB, [\d.]+ s a step, [\d,]+ tok", error
     )
-    assert "\n      topoplan rank rtx4090.yaml --set nodes=2\n" in error
-    assert "host_memory in the spec says that it is there" in error
-    assert error.rstrip().splitlines()[-1].startswith("tried, and no way out: another backend; ")
+    assert "\n      topoplan rank rtx4090.yaml --nodes 2\n" in error
+    *_, tried, following = error.rstrip().splitlines()
+    assert tried.startswith("tried, and no way out: another backend; ")
+    assert following == f"Next  {re.findall(r'      (topoplan .*)', error)[0]}"
     table = cli("rank", specs["h100"]).out
-    assert "\nPlan 1 is tight, and none leaves 10% of the card beyond its margin. These ways do:\n" in table
-    assert "\n      topoplan rank h100.yaml --set nodes=2\n" in table
+    assert "\nPlan 1 is tight, and none leaves 10% of the card beyond its margin.\nThese ways do:\n" in table
+    assert "\n      topoplan rank h100.yaml --nodes 2\n" in table
 
 
 def test_a_change_takes_the_place_of_what_the_command_line_says_of_its_key() -> None:
     given = SpecOptions(overrides=["job.seq_len=8192", "nodes=2"], pin=["tp=1"], backend="mca", model="a b")
     shorter = changed(given, Change(kind="seq_len", words="", sets=("seq_len=4096",)))
     assert shorter.words(None) == [
-        *("--model", "a b", "--set", "nodes=2", "--set", "seq_len=4096", "--pin", "tp=1", "--backend", "mca"),
+        *("--model", "a b", "--seq-len", "4096", "--set", "nodes=2", "--pin", "tp=1", "--backend", "mca"),
     ]
     free = changed(given, Change(kind="pins", words="", sets=("pin={}",), backend="all"))
     assert free.words(None)[-4:] == ["--set", "pin={}", "--backend", "all"]

@@ -111,6 +111,23 @@ class TestTheVerb:
         assert code == 0
         assert json.loads(out)["plans"]
 
+    def test_init_writes_the_job_below_the_same_cluster(
+        self, machines: Bed, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        spec, job = tmp_path / "cluster.yaml", ["--model", "Qwen/Qwen3-0.6B", "--seq-len", "4k", "--batch", "64"]
+        found = ["--from-hosts", "alpha", "beta", "--workdir", "/tmp"]
+        code, out, err = topoplan(capsys, "init", *found, *job, "-o", spec)
+        assert code == 0
+        assert "8 x NVIDIA GeForce RTX 4090" in err
+        assert f"Next  topoplan rank {spec}" in out
+        read = load_spec(spec)
+        assert [(host.address, host.workdir) for host in read.cluster.hosts] == [("alpha", "/tmp"), ("beta", "/tmp")]
+        assert (read.job.seq_len, read.job.global_batch_size) == (4096, 64)
+        code, _, err = topoplan(capsys, "init", "--from-hosts", "alpha", "gone", *job, "-o", tmp_path / "other.yaml")
+        assert code == 1
+        assert "gone" in err
+        assert not (tmp_path / "other.yaml").exists()
+
     def test_puts_the_spec_alone_on_standard_output(
         self, machines: Bed, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -142,7 +142,7 @@ def test_gathering_parameters_is_not_overlapped_where_what_it_needs_is_off(off: 
             "'nemo' is not a choice; expected mca, megatron, ddp, deepspeed or fsdp2",
         ),
         ({"backend": ["mca"]}, "layout.backend: a list is not a choice"),
-        ({"recompute": 3}, "layout.recompute: 3 is not a block of keys"),
+        ({"recompute": 3}, "layout.recompute: '3' is not a choice"),
         ({"recompute": "partial"}, "layout.recompute: 'partial' is not a choice"),
         ({"recompute": {"granularity": "selective", "num_layers": 1}}, "layout.recompute: recompute num_layers with"),
         ({"recompute": {"granularity": "none", "modules": ["mlp"]}}, "recompute modules with granularity none"),

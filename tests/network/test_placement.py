@@ -29,6 +29,8 @@ def test_the_groups_of_one_kind_partition_the_world(layout: Layout, name: GroupN
     shape = group(layout, name)
     members = [rank for first in first_ranks(shape, layout.world_size) for rank in shape.ranks(first)]
     assert sorted(members) == list(range(layout.world_size))
+    numbers = [{shape.number(rank) for rank in shape.ranks(first)} for first in first_ranks(shape, layout.world_size)]
+    assert numbers == [{number} for number in range(len(numbers))]
 
 
 @given(layouts())

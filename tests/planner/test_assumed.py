@@ -24,8 +24,7 @@ H100, A4090 = "h100-sxm-80gb", "rtx4090-24gb"
         ),
         (
             {"gpu": "h100", "nodes": 1},
-            "h100-sxm-80gb, 8 GPUs a node, NVLink of 900GB/s a GPU; where the GPUs talk over"
-            " PCIe, set nvlink_bandwidth: none",
+            "8 GPUs a node, NVLink of 900GB/s a GPU; where the GPUs talk over PCIe, set nvlink_bandwidth: none",
         ),
         ({"gpu": A4090, "nodes": 1, "gpus_per_node": 4}, "no NVLink"),
     ],

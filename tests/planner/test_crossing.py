@@ -57,7 +57,7 @@ def test_a_backend_without_a_legal_layout_is_not_said_to_need_memory() -> None:
     (sentence,) = [one for one in ranking.crossings if one.startswith("ddp")]
     assert sentence == (
         "ddp: no layout is legal; ddp-dp8-mbs1 breaks rule batch: global_batch_size 4 % (micro_batch_size 1 * dp 8)"
-        " = 4; change global_batch_size, or lower micro_batch_size"
+        " = 4; set global_batch_size to 8"
     )
     # two GPUs share a sequence there
     assert any("deepspeed (ms-swift)" in one or "fsdp2 (ms-swift)" in one for one in ranking.crossings)

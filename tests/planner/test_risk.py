@@ -35,5 +35,5 @@ def test_the_first_plan_without_caveat_and_with_memory_to_spare_is_safe() -> Non
     full = make_plan(device_gib=gib_with_spare(SAFE_SHARE - 0.001))
     faulty = make_plan(tp=2, caveats=("a fault",))
     roomy = make_plan(tp=4, device_gib=gib_with_spare(SAFE_SHARE + 0.001))
-    assert first_safe([full, faulty, roomy, roomy]) == (2, roomy)
+    assert first_safe([full, faulty, roomy, roomy]) == 2
     assert first_safe([full, faulty]) is None

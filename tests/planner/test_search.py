@@ -27,6 +27,7 @@ from topoplan.engines.rule import broken_rule
 from topoplan.errors import LayoutError, ModelError, SpecError
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout, Recompute, changed
 from topoplan.operators.flops import ends_in_layers
+from topoplan.planner.kept import from_json, to_json
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.planner.predict import memory_of, predict
 from topoplan.planner.rank import CAVEAT_COST, TIE
@@ -101,7 +102,17 @@ def test_the_first_plan_is_within_a_tie_of_the_fastest_or_spares_a_caveat(name: 
 def test_the_safe_plan_is_the_first_without_a_caveat_that_leaves_memory(name: str) -> None:
     found = searched(name)
     safe = [plan for plan in found.plans if not plan.caveats and spare_share(plan) >= SAFE_SHARE]
-    assert found.safe == ((found.plans.index(safe[0]), safe[0]) if safe else None)
+    assert found.safe == (found.plans.index(safe[0]) if safe else None)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_search_that_was_kept_is_the_same_ranking(name: str) -> None:
+    found, spec = searched(name), spec_named(name)
+    kept = from_json(to_json(found, "this"), spec, "this")
+    assert kept is not None
+    assert kept.plans.layouts == tuple(found.plans.layouts)
+    assert kept.plans[::20] == found.plans[::20]
+    assert replace(kept, plans=found.plans, spec=found.spec) == found
 
 
 def test_the_same_search_twice_is_the_same_ranking() -> None:

@@ -18,7 +18,7 @@ def answer(ranking: Ranking, *words: str) -> Answer:
 
 
 def test_best_safe_and_next_are_the_last_lines() -> None:
-    text = printed(print_answer, answer(make_ranking(TROUBLED, ROOMY, safe=(1, ROOMY))), width=72)
+    text = printed(print_answer, answer(make_ranking(TROUBLED, ROOMY, safe=1)), width=72)
     assert text.splitlines() == [
         "",
         "Best  tp2-pp2-dp8-mbs1",
@@ -38,13 +38,13 @@ def test_a_command_is_quoted_for_a_shell_and_never_broken() -> None:
 
 
 def test_what_is_safe_may_be_the_best_plan_or_none() -> None:
-    assert "Safe  the same: no caveat" in printed(print_answer, answer(make_ranking(ROOMY, safe=(0, ROOMY))))
+    assert "Safe  the same: no caveat" in printed(print_answer, answer(make_ranking(ROOMY, safe=0)))
     assert "Safe  none: every plan has a caveat" in printed(print_answer, answer(make_ranking(TROUBLED)))
 
 
 def test_a_best_plan_that_no_files_can_be_written_of_leads_to_the_safe_one() -> None:
     spec = make_spec(trainer={"pipeline_model_parallel_size": 3})
-    refused = answer(make_ranking(TROUBLED, ROOMY, safe=(1, ROOMY), spec=spec))
+    refused = answer(make_ranking(TROUBLED, ROOMY, safe=1, spec=spec))
     assert refused.refused
     assert refused.next.endswith(f"--plan {ROOMY.id}")
     assert "no files can be written of the best plan" in printed(print_answer, refused)
@@ -58,8 +58,10 @@ def test_warnings_are_those_of_the_bundle_too() -> None:
 
 
 def test_as_json() -> None:
-    view = answer_to_dict(answer(make_ranking(TROUBLED, ROOMY, safe=(1, ROOMY))))
+    view = answer_to_dict(answer(make_ranking(TROUBLED, ROOMY, safe=1)))
     assert view["best"]["tags"] == ["tight", "caveat"]
     assert (view["safe"]["rank"], view["safe"]["id"]) == (2, ROOMY.id)
     assert view["next"] == view["best"]["command"] == f"topoplan generate spec.yaml --plan {TROUBLED.id}"
-    assert answer_to_dict(answer_of(make_ranking(), top=10, words=())) == {"best": None, "safe": None, "next": None}
+    assert view["refused"] is None
+    nothing = answer_to_dict(answer_of(make_ranking(), top=10, words=()))
+    assert nothing == {"best": None, "safe": None, "refused": None, "next": None}

@@ -18,7 +18,11 @@ def test_a_prediction_keeps_the_id_of_its_document() -> None:
 
 
 def test_a_failure_is_an_id_and_an_error() -> None:
-    assert prediction_to_dict(Prediction(id=3, error="no such GPU")) == {"id": 3, "error": "no such GPU"}
+    assert prediction_to_dict(Prediction(id=3, error="no such GPU")) == {
+        "schema": "topoplan.predict/1",
+        "id": 3,
+        "error": "no such GPU",
+    }
 
 
 def test_the_table_shows_what_does_not_fit_and_what_failed() -> None:

@@ -109,6 +109,14 @@ def test_a_few_sentences_on_the_alternatives_are_shown() -> None:
     assert "note 3" not in text
 
 
+def test_the_legend_says_why_a_slower_plan_may_stand_first() -> None:
+    slower, faster = make_plan(tp=4, step_s=3.01), make_plan(tp=2, step_s=3.0)
+    words = "Plans within 1% of each other are ordered by memory."
+    assert words in " ".join(rendered(make_ranking(slower, faster)).split())
+    for plans in ((faster, slower), (slower, replace(faster, caveats=("a fault",)))):
+        assert "ordered by memory" not in " ".join(rendered(make_ranking(*plans)).split())
+
+
 def test_a_risk_is_a_tag_in_the_table_that_the_legend_explains() -> None:
     tight = make_plan(device_gib=77.0, caveats=("a fault",), band=(0.4, 1.6))
     text = rendered(make_ranking(make_plan(tp=2), tight))

@@ -44,7 +44,11 @@ FAILED = Outcome(
 )
 
 
-WHAT_TO_DO = "  topoplan status a-run    topoplan attach a-run    topoplan stop a-run"
+WHAT_TO_DO = [
+    "  topoplan runs status a-run  # ask how it is",
+    "  topoplan runs attach a-run  # watch it again",
+    "  topoplan runs stop a-run    # end what is left",
+]
 
 
 def text(outcome: Outcome) -> str:
@@ -70,7 +74,7 @@ def test_what_could_not_be_stopped_is_said_with_how_to_finish() -> None:
     said = text(outcome)
     assert "interrupted" in said
     assert "node-03 could not be stopped, and may run on: gpu3: no answer; check the machine" in said
-    assert "topoplan stop a-run" in said
+    assert "topoplan runs stop a-run" in said
     assert "nothing of the run is left" not in said
 
 
@@ -78,13 +82,13 @@ def test_a_run_of_which_nothing_is_seen_any_more_is_not_said_to_have_ended() -> 
     said = text(Outcome(end="unknown", code=1, run="a-run", errors={"node-03": LOST}, running=("node-03",)))
     assert said.startswith("topoplan: no host could be seen for too long (gpu3: no answer; check the machine); as far")
     assert "stopped" not in said
-    assert "topoplan attach a-run" in said
+    assert "topoplan runs attach a-run" in said
 
 
 def test_other_ends_take_a_line_or_two() -> None:
     assert text(Outcome(end="ended", code=0, run="a-run")) == "topoplan: run a-run has ended well"
     assert text(Outcome(end="stopped", code=143, run="a-run")) == "topoplan: run a-run was stopped"
-    assert "topoplan attach a-run" in text(Outcome(end="detached", code=0, run="a-run"))
+    assert "topoplan runs attach a-run" in text(Outcome(end="detached", code=0, run="a-run"))
     assert text(Outcome(end="interrupted", code=130)) == "topoplan: interrupted"
     assert text(Outcome(end="interrupted", code=130, run="a-run")) == "topoplan: stopped"
     assert text(Outcome(end="refused", code=1, errors={"node-00": LOST})) == "topoplan: nothing was put on any host"
@@ -99,7 +103,7 @@ def test_of_watching_a_good_end_and_leaving_take_a_line_or_two() -> None:
     assert still[:2] == ["topoplan: run a-run is being stopped", "topoplan: node-01 still runs"]
     assert lines(Outcome(end="left", code=130, run="a-run", running=("node-00",))) == [
         "topoplan: left; the run goes on",
-        "  watch it again: topoplan attach a-run    end it: topoplan stop a-run",
+        *WHAT_TO_DO[1:],
     ]
 
 
@@ -108,7 +112,7 @@ def test_what_still_runs_after_a_failure_is_said_with_how_to_stop_it() -> None:
     assert lines(failed) == [
         "topoplan: node-01 (10.0.0.2) failed first: ended with exit code 7",
         "topoplan: node-00, node-02 still run, though the run cannot succeed any more",
-        WHAT_TO_DO,
+        *WHAT_TO_DO,
     ]
     assert lines(Outcome(end="failed", code=7, run="a-run", failure=FAILURE))[-1] == (
         "topoplan: nothing of the run is left running"
@@ -119,7 +123,7 @@ def test_a_host_that_cannot_be_asked_is_named() -> None:
     unknown = Outcome(end="unknown", code=1, run="a-run", errors={"node-03": LOST}, running=("node-03",))
     assert lines(unknown) == [
         "topoplan: how node-03 is, is not known: gpu3: no answer; check the machine",
-        WHAT_TO_DO,
+        *WHAT_TO_DO,
     ]
 
 

@@ -31,10 +31,22 @@ def test_a_line_a_rank_fits_the_console(width: int, form: dict[str, Any]) -> Non
 
 
 def test_four_equal_ranks_take_turns_as_in_the_textbook() -> None:
-    first, *_, last = lanes(rendered(pp=4, width=140))
+    first, *_, last = (line.strip() for line in lanes(rendered(pp=4, width=140)))
     assert re.match(r"0 F+[.-]+B", first)
     assert re.match(r"3 [.-]+F+B", last)
     assert float(first.split()[-1].rstrip("%")) > float(last.split()[-1].rstrip("%"))
+
+
+def test_what_is_sent_has_lines_below_the_ranks() -> None:
+    lines = rendered(width=140)
+    work, layers, states = lines[4:7]
+    assert work.lstrip().startswith("0 FF")
+    assert re.match(r"in layers (\.*t\.*){3,}$", layers)
+    assert re.match(r"of states w*\.+g+\.*w*$", states)
+    text = " ".join(" ".join(lines).split())
+    assert "t collectives in layers" in text
+    assert "Lower lines: what a GPU sends, hidden behind its work or not." in text
+    assert "Lower lines: what rank " in " ".join(rendered(pp=4))
 
 
 def test_the_legend_names_what_is_drawn_and_the_break() -> None:

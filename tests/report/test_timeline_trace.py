@@ -27,7 +27,7 @@ def test_events_are_complete_in_order_and_never_overlap(form: dict[str, Any]) ->
         if event["ph"] == "X":
             assert event["dur"] >= 0
             threads[event["pid"], event["tid"]].append(event)
-    assert len(threads) == form.get("pp", 1)
+    assert len(threads) == form.get("pp", 1) + 2
     for events in threads.values():
         for before, after in pairwise(events):
             assert before["ts"] + before["dur"] <= after["ts"] + 1e-6
@@ -36,8 +36,9 @@ def test_events_are_complete_in_order_and_never_overlap(form: dict[str, Any]) ->
 def test_every_rank_has_a_name_and_its_place() -> None:
     _, view = document(pp=4)
     names = {event["tid"]: event["args"] for event in view["traceEvents"] if event["name"] == "thread_name"}
-    assert names == {rank: {"name": f"pipeline rank {rank}"} for rank in range(4)}
-    assert sum(event["name"] == "thread_sort_index" for event in view["traceEvents"]) == 4
+    ranks = {rank: {"name": f"pipeline rank {rank}"} for rank in range(4)}
+    assert names == ranks | {4: {"name": "in layers, rank 3"}, 5: {"name": "of states, rank 3"}}
+    assert sum(event["name"] == "thread_sort_index" for event in view["traceEvents"]) == 6
 
 
 def test_times_are_microseconds_of_the_step() -> None:

@@ -5,25 +5,41 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.network.clusters import cluster_of
 from tests.report.test_topology_picture import CLUSTERS
+from topoplan.layout.layout import Layout
+from topoplan.planner.communication import group_links
 from topoplan.report.topology_drawing import MARK, topology_svg
+from topoplan.specs.cluster import Cluster
 
 SVG = "{http://www.w3.org/2000/svg}"
 MORE = {**CLUSTERS, "small-rails": cluster_of(nodes=2, rails=8), "two-leaves": cluster_of(nodes=4, nodes_per_leaf=2)}
+
+
+def drawn_with_groups(cluster: Cluster, backend: str | None) -> str:
+    """The cluster with the groups of a layout of this backend, if one is given."""
+    if backend is None:
+        return topology_svg(cluster)
+    split: dict[str, Any] = {"pp": 2} if backend == "mca" and cluster.world_size % 2 == 0 else {}
+    if backend == "fsdp2" and cluster.nodes > 1:
+        split = {"sharding": "hybrid"}
+    layout = Layout.of(backend=backend, dp=cluster.world_size // split.get("pp", 1), **split)
+    return topology_svg(cluster, layout, group_links(cluster, layout))
 
 
 def parsed(text: str) -> ElementTree.Element:
     return ElementTree.fromstring(text)
 
 
+@pytest.mark.parametrize("layout", [None, "fsdp2", "mca"])
 @pytest.mark.parametrize("name", MORE)
-def test_everything_is_inside_the_page(name: str) -> None:
-    root = parsed(topology_svg(MORE[name]))
+def test_everything_is_inside_the_page(name: str, layout: str | None) -> None:
+    root = parsed(drawn_with_groups(MORE[name], layout))
     _, _, width, height = map(float, root.attrib["viewBox"].split())
     for box in root.iter(f"{SVG}rect"):
         x, y = float(box.get("x", 0)), float(box.get("y", 0))
@@ -38,10 +54,11 @@ def test_everything_is_inside_the_page(name: str) -> None:
         assert float(words.attrib["y"]) <= height
 
 
+@pytest.mark.parametrize("layout", [None, "fsdp2", "mca"])
 @pytest.mark.parametrize("name", MORE)
-def test_no_words_lie_over_others(name: str) -> None:
+def test_no_words_lie_over_others(name: str, layout: str | None) -> None:
     areas = []
-    for words in parsed(topology_svg(MORE[name])).iter(f"{SVG}text"):
+    for words in parsed(drawn_with_groups(MORE[name], layout)).iter(f"{SVG}text"):
         size, text = float(words.attrib["font-size"]), words.text or ""
         length = 0.52 * size * len(text)
         x = float(words.attrib["x"]) - (length / 2 if words.attrib["text-anchor"] == "middle" else 0)
@@ -61,6 +78,17 @@ def test_a_small_cluster_is_drawn_whole() -> None:
     assert [word for word in drawn if re.fullmatch(r"node \d", word)] == ["node 0", "node 1", "node 2", "node 3"]
     assert drawn.count("GPU 7") == 4
     assert "leaf rail 7" in drawn
+
+
+def test_gpus_of_one_group_have_one_number() -> None:
+    cluster = cluster_of(nodes=2)
+    layout = Layout.of(tp=4, pp=2, dp=2)
+    drawn = labels(topology_svg(cluster, layout, group_links(cluster, layout)))
+    numbers = [word for word in drawn if word.isdecimal()]
+    assert numbers[:16] == ["0"] * 4 + ["1"] * 4 + ["2"] * 4 + ["3"] * 4
+    assert numbers[16:32] == [*"01230123", *"45674567"]
+    assert numbers[32:] == [*"01234567"] * 2
+    assert "pp: 8 groups of 2, tightest NIC 400Gb/s." in drawn
 
 
 def test_a_large_one_is_a_node_that_stands_for_all() -> None:

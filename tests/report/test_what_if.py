@@ -91,11 +91,28 @@ def test_many_cases_have_a_row_each_and_columns_for_what_changes() -> None:
     assert "What if nodes=8,3,1,2, seq_len=4096,8192, template=x?" in lines
     assert any(line.startswith("nodes seq_len best plan GPUs GiB") for line in lines)
     assert any(line.startswith("as it is tp2 pp1 dp16 mbs1 32 58.3 3.00") for line in lines)
-    assert any(line.startswith("8 4096 tp4 pp1 dp8 mbs1 64 58.3 1.50") and line.endswith("#3, -5%") for line in lines)
+    assert any(line.startswith("8 4096 tp4 pp1 dp8 mbs1 64 58.3 1.50") and line.endswith("5% slower") for line in lines)
     assert any(line.startswith("1 4096 none fits") for line in lines)
     assert any(line.startswith("2 8192 none is legal") for line in lines)
     assert "- nodes=3, seq_len=4096: the old best is illegal: 64 % 12 = 4" in lines
     assert "- nodes=2, seq_len=8192: pin" in lines
+
+
+@pytest.mark.parametrize(
+    ("fate", "words"),
+    [
+        (Fate(layout=OLD.layout, rule="memory", reason="2 GiB over"), "does not fit"),
+        (Fate(layout=None, rule="layout", reason="64 % 12 = 4"), "not allowed"),
+        (Fate(layout=OLD.layout, plan=OLD, rank=1), "stays best"),
+        (Fate(layout=OLD.layout, plan=OLD, rank=2, slower=0.001), "as fast"),
+        (Fate(layout=OLD.layout, plan=OLD, rank=None, slower=0.33), "33% slower"),
+        (Fate(layout=OLD.layout, plan=OLD, rank=2, slower=-0.02), "2% faster"),
+        (None, "-"),
+    ],
+)
+def test_the_old_best_has_words_in_a_row(fate: Fate | None, words: str) -> None:
+    lines = rendered(case(nodes="8", fate=fate), case(nodes="3"), width=120).splitlines()
+    assert any(line.split()[0] == "8" and line.rstrip().endswith(f" {words}") for line in lines if line)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -127,7 +127,14 @@ def refused(read: Callable[[], object]) -> str:
 def test_what_is_no_bundle_is_refused(tmp_path: Path, bundle: Path) -> None:
     assert "no such directory; did you mean 'bundle'?" in refused(lambda: read_bundle(tmp_path / "bundel"))
     assert "is not a bundle: no plan.json; it holds bundles: bundle" in refused(lambda: read_bundle(tmp_path))
-    assert "is a file, not a bundle" in refused(lambda: read_bundle(bundle / "train.yaml"))
+    message = refused(lambda: read_bundle(bundle / "train.yaml"))
+    assert "is a file, not a bundle; of a spec `topoplan generate" in message
+
+
+def test_a_key_of_a_host_that_nothing_reads_is_refused(bundle: Path) -> None:
+    path = bundle / "hosts.json"
+    path.write_text(path.read_text().replace('"venv"', '"vnev": null, "venv"', 1))
+    assert "unknown key 'vnev' in `nodes[0]`" in refused(lambda: read_bundle(bundle))
 
 
 def test_a_plan_without_hosts_is_refused_with_how_to_name_them(tmp_path: Path) -> None:

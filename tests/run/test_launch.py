@@ -133,7 +133,9 @@ class TestAGoodEnd:
         ran = hosts.launch()
         assert (ran.outcome.end, ran.outcome.code) == ("ended", 0)
         pids = [pid for pid, line in hosts.bed.processes("two").items() if line == "sleep 600"]
-        assert ran.of("note", "node-01") == [f"left 1 process running, {pids[0]}; `topoplan stop` ends what is left"]
+        assert ran.of("note", "node-01") == [
+            f"left 1 process running, {pids[0]}; `topoplan runs stop` ends what is left"
+        ]
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()
 
@@ -149,7 +151,7 @@ class TestAStopByAnotherClient:
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
         assert [ran.of("line", f"node-{node:02d}")[-1:] for node in (1, 2, 3)] == [["saved"]] * 3
         assert any(text.startswith("the run is being stopped by somebody else; waiting") for text in ran.of("step"))
-        assert (records.load().state, records.load().reason) == ("stopped", "topoplan stop")
+        assert (records.load().state, records.load().reason) == ("stopped", "topoplan runs stop")
         hosts.assert_nothing_is_left()
 
     @pytest.mark.parametrize("detach", [False, True])

@@ -467,7 +467,7 @@ class TestTheClient:
         rest = process.stdout.read()
         assert process.wait(30) == 130
         assert time.monotonic() - started < 30
-        assert "topoplan stop" in rest
+        assert "topoplan runs stop" in rest
         assert set(hosts.jobs()) == set(NAMES)
         hosts.stop_from_another_client()
         hosts.assert_nothing_is_left()

@@ -227,7 +227,7 @@ class TestTheCopy:
         with jobs.watch(jobs.node("alpha", tail_lines=1)) as watch:
             assert ends(watch)
         assert jobs.of("line") == ["1000"]
-        assert "0 MiB are missing; `topoplan logs` has them" in jobs.of("note")[0]
+        assert "0 MiB are missing; `topoplan runs logs` has them" in jobs.of("note")[0]
         assert jobs.copy("alpha").read_bytes() == b""
 
 

@@ -5,7 +5,7 @@
     python tests/soak/soak.py --faults offline,cut     only faults with these words in their names
 
 Each run is a `python -m topoplan launch` process on four hosts in network namespaces, with a stand-in for the trainer.
-Looked at: the exit code, the node that is blamed, and the processes on all hosts, after `topoplan stop` from another
+Looked at: the exit code, the node that is blamed, and the processes on all hosts, after `runs stop` from another
 process where the client was killed or a host was out of reach. The exit code is 1 when anything was not as it should.
 """
 
@@ -144,7 +144,7 @@ class Draw:
         return str(json.loads(found[0].read_text())["state"]) if found else None
 
     def stop_from_another(self) -> None:
-        """`topoplan stop` in a new process, if there is a run to stop."""
+        """`topoplan runs stop` in a new process, if there is a run to stop."""
         end_s = time.monotonic() + GONE_S
         while any(under_way(self.hosts.bed, name) for name in NAMES) and time.monotonic() < end_s:
             time.sleep(0.05)  # what was on its way to the hosts gets there

@@ -73,7 +73,7 @@ def test_any_of_the_constants_are_read_into_base_units(tmp_path: Path) -> None:
         ("nvls_inside_channels: 65", "out of range"),
         ("flash_attention: maybe", "expected true or false"),
         ("gemm_efficency: 0.7", "did you mean 'gemm_efficiency'?"),
-        ("wheels: 4", "`topoplan profile` lists the constants"),
+        ("wheels: 4", "`topoplan show profile` lists the constants"),
     ],
 )
 def test_an_impossible_or_unknown_number_is_refused_with_its_line(tmp_path: Path, line: str, message: str) -> None:

@@ -17,11 +17,11 @@ from topoplan.trainers.registry import (
     TRAINERS,
     backend_names,
     backends_of,
+    has_way,
     trainer_name,
     trainer_names,
     trainer_refusal,
     verdict,
-    ways_of,
     written_by,
 )
 
@@ -45,7 +45,7 @@ def test_no_trainer_has_two_ways_for_a_backend() -> None:
 
 
 def test_every_backend_has_a_trainer() -> None:
-    assert {backend for backend in BACKENDS if ways_of(backend)} == set(BACKENDS)
+    assert {backend for backend in BACKENDS if has_way(backend, None)} == set(BACKENDS)
 
 
 def test_the_first_that_can_run_a_layout_is_the_default() -> None:
@@ -90,7 +90,7 @@ def test_megatron_with_adapters_is_ms_swifts_and_nobody_elses() -> None:
 @pytest.mark.parametrize("name", [None, *trainer_names()])
 def test_all_is_what_the_trainer_has(name: str | None) -> None:
     assert backend_names("all", name) == backends_of(name)
-    assert all(ways_of(backend, name) for backend in backends_of(name))
+    assert all(has_way(backend, name) for backend in backends_of(name))
 
 
 def test_backends_are_named_one_by_one_too() -> None:

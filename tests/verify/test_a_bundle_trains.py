@@ -23,8 +23,8 @@ import yaml
 
 from tests.bundle.nodes import Machine, Nodes, nodes, two_machines, wait_until
 from tests.verify.llamafactory import ROOT, need_llamafactory
-from topoplan.bundle.node_script import HIJACKERS
 from topoplan.specs.load import load_spec
+from topoplan.specs.passed_on import HIJACKERS
 from topoplan.trainers.llamafactory.key_list import known_keys
 
 pytestmark = [

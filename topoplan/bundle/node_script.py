@@ -11,19 +11,12 @@ from topoplan.bundle.fabric import fabric_needs
 from topoplan.bundle.whole import INCOMPLETE
 from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout
+from topoplan.specs.passed_on import HIJACKERS
 from topoplan.specs.spec import Spec
 from topoplan.trainers.environment import node_environment
 from topoplan.trainers.model_directory import is_hub_id
 from topoplan.trainers.templating import render
 from topoplan.trainers.trainer import DATASET_TO_FILL_IN, MAIN_FILE, TrainerFiles, TrainerRun, Way
-
-HIJACKERS = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"),
-    *("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE"),
-    *("RDZV_ID", "MIN_NNODES", "MAX_NNODES", "MAX_RESTARTS", "FORCE_TORCHRUN"),
-    *("USE_RAY", "USE_KT", "USE_MEGATRON_BRIDGE", "ALLOW_EXTRA_ARGS"),
-)
-"""Variables that change what torchrun, transformers or LLaMA-Factory's launcher do; scripts unset them first."""
 
 # Below 32768, where Linux begins to hand out ports to outgoing connections (net.ipv4.ip_local_port_range).
 _FIRST_PORT, _PORTS = 20000, 10000

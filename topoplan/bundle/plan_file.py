@@ -72,6 +72,8 @@ def read_plan_file(path: str | Path) -> RecordedPlan:
     """
     path = Path(path)
     if path.is_dir():
+        if not (path / PLAN_FILE).exists():
+            raise SpecError(f"is not a bundle: no {PLAN_FILE}", where=shown_path(path), remedy=_REMEDY)
         path = path / PLAN_FILE
     text = read_text(path, most_bytes=_MOST_BYTES, wanted=_REMEDY)
     return recorded_plan(parse_json(text, name=shown_path(path), remedy=_REMEDY))

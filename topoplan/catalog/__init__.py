@@ -52,7 +52,7 @@ def gpu_row(name: str) -> tuple[str, Mapping[str, Any]]:
         raise SpecError(
             f"GPU {name!r} is not known",
             expected=_suggestion(name, table) or f"known are {', '.join(table)}",
-            remedy="`topoplan gpus` lists the known ones, and a gpu: block of its own describes any other",
+            remedy="`topoplan show gpus` lists the known ones, and a gpu: block of its own describes any other",
         )
     return key, table[key]
 
@@ -74,9 +74,9 @@ def gpu_name(short: str) -> str:
 
 
 def _words(name: str) -> set[str]:
-    """The words of a catalog name, and the number of a workstation card (`4090`, as people call it) beside its own."""
+    """The words of a catalog name, and how people shorten them: the number of a workstation card (`4090`), `80g`."""
     words = name.split("-")
-    return {*words, words[0].removeprefix("rtx")}
+    return {*words, words[0].removeprefix("rtx"), words[-1].removesuffix("b")}
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -94,6 +94,19 @@ def profile_entries() -> Mapping[str, Mapping[str, Any]]:
 def architectures() -> tuple[str, ...]:
     """The architectures that have a profile, the oldest first."""
     return tuple(name for name, entry in profile_entries().items() if "cards" not in entry)
+
+
+@lru_cache(maxsize=1)
+def _trainer_keys() -> frozenset[str]:
+    llamafactory, swift = _load("trainer_keys", "llamafactory.json"), _load("trainer_keys", "ms_swift.json")
+    lists = [llamafactory[part] for part in ("keys", "keys_without_megatron")]
+    lists += [swift[part] for part in ("shared", "sft", "megatron")]
+    return frozenset(key for keys in lists for key in keys)
+
+
+def is_trainer_key(key: str) -> bool:
+    """Whether a key is one of a trainer's own file."""
+    return key in _trainer_keys()
 
 
 class _Names:
@@ -145,7 +158,7 @@ def unknown_model(name: str) -> ModelError:
     return ModelError(
         f"model {name!r} is not known",
         expected=_suggestion(name, _names().known()),
-        remedy="`topoplan models` lists the known ones, and the path of any other's config.json is read",
+        remedy="`topoplan show models` lists the known ones, and the path of any other's config.json is read",
     )
 
 

@@ -1,4 +1,4 @@
-"""`topoplan attach`: watch a run that goes on."""
+"""`topoplan runs attach`: watch a run that goes on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def attach(
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> int:
-    """Watch a run until it ends: the output of all nodes, each line behind its node, and where training is.
+    """Shows the output of all nodes, each line behind its node, and where training is.
 
     Ctrl-C leaves the run as it is. A node that fails ends the watching, and what still runs is said; it is stopped only
     with --stop-on-failure. The copies of the logs on this machine are continued. A host that cannot be seen is tried
@@ -52,7 +52,10 @@ def attach(
             output.access(accept_new=accept_new),
             settings=settings,
             tell=output.tell,
-            interrupts=lambda: interrupts.count,
+            # Who no longer reads has seen enough, unless the watching is for the run's sake.
+            interrupts=lambda: interrupts.count or (output.reader_has_left and not stop_on_failure),
         ).go()
+        if outcome.end == "left" and not interrupts.count:
+            return 0
         output.end(outcome_to_dict(outcome, ATTACH), attach_lines(outcome), outcome.code, interrupts)
     return outcome.code

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, Margin, ProfilePath
+from topoplan.cli.completion import models
+from topoplan.cli.options import AsJson, Margin, NoCache, ProfilePath
 
 if TYPE_CHECKING:
     from topoplan.lint.against import Against
@@ -39,8 +40,9 @@ def check(
         typer.Option(
             "--model",
             metavar="NAME",
-            help="What the configurations' model is, where its path says nothing (`topoplan models`).",
+            help="What the configurations' model is, where its path says nothing (`topoplan show models`).",
             show_default=False,
+            autocompletion=models,
         ),
     ] = None,
     seq_len: Annotated[
@@ -56,12 +58,11 @@ def check(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="With --fix, write over a file that is not ours.")] = False,
     as_json: AsJson = False,
+    no_cache: NoCache = False,
 ) -> None:
-    """Check files and commands of a training job: what fails, what is ignored, whether it fits.
-
-    Exit code 1: an error was found (with --fix, one is left); 2: bad input.
-    """
-    _check(files, _against(cluster, overrides, margin, profile, model, seq_len), fix=fix, force=force, as_json=as_json)
+    """Exit code 1: an error was found (with --fix, one is left); 2: bad input."""
+    against = _against(cluster, overrides, margin, profile, model, seq_len, fresh=no_cache)
+    _check(files, against, fix=fix, force=force, as_json=as_json)
 
 
 def _check(files: list[str], against: Against, *, fix: bool, force: bool, as_json: bool) -> None:
@@ -92,7 +93,11 @@ def _against(
     profile: str | None,
     model: str | None,
     seq_len: int,
+    *,
+    fresh: bool,
 ) -> Against:
+    from functools import partial
+
     from topoplan.cli.search import search
     from topoplan.errors import InputError
     from topoplan.lint.against import Against
@@ -112,5 +117,5 @@ def _against(
         model=model,
         seq_len=seq_len,
         profile=None if profile is None else read_profile(profile),
-        search=search,
+        search=partial(search, fresh=fresh),
     )

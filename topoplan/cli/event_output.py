@@ -24,6 +24,11 @@ class EventOutput:
         self._schema = schema
         self._output = LiveOutput(keep_status=schema is None)
 
+    @property
+    def reader_has_left(self) -> bool:
+        """Whether nobody reads standard output any more (`| head`)."""
+        return self._output.reader_has_left
+
     def tell(self, event: Event) -> None:
         """Show an event. Takes them from any thread."""
         from topoplan.report.session import event_text, event_to_dict

@@ -2,5 +2,3 @@
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
-BROKEN_PIPE = 141
-"""128 + SIGPIPE."""

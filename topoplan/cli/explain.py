@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, OptionalSpecPath, SpecOptions
+from topoplan.cli.completion import plans
+from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions
 from topoplan.cli.plan_choice import PlanChoice, RunPath, plans_of_command
 
 
@@ -20,6 +21,7 @@ def explain(
             "--versus",
             metavar="M|ID",
             help="Compare with another plan: what differs, and what makes the faster one faster.",
+            autocompletion=plans,
         ),
     ] = None,
     time: Annotated[bool, typer.Option("--time", help="Only the time.")] = False,
@@ -27,10 +29,9 @@ def explain(
     *,
     options: SpecOptions,
     as_json: AsJson = False,
+    no_cache: NoCache = False,
 ) -> None:
-    """Show where the time and memory of a plan go, or how two differ.
-
-    Every figure comes with the place of its formula in the package.
+    """Every figure comes with the place of its formula in the package.
 
     A plan that does not fit is explained too, by its id. Exit code 1: no layout fits; 2: bad input.
     """
@@ -38,7 +39,7 @@ def explain(
     from topoplan.errors import InputError
 
     wanted = {"--plan": plan} | ({} if versus is None else {"--versus": versus})
-    read, (chosen, *others) = plans_of_command(spec, run, wanted, options)
+    read, (chosen, *others) = plans_of_command(spec, run, wanted, options, fresh=no_cache)
     wants_time, wants_memory = time or not memory, memory or not time
     if others:
         from topoplan.planner.versus import compare

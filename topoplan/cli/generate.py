@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import WITHOUT_SPEC, AsJson, BackendChoice, OptionalSpecPath, SpecOptions, TrainerChoice
-from topoplan.cli.plan_choice import PlanChoice, plan_of_id, plan_of_ranking
+from topoplan.cli.options import (
+    EXAMPLE,
+    WITHOUT_SPEC,
+    AsJson,
+    BackendChoice,
+    NoCache,
+    OptionalSpecPath,
+    SpecOptions,
+    TrainerChoice,
+)
+from topoplan.cli.plan_choice import PlanChoice, place_in_ranking, plan_of_id
 
 if TYPE_CHECKING:
     from topoplan.bundle.draft import Draft
@@ -40,6 +49,7 @@ def generate(
             metavar="slurm|none",
             help="Write a job script for it too; by default as the spec has a `slurm` block or not.",
             show_default=False,
+            autocompletion=lambda: ["slurm", "none"],
         ),
     ] = None,
     trainer: TrainerChoice = None,
@@ -48,8 +58,9 @@ def generate(
     *,
     options: Annotated[SpecOptions, (*WITHOUT_SPEC, "overrides", "pin", "margin", "profile")],
     as_json: AsJson = False,
+    no_cache: NoCache = False,
 ) -> None:
-    """Write the trainer's YAML and one launch script a node: of the best plan of SPEC, of another, or of a plan.json.
+    """The trainer's YAML and one launch script a node: of the best plan of SPEC, of another, or of a plan.json.
 
     Exit code 1: no layout fits; 2: bad input, or a bundle that was edited by hand is in the way.
     """
@@ -58,7 +69,7 @@ def generate(
     wanted_trainer = trainer_name(trainer, "--trainer")
     options = replace(options, backend=backend)
     draft, notes = (
-        _planned(spec, plan, options, scheduler, wanted_trainer)
+        _planned(spec, plan, options, scheduler, wanted_trainer, fresh=no_cache)
         if recorded is None
         else _from_plan(recorded, spec, plan, options, scheduler, wanted_trainer)
     )
@@ -86,7 +97,7 @@ def _write(draft: Draft, notes: tuple[str, ...], directory: str | None, *, force
 
 
 def _planned(
-    spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None, trainer: str | None
+    spec: str | None, wanted: str, options: SpecOptions, scheduler: str | None, trainer: str | None, *, fresh: bool
 ) -> tuple[Draft, tuple[str, ...]]:
     """A plan of a spec."""
     from topoplan.bundle.draft import draft_of, scheduler_of
@@ -96,10 +107,10 @@ def _planned(
     from topoplan.trainers.registry import writer_of
 
     if spec is None and options.gpu is None:
-        raise InputError("expected either a SPEC or --from PLAN")
+        raise InputError("expected a SPEC, --gpu or --from PLAN", remedy=f"such as {EXAMPLE}")
     read = replace(options, trainer=trainer).read(spec)
     scheduler_of(read, scheduler, where="--scheduler")
-    ranking = search(read)
+    ranking = search(read, fresh=fresh)
     if not ranking.plans:
         from topoplan.report.nothing_fits import nothing_fits
 
@@ -135,9 +146,9 @@ def _choose(ranking: Ranking, wanted: str) -> Plan:
     """The plan of that rank or id; a legal id that the ranking does not hold is predicted."""
     from topoplan.errors import NoLayoutFitsError
 
-    plan = plan_of_ranking(ranking, wanted)
-    if plan is not None:
-        return plan
+    place = place_in_ranking(ranking, wanted)
+    if place is not None:
+        return ranking.plans[place]
     plan = plan_of_id(ranking.spec, wanted)
     if not plan.fits:
         from topoplan.report.text import gib

@@ -1,4 +1,4 @@
-"""`topoplan gpus`: the GPUs of the catalog."""
+"""`topoplan show gpus`: the GPUs of the catalog."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from topoplan.cli.options import AsJson
 
 
 def gpus(as_json: AsJson = False) -> None:
-    """List the GPUs that can be named in a spec.
-
-    Any other GPU can be given as a block with its own figures.
-    """
+    """Any other GPU can be given as a block with its own figures."""
     from topoplan.cli.output import show
     from topoplan.report.lists import gpu_entries, print_gpus
 

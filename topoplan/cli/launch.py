@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from topoplan.cli.completion import bundles
 from topoplan.cli.options import AsJson
 from topoplan.cli.ssh_options import AcceptNew, Grace, LostHostAfter
 
@@ -17,10 +18,19 @@ if TYPE_CHECKING:
     from topoplan.run.settings import Settings
 
 
+BundlePath = Annotated[
+    str,
+    typer.Argument(
+        metavar="BUNDLE",
+        help="The directory that `topoplan generate` wrote.",
+        show_default=False,
+        autocompletion=bundles,
+    ),
+]
+
+
 def launch(
-    bundle: Annotated[
-        str, typer.Argument(metavar="BUNDLE", help="The directory that `topoplan generate` wrote.", show_default=False)
-    ],
+    bundle: BundlePath,
     no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Do not check the hosts first.")] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Leave it running once all nodes have started.")
@@ -41,10 +51,10 @@ def launch(
     lost_host_after: LostHostAfter = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a bundle on its hosts over SSH, start all nodes together, and follow them to the end.
+    """Puts it there over SSH and starts all nodes together.
 
     The first node that fails stops the others, and so does Ctrl-C; a second Ctrl-C leaves at once. A closed terminal
-    or a killed `topoplan` leaves the run going: see `topoplan status`, `attach` and `stop`.
+    or a killed `topoplan` leaves the run going: see `topoplan runs status`, `attach` and `stop`.
 
     A host that cannot be seen ends nothing: it is tried again until it can. What ended meanwhile is found then. Where
     its peers have lost it too, they fail, and it is blamed. With --lost-host-after it is given up after that time,

@@ -41,6 +41,8 @@ class LiveOutput:
         self._wake = threading.Condition()
         self._closed = False
         self._broken: set[TextIO] = set()
+        self.reader_has_left = False
+        """Whether nobody reads standard output any more (`| head`)."""
         self._status = StatusLine(sys.stdout) if keep_status else None
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
@@ -124,10 +126,11 @@ class LiveOutput:
             stream.flush()
 
     def _try(self, stream: TextIO, write: Callable[[], None]) -> None:
-        """A reader that has left (`| head`) or a full disk ends the showing, not the run."""
+        """A reader that has left or a full disk ends the showing, not the run."""
         if stream in self._broken:
             return
         try:
             write()
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
             self._broken.add(stream)
+            self.reader_has_left |= stream is sys.stdout and isinstance(error, BrokenPipeError)

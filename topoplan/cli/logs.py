@@ -1,4 +1,4 @@
-"""`topoplan logs`: what the jobs of a run have written."""
+"""`topoplan runs logs`: what the jobs of a run have written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def logs(
     ] = False,
     accept_new: AcceptNew = False,
 ) -> int:
-    """Print the logs of a run's nodes, from the hosts; of a host that cannot be reached, the copy on this machine.
+    """Reads the logs on the hosts; of a host that cannot be reached, the copy on this machine.
 
     Lines of several nodes begin with the node. Colours and whatever else a terminal would obey are taken out or
     escaped, and of a progress bar its last state is shown: --raw leaves all in. Exit code 1 if a host could not be

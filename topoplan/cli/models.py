@@ -1,4 +1,4 @@
-"""`topoplan models`: the models of the catalog."""
+"""`topoplan show models`: the models of the catalog."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from topoplan.cli.options import AsJson
 
 
 def models(as_json: AsJson = False) -> None:
-    """List the models that can be named in a spec.
-
-    Any other model can be given as a directory or file with its config.json.
-    """
+    """Any other model can be given as a directory or file with its config.json."""
     from topoplan.cli.output import show
     from topoplan.report.lists import model_entries, print_models
 

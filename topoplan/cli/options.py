@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from topoplan.cli import completion
+
 if TYPE_CHECKING:
+    from topoplan.lint.job_file import JobFile
+    from topoplan.specs.source import Source
     from topoplan.specs.spec import Spec
 
 SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="The cluster spec, a YAML file.")]
@@ -19,22 +23,39 @@ ModelName = Annotated[
     typer.Option(
         "--model",
         metavar="NAME",
-        help="Model to use in place of the spec's: a name (`topoplan models`), a directory or a config.json.",
+        help="Model to use in place of the spec's: a name (`topoplan show models`), a directory or a config.json.",
+        autocompletion=completion.models,
     ),
 ]
 JobPath = Annotated[
-    str | None, typer.Option("--job", metavar="FILE", help="YAML file whose job takes the place of the spec's.")
+    str | None,
+    typer.Option(
+        "--job",
+        metavar="FILE",
+        help="File whose job takes the place of the spec's: YAML of its keys, or a trainer's own train.yaml or script.",
+    ),
 ]
 GpuChoice = Annotated[
     str | None,
-    typer.Option("--gpu", metavar="NAME", help="GPU of the cluster (`topoplan gpus`); SPEC is then not needed."),
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="GPU of the cluster (`topoplan show gpus`); SPEC is then not needed.",
+        autocompletion=completion.gpus,
+    ),
 ]
 Nodes = Annotated[str | None, typer.Option("--nodes", metavar="N", help="Machines of the cluster.")]
 GpusPerNode = Annotated[str | None, typer.Option("--gpus-per-node", metavar="N", help="GPUs in a machine.")]
 SeqLen = Annotated[str | None, typer.Option("--seq-len", metavar="TOKENS", help="Tokens in a sequence.")]
 Batch = Annotated[str | None, typer.Option("--batch", metavar="N", help="Sequences in a step, over all GPUs.")]
 Finetuning = Annotated[
-    str | None, typer.Option("--finetuning", metavar="KIND", help="full, freeze, lora or qlora; by default full.")
+    str | None,
+    typer.Option(
+        "--finetuning",
+        metavar="KIND",
+        help="full, freeze, lora or qlora; by default full.",
+        autocompletion=completion.finetunings,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -57,7 +78,7 @@ ProfilePath = Annotated[
     typer.Option(
         "--profile",
         metavar="FILE",
-        help="Calibration constants of your own, over those of the GPU; `topoplan profile GPU -o FILE` makes a start.",
+        help="Calibration constants of your own, over the GPU's; `topoplan show profile GPU -o FILE` makes a start.",
     ),
 ]
 BackendChoice = Annotated[
@@ -66,6 +87,7 @@ BackendChoice = Annotated[
         "--backend",
         metavar="all|NAME,...",
         help="What to search: mca, ddp, deepspeed, fsdp2, megatron, or all; by default mca where it trains the job.",
+        autocompletion=completion.backends,
     ),
 ]
 TrainerChoice = Annotated[
@@ -74,9 +96,18 @@ TrainerChoice = Annotated[
         "--trainer",
         metavar="llamafactory|swift|trinity",
         help="Only what this trainer runs; by default LLaMA-Factory's, or another one's for what it cannot.",
+        autocompletion=completion.trainers,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+NoCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache",
+        help="Search anew and keep nothing of it. Searches are kept in $XDG_CACHE_HOME/topoplan, by default in "
+        "~/.cache/topoplan, and answer the same question again.",
+    ),
+]
 
 
 EXAMPLE = "--gpu h100-sxm-80gb --nodes 4 --model Qwen/Qwen3-8B --seq-len 4096 --batch 64"
@@ -92,6 +123,9 @@ _KEYS = {
     "--margin": "margin",
 }
 """Options that say one key of a spec."""
+
+OPTION_OF = {key.removeprefix("job."): option.removeprefix("--").replace("-", "_") for option, key in _KEYS.items()}
+"""By such a key, as `--set` takes it: the field of SpecOptions."""
 
 _USUAL = {"--nodes": "1"}
 """What they are without a spec file, where nobody says."""
@@ -136,20 +170,34 @@ class SpecOptions:
         from topoplan.errors import InputError, listed
 
         if self.gpu is None:
-            raise InputError("expected a SPEC, or --gpu", remedy=f"such as {EXAMPLE}")
+            raise InputError("expected a SPEC, or --gpu", remedy=f"such as {EXAMPLE}; `topoplan init` asks for it")
         needed = () if self.job else ("--model", "--seq-len", "--batch")
         if lacking := [option for option in needed if self._of(option) is None]:
             is_or_are = "is" if len(lacking) == 1 else "are"
             raise InputError(f"{listed(lacking)} {is_or_are} missing, without a SPEC", remedy=f"write {EXAMPLE}")
 
     def assumed(self, spec: str | None) -> list[str]:
-        """What is taken for granted of a spec without a file: `1 node (--nodes)`."""
-        if spec is not None:
-            return []
-        usual = {"--nodes": "1 node (--nodes)"}
-        if not self.job:
+        """Sentences on what is taken for granted that nobody says: `assumed: 1 node (--nodes)`."""
+        usual = {} if spec is not None else {"--nodes": "1 node (--nodes)"}
+        if spec is None and not self.job:
             usual["--finetuning"] = "full fine-tuning (--finetuning)"
-        return [words for option, words in usual.items() if self._of(option) is None]
+        words = [words for option, words in usual.items() if self._of(option) is None]
+        return [*([f"assumed: {', '.join(words)}"] if words else []), *self.assumed_of_job(spec)]
+
+    def assumed_of_job(self, spec: str | Source | None) -> list[str]:
+        """Sentences on what a trainer's file is taken for, if --job is one."""
+        if (of_trainer := self.trainer_job(spec)) is None:
+            return []
+        title, cluster = of_trainer.trainer.title, spec if isinstance(spec, str) else "SPEC"
+        check = f"`topoplan check {self.job} --cluster {cluster}` compares its own layout with the best plan"
+        alone = () if self.trainer else (f"searched is what {title} runs; --trainer names another",)
+        return [f"the job is that of {self.job}, a file of {title}'s", *of_trainer.notes, check, *alone]
+
+    def settled(self, spec: str | None, read: Spec) -> SpecOptions:
+        """The same with the batch of a trainer's file in words: there it is one a GPU."""
+        if self.batch is not None or self.trainer_job(spec) is None:
+            return self
+        return replace(self, batch=str(read.job.global_batch_size))
 
     def words(self, spec: str | None) -> list[str]:
         """SPEC and these options as they were typed."""
@@ -162,36 +210,60 @@ class SpecOptions:
                 found += [f"{option.default}={one}"] if one.startswith("-") else [option.default, one]
         return found
 
-    def read(self, spec: str | None, *overrides: str) -> Spec:
+    def _keys(self, spec: str | Source | None) -> dict[str, tuple[str, str]]:
+        """The options that say one key of a spec each, as `load_spec` takes them."""
+        said = {option: value for option in _KEYS if (value := self._of(option)) is not None}
+        if spec is None:
+            self._check_whole()
+            said = _USUAL | said
+        return {option: (_KEYS[option], value) for option, value in said.items()}
+
+    def trainer_job(self, spec: str | Source | None) -> JobFile | None:
+        """What the trainer's file of --job means on this cluster; None where it is a file of topoplan's own.
+
+        Its batch is that of the cluster as it is described: variations of that leave the batch as it is.
+        """
+        if self.job is None:
+            return None
+        from topoplan.lint.job_file import job_of, trainer_file
+        from topoplan.specs.kinds import in_thousands
+        from topoplan.specs.load import load_cluster
+        from topoplan.specs.source import parse_value
+
+        file = trainer_file(self.job)
+        if file is None:
+            return None
+        cluster = load_cluster(spec, keys=self._keys(spec), overrides=self.overrides or ())
+        tokens = None if self.seq_len is None else in_thousands(parse_value(self.seq_len, name="--seq-len"))
+        return job_of(file, cluster, model=self.model, seq_len=tokens if isinstance(tokens, int) else None)
+
+    def read(self, spec: str | Source | None, *overrides: str) -> Spec:
         """The spec file with everything that the command line says on top of it, and `key=value` overrides.
 
         Without a file the command line has to say enough.
         """
         from topoplan.specs.load import load_spec
 
-        said = {option: value for option in _KEYS if (value := self._of(option)) is not None}
-        if spec is None:
-            self._check_whole()
-            said = _USUAL | said
+        of_trainer = self.trainer_job(spec)
         read = load_spec(
             spec,
-            keys={option: (_KEYS[option], value) for option, value in said.items()},
+            keys=self._keys(spec),
             model=self.model,
-            job=self.job,
+            job=of_trainer.source if of_trainer else self.job,
             overrides=(*(self.overrides or ()), *overrides),
             pins=tuple(self.pin or ()),
             profile=self.profile,
         )
-        return read if self.backend is None and self.trainer is None else self._searched_by(read)
+        # The further keys of a trainer's file are for that trainer.
+        trainer = self.trainer or (of_trainer.trainer.name if of_trainer else None)
+        return read if self.backend is None and trainer is None else self._searched_by(read, trainer)
 
-    def _searched_by(self, read: Spec) -> Spec:
+    def _searched_by(self, read: Spec, trainer: str | None) -> Spec:
         """The spec with the backends and the trainer that are asked for."""
-        from dataclasses import replace
-
         from topoplan.errors import InputError
         from topoplan.trainers.registry import backend_names, trainer_name
 
-        job, whose = read.job, trainer_name(self.trainer, "--trainer")
+        job, whose = read.job, trainer_name(trainer, "--trainer")
         backends: tuple[str, ...] = ()
         if self.backend is not None:
             backends = backend_names(self.backend, whose, "--backend", finetuning=job.finetuning)

@@ -28,9 +28,13 @@ def stdout_console() -> Console:
     """Standard output for people: the terminal's width, or $COLUMNS or 100 and no colour where there is none."""
     from rich.console import Console
 
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # to `main`: rich would end the program with exit code 1
+
     terminal, said = sys.stdout.isatty(), os.environ.get("COLUMNS", "")
     columns = shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns if terminal or said.isdecimal() else PIPE_COLUMNS
-    return Console(
+    return _Console(
         file=sys.stdout,
         width=max(_MIN_COLUMNS, min(columns, _MAX_COLUMNS)),
         force_terminal=terminal,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from topoplan.cli.completion import plans
 from topoplan.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
 PlanChoice = Annotated[
-    str, typer.Option("--plan", metavar="N|ID", help="Which plan: its rank, or its id such as tp4-pp1-dp8-mbs1.")
+    str,
+    typer.Option(
+        "--plan",
+        metavar="N|ID",
+        help="Which plan: its rank, or its id such as tp4-pp1-dp8-mbs1.",
+        autocompletion=plans,
+    ),
 ]
 RunPath = Annotated[
     str | None,
@@ -29,17 +36,17 @@ RunPath = Annotated[
 
 def wanted_id(wanted: str) -> str:
     """The id as the layouts have it: the table shows ids with spaces and colons, and they may be pasted from there."""
-    return wanted.strip().replace(" ", "-").replace(":", "-")
+    return wanted.strip().lower().replace(" ", "-").replace(":", "-")
 
 
-def plan_of_ranking(ranking: Ranking, wanted: str, *, option: str = "--plan") -> Plan | None:
-    """The plan of that rank or id; None for an id that the ranking does not hold."""
+def place_in_ranking(ranking: Ranking, wanted: str, *, option: str = "--plan") -> int | None:
+    """The place, from 0, of the plan of that rank or id; None for an id that the ranking does not hold."""
     wanted = wanted_id(wanted)
     if wanted.isdecimal():
         if 1 <= int(wanted) <= len(ranking.plans):
-            return ranking.plans[int(wanted) - 1]
+            return int(wanted) - 1
         raise LayoutError(f"there is no plan {wanted}", where=option, expected=f"expected 1 to {len(ranking.plans)}")
-    return next((plan for plan in ranking.plans if plan.id == wanted), None)
+    return next((place for place, layout in enumerate(ranking.plans.layouts) if layout.id == wanted), None)
 
 
 def plan_of_id(spec: Spec, wanted: str, *, option: str = "--plan") -> Plan:
@@ -68,7 +75,7 @@ def _searched_keys(spec: Spec, keys: Mapping[str, Any]) -> dict[str, Any]:
     return {"backend": unnamed[0]} if unnamed else {}
 
 
-def plans_of_spec(spec: Spec, wanted: Mapping[str, str]) -> list[Plan]:
+def plans_of_spec(spec: Spec, wanted: Mapping[str, str], *, fresh: bool) -> list[Plan]:
     """The plans that options name: by rank, which takes a search, or by id, which does not unless it is `uneven`."""
     from topoplan.cli.search import search
     from topoplan.planner.predict import predict
@@ -76,32 +83,36 @@ def plans_of_spec(spec: Spec, wanted: Mapping[str, str]) -> list[Plan]:
     names = {option: wanted_id(text) for option, text in wanted.items()}
     ranking = None
     if any(name.isdecimal() or "uneven" in name.split("-") for name in names.values()):
-        ranking = search(spec)
+        ranking = search(spec, fresh=fresh)
         if not ranking.plans:
             from topoplan.report.nothing_fits import nothing_fits
 
             raise nothing_fits(ranking)
     plans = []
     for option, name in names.items():
-        found = None if ranking is None else plan_of_ranking(ranking, name, option=option)
-        # Predicted once more, since a search lists no more stages than it needs.
-        plans.append(plan_of_id(spec, name, option=option) if found is None else predict(spec, found.layout))
+        place = None if ranking is None else place_in_ranking(ranking, name, option=option)
+        if ranking is None or place is None:
+            plans.append(plan_of_id(spec, name, option=option))
+        else:
+            # Not the ranking's own plan, since a search lists no more stages than it needs.
+            plans.append(predict(spec, ranking.plans.layouts[place]))
     return plans
 
 
 def plans_of_command(
-    spec: str | None, run: str | None, wanted: Mapping[str, str], options: SpecOptions
+    spec: str | None, run: str | None, wanted: Mapping[str, str], options: SpecOptions, *, fresh: bool
 ) -> tuple[Spec, list[Plan]]:
     """The spec and the plans that a command line names, by SPEC and options such as --plan, or by --run."""
+    from topoplan.cli.options import EXAMPLE
     from topoplan.errors import InputError
 
     if run is None:
         if spec is None and options.gpu is None:
-            raise InputError("expected either a SPEC or --run FILE")
+            raise InputError("expected a SPEC, --gpu or --run FILE", remedy=f"such as {EXAMPLE}")
         read = options.read(spec)
-        return read, plans_of_spec(read, wanted)
+        return read, plans_of_spec(read, wanted, fresh=fresh)
     if spec is not None:
-        raise InputError("expected either a SPEC or --run FILE")
+        raise InputError("SPEC and --run are both given", remedy="leave one out")
     if replace(options, profile=None) or dict(wanted) != {"--plan": "1"}:
         raise InputError("--run has model, job and layout in its file", remedy="leave the other options out")
     return plan_of_run(run, options.profile)

@@ -26,9 +26,7 @@ def predict(
     profile: ProfilePath = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Predict memory and step time of given layouts.
-
-    A document that cannot be predicted is answered with its error, and the others go on.
+    """A document that cannot be predicted is answered with its error, and the others go on.
     Exit code 2: none could be predicted.
     """
     from topoplan.cli.output import print_json, stdout_console

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topoplan.cli.completion import checks
 from topoplan.cli.options import AsJson
 from topoplan.cli.ssh_options import AcceptNew
 
@@ -26,15 +27,18 @@ def preflight(
     ],
     skip: Annotated[
         list[str] | None,
-        typer.Option("--skip", metavar="CHECK", help="Leave out a check; may be repeated.", show_default=False),
+        typer.Option(
+            "--skip",
+            metavar="CHECK",
+            help="Leave out a check; may be repeated.",
+            show_default=False,
+            autocompletion=checks,
+        ),
     ] = None,
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> None:
-    """Result the hosts of a spec, or of a bundle, over SSH: what would stop a run, hang it or slow it down.
-
-    Nothing is changed there. Takes some seconds. Exit code 1: a check failed; 2: bad input.
-    """
+    """Nothing is changed there. Takes some seconds. Exit code 1: a check failed; 2: bad input."""
     from topoplan.cli.ssh_options import access
     from topoplan.hosts.preflight.looks import refuse_unknown
 

@@ -11,10 +11,12 @@ from topoplan.cli.options import AsJson
 from topoplan.cli.ssh_options import AcceptNew, access
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from topoplan.hosts.cluster_yaml import Draft
     from topoplan.hosts.probe import Asked
+    from topoplan.specs.cluster import Host
 
 _WRITER = "topoplan probe"
 
@@ -74,28 +76,34 @@ def probe(
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read machines over SSH and write the spec of their cluster, for `topoplan rank`. Changes nothing on them.
+    """The spec is one for `topoplan rank`. Nothing is changed on the machines.
 
     Exit code 1: a host could not be asked, or the hosts make no cluster; 2: bad input.
     """
     from topoplan.cli.host_words import hosts_of
-    from topoplan.errors import InputError
     from topoplan.hosts.cluster_yaml import cluster_spec
-    from topoplan.hosts.probe import ask_hosts
-    from topoplan.remote.ssh_config import SshConfig
 
     chosen = hosts_of(hosts or (), hosts_file, workdir=workdir, venv=venv)
     _check_name(name)
-    targets = SshConfig().targets(chosen)
-    if len(targets) < len(chosen):
-        raise InputError("a host is given twice", remedy="name each machine once")
-    asked = ask_hosts(chosen, targets, access(accept_new=accept_new))
+    asked = ask(chosen, accept_new=accept_new)
     draft = cluster_spec(asked.reached, name=name) if asked.reached and (partial or not asked.failed) else None
     if draft is not None and draft.text is not None and output is not None:
         _write(draft.text, output, force=force)
     _show(asked, draft, output, as_json=as_json)
     if draft is None or draft.text is None:
         raise typer.Exit(1)
+
+
+def ask(hosts: Sequence[Host], *, accept_new: bool) -> Asked:
+    """What hosts say of themselves. Raises InputError for one that is given twice."""
+    from topoplan.errors import InputError
+    from topoplan.hosts.probe import ask_hosts
+    from topoplan.remote.ssh_config import SshConfig
+
+    targets = SshConfig().targets(hosts)
+    if len(targets) < len(hosts):
+        raise InputError("a host is given twice", remedy="name each machine once")
+    return ask_hosts(hosts, targets, access(accept_new=accept_new))
 
 
 def _write(text: str, output: str, *, force: bool) -> None:

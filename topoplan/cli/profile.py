@@ -1,4 +1,4 @@
-"""`topoplan profile`: the calibration constants of a GPU, with their sources and error bands."""
+"""`topoplan show profile`: the calibration constants of a GPU, with their sources and error bands."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from typing import Annotated
 
 import typer
 
+from topoplan.cli.completion import gpus
 from topoplan.cli.options import AsJson, ProfilePath, not_both
 
 
 def profile(
-    gpu: Annotated[str | None, typer.Argument(metavar="[GPU]", help="A name of `topoplan gpus`.")] = None,
+    gpu: Annotated[
+        str | None, typer.Argument(metavar="GPU", help="A name of `topoplan show gpus`.", autocompletion=gpus)
+    ] = None,
     profile: ProfilePath = None,
     output: Annotated[
         str | None,
@@ -23,10 +26,7 @@ def profile(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the measured constants behind the predictions for a GPU, and where they come from.
-
-    Without a GPU: all profiles. Exit code 2: bad input.
-    """
+    """Each with where it comes from. Without a GPU: all profiles. Exit code 2: bad input."""
     from topoplan.cli.output import print_written, show
     from topoplan.errors import InputError
     from topoplan.report import profile as report
@@ -37,7 +37,7 @@ def profile(
     not_both("--output", output is not None, "--json", as_json)
     if gpu is None:
         if output is not None or profile is not None:
-            raise InputError("no GPU is named", remedy="`topoplan gpus` lists the names")
+            raise InputError("no GPU is named", remedy="`topoplan show gpus` lists the names")
         show(as_json, report.profiles_to_dict, report.print_profiles)
         return
     card = gpu_named(gpu)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topoplan.cli.exit_codes import INTERRUPTED
-from topoplan.cli.options import WITHOUT_SPEC, AsJson, OptionalSpecPath, SpecOptions, not_both
+from topoplan.cli.options import WITHOUT_SPEC, AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,27 +24,30 @@ def rank(
     rejected: Annotated[bool, typer.Option("--rejected", help="Also show the layouts that are out, and why.")] = False,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print one row a plan.")] = False,
+    no_cache: NoCache = False,
 ) -> None:
-    """Rank the layouts of a job by predicted speed.
-
-    Exit code 1: no layout fits; 2: bad input; 130: stopped by Ctrl-C, after the best of what was searched.
-    """
+    """Exit code 1: no layout fits; 2: bad input; 130: stopped by Ctrl-C, after the best of what was searched."""
     from dataclasses import replace
+    from functools import partial
 
     from topoplan.cli.search import search
-    from topoplan.cli.ways_out import with_ways_out
-    from topoplan.errors import InputError
+    from topoplan.cli.ways_out import led_on, with_ways_out
+    from topoplan.errors import InputError, ModelError
     from topoplan.planner.liger import liger_note
 
     not_both("--json", as_json, "--csv", as_csv)
     if as_csv and rejected:
         raise InputError("--csv has no rows for rejected layouts", remedy="use --rejected --json")
 
-    ranking = search(options.read(spec), keep_rejected=rejected, partial=True)
-    if (note := liger_note(ranking, lambda other: search(other, partial=True))) is not None:
+    read, find = options.read(spec), partial(search, fresh=no_cache, partial=True)
+    try:
+        ranking = find(read, keep_rejected=rejected)
+    except ModelError as error:
+        raise led_on(error, read, spec, options, find) from None
+    if (note := liger_note(ranking, find)) is not None:
         ranking = replace(ranking, notes=(note, *ranking.notes))
     if not as_csv or not ranking.plans:
-        ranking = with_ways_out(ranking, spec, options, lambda other: search(other, partial=True))
+        ranking = with_ways_out(ranking, spec, options, find)
     if as_csv:
         from topoplan.report.rows import write_rows
 
@@ -53,7 +56,8 @@ def rank(
         from topoplan.cli.output import print_json
         from topoplan.report.document import ranking_to_dict
 
-        print_json(ranking_to_dict(ranking, top=top, rejected=rejected, words=options.words(spec)))
+        words, assumed = options.words(spec), options.assumed(spec)
+        print_json(ranking_to_dict(ranking, top=top, rejected=rejected, words=words, assumed=assumed))
     else:
         _print(ranking, options.words(spec), options.assumed(spec), top=top, rejected=rejected)
 
@@ -75,10 +79,12 @@ def _print(ranking: Ranking, words: Sequence[str], assumed: Sequence[str], *, to
     answer = answer_of(ranking, top=top, words=words)
     if answer is not None:
         from topoplan.report.ranking import print_ranking
-        from topoplan.report.tables import paragraph
+        from topoplan.report.tables import bullets, paragraph
 
         if assumed:
-            paragraph(console, f"Assumed: {', '.join(assumed)}.")
+            first, *further = assumed
+            paragraph(console, f"{first[0].upper()}{first[1:]}{':' if further else '.'}")
+            bullets(console, further)
         print_ranking(console, ranking, answer)
     if rejected:
         from topoplan.report.rejected import print_rejected

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from topoplan.errors import InputError, SpecError
-from topoplan.specs.source import parse_source
+from topoplan.specs.source import nearest_file, parse_source
 
 _MAX_BYTES = 256 * 2**20
 
@@ -107,7 +107,7 @@ def _file(path: str) -> str:
         with file.open("rb") as stream:
             return _decode(stream.read(_MAX_BYTES + 1), path)
     except FileNotFoundError as error:
-        raise InputError("no such file", where=path) from error
+        raise InputError("no such file", where=path, remedy=nearest_file(file)) from error
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", where=path) from error
 

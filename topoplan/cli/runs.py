@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import typer
+
 from topoplan.cli.options import AsJson
+from topoplan.errors import InputError
 
 
-def runs(as_json: AsJson = False) -> None:
-    """List the runs that this user started from this machine.
+def runs(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Those that this user started from this machine, as they were last seen here; `runs status` asks the hosts."""
+    if verb := ctx.invoked_subcommand:
+        if as_json:
+            raise InputError("--json goes behind the verb", remedy=f"as in `topoplan runs {verb} --json`")
+        return
 
-    Shows what was last seen here; `topoplan status` asks the hosts.
-    """
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.report.runs import print_runs, runs_to_dict
     from topoplan.run import record

@@ -1,12 +1,10 @@
-"""`topoplan schema`: what a spec file may hold."""
+"""`topoplan show schema`: what a spec file may hold."""
 
 from __future__ import annotations
 
 
 def schema() -> None:
-    """Print the JSON Schema of the spec file.
-
-    An editor that knows it completes and checks a spec while it is written."""
+    """An editor that knows it completes and checks a spec while it is written."""
     from topoplan.cli.output import print_json
     from topoplan.specs.load import spec_json_schema
 

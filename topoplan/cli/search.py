@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from topoplan.cli.interrupts import Interrupts
+from topoplan.cli.kept_searches import KeptSearches, searches_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -15,11 +16,16 @@ if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
 
 
-def search(spec: Spec, *, keep_rejected: bool = False, partial: bool = False) -> Ranking:
+def search(spec: Spec, *, fresh: bool, keep_rejected: bool = False, partial: bool = False) -> Ranking:
     """`planner.search.rank`, with a line on stderr when it takes long and a person is looking.
 
-    `partial`: the first Ctrl-C ends the search with what it has, and only a second one the program.
+    A whole search of before is its own answer, unless it has to be a fresh one. One that keeps every rejected layout
+    is not kept. `partial`: the first Ctrl-C ends the search with what it has, and only a second one the program.
     """
+    kept = None if fresh or keep_rejected else KeptSearches(searches_directory())
+    if kept and (known := kept.find(spec)):
+        return known
+
     from topoplan.planner.search import rank
     from topoplan.report.progress import ProgressLine
 
@@ -30,21 +36,29 @@ def search(spec: Spec, *, keep_rejected: bool = False, partial: bool = False) ->
             line(done, total)
             return interrupts.count > 0
 
-        return rank(spec, progress=progress, keep_rejected=keep_rejected)
+        ranking = rank(spec, progress=progress, keep_rejected=keep_rejected)
+    if kept:
+        kept.keep(ranking)
+    return ranking
 
 
 @contextmanager
-def searches(count: int) -> Iterator[Callable[[Spec], Ranking]]:
-    """The same for `count` searches at most, which share one line."""
+def searches(count: int, *, fresh: bool) -> Iterator[Callable[[Spec], Ranking]]:
+    """The same for `count` searches at most, which share one line; none of them is done twice."""
     from topoplan.planner.search import rank
     from topoplan.report.progress import ProgressLine
 
+    kept = KeptSearches(None if fresh else searches_directory())
     done = -1
 
     def search_next(spec: Spec) -> Ranking:
         nonlocal done
         done += 1
-        return rank(spec, progress=report if line.visible else None)
+        if known := kept.find(spec):
+            return known
+        ranking = rank(spec, progress=report if line.visible else None)
+        kept.keep(ranking)
+        return ranking
 
     def report(position: int, total: int) -> None:
         line(done * total + position, count * total)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, OptionalSpecPath, SpecOptions
+from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions
 
 if TYPE_CHECKING:
     from topoplan.specs.spec import Spec
@@ -31,10 +31,11 @@ def size(
     ] = None,
     options: SpecOptions,
     as_json: AsJson = False,
+    no_cache: NoCache = False,
 ) -> None:
-    """Find the fewest nodes that do a job in time.
+    """Searches 1, 2, 3, ... nodes, none left out, up to the first that is in time.
 
-    Searches 1, 2, 3, ... nodes, none left out, up to the first that is in time. Exit code 1: none is; 2: bad input.
+    Exit code 1: none is; 2: bad input.
     """
     from topoplan.cli.output import show
     from topoplan.cli.search import searches
@@ -49,7 +50,7 @@ def size(
         # A list of machines is one of as many as the spec has; where they are does not matter here.
         return options.read(spec, f"nodes={nodes}", "hosts=null")
 
-    with searches(max_nodes) as search:
+    with searches(max_nodes, fresh=no_cache) as search:
         sizing = size_job(of_nodes, search, steps=steps, limit_s=max_hours * 3600, max_nodes=max_nodes, is_sure=sure)
     show(as_json, sizing_to_dict, print_sizing, read, sizing, price=price)
     if sizing.answer is None:

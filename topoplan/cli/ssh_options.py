@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topoplan.cli.completion import runs
+
 if TYPE_CHECKING:
     from topoplan.remote.identities import Access, NewKey
 
@@ -17,7 +19,10 @@ AcceptNew = Annotated[
 RunReference = Annotated[
     str,
     typer.Argument(
-        metavar="[RUN]", help="Id of the run or the beginning of it; the last one by default.", show_default=False
+        metavar="RUN",
+        help="Id of the run or the beginning of it; the last one by default.",
+        show_default=False,
+        autocompletion=runs,
     ),
 ]
 Grace = Annotated[float, typer.Option("--grace", metavar="SECONDS", min=0, max=3600, help="From SIGTERM to SIGKILL.")]

@@ -1,4 +1,4 @@
-"""`topoplan status`: how a run is, asked of its hosts."""
+"""`topoplan runs status`: how a run is, asked of its hosts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ ASK_S = 15.0
 
 
 def status(run: RunReference = "last", accept_new: AcceptNew = False, as_json: AsJson = False) -> int:
-    """Ask the hosts of a run how their jobs are.
-
-    Exit code 0 if every host answered, whatever it said; 1 if one did not.
-    """
+    """Exit code 0 if every host answered, whatever it said; 1 if one did not."""
     from topoplan.cli.node_output import warn
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.errors import HostError, InputError

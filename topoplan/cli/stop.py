@@ -1,4 +1,4 @@
-"""`topoplan stop`: end a run on all its hosts."""
+"""`topoplan runs stop`: end a run on all its hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def stop(
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> int:
-    """End what a run started on its hosts, and nothing else, and look whether it has ended.
+    """Looks whether it has ended.
 
     Exit code 0 if nothing of it is left on any host; 1 if something is, or a host could not be asked.
     """
@@ -39,7 +39,7 @@ def stop(
         )
     if is_stopped(results):
         try:
-            end = {"state": "stopped", "ended": record.now_text(), "reason": "topoplan stop"}
+            end = {"state": "stopped", "ended": record.now_text(), "reason": "topoplan runs stop"}
             record.update(known.run_id, unless_over=True, **end)
         except InputError as error:
             warn(str(error))

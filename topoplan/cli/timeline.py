@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, OptionalSpecPath, SpecOptions, not_both
+from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both
 from topoplan.cli.plan_choice import PlanChoice, RunPath, plans_of_command
 
 if TYPE_CHECKING:
@@ -33,8 +33,9 @@ def timeline(
     *,
     options: SpecOptions,
     as_json: AsJson = False,
+    no_cache: NoCache = False,
 ) -> None:
-    """Simulate a plan's step and show what every pipeline rank does when.
+    """What every pipeline rank does when, simulated.
 
     Without pipeline, under ddp, deepspeed and fsdp2: a GPU, its network, PCIe and host.
 
@@ -46,7 +47,7 @@ def timeline(
     target = None if output is None else _checked(output)
     if force and target is None:
         raise InputError("--force is for --output", remedy="leave it out")
-    read, (chosen,) = plans_of_command(spec, run, {"--plan": plan}, options)
+    read, (chosen,) = plans_of_command(spec, run, {"--plan": plan}, options, fresh=no_cache)
 
     from topoplan.cli.output import print_written, show
     from topoplan.planner.account import timeline as simulated

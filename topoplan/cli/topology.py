@@ -7,13 +7,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import AsJson, SpecOptions, SpecPath, not_both
+from topoplan.cli.completion import plans
+from topoplan.cli.options import AsJson, NoCache, SpecOptions, SpecPath, not_both
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from topoplan.layout.layout import Layout
+    from topoplan.planner.communication import GroupLinks, StepFlow
     from topoplan.planner.plan import Plan
     from topoplan.specs.cluster import Cluster
     from topoplan.specs.spec import Spec
+
+
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write a drawing (SVG) to a file, with the groups of the layout or plan.",
+    ),
+]
 
 
 def topology(
@@ -32,17 +47,16 @@ def topology(
             "--plan",
             metavar="N|ID",
             help="The same for a plan of the ranking, by its place or id, with the bytes of a step.",
+            autocompletion=plans,
         ),
     ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write a drawing (SVG) to a file."),
-    ] = None,
+    output: Output = None,
     *,
     options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "backend", "trainer")],
     as_json: AsJson = False,
+    no_cache: NoCache = False,
 ) -> None:
-    """Show how a cluster is wired, and what each communication group of a layout gets of it.
+    """What each communication group of a layout gets of the network is said too, where a layout is given.
 
     The spec needs neither model nor job, but for --plan. Exit code 2: bad input.
     """
@@ -53,7 +67,7 @@ def topology(
     if output is not None and not output.endswith(".svg"):
         raise OutputError("not the name of a drawing", where=output, expected="expected a name in .svg")
     not_both("--layout", layout is not None, "--plan", plan is not None)
-    found = None if plan is None else _planned(spec, plan, options)
+    found = None if plan is None else _planned(spec, plan, options, fresh=no_cache)
     if found is None:
         cluster, own = _cluster(spec, options), None
         chosen = None if layout is None else _of_degrees(layout, cluster)
@@ -67,7 +81,7 @@ def topology(
 
         print_json(topology_to_dict(cluster, chosen, rows, flows))
         return
-    _draw(cluster, output)
+    _draw(cluster, output, chosen, rows, flows)
     if chosen is not None:
         from topoplan.cli.output import stdout_console
         from topoplan.report.topology_groups import print_groups, print_step_flows
@@ -76,11 +90,11 @@ def topology(
         print_step_flows(stdout_console(), flows)
 
 
-def _planned(spec: str, plan: str, options: SpecOptions) -> tuple[Spec, Plan]:
+def _planned(spec: str, plan: str, options: SpecOptions, *, fresh: bool) -> tuple[Spec, Plan]:
     from topoplan.cli.plan_choice import plans_of_spec
 
     read = options.read(spec)
-    return read, plans_of_spec(read, {"--plan": plan})[0]
+    return read, plans_of_spec(read, {"--plan": plan}, fresh=fresh)[0]
 
 
 def _cluster(spec: str, options: SpecOptions) -> Cluster:
@@ -94,8 +108,10 @@ def _cluster(spec: str, options: SpecOptions) -> Cluster:
     return load_cluster(spec, overrides=tuple(options.overrides or ()))
 
 
-def _draw(cluster: Cluster, output: str | None) -> None:
-    """The cluster on the terminal, or into a file."""
+def _draw(
+    cluster: Cluster, output: str | None, layout: Layout | None, rows: Sequence[GroupLinks], flows: Sequence[StepFlow]
+) -> None:
+    """The cluster on the terminal; or into a file, with the groups of the layout."""
     if output is None:
         from topoplan.cli.output import stdout_console
         from topoplan.report.topology_picture import print_topology
@@ -109,7 +125,8 @@ def _draw(cluster: Cluster, output: str | None) -> None:
     from topoplan.cli.output import print_written
     from topoplan.report.topology_drawing import MARK, topology_svg
 
-    write_file(Path(output), topology_svg(cluster), mark=MARK, writer="topoplan topology")
+    drawing = topology_svg(cluster, layout, rows, flows)
+    write_file(Path(output), drawing, mark=MARK, writer="topoplan topology")
     print_written(output)
 
 

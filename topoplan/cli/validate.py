@@ -17,7 +17,7 @@ def validate(
     runs: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUNS]",
+            metavar="RUNS",
             help="A .jsonl file with one measured run a line, or - for standard input; by default the shipped ones.",
         ),
     ] = None,
@@ -37,10 +37,7 @@ def validate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Grade predictions against measured runs.
-
-    Errors are predicted over measured, less one. Exit code 2: bad input, or nothing could be predicted.
-    """
+    """Errors are predicted over measured, less one. Exit code 2: bad input, or nothing could be predicted."""
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.report.validation import print_validation, validation_to_dict
 

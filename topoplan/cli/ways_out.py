@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from shlex import join
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from topoplan.cli.options import SpecOptions
+    from topoplan.errors import ModelError
     from topoplan.planner.plan import Change, Ranking
     from topoplan.planner.what_if import Search
     from topoplan.specs.spec import Spec
@@ -19,6 +20,7 @@ def with_ways_out(ranking: Ranking, spec: str | None, options: SpecOptions, sear
 
     if not needs_ways_out(ranking):
         return ranking
+    options = options.settled(spec, ranking.spec)
 
     def read(change: Change) -> Spec:
         return changed(options, change).read(spec)
@@ -31,16 +33,38 @@ def with_ways_out(ranking: Ranking, spec: str | None, options: SpecOptions, sear
 
 def changed(options: SpecOptions, change: Change) -> SpecOptions:
     """The options with a change on top of them, which takes the place of what they say of the same key."""
-    keys = {_key(text) for text in change.sets}
-    kept = [text for text in options.overrides or () if _key(text) not in keys]
+    from topoplan.cli.options import OPTION_OF
+
+    said = dict(map(_key_and_value, change.sets))
+    kept = [text for text in options.overrides or () if _key_and_value(text)[0].partition(".")[0] not in said]
+    sets = [text for text in change.sets if _key_and_value(text)[0] not in OPTION_OF]
+    own: dict[str, Any] = {OPTION_OF[key]: value for key, value in said.items() if key in OPTION_OF}
     pin = () if change.kind == "pins" else options.pin or ()
     return replace(
         options,
-        overrides=[*kept, *change.sets],
+        overrides=[*kept, *sets],
         pin=[*pin, *change.pins],
         backend=change.backend or options.backend,
+        **own,
     )
 
 
-def _key(text: str) -> str:
-    return text.partition("=")[0].strip().removeprefix("job.")
+def _key_and_value(text: str) -> tuple[str, str]:
+    key, _, value = text.partition("=")
+    return key.strip().removeprefix("job."), value.strip()
+
+
+def led_on(error: ModelError, read: Spec, spec: str | None, options: SpecOptions, search: Search) -> ModelError:
+    """The error of a model that a backend does not train, with the command that plans it with another one."""
+    from topoplan.errors import InputError, ModelError
+    from topoplan.planner.case import another_backend
+
+    backend = another_backend(read)
+    try:
+        found = backend and search(replace(read, backends=(backend,)))
+    except InputError:
+        return error
+    if not found:
+        return error
+    command = join(["topoplan", "rank", *replace(options, backend=backend).words(spec)])
+    return ModelError(error.what, where=error.where, remedy=f"{backend} trains it: `{command}`")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import WITHOUT_SPEC, AsJson, OptionalSpecPath, SpecOptions, variations
+from topoplan.cli.options import WITHOUT_SPEC, AsJson, NoCache, OptionalSpecPath, SpecOptions, variations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -32,11 +32,9 @@ def what_if(
     *,
     options: Annotated[SpecOptions, (*WITHOUT_SPEC, "pin", "backend", "trainer", "margin", "profile")],
     as_json: AsJson = False,
+    no_cache: NoCache = False,
 ) -> None:
-    """Show how the best plan moves when the spec changes.
-
-    Exit code 1: no layout fits any of the changes; 2: bad input.
-    """
+    """Exit code 1: no layout fits any of the changes; 2: bad input."""
     from topoplan.cli.output import show
     from topoplan.cli.search import searches
     from topoplan.planner.what_if import found_by
@@ -46,7 +44,7 @@ def what_if(
     before = options.read(spec)
     # All of them are read before the first search, so that a mistake in the last one is told at once.
     specs = [_changed(before, lambda *keys: options.read(spec, *keys), keys) for keys in combinations]
-    with searches(1 + len(specs)) as search:
+    with searches(1 + len(specs), fresh=no_cache) as search:
         old, _ = found_by(before, search)
         outcomes = [
             _outcome(keys, changed, old.best, search) for keys, changed in zip(combinations, specs, strict=True)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from topoplan.engines.data_parallel.engine import DataParallel
 from topoplan.engines.engine import Engine
-from topoplan.engines.megatron.engine import Megatron
+from topoplan.on_demand import OnDemand
 
-ENGINES: tuple[Engine, ...] = (
-    Megatron(),
-    DataParallel(),
+ENGINES: OnDemand[Engine] = OnDemand(
+    "topoplan.engines.megatron.engine:MEGATRON",
+    "topoplan.engines.data_parallel.engine:DATA_PARALLEL",
 )
 
-_ENGINE_OF = {backend: engine for engine in ENGINES for backend in engine.backends}
+
+class _ByBackend(dict[str, Engine]):
+    """The engines that were asked for."""
+
+    def __missing__(self, backend: str) -> Engine:
+        for engine in ENGINES:
+            if backend in engine.backends:
+                self[backend] = engine
+                return engine
+        raise KeyError(backend)
+
+
+_ENGINE_OF = _ByBackend()
 
 
 def engine_of(backend: str) -> Engine:

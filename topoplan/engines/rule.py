@@ -19,6 +19,9 @@ class Rule:
     failed: Callable[[Case, Layout], str | None]
     """The failed equation, or None."""
     fix: str
+    """What would help."""
+    fix_of: Callable[[Case, Layout], str] | None = None
+    """The same with the numbers of a case and a layout."""
 
 
 class Broken(NamedTuple):
@@ -36,5 +39,5 @@ def broken_rule(case: Case, layout: Layout, rules: tuple[Rule, ...]) -> Broken |
     """The first rule that a layout breaks."""
     for rule in rules:
         if equation := rule.failed(case, layout):
-            return Broken(rule.name, equation, rule.fix)
+            return Broken(rule.name, equation, rule.fix_of(case, layout) if rule.fix_of else rule.fix)
     return None

@@ -34,6 +34,26 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Talk:
+    """What one rank is in the midst of sending, whether computing hides it or not."""
+
+    name: str
+    """`in layers`, or `of states`: gradients and weights."""
+    rank: int
+    """Pipeline rank: the busiest, or of states the one that has most of them to send."""
+    spans: tuple[Phase, ...]
+    """Collectives in time: layer collectives, gradient reduce or parameter gather."""
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """By kind of collective."""
+        found: dict[str, float] = {}
+        for span in self.spans:
+            found[span.name] = found.get(span.name, 0.0) + span.end_s - span.start_s
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """One optimizer step; all times are seconds from its start."""
 
@@ -51,6 +71,8 @@ class Timeline:
     total_s: float
     closed_form_s: float
     """Seconds of the pipeline as the ranking has them."""
+    talks: tuple[Talk, ...] = ()
+    """Collectives beside a pipeline, of its busiest rank; lanes have their own among the events."""
     lanes: tuple[str, ...] = ()
     """Where data alone is split: the parts of a GPU and its host that `rank` counts, and the pipeline is all the step;
     else empty."""
@@ -64,6 +86,13 @@ class Timeline:
     def deviation(self) -> float:
         """The closed form over the simulation, less one."""
         return self.closed_form_s / self.pipeline_s - 1.0
+
+    def by_rank(self) -> list[list[Event]]:
+        """The events of each rank."""
+        events: list[list[Event]] = [[] for _ in range(self.ranks)]
+        for event in self.events:
+            events[event.rank].append(event)
+        return events
 
     @property
     def busy(self) -> tuple[Mapping[str, float], ...]:
@@ -94,8 +123,8 @@ class Timeline:
     def _runs(self, kind: str, which: Callable[..., Event]) -> list[list[Event]]:
         """For each rank that has some, the events of its first or its last forward or backward."""
         found = []
-        for rank in range(self.ranks):
-            if mine := [event for event in self.events if event.rank == rank and event.kind == kind]:
+        for events in self.by_rank():
+            if mine := [event for event in events if event.kind == kind]:
                 one = which(mine, key=lambda event: event.start_s)
                 found.append([e for e in mine if (e.chunk, e.microbatch) == (one.chunk, one.microbatch)])
         return found

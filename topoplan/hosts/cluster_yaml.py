@@ -20,7 +20,7 @@ from topoplan.specs import known
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.kinds import NONE
 from topoplan.specs.yaml_scalar import scalar
-from topoplan.trainers.yaml_text import one_line
+from topoplan.trainers.yaml_text import one_line, spec_line
 from topoplan.units import format_bit_rate, format_byte_rate, format_gib
 
 MARK = "# A cluster as `topoplan probe` found it."
@@ -29,6 +29,14 @@ _SEAL = "# As written; a change of the lines above is never overwritten: "
 _ASSUMED_BYTES_PER_S = 10e9 / 8
 _MEMORY_TOLERANCE = 0.005
 """Cards of one name differ by less than this in what the driver calls their memory."""
+
+_EXAMPLE = """\
+# What is trained. Fill it in, or leave it to `topoplan rank SPEC --model NAME --job FILE`.
+# model: Qwen/Qwen3-8B       # a name of `topoplan show models`, or a directory with config.json
+# job:
+#   seq_len: 4096            # tokens in a sequence
+#   global_batch_size: 64    # sequences in an optimizer step, over all GPUs
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +50,11 @@ class Draft:
     """Nothing has to be filled in before `rank` takes it, but model and job."""
 
 
-def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None) -> Draft:
+def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None, below: str = _EXAMPLE) -> Draft:
     """The spec of a cluster of these hosts, rank 0 first, with what to know about it.
 
-    Where hosts differ the spec takes the least: what every host has. Different GPUs make no cluster.
+    Where hosts differ the spec takes the least: what every host has. Different GPUs make no cluster. `below` is the
+    model and the job.
     """
     findings = [*(check for one in hosts for check in _alone(one)), *differences(hosts)]
     if any(check.outcome == "failure" for check in findings):
@@ -70,16 +79,16 @@ def cluster_spec(hosts: Sequence[Probed], *, name: str | None = None) -> Draft:
     blocks = [
         _head(hosts),
         [
-            _line("name", scalar(title)),
-            _line("nodes", len(hosts)),
-            _line("gpus_per_node", per_node, _count_reason(hosts, per_node)),
+            spec_line("name", scalar(title)),
+            spec_line("nodes", len(hosts)),
+            spec_line("gpus_per_node", per_node, _count_reason(hosts, per_node)),
             *_gpu_lines(card, gpus[0].name, memory),
         ],
         [*_nvlink(card, gpus, [one.facts for one in hosts], findings), *_network(hosts, networks, findings)],
         _machine(hosts, gpus, is_rack),
         _software([one.facts for one in hosts]),
         _host_lines(hosts, networks),
-        _EXAMPLE.splitlines(),
+        below.splitlines(),
     ]
     text = "\n\n".join("\n".join(block) for block in blocks if block) + "\n\n"
     return Draft(
@@ -97,21 +106,6 @@ def is_edited(text: str) -> bool:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-_EXAMPLE = """\
-# What is trained. Fill it in, or leave it to `topoplan rank SPEC --model NAME --job FILE`.
-# model: Qwen/Qwen3-8B       # a name of `topoplan models`, or a directory with config.json
-# job:
-#   seq_len: 4096            # tokens in a sequence
-#   global_batch_size: 64    # sequences in an optimizer step, over all GPUs
-"""
-
-
-def _line(key: str, value: object, comment: str = "") -> str:
-    """One line; `value` is as YAML has it. Rates stand without quotes, as people write them."""
-    line = f"{key}: {value}"
-    return f"{line:<32}# {one_line(comment)}" if comment else line
 
 
 def _alone(one: Probed) -> list[Result]:
@@ -191,16 +185,16 @@ def _gpu_lines(known: Gpu | None, driver_name: str, memory: int | None) -> list[
     size = f"{memory // 2**20}MiB" if memory else ""
     if known is not None:
         if memory is None or abs(memory - known.memory_bytes) <= _MEMORY_TOLERANCE * known.memory_bytes:
-            return [_line("gpu", known.name, said)]
-        return ["gpu:", _line("  name", known.name, said), _line("  memory", size, "as the driver reports it")]
+            return [spec_line("gpu", known.name, said)]
+        return ["gpu:", spec_line("  name", known.name, said), spec_line("  memory", size, "as the driver reports it")]
     unknown = "not known: fill in, from its data sheet"
     return [
         f"gpu:  # {one_line(said)}, and the catalog has none of that name",
-        _line("  name", scalar(_slug(driver_name))),
-        _line("  memory", size) if size else _line("  # memory", "81559MiB", unknown),
-        _line("  # memory_bandwidth", "3.35TB/s", unknown),
-        _line("  # bf16_tflops", 989, f"{unknown}; dense, without sparsity"),
-        _line("  # fp8_tflops", 1979, "if it has fp8"),
+        spec_line("  name", scalar(_slug(driver_name))),
+        spec_line("  memory", size) if size else spec_line("  # memory", "81559MiB", unknown),
+        spec_line("  # memory_bandwidth", "3.35TB/s", unknown),
+        spec_line("  # bf16_tflops", 989, f"{unknown}; dense, without sparsity"),
+        spec_line("  # fp8_tflops", 1979, "if it has fp8"),
     ]
 
 
@@ -223,11 +217,11 @@ def _nvlink(
     rate = usual if slowest is None else slowest
     if not rate:
         why = "a GPU has no link up, so they talk over PCIe" if usual else "the GPUs talk over PCIe"
-        return [_line("nvlink_bandwidth", NONE, why)] if usual or known is None else []
+        return [spec_line("nvlink_bandwidth", NONE, why)] if usual or known is None else []
     if not usual and (known is not None or not all_joined):
-        return [_line("nvlink_bandwidth", NONE, "bridges join some pairs of cards only, which is not modelled")]
+        return [spec_line("nvlink_bandwidth", NONE, "bridges join some pairs of cards only, which is not modelled")]
     how = "of the usual machine: the driver lists no links" if links is None else f"{links} links up"
-    return [_line("nvlink_bandwidth", format_byte_rate(2 * rate), f"per GPU, both ways; {how}")]
+    return [spec_line("nvlink_bandwidth", format_byte_rate(2 * rate), f"per GPU, both ways; {how}")]
 
 
 def _all_joined(facts: HostFacts) -> bool:
@@ -258,10 +252,10 @@ def _network(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork], findi
                 remedy="measure it, and correct ib_bandwidth in the spec",
             )
         )
-    lines = [_line("ib_bandwidth", format_bit_rate(rate), comment)] if rate else []
+    lines = [spec_line("ib_bandwidth", format_bit_rate(rate), comment)] if rate else []
     nics = 1 if is_socket else min(network.nics for network in networks.values())
     why = "one socket interface" if is_socket else _why_these(networks[hosts[0].name])
-    lines.append(_line("nics_per_node", nics, why))
+    lines.append(spec_line("nics_per_node", nics, why))
     lines.append(_fabric(hosts, kind, networks))
     return lines + _left_out(hosts, networks)
 
@@ -277,7 +271,7 @@ def _fabric(hosts: Sequence[Probed], kind: FabricKind, networks: dict[str, Compu
     if kind == "roce" and len(classes) == 1 and None not in classes:
         fabric["traffic_class"] = classes.pop()
     reasons = [_fabric_reason(kind, networks), *([machine.name] if machine is not None else [])]
-    return _line("fabric", scalar(fabric), "; ".join(filter(None, reasons)))
+    return spec_line("fabric", scalar(fabric), "; ".join(filter(None, reasons)))
 
 
 def _left_out(hosts: Sequence[Probed], networks: dict[str, ComputeNetwork]) -> list[str]:
@@ -317,15 +311,17 @@ def _machine(hosts: Sequence[Probed], gpus: Sequence[GpuFacts], is_rack: bool) -
     lines = []
     if memory := [size for one in facts if (size := memory_of(one))]:
         limited = any(one.cgroup_memory_bytes == memory_of(one) for one in facts)
-        lines.append(_line("host_memory", format_gib(min(memory)), "limit of the container" if limited else ""))
+        lines.append(spec_line("host_memory", format_gib(min(memory)), "limit of the container" if limited else ""))
     if cores := [one.cpu_cores for one in facts if one.cpu_cores]:
-        lines.append(_line("cpu_cores", min(cores)))
+        lines.append(spec_line("cpu_cores", min(cores)))
     if sockets := _most_common([one.sockets for one in facts if one.sockets]):
-        lines.append(_line("sockets", sockets))
+        lines.append(spec_line("sockets", sockets))
     pcie = min((gpu.pcie_bytes_per_s for gpu in gpus if gpu.pcie_bytes_per_s), default=None)
     # The GPUs of a rack reach their CPU over NVLink, and their PCIe link is another one.
     if pcie and not is_rack:
-        lines.append(_line("pcie_bandwidth", f"{pcie / 1e9:.3g}GB/s", "each way; generation and width of a GPU's link"))
+        lines.append(
+            spec_line("pcie_bandwidth", f"{pcie / 1e9:.3g}GB/s", "each way; generation and width of a GPU's link")
+        )
     return lines
 
 

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from topoplan.errors import InputError, LayoutError
+from topoplan.layout.batch import batch_remedy, undivided
 from topoplan.layout.layout import SHARDED_BACKENDS, Layout, keys_of
 from topoplan.layout.stages import vpp_of
 from topoplan.specs.cluster import Cluster
@@ -113,11 +114,8 @@ def _fill_world_and_batch(values: dict[str, Any], world: int, batch: int) -> Non
             remedy="leave dp out: it is derived",
         )
     micro_batch = values.get("micro_batch_size", 1)
-    if batch % (micro_batch * dp):
-        raise LayoutError(
-            f"global_batch_size {batch} % (micro_batch_size {micro_batch} * dp {dp}) = {batch % (micro_batch * dp)}",
-            where="layout",
-        )
+    if equation := undivided(batch, micro_batch, dp):
+        raise LayoutError(equation, where="layout", remedy=batch_remedy(batch, micro_batch, dp))
     steps = batch // (micro_batch * dp)
     if values.setdefault("gradient_accumulation_steps", steps) != steps:
         raise LayoutError(

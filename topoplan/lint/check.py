@@ -19,7 +19,7 @@ from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import STANDARD_INPUT, bundle_files
 from topoplan.reading.read_setup import read_setup, setup_of
-from topoplan.reading.setup import Configuration, Setup
+from topoplan.reading.setup import Setup
 from topoplan.specs.cluster import Cluster
 from topoplan.trainers.recognisers import recognisers
 from topoplan.trainers.trainer import PLAN_FILE
@@ -82,7 +82,7 @@ def check_setup(setup: Setup, against: Against) -> Checked:
     """The same for what was read already."""
     found = list(_rule_findings(setup))
     predictions: list[Prediction] = []
-    for configuration in _whole(setup):
+    for configuration in setup.whole:
         prediction, told = predicted(configuration, setup, against)
         if against.cluster is not None:
             predictions.append(prediction)
@@ -180,17 +180,6 @@ def _in_order(findings: Iterable[Finding], setup: Setup) -> tuple[Finding, ...]:
             ),
         )
     )
-
-
-def _whole(setup: Setup) -> Iterable[Configuration]:
-    """The configurations that name a model, each only once: an article may show one twice."""
-    seen: list[dict[str, object]] = []
-    for configuration in setup.configurations:
-        if setup.is_whole(configuration) and configuration.source.data not in seen:
-            seen.append(configuration.source.data)
-            yield configuration
-    if not seen and not setup.launches:
-        yield from setup.of("deepspeed")  # no trainer is there to use it
 
 
 def _is_known(finding: Finding, found: Iterable[Finding]) -> bool:

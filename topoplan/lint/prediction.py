@@ -11,7 +11,7 @@ from topoplan.planner.plan import Plan
 from topoplan.reading.setup import Configuration
 from topoplan.trainers.codec import shown
 from topoplan.trainers.recognisers import trainer_of
-from topoplan.trainers.registry import ways_of
+from topoplan.trainers.registry import way_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Prediction:
         now, best = shown(rows, spec, layout), shown(rows, spec, target.layout)
         written = self.configuration.source.data
         if follows := self.translation.codec.follows:
-            _, way = ways_of(layout.backend, trainer_of(self.configuration).name)[0]
+            way = way_of(layout.backend, trainer_of(self.configuration).name)
             emitted, defaults = way.files(any_samples(spec), target.layout).values, self.translation.codec.defaults()
             for key in follows:
                 if emitted.get(key) not in (None, True):  # switching on what is off changes nothing that is predicted

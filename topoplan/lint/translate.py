@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from topoplan.errors import SpecError, listed
 from topoplan.layout.layout import Layout
@@ -33,6 +33,8 @@ class Translation:
     """What its command starts; None where none was found."""
     assumptions: tuple[str, ...]
     """Sentences on what the files do not say."""
+    keys: Keys = field(compare=False, repr=False)
+    """Of the configuration, with what its command says behind it."""
 
 
 def translate(
@@ -81,6 +83,7 @@ def translate(
         layout=layout,
         processes=processes,
         assumptions=tuple(filter(None, assumptions)),
+        keys=keys,
     )
 
 

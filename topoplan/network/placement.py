@@ -29,6 +29,10 @@ class Group:
         """Members of the group whose lowest rank is `first`."""
         return range(first, first + self.size * self.stride, self.stride)
 
+    def number(self, rank: int) -> int:
+        """Which of the groups a rank is in, counted by their lowest ranks."""
+        return rank // (self.size * self.stride) * self.stride + rank % self.stride
+
 
 def group(layout: Layout, name: GroupName) -> Group:
     """Shape of the groups of one kind."""

@@ -11,8 +11,7 @@ from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 from topoplan.trainers.refusal import Refusal, refuse
-from topoplan.trainers.registry import backends_of, job_refusals, ways_of
-from topoplan.trainers.trainer import Way
+from topoplan.trainers.registry import backends_of, has_way, job_refusals, way_of
 
 
 def usual_backends(spec: Spec) -> tuple[str, ...]:
@@ -23,7 +22,8 @@ def usual_backends(spec: Spec) -> tuple[str, ...]:
     if "backend" in spec.job.pin:
         return (spec.job.pin["backend"],)
     megatron, *_ = every = backends_of(spec.trainer, spec.job.finetuning)
-    others = [backend for backend in every if _way(spec, backend) is not _way(spec, megatron)]
+    usual = way_of(megatron, spec.trainer)
+    others = [backend for backend in every if way_of(backend, spec.trainer) is not usual]
     if not others:
         return every
     if foreign := _foreign_pins(spec, megatron):
@@ -32,11 +32,6 @@ def usual_backends(spec: Spec) -> tuple[str, ...]:
     if is_theirs and any(job_refusals(spec, megatron)):
         return tuple(others)
     return (*others, megatron) if spec.job.finetuning == "lora" else (megatron,)
-
-
-def _way(spec: Spec, backend: str) -> Way:
-    """How a backend is run where nobody says otherwise."""
-    return ways_of(backend, spec.trainer)[0][1]
 
 
 def cases_of(spec: Spec) -> tuple[dict[str, Case], dict[str, Refusal]]:
@@ -52,9 +47,25 @@ def cases_of(spec: Spec) -> tuple[dict[str, Case], dict[str, Refusal]]:
     return able, unable
 
 
+def left_out(spec: Spec) -> dict[str, Refusal]:
+    """The usual Megatron backend with what is in its way, where a search that nobody says more of leaves it out."""
+    megatron, *_ = backends_of(spec.trainer, spec.job.finetuning)
+    if spec.backends or megatron in usual_backends(spec):
+        return {}
+    refusal = _hindrance(spec, megatron)
+    return {megatron: refusal} if refusal else {}
+
+
+def another_backend(spec: Spec) -> str | None:
+    """A backend that runs a job which none does that a search would look at, FSDP2 before others; None without one."""
+    every = dict.fromkeys(("fsdp2", *backends_of(spec.trainer, spec.job.finetuning)))
+    asked = spec.backends or usual_backends(spec)
+    return next((one for one in every if one not in asked and _hindrance(spec, one) is None), None)
+
+
 def _hindrance(spec: Spec, backend: str) -> Refusal | None:
     """Why no layout of a backend would help a job."""
-    if not ways_of(backend, spec.trainer):
+    if not has_way(backend, spec.trainer):
         expected = f"expected {' or '.join(backends_of(spec.trainer))}"
         return Refusal("backend", f"{spec.trainer} has no backend {backend}", expected=expected)
     for key, value in _foreign_pins(spec, backend).items():

@@ -18,8 +18,10 @@ _MUCH = 0.5
 
 
 def data_notes(spec: Spec, plan: Plan) -> tuple[str, ...]:
-    """Where the lengths come from and what the plan makes of them; nothing where they are not known."""
+    """Where the lengths come from and what the plan makes of them, or why they are not known."""
     job, lengths = spec.job, spec.job.lengths
+    if lengths is None and spec.data_note:
+        return (f"every sequence is taken to be {job.seq_len:,} tokens long: {spec.data_note}",)
     if lengths is None or plan.padding_share is None:
         return ()
     notes = [f"lengths: {_known(lengths)}; {_made_of_it(case_of(spec, plan.layout.backend), plan)}"]

@@ -64,10 +64,11 @@ class Ranked(Protocol):
 class Plans(Sequence[Plan]):
     """Plans in their order, each put together when first asked for: a search finds thousands, and few are read."""
 
-    def __init__(self, count: int, plan: Callable[[int], Plan]) -> None:
-        """`plan` gives the plan at a place from 0 to `count` - 1."""
+    def __init__(self, layouts: Sequence[Layout], plan: Callable[[int], Plan]) -> None:
+        """`plan` gives the plan at a place, from 0, of the layout at that place."""
+        self.layouts = layouts
         self._plan, self._known = plan, dict[int, Plan]()
-        self._places = range(count)
+        self._places = range(len(layouts))
 
     def __len__(self) -> int:
         """How many there are."""
@@ -152,11 +153,11 @@ class Ranking:
     """Result of a search. `plans` is sorted, best first."""
 
     spec: Spec
-    plans: Sequence[Plan]
+    plans: Plans
     counts: Counts
     elapsed_s: float
-    safe: tuple[int, Plan] | None = None
-    """The place, from 0, and the fastest plan that has no caveat and memory to spare; None where there is none."""
+    safe: int | None = None
+    """The place, from 0, of the fastest plan that has no caveat and memory to spare; None where there is none."""
     searched: float = 1.0
     """Share of the search that was done before it was stopped; 1 is all."""
     rejected: tuple[Rejection, ...] = ()

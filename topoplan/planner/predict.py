@@ -14,13 +14,14 @@ from topoplan.layout.stages import balanced_pipeline_layout
 from topoplan.operators.flops import model_flops_per_step
 from topoplan.operators.machine import peak_flops
 from topoplan.operators.padding import keeps_apart, padding_share, tokens_per_step
+from topoplan.planner.oddities import oddities
 from topoplan.planner.plan import Memory, Plan
 from topoplan.specs.case import Case
 from topoplan.specs.gpu_profile import notes_on_bands
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 from topoplan.trainers.refusal import refuse
-from topoplan.trainers.registry import Verdict, caveats_of, unpredicted, verdict, ways_of
+from topoplan.trainers.registry import Verdict, caveats_of, unpredicted, verdict, way_of
 from topoplan.trainers.requirements import environment_warnings
 from topoplan.trainers.shared_refusals import missing_precision
 from topoplan.trainers.trainer import Trainer
@@ -96,7 +97,7 @@ def _warnings(spec: Spec, case: Case, layout: Layout, memory: Memory, trainer: T
     """What a user should know before choosing the plan."""
     engine, model, job = engine_of(layout.backend), case.model, case.job
     found = [*notes_on_bands(case.profile, case.cluster.gpu, engine.bands(case))]
-    found += ways_of(layout.backend)[0][1].model_warnings(model)
+    found += way_of(layout.backend).model_warnings(model)
     host = memory.host_capacity_bytes
     if host is not None and memory.host_bytes > host:
         found.append(f"offload needs {memory.host_bytes / GIB:.0f} GiB of a node's {host / GIB:.0f} GiB host memory")
@@ -107,4 +108,4 @@ def _warnings(spec: Spec, case: Case, layout: Layout, memory: Memory, trainer: T
         found.append(f"assumes {job.images_per_sequence:g} image(s) a sequence of {job.image_max_pixels} pixels")
     if 0 < model.max_position_embeddings < job.seq_len:
         found.append(f"seq_len {job.seq_len} exceeds the model's {model.max_position_embeddings} positions")
-    return tuple(found)
+    return (*found, *oddities(spec, layout))

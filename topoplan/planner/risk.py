@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
 
 from topoplan.planner.plan import Plan, Ranked
 
@@ -22,8 +21,6 @@ TAGS = {
     "unproven": "few or scattered measurements stand behind its speed",
 }
 """Each risk and what it means."""
-
-_Plan = TypeVar("_Plan", bound=Ranked)
 
 
 def spare_share(plan: Ranked) -> float:
@@ -45,7 +42,7 @@ def _tags(plan: Plan) -> Iterator[str]:
         yield "unproven"
 
 
-def first_safe(order: Iterable[_Plan]) -> tuple[int, _Plan] | None:
-    """The place, from 0, and the first of these plans that has no caveat and memory to spare."""
-    safe = ((place, plan) for place, plan in enumerate(order) if not plan.caveats and spare_share(plan) >= SAFE_SHARE)
+def first_safe(order: Iterable[Ranked]) -> int | None:
+    """The place, from 0, of the first of these plans that has no caveat and memory to spare."""
+    safe = (place for place, plan in enumerate(order) if not plan.caveats and spare_share(plan) >= SAFE_SHARE)
     return next(safe, None)

@@ -13,7 +13,7 @@ from topoplan.engines.rule import Broken
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
 from topoplan.operators.padding import tokens_per_step
-from topoplan.planner.case import cases_of
+from topoplan.planner.case import cases_of, left_out
 from topoplan.planner.crossing import crossings
 from topoplan.planner.explain import alternatives, memory_rejection
 from topoplan.planner.lengths import data_notes
@@ -195,7 +195,7 @@ class _Search:
             ranked=len(plans),
         )
         if counts.candidates == counts.illegal and searched == 1.0:
-            raise _nothing_legal(self.spec, illegal, self.seen_rules)
+            raise _nothing_legal(self.spec, illegal, self.seen_rules, {**left_out(self.spec), **unable})
         over.sort(key=lambda miss: miss[:2])
         kept = over if self.keep_rejected else over[:KEPT_MISSES]
         order = ranked(plans)
@@ -205,22 +205,21 @@ class _Search:
             case = self.cases[one.layout.backend]
             return plan_of(self.spec, case, one.layout, one.memory, self.verdict(one.layout))
 
-        in_order = Plans(len(order), plan)
-        safe = first_safe(order)
+        in_order = Plans([one.layout for one in order], plan)
         illegal_backends = {backend: why for backend, why in self.refused.items() if backend not in self.legal}
         return Ranking(
             spec=self.spec,
             plans=in_order,
             counts=counts,
             elapsed_s=elapsed_s,
-            safe=None if safe is None else (safe[0], in_order[safe[0]]),
+            safe=first_safe(order),
             searched=searched,
             rejected=tuple([memory_rejection(self.spec, layout) for _, _, layout in kept] + illegal),
             notes=tuple(alternatives(order)),
             crossings=tuple(
                 crossings(order, in_order, list(self.cases), illegal_backends, unable, self.trainer_of),
             ),
-            data_notes=data_notes(self.spec, in_order[0]) if order and self.spec.job.lengths else (),
+            data_notes=data_notes(self.spec, in_order[0]) if order else (),
         )
 
 
@@ -237,7 +236,9 @@ def _keep_least(misses: dict[_Degrees, _Miss], degrees: _Degrees, miss: _Miss) -
         misses[degrees] = miss
 
 
-def _nothing_legal(spec: Spec, illegal: list[Rejection], seen: Counter[str]) -> LayoutError:
+def _nothing_legal(
+    spec: Spec, illegal: list[Rejection], seen: Counter[str], unable: Mapping[str, Refusal]
+) -> LayoutError:
     """The rule that closes the last door: of the rules met, the one that most candidates got as far as."""
     if not illegal:
         pinned = ", ".join(f"{key} {value}" for key, value in spec.job.pin.items())
@@ -252,5 +253,5 @@ def _nothing_legal(spec: Spec, illegal: list[Rejection], seen: Counter[str]) -> 
     return LayoutError(
         f"no layout is legal; the nearest, {example.layout.id}, breaks rule {name}: {example.reason}",
         where=spec.path or "",
-        remedy=example.fix,
+        remedy="; ".join((example.fix, *(f"{backend} is out: {why.what}" for backend, why in unable.items()))),
     )

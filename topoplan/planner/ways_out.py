@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
@@ -23,8 +22,9 @@ from topoplan.trainers.registry import backends_of
 from topoplan.units import GIB
 
 MOST_SEARCHES = 32
-MOST_S, MOST_S_WHERE_TIGHT = 20.0, 4.0
-"""Of the processor; no search is begun later."""
+MOST_LAYOUTS, MOST_LAYOUTS_WHERE_TIGHT = 1_500_000, 300_000
+"""Candidates of all searches together, after which none is begun: some 20 seconds of them, and 4. In layouts, since the
+same question has to have the same answer, on a slow machine and where searches of before are known."""
 _ANY_HOST_MEMORY = "64TiB"
 _DOUBLINGS = 4
 _SHORTEST = 1 / 8
@@ -47,14 +47,14 @@ class Kind:
 
 
 KINDS = {
-    "pins": Kind("without the pins", "same job and machines, another layout than was asked for"),
+    "pins": Kind("without the pins", "same job and machines"),
     "engine": Kind("another backend", "same job and machines"),
     "liger": Kind("Liger's kernels", "same job and machines, a package more"),
-    "host_memory": Kind("offload", "same job and GPUs; host_memory in the spec says that it is there"),
+    "host_memory": Kind("offload", "same job and GPUs, if the nodes have it"),
     "nodes": Kind(f"up to {2**_DOUBLINGS} times the nodes", "same job, more machines"),
     "gpu": Kind("a larger card of its kind", "same job, other machines"),
     "lora": Kind("LoRA", "another job: adapters alone are trained"),
-    "qlora": Kind("QLoRA", "another job: adapters alone are trained, on rounded weights"),
+    "qlora": Kind("QLoRA", "another job: adapters, on rounded weights"),
     "seq_len": Kind("sequences down to an eighth", "another job: longer samples are cut"),
 }
 """In the order in which they are told: by what the user gives up.
@@ -77,8 +77,9 @@ def ways_out(ranking: Ranking, read: Callable[[Change], Spec], search: Search) -
     """The ways out of a ranking that needs some, in the order of `KINDS`; those that lead nowhere have no plan.
 
     `read` gives the spec with a change, as the command line would, and raises InputError where that does not go
-    together. The searches that take longest, those of more GPUs, come last, and none is begun after 32 of them or 20
-    seconds (4 where something fits): what is not tried then is told. A search that is stopped ends it, too.
+    together. The searches that take longest, those of more GPUs, come last, and none is begun after 32 of them or
+    400,000 layouts (80,000 where something fits): what is not tried then is told. A search that is stopped ends it,
+    too.
     """
     tries = _Tries(read, search, with_room=bool(ranking.plans))
     kinds = {
@@ -116,7 +117,7 @@ class _Tries:
     def __init__(self, read: Callable[[Change], Spec], search: Search, *, with_room: bool) -> None:
         self._read, self._search, self._with_room = read, search, with_room
         self._left = MOST_SEARCHES
-        self._until_s = time.process_time() + (MOST_S_WHERE_TIGHT if with_room else MOST_S)
+        self._layouts_left = MOST_LAYOUTS_WHERE_TIGHT if with_room else MOST_LAYOUTS
         self._last = _NONE
         """The last change that was tried, if it leads nowhere."""
 
@@ -133,7 +134,7 @@ class _Tries:
     def __call__(self, change: Change) -> WayOut | None:
         """The plan after a change; None where there is none. Raises _SpentError."""
         self._last = WayOut(change=change)
-        if self._left == 0 or time.process_time() > self._until_s:
+        if self._left == 0 or self._layouts_left < 0:
             raise _SpentError
         self._left -= 1
         try:
@@ -141,9 +142,11 @@ class _Tries:
         except InputError as error:
             self._last = WayOut(change=change, reason=str(error))
             return None
-        if ranking is not None and ranking.searched < 1.0:
-            self._left = 0
-            raise _SpentError
+        if ranking is not None:
+            self._layouts_left -= ranking.counts.candidates
+            if ranking.searched < 1.0:
+                self._left = 0
+                raise _SpentError
         plans = ranking.plans[:_LOOKED_AT] if ranking and self._with_room else filter(None, [found.best])
         plan = next((plan for plan in plans if not self._with_room or _has_room(plan)), None)
         if plan is None:

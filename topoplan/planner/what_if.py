@@ -103,8 +103,9 @@ def fate_of(spec: Spec, plan: Plan, ranking: Ranking | None) -> Fate:
     if not memory.fits:
         out = memory_rejection(spec, layout)
         return Fate(layout=layout, rule=out.rule, reason=out.reason, fix=out.fix)
-    plans = ranking.plans if ranking else ()
     same = plan_of(spec, case, layout, memory)
-    rank = next((number for number, other in enumerate(plans, start=1) if other.layout == layout), None)
-    slower = 1.0 - same.tokens_per_s_per_gpu / plans[0].tokens_per_s_per_gpu if plans else 0.0
+    if ranking is None or not ranking.plans:
+        return Fate(layout=layout, plan=same)
+    rank = next((rank for rank, other in enumerate(ranking.plans.layouts, start=1) if other == layout), None)
+    slower = 1.0 - same.tokens_per_s_per_gpu / ranking.plans[0].tokens_per_s_per_gpu
     return Fate(layout=layout, plan=same, rank=rank, slower=slower)

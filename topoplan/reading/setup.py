@@ -142,6 +142,16 @@ class Setup:
         """It names a model: what does not is a piece of a configuration, as articles show them."""
         return isinstance(configuration.get(self.model_key(configuration)), str)
 
+    @property
+    def whole(self) -> list[Configuration]:
+        """The configurations that name a model, each only once: an article may show one twice."""
+        found: list[Configuration] = []
+        for one in self.configurations:
+            if self.is_whole(one) and one.source.data not in [other.source.data for other in found]:
+                found.append(one)
+        # A DeepSpeed file alone is one where no trainer is there to use it.
+        return found or ([] if self.launches else list(self.of("deepspeed")))
+
     def model_key(self, configuration: Configuration) -> str:
         """The key that names its model; empty for a file of DeepSpeed's or accelerate's alone."""
         one = self.recogniser(configuration.trainer)

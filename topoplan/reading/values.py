@@ -136,6 +136,8 @@ class Keys:
     def __init__(self, configuration: Configuration, defaults: Mapping[str, Any]) -> None:
         """`defaults` are the trainer's own."""
         self.configuration, self._defaults = configuration, defaults
+        self.read: set[str] = set()
+        """Keys whose value was asked for."""
         self._additional = self._additional_configs()
 
     def _additional_configs(self) -> Mapping[str, Any]:
@@ -161,6 +163,7 @@ class Keys:
 
     def given(self, key: str) -> Any:
         """The value that is written; None where it is missing or null."""
+        self.read.add(key)
         return value_of(self.configuration, key)
 
     def value(self, key: str) -> Any:

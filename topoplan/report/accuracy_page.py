@@ -65,7 +65,7 @@ _UNMEASURED = (
         " nowhere",
     ),
     (
-        "the constants that `topoplan profile` calls assumed",
+        "the constants that `topoplan show profile` calls assumed",
         "the table below counts them; Hopper's grouped GEMMs and overlap, and most of Ada and Volta, are among them",
     ),
     (

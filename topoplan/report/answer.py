@@ -53,7 +53,8 @@ def answer_of(ranking: Ranking, *, top: int, words: Sequence[str]) -> Answer | N
     if not shown:
         return None
 
-    def chosen(place: int, plan: Plan) -> Chosen:
+    def chosen(place: int) -> Chosen:
+        plan = ranking.plans[place]
         return Chosen(
             plan=plan, rank=place + 1, command=shlex.join(["topoplan", "generate", *words, "--plan", plan.id])
         )
@@ -62,18 +63,19 @@ def answer_of(ranking: Ranking, *, top: int, words: Sequence[str]) -> Answer | N
     return Answer(
         shown=shown,
         warnings=[warnings for warnings, _ in said],
-        best=chosen(0, shown[0]),
-        safe=None if ranking.safe is None else chosen(*ranking.safe),
+        best=chosen(0),
+        safe=None if ranking.safe is None else chosen(ranking.safe),
         refused=said[0][1],
     )
 
 
 def answer_to_dict(answer: Answer | None) -> dict[str, Any]:
-    """`best`, `safe` and `next`; null where there is none."""
+    """`best`, `safe`, `refused` (why no files can be written of the best) and `next`; null where there is none."""
     if answer is None:
-        return {"best": None, "safe": None, "next": None}
+        return {"best": None, "safe": None, "refused": None, "next": None}
     safe = None if answer.safe is None else _chosen_to_dict(answer.safe)
-    return {"best": _chosen_to_dict(answer.best), "safe": safe, "next": answer.next}
+    best = _chosen_to_dict(answer.best)
+    return {"best": best, "safe": safe, "refused": answer.refused or None, "next": answer.next}
 
 
 def _chosen_to_dict(chosen: Chosen) -> dict[str, Any]:
@@ -104,7 +106,8 @@ def print_answer(console: Console, answer: Answer) -> None:
         _print_line(console, "Safe", safe.plan.id, f"{versus}; {_figures(console, safe.plan)}")
     if answer.refused:
         _print_line(console, "Mind", "no files can be written of the best plan", answer.refused)
-    _print_line(console, "Next", answer.next)
+    # What is refused has to be mended first.
+    _print_line(console, "Then" if answer.refused and answer.next == best.command else "Next", answer.next)
 
 
 def _print_line(console: Console, title: str, first: str, further: str = "") -> None:

@@ -18,8 +18,13 @@ from topoplan.report.ways_out import way_out_to_dict
 SCHEMA = "topoplan.rank/1"
 
 
-def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool, words: Sequence[str] = ()) -> dict[str, Any]:
-    """The best `top` plans; the rejected layouts only when asked for. `words` are SPEC and the options given."""
+def ranking_to_dict(
+    ranking: Ranking, *, top: int, rejected: bool, words: Sequence[str] = (), assumed: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The best `top` plans; the rejected layouts only when asked for.
+
+    `words` are SPEC and the options given, `assumed` sentences on what they do not say.
+    """
     answer = answer_of(ranking, top=top, words=words)
     view: dict[str, Any] = {
         "schema": SCHEMA,
@@ -36,7 +41,7 @@ def ranking_to_dict(ranking: Ranking, *, top: int, rejected: bool, words: Sequen
         if answer
         else [],
         **answer_to_dict(answer),
-        "assumed": [note for note in (machine_note(ranking.spec.cluster),) if note],
+        "assumed": [note for note in (*assumed, machine_note(ranking.spec.cluster)) if note],
         "notes": list(ranking.notes),
         "crossings": list(ranking.crossings),
     }

@@ -1,4 +1,4 @@
-"""Predictions of given layouts, as JSON and as a table."""
+"""Predictions of given layouts, as JSON (`topoplan.predict/1`) and as a table."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from topoplan.planner.view import plan_to_dict
 from topoplan.report.tables import bullets, table_of
 from topoplan.report.text import band, gib, layout_label, significant
 
+SCHEMA = "topoplan.predict/1"
 _MAX_ID = 28
 
 
@@ -29,9 +30,9 @@ class Prediction:
 def prediction_to_dict(prediction: Prediction) -> dict[str, Any]:
     """The answer as one JSON object."""
     if prediction.plan is None:
-        return {"id": prediction.id, "error": prediction.error}
+        return {"schema": SCHEMA, "id": prediction.id, "error": prediction.error}
     view = plan_to_dict(prediction.plan)
-    return {**view, "id": prediction.id, "plan_id": view["id"]}
+    return {"schema": SCHEMA, **view, "id": prediction.id, "plan_id": view["id"]}
 
 
 def print_predictions(console: Console, predictions: Sequence[Prediction]) -> None:

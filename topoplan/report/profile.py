@@ -201,7 +201,7 @@ def print_profiles(console: Console) -> None:
         console,
         "memory: error band of a dense model / a mixture of experts / adapters on Megatron / under ddp, deepspeed and"
         " fsdp2. time: of a dense model in bf16 / a mixture of experts / in fp8 / under ddp, deepspeed and fsdp2."
-        " `topoplan profile GPU` shows each number with its source.",
+        " `topoplan show profile GPU` shows each number with its source.",
         style="dim",
     )
 
@@ -252,7 +252,7 @@ def profile_text(gpu: Gpu, profile: Profile) -> str:
             " topoplan's own. Use the file with --profile, or as `profile: FILE` in a cluster spec."
         ),
         f"gpu: {gpu.name}",
-        f"source: {json.dumps(source or f'topoplan profile {profile.name}, {profile.date}')}",
+        f"source: {json.dumps(source or f'topoplan show profile {profile.name}, {profile.date}')}",
     ]
     for title, form in ProfileForm.GROUPS.items():
         constants = [key for key in form.model_fields if key not in BANDS]

@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from topoplan.planner.assumed import machine_note
 from topoplan.planner.plan import Plan, Ranking
+from topoplan.planner.rank import TIE
 from topoplan.planner.risk import TAGS, tags_of
 from topoplan.report.answer import Answer
 from topoplan.report.effort import job_effort, job_steps
@@ -212,6 +214,9 @@ def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
     if spec.job.finetuning != "full":
         text = text.removesuffix(".") + ", nor gradients that frozen weights would have."
     text += "".join(f" {words}" for words in _layout_words(plans))
+    alike = (pair for pair in pairwise(plans) if len({bool(plan.caveats) for plan in pair}) == 1)
+    if any(one.time.step_s > other.time.step_s for one, other in alike):
+        text += f" Plans within {TIE:.0%} of each other are ordered by memory."
     met = {tag for plan in plans for tag in tags_of(plan)}
     text += "".join(f" {tag}: {meaning}." for tag, meaning in TAGS.items() if tag in met)
     job = spec.job

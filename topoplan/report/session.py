@@ -1,4 +1,4 @@
-"""What `topoplan launch` and `topoplan attach` say: what happens, and how it ended."""
+"""What `topoplan launch` and `topoplan runs attach` say: what happens, and how it ended."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def launch_lines(outcome: Outcome) -> Iterator[str]:
         yield f"topoplan: run {outcome.run} {'is being' if outcome.running else 'was'} stopped"
     elif outcome.end == "detached":
         yield f"topoplan: run {outcome.run} goes on without this terminal"
-        yield f"  topoplan status {run}    topoplan logs -f {run}    topoplan attach {run}    topoplan stop {run}"
+        yield from _next(run, "status", "logs -f", "attach", "stop")
     elif outcome.end == "interrupted":
         yield "topoplan: stopped" if outcome.run and not outcome.running else "topoplan: interrupted"
     elif outcome.end == "unknown":
         why = next(iter(outcome.errors.values()), "")
         yield f"topoplan: no host could be seen for too long ({why}); as far as is known the run goes on there"
-        yield f"  topoplan status {run}    topoplan attach {run}    topoplan stop {run}"
+        yield from _next(run, "status", "attach", "stop")
         return
     elif outcome.run:
         yield "topoplan: nothing was started, and what was put on the hosts is removed again"
@@ -70,7 +70,7 @@ def launch_lines(outcome: Outcome) -> Iterator[str]:
     if outcome.running:
         for node in outcome.running:
             yield f"topoplan: {node} could not be stopped, and may run on: {outcome.errors[node]}"
-        yield f"  finish with: topoplan stop {run}"
+        yield from _next(run, "stop")
 
 
 def attach_lines(outcome: Outcome) -> Iterator[str]:
@@ -78,7 +78,7 @@ def attach_lines(outcome: Outcome) -> Iterator[str]:
     run = shlex.quote(outcome.run)
     if outcome.end == "left":
         yield "topoplan: left; the run goes on"
-        yield f"  watch it again: topoplan attach {run}    end it: topoplan stop {run}"
+        yield from _next(run, "attach", "stop")
         return
     if outcome.end == "stopped":
         yield f"topoplan: run {outcome.run} {'is being' if outcome.running else 'was'} stopped"
@@ -100,4 +100,20 @@ def attach_lines(outcome: Outcome) -> Iterator[str]:
         still = "still run" if len(running) > 1 else "still runs"
         why = "" if outcome.end == "stopped" else ", though the run cannot succeed any more"
         yield f"topoplan: {', '.join(running)} {still}{why}"
-    yield f"  topoplan status {run}    topoplan attach {run}    topoplan stop {run}"
+    yield from _next(run, "status", "attach", "stop")
+
+
+_DOES = {
+    "status": "ask how it is",
+    "logs -f": "follow its output",
+    "attach": "watch it again",
+    "stop": "end what is left",
+}
+
+
+def _next(run: str, *verbs: str) -> Iterator[str]:
+    """What there is to type, each on a line of its own to copy."""
+    width = max(map(len, verbs)) + len(run)
+    for verb in verbs:
+        typed = f"{verb} {run}"
+        yield f"  topoplan runs {typed:{width + 1}}  # {_DOES[verb]}"

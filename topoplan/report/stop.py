@@ -65,7 +65,7 @@ def print_stop(console: Console, record: RunRecord, results: Mapping[str, Stoppe
             " the session, the parents and the environment that would prove it to be.",
         )
     else:
-        again = f"run `topoplan stop {shlex.quote(record.run_id)}` again"
+        again = f"run `topoplan runs stop {shlex.quote(record.run_id)}` again"
         offline = "this machine seems to be offline; " if looks_offline(results) else ""
         paragraph(console, f"{record.run_id}: {offline}not all of it is known to have ended; {again}.")
 

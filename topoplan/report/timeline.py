@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from topoplan.engines.timeline import Timeline
+from topoplan.engines.timeline import Event, Timeline
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.report.dump import picked, plain
@@ -26,6 +27,7 @@ MARKS = {
     "p2p": ("-", "yellow", "message between stages"),
     "idle": (".", "dim", "idle"),
     "reference": ("x", "magenta", "reference model"),
+    "layer collectives": ("t", "yellow", "collectives in layers"),
     "gradient reduce": ("g", "red", "gradients reduced"),
     "optimizer": ("o", "magenta", "optimizer"),
     "parameter gather": ("w", "red", "weights gathered"),
@@ -36,6 +38,8 @@ MARKS = {
 }
 NUMBERED = ("forward", "recompute", "backward")
 """Kinds that are work on a micro batch."""
+_Span = tuple[str, float, float]
+"""Kind, start and end."""
 _CUT = " ~ "
 _PER_FORWARD = 1.0
 
@@ -60,6 +64,7 @@ def timeline_to_dict(spec: Spec, plan: Plan, drawn: Timeline) -> dict[str, Any]:
             ),
             "phases": [picked(phase, "name start_s end_s") for phase in drawn.phases],
             "ranks": [{"rank": rank, "seconds": seconds[rank], "bubble": idle[rank]} for rank in range(drawn.ranks)],
+            "collectives": [picked(talk, "name rank") | {"seconds": plain(talk.seconds)} for talk in drawn.talks],
         }
     return {"schema": SCHEMA, **spec_to_dict(spec), "plan": plan_to_dict(plan), "timeline": view}
 
@@ -89,7 +94,7 @@ def print_timeline(console: Console, spec: Spec, plan: Plan, drawn: Timeline) ->
         who = "one GPU" if gpus == 1 else f"one of {gpus:,} GPUs, which all do the same"
     paragraph(console, f"Plan {layout_label(plan.layout)}: {who}, {batches} a step.")
     names, idle = lane_names(drawn), idle_name(drawn)
-    label = max(map(len, names))
+    label = max(map(len, (*names, *(talk.name for talk in drawn.talks))))
     columns = console.width - label - len(" bubble") - 2
     shown, column_s = windows(drawn, columns - len(_CUT), _PER_FORWARD)
     counts = [max(1, round((window.end_s - window.start_s) / column_s)) for window in shown]
@@ -97,19 +102,36 @@ def print_timeline(console: Console, spec: Spec, plan: Plan, drawn: Timeline) ->
     console.print(Text(f"{'':{label}} {_ruler(shown, counts):{columns}} {idle:>6}", style="dim"))
     shares = drawn.idle_shares
     marked = 0 if drawn.lanes else shares.index(max(shares))
-    for rank in range(drawn.ranks):
-        line = Text(f"{names[rank]:>{label}} ")
-        for number, (window, count) in enumerate(zip(shown, counts, strict=True)):
-            line.append(_CUT if number else "")
-            for kind in _cells(drawn, rank, window, count):
-                mark, style, _ = MARKS[kind.removesuffix("'")]
-                line.append(mark.lower() if kind.endswith("'") else mark, style=style)
+    for rank, events in enumerate(drawn.by_rank()):
+        line = _line(f"{names[rank]:>{label}} ", _work(drawn, events), shown, counts)
         line.append(" " * (label + 1 + columns - len(line)))
         line.append(f" {100 * shares[rank]:5.1f}%", style="bold" if rank == marked else "")
         console.print(line)
+    for talk in drawn.talks:
+        spans = [(span.name, span.start_s, span.end_s) for span in talk.spans]
+        console.print(_line(f"{talk.name:>{label}} ", spans, shown, counts))
     console.print()
     paragraph(console, _legend(drawn, shown, column_s), style="dim")
     paragraph(console, totals_line(plan, drawn))
+
+
+def _work(drawn: Timeline, events: Sequence[Event]) -> list[_Span]:
+    """What a rank does, its kind with a ' where it is of a chunk beyond the first."""
+    spans = [
+        (f"{event.kind}'" if event.chunk and event.kind in NUMBERED else event.kind, event.start_s, event.end_s)
+        for event in events
+    ]
+    return [*spans, *((phase.name, phase.start_s, phase.end_s) for phase in drawn.phases)]
+
+
+def _line(name: str, spans: Sequence[_Span], shown: Sequence[Window], counts: Sequence[int]) -> Text:
+    line = Text(name)
+    for number, (window, count) in enumerate(zip(shown, counts, strict=True)):
+        line.append(_CUT if number else "")
+        for kind in _cells(spans, window, count):
+            mark, style, _ = MARKS[kind.removesuffix("'")]
+            line.append(mark.lower() if kind.endswith("'") else mark, style=style)
+    return line
 
 
 def lane_names(drawn: Timeline) -> tuple[str, ...]:
@@ -122,6 +144,13 @@ def idle_name(drawn: Timeline) -> str:
     return "idle" if drawn.lanes else "bubble"
 
 
+def talks_words(drawn: Timeline) -> str:
+    """What the lines below the ranks are."""
+    ranks = dict.fromkeys(talk.rank for talk in drawn.talks)
+    who = " and ".join(f"rank {rank}" for rank in ranks) if drawn.ranks > 1 else "a GPU"
+    return f"Lower lines: what {who} sends, hidden behind its work or not"
+
+
 def _ruler(shown: tuple[Window, ...], counts: list[int]) -> str:
     """The times at which the stretches begin and end."""
     parts = []
@@ -131,8 +160,8 @@ def _ruler(shown: tuple[Window, ...], counts: list[int]) -> str:
     return _CUT.join(parts)
 
 
-def _cells(drawn: Timeline, rank: int, window: Window, count: int) -> list[str]:
-    """A kind for each column, with a ' where it is of a chunk beyond the first.
+def _cells(spans: Sequence[_Span], window: Window, count: int) -> list[str]:
+    """A kind for each column.
 
     It is the one in the column that has been shown least for its time, so that a line shows the shares of what is
     narrower than a column too.
@@ -148,12 +177,9 @@ def _cells(drawn: Timeline, rank: int, window: Window, count: int) -> list[str]:
             if inside > 0.0:
                 filled[column][kind] = filled[column].get(kind, 0.0) + inside
 
-    for event in drawn.events:
-        if event.rank == rank and event.end_s > window.start_s and event.start_s < window.end_s:
-            later = event.chunk and event.kind in NUMBERED
-            add(f"{event.kind}'" if later else event.kind, event.start_s, event.end_s)
-    for phase in drawn.phases:
-        add(phase.name, phase.start_s, phase.end_s)
+    for kind, start, end in spans:
+        if end > window.start_s and start < window.end_s:
+            add(kind, start, end)
     cells: list[str] = []
     owed: dict[str, float] = {}
     for column in filled:
@@ -166,8 +192,7 @@ def _cells(drawn: Timeline, rank: int, window: Window, count: int) -> list[str]:
 
 
 def _legend(drawn: Timeline, shown: tuple[Window, ...], column_s: float) -> str:
-    kinds = {kind for mine in drawn.busy for kind, seconds in mine.items() if seconds > 0.0}
-    kinds |= {phase.name for phase in drawn.phases}
+    kinds = kinds_of(drawn)
     words = ", ".join(f"{mark} {what}" for kind, (mark, _, what) in MARKS.items() if kind in kinds)
     text = f"{words}."
     if drawn.chunks > 1:
@@ -175,9 +200,17 @@ def _legend(drawn: Timeline, shown: tuple[Window, ...], column_s: float) -> str:
     text += f" A column is {_milliseconds(column_s)}; what is narrower gets its share of the columns."
     if len(shown) > 1:
         text += f" At ~ {_seconds_left_out(shown)} s of the steady state are left out."
+    if drawn.talks:
+        text += f" {talks_words(drawn)}."
     if drawn.lanes:
         return f"{text} idle: share of the step in which there is nothing to do."
     return f"{text} bubble: share of the pipeline's time in which the rank is idle."
+
+
+def kinds_of(drawn: Timeline) -> set[str]:
+    """All that is drawn of something."""
+    kinds = {kind for mine in drawn.busy for kind, seconds in mine.items() if seconds > 0.0}
+    return kinds | {span.name for spans in (drawn.phases, *(talk.spans for talk in drawn.talks)) for span in spans}
 
 
 def _milliseconds(time_s: float) -> str:

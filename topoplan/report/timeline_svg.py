@@ -8,7 +8,7 @@ from html import escape
 from topoplan.engines.timeline import Timeline
 from topoplan.planner.plan import Plan
 from topoplan.report.text import layout_label, significant
-from topoplan.report.timeline import MARKS, NUMBERED, idle_name, lane_names, totals_line
+from topoplan.report.timeline import MARKS, NUMBERED, idle_name, kinds_of, lane_names, talks_words, totals_line
 from topoplan.report.windows import Window, windows
 
 MARK = "<!-- written by `topoplan timeline` -->"
@@ -27,6 +27,7 @@ _PLAIN = {
     "p2p": "#f2b134",
     "idle": "#eceff1",
     "reference": "#8e6bbf",
+    "layer collectives": "#f2b134",
     "gradient reduce": "#d1495b",
     "optimizer": "#6d4c8f",
     "parameter gather": "#ef8354",
@@ -40,7 +41,7 @@ _PLAIN = {
 def svg(title: str, plan: Plan, drawn: Timeline) -> str:
     """The picture, as text. The same timeline gives the same text."""
     shown, pixel_s = windows(drawn, _DRAWN - _CUT, _PER_FORWARD)
-    lanes = _TOP + drawn.ranks * (_LANE + _GAP)
+    lanes = _lane(drawn.ranks + len(drawn.talks))
     width, height = _LEFT + _DRAWN + _RIGHT, lanes + 118
     out = [
         MARK,
@@ -57,6 +58,8 @@ def svg(title: str, plan: Plan, drawn: Timeline) -> str:
         name = lane_names(drawn)[rank]
         out.append(_text(_LEFT - 8, middle, name if drawn.lanes else f"rank {name}", 'text-anchor="end"'))
         out.append(_text(_LEFT + _DRAWN + 10, middle, f"{100 * idle:.1f}%"))
+    for number, talk in enumerate(drawn.talks, start=drawn.ranks):
+        out.append(_text(_LEFT - 8, _lane(number) + _LANE / 2 + 4, talk.name, 'text-anchor="end"'))
     left = float(_LEFT)
     for number, window in enumerate(shown):
         if number:
@@ -100,7 +103,7 @@ def _stretch(drawn: Timeline, window: Window, left: float, right: float, pixel_s
         wide = min(right, left + (end - window.start_s) / pixel_s) - x
         if wide < _NARROWEST:
             # A lane of a GPU would look empty where many short calls follow each other.
-            if not drawn.lanes or wide <= 0:
+            if not (drawn.lanes or rank >= drawn.ranks) or wide <= 0:
                 return
             wide = _NARROWEST
         edge = ' stroke="white" stroke-width="0.6"' if wide > 3 else ""
@@ -122,6 +125,11 @@ def _stretch(drawn: Timeline, window: Window, left: float, right: float, pixel_s
     for phase in drawn.phases:
         for rank in range(drawn.ranks):
             box(rank, phase.start_s, phase.end_s, _PLAIN[phase.name])
+    for lane, talk in enumerate(drawn.talks, start=drawn.ranks):
+        box(lane, 0.0, drawn.total_s, _PLAIN["idle"])
+        for span in talk.spans:
+            if span.end_s > window.start_s and span.start_s < window.end_s:
+                box(lane, span.start_s, span.end_s, _PLAIN[span.name])
     return out
 
 
@@ -155,8 +163,7 @@ def _round_up(value: float) -> float:
 
 
 def _legend(drawn: Timeline, y: int) -> list[str]:
-    kinds = {kind for mine in drawn.busy for kind, seconds in mine.items() if seconds > 0.0}
-    kinds |= {phase.name for phase in drawn.phases}
+    kinds = kinds_of(drawn)
     out, x = [], float(_LEFT)
     for kind in (kind for kind in MARKS if kind in kinds):
         chunks = range(drawn.chunks) if kind in _SHADES else range(1)
@@ -167,5 +174,8 @@ def _legend(drawn: Timeline, y: int) -> list[str]:
             x += 14
         out.append(_text(x + 6, y + 11, name))
         x += 6 + len(name) * _CHARACTER + 18
-    out.append(_text(_LEFT, y + 32, "Numbers in boxes: micro batches, from 1.", 'fill="#555"'))
+    notes = "Numbers in boxes: micro batches, from 1."
+    if drawn.talks:
+        notes += f" {talks_words(drawn)}."
+    out.append(_text(_LEFT, y + 32, notes, 'fill="#555"'))
     return out

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from html import escape
 from itertools import groupby, pairwise
 
+from topoplan.layout.layout import Layout
 from topoplan.network.topology import Wiring, gpu_link_bytes_per_s, socket_bytes_per_s
+from topoplan.planner.communication import GroupLinks, StepFlow
+from topoplan.report.topology_groups import NAMES, group_words, layout_words
 from topoplan.report.topology_words import (
     domain_nodes,
     fabric_words,
@@ -209,6 +212,25 @@ class _Drawing:
             self._nvswitch(starts[0], y + _WIRE, starts[-1] + self.width - starts[0])
         return y + _WIRE + _BAR
 
+    def groups(self, nodes: dict[int, float], rows: Sequence[GroupLinks], y: float) -> float:
+        """A row for each kind of group, with the number of its group below each GPU. Returns their bottom."""
+        for row in rows:
+            y += _GAP
+            for node, x in nodes.items():
+                self.rate(x + _PADDING, y + _PART_HEIGHT / 2 + 4, NAMES.get(row.name, row.name))
+                for gpu, at in self.gpus.items():
+                    number = row.shape.number(node * self.cluster.gpus_per_node + gpu)
+                    self._number(x + at, y, number)
+            y += _PART_HEIGHT
+        return y
+
+    def _number(self, x: float, y: float, number: int) -> None:
+        colour = _RAILS[number % len(_RAILS)]
+        self.shapes.append(
+            f'<rect x="{x - _PART / 2:g}" y="{y:g}" width="{_PART}" height="{_PART_HEIGHT}" rx="4" fill="{colour}"/>'
+        )
+        self.text(x, y + _PART_HEIGHT / 2 + 4, str(number), anchor="middle", colour=_PAPER)
+
     def _nvswitch(self, x: float, y: float, width: float) -> None:
         words = nvlink_words(self.cluster)
         if _LETTER * len(words) >= width:
@@ -216,13 +238,18 @@ class _Drawing:
         self.box(x, y, width, _BAR, "nvswitch", words)
 
 
-def topology_svg(cluster: Cluster) -> str:
-    """The drawing, as the text of a file."""
+def topology_svg(
+    cluster: Cluster,
+    layout: Layout | None = None,
+    rows: Sequence[GroupLinks] = (),
+    flows: Sequence[StepFlow] = (),
+) -> str:
+    """The drawing, as the text of a file; of a layout with its groups, and what passes over them in a step."""
     drawing = _Drawing(cluster)
     stands_for_all = cluster.nodes > _MOST_NODES
     shown = 1 if stands_for_all else cluster.nodes
     stacked = 8 if stands_for_all else 0
-    footer = _footer(cluster)
+    footer = [*_groups_footer(layout, rows, flows, stands_for_all=stands_for_all), *_footer(cluster)]
     least = max(_TITLE_LETTER * len(title(cluster)), *(_LETTER * len(words) for words in footer)) + 2 * _PADDING
     cards_width = shown * (drawing.width + _BETWEEN_NODES) - _BETWEEN_NODES
     width = max(cards_width + stacked + 4 * _PADDING, least)
@@ -239,10 +266,25 @@ def topology_svg(cluster: Cluster) -> str:
         bottom = drawing.node(x, y, name, stacked=stands_for_all)
     if domain_nodes(cluster) > 1:
         bottom = drawing.racks(nodes, bottom)
+    if rows:
+        bottom = drawing.groups(nodes, rows, bottom + stacked + _GAP) - stacked
     y = bottom + stacked + 26
     for line, words in enumerate(footer):
         drawing.text(_PADDING, y + line * _LINE, words, size=12, colour=_MUTED)
     return drawing.document(width, y + len(footer) * _LINE)
+
+
+def _groups_footer(
+    layout: Layout | None, rows: Sequence[GroupLinks], flows: Sequence[StepFlow], *, stands_for_all: bool
+) -> list[str]:
+    """Whose groups are drawn, and a line on each kind."""
+    if layout is None:
+        return []
+    if not rows:
+        return [f"Groups of {layout_words(layout)}: none has more than one member."]
+    shown = ", of node 0" if stands_for_all else ""
+    head = f"Groups of {layout_words(layout)}{shown}."
+    return [head, "GPUs with the same number are in one group.", *(f"{group_words(row, flows)}." for row in rows)]
 
 
 def _footer(cluster: Cluster) -> list[str]:

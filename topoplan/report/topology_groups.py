@@ -15,7 +15,8 @@ from topoplan.report.text import layout_label, significant
 from topoplan.report.time import MOMENTS
 from topoplan.report.topology_words import LINKS, rate_words
 
-_NAMES = {"dp_cp": "dp x cp"}
+NAMES = {"dp_cp": "dp x cp"}
+"""Of groups, where their own are no words."""
 _PATTERNS = {"ring": "ring", "neighbour": "to the next", "all-to-all": "all to all", "tree": "tree"}
 
 _MEANINGS = {
@@ -28,7 +29,7 @@ _MEANINGS = {
 
 def print_groups(console: Console, layout: Layout, rows: Sequence[GroupLinks]) -> None:
     """One row for each kind of group, its worst placed one."""
-    words = _layout_words(layout)
+    words = layout_words(layout)
     console.print()
     if not rows:
         paragraph(console, f"Communication groups of {words}: none has more than one member.", style="bold")
@@ -40,7 +41,7 @@ def print_groups(console: Console, layout: Layout, rows: Sequence[GroupLinks]) -
     for row in rows:
         tightest = row.tightest
         table.add_row(
-            _NAMES.get(row.name, row.name),
+            NAMES.get(row.name, row.name),
             f"{row.shape.size:,}",
             f"{row.groups:,}",
             members(row.first),
@@ -51,7 +52,7 @@ def print_groups(console: Console, layout: Layout, rows: Sequence[GroupLinks]) -
             f"{row.member_bytes_per_s / 1e9:.4g}",
         )
     console.print(table)
-    patterns = "; ".join(f"{_NAMES.get(row.name, row.name)}: {_PATTERNS[row.pattern]}" for row in rows)
+    patterns = "; ".join(f"{NAMES.get(row.name, row.name)}: {_PATTERNS[row.pattern]}" for row in rows)
     paragraph(
         console,
         f"Traffic: {patterns}. All groups of a kind are active at the same moment and share the links. GB/s is what a"
@@ -62,7 +63,16 @@ def print_groups(console: Console, layout: Layout, rows: Sequence[GroupLinks]) -
         paragraph(console, "; ".join(f"{row.name}: {_MEANINGS[row.name]}" for row in rows) + ".", style="dim")
 
 
-def _layout_words(layout: Layout) -> str:
+def group_words(row: GroupLinks, flows: Sequence[StepFlow]) -> str:
+    """`tp: 8 groups of 4, tightest NVLink 450 GB/s; a GPU sends 12.3 GB in a step`: one line on a kind of group."""
+    groups = "1 group" if row.groups == 1 else f"{row.groups:,} groups"
+    tightest = f"{LINKS[row.tightest.kind]} {rate_words(row.tightest.kind, row.tightest.rate_bytes_per_s)}"
+    sent = sum(one.member_bytes for one in flows if one.group == row.name)
+    sends = f"; a GPU sends {_gb(sent)} GB in a step" if sent else ""
+    return f"{NAMES.get(row.name, row.name)}: {groups} of {row.shape.size:,}, tightest {tightest}{sends}"
+
+
+def layout_words(layout: Layout) -> str:
     """`tp4 pp2 dp4`, or `fsdp2 hybrid ulysses2 dp8`: what decides on the groups."""
     keys = engine_of(layout.backend).group_keys(layout)
     if "backend" in keys:
@@ -83,7 +93,7 @@ def print_step_flows(console: Console, flows: Sequence[StepFlow]) -> None:
         times = f" x {one.flow.times}" if one.flow.times > 1 else ""
         table.add_row(
             Text(one.flow.name),
-            _NAMES.get(one.group, one.group),
+            NAMES.get(one.group, one.group),
             one.flow.kind,
             f"{MOMENTS[one.flow.moment]}{times}",
             _gb(one.member_bytes),

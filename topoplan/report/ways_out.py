@@ -16,19 +16,26 @@ from topoplan.report.text import gib, significant
 
 
 def ways_out_lines(ranking: Ranking) -> Iterator[str]:
-    """Each way with what it gives and its command, on a line of its own to be pasted; then those that lead nowhere."""
+    """Each way with what it gives and its command, on a line of its own to be pasted; then those that lead nowhere.
+
+    Only commands and the names of machines make lines longer than a terminal's 80 columns.
+    """
     found = [(way, way.plan) for way in ranking.ways_out if way.plan]
     if found and ranking.plans:
-        yield f"Plan 1 is tight, and none leaves {SAFE_SHARE:.0%} of the card beyond its margin. These ways do:"
+        yield f"Plan 1 is tight, and none leaves {SAFE_SHARE:.0%} of the card beyond its margin."
+        yield "These ways do:"
     elif found:
         yield "ways out, the one that gives up least first:"
     for way, plan in found:
-        yield f"  - {way.change.words} ({KINDS[way.change.kind].loss}): {_figures(plan)}"
+        yield f"  - {way.change.words} ({KINDS[way.change.kind].loss})"
+        yield f"      {_figures(plan)}"
         yield f"      {way.command}"
     for is_tried, words in (True, "tried, and no way out"), (False, "not tried to the end, since it takes too long"):
         names = [KINDS[way.change.kind].name for way in ranking.ways_out if not way.plan and way.is_tried == is_tried]
         if names and not ranking.plans:
             yield f"{words}: {'; '.join(names)}"
+    if found and not ranking.plans:
+        yield f"Next  {found[0][0].command}"
 
 
 def print_ways_out(console: Console, ranking: Ranking) -> None:
@@ -41,7 +48,7 @@ def _figures(plan: Plan) -> str:
     memory = plan.memory
     return (
         f"{gib(memory.device_bytes)} of {gib(memory.capacity_bytes)} GiB, {significant(plan.time.step_s)} s a step,"
-        f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s a GPU ({plan.id})"
+        f" {plan.tokens_per_s_per_gpu:,.0f} tokens/s a GPU"
     )
 
 

@@ -157,12 +157,16 @@ def _fate(fate: Fate) -> str:
 
 
 def _short_fate(fate: Fate | None) -> str:
+    """The same for a column."""
     if fate is None:
         return "-"
     if fate.reason:
-        return "over" if fate.rule == "memory" else "illegal"
-    rank = f"#{fate.rank}" if fate.rank else "unsearched"
-    return rank if abs(fate.slower) < _EQUAL else f"{rank}, {100 * -fate.slower:+.0f}%"
+        return "does not fit" if fate.rule == "memory" else "not allowed"
+    if fate.rank == 1:
+        return "stays best"
+    if abs(fate.slower) < _EQUAL:
+        return "as fast"
+    return f"{abs(fate.slower):.0%} {'slower' if fate.slower > 0 else 'faster'}"
 
 
 def _print_many(console: Console, before: Found, outcomes: Sequence[Outcome]) -> None:
@@ -178,8 +182,8 @@ def _print_many(console: Console, before: Found, outcomes: Sequence[Outcome]) ->
     if old is not None:
         paragraph(
             console,
-            f"old best: {layout_label(old.layout)} with the dp that is left for it: its place, and its speed against"
-            " the best.",
+            f"old best: {layout_label(old.layout)} with the dp that is left for it, and how fast it is against the"
+            " best plan of that row.",
             style="dim",
         )
     out = [

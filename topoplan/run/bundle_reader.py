@@ -130,9 +130,12 @@ def _bundle_directory(directory: Path) -> Path:
     if directory.is_file() and directory.name == PLAN_FILE:
         return directory.parent
     if not directory.is_dir():
-        remedy = nearest(directory.name, (entry.name for entry in _siblings(directory)))
-        what = "is a file, not a bundle" if directory.exists() else "no such directory"
-        raise SpecError(what, where=name, remedy=remedy or _REMEDY)
+        others = (entry.name for entry in _siblings(directory) if entry != directory)
+        remedy = nearest(directory.name, others)
+        if directory.exists():
+            made = f"of a spec `topoplan generate {name}` makes one"
+            raise SpecError("is a file, not a bundle", where=name, remedy=remedy or made)
+        raise SpecError("no such directory", where=name, remedy=remedy or _REMEDY)
     if not (directory / PLAN_FILE).exists():
         within = sorted(entry.parent.name for entry in directory.glob(f"*/{PLAN_FILE}"))[:_MOST_NAMED]
         remedy = f"it holds bundles: {', '.join(within)}" if within else _REMEDY
@@ -204,6 +207,9 @@ def _compare(hosts: Source, planned: Mapping[str, Any]) -> None:
         for key in (*_HOST_KEYS, "node", "script"):
             value = node.get(key) if isinstance(node, dict) else None
             _same(hosts, ("nodes", index, key), f"nodes[{index}].{key}", value, plan[key])
+        if unknown := [key for key in node if key not in plan]:
+            place = hosts.place(("nodes", index, unknown[0]))
+            raise SpecError(f"unknown key {shown(unknown[0])} in `nodes[{index}]`", where=place, remedy=_AGAIN)
     _same(hosts, ("run",), "run", hosts.data.get("run"), planned["run"])
     master = hosts.data.get("master")
     for key in ("address", "port"):

@@ -234,7 +234,7 @@ CAUSES: tuple[Cause, ...] = (
         "port",
         r"port: (?P<port>[0-9]+), .*EADDRINUSE",
         "port {port} is taken on node 0",
-        "is an earlier run still there (`topoplan runs`, `topoplan stop`)? else find who has it: ss -ltnp |"
+        "is an earlier run still there (`topoplan runs`, `topoplan runs stop`)? else find who has it: ss -ltnp |"
         " grep {port}",
         "torch 2.13",
     ),
@@ -242,7 +242,7 @@ CAUSES: tuple[Cause, ...] = (
         "port",
         r"(?:server socket has failed to (?:bind|listen)|bind).*(?:[Aa]ddress already in use|EADDRINUSE)",
         "the master port is taken on node 0",
-        "is an earlier run still there (`topoplan runs`, `topoplan stop`)? else find who has it: ss -ltnp",
+        "is an earlier run still there (`topoplan runs`, `topoplan runs stop`)? else find who has it: ss -ltnp",
         "meta-pytorch/torchtune#392",
     ),
     _cause(

@@ -278,7 +278,7 @@ def _lost(what: str, lines: Sequence[_Line]) -> _Found:
         weight=Weight.CAUSE,
         kind="lost",
         cause=f"the node cannot be reached any more: {what}",
-        remedy="see whether the machine and its network are up; what runs there may go on, `topoplan stop` ends it",
+        remedy="see whether machine and network are up; what runs there may go on, `topoplan runs stop` ends it",
         evidence=_last_lines(lines, None),
     )
 

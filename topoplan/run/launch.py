@@ -1,7 +1,8 @@
 """From a bundle to a running job: connect, check, upload, start all together.
 
 What was started on a host is stopped there again, unless the run ends well or is left running on purpose. The record
-of the run is written before anything starts anywhere, so that `topoplan stop` can finish what this process could not.
+of the run is written before anything starts anywhere, so that `topoplan runs stop` can finish what this process could
+not.
 """
 
 from __future__ import annotations
@@ -222,7 +223,7 @@ class LaunchSession(Session):
             if not isinstance(state, HostError) and state.pids:
                 count, pids = len(state.pids), " ".join(map(str, state.pids))
                 processes = f"{count} process{'es' if count > 1 else ''}"
-                text = f"left {processes} running, {pids}; `topoplan stop` ends what is left"
+                text = f"left {processes} running, {pids}; `topoplan runs stop` ends what is left"
                 self._tell(Event(kind="note", node=name, text=text, data={"pids": list(state.pids)}))
 
     def _interrupted(self, watch: Watch | None) -> Outcome:

@@ -1,7 +1,7 @@
 """The copy of a node's log on this machine: a beginning of the host's log, byte for byte.
 
-`topoplan launch` and `topoplan attach` may watch the same run at the same time. Each byte is written once, as only the
-process that holds the lock on the file continues it; the system lets go of the lock when that process ends.
+`topoplan launch` and `topoplan runs attach` may watch the same run at the same time. Each byte is written once, as only
+the process that holds the lock on the file continues it; the system lets go of the lock when that process ends.
 """
 
 from __future__ import annotations

@@ -345,7 +345,7 @@ def _refuse(connection: Connection, done: Completed, run_dir: str, script: str =
         ExitCode.NO_SETSID: ("no `setsid` there", "install util-linux on it"),
         ExitCode.ALREADY: (
             f"a job of this run is already in {run_dir}",
-            "see `topoplan status`; start another run instead",
+            "see `topoplan runs status`; start another run instead",
         ),
         ExitCode.NOT_STARTED: (
             f"the job was not started, because {run_dir}/.topoplan cannot be written: {_reason(words)}",

@@ -38,7 +38,7 @@ T = TypeVar("T")
 INTERRUPTED = 130
 
 End = Literal["ended", "failed", "stopped", "interrupted", "detached", "left", "refused", "unknown"]
-"""`stopped`: by somebody else, such as `topoplan stop`. `interrupted`: by the user, which stops the run that this
+"""`stopped`: by somebody else, such as `topoplan runs stop`. `interrupted`: by the user, which stops the run that this
 session has started. `detached`, `left`: on request, and the run goes on. `refused`: nothing was put on any host.
 `unknown`: hosts that were not seen for as long as was wanted, or do not let us in, and no other node has failed."""
 
@@ -238,7 +238,7 @@ class Session(ABC):
         self, code: int, errors: Mapping[str, HostError], running: tuple[str, ...], nodes: Sequence[Watched] = ()
     ) -> Outcome:
         if self.OWNS and not running:
-            self._note("stopped", code, reason="topoplan stop", nodes=nodes)
+            self._note("stopped", code, reason="topoplan runs stop", nodes=nodes)
         return Outcome(end="stopped", code=code, run=self._run, errors=errors, running=running)
 
     def _stop_all(self, watch: Watch | None = None, *, grace_s: float | None = None) -> dict[str, HostError]:

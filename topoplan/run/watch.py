@@ -405,7 +405,7 @@ class Watch:
             if lacking < 0:
                 why = "it has more than the log on its host"
             elif node.tail_lines is not None and lacking > MOST_BEHIND_BYTES:
-                why = f"{lacking / 2**20:,.0f} MiB are missing; `topoplan logs` has them"
+                why = f"{lacking / 2**20:,.0f} MiB are missing; `topoplan runs logs` has them"
             else:
                 local = copy.read(past_from) if copied > past_from else b""
                 return _Begin(shown_from=shown_from, offset=copied, local=local)

@@ -45,8 +45,8 @@ def as_base(kind: type[_Value], value: Any, **changes: Any) -> _Value:
 
 def tidied(value: Any, short_key: str) -> Any:
     """What stands for a block, as its keys with their values. A key without a value (null) counts as left out."""
-    if short_key and isinstance(value, str):
-        return {short_key: value}
+    if short_key and isinstance(value, str | int) and not isinstance(value, bool):
+        return {short_key: str(value)}  # `gpu: 4090` is a name too
     if isinstance(value, Mapping):
         return {name: content for name, content in value.items() if content is not None}
     return value

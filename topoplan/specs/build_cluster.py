@@ -60,17 +60,24 @@ def build_cluster(document: Document, default_name: str) -> Cluster:
         pcie_bytes_per_s=form.pcie_bandwidth or gpu.pcie_bytes_per_s,
         nics_per_node=form.nics_per_node or usual_nics,
         nic_bytes_per_s=form.ib_bandwidth or gpu.nic_bytes_per_s,
-        sockets=form.sockets or (1 if gpus_per_node <= _PCIE_GPUS_OF_A_SOCKET and not nvlink else 2),
+        sockets=form.sockets or usual_sockets(gpus_per_node, nvlink),
         host_memory_bytes=form.host_memory,
         hosts=_hosts(document, nodes),
         assumed=_assumed(form, gpu, nodes, gpus_per_node) if in_catalog else (),
+        unused=_unused(document, nodes, gpus_per_node),
         **{name: getattr(form, name) for name in _AS_GIVEN},
     )
     if both := sorted(set(cluster.secrets) & set(cluster.env)):
         document.fail(("secrets",), f"{both[0]} is under env too", remedy="leave it out there")
+    _check_visible(document, cluster)
     _check_rack(document, cluster)
     _check_hcas(document, cluster)
     return replace(cluster, fabric=_fabric(document, cluster))
+
+
+def usual_sockets(gpus_per_node: int, nvlink_bytes_per_s: float) -> int:
+    """CPU sockets of a machine that does not say."""
+    return 1 if gpus_per_node <= _PCIE_GPUS_OF_A_SOCKET and not nvlink_bytes_per_s else 2
 
 
 def _assumed(form: SpecForm, gpu: Gpu, nodes: int, gpus_per_node: int) -> tuple[str, ...]:
@@ -85,6 +92,14 @@ def _assumed(form: SpecForm, gpu: Gpu, nodes: int, gpus_per_node: int) -> tuple[
     return tuple(key for key, is_so in left_out.items() if is_so)
 
 
+def _unused(document: Document, nodes: int, gpus_per_node: int) -> tuple[str, ...]:
+    """Keys of links that are given and have nothing to link."""
+    idle = (() if nodes > 1 else ("ib_bandwidth", "fabric")) + (
+        () if nodes * gpus_per_node > 1 else ("nvlink_bandwidth",)
+    )
+    return tuple(key for key in idle if document.has(key))
+
+
 def _check_own_links(document: Document, gpu: Gpu, nodes: int, gpus_per_node: int) -> None:
     """A card that no catalog knows has no usual machine to take links from."""
     form = document.form
@@ -96,6 +111,13 @@ def _check_own_links(document: Document, gpu: Gpu, nodes: int, gpus_per_node: in
         if is_needed and getattr(form, key) is None:
             why = f", and {gpu.name!r} is not in the catalog, whose cards have the links of their usual machine"
             document.lacks(key, why, at=("gpu",), remedy=f"add {example}")
+
+
+def _check_visible(document: Document, cluster: Cluster) -> None:
+    visible = cluster.env.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and (count := len(visible.split(","))) < cluster.gpus_per_node:
+        what = f"{count} GPUs, and gpus_per_node is {cluster.gpus_per_node}"
+        document.fail(("env", "CUDA_VISIBLE_DEVICES"), what, remedy="leave it out")
 
 
 def _check_rack(document: Document, cluster: Cluster) -> None:
@@ -124,6 +146,8 @@ def _gpu(document: Document) -> tuple[Gpu, bool]:
     """The GPU, and whether it is one of the catalog (with a usual machine)."""
     figures = document.form.gpu.given()
     name = figures.pop("name")
+    if "bf16_flops" in figures:
+        figures.setdefault("fp16_flops", figures["bf16_flops"])
     if not figures or name.strip().lower() in catalog.gpu_names():
         with document.about("gpu"):
             return replace(known.gpu(name), **figures), True
@@ -134,7 +158,7 @@ def _gpu(document: Document) -> tuple[Gpu, bool]:
     }
     if lacking := [line for field, line in needed.items() if field not in figures]:
         keys = listed([f"`{line.partition(':')[0]}`" for line in lacking])
-        remedy = f"add {', '.join(f'`{line}`' for line in lacking)}, or use a name of `topoplan gpus`"
+        remedy = f"add {', '.join(f'`{line}`' for line in lacking)}, or use a name of `topoplan show gpus`"
         what = f"{keys} {'is' if len(lacking) == 1 else 'are'} missing in `gpu`: {name!r} is not in the catalog"
         raise SpecError(what, where=document.place(("gpu",)), remedy=remedy)
     return _own_gpu(document, name, figures), False
@@ -149,7 +173,6 @@ def _own_gpu(document: Document, name: str, figures: Mapping[str, Any]) -> Gpu:
     is_recent = known.index(architecture) >= known.index(_PCIE_GEN5_SINCE)
     guessed = {
         "architecture": architecture,
-        "fp16_flops": figures["bf16_flops"],
         "sm_count": 132 if is_recent else 108,
         "nvlink_bytes_per_s": (form.nvlink_bandwidth or 0.0) / 2,
         "nvlink_domain_gpus": 1,

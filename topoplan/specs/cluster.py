@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from topoplan.catalog.fabrics import FabricKind
+from topoplan.errors import SpecError
 from topoplan.specs.batch_options import BATCH_OPTIONS
 from topoplan.specs.blocks import Block, key
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.kinds import PATH, SIZE, Count, Number, Share, Text, Words
 from topoplan.specs.passed_on import ENVIRONMENT, SECRET_NAMES, VERSIONS
+from topoplan.units import shown
 
 MOST_GPUS = 131_072
 """In one cluster: the largest that a spec may describe, as that many nodes of one GPU or fewer of more."""
@@ -26,7 +29,23 @@ SecretNames = Annotated[tuple[str, ...], SECRET_NAMES]
 Software = Annotated[Mapping[str, str], VERSIONS]
 BatchOptions = Annotated[Mapping[str, str | bool], BATCH_OPTIONS]
 Margin = Annotated[float, Share(is_zero_allowed=True, is_below_half=True)]
-_ADDRESS = Text(pattern=r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*", meaning="a host name or address, without user@")
+
+
+class _Address(Text):
+    """A name or an address for SSH, which takes the port and the user elsewhere."""
+
+    def _usable(self, value: Any) -> Any:
+        found = super()._usable(value)
+        name, colon, port = found.rpartition(":")
+        if colon and ":" not in name and port.isdigit():
+            raise SpecError(f"{shown(found)} has a port", remedy=f"write {{address: {name}, port: {port}}}")
+        if re.fullmatch(r"[0-9.]+", found) and not re.fullmatch(rf"{_BYTE}(\.{_BYTE}){{3}}", found):
+            raise SpecError(f"{shown(found)} is not an address", expected="expected four numbers up to 255")
+        return found
+
+
+_BYTE = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"
+_ADDRESS = _Address(pattern=r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*", meaning="a host name or address, without user@")
 """A leading `-` would be an option to ssh."""
 _USER = Text(pattern=r"[A-Za-z0-9_][A-Za-z0-9._@-]*", meaning="a user name")
 _INTERFACE = Text(pattern=r"[A-Za-z0-9_][A-Za-z0-9._@:-]*", meaning="a network interface such as eth0", longest=64)
@@ -143,6 +162,9 @@ class Cluster:
     )
     assumed: tuple[str, ...] = ()
     """Keys that the spec leaves out, for what the GPU's usual machine has; `gpu` where a short name stands for it."""
+
+    unused: tuple[str, ...] = ()
+    """Keys of links that the spec gives, and that nothing here crosses."""
 
     @property
     def world_size(self) -> int:

@@ -46,7 +46,7 @@ class Fields:
             f"{names[0]} is missing",
             where=self.where,
             expected=f"expected a positive integer{others}",
-            remedy="add it, or name a model of the catalog (`topoplan models`)",
+            remedy="add it, or name a model of the catalog (`topoplan show models`)",
         )
 
     def _read(

@@ -90,13 +90,16 @@ def _softmax(fields: Fields, family: Family, heads: int, hidden: int, window: in
     if not fields.has(*_HEAD_DIM) and hidden % heads:
         what = f"head_dim is missing, and hidden_size {hidden} % {heads} heads = {hidden % heads}"
         raise fields.refusal(what, "head_dim")
+    head_dim = fields.integer(*_HEAD_DIM, default=hidden // heads)
+    if head_dim % 2 and not family.learned_positions:
+        raise fields.refusal(f"head_dim {head_dim} is odd", "an even one, as rotary positions turn pairs")
     bias = fields.boolean("attention_bias", "use_bias", default=family.attention_bias)
     qkv_bias = fields.boolean("qkv_bias", "use_qkv_bias", "add_qkv_bias", default=bias)
     out_bias = fields.boolean("attention_out_bias", default=bias)
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=fields.integer(*_HEAD_DIM, default=hidden // heads),
+        head_dim=head_dim,
         qkv_bias=qkv_bias if family.qkv_bias is None else family.qkv_bias,
         out_bias=out_bias if family.out_bias is None else family.out_bias,
         qk_norm=fields.boolean("use_qk_norm", "qk_layernorm", "qk_norm", default=family.qk_norm),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from topoplan.errors import SpecError
+from topoplan.errors import SpecError, nearest
 from topoplan.specs.dataset_record import Columns, columns_of_entry, columns_of_record, sequences
 from topoplan.specs.json_records import json_records
 from topoplan.specs.json_source import json_value
@@ -88,6 +88,8 @@ def read_dataset(
 
 def _located(name: str, directory: Path, base: Path) -> _DataSet | None:
     """The file of a data set; None for one that is not on this machine, or not JSON."""
+    if not name:
+        raise SpecError("names nothing beside a comma", expected="expected names with commas between them")
     if name.endswith((".json", ".jsonl")):
         path = below(base, name)
         if not is_there(path, Path.is_file):
@@ -103,6 +105,27 @@ def _located(name: str, directory: Path, base: Path) -> _DataSet | None:
     number = entry.get("num_samples")
     data = _DataSet(path=path, columns=columns_of_entry(entry), num_samples=number if isinstance(number, int) else None)
     return data if is_there(path, Path.is_file) else None
+
+
+def why_unread(names: str, directory: Path) -> str:
+    """What is not on this machine of data sets that `read_dataset` finds no lengths of; empty for what is elsewhere."""
+    index = directory / "dataset_info.json"
+    for name in (name.strip() for name in names.split(",")):
+        if name.endswith((".json", ".jsonl")) or "/" in name:  # a file, or the id of a hub
+            continue
+        if not is_there(index, Path.is_file):
+            return f"{shown_path(index)} is not here"
+        entries = _entries(index)
+        entry = entries.get(name)
+        if entry is None:
+            return "; ".join(filter(None, (f"{shown_path(index)} has no data set {name!r}", nearest(name, entries))))
+        if isinstance(entry, dict) and any(key in entry for key in _ELSEWHERE):
+            continue
+        if not isinstance(entry, dict) or not isinstance(entry.get("file_name"), str):
+            return f"the entry {name!r} of {shown_path(index)} names no file"
+        if not is_there(directory / entry["file_name"], Path.is_file):
+            return f"{shown_path(directory / entry['file_name'])}, the file of {name!r}, is not here"
+    return ""
 
 
 def _entries(index: Path) -> Mapping[str, Any]:

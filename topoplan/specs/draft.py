@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from topoplan.errors import LayoutError, SpecError
+from topoplan.errors import InputError, LayoutError, SpecError
 from topoplan.specs.document import Document
-from topoplan.specs.source import KeyPath, Source, dotted, parse_value, read_source
+from topoplan.specs.source import KeyPath, Source, dotted, parse_value
 from topoplan.units import quote, shown
 
 _SCHEMA_KEY = "$schema"
@@ -67,12 +67,19 @@ class Draft:
             del self._origins[known]
         self._origins[path] = _Origin(source=source, at=at, base=base or Path.cwd())
 
-    def replace_job(self, path: Path) -> None:
+    def has(self, key: str) -> bool:
+        """Whether a key at the top is given."""
+        return key in self._data
+
+    def drop(self, key: str) -> None:
+        """Leave a key at the top out."""
+        self._data.pop(key, None)
+
+    def replace_job(self, source: Source, *, base: Path) -> None:
         """Take the job, and the model if there is one, from a job file."""
-        source = read_source(path)
         if "job" not in source.data:
             data = {key: value for key, value in source.data.items() if key != _SCHEMA_KEY}
-            self.put(("job",), data, source, base=path.parent)
+            self.put(("job",), data, source, base=base)
             return
         for key in source.data:
             if key not in ("job", "model", _SCHEMA_KEY):
@@ -83,20 +90,22 @@ class Draft:
                 )
         for key in ("job", "model"):
             if key in source.data:
-                self.put((key,), source.data[key], source, base=path.parent, at=(key,))
+                self.put((key,), source.data[key], source, base=base, at=(key,))
 
-    def override(self, text: str) -> None:
-        """Apply one `--set key=value`."""
-        name, value, option = _assignment(text, "--set", "seq_len=8192")
-        self.put(_override_path(name, option), value, Source(name=option, data={}))
+    def override(self, *texts: str) -> None:
+        """Apply each `--set key=value`."""
+        seen: dict[object, Any] = {}
+        for text in texts:
+            name, value, option = _assignment(text, "--set", "seq_len=8192")
+            path = _override_path(name, option)
+            _check_once(seen, path, value, option, f"{name} is set")
+            self.put(path, value, Source(name=option, data={}))
 
     def pin(self, pins: Mapping[str, Any] | str | Sequence[str]) -> None:
         """Lay pins over those of the job: a mapping, `tp=4,pp=1`, or several such texts."""
-        seen: dict[str, Any] = {}
+        seen: dict[object, Any] = {}
         for key, value, option in _mapped(pins) if isinstance(pins, Mapping) else _written(pins):
-            if seen.setdefault(key, value) != value:
-                what = f"{key} is pinned to {seen[key]} and to {value}"
-                raise LayoutError(what, where=option, remedy="keep one of them")
+            _check_once(seen, key, value, option, f"{key} is pinned", LayoutError)
             self.put(("job", "pin", *key.split(".")), value, Source(name=option, data={}))
 
     def document(self) -> Document:
@@ -128,13 +137,29 @@ class Draft:
                 )
 
 
+def _check_once(
+    seen: dict[object, Any], key: object, value: Any, option: str, words: str, kind: type[InputError] = SpecError
+) -> None:
+    """Raise an error of that kind where options give a key two values."""
+    if key in seen and seen[key] != value:
+        raise kind(f"{words} to {shown(seen[key])} and to {shown(value)}", where=option, remedy="keep one of them")
+    seen[key] = value
+
+
 def _assignment(text: str, option: str, example: str) -> tuple[str, Any, str]:
     """Key, value and the option that `key=value` was given in. Raises SpecError."""
     name, equals, written = text.partition("=")
     where = f"{option} {quote(text)}"
     if not equals or not name.strip():
         raise SpecError("is not key=value", where=where, remedy=f"write it as {option} {example}")
-    return name.strip(), parse_value(written, name=where), where
+    return name.strip(), given_value(written, where), where
+
+
+def given_value(text: str, option: str) -> Any:
+    """The value in an option. Raises SpecError for none: `null` says that a key is left out."""
+    if not text.strip():
+        raise SpecError("has no value", where=option, expected="expected one, or null for a key that is left out")
+    return parse_value(text, name=option)
 
 
 def _mapped(pins: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
@@ -149,7 +174,7 @@ def _written(pins: str | Sequence[str]) -> Iterator[tuple[str, Any, str]]:
 
 def _override_path(name: str, option: str) -> KeyPath:
     """Where a key of `--set` sits in the document."""
-    from topoplan.specs.forms import JobForm, PinForm, SpecForm
+    from topoplan.specs.forms import GpuForm, JobForm, PinForm, SpecForm
     from topoplan.specs.mistakes import keys_of, likely_key
 
     parts = tuple(name.split("."))
@@ -164,4 +189,6 @@ def _override_path(name: str, option: str) -> KeyPath:
         remedy = f"did you mean {likely!r}?"
     elif likely := likely_key(parts[0], keys_of(PinForm)):
         remedy = f"a layout key is held with --pin {likely}=..."
+    elif likely := likely_key(parts[0], keys_of(GpuForm)):
+        remedy = f"write it as --set gpu.{likely}=..."
     raise SpecError(f"unknown key {shown(parts[0])}", where=option, remedy=remedy)

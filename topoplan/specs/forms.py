@@ -77,7 +77,7 @@ class GpuForm(Block):
     short_key: ClassVar[str] = "name"
 
     name: Annotated[str, GPU_NAME] = key(
-        "Name of the card; one of `topoplan gpus`, or your own.", "h100-sxm-80gb", default=MISSING
+        "Name of the card; one of `topoplan show gpus`, or your own.", "h100-sxm-80gb", default=MISSING
     )
     memory_bytes: Annotated[int | None, Quantity(BYTES, 2**30, 2**43, "1GiB to 8TiB")] = key(
         "Memory that the driver reports (nvidia-smi's memory.total), with unit.", "81559MiB", alias="memory"
@@ -108,7 +108,7 @@ class ModelForm(Block):
     short_key: ClassVar[str] = "name"
 
     name: Annotated[str | None, Text(meaning="a model's name or path")] = key(
-        "A name of `topoplan models`, a directory with config.json, or the path of a config.json.", "Qwen/Qwen3-8B"
+        "A name of `topoplan show models`, a directory with config.json, or the path of a config.json.", "Qwen/Qwen3-8B"
     )
     config: dict[str, Any] | None = key("The fields of a Hugging Face config.json.")
 
@@ -116,6 +116,8 @@ class ModelForm(Block):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricForm(Block, Fabric):
     """The network between the nodes."""
+
+    short_key: ClassVar[str] = "kind"
 
     latency_s: Annotated[float | None, LATENCY] = key(  # type: ignore[assignment]
         "Time of one small message, NIC to NIC, with unit.", "5us", alias="latency"
@@ -176,7 +178,7 @@ class SpecForm(Block):
     ] = key("Names the bundle's directory; left out: the file's name.", "h100-4x8")
     nodes: Nodes | None = key("Machines.", 4)
     gpus_per_node: GpusPerNode | None = key("GPUs in a machine.", 8)
-    gpu: GpuForm = key("A name of `topoplan gpus`, or a block of figures.", "h100-sxm-80gb", default=MISSING)
+    gpu: GpuForm = key("A name of `topoplan show gpus`, or a block of figures.", "h100-sxm-80gb", default=MISSING)
     nvlink_bandwidth: Annotated[float | None, NVLINK] = key(
         "NVLink of one GPU, both directions together, as vendors quote it, with unit; none: the GPUs of a node talk "
         "over PCIe. Left out: as in the usual machine of the GPU.",
@@ -189,7 +191,7 @@ class SpecForm(Block):
     )
     nics_per_node: Nics | None = key("NICs that the GPUs use; left out: as in the usual machine of the GPU.", 8)
     model: ModelForm | None = key(
-        "A name of `topoplan models`, a directory with config.json, or the path of a config.json.", "Qwen/Qwen3-8B"
+        "A name of `topoplan show models`, a directory with config.json, or the path of a config.json.", "Qwen/Qwen3-8B"
     )
     job: JobForm | None = key("The fine-tuning job.")
     hosts: tuple[Host, ...] = as_in(Cluster, "hosts")
@@ -211,6 +213,6 @@ class SpecForm(Block):
     slurm: BatchOptions = as_in(Cluster, "slurm")
     margin: Margin | None = as_in(Cluster, "margin")
     profile: Annotated[str | None, Text(meaning="a path")] = key(
-        "File of a calibration profile of your own, relative to this file; see `topoplan profile`.",
+        "File of a calibration profile of your own, relative to this file; see `topoplan show profile`.",
         "profiles/h100.yaml",
     )

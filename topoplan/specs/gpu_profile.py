@@ -50,7 +50,7 @@ WIDEST = 0.6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where one number of a profile comes from, for `topoplan profile`."""
+    """Where one number of a profile comes from, for `topoplan show profile`."""
 
     kind: str
     """measured (by the user), published, fitted (on published runs), assumed, kin (another's) or earned (a band)."""

@@ -44,7 +44,7 @@ class Job:
     stage: Annotated[str, Choice(("pt", "sft", "dpo"))] = key(
         "Pre-training, supervised fine-tuning or direct preference optimization.", default="sft"
     )
-    dataset: Annotated[str | None, Text()] = key(
+    dataset: Annotated[str | None, Text(meaning="names with commas between them")] = key(
         "Data sets by their names in dataset_info.json, with commas. When their JSON files are on this machine, the "
         "lengths of their samples are read; so are those of a .json or .jsonl file given here."
     )

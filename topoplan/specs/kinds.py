@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from topoplan import units
 from topoplan.catalog import architectures
 from topoplan.errors import InputError, SpecError, UnitError, listed, nearest
-from topoplan.specs.scalars import as_fraction, as_number, as_switch, as_whole
+from topoplan.specs.scalars import NOT_DECIMAL, as_fraction, as_number, as_switch, as_whole
 from topoplan.units import quote, shown
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ class Kind:
     def _refusal(self, value: Any, problem: str, part: Any) -> SpecError:
         """The error for a value that pydantic refuses for a `problem`, of a `part` of it where it is a list."""
         what = "out of range" if problem in _BEYOND else f"not {self._noun}"
-        return SpecError(f"{shown(value)} is {what}", expected=self.expected)
+        is_odd = isinstance(value, str) and NOT_DECIMAL.fullmatch(value.strip())
+        remedy = "write it in decimal digits, without a leading zero" if is_odd else ""
+        return SpecError(f"{shown(value)} is {what}", expected=self.expected, remedy=remedy)
 
     def _validate(self, value: Any, validate: Callable[[Any], Any], info: ValidationInfo) -> Any:
         from pydantic_core import PydanticCustomError
@@ -138,13 +140,14 @@ class Tokens(Count):
 
     def __init__(self, lowest: int, highest: int) -> None:
         super().__init__(lowest, highest)
-        self._tidy = _in_thousands
+        self._tidy = in_thousands
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {"anyOf": [handler(schema), {"type": "string", "pattern": r"^[0-9]+[kKmM]$"}]}
 
 
-def _in_thousands(value: Any) -> Any:
+def in_thousands(value: Any) -> Any:
+    """A number of tokens, `32k` among them; anything else as it is."""
     if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,9})([kKmM])", value.strip())):
         return int(match[1]) * (1024 if match[2] in "kK" else 1024**2)
     return as_whole(value)
@@ -246,6 +249,8 @@ class Words(Kind):
         return tuple(words) if self._is_tuple else words
 
     def _refusal(self, value: Any, problem: str, part: Any) -> SpecError:
+        if problem == "too_short":
+            return SpecError("is an empty list", expected=self.expected)
         if not problem.startswith("string"):
             return super()._refusal(value, problem, part)
         return SpecError(f"{shown(part)} is not usable", expected=self.expected)
@@ -257,6 +262,8 @@ def _split(value: Any) -> Any:
 
 NONE = "none"
 """What a spec says where there is no such thing."""
+_NOTHING = ("0", "no", "none", "off", "false")
+"""What people write in its place."""
 
 
 class Quantity(Checked):
@@ -283,7 +290,12 @@ class Quantity(Checked):
             if may_be_none and value == NONE:
                 return 0.0
             is_bare = isinstance(value, int | float) and not isinstance(value, bool)
-            amount = as_number(value) * bare_unit if is_bare and bare_unit else parse(value)
+            try:
+                amount = as_number(value) * bare_unit if is_bare and bare_unit else parse(value)
+            except UnitError as error:
+                if not may_be_none or str(value).strip().lower() not in _NOTHING:
+                    raise
+                raise UnitError(error.what, expected=error.expected, remedy=f"did you mean {NONE}?") from None
             if not lowest <= amount <= highest:
                 relation = "above" if amount > highest else "below"
                 meant = units.probably_meant(quote(value), parse, lowest, highest)

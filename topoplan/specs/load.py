@@ -11,11 +11,11 @@ from topoplan.specs.build_cluster import build_cluster
 from topoplan.specs.build_job import build_job
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.document import Document
-from topoplan.specs.draft import Draft
+from topoplan.specs.draft import Draft, given_value
 from topoplan.specs.lengths import Lengths
 from topoplan.specs.model import Model
 from topoplan.specs.profile import OwnProfile, read_profile
-from topoplan.specs.source import Source, below, parse_value, read_source
+from topoplan.specs.source import Source, below, is_there, read_source
 from topoplan.specs.spec import Spec
 from topoplan.units import file_name, quote
 
@@ -27,54 +27,72 @@ _OTHER_DATA_KEYS = ("tokenized_path", "streaming")
 
 
 def load_spec(
-    path: str | Path | None,
+    path: str | Path | Source | None,
     *,
     keys: Mapping[str, tuple[str, str]] | None = None,
     model: str | None = None,
-    job: str | Path | None = None,
+    job: str | Path | Source | None = None,
     overrides: Sequence[str] = (),
     pins: Mapping[str, Any] | str | Sequence[str] | None = None,
     profile: str | Path | None = None,
 ) -> Spec:
-    """The spec in a file, or without one that of the other arguments.
+    """The spec in a file, or what was read of one, or without one that of the other arguments.
 
     `keys` has the options of a command line that say one key each: `--nodes` -> (`nodes`, `4`).
     `model` takes the place of the file's model, and `job` (a file with a job's keys, or with `job:` and perhaps
-    `model:`) of its job. `overrides` are `key=value` texts: a key of the job or of the cluster, or a dotted one such
-    as `job.seq_len`, `trainer.save_steps`, `fabric.latency`. `pins` are layout keys, as a mapping, as `tp=4,pp=1`, or
-    as several such texts. `profile` is a file of calibration constants, in place of the one that the spec may name. The
-    relative path of a model or a profile is relative to the file that holds it; given in an argument, to the working
-    directory.
+    `model:`, or what was read of one) of its job. `overrides` are `key=value` texts: a key of the job or of the
+    cluster, or a dotted one such as `job.seq_len`, `trainer.save_steps`, `fabric.latency`. `pins` are layout keys, as a
+    mapping, as `tp=4,pp=1`, or as several such texts. `profile` is a file of calibration constants, in place of the one
+    that the spec may name. The relative path of a model or a profile is relative to the file that holds it; given in an
+    argument, to the working directory.
 
     Raises SpecError, UnitError, ModelError or LayoutError (for a pin), each with file and line.
     """
-    path = None if path is None else Path(path)
-    if path is None:
-        draft = Draft(Source(name="without a spec file", data={}), base=Path.cwd())
-    else:
-        draft = Draft(read_source(path), base=path.parent)
-    if job is not None:
-        draft.replace_job(Path(job))
+    if path == "":
+        raise SpecError("the name of the spec file is empty", expected="expected the path of a YAML file")
+    draft, name, shown = _draft(path)
+    if isinstance(job, Source):
+        draft.replace_job(job, base=Path.cwd())
+    elif job is not None:
+        draft.replace_job(read_source(Path(job)), base=Path(job).parent)
     if model is not None:
         draft.put(("model",), model, Source(name="--model", data={}), base=Path.cwd())
-    for option, (key, text) in (keys or {}).items():
-        value = parse_value(text, name=option)
-        draft.put(tuple(key.split(".")), value, Source(name=f"{option} {quote(text)}", data={}))
-    for override in overrides:
-        draft.override(override)
+    _put_options(draft, keys or {}, overrides)
     draft.pin(pins or {})
     own = None if profile is None else read_profile(profile)
-    name, shown = ("", None) if path is None else (_name_of_file(path), str(path))
     return _spec(draft.document(), default_name=name, path=shown, profile=own)
 
 
-def load_cluster(path: str | Path, *, overrides: Sequence[str] = ()) -> Cluster:
-    """The cluster alone of a spec file, which may lack model and job. Raises SpecError or UnitError."""
+def load_cluster(
+    path: str | Path | Source | None,
+    *,
+    keys: Mapping[str, tuple[str, str]] | None = None,
+    overrides: Sequence[str] = (),
+) -> Cluster:
+    """The cluster alone, of what may lack model and job. Raises SpecError or UnitError."""
+    draft, name, _ = _draft(path)
+    has_job = draft.has("job")
+    _put_options(draft, keys or {}, overrides)
+    if not has_job:
+        draft.drop("job")  # what options say of a job that is elsewhere
+    return build_cluster(draft.document(), name)
+
+
+def _draft(path: str | Path | Source | None) -> tuple[Draft, str, str | None]:
+    """What is begun with, the name of a cluster that has none there, and the file for messages."""
+    if path is None:
+        return Draft(Source(name="without a spec file", data={}), base=Path.cwd()), "", None
+    if isinstance(path, Source):
+        return Draft(path, base=Path.cwd()), "", path.name
     path = Path(path)
-    draft = Draft(read_source(path), base=path.parent)
-    for override in overrides:
-        draft.override(override)
-    return build_cluster(draft.document(), _name_of_file(path))
+    return Draft(read_source(path), base=path.parent), _name_of_file(path), str(path)
+
+
+def _put_options(draft: Draft, keys: Mapping[str, tuple[str, str]], overrides: Sequence[str]) -> None:
+    for option, (key, text) in keys.items():
+        value = given_value(text, option)
+        draft.put(tuple(key.split(".")), value, Source(name=f"{option} {quote(text)}", data={}))
+    draft.override(*overrides)
 
 
 def spec_from_document(
@@ -100,7 +118,7 @@ def spec_from_document(
 
 
 def spec_json_schema() -> dict[str, Any]:
-    """JSON Schema of the spec file, for editors and `topoplan schema`."""
+    """JSON Schema of the spec file, for editors and `topoplan show schema`."""
     from topoplan.specs.schema import schema_of_spec
 
     return schema_of_spec()
@@ -126,7 +144,8 @@ def _spec(document: Document, *, default_name: str, path: str | None, profile: O
             profile = read_profile(document.base(("profile",)) / form.profile)
     if profile is not None:
         profile.check_gpu(cluster.gpu)
-    return Spec(cluster=cluster, model=model, job=job, profile=profile, path=path)
+    note = "" if job.lengths else _data_note(document, form.job)
+    return Spec(cluster=cluster, model=model, job=job, profile=profile, data_note=note, path=path)
 
 
 def _model(document: Document, form: ModelForm, seq_len: int) -> Model:
@@ -159,6 +178,22 @@ def _lengths(document: Document, job: JobForm, model: Model) -> Lengths | None:
     return Lengths(counts=counts, samples=samples, source=source)
 
 
+def _data_note(document: Document, job: JobForm) -> str:
+    """Why nothing is known of the data sets that are named, or of their directory."""
+    directory = _data_directory(document, job)
+    if job.dataset_dir is not None and not is_there(directory, Path.is_dir):
+        return f"dataset_dir {job.dataset_dir} is not on this machine"
+    if job.dataset is None:
+        return ""
+    from topoplan.specs.dataset import why_unread
+
+    return why_unread(job.dataset, directory)
+
+
+def _data_directory(document: Document, job: JobForm) -> Path:
+    return below(document.base(("job", "dataset_dir")), job.dataset_dir or "data")
+
+
 def _lengths_of_dataset(document: Document, job: JobForm, model: Model) -> Lengths | None:
     trainer = job.trainer
     is_mixed = trainer.get("mix_strategy") not in (None, "concat")
@@ -169,7 +204,7 @@ def _lengths_of_dataset(document: Document, job: JobForm, model: Model) -> Lengt
     limit = trainer.get("max_samples")
     return read_dataset(
         job.dataset,
-        below(document.base(("job", "dataset_dir")), job.dataset_dir or "data"),
+        _data_directory(document, job),
         base=document.base(("job", "dataset")),
         stage=job.stage,
         tokenizer=Path(model.config_path) / "tokenizer.json" if model.config_path else None,

@@ -11,8 +11,9 @@ from typing import Any, NoReturn, TypeVar, cast, get_args, get_type_hints
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from topoplan.catalog import is_trainer_key
 from topoplan.errors import InputError, SpecError, UnitError, nearest
-from topoplan.specs.forms import JobForm, PinForm, SpecForm
+from topoplan.specs.forms import GpuForm, JobForm, PinForm, SpecForm
 from topoplan.specs.kinds import not_among
 from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
 from topoplan.specs.source import KeyPath, dotted
@@ -41,6 +42,20 @@ _OTHER_WORDS: Mapping[str, str] = {
     "mbs": "micro_batch_size",
     "gas": "gradient_accumulation_steps",
     "sp": "sequence_parallel",
+    **dict.fromkeys(("max_length", "max_seq_length", "model_max_length", "block_size", "context_length"), "seq_len"),
+    **dict.fromkeys(("gpu_count", "num_gpus", "n_gpus", "gpus_per_machine"), "gpus_per_node"),
+    **dict.fromkeys(("node_count", "num_machines", "machines"), "nodes"),
+    **dict.fromkeys(("gpu_memory", "vram"), "memory"),
+    **dict.fromkeys(("lr", "peak_lr"), "learning_rate"),
+    **dict.fromkeys(("train_batch_size", "batch"), "global_batch_size"),
+    **dict.fromkeys(("nvlink", "nvlink_bw"), "nvlink_bandwidth"),
+    **{
+        f"{long}{end}": short
+        for long, short in {"tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep", "data": "dp"}.items()
+        for end in ("_parallel", "_parallel_size", "_parallelism", "_parallel_degree")
+    },
+    **{f"{short}_size": short for short in ("tp", "pp", "cp", "ep", "dp")},
+    **dict.fromkeys(("name", "host", "hostname", "ip"), "address"),
 }
 
 
@@ -77,11 +92,33 @@ def keys_of(form: type[Any]) -> Mapping[str, Any]:
 
 
 def likely_key(word: str, known: Iterable[str]) -> str:
-    """The known key that a user probably meant: what another tool's word is here, or the nearest spelling."""
+    """The known key that a user probably meant: what another tool's word is here, or the nearest spelling.
+
+    Empty for the name of something else that there is, however near its spelling.
+    """
     names = list(known)
-    if _OTHER_WORDS.get(word) in names:
-        return _OTHER_WORDS[word]
+    for meant in (_OTHER_WORDS.get(word, word), word):
+        if meant in names:
+            return meant
+    if belongs(word):
+        return ""
     return nearest(word, names).removeprefix("did you mean '").removesuffix("'?")
+
+
+def belongs(key: str) -> str:
+    """Where a key of another block is written, as a remedy; empty for a key of none."""
+    for word in (_OTHER_WORDS.get(key, key).rpartition(".")[2], key):
+        if word in keys_of(JobForm):
+            return f"`{word}` belongs under `job:`"
+        if word in keys_of(SpecForm):
+            return f"`{word}` belongs at the top of the file"
+        if word in keys_of(PinForm):
+            return f"a layout key is held under `pin:` in `job`, as `pin: {{{word}: ...}}`"
+        if word in keys_of(GpuForm):
+            machine = "; a machine's own is `host_memory`" if word == "memory" else ""
+            return f"`{word}` belongs under `gpu:`{machine}"
+    is_known = is_trainer_key(key)
+    return f"a key of the trainer goes under `trainer:` in `job`, as `trainer: {{{key}: ...}}`" if is_known else ""
 
 
 def _forms_in(hint: Any) -> Iterator[type[Any]]:
@@ -187,18 +224,13 @@ class _Report:
 
     def _unknown_key(self, path: KeyPath) -> SpecError:
         key, forms, known = str(path[-1]), self._forms(path[:-1]), self._keys(path[:-1])
-        word = _OTHER_WORDS.get(key, key)
         expected = remedy = ""
         if likely := likely_key(key, known):
             remedy = f"did you mean {likely!r}?"
         elif lists := [form.list_of_keys for form in forms if getattr(form, "list_of_keys", "")]:
             remedy = lists[0]
-        elif JobForm not in forms and word in keys_of(JobForm):
-            remedy = f"`{word}` belongs under `job:`"
-        elif SpecForm not in forms and word in keys_of(SpecForm):
-            remedy = f"`{word}` belongs at the top of the file"
-        elif PinForm not in forms and word in keys_of(PinForm):
-            remedy = f"a layout key is held under `pin:` in `job`, as `pin: {{{word}: ...}}`"
+        elif place := belongs(key):
+            remedy = place
         else:
             expected = f"expected one of {', '.join(known)}"
             remedy = "other keys of the trainer go under `trainer:`" if JobForm in forms else ""

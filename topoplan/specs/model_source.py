@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from topoplan.specs.json_source import json_value
 from topoplan.specs.model import Model
 from topoplan.specs.source import MAX_SPEC_BYTES, below, is_there, read_text
 
+_PAGE = re.compile(r"https?://[^/]+/(?:models/)?(?P<id>[^/?#]+/[^/?#]+)")
+"""Of a model on a hub."""
 _EXPECTED = "expected a Hugging Face config.json"
 
 
@@ -68,6 +71,9 @@ def load_model(reference: str, *, base: Path, default_positions: int | None = No
     """
     if not reference.strip():
         raise ModelError("no model is named", expected="expected a catalog name, a directory or a config.json")
+    if match := _PAGE.match(reference):
+        what, remedy = f"{reference!r} is the address of a page", f"write {match['id']}"
+        raise ModelError(what, expected="expected a name, a directory or a config.json", remedy=remedy)
     if catalog.knows_model(reference):
         return known.model(reference)
     path = below(base, reference)

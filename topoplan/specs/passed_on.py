@@ -49,6 +49,14 @@ TRAINER_KEYS_OF_LAYOUT: Mapping[str, str] = {
     "overlap_grad_reduce": "overlap_grad_reduce",
     "overlap_param_gather": "overlap_param_gather",
 }
+HIJACKERS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"),
+    *("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE"),
+    *("RDZV_ID", "MIN_NNODES", "MAX_NNODES", "MAX_RESTARTS", "FORCE_TORCHRUN"),
+    *("USE_RAY", "USE_KT", "USE_MEGATRON_BRIDGE", "ALLOW_EXTRA_ARGS"),
+)
+"""Variables that change what torchrun, transformers or LLaMA-Factory's launcher do; the scripts of bundles unset
+them first."""
 _NAME = "[A-Za-z_][A-Za-z0-9_]"
 _VARIABLE = f"{_NAME}{{0,127}}"
 
@@ -94,6 +102,8 @@ def _environment(value: Any) -> dict[str, str]:
     for name, content in block(value, "NAME: value, one a line").items():
         if not isinstance(name, str) or not re.fullmatch(_VARIABLE, name):
             raise KeyedError(name, "is not a variable's name", expected="expected letters, digits and _")
+        if name in HIJACKERS:
+            raise KeyedError(name, "is for the scripts of a bundle to set", remedy="leave it out")
         if is_secret(name, content):
             raise KeyedError(name, f"looks like a secret, and {NEVER_WRITTEN}", remedy=REMEDY)
         if isinstance(content, bool | float) or not isinstance(content, str | int):

@@ -10,6 +10,9 @@ from topoplan.errors import LayoutError
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.job import Job
 from topoplan.specs.layout_parts import completed_recompute
+from topoplan.units import multiples_around
+
+_OF_BATCH = ("dp", "micro_batch_size", "gradient_accumulation_steps")
 
 
 def check_pin(pin: Mapping[str, Any], cluster: Cluster, job: Job, *, where: Callable[[str], str]) -> None:
@@ -32,7 +35,8 @@ def check_pin(pin: Mapping[str, Any], cluster: Cluster, job: Job, *, where: Call
             fail(key, f"{equation} = {value} != {total_words}", f"change one of them, or leave {keys[-1]} out")
         if total % value:
             rest = f"= {total % value}" if " * " not in equation else f"({value}) = {total % value}"
-            fail(key, f"{total_words} % ({equation}) {rest}", f"expected a divisor of {total}")
+            other = f", or {total_words.split()[0]} {multiples_around(total, value)}" if keys is _OF_BATCH else ""
+            fail(key, f"{total_words} % ({equation}) {rest}", f"expected a divisor of {total}{other}")
 
     domain = max(cluster.nvlink_domain_gpus, cluster.gpus_per_node)
     if pin.get("tp", 1) > domain:
@@ -42,9 +46,8 @@ def check_pin(pin: Mapping[str, Any], cluster: Cluster, job: Job, *, where: Call
     gpus_words = f"{gpus} GPUs ({cluster.nodes} nodes * {cluster.gpus_per_node})"
     must_divide(("tp", "pp", "cp", "dp"), gpus, gpus_words, is_whole=True)
     must_divide(("etp", "ep", "pp"), gpus, gpus_words, is_whole=False)
-    batch_keys = ("dp", "micro_batch_size", "gradient_accumulation_steps")
     batch = job.global_batch_size
-    must_divide(batch_keys, batch, f"global_batch_size {batch}", is_whole=True)
+    must_divide(_OF_BATCH, batch, f"global_batch_size {batch}", is_whole=True)
     if pin.get("vpp", 1) > 1 and pin.get("pp") == 1:
         fail("vpp", f"vpp {pin['vpp']} > 1 with pp 1", "a virtual pipeline needs pp of at least 2")
     if pin.get("sequence_parallel") and pin.get("tp") == 1:

@@ -35,7 +35,7 @@ class OwnProfile:
             raise SpecError(
                 f"the profile is of {self.gpu}, and the cluster has {gpu.name}",
                 where=self.path,
-                remedy=f"`topoplan profile {gpu.name} -o FILE` writes a profile of that card to start from",
+                remedy=f"`topoplan show profile {gpu.name} -o FILE` writes a profile of that card to start from",
             )
 
 

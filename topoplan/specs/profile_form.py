@@ -1,6 +1,7 @@
 """The file of a calibration profile: what each constant of a GPU means, and what it may be.
 
-Here the meaning of a constant stands once: `topoplan profile` prints it, and `specs/gpu_profile.py` has the same names.
+Here the meaning of a constant stands once: `topoplan show profile` prints it, and `specs/gpu_profile.py` has the same
+names.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ class _DeviceMemory(Form):
         "CUDA context and loaded kernels: device memory that torch does not see."
     )
     driver_bytes: Annotated[int | None, HELD] = _constant(
-        "What nvidia-smi's total has over what CUDA lets a process use (`topoplan table`)."
+        "What nvidia-smi's total has over what CUDA lets a process use (`topoplan show recipes`)."
     )
     fragmentation: PartOrNone = _constant(
         "Reserved over allocated memory, less one, where every micro batch allocates the same sizes in the same order."
@@ -218,7 +219,7 @@ class _ErrorBands(Form):
 class ProfileForm(_ErrorBands, _DeviceMemory, _Host, _Eager, _Channels, _Links, _Attention, _Kernels):
     """Constants of a GPU that are measured, not derived. Those left out are the GPU's own. Peaks are the vendor's."""
 
-    list_of_keys: ClassVar[str] = "`topoplan profile` lists the constants of a GPU"
+    list_of_keys: ClassVar[str] = "`topoplan show profile` lists the constants of a GPU"
     GROUPS: ClassVar[Mapping[str, type[Form]]] = {
         "kernels": _Kernels,
         "attention": _Attention,

@@ -7,6 +7,8 @@ import re
 from typing import Any
 
 _INT = re.compile(r"[-+]?[0-9][0-9_]*")
+NOT_DECIMAL = re.compile(r"[-+]?0(?:[0-9_]+|[oO][0-7_]+|[xX][0-9a-fA-F_]+|[bB][01_]+)")
+"""Numbers that YAML 1.1 and 1.2 read differently: 010 is 8 in the one and 10 in the other. Here they are text."""
 _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _INF = re.compile(r"([-+]?)\.(?:inf|Inf|INF)")
 
@@ -18,7 +20,7 @@ def plain_scalar(text: str) -> bool | int | float | str | None:
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
         return text[0] in "tT"
     # A number of a thousand digits is text: int() would refuse it, and no key takes it.
-    if len(text) <= 400:
+    if len(text) <= 400 and not NOT_DECIMAL.fullmatch(text):
         if _INT.fullmatch(text):
             return int(text)
         if _FLOAT.fullmatch(text):

@@ -105,7 +105,7 @@ def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES, wanted: str = _A_
             # Never more than the limit: the path may be a device or a pipe.
             return decoded(file.read(most_bytes + 1), name=name, most_bytes=most_bytes, wanted=wanted)
     except FileNotFoundError:
-        raise SpecError("no such file", where=name, remedy=_nearest_file(path)) from None
+        raise SpecError("no such file", where=name, remedy=nearest_file(path)) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpecError(f"cannot be read: {reason}", where=name) from None
@@ -124,7 +124,8 @@ def decoded(content: bytes, *, name: str, most_bytes: int = MAX_FILE_BYTES, want
     return text
 
 
-def _nearest_file(path: Path) -> str:
+def nearest_file(path: Path) -> str:
+    """`did you mean 'x'?` for a file beside one that is not there, or an empty string."""
     try:
         return nearest(path.name, (entry.name for entry in path.parent.iterdir()))
     except (OSError, ValueError):
@@ -163,11 +164,16 @@ class _Reader:
             return self._document(iter(yaml.parse(text, Loader=_LOADER)))
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            where = self.name if mark is None else f"{self.name}:{mark.line + 1}:{mark.column + 1}"
+            where = self.name
+            if mark is not None and not where.startswith("--"):  # an option is one line, and shown whole
+                where = f"{where}:{mark.line + 1}:{mark.column + 1}"
             problem = error.problem or "cannot be parsed"
             remedy = ""
             if "\\t" in problem or "tab" in problem or "cannot start any token" in problem:
                 remedy = "indent with spaces, and put text that starts with a special character in quotes"
+            elif "could not find expected ':'" in problem and error.context_mark is not None:
+                where = f"{self.name}:{error.context_mark.line + 1}"
+                remedy = "write `key: value`, with a plain colon and a space behind it"
             elif "mapping values" in problem:
                 remedy = "a value that holds `: ` needs quotes"
                 before = text.splitlines()[: mark.line + 1] if mark else []

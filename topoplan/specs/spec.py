@@ -23,5 +23,7 @@ class Spec:
     """What a search looks at; empty: what is usual for the job."""
     trainer: str | None = None
     """The trainer that has to be able to run what is found; None: any that files are written for."""
+    data_note: str = ""
+    """Why the lengths of the samples of the job's data sets were not read, where they should be here."""
     path: str | None = None
     """The spec file as it was named, for messages."""

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 # Written without quotes only if no reader can take it for anything but a string: it starts with a letter, `/` or `./`,
-# holds nothing that YAML reads as syntax, and is none of the words below.
-_PLAIN_STRING = re.compile(r"(?:[A-Za-z_]|\.?/)[A-Za-z0-9_./+-]*")
+# or is a quantity with its unit (`900GB/s`), holds nothing that YAML reads as syntax, and is none of the words below.
+_PLAIN_STRING = re.compile(r"(?:[A-Za-z_]|\.?/)[A-Za-z0-9_./+-]*|\d+(?:\.\d+)?(?:[kMGTP]i?[Bb](?:/s)?|us|ms)")
 _YAML_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf", "infinity"])
 
 

@@ -15,6 +15,7 @@ from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
+from topoplan.trainers.carried import common
 from topoplan.trainers.models import model_of
 from topoplan.trainers.refusal import Refusal
 from topoplan.trainers.sharding import Sharding
@@ -153,6 +154,8 @@ class Codec:
     """Raises SpecError for a value of a wrong type, NotPredictedError for what is not predicted."""
     job: Callable[[Reading, Layout, int], Job]
     """The same, of sequences of so many tokens."""
+    carries: Callable[[Keys, Job], Mapping[str, Any]] = common
+    """Keys of a spec's job that go along with it and that no layout is read from."""
     refusals: Callable[[Spec], Iterator[Refusal]] = missing_precision
     """Jobs of its files that the trainer refuses."""
     findings: Callable[[Setup, Configuration, Spec, Layout], Iterator[Finding]] = none

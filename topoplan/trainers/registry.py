@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from topoplan.engines.rule import Broken
 from topoplan.errors import InputError, LayoutError, listed, nearest
 from topoplan.layout.layout import Layout
+from topoplan.on_demand import OnDemand
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.specs.traits import Traits
-from topoplan.trainers.llamafactory.trainer import LLAMA_FACTORY
 from topoplan.trainers.refusal import Refusal
 from topoplan.trainers.requirements import environment_warnings
 from topoplan.trainers.shared_refusals import missing_precision
-from topoplan.trainers.swift.trainer import MS_SWIFT
 from topoplan.trainers.trainer import Trainer, Way
 from topoplan.trainers.traits import MEGATRON
-from topoplan.trainers.trinity.trainer import TRINITY_RFT
 
-TRAINERS: tuple[Trainer, ...] = (
-    LLAMA_FACTORY,
-    MS_SWIFT,
-    TRINITY_RFT,
+TRAINERS: Sequence[Trainer] = OnDemand(
+    "topoplan.trainers.llamafactory.trainer:LLAMA_FACTORY",
+    "topoplan.trainers.swift.trainer:MS_SWIFT",
+    "topoplan.trainers.trinity.trainer:TRINITY_RFT",
 )
 """The first one that can run a layout is the one that it is written for, where nobody says."""
 
@@ -48,7 +46,7 @@ def trainer_named(name: str) -> Trainer:
 
 def trainer_name(name: Any, where: str = "") -> str | None:
     """`name`, where it is the name of a trainer or None; else raise InputError."""
-    if name is None or name in trainer_names():
+    if name is None or any(name == trainer.name for trainer in TRAINERS):
         return name  # type: ignore[no-any-return]
     raise InputError(
         f"{name!r} is not a trainer",
@@ -92,9 +90,20 @@ def _ways(name: str | None) -> Iterator[tuple[Trainer, Way]]:
     yield from ((trainer, way) for trainer in TRAINERS if name in (None, trainer.name) for way in trainer.ways)
 
 
-def ways_of(backend: str, name: str | None = None) -> list[tuple[Trainer, Way]]:
+def _ways_of(backend: str, name: str | None = None) -> Iterator[tuple[Trainer, Way]]:
     """Those with a backend; of one trainer where it is named."""
-    return [(trainer, way) for trainer, way in _ways(name) if backend in way.traits]
+    return ((trainer, way) for trainer, way in _ways(name) if backend in way.traits)
+
+
+def has_way(backend: str, name: str | None) -> bool:
+    """A trainer, or any where it is None, has a backend."""
+    return any(True for _ in _ways_of(backend, name))
+
+
+def way_of(backend: str, name: str | None = None) -> Way:
+    """How a backend is run where nobody says otherwise: by the trainer of that name, if it has it, else the first."""
+    _, way = next(_ways_of(backend, name), None) or next(_ways_of(backend))
+    return way
 
 
 def traits_of(backend: str, name: str | None) -> Traits:
@@ -104,25 +113,23 @@ def traits_of(backend: str, name: str | None) -> Traits:
     """
     if name is None and backend == MEGATRON.name:
         return MEGATRON
-    (_, way), *_ = ways_of(backend, name) or ways_of(backend)
-    return way.traits[backend]
+    return way_of(backend, name).traits[backend]
 
 
 def steps_of(job: Job, backend: str, name: str | None) -> int | None:
     """Optimizer steps of a job as the trainer counts them; None where the spec does not say how many samples."""
-    (_, way), *_ = ways_of(backend, name) or ways_of(backend)
-    return way.steps(job, job.trainer)
+    return way_of(backend, name).steps(job, job.trainer)
 
 
 def job_refusals(spec: Spec, backend: str) -> Iterator[Refusal]:
     """Why no layout of a backend would help a job."""
-    yield from ways_of(backend)[0][1].job_refusals(spec)
+    yield from way_of(backend).job_refusals(spec)
     yield from missing_precision(spec)
 
 
 def unpredicted(spec: Spec, backend: str) -> Iterator[Refusal]:
     """Why a job is not even predicted under a backend."""
-    yield from (one for one in ways_of(backend)[0][1].job_refusals(spec) if not one.is_predicted)
+    yield from (one for one in way_of(backend).job_refusals(spec) if not one.is_predicted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +150,7 @@ class Verdict:
 def verdict(spec: Spec, layout: Layout, name: str | None = None) -> Verdict:
     """What the trainers say of a layout; each is asked once, until one can run it."""
     said = None
-    for trainer, way in ways_of(layout.backend, name):
+    for trainer, way in _ways_of(layout.backend, name):
         refusal = next(way.refusals(spec, layout), None)
         if refusal is None:
             return Verdict(trainer, said)
@@ -196,9 +203,9 @@ def written_by(backend: str, name: str | None = None) -> tuple[Trainer, Way]:
     Raises InputError for an unknown trainer, LayoutError for a backend that it cannot train with.
     """
     name = trainer_name(name)
-    if able := ways_of(backend, name):
-        return able[0]
-    others = ways_of(backend)
+    if able := next(_ways_of(backend, name), None):
+        return able
+    others = list(_ways_of(backend))
     if not others:
         expected = f"expected {' or '.join(_known_backends())}"
         raise LayoutError(f"no bundle can be written for the backend {backend!r}", expected=expected)

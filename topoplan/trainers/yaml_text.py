@@ -52,6 +52,12 @@ def one_line(text: str) -> str:
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
+def spec_line(key: str, value: object, comment: str = "") -> str:
+    """One line of a spec; `value` is as YAML has it, a rate without quotes, as people write it."""
+    line = f"{key}: {value}"
+    return f"{line:<31} # {one_line(comment)}" if comment else line
+
+
 def _entry_line(entry: Entry, indent: str = "") -> str:
     line = f"{indent}{entry.key}: {scalar(entry.value)}" if not entry.entries else f"{indent}{entry.key}:"
     below = "".join(f"\n{_entry_line(inner, indent + '  ')}" for inner in entry.entries)

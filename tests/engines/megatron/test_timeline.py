@@ -6,7 +6,7 @@ import pytest
 
 from tests.engines.samples import DENSE, MIXED, VISION, spec_of
 from topoplan.engines.timeline import Timeline
-from topoplan.planner.account import timeline
+from topoplan.planner.account import time_account, timeline
 from topoplan.planner.predict import predict
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -46,6 +46,31 @@ def test_every_rank_accounts_for_the_whole_pipeline(model: str, job: dict[str, A
         assert 0.0 <= line.idle_shares[rank] < 1.0
     for event in line.events:
         assert line.pipeline_start_s - 1e-9 <= event.start_s < event.end_s <= line.pipeline_end_s + 1e-9
+
+
+@pytest.mark.parametrize(("model", "job", "form"), CASES[:-1])
+def test_what_is_sent_is_that_of_the_account(model: str, job: dict[str, Any], form: dict[str, Any]) -> None:
+    spec = spec_of(model, **job)
+    plan = predict(spec, {"backend": "megatron", **form})
+    line, account = timeline(spec, plan), time_account(spec, plan)
+    sent: dict[str, float] = {}
+    for one in account.sent:
+        if one.moment != "stages":
+            kinds = {"layers": "layer collectives", "last": "gradient reduce", "after": "parameter gather"}
+            sent[kinds[one.moment]] = sent.get(kinds[one.moment], 0.0) + one.step_s
+    drawn = {kind: seconds for talk in line.talks for kind, seconds in talk.seconds.items()}
+    assert drawn == pytest.approx(sent)
+    assert {talk.rank for talk in line.talks} == {account.slowest}
+    for span in (span for talk in line.talks for span in talk.spans):
+        assert line.pipeline_start_s - 1e-9 <= span.start_s < span.end_s <= line.total_s + 1e-9
+
+
+def test_collectives_in_layers_are_within_the_work_of_their_rank() -> None:
+    _, line = drawn(DENSE, {}, {"tp": 2, "pp": 2})
+    talk = next(talk for talk in line.talks if talk.name == "in layers")
+    work = [event for event in line.events if event.rank == talk.rank]
+    for span in talk.spans:
+        assert any(event.start_s - 1e-9 <= span.start_s and span.end_s <= event.end_s + 1e-9 for event in work)
 
 
 def test_phases_stand_where_they_belong() -> None:

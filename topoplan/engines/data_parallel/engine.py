@@ -139,3 +139,6 @@ class DataParallel(Engine):
         if "sharding" not in keys:
             return {}
         return {"grad_reduce_in_fp32": usual_grad_reduce_in_fp32(case, keys["backend"], keys["sharding"])}
+
+
+DATA_PARALLEL = DataParallel()

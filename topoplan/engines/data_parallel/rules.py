@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from topoplan.engines.rule import Rule
+from topoplan.layout.batch import batch_remedy, undivided
 from topoplan.layout.layout import USUAL, Layout, keys_of
 from topoplan.operators.divisors import attention_heads
 from topoplan.specs.case import Case
@@ -19,11 +20,11 @@ def _degrees(case: Case, layout: Layout) -> str | None:
 
 
 def _batch(case: Case, layout: Layout) -> str | None:
-    batch, product = case.job.global_batch_size, layout.micro_batch_size * layout.dp
-    if batch % product:
-        words = f"micro_batch_size {layout.micro_batch_size} * dp {layout.dp}"
-        return f"global_batch_size {batch} % ({words}) = {batch % product}"
-    return None
+    return undivided(case.job.global_batch_size, layout.micro_batch_size, layout.dp)
+
+
+def _batch_fix(case: Case, layout: Layout) -> str:
+    return batch_remedy(case.job.global_batch_size, layout.micro_batch_size, layout.dp)
 
 
 def _offload(case: Case, layout: Layout) -> str | None:
@@ -121,7 +122,7 @@ def _hybrid(case: Case, layout: Layout) -> str | None:
 
 
 SHARDED_RULES = (
-    Rule("degrees", "transformers Trainer", _degrees, "set it to 1, or take backend mca"),
+    Rule("degrees", "transformers Trainer", _degrees, "set it to 1, or take a backend on Megatron"),
     Rule("states", "the trainers' own keys", _states, "leave it out, or take a backend that has it"),
     Rule("zero-stage", "DeepSpeed runtime/zero/config.py", _zero_stage, "choose zero_stage 1, 2 or 3"),
     Rule(
@@ -130,7 +131,7 @@ SHARDED_RULES = (
         _offload_param,
         "take zero_stage 3 with offload_optimizer, or leave it out",
     ),
-    Rule("batch", "transformers Trainer", _batch, "change global_batch_size, or lower micro_batch_size"),
+    Rule("batch", "transformers Trainer", _batch, "change global_batch_size, or lower micro_batch_size", _batch_fix),
     Rule("host-memory", "what is offloaded has to fit there", _offload, "say host_memory in the spec"),
     Rule("hybrid-sharding", "torch distributed/fsdp: a mesh of two dimensions", _hybrid, "set sharding to full"),
     Rule(

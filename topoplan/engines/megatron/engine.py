@@ -148,3 +148,6 @@ class Megatron(Engine):
         if is_usual and dispatcher_of(case, layout) == "flex":
             found.append("assumes the flex dispatcher, DeepEP or HybridEP, between nodes (moe_token_dispatcher_type)")
         return found
+
+
+MEGATRON = Megatron()

@@ -10,6 +10,7 @@ import math
 
 from topoplan.engines.rule import Rule
 from topoplan.errors import LayoutError
+from topoplan.layout.batch import batch_remedy, undivided
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.operators.dispatch import flex_obstacle
 from topoplan.operators.divisors import divisors_of
@@ -184,6 +185,11 @@ def _experts(case: Case, layout: Layout) -> str | None:
     return _first_remainder("experts", facts.experts, "ep", layout.ep)
 
 
+def _experts_fix(case: Case, layout: Layout) -> str:
+    experts = facts_of(case.model).experts
+    return f"choose ep among the divisors of {experts[0]}" if experts else "leave ep and etp out"
+
+
 def _expert_grid(case: Case, layout: Layout) -> str | None:
     if not facts_of(case.model).is_moe:
         return None
@@ -272,6 +278,16 @@ def _pipeline_split(case: Case, layout: Layout) -> str | None:
     return None
 
 
+def _split_fix(case: Case, layout: Layout) -> str:
+    layers = case.model.num_layers
+    if layout.vpp > 1 and layout.pp == 1:
+        return "set vpp to 1, or pp to 2 or more"
+    if layout.pipeline_layout:
+        stages = f"{layout.pp * layout.vpp} stages with `|` between them"
+        return f"write E, then t once for each of the {layers} layers in {stages}, then L; or leave it out"
+    return f"choose pp and vpp whose product divides the {layers} layers, or write a pipeline_layout"
+
+
 def _vision_first_stage(case: Case, layout: Layout) -> str | None:
     tower = case.model.vision
     if tower is None or not tower.min_first_stage_layers:
@@ -302,8 +318,8 @@ def _token_prediction(case: Case, layout: Layout) -> str | None:
 def _batch(case: Case, layout: Layout) -> str | None:
     batch, product = case.job.global_batch_size, layout.micro_batch_size * layout.dp
     product_words = f"micro_batch_size {layout.micro_batch_size} * dp {layout.dp}"
-    if batch % product:
-        return f"global_batch_size {batch} % ({product_words}) = {batch % product}"
+    if equation := undivided(batch, layout.micro_batch_size, layout.dp):
+        return equation
     if product * layout.gradient_accumulation_steps != batch:
         return (
             f"{product_words} * gradient_accumulation_steps {layout.gradient_accumulation_steps}"
@@ -312,6 +328,14 @@ def _batch(case: Case, layout: Layout) -> str | None:
     if case.traits.is_adapter and case.job.samples is not None and case.job.samples < product:
         return f"samples {case.job.samples} < {product_words} = {product}: no rank would get a full micro batch"
     return None
+
+
+def _batch_fix(case: Case, layout: Layout) -> str:
+    """What to do about a batch that breaks the rule."""
+    batch, product = case.job.global_batch_size, layout.micro_batch_size * layout.dp
+    if not batch % product:
+        return "leave gradient_accumulation_steps out, or take more samples"
+    return batch_remedy(batch, layout.micro_batch_size, layout.dp)
 
 
 def _interleaving(case: Case, layout: Layout) -> str | None:
@@ -367,6 +391,8 @@ def _recompute(case: Case, layout: Layout) -> str | None:
         return None
     adapter = case.traits.is_adapter
     if recompute.granularity == "full":
+        if (recompute.num_layers or 1) > case.model.num_layers:
+            return f"recompute num_layers {recompute.num_layers} > {case.model.num_layers} layers of the model"
         if case.job.mtp_num_layers and recompute.method == "uniform" and (recompute.num_layers or 1) > 1:
             return f"recompute num_layers {recompute.num_layers} != 1 with multi-token prediction"
         deepstack = case.model.vision is not None and case.model.vision.min_first_stage_layers
@@ -423,13 +449,25 @@ SPLIT_RULES = (
 """Rules on the switches, which are first so that a pin which nothing can meet shows, and on tp, pp and cp."""
 
 GRID_RULES = (
-    Rule("experts", "MLM transformer/moe/moe_layer.py", _experts, "choose ep among the divisors of the expert count"),
+    Rule(
+        "experts",
+        "MLM transformer/moe/moe_layer.py",
+        _experts,
+        "choose ep among the divisors of the expert count",
+        _experts_fix,
+    ),
     Rule("expert-grid", _STATE, _expert_grid, "lower ep or etp"),
     Rule("dispatcher", "MLM moe/token_dispatcher.py; DeepEP csrc/deep_ep.cpp", _dispatcher, "leave the dispatcher out"),
     Rule("expert-widths", "MLM tensor_parallel/layers.py (divide)", _expert_widths, "lower etp"),
     Rule("expert-adapters", _ADAPTER_SOURCE, _expert_adapters, "set etp to 1, or leave the experts out of lora_target"),
     Rule("fp8-widths", "TE pytorch/utils.py::assert_dim_for_fp8_exec", _fp8_widths, "lower tp or etp"),
-    Rule("pipeline-split", "MCA models/model_config.py", _pipeline_split, "choose pp and vpp that divide the layers"),
+    Rule(
+        "pipeline-split",
+        "MCA models/model_config.py",
+        _pipeline_split,
+        "choose pp and vpp that divide the layers",
+        _split_fix,
+    ),
     Rule("mtp-stage", _MTP_SOURCE, _token_prediction, "choose pp and vpp that leave the last stage a layer"),
     Rule("vision-first-stage", _VISION_SOURCE, _vision_first_stage, "lower pp or vpp"),
 )
@@ -439,7 +477,7 @@ SHAPE_RULES = SPLIT_RULES + GRID_RULES
 """Rules on degrees and switches: the same for every micro batch and recompute mode."""
 
 STEP_RULES = (
-    Rule("batch", _BATCH_SOURCE, _batch, "change global_batch_size, or lower micro_batch_size"),
+    Rule("batch", _BATCH_SOURCE, _batch, "change global_batch_size, or lower micro_batch_size", _batch_fix),
     Rule("interleaving", "MLM pipeline_parallel/schedules.py", _interleaving, "set vpp to 1 or change the micro batch"),
     Rule("sequence-parallel", "MLM model_parallel_config.py; moe/moe_layer.py", _sequence_parallel, "switch it"),
     Rule("sequence-length", _SEQUENCE_SOURCE, _sequence_length, "lengthen seq_len to a multiple, or lower cp or tp"),

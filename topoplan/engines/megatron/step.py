@@ -40,6 +40,8 @@ ADAM_STEP_BYTES = 34
 class DataParallel:
     """What data-parallel ranks tell each other in a step."""
 
+    rank: int
+    """The pipeline rank whose gradients and weights they are."""
     reduces: tuple[tuple[str, Collective], ...]
     """Of the gradients: of `dense` weights, and of `expert` ones."""
     gathers: tuple[tuple[str, Collective], ...]
@@ -112,6 +114,7 @@ def _data_parallel(case: Case, layout: Layout, stage: StageTime, rank: int) -> D
     layers = max(1, sum(chunk.num_layers + chunk.mtp_layers for chunk in chunks))
     hidden_gather = layout.overlap_param_gather and layout.overlap_grad_reduce
     return DataParallel(
+        rank,
         reduces,
         gathers,
         max(reduce - sum(stage.backward_s), reduce / layers) if layout.overlap_grad_reduce else reduce,

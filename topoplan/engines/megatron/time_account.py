@@ -63,7 +63,7 @@ _PIPELINE = {
 def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
     """The terms of `time`."""
     chunks, work = stages_of(case.model, case.job, layout), pipeline_work(case, layout)
-    kinds = _kinds(case, layout, chunks[work.rank])
+    kinds = layer_counts(case, layout, chunks[work.rank])
     operators = {layer: layer_kernels(case, layer, work.times.shard) for layer in kinds}
     layers = tuple(_layer_term(layout, work, layer, *counts, operators[layer]) for layer, counts in kinds.items())
     talk = data_parallel(case, layout, work.stages)
@@ -97,8 +97,8 @@ def time_account(case: Case, layout: Layout, time: Time) -> TimeAccount:
     )
 
 
-def _kinds(case: Case, layout: Layout, chunks: tuple[Chunk, ...]) -> dict[Layer, tuple[int, float]]:
-    """The distinct layers of a stage: how many there are, and how many its recompute mode is about."""
+def layer_counts(case: Case, layout: Layout, chunks: tuple[Chunk, ...]) -> dict[Layer, tuple[int, float]]:
+    """The distinct layers of some chunks: how many there are, and how many its recompute mode is about."""
     kinds: dict[Layer, tuple[int, float]] = {}
     for chunk in chunks:
         for layer, number in chunk_layers(case.model, chunk):

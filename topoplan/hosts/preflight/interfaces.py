@@ -154,7 +154,7 @@ def master_port(scene: Scene, node: Node) -> Result | None:
     if port in ports:
         return failure(
             f"port {port} is taken",
-            f"see `ss -ltnp sport = :{port}` there: perhaps an earlier run, which `topoplan stop` ends",
+            f"see `ss -ltnp sport = :{port}` there: perhaps an earlier run, which `topoplan runs stop` ends",
         )
     low, high = node.facts.port_range or (0, -1)
     if low <= port <= high:

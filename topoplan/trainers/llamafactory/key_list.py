@@ -141,6 +141,20 @@ def deepspeed_keys() -> frozenset[str]:
 
 
 @cache
+def megatron_settings() -> Mapping[str, str]:
+    """What additional_configs may name, with the versions of megatron-core that have it: `>=0.18.2`; empty: all."""
+    document = _document("megatron_config.json")
+    bounds = {word: document[word]["megatron_core"] for word in ("since", "until")}
+    core = {
+        name: ",".join(
+            f"{sign}{bounds[word][name]}" for sign, word in ((">=", "since"), ("<", "until")) if name in bounds[word]
+        )
+        for name in document["megatron_core"]
+    }
+    return core | dict.fromkeys(document["mcore_adapter"], "")
+
+
+@cache
 def trainer_versions() -> Mapping[str, Any]:
     """The versions that bundles are written for."""
     versions: Mapping[str, Any] = _document("llamafactory.json")["versions"]

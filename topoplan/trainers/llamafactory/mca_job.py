@@ -14,6 +14,7 @@ from topoplan.reading.values import Keys
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Codec, Reading, Row, by_key, layout_of, nothing
+from topoplan.trainers.llamafactory.carried import carried
 from topoplan.trainers.llamafactory.key_list import known_keys
 from topoplan.trainers.llamafactory.mca_facts import FREEZABLE_MODEL_TYPES
 from topoplan.trainers.llamafactory.mca_refusals import job_refusals
@@ -187,6 +188,7 @@ CODEC = Codec(
     length="cutoff_len",
     layout=lambda reading: layout_of(ROWS, reading, backend="mca"),
     job=_job,
+    carries=carried,
     refusals=job_refusals,
     follows=("apply_rope_fusion", "moe_token_dispatcher_type"),
     assumptions=_assumptions,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from topoplan.errors import LayoutError, SpecError
+from topoplan.errors import LayoutError, SpecError, nearest
 from topoplan.layout.layout import Layout
 from topoplan.specs.facts import facts_of
 from topoplan.specs.spec import Spec
+from topoplan.trainers.llamafactory.key_list import megatron_settings
 from topoplan.trainers.llamafactory.mca_job import ROWS
 from topoplan.trainers.llamafactory.user_keys import (
     check_evaluation,
@@ -125,3 +126,6 @@ def _check_additional_configs(additional: Mapping[str, Any], spec: Spec, fixed: 
             raise LayoutError(
                 f"{name} is decided by the plan", where=where, remedy="leave it out, or ask for it under job.pin"
             )
+        if name not in megatron_settings():
+            what = f"{name} is no setting of megatron-core, and would be ignored"
+            raise SpecError(what, where=where, remedy=nearest(str(name), megatron_settings()))

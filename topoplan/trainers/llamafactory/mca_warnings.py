@@ -27,8 +27,8 @@ def trainer_warnings(spec: Spec, layout: Layout) -> list[str]:
     found = [*_weights(spec), *caveats(spec, layout)]
     if job.samples is None and not {"max_steps", "warmup_steps"} & set(job.trainer):
         found.append(
-            "job.samples is not in the spec, so the steps of warm-up are a guess: a run that has no more steps than"
-            " these ends in an assertion of Megatron's scheduler"
+            "job.samples is not in the spec (--set samples=N), so the steps of warm-up are a guess: a run that has no"
+            " more steps than these ends in an assertion of Megatron's scheduler"
         )
     if job.dataset is not None and any(name.strip().endswith((".json", ".jsonl")) for name in job.dataset.split(",")):
         found.append(

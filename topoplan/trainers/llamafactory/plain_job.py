@@ -27,6 +27,7 @@ from topoplan.trainers.data_parallel import (
     sharding_rows,
     zero_preset,
 )
+from topoplan.trainers.llamafactory.carried import carried
 from topoplan.trainers.llamafactory.key_list import plain_keys
 from topoplan.trainers.llamafactory.mca_job import STAGES, packs
 from topoplan.trainers.llamafactory.plain_refusals import FREEZABLE_MODEL_TYPES, LIGER_MODEL_TYPES
@@ -184,5 +185,6 @@ CODEC = Codec(
     shards=True,
     layout=_layout,
     job=_job,
+    carries=carried,
     assumptions=_assumptions,
 )

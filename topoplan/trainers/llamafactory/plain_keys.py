@@ -17,7 +17,7 @@ OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_8bit"}
 """Of the job, as transformers calls them."""
 _SAME_OPTIMIZER = {"adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit"}
 
-_DECIDED = (
+DECIDED = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "disable_gradient_checkpointing", "pure_bf16"),
     *("quantization_bit", "quantization_method", "double_quantization", "enable_liger_kernel"),
     # What changes memory or time in ways that no plan has stays off, as it is by itself.
@@ -44,7 +44,7 @@ def fixed_values(spec: Spec, written: Mapping[str, Any]) -> dict[str, tuple[Any,
     """Key -> the values that agree with the plan, its own first."""
     optimizer = spec.job.optimizer
     return {
-        **decided(spec, written, _DECIDED, "plain"),
+        **decided(spec, written, DECIDED, "plain"),
         "deepspeed": (None,),  # the node scripts say which file
         "fsdp": (None, [], ""),
         "optim": (OPTIMIZERS[optimizer], _SAME_OPTIMIZER[optimizer]),

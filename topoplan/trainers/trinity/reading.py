@@ -19,7 +19,7 @@ def _claim(data: Mapping[str, Any], _known: int) -> float:
 _UNPREDICTED = (
     "a configuration of Trinity-RFT is not predicted",
     "what its steps generate and train follows from the lengths of answers",
-    "`topoplan rank SPEC --trainer trinity` predicts its trainer, and `topoplan table` says what a context"
+    "`topoplan rank SPEC --trainer trinity` predicts its trainer, and `topoplan show recipes` says what a context"
     " length takes",
 )
 TRINITY = Recogniser(trainer="trinity", claim=_claim, family="trinity", unpredicted=_UNPREDICTED)

@@ -7,9 +7,8 @@ import pytest
 from tests.bundle.samples import CLUSTER
 from tests.reading.setups import MEGATRON, PLAIN, make_setup, setup_of, with_lines
 from topoplan.lint.check import Against, check_setup
-from topoplan.trainers.llamafactory.key_list import known_keys, plain_keys
+from topoplan.trainers.llamafactory.key_list import known_keys, megatron_settings, plain_keys
 from topoplan.trainers.llamafactory.rules.keys import RENAMED, keys_of
-from topoplan.trainers.llamafactory.rules.mca import megatron_settings
 
 TENSOR = with_lines(PLAIN, "tensor_model_parallel_size: 2")
 BRIDGE = with_lines(TENSOR, "export_hf_on_finish: true")

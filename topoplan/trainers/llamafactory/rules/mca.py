@@ -7,10 +7,7 @@ Sources: LLaMA-Factory 0.9.5 `train/mca/workflow.py`, `train/tuner.py`; mcore_ad
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from functools import cache
-from importlib.resources import files
 
 from topoplan.errors import nearest
 from topoplan.reading.edits import change, drop
@@ -18,7 +15,7 @@ from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import flag, value_of, words
 from topoplan.specs.model import Model
-from topoplan.trainers.llamafactory.key_list import judge_key, known_keys, templates
+from topoplan.trainers.llamafactory.key_list import judge_key, known_keys, megatron_settings, templates
 from topoplan.trainers.llamafactory.mca_facts import FREEZABLE_MODEL_TYPES
 from topoplan.trainers.llamafactory.mca_job import STAGES
 from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
@@ -126,21 +123,6 @@ def _hub_id(setup: Setup, configuration: Configuration, model: Model | None) -> 
 
 
 # additional_configs ---------------------------------------------------------------------------------------------------
-
-
-@cache
-def megatron_settings() -> Mapping[str, str]:
-    """What additional_configs may name, with the versions of megatron-core that have it: `>=0.18.2`; empty: all."""
-    path = files("topoplan.catalog").joinpath("trainer_keys", "megatron_config.json")
-    document = json.loads(path.read_text(encoding="utf-8"))
-    bounds = {word: document[word]["megatron_core"] for word in ("since", "until")}
-    core = {
-        name: ",".join(
-            f"{sign}{bounds[word][name]}" for sign, word in ((">=", "since"), ("<", "until")) if name in bounds[word]
-        )
-        for name in document["megatron_core"]
-    }
-    return core | dict.fromkeys(document["mcore_adapter"], "")
 
 
 def _additional(configuration: Configuration) -> Iterator[Finding]:

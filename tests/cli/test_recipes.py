@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 
-ASK = ("table", "--gpu", "a100-sxm-80gb", "--model")
+ASK = ("show", "recipes", "--gpu", "a100-sxm-80gb", "--model")
 
 
 def test_csv_of_short_names_is_as_the_published_tables_are(cli: Cli) -> None:

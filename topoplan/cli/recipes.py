@@ -1,4 +1,4 @@
-"""`topoplan table`: the first recipe that works, for every number of GPUs, context and model."""
+"""`topoplan show recipes`: the first recipe that works, for every number of GPUs, context and model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topoplan.cli import completion
 from topoplan.cli.options import AsJson, not_both
 
 if TYPE_CHECKING:
@@ -16,16 +17,22 @@ if TYPE_CHECKING:
     from topoplan.trainers.trinity.recipes import OpenRange
 
 
-def table(
+def recipes(
     model: Annotated[
         str,
         typer.Option(
             "--model",
             metavar="NAME,...",
-            help="Models: names (`topoplan models`; the organisation may be left out) or config.json files.",
+            help="Models: names (`topoplan show models`; the organisation may be left out) or config.json files.",
+            autocompletion=completion.model_lists,
         ),
     ],
-    gpu: Annotated[str, typer.Option("--gpu", metavar="NAME", help="The card, a name of `topoplan gpus`.")],
+    gpu: Annotated[
+        str,
+        typer.Option(
+            "--gpu", metavar="NAME", help="The card, a name of `topoplan show gpus`.", autocompletion=completion.gpus
+        ),
+    ],
     gpus: Annotated[str, typer.Option("--gpus", metavar="N,...", help="Numbers of GPUs of the trainer.")] = "1,2,4,6",
     context: Annotated[
         str,
@@ -38,7 +45,7 @@ def table(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV: gpus, max_model_len, model, cell.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what it takes to train a model with reinforcement learning (Trinity-RFT, verl) at long contexts.
+    """What it takes to train a model with reinforcement learning, with Trinity-RFT and verl.
 
     Each cell is the first recipe that fits: vanilla, Env (expandable segments), SP=N (Ulysses sequence parallelism),
     Offload (FSDP 2 with everything in host memory), or - where none does. Exit code 2: bad input.

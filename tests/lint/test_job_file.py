@@ -1,0 +1,152 @@
+"""A trainer's own file as the job of a spec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topoplan.errors import ModelError, SpecError
+from topoplan.lint.job_file import JobFile, job_of, trainer_file
+from topoplan.specs import known
+
+FULL = """\
+model_name_or_path: Qwen/Qwen3-8B
+stage: sft
+do_train: true
+finetuning_type: full
+deepspeed: examples/deepspeed/ds_z3_config.json
+dataset: identity,alpaca_en_demo
+template: qwen3_nothink
+cutoff_len: 2048
+max_samples: 1000
+output_dir: saves/mine
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+learning_rate: 1.0e-5
+num_train_epochs: 2.0
+warmup_ratio: 0.1
+weight_decay: 0.0
+logging_steps: 10
+bf16: true
+"""
+SWIFT = """\
+NNODES=2 NPROC_PER_NODE=4 swift sft --model Qwen/Qwen3-8B --tuner_type lora --lora_rank 16 --dataset a#5 b \\
+  --max_length 4096 --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --num_train_epochs 2
+"""
+QLORA = "quantization_bit: 4\nlora_alpha: 32\nlora_rank: 16\n"
+MEGATRON = """\
+model_name_or_path: Qwen/Qwen3-30B-A3B
+stage: pt
+cutoff_len: 4096
+bf16: true
+tensor_model_parallel_size: 4
+per_device_train_batch_size: 2
+"""
+
+
+def job(tmp_path: Path, text: str, name: str = "train.yaml", *, nodes: int = 2, **given: Any) -> JobFile:
+    path = tmp_path / name
+    path.write_text(text)
+    file = trainer_file(str(path))
+    assert file is not None
+    return job_of(file, known.machines(known.gpu("h100"), nodes, 8, "here"), **given)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "model", "keys"),
+    [
+        (
+            FULL,
+            "train.yaml",
+            "Qwen/Qwen3-8B",
+            {
+                **{"stage": "sft", "finetuning": "full", "seq_len": 2048, "global_batch_size": 32},
+                **{"dataset": "identity,alpaca_en_demo", "template": "qwen3_nothink"},
+                **{"learning_rate": 1e-5, "epochs": 2.0, "trainer": {"max_samples": 1000, "logging_steps": 10}},
+            },
+        ),
+        (
+            FULL.replace("full", "lora") + QLORA,
+            "train.yml",
+            "Qwen/Qwen3-8B",
+            {
+                **{"stage": "sft", "finetuning": "qlora", "seq_len": 2048, "global_batch_size": 32},
+                **{"lora_rank": 16, "quantization_bit": 4, "dataset": "identity,alpaca_en_demo"},
+                **{"template": "qwen3_nothink", "learning_rate": 1e-5, "epochs": 2.0},
+                "trainer": {"max_samples": 1000, "logging_steps": 10, "lora_alpha": 32},
+            },
+        ),
+        (
+            SWIFT,
+            "train.sh",
+            "Qwen/Qwen3-8B",
+            {
+                **{"stage": "sft", "finetuning": "lora", "seq_len": 4096, "global_batch_size": 64, "lora_rank": 16},
+                **{"dataset": "a#5,b", "epochs": 2.0},
+            },
+        ),
+        (
+            MEGATRON,
+            "train.yaml",
+            "Qwen/Qwen3-30B-A3B",
+            {"stage": "pt", "finetuning": "full", "seq_len": 4096, "global_batch_size": 8},
+        ),
+    ],
+    ids=["full", "qlora", "swift", "megatron"],
+)
+def test_the_job_is_what_the_file_means(tmp_path: Path, text: str, name: str, model: str, keys: dict[str, Any]) -> None:
+    found = job(tmp_path, text, name).source.data
+    assert found["model"] == model
+    assert {key: found["job"].get(key) for key in keys} == keys
+
+
+def test_what_is_not_taken_over_is_said(tmp_path: Path) -> None:
+    notes = job(tmp_path, FULL).notes
+    assert "a batch of 32: micro batch 1 x gradient accumulation 2 x 16 data parallel ranks" in notes
+    layout = "deepspeed, per_device_train_batch_size, gradient_accumulation_steps"
+    assert f"its layout is not taken over: {layout}" in notes
+    assert notes[-1] == "left out: output_dir, warmup_ratio"
+
+
+def test_a_model_of_an_unknown_path_is_named_by_the_option(tmp_path: Path) -> None:
+    text = FULL.replace("Qwen/Qwen3-8B", "/models/mine")
+    with pytest.raises(ModelError, match=r"train.yaml:1: .*'/models/mine' was not found.*--model"):
+        job(tmp_path, text)
+    assert job(tmp_path, text, model="Qwen/Qwen3-4B").source.data["model"] == "Qwen/Qwen3-4B"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["seq_len: 4096\nglobal_batch_size: 64\n", "job: {stage: pt}\n", "gpu: h100\n", "cutoff_len: 7\n", "a: [\n"],
+)
+def test_other_yaml_is_left_to_the_reader_of_jobs(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    if text == "a: [\n":
+        with pytest.raises(SpecError):
+            trainer_file(str(path))
+    else:
+        assert trainer_file(str(path)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("v1.yaml", "model: a\nmodel_class: llm\ntemplate: qwen3\ntrain_dataset: a\n", "LLaMA-Factory's new engine"),
+        ("a.yaml", "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n", "names no model"),
+        ("run.sh", "echo hello\n", "starts no training"),
+    ],
+)
+def test_what_is_no_job_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError, match=message):
+        trainer_file(str(tmp_path / name))
+
+
+def test_a_file_of_several_jobs_is_refused_with_their_places(tmp_path: Path) -> None:
+    path = tmp_path / "both.sh"
+    path.write_text(SWIFT + SWIFT.replace("Qwen3-8B", "Qwen3-4B"))
+    with pytest.raises(SpecError, match=r"holds 2 jobs .*both.sh:1.* and .*both.sh:3"):
+        trainer_file(str(path))

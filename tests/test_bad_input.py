@@ -1,0 +1,138 @@
+"""What people type wrong, and the one message that each gets: where, what, what was expected, what to do.
+
+The table is `data/bad_input.txt`: a line is an input and, behind `=>`, words of its message, with `..` for what is
+left out of it.
+"""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topoplan.cli.main import main
+
+TABLE = Path(__file__).parent / "data" / "bad_input.txt"
+SPEC = {
+    "name": "box",
+    "nodes": "2",
+    "gpus_per_node": "4",
+    "gpu": "h100-sxm-80gb",
+    "nvlink_bandwidth": "900GB/s",
+    "ib_bandwidth": "400Gb/s",
+    "nics_per_node": "4",
+    "model": "Qwen/Qwen3-0.6B",
+}
+JOB = {"seq_len": "1024", "global_batch_size": "16", "samples": "1000", "pin": "{tp: 2, pp: 1}"}
+CONFIG = {
+    **{"model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": False, "rms_norm_eps": 1e-6},
+    **{"num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096},
+}
+DOCUMENT: dict[str, Any] = {
+    "cluster": {"gpu": "h100-sxm-80gb", "nodes": 1, "gpus_per_node": 8},
+    "model": {"name": "Qwen/Qwen3-0.6B"},
+    "job": {"seq_len": 1024, "global_batch_size": 16},
+    "layout": {"backend": "megatron", "tp": 2},
+}
+DATA_SETS = {"ok": {"file_name": "ok.json"}, "gone": {"file_name": "gone.json"}, "bad": 5}
+
+
+def rows(section: str) -> list[tuple[str, str]]:
+    """Input and words of the message, for each line of a section."""
+    (block,) = (part for part in TABLE.read_text().split("\n## ") if part.startswith(section + "\n"))
+    lines = [line for line in block.splitlines()[1:] if line and not line.startswith("# ")]
+    return [(left, right) for left, _, right in (line.rpartition(" => ") for line in lines)]
+
+
+def spec_text(changes: str = "") -> str:
+    """The spec with other lines: of the job where they are indented, `-` for none, as it stands behind a `+`."""
+    top, job, raw = dict(SPEC), dict(JOB), ""
+    for line in changes.split(" ;; ") if changes else ():
+        key, _, value = line.strip().partition(": ")
+        block = job if line.startswith("  ") else top
+        if line.startswith("+"):
+            raw += line[1:].replace("\\t", "\t") + "\n"
+        elif value == "-":
+            del block[key]
+        else:
+            block[key] = value
+    lines = [f"{key}: {value}\n" for key, value in top.items()] + [raw]
+    return "".join(lines if "job" in top else [*lines, "job:\n", *(f"  {key}: {job[key]}\n" for key in job)])
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with a spec and data sets; a model that is not known is not looked for in the network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    Path("s.yaml").write_text(spec_text())
+    Path("data").mkdir()
+    Path("data/dataset_info.json").write_text(json.dumps(DATA_SETS))
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    out, err = capsys.readouterr()
+    assert isinstance(stop.value.code, int)
+    return stop.value.code, out, err
+
+
+def check_refused(capsys: pytest.CaptureFixture[str], words: str, *arguments: str) -> None:
+    code, out, err = answer(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("topoplan: ")
+    assert all(part in err for part in words.split(" .. ")), err
+
+
+@pytest.mark.parametrize(("changes", "words"), rows("spec"))
+def test_a_spec(changes: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.yaml").write_text(spec_text(changes))
+    check_refused(capsys, words, "rank", "s.yaml")
+
+
+@pytest.mark.parametrize(("text", "words"), rows("file"))
+def test_a_file_that_is_no_spec(text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.yaml").write_text(json.loads(text))
+    check_refused(capsys, words, "rank", "s.yaml")
+
+
+@pytest.mark.parametrize(("changes", "words"), rows("config.json"))
+def test_a_model(changes: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {key: value for key, value in {**CONFIG, **json.loads(changes)}.items() if value != "-"}
+    Path("m").mkdir()
+    Path("m/config.json").write_text(json.dumps(config))
+    Path("s.yaml").write_text(spec_text("model: ./m"))
+    check_refused(capsys, words, "rank", "s.yaml")
+
+
+@pytest.mark.parametrize(("command", "words"), rows("options"))
+def test_options(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check_refused(capsys, words, *shlex.split(command))
+
+
+@pytest.mark.parametrize(("changes", "words"), rows("run document"))
+def test_a_run_document(changes: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    document = {key: value for key, value in {**DOCUMENT, **json.loads(changes)}.items() if value != "-"}
+    Path("run.json").write_text(json.dumps(document))
+    code, out, _ = answer(capsys, "predict", "run.json", "--json")
+    assert code == 2
+    assert words in json.loads(out)["error"]
+
+
+@pytest.mark.parametrize(("changes", "words"), rows("said by rank"))
+def test_what_can_be_planned_and_was_hardly_meant(changes: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.yaml").write_text(spec_text(changes))
+    code, out, err = answer(capsys, "rank", "s.yaml", "--json", "--top", "1")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    said = [*document["plans"][0]["warnings"], *document.get("data_notes", ()), document["refused"] or ""]
+    assert any(words in sentence for sentence in said), said
+
+
+def test_there_are_as_many_as_were_tried_before_and_each_once() -> None:
+    lines = [line for line in TABLE.read_text().splitlines() if " => " in line]
+    assert len(lines) == len({*lines}) > 229

@@ -1,0 +1,103 @@
+"""Verbs as commands of typer, each read only when it is called."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import inspect
+import sys
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from topoplan.cli.options import spread
+from topoplan.cli.verbs import SHOW, VERBS, Verb, below, named
+from topoplan.errors import InputError
+
+PROGRAM = "topoplan"
+"""What the group of all verbs is called."""
+METAVAR = "VERB ..."
+"""What the usage of a group calls its verbs."""
+
+
+class Commands(TyperGroup):
+    """The verbs under `topoplan`, or under one of them.
+
+    Options are read of the verb that is called alone: those of all take longer to read than many a verb takes to run.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self._parent = "" if self.name == PROGRAM else self.name or ""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """What is listed here."""
+        return [verb.word for verb in below(self._parent)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The verb that a word stands for, listed or not."""
+        verb = named(self._parent, cmd_name)
+        return command(verb) if verb else None
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Without a word behind it, what does nothing alone shows what could stand there."""
+        return super().parse_args(ctx, args or ([] if self.invoke_without_command else ["--help"]))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb that is meant, by whatever name, and what is left of the words."""
+        word, *rest = args
+        verb = named(self._parent, word)
+        if verb is None:
+            if ctx.resilient_parsing:  # the shell asks what could stand here
+                return None, None, rest
+            raise _unknown(ctx.command_path, self._parent, word)
+        if verb.was == word and not self._parent and "--json" not in rest and not ctx.resilient_parsing:
+            sys.stderr.write(f"{PROGRAM}: `{PROGRAM} {word}` is now `{PROGRAM} {verb.name}`\n")
+        return verb.name.removeprefix(f"{self._parent} "), command(verb), rest
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The verbs in their groups, each with its example."""
+        verbs = below(self._parent)
+        width = max(len(verb.word) for verb in verbs)
+        for group, of_group in groupby(verbs, key=lambda verb: "Verbs" if self._parent else verb.group):
+            with formatter.section(group):
+                for verb in of_group:
+                    formatter.write(f"  {verb.word:{width}}  {verb.summary}\n      $ {PROGRAM} {verb.example}\n")
+
+
+def command(verb: Verb) -> Any:
+    """A verb as typer has it, with its options."""
+    settings: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None}
+    parent: dict[str, Any] = {"cls": Commands, "subcommand_metavar": METAVAR, **settings}
+    words: dict[str, Any] = {"name": verb.word, "short_help": verb.summary, "help": verb.summary}
+    if verb.name == SHOW:
+        found = typer.Typer(**parent, **words)
+        found.callback()(lambda: None)
+        return typer.main.get_command(found)
+    name = verb.word.replace("-", "_")
+    function = getattr(import_module(f"topoplan.cli.{name}"), name)
+    words["help"] += f"\n\n{inspect.getdoc(function)}"
+    if below(verb.name):
+        found = typer.Typer(**parent, **words, invoke_without_command=True)
+        found.callback()(spread(function))
+    else:
+        found = typer.Typer(**settings)
+        found.command(**words, epilog=f"\b\nExample:\n  $ {PROGRAM} {verb.example}")(spread(function))
+    return typer.main.get_command(found)
+
+
+def _unknown(typed: str, parent: str, word: str) -> InputError:
+    """What is said of a word that is no verb: perhaps it was mistyped, or the verb before it was forgotten."""
+    with contextlib.suppress(OSError):  # a name that is too long for a file
+        where = Path(word)
+        if word and not parent and where.exists():
+            verb = "launch" if where.is_dir() else "rank"
+            return InputError(f"{word!r} is no verb", remedy=f"write one before it, as in `{PROGRAM} {verb} {word}`")
+    names = {name: verb.name for verb in VERBS for name in (verb.word, verb.short, verb.was) if name}
+    close = difflib.get_close_matches(word.lower(), names, n=1)
+    remedy = f"did you mean `{PROGRAM} {names[close[0]]}`?" if close else f"`{typed} --help` lists what there is"
+    return InputError(f"{word!r} is no verb", where=typed if parent else "", remedy=remedy)

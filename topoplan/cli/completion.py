@@ -1,0 +1,133 @@
+"""What a shell offers behind options and verbs when TAB is pressed. What begins otherwise is left out by typer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from topoplan.planner.plan import Plan
+
+PATIENCE_S = 0.8
+"""CPU time that a search may take whose plans are offered; of a longer one none are."""
+
+
+def gpus() -> list[str]:
+    """Names of the catalog."""
+    from topoplan.catalog import gpu_names
+
+    return list(gpu_names())
+
+
+def models() -> list[str]:
+    """Names of the catalog."""
+    from topoplan.catalog import model_names
+
+    return list(model_names())
+
+
+def model_lists(incomplete: str) -> list[str]:
+    """One more model behind those that stand there."""
+    return _one_more(incomplete, models())
+
+
+def backends(incomplete: str) -> list[str]:
+    """One more backend behind those that stand there."""
+    from topoplan.trainers.registry import TRAINERS
+
+    return _one_more(incomplete, ["all", *dict.fromkeys(name for trainer in TRAINERS for name in trainer.backends)])
+
+
+def trainers() -> list[str]:
+    """Trainers that files can be written for."""
+    from topoplan.trainers.registry import TRAINERS
+
+    return [trainer.name for trainer in TRAINERS]
+
+
+def finetunings() -> list[str]:
+    """Kinds of fine-tuning."""
+    return ["full", "freeze", "lora", "qlora"]
+
+
+def checks() -> list[str]:
+    """What `preflight` can skip."""
+    from topoplan.hosts.preflight.looks import NAMES
+
+    return list(NAMES)
+
+
+def runs() -> list[str]:
+    """Ids of the runs that were started from this machine, the last one first."""
+    from topoplan.run import record
+
+    return [run.run_id for run in reversed(record.runs())]
+
+
+def bundles(incomplete: str) -> list[str]:
+    """Directories of bundles, at most two levels below what is typed."""
+    from pathlib import Path
+
+    from topoplan.trainers.trainer import PLAN_FILE
+
+    head, slash, _ = incomplete.rpartition("/")
+    base = Path(head + slash)
+    found = sorted(
+        path.parent.relative_to(base) for depth in ("*", "*/*") for path in base.glob(f"{depth}/{PLAN_FILE}")
+    )
+    return [f"{head}{slash}{path}" for path in found]
+
+
+def plans(ctx: typer.Context) -> list[tuple[str, str]]:
+    """Ids of the best plans of the spec that is typed before, with step time and memory."""
+    return [(plan.id, _figures(plan)) for plan in _plans(ctx)[:_MOST]]
+
+
+_MOST = 30
+
+
+def _figures(plan: Plan) -> str:
+    from topoplan.report.text import gib, significant
+
+    return f"{significant(plan.time.step_s)} s, {gib(plan.memory.device_bytes)} GiB"
+
+
+def _plans(ctx: typer.Context) -> Sequence[Plan]:
+    """The ranking of the spec, or nothing where it is not known soon or cannot be read."""
+    from topoplan.cli.kept_searches import KeptSearches, searches_directory
+    from topoplan.cli.options import SpecOptions
+    from topoplan.errors import TopoplanError
+    from topoplan.planner.search import rank
+
+    said = {field.name: ctx.params.get(field.name) for field in fields(SpecOptions)}
+    # Where an option still lacks its value, as here, the words before it are left unread.
+    spec = ctx.params.get("spec") or next(iter(ctx.args), None)
+    try:
+        read = SpecOptions(**said).read(spec)
+        if known := KeptSearches(searches_directory()).find(read):
+            return known.plans
+        until = time.process_time() + PATIENCE_S
+        found = rank(read, progress=lambda *_: time.process_time() > until)
+    except TopoplanError:
+        return []
+    return found.plans if found.searched == 1.0 else []
+
+
+def mend_zsh() -> None:
+    """Have the first TAB of a zsh answered: what typer writes for it only gets ready then, and beeps."""
+    from pathlib import Path
+
+    file = Path.home() / ".zfunc" / "_topoplan"
+    if file.is_file() and "loadautofunc" not in (text := file.read_text(encoding="utf-8")):
+        now = 'if [[ $zsh_eval_context[-1] == loadautofunc ]]; then\n  _topoplan_completion "$@"\nfi\n'
+        file.write_text(f"{text}\n{now}", encoding="utf-8")
+
+
+def _one_more(incomplete: str, names: list[str]) -> list[str]:
+    head, comma, _ = incomplete.rpartition(",")
+    return [f"{head}{comma}{name}" for name in names]

@@ -1,0 +1,229 @@
+"""`topoplan init`: write a spec, from answers, options, hosts, or the files of a job that is there already."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topoplan.cli.options import EXAMPLE, WITHOUT_SPEC, SpecOptions, not_both
+from topoplan.cli.probe import HostsFile, Machines, Venv, Workdir
+from topoplan.cli.ssh_options import AcceptNew
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from topoplan.specs.cluster import Host
+    from topoplan.specs.source import Source
+    from topoplan.specs.spec import Spec
+
+_STDOUT = "-"
+
+
+def init(
+    hosts: Machines = None,
+    from_file: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="A train.yaml of LLaMA-Factory's, a launch script such as ms-swift's, or a bundle's directory.",
+            show_default=False,
+        ),
+    ] = None,
+    from_hosts: Annotated[
+        bool, typer.Option("--from-hosts", help="Ask the machines HOST... what they are, as `topoplan probe` does.")
+    ] = False,
+    hosts_file: HostsFile = None,
+    workdir: Workdir = None,
+    venv: Venv = None,
+    *,
+    options: Annotated[SpecOptions, (*WITHOUT_SPEC, "overrides", "pin", "margin")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - is standard output.")
+    ] = "cluster.yaml",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    accept_new: AcceptNew = False,
+) -> None:
+    """What no option and no file says is asked in a terminal.
+
+    Exit code 1: a host could not be asked, or the hosts make no cluster; 2: bad input, or a file is in the way.
+    """
+    from topoplan.cli.host_words import hosts_of
+    from topoplan.errors import InputError
+
+    not_both("--from", from_file, "--job", options.job)
+    not_both("--from", from_file, "--from-hosts", from_hosts)
+    if not from_hosts and any((hosts, hosts_file, workdir, venv)):
+        raise InputError("hosts are asked with --from-hosts alone", remedy="write --from-hosts node0 node1")
+    _refuse_to_overwrite(output, force)
+    if from_hosts:
+        chosen = hosts_of(hosts or (), hosts_file, workdir=workdir, venv=venv)
+        begun = _of_hosts(chosen, options, accept_new=accept_new)
+    else:
+        begun = _begun(from_file, options)
+    # What is asked never stands in what is written.
+    with redirect_stdout(sys.stderr) if output == _STDOUT else nullcontext():
+        begun = replace(begun, options=_whole(begun))
+    spec = begun.options.read(begun.base)
+    _write(begun.text(spec, begun.options.assumed_of_job(begun.base)), output)
+    _tell(spec, output, begun.trainer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What is known before anything is asked."""
+
+    options: SpecOptions
+    base: Source | None
+    """The cluster, and perhaps the rest."""
+    text: Callable[[Spec, list[str]], str]
+    """The file of a spec, with sentences on where its job is from."""
+    trainer: str | None = None
+    """Whose the further keys of the job are."""
+
+    @property
+    def lacks(self) -> list[str]:
+        """Options that have to be given, or asked for."""
+        said = self.base.data if self.base else {}
+        needed = {} if self.base else {"--gpu": self.options.gpu}
+        if not self.options.job:
+            needed |= {} if "model" in said else {"--model": self.options.model}
+            needed |= {} if "job" in said else {"--seq-len": self.options.seq_len, "--batch": self.options.batch}
+        return [option for option, value in needed.items() if value is None]
+
+
+def _begun(from_file: str | None, options: SpecOptions) -> _Begun:
+    from topoplan.report.spec_text import spec_text
+    from topoplan.specs.source import parse_source
+    from topoplan.trainers.trainer import PLAN_FILE
+
+    def whole(spec: Spec, notes: list[str]) -> str:
+        return spec_text(spec, notes=notes)
+
+    if from_file is None:
+        return _Begun(options, None, whole)
+    if Path(from_file).is_dir() or Path(from_file).name == PLAN_FILE:
+        from topoplan.bundle.plan_file import read_plan_file
+
+        recorded = read_plan_file(from_file)
+        base = parse_source(whole(recorded.spec, []), name=from_file)
+        return _Begun(options, base, whole, recorded.plan.trainer if recorded.spec.job.trainer else None)
+    return _of_file(from_file, options, whole)
+
+
+def _of_file(path: str, options: SpecOptions, whole: Callable[[Spec, list[str]], str]) -> _Begun:
+    """A trainer's file as the job, on as many machines and GPUs as its command starts."""
+    from topoplan.errors import InputError
+    from topoplan.lint.job_file import trainer_file
+    from topoplan.specs.source import read_source
+    from topoplan.trainers.recognisers import trainer_of
+
+    file = trainer_file(path)
+    options = replace(options, job=path)
+    if file is None and "gpu" in read_source(Path(path)).data:
+        raise InputError("is a spec already", where=path, remedy=f"`topoplan rank {path}` takes it as it is")
+    if file is None:
+        return _Begun(options, None, whole)
+    starts = file.processes
+    if starts and starts.nodes and options.nodes is None:
+        options = replace(options, nodes=str(starts.nodes))
+    if starts and starts.gpus_per_node and options.gpus_per_node is None:
+        options = replace(options, gpus_per_node=str(starts.gpus_per_node))
+    return _Begun(options, None, whole, trainer_of(file.configuration).name)
+
+
+def _of_hosts(hosts: list[Host], options: SpecOptions, *, accept_new: bool) -> _Begun:
+    """The cluster of these machines. Raises typer's Exit where they could not be asked, and says why."""
+    from topoplan.cli.output import stdout_console
+    from topoplan.cli.probe import ask
+    from topoplan.errors import InputError
+    from topoplan.hosts.cluster_yaml import cluster_spec
+    from topoplan.report.probe import print_probe
+    from topoplan.report.spec_text import job_text
+    from topoplan.specs.load import load_cluster
+    from topoplan.specs.source import parse_source
+    from topoplan.specs.written import cluster_keys
+
+    if said := [name for name in ("gpu", "nodes", "gpus_per_node") if getattr(options, name) is not None]:
+        option = f"--{said[0].replace('_', '-')}"
+        raise InputError("the hosts say it", where=option, remedy=f"leave {option} or --from-hosts out")
+    asked = ask(hosts, accept_new=accept_new)
+    draft = cluster_spec(asked.reached) if asked.reached and not asked.failed else None
+    console = stdout_console()
+    console.file = sys.stderr
+    print_probe(console, asked.reached, asked.failed, draft, written=None)
+    if draft is None or draft.text is None:
+        raise typer.Exit(1)
+    if not draft.is_complete:
+        remedy = f"`topoplan probe {' '.join(one.address for one in hosts)} -o FILE` writes a spec to fill in"
+        raise InputError("the catalog does not have this GPU", where="--from-hosts", remedy=remedy)
+
+    def text(spec: Spec, notes: list[str]) -> str:
+        written = cluster_spec(asked.reached, below=job_text(spec, notes=notes)).text or ""
+        if cluster_keys(load_cluster(parse_source(written, name="the hosts"))) != cluster_keys(spec.cluster):
+            remedy = "leave it out, and correct what is written"
+            raise InputError("an option changes the cluster, which the hosts say", where="--from-hosts", remedy=remedy)
+        return written
+
+    return _Begun(options, parse_source(draft.text, name="the hosts"), text)
+
+
+def _whole(begun: _Begun) -> SpecOptions:
+    """The options with what they lack, if there is somebody to ask."""
+    from topoplan.errors import InputError, listed
+
+    lacks = begun.lacks
+    if not lacks:
+        return begun.options
+    if not sys.stdin.isatty():
+        is_or_are, words = ("is" if len(lacks) == 1 else "are"), EXAMPLE.split()
+        example = " ".join(f"{option} {words[words.index(option) + 1]}" for option in lacks)
+        remedy = f"add {example}, or call it in a terminal, where it asks"
+        raise InputError(f"{listed(lacks)} {is_or_are} missing", remedy=remedy)
+    from topoplan.cli.questions import answered
+
+    return answered(begun.options, begun.base, asks_job=not begun.options.job)
+
+
+def _refuse_to_overwrite(output: str, force: bool) -> None:
+    import os
+
+    from topoplan.errors import OutputError
+
+    if output != _STDOUT and not force and os.path.lexists(output):
+        raise OutputError("exists", where=output, remedy="name another with -o, or overwrite it with --force")
+
+
+def _write(text: str, output: str) -> None:
+    if output == _STDOUT:
+        sys.stdout.write(text)
+        return
+    from topoplan.bundle.write import write_file
+
+    write_file(Path(output), text, mark="", writer="topoplan init", force=True)
+
+
+def _tell(spec: Spec, output: str, trainer: str | None) -> None:
+    """What was written, what was assumed, and what comes next."""
+    if output == _STDOUT:
+        return
+    from shlex import join
+
+    from topoplan.cli.output import print_written, stdout_console
+    from topoplan.planner.assumed import machine_note
+    from topoplan.report.tables import paragraph
+    from topoplan.report.text import spec_line
+
+    console = stdout_console()
+    paragraph(console, f"{spec_line(spec)}.", style="bold")
+    if note := machine_note(spec.cluster):
+        paragraph(console, f"{note[0].upper()}{note[1:]}.")
+    print_written(output)
+    console.print()
+    command = ["topoplan", "rank", output, *(["--trainer", trainer] if trainer else [])]
+    console.print(f"Next  {join(command)}", soft_wrap=True)

@@ -1,0 +1,129 @@
+"""The model and the job of a trainer's own file, as a spec has them: a train.yaml, a launch script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from topoplan.errors import ModelError, SpecError, listed
+from topoplan.lint.translate import Translation, translate
+from topoplan.reading.configurations import UnknownKindError
+from topoplan.reading.processes import Processes, processes_for
+from topoplan.reading.read_setup import read_setup
+from topoplan.reading.setup import Configuration, Setup
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.source import Source, read_source, shown_path
+from topoplan.specs.written import job_keys, model_key
+from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
+from topoplan.trainers.recognisers import recognisers, trainer_of
+from topoplan.trainers.trainer import Trainer
+
+_OF_A_JOB = frozenset(["job", "seq_len", "finetuning", "samples", "pin"])
+"""Keys by which a YAML file of topoplan's own is known: no trainer has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerFile:
+    """The file of a trainer, and what else it leads to."""
+
+    path: str
+    setup: Setup
+    configuration: Configuration
+
+    @property
+    def processes(self) -> Processes | None:
+        """What its command starts; None where there is none."""
+        return processes_for(self.setup, self.configuration)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """What a trainer's file means on a cluster."""
+
+    source: Source
+    """`model` and `job`, with the lines of the file."""
+    trainer: Trainer
+    """Whose it is."""
+    notes: tuple[str, ...]
+    """What was assumed, and what of the file is not the job."""
+
+
+def trainer_file(path: str) -> TrainerFile | None:
+    """The file of a trainer at `path`; None for a job file of topoplan's own. Raises SpecError for what is neither."""
+    is_yaml = Path(path).suffix.lower() in (".yaml", ".yml", ".json")
+    if is_yaml and read_source(Path(path)).data.keys() & _OF_A_JOB:
+        return None
+    try:
+        setup = read_setup([path], recognisers())
+    except UnknownKindError as error:
+        if error.remedy:
+            raise  # it looks like something else
+        return None
+    found = [one for one in setup.whole if setup.is_whole(one)]
+    if len(found) == 1:
+        return TrainerFile(path, setup, found[0])
+    if is_yaml and not found and any(map(setup.model_key, setup.configurations)):
+        return None  # a few keys: what they are called in a job is said there
+    places = listed([one.part.place(one.line(setup.model_key(one))) for one in found])
+    what = f"holds {len(found)} jobs ({places})" if found else "names no model, so that it is no whole job"
+    raise SpecError(what, where=shown_path(Path(path)), expected="expected the file or the command of one job")
+
+
+def job_of(file: TrainerFile, cluster: Cluster, *, model: str | None = None, seq_len: int | None = None) -> JobFile:
+    """The job of a trainer's file on a cluster, which decides how many sequences a step takes.
+
+    `model` takes the place of the one that it names, `seq_len` that of a length that it does not say. Raises InputError
+    for what cannot be predicted: the message says why.
+    """
+    length = USUAL_SEQ_LEN if seq_len is None else seq_len
+    try:
+        found = translate(file.configuration, file.setup, cluster, model=model, seq_len=length)
+    except ModelError as error:
+        place = file.configuration.part.place(file.configuration.line(_model_key(file)))
+        raise ModelError(str(error), where=place, remedy="" if model else "say with --model which it is") from None
+    keys = {**_meant(found), **found.codec.carries(found.keys, found.spec.job)}
+    source = Source(name=shown_path(Path(file.path)), data={"model": model_key(found.spec.model), "job": keys})
+    return JobFile(source=source, trainer=trainer_of(file.configuration), notes=tuple(_notes(file, found, keys)))
+
+
+def _meant(found: Translation) -> dict[str, Any]:
+    """The keys of the job, without those that mean nothing for its model and its kind of fine-tuning."""
+    job, left_out = found.spec.job, []
+    if found.spec.model.vision is None:
+        left_out += ["freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model", "image_max_pixels"]
+    if job.finetuning not in ("lora", "qlora"):
+        left_out += ["lora_rank", "lora_target"]
+    if job.finetuning != "freeze":
+        left_out += ["freeze_trainable_layers"]
+    return {key: value for key, value in job_keys(job).items() if key not in left_out}
+
+
+def _model_key(file: TrainerFile) -> str:
+    return file.setup.model_key(file.configuration)
+
+
+def _notes(file: TrainerFile, found: Translation, keys: dict[str, Any]) -> Iterator[str]:
+    job, layout = found.spec.job, found.layout
+    data = layout.dp
+    yield (
+        f"a batch of {job.global_batch_size:,}: micro batch {layout.micro_batch_size} x gradient accumulation"
+        f" {layout.gradient_accumulation_steps} x {data} data parallel rank{'' if data == 1 else 's'}"
+    )
+    yield from found.assumptions
+    written = found.keys.configuration.source.data
+    of_layout = [key for key in written if key in _layout_keys(file)]
+    if of_layout:
+        yield f"its layout is not taken over: {', '.join(of_layout)}"
+    taken = {_model_key(file), *of_layout, *keys.get("trainer", ()), *found.keys.read}
+    usual = found.codec.defaults()
+    if others := [key for key, value in written.items() if key not in taken and value != usual.get(key)]:
+        yield f"left out: {', '.join(others)}"
+
+
+def _layout_keys(file: TrainerFile) -> set[str]:
+    """Keys in which its trainer writes layouts, and those that name files of DeepSpeed's and FSDP."""
+    codecs = (way.codec for way in trainer_of(file.configuration).ways)
+    rows = {key for codec in codecs if codec is not None for key in codec.rows}
+    return rows | {"deepspeed", "fsdp", "fsdp_config"}

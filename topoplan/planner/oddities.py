@@ -1,0 +1,112 @@
+"""What a spec says that has no effect, or that does not go together: right to plan, and perhaps not what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from topoplan import catalog
+from topoplan.layout.layout import Layout
+from topoplan.specs import known
+from topoplan.specs.cluster import Cluster
+from topoplan.specs.facts import facts_of
+from topoplan.specs.job import Job
+from topoplan.specs.model import Model
+from topoplan.specs.spec import Spec
+from topoplan.units import GIB, format_byte_rate
+
+_OF_ADAPTERS = ("lora_rank", "lora_target")
+_OF_IMAGES = ("image_max_pixels", "images_per_sequence")
+_NEAR = 0.1
+"""Part of a card's own figure that another may be off: vendors round."""
+_OFF = ("0", "", "false")
+
+
+def oddities(spec: Spec, layout: Layout) -> Iterator[str]:
+    """A sentence for each."""
+    yield from _without_effect(spec.job, spec.model)
+    yield from _pinned_without_effect(spec, layout)
+    yield from _samples(spec.job)
+    yield from _links(spec.cluster)
+    yield from _card(spec.cluster)
+    yield from _variables(spec.cluster)
+
+
+def _without_effect(job: Job, model: Model) -> Iterator[str]:
+    """Keys of the job that are not at their usual values, and that nothing here reads."""
+    usual = Job.__dataclass_fields__
+    groups: list[tuple[bool, tuple[str, ...], str]] = [
+        (job.finetuning in ("lora", "qlora"), _OF_ADAPTERS, f"with finetuning {job.finetuning}"),
+        (job.finetuning == "qlora", ("quantization_bit",), f"with finetuning {job.finetuning}"),
+        (job.finetuning == "freeze", ("freeze_trainable_layers",), f"with finetuning {job.finetuning}"),
+        (model.vision is not None, _OF_IMAGES, f"on {model.name}, which takes no images"),
+        (facts_of(model).is_moe, ("token_imbalance",), f"on {model.name}, which has no experts"),
+        (job.stage != "dpo", ("packing",), "in stage dpo, which takes its pairs one by one"),
+    ]
+    for is_read, keys, where in groups:
+        for key in keys:
+            if not is_read and getattr(job, key) != usual[key].default:
+                yield f"{key} {_written(getattr(job, key))} has no effect {where}"
+
+
+def _written(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _pinned_without_effect(spec: Spec, layout: Layout) -> Iterator[str]:
+    pin, precision = spec.job.pin, spec.job.precision
+    if layout.fp8_param and precision in ("bf16", "fp16"):
+        yield f"fp8_param has no effect with precision {precision}"
+    if "cross_entropy_fusion_impl" in pin and not layout.cross_entropy_fusion:
+        yield "cross_entropy_fusion_impl has no effect without cross_entropy_fusion"
+    if pin.get("moe_token_dispatcher_type") and not facts_of(spec.model).is_moe:
+        yield f"moe_token_dispatcher_type has no effect on {spec.model.name}, which has no experts"
+
+
+def _samples(job: Job) -> Iterator[str]:
+    if job.samples is not None and job.samples < job.global_batch_size:
+        yield f"samples {job.samples} are fewer than the global batch of {job.global_batch_size}"
+
+
+def _links(cluster: Cluster) -> Iterator[str]:
+    """Links that are not those of the card, and links that nothing crosses."""
+    gpu, nvlink = cluster.gpu, cluster.nvlink_bytes_per_s
+    usual = format_byte_rate(2 * gpu.nvlink_bytes_per_s)
+    if not nvlink and gpu.nvlink_bytes_per_s and cluster.gpus_per_node > 1:
+        yield f"nvlink_bandwidth none, and a machine of {gpu.name} usually has {usual} a GPU"
+    elif nvlink and abs(nvlink / gpu.nvlink_bytes_per_s - 1.0) > _NEAR:
+        said = format_byte_rate(2 * nvlink)
+        yield f"nvlink_bandwidth {said}, and {gpu.name} has {usual}, both directions together"
+    if cluster.pcie_bytes_per_s > gpu.pcie_bytes_per_s * (1.0 + _NEAR):
+        said, own = format_byte_rate(cluster.pcie_bytes_per_s), format_byte_rate(gpu.pcie_bytes_per_s)
+        yield f"pcie_bandwidth {said}, and {gpu.name} has {own} each way"
+    for key in cluster.unused:
+        yield f"{key} has no effect: {'one GPU' if key == 'nvlink_bandwidth' else 'one node'} has nothing to link"
+
+
+def _card(cluster: Cluster) -> Iterator[str]:
+    """Figures of a card of the catalog that are others than its own."""
+    gpu = cluster.gpu
+    if gpu.name not in catalog.gpu_names():
+        if gpu.fp8_flops is not None and gpu.fp8_flops < gpu.bf16_flops:
+            yield f"{gpu.name} is said to be slower in fp8 than in bf16"
+        return
+    own = known.gpu(gpu.name)
+    figures = {
+        "memory": (gpu.memory_bytes, own.memory_bytes, GIB, "GiB"),
+        "memory_bandwidth": (gpu.memory_bytes_per_s, own.memory_bytes_per_s, 1e12, "TB/s"),
+        "bf16_tflops": (gpu.bf16_flops, own.bf16_flops, 1e12, "TFLOPS"),
+    }
+    for key, (said, usual, unit, name) in figures.items():
+        if abs(said / usual - 1.0) > _NEAR:
+            yield f"{key} {said / unit:.3g} {name}, and {gpu.name} has {usual / unit:.3g}"
+
+
+def _variables(cluster: Cluster) -> Iterator[str]:
+    """Variables that turn off links which the plan counts on (NCCL user guide, Environment Variables)."""
+    fabric = cluster.fabric
+    if cluster.nodes > 1 and fabric.uses_verbs and cluster.env.get("NCCL_IB_DISABLE", "0") not in _OFF:
+        yield f"NCCL_IB_DISABLE turns off the {fabric.kind} that is planned with: set fabric.kind to ethernet"
+    if cluster.nvlink_bytes_per_s and cluster.env.get("NCCL_P2P_DISABLE", "0") not in _OFF:
+        yield "NCCL_P2P_DISABLE turns off the NVLink that is planned with"
