@@ -193,9 +193,13 @@ def _whole(begun: _Begun) -> SpecOptions:
 def _refuse_to_overwrite(output: str, force: bool) -> None:
     import os
 
+    from topoplan.bundle.write import is_stream, refuse_no_file
     from topoplan.errors import OutputError
 
-    if output != _STDOUT and not force and os.path.lexists(output):
+    if output == _STDOUT:
+        return
+    refuse_no_file(output)
+    if not force and os.path.lexists(output) and not is_stream(Path(output)):
         raise OutputError("exists", where=output, remedy="name another with -o, or overwrite it with --force")
 
 
@@ -205,7 +209,7 @@ def _write(text: str, output: str) -> None:
         return
     from topoplan.bundle.write import write_file
 
-    write_file(Path(output), text, mark="", writer="topoplan init", force=True)
+    write_file(output, text, mark="", writer="topoplan init", force=True)
 
 
 def _tell(spec: Spec, output: str, trainer: str | None) -> None:

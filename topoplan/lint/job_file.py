@@ -16,7 +16,6 @@ from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.source import Source, read_source, shown_path
 from topoplan.specs.written import job_keys, model_key
-from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
 from topoplan.trainers.recognisers import recognisers, trainer_of
 from topoplan.trainers.trainer import Trainer
 
@@ -74,18 +73,28 @@ def trainer_file(path: str) -> TrainerFile | None:
 def job_of(file: TrainerFile, cluster: Cluster, *, model: str | None = None, seq_len: int | None = None) -> JobFile:
     """The job of a trainer's file on a cluster, which decides how many sequences a step takes.
 
-    `model` takes the place of the one that it names, `seq_len` that of a length that it does not say. Raises InputError
-    for what cannot be predicted: the message says why.
+    `model` and `seq_len` take the place of what it says. Raises InputError for what cannot be predicted: the message
+    says why.
     """
-    length = USUAL_SEQ_LEN if seq_len is None else seq_len
     try:
-        found = translate(file.configuration, file.setup, cluster, model=model, seq_len=length)
+        found = translate(file.configuration, file.setup, cluster, model=model, length=seq_len)
     except ModelError as error:
         place = file.configuration.part.place(file.configuration.line(_model_key(file)))
         raise ModelError(str(error), where=place, remedy="" if model else "say with --model which it is") from None
+    _check_split(file, found)
     keys = {**_meant(found), **found.codec.carries(found.keys, found.spec.job)}
     source = Source(name=shown_path(Path(file.path)), data={"model": model_key(found.spec.model), "job": keys})
     return JobFile(source=source, trainer=trainer_of(file.configuration), notes=tuple(_notes(file, found, keys)))
+
+
+def _check_split(file: TrainerFile, found: Translation) -> None:
+    """Refuse degrees that the GPUs cannot be split by: they say of no batch how large it is."""
+    layout, world = found.layout, found.spec.cluster.world_size
+    split = layout.world_size // layout.dp
+    if world % split:
+        what = f"its layout splits a model over {split} GPUs, and {world} GPUs % {split} = {world % split}"
+        where = file.configuration.part.place(None)
+        raise SpecError(what, where=where, expected=f"expected a number of GPUs that {split} divides")
 
 
 def _meant(found: Translation) -> dict[str, Any]:
