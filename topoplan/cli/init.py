@@ -107,7 +107,7 @@ def _begun(from_file: str | None, options: SpecOptions) -> _Begun:
 
     if from_file is None:
         return _Begun(options, None, whole)
-    if Path(from_file).is_dir() or Path(from_file).name == PLAN_FILE:
+    if from_file and (Path(from_file).is_dir() or Path(from_file).name == PLAN_FILE):
         from topoplan.bundle.plan_file import read_plan_file
 
         recorded = read_plan_file(from_file)
@@ -126,7 +126,9 @@ def _of_file(path: str, options: SpecOptions, whole: Callable[[Spec, list[str]],
     file = trainer_file(path)
     options = replace(options, job=path)
     if file is None and "gpu" in read_source(Path(path)).data:
-        raise InputError("is a spec already", where=path, remedy=f"`topoplan rank {path}` takes it as it is")
+        from shlex import quote
+
+        raise InputError("is a spec already", where=path, remedy=f"`topoplan rank {quote(path)}` takes it as it is")
     if file is None:
         return _Begun(options, None, whole)
     starts = file.processes

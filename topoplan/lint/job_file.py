@@ -13,7 +13,10 @@ from topoplan.reading.configurations import UnknownKindError
 from topoplan.reading.processes import Processes, processes_for
 from topoplan.reading.read_setup import read_setup
 from topoplan.reading.setup import Configuration, Setup
+from topoplan.reading.values import is_complete
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.job import Job
+from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
 from topoplan.specs.source import Source, read_source, shown_path
 from topoplan.specs.written import job_keys, model_key
 from topoplan.trainers.recognisers import recognisers, trainer_of
@@ -51,6 +54,8 @@ class JobFile:
 
 def trainer_file(path: str) -> TrainerFile | None:
     """The file of a trainer at `path`; None for a job file of topoplan's own. Raises SpecError for what is neither."""
+    if not path:
+        raise SpecError("the name of the job's file is empty", expected="expected the path of a file")
     is_yaml = Path(path).suffix.lower() in (".yaml", ".yml", ".json")
     if is_yaml and read_source(Path(path)).data.keys() & _OF_A_JOB:
         return None
@@ -59,15 +64,33 @@ def trainer_file(path: str) -> TrainerFile | None:
     except UnknownKindError as error:
         if error.remedy:
             raise  # it looks like something else
+        _refuse_other_keys(path)
         return None
     found = [one for one in setup.whole if setup.is_whole(one)]
     if len(found) == 1:
         return TrainerFile(path, setup, found[0])
-    if is_yaml and not found and any(map(setup.model_key, setup.configurations)):
-        return None  # a few keys: what they are called in a job is said there
+    named = any(map(setup.model_key, setup.configurations))
+    if is_yaml and not found and named and not any(map(is_complete, setup.configurations)):
+        _refuse_other_keys(path)
+        return None
     places = listed([one.part.place(one.line(setup.model_key(one))) for one in found])
     what = f"holds {len(found)} jobs ({places})" if found else "names no model, so that it is no whole job"
     raise SpecError(what, where=shown_path(Path(path)), expected="expected the file or the command of one job")
+
+
+def _refuse_other_keys(path: str) -> None:
+    """A job's file by few of its keys, as they or a trainer calls them: what they are called in a job is said there.
+
+    Raises SpecError where most are keys of something else.
+    """
+    given = read_source(Path(path)).data.keys()
+    known = given & {*Job.__dataclass_fields__, *TRAINER_KEYS_OF_JOB, *TRAINER_KEYS_OF_LAYOUT}
+    if 2 * len(known) < len(given):
+        raise SpecError(
+            "is neither a job nor a trainer's file that is read here",
+            where=shown_path(Path(path)),
+            expected="expected keys of a job, such as seq_len, or a file of LLaMA-Factory or ms-swift",
+        )
 
 
 def job_of(file: TrainerFile, cluster: Cluster, *, model: str | None = None, seq_len: int | None = None) -> JobFile:
