@@ -15,7 +15,7 @@ from topoplan.reading.read_setup import read_setup
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import is_complete
 from topoplan.specs.cluster import Cluster
-from topoplan.specs.job import Job
+from topoplan.specs.forms import JobForm, SpecForm
 from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
 from topoplan.specs.source import Source, read_source, shown_path
 from topoplan.specs.written import job_keys, model_key
@@ -79,12 +79,14 @@ def trainer_file(path: str) -> TrainerFile | None:
 
 
 def _refuse_other_keys(path: str) -> None:
-    """A job's file by few of its keys, as they or a trainer calls them: what they are called in a job is said there.
-
-    Raises SpecError where most are keys of something else.
-    """
+    """Raise SpecError for a file of something else; the errors of a job's file say what its keys are called there."""
     given = read_source(Path(path)).data.keys()
-    known = given & {*Job.__dataclass_fields__, *TRAINER_KEYS_OF_JOB, *TRAINER_KEYS_OF_LAYOUT}
+    known = given & {
+        *SpecForm.__dataclass_fields__,
+        *JobForm.__dataclass_fields__,
+        *TRAINER_KEYS_OF_JOB,
+        *TRAINER_KEYS_OF_LAYOUT,
+    }
     if 2 * len(known) < len(given):
         raise SpecError(
             "is neither a job nor a trainer's file that is read here",
