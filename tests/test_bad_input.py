@@ -5,14 +5,18 @@ left out of it.
 """
 
 import json
+import os
+import re
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from topoplan.cli.main import main
+import topoplan
+from topoplan.cli.main import app, main
 
 TABLE = Path(__file__).parent / "data" / "bad_input.txt"
 SPEC = {
@@ -36,6 +40,24 @@ DOCUMENT: dict[str, Any] = {
     "model": {"name": "Qwen/Qwen3-0.6B"},
     "job": {"seq_len": 1024, "global_batch_size": 16},
     "layout": {"backend": "megatron", "tp": 2},
+}
+TRAIN = """model_name_or_path: Qwen/Qwen3-0.6B
+stage: sft
+do_train: true
+finetuning_type: full
+dataset: ok
+cutoff_len: 2048
+learning_rate: 1.0e-5
+bf16: true
+"""
+FILES = {
+    "train.yaml": TRAIN,
+    "nomodel.yaml": TRAIN.partition("\n")[2],
+    "lr.yaml": TRAIN.replace("1.0e-5", "2e-5x"),
+    "tp3.yaml": TRAIN + "tensor_model_parallel_size: 3\n",
+    "half.yaml": "cutoff_len: 2048\nlearning_rate: 1.0e-5\n",
+    "compose.yaml": "services:\n  web:\n    image: nginx\n",
+    "axolotl.yaml": "base_model: x\nsequence_len: 2048\nmicro_batch_size: 2\ndatasets: [{path: x}]\n",
 }
 DATA_SETS = {"ok": {"file_name": "ok.json"}, "gone": {"file_name": "gone.json"}, "bad": 5}
 
@@ -69,6 +91,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     Path("s.yaml").write_text(spec_text())
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    Path("loop").symlink_to("loop")
     Path("data").mkdir()
     Path("data/dataset_info.json").write_text(json.dumps(DATA_SETS))
 
@@ -130,7 +155,75 @@ def test_what_can_be_planned_and_was_hardly_meant(changes: str, words: str, caps
     document = json.loads(out)
     assert (code, err) == (0, "")
     said = [*document["plans"][0]["warnings"], *document.get("data_notes", ()), document["refused"] or ""]
-    assert any(words in sentence for sentence in said), said
+    assert any(all(part in sentence for part in words.split(" .. ")) for sentence in said), said
+
+
+@pytest.mark.parametrize(("changes", "words"), rows("said of a model"))
+def test_what_a_model_is_and_was_hardly_meant_to_be(
+    changes: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("m").mkdir()
+    Path("m/config.json").write_text(json.dumps({**CONFIG, **json.loads(changes)}))
+    Path("s.yaml").write_text(spec_text("model: ./m"))
+    _, out, _ = answer(capsys, "rank", "s.yaml", "--json", "--top", "1")
+    assert any(words in sentence for sentence in json.loads(out)["plans"][0]["warnings"])
+
+
+@pytest.mark.parametrize(("changes", "words"), rows("said of a DeepSpeed file"))
+def test_a_deepspeed_file(changes: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, **json.loads(changes)}))
+    code, out, _ = answer(capsys, "check", "ds.json")
+    assert code == 1
+    assert all(part in out for part in words.split(" .. ")), out
+
+
+def test_a_device_is_written_into_and_stays_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for _ in range(2):
+        assert answer(capsys, "init", "--force", "--job", "train.yaml", "--gpu", "h100", "-o", "pipe")[0] == 0
+    assert os.read(reader, 100).startswith(b"# A spec for topoplan")
+    os.close(reader)
+    assert Path("pipe").is_fifo()
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
+def test_a_stream_that_is_closed(
+    stream: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, stream, None)
+    assert answer(capsys, "init")[0] == 2
+
+
+def _commands(text: str) -> set[str]:
+    """The commands that a message suggests, without those that have words for a reader to fill in."""
+    return {found[1] for found in re.finditer(r"`topoplan ([a-z][^`]*)`", " ".join(text.split()))}
+
+
+def test_every_command_that_a_message_suggests_is_one() -> None:
+    package = Path(topoplan.__file__).parent
+    texts = [
+        TABLE.read_text(),
+        *(path.read_text() for end in ("py", "toml", "j2") for path in package.rglob(f"*.{end}")),
+    ]
+    found = {command for text in texts for command in _commands(text)}
+    assert len(found) > 40
+    known = app(completion=False)
+    for command in found:
+        check_command(typer.main.get_command(known), shlex.split(re.sub(r"{[^}]*}", "...", command)), command)
+
+
+def check_command(verb: Any, words: list[str], command: str) -> None:
+    """Every verb has its present name, and every option is one of its verb's."""
+    while hasattr(verb, "list_commands"):
+        context = typer.Context(verb)
+        if words[:1] == [] or words[0] not in verb.list_commands(context):
+            assert not words or words[0].startswith("-") or words[0] == "...", command
+            break
+        verb, words = verb.get_command(context, words[0]), words[1:]
+    options = {name for parameter in verb.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    given = {word.partition("=")[0] for word in words if word.startswith("-")}
+    assert given <= options | {"--help", "-h"}, command
 
 
 def test_there_are_as_many_as_were_tried_before_and_each_once() -> None:

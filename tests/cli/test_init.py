@@ -150,7 +150,7 @@ def test_in_a_terminal_only_what_is_open_is_asked(cli: Cli, monkeypatch: pytest.
         ("--from-hosts", "no host is given; name one"),
         ("node0", "hosts are asked with --from-hosts alone; write --from-hosts node0 node1"),
         ("--gpu h100 --model Qwen/Qwen3-8B --seq-len 1 --batch 1 -o there.yaml", "there.yaml: exists; name another"),
-        ("--gpu h100 --model Qwen/Qwen3-8B --seq-len 1 --batch 1 -o no/where/x.yaml", "no/where/x.yaml: cannot be"),
+        ("--gpu h100 --model Qwen/Qwen3-8B --seq-len 1 --batch 1 -o no/where/x.yaml", "no/where: no such directory"),
     ],
 )
 def test_what_is_wrong_is_one_message_and_nothing_is_written(cli: Cli, arguments: str, message: str) -> None:

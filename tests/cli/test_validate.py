@@ -82,7 +82,7 @@ def test_a_file_that_is_no_such_page_is_left_alone(cli: Cli, runs: Path, tmp_pat
 def test_a_place_that_cannot_be_written_is_named(cli: Cli, runs: Path, tmp_path: Path) -> None:
     result = cli("validate", runs, "-o", tmp_path / "absent" / "accuracy.md")
     assert result.code == 2
-    assert "cannot be written" in result.err
+    assert "absent: no such directory" in result.err
 
 
 def test_bad_input_is_one_message(cli: Cli, tmp_path: Path, runs: Path) -> None:

@@ -77,27 +77,51 @@ def write_bundle(files: Mapping[str, str], directory: Path, *, force: bool = Fal
     return [directory / name for name in files]
 
 
-def write_file(path: Path, text: str, *, mark: str, writer: str, force: bool | None = None) -> None:
+def write_file(name: str | Path, text: str, *, mark: str, writer: str, force: bool | None = None) -> None:
     """Write one file, whole or not at all. `text` begins with `mark`, by which an earlier one of ours is known.
 
-    Raises OutputError for another file in the way, unless `force`; None says that there is no such option.
+    A device or a pipe is written into, and stays what it is. Raises OutputError for another file in the way, unless
+    `force`; None says that there is no such option.
     """
+    path = Path(name)
     try:
-        if path.is_dir():
-            raise OutputError("is a directory", where=str(path), expected="expected a file")
+        refuse_no_file(name)
+        if is_stream(path):
+            path.write_text(text, encoding="utf-8")
+            return
         if not force and os.path.lexists(path):
             with path.open("rb") as earlier:
                 ours = earlier.read(len(mark.encode())) == mark.encode()
             if not ours:
                 other = "name another" if force is None else "name another, or overwrite with --force"
                 raise OutputError(f"exists and was not written by `{writer}`", where=str(path), remedy=other)
-        target = path.resolve()  # what a link leads to is replaced, not the link
+        target = Path(os.path.realpath(path))  # what a link leads to is replaced, not the link
         with _staging(_place_to_stage(target)) as staging:
             _stage({target.name: text}, staging / "new")
             (staging / "new" / target.name).replace(target)
             _sync(target.parent)
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror or error}", where=str(path)) from error
+
+
+def refuse_no_file(name: str | Path) -> None:
+    """Raise OutputError where a name cannot be that of a file to write."""
+    path = Path(name)
+    if not str(name):
+        raise OutputError("the name of the file to write is empty", expected="expected the path of a file")
+    if path.is_dir() or str(name).endswith("/"):
+        raise OutputError("is a directory", where=str(name), expected="expected a file")
+    if not os.path.lexists(path.parent):
+        remedy = "make it, or name another file with -o"
+        raise OutputError("no such directory", where=str(path.parent), remedy=remedy)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether it is a device, a pipe or a socket, which must never be replaced by a file."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
 
 
 def _is_inside(name: str) -> bool:

@@ -19,6 +19,10 @@ PYTHON = "python"
 """Stands beside the packages where versions are told: the Python that runs them."""
 
 
+PYTHONS = ">=3.9"
+"""What any of the trainers runs on (python_requires of transformers 4.55, the oldest that one of them takes)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
     """One package."""

@@ -107,7 +107,7 @@ def _begun(from_file: str | None, options: SpecOptions) -> _Begun:
 
     if from_file is None:
         return _Begun(options, None, whole)
-    if Path(from_file).is_dir() or Path(from_file).name == PLAN_FILE:
+    if from_file and (Path(from_file).is_dir() or Path(from_file).name == PLAN_FILE):
         from topoplan.bundle.plan_file import read_plan_file
 
         recorded = read_plan_file(from_file)
@@ -126,7 +126,9 @@ def _of_file(path: str, options: SpecOptions, whole: Callable[[Spec, list[str]],
     file = trainer_file(path)
     options = replace(options, job=path)
     if file is None and "gpu" in read_source(Path(path)).data:
-        raise InputError("is a spec already", where=path, remedy=f"`topoplan rank {path}` takes it as it is")
+        from shlex import quote
+
+        raise InputError("is a spec already", where=path, remedy=f"`topoplan rank {quote(path)}` takes it as it is")
     if file is None:
         return _Begun(options, None, whole)
     starts = file.processes
@@ -193,9 +195,13 @@ def _whole(begun: _Begun) -> SpecOptions:
 def _refuse_to_overwrite(output: str, force: bool) -> None:
     import os
 
+    from topoplan.bundle.write import is_stream, refuse_no_file
     from topoplan.errors import OutputError
 
-    if output != _STDOUT and not force and os.path.lexists(output):
+    if output == _STDOUT:
+        return
+    refuse_no_file(output)
+    if not force and os.path.lexists(output) and not is_stream(Path(output)):
         raise OutputError("exists", where=output, remedy="name another with -o, or overwrite it with --force")
 
 
@@ -205,7 +211,7 @@ def _write(text: str, output: str) -> None:
         return
     from topoplan.bundle.write import write_file
 
-    write_file(Path(output), text, mark="", writer="topoplan init", force=True)
+    write_file(output, text, mark="", writer="topoplan init", force=True)
 
 
 def _tell(spec: Spec, output: str, trainer: str | None) -> None:

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -65,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 when it worked, 1 when nothing fits, 2 for bad input."""
     # A command makes thousands of objects that it needs to the end: to look for garbage among them is for nothing.
     gc.set_threshold(100_000)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by who started this, as with `<&-`
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
     # A name that the terminal cannot show (a path that is not UTF-8, a Latin-1 locale) must not end the program.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
@@ -188,8 +189,10 @@ class SpecOptions:
         """Sentences on what a trainer's file is taken for, if --job is one."""
         if (of_trainer := self.trainer_job(spec)) is None:
             return []
-        title, cluster = of_trainer.trainer.title, spec if isinstance(spec, str) else "SPEC"
-        check = f"`topoplan check {self.job} --cluster {cluster}` compares its own layout with the best plan"
+        title, cluster = of_trainer.trainer.title, quote(spec) if isinstance(spec, str) else "SPEC"
+        check = (
+            f"`topoplan check {quote(self.job or '')} --cluster {cluster}` compares its own layout with the best plan"
+        )
         alone = () if self.trainer else (f"searched is what {title} runs; --trainer names another",)
         return [f"the job is that of {self.job}, a file of {title}'s", *of_trainer.notes, check, *alone]
 

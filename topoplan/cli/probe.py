@@ -114,7 +114,7 @@ def _write(text: str, output: str, *, force: bool) -> None:
 
     if not force:
         _refuse_edited(Path(output))
-    write_file(Path(output), text, mark=MARK, writer=_WRITER, force=force)
+    write_file(output, text, mark=MARK, writer=_WRITER, force=force)
 
 
 def _show(asked: Asked, draft: Draft | None, output: str | None, *, as_json: bool) -> None:

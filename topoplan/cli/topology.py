@@ -119,14 +119,12 @@ def _draw(
         print_topology(stdout_console(), cluster)
         return
 
-    from pathlib import Path
-
     from topoplan.bundle.write import write_file
     from topoplan.cli.output import print_written
     from topoplan.report.topology_drawing import MARK, topology_svg
 
     drawing = topology_svg(cluster, layout, rows, flows)
-    write_file(Path(output), drawing, mark=MARK, writer="topoplan topology")
+    write_file(output, drawing, mark=MARK, writer="topoplan topology")
     print_written(output)
 
 

@@ -90,5 +90,5 @@ def _write(path: str, text: str, mark: str, writer: str) -> None:
     from topoplan.bundle.write import write_file
     from topoplan.cli.output import print_written
 
-    write_file(Path(path), text, mark=mark, writer=writer)
+    write_file(path, text, mark=mark, writer=writer)
     print_written(path)

@@ -13,10 +13,12 @@ from topoplan.reading.configurations import UnknownKindError
 from topoplan.reading.processes import Processes, processes_for
 from topoplan.reading.read_setup import read_setup
 from topoplan.reading.setup import Configuration, Setup
+from topoplan.reading.values import is_complete
 from topoplan.specs.cluster import Cluster
+from topoplan.specs.forms import JobForm, SpecForm
+from topoplan.specs.passed_on import TRAINER_KEYS_OF_JOB, TRAINER_KEYS_OF_LAYOUT
 from topoplan.specs.source import Source, read_source, shown_path
 from topoplan.specs.written import job_keys, model_key
-from topoplan.trainers.data_parallel import USUAL_SEQ_LEN
 from topoplan.trainers.recognisers import recognisers, trainer_of
 from topoplan.trainers.trainer import Trainer
 
@@ -52,6 +54,8 @@ class JobFile:
 
 def trainer_file(path: str) -> TrainerFile | None:
     """The file of a trainer at `path`; None for a job file of topoplan's own. Raises SpecError for what is neither."""
+    if not path:
+        raise SpecError("the name of the job's file is empty", expected="expected the path of a file")
     is_yaml = Path(path).suffix.lower() in (".yaml", ".yml", ".json")
     if is_yaml and read_source(Path(path)).data.keys() & _OF_A_JOB:
         return None
@@ -60,32 +64,62 @@ def trainer_file(path: str) -> TrainerFile | None:
     except UnknownKindError as error:
         if error.remedy:
             raise  # it looks like something else
+        _refuse_other_keys(path)
         return None
     found = [one for one in setup.whole if setup.is_whole(one)]
     if len(found) == 1:
         return TrainerFile(path, setup, found[0])
-    if is_yaml and not found and any(map(setup.model_key, setup.configurations)):
-        return None  # a few keys: what they are called in a job is said there
+    named = any(map(setup.model_key, setup.configurations))
+    if is_yaml and not found and named and not any(map(is_complete, setup.configurations)):
+        _refuse_other_keys(path)
+        return None
     places = listed([one.part.place(one.line(setup.model_key(one))) for one in found])
     what = f"holds {len(found)} jobs ({places})" if found else "names no model, so that it is no whole job"
     raise SpecError(what, where=shown_path(Path(path)), expected="expected the file or the command of one job")
 
 
+def _refuse_other_keys(path: str) -> None:
+    """Raise SpecError for a file of something else; the errors of a job's file say what its keys are called there."""
+    given = read_source(Path(path)).data.keys()
+    known = given & {
+        *SpecForm.__dataclass_fields__,
+        *JobForm.__dataclass_fields__,
+        *TRAINER_KEYS_OF_JOB,
+        *TRAINER_KEYS_OF_LAYOUT,
+    }
+    if 2 * len(known) < len(given):
+        raise SpecError(
+            "is neither a job nor a trainer's file that is read here",
+            where=shown_path(Path(path)),
+            expected="expected keys of a job, such as seq_len, or a file of LLaMA-Factory or ms-swift",
+        )
+
+
 def job_of(file: TrainerFile, cluster: Cluster, *, model: str | None = None, seq_len: int | None = None) -> JobFile:
     """The job of a trainer's file on a cluster, which decides how many sequences a step takes.
 
-    `model` takes the place of the one that it names, `seq_len` that of a length that it does not say. Raises InputError
-    for what cannot be predicted: the message says why.
+    `model` and `seq_len` take the place of what it says. Raises InputError for what cannot be predicted: the message
+    says why.
     """
-    length = USUAL_SEQ_LEN if seq_len is None else seq_len
     try:
-        found = translate(file.configuration, file.setup, cluster, model=model, seq_len=length)
+        found = translate(file.configuration, file.setup, cluster, model=model, length=seq_len)
     except ModelError as error:
         place = file.configuration.part.place(file.configuration.line(_model_key(file)))
         raise ModelError(str(error), where=place, remedy="" if model else "say with --model which it is") from None
+    _check_split(file, found)
     keys = {**_meant(found), **found.codec.carries(found.keys, found.spec.job)}
     source = Source(name=shown_path(Path(file.path)), data={"model": model_key(found.spec.model), "job": keys})
     return JobFile(source=source, trainer=trainer_of(file.configuration), notes=tuple(_notes(file, found, keys)))
+
+
+def _check_split(file: TrainerFile, found: Translation) -> None:
+    """Refuse degrees that the GPUs cannot be split by: they say of no batch how large it is."""
+    layout, world = found.layout, found.spec.cluster.world_size
+    split = layout.world_size // layout.dp
+    if world % split:
+        what = f"its layout splits a model over {split} GPUs, and {world} GPUs % {split} = {world % split}"
+        where = file.configuration.part.place(None)
+        raise SpecError(what, where=where, expected=f"expected a number of GPUs that {split} divides")
 
 
 def _meant(found: Translation) -> dict[str, Any]:

@@ -45,10 +45,12 @@ def translate(
     model: str | None = None,
     profile: OwnProfile | None = None,
     seq_len: int = USUAL_SEQ_LEN,
+    length: int | None = None,
 ) -> Translation:
     """The job and the layout of a configuration on a cluster.
 
-    `model` takes the place of the one that the configuration names, `seq_len` that of a length that it does not say.
+    `model` takes the place of the one that the configuration names, `seq_len` that of a length that it does not say,
+    `length` that of any.
     Raises InputError where it cannot be predicted: the message says why.
     """
     if setup.path_of(configuration) == "bridge":
@@ -60,10 +62,11 @@ def translate(
     whole, overridden = _with_arguments(configuration, setup)
     keys = Keys(whole, codec.defaults())
     written = keys.count(codec.length) if codec.length else None
-    if written is None and codec.needs_length:
+    tokens = length or written or seq_len
+    if written is None and length is None and codec.needs_length:
         keys.fail(codec.length, f"{codec.length} is not given, and the model's own is no length of samples")
     reference = model or str(whole.get(setup.model_key(configuration), ""))
-    known, named = codec.model(whole, reference, written or seq_len)
+    known, named = codec.model(whole, reference, tokens)
     sharding = sharding_of(keys, setup) if codec.shards else Sharding()
     processes = processes_for(setup, configuration) if codec.gpus is None else None
     part, on_part = _part_of(cluster, processes)
@@ -72,9 +75,9 @@ def translate(
     launch = processes.launch if processes else None
     reading = Reading(keys=keys, model=known, world=part.world_size, launch=launch, sharding=sharding)
     layout = codec.layout(reading)
-    job = codec.job(reading, layout, written or seq_len)
+    job = codec.job(reading, layout, tokens)
     further = codec.assumptions(reading, layout, job)
-    assumptions = (named, on_part, sharding.assumption, _on_length(codec, job, written), *further, overridden)
+    assumptions = (named, on_part, sharding.assumption, _on_length(codec, job, written, length), *further, overridden)
     place = configuration.part.place(None)
     return Translation(
         configuration=configuration,
@@ -87,7 +90,9 @@ def translate(
     )
 
 
-def _on_length(codec: Codec, job: Job, written: int | None) -> str:
+def _on_length(codec: Codec, job: Job, written: int | None, length: int | None) -> str:
+    if length is not None and written not in (None, length):
+        return f"{codec.length} is taken to be {length:,} (--seq-len), not the file's {written:,}"
     if not codec.length:
         return ""
     if written is None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from topoplan import catalog
+from topoplan.catalog.packages import PYTHON, PYTHONS, allows, in_words
 from topoplan.layout.layout import Layout
 from topoplan.specs import known
+from topoplan.specs.batch_options import unknown_option
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
@@ -18,6 +20,8 @@ _OF_ADAPTERS = ("lora_rank", "lora_target")
 _OF_IMAGES = ("image_max_pixels", "images_per_sequence")
 _NEAR = 0.1
 """Part of a card's own figure that another may be off: vendors round."""
+_FASTEST = 0.01
+_EACH_ITSELF = ("localhost", "127.0.0.1", "::1")
 _OFF = ("0", "", "false")
 
 
@@ -26,9 +30,14 @@ def oddities(spec: Spec, layout: Layout) -> Iterator[str]:
     yield from _without_effect(spec.job, spec.model)
     yield from _pinned_without_effect(spec, layout)
     yield from _samples(spec.job)
+    if spec.job.learning_rate > _FASTEST:
+        yield f"learning_rate {spec.job.learning_rate:g} is far above what fine-tuning takes, 1e-6 to 1e-3"
+    if method := spec.model.quantization:
+        yield f"the weights of {spec.model.name} are quantized ({method}), and counted in full: convert them"
     yield from _links(spec.cluster)
     yield from _card(spec.cluster)
     yield from _variables(spec.cluster)
+    yield from _hosts(spec.cluster)
 
 
 def _without_effect(job: Job, model: Model) -> Iterator[str]:
@@ -110,3 +119,14 @@ def _variables(cluster: Cluster) -> Iterator[str]:
         yield f"NCCL_IB_DISABLE turns off the {fabric.kind} that is planned with: set fabric.kind to ethernet"
     if cluster.nvlink_bytes_per_s and cluster.env.get("NCCL_P2P_DISABLE", "0") not in _OFF:
         yield "NCCL_P2P_DISABLE turns off the NVLink that is planned with"
+
+
+def _hosts(cluster: Cluster) -> Iterator[str]:
+    """What the hosts are said to be or to have, and cannot."""
+    for index, host in enumerate(cluster.hosts if cluster.nodes > 1 else ()):
+        if host.address in _EACH_ITSELF:
+            yield f"hosts[{index}] {host.address} is for every node itself: give an address that the others reach it by"
+    python = cluster.software.get(PYTHON)
+    if python is not None and not allows(PYTHONS, python):
+        yield f"software.python {python}, and trainers run on {in_words(PYTHONS)} alone"
+    yield from filter(None, map(unknown_option, cluster.slurm))

@@ -183,6 +183,14 @@ class Keys:
             self.fail(key, f"{key} is {shown(value)}", expected="expected a whole number above zero")
         return count
 
+    def number(self, key: str) -> float | None:
+        """A number, also one that YAML 1.1 takes for text, as 2e-5; None where there is none."""
+        value = self.value(key)
+        found = as_number(plain_scalar(value) if isinstance(value, str) else value)
+        if value is not None and found is None:
+            self.fail(key, f"{key} is {shown(value)}", expected="expected a number")
+        return found
+
     def degree(self, key: str) -> int:
         """A parallel degree: 1 where it is not given."""
         return self.count(key) or 1

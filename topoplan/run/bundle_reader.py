@@ -130,7 +130,7 @@ def _bundle_directory(directory: Path) -> Path:
     if directory.is_file() and directory.name == PLAN_FILE:
         return directory.parent
     if not directory.is_dir():
-        others = (entry.name for entry in _siblings(directory) if entry != directory)
+        others = (entry.name for entry in _siblings(directory) if entry != directory and entry.is_dir())
         remedy = nearest(directory.name, others)
         if directory.exists():
             made = f"of a spec `topoplan generate {name}` makes one"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
-from topoplan.errors import SpecError
+from topoplan.errors import SpecError, nearest
 from topoplan.specs.kinds import Checked, KeyedError
 from topoplan.specs.passed_on import block, mapping_schema
 from topoplan.specs.secrets import NEVER_WRITTEN, REMEDY, is_secret
@@ -45,6 +48,23 @@ def check_option(name: object, value: object) -> tuple[str, str | bool]:
     if not text.isprintable() or not re.fullmatch(r"[^'\\]{1,1024}", text):
         raise SpecError(f"{shown(value)} is not usable", expected="expected text on one line without ' and \\")
     return option, text
+
+
+def unknown_option(option: str) -> str:
+    """A sentence on an option that sbatch itself has not, and a plugin of a cluster may have; else empty."""
+    document = _document()
+    if option in document["options"]:
+        return ""
+    oldest, newest = document["versions"]
+    what = f"sbatch of Slurm {oldest} to {newest} has no option {option!r}, unless a plugin of the cluster has it"
+    return "; ".join(filter(None, (what, nearest(option, document["options"]))))
+
+
+@cache
+def _document() -> Mapping[str, Any]:
+    text = files("topoplan.catalog").joinpath("sbatch_options.json").read_text(encoding="utf-8")
+    document: Mapping[str, Any] = json.loads(text)
+    return document
 
 
 def _options(value: Any) -> dict[str, str | bool]:

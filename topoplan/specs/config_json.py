@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from topoplan.errors import ModelError
-from topoplan.specs.config_fields import Fields
+from topoplan.specs.config_fields import Fields, is_number
 from topoplan.specs.model import (
     MOST_LAYERS,
     AnyAttention,
@@ -257,6 +257,34 @@ def _family(top: Fields, fields: Fields, where: str) -> Family:
     return family
 
 
+_MOST_STRETCHED = 1_000_000
+_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "mrope", "proportional")
+"""ROPE_INIT_FUNCTIONS of transformers, and names that it reads as one of them."""
+
+
+def _check_rope(fields: Fields, name: str) -> None:
+    """Refuse rotary positions that transformers would stop at; they cost the same, whichever they are."""
+    told = fields.mapping(name)
+    if told is None:
+        return
+    inner = Fields(told, f"{fields.where}: {name}")
+    kind = inner.text("rope_type", "type", default="default")
+    if kind not in _ROPE_TYPES and not fields.has("auto_map"):  # code of the model's own may have others
+        raise inner.wrong(inner.find("rope_type", "type") or "", f"one of {', '.join(_ROPE_TYPES)}")
+    if inner.has("factor") and not is_number(told["factor"], 1, _MOST_STRETCHED):
+        raise inner.wrong("factor", f"a number from 1 to {_MOST_STRETCHED:,}")
+
+
+def _quantization(top: Fields) -> str:
+    """The method by which the checkpoint's weights are quantized; empty where they are not."""
+    told = top.mapping("quantization_config")
+    return (
+        Fields(told, f"{top.where}: quantization_config").text("quant_method", default="a method of its own")
+        if told
+        else ""
+    )
+
+
 def model_from_config(
     config: Mapping[str, Any],
     *,
@@ -280,6 +308,8 @@ def model_from_config(
     nested = top.mapping("text_config")
     fields = top if nested is None else Fields({**config, **nested}, where)
     family = _family(top, fields, where)
+    for positions_of in ("rope_scaling", "rope_parameters"):
+        _check_rope(fields, positions_of)
     model_type, vision = top.text("model_type"), top.mapping("vision_config")
     hidden = fields.integer("hidden_size", "n_embd", "d_model")
     count = fields.integer("num_hidden_layers", "num_layers", "n_layer", "n_layers", most=MOST_LAYERS)
@@ -306,5 +336,6 @@ def model_from_config(
             "num_nextn_predict_layers", "mtp_num_layers", "mtp_num_hidden_layers", default=0, least=0
         ),
         vision=None if vision is None else vision_tower(vision, model_type, hidden, where),
+        quantization=_quantization(top),
         config_path=config_path,
     )

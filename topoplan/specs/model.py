@@ -169,6 +169,8 @@ class Model:
     """Multi-token-prediction layers in the checkpoint; 0 when it does not say. Not counted in parameters: a job trains
     them only when it asks to (`Job.mtp_num_layers`)."""
     vision: VisionTower | None = None
+    quantization: str = ""
+    """How the weights of the checkpoint are quantized (gptq, awq, fp8); empty where the config does not say so."""
     config_path: str | None = None
     """Local directory of the model, when it was given as one."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from topoplan.reading.values import Keys, as_number
+from topoplan.reading.values import Keys
 from topoplan.specs.job import Job
 
 
@@ -14,7 +14,7 @@ def common(keys: Keys, _: Job) -> Mapping[str, Any]:
     names = keys.value("dataset")
     found: dict[str, Any] = {
         "dataset": ",".join(map(str, names)) if isinstance(names, list) else names,
-        "learning_rate": as_number(keys.value("learning_rate")),
-        "epochs": as_number(keys.value("num_train_epochs")),
+        "learning_rate": keys.number("learning_rate"),
+        "epochs": keys.number("num_train_epochs"),
     }
     return {key: value for key, value in found.items() if value is not None}

@@ -35,7 +35,9 @@ def _known() -> Mapping[str, Any]:
 def key_findings(document: Document) -> Iterator[Finding]:
     """What is wrong with each key alone."""
     known = _known()
-    for key in document.data:
+    for key, value in document.data.items():
+        if expected := _unfit(key, known["top"].get(key, ""), value):
+            yield document.finding("wrong-value.top", (key,), value=shown(value), expected=expected)
         if key not in known["top"] and not str(key).startswith(("_", "//")):  # a comment, as JSON has none
             close = nearest(key, known["top"])
             edits = () if close else drop(document.holder, (*document.path, key))
@@ -72,7 +74,7 @@ def _field(document: Document, block: str, path: KeyPath, fields: Mapping[str, s
 
 def _unfit(key: str, kind: str, value: Any) -> str:
     """What was expected in place of a value that pydantic refuses; empty where it takes it."""
-    if value is None or value == "auto" or (isinstance(value, bool) and kind in ("bool", "int", "float")):
+    if not kind or value is None or value == "auto" or (isinstance(value, bool) and kind in ("bool", "int", "float")):
         return ""
     if key == "stage":
         return "" if as_whole(value) in (0, 1, 2, 3) else "0, 1, 2 or 3"

@@ -9,6 +9,7 @@ one version of a package: what bundles are written for, and what is newer (`cata
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -205,6 +206,10 @@ def default_template(model: str, model_type: str) -> str | None:
     return known.by_model_type.get(model_type)
 
 
+_NO_TEMPLATE = ("none", "null", "no", "auto", "false")
+"""Words for no template, which are the names of none."""
+
+
 def missing_template(name: str) -> str:
     """A sentence on a template that the LLaMA-Factory which bundles are written for has not; else empty."""
     known = templates()
@@ -212,7 +217,10 @@ def missing_template(name: str) -> str:
         return f"the template {name!r} needs {newer_than(known.since[name])}, and the bundle is for {known.version}"
     if name in known.names:
         return ""
-    close = nearest(name, known.names - known.since.keys())
+    if name.lower() in _NO_TEMPLATE:
+        close = "leave it out for the model's own, or write empty for one that adds nothing"
+    else:
+        close = nearest(name, known.names - known.since.keys())
     return f"LLaMA-Factory {known.version} has no template {name!r}" + (f"; {close}" if close else "")
 
 
@@ -283,7 +291,29 @@ def judge_key(name: str, value: Any, *, path: TrainerPath = "mca", version: str 
 
 
 def typed_value(key: Key, value: Any) -> Verdict:
-    """`value` in the type that the key declares, or what is wrong with it."""
+    """`value` in the type that the key declares and in its range, or what is wrong with it."""
+    verdict = _typed(key, value)
+    expected = "" if verdict.trouble else _range_missed(key.name, verdict.value)
+    if not expected:
+        return verdict
+    return Verdict(value=value, trouble="type", what=f"{key.name} is {value}", expected=f"{_expected(key)} {expected}")
+
+
+def _range_missed(name: str, value: Any) -> str:
+    """The range of a key that a number is not in, in words; empty where it is."""
+    bounds = _document("ranges.json")["ranges"].get(name)
+    if bounds is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    missed = {"least": operator.lt, "most": operator.gt, "above": operator.le, "below": operator.ge}
+    if not any(missed[word](value, bound) for word, bound in bounds.items()):
+        return ""
+    return " and ".join(f"{_BOUNDS[word]} {bound}" for word, bound in bounds.items())
+
+
+_BOUNDS = {"least": "of at least", "most": "at most", "above": "above", "below": "below"}
+
+
+def _typed(key: Key, value: Any) -> Verdict:
 
     def refused(what: str, remedy: str = "") -> Verdict:
         return Verdict(value=value, trouble="type", what=what, expected=_expected(key), remedy=remedy)
