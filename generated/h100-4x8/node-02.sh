@@ -20,13 +20,13 @@ workdir="$bundle_dir"
 # As in train.yaml:
 model_dir=models/Qwen/Qwen3-VL-8B-Instruct
 dataset_dir=data
-output_dir=saves/Qwen3-VL-8B-Instruct-tp2-pp1-dp16-mbs2-12463bf8
+output_dir=saves/Qwen3-VL-8B-Instruct-tp2-pp1-dp16-mbs2-nosp-343ecbea
 
 # The cluster spec names no hosts: node 0 is named when the script is started.
 master_addr="${1:-${MASTER_ADDR:-}}"
 [[ -n "$master_addr" ]] ||
   fail "the address of node 0 is missing; start every node with it: MASTER_ADDR=10.0.0.1 bash node-02.sh"
-master_port=23901
+master_port=21972
 
 # What an earlier job, a container or a scheduler may have left behind, and torchrun or the trainer would obey.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK MASTER_ADDR MASTER_PORT NNODES NODE_RANK NPROC_PER_NODE RDZV_ID MIN_NNODES MAX_NNODES MAX_RESTARTS FORCE_TORCHRUN USE_RAY USE_KT USE_MEGATRON_BRIDGE ALLOW_EXTRA_ARGS
@@ -147,7 +147,7 @@ ulimit -Sc 0
   printf '%s: memory locking is limited to %s KiB; RDMA may fail (memlock in limits.conf)\n' node-02.sh "$(ulimit -l)" >&2
 
 # Each rank writes its own files below log_dir, beside what is shown here.
-log_dir="$PWD"/logs/Qwen3-VL-8B-Instruct-tp2-pp1-dp16-mbs2-12463bf8/node-02
+log_dir="$PWD"/logs/Qwen3-VL-8B-Instruct-tp2-pp1-dp16-mbs2-nosp-343ecbea/node-02
 mkdir -p -- "$log_dir"
 
 # The launcher module under one torchrun: `llamafactory-cli train` would start a second one in each process.

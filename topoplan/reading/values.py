@@ -206,14 +206,12 @@ class Keys:
             self.fail(key, f"{key} is {shown(value)}", expected="expected a number from 0 to 1")
         return float(value)
 
-    def number(self, key: str) -> float | None:
+    def positive(self, key: str) -> float | None:
         """A number above 0; None where there is none."""
-        value = self.value(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            self.fail(key, f"{key} is {shown(value)}", expected="expected a number above 0")
-        return float(value)
+        found = self.number(key)
+        if found is not None and not 0 < found < float("inf"):
+            self.fail(key, f"{key} is {shown(found)}", expected="expected a number above 0")
+        return found
 
     def text(self, key: str) -> str | None:
         """Text; None where there is none."""

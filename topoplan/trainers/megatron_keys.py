@@ -149,7 +149,7 @@ MEMORY = by_key(
     Row(
         "moe_expert_capacity_factor",
         "moe_expert_capacity_factor",
-        lambda reading, key: reading.keys.number(key),
+        lambda reading, key: reading.keys.positive(key),
         "an expert drops tokens beyond so many times the average",
         show=lambda _, layout: layout.moe_expert_capacity_factor,
     ),
