@@ -13,7 +13,7 @@ pytest_plugins = ["tests.bed.fixtures"]
 
 WITH_SSH = ("tests/bed/", "tests/remote/", "tests/run/")
 ON_HOSTS = {
-    *("test_launch_faults", "test_launch_for_real", "test_remote", "test_node", "test_connection"),
+    *("run/test_launch", "test_launch_faults", "test_launch_for_real", "test_remote", "test_node", "test_connection"),
     "preflight/test_preflight",
     *("hosts/test_probe", "test_torchrun_for_real", "test_run", "test_watch", "test_stopping", "run/test_attach"),
     *(

@@ -715,9 +715,11 @@ class TestStop:
         assert host.stop(grace_s=0.2)["left"] == ""
         assert _processes_in(host.run_dir) == []
 
-    @pytest.mark.parametrize("ignores", [False, True])
-    @pytest.mark.parametrize("leaves", [False, True])
-    @pytest.mark.parametrize("beside", ["", "sleep 30"])
+    # Each pair of the three in each combination.
+    @pytest.mark.parametrize(
+        ("ignores", "leaves", "beside"),
+        [(False, False, ""), (True, True, ""), (True, False, "sleep 30"), (False, True, "sleep 30")],
+    )
     def test_ends_a_process_that_replaces_itself_all_the_time(
         self, host: Host, ignores: bool, leaves: bool, beside: str
     ) -> None:
