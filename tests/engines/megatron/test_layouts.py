@@ -34,6 +34,7 @@ from topoplan.trainers.case import case_of
 
 NODES = {DENSE: 2, MOE: 1, MLA: 1, VISION: 1, LINEAR: 1}
 
+
 def candidates(spec: Spec) -> Iterator[tuple[Layout, str | None]]:
     """Every layout that a search looks at, with the name of the rule that it breaks."""
     backend = spec.job.pin.get("backend", "mca")
