@@ -250,9 +250,11 @@ def test_what_can_be_run_of_a_document_becomes_a_file() -> None:
 def test_a_bundle_is_predicted_as_the_plan_that_it_was_written_for(tmp_path: Path, backend: str, trainer: str) -> None:
     spec = load_spec("cluster_specs/a100-1x8.yaml", model="Qwen/Qwen3-0.6B", pins={"backend": backend})
     spec = replace(spec, trainer=trainer)
-    plan = rank(spec).plans[0]
+    ranking = rank(spec)
+    plan = ranking.plans[0]
     write_bundle(generate(spec, plan, trainer=trainer), tmp_path / "bundle")
-    (prediction,) = check([str(tmp_path / "bundle")], Against(cluster=spec.cluster)).predictions
+    against = Against(cluster=spec.cluster, search=lambda spec: ranking)
+    (prediction,) = check([str(tmp_path / "bundle")], against).predictions
     assert prediction.plan is not None
     assert prediction.plan.id == plan.id
     assert prediction.plan.memory.device_bytes == plan.memory.device_bytes
