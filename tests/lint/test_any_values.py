@@ -104,7 +104,7 @@ def no_search(spec: Spec) -> Ranking:
     raise SpecError("no search")
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     st.one_of(
         st.tuples(st.just("llamafactory"), st.dictionaries(st.sampled_from(TRAINING_NAMES), VALUES, max_size=4)),
