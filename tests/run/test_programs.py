@@ -768,7 +768,7 @@ class TestStop:
             assert len(one.state()["pids"].split()) >= 3
             one.stop(0)
 
-    @pytest.mark.parametrize("change", [-1, 1, 10**6])
+    @pytest.mark.parametrize("change", [-1, 1])
     def test_leaves_a_process_alone_that_came_by_the_recorded_id(self, host: Host, change: int) -> None:
         host.start("exit 0")
         assert eventually(host.ended)
