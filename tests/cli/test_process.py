@@ -47,17 +47,9 @@ def test_bad_input_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
     assert "400Gb/s" in done.stderr
 
 
-@pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
-@pytest.mark.parametrize("verb", [["show", "models"], ["rank", str(FLAGSHIP), *SMALL, "--rejected", "--json"]])
-def test_a_reader_that_leaves_is_no_error(verb: list[str]) -> None:
-    command = " ".join([sys.executable, "-m", "topoplan", *verb])
-    done = subprocess.run(
-        ["bash", "-c", f"{command} | head -c 10 >/dev/null; exit ${{PIPESTATUS[0]}}"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-    )
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m topoplan show models | head -c 10 >/dev/null; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
 
 

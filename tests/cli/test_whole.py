@@ -1,7 +1,5 @@
 """The verbs with the real planner, one after the other on one question."""
 
-import csv
-import io
 import json
 from pathlib import Path
 
@@ -25,11 +23,6 @@ def test_json_follows_the_schema_and_adds_up(cli: Cli) -> None:
     for plan in document["plans"]:
         assert plan["time"]["band"][0] <= plan["time"]["step_s"] <= plan["time"]["band"][1]
         assert sum(plan["time"]["parts_s"].values()) == pytest.approx(plan["time"]["step_s"], rel=1e-4)
-
-
-def test_csv_is_as_long_as_top(cli: Cli) -> None:
-    rows = list(csv.DictReader(io.StringIO(cli("rank", FLAGSHIP, "--csv", "--top", "3", *SMALL).out)))
-    assert [row["tp"] for row in rows] == ["4", "4", "4"]
 
 
 def test_predict_and_generate_agree_with_rank(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,24 +58,3 @@ def test_predict_and_generate_agree_with_rank(cli: Cli, tmp_path: Path, monkeypa
     assert {"plan.json", "train.yaml", "hosts.json", "README.md", "node-00.sh", "node-03.sh"} <= {
         path.name for path in Path("generated/h100-4x8").iterdir()
     }
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "Qwen/Qwen3-8b-typo"], "Qwen3"),
-        (["--set", "seq_length=4096"], "seq_len"),
-        (["--set", "gpu=h100-sxm-81gb"], "h100-sxm-80gb"),
-        (["--pin", "tp=3"], "tp"),
-        (["--set", "global_batch_size=63", "--pin", "tp=1,pp=1,cp=1"], "63"),
-    ],
-)
-def test_a_question_that_cannot_be_is_one_message(cli: Cli, arguments: list[str], message: str) -> None:
-    done = cli("rank", FLAGSHIP, *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("topoplan: ")
-    assert message in done.err
-
-
-def test_a_bundle_cannot_be_a_device(cli: Cli) -> None:
-    assert "/dev/null" in cli("generate", FLAGSHIP, *SMALL, "-o", "/dev/null").err
