@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.reading.setups import FULL_YAML, all_of, configuration, launch, mca
+from tests.samples import no_search
 from topoplan.lint.against import Against
 from topoplan.lint.compare import predicted
 from topoplan.lint.prediction import Prediction
@@ -147,7 +148,7 @@ def test_small_gains_are_not_worth_a_word(ranking: Ranking) -> None:
 def test_a_command_for_another_cluster_is_told(h100s: Cluster, options: dict[str, str], severity: str) -> None:
     one = mca(use_distributed_optimizer=True)
     start = launch("llamafactory-cli", "train", "train.yaml", options=options)
-    prediction, found = compared(one, h100s, all_of(one, launches=(start,)))
+    prediction, found = compared(one, h100s, all_of(one, launches=(start,)), search=no_search)
 
     finding = found["launch-other-cluster"]
     assert (finding.severity, finding.part, finding.line) == (severity, start.part, 3)
@@ -185,7 +186,7 @@ def test_a_model_that_the_trainer_does_not_take_is_an_error(h100s: Cluster) -> N
 
 def test_too_few_samples_for_a_step_are_an_error(one_node: Cluster) -> None:
     one = mca(dataset="a", max_samples=100, gradient_accumulation_steps=2, use_distributed_optimizer=True)
-    _, found = compared(one, one_node)
+    _, found = compared(one, one_node, search=no_search)
 
     assert found["samples-below-batch"].what == "100 samples at most, and a step takes 128"
     assert found["samples-below-batch"].severity == "error"
@@ -196,7 +197,7 @@ def test_what_cannot_be_read_has_a_reason_and_no_finding(one_node: Cluster) -> N
 
     assert found == {}
     assert "was not found" in prediction.reason
-    named, _ = compared(mca(model_name_or_path="/data/final"), one_node, model="Qwen/Qwen3-8B")
+    named, _ = compared(mca(model_name_or_path="/data/final"), one_node, model="Qwen/Qwen3-8B", search=no_search)
     assert named.plan is not None
 
 

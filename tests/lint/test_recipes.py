@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from topoplan.errors import SpecError
+from tests.samples import no_search
 from topoplan.lint.against import Against
 from topoplan.lint.check import Checked, check, fix
-from topoplan.planner.plan import Plan, Ranking
+from topoplan.planner.plan import Plan
 from topoplan.reading.finding import Finding
 from topoplan.specs.load import load_cluster
-from topoplan.specs.spec import Spec
 
 GUIDE = """# 训练脚本参数详细说明
 
@@ -103,12 +102,7 @@ def checked(tmp_path: Path, against: Against, **files: str) -> Checked:
 
 
 def unsearched(against: Against) -> Against:
-    """For what is seen without the best plan of the job."""
-
-    def search(spec: Spec) -> Ranking:
-        raise SpecError("no search")
-
-    return replace(against, search=search)
+    return replace(against, search=no_search)
 
 
 @pytest.fixture(scope="module")
