@@ -34,6 +34,11 @@ def one_node() -> Cluster:
 
 
 @pytest.fixture(scope="module")
+def article(h100s: Cluster) -> tuple[Prediction, dict[str, Finding]]:
+    return compared(configuration(FULL_YAML), h100s)
+
+
+@pytest.fixture(scope="module")
 def ranking() -> Ranking:
     return rank(load_spec("cluster_specs/h100-4x8.yaml", overrides=["nodes=1"]))
 
@@ -45,8 +50,10 @@ def compared(
     return prediction, {finding.rule: finding for finding in found}
 
 
-def test_the_articles_scheme_fits_and_is_slower_than_the_best_plan(h100s: Cluster) -> None:
-    prediction, found = compared(configuration(FULL_YAML), h100s)
+def test_the_articles_scheme_fits_and_is_slower_than_the_best_plan(
+    article: tuple[Prediction, dict[str, Finding]],
+) -> None:
+    prediction, found = article
 
     assert prediction.plan is not None
     assert prediction.best is not None
@@ -66,8 +73,10 @@ def test_the_articles_scheme_fits_and_is_slower_than_the_best_plan(h100s: Cluste
     )  # the global batch is kept
 
 
-def test_the_remedy_leads_to_the_best_plan_when_it_is_typed(h100s: Cluster) -> None:
-    prediction, found = compared(configuration(FULL_YAML), h100s)
+def test_the_remedy_leads_to_the_best_plan_when_it_is_typed(
+    h100s: Cluster, article: tuple[Prediction, dict[str, Finding]]
+) -> None:
+    prediction, found = article
     assert prediction.best is not None
     keys = dict(one.split(": ") for one in found["plan-slower"].remedy.removeprefix("set ").split(", "))
     changed = dict(configuration(FULL_YAML).source.data)
