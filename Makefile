@@ -34,6 +34,8 @@ VERIFY_PYTEST = -m pytest -v -rs --disable-warnings -m verify
 MCORE_ADAPTER ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# What is read in is read in many times: by each worker, and by each program that a test starts.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-hosts lint format typecheck bench soak accuracy readme readme-check docs \

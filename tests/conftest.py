@@ -13,7 +13,7 @@ pytest_plugins = ["tests.bed.fixtures"]
 
 WITH_SSH = ("tests/bed/", "tests/remote/", "tests/run/")
 ON_HOSTS = {
-    *("test_launch_faults", "test_launch_for_real", "test_remote", "test_node", "test_connection"),
+    *("run/test_launch", "test_launch_faults", "test_launch_for_real", "test_remote", "test_node", "test_connection"),
     "preflight/test_preflight",
     *("hosts/test_probe", "test_torchrun_for_real", "test_run", "test_watch", "test_stopping", "run/test_attach"),
     *(
@@ -37,7 +37,7 @@ for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
-settings.register_profile("dev", deadline=None, max_examples=40)
+settings.register_profile("dev", deadline=None, max_examples=15)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
@@ -70,9 +70,14 @@ def _is_on_hosts(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Reading in all other tests takes as long as some of these."""
-    skips = config.option.markexpr == "hosts" and collection_path.match("test_*.py")
-    return (skips and not _is_on_hosts(collection_path)) or None
+    """Reading in tests that are not asked for takes as long as some of those that are."""
+    asked = config.option.markexpr
+    if not collection_path.match("test_*.py"):
+        return None
+    if asked == "hosts":
+        return None if _is_on_hosts(collection_path) else True
+    # Those of tests/verify import torch and transformers.
+    return True if "not verify" in asked and collection_path.parent.name == "verify" else None
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from topoplan.errors import SpecError
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.planner.plan import Counts, Memory, Plan, Plans, Ranking, Rejection, StageMemory, Time
 from topoplan.specs.cluster import Cluster
@@ -155,3 +156,8 @@ def usual_ranking(**job: Any) -> Ranking:
             make_rejection(pp=8, rule="layers", reason="36 layers % (pp 8 * vpp 1) = 4", fix="pp 4 divides them"),
         ),
     )
+
+
+def no_search(spec: Spec) -> Ranking:
+    """In the place of a search, for what is seen without the best plan of a job."""
+    raise SpecError("no search")

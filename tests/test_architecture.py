@@ -55,10 +55,16 @@ def room(path: Path) -> str:
 
 
 @cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All of a module's syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
+
+
+@cache
 def imported(path: Path) -> frozenset[str]:
     """Every module that a file imports, anywhere in it: `topoplan.specs.spec`, `yaml`, ..."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -128,7 +134,7 @@ def test_nothing_asks_which_engine_a_layout_is_of() -> None:
     for path in MODULES:
         if room(path) not in ASKS_NO_ENGINE:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             words: set[object] = set()
             if isinstance(node, ast.Compare):
                 words = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)}
@@ -155,7 +161,7 @@ def test_nothing_outside_the_wings_asks_which_trainer_it_has() -> None:
     for path in MODULES:
         if room(path) == "trainers" or ids(path) in STILL_ASKS_A_TRAINER:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             sides: list[ast.expr] = []
             if isinstance(node, ast.Compare):
                 sides = [node.left, *node.comparators]
@@ -175,7 +181,7 @@ def test_only_engines_and_layouts_know_which_backends_are_megatrons() -> None:
     for path in MODULES:
         if room(path) in ("engines", "layout", "specs") or ids(path) in STILL_ASKS_AN_ENGINE:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             word = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
             asked |= {f"{ids(path)}:{node.lineno} {word}"} if word in words else set()
     assert not asked
@@ -250,12 +256,7 @@ def test_errors_of_the_exception_tree_are_all_public() -> None:
 
 
 def test_input_is_never_checked_with_assert() -> None:
-    found = [
-        f"{ids(path)}:{node.lineno}"
-        for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Assert)
-    ]
+    found = [f"{ids(path)}:{node.lineno}" for path in MODULES for node in nodes(path) if isinstance(node, ast.Assert)]
     assert not found
 
 
@@ -263,7 +264,7 @@ def test_a_function_fits_on_a_screen() -> None:
     long = [
         f"{ids(path)}:{node.name}"
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if node.end_lineno is not None and node.end_lineno - node.lineno >= 60
     ]

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 from tests.climbs import ROOT, climbs, floor
 
 MOST = 8
@@ -12,9 +10,9 @@ MOST = 8
 (caveats), the warnings of its files, which are made for that, and the ways out."""
 
 
-@pytest.mark.parametrize("spec", ["h100-4x8", "a100-1x8"])
-def test_a_ranking_seldom_climbs_back_up(spec: str) -> None:
-    command = [sys.executable, str(ROOT / "tests" / "climbs.py"), str(ROOT / "cluster_specs" / f"{spec}.yaml")]
+def test_a_ranking_seldom_climbs_back_up() -> None:
+    """Of a spec without a roomy plan, so that ways out are on the way."""
+    command = [sys.executable, str(ROOT / "tests" / "climbs.py"), str(ROOT / "cluster_specs" / "a100-1x8.yaml")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     *_, last = done.stdout.splitlines()
     files, found = (int(word) for word in last.split() if word.isdecimal())

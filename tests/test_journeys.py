@@ -11,7 +11,7 @@ import pytest
 from tests.journeys import COLUMNS, DIRECTORY, LINES, MOST_COMMANDS, next_command, read, rows, run, session, written
 
 JOURNEYS = sorted(path.stem for path in DIRECTORY.glob("*.txt"))
-LONG = {"h100-alone", "h20-moe", "h800-deepseek"}
+LONG = {"a100-roce", "h100-alone", "h20-moe", "h800-deepseek"}
 SPECS = Path("cluster_specs")
 SMALL_SPECS = {"a100-1x8"}
 

@@ -22,13 +22,13 @@ __all__ = ["cli"]
 CARD, ARCHITECTURE, KIN = "z1-sxm-192gb", "zeta", "hopper"
 SPEC = """\
 nodes: 2
-gpus_per_node: 8
+gpus_per_node: 2
 nvlink_bandwidth: 900GB/s
 ib_bandwidth: 400Gb/s
 nics_per_node: 8
 gpu: {gpu}
 model: Qwen/Qwen3-0.6B
-job: {{seq_len: 2048, global_batch_size: 64, template: qwen3}}
+job: {{seq_len: 2048, global_batch_size: 8, template: qwen3}}
 """
 OWN_CARD = f"{{name: a-card, architecture: {ARCHITECTURE}, memory: 96GiB, memory_bandwidth: 4TB/s, bf16_tflops: 900}}"
 

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.bundle.samples import CLUSTER, HOSTS, ONE_NODE, make_spec_and_plan
+from tests.bundle.shell_scripts import assert_sound
 from tests.bundle.test_node_script import NAMES, NASTY, fill, make_python, scratch
 from tests.sizes import examples
 from topoplan.bundle.bundle import generate
@@ -213,16 +213,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_script_passes_bash_and_shellcheck(case: str, tmp_path: Path) -> None:
-    path = tmp_path / JOB_SCRIPT
-    path.write_text(script(**CASES[case]))
-    subprocess.run(["bash", "-n", str(path)], check=True)
-    beside_python = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    shellcheck = shutil.which("shellcheck", path=beside_python)
-    if shellcheck is None:
-        pytest.skip("shellcheck is not installed (the dev extra has it)")
-    checked = subprocess.run([shellcheck, str(path)], capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stdout
+def test_the_script_passes_bash_and_shellcheck(case: str) -> None:
+    assert_sound(script(**CASES[case]))
 
 
 # Commands of Slurm that answer for a job on four nodes. srun runs the tasks one after the other.

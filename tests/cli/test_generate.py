@@ -75,11 +75,6 @@ def test_an_edited_bundle_is_kept_unless_forced(cli: Cli, spec_file: Path) -> No
     assert cli("generate", spec_file, "-o", "out", "--force").code == 0
 
 
-def test_a_file_in_the_way_is_refused(cli: Cli, spec_file: Path) -> None:
-    Path("out").write_text("")
-    assert cli("generate", spec_file, "-o", "out").code == 2
-
-
 def test_json_names_plan_and_files(cli: Cli, spec_file: Path) -> None:
     view = json.loads(cli("generate", spec_file, "--json").out)
     assert view["schema"] == "topoplan.generate/1"
@@ -113,18 +108,18 @@ def test_the_trainer_of_the_option_is_asked_for(cli: Cli, spec_file: Path) -> No
         assert json.loads(Path("out/plan.json").read_text()).get("trainer") == trainer
 
 
-def test_an_unknown_trainer_is_refused_before_the_search(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
-    result = cli("generate", spec_file, "--trainer", "lamafactory")
-    assert (result.code, result.out, fake_search) == (2, "", [])
-    assert "--trainer: 'lamafactory' is not a trainer; expected llamafactory, swift or trinity" in result.err
-
-
-def test_an_unknown_scheduler_is_refused_before_the_search(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
-    result = cli("generate", spec_file, "--scheduler", "pbs")
-    assert result.code == 2
-    assert "--scheduler: 'pbs' is not a scheduler; expected slurm or none" in result.err
-    assert not fake_search
-    assert not Path("generated").exists()
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--trainer", "'lamafactory' is not a trainer; expected llamafactory, swift or trinity"),
+        ("--scheduler", "'pbs' is not a scheduler; expected slurm or none"),
+    ],
+)
+def test_what_is_not_known_is_refused_before_the_search(
+    cli: Cli, spec_file: Path, fake_search: list[Any], option: str, words: str
+) -> None:
+    assert cli("generate", spec_file, option, words.split("'")[1]).is_refused(f"{option}: {words}")
+    assert fake_search == []
 
 
 @pytest.fixture

@@ -69,8 +69,8 @@ def timeless(text: str) -> str:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("h100-4x8", ()),
-        ("h100-4x8", ("--set", "nodes=1", "--set", "finetuning=lora")),
+        ("h100-4x8", ("--pin", "cp=1,tp=2")),
+        ("h100-4x8", ("--set", "nodes=1", "--set", "finetuning=lora", "--pin", "micro_batch_size=1")),
         (
             "rtx4090-2x8-pcie",
             ("--set", "nodes=1", "--set", "gpus_per_node=1", "--model", "Qwen/Qwen3-1.7B"),

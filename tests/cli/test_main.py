@@ -15,7 +15,6 @@ def test_version(cli: Cli, arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["rank"], "expected a SPEC, or --gpu"),
         (["rank", "x.yaml", "--jsno"], "No such option: --jsno; did you mean '--json'?; `topoplan rank --help`"),
         (["rank", "x.yaml", "--top"], "Option '--top' requires an argument; `topoplan rank --help` has all options"),
         (["size", "x.yaml"], "Missing option '--max-hours'; as in `topoplan size cluster.yaml --max-hours 24`"),

@@ -1,8 +1,5 @@
-from pathlib import Path
-
 import pytest
 
-from tests.cli.conftest import Cli
 from topoplan.cli.options import variations
 from topoplan.cli.output import stdout_console
 from topoplan.errors import InputError
@@ -36,13 +33,6 @@ def test_quotes_and_brackets_hold_a_value_together(text: str) -> None:
 def test_what_cannot_be_tried_is_refused(overrides: list[str] | None) -> None:
     with pytest.raises(InputError):
         variations(overrides, most=9)
-
-
-def test_a_wrong_margin_is_one_of_the_option_that_was_given(cli: Cli, spec_file: Path) -> None:
-    refused = cli("rank", spec_file, "--margin", "lots")
-    assert refused.code == 2
-    assert "--margin lots: margin: 'lots' is not a fraction" in refused.err
-    assert "--set" not in refused.err
 
 
 @pytest.mark.parametrize(("columns", "width"), [("72", 72), ("", 100), ("wide", 100), ("9999", 140)])

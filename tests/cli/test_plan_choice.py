@@ -40,10 +40,10 @@ def test_an_id_is_of_the_trainers_megatron_where_no_backend_is_named() -> None:
 
 
 @pytest.mark.parametrize("verb", ["explain", "timeline", "topology", "generate"])
-@pytest.mark.parametrize("split", ["tp2-dp16", "ep2-dp32"])
+@pytest.mark.parametrize("split", ["tp2-dp4", "ep2-dp8"])
 def test_a_split_of_fsdp2_that_is_not_predicted_is_refused_with_that_reason(
     cli: Cli, spec_file: Path, verb: str, split: str
 ) -> None:
-    result = cli(verb, spec_file, "--plan", f"fsdp2-{split}-mbs1")
+    result = cli(verb, spec_file, "--set", "nodes=1", "--plan", f"fsdp2-{split}-mbs1")
     assert result.code == 2
     assert f"layout breaks rule degrees: {split[:2]} 2 with backend fsdp2" in result.err

@@ -102,18 +102,6 @@ def test_what_is_assumed_without_a_spec_is_said(cli: Cli, fake_search: list[Any]
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "expected a SPEC, or --gpu"),
-        (["--gpu", "h100-sxm-80gb", "--batch", "64"], "--model and --seq-len are missing, without a SPEC"),
-        (["--gpu", "h100-sxm-80gb", "--model", "Qwen/Qwen3-8B", "--seq-len", "x", "--batch", "64"], "--seq-len x: "),
-    ],
-)
-def test_without_a_spec_the_command_line_has_to_say_enough(cli: Cli, options: list[str], message: str) -> None:
-    assert cli("rank", *options).is_refused(message)
-
-
 def test_options_that_say_one_key_go_over_the_spec(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
     assert cli("rank", spec_file, "--nodes", "2", "--seq-len", "8192", "--set", "global_batch_size=32").code == 0
     spec = fake_search[0]["spec"]
@@ -135,15 +123,6 @@ def test_options_change_the_spec(cli: Cli, spec_file: Path, fake_search: list[An
     assert spec.model.name == "Qwen/Qwen3-14B"
     assert (spec.job.seq_len, spec.job.global_batch_size, spec.cluster.nodes) == (8192, 128, 8)
     assert dict(spec.job.pin) == {"tp": 4, "pp": 1, "micro_batch_size": 2}
-
-
-@pytest.mark.parametrize("pins", [["tp=4,tp=2"], ["tp=4", "--pin", "pp=1, tp=8"]])
-def test_a_pin_that_contradicts_itself_is_refused(
-    cli: Cli, spec_file: Path, fake_search: list[Any], pins: list[str]
-) -> None:
-    result = cli("rank", spec_file, "--pin", *pins)
-    assert result.code == 2
-    assert "tp is pinned to 4 and to" in result.err
 
 
 def test_the_same_pin_twice_is_fine(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:
@@ -205,22 +184,6 @@ def test_backends_and_a_trainer_go_into_the_search(cli: Cli, spec_file: Path, fa
     assert cli("rank", spec_file).code == 0
     seen = [(one["spec"].backends, one["spec"].trainer) for one in fake_search]
     assert seen == [(("mca", "ddp", "deepspeed", "fsdp2"), None), (("fsdp2", "ddp"), "swift"), ((), None)]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--backend", "zero"], "--backend: 'zero' is not a backend"),
-        (["--trainer", "verl"], "--trainer: 'verl' is not a trainer"),
-        (["--trainer", "trinity", "--backend", "mca"], "'mca' is not a backend of trinity"),
-        (["--backend", "ddp", "--pin", "backend=fsdp2"], "--backend ddp: the job pins backend fsdp2"),
-    ],
-)
-def test_a_search_that_cannot_be_is_refused(
-    cli: Cli, spec_file: Path, fake_search: list[Any], options: list[str], message: str
-) -> None:
-    assert cli("rank", spec_file, *options).is_refused(message)
-    assert fake_search == []
 
 
 def test_the_trainer_of_a_plan_is_in_json(cli: Cli, spec_file: Path, fake_search: list[Any]) -> None:

@@ -58,7 +58,18 @@ def test_a_pin_that_a_case_cannot_meet_is_told_and_the_others_go_on(cli: Cli, sp
 
 
 def test_where_nothing_fits_the_exit_code_is_1(cli: Cli, spec_file: Path) -> None:
-    result = cli("what-if", spec_file, "--set", "model=Qwen/Qwen2.5-72B", "--set", "nodes=1", "--set", "template=x")
+    result = cli(
+        "what-if",
+        spec_file,
+        "--set",
+        "model=Qwen/Qwen2.5-72B",
+        "--set",
+        "nodes=1",
+        "--set",
+        "template=x",
+        "--pin",
+        "cp=1",
+    )
     assert result.code == 1
     assert "after: no layout fits; the nearest" in result.out
 

@@ -10,17 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.reading.setups import MEGATRON, MOE, PLAIN, make_setup, make_values, with_lines
+from tests.samples import no_search
 from tests.sizes import examples
-from topoplan.errors import SpecError
 from topoplan.lint.against import Against
 from topoplan.lint.compare import predicted
 from topoplan.lint.rules import deepspeed
-from topoplan.planner.plan import Ranking
 from topoplan.reading.edits import applied
 from topoplan.reading.setup import Setup, Trainer
 from topoplan.specs.load import load_cluster
 from topoplan.specs.source import parse_source
-from topoplan.specs.spec import Spec
 from topoplan.trainers.llamafactory import rules as llamafactory
 from topoplan.trainers.llamafactory.key_list import known_keys, plain_keys
 from topoplan.trainers.llamafactory.rules import mca_layouts
@@ -100,11 +98,7 @@ SWIFT_NAMES = [
 ZERO_NAMES = ["stage", "offload_optimizer", "offload_param", "device", "ratio", "autotp_size", "zero_optimization"]
 
 
-def no_search(spec: Spec) -> Ranking:
-    raise SpecError("no search")
-
-
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     st.one_of(
         st.tuples(st.just("llamafactory"), st.dictionaries(st.sampled_from(TRAINING_NAMES), VALUES, max_size=4)),

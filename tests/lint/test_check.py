@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.reading.setups import FULL_YAML, all_of, launch, swift_zero2
+from tests.samples import no_search
 from topoplan import trainers
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.write import write_bundle
@@ -126,8 +127,9 @@ def test_two_layouts_of_one_job_are_searched_once_and_not_again_for_their_copies
 def test_a_rule_on_the_keys_stands_for_the_layout_rule_at_the_same_place(
     train: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    unsearched = replace(against(), search=no_search)
     train.write_text(FULL_YAML.replace("parallel_size: 4 ", "parallel_size: 3 "))
-    assert "layout-world-size" in [one.rule for one in check([str(train)], against()).findings]
+    assert "layout-world-size" in [one.rule for one in check([str(train)], unsearched).findings]
 
     def tells(setup: Setup) -> Iterator[Finding]:
         (part,) = setup.parts
@@ -135,7 +137,7 @@ def test_a_rule_on_the_keys_stands_for_the_layout_rule_at_the_same_place(
         yield Finding(rule="mca-tp", severity="error", part=part, line=line, what="3 divides nothing")
 
     monkeypatch.setattr(whole, "rule_modules", lambda: (SimpleNamespace(findings=tells),))
-    assert [one.rule for one in check([str(train)], against()).findings if one.severity == "error"] == ["mca-tp"]
+    assert [one.rule for one in check([str(train)], unsearched).findings if one.severity == "error"] == ["mca-tp"]
 
 
 def test_what_large_cards_cannot_hold_needs_no_cluster_to_be_told() -> None:
@@ -250,9 +252,11 @@ def test_what_can_be_run_of_a_document_becomes_a_file() -> None:
 def test_a_bundle_is_predicted_as_the_plan_that_it_was_written_for(tmp_path: Path, backend: str, trainer: str) -> None:
     spec = load_spec("cluster_specs/a100-1x8.yaml", model="Qwen/Qwen3-0.6B", pins={"backend": backend})
     spec = replace(spec, trainer=trainer)
-    plan = rank(spec).plans[0]
+    ranking = rank(spec)
+    plan = ranking.plans[0]
     write_bundle(generate(spec, plan, trainer=trainer), tmp_path / "bundle")
-    (prediction,) = check([str(tmp_path / "bundle")], Against(cluster=spec.cluster)).predictions
+    against = Against(cluster=spec.cluster, search=lambda spec: ranking)
+    (prediction,) = check([str(tmp_path / "bundle")], against).predictions
     assert prediction.plan is not None
     assert prediction.plan.id == plan.id
     assert prediction.plan.memory.device_bytes == plan.memory.device_bytes

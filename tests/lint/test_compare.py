@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.reading.setups import FULL_YAML, all_of, configuration, launch, mca
+from tests.samples import no_search
 from topoplan.lint.against import Against
 from topoplan.lint.compare import predicted
 from topoplan.lint.prediction import Prediction
@@ -27,6 +28,21 @@ def h100s() -> Cluster:
     return load_cluster("cluster_specs/h100-4x8.yaml")
 
 
+@pytest.fixture(scope="module")
+def one_node() -> Cluster:
+    return load_cluster("cluster_specs/h100-4x8.yaml", overrides=["nodes=1"])
+
+
+@pytest.fixture(scope="module")
+def article(h100s: Cluster) -> tuple[Prediction, dict[str, Finding]]:
+    return compared(configuration(FULL_YAML), h100s)
+
+
+@pytest.fixture(scope="module")
+def ranking() -> Ranking:
+    return rank(load_spec("cluster_specs/h100-4x8.yaml", overrides=["nodes=1"]))
+
+
 def compared(
     one: Configuration, cluster: Cluster | None, where: Setup | None = None, **options: Any
 ) -> tuple[Prediction, dict[str, Finding]]:
@@ -34,8 +50,10 @@ def compared(
     return prediction, {finding.rule: finding for finding in found}
 
 
-def test_the_articles_scheme_fits_and_is_slower_than_the_best_plan(h100s: Cluster) -> None:
-    prediction, found = compared(configuration(FULL_YAML), h100s)
+def test_the_articles_scheme_fits_and_is_slower_than_the_best_plan(
+    article: tuple[Prediction, dict[str, Finding]],
+) -> None:
+    prediction, found = article
 
     assert prediction.plan is not None
     assert prediction.best is not None
@@ -55,8 +73,10 @@ def test_the_articles_scheme_fits_and_is_slower_than_the_best_plan(h100s: Cluste
     )  # the global batch is kept
 
 
-def test_the_remedy_leads_to_the_best_plan_when_it_is_typed(h100s: Cluster) -> None:
-    prediction, found = compared(configuration(FULL_YAML), h100s)
+def test_the_remedy_leads_to_the_best_plan_when_it_is_typed(
+    h100s: Cluster, article: tuple[Prediction, dict[str, Finding]]
+) -> None:
+    prediction, found = article
     assert prediction.best is not None
     keys = dict(one.split(": ") for one in found["plan-slower"].remedy.removeprefix("set ").split(", "))
     changed = dict(configuration(FULL_YAML).source.data)
@@ -75,10 +95,9 @@ def test_the_remedy_leads_to_the_best_plan_when_it_is_typed(h100s: Cluster) -> N
     assert keys["apply_rope_fusion"] == "false"
 
 
-def test_the_plan_that_generate_writes_is_found_to_be_right() -> None:
-    spec = load_spec("cluster_specs/h100-4x8.yaml")
-    one = configuration(trainer_file(spec, rank(spec).plans[0].layout).text)
-    prediction, found = compared(one, spec.cluster)
+def test_the_plan_that_generate_writes_is_found_to_be_right(ranking: Ranking) -> None:
+    one = configuration(trainer_file(ranking.spec, ranking.plans[0].layout).text)
+    prediction, found = compared(one, ranking.spec.cluster)
 
     assert found == {}
     assert prediction.faster == pytest.approx(1.0)
@@ -100,8 +119,8 @@ def test_what_does_not_fit_is_an_error_with_the_stage_and_the_gib(h100s: Cluster
     assert "plan-slower" not in found
 
 
-def test_an_illegal_layout_has_no_plan_and_still_a_best_one(h100s: Cluster) -> None:
-    prediction, found = compared(mca(tensor_model_parallel_size=3), h100s)
+def test_an_illegal_layout_has_no_plan_and_still_a_best_one(one_node: Cluster) -> None:
+    prediction, found = compared(mca(tensor_model_parallel_size=3), one_node)
 
     assert "layout-world-size" in found
     assert prediction.plan is None
@@ -111,7 +130,7 @@ def test_an_illegal_layout_has_no_plan_and_still_a_best_one(h100s: Cluster) -> N
 
 
 def test_a_job_that_fits_nowhere_is_said_once() -> None:
-    small = load_cluster("cluster_specs/rtx4090-2x8-pcie.yaml")
+    small = load_cluster("cluster_specs/rtx4090-2x8-pcie.yaml", overrides=["nodes=1"])
     one = mca(model_name_or_path="Qwen/Qwen2.5-72B", tensor_model_parallel_size=8, use_distributed_optimizer=True)
     prediction, found = compared(one, small)
 
@@ -122,10 +141,10 @@ def test_a_job_that_fits_nowhere_is_said_once() -> None:
     assert prediction.changes == ()
 
 
-def test_small_gains_are_not_worth_a_word(h100s: Cluster) -> None:
-    spec = load_spec("cluster_specs/h100-4x8.yaml")
-    second = next(plan for plan in rank(spec).plans[1:] if plan.layout.recompute.granularity == "none")
-    prediction, found = compared(configuration(trainer_file(spec, second.layout).text), h100s)
+def test_small_gains_are_not_worth_a_word(ranking: Ranking) -> None:
+    second = next(plan for plan in ranking.plans[1:] if plan.layout.recompute.granularity == "none")
+    one = configuration(trainer_file(ranking.spec, second.layout).text)
+    prediction, found = compared(one, ranking.spec.cluster)
 
     assert prediction.faster is not None
     assert ("plan-slower" in found) == (prediction.faster - 1 >= A_LITTLE_FASTER)
@@ -138,7 +157,7 @@ def test_small_gains_are_not_worth_a_word(h100s: Cluster) -> None:
 def test_a_command_for_another_cluster_is_told(h100s: Cluster, options: dict[str, str], severity: str) -> None:
     one = mca(use_distributed_optimizer=True)
     start = launch("llamafactory-cli", "train", "train.yaml", options=options)
-    prediction, found = compared(one, h100s, all_of(one, launches=(start,)))
+    prediction, found = compared(one, h100s, all_of(one, launches=(start,)), search=no_search)
 
     finding = found["launch-other-cluster"]
     assert (finding.severity, finding.part, finding.line) == (severity, start.part, 3)
@@ -174,20 +193,20 @@ def test_a_model_that_the_trainer_does_not_take_is_an_error(h100s: Cluster) -> N
     assert prediction.plan is None
 
 
-def test_too_few_samples_for_a_step_are_an_error(h100s: Cluster) -> None:
-    one = mca(dataset="a", max_samples=300, gradient_accumulation_steps=2, use_distributed_optimizer=True)
-    _, found = compared(one, h100s)
+def test_too_few_samples_for_a_step_are_an_error(one_node: Cluster) -> None:
+    one = mca(dataset="a", max_samples=100, gradient_accumulation_steps=2, use_distributed_optimizer=True)
+    _, found = compared(one, one_node, search=no_search)
 
-    assert found["samples-below-batch"].what == "300 samples at most, and a step takes 512"
+    assert found["samples-below-batch"].what == "100 samples at most, and a step takes 128"
     assert found["samples-below-batch"].severity == "error"
 
 
-def test_what_cannot_be_read_has_a_reason_and_no_finding(h100s: Cluster) -> None:
-    prediction, found = compared(mca(model_name_or_path="/data/final"), h100s)
+def test_what_cannot_be_read_has_a_reason_and_no_finding(one_node: Cluster) -> None:
+    prediction, found = compared(mca(model_name_or_path="/data/final"), one_node)
 
     assert found == {}
     assert "was not found" in prediction.reason
-    named, _ = compared(mca(model_name_or_path="/data/final"), h100s, model="Qwen/Qwen3-8B")
+    named, _ = compared(mca(model_name_or_path="/data/final"), one_node, model="Qwen/Qwen3-8B", search=no_search)
     assert named.plan is not None
 
 

@@ -62,11 +62,11 @@ def test_what_is_never_closed_is_noted_with_its_line(text: str, unclosed: tuple[
     assert read(text).unclosed == unclosed
 
 
-def test_nesting_fifty_thousand_deep_is_read_or_refused_in_time() -> None:
+def test_nesting_twenty_thousand_deep_is_read_or_refused_in_time() -> None:
     for opening in ("(", "$(", '"$(', "${", "`", "((", "[[", "{ ", "if a; then "):
-        read(opening * 50_000)
+        read(opening * 20_000)
     with pytest.raises(TopoplanError, match="takes too long"):
-        read("a | " * 50_000)
+        read("a | " * 20_000)
 
 
 def test_variables_of_the_script_are_put_in_place() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,16 @@ def checked(*findings: Finding, cluster: str | None = None, of: Configuration | 
     return replace(found, findings=(*findings, *found.findings), not_understood=())
 
 
+@cache
+def _article() -> Checked:
+    return checked(cluster="h100-4x8", of=configuration(FULL_YAML))
+
+
+def article(*findings: Finding) -> Checked:
+    """The published scheme on the cluster that it is for, with findings of a test's own."""
+    return replace(_article(), findings=(*findings, *_article().findings))
+
+
 def shown(what: Checked, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
     print_checked(console, what)
@@ -65,7 +76,7 @@ def test_a_finding_has_its_place_its_reason_and_its_remedy() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 100])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    text = shown(checked(ERROR, NOTE, cluster="h100-4x8", of=configuration(FULL_YAML)), width)
+    text = shown(article(ERROR, NOTE), width)
 
     assert max(map(len, text.splitlines())) <= width
 
@@ -107,7 +118,7 @@ def test_a_program_whose_arguments_nobody_knows_is_named() -> None:
 
 
 def test_the_prediction_stands_beside_the_best_plan() -> None:
-    text = shown(checked(cluster="h100-4x8", of=configuration(FULL_YAML)))
+    text = shown(article())
 
     assert "train.yaml on h100-4x8, 4 x 8 h100-sxm-80gb: Qwen/Qwen3-VL-8B-Instruct, full sft bf16" in text
     head = next(line for line in text.splitlines() if "best plan  " in line or line.endswith("best plan"))
@@ -130,7 +141,7 @@ def test_what_is_not_predicted_says_why() -> None:
 
 
 def test_the_json_twin_has_everything() -> None:
-    view = checked_to_dict(checked(ERROR, cluster="h100-4x8", of=configuration(FULL_YAML)))
+    view = checked_to_dict(article(ERROR))
     json.dumps(view, allow_nan=False)
 
     assert view["schema"] == SCHEMA == "topoplan.check/1"

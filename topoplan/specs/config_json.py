@@ -207,10 +207,8 @@ def _moe(fields: Fields, family: Family, experts: int, gated: bool) -> Moe:
 
 def _feed_forwards(fields: Fields, family: Family, layers: int, hidden: int) -> list[FeedForward]:
     """The feed-forward block of each layer."""
-    gated = family.gated
-    if gated is None:
-        activation = fields.text(*_ACTIVATION, default="silu")
-        gated = activation.lower() in _GATED_ACTIVATIONS
+    activation = fields.text(*_ACTIVATION, default="silu")
+    gated = activation.lower() in _GATED_ACTIVATIONS if family.gated is None else family.gated
     experts = fields.integer(
         *("num_experts", "n_routed_experts", "num_local_experts", "num_moe_experts", "moe_num_experts"),
         default=0,

@@ -42,7 +42,7 @@ def legal(spec: Spec, backend: str) -> list[Layout]:
 
 def brute_force(spec: Spec, backend: str) -> Iterator[Layout]:
     """Every layout that a user could write and that a search has reason to look at."""
-    cluster, job = spec.cluster, spec.job
+    cluster, job, case = spec.cluster, spec.job, case_of(spec, backend)
     states: list[dict[str, Any]] = [{}]
     if backend == "deepspeed":
         states = [
@@ -55,7 +55,7 @@ def brute_force(spec: Spec, backend: str) -> Iterator[Layout]:
         ]
     for state, ulysses, micro_batch, recompute, expandable in product(
         states,
-        range(1, cluster.gpus_per_node + 1),
+        [ranks for ranks in range(1, cluster.gpus_per_node + 1) if cluster.world_size % ranks == 0],
         range(1, MAX_MICRO_BATCH_SIZE + 1),
         (Recompute(), FULL),
         (False, True),
@@ -75,10 +75,9 @@ def brute_force(spec: Spec, backend: str) -> Iterator[Layout]:
         )
         offloads = layout.offload or layout.offload_optimizer or layout.offload_param
         if (
-            layout.world_size == cluster.world_size
-            and job.seq_len >= ulysses * (MIN_TOKENS_PER_ULYSSES_RANK if ulysses > 1 else 1)
+            job.seq_len >= ulysses * (MIN_TOKENS_PER_ULYSSES_RANK if ulysses > 1 else 1)
             and not (offloads and cluster.host_memory_bytes is None)
-            and broken_rule(case_of(spec, backend), layout, SHARDED_RULES) is None
+            and broken_rule(case, layout, SHARDED_RULES) is None
         ):
             yield layout
 

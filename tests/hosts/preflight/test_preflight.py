@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ import pytest
 
 from tests.bed.bed import Bed, probe
 from tests.bed.ready_hosts import NAMES, ready_hosts, spec_of, wanted
+from tests.cli.conftest import Cli, cli
 from topoplan.errors import HostError
 from topoplan.hosts.needs import RunNeeds
 from topoplan.hosts.preflight.connections import SCRIPT, arguments
@@ -20,6 +22,8 @@ from topoplan.remote.connection import Connection
 from topoplan.remote.fanout import connect_all
 from topoplan.remote.identities import Access
 from topoplan.specs.cluster import Cluster
+
+__all__ = ["cli"]
 
 LISTEN = "import socket, sys; s = socket.create_server(('0.0.0.0', {port})); print('up', flush=True); sys.stdin.read()"
 
@@ -179,3 +183,28 @@ def test_a_check_that_is_skipped_is_not_made(
     names = {check.name for check in preflight(connections, *run, skip=skip)}
     assert not names & set(skip)
     assert "gpus" in names
+
+
+@pytest.mark.usefixtures("run")
+def test_the_verb_says_who_is_ready(
+    cli: Cli, ready: Bed, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(ready.home))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    spec, bundle, data = directory / "cluster.yaml", tmp_path / "bundle", directory / "n2/work/data/dataset_info.json"
+    result = cli("preflight", spec)
+    assert (result.code, result.err) == (0, ""), result.out
+    assert "4 hosts: ready." in result.out
+    made = cli("generate", spec, "--pin", "tp=2,pp=1,micro_batch_size=1", "-o", bundle)
+    assert made.code == 0, made.err
+    text = data.read_text()
+    data.unlink()
+    try:
+        result = cli("preflight", bundle, "--json")
+        assert cli("preflight", bundle / "plan.json", "--skip", "data").code == 0
+    finally:
+        data.write_text(text)
+    document = json.loads(result.out)
+    failed = [(one["name"], one["host"]) for one in document["checks"] if one["outcome"] == "failure"]
+    assert failed == [("data", document["hosts"][2])]
+    assert (result.code, len(document["hosts"])) == (1, len(NAMES))

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.bundle.samples import CLUSTER, HOSTS, make_spec_and_plan
+from tests.bundle.shell_scripts import assert_sound
 from topoplan.bundle.bundle import generate
 from topoplan.bundle.plan_file import recorded_plan, written_again
 from topoplan.bundle.write import write_bundle
@@ -81,21 +79,9 @@ def test_yarn_is_checked_on_the_node_that_starts_the_trainer() -> None:
     assert "ROPE_THETA" not in files["node-01.sh"]
 
 
-@pytest.mark.parametrize("name", ["node-00.sh", "node-01.sh"])
-def test_bash_reads_the_scripts(name: str) -> None:
-    script = bundle(seq_len=81920)[name]
-    assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False).stderr == ""
-
-
-@pytest.mark.parametrize("name", ["node-00.sh", "node-01.sh"])
-def test_every_script_passes_shellcheck(name: str) -> None:
-    beside_python = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    shellcheck = shutil.which("shellcheck", path=beside_python)
-    if shellcheck is None:
-        pytest.skip("shellcheck is not installed (the dev extra has it)")
-    script = bundle(seq_len=81920)[name]
-    checked = subprocess.run([shellcheck, "-"], input=script, text=True, capture_output=True, check=False)
-    assert checked.returncode == 0, checked.stdout
+def test_every_script_passes_bash_and_shellcheck() -> None:
+    files = bundle(seq_len=81920)
+    assert_sound(files["node-00.sh"], files["node-01.sh"])
 
 
 def test_a_bundle_without_data_says_where_it_goes() -> None:

@@ -1,0 +1,27 @@
+"""What bash and shellcheck say of scripts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+
+def assert_sound(*scripts: str) -> None:
+    """bash can parse each of these texts, and shellcheck has nothing to say; skips where there is no shellcheck."""
+    with TemporaryDirectory() as directory:
+        paths = [Path(directory, f"{number}.sh") for number in range(len(scripts))]
+        for path, script in zip(paths, scripts, strict=True):
+            path.write_text(script, encoding="utf-8")
+            subprocess.run(["bash", "-n", path], check=True)
+        # The wheel of the dev extra puts the program beside Python.
+        shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        if shellcheck is None:
+            pytest.skip("shellcheck is not installed (the dev extra has it)")
+        checked = subprocess.run([shellcheck, *paths], capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout
