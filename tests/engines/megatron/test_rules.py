@@ -206,6 +206,23 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
     (
         "optimizer",
         {},
+        {"backend": "megatron", "exp_avg_dtype": "bf16"},
+        "exp_avg_dtype bf16 without precision_aware_optimizer",
+        {"backend": "megatron", "exp_avg_dtype": "bf16", "precision_aware_optimizer": True},
+    ),
+    (
+        "optimizer",
+        {},
+        {
+            **{"backend": "megatron", "precision_aware_optimizer": True, "main_params_dtype": "fp16"},
+            "optimizer_offload_fraction": 0.5,
+        },
+        "main_params_dtype fp16 with optimizer_offload_fraction, whose optimizer keeps fp32",
+        {"backend": "megatron", "precision_aware_optimizer": True, "main_params_dtype": "fp16"},
+    ),
+    (
+        "optimizer",
+        {},
         {"optimizer_offload_fraction": 0.5, "distributed_optimizer": False, "overlap_param_gather": False},
         "optimizer_offload_fraction 0.5 without distributed_optimizer",
         {"optimizer_offload_fraction": 0.5},

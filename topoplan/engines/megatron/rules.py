@@ -11,13 +11,14 @@ import math
 from topoplan.engines.rule import Rule
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout, stages_of
+from topoplan.layout.stages import sized_pipeline_layout
 from topoplan.operators.dispatch import flex_obstacle
 from topoplan.operators.divisors import divisors_of
 from topoplan.operators.padding import is_padded_to_seq_len, pad_multiple
 from topoplan.operators.softmax_attention import qkv_width
 from topoplan.specs.case import Case
 from topoplan.specs.facts import facts_of
-from topoplan.specs.layout_parts import RECOMPUTE_MODULES
+from topoplan.specs.layout_parts import RECOMPUTE_MODULES, stage_sizes_in
 
 
 def tensor_parallel_domain(case: Case) -> int:
@@ -162,6 +163,13 @@ def _adapter(case: Case, layout: Layout) -> str | None:
 
 
 def _optimizer(case: Case, layout: Layout) -> str | None:
+    for key in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+        if (dtype := getattr(layout, key)) != "fp32":
+            if not layout.precision_aware_optimizer:
+                return f"{key} {dtype} without precision_aware_optimizer"
+            if layout.optimizer_offload_fraction:
+                # HybridDeviceOptimizer is made without them (`optimizer/__init__.py`).
+                return f"{key} {dtype} with optimizer_offload_fraction, whose optimizer keeps fp32"
     if layout.distributed_optimizer:
         return None
     if layout.precision_aware_optimizer:
@@ -265,8 +273,13 @@ def _fp8_widths(case: Case, layout: Layout) -> str | None:
 def _pipeline_split(case: Case, layout: Layout) -> str | None:
     if layout.vpp > 1 and layout.pp == 1:
         return f"vpp {layout.vpp} with pp 1"
+    job, layers, sizes = case.job, case.model.num_layers, stage_sizes_in(case.job.pin)
     try:
-        stages_of(case.model, case.job, layout)
+        if sizes and layout.pipeline_layout != sized_pipeline_layout(
+            layers, layout.pp, layout.vpp, sizes, job.mtp_num_layers
+        ):
+            return "other stages than those that are pinned"
+        stages_of(case.model, job, layout)
     except LayoutError as error:
         return error.what
     return None
@@ -409,7 +422,7 @@ _ADAPTER_SOURCE = "mcore_bridge tuners/lora.py::LoraParallelLinear.__init__"
 SPLIT_RULES = (
     Rule("overlap", "MCA training_args.py; Megatron-LM arguments.py", _overlap, "set overlap_param_gather to false"),
     Rule("adapter", "MCA training_args.py, trainer/trainer.py", _adapter, "leave it out, or predict backend megatron"),
-    Rule("optimizer", _OPTIMIZER_SOURCE, _optimizer, "set distributed_optimizer to true"),
+    Rule("optimizer", _OPTIMIZER_SOURCE, _optimizer, "leave it out, or switch on what it needs"),
     Rule("world-size", _STATE, _world, "choose degrees whose product divides the number of GPUs"),
     Rule(
         "tp-in-nvlink-domain", "tensor parallel moves every activation twice a layer", _tp_domain, "lower tp, raise pp"
