@@ -101,6 +101,7 @@ class Layout:
     grad_reduce_in_fp32 = _read(lambda layout: layout.states.grad_reduce_in_fp32)
     overlap_grad_reduce = _read(lambda layout: layout.switches.overlap_grad_reduce)
     overlap_param_gather = _read(lambda layout: layout.switches.overlap_param_gather)
+    tp_comm_overlap = _read(lambda layout: layout.switches.tp_comm_overlap)
     cross_entropy_fusion = _read(lambda layout: layout.switches.cross_entropy_fusion)
     cross_entropy_fusion_impl = _read(lambda layout: layout.switches.cross_entropy_fusion_impl)
     gradient_accumulation_fusion = _read(lambda layout: layout.switches.gradient_accumulation_fusion)

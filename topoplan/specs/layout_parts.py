@@ -161,6 +161,10 @@ class Switches:
 
     overlap_grad_reduce: bool = _key(True, Switch(), of=MEGATRON_BACKENDS)
     overlap_param_gather: bool = _key(True, Switch(), of=MEGATRON_BACKENDS)
+    tp_comm_overlap: bool = _key(
+        False, Switch(), "Tensor-parallel collectives run inside the GEMMs beside them.", of=MEGATRON_BACKENDS
+    )
+    """In Transformer Engine's user buffers, as its default configuration has them; needs sequence_parallel."""
     cross_entropy_fusion: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
     cross_entropy_fusion_impl: str = _key("te", Choice(("te", "native")), of=MEGATRON_BACKENDS)
     """With cross_entropy_fusion: te (Transformer Engine) or native (megatron-core's own, its default)."""

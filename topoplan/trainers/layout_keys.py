@@ -28,6 +28,7 @@ KEYS_OF_RULE: Mapping[str, tuple[str, ...]] = {
         *("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype", "optimizer_offload_fraction"),
         *("optimizer_cpu_offload", "use_precision_aware_optimizer"),
     ),
+    "user-buffers": ("tp_comm_overlap", TP),
     "world-size": (TP, PP, CP),
     "tp-in-nvlink-domain": (TP,),
     "heads": (TP,),

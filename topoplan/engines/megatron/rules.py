@@ -152,6 +152,8 @@ def _adapter(case: Case, layout: Layout) -> str | None:
         return f"grad_reduce_in_fp32 false with precision {case.job.precision}: the adapter switches it on"
     if layout.cross_entropy_fusion and layout.tp > 1:
         return f"cross_entropy_fusion with tp {layout.tp}: the adapter fuses it with tp 1 alone"
+    if layout.tp_comm_overlap:
+        return "tp_comm_overlap, for which the adapter makes no user buffers"
     if layout.cp_comm_type != "p2p":
         return f"cp_comm_type {layout.cp_comm_type}, which the adapter does not pass on"
     if layout.moe_token_dispatcher_type == "flex":
@@ -177,6 +179,22 @@ def _optimizer(case: Case, layout: Layout) -> str | None:
     if layout.optimizer_offload_fraction:
         # Float16OptimizerWithFloat16Params puts fp32 weights in its groups that the hybrid one then does not know.
         return f"optimizer_offload_fraction {layout.optimizer_offload_fraction:g} without distributed_optimizer"
+    return None
+
+
+def _user_buffers(case: Case, layout: Layout) -> str | None:
+    """Transformer Engine has buffers for the layers called qkv, proj, fc1 and fc2."""
+    if not layout.tp_comm_overlap:
+        return None
+    if layout.tp == 1:
+        return "tp_comm_overlap with tp 1"
+    facts = facts_of(case.model)
+    if facts.latent_attention or facts.linear_attention:
+        return f"tp_comm_overlap with {'latent' if facts.latent_attention else 'linear'} attention: Megatron drops it"
+    if case.job.finetuning == "lora":
+        return "tp_comm_overlap with adapters, which is not predicted"
+    if not case.cluster.nvlink_bytes_per_s:
+        return "tp_comm_overlap without NVLink, over which user buffers are mapped"
     return None
 
 
@@ -338,6 +356,8 @@ def _interleaving(case: Case, layout: Layout) -> str | None:
 def _sequence_parallel(case: Case, layout: Layout) -> str | None:
     if layout.sequence_parallel and layout.tp == 1:
         return "sequence_parallel with tp 1"
+    if layout.tp_comm_overlap and not layout.sequence_parallel:
+        return "tp_comm_overlap without sequence_parallel"
     if not layout.sequence_parallel and layout.tp > 1 and facts_of(case.model).is_moe:
         return f"a mixture of experts with tp {layout.tp} and no sequence_parallel"
     return None
@@ -407,6 +427,7 @@ _CP_SOURCE = (
     " MLM transformer/dot_product_attention.py; TE context_parallel.py::attn_forward_func_with_cp"
 )
 _OPTIMIZER_SOURCE = "MLM optimizer/optimizer_config.py; optimizer/cpu_offloading/hybrid_optimizer.py::step"
+_USER_BUFFERS = "MLM extensions/transformer_engine.py::TELinear.__init__; TE pytorch/module/base.py::initialize_ub"
 _KV_SOURCE = _CONFIG + "; transformer/attention.py::SelfAttention.get_query_key_value_tensors"
 _VISION_SOURCE = "MCA models/qwen3_vl/transformer_block.py::forward"
 _MTP_SOURCE = (
@@ -422,6 +443,7 @@ _ADAPTER_SOURCE = "mcore_bridge tuners/lora.py::LoraParallelLinear.__init__"
 SPLIT_RULES = (
     Rule("overlap", "MCA training_args.py; Megatron-LM arguments.py", _overlap, "set overlap_param_gather to false"),
     Rule("adapter", "MCA training_args.py, trainer/trainer.py", _adapter, "leave it out, or predict backend megatron"),
+    Rule("user-buffers", _USER_BUFFERS, _user_buffers, "set tp_comm_overlap to false"),
     Rule("optimizer", _OPTIMIZER_SOURCE, _optimizer, "leave it out, or switch on what it needs"),
     Rule("world-size", _STATE, _world, "choose degrees whose product divides the number of GPUs"),
     Rule(

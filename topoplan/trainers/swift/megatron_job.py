@@ -197,6 +197,14 @@ ROWS = by_key(
         show=nothing,
     ),
     Row(
+        "tp_comm_overlap",
+        "tp_comm_overlap",
+        flag,
+        "tensor-parallel collectives inside the GEMMs; Transformer Engine starts them over MPI, gloo or NCCL",
+        lambda _, layout: layout.tp_comm_overlap or None,
+        nothing,
+    ),
+    Row(
         "cp_comm_type",
         "cp_comm_type",
         _cp_comm_type,
