@@ -45,8 +45,9 @@ class UserBuffers(Work):
     def _ring_s(self, on: Machine, rows: float, outputs: float, inputs: float, one: float) -> float:
         ranks = on.shard.tp
         part = on.gemm_s(rows / ranks, outputs, inputs)
-        hops = (ranks - 1) * max(0.0, one / (ranks - 1) - part)
-        return ranks * part + hops - on.gemm_s(rows, outputs, inputs)
+        left = (ranks - 1) * max(0.0, one / (ranks - 1) - part)
+        slowed = on.profile.overlap_interference * (one - left)
+        return ranks * part + left + slowed - on.gemm_s(rows, outputs, inputs)
 
     def _scattered_s(self, on: Machine, one: float) -> float:
         rows, outputs, inputs = self.row.rows, self.row.outputs, self.row.inputs
