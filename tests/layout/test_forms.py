@@ -57,6 +57,7 @@ def test_the_json_form_has_every_key_of_the_contract() -> None:
         "grad_reduce_in_fp32": True,
         "overlap_grad_reduce": True,
         "overlap_param_gather": True,
+        "tp_comm_overlap": False,
         "cross_entropy_fusion": False,
         "cross_entropy_fusion_impl": "te",
         "gradient_accumulation_fusion": True,

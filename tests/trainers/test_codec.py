@@ -46,6 +46,8 @@ OF_MS_SWIFT = {
     "main_params_dtype": st.sampled_from(["fp32", "fp16"]),
     "exp_avg_dtype": st.sampled_from(["fp32", "bf16"]),
     "exp_avg_sq_dtype": st.sampled_from(["fp32", "fp8"]),
+    "attention_backend": st.sampled_from(["auto", "fused"]),
+    "tp_comm_overlap": st.booleans(),
 }
 EXPERT = {"ep": st.sampled_from([1, 2, 8]), "etp": st.sampled_from([1, 2])}
 SHARDED = {"micro_batch_size": st.sampled_from([1, 2, 4]), "recompute": st.sampled_from(["none", "full"])}

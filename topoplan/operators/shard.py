@@ -77,7 +77,7 @@ def shard_of(case: Case, layout: Layout) -> Shard:
         user_buffers=layout.tp_comm_overlap and degrees.tp > 1,
         cp_all_to_all=degrees.cp > 1 and layout.cp_comm_type == "a2a",
         transposes_output=_takes_flash_attn(case, layout),
-        flash_attention=case.profile.flash_attention,
+        flash_attention=case.profile.flash_attention and layout.attention_backend != "unfused",
         token_imbalance=job.token_imbalance,
         dispatcher=dispatcher_of(case, layout),
         adapters=adapters_of(job),

@@ -173,9 +173,12 @@ class Switches:
     )
     """Without it each is a tensor of its own before it is added."""
     attention_backend: str = _key(
-        "auto", Choice(("auto", "flash", "fused")), "Whose kernel Transformer Engine takes.", of=MEGATRON_BACKENDS
+        "auto",
+        Choice(("auto", "flash", "fused", "unfused")),
+        "Whose kernel Transformer Engine takes.",
+        of=MEGATRON_BACKENDS,
     )
-    """flash-attn's or cuDNN's; auto is cuDNN's."""
+    """flash-attn's, cuDNN's, or none, with every score in memory; auto is cuDNN's."""
     deterministic_mode: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
     precision_aware_optimizer: bool = _key(
         False, Switch(), "Transformer Engine's Adam, which may keep less than fp32.", of=MEGATRON_BACKENDS

@@ -51,7 +51,7 @@ def _pipeline_layout(reading: Reading, key: str) -> str | None:
     try:
         return sized_pipeline_layout(reading.model.num_layers, pp, vpp, sizes, mtp_layers or 0)
     except LayoutError as error:
-        keys.fail(first, error.what)
+        keys.fail(first, f"{first}: {error.what}")
 
 
 def _recompute(reading: Reading, key: str) -> Recompute:

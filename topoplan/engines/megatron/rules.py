@@ -114,6 +114,8 @@ def _context_parallel(case: Case, layout: Layout) -> str | None:
         )
     if case.cluster.gpu.architecture == "volta":
         return f"cp {layout.cp} without Transformer Engine, which Volta lacks"
+    if layout.attention_backend == "unfused":
+        return f"cp {layout.cp} with attention_backend unfused"
     return _all_to_all_heads(case, layout) if layout.cp_comm_type == "a2a" else None
 
 
@@ -152,6 +154,8 @@ def _adapter(case: Case, layout: Layout) -> str | None:
         return f"grad_reduce_in_fp32 false with precision {case.job.precision}: the adapter switches it on"
     if layout.cross_entropy_fusion and layout.tp > 1:
         return f"cross_entropy_fusion with tp {layout.tp}: the adapter fuses it with tp 1 alone"
+    if layout.attention_backend != "auto":
+        return f"attention_backend {layout.attention_backend}, which the adapter has no key for"
     if layout.tp_comm_overlap:
         return "tp_comm_overlap, for which the adapter makes no user buffers"
     if layout.cp_comm_type != "p2p":

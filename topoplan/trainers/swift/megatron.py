@@ -47,7 +47,7 @@ _DECIDED = (
 )
 """Arguments that memory and time were predicted with, or that the scripts go by."""
 _SPEED_KEYS = (
-    *("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap"),
+    *("overlap_grad_reduce", "overlap_param_gather", "attention_backend", "tp_comm_overlap"),
     *("cross_entropy_loss_fusion", "cross_entropy_fusion_impl"),
 )
 

@@ -45,6 +45,8 @@ DEFAULTS: Mapping[str, Any] = {
     "cross_entropy_loss_fusion": True,
     "cross_entropy_fusion_impl": "native",
     "gradient_accumulation_fusion": True,
+    "attention_backend": "flash",
+    "padding_free": True,
     "optimizer_offload_fraction": 1.0,
     "use_distributed_optimizer": True,
     "main_grads_dtype": "fp32",
@@ -89,6 +91,15 @@ def _sums_in_fp32(reading: Reading, key: str) -> bool:
         keys.fail("main_grads_dtype", "main_grads_dtype bf16 without use_precision_aware_optimizer", expected=expected)
     is_fp16 = keys.flag("fp16") or keys.value("torch_dtype") == "float16"
     return keys.flag(key) or (not is_fp16 and keys.value("main_grads_dtype") == "fp32")
+
+
+def _attention_backend(reading: Reading, key: str) -> str:
+    """flash-attn is ms-swift's own, and keeps one output where samples lie end to end. Raises NotPredictedError."""
+    given, apart = str(reading.keys.value(key)), reading.keys.value("padding_free") is False
+    kind = "flash" if given.startswith("flash") else given
+    if kind not in ("flash", "fused", "unfused", "auto"):
+        reading.keys.fail(key, f"{key} {shown(given)} is not predicted", expected="expected flash, fused or auto")
+    return "auto" if kind == "flash" and not apart else kind
 
 
 def _dtype(reading: Reading, key: str) -> str:
@@ -195,6 +206,14 @@ ROWS = by_key(
         "fp8_param",
         lambda reading, key: reading.keys.value("fp8_format") is not None and reading.keys.flag(key),
         show=nothing,
+    ),
+    Row(
+        "attention_backend",
+        "attention_backend",
+        _attention_backend,
+        "cuDNN's kernel; flash-attn's by default",
+        lambda _, layout: "fused" if layout.attention_backend == "fused" else None,
+        nothing,
     ),
     Row(
         "tp_comm_overlap",
