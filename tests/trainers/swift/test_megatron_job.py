@@ -55,8 +55,10 @@ def test_megatron_sft_of_ms_swift_is_translated_with_its_own_defaults(h100s: Clu
 
 @pytest.mark.parametrize(
     "line",
-    ["train_type: lora_llm", "use_megatron_fsdp: true", "torch_dtype: float32", "optimizer: dist_muon"]
-    + ["main_grads_dtype: bf16", "attention_backend: local", "decoder_first_pipeline_num_layers: 20"],
+    [
+        *("train_type: lora_llm", "use_megatron_fsdp: true", "torch_dtype: float32", "optimizer: dist_muon"),
+        *("main_grads_dtype: bf16", "attention_backend: local", "decoder_first_pipeline_num_layers: 20"),
+    ],
 )
 def test_what_is_not_predicted_of_ms_swift_is_named(h100s: Cluster, line: str) -> None:
     with pytest.raises(SpecError, match=line.partition(":")[0]):
