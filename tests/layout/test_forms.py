@@ -57,12 +57,16 @@ def test_the_json_form_has_every_key_of_the_contract() -> None:
         "grad_reduce_in_fp32": True,
         "overlap_grad_reduce": True,
         "overlap_param_gather": True,
+        "tp_comm_overlap": False,
         "cross_entropy_fusion": False,
         "cross_entropy_fusion_impl": "te",
         "gradient_accumulation_fusion": True,
         "attention_backend": "auto",
         "deterministic_mode": False,
         "precision_aware_optimizer": False,
+        "main_params_dtype": "fp32",
+        "exp_avg_dtype": "fp32",
+        "exp_avg_sq_dtype": "fp32",
         "fp8_param": False,
         "cp_comm_type": "p2p",
         "moe_token_dispatcher_type": None,
@@ -114,6 +118,16 @@ def test_the_loss_is_the_one_that_the_trainer_computes_unasked() -> None:
     assert loss(backend="mca")[0] is False
 
 
+def test_other_names_of_megatron_for_a_layout_key() -> None:
+    sized = read(
+        {"pp": 2, "vpp": 2, "account_for_embedding_in_pipeline_split": False, "decoder_first_pipeline_num_layers": 16}
+    )
+    assert sized.pipeline_layout == "Et*8|t*10|t*8|t*10L"
+    aware = {"backend": "megatron", "precision_aware_optimizer": True}
+    assert not read({**aware, "main_grads_dtype": "bf16"}).grad_reduce_in_fp32
+    assert read({**aware, "main_grads_dtype": "fp32"}).grad_reduce_in_fp32
+
+
 @pytest.mark.parametrize("off", ["distributed_optimizer", "overlap_grad_reduce"])
 def test_gathering_parameters_is_not_overlapped_where_what_it_needs_is_off(off: str) -> None:
     assert not read({off: False}).overlap_param_gather
@@ -137,6 +151,22 @@ def test_gathering_parameters_is_not_overlapped_where_what_it_needs_is_off(off: 
         ({"tp": 10**5000}, "layout.tp: a number of hundreds of digits is not a whole number"),
         ({"tp": 0, "pp": -2}, r"layout.tp: 0 is out of range; .*\nlayout.pp: -2 is out of range"),
         ({"optimizer_offload_fraction": float("nan")}, "layout.optimizer_offload_fraction: .* expected a number from"),
+        (
+            {"backend": "megatron", "main_grads_dtype": "bf16"},
+            "layout.main_grads_dtype: main_grads_dtype bf16 without precision_aware_optimizer; leave it out",
+        ),
+        (
+            {"precision_aware_optimizer": True, "main_grads_dtype": "bf16", "grad_reduce_in_fp32": True},
+            "layout.main_grads_dtype: main_grads_dtype bf16 beside grad_reduce_in_fp32 true",
+        ),
+        (
+            {"pp": 4, "decoder_first_pipeline_num_layers": 8},
+            r"layout.decoder_first_pipeline_num_layers: \(36 - 8 = 28 layers\) % 3 further stages = 1",
+        ),
+        (
+            {"backend": "ddp", "account_for_loss_in_pipeline_split": True},
+            "layout.account_for_loss_in_pipeline_split: .* is not a key of backend ddp",
+        ),
         (
             {"backend": "nemo"},
             "'nemo' is not a choice; expected mca, megatron, ddp, deepspeed or fsdp2",

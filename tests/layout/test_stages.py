@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoplan.errors import LayoutError
-from topoplan.layout.stages import balanced_pipeline_layout, parse_pipeline_layout, split_stages, vpp_of
+from topoplan.layout.stages import (
+    balanced_pipeline_layout,
+    parse_pipeline_layout,
+    sized_pipeline_layout,
+    split_stages,
+    vpp_of,
+)
+from topoplan.specs.layout_parts import StageSizes
 
 COUNTS = st.integers(1, 12)
 
@@ -190,3 +197,49 @@ def test_a_balanced_layout_counts_token_prediction_as_a_layer() -> None:
     assert text == "Et*3|(t*4|)*14t*2mL"
     assert len(split_stages(61, 16, 1, text, 1)) == 16
     assert balanced_pipeline_layout(61, 32, 1, 2) is None  # no room for two beside the loss
+
+
+FIRST, LAST = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
+EMBEDDING, LOSS = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "vpp", "sizes", "chunks"),
+    [
+        (61, 4, 1, {FIRST: 16, LAST: 13}, [16, 16, 16, 13]),
+        (36, 2, 1, {FIRST: 25, LAST: 11}, [25, 11]),
+        (94, 4, 1, {LAST: 22}, [24, 24, 24, 22]),
+        (20, 4, 2, {FIRST: 2, LAST: 2}, [1, 4, 4, 1, 1, 4, 4, 1]),
+        (126, 16, 8, {EMBEDDING: True, LOSS: True}, [0, *[1] * 126, 0]),
+        (30, 4, 1, {EMBEDDING: True, LOSS: True}, [7, 8, 8, 7]),
+        (31, 4, 1, {LOSS: True}, [8, 8, 8, 7]),
+        (36, 4, 1, {FIRST: 9}, None),
+        (32, 1, 1, {EMBEDDING: True, LOSS: True}, None),
+    ],
+)
+def test_sizes_of_first_and_last_stage_are_a_layout_string(
+    layers: int, pp: int, vpp: int, sizes: dict[str, int], chunks: list[int] | None
+) -> None:
+    text = sized_pipeline_layout(layers, pp, vpp, StageSizes(**sizes))  # type: ignore[arg-type]
+    if chunks is None:
+        assert text is None
+        return
+    stages = split_stages(layers, pp, vpp, text)
+    assert [stages[index % pp][index // pp].num_layers for index in range(pp * vpp)] == chunks
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "vpp", "sizes", "said"),
+    [
+        (36, 4, 1, {FIRST: 8}, r"\(36 - 8 = 28 layers\) % 3 further stages = 1"),
+        (36, 2, 1, {FIRST: 20, LAST: 15}, "36 - 20 - 15 = 1 layers for 0 further stages of pp 2"),
+        (36, 1, 1, {FIRST: 36}, "36 - 36 = 0 layers for 0 further stages of pp 1"),
+        (36, 4, 1, {LAST: 40}, "36 - 40 = -4 layers for 3 further stages of pp 4"),
+        (36, 2, 2, {FIRST: 17}, "17 layers of a pipeline rank % vpp 2 = 1"),
+        (36, 4, 1, {FIRST: 9, LOSS: True}, "beside an embedding or a loss that counts as a layer"),
+        (36, 4, 1, {LOSS: True}, r"\(36 layers \+ 1\) % \(pp 4 \* vpp 1\) = 1"),
+    ],
+)
+def test_sizes_that_megatron_refuses(layers: int, pp: int, vpp: int, sizes: dict[str, int], said: str) -> None:
+    with pytest.raises(LayoutError, match=said):
+        sized_pipeline_layout(layers, pp, vpp, StageSizes(**sizes))  # type: ignore[arg-type]

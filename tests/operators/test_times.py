@@ -162,6 +162,20 @@ def test_sequence_parallelism_moves_as_many_bytes_and_spares_the_norms() -> None
     assert with_sp["mlp collectives"].backward_s > without["mlp collectives"].backward_s
 
 
+def test_collectives_in_user_buffers_take_less_and_cost_the_products_something() -> None:
+    form = {"tp": 4, "seq_len": 65_536, "backend": "megatron"}
+    apart, inside = operators(DENSE, **form), operators(DENSE, tp_comm_overlap=True, **form)
+    for name in ("attention collectives", "mlp collectives"):
+        assert 0 < inside[name].forward_s < 0.5 * apart[name].forward_s
+        assert 0 < inside[name].backward_s < apart[name].backward_s
+    # Where a product is too short to hide it, a collective stays.
+    short = {"tp": 4, "seq_len": 1024, "backend": "megatron"}
+    left = [operators(DENSE, tp_comm_overlap=on, **short)["attention collectives"].forward_s for on in (True, False)]
+    assert 0.3 * left[1] < left[0]
+    # Experts have none: what is shared beside them waits as before.
+    assert operators(LATENT, tp=8, ep=8, etp=1)["shared expert collectives"].forward_s > 0
+
+
 def test_latent_attention_gathers_its_compressed_states() -> None:
     # DeepSeek-V3: 1536 + 512 + 64 wide, not 7168.
     found = operators(LATENT, 0, tp=8, ep=8, etp=1, seq_len=65_536)  # a dense layer: its MLP gathers all of it

@@ -38,7 +38,17 @@ SPLIT = {
     "overlap_grad_reduce": st.booleans(),
     "cross_entropy_fusion": st.booleans(),
 }
-OF_MS_SWIFT = {"cp_comm_type": st.sampled_from(["p2p", "a2a"]), "gradient_accumulation_fusion": st.booleans()}
+OF_MS_SWIFT = {
+    "cp_comm_type": st.sampled_from(["p2p", "a2a"]),
+    "gradient_accumulation_fusion": st.booleans(),
+    "precision_aware_optimizer": st.booleans(),
+    "grad_reduce_in_fp32": st.booleans(),
+    "main_params_dtype": st.sampled_from(["fp32", "fp16"]),
+    "exp_avg_dtype": st.sampled_from(["fp32", "bf16"]),
+    "exp_avg_sq_dtype": st.sampled_from(["fp32", "fp8"]),
+    "attention_backend": st.sampled_from(["auto", "fused"]),
+    "tp_comm_overlap": st.booleans(),
+}
 EXPERT = {"ep": st.sampled_from([1, 2, 8]), "etp": st.sampled_from([1, 2])}
 SHARDED = {"micro_batch_size": st.sampled_from([1, 2, 4]), "recompute": st.sampled_from(["none", "full"])}
 SWITCHES = {"fused_linear_cross_entropy": st.booleans(), "expandable_segments": st.booleans()}

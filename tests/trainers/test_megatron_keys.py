@@ -53,11 +53,12 @@ def test_embedding_and_loss_that_count_as_layers_make_uneven_stages(h100s: Clust
         h100s,
         model_name_or_path="Qwen/Qwen3-32B",  # 64 layers
         pipeline_model_parallel_size=2,
+        virtual_pipeline_model_parallel_size=3,
         account_for_embedding_in_pipeline_split=True,
         account_for_loss_in_pipeline_split=True,
     ).layout
 
-    assert layout.pipeline_layout == "Et*32|t*32L"
+    assert layout.pipeline_layout == "Et*10|(t*11|)*4t*10L"
     with pytest.raises(SpecError, match=r"\(64 layers \+ 1\) % \(pp 2 \* vpp 1\) = 1"):
         translated(
             h100s,

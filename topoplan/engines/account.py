@@ -176,9 +176,18 @@ def peak_term(peak: Term) -> Term:
 
 
 def on_card(
-    case: Case, memory: Memory, allocated: Term, found: Iterable[Communicator], formula: Callable[..., Any], origin: str
+    case: Case,
+    memory: Memory,
+    allocated: Term,
+    found: Iterable[Communicator],
+    formula: Callable[..., Any],
+    origin: str,
+    further: tuple[Term, ...] = (),
 ) -> Term:
-    """From what torch's tensors take to what the card shows; `formula` predicts it, NCCL's buffers are of `origin`."""
+    """From what torch's tensors take to what the card shows; `formula` predicts it, NCCL's buffers are of `origin`.
+
+    `further` is what else of the card torch does not see.
+    """
     wasted = memory.reserved_bytes - memory.allocated_bytes
     waste = Term(
         "fragmentation",
@@ -198,7 +207,7 @@ def on_card(
     )
     buffers = [Term(one.name, one.device_bytes, "bytes", origin, facts={"ranks": one.size}) for one in found]
     network = sum_of("NCCL", buffers, origin, "bytes", what="its communicators")
-    return sum_of("device", (reserved, context, network), here, "bytes", what="what nvidia-smi shows")
+    return sum_of("device", (reserved, context, network, *further), here, "bytes", what="what nvidia-smi shows")
 
 
 def margin_term(case: Case, memory: Memory, formula: Callable[..., Any]) -> Term:

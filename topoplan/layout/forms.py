@@ -9,13 +9,13 @@ from typing import Any
 
 from topoplan.errors import InputError, LayoutError
 from topoplan.layout.batch import batch_remedy, undivided
-from topoplan.layout.layout import SHARDED_BACKENDS, Layout, keys_of
-from topoplan.layout.stages import vpp_of
+from topoplan.layout.layout import SHARDED_BACKENDS, Layout, keys_of, pinned_keys_of
+from topoplan.layout.stages import sized_pipeline_layout, vpp_of
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.facts import facts_of
 from topoplan.specs.forms import Form, PinForm, RecomputeForm
 from topoplan.specs.job import Job
-from topoplan.specs.layout_parts import Recompute, completed_recompute
+from topoplan.specs.layout_parts import SIZE_KEYS, Recompute, completed_recompute, stage_sizes_in
 from topoplan.specs.mistakes import check_form
 from topoplan.specs.model import Model
 from topoplan.specs.source import dotted
@@ -71,7 +71,8 @@ def with_loss(switches: Mapping[str, Any], backend: str) -> dict[str, Any]:
 def layout_from_dict(form: Mapping[str, Any], cluster: Cluster, model: Model, job: Job) -> Layout:
     """A layout with what its form leaves out filled in. A key that is null counts as left out.
 
-    `dp` and `gradient_accumulation_steps` are derived from the cluster and the batch, `vpp` from `pipeline_layout`;
+    `dp` and `gradient_accumulation_steps` are derived from the cluster and the batch, `vpp` from `pipeline_layout`,
+    which comes from the sizes of first and last stage where these are said;
     `sequence_parallel` is on with tp > 1; `etp` is 1 with ep > 1 and tp without (megatron-core's own default) for a
     mixture of experts; `overlap_param_gather` is off where what it needs is off; `with_loss` says which fused loss.
 
@@ -80,12 +81,13 @@ def layout_from_dict(form: Mapping[str, Any], cluster: Cluster, model: Model, jo
     values = {"backend": "mca", **_given(PinForm, form, "layout")}
     backend = values["backend"]
     for key in values:
-        if key not in keys_of(backend):
+        if key not in pinned_keys_of(backend):
             raise LayoutError(f"{key} is not a key of backend {backend}", where=f"layout.{key}", remedy="leave it out")
     values["recompute"] = completed_recompute(values.get("recompute", {}), "layout.recompute")
     _fill_world_and_batch(values, cluster.world_size, job.global_batch_size)
     if "pipeline_layout" in values and "vpp" not in values:
         values["vpp"] = vpp_of(values["pipeline_layout"], values.get("pp", 1))
+    _fill_stage_sizes(values, model, job)
     if backend in SHARDED_BACKENDS:
         return Layout.of(**values, distributed_optimizer=False)
     values = with_loss(with_overlap(values, job), backend)
@@ -93,6 +95,21 @@ def layout_from_dict(form: Mapping[str, Any], cluster: Cluster, model: Model, jo
     values.setdefault("sequence_parallel", tp > 1)
     values.setdefault("etp", tp if facts_of(model).is_moe and values.get("ep", 1) == 1 else 1)
     return Layout.of(**values)
+
+
+def _fill_stage_sizes(values: dict[str, Any], model: Model, job: Job) -> None:
+    """Put the pipeline_layout that Megatron's stage sizes come to in their place. Raises LayoutError."""
+    sizes = stage_sizes_in(values)
+    given = [key for key in SIZE_KEYS if values.pop(key, None)]
+    if sizes is None:
+        return
+    split = model.num_layers, values.get("pp", 1), values.get("vpp", 1)
+    try:
+        text = sized_pipeline_layout(*split, sizes, job.mtp_num_layers)
+    except LayoutError as error:
+        raise LayoutError(error.what, where=f"layout.{given[0]}") from None
+    if text != values.setdefault("pipeline_layout", text):
+        raise LayoutError(f"{given[0]} beside another pipeline_layout", where=f"layout.{given[0]}")
 
 
 def _fill_world_and_batch(values: dict[str, Any], world: int, batch: int) -> None:

@@ -14,6 +14,7 @@ from topoplan.specs.layout_parts import (
     BACKENDS,
     MEGATRON_BACKENDS,
     SHARDED_BACKENDS,
+    SIZE_KEYS,
     Degrees,
     Recompute,
     Sharding,
@@ -37,6 +38,7 @@ __all__ = [
     "Switches",
     "changed",
     "keys_of",
+    "pinned_keys_of",
     "stages_of",
 ]
 
@@ -99,6 +101,7 @@ class Layout:
     grad_reduce_in_fp32 = _read(lambda layout: layout.states.grad_reduce_in_fp32)
     overlap_grad_reduce = _read(lambda layout: layout.switches.overlap_grad_reduce)
     overlap_param_gather = _read(lambda layout: layout.switches.overlap_param_gather)
+    tp_comm_overlap = _read(lambda layout: layout.switches.tp_comm_overlap)
     cross_entropy_fusion = _read(lambda layout: layout.switches.cross_entropy_fusion)
     cross_entropy_fusion_impl = _read(lambda layout: layout.switches.cross_entropy_fusion_impl)
     gradient_accumulation_fusion = _read(lambda layout: layout.switches.gradient_accumulation_fusion)
@@ -106,6 +109,9 @@ class Layout:
     deterministic_mode = _read(lambda layout: layout.switches.deterministic_mode)
     precision_aware_optimizer = _read(lambda layout: layout.switches.precision_aware_optimizer)
     fp8_param = _read(lambda layout: layout.switches.fp8_param)
+    main_params_dtype = _read(lambda layout: layout.switches.main_params_dtype)
+    exp_avg_dtype = _read(lambda layout: layout.switches.exp_avg_dtype)
+    exp_avg_sq_dtype = _read(lambda layout: layout.switches.exp_avg_sq_dtype)
     cp_comm_type = _read(lambda layout: layout.switches.cp_comm_type)
     moe_token_dispatcher_type = _read(lambda layout: layout.switches.moe_token_dispatcher_type)
     moe_router_force_load_balancing = _read(lambda layout: layout.switches.moe_router_force_load_balancing)
@@ -173,6 +179,12 @@ USUAL: Mapping[str, Any] = {key: getattr(Layout(), key) for key in KEYS}
 def keys_of(backend: str) -> tuple[str, ...]:
     """The keys that layouts of a backend have. A backend that splits data alone has its degrees too, all of them 1."""
     return tuple(key for key in KEYS if key not in _FIELDS or backend in _FIELDS[key].metadata["backends"])
+
+
+@cache
+def pinned_keys_of(backend: str) -> tuple[str, ...]:
+    """What a form may say of layouts of a backend: their keys, and of Megatron's the sizes of first and last stage."""
+    return (*keys_of(backend), *(SIZE_KEYS if backend in MEGATRON_BACKENDS else ()))
 
 
 def changed(layout: Layout, **keys: Any) -> Layout:

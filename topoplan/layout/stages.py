@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import groupby
 
 from topoplan.errors import LayoutError
+from topoplan.specs.layout_parts import StageSizes
 from topoplan.units import shown
 
 
@@ -164,13 +165,57 @@ def spread_pipeline_layout(
     size, longer = divmod(left, middle) if middle else (0, 0)
     # The longer stages sit in the middle, where neither the embedding's nor the loss's memory is.
     start = (middle - longer) // 2
-    sizes = [first, *(size + (start <= index < start + longer) for index in range(middle)), last]
+    return _layout_string(
+        [first, *(size + (start <= index < start + longer) for index in range(middle)), last], mtp_layers
+    )
+
+
+def _layout_string(sizes: list[int], mtp_layers: int) -> str:
+    """The layout string of virtual stages with so many layers."""
     parts = ["t" * n if n < 2 else f"t*{n}" for n in sizes]
     text = ""
     for part, run in groupby(parts[1:-1]):
         times = len(list(run))
-        text += f"({part}|)*{times}" if times > 2 else f"{part}|" * times
+        text += f"({part}|)*{times}" if times > 2 and part else f"{part}|" * times
     return f"E{parts[0]}|{text}{parts[-1]}{'m' * mtp_layers}L"
+
+
+def sized_pipeline_layout(num_layers: int, pp: int, vpp: int, sizes: StageSizes, mtp_layers: int = 0) -> str | None:
+    """The layout string that Megatron's sizes of the first and the last stage come to; None for the even split.
+
+    Raises LayoutError for sizes that do not go together or do not divide. Source: `get_num_layers_to_build` and
+    `core/transformer/transformer_config.py::__post_init__`.
+    """
+    first, last = sizes.decoder_first_pipeline_num_layers, sizes.decoder_last_pipeline_num_layers
+    counted = sizes.account_for_embedding_in_pipeline_split, sizes.account_for_loss_in_pipeline_split
+    if first is last is None:
+        total, words = num_layers + sum(counted), f"({num_layers} layers + {sum(counted)})"
+        if total % (pp * vpp):
+            raise LayoutError(f"{words} % (pp {pp} * vpp {vpp}) = {total % (pp * vpp)}")
+        ranks = [total // pp] * pp
+    elif any(counted):
+        raise LayoutError("sizes of first or last stage beside an embedding or a loss that counts as a layer")
+    else:
+        ranks = _sized_ranks(num_layers, pp, first, last)
+    if rest := [layers for layers in ranks if layers % vpp]:
+        raise LayoutError(f"{rest[0]} layers of a pipeline rank % vpp {vpp} = {rest[0] % vpp}")
+    chunks = [layers // vpp for layers in ranks] * vpp
+    chunks[0] -= counted[0]
+    chunks[-1] -= counted[1]
+    return None if len(set(chunks)) == 1 else _layout_string(chunks, mtp_layers)
+
+
+def _sized_ranks(num_layers: int, pp: int, first: int | None, last: int | None) -> list[int]:
+    """Layers of each pipeline rank where those of the first or the last are said. Raises LayoutError."""
+    ends = [size for size in (first, last) if size is not None]
+    left, middle = num_layers - sum(ends), pp - len(ends)
+    words = f"{' - '.join(map(str, (num_layers, *ends)))} = {left} layers"
+    if pp == 1 or left < middle or (left and not middle):
+        raise LayoutError(f"{words} for {max(0, middle)} further stages of pp {pp}")
+    if middle and left % middle:
+        raise LayoutError(f"({words}) % {middle} further stages = {left % middle}")
+    each = left // middle if middle else 0
+    return [each if first is None else first, *[each] * (pp - 2), each if last is None else last]
 
 
 def balanced_pipeline_layout(num_layers: int, pp: int, vpp: int, mtp_layers: int = 0) -> str | None:

@@ -22,7 +22,8 @@ def te(build: TeBuilder, mlp: Mlp) -> None:
     # freed) and of fc1's output.
     gradients = BF16 * tokens * (hidden + into.outputs + mlp.intermediate_size / build.shard.tp) - saved_bytes
     build.add("activation's backward", "elementwise", None, gradients_bytes=gradients)
-    build.tensor_parallel("mlp collectives", into, freed_by=by)
+    back = Product(into.rows, hidden, mlp.intermediate_size / build.shard.tp)
+    build.tensor_parallel("mlp collectives", into, row=back, freed_by=by)
 
 
 def te_feed_forward(

@@ -29,6 +29,8 @@ class Shard:
     sequence_parallel: bool
     precision: str
     """bf16, fp16, fp8, mxfp8 or nvfp4: which GEMM peak, and how linear inputs are saved."""
+    user_buffers: bool = False
+    """Tensor-parallel collectives of dense blocks run inside the GEMMs beside them."""
     cp_all_to_all: bool = False
     """Context parallel gives each rank whole sequences of some heads, instead of handing keys and values around."""
     transposes_output: bool = False
@@ -76,9 +78,10 @@ def shard_of(case: Case, layout: Layout) -> Shard:
         etp=degrees.etp,
         sequence_parallel=layout.sequence_parallel,
         precision=job.precision,
+        user_buffers=layout.tp_comm_overlap and degrees.tp > 1,
         cp_all_to_all=degrees.cp > 1 and layout.cp_comm_type == "a2a",
         transposes_output=_takes_flash_attn(case, layout),
-        flash_attention=case.profile.flash_attention,
+        flash_attention=case.profile.flash_attention and layout.attention_backend != "unfused",
         token_imbalance=imbalance_of(case, layout),
         dispatcher=dispatcher_of(case, layout),
         gradient_bytes=FP32 if layout.grad_reduce_in_fp32 else BF16,

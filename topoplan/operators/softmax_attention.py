@@ -63,8 +63,8 @@ def te(build: TeBuilder, attention: Attention) -> None:
         divided=(("heads", attention.heads), ("KV heads", attention.kv_heads)),
     )
     label, sides = "" if shard.eight_bit else None, (all_queries, hidden)
-    build.linear("linear_proj", *sides, "row", bias=attention.out_bias, label=label, divides="attention width")
-    build.tensor_parallel("attention collectives", qkv)
+    proj = build.linear("linear_proj", *sides, "row", bias=attention.out_bias, label=label, divides="attention width")
+    build.tensor_parallel("attention collectives", qkv, row=proj)
 
 
 def eager(build: EagerBuilder, attention: Attention) -> None:

@@ -31,6 +31,7 @@ from topoplan.operators.op import (
     Work,
     linear_weight,
 )
+from topoplan.operators.user_buffers import UserBuffers
 from topoplan.specs.model import Moe
 
 QUANTISED_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
@@ -198,12 +199,17 @@ class TeBuilder(Builder):
                 saved.append(SavedTensor("k, v repeated for every head", repeated, by))
         return tuple(saved)
 
-    def tensor_parallel(self, name: str, product: Product, inputs: tuple[int, ...] = (), **fields: Any) -> None:
+    def tensor_parallel(
+        self, name: str, product: Product, inputs: tuple[int, ...] = (), row: Product | None = None, **fields: Any
+    ) -> None:
         """Collectives around one pair of column- and row-parallel layers.
 
-        `inputs` are the widths of what the column-parallel layers take in, where that is not the hidden state.
+        `inputs` are the widths of what the column-parallel layers take in, where that is not the hidden state; `row`
+        is the row-parallel product, where Transformer Engine has user buffers for the pair.
         """
-        if self.shard.tp > 1:
+        if row and self.shard.user_buffers:
+            self.add(name, "tp_comm", UserBuffers(product, row), **fields)
+        elif self.shard.tp > 1:
             self.add(name, "tp_comm", TensorParallel(self.hidden, product, inputs), **fields)
 
 

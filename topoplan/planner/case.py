@@ -6,7 +6,7 @@ from typing import Any
 
 from topoplan.engines.registry import ENGINES, engine_of
 from topoplan.errors import listed
-from topoplan.layout.layout import USUAL, keys_of
+from topoplan.layout.layout import USUAL, pinned_keys_of
 from topoplan.specs.case import Case
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
@@ -27,7 +27,7 @@ def usual_backends(spec: Spec) -> tuple[str, ...]:
     if not others:
         return every
     if foreign := _foreign_pins(spec, megatron):
-        return tuple(other for other in others if foreign.keys() <= {*keys_of(other)}) or tuple(others)
+        return tuple(other for other in others if foreign.keys() <= {*pinned_keys_of(other)}) or tuple(others)
     is_theirs = spec.job.finetuning != "full" or spec.job.pure_bf16 or spec.job.optimizer != "adamw"
     if is_theirs and any(job_refusals(spec, megatron)):
         return tuple(others)
@@ -69,7 +69,7 @@ def _hindrance(spec: Spec, backend: str) -> Refusal | None:
         expected = f"expected {' or '.join(backends_of(spec.trainer))}"
         return Refusal("backend", f"{spec.trainer} has no backend {backend}", expected=expected)
     for key, value in _foreign_pins(spec, backend).items():
-        owners = [one for engine in ENGINES for one in engine.backends if key in keys_of(one)]
+        owners = [one for engine in ENGINES for one in engine.backends if key in pinned_keys_of(one)]
         return Refusal(
             "pin",
             f"pin {key} {str(value).lower()} with backend {backend}",
@@ -83,5 +83,5 @@ def _foreign_pins(spec: Spec, backend: str) -> dict[str, Any]:
     """Pins of what layouts of an engine do not have; rules look at what tells its backends apart."""
     if not spec.job.pin:
         return {}
-    known = {key for one in engine_of(backend).backends for key in keys_of(one)}
-    return {key: value for key, value in spec.job.pin.items() if key not in known and value != USUAL[key]}
+    known = {key for one in engine_of(backend).backends for key in pinned_keys_of(one)}
+    return {key: value for key, value in spec.job.pin.items() if key not in known and value != USUAL.get(key)}

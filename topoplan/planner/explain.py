@@ -11,6 +11,7 @@ from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import Layout
 from topoplan.planner.plan import Ranked, Rejection
 from topoplan.planner.predict import memory_of
+from topoplan.specs.layout_parts import SIZE_KEYS
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
 from topoplan.trainers.registry import trainer_refusal
@@ -65,7 +66,9 @@ def _first_that_fits(spec: Spec, layout: Layout) -> str:
 
 
 def _keeps_pins(spec: Spec, layout: Layout) -> bool:
-    pin = {key: recompute_from_value(value) if key == "recompute" else value for key, value in spec.job.pin.items()}
+    pin = {key: value for key, value in spec.job.pin.items() if key not in SIZE_KEYS}  # which a rule looks at
+    if "recompute" in pin:
+        pin["recompute"] = recompute_from_value(pin["recompute"])
     return all(getattr(layout, key) == value for key, value in pin.items())
 
 

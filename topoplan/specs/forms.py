@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic_core import PydanticCustomError
 
 from topoplan.specs.blocks import Block, as_in, key, tidied
 from topoplan.specs.cluster import (
@@ -44,7 +45,16 @@ from topoplan.specs.kinds import (
     Quantity,
     Text,
 )
-from topoplan.specs.layout_parts import BACKENDS, Degrees, Recompute, Sharding, Step, Switches
+from topoplan.specs.layout_parts import (
+    BACKENDS,
+    SIZE_KEYS,
+    Degrees,
+    Recompute,
+    Sharding,
+    StageSizes,
+    Step,
+    Switches,
+)
 from topoplan.specs.length_file import LENGTHS
 
 
@@ -146,11 +156,35 @@ class RecomputeForm(_form_of(Recompute)):  # type: ignore[misc]  # the base is m
     short_key: ClassVar[str] = "granularity"
 
 
-class PinForm(_form_of(Degrees, Step, Sharding, Switches)):  # type: ignore[misc]
+class PinForm(_form_of(Degrees, StageSizes, Step, Sharding, Switches)):  # type: ignore[misc]
     """Layout keys that must hold."""
 
     backend: Annotated[str | None, Choice(BACKENDS)] = Field(default=None)
     recompute: RecomputeForm | None = Field(default=None)
+    main_grads_dtype: Annotated[str | None, Choice(("fp32", "bf16"))] = Field(
+        default=None, description="grad_reduce_in_fp32 as precision_aware_optimizer has it."
+    )
+
+    @model_validator(mode="after")
+    def _gradients(self) -> PinForm:
+        """Megatron-LM `optimizer/optimizer_config.py` and `training/arguments.py`."""
+        keys, dtype = super().given(), self.main_grads_dtype
+        what = ""
+        if dtype == "bf16" and not keys.get("precision_aware_optimizer"):
+            what = "main_grads_dtype bf16 without precision_aware_optimizer"
+        elif dtype and keys.get("grad_reduce_in_fp32", dtype == "fp32") != (dtype == "fp32"):
+            what = f"main_grads_dtype {dtype} beside grad_reduce_in_fp32 {keys['grad_reduce_in_fp32']}".lower()
+        if what:
+            parts = {"what": what, "expected": "", "remedy": "leave it out", "key": "main_grads_dtype"}
+            raise PydanticCustomError("value", "{what}", parts)
+        return self
+
+    def given(self) -> dict[str, Any]:
+        """The keys that were given, main_grads_dtype as grad_reduce_in_fp32, and none for what counts as no layer."""
+        keys = {key: value for key, value in super().given().items() if key not in SIZE_KEYS or value is not False}
+        if dtype := keys.pop("main_grads_dtype", None):
+            keys["grad_reduce_in_fp32"] = dtype == "fp32"
+        return keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ JSON from them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from topoplan.errors import LayoutError
@@ -89,6 +89,33 @@ class Degrees:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageSizes:
+    """Megatron's other ways to say a pipeline_layout. A layout has none of them, but the string that they come to."""
+
+    decoder_first_pipeline_num_layers: int | None = _key(
+        None, Count(1, 10_000), "Layers of the first pipeline rank.", of=MEGATRON_BACKENDS
+    )
+    decoder_last_pipeline_num_layers: int | None = _key(
+        None, Count(1, 10_000), "Layers of the last pipeline rank.", of=MEGATRON_BACKENDS
+    )
+    account_for_embedding_in_pipeline_split: bool = _key(
+        False, Switch(), "The embedding counts as a layer of the first stage.", of=MEGATRON_BACKENDS
+    )
+    account_for_loss_in_pipeline_split: bool = _key(
+        False, Switch(), "The loss counts as a layer of the last stage.", of=MEGATRON_BACKENDS
+    )
+
+
+SIZE_KEYS = tuple(key.name for key in fields(StageSizes))
+
+
+def stage_sizes_in(keys: Mapping[str, Any]) -> StageSizes | None:
+    """What layout keys say of stage sizes; None where that is nothing."""
+    given = {key: keys[key] for key in SIZE_KEYS if keys.get(key)}
+    return StageSizes(**given) if given else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """How a rank works through its samples of a step."""
 
@@ -124,12 +151,20 @@ class Sharding:
     """With fsdp2 as torchtitan and verl do, where accelerate takes 16 bits."""
 
 
+MOMENT_DTYPES = ("fp32", "fp16", "bf16", "fp8")
+_OF_AWARE = "With precision_aware_optimizer."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switches:
     """What a trainer can turn on and off beside the split."""
 
     overlap_grad_reduce: bool = _key(True, Switch(), of=MEGATRON_BACKENDS)
     overlap_param_gather: bool = _key(True, Switch(), of=MEGATRON_BACKENDS)
+    tp_comm_overlap: bool = _key(
+        False, Switch(), "Tensor-parallel collectives run inside the GEMMs beside them.", of=MEGATRON_BACKENDS
+    )
+    """In Transformer Engine's user buffers, as its default configuration has them; needs sequence_parallel."""
     cross_entropy_fusion: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
     cross_entropy_fusion_impl: str = _key("te", Choice(("te", "native")), of=MEGATRON_BACKENDS)
     """With cross_entropy_fusion: te (Transformer Engine) or native (megatron-core's own, its default)."""
@@ -138,11 +173,22 @@ class Switches:
     )
     """Without it each is a tensor of its own before it is added."""
     attention_backend: str = _key(
-        "auto", Choice(("auto", "flash", "fused")), "Whose kernel Transformer Engine takes.", of=MEGATRON_BACKENDS
+        "auto",
+        Choice(("auto", "flash", "fused", "unfused")),
+        "Whose kernel Transformer Engine takes.",
+        of=MEGATRON_BACKENDS,
     )
-    """flash-attn's or cuDNN's; auto is cuDNN's."""
+    """flash-attn's, cuDNN's, or none, with every score in memory; auto is cuDNN's."""
     deterministic_mode: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
-    precision_aware_optimizer: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
+    precision_aware_optimizer: bool = _key(
+        False, Switch(), "Transformer Engine's Adam, which may keep less than fp32.", of=MEGATRON_BACKENDS
+    )
+    main_params_dtype: str = _key("fp32", Choice(("fp32", "fp16")), _OF_AWARE, of=MEGATRON_BACKENDS)
+    """Of the weights that the optimizer keeps; fp32 as a 16-bit remainder of the bf16 ones where it can be."""
+    exp_avg_dtype: str = _key("fp32", Choice(MOMENT_DTYPES), _OF_AWARE, of=MEGATRON_BACKENDS)
+    """Of Adam's first moment."""
+    exp_avg_sq_dtype: str = _key("fp32", Choice(MOMENT_DTYPES), _OF_AWARE, of=MEGATRON_BACKENDS)
+    """Of its second moment."""
     fp8_param: bool = _key(False, Switch(), of=MEGATRON_BACKENDS)
     """In fp8, the blocks' weights are kept in fp8 alone (Megatron's fp8_param_gather)."""
     cp_comm_type: str = _key(

@@ -5,12 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from topoplan.reading.setup import Configuration
-from topoplan.trainers.megatron_keys import CP, DISPATCHER, EP, ETP, PP, SP, SPLIT, TP, VPP
+from topoplan.trainers.megatron_keys import (
+    CP,
+    DISPATCHER,
+    EMBEDDING,
+    EP,
+    ETP,
+    FIRST,
+    LAST,
+    LOSS,
+    PP,
+    SP,
+    SPLIT,
+    TP,
+    VPP,
+)
 
 KEYS_OF_RULE: Mapping[str, tuple[str, ...]] = {
     "overlap": ("overlap_param_gather",),
     "adapter": ("optimizer_offload_fraction", "optimizer_cpu_offload"),
-    "optimizer": ("optimizer_offload_fraction", "optimizer_cpu_offload", "use_precision_aware_optimizer"),
+    "optimizer": (
+        *("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype", "optimizer_offload_fraction"),
+        *("optimizer_cpu_offload", "use_precision_aware_optimizer"),
+    ),
+    "user-buffers": ("tp_comm_overlap", TP),
     "world-size": (TP, PP, CP),
     "tp-in-nvlink-domain": (TP,),
     "heads": (TP,),
@@ -24,7 +42,7 @@ KEYS_OF_RULE: Mapping[str, tuple[str, ...]] = {
     "expert-widths": (ETP, TP),
     "expert-adapters": (ETP, "target_modules"),
     "fp8-widths": ("fp8", "fp8_format", TP),
-    "pipeline-split": (SPLIT, VPP, PP),
+    "pipeline-split": (SPLIT, FIRST, LAST, EMBEDDING, LOSS, VPP, PP),
     "mtp-stage": ("mtp_num_layers", PP),
     "vision-first-stage": (SPLIT, VPP, PP),
     "batch": ("max_samples", "global_batch_size", "per_device_train_batch_size"),

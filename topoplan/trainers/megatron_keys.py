@@ -7,10 +7,11 @@ from dataclasses import replace
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import recompute_from_value
 from topoplan.layout.layout import Layout, Recompute
-from topoplan.layout.stages import spread_pipeline_layout, vpp_of
+from topoplan.layout.stages import sized_pipeline_layout, vpp_of
 from topoplan.reading.values import Keys
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
+from topoplan.specs.layout_parts import stage_sizes_in
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import Comment, Reading, Row, Write, by_key, flag
 
@@ -19,6 +20,7 @@ VPP, CP = "virtual_pipeline_model_parallel_size", "context_parallel_size"
 EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
 SPLIT, SP = "pipeline_model_parallel_layout", "sequence_parallel"
 DISPATCHER = "moe_token_dispatcher_type"
+FIRST, LAST = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
 EMBEDDING, LOSS = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
 
 
@@ -36,20 +38,20 @@ def _virtual_stages(reading: Reading, key: str) -> int:
 
 
 def _pipeline_layout(reading: Reading, key: str) -> str | None:
-    """The split that is written, or the one in which embedding or loss count as a layer.
-
-    Source: MLM `transformer_block.py::get_num_layers_to_build`.
-    """
-    keys, layers = reading.keys, reading.model.num_layers
-    pp, vpp = reading.parts["pp"], reading.parts["vpp"]
-    first, last, count = int(keys.flag(EMBEDDING)), int(keys.flag(LOSS)), pp * vpp
-    if (text := keys.text(key)) is not None or count == 1 or not first + last:
+    """The split that is written, or the one that the sizes of the first and the last stage come to."""
+    keys, pp, vpp = reading.keys, reading.parts["pp"], reading.parts["vpp"]
+    said = {name: keys.count(name) for name in (FIRST, LAST)} | {name: keys.flag(name) for name in (EMBEDDING, LOSS)}
+    sizes, text = stage_sizes_in(said), keys.text(key)
+    if sizes is None:
         return text
-    total = layers + first + last
-    if total % count:
-        equation = f"({layers} layers + {first + last}) % (pp {pp} * vpp {vpp}) = {total % count}"
-        keys.fail(EMBEDDING if first else LOSS, equation, expected="expected stages of equal length")
-    return spread_pipeline_layout(layers, pp, vpp, total // count - first, total // count - last)
+    first = next(name for name, value in said.items() if value)
+    if text is not None:
+        keys.fail(first, f"{first} beside {key}", expected="expected one of them")
+    mtp_layers = keys.value("mtp_num_layers") and keys.degree("mtp_num_layers")
+    try:
+        return sized_pipeline_layout(reading.model.num_layers, pp, vpp, sizes, mtp_layers or 0)
+    except LayoutError as error:
+        keys.fail(first, f"{first}: {error.what}")
 
 
 def _recompute(reading: Reading, key: str) -> Recompute:

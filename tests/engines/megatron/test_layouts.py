@@ -109,6 +109,15 @@ def test_every_pin_is_honoured(pin: dict[str, Any]) -> None:
         assert {key: getattr(layout, key) for key in pin} == pin
 
 
+def test_pinned_stage_sizes_are_honoured_or_refused() -> None:
+    sizes = {"decoder_first_pipeline_num_layers": 8, "decoder_last_pipeline_num_layers": 8}
+    assert {layout.pipeline_layout for layout in legal(make_spec(pin={"pp": 4, "vpp": 1, **sizes}))} == {
+        "Et*8|t*10|t*10|t*8L"
+    }
+    spec = make_spec(pin={"pp": 4, "decoder_first_pipeline_num_layers": 8})
+    assert {rule for _, rule in candidates(spec)} == {"pipeline-split"}
+
+
 @pytest.mark.parametrize("pin", [{"ep": 8}, {"ep": 16, "etp": 1}, {"tp": 4, "etp": 2}, {"tp": 2, "etp": 2, "ep": 4}])
 def test_every_pin_of_an_expert_grid_is_honoured(pin: dict[str, Any]) -> None:
     found = legal(make_spec(MOE, pin=pin))

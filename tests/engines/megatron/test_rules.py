@@ -120,6 +120,34 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
         {"cp": 2, "cp_comm_type": "a2a", "backend": "megatron"},
     ),
     (
+        "user-buffers",
+        {"model": MLA},
+        {"tp": 2, "tp_comm_overlap": True, "backend": "megatron"},
+        "tp_comm_overlap with latent attention: Megatron drops it",
+        {"tp": 2, "backend": "megatron"},
+    ),
+    (
+        "user-buffers",
+        {"nvlink": False},
+        {"tp": 2, "tp_comm_overlap": True, "backend": "megatron"},
+        "tp_comm_overlap without NVLink, over which user buffers are mapped",
+        {"tp": 2, "backend": "megatron"},
+    ),
+    (
+        "sequence-parallel",
+        {},
+        {"tp": 2, "tp_comm_overlap": True, "sequence_parallel": False, "backend": "megatron"},
+        "tp_comm_overlap without sequence_parallel",
+        {"tp": 2, "tp_comm_overlap": True, "backend": "megatron"},
+    ),
+    (
+        "context-parallel",
+        {},
+        {"cp": 2, "attention_backend": "unfused", "backend": "megatron"},
+        "cp 2 with attention_backend unfused",
+        {"cp": 2, "attention_backend": "fused", "backend": "megatron"},
+    ),
+    (
         "overlap",
         {},
         {"overlap_grad_reduce": False},
@@ -202,6 +230,23 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [
         {"backend": "megatron", "precision_aware_optimizer": True, "distributed_optimizer": False},
         "precision_aware_optimizer without distributed_optimizer",
         {"backend": "megatron", "precision_aware_optimizer": True},
+    ),
+    (
+        "optimizer",
+        {},
+        {"backend": "megatron", "exp_avg_dtype": "bf16"},
+        "exp_avg_dtype bf16 without precision_aware_optimizer",
+        {"backend": "megatron", "exp_avg_dtype": "bf16", "precision_aware_optimizer": True},
+    ),
+    (
+        "optimizer",
+        {},
+        {
+            **{"backend": "megatron", "precision_aware_optimizer": True, "main_params_dtype": "fp16"},
+            "optimizer_offload_fraction": 0.5,
+        },
+        "main_params_dtype fp16 with optimizer_offload_fraction, whose optimizer keeps fp32",
+        {"backend": "megatron", "precision_aware_optimizer": True, "main_params_dtype": "fp16"},
     ),
     (
         "optimizer",

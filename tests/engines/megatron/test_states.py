@@ -61,6 +61,28 @@ def test_a_precision_aware_optimizer_keeps_two_bytes_of_the_master_weight() -> N
     assert stage_of(low, changed(layout, precision_aware_optimizer=True)).parts_bytes["optimizer"] == plain
 
 
+@pytest.mark.parametrize(
+    ("dtypes", "element", "copies"),
+    [
+        ({}, 2 + 4 + 4, 0),
+        ({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}, 2 + 2 + 2, 0),
+        ({"exp_avg_dtype": "bf16"}, 2 + 2 + 4, 1),
+        ({"exp_avg_dtype": "fp8", "exp_avg_sq_dtype": "fp16"}, 2 + 1 + 2, 2),
+        ({"main_params_dtype": "fp16", "exp_avg_dtype": "fp8", "exp_avg_sq_dtype": "fp8"}, 2 + 1 + 1, 3),
+    ],
+)
+def test_states_of_lower_precision_take_less_and_are_stepped_in_fp32_copies(
+    dtypes: dict[str, str], element: int, copies: int
+) -> None:
+    spec = spec_of(DENSE)
+    layout = layout_of(spec, tp=2)
+    plain = stage_of(spec, layout).parts_bytes["optimizer"]
+    low = stage_of(spec, changed(layout, precision_aware_optimizer=True, **dtypes))
+    assert low.parts_bytes["optimizer"] == plain * element / 12
+    made = [dict(moment.terms_bytes)["fp32 copies of its states"] for moment in low.moments[-1:] if copies]
+    assert made == [plain * 4 * copies / 12] * bool(copies)
+
+
 @pytest.mark.parametrize("fraction", [0.25, 1.0])
 def test_an_offloaded_optimizer_moves_to_the_host_with_its_gradient(fraction: float) -> None:
     spec = spec_of(DENSE)

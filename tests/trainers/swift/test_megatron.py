@@ -99,6 +99,15 @@ def test_the_precision_is_the_one_of_the_job(case: str, wanted: dict[str, Any]) 
     assert {key: values[key] for key in wanted} == wanted
 
 
+def test_dtypes_and_overlap_are_said_in_the_trainers_words() -> None:
+    low = {"main_params_dtype": "fp16", "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
+    form = {"backend": "megatron", "tp": 2, "precision_aware_optimizer": True, "grad_reduce_in_fp32": False, **low}
+    values = values_for(tp_comm_overlap=True, attention_backend="fused", **form)
+    wanted = {**low, "main_grads_dtype": "bf16", "tp_comm_overlap": True, "attention_backend": "fused"}
+    assert {key: values[key] for key in wanted} == wanted
+    assert not {*wanted} & {*values_for(tp=2)}
+
+
 def test_epochs_that_are_no_whole_number_become_steps() -> None:
     assert values_for()["num_train_epochs"] == 3
     values = values_for(job={"epochs": 0.5})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.reading.setups import all_of, configuration
@@ -52,11 +54,39 @@ def test_megatron_sft_of_ms_swift_is_translated_with_its_own_defaults(h100s: Clu
 
 
 @pytest.mark.parametrize(
-    "line", ["train_type: lora_llm", "use_megatron_fsdp: true", "torch_dtype: float32", "optimizer: dist_muon"]
+    "line",
+    [
+        *("train_type: lora_llm", "use_megatron_fsdp: true", "torch_dtype: float32", "optimizer: dist_muon"),
+        *("main_grads_dtype: bf16", "attention_backend: local", "decoder_first_pipeline_num_layers: 20"),
+    ],
 )
 def test_what_is_not_predicted_of_ms_swift_is_named(h100s: Cluster, line: str) -> None:
     with pytest.raises(SpecError, match=line.partition(":")[0]):
         swift(h100s, f"{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("lines", "parts"),
+    [
+        (
+            "use_precision_aware_optimizer: true\nmain_grads_dtype: bf16\nexp_avg_dtype: bf16\nexp_avg_sq_dtype: fp8\n",
+            {"grad_reduce_in_fp32": False, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp8"},
+        ),
+        ("", {"attention_backend": "auto", "grad_reduce_in_fp32": True, "tp_comm_overlap": False}),
+        ("padding_free: false\n", {"attention_backend": "flash"}),
+        ("attention_backend: flash_3\ntp_comm_overlap: true\n", {"attention_backend": "auto", "tp_comm_overlap": True}),
+        ("fp16: true\n", {"grad_reduce_in_fp32": False}),
+        (
+            "pipeline_model_parallel_size: 2\ndecoder_first_pipeline_num_layers: 25\n",
+            {"pipeline_layout": "Et*25|t*23L"},
+        ),
+    ],
+)
+def test_keys_of_the_optimizer_and_of_stages_are_the_trainers(
+    h100s: Cluster, lines: str, parts: dict[str, Any]
+) -> None:
+    layout = swift(h100s, lines).layout
+    assert {key: getattr(layout, key) for key in parts} == parts
 
 
 def test_adapters_are_those_of_the_command(h100s: Cluster) -> None:

@@ -20,10 +20,11 @@ from topoplan.engines.rule import Broken, broken_rule
 from topoplan.errors import LayoutError
 from topoplan.layout.forms import recompute_from_value, with_loss, with_overlap
 from topoplan.layout.layout import PART_OF, Layout, Recompute, changed, stages_of
-from topoplan.layout.stages import spread_pipeline_layout, vpp_of
+from topoplan.layout.stages import sized_pipeline_layout, spread_pipeline_layout, vpp_of
 from topoplan.operators.flops import ends_in_layers
 from topoplan.specs.case import Case
 from topoplan.specs.facts import facts_of
+from topoplan.specs.layout_parts import StageSizes, stage_sizes_in
 from topoplan.specs.model import LatentAttention, Moe
 
 MIN_TOKENS_PER_CP_RANK = 1024
@@ -147,9 +148,14 @@ def _splits(case: Case, pp: int, choices: _Choices, ends: tuple[float, float]) -
             return dict.fromkeys(choices.of("vpp", [vpp_of(text, pp)]), (text,))
         except LayoutError:
             return {choices.pin.get("vpp", 1): (text,)}  # the rule says what is wrong with it
+    sizes = stage_sizes_in(choices.pin)
     if pp == 1:
         return dict.fromkeys(choices.of("vpp", [1]), (None,))
     longest = max(1, layers // pp // MIN_LAYERS_PER_VIRTUAL_STAGE)
+    if sizes:
+        found = {vpp: _sized(case, pp, vpp, sizes) for vpp in choices.of("vpp", list(range(1, longest + 1)))}
+        # Where no sizes fit, the rule says what is wrong with them.
+        return {vpp: one for vpp, one in found.items() if one} or {choices.pin.get("vpp", 1): (None,)}
     usual = [n for n in range(1, longest + 1) if n <= MAX_UNEVEN_VPP or layers % (pp * n) == 0]
     splits: dict[int, tuple[str | None, ...]] = {}
     for vpp in choices.of("vpp", usual):
@@ -159,6 +165,14 @@ def _splits(case: Case, pp: int, choices: _Choices, ends: tuple[float, float]) -
         # Where nothing else is left, the even split says why it is not legal.
         splits[vpp] = (None, *uneven) if layers % (pp * vpp) == 0 or not uneven else uneven
     return splits
+
+
+def _sized(case: Case, pp: int, vpp: int, sizes: StageSizes) -> tuple[str | None, ...]:
+    """The split that pinned stage sizes come to; none where they do not."""
+    try:
+        return (sized_pipeline_layout(case.model.num_layers, pp, vpp, sizes, case.job.mtp_num_layers),)
+    except LayoutError:
+        return ()
 
 
 @lru_cache(maxsize=1 << 12)

@@ -18,6 +18,7 @@ from topoplan.engines.megatron.states import (
 from topoplan.engines.prediction import Memory, StageMemory, stated_margin_bytes
 from topoplan.layout.layout import Layout, changed
 from topoplan.operators.shard import Shard, shard_of
+from topoplan.operators.user_buffers import user_buffer_bytes
 from topoplan.operators.vision import vision_kept_bytes
 from topoplan.specs.case import Case
 from topoplan.specs.facts import facts_of
@@ -150,6 +151,7 @@ def predict_memory(
     kept = kept_of(model, job.mtp_num_layers, shard, layout.recompute)
     stages: list[StageMemory] = []
     beside, allocated = states.beside_bytes[layout.sequence_parallel], 0.0
+    beside += user_buffer_bytes(shard, model.hidden_size)
     reserved = device = margin = 0.0
     for one in states.stages:
         stages.append(stage_memory(case, layout, one, shard, kept, with_moments=all_stages))

@@ -28,6 +28,7 @@ from topoplan.operators.layers import layer_tensors
 from topoplan.operators.op import BF16, Weight
 from topoplan.operators.params import adapter_tensors, cut
 from topoplan.operators.shard import shard_of
+from topoplan.operators.user_buffers import user_buffer_bytes
 from topoplan.operators.vision import vision_activation_bytes, vision_kept_bytes
 from topoplan.specs.case import Case
 from topoplan.specs.layer_kinds import layer_kind
@@ -53,10 +54,13 @@ def memory_account(case: Case, layout: Layout, memory: Memory) -> MemoryAccount:
         what="torch's peak of live tensors",
     )
     allocated = _with(allocated, peak_term(moments[0]))
+    mapped = user_buffer_bytes(shard_of(case, layout), case.model.hidden_size)
+    words = "of collectives inside GEMMs"
+    buffers = Term("user buffers", mapped, "bytes", source_of(user_buffer_bytes, "TE initialize_ub"), what=words)
+    origin = source_of(communicators, NCCL)
+    found = communicators(case, layout)
     return MemoryAccount(
-        device=on_card(
-            case, memory, allocated, communicators(case, layout), predict_memory, source_of(communicators, NCCL)
-        ),
+        device=on_card(case, memory, allocated, found, predict_memory, origin, (buffers,) if mapped else ()),
         margin=margin_term(case, memory, margin_bytes),
         host=_host(case, layout, memory) if memory.host_bytes else None,
         worst=worst.stage,

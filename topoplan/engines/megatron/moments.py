@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from topoplan.engines.megatron.states import StageStates, chunk_layers, chunk_runs, distinct_layers
+from topoplan.engines.megatron.states import (
+    StageStates,
+    chunk_layers,
+    chunk_runs,
+    distinct_layers,
+    keeps_own_weights,
+    states_in_copies,
+)
 from topoplan.engines.prediction import FREED, Moment
 from topoplan.layout.layout import Layout, Recompute
 from topoplan.layout.stages import Chunk
@@ -205,12 +212,22 @@ def stage_moments(
             tables = min(2, chunk.embedding + chunk.mtp_layers) * table
             behind = kept_bytes if chunk.embedding else _mtp_kept_bytes(model, chunk, kept)
             moments.append(Moment("embedding gradient", (dummies, ("gradient of the table", tables), (FREED, -behind))))
-    if not (layout.states.grad_reduce_in_fp32 or layout.precision_aware_optimizer):
-        # The fp32 optimizer casts its shard of the bf16 gradients when all activations are gone
-        # (`core/optimizer/distrib_optimizer.py::_copy_model_grads_to_main_grads`).
-        cast = ("fp32 copy of the gradients", FP32 * states.shard_elements)
-        moments.append(Moment("optimizer step", (cast, (FREED, -in_flight_bytes))))
+    if made := _optimizer_copies(case, layout, states):
+        moments.append(Moment("optimizer step", (*made, (FREED, -in_flight_bytes))))
     return moments
+
+
+def _optimizer_copies(case: Case, layout: Layout, states: StageStates) -> list[tuple[str, float]]:
+    """What the optimizer makes of its shard in fp32 when all activations are gone."""
+    made = []
+    if not (layout.states.grad_reduce_in_fp32 or keeps_own_weights(case.job, layout)):
+        # `core/optimizer/distrib_optimizer.py::_copy_model_grads_to_main_grads`
+        made.append(("fp32 copy of the gradients", FP32 * states.shard_elements))
+    if copied := states_in_copies(layout):
+        # Dense weights and experts have an optimizer each, one after the other.
+        shards = zip((states.parameters.dense, states.parameters.expert), layout.optimizer_shards, strict=True)
+        made.append(("fp32 copies of its states", FP32 * len(copied) * max(whole / ranks for whole, ranks in shards)))
+    return made
 
 
 def _losses(

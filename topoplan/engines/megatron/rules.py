@@ -12,13 +12,14 @@ from topoplan.engines.rule import Rule
 from topoplan.errors import LayoutError
 from topoplan.layout.batch import batch_remedy, undivided
 from topoplan.layout.layout import Layout, stages_of
+from topoplan.layout.stages import sized_pipeline_layout
 from topoplan.operators.dispatch import flex_obstacle
 from topoplan.operators.divisors import divisors_of
 from topoplan.operators.padding import is_padded_to_seq_len, pad_multiple
 from topoplan.operators.softmax_attention import qkv_width
 from topoplan.specs.case import Case
 from topoplan.specs.facts import facts_of
-from topoplan.specs.layout_parts import RECOMPUTE_MODULES
+from topoplan.specs.layout_parts import RECOMPUTE_MODULES, stage_sizes_in
 
 
 def tensor_parallel_domain(case: Case) -> int:
@@ -114,6 +115,8 @@ def _context_parallel(case: Case, layout: Layout) -> str | None:
         )
     if case.cluster.gpu.architecture == "volta":
         return f"cp {layout.cp} without Transformer Engine, which Volta lacks"
+    if layout.attention_backend == "unfused":
+        return f"cp {layout.cp} with attention_backend unfused"
     return _all_to_all_heads(case, layout) if layout.cp_comm_type == "a2a" else None
 
 
@@ -152,6 +155,10 @@ def _adapter(case: Case, layout: Layout) -> str | None:
         return f"grad_reduce_in_fp32 false with precision {case.job.precision}: the adapter switches it on"
     if layout.cross_entropy_fusion and layout.tp > 1:
         return f"cross_entropy_fusion with tp {layout.tp}: the adapter fuses it with tp 1 alone"
+    if layout.attention_backend != "auto":
+        return f"attention_backend {layout.attention_backend}, which the adapter has no key for"
+    if layout.tp_comm_overlap:
+        return "tp_comm_overlap, for which the adapter makes no user buffers"
     if layout.cp_comm_type != "p2p":
         return f"cp_comm_type {layout.cp_comm_type}, which the adapter does not pass on"
     if layout.moe_token_dispatcher_type == "flex":
@@ -163,6 +170,13 @@ def _adapter(case: Case, layout: Layout) -> str | None:
 
 
 def _optimizer(case: Case, layout: Layout) -> str | None:
+    for key in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+        if (dtype := getattr(layout, key)) != "fp32":
+            if not layout.precision_aware_optimizer:
+                return f"{key} {dtype} without precision_aware_optimizer"
+            if layout.optimizer_offload_fraction:
+                # HybridDeviceOptimizer is made without them (`optimizer/__init__.py`).
+                return f"{key} {dtype} with optimizer_offload_fraction, whose optimizer keeps fp32"
     if layout.distributed_optimizer:
         return None
     if layout.precision_aware_optimizer:
@@ -170,6 +184,22 @@ def _optimizer(case: Case, layout: Layout) -> str | None:
     if layout.optimizer_offload_fraction:
         # Float16OptimizerWithFloat16Params puts fp32 weights in its groups that the hybrid one then does not know.
         return f"optimizer_offload_fraction {layout.optimizer_offload_fraction:g} without distributed_optimizer"
+    return None
+
+
+def _user_buffers(case: Case, layout: Layout) -> str | None:
+    """Transformer Engine has buffers for the layers called qkv, proj, fc1 and fc2."""
+    if not layout.tp_comm_overlap:
+        return None
+    if layout.tp == 1:
+        return "tp_comm_overlap with tp 1"
+    facts = facts_of(case.model)
+    if facts.latent_attention or facts.linear_attention:
+        return f"tp_comm_overlap with {'latent' if facts.latent_attention else 'linear'} attention: Megatron drops it"
+    if case.job.finetuning == "lora":
+        return "tp_comm_overlap with adapters, which is not predicted"
+    if not case.cluster.nvlink_bytes_per_s:
+        return "tp_comm_overlap without NVLink, over which user buffers are mapped"
     return None
 
 
@@ -271,8 +301,13 @@ def _fp8_widths(case: Case, layout: Layout) -> str | None:
 def _pipeline_split(case: Case, layout: Layout) -> str | None:
     if layout.vpp > 1 and layout.pp == 1:
         return f"vpp {layout.vpp} with pp 1"
+    job, layers, sizes = case.job, case.model.num_layers, stage_sizes_in(case.job.pin)
     try:
-        stages_of(case.model, case.job, layout)
+        if sizes and layout.pipeline_layout != sized_pipeline_layout(
+            layers, layout.pp, layout.vpp, sizes, job.mtp_num_layers
+        ):
+            return "other stages than those that are pinned"
+        stages_of(case.model, job, layout)
     except LayoutError as error:
         return error.what
     return None
@@ -349,6 +384,8 @@ def _interleaving(case: Case, layout: Layout) -> str | None:
 def _sequence_parallel(case: Case, layout: Layout) -> str | None:
     if layout.sequence_parallel and layout.tp == 1:
         return "sequence_parallel with tp 1"
+    if layout.tp_comm_overlap and not layout.sequence_parallel:
+        return "tp_comm_overlap without sequence_parallel"
     if not layout.sequence_parallel and layout.tp > 1 and facts_of(case.model).is_moe:
         return f"a mixture of experts with tp {layout.tp} and no sequence_parallel"
     return None
@@ -420,6 +457,7 @@ _CP_SOURCE = (
     " MLM transformer/dot_product_attention.py; TE context_parallel.py::attn_forward_func_with_cp"
 )
 _OPTIMIZER_SOURCE = "MLM optimizer/optimizer_config.py; optimizer/cpu_offloading/hybrid_optimizer.py::step"
+_USER_BUFFERS = "MLM extensions/transformer_engine.py::TELinear.__init__; TE pytorch/module/base.py::initialize_ub"
 _KV_SOURCE = _CONFIG + "; transformer/attention.py::SelfAttention.get_query_key_value_tensors"
 _VISION_SOURCE = "MCA models/qwen3_vl/transformer_block.py::forward"
 _MTP_SOURCE = (
@@ -435,7 +473,8 @@ _ADAPTER_SOURCE = "mcore_bridge tuners/lora.py::LoraParallelLinear.__init__"
 SPLIT_RULES = (
     Rule("overlap", "MCA training_args.py; Megatron-LM arguments.py", _overlap, "set overlap_param_gather to false"),
     Rule("adapter", "MCA training_args.py, trainer/trainer.py", _adapter, "leave it out, or predict backend megatron"),
-    Rule("optimizer", _OPTIMIZER_SOURCE, _optimizer, "set distributed_optimizer to true"),
+    Rule("user-buffers", _USER_BUFFERS, _user_buffers, "set tp_comm_overlap to false"),
+    Rule("optimizer", _OPTIMIZER_SOURCE, _optimizer, "leave it out, or switch on what it needs"),
     Rule("world-size", _STATE, _world, "choose degrees whose product divides the number of GPUs"),
     Rule(
         "tp-in-nvlink-domain", "tensor parallel moves every activation twice a layer", _tp_domain, "lower tp, raise pp"

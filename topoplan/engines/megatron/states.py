@@ -32,10 +32,9 @@ from topoplan.specs.case import Case
 from topoplan.specs.job import Job
 from topoplan.specs.model import Layer, Model, Moe
 
-ADAM_BYTES = 12
-"""fp32 weight, first and second moment."""
-PRECISION_AWARE_ADAM_BYTES = 10
-"""The same with the fp32 weight kept as a 16-bit remainder of the bf16 one (TE FusedAdam, store_param_remainders)."""
+REMAINDER_BYTES = 2
+"""Of an fp32 weight that is kept as what its bf16 copy lacks (TE FusedAdam, store_param_remainders)."""
+DTYPE_BYTES = {"fp32": FP32, "fp16": 2, "bf16": BF16, "fp8": 1}
 HOST_ADAM_BYTES = 16
 """Host memory of an offloaded element: fp32 weight, two moments and gradient
 (`core/optimizer/cpu_offloading/hybrid_optimizer.py`, param_update_in_fp32)."""
@@ -256,13 +255,40 @@ def optimizer_parts(job: Job, layout: Layout, parameters: RankParameters, shard_
 def optimizer_element_bytes(job: Job, layout: Layout) -> float:
     """What an element of this rank's shard of the optimizer takes of the card."""
     offloaded = layout.optimizer_offload_fraction
-    # Remainders need the bf16 weight to be the one that is trained, and an optimizer that is TE's throughout.
-    remainders = layout.precision_aware_optimizer and job.precision == "bf16" and not offloaded
-    adam = PRECISION_AWARE_ADAM_BYTES if remainders else ADAM_BYTES
+    adam = sum(adam_bytes(job, layout))
     # What is offloaded is a copy of the fp32 weights, unless they are the optimizer's own
     # (`core/optimizer/distrib_optimizer.py::_build_model_and_main_param_groups`).
     left_behind = 0 if layout.precision_aware_optimizer else FP32 * offloaded
     return adam * (1.0 - offloaded) + left_behind
+
+
+def keeps_own_weights(job: Job, layout: Layout) -> bool:
+    """Transformer Engine's Adam keeps the weights that it steps, and takes gradients as they are; else Megatron does.
+
+    megatron-core `optimizer/optimizer_config.py`, use_precision_aware_optimizer_no_fp8_or_ds_fp8, with any recipe of
+    fp8 but the delayed one.
+    """
+    is_low = job.precision not in ("bf16", "fp16") and layout.main_params_dtype == "fp32"
+    return layout.precision_aware_optimizer and not is_low
+
+
+def adam_bytes(job: Job, layout: Layout) -> tuple[int, int, int]:
+    """Of an element's weight in the optimizer, of its first moment and of its second one."""
+    weight = DTYPE_BYTES[layout.main_params_dtype]
+    # Remainders need the bf16 weight to be the one that is trained, and an optimizer that is TE's throughout.
+    if layout.precision_aware_optimizer and job.precision == "bf16" and not layout.optimizer_offload_fraction:
+        weight = min(weight, REMAINDER_BYTES)
+    return weight, DTYPE_BYTES[layout.exp_avg_dtype], DTYPE_BYTES[layout.exp_avg_sq_dtype]
+
+
+def states_in_copies(layout: Layout) -> tuple[int, ...]:
+    """Bytes of an element of those states that a step works on in fp32 copies: neither fp32 nor two bf16 moments.
+
+    Transformer Engine 2.8 `optimizers/fused_adam.py::FusedAdam.step` (unscaled_lists, fuse_unscale).
+    """
+    moments = (layout.exp_avg_dtype, layout.exp_avg_sq_dtype)
+    kept = (layout.main_params_dtype, *(() if moments == ("bf16", "bf16") else moments))
+    return tuple(DTYPE_BYTES[dtype] for dtype in kept if dtype != "fp32")
 
 
 def resident_parts(job: Job, layout: Layout, states: StageStates) -> dict[str, float]:

@@ -16,7 +16,15 @@ from topoplan.engines.megatron.microbatch import (
     stage_parts,
 )
 from topoplan.engines.megatron.pipeline import schedule_s
-from topoplan.engines.megatron.states import chunk_layers, distinct_ranks, stage_parameters
+from topoplan.engines.megatron.states import (
+    REMAINDER_BYTES,
+    adam_bytes,
+    chunk_layers,
+    distinct_ranks,
+    keeps_own_weights,
+    stage_parameters,
+    states_in_copies,
+)
 from topoplan.engines.prediction import Time, around
 from topoplan.layout.layout import Layout, stages_of
 from topoplan.network.collectives import all_gather_s, all_reduce_s, point_to_point_s
@@ -30,10 +38,10 @@ from topoplan.operators.shard import Shard
 from topoplan.specs.case import Case
 from topoplan.specs.cluster import Cluster
 from topoplan.specs.gpu_profile import WIDER_FOR_FEW, WIDEST, Profile, band_keys
+from topoplan.specs.job import Job
 
-ADAM_STEP_BYTES = 34
-"""Moved per optimizer element: gradient, fp32 weight and two moments read, three written, the bf16 weight written
-(30 bytes, TE FusedAdam), and the gradient once more for its norm."""
+HOST_ADAM_STEP_BYTES = 34
+"""Moved per element of Adam in fp32, as `adam_step_bytes` counts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +173,7 @@ def _optimizer_time(case: Case, layout: Layout, rank: int) -> tuple[tuple[str, f
     elements = parameters.dense / dense_shards + parameters.expert / expert_shards
     gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
     on_card = elements * (1.0 - layout.optimizer_offload_fraction)
-    moved = ADAM_STEP_BYTES * on_card + gradient * (parameters.dense + parameters.expert)
+    moved = adam_step_bytes(case.job, layout) * on_card + gradient * (parameters.dense + parameters.expert)
     # Gradient norm, Adam, and zeroing the gradient buffer.
     adam = ("gradient norm, Adam", elementwise_s(moved, cluster.gpu, profile, kernels=8))
     overhead = ("host work of a step", profile.step_overhead_s)
@@ -175,8 +183,23 @@ def _optimizer_time(case: Case, layout: Layout, rank: int) -> tuple[tuple[str, f
     # Gradients go there in fp32; what comes back are the fp32 weights, or the bf16 ones where there are no others.
     back = BF16 if layout.precision_aware_optimizer else FP32
     copied_s = away * (FP32 + back) / (cluster.pcie_bytes_per_s * profile.pcie_efficiency)
-    host_s = away * ADAM_STEP_BYTES * cluster.gpus_per_node / profile.host_adam_bytes_per_s
+    host_s = away * HOST_ADAM_STEP_BYTES * cluster.gpus_per_node / profile.host_adam_bytes_per_s
     return adam, ("offload over PCIe", copied_s), ("Adam on the host", host_s), overhead
+
+
+def adam_step_bytes(job: Job, layout: Layout) -> int:
+    """Moved per optimizer element (TE FusedAdam): gradient and states read, these and the 16-bit weight written.
+
+    The gradient is read once more for its norm. A weight in remainders is put together from both its halves. A state
+    that is worked on in an fp32 copy is read and the copy written; then the copy's largest value is looked for, and it
+    is scaled and cast.
+    """
+    taken = BF16 if keeps_own_weights(job, layout) and not layout.grad_reduce_in_fp32 else FP32
+    states = adam_bytes(job, layout)
+    halves = BF16 if states[0] == REMAINDER_BYTES and layout.main_params_dtype == "fp32" else 0
+    copied = states_in_copies(layout)
+    # Beside its own two passes: the copy is written, stepped (read, written), read, scaled (read, written), read.
+    return 2 * taken + 2 * sum(states) + BF16 + halves + 7 * FP32 * len(copied)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

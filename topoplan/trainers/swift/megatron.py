@@ -16,7 +16,7 @@ from topoplan.specs.facts import facts_of
 from topoplan.specs.model import LatentAttention, Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.codec import entries
-from topoplan.trainers.megatron_keys import DISPATCHER, EMBEDDING, LOSS, MEMORY_KEYS, title
+from topoplan.trainers.megatron_keys import DISPATCHER, EMBEDDING, FIRST, LAST, LOSS, MEMORY_KEYS, title
 from topoplan.trainers.shared_refusals import FP8_RECIPES
 from topoplan.trainers.steps import megatron_steps
 from topoplan.trainers.swift.arguments import user_arguments
@@ -28,7 +28,7 @@ from topoplan.trainers.swift.common import (
     output_section,
     swift_head,
 )
-from topoplan.trainers.swift.megatron_job import LAYOUT_KEYS, ROWS
+from topoplan.trainers.swift.megatron_job import DTYPE_KEYS, LAYOUT_KEYS, ROWS
 from topoplan.trainers.swift.support import swift_warnings
 from topoplan.trainers.train_yaml import DDP_TIMEOUT, trainer_files, values_of
 from topoplan.trainers.trainer import TrainerFiles
@@ -38,16 +38,17 @@ from topoplan.trainers.yaml_text import Entry, Section
 
 _DECIDED = (
     *ROWS,
-    *("tuner_type", "torch_dtype", "bf16", "fp16", "fp8_format", "fp8_recipe", "fp4_format", "main_grads_dtype"),
-    *("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "mtp_num_layers", "freeze_vit", "freeze_aligner"),
-    *("freeze_llm", "max_length", "packing", "max_pixels", "num_train_epochs", "decoder_first_pipeline_num_layers"),
-    *("decoder_last_pipeline_num_layers", EMBEDDING, LOSS, "use_megatron_fsdp", "moe_enable_deepep", "optimizer"),
+    *("tuner_type", "torch_dtype", "bf16", "fp16", "fp8_format", "fp8_recipe", "fp4_format", "mtp_num_layers"),
+    *("freeze_vit", "freeze_aligner"),
+    *("freeze_llm", "max_length", "packing", "max_pixels", "num_train_epochs", FIRST, LAST),
+    *(EMBEDDING, LOSS, "use_megatron_fsdp", "moe_enable_deepep", "optimizer"),
     *("add_version", "bridge_backend", "lora_rank", "target_modules", "target_regex", "modules_to_save", "lora_bias"),
     "lora_dtype",
 )
 """Arguments that memory and time were predicted with, or that the scripts go by."""
 _SPEED_KEYS = (
-    *("overlap_grad_reduce", "overlap_param_gather", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl"),
+    *("overlap_grad_reduce", "overlap_param_gather", "attention_backend", "tp_comm_overlap"),
+    *("cross_entropy_loss_fusion", "cross_entropy_fusion_impl"),
 )
 
 
@@ -74,9 +75,8 @@ def _sections(spec: Spec, layout: Layout) -> list[Section]:
     iterations = spec.job.trainer.get("train_iters")
     steps = megatron_steps(spec.job, iterations if isinstance(iterations, int) else None)
     saved = "adapters as PEFT has them" if spec.job.finetuning == "lora" else "Hugging Face weights"
-    memory = entries(
-        ROWS, (*MEMORY_KEYS, "gradient_accumulation_fusion", "use_precision_aware_optimizer"), spec, layout
-    )
+    memory_keys = (*MEMORY_KEYS, "gradient_accumulation_fusion", "use_precision_aware_optimizer", *DTYPE_KEYS)
+    memory = entries(ROWS, memory_keys, spec, layout)
     return [
         _model_section(spec, layout),
         data_section(spec, unpacked="those of a micro batch lie end to end (padding_free)"),

@@ -14,7 +14,7 @@ from topoplan.reading.values import NotPredictedError
 from topoplan.specs.facts import facts_of
 from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
-from topoplan.trainers.codec import Codec, Reading, Row, by_key, flag, layout_of, nothing
+from topoplan.trainers.codec import Codec, Reading, Row, Write, by_key, flag, layout_of, nothing
 from topoplan.trainers.data_parallel import refuse
 from topoplan.trainers.fault_rules import fault_findings
 from topoplan.trainers.megatron_keys import (
@@ -45,6 +45,8 @@ DEFAULTS: Mapping[str, Any] = {
     "cross_entropy_loss_fusion": True,
     "cross_entropy_fusion_impl": "native",
     "gradient_accumulation_fusion": True,
+    "attention_backend": "flash",
+    "padding_free": True,
     "optimizer_offload_fraction": 1.0,
     "use_distributed_optimizer": True,
     "main_grads_dtype": "fp32",
@@ -69,7 +71,7 @@ _ADAPTERS = ("adapters", "mcore_adapter", "ref_adapters", "mcore_ref_adapter")
 """With one of them all weights are not trained, whatever tuner_type says (`MegatronArguments.__post_init__`)."""
 
 
-_NOT_PREDICTED = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "use_megatron_fsdp")
+_NOT_PREDICTED = ("use_megatron_fsdp",)
 
 
 def _cp_comm_type(reading: Reading, key: str) -> str:
@@ -79,6 +81,34 @@ def _cp_comm_type(reading: Reading, key: str) -> str:
     if len(kinds) > 1 or not kinds <= {"p2p", "a2a"}:
         reading.keys.fail(key, f"{key} {shown(given)} is not predicted", expected="expected p2p or a2a")
     return str(kinds.pop())
+
+
+def _sums_in_fp32(reading: Reading, key: str) -> bool:
+    """`MegatronArguments._map_dtype`: bf16 takes main_grads_dtype. Raises SpecError for what Megatron stops at."""
+    keys = reading.keys
+    if keys.value("main_grads_dtype") == "bf16" and not keys.flag("use_precision_aware_optimizer"):
+        expected = "expected use_precision_aware_optimizer with it"
+        keys.fail("main_grads_dtype", "main_grads_dtype bf16 without use_precision_aware_optimizer", expected=expected)
+    is_fp16 = keys.flag("fp16") or keys.value("torch_dtype") == "float16"
+    return keys.flag(key) or (not is_fp16 and keys.value("main_grads_dtype") == "fp32")
+
+
+def _attention_backend(reading: Reading, key: str) -> str:
+    """flash-attn is ms-swift's own, and keeps one output where samples lie end to end. Raises NotPredictedError."""
+    given, apart = str(reading.keys.value(key)), reading.keys.value("padding_free") is False
+    kind = "flash" if given.startswith("flash") else given
+    if kind not in ("flash", "fused", "unfused", "auto"):
+        reading.keys.fail(key, f"{key} {shown(given)} is not predicted", expected="expected flash, fused or auto")
+    return "auto" if kind == "flash" and not apart else kind
+
+
+def _dtype(reading: Reading, key: str) -> str:
+    return str(reading.keys.value(key) or "fp32")
+
+
+def _low(key: str) -> Write:
+    """The value where it is not the usual one."""
+    return lambda _, layout: None if (dtype := getattr(layout, key)) == "fp32" else dtype
 
 
 def _accumulation(reading: Reading, key: str) -> int:
@@ -123,8 +153,7 @@ ROWS = by_key(
     Row(
         "accumulate_allreduce_grads_in_fp32",
         "grad_reduce_in_fp32",
-        # megatron_args.py::MegatronArguments._map_dtype
-        lambda reading, key: reading.keys.value("main_grads_dtype") == "fp32" or reading.keys.flag(key),
+        _sums_in_fp32,
         "unset, fp16 sums gradients in fp16",
         lambda spec, layout: layout.grad_reduce_in_fp32 if spec.job.precision == "fp16" else None,
         nothing,
@@ -162,11 +191,37 @@ ROWS = by_key(
         lambda _, layout: layout.precision_aware_optimizer or layout.optimizer_offload_fraction > 0 or None,
         nothing,
     ),
+    *(
+        Row(key, key, _dtype, "of Transformer Engine's Adam; fp32 by default", _low(key), nothing)
+        for key in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+    ),
+    Row(
+        "main_grads_dtype",
+        comment="gradients are summed in bf16; needs the precision-aware optimizer",
+        write=lambda spec, layout: "bf16" if spec.job.precision != "fp16" and not layout.grad_reduce_in_fp32 else None,
+        show=nothing,
+    ),
     Row(
         "fp8_param_gather",
         "fp8_param",
         lambda reading, key: reading.keys.value("fp8_format") is not None and reading.keys.flag(key),
         show=nothing,
+    ),
+    Row(
+        "attention_backend",
+        "attention_backend",
+        _attention_backend,
+        "cuDNN's kernel; flash-attn's by default",
+        lambda _, layout: "fused" if layout.attention_backend == "fused" else None,
+        nothing,
+    ),
+    Row(
+        "tp_comm_overlap",
+        "tp_comm_overlap",
+        flag,
+        "tensor-parallel collectives inside the GEMMs; Transformer Engine starts them over MPI, gloo or NCCL",
+        lambda _, layout: layout.tp_comm_overlap or None,
+        nothing,
     ),
     Row(
         "cp_comm_type",
@@ -183,6 +238,8 @@ ROWS = by_key(
         show=nothing,
     ),
 )
+DTYPE_KEYS = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+"""Of gradients and of the optimizer."""
 LAYOUT_KEYS = (TP, SP, PP, VPP, SPLIT, CP, "cp_comm_type", EP, ETP, "micro_batch_size", "global_batch_size")
 """In the order of the section of train.yaml."""
 

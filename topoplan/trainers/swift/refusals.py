@@ -321,13 +321,19 @@ def megatron_refusals(spec: Spec, layout: Layout) -> Iterator[Refusal]:
             where="job.precision",
             expected="expected bf16, fp16, fp8 on Hopper, or fp8, mxfp8 or nvfp4 on Blackwell",
         )
-    if job.precision != "fp16" and not layout.grad_reduce_in_fp32:
-        # megatron_args.py, _map_dtype sets accumulate_allreduce_grads_in_fp32 in bf16.
+    if layout.attention_backend in ("flash", "unfused"):
+        what = "attention_backend unfused: ms-swift then pads samples, which are planned end to end"
+        if layout.attention_backend == "flash":
+            what = "attention_backend flash keeps two outputs, which ms-swift's does not: its samples lie end to end"
+        yield Refusal("attention", what, where="layout.attention_backend", remedy="leave it out")
+    is_alone = not (layout.grad_reduce_in_fp32 or layout.precision_aware_optimizer)
+    if job.precision != "fp16" and is_alone:
+        # megatron_args.py, _map_dtype sets accumulate_allreduce_grads_in_fp32 in bf16 unless main_grads_dtype is bf16.
         yield Refusal(
             "gradient-sum",
-            "grad_reduce_in_fp32 false: in bf16 ms-swift sums gradients in fp32",
+            "grad_reduce_in_fp32 false: in bf16 ms-swift sums gradients in fp32 without precision_aware_optimizer",
             where="layout.grad_reduce_in_fp32",
-            remedy="pin grad_reduce_in_fp32=true",
+            remedy="pin precision_aware_optimizer=true, or grad_reduce_in_fp32=true",
         )
     yield from _iterations(job, layout)
 

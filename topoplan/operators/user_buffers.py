@@ -1,0 +1,70 @@
+"""Tensor-parallel collectives inside GEMMs (tp_comm_overlap), in buffers that the ranks map of each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topoplan.network.placement import Group
+from topoplan.operators.machine import Machine, Product
+from topoplan.operators.op import BF16, Collective, Seconds, Work
+from topoplan.operators.shard import Shard
+
+USER_BUFFER_SMS = 16
+"""That GEMMs leave to a collective which no copy engine can do, as it reduces."""
+SCATTER_SPLITS = 4
+"""Parts of a product whose sums are scattered while the next is computed."""
+GATHER_BUFFERS, SCATTER_BUFFERS = 8, 4
+"""User buffers of a rank, each as large as the hidden states of a micro batch; in fp8 the former are 8-bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserBuffers(Work):
+    """What collectives inside GEMMs add to these, for one pair of column- and row-parallel layers.
+
+    The inputs of the column-parallel product, and backward the output gradients of the row-parallel one, come round a
+    ring, a rank's part at a time, while the part before is multiplied. The row-parallel product is scattered in parts.
+    Backward of the column-parallel layer, its input is gathered beside the gradient of the input, and that is scattered
+    beside the gradient of the weight.
+    """
+
+    column: Product
+    row: Product
+    source = "TE 2.8 pytorch/module/base.py::initialize_ub, its default methods"
+
+    def seconds(self, on: Machine) -> Seconds:
+        """Beyond the products alone."""
+        column, row, group = self.column, self.row, Group(on.shard.tp, 1)
+        whole = BF16 * on.shard.tokens * row.outputs
+        one = on.call_s("all-gather", group, whole)
+        inputs_gradient, weights_gradient = on.gradients_s(column)
+        forward = self._ring_s(on, column.rows, column.outputs, column.inputs, one) + self._scattered_s(on, one)
+        backward = self._ring_s(on, row.rows, row.inputs, row.outputs, one)
+        backward += self._beside_s(on, inputs_gradient, one) + self._beside_s(on, weights_gradient, one)
+        return Seconds(forward, backward, Collective("all-gather", group, whole, one, 2, 3))
+
+    def _ring_s(self, on: Machine, rows: float, outputs: float, inputs: float, one: float) -> float:
+        ranks = on.shard.tp
+        part = on.gemm_s(rows / ranks, outputs, inputs)
+        left = (ranks - 1) * max(0.0, one / (ranks - 1) - part)
+        slowed = on.profile.overlap_interference * (one - left)
+        return ranks * part + left + slowed - on.gemm_s(rows, outputs, inputs)
+
+    def _scattered_s(self, on: Machine, one: float) -> float:
+        rows, outputs, inputs = self.row.rows, self.row.outputs, self.row.inputs
+        part = on.gemm_s(rows / SCATTER_SPLITS, outputs, inputs) / _left_to_gemms(on)
+        sent = one / SCATTER_SPLITS
+        return part + (SCATTER_SPLITS - 1) * max(part, sent) + sent - on.gemm_s(rows, outputs, inputs)
+
+    def _beside_s(self, on: Machine, product_s: float, one: float) -> float:
+        return max(one, product_s / _left_to_gemms(on)) - product_s
+
+
+def _left_to_gemms(on: Machine) -> float:
+    return 1.0 - USER_BUFFER_SMS / on.gpu.sm_count
+
+
+def user_buffer_bytes(shard: Shard, hidden: int) -> float:
+    """Device memory of user buffers, which torch does not see (TE `userbuffers-host.cpp`, cuMemCreate)."""
+    if not shard.user_buffers:
+        return 0.0
+    return shard.tokens * hidden * float(GATHER_BUFFERS * (1 if shard.eight_bit else BF16) + SCATTER_BUFFERS * BF16)
