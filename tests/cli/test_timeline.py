@@ -78,7 +78,7 @@ def test_somebody_elses_file_is_left_alone_without_force(cli: Cli, spec_file: Pa
         (["-o", "step.svg", "--json"], "cannot be used together"),
         (["--force"], "--force is for --output"),
         (["--plan", "tp3-pp1-dp8-mbs1"], "tp 3"),
-        (["--plan", PLAN, "-o", "absent/step.svg"], "cannot be written"),
+        (["--plan", PLAN, "-o", "absent/step.svg"], "absent: no such directory"),
     ],
 )
 def test_bad_input_is_one_message(

@@ -50,7 +50,7 @@ def ranked(cli: Cli, *arguments: str) -> dict[str, Any]:
         (
             "h100",
             ["--seq-len", "8192", "--batch", "2"],
-            ["engine", "liger", "nodes", "gpu", "lora", "qlora", "seq_len"],
+            ["host_memory", "nodes", "gpu", "lora", "qlora", "seq_len"],
         ),
         (
             "h100",

@@ -116,6 +116,7 @@ FULL = Spec(
         hidden_dropout=0.1,
         mtp_layers=1,
         config_path="/data/my model/config.json",
+        quantization="fp8",
     ),
     job=Job(
         seq_len=4096,

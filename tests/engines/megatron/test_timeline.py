@@ -60,7 +60,7 @@ def test_what_is_sent_is_that_of_the_account(model: str, job: dict[str, Any], fo
             sent[kinds[one.moment]] = sent.get(kinds[one.moment], 0.0) + one.step_s
     drawn = {kind: seconds for talk in line.talks for kind, seconds in talk.seconds.items()}
     assert drawn == pytest.approx(sent)
-    assert {talk.rank for talk in line.talks} == {account.slowest}
+    assert {talk.rank for talk in line.talks if talk.name == "in layers"} <= {account.slowest}
     for span in (span for talk in line.talks for span in talk.spans):
         assert line.pipeline_start_s - 1e-9 <= span.start_s < span.end_s <= line.total_s + 1e-9
 
