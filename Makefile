@@ -36,7 +36,7 @@ MCORE_ADAPTER ?=
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts lint format typecheck bench soak accuracy readme readme-check docs \
+.PHONY: help demo test test-hosts test-page lint format typecheck bench soak accuracy readme readme-check docs \
 	verify verify-llamafactory verify-megatron verify-swift verify-trinity key-lists clean
 
 help:  ## Show the targets
@@ -50,6 +50,9 @@ test: $(VENV)/.installed-dev  ## Run the tests: offline, no GPU
 
 test-hosts: $(VENV)/.installed-dev  ## Launch on real sshd hosts of this machine's own, with faults (Linux; namespaces as root)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m hosts
+
+test-page: $(VENV)/.installed-page  ## Use the pages in a real Chromium, skipped where there is none
+	$(BIN)/python -m pytest -rs -n 2 --dist loadfile -m page tests/page
 
 lint: $(VENV)/.installed-dev  ## Check style
 	$(BIN)/ruff check .
@@ -123,6 +126,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-page: pyproject.toml $(VENV)/.installed-dev | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev,page]'
+	@touch $@
 
 $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'

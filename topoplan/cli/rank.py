@@ -9,6 +9,7 @@ import typer
 
 from topoplan.cli.exit_codes import INTERRUPTED
 from topoplan.cli.options import WITHOUT_SPEC, AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both
+from topoplan.cli.page_file import Html
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ def rank(
     rejected: Annotated[bool, typer.Option("--rejected", help="Also show the layouts that are out, and why.")] = False,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print one row a plan.")] = False,
+    html: Html = None,
     no_cache: NoCache = False,
 ) -> None:
     """Exit code 1: no layout fits; 2: bad input; 130: stopped by Ctrl-C, after the best of what was searched."""
@@ -36,6 +38,8 @@ def rank(
     from topoplan.planner.liger import liger_note
 
     not_both("--json", as_json, "--csv", as_csv)
+    not_both("--html", html, "--json", as_json)
+    not_both("--html", html, "--csv", as_csv)
     if as_csv and rejected:
         raise InputError("--csv has no rows for rejected layouts", remedy="use --rejected --json")
 
@@ -48,7 +52,11 @@ def rank(
         ranking = replace(ranking, notes=(note, *ranking.notes))
     if not as_csv or not ranking.plans:
         ranking = with_ways_out(ranking, spec, options, find)
-    if as_csv:
+    if html:
+        from topoplan.cli.page_file import write_ranking
+
+        write_ranking(html, ranking, top=top, words=options.words(spec), assumed=options.assumed(spec))
+    elif as_csv:
         from topoplan.report.rows import write_rows
 
         write_rows(sys.stdout, ranking, top=top)
