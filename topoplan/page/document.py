@@ -36,16 +36,17 @@ def page_to_dict(ranking: Ranking, *, top: int, words: Sequence[str], assumed: S
 
     `words` are SPEC and the options that it was searched with.
     """
-    answer = answer_of(ranking, top=top, words=words)
+    answer = answer_of(ranking, top=1, words=words)
     shown = ranking.plans[:top]
     if answer is None:
         first, *rest = str(nothing_fits(ranking)).splitlines()
-        lines, further = [{"title": "Nothing fits", "first": first, "further": ""}], rest
+        lines, further, counts = [{"title": "Answer", "first": first, "further": ""}], rest, ""
     else:
         lines, further = [asdict(line) for line in answer_lines(answer)], list(ways_out_lines(ranking))
+        counts = counts_line(ranking)
     return {
         **_head(ranking.spec, ["topoplan", "rank", *words]),
-        "counts": counts_line(ranking),
+        "counts": counts,
         "lines": lines,
         "further": further,
         "labels": {plan.id: layout_label(plan.layout) for plan in shown},

@@ -15,7 +15,7 @@ MARK = "<!-- written by topoplan, a page of plans -->\n"
 """How such a file begins."""
 MOST_BYTES = 1_500_000
 
-_MODULES = ("dom", "engine", "chart", "table", "terms", "plan", "pictures", "files", "main")
+_MODULES = ("dom", "engine", "chart", "table", "terms", "plan", "pictures", "files", "question", "whatif", "main")
 """In the order in which they build on each other."""
 _IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
@@ -36,6 +36,11 @@ def answers_html(page: Mapping[str, Any], details: Iterable[tuple[str, Mapping[s
         blobs |= new
         plans[name] = {part: key for part, (key, _) in packed.items()}
     return _html(answers)
+
+
+def live_html(form: Mapping[str, Any]) -> str:
+    """The page that asks the server that it comes from; `form` is what can be asked."""
+    return _html({"form": form}, connect="'self'")
 
 
 def script() -> str:

@@ -11,10 +11,10 @@ export function chart({ plans, out, chosen, other, safe, bands, width, pick, hin
   const picture = s("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words(plans, legal) });
   if (!all.length) return picture;
   const speed = (plan) => (bands ? ends(plan) : [plan.tokens_per_s_per_gpu]);
-  const { capacity_gib: card, margin_gib: margin } = all[0].memory;
+  const card = all[0].memory.capacity_gib, picked = plans.find((plan) => plan.id === chosen);
   const x = scale(all.flatMap(speed), LEFT, width - RIGHT);
-  const y = scale([...all.map((plan) => plan.memory.device_gib), card], height - BOTTOM, TOP);
-  picture.append(...axes(x, y, width, height), ...limits(card, margin, y, width));
+  const y = scale([...all.map((plan) => plan.memory.device_gib), card, ...(picked ? [card - picked.memory.margin_gib] : [])], height - BOTTOM, TOP);
+  picture.append(...axes(x, y, width, height), ...limits(card, picked, y, width));
   for (const plan of plans) if (bands) picture.append(line(plan, x, y, mark(plan, chosen, other)));
   for (const one of legal) picture.append(cross(one, x, y, hint));
   for (const plan of [...plans].reverse()) picture.append(point(plan, x, y, { chosen, other, pick, hint }));
@@ -57,12 +57,14 @@ function axes(x, y, width, height) {
   ].flat();
 }
 
-function limits(card, margin, y, width) {
+/* Engines keep margins of their own: the dashed line is that of the picked plan. */
+function limits(card, picked, y, width) {
   const rule = (value, name, text) => [
     s("line", { class: name, x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
     s("text", { x: LEFT + 6, y: y(value) + (name === "limit" ? -5 : 15) }, text),
   ];
-  return [...rule(card, "limit", `card ${fixed(card, 1)} GiB`), ...rule(card - margin, "margin", `less the margin: ${fixed(card - margin, 1)}`)];
+  const limit = picked && card - picked.memory.margin_gib;
+  return [...rule(card, "limit", `card ${fixed(card, 1)} GiB`), ...(picked ? rule(limit, "margin", `less the picked plan's margin: ${fixed(limit, 1)}`) : [])];
 }
 
 function mark(plan, chosen, other) {

@@ -1,21 +1,24 @@
 /* What the page shows now, and what changes it. */
 
 import { band, command, fixed, h, hours, put, seconds } from "./dom.js";
-import { embedded } from "./engine.js";
+import { embedded, served } from "./engine.js";
 import { chart, sentence } from "./chart.js";
 import { filterFields, kept, outList, table } from "./table.js";
 import { planView } from "./plan.js";
 import { picture } from "./pictures.js";
 import { filesView } from "./files.js";
+import { questionForm } from "./question.js";
+import { whatIf } from "./whatif.js";
 
-const engine = embedded(JSON.parse(document.getElementById("answers").textContent));
+const given = JSON.parse(document.getElementById("answers").textContent);
+const engine = given.form ? served(given) : embedded(given);
 const state = { page: null, chosen: null, other: null, filters: {}, bands: true, turn: 0 };
 
 function found(id) {
   return state.page.ranking.plans.find((plan) => plan.id === id);
 }
 
-export function show(page) {
+function show(page) {
   const plans = page.ranking.plans;
   state.page = page;
   state.chosen = plans[0]?.id ?? null;
@@ -44,10 +47,16 @@ function answer(page) {
       time && figure("Hours", hours(time.hours)), time && figure("GPU hours", hours(time.gpu_hours)),
       figure("Of the card", `${fixed(best.memory.device_gib, 1)} of ${fixed(best.memory.capacity_gib, 1)} GiB`),
       figure("Tokens/s a GPU", fixed(best.tokens_per_s_per_gpu, 0))),
-    further.length > 0 && h("p", { class: "pasted id" }, further.join("\n")),
+    further.length > 0 && h("div", { class: "pasted" }, further.map(furtherLine)),
     counts && h("p", { class: "muted" }, `${counts}.`),
     notes.length > 0 && h("details", {}, h("summary", {}, `What is assumed, and what else there is (${notes.length})`), h("ul", {}, notes.map((text) => h("li", {}, text)))),
   ];
+}
+
+/* Commands of the terminal's text can be copied here. */
+function furtherLine(text) {
+  const [, title, typed] = text.match(/^(Next {2})? *(topoplan .*)$/) || [];
+  return typed ? h("div", { class: "way" }, title && "Next: ", command(typed)) : h("p", {}, text.trimEnd());
 }
 
 function drawPlans() {
@@ -100,5 +109,35 @@ new ResizeObserver(([entry]) => {
   if (state.page && Math.abs(width - drawn) > 8) { drawn = width; drawPlans(); }
 }).observe(document.querySelector("main"));
 
-await show(await engine.answer());
+if (engine.form) {
+  const form = questionForm(engine.form, { ask, stop: () => engine.stop() });
+  for (const id of ["answer", "plans", "plan", "pictures", "files"]) document.getElementById(id).hidden = true;
+
+  async function ask(question) {
+    const watch = setInterval(async () => {
+      const { done, total } = await engine.progress().catch(() => ({}));
+      form.searching(total ? `Searching: ${done} of ${total}` : "Searching ...");
+    }, 400);
+    form.searching("Searching ...");
+    try {
+      const page = await engine.answer(question);
+      if (!page) return;
+      form.problem({ message: "", where: "" });
+      history.replaceState(null, "", `#${form.link()}`);
+      document.getElementById("answer").hidden = false;
+      whatIf(page, { change: (name, value) => { form.set(name, value); form.submit(); }, along: engine.along });
+      await show(page);
+    } catch (problem) {
+      form.problem(problem);
+    } finally {
+      clearInterval(watch);
+      form.searching("");
+    }
+  }
+
+  const restored = location.hash.length > 1 && form.restore(location.hash.slice(1));
+  if (restored || Object.keys(engine.form.has).length) await ask(form.asked());
+} else {
+  await show(await engine.answer());
+}
 document.body.dataset.ready = "yes";
