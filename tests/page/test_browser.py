@@ -113,8 +113,7 @@ def test_with_the_keyboard_alone(written: Any, open_page: Open) -> None:
     assert page.locator("#plan .terms details[open]").count() == 1
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")])
 def test_nothing_serious_stands_in_anybodys_way(width: int, scheme: str, written: Any, open_page: Open) -> None:
     for name in ("flagship", "nowhere"):
         page = open_page(written(name), width=width, scheme=scheme)

@@ -14,6 +14,7 @@ import typer
 from topoplan.cli.options import OptionalSpecPath, SpecOptions
 
 if TYPE_CHECKING:
+    from topoplan.page.server import PageServer
     from topoplan.planner.plan import Ranking
     from topoplan.specs.source import Source
     from topoplan.specs.spec import Spec
@@ -44,28 +45,15 @@ def page(
     """
     import contextlib
 
-    from topoplan.cli import completion
     from topoplan.cli.output import stdout_console
     from topoplan.errors import InputError
-    from topoplan.page.form import form_of
-    from topoplan.page.html import live_html
-    from topoplan.page.server import PageServer
 
-    asked = Questions(spec, options)
-    first = asked.first()
-    known = {
-        "gpu": completion.gpus(),
-        "model": completion.models(),
-        "finetuning": completion.finetunings(),
-        "backend": completion.backends(""),
-        "trainer": completion.trainers(),
-    }
-    form = form_of(first, _EXAMPLE, known)
-    answers = {name: getattr(asked, name) for name in ("answer", "details", "along", "progress", "stop")}
+    questions = Questions(spec, options)
     try:
-        server = PageServer(port, lambda: live_html(form), answers)
+        server = server_of(questions, port)
     except OSError as error:
-        raise InputError(f"port {port} cannot be used: {error.strerror}", where="--port", remedy="0 takes any") from None
+        problem = f"port {port} cannot be used: {error.strerror}"
+        raise InputError(problem, where="--port", remedy="without it any free one is taken") from None
     console = stdout_console()
     console.print(server.address, soft_wrap=True)
     console.print("Open it in a browser on this machine; Ctrl-C ends it.")
@@ -76,6 +64,25 @@ def page(
         webbrowser.open(server.address)
     with server, contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
+
+
+def server_of(questions: Questions, port: int) -> PageServer:
+    """What serves the page; it does not yet. Raises InputError for the question it begins with, OSError for a port."""
+    from topoplan.cli import completion
+    from topoplan.page.form import form_of
+    from topoplan.page.html import live_html
+    from topoplan.page.server import PageServer
+
+    known = {
+        "gpu": completion.gpus(),
+        "model": completion.models(),
+        "finetuning": completion.finetunings(),
+        "backend": completion.backends(""),
+        "trainer": completion.trainers(),
+    }
+    form = form_of(questions.first(), _EXAMPLE, known)
+    answers = {name: getattr(questions, name) for name in ("answer", "details", "along", "progress", "stop")}
+    return PageServer(port, lambda: live_html(form), answers)
 
 
 class Questions:

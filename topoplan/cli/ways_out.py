@@ -55,7 +55,9 @@ def _key_and_value(text: str) -> tuple[str, str]:
     return key.strip().removeprefix("job."), value.strip()
 
 
-def led_on(error: ModelError, read: Spec, spec: str | Source | None, options: SpecOptions, search: Search) -> ModelError:
+def led_on(
+    error: ModelError, read: Spec, spec: str | Source | None, options: SpecOptions, search: Search
+) -> ModelError:
     """The error of a model that a backend does not train, with the command that plans it with another one."""
     from topoplan.errors import InputError, ModelError
     from topoplan.planner.case import another_backend

@@ -70,6 +70,7 @@ def read_changed(before: Spec, read: Callable[..., Spec], keys: Iterable[str]) -
 def outcome_of(
     keys: Iterable[str], changed: Spec | LayoutError, best: Plan | None, search: Callable[[Spec], Ranking]
 ) -> Outcome:
+    """What such changes lead to; `changed` is what `read_changed` gives of them."""
     from topoplan.errors import LayoutError
     from topoplan.planner.what_if import Found, Outcome, outcome
 

@@ -53,7 +53,7 @@ class _Visit(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """The terminal is not for a log."""
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         if not self._is_ours():
             self._refuse(HTTPStatus.FORBIDDEN)
         elif self._asked_for() != "":
@@ -61,7 +61,7 @@ class _Visit(BaseHTTPRequestHandler):
         else:
             self._send(HTTPStatus.OK, "text/html; charset=utf-8", self.server.page())
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         if not self._is_ours():
             self._refuse(HTTPStatus.FORBIDDEN)

@@ -2,6 +2,8 @@
 
 import { band, fixed, s, seconds, significant } from "./dom.js";
 
+/* Cards: what needs more stands at the edge with its size, so that the plans keep their room. */
+const MOST = 1.25;
 const LEFT = 58, RIGHT = 18, TOP = 20, BOTTOM = 46;
 
 export function chart({ plans, out, chosen, other, safe, bands, width, pick, hint }) {
@@ -13,10 +15,12 @@ export function chart({ plans, out, chosen, other, safe, bands, width, pick, hin
   const speed = (plan) => (bands ? ends(plan) : [plan.tokens_per_s_per_gpu]);
   const card = all[0].memory.capacity_gib, picked = plans.find((plan) => plan.id === chosen);
   const x = scale(all.flatMap(speed), LEFT, width - RIGHT);
-  const y = scale([...all.map((plan) => plan.memory.device_gib), card, ...(picked ? [card - picked.memory.margin_gib] : [])], height - BOTTOM, TOP);
+  const most = plans.length ? MOST * card : Infinity;
+  const sizes = all.map((plan) => Math.min(plan.memory.device_gib, most));
+  const y = scale([...sizes, card, ...(picked ? [card - picked.memory.margin_gib] : [])], height - BOTTOM, TOP);
   picture.append(...axes(x, y, width, height), ...limits(card, picked, y, width));
   for (const plan of plans) if (bands) picture.append(line(plan, x, y, mark(plan, chosen, other)));
-  for (const one of legal) picture.append(cross(one, x, y, hint));
+  for (const one of legal) picture.append(...cross(one, x, y, most, hint));
   for (const plan of [...plans].reverse()) picture.append(point(plan, x, y, { chosen, other, pick, hint }));
   picture.append(...names(plans, { chosen, other, safe }, x, y, width));
   return picture;
@@ -89,9 +93,11 @@ function crossed(x, y) {
   return `M${x - 5} ${y - 5}l10 10m0 -10l-10 10`;
 }
 
-function cross(one, x, y, hint) {
-  const d = crossed(x(one.plan.tokens_per_s_per_gpu), y(one.plan.memory.device_gib));
-  return s("path", { class: "point out", d, "stroke-width": 2, onmouseenter: () => hint(one), onclick: () => hint(one) });
+function cross(one, x, y, most, hint) {
+  const { tokens_per_s_per_gpu: speed, memory: { device_gib: size } } = one.plan, at = [x(speed), y(Math.min(size, most))];
+  const said = { onmouseenter: () => hint(one), onclick: () => hint(one) };
+  const words = size > most && s("text", { class: "muted", x: at[0] + 9, y: at[1] + 4 }, `\u2191 ${fixed(size, 0)}`);
+  return [s("path", { class: "point out", d: crossed(...at), ...said }), words].filter(Boolean);
 }
 
 /* Beside the points that have a name: the best, the safe one, the picked one, and the other. */

@@ -14,7 +14,7 @@ export function questionForm(form, { ask, stop }) {
   const field = ({ name, label, known }) => {
     const input = h("input", {
       id: `ask-${name}`, list: known.length && `known-${name}`, autocomplete: "off", spellcheck: "false", maxlength: 300,
-      placeholder: form.has[name], "aria-describedby": `wrong-${name}`, onchange: (event) => { question.values[name] = event.target.value.trim(); },
+      placeholder: form.has[name], "aria-describedby": `wrong-${name}`, oninput: (event) => { question.values[name] = event.target.value.trim(); },
     });
     inputs.set(name, input);
     wrong.set(name, h("span", { class: "bad", id: `wrong-${name}` }));
@@ -29,6 +29,8 @@ export function questionForm(form, { ask, stop }) {
     if (!chosen) return;
     if (chosen.size > 200_000) return problem({ message: `${chosen.name} is too large for a spec: expected at most 200 kB`, where: "" });
     question.spec = await chosen.text();
+    question.values = {};
+    show();
     dropped.textContent = `The spec is ${chosen.name}. `;
     submit();
   }
@@ -48,7 +50,7 @@ export function questionForm(form, { ask, stop }) {
   }
 
   const view = h("form", { onsubmit: (event) => { event.preventDefault(); submit(); } },
-    h("div", { class: "row fields" }, form.fields.map(field)),
+    h("div", { class: "fields" }, form.fields.map(field)),
     h("p", {}, h("label", { for: "spec-file" }, "A spec file of yours, or drop it here: "), file), dropped, general,
     h("div", { class: "row" }, h("button", { class: "first", type: "submit" }, "Rank"), stopper, state));
   view.addEventListener("dragover", (event) => event.preventDefault());

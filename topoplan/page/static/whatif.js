@@ -41,7 +41,7 @@ async function alongTable(label, ask, key, result) {
     const speed = ({ plan, gpus }) => (plan ? gpus * plan.tokens_per_s_per_gpu : 0);
     const highest = Math.max(...cases.map(speed));
     result.replaceChildren(h("h3", {}, `The best plan along: ${label}`), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "The best plan along it" }, h("table", {},
-      h("thead", {}, h("tr", {}, [label, "Best plan", "Step", "GiB", "Tokens/s in all", "", "Hours"].map((name) => (name ? h("th", { scope: "col" }, name) : h("td"))))),
+      h("thead", {}, h("tr", {}, [label, "Best plan", "Step", "GiB", "Tokens/s in all", "", "Hours"].map((name) => (name ? h("th", { scope: "col", class: name === "Best plan" && "text" }, name) : h("td"))))),
       h("tbody", {}, cases.map((one) => h("tr", {}, h("th", { scope: "row" }, one.set[key]), one.plan ? planCells(one, speed(one), highest) : h("td", { class: "text", colspan: 6 }, one.reason)))))));
   } catch (problem) {
     result.replaceChildren(h("p", { class: "bad" }, problem.message));
