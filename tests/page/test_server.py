@@ -135,8 +135,8 @@ def test_a_dropped_spec_takes_the_place_of_all_else() -> None:
         ({"options": {"profile": "/etc/passwd"}, "spec": None}, ""),
         ({"options": {"overrides": [1]}, "spec": None}, "--overrides"),
         (
-            {"options": {"gpu": "h10", "model": "Qwen/Qwen3-8B", "seq_len": "4k", "batch": "8"}, "spec": None},
-            "--gpu h10",
+            {"options": {"gpu": "h10"} | REST, "spec": None},
+            "--gpu h10: gpu",
         ),
         ({"options": {}, "spec": "a: [" * 10}, "SPEC:2:1"),
         ({"options": {}, "spec": 7}, ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 from collections.abc import Callable, Mapping
 from hmac import compare_digest
 from http import HTTPStatus
@@ -38,6 +39,11 @@ class PageServer(ThreadingHTTPServer):
         super().__init__((HOST, port), _Visit)
         self.page, self.answers = page, answers
         self.token = secrets.token_urlsafe(24)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that has gone away is no error; any other is told as usual."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:

@@ -41,7 +41,7 @@ export function planView({ plan, details, label, other }) {
   if (!details) parts.push(h("p", { class: "muted" }, "This file holds the formulas of the first plans only. This one's: "), command(`topoplan explain SPEC --plan ${plan.id} --html plan.html`));
   const theirs = other && account(other.plan, other.details);
   if (theirs) parts.push(difference(plan, other.plan, label, other.label));
-  parts.push(h("div", { class: "two" }, h("div", {}, ...memory(plan, own, theirs)), h("div", {}, ...step(plan, own, theirs))));
+  parts.push(h("div", { class: "two" }, h("div", {}, memory(plan, own, theirs)), h("div", {}, step(plan, own, theirs))));
   return parts;
 }
 
@@ -61,21 +61,25 @@ function memory(plan, own, theirs) {
   const highest = Math.max(card, own.device.value) * 1.02;
   const marks = [{ value: card, name: "the card" }, { value: card - margin, dashed: true, name: "less the margin" }];
   const rows = own.stages.length ? own.stages : [{ ...own.device.children[0].children[0], stages: [] }];
-  const bars = rows.flatMap((stage) => {
+  const bars = rows.map((stage) => {
     const isWorst = !stage.stages.length || stage.stages.includes(own.worst);
     const parts = isWorst ? numbered(all) : stage.children.map((term) => ({ term, number: number.get(kind(term.name)) ?? all.length }));
     const value = isWorst ? own.device.value : stage.value, name = stageName(stage.stages);
     const label = `${name}: ${bytes(value)} of ${bytes(card)}; ${parts.map(({ term }) => `${term.name} ${bytes(term.value)}`).join(", ")}`;
-    return [h("span", {}, name), bar(parts, { whole: highest, marks, label, format: bytes }), h("span", {}, bytes(value))];
+    return barRow(name, bar(parts, { whole: highest, marks, label, format: bytes }), bytes(value));
   });
   const pairs = theirs ? paired(all, onCard(theirs.device)) : paired(all);
   const rest = rows.length > 1 ? " The fullest stage with all that lies on its card, the others with what torch allocates." : "";
   return [
     h("h3", {}, "Memory"),
     h("p", { class: "muted" }, `${bytes(own.device.value)} of a card of ${bytes(card)} (full line), of which ${bytes(margin)} are kept free (dashed line).${rest}`),
-    h("div", { class: "bars" }, bars),
+    bars,
     termList(pairs, { totals: [own.device.value], format: bytes }),
   ];
+}
+
+function barRow(name, drawn, value) {
+  return h("div", { class: "bars" }, h("span", {}, name), drawn, h("span", { class: "value" }, value));
 }
 
 /* `peak (loss)` in the ranking is `peak` in the account. */
@@ -93,7 +97,7 @@ function step(plan, own, theirs) {
   return [
     h("h3", {}, "Step"),
     h("p", { class: "muted" }, `${seconds(own.step.value)}, expected within ${fixed(low, 3)} to ${fixed(high, 3)} s. Each part opens into its terms.`),
-    h("div", { class: "bars" }, h("span", {}, "A step"), bar(numbered(all), { whole: own.step.value, label, format: seconds }), h("span", {}, seconds(own.step.value))),
+    barRow("A step", bar(numbered(all), { whole: own.step.value, label, format: seconds }), seconds(own.step.value)),
     termList(theirs ? paired(all, theirs.step.children) : paired(all), { totals: [own.step.value], format: seconds }),
   ];
 }

@@ -24,7 +24,11 @@ export function questionForm(form, { ask, stop }) {
 
   const asked = () => ({ options: optionsOf(question.values), spec: question.spec });
   const submit = () => ask(asked());
-  const file = h("input", { type: "file", id: "spec-file", accept: ".yaml,.yml,.json", onchange: (event) => take(event.target.files[0]) });
+  const file = h("input", { type: "file", id: "spec-file", accept: ".yaml,.yml,.json", onchange: () => {
+    const [chosen] = file.files;
+    take(chosen);
+    file.value = ""; // the same file may be chosen again when it was edited
+  } });
   async function take(chosen) {
     if (!chosen) return;
     if (chosen.size > 200_000) return problem({ message: `${chosen.name} is too large for a spec: expected at most 200 kB`, where: "" });
