@@ -36,7 +36,7 @@ MCORE_ADAPTER ?=
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts test-page lint format typecheck bench soak accuracy readme readme-check docs \
+.PHONY: help demo test test-hosts test-page lint format typecheck bench soak accuracy readme readme-check docs site \
 	verify verify-llamafactory verify-megatron verify-swift verify-trinity key-lists clean
 
 help:  ## Show the targets
@@ -88,6 +88,9 @@ readme-check: $(VENV)/.installed-dev  ## Run what README.md and docs/ show, and 
 docs: $(VENV)/.installed-docs  ## Build the site of docs/ into site/; a broken link is an error
 	$(BIN)/python -m tests.cost_model docs/cost-model
 	$(BIN)/zensical build --strict --clean
+
+site: docs  ## The same with the playground: the planner in the page, from npm and PyPI, into site/playground/
+	$(BIN)/python -m tests.playground site/playground
 
 # Jobs under Slurm too, where slurmctld, slurmd, slurm-client and munge are installed: tests/verify/slurm.py.
 verify: verify-llamafactory $(if $(PYTHON312),verify-megatron) verify-swift verify-trinity  ## Check the output against the real trainers (installs them: some GB)

@@ -68,10 +68,18 @@ def page(
 
 def server_of(questions: Questions, port: int) -> PageServer:
     """What serves the page; it does not yet. Raises InputError for the question it begins with, OSError for a port."""
-    from topoplan.cli import completion
-    from topoplan.page.form import form_of
     from topoplan.page.html import live_html
     from topoplan.page.server import PageServer
+
+    form = asked_on(questions.first())
+    answers = {name: getattr(questions, name) for name in ("answer", "details", "along", "progress", "stop")}
+    return PageServer(port, lambda: live_html(form), answers)
+
+
+def asked_on(spec: Spec | None) -> dict[str, Any]:
+    """The form of a page that begins with a spec, or with an example."""
+    from topoplan.cli import completion
+    from topoplan.page.form import form_of
 
     known = {
         "gpu": completion.gpus(),
@@ -80,9 +88,7 @@ def server_of(questions: Questions, port: int) -> PageServer:
         "backend": completion.backends(""),
         "trainer": completion.trainers(),
     }
-    form = form_of(questions.first(), _EXAMPLE, known)
-    answers = {name: getattr(questions, name) for name in ("answer", "details", "along", "progress", "stop")}
-    return PageServer(port, lambda: live_html(form), answers)
+    return form_of(spec, _EXAMPLE, known)
 
 
 class Questions:

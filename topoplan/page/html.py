@@ -43,6 +43,11 @@ def live_html(form: Mapping[str, Any]) -> str:
     return _html({"form": form}, connect="'self'")
 
 
+def playground_html(form: Mapping[str, Any]) -> str:
+    """The page that asks the worker beside it, `static/worker.js`."""
+    return _html({"form": form, "worker": "worker.js"}, connect="'self'; worker-src 'self'")
+
+
 def script() -> str:
     """The modules as one script: a browser imports none from a file on the disk."""
     return "".join(_EXPORT.sub("", _IMPORT.sub("", _static(f"{name}.js"))) for name in _MODULES)

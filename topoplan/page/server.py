@@ -11,12 +11,11 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from topoplan.errors import TopoplanError
+from topoplan.page.reply import Answer, reply
 
 HOST = "127.0.0.1"
 MOST_BYTES = 1_000_000
 """Of what a page may send."""
-Answer = Callable[[Mapping[str, Any]], Any]
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -83,10 +82,7 @@ class _Visit(BaseHTTPRequestHandler):
 
     def _answer(self, answer: Answer, content: bytes) -> None:
         try:
-            asked = json.loads(content)
-            said = answer(asked if isinstance(asked, dict) else {})
-        except TopoplanError as error:
-            said = {"error": {"message": str(error), "where": getattr(error, "where", "")}}
+            said = reply(answer, json.loads(content))
         except (ValueError, RecursionError):
             self._refuse(HTTPStatus.BAD_REQUEST)
             return

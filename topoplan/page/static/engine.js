@@ -22,13 +22,45 @@ async function inflated(base64) {
   return await new Response(stream).text();
 }
 
-/* The server that the page comes from. A second question ends the first one's search. */
+/* The server that the page comes from. */
 export function served({ form }) {
-  let question = { options: {}, spec: null }, asking = 0;
-  const ask = async (name, body) => {
+  return asking(form, async (name, body) => {
     const response = await fetch(name, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
-    if (!response.ok) throw new Problem({ message: `the server says ${response.status} ${response.statusText}`, where: "" });
-    const said = await response.json();
+    return response.ok ? await response.json() : { error: { message: `the server says ${response.status} ${response.statusText}`, where: "" } };
+  });
+}
+
+/* Python in a worker beside the page. It hears nothing while it searches: to stop it is to begin anew. */
+export function inWorker({ form, worker: address }) {
+  let worker, waiting, number = 0;
+  const begin = () => {
+    worker = new Worker(address, { type: "module" });
+    waiting = new Map();
+    worker.onmessage = ({ data }) => { waiting.get(data.number)(data.said); waiting.delete(data.number); };
+    worker.onerror = () => { for (const answer of waiting.values()) answer({ error: { message: "the planner could not be started", where: "" } }); };
+  };
+  begin();
+  const engine = asking(form, (name, body) => new Promise((answer) => {
+    waiting.set(++number, answer);
+    worker.postMessage({ number, name, body });
+  }));
+  return {
+    ...engine,
+    progress: async () => ({}),
+    async stop() {
+      const ended = waiting;
+      worker.terminate();
+      begin();
+      for (const answer of ended.values()) answer({ error: { message: "stopped", where: "" } });
+    },
+  };
+}
+
+/* An engine that puts its questions to somebody else. */
+function asking(form, send) {
+  let question = { options: {}, spec: null }, turn = 0;
+  const ask = async (name, body) => {
+    const said = await send(name, body);
     if (said.error) throw new Problem(said.error);
     return said;
   };
@@ -36,9 +68,9 @@ export function served({ form }) {
     form,
     /* Null where another question was asked meanwhile. */
     async answer(next) {
-      const own = ++asking;
+      const own = ++turn;
       const page = await ask("answer", { question: next });
-      if (own !== asking) return null;
+      if (own !== turn) return null;
       question = next;
       return page;
     },

@@ -1,7 +1,7 @@
 /* What the page shows now, and what changes it. */
 
 import { band, command, fixed, h, hours, put, seconds } from "./dom.js";
-import { embedded, served } from "./engine.js";
+import { embedded, inWorker, served } from "./engine.js";
 import { chart, sentence } from "./chart.js";
 import { filterFields, kept, outList, table } from "./table.js";
 import { planView } from "./plan.js";
@@ -11,7 +11,7 @@ import { questionForm } from "./question.js";
 import { whatIf } from "./whatif.js";
 
 const given = JSON.parse(document.getElementById("answers").textContent);
-const engine = given.form ? served(given) : embedded(given);
+const engine = given.worker ? inWorker(given) : given.form ? served(given) : embedded(given);
 const state = { page: null, chosen: null, other: null, filters: {}, bands: true, turn: 0 };
 
 function found(id) {
