@@ -26,7 +26,7 @@ _EXAMPLE = {
     "seq_len": "4096",
     "batch": "64",
 }
-_TOP = 50
+_TOP = 30
 _KEPT = 16
 """Rankings that are remembered, so that a value can be put back at once."""
 _LISTS = ("pin", "overrides")
