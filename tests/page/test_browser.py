@@ -141,6 +141,16 @@ def test_two_plans_of_explain(tmp_path: Path, open_page: Open) -> None:
     assert page.locator("#difference").count() == 1
 
 
+def test_a_plan_that_does_not_fit_is_on_the_chart(tmp_path: Path, open_page: Open) -> None:
+    target, wanted = tmp_path / "out.html", "tp1-pp1-dp1-mbs1"
+    assert run("explain", *QUESTIONS["nowhere"], "--plan", wanted, "--html", str(target)).exit_code == 0
+    page = open_page(target.as_uri(), width=390)
+    assert "it does not fit" in page.locator("#answer").inner_text()
+    point, chart = (page.locator(one).bounding_box() for one in ("#plans svg .point", "#plans svg"))
+    assert chart["y"] < point["y"] < chart["y"] + chart["height"]
+    assert "does not fit" in page.locator("#files").inner_text()
+
+
 def test_first_paint_is_soon(written: Any, open_page: Open) -> None:
     page = open_page(written("flagship"))
     paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")

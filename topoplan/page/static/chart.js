@@ -15,7 +15,7 @@ export function chart({ plans, out, chosen, other, safe, bands, width, pick, hin
   const speed = (plan) => (bands ? ends(plan) : [plan.tokens_per_s_per_gpu]);
   const card = all[0].memory.capacity_gib, picked = plans.find((plan) => plan.id === chosen);
   const x = scale(all.flatMap(speed), LEFT, width - RIGHT);
-  const most = plans.length ? MOST * card : Infinity;
+  const most = plans.length ? Math.max(MOST * card, ...plans.map((plan) => plan.memory.device_gib)) : Infinity;
   const sizes = all.map((plan) => Math.min(plan.memory.device_gib, most));
   const y = scale([...sizes, card, ...(picked ? [card - picked.memory.margin_gib] : [])], height - BOTTOM, TOP);
   picture.append(...axes(x, y, width, height), ...limits(card, picked, y, width));
@@ -38,11 +38,11 @@ function scale(values, from, to) {
   const low = Math.min(...values), high = Math.max(...values), room = (high - low || high || 1) * 0.06;
   const first = Math.max(0, low - room), last = high + room;
   const at = (value) => from + ((value - first) / (last - first)) * (to - from);
-  return Object.assign(at, { ticks: ticks(first, last) });
+  return Object.assign(at, { ticks: ticks(first, last, Math.abs(to - from) / 110) });
 }
 
-function ticks(first, last) {
-  const raw = (last - first) / 8, power = 10 ** Math.floor(Math.log10(raw));
+function ticks(first, last, most) {
+  const raw = (last - first) / Math.max(3, most), power = 10 ** Math.floor(Math.log10(raw));
   const step = power * [1, 2, 5, 10].find((factor) => factor * power >= raw);
   const found = [];
   for (let value = Math.ceil(first / step) * step; value <= last; value += step) found.push(value);

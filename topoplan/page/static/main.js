@@ -67,7 +67,7 @@ function drawPlans() {
   const width = Math.max(320, Math.min(1240, document.querySelector("#plans > div").clientWidth || 1000));
   put("plans",
     filterFields(plans, filters, (key, value) => { filters[key] = value; drawPlans(); }),
-    h("p", { role: "status" }, shown.length === plans.length ? `${plans.length} plans` : `${shown.length} of ${plans.length} plans`),
+    h("p", { role: "status" }, shown.length === plans.length ? `${plans.length} ${plans.length === 1 ? "plan" : "plans"}` : `${shown.length} of ${plans.length} plans`),
     chart({ plans: shown, out: page.out, chosen, other, safe: page.ranking.safe?.id, bands, width, pick, hint: say }),
     hint,
     plans.length > 0 && h("label", {}, h("input", { type: "checkbox", id: "bands", checked: bands, onchange: (event) => { state.bands = event.target.checked; drawPlans(); } }), " show the band of each"),
