@@ -38,7 +38,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts lint format typecheck bench soak accuracy readme readme-check docs \
+.PHONY: help demo test test-hosts test-page lint format typecheck bench soak accuracy readme readme-check docs site \
 	verify verify-llamafactory verify-megatron verify-swift verify-trinity key-lists clean
 
 help:  ## Show the targets
@@ -52,6 +52,9 @@ test: $(VENV)/.installed-dev  ## Run the tests: offline, no GPU
 
 test-hosts: $(VENV)/.installed-dev  ## Launch on real sshd hosts of this machine's own, with faults (Linux; namespaces as root)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m hosts
+
+test-page: $(VENV)/.installed-page  ## Use the pages in a real Chromium, skipped where there is none
+	$(BIN)/python -m pytest -rs -n 2 --dist loadfile -m page tests/page
 
 lint: $(VENV)/.installed-dev  ## Check style
 	$(BIN)/ruff check .
@@ -87,6 +90,9 @@ readme-check: $(VENV)/.installed-dev  ## Run what README.md and docs/ show, and 
 docs: $(VENV)/.installed-docs  ## Build the site of docs/ into site/; a broken link is an error
 	$(BIN)/python -m tests.cost_model docs/cost-model
 	$(BIN)/zensical build --strict --clean
+
+site: docs  ## The same with the playground: the planner in the page, from npm and PyPI, into site/playground/
+	$(BIN)/python -m tests.playground site/playground
 
 # Jobs under Slurm too, where slurmctld, slurmd, slurm-client and munge are installed: tests/verify/slurm.py.
 verify: verify-llamafactory $(if $(PYTHON312),verify-megatron) verify-swift verify-trinity  ## Check the output against the real trainers (installs them: some GB)
@@ -125,6 +131,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-page: pyproject.toml $(VENV)/.installed-dev | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev,page]'
+	@touch $@
 
 $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'

@@ -38,6 +38,7 @@ FLOORS = {
     "hosts": 9,
     "run": 9,
     "report": 10,
+    "page": 10,
     "cli": 10,
     "__init__": 11,
     "__main__": 11,

@@ -17,7 +17,7 @@ from topoplan.run import record
 from topoplan.run.record import NodeRecord, RunRecord
 
 SMALL = "--pin tp=4,pp=1,cp=1,micro_batch_size=1"
-WITHOUT_JSON = {"init", "runs logs", "show", "show schema"}
+WITHOUT_JSON = {"page", "init", "runs logs", "show", "show schema"}
 """A spec, output of others, no verb of its own, and JSON as it is."""
 BARE_LISTS = {"show gpus", "show models"}
 ASKED = {

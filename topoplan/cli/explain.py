@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from topoplan.cli.completion import plans
-from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions
+from topoplan.cli.options import AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both
+from topoplan.cli.page_file import Html
 from topoplan.cli.plan_choice import PlanChoice, RunPath, plans_of_command
 
 
@@ -29,6 +30,7 @@ def explain(
     *,
     options: SpecOptions,
     as_json: AsJson = False,
+    html: Html = None,
     no_cache: NoCache = False,
 ) -> None:
     """Every figure comes with the place of its formula in the package.
@@ -38,17 +40,24 @@ def explain(
     from topoplan.cli.output import show
     from topoplan.errors import InputError
 
+    not_both("--html", html, "--json", as_json)
     wanted = {"--plan": plan} | ({} if versus is None else {"--versus": versus})
     read, (chosen, *others) = plans_of_command(spec, run, wanted, options, fresh=no_cache)
     wants_time, wants_memory = time or not memory, memory or not time
+    if others and others[0].layout == chosen.layout:
+        problem = f"{versus!r} is the plan of --plan itself, {chosen.id}"
+        raise InputError(problem, where="--versus", remedy="name another")
+    if html:
+        from topoplan.cli.page_file import write_plans
+
+        not_both("--html", html, "--run", run)
+        write_plans(html, read, [chosen, *others], words=options.words(spec))
+        return
     if others:
         from topoplan.planner.versus import compare
         from topoplan.report.versus import comparison_to_dict, print_comparison
 
         (other,) = others
-        if other.layout == chosen.layout:
-            problem = f"{versus!r} is the plan of --plan itself, {chosen.id}"
-            raise InputError(problem, where="--versus", remedy="name another")
         comparison = compare(read, chosen, other)
         show(as_json, comparison_to_dict, print_comparison, read, comparison, time=wants_time, memory=wants_memory)
         return

@@ -177,7 +177,7 @@ class SpecOptions:
             is_or_are = "is" if len(lacking) == 1 else "are"
             raise InputError(f"{listed(lacking)} {is_or_are} missing, without a SPEC", remedy=f"write {EXAMPLE}")
 
-    def assumed(self, spec: str | None) -> list[str]:
+    def assumed(self, spec: str | Source | None) -> list[str]:
         """Sentences on what is taken for granted that nobody says: `assumed: 1 node (--nodes)`."""
         usual = {} if spec is not None else {"--nodes": "1 node (--nodes)"}
         if spec is None and not self.job:
@@ -196,15 +196,15 @@ class SpecOptions:
         alone = () if self.trainer else (f"searched is what {title} runs; --trainer names another",)
         return [f"the job is that of {self.job}, a file of {title}'s", *of_trainer.notes, check, *alone]
 
-    def settled(self, spec: str | None, read: Spec) -> SpecOptions:
+    def settled(self, spec: str | Source | None, read: Spec) -> SpecOptions:
         """The same with the batch of a trainer's file in words: there it is one a GPU."""
         if self.batch is not None or self.trainer_job(spec) is None:
             return self
         return replace(self, batch=str(read.job.global_batch_size))
 
-    def words(self, spec: str | None) -> list[str]:
+    def words(self, spec: str | Source | None) -> list[str]:
         """SPEC and these options as they were typed."""
-        found = [] if spec is None else [spec]
+        found = [] if spec is None else [spec if isinstance(spec, str) else spec.name]
         for name, hint in get_type_hints(SpecOptions, include_extras=True).items():
             (option,) = hint.__metadata__
             value = getattr(self, name)

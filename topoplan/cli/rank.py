@@ -9,11 +9,14 @@ import typer
 
 from topoplan.cli.exit_codes import INTERRUPTED
 from topoplan.cli.options import WITHOUT_SPEC, AsJson, NoCache, OptionalSpecPath, SpecOptions, not_both
+from topoplan.cli.page_file import Html
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from topoplan.planner.plan import Ranking
+    from topoplan.planner.what_if import Search
+    from topoplan.specs.source import Source
 
 
 def rank(
@@ -24,31 +27,29 @@ def rank(
     rejected: Annotated[bool, typer.Option("--rejected", help="Also show the layouts that are out, and why.")] = False,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print one row a plan.")] = False,
+    html: Html = None,
     no_cache: NoCache = False,
 ) -> None:
     """Exit code 1: no layout fits; 2: bad input; 130: stopped by Ctrl-C, after the best of what was searched."""
-    from dataclasses import replace
     from functools import partial
 
     from topoplan.cli.search import search
-    from topoplan.cli.ways_out import led_on, with_ways_out
-    from topoplan.errors import InputError, ModelError
-    from topoplan.planner.liger import liger_note
+    from topoplan.errors import InputError
 
     not_both("--json", as_json, "--csv", as_csv)
+    not_both("--html", html, "--json", as_json)
+    not_both("--html", html, "--csv", as_csv)
     if as_csv and rejected:
         raise InputError("--csv has no rows for rejected layouts", remedy="use --rejected --json")
 
-    read, find = options.read(spec), partial(search, fresh=no_cache, partial=True)
-    try:
-        ranking = find(read, keep_rejected=rejected)
-    except ModelError as error:
-        raise led_on(error, read, spec, options, find) from None
-    if (note := liger_note(ranking, find)) is not None:
-        ranking = replace(ranking, notes=(note, *ranking.notes))
-    if not as_csv or not ranking.plans:
-        ranking = with_ways_out(ranking, spec, options, find)
-    if as_csv:
+    find = partial(search, fresh=no_cache, partial=True)
+    # Rows have no place for the ways out.
+    ranking = answered(spec, options, partial(find, keep_rejected=rejected), find, has_ways_out=not as_csv)
+    if html:
+        from topoplan.cli.page_file import write_ranking
+
+        write_ranking(html, ranking, top=top, words=options.words(spec), assumed=options.assumed(spec))
+    elif as_csv:
         from topoplan.report.rows import write_rows
 
         write_rows(sys.stdout, ranking, top=top)
@@ -67,6 +68,26 @@ def rank(
         raise nothing_fits(ranking)
     if ranking.searched < 1.0:
         raise typer.Exit(INTERRUPTED)
+
+
+def answered(
+    spec: str | Source | None, options: SpecOptions, first: Search, find: Search, *, has_ways_out: bool = True
+) -> Ranking:
+    """The ranking with all that there is to say of it; `first` is its search, `find` does those behind it."""
+    from dataclasses import replace
+
+    from topoplan.cli.ways_out import led_on, with_ways_out
+    from topoplan.errors import ModelError
+    from topoplan.planner.liger import liger_note
+
+    read = options.read(spec)
+    try:
+        ranking = first(read)
+    except ModelError as error:
+        raise led_on(error, read, spec, options, find) from None
+    if (note := liger_note(ranking, find)) is not None:
+        ranking = replace(ranking, notes=(note, *ranking.notes))
+    return with_ways_out(ranking, spec, options, find) if has_ways_out or not ranking.plans else ranking
 
 
 def _print(ranking: Ranking, words: Sequence[str], assumed: Sequence[str], *, top: int, rejected: bool) -> None:

@@ -74,6 +74,7 @@ VERBS = (
         "Draw the machines and their network, and what a plan asks of them.",
         "topology cluster.yaml --plan 1 -o groups.svg",
     ),
+    Verb("page", "Look", "Look at plans in a browser, and change the question.", "page cluster.yaml"),
     Verb(
         "init",
         "Write",

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from topoplan.errors import ModelError
     from topoplan.planner.plan import Change, Ranking
     from topoplan.planner.what_if import Search
+    from topoplan.specs.source import Source
     from topoplan.specs.spec import Spec
 
 
-def with_ways_out(ranking: Ranking, spec: str | None, options: SpecOptions, search: Search) -> Ranking:
+def with_ways_out(ranking: Ranking, spec: str | Source | None, options: SpecOptions, search: Search) -> Ranking:
     """The ranking with its ways out, where it needs some; `options` are what the spec was read with."""
     from topoplan.planner.ways_out import needs_ways_out, ways_out
 
@@ -54,7 +55,9 @@ def _key_and_value(text: str) -> tuple[str, str]:
     return key.strip().removeprefix("job."), value.strip()
 
 
-def led_on(error: ModelError, read: Spec, spec: str | None, options: SpecOptions, search: Search) -> ModelError:
+def led_on(
+    error: ModelError, read: Spec, spec: str | Source | None, options: SpecOptions, search: Search
+) -> ModelError:
     """The error of a model that a backend does not train, with the command that plans it with another one."""
     from topoplan.errors import InputError, ModelError
     from topoplan.planner.case import another_backend

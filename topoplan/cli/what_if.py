@@ -43,18 +43,18 @@ def what_if(
     combinations = variations(changes, most=_MOST)
     before = options.read(spec)
     # All of them are read before the first search, so that a mistake in the last one is told at once.
-    specs = [_changed(before, lambda *keys: options.read(spec, *keys), keys) for keys in combinations]
+    specs = [read_changed(before, lambda *keys: options.read(spec, *keys), keys) for keys in combinations]
     with searches(1 + len(specs), fresh=no_cache) as search:
         old, _ = found_by(before, search)
         outcomes = [
-            _outcome(keys, changed, old.best, search) for keys, changed in zip(combinations, specs, strict=True)
+            outcome_of(keys, changed, old.best, search) for keys, changed in zip(combinations, specs, strict=True)
         ]
     show(as_json, outcomes_to_dict, print_outcomes, before, old, outcomes)
     if not any(outcome.found.best for outcome in outcomes):
         raise typer.Exit(1)
 
 
-def _changed(before: Spec, read: Callable[..., Spec], keys: Iterable[str]) -> Spec | LayoutError:
+def read_changed(before: Spec, read: Callable[..., Spec], keys: Iterable[str]) -> Spec | LayoutError:
     """The spec with `key=value` changes, or the pin that these conditions cannot meet."""
     from topoplan.errors import LayoutError
 
@@ -67,9 +67,10 @@ def _changed(before: Spec, read: Callable[..., Spec], keys: Iterable[str]) -> Sp
         return error
 
 
-def _outcome(
+def outcome_of(
     keys: Iterable[str], changed: Spec | LayoutError, best: Plan | None, search: Callable[[Spec], Ranking]
 ) -> Outcome:
+    """What such changes lead to; `changed` is what `read_changed` gives of them."""
     from topoplan.errors import LayoutError
     from topoplan.planner.what_if import Found, Outcome, outcome
 

@@ -90,24 +90,39 @@ def _chosen_to_dict(chosen: Chosen) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of an answer: `Best`, a plan, and what there is to say of it."""
+
+    title: str
+    first: str
+    further: str = ""
+
+
+def answer_lines(answer: Answer, *, ascii_only: bool = False) -> list[Line]:
+    """The best plan, the safe one, what stands in the way, and what to type next."""
+    best, safe = answer.best, answer.safe
+    lines = [Line("Best", best.plan.id, figures(best.plan, ascii_only=ascii_only))]
+    if safe is None:
+        share = f"{SAFE_SHARE:.0%}"
+        lines.append(Line("Safe", "none", f"every plan has a caveat or leaves less than {share} beyond its margin"))
+    elif safe.rank == 1:
+        lines.append(Line("Safe", "the same", f"no caveat, and {SAFE_SHARE:.0%} or more of the card to spare"))
+    else:
+        versus = f"plan {safe.rank}, {speed_difference(best.plan, safe.plan)}"
+        lines.append(Line("Safe", safe.plan.id, f"{versus}; {figures(safe.plan, ascii_only=ascii_only)}"))
+    if answer.refused:
+        lines.append(Line("Mind", "no files can be written of the best plan", answer.refused))
+    # What is refused has to be mended first.
+    return [*lines, Line("Then" if answer.refused and answer.next == best.command else "Next", answer.next)]
+
+
 def print_answer(console: Console, answer: Answer) -> None:
     """A few lines at the end, where they stay on the screen. Ids and commands are not broken, so that they can be
     copied whole."""
-    best, safe = answer.best, answer.safe
     console.print()
-    _print_line(console, "Best", best.plan.id, _figures(console, best.plan))
-    if safe is None:
-        share = f"{SAFE_SHARE:.0%}"
-        _print_line(console, "Safe", "none", f"every plan has a caveat or leaves less than {share} beyond its margin")
-    elif safe.rank == 1:
-        _print_line(console, "Safe", "the same", f"no caveat, and {SAFE_SHARE:.0%} or more of the card to spare")
-    else:
-        versus = f"plan {safe.rank}, {speed_difference(best.plan, safe.plan)}"
-        _print_line(console, "Safe", safe.plan.id, f"{versus}; {_figures(console, safe.plan)}")
-    if answer.refused:
-        _print_line(console, "Mind", "no files can be written of the best plan", answer.refused)
-    # What is refused has to be mended first.
-    _print_line(console, "Then" if answer.refused and answer.next == best.command else "Next", answer.next)
+    for line in answer_lines(answer, ascii_only=console.options.ascii_only):
+        _print_line(console, line.title, line.first, line.further)
 
 
 def _print_line(console: Console, title: str, first: str, further: str = "") -> None:
@@ -122,9 +137,9 @@ def _print_line(console: Console, title: str, first: str, further: str = "") -> 
         console.print(Text("      ") + part)
 
 
-def _figures(console: Console, plan: Plan) -> str:
+def figures(plan: Plan, *, ascii_only: bool = False) -> str:
     """`0.818 s a step ±34%, 59.3 of 79.6 GiB; caveat`."""
-    width = band(plan.time, ascii_only=console.options.ascii_only)
+    width = band(plan.time, ascii_only=ascii_only)
     memory = f"{gib(plan.memory.device_bytes)} of {gib(plan.memory.capacity_bytes)} GiB"
     risks = "".join(f"; {tag}" for tag in tags_of(plan))
     return f"{significant(plan.time.step_s)} s a step {width}, {memory}{risks}"

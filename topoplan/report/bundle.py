@@ -65,13 +65,17 @@ def print_bundle(
     for file in files:
         console.print(f"  {file}", soft_wrap=True)
     console.print("\nNext:")
-    console.print(f"  less {shlex.quote(str(directory / 'README.md'))}", soft_wrap=True)
+    for command in (f"less {shlex.quote(str(directory / 'README.md'))}", *starts(spec, files)):
+        console.print(f"  {command}", soft_wrap=True)
+
+
+def starts(spec: Spec, files: Sequence[Path]) -> list[str]:
+    """What starts a bundle of such files, by its job script or by hand, for a shell."""
     if job_scripts := [file for file in files if file.match("*.sbatch")]:
-        console.print(f"  sbatch {shlex.quote(str(job_scripts[0]))}", soft_wrap=True)
-        return
-    for script in sorted(file for file in files if file.match("node-*.sh"))[:1]:
-        # Without hosts in the spec, the scripts have to be told where the first node is.
-        unknown = spec.cluster.nodes > 1 and not spec.cluster.hosts
-        address = "MASTER_ADDR=10.0.0.1 " if unknown else ""
-        note = "on node 0, at its address" if unknown else "on node 0"
-        console.print(f"  {address}bash {shlex.quote(str(script))}   # {note}", soft_wrap=True)
+        return [f"sbatch {shlex.quote(str(job_scripts[0]))}"]
+    # Without hosts in the spec, the scripts have to be told where the first node is.
+    unknown = spec.cluster.nodes > 1 and not spec.cluster.hosts
+    address = "MASTER_ADDR=10.0.0.1 " if unknown else ""
+    note = "on node 0, at its address" if unknown else "on node 0"
+    scripts = sorted(file for file in files if file.match("node-*.sh"))[:1]
+    return [f"{address}bash {shlex.quote(str(script))}   # {note}" for script in scripts]

@@ -1,0 +1,49 @@
+"""Questions whose pages are tested, and their answers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from topoplan.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGSHIP = [str(ROOT / "cluster_specs" / "h100-4x8.yaml")]
+MOE = [str(ROOT / "cluster_specs" / "b200-128x8-deepseek-v3.yaml"), "--pin", "tp=1,pp=8,cp=1,ep=8,micro_batch_size=1"]
+LORA = shlex.split("--gpu rtx4090 --gpus-per-node 1 --model Qwen/Qwen3-8B --seq-len 1k --batch 16 --finetuning lora")
+NOWHERE = shlex.split("--gpu rtx4090 --gpus-per-node 1 --model Qwen/Qwen3-32B --seq-len 4k --batch 16")
+QUESTIONS = {"flagship": FLAGSHIP, "moe": MOE, "lora": LORA, "nowhere": NOWHERE}
+
+
+HOSTILE = "</script><img src=x onerror=alert(1)><!-- & \u2028"
+
+
+def hostile_spec(folder: Path) -> Path:
+    """A spec whose path has markup in it. Names in specs are checked; names of files are the user's."""
+    spec = folder / f"{HOSTILE}.yaml"
+    spec.parent.mkdir()
+    spec.write_text("gpu: h100\nnodes: 1\nmodel: Qwen/Qwen3-8B\njob: {seq_len: 4096, global_batch_size: 16}\n")
+    return spec
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app(), list(words))
+
+
+@cache
+def ranked(name: str) -> dict[str, Any]:
+    """`rank --json` of a question."""
+    document: dict[str, Any] = json.loads(run("rank", *QUESTIONS[name], "--json").stdout)
+    return document
+
+
+def answers_of(text: str) -> dict[str, Any]:
+    """What a browser reads of the one data block of a page."""
+    (block,) = text.split('<script type="application/json" id="answers">')[1:]
+    answers: dict[str, Any] = json.loads(block.split("</script>")[0])
+    return answers

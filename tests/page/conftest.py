@@ -1,0 +1,61 @@
+"""Debian's Chromium under Playwright. Whatever a page asks for that is not of this machine is refused, and fails the
+test; so does a word in the console."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[page]'")
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("there is no Chromium on this machine: apt install chromium")
+    with playwright.sync_playwright() as running:
+        # Chromium as root, as in a container, has no sandbox of its own.
+        browser = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium: Any) -> Iterator[Open]:
+    """Opens an address, at a width and in a colour scheme, and waits until the page says that it is drawn."""
+    complaints: list[str] = []
+    contexts = []
+
+    def is_of_this_machine(address: str) -> bool:
+        parts = urlsplit(address)
+        return parts.scheme in ("file", "data", "blob") or parts.hostname == "127.0.0.1"
+
+    def checked(route: Any) -> None:
+        if is_of_this_machine(route.request.url):
+            route.continue_()
+        else:
+            complaints.append(f"asked for {route.request.url}")
+            route.abort()
+
+    def opened(address: str, *, width: int = 1440, scheme: str = "light") -> Any:
+        context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        context.route("**/*", checked)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(address)
+        page.wait_for_selector("body[data-ready]")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []

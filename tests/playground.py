@@ -1,0 +1,82 @@
+"""`python -m tests.playground DIRECTORY`: the page with the planner in it, as static files, which need no server behind
+them: Pyodide from npm, pydantic's wheel for it from PyPI, and every other package as it is installed here."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from importlib.metadata import distributions
+from importlib.metadata import files as files_of
+from importlib.resources import files
+from pathlib import Path
+
+import topoplan
+from topoplan.cli.page import asked_on
+from topoplan.page.html import playground_html
+
+PYODIDE = "314.0.7"
+PYTHON, PLATFORM = "3.14", "pyemscripten_2026_0_wasm32"
+# A pair that belongs together, of which there is a wheel for that platform.
+COMPILED = ("pydantic==2.14.3", "pydantic-core==2.50.4")
+INSTALLED = (
+    *("annotated-doc", "annotated-types", "click", "jinja2", "markdown-it-py", "markupsafe", "mdurl", "networkx"),
+    *("packaging", "pygments", "pyyaml", "rich", "shellingham", "typer", "typing-extensions", "typing-inspection"),
+)
+"""What planning imports, as far as it is there: newer typers need no click. Of what is compiled, the same in Python."""
+RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "pyodide-lock.json", "python_stdlib.zip")
+
+
+def build(target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    (target / "pyodide").mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        runtime(Path(scratch), target / "pyodide")
+        wheels = compiled(Path(scratch))
+        with zipfile.ZipFile(target / "packages.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+            pack(packed, wheels)
+    (target / "index.html").write_text(playground_html(asked_on(None)), encoding="utf-8")
+    worker = files("topoplan.page") / "static" / "worker.js"
+    (target / "worker.js").write_text(worker.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def runtime(scratch: Path, target: Path) -> None:
+    subprocess.run(
+        ["npm", "pack", "--silent", f"pyodide@{PYODIDE}"], cwd=scratch, check=True, stdout=subprocess.DEVNULL
+    )
+    with tarfile.open(scratch / f"pyodide-{PYODIDE}.tgz") as packed:
+        for name in RUNTIME:
+            content = packed.extractfile(f"package/{name}")
+            assert content is not None
+            (target / name).write_bytes(content.read())
+
+
+def compiled(scratch: Path) -> list[Path]:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    where = ["--dest", str(scratch), "--python-version", PYTHON, "--platform", PLATFORM, "--platform", "any"]
+    subprocess.run([*command, *where, *COMPILED], check=True)
+    return sorted(scratch.glob("*.whl"))
+
+
+def pack(packed: zipfile.ZipFile, wheels: list[Path]) -> None:
+    """Files of all packages in one archive."""
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as content:
+            for name in content.namelist():
+                packed.writestr(name, content.read(name))
+    here = {one.name.lower().replace("_", "-") for one in distributions()}
+    for package in sorted(here & set(INSTALLED)):
+        for one in files_of(package) or ():
+            if one.parts[0] != ".." and one.suffix not in (".so", ".pyc", ".pyd") and "__pycache__" not in one.parts:
+                packed.write(str(one.locate()), str(one))
+    root = Path(topoplan.__file__).parent
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            packed.write(path, path.relative_to(root.parent))
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]))

@@ -1,0 +1,228 @@
+"""`topoplan page`: the page of plans, live, for a browser on this machine."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from topoplan.cli.options import OptionalSpecPath, SpecOptions
+
+if TYPE_CHECKING:
+    from topoplan.page.server import PageServer
+    from topoplan.planner.plan import Ranking
+    from topoplan.specs.source import Source
+    from topoplan.specs.spec import Spec
+
+_EXAMPLE = {
+    "gpu": "h100-sxm-80gb",
+    "nodes": "4",
+    "model": "Qwen/Qwen3-8B",
+    "seq_len": "4096",
+    "batch": "64",
+}
+_TOP = 30
+_KEPT = 16
+"""Rankings that are remembered, so that a value can be put back at once."""
+_LISTS = ("pin", "overrides")
+_NOT_ASKED = ("profile",)
+
+
+def page(
+    spec: OptionalSpecPath = None,
+    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="Where to serve; 0: any.")] = 0,
+    opens: Annotated[bool, typer.Option("--open", help="Open the browser too.")] = False,
+    *,
+    options: SpecOptions,
+) -> None:
+    """Only this machine can open it, and only with the whole address, which is another one each time. Nothing is
+    written and nothing leaves the machine. Ctrl-C ends it.
+    """
+    import contextlib
+
+    from topoplan.cli.output import stdout_console
+    from topoplan.errors import InputError
+
+    questions = Questions(spec, options)
+    try:
+        server = server_of(questions, port)
+    except OSError as error:
+        problem = f"port {port} cannot be used: {error.strerror}"
+        raise InputError(problem, where="--port", remedy="without it any free one is taken") from None
+    console = stdout_console()
+    console.print(server.address, soft_wrap=True)
+    console.print("Open it in a browser on this machine; Ctrl-C ends it.")
+    console.file.flush()
+    if opens:
+        import webbrowser
+
+        webbrowser.open(server.address)
+    with server, contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
+
+
+def server_of(questions: Questions, port: int) -> PageServer:
+    """What serves the page; it does not yet. Raises InputError for the question it begins with, OSError for a port."""
+    from topoplan.page.html import live_html
+    from topoplan.page.server import PageServer
+
+    form = asked_on(questions.first())
+    answers = {name: getattr(questions, name) for name in ("answer", "details", "along", "progress", "stop")}
+    return PageServer(port, lambda: live_html(form), answers)
+
+
+def asked_on(spec: Spec | None) -> dict[str, Any]:
+    """The form of a page that begins with a spec, or with an example."""
+    from topoplan.cli import completion
+    from topoplan.page.form import form_of
+
+    known = {
+        "gpu": completion.gpus(),
+        "model": completion.models(),
+        "finetuning": completion.finetunings(),
+        "backend": completion.backends(""),
+        "trainer": completion.trainers(),
+    }
+    return form_of(spec, _EXAMPLE, known)
+
+
+class Questions:
+    """Answers to what a page asks, on top of the command line that it was started with. One search runs at a time;
+    a new question ends the search of the one before."""
+
+    def __init__(self, spec: str | None, options: SpecOptions) -> None:
+        """As `rank` has them."""
+        self.spec, self.options = spec, options
+        self._turn = 0
+        self._searching = threading.Lock()
+        self._kept: OrderedDict[tuple[str, SpecOptions], Ranking] = OrderedDict()
+        self._progress = (0, 0)
+
+    def first(self) -> Spec | None:
+        """What the command line says alone; None where it asks nothing yet. Raises InputError."""
+        return self.options.read(self.spec) if self.spec is not None or self.options else None
+
+    def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """`question` -> the page."""
+        from topoplan.page.document import page_to_dict
+
+        source, options, words = self._read(asked.get("question"))
+        ranking = self._ranking(source, options)
+        return page_to_dict(ranking, top=_TOP, words=words, assumed=options.assumed(source))
+
+    def details(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """`question`, `id` -> all of one plan."""
+        from topoplan.cli.plan_choice import plan_of_id
+        from topoplan.page.document import details_to_dict
+
+        source, options, words = self._read(asked.get("question"))
+        wanted, read = str(asked.get("id", "")), options.read(source)
+        known = self._kept.get(_key(source, options))
+        found = [] if known is None else [plan for plan in known.plans[:_TOP] if plan.id == wanted]
+        return details_to_dict(read, found[0] if found else plan_of_id(read, wanted), words)
+
+    def along(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """`question`, `key`, `values` -> `what-if --json` of these values, without what becomes of the old plan."""
+        from topoplan.cli.what_if import outcome_of, read_changed
+        from topoplan.errors import InputError
+        from topoplan.planner.search import rank
+        from topoplan.planner.what_if import found_by
+        from topoplan.report.what_if import outcomes_to_dict
+
+        source, options, _ = self._read(asked.get("question"))
+        key, values = asked.get("key"), asked.get("values")
+        if not isinstance(key, str) or not isinstance(values, list) or not 0 < len(values) <= 12:
+            raise InputError("not a key with up to 12 values", where="along")
+        before = options.read(source)
+        with self._search_turn() as stops:
+
+            def search(spec: Spec) -> Ranking:
+                return rank(spec, progress=stops)
+
+            old, _ = found_by(before, search)
+            outcomes = []
+            for value in values:
+                keys = (f"{key}={value}",)
+                changed = read_changed(before, lambda *keys: options.read(source, *keys), keys)
+                outcomes.append(outcome_of(keys, changed, None, search))
+        return outcomes_to_dict(before, old, outcomes)
+
+    def progress(self, _: Mapping[str, Any]) -> dict[str, int]:
+        """How far the search is."""
+        done, total = self._progress
+        return {"done": done, "total": total}
+
+    def stop(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        """The search ends with what it has."""
+        self._turn += 1
+        return {}
+
+    def _ranking(self, source: str | Source | None, options: SpecOptions) -> Ranking:
+        from topoplan.cli.rank import answered
+        from topoplan.planner.search import rank
+
+        key = _key(source, options)
+        if (known := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            return known
+        with self._search_turn() as stops:
+
+            def find(spec: Spec) -> Ranking:
+                return rank(spec, progress=stops)
+
+            ranking = answered(source, options, find, find)
+        if ranking.searched == 1.0:
+            self._kept[key] = ranking
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return ranking
+
+    @contextmanager
+    def _search_turn(self) -> Iterator[Any]:
+        """Ends the search before, and waits for its end; gives what a search calls to know whether to stop."""
+        self._turn += 1
+        own = self._turn
+        with self._searching:
+
+            def stops(done: int, total: int) -> bool:
+                self._progress = (done, total)
+                return self._turn != own
+
+            yield stops
+            self._progress = (0, 0)
+
+    def _read(self, question: Any) -> tuple[str | Source | None, SpecOptions, list[str]]:
+        """SPEC and options of a question, and both as they would be typed. Raises InputError."""
+        from topoplan.errors import InputError
+        from topoplan.specs.source import parse_source
+
+        names = {name for name in SpecOptions.__slots__ if name not in _NOT_ASKED}
+        given = question.get("options") if isinstance(question, dict) else None
+        text = question.get("spec") if isinstance(question, dict) else None
+        if not isinstance(given, dict) or not set(given) <= names or not isinstance(text, str | None):
+            raise InputError("not a question", expected=f"expected options among {', '.join(sorted(names))}")
+        for name, value in given.items():
+            texts = value if name in _LISTS and isinstance(value, list) else [value]
+            if not all(isinstance(one, str) for one in texts):
+                raise InputError("not text", where=f"--{name.replace('_', '-')}")
+        said: dict[str, Any] = {
+            name: [*(getattr(self.options, name) or ()), *value] if name in _LISTS else value
+            for name, value in given.items()
+            if value
+        }
+        options = replace(self.options if text is None else SpecOptions(), **said)
+        if text is not None:
+            source = parse_source(text, name="SPEC")
+            return source, options, options.words(source)
+        return self.spec, options, options.words(self.spec)
+
+
+def _key(source: str | Source | None, options: SpecOptions) -> tuple[str, SpecOptions]:
+    """What a ranking is remembered by; files on the disk are taken to stay as they are."""
+    lists = {name: tuple(getattr(options, name) or ()) for name in _LISTS}
+    return repr(source), replace(options, **lists)  # type: ignore[arg-type]

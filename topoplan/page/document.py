@@ -1,0 +1,123 @@
+"""What a page of plans shows: the answer as `rank --json` has it, and all there is to look at of one plan."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import topoplan
+from topoplan.bundle.bundle import generate
+from topoplan.errors import InputError
+from topoplan.planner.account import memory_account, time_account, timeline
+from topoplan.planner.communication import group_links, step_flows
+from topoplan.planner.plan import Counts, Plan, Plans, Ranking, Rejection
+from topoplan.planner.predict import predict
+from topoplan.planner.view import plan_to_dict
+from topoplan.report import timeline_svg
+from topoplan.report.answer import answer_lines, answer_of, figures
+from topoplan.report.bundle import starts
+from topoplan.report.document import ranking_to_dict
+from topoplan.report.explanation import explanation_to_dict
+from topoplan.report.nothing_fits import nothing_fits
+from topoplan.report.text import counts_line, layout_label, spec_line
+from topoplan.report.topology_drawing import topology_svg
+from topoplan.report.ways_out import ways_out_lines
+from topoplan.specs.spec import Spec
+from topoplan.units import file_name
+
+SCHEMA = "topoplan.page/1"
+
+
+def page_to_dict(ranking: Ranking, *, top: int, words: Sequence[str], assumed: Sequence[str]) -> dict[str, Any]:
+    """A ranking with the sentences that a terminal has of it, and its nearest misses with their figures.
+
+    `words` are SPEC and the options that it was searched with.
+    """
+    answer = answer_of(ranking, top=1, words=words)
+    shown = ranking.plans[:top]
+    if answer is None:
+        first, *rest = str(nothing_fits(ranking)).splitlines()
+        lines, further, counts = [{"title": "Answer", "first": first, "further": ""}], rest, ""
+    else:
+        lines, further = [asdict(line) for line in answer_lines(answer)], list(ways_out_lines(ranking))
+        counts = counts_line(ranking)
+    return {
+        **_head(ranking.spec, ["topoplan", "rank", *words]),
+        "counts": counts,
+        "lines": lines,
+        "further": further,
+        "labels": {plan.id: layout_label(plan.layout) for plan in shown},
+        "ranking": ranking_to_dict(ranking, top=top, rejected=False, words=words, assumed=assumed),
+        "out": [_out_to_dict(ranking.spec, one) for one in ranking.rejected],
+    }
+
+
+def plans_page_to_dict(spec: Spec, plans: Sequence[Plan], words: Sequence[str]) -> dict[str, Any]:
+    """The same of plans that somebody chose, whether they fit or not; `words` are what they were explained with."""
+    layouts = [plan.layout for plan in plans]
+    chosen = Ranking(spec=spec, plans=Plans(layouts, plans.__getitem__), counts=Counts(), elapsed_s=0.0)
+    ranking = ranking_to_dict(chosen, top=len(plans), rejected=False, words=())
+    names = ("Plan", "Versus")
+    return {
+        **_head(spec, ["topoplan", "explain", *words]),
+        "counts": "",
+        "lines": [
+            {"title": name, "first": plan.id, "further": figures(plan) + ("" if plan.fits else "; it does not fit")}
+            for name, plan in zip(names, plans, strict=False)
+        ],
+        "further": [],
+        "labels": {plan.id: layout_label(plan.layout) for plan in plans},
+        "ranking": ranking | {"best": None, "safe": None, "next": None},
+        "out": [],
+        "explained": True,
+    }
+
+
+def _head(spec: Spec, command: Sequence[str]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "version": topoplan.__version__,
+        "title": spec_line(spec),
+        "command": shlex.join(command),
+    }
+
+
+def _out_to_dict(spec: Spec, out: Rejection) -> dict[str, Any]:
+    """Why a layout is out, and its figures where it is legal."""
+    view = {
+        "id": out.layout.id,
+        "label": layout_label(out.layout),
+        "rule": out.rule,
+        "reason": out.reason,
+        "fix": out.fix,
+    }
+    return view | {"plan": plan_to_dict(predict(spec, out.layout, all_stages=False))} if out.rule == "memory" else view
+
+
+def details_to_dict(spec: Spec, plan: Plan, words: Sequence[str]) -> dict[str, Any]:
+    """All there is to look at of one plan: `explain --json`, two pictures, and its files or why there are none."""
+    whole = predict(spec, plan.layout)
+    rows = group_links(spec.cluster, plan.layout, spec.profile)
+    view = {
+        "explain": explanation_to_dict(spec, whole, time=time_account(spec, whole), memory=memory_account(spec, whole)),
+        "timeline": timeline_svg.svg(spec_line(spec), whole, timeline(spec, whole)),
+        "topology": topology_svg(spec.cluster, plan.layout, rows, step_flows(spec, whole, rows)),
+    }
+    return view | {"bundle": _bundle_to_dict(spec, whole, words)}
+
+
+def _bundle_to_dict(spec: Spec, plan: Plan, words: Sequence[str]) -> dict[str, Any]:
+    if not plan.fits:
+        return {"files": {}, "refused": "the plan does not fit", "commands": []}
+    try:
+        files = generate(spec, plan)
+    except InputError as error:
+        return {"files": {}, "refused": str(error), "commands": []}
+    directory = Path("generated") / file_name(spec.cluster.name, "cluster")
+    writes = shlex.join(["topoplan", "generate", *words, "--plan", plan.id])
+    launches = [shlex.join(["topoplan", "launch", str(directory)])] if spec.cluster.hosts else []
+    by_hand = starts(spec, [directory / name for name in files])
+    return {"files": files, "refused": "", "commands": [writes, *launches, *by_hand]}

@@ -1,0 +1,39 @@
+/* The planner itself in the browser: Python in a worker, so that a search does not hold up the page. */
+
+import { loadPyodide } from "./pyodide/pyodide.mjs";
+
+const BEGIN = `
+import sys
+sys.path.insert(0, "/packages")
+import json
+from topoplan.cli.options import SpecOptions
+from topoplan.cli.page import Questions
+from topoplan.page.reply import reply
+
+questions = Questions(None, SpecOptions())
+
+def ask(name, asked):
+    return json.dumps(reply(getattr(questions, name), json.loads(asked)))
+
+ask
+`;
+const NAMES = ["answer", "details", "along"];
+
+const ready = (async () => {
+  const [python, packages] = await Promise.all([
+    loadPyodide({ indexURL: new URL("pyodide/", self.location.href).href }),
+    fetch("packages.zip").then((response) => response.arrayBuffer()),
+  ]);
+  python.unpackArchive(packages, "zip", { extractDir: "/packages" });
+  return python.runPython(BEGIN);
+})();
+
+self.onmessage = async ({ data: { number, name, body } }) => {
+  try {
+    if (!NAMES.includes(name)) throw new Error(`no answer is called ${name}`);
+    const ask = await ready;
+    self.postMessage({ number, said: JSON.parse(ask(name, JSON.stringify(body))) });
+  } catch (error) {
+    self.postMessage({ number, said: { error: { message: String(error.message || error), where: "" } } });
+  }
+};
