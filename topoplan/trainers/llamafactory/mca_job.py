@@ -160,6 +160,8 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
 
 def _precision(keys: Keys) -> str:
     if keys.flag("fp16"):
+        if keys.flag("bf16"):
+            keys.fail("fp16", "bf16 and fp16 are both on, and exclude each other", expected="expected one of them")
         return "fp16"
     if not keys.flag("bf16"):
         keys.fail("bf16", "neither bf16 nor fp16 is on: the trainer then keeps weights in fp32, which is not predicted")

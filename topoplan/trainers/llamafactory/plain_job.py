@@ -131,6 +131,8 @@ def _job(reading: Reading, layout: Layout, seq_len: int) -> Job:
     pure = keys.flag("pure_bf16")
     if not (pure or keys.flag("bf16") or keys.flag("fp16")):
         keys.not_predicted(("bf16",), "training with neither bf16 nor fp16")
+    if keys.flag("bf16") and keys.flag("fp16"):
+        keys.not_predicted(("fp16",), "training with both bf16 and fp16")
     layers = as_whole(keys.value("freeze_trainable_layers"))
     if not layers or abs(layers) > 1000:
         keys.fail(
