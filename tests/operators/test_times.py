@@ -166,7 +166,7 @@ def test_collectives_in_user_buffers_take_less_and_cost_the_products_something()
     form = {"tp": 4, "seq_len": 65_536, "backend": "megatron"}
     apart, inside = operators(DENSE, **form), operators(DENSE, tp_comm_overlap=True, **form)
     for name in ("attention collectives", "mlp collectives"):
-        assert 0 < inside[name].forward_s < 0.5 * apart[name].forward_s
+        assert 0 < inside[name].forward_s < 0.6 * apart[name].forward_s
         assert 0 < inside[name].backward_s < apart[name].backward_s
     # Where a product is too short to hide it, a collective stays.
     short = {"tp": 4, "seq_len": 1024, "backend": "megatron"}
