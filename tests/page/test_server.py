@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,9 @@ from topoplan.cli.options import SpecOptions
 from topoplan.cli.page import Questions
 from topoplan.errors import InputError
 from topoplan.page.server import HOST, MOST_BYTES, PageServer
+from topoplan.planner.plan import Ranking
 from topoplan.planner.search import rank
+from topoplan.specs.spec import Spec
 
 REST = {"model": "Qwen/Qwen3-8B", "seq_len": "4k", "batch": "8"}
 NOTHING: dict[str, Any] = {"question": {"options": {}, "spec": None}}
@@ -148,17 +150,19 @@ def test_rubbish_is_told_with_its_place(question: Any, where: str) -> None:
     assert raised.value.where == where
 
 
-def test_a_stopped_search_answers_with_what_it_has() -> None:
+def test_a_stopped_search_answers_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     questions = Questions(FLAGSHIP[0], SpecOptions())
-    with questions._search_turn() as stops:
 
-        def stopped_half_way(done: int, total: int) -> bool:
+    def stopped_half_way(spec: Spec, progress: Callable[[int, int], bool]) -> Ranking:
+        def stops(done: int, total: int) -> bool:
             if done == total // 2:
                 questions.stop({})
-            return bool(stops(done, total))
+            return progress(done, total)
 
-        ranking = rank(SpecOptions().read(FLAGSHIP[0]), progress=stopped_half_way)
-    assert 0 < ranking.searched < 1
+        return rank(spec, progress=stops)
+
+    monkeypatch.setattr("topoplan.planner.search.rank", stopped_half_way)
+    assert 0 < questions.answer(NOTHING)["ranking"]["searched"] < 1
     assert questions.progress({}) == {"done": 0, "total": 0}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import topoplan
@@ -18,6 +19,7 @@ from topoplan.specs.cluster import Host
 from topoplan.specs.spec import Spec
 from topoplan.trainers.registry import writer_of, written_by
 from topoplan.trainers.trainer import PLAN_FILE
+from topoplan.units import file_name
 
 HOSTS_FILE = "hosts.json"
 PLAN_SCHEMA = "topoplan.plan/1"
@@ -34,6 +36,11 @@ def generate(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: str 
     writer, _ = writer_of(spec, plan.layout, trainer)
     plan = plan_under(spec, plan, writer.name)
     return files_of(draft_of(spec, plan, scheduler, trainer))
+
+
+def usual_directory(spec: Spec) -> Path:
+    """Where the bundle of a spec goes where nobody says."""
+    return Path("generated") / file_name(spec.cluster.name, "cluster")
 
 
 def files_of(draft: Draft) -> dict[str, str]:

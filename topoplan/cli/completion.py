@@ -52,7 +52,9 @@ def trainers() -> list[str]:
 
 def finetunings() -> list[str]:
     """Kinds of fine-tuning."""
-    return ["full", "freeze", "lora", "qlora"]
+    from topoplan.specs.job import FINETUNINGS
+
+    return list(FINETUNINGS)
 
 
 def checks() -> list[str]:

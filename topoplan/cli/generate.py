@@ -79,18 +79,16 @@ def generate(
 def _write(draft: Draft, notes: tuple[str, ...], directory: str | None, *, force: bool, as_json: bool) -> None:
     from pathlib import Path
 
-    from topoplan.bundle.bundle import files_of
+    from topoplan.bundle.bundle import files_of, usual_directory
     from topoplan.bundle.warnings import warnings_of
     from topoplan.bundle.write import write_bundle
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.errors import OutputError
     from topoplan.report.bundle import bundle_to_dict, print_bundle
-    from topoplan.units import file_name
 
-    usual = Path("generated") / file_name(draft.spec.cluster.name, "cluster")
     if directory == "":
         raise OutputError("the name of the directory is empty", where="--output", remedy="leave -o out, or name one")
-    target = usual if directory is None else Path(directory)
+    target = usual_directory(draft.spec) if directory is None else Path(directory)
     written = write_bundle(files_of(draft), target, force=force)
     warnings, trainer = warnings_of(draft), draft.writer.name
     if as_json:

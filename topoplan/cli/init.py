@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topoplan.cli.options import EXAMPLE, WITHOUT_SPEC, SpecOptions, not_both
+from topoplan.cli.options import EXAMPLE, WITHOUT_SPEC, SpecOptions, missing, not_both
 from topoplan.cli.probe import HostsFile, Machines, Venv, Workdir
 from topoplan.cli.ssh_options import AcceptNew
 
@@ -177,16 +177,16 @@ def _of_hosts(hosts: list[Host], options: SpecOptions, *, accept_new: bool) -> _
 
 def _whole(begun: _Begun) -> SpecOptions:
     """The options with what they lack, if there is somebody to ask."""
-    from topoplan.errors import InputError, listed
+    from topoplan.errors import InputError
 
     lacks = begun.lacks
     if not lacks:
         return begun.options
     if not sys.stdin.isatty():
-        is_or_are, words = ("is" if len(lacks) == 1 else "are"), EXAMPLE.split()
+        words = EXAMPLE.split()
         example = " ".join(f"{option} {words[words.index(option) + 1]}" for option in lacks)
         remedy = f"add {example}, or call it in a terminal, where it asks"
-        raise InputError(f"{listed(lacks)} {is_or_are} missing", remedy=remedy)
+        raise InputError(missing(lacks), remedy=remedy)
     from topoplan.cli.questions import answered
 
     return answered(begun.options, begun.base, asks_job=not begun.options.job)

@@ -168,14 +168,13 @@ class SpecOptions:
 
     def _check_whole(self) -> None:
         """Raises InputError where a spec file is needed."""
-        from topoplan.errors import InputError, listed
+        from topoplan.errors import InputError
 
         if self.gpu is None:
             raise InputError("expected a SPEC, or --gpu", remedy=f"such as {EXAMPLE}; `topoplan init` asks for it")
         needed = () if self.job else ("--model", "--seq-len", "--batch")
         if lacking := [option for option in needed if self._of(option) is None]:
-            is_or_are = "is" if len(lacking) == 1 else "are"
-            raise InputError(f"{listed(lacking)} {is_or_are} missing, without a SPEC", remedy=f"write {EXAMPLE}")
+            raise InputError(f"{missing(lacking)}, without a SPEC", remedy=f"write {EXAMPLE}")
 
     def assumed(self, spec: str | Source | None) -> list[str]:
         """Sentences on what is taken for granted that nobody says: `assumed: 1 node (--nodes)`."""
@@ -303,6 +302,13 @@ def spread(verb: Callable[..., Any]) -> Callable[..., Any]:
     called.__annotations__ = {one.name: one.annotation for one in parameters}
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return called
+
+
+def missing(options: list[str]) -> str:
+    """`--model and --batch are missing`."""
+    from topoplan.errors import listed
+
+    return f"{listed(options)} {'is' if len(options) == 1 else 'are'} missing"
 
 
 def not_both(one: str, is_one: object, other: str, is_other: object) -> None:

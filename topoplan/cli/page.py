@@ -16,6 +16,7 @@ from topoplan.cli.options import OptionalSpecPath, SpecOptions
 if TYPE_CHECKING:
     from topoplan.page.server import PageServer
     from topoplan.planner.plan import Ranking
+    from topoplan.planner.what_if import Search
     from topoplan.specs.source import Source
     from topoplan.specs.spec import Spec
 
@@ -130,7 +131,6 @@ class Questions:
         """`question`, `key`, `values` -> `what-if --json` of these values, without what becomes of the old plan."""
         from topoplan.cli.what_if import outcome_of, read_changed
         from topoplan.errors import InputError
-        from topoplan.planner.search import rank
         from topoplan.planner.what_if import found_by
         from topoplan.report.what_if import outcomes_to_dict
 
@@ -139,11 +139,7 @@ class Questions:
         if not isinstance(key, str) or not isinstance(values, list) or not 0 < len(values) <= 12:
             raise InputError("not a key with up to 12 values", where="along")
         before = options.read(source)
-        with self._search_turn() as stops:
-
-            def search(spec: Spec) -> Ranking:
-                return rank(spec, progress=stops)
-
+        with self._search_turn() as search:
             old, _ = found_by(before, search)
             outcomes = []
             for value in values:
@@ -164,18 +160,13 @@ class Questions:
 
     def _ranking(self, source: str | Source | None, options: SpecOptions) -> Ranking:
         from topoplan.cli.rank import answered
-        from topoplan.planner.search import rank
 
         key = _key(source, options)
         if (known := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return known
-        with self._search_turn() as stops:
-
-            def find(spec: Spec) -> Ranking:
-                return rank(spec, progress=stops)
-
-            ranking = answered(source, options, find, find)
+        with self._search_turn() as search:
+            ranking = answered(source, options, search, search)
         if ranking.searched == 1.0:
             self._kept[key] = ranking
             while len(self._kept) > _KEPT:
@@ -183,8 +174,10 @@ class Questions:
         return ranking
 
     @contextmanager
-    def _search_turn(self) -> Iterator[Any]:
-        """Ends the search before, and waits for its end; gives what a search calls to know whether to stop."""
+    def _search_turn(self) -> Iterator[Search]:
+        """Ends the search before, and waits for its end; gives a search that the next turn ends."""
+        from topoplan.planner.search import rank
+
         self._turn += 1
         own = self._turn
         with self._searching:
@@ -193,7 +186,7 @@ class Questions:
                 self._progress = (done, total)
                 return self._turn != own
 
-            yield stops
+            yield lambda spec: rank(spec, progress=stops)
             self._progress = (0, 0)
 
     def _read(self, question: Any) -> tuple[str | Source | None, SpecOptions, list[str]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
+from topoplan.catalog.fabrics import FabricKind
 from topoplan.cli.options import SpecOptions
+from topoplan.specs.job import FINETUNINGS, STAGES
 
 if TYPE_CHECKING:
     from topoplan.specs.source import Source
@@ -21,7 +23,6 @@ _LINKS = {
     "ib_bandwidth": "Network of one NIC, each way",
     "nics_per_node": "NICs in each",
 }
-_KINDS = "infiniband, roce, efa, tcpxo, ethernet"
 
 
 def answered(options: SpecOptions, base: Source | None, *, asks_job: bool) -> SpecOptions:
@@ -45,8 +46,8 @@ def answered(options: SpecOptions, base: Source | None, *, asks_job: bool) -> Sp
         asker.links()
     if asks_job:
         asker.option("model", "Model (a name of `topoplan show models`, or a directory with config.json)")
-        asker.key("stage", "Stage (pt, sft, dpo)", "sft")
-        asker.option("finetuning", "Fine-tuning (full, freeze, lora, qlora)", "full")
+        asker.key("stage", f"Stage ({', '.join(STAGES)})", "sft")
+        asker.option("finetuning", f"Fine-tuning ({', '.join(FINETUNINGS)})", "full")
         asker.option("seq_len", "Tokens in a sequence", "4096")
         asker.option("batch", "Sequences in a step, over all GPUs", "64")
         asker.key("dataset", "Data set (a name in dataset_info.json, or a .json file; may be left open)", "")
@@ -93,7 +94,7 @@ class _Asker:
         for key, value in assumed_keys(cluster).items():
             self.key(key, _LINKS[key], str(value))
         if cluster.nodes > 1:
-            self.key("fabric.kind", f"Kind of network ({_KINDS})", "infiniband")
+            self.key("fabric.kind", f"Kind of network ({', '.join(get_args(FabricKind))})", "infiniband")
 
     def _ask(self, words: str, usual: str | None, change: Any) -> str:
         from topoplan.errors import InputError

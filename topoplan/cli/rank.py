@@ -93,11 +93,9 @@ def answered(
 def _print(ranking: Ranking, words: Sequence[str], assumed: Sequence[str], *, top: int, rejected: bool) -> None:
     """The answer comes last, where it stays on the screen."""
     from topoplan.cli.output import stdout_console
-
-    console = stdout_console()
     from topoplan.report.answer import answer_of, print_answer
 
-    answer = answer_of(ranking, top=top, words=words)
+    console, answer = stdout_console(), answer_of(ranking, top=top, words=words)
     if answer is not None:
         from topoplan.report.ranking import print_ranking
         from topoplan.report.tables import bullets, paragraph

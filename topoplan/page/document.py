@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import topoplan
-from topoplan.bundle.bundle import generate
+from topoplan.bundle.bundle import generate, usual_directory
 from topoplan.errors import InputError
 from topoplan.planner.account import memory_account, time_account, timeline
 from topoplan.planner.communication import group_links, step_flows
@@ -17,7 +16,7 @@ from topoplan.planner.plan import Counts, Plan, Plans, Ranking, Rejection
 from topoplan.planner.predict import predict
 from topoplan.planner.view import plan_to_dict
 from topoplan.report import timeline_svg
-from topoplan.report.answer import answer_lines, answer_of, figures
+from topoplan.report.answer import answer_lines, answer_of, figures, generate_command
 from topoplan.report.bundle import starts
 from topoplan.report.document import ranking_to_dict
 from topoplan.report.explanation import explanation_to_dict
@@ -26,7 +25,6 @@ from topoplan.report.text import counts_line, layout_label, spec_line
 from topoplan.report.topology_drawing import topology_svg
 from topoplan.report.ways_out import ways_out_lines
 from topoplan.specs.spec import Spec
-from topoplan.units import file_name
 
 SCHEMA = "topoplan.page/1"
 
@@ -116,8 +114,7 @@ def _bundle_to_dict(spec: Spec, plan: Plan, words: Sequence[str]) -> dict[str, A
         files = generate(spec, plan)
     except InputError as error:
         return {"files": {}, "refused": str(error), "commands": []}
-    directory = Path("generated") / file_name(spec.cluster.name, "cluster")
-    writes = shlex.join(["topoplan", "generate", *words, "--plan", plan.id])
+    directory = usual_directory(spec)
     launches = [shlex.join(["topoplan", "launch", str(directory)])] if spec.cluster.hosts else []
     by_hand = starts(spec, [directory / name for name in files])
-    return {"files": files, "refused": "", "commands": [writes, *launches, *by_hand]}
+    return {"files": files, "refused": "", "commands": [generate_command(words, plan), *launches, *by_hand]}

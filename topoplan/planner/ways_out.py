@@ -77,9 +77,8 @@ def ways_out(ranking: Ranking, read: Callable[[Change], Spec], search: Search) -
     """The ways out of a ranking that needs some, in the order of `KINDS`; those that lead nowhere have no plan.
 
     `read` gives the spec with a change, as the command line would, and raises InputError where that does not go
-    together. The searches that take longest, those of more GPUs, come last, and none is begun after 32 of them or
-    400,000 layouts (80,000 where something fits): what is not tried then is told. A search that is stopped ends it,
-    too.
+    together. The searches that take longest, those of more GPUs, come last, and none is begun after MOST_SEARCHES of
+    them or MOST_LAYOUTS: what is not tried then is told. A search that is stopped ends it, too.
     """
     tries = _Tries(read, search, with_room=bool(ranking.plans))
     kinds = {

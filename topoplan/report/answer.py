@@ -55,9 +55,7 @@ def answer_of(ranking: Ranking, *, top: int, words: Sequence[str]) -> Answer | N
 
     def chosen(place: int) -> Chosen:
         plan = ranking.plans[place]
-        return Chosen(
-            plan=plan, rank=place + 1, command=shlex.join(["topoplan", "generate", *words, "--plan", plan.id])
-        )
+        return Chosen(plan=plan, rank=place + 1, command=generate_command(words, plan))
 
     said = [forewarned(ranking.spec, plan) for plan in shown]
     return Answer(
@@ -67,6 +65,11 @@ def answer_of(ranking: Ranking, *, top: int, words: Sequence[str]) -> Answer | N
         safe=None if ranking.safe is None else chosen(ranking.safe),
         refused=said[0][1],
     )
+
+
+def generate_command(words: Sequence[str], plan: Plan) -> str:
+    """What writes the files of a plan; `words` are SPEC and the options of its search."""
+    return shlex.join(["topoplan", "generate", *words, "--plan", plan.id])
 
 
 def answer_to_dict(answer: Answer | None) -> dict[str, Any]:

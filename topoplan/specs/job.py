@@ -13,6 +13,9 @@ from topoplan.specs.passed_on import TRAINER_KEYS
 
 _TARGETS = Words(pattern=r"[A-Za-z0-9_][A-Za-z0-9_.]*", meaning="names of linear layers, or all", is_tuple=True)
 
+FINETUNINGS = ("full", "freeze", "lora", "qlora")
+STAGES = ("pt", "sft", "dpo")
+
 
 def usual_learning_rate(finetuning: str, stage: str) -> float:
     """Peak learning rate where nobody names one.
@@ -38,10 +41,8 @@ class Job:
     precision: Annotated[str, Choice(("bf16", "fp16", "fp8", "mxfp8", "nvfp4"))] = key(
         "Number format of the matrix multiplications.", default="bf16"
     )
-    finetuning: Annotated[str, Choice(("full", "freeze", "lora", "qlora"))] = key(
-        "Which parameters are trained.", default="full"
-    )
-    stage: Annotated[str, Choice(("pt", "sft", "dpo"))] = key(
+    finetuning: Annotated[str, Choice(FINETUNINGS)] = key("Which parameters are trained.", default="full")
+    stage: Annotated[str, Choice(STAGES)] = key(
         "Pre-training, supervised fine-tuning or direct preference optimization.", default="sft"
     )
     dataset: Annotated[str | None, Text(meaning="names with commas between them")] = key(
