@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -61,13 +62,41 @@ def test_what_does_not_fit_has_its_parts_and_the_keys_that_do(a100s: Cluster) ->
     finding = found["plan-does-not-fit"]
 
     assert prediction.plan is not None
-    # Nothing says that a sample is 8192 tokens long, and short ones would fit.
     assert (finding.severity, finding.line) == ("warning", 5)
-    assert finding.what.startswith("may not fit: ")
+    assert ": with 8,192 a GPU needs " in finding.what
     # ZeRO-3 on 8 cards: 2, 2 and 12 bytes of 8.19e9 parameters
     assert "1.9 GiB weights, 1.9 GiB gradients, 11.4 GiB optimizer" in finding.why
     assert "on these GPUs fits zero" in finding.remedy
     assert "plan-slower" not in found
+
+
+def test_samples_of_any_length_are_told_up_to_which_they_fit(a100s: Cluster) -> None:
+    _, found = told(a100s, 32, "disable_gradient_checkpointing: true\ncutoff_len: 8192\n")
+    longest = int(re.findall(r"may not fit above ([\d,]+) tokens", found["plan-does-not-fit"].what)[0].replace(",", ""))
+
+    assert (
+        "plan-does-not-fit" not in told(a100s, 32, f"disable_gradient_checkpointing: true\ncutoff_len: {longest}\n")[1]
+    )
+    _, over = told(a100s, 32, f"disable_gradient_checkpointing: true\ncutoff_len: {longest + 8}\n")
+    assert over["plan-does-not-fit"].severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("keys", "gpus", "severity", "words"),
+    [
+        ("packing: true\ncutoff_len: 8192\n", 8, "error", "does not fit: "),  # every sequence is full
+        ("cutoff_len: 512\n", 1, "error", "does not fit: "),  # the states alone are over
+        ("packing: true\ncutoff_len: 512\n", 8, "warning", "may not fit: "),  # within the error of the prediction
+    ],
+)
+def test_it_is_an_error_where_even_the_least_is_over(
+    a100s: Cluster, keys: str, gpus: int, severity: str, words: str
+) -> None:
+    cluster = replace(a100s, gpus_per_node=gpus, nvlink_domain_gpus=gpus)
+    finding = told(cluster, 16, f"disable_gradient_checkpointing: true\n{keys}")[1]["plan-does-not-fit"]
+
+    assert (finding.severity, finding.what[: len(words)]) == (severity, words)
+    assert "how long the samples are" not in finding.why
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from topoplan.lint.offload import offload_findings
 from topoplan.lint.prediction import Prediction
 from topoplan.lint.translate import Translation
 from topoplan.planner.explain import memory_rejection
-from topoplan.planner.plan import Plan
+from topoplan.planner.plan import Memory, Plan
 from topoplan.planner.predict import memory_of
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.processes import Processes
@@ -146,10 +147,14 @@ def misfit(prediction: Prediction) -> Iterator[Finding]:
     translation, plan = prediction.translation, prediction.plan
     if translation is None or plan is None or plan.memory.excess_bytes <= 0.0:
         return  # the host memory is too small, which has a finding of its own
-    spec, memory, layout = translation.spec, plan.memory, plan.layout
+    spec, layout = translation.spec, plan.layout
     out = memory_rejection(unnamed(spec), layout)
-    is_close = memory.device_bytes <= memory.capacity_bytes or _fits_short_samples(spec, layout)
-    lengths = "" if spec.job.packs else f", with sequences of {spec.job.seq_len:,} tokens: shorter ones take less"
+    length = None if spec.job.packs or spec.job.lengths is not None else _longest_that_fits(spec, layout)
+    least = plan.memory if length is None else _memory_at(spec, layout, _shortest(layout))
+    is_close = least.band_bytes[0] <= least.capacity_bytes
+    above = f" above {length:,} tokens a sample" if length else ""
+    at_length = f"with {spec.job.seq_len:,} " if length else ""
+    lengths = ", and nothing says how long the samples are" if length else ""
     parts = "" if layout.is_megatron else f": {_parts(plan)}"
     target = prediction.own or prediction.best
     if target is None:
@@ -165,18 +170,26 @@ def misfit(prediction: Prediction) -> Iterator[Finding]:
         severity="warning" if is_close else "error",
         part=translation.configuration.part,
         line=key_line(translation.configuration, ("deepspeed", "fsdp")) if not layout.is_megatron else None,
-        what=f"{'may not fit' if is_close else 'does not fit'}: {out.reason}",
+        what=f"{'may not fit' if is_close else 'does not fit'}{above}: {at_length}{out.reason}",
         why=f"predicted for {plan.id} of {spec.model.name} on {_gpus(spec)}{parts}{lengths}",
         remedy="; ".join(filter(None, remedies)),
     )
 
 
-def _fits_short_samples(spec: Spec, layout: Layout) -> bool:
-    """What was predicted is the longest that may come, and samples that are as short as can be would fit."""
-    if spec.job.packs or spec.job.lengths is not None:
-        return False
-    short = replace(spec, job=replace(spec.job, seq_len=2 * layout.cp * layout.tp * layout.ulysses))
-    return memory_of(case_of(short, layout.backend), layout).fits
+def _shortest(layout: Layout) -> int:
+    """Tokens of the shortest sample that the ranks can split."""
+    return 2 * layout.cp * layout.tp * layout.ulysses
+
+
+def _memory_at(spec: Spec, layout: Layout, seq_len: int) -> Memory:
+    return memory_of(case_of(replace(spec, job=replace(spec.job, seq_len=seq_len)), layout.backend), layout)
+
+
+def _longest_that_fits(spec: Spec, layout: Layout) -> int:
+    """Tokens of the longest samples that fit, where those of seq_len do not; 0 where no sample does."""
+    unit = _shortest(layout)
+    longer = range(1, spec.job.seq_len // unit + 1)
+    return unit * bisect_left(longer, True, key=lambda units: _memory_at(spec, layout, units * unit).excess_bytes > 0.0)
 
 
 def _gpus(spec: Spec) -> str:

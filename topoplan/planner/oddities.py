@@ -49,7 +49,7 @@ def _without_effect(job: Job, model: Model) -> Iterator[str]:
         (job.finetuning == "freeze", ("freeze_trainable_layers",), f"with finetuning {job.finetuning}"),
         (model.vision is not None, _OF_IMAGES, f"on {model.name}, which takes no images"),
         (facts_of(model).is_moe, ("token_imbalance",), f"on {model.name}, which has no experts"),
-        (job.stage != "dpo", ("packing",), "in stage dpo, which takes its pairs one by one"),
+        (job.stage != "dpo" or job.packs_pairs, ("packing",), "in stage dpo, which takes its pairs one by one"),
     ]
     for is_read, keys, where in groups:
         for key in keys:

@@ -199,7 +199,7 @@ def _figures(console: Console, columns: Sequence[tuple[str, Plan]]) -> Any:
             "memory, GiB",
             lambda plan: (
                 f"{gib(plan.memory.device_bytes)} of {gib(plan.memory.capacity_bytes)}"
-                f"{'' if plan.memory.excess_bytes <= 0.0 else ': does not fit'}"
+                f"{'' if plan.memory.excess_bytes <= 0.0 else ': over'}"
             ),
         ),
         ("host memory, GiB", _host),
@@ -220,7 +220,7 @@ def _host(plan: Plan) -> str:
         return "-"
     if capacity is None:
         return f"{needed / GIB:,.0f}"
-    return f"{needed / GIB:,.0f} of {capacity / GIB:,.0f}{': does not fit' if needed > capacity else ''}"
+    return f"{needed / GIB:,.0f} of {capacity / GIB:,.0f}{': over' if needed > capacity else ''}"
 
 
 def _changes(changes: Sequence[Change]) -> str:
