@@ -48,6 +48,24 @@ def test_words_as_bash_has_them(text: str, expected: list[list[str]]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("$(expr 16 / $N)", "4"),
+        ("`expr 2 \\* $N`", "8"),
+        ("--steps=$((N * (3 + ${M})))", "--steps=20"),
+        ('"$(( -9 / M ))" ', "-4"),
+        ("$((7 % $N))", "3"),
+        ("$((FROM_OUTSIDE * 2))", "$((FROM_OUTSIDE * 2))"),
+        ("$((N / 0))", "$((N / 0))"),
+        ("$((2 ** 99999999))", "$((2 ** 99999999))"),
+        ("$(date)", "$(date)"),
+    ],
+)
+def test_arithmetic_over_known_variables_is_worked_out(expression: str, expected: str) -> None:
+    assert words(f"N=4 M=2\nrun {expression}") == [["run", expected]]
+
+
+@pytest.mark.parametrize(
     ("text", "unclosed"),
     [
         ("a\nb 'c", ("'", 2)),

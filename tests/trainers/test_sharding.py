@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,5 @@ def test_swift_without_processes_spreads_the_model() -> None:
     alone = all_of(one, launches=(launch("swift", "sft", starter="", of=one),))
     with pytest.raises(NotPredictedError, match="NPROC_PER_NODE"):
         of(one, alone)
+    on_one = replace(alone.launches[0], variables=launch(variables={"CUDA_VISIBLE_DEVICES": "3"}).variables)
+    assert of(one, replace(alone, launches=(on_one,))) == Sharding()

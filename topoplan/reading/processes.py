@@ -80,7 +80,7 @@ def processes_of(launch: Launch) -> Processes:
     every GPU of its hosts.
     """
     options = {name: option.value for name, option in launch.options.items()}
-    visible = _visible_gpus(launch)
+    visible = visible_gpus(launch)
     nodes: int | None
     gpus: int | None
     if launch.starter == "torchrun":
@@ -106,7 +106,8 @@ def _of_variable(launch: Launch, name: str, default: int | None) -> int | None:
     return default if found is None else _number(launch, found.value)
 
 
-def _visible_gpus(launch: Launch) -> int | None:
+def visible_gpus(launch: Launch) -> int | None:
+    """How many GPUs CUDA_VISIBLE_DEVICES names; None where it does not say, or names none."""
     found = launch.variable("CUDA_VISIBLE_DEVICES")
     return None if found is None else len([one for one in found.value.split(",") if one.strip()]) or None
 

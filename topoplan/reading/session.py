@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from topoplan.reading.arithmetic import worked_out
 from topoplan.reading.parts import Part
 from topoplan.reading.setup import Variable
 from topoplan.reading.shell_syntax import Piece, Shell
@@ -328,9 +329,24 @@ class _Reader:
             elif piece.default is not None and piece.name not in self.values:
                 word = Word(text=piece.default, line=piece.line, assumed=True)
                 found.put((word,), quoted=piece.quoted, splits=splits)
+            elif piece.kind == "opaque" and (number := self._worked_out(piece)) is not None:
+                found.put((number,), quoted=piece.quoted, splits=splits)
             else:
                 found.add(piece.word())
         return found.words()
+
+    def _worked_out(self, piece: Piece) -> Word | None:
+        """Arithmetic over variables that are known."""
+        used: list[Word] = []
+
+        def value(name: str) -> str | None:
+            held = self.values.get(name)
+            used.extend(held or ())
+            return held[0].text if held else None
+
+        number = worked_out(piece.text, value)
+        assumed = any(word.assumed for word in used)
+        return None if number is None else Word(text=number, line=piece.line, assumed=assumed)
 
     def _affords(self, value: tuple[Word, ...], *, every: bool) -> bool:
         """Values of values grow without bound; what is put in place is counted over the whole script."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from topoplan.layout.layout import Layout, Recompute
-from topoplan.reading.processes import launch_of
+from topoplan.reading.processes import launch_of, visible_gpus
 from topoplan.reading.setup import Launch, Setup
 from topoplan.reading.values import Keys
 from topoplan.trainers import deepspeed_file, fsdp_file
@@ -134,7 +134,8 @@ def sharding_of(keys: Keys, setup: Setup) -> Sharding:
     )
     if starter in ("accelerate", "deepspeed"):
         keys.not_predicted((key,), f"what `{starter}` reads the sharding from was not given, and this")
-    if configuration.trainer == "swift" and not starter and not (launch and launch.variable("NPROC_PER_NODE")):
+    is_alone = launch is not None and visible_gpus(launch) == 1
+    if configuration.trainer == "swift" and not (starter or is_alone or (launch and launch.variable("NPROC_PER_NODE"))):
         # cli/main.py starts one process; several visible GPUs share the layers of the model (device_map auto).
         keys.not_predicted((key,), "one process that spreads the model over all GPUs that it sees (no NPROC_PER_NODE)")
     return Sharding()

@@ -71,7 +71,7 @@ _ADAPTERS = ("adapters", "mcore_adapter", "ref_adapters", "mcore_ref_adapter")
 """With one of them all weights are not trained, whatever tuner_type says (`MegatronArguments.__post_init__`)."""
 
 
-_NOT_PREDICTED = ("use_megatron_fsdp",)
+_NOT_PREDICTED = ("use_megatron_fsdp", "task_type")
 
 
 def _cp_comm_type(reading: Reading, key: str) -> str:
@@ -247,8 +247,8 @@ LAYOUT_KEYS = (TP, SP, PP, VPP, SPLIT, CP, "cp_comm_type", EP, ETP, "micro_batch
 def _layout(reading: Reading) -> Layout:
     """The layout. Raises SpecError for a wrong type, or for what is not predicted."""
     for key in _NOT_PREDICTED:
-        if reading.keys.given(key):
-            reading.keys.fail(key, f"{key} is not predicted")
+        if reading.keys.given(key) not in (None, False, "causal_lm"):
+            reading.keys.not_predicted((key,))
     return layout_of(ROWS, reading, backend="megatron")
 
 

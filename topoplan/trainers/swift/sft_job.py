@@ -59,6 +59,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "zero_hpz_partition_size": (1,),
     "tuner_backend": ("peft",),
     "quant_method": ("bnb",),
+    "task_type": ("causal_lm",),
 }
 
 
