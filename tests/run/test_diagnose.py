@@ -102,6 +102,43 @@ def test_the_evidence_of_an_exit_without_words_is_the_last_line_of_that_rank_and
     assert diagnosed("exit").evidence == ("giving up", "torchrun: rank 3, exitcode 3 (pid: 5193)")
 
 
+NCCL_TIMEOUT = (
+    "[default{local}]:[rank{rank}]:[E602 11:17:52.399340163 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught "
+    "collective operation timeout: WorkNCCL(SeqNum=2847, OpType=ALLREDUCE, NumelIn=19, NumelOut=19, "
+    "Timeout(ms)=600000) ran for 600080 milliseconds before timing out."
+)
+TOLD_OF_IT = (
+    "[default1]:[rank3]:[E602 11:17:53.1 ProcessGroupNCCL.cpp:1375] [PG ID 0 PG GUID 0(default_pg) Rank 3] Received a "
+    "dump signal due to a collective timeout from  rank 0 and we will try our best to dump the debug info."
+)
+GONE = "[default1]:[rank3]: torch.distributed.DistBackendError: NCCL error: ncclRemoteError: a remote process exiting"
+
+
+def waits(*ranks: int) -> list[str]:
+    return ["[default0]:step 7", *(NCCL_TIMEOUT.format(local=rank % 2, rank=rank) for rank in ranks)]
+
+
+@pytest.mark.parametrize(
+    ("tails", "codes", "node", "rank", "kind"),
+    [
+        (tails_of("hang"), {0: 1, 1: 1}, 1, 3, "hang"),
+        ({0: waits(0, 1), 1: waits(2)}, {0: 1}, 1, 3, "hang"),
+        ({0: waits(0, 1), 1: [*waits(2), TOLD_OF_IT, GONE]}, {0: 1, 1: 1}, 1, 3, "hang"),
+        ({0: waits(0), 1: ["[default1]:step 7"]}, {0: 1}, 0, 0, "nccl-timeout"),  # others may follow
+        ({0: waits(0, 1), 1: []}, {0: 134}, 1, None, "hang"),
+        ({0: waits(0, 1), 1: waits(2, 3)}, {0: 1, 1: 1}, 0, 0, "nccl-timeout"),
+        ({0: ["Timed out waiting 5000ms for recv operation to complete"], 1: ["step 7"]}, {0: 1}, 1, None, "hang"),
+        ({0: waits(0, 1), 1: [*waits(2), "[default1]:[rank3]: MemoryError"]}, {0: 1, 1: 1}, 1, 3, "host-memory"),
+    ],
+)
+def test_of_a_timeout_the_rank_is_blamed_that_did_not_wait(
+    tails: dict[int, list[str]], codes: dict[int, int], node: int, rank: int | None, kind: str
+) -> None:
+    found = blamed(tails, codes, {0: 1.0, 1: 2.0}, ranks_per_node=2)
+    assert (found.node, found.rank, found.kind) == (node, rank, kind)
+    assert found.certain == (kind == "host-memory")
+
+
 def test_nothing_has_failed_while_nothing_has_ended() -> None:
     assert diagnose({0: ["step 1"], 1: []}, {}) is None
     assert diagnose({0: ["Traceback (most recent call last):", "ValueError: caught"]}, {0: 0}) is None

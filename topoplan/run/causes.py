@@ -57,6 +57,10 @@ SHM = (
     "give the container more (--ipc=host, or --shm-size 16g), or mount /dev/shm larger; fewer dataloader"
     " workers need less"
 )
+HANG = (
+    "a data loader, a file system that does not answer, a GPU that fell out, or a collective that not all ranks call:"
+    " `py-spy dump` there shows where it is while it hangs"
+)
 _INSTALL = "install it in the environment that the node script uses, in the same version on every node"
 _VERSIONS = (
     "make the versions equal to those that the bundle's README names, on every node; `topoplan preflight` compares them"
@@ -316,7 +320,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _cause(
         "nccl-timeout",
-        r"\[Rank (?P<rank>[0-9]+)\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>[0-9]+), "
+        r"Rank (?P<rank>[0-9]+)\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>[0-9]+), "
         r"OpType=(?P<op>\w+).*Timeout\(ms\)=(?P<ms>[0-9]+)",
         "rank {rank} waited {ms} ms for others in {op} number {number}",
         _OTHER_RANK,

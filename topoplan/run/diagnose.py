@@ -13,17 +13,16 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from topoplan.run.causes import CAUSES, HOST_MEMORY, SHM, Cause, Weight
+from topoplan.run.causes import CAUSES, HANG, HOST_MEMORY, SHM, Cause, Weight
+from topoplan.run.rank_lines import LONGEST, RankLine, rank_line
+from topoplan.run.waited_for import WaitedFor, waited_for
+from topoplan.units import named
 
 _LINES = 1000
 """Of each node, so many of the last lines are read."""
-_LINE_CHARS = 2000
 _EVIDENCE_LINES = 5
 _EVIDENCE_CHARS = 300
 
-_CONTROL = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
-_PREFIX = re.compile(r"(?:\[(?!rank)[a-z_]+(?P<local>[0-9]{1,6})\]: ?)?(?:\[rank(?P<rank>[0-9]{1,9})\]: ?)?")
-"""`[default1]:` is torchrun's --tee, with the local rank; `[rank3]: ` is torch, in a traceback that ended the rank."""
 _TRACEBACKS = ("Traceback (most recent call last):", "Original Traceback (most recent call last):")
 _BETWEEN = (
     "During handling of the above exception",
@@ -42,6 +41,8 @@ _SCRIPT = re.compile(r"(?P<script>node-[0-9]+\.sh): (?P<message>.+)")
 _REFUSED = 2
 """Exit code of a node script that refuses to start the trainer."""
 _ENDINGS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+_FOR_WANT_OF_A_RANK = ("nccl-timeout", "nccl-peer", "abort", "terminated")
+"""Kinds of ends that a rank brings about which is not there."""
 _NOT_THE_CAUSE = ("ChildFailedError", "SystemExit")
 
 
@@ -62,19 +63,6 @@ class Diagnosis:
     """The lines that say so, in their order."""
     certain: bool
     """False: what is known may be the consequence of a failure that left no trace."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A line without its prefixes, and the rank that printed it."""
-
-    text: str
-    local: int | None
-    rank: int | None
-
-    @property
-    def writer(self) -> tuple[int | None, int | None]:
-        return self.local, self.rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +113,8 @@ def diagnose(
     named = _peers_in_trouble(tails, addresses or {}) if lost else set()
     elsewhere = named - set(codes) - set(lost)
     found: list[tuple[tuple[float, float, int], int, _Found]] = []
-    for node in sorted({*tails, *codes, *lost}):
-        lines = [_line(text) for text in list(tails.get(node, ()))[-_LINES:]]
+    read = {node: [rank_line(text) for text in list(tails.get(node, ()))[-_LINES:]] for node in {*tails, *codes, *lost}}
+    for node, lines in sorted(read.items()):
         report = _report(lines)
         if node in lost:
             best = _best(_findings(lines), report)
@@ -149,6 +137,8 @@ def diagnose(
     if not found:
         return None
     (weight, *_), node, first = min(found, key=lambda each: each[0])
+    if ranks_per_node is not None and first.kind in _FOR_WANT_OF_A_RANK and (late := waited_for(read, ranks_per_node)):
+        node, first = late.node, _hung(late)
     rank = first.rank
     if rank is None and first.local is not None and ranks_per_node is not None:
         rank = node * ranks_per_node + first.local
@@ -169,7 +159,7 @@ def _peers_in_trouble(tails: Mapping[int, Sequence[str]], addresses: Mapping[int
         line
         for lines in tails.values()
         for line in list(lines)[-_LINES:]
-        if any(cause.weight is not Weight.CAUSE and cause.pattern.search(line[-_LINE_CHARS:]) for cause in CAUSES)
+        if any(cause.weight is not Weight.CAUSE and cause.pattern.search(line[-LONGEST:]) for cause in CAUSES)
     ]
     return {
         node
@@ -178,16 +168,7 @@ def _peers_in_trouble(tails: Mapping[int, Sequence[str]], addresses: Mapping[int
     }
 
 
-def _line(text: str) -> _Line:
-    text = _CONTROL.sub("", text[-_LINE_CHARS:].rstrip("\r\n").rpartition("\r")[2])
-    match = _PREFIX.match(text)
-    if match is None or not match[0]:
-        return _Line(text, None, None)
-    local, rank = match["local"], match["rank"]
-    return _Line(text[match.end() :], int(local) if local else None, int(rank) if rank else None)
-
-
-def _report(lines: Sequence[_Line]) -> _Report | None:
+def _report(lines: Sequence[RankLine]) -> _Report | None:
     """torchrun's own report, the last one of the lines."""
     start = next((place for place in reversed(range(len(lines))) if lines[place].text.startswith(_ROOT)), None)
     if start is None:
@@ -205,7 +186,7 @@ def _report(lines: Sequence[_Line]) -> _Report | None:
     )
 
 
-def _of_an_ended_node(lines: Sequence[_Line], report: _Report | None, code: int) -> _Found:
+def _of_an_ended_node(lines: Sequence[RankLine], report: _Report | None, code: int) -> _Found:
     if code == _REFUSED and report is None and (refusal := _refusal(lines)):
         return refusal
     findings = _findings(lines)
@@ -220,7 +201,7 @@ def _of_an_ended_node(lines: Sequence[_Line], report: _Report | None, code: int)
     return by_code if best is None or by_code.kind in ("killed", "shm", "crash") else best
 
 
-def _refusal(lines: Sequence[_Line]) -> _Found | None:
+def _refusal(lines: Sequence[RankLine]) -> _Found | None:
     """What a node script says before it ends with 2: what is wrong, a semicolon, what to do."""
     for place in reversed(range(len(lines))):
         if match := _SCRIPT.match(lines[place].text):
@@ -232,7 +213,7 @@ def _refusal(lines: Sequence[_Line]) -> _Found | None:
     return None
 
 
-def _by_code(lines: Sequence[_Line], report: _Report | None, code: int) -> _Found:
+def _by_code(lines: Sequence[RankLine], report: _Report | None, code: int) -> _Found:
     """What the exit code of a rank alone says, or that of the node where no rank is named."""
     rank_code = report.code if report is not None and report.code is not None else code
     who = f"rank {report.rank}" if report is not None else "the node's script"
@@ -259,7 +240,7 @@ def _by_code(lines: Sequence[_Line], report: _Report | None, code: int) -> _Foun
     return _Found(weight=weight, kind=kind, cause=cause, remedy=remedy, evidence=evidence)
 
 
-def _vanished(lines: Sequence[_Line], report: _Report | None) -> _Found:
+def _vanished(lines: Sequence[RankLine], report: _Report | None) -> _Found:
     """A node that ended and left no exit code: nothing was there any more to write one."""
     best = _best(_findings(lines), report)
     if best is not None and best.weight is Weight.CAUSE:
@@ -273,13 +254,27 @@ def _vanished(lines: Sequence[_Line], report: _Report | None) -> _Found:
     )
 
 
-def _lost(what: str, lines: Sequence[_Line]) -> _Found:
+def _lost(what: str, lines: Sequence[RankLine]) -> _Found:
     return _Found(
         weight=Weight.CAUSE,
         kind="lost",
         cause=f"the node cannot be reached any more: {what}",
         remedy="see whether machine and network are up; what runs there may go on, `topoplan runs stop` ends it",
         evidence=_last_lines(lines, None),
+    )
+
+
+def _hung(late: WaitedFor) -> _Found:
+    one = len(late.ranks) == 1
+    who = f"rank {late.ranks[0]}" if one else f"ranks {named(map(str, late.ranks), 8)}"
+    others = f"{late.waited} other{'s' if late.waited > 1 else ''} waited {late.waited_ms / 1000:g} s"
+    return _Found(
+        weight=Weight.LINK,
+        kind="hang",
+        cause=f"{who} did not come where {others} for it until their time was over: it hangs, or is far behind",
+        remedy=HANG,
+        evidence=tuple(map(_shown, late.evidence)),
+        rank=late.ranks[0] if one else None,
     )
 
 
@@ -294,7 +289,7 @@ def _best(findings: Iterable[_Found], report: _Report | None) -> _Found | None:
     return min(findings, key=order, default=None)
 
 
-def _findings(lines: Sequence[_Line]) -> list[_Found]:
+def _findings(lines: Sequence[RankLine]) -> list[_Found]:
     found = []
     for place, line in enumerate(lines):
         # What is indented is the text of a program, or belongs to a line that is read itself.
@@ -312,7 +307,7 @@ def _findings(lines: Sequence[_Line]) -> list[_Found]:
     return list(by_place.values())
 
 
-def _found(cause: Cause, match: re.Match[str], lines: Sequence[_Line], place: int) -> _Found:
+def _found(cause: Cause, match: re.Match[str], lines: Sequence[RankLine], place: int) -> _Found:
     line = lines[place]
     more = [each.text for each in lines[place + 1 : place + 30] if each.writer == line.writer][:2]
     evidence = [line.text, *itertools.takewhile(lambda text: text.strip() and not _is_other(text), more)]
@@ -329,7 +324,7 @@ def _found(cause: Cause, match: re.Match[str], lines: Sequence[_Line], place: in
     )
 
 
-def _unknown(lines: Sequence[_Line], start: int, end: int) -> _Found | None:
+def _unknown(lines: Sequence[RankLine], start: int, end: int) -> _Found | None:
     """A traceback with an exception that no pattern knows."""
     line = lines[end]
     match = _EXCEPTION.match(line.text)
@@ -353,7 +348,7 @@ def _unknown(lines: Sequence[_Line], start: int, end: int) -> _Found | None:
     )
 
 
-def _tracebacks(lines: Sequence[_Line]) -> list[tuple[int, int, bool]]:
+def _tracebacks(lines: Sequence[RankLine]) -> list[tuple[int, int, bool]]:
     """First and last line of each traceback, and whether it is not the reason of a next one.
 
     Those of several ranks may be mixed.
@@ -383,7 +378,7 @@ def _with_rank(found: _Found, report: _Report | None) -> _Found:
     return replace(found, rank=report.rank - report.local + found.local)
 
 
-def _evidence_of(lines: Sequence[_Line], start: int, end: int) -> tuple[str, ...]:
+def _evidence_of(lines: Sequence[RankLine], start: int, end: int) -> tuple[str, ...]:
     """The deepest frame of a traceback, and the exception."""
     own = [each.text for each in lines[start:end] if each.writer == lines[end].writer]
     frame = max((place for place, text in enumerate(own) if _FRAME.match(text)), default=len(own))
@@ -392,7 +387,7 @@ def _evidence_of(lines: Sequence[_Line], start: int, end: int) -> tuple[str, ...
     return tuple(_shown(text) for text in (*own[frame : frame + 2], lines[end].text, *more))
 
 
-def _last_lines(lines: Sequence[_Line], report: _Report | None) -> tuple[str, ...]:
+def _last_lines(lines: Sequence[RankLine], report: _Report | None) -> tuple[str, ...]:
     """The last ones of the rank that torchrun blames, or of all; its own report is not among them."""
     kept = []
     for line in lines:

@@ -1,0 +1,44 @@
+"""A line of a node's output, and the rank that wrote it, by the marks that torchrun and torch put before it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+LONGEST = 2000
+"""Of a longer line the end is read."""
+_CONTROL = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+_PREFIX = re.compile(r"(?:\[(?!rank)[a-z_]+(?P<local>[0-9]{1,6})\]: ?)?(?:\[rank(?P<rank>[0-9]{1,9})\]: ?)?")
+"""`[default1]:` is torchrun's --tee, with the local rank; `[rank3]: ` is torch, in what a rank says at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankLine:
+    """A line without its marks."""
+
+    text: str
+    local: int | None
+    """Local rank, where torchrun says it."""
+    rank: int | None
+    """Over all nodes, where torch says it."""
+
+    @property
+    def writer(self) -> tuple[int | None, int | None]:
+        """What tells the lines of one rank from those of others on its node."""
+        return self.local, self.rank
+
+    def rank_of(self, node: int, ranks_per_node: int) -> int | None:
+        """The rank over all nodes; None where nothing says it."""
+        if self.rank is None and self.local is not None:
+            return node * ranks_per_node + self.local
+        return self.rank
+
+
+def rank_line(text: str) -> RankLine:
+    """Read one line."""
+    text = _CONTROL.sub("", text[-LONGEST:].rstrip("\r\n").rpartition("\r")[2])
+    match = _PREFIX.match(text)
+    if match is None or not match[0]:
+        return RankLine(text, None, None)
+    local, rank = match["local"], match["rank"]
+    return RankLine(text[match.end() :], int(local) if local else None, int(rank) if rank else None)
