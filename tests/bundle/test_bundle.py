@@ -152,7 +152,7 @@ def test_the_readme_says_what_to_expect() -> None:
     assert "60.1 GiB of 79.7 GiB" in readme
     assert "2 s, between 1.8 and 2.3 s, for 64 sequences of 4096 tokens" in readme
     assert "4,096 tokens/s a GPU, 131,072 in all; 21% MFU" in readme
-    assert "4686 steps, 2.6 hours, 83.3 GPU-hours" in readme
+    assert "4686 steps, 2.68 hours, 85.8 GPU-hours" in readme
     assert "the spec has no `samples`" in bundle(job={"samples": None})["README.md"]
 
 

@@ -104,8 +104,8 @@ def test_the_job_asks_for_whole_nodes_with_one_task_each() -> None:
 
 def test_the_time_limit_is_left_to_the_user_with_the_prediction_beside_it() -> None:
     text = script()
-    assert "# Predicted: 2.6 hours, between 2.34 and 2.99, without start-up and checkpoints." in text
-    assert "\n##SBATCH --time=4:00:00\n" in text
+    assert "# Predicted: 2.68 hours, between 2.42 and 3.07, with start-up and checkpoints." in text
+    assert "\n##SBATCH --time=5:00:00\n" in text
     assert "Predicted" not in script(job={"samples": None})
     assert "Predicted" not in script(cluster=with_options(time="24:00:00"))
 

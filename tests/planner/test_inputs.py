@@ -84,6 +84,7 @@ FULL = Spec(
             topology_file="/opt/topo.xml",
         ),
         host_memory_bytes=2**41,
+        storage_bytes_per_s=3e9,
         cpu_cores=96,
         hosts=(
             Host(

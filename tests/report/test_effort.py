@@ -1,9 +1,12 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.samples import make_plan, make_spec
-from topoplan.report.effort import effort_of, effort_to_dict, job_effort, job_steps
+from topoplan.operators.params import parameter_count
+from topoplan.planner.effort import STARTS_S, effort_of, job_effort, job_steps
+from topoplan.report.effort import effort_to_dict
 
 RULES = {
     "the last samples of each epoch are dropped": [("mca", "llamafactory"), ("megatron", "swift"), ("mca", "swift")],
@@ -41,23 +44,55 @@ def test_a_limit_of_steps_is_under_the_key_of_the_trainer() -> None:
         assert job_steps(spec, replace(plan, layout=replace(plan.layout, backend=backend))) == steps
 
 
-def test_gpu_hours_count_every_gpu() -> None:
-    effort = job_effort(make_spec(samples=64 * 1000, epochs=1.0), make_plan(tp=2, step_s=3.6))
+def test_hours_count_steps_start_up_and_checkpoints() -> None:
+    """A dense model on llamafactory: a checkpoint is bf16 weights for Hugging Face, and 2 + 12 bytes over all nodes."""
+    spec, plan = make_spec(samples=64 * 1000, epochs=1.0), make_plan(tp=2, step_s=3.6)
+    effort = job_effort(spec, plan)
     assert effort is not None
-    assert effort.hours == pytest.approx(1.0)
-    assert effort.gpu_hours == pytest.approx(32.0)
+    rate, nodes, weights = spec.cluster.storage_bytes_per_s, spec.cluster.nodes, 2 * parameter_count(spec.model)
+    assert effort.training_s == pytest.approx(3600)
+    assert effort.pauses.start_up_s == pytest.approx(STARTS_S + weights / rate)
+    final_s = weights / rate + weights / (nodes * rate)
+    assert effort.pauses.checkpoints_s == pytest.approx(final_s + 5 * (final_s + 6 * weights / (nodes * rate)))
+    assert effort.pauses.evaluation_s == 0
+    assert effort.hours == pytest.approx((3600 + sum(effort.pauses)) / 3600)
+    assert effort.gpu_hours == pytest.approx(32 * effort.hours)
+    assert effort.band_hours[0] < effort.hours < effort.band_hours[1]
+
+
+def test_faster_storage_takes_less() -> None:
+    spec, plan = make_spec(samples=6400), make_plan()
+    fast = replace(spec, cluster=replace(spec.cluster, storage_bytes_per_s=10e9))
+    slow, quick = effort_of(spec, plan, 100), effort_of(fast, plan, 100)
+    assert quick.pauses.checkpoints_s == pytest.approx(slow.pauses.checkpoints_s / 10)
+
+
+@pytest.mark.parametrize(
+    ("keys", "evaluations"),
+    [
+        ({"eval_strategy": "steps", "eval_steps": 10, "val_size": 640}, 20),
+        ({"eval_strategy": "epoch", "val_size": 0.1}, 2),
+        ({"val_size": 0.1}, 0),
+    ],
+)
+def test_an_evaluation_is_forward_passes(keys: dict[str, Any], evaluations: int) -> None:
+    spec = make_spec(samples=6400, epochs=2.0, trainer=keys)
+    plan = replace(make_plan(step_s=3.0), trainer="llamafactory")
+    plan = replace(plan, layout=replace(plan.layout, backend="fsdp2"))
+    assert effort_of(spec, plan, 200).pauses.evaluation_s == pytest.approx(evaluations * 10 * 1.0)
+
+
+def test_a_plan_without_files_has_start_up_alone() -> None:
+    plan = replace(make_plan(), layout=replace(make_plan().layout, backend="megatron"), trainer=None)
+    assert effort_of(make_spec(), plan, 100).pauses[1:] == (0, 0)
 
 
 def test_without_samples_there_is_nothing_to_say() -> None:
     assert job_effort(make_spec(), make_plan()) is None
-
-
-def test_hours_of_a_number_of_steps() -> None:
-    effort = effort_of(500, make_plan(tp=2, step_s=7.2))
-    assert (effort.steps, effort.hours, effort.gpu_hours) == (500, pytest.approx(1.0), pytest.approx(32.0))
-
-
-def test_the_document_has_the_job_time_where_it_is_known() -> None:
     assert effort_to_dict(None) == {}
-    view = effort_to_dict(effort_of(1000, make_plan(step_s=3.6)))
-    assert view == {"job_time": {"steps": 1000, "hours": 1.0, "gpu_hours": 32.0}}
+
+
+def test_the_document_has_the_parts() -> None:
+    view = effort_to_dict(effort_of(make_spec(), make_plan(step_s=3.6), 1000))["job_time"]
+    parts = [view[key] for key in ("training_s", "start_up_s", "checkpoints_s", "evaluation_s")]
+    assert (view["steps"], view["hours"]) == (1000, pytest.approx(sum(parts) / 3600, rel=1e-4))

@@ -44,8 +44,8 @@ def test_a_row_has_the_figures_of_its_plan() -> None:
         "±12%",
         "2,552",
         "13%",
-        "4.18",
-        "134",
+        "4.26",
+        "136",
         "compute 71",
         "bubble 12",
     ):

@@ -1,11 +1,14 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.report.printed import printed
 from tests.samples import make_plan, make_spec
+from topoplan.planner.effort import Pauses, effort_of
 from topoplan.planner.size import SizeRow, Sizing
 from topoplan.planner.what_if import Found
+from topoplan.report.effort import effort_to_dict
 from topoplan.report.size import print_sizing, sizing_to_dict
 
 SPEC = make_spec()
@@ -15,7 +18,10 @@ HOUR = 3600.0
 def row(nodes: int, step_s: float | None, *, is_legal: bool = True) -> SizeRow:
     plan = None if step_s is None else make_plan(tp=2, step_s=step_s)
     reason = "" if plan else f"reason of {nodes}"
-    return SizeRow(nodes=nodes, found=Found(spec=SPEC, best=plan, reason=reason, is_legal=is_legal))
+    effort = effort_of(SPEC, plan, 1000) if plan else None
+    without_pauses = effort and replace(effort, pauses=Pauses(0.0))
+    found = Found(spec=SPEC, best=plan, reason=reason, is_legal=is_legal)
+    return SizeRow(nodes=nodes, found=found, effort=without_pauses)
 
 
 ROWS = (row(1, None), row(2, None), row(3, None, is_legal=False), row(4, None), row(5, 7.2), row(6, 3.6))
@@ -74,7 +80,8 @@ def test_the_document_holds_every_number_of_nodes() -> None:
     assert view["schema"] == "topoplan.size/1"
     assert (view["answer"], view["fits_from"], view["searched"]) == (6, 5, [1, 6])
     last = view["rows"][-1]
-    assert last["job_time"] == {"steps": 1000, "hours": 1.0, "gpu_hours": 32.0}
+    assert last["job_time"] == effort_to_dict(ROWS[-1].effort)["job_time"]
+    assert last["job_time"]["hours"] == 1.0
     assert last["hours_band"] == [0.88, 1.12]
     assert last["cost"] == 64.0
     assert view["rows"][0]["plan"] is None

@@ -62,7 +62,7 @@ def test_differences_have_a_sign_and_no_difference_has_none() -> None:
     assert "step 3.000 4.000 +1.000" in lines
     assert "tp_comm 0.800 - -0.800" in lines
     assert "weights 10.00 10.00 0" in lines
-    assert "hours 0.39 0.52 +0.13" in lines
+    assert "hours 0.47 0.60 +0.13" in lines
     assert "fits yes yes" in lines
 
 

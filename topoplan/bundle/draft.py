@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from topoplan.bundle.node_script import master_address, master_port
 from topoplan.errors import InputError, SpecError
+from topoplan.planner.effort import effort_of
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict
 from topoplan.specs.spec import Spec
@@ -55,9 +56,8 @@ class Draft:
         """Of the whole job, and the ends of their band; None when the spec does not say how many samples there are."""
         if self.run.steps is None:
             return None
-        time = self.view["time"]
-        low, high = (self.run.steps * step_s / 3600 for step_s in time["band"])
-        return self.run.steps * time["step_s"] / 3600, low, high
+        effort = effort_of(self.spec, self.plan, self.run.steps)
+        return effort.hours, *effort.band_hours
 
 
 def draft_of(spec: Spec, plan: Plan, scheduler: str | None = None, trainer: str | None = None) -> Draft:

@@ -26,7 +26,7 @@ JOB_SCRIPT = "job.sbatch"
 _OUTPUT = "slurm-%j.out"
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:;=+@%/\[\]-]+")
-_SPARE_HOURS = 1  # for start-up and checkpoints, which the prediction leaves out
+_SPARE_HOURS = 1  # for data that are tokenised first, and storage that is slower than planned
 
 # An option of the user that says otherwise what one of ours says: sbatch refuses the two together, or adds them up.
 _TAKES_PLACE_OF: Mapping[str, str] = {
@@ -85,7 +85,7 @@ def slurm_warnings(draft: Draft) -> tuple[str, ...]:
         return ()
     return (
         f"time {limit} under slurm in the spec is a limit of {digits(limit_s / 3600)} hours, and the job may take"
-        f" {digits(hours[-1])}, without start-up and checkpoints: Slurm would end it.",
+        f" {digits(hours[-1])}: Slurm would end it.",
     )
 
 

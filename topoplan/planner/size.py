@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from topoplan.errors import LayoutError
-from topoplan.planner.plan import Plan
+from topoplan.planner.effort import Effort, effort_of
 from topoplan.planner.what_if import Found, Search, found_by
 from topoplan.specs.spec import Spec
 
@@ -17,6 +18,8 @@ class SizeRow:
 
     nodes: int
     found: Found
+    effort: Effort | None
+    """Of the best plan; None where nothing fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +36,18 @@ class Sizing:
     @property
     def answer(self) -> SizeRow | None:
         """The fewest nodes that are done in time."""
-        return next((row for row in self.rows if row.found.best and self.time_s(row.found.best) <= self.limit_s), None)
+        return next((row for row in self.rows if self.hours(row) <= self.limit_s / 3600), None)
 
     @property
     def smallest(self) -> SizeRow | None:
         """The fewest nodes on which the job fits at all."""
         return next((row for row in self.rows if row.found.best), None)
 
-    def time_s(self, plan: Plan) -> float:
-        """Seconds of the job that are held against the limit."""
-        return self.steps * (plan.time.band_s[1] if self.is_sure else plan.time.step_s)
+    def hours(self, row: SizeRow) -> float:
+        """Those of the job that are held against the limit; infinite where nothing fits."""
+        if row.effort is None:
+            return math.inf
+        return row.effort.band_hours[1] if self.is_sure else row.effort.hours
 
 
 def size(
@@ -59,7 +64,8 @@ def size(
             found, _ = found_by(spec_of(nodes), search)
         except LayoutError as error:
             found = Found(spec=None, reason=str(error), is_legal=False)
-        rows.append(SizeRow(nodes=nodes, found=found))
+        effort = effort_of(found.spec, found.best, steps) if found.spec and found.best else None
+        rows.append(SizeRow(nodes=nodes, found=found, effort=effort))
         sizing = Sizing(steps=steps, limit_s=limit_s, is_sure=is_sure, rows=tuple(rows))
         if sizing.answer:
             break

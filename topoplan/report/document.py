@@ -7,12 +7,13 @@ from typing import Any
 
 from topoplan.layout.forms import layout_to_dict
 from topoplan.planner.assumed import machine_note
+from topoplan.planner.effort import job_effort
 from topoplan.planner.plan import Ranking
 from topoplan.planner.risk import tags_of
 from topoplan.planner.view import plan_to_dict, spec_to_dict
 from topoplan.report.answer import answer_of, answer_to_dict
 from topoplan.report.dump import picked
-from topoplan.report.effort import effort_to_dict, job_effort
+from topoplan.report.effort import effort_to_dict
 from topoplan.report.ways_out import way_out_to_dict
 
 SCHEMA = "topoplan.rank/1"

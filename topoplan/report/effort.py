@@ -1,40 +1,14 @@
-"""How long a whole job takes."""
+"""How long a whole job takes, as JSON and in words."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from topoplan.planner.plan import Plan
+from topoplan.planner.effort import Effort
 from topoplan.planner.view import rounded
+from topoplan.report.text import duration
 from topoplan.specs.spec import Spec
-from topoplan.trainers.registry import steps_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """The whole job under one plan."""
-
-    steps: int
-    hours: float
-    gpu_hours: float
-
-
-def job_steps(spec: Spec, plan: Plan) -> int | None:
-    """Optimizer steps of the job under one plan, or None when the spec does not say how many samples there are."""
-    return steps_of(spec.job, plan.layout.backend, plan.trainer)
-
-
-def job_effort(spec: Spec, plan: Plan) -> Effort | None:
-    """Steps, hours and GPU-hours of the job, without start-up, evaluation and checkpoints."""
-    steps = job_steps(spec, plan)
-    return None if steps is None else effort_of(steps, plan)
-
-
-def effort_of(steps: int, plan: Plan) -> Effort:
-    """Hours and GPU-hours of so many steps."""
-    hours = steps * plan.time.step_s / 3600
-    return Effort(steps=steps, hours=hours, gpu_hours=hours * plan.layout.world_size)
+from topoplan.units import format_byte_rate
 
 
 def effort_to_dict(effort: Effort | None) -> dict[str, Any]:
@@ -46,5 +20,18 @@ def effort_to_dict(effort: Effort | None) -> dict[str, Any]:
             "steps": effort.steps,
             "hours": rounded(effort.hours),
             "gpu_hours": rounded(effort.gpu_hours),
+            "training_s": rounded(effort.training_s),
+            **{key: rounded(seconds) for key, seconds in effort.pauses._asdict().items()},
         }
     }
+
+
+def pauses_words(spec: Spec, effort: Effort) -> str:
+    """What of the hours is no training, and at which rate."""
+    pauses = effort.pauses
+    words = [
+        *([f"{duration(pauses.checkpoints_s)} of checkpoints"] if pauses.checkpoints_s else []),
+        *([f"{duration(pauses.evaluation_s)} of evaluation"] if pauses.evaluation_s else []),
+    ]
+    rate = f"(storage_bandwidth {format_byte_rate(spec.cluster.storage_bytes_per_s)} a node)"
+    return f"{duration(pauses.start_up_s)} of start-up {''.join(f'and {word} ' for word in words)}{rate}"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Self, TextIO
 
-from topoplan.report.text import significant
+from topoplan.report.text import duration, significant
 from topoplan.run.progress import Status
 
 _ERASE = "\r\x1b[2K"
@@ -46,20 +46,6 @@ def status_line(status: Status, *, width: int | None = None) -> str:
         if width is None or len(line) <= width:
             return line
     return step[:width]
-
-
-def duration(time_s: float) -> str:
-    """`40 s`, `12 min`, `3 h 51 min` or `2 d 3 h`."""
-    if time_s < 60:
-        return f"{math.ceil(time_s)} s"
-    minutes = round(time_s / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"
 
 
 def _band(status: Status) -> str:

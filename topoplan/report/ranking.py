@@ -14,11 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from topoplan.planner.assumed import machine_note
+from topoplan.planner.effort import job_effort, job_steps
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.planner.rank import TIE
 from topoplan.planner.risk import TAGS, tags_of
 from topoplan.report.answer import Answer
-from topoplan.report.effort import job_effort, job_steps
+from topoplan.report.effort import pauses_words
 from topoplan.report.tables import bullets, paragraph
 from topoplan.report.text import (
     band,
@@ -227,7 +228,9 @@ def _legend(spec: Spec, plans: Sequence[Plan]) -> str:
         text += " host GiB: main memory of a node that the plan takes."
     if counts and job.samples is not None:
         epochs = "1 epoch" if job.epochs == 1 else f"{job.epochs:g} epochs"
-        text += f" hours: {_steps_words(counts)}, {counted(job.samples, 'sample')} x {epochs}."
+        text += f" hours: {_steps_words(counts)}, {counted(job.samples, 'sample')} x {epochs}"
+        if effort := job_effort(spec, plans[0]):
+            text += f", and {pauses_words(spec, effort)}."
     return text
 
 

@@ -6,10 +6,10 @@ import csv
 from typing import TextIO
 
 from topoplan.bundle.warnings import forewarned
+from topoplan.planner.effort import job_effort
 from topoplan.planner.plan import Plan, Ranking
 from topoplan.planner.risk import tags_of
 from topoplan.planner.view import plan_to_dict, rounded
-from topoplan.report.effort import job_effort
 from topoplan.specs.spec import Spec
 
 _LAYOUT = (

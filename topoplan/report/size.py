@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from topoplan.planner.plan import Plan
+from topoplan.planner.effort import Effort
 from topoplan.planner.size import SizeRow, Sizing
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
-from topoplan.report.effort import effort_of, effort_to_dict
+from topoplan.report.effort import effort_to_dict, pauses_words
 from topoplan.report.tables import bullets, paragraph, table_of
 from topoplan.report.text import counted, gib, hours, layout_label, significant
 from topoplan.specs.spec import Spec
@@ -39,11 +39,10 @@ def sizing_to_dict(spec: Spec, sizing: Sizing, *, price: float | None) -> dict[s
 
 def _row_to_dict(row: SizeRow, sizing: Sizing, price: float | None) -> dict[str, Any]:
     view: dict[str, Any] = {"nodes": row.nodes, "plan": None, "reason": row.found.reason}
-    if plan := row.found.best:
-        effort = effort_of(sizing.steps, plan)
+    if (plan := row.found.best) and (effort := row.effort):
         view["plan"] = plan_to_dict(plan)
         view |= effort_to_dict(effort)
-        view["hours_band"] = [rounded(sizing.steps * bound / 3600) for bound in plan.time.band_s]
+        view["hours_band"] = [rounded(bound) for bound in effort.band_hours]
         if price is not None:
             view["cost"] = rounded(effort.gpu_hours * price)
     return view
@@ -63,13 +62,14 @@ def print_sizing(console: Console, spec: Spec, sizing: Sizing, *, price: float |
     for sentence in _answer(sizing, price):
         paragraph(console, sentence)
     found = [row for row in sizing.rows if row.found.best]
-    if found:
+    if found and (shown := (last := sizing.answer or found[-1]).effort):
         console.print()
         console.print(_table(sizing, found, price))
         console.print()
         paragraph(
             console,
-            "hours: of the whole job, without start-up, evaluation and checkpoints; band: in which they are expected.",
+            f"hours: of the whole job, on {counted(last.nodes, 'node')} with {pauses_words(spec, shown)}; band: in"
+            " which they are expected.",
             style="dim",
         )
     reasons: dict[str, list[int]] = {}
@@ -90,43 +90,39 @@ def _answer(sizing: Sizing, price: float | None) -> list[str]:
     last = sizing.rows[-1].nodes
     searched = "Only 1 node was searched" if last == 1 else f"Searched: every number of nodes from 1 to {last}"
     row, sentences = sizing.answer, []
-    if row is not None and (plan := row.found.best) is not None:
-        effort = effort_of(sizing.steps, plan)
+    if row is not None and (plan := row.found.best) and (effort := row.effort):
         cost = f", {effort.gpu_hours * price:,.2f} at {price:g} a GPU-hour" if price is not None else ""
         sentences.append(
             f"{counted(row.nodes, 'node')} ({counted(plan.layout.world_size, 'GPU')}) will do: {hours(effort.hours)} h"
-            f" predicted, within {_band(sizing, plan)} h, {hours(effort.gpu_hours)} GPU-h{cost}."
+            f" predicted, within {_band(effort)} h, {hours(effort.gpu_hours)} GPU-h{cost}."
         )
         if row.nodes > 1:
             sentences.append(f"Fewer do not keep {measure} within {limit}.")
-        if not sizing.is_sure and sizing.steps * plan.time.band_s[1] > sizing.limit_s:
+        if not sizing.is_sure and effort.band_hours[1] > sizing.limit_s / 3600:
             sentences.append(f"The upper end of the band is above {limit}: --sure asks for nodes that keep it below.")
     else:
         sentences.append(f"No number of nodes up to {last} keeps {measure} within {limit}; --max-nodes N tries more.")
         timed = [row for row in sizing.rows if row.found.best]
         if timed:
-            best = min(timed, key=lambda row: sizing.time_s(row.found.best) if row.found.best else 0.0)
-            if best.found.best is not None:
-                nearest = hours(sizing.time_s(best.found.best) / 3600)
-                sentences.append(f"The nearest is {nearest} h on {counted(best.nodes, 'node')}.")
+            best = min(timed, key=sizing.hours)
+            sentences.append(f"The nearest is {hours(sizing.hours(best))} h on {counted(best.nodes, 'node')}.")
     smallest = sizing.smallest
     fits = f"the fewest on which the job fits: {smallest.nodes}" if smallest else "the job fits on none of them"
     sentences.append(f"{searched}; {fits}.")
     return sentences
 
 
-def _band(sizing: Sizing, plan: Plan) -> str:
-    return "-".join(hours(sizing.steps * bound / 3600) for bound in plan.time.band_s)
+def _band(effort: Effort) -> str:
+    return "-".join(hours(bound) for bound in effort.band_hours)
 
 
 def _table(sizing: Sizing, rows: Sequence[SizeRow], price: float | None) -> Table:
     headers = ["GPUs", "GiB", "step s", "tok/s", "hours", "band", "GPU-h", *(["cost"] if price is not None else [])]
     table = table_of("nodes", "best plan", right=headers)
     for row in rows:
-        plan = row.found.best
-        if plan is None:
+        plan, effort = row.found.best, row.effort
+        if plan is None or effort is None:
             continue
-        effort = effort_of(sizing.steps, plan)
         cost = [] if price is None else [f"{effort.gpu_hours * price:,.0f}"]
         table.add_row(
             str(row.nodes),
@@ -136,7 +132,7 @@ def _table(sizing: Sizing, rows: Sequence[SizeRow], price: float | None) -> Tabl
             significant(plan.time.step_s),
             f"{plan.tokens_per_s_per_gpu * plan.layout.world_size:,.0f}",
             hours(effort.hours),
-            _band(sizing, plan),
+            _band(effort),
             hours(effort.gpu_hours),
             *cost,
             style="bold" if row == sizing.answer else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -41,6 +42,20 @@ def significant(value: float, digits: int = 3) -> str:
 def hours(value: float) -> str:
     """Hours or GPU-hours: 0.08, 4.18, 16.0, 1,234."""
     return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def duration(time_s: float) -> str:
+    """`40 s`, `12 min`, `3 h 51 min` or `2 d 3 h`."""
+    if time_s < 60:
+        return f"{math.ceil(time_s)} s"
+    minutes = round(time_s / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
 
 
 def interval(low: float, high: float) -> str:

@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from topoplan.layout.forms import layout_to_dict
+from topoplan.planner.effort import Effort, job_effort
 from topoplan.planner.plan import Plan
 from topoplan.planner.view import plan_to_dict, rounded, spec_to_dict
 from topoplan.planner.what_if import Fate, Found, Outcome
 from topoplan.report.dump import picked
-from topoplan.report.effort import Effort, effort_to_dict, job_effort
+from topoplan.report.effort import effort_to_dict
 from topoplan.report.tables import bullets, paragraph, table_of
 from topoplan.report.text import gib, hours, layout_label, significant, spec_line
 from topoplan.specs.spec import Spec

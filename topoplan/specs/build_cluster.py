@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from topoplan import catalog
 from topoplan.errors import SpecError, UnitError, listed
 from topoplan.specs import known
-from topoplan.specs.cluster import MOST_GPUS, Cluster, Fabric, Host
+from topoplan.specs.cluster import MOST_GPUS, USUAL_STORAGE_BYTES_PER_S, Cluster, Fabric, Host
 from topoplan.specs.document import Document
 from topoplan.specs.gpu import Gpu
 from topoplan.units import format_byte_rate
@@ -62,6 +62,7 @@ def build_cluster(document: Document, default_name: str) -> Cluster:
         nic_bytes_per_s=form.ib_bandwidth or gpu.nic_bytes_per_s,
         sockets=form.sockets or usual_sockets(gpus_per_node, nvlink),
         host_memory_bytes=form.host_memory,
+        storage_bytes_per_s=form.storage_bandwidth or USUAL_STORAGE_BYTES_PER_S,
         hosts=_hosts(document, nodes),
         assumed=_assumed(form, gpu, nodes, gpus_per_node) if in_catalog else (),
         unused=_unused(document, nodes, gpus_per_node),

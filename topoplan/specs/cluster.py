@@ -19,6 +19,9 @@ from topoplan.units import shown
 MOST_GPUS = 131_072
 """In one cluster: the largest that a spec may describe, as that many nodes of one GPU or fewer of more."""
 
+USUAL_STORAGE_BYTES_PER_S = 1e9
+"""Assumed: a node that mounts its storage over 10 Gb/s Ethernet, less its protocols."""
+
 Nodes = Annotated[int, Count(1, MOST_GPUS)]
 GpusPerNode = Annotated[int, Count(1, 144)]
 Nics = Annotated[int, Count(1, 64)]
@@ -136,6 +139,8 @@ class Cluster:
     fabric: Fabric = field(default_factory=Fabric)
     host_memory_bytes: Annotated[int | None, SIZE] = None
     """Memory of one node."""
+    storage_bytes_per_s: Annotated[float, Number()] = USUAL_STORAGE_BYTES_PER_S
+    """At which one node reads the model and writes its part of a checkpoint."""
     cpu_cores: Cores | None = key("CPU cores of a machine.")
     hosts: tuple[Host, ...] = key("The machines, one for each node; rank 0 first.", default=())
     env: Environment = key("Environment variables for the trainer, passed through.", default=dict)

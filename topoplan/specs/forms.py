@@ -233,6 +233,10 @@ class SpecForm(Block):
     host_memory: Annotated[int | None, Quantity(BYTES, 2**30, 2**50, "1GiB to 1PiB")] = key(
         "Main memory of a machine, with unit.", "2TB"
     )
+    storage_bandwidth: Annotated[float | None, Quantity(RATE, 1e6, 1e12, "1MB/s to 1TB/s")] = key(
+        "Rate at which one machine reads the model and writes its part of a checkpoint, with unit; left out: 1GB/s.",
+        "1GB/s",
+    )
     cpu_cores: Cores | None = as_in(Cluster, "cpu_cores")
     pcie_bandwidth: Annotated[float | None, Quantity(RATE, 2.5e8, 1e12, "250MB/s to 1TB/s")] = key(
         "PCIe link of one GPU, each way, with unit.", "64GB/s"

@@ -11,7 +11,7 @@ from typing import Any
 from topoplan import catalog
 from topoplan.specs import known
 from topoplan.specs.build_cluster import usual_sockets
-from topoplan.specs.cluster import Cluster, Fabric, Host
+from topoplan.specs.cluster import USUAL_STORAGE_BYTES_PER_S, Cluster, Fabric, Host
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.job import Job, usual_learning_rate
 from topoplan.specs.kinds import NONE
@@ -81,6 +81,8 @@ def _cluster_keys(cluster: Cluster) -> dict[str, Any]:
         written["pcie_bandwidth"] = format_byte_rate(cluster.pcie_bytes_per_s)
     if cluster.host_memory_bytes:
         written["host_memory"] = _size(cluster.host_memory_bytes)
+    if cluster.storage_bytes_per_s != USUAL_STORAGE_BYTES_PER_S:
+        written["storage_bandwidth"] = format_byte_rate(cluster.storage_bytes_per_s)
     written |= {
         key: list(value) if isinstance(value, tuple) else value
         for key in ("cpu_cores", "env", "secrets", "software", "slurm", "margin")

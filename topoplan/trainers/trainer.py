@@ -20,6 +20,7 @@ from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.codec import Codec, none
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.log import Log
+from topoplan.trainers.pauses import Pauses
 from topoplan.trainers.refusal import Refusal, refuse
 from topoplan.trainers.requirements import Requirement, Versions
 
@@ -101,6 +102,7 @@ class TrainerRun:
     refuses_quantized: tuple[str, str] | None = None
     """Why weights with scales beside them cannot be read (a comment), and the message that says so; None: they can."""
     checkpoint: CheckpointSize
+    pauses: Pauses
     checkpoint_dirs: str = "checkpoint-*"
     """Pattern of bash for the directories in output_dir that hold one each."""
     resumable: bool = True

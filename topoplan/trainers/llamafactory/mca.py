@@ -20,6 +20,7 @@ from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES, j
 from topoplan.trainers.llamafactory.mca_storage import checkpoint_size
 from topoplan.trainers.llamafactory.mca_warnings import caveats
 from topoplan.trainers.llamafactory.mca_yaml import trainer_file
+from topoplan.trainers.pauses import pauses_of
 from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
 from topoplan.trainers.steps import megatron_steps, step_limit
 from topoplan.trainers.torchrun import torchrun_command
@@ -59,7 +60,8 @@ def trainer_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
         ),
         checkpoint=checkpoint_size(spec, layout, values),
         resumable=can_resume,
-        steps=_steps(spec.job, values),
+        steps=(count := _steps(spec.job, values)),
+        pauses=pauses_of(values, spec.job, count),
         readme=_readme(spec, requirements, can_resume=can_resume),
     )
 

@@ -16,6 +16,7 @@ from topoplan.trainers.llamafactory.key_list import trainer_versions
 from topoplan.trainers.llamafactory.plain_job import CODEC
 from topoplan.trainers.llamafactory.plain_refusals import refusals
 from topoplan.trainers.llamafactory.plain_yaml import plain_trainer_files
+from topoplan.trainers.pauses import pauses_of
 from topoplan.trainers.plain_storage import plain_checkpoint_size
 from topoplan.trainers.requirements import Requirement, install_commands, requirements_of
 from topoplan.trainers.steps import steps
@@ -63,7 +64,8 @@ def plain_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> TrainerR
             "are quantized, and only adapters (LoRA) are trained beside such; take an unquantized model",
         ),
         checkpoint=plain_checkpoint_size(spec, layout, values),
-        steps=steps(spec.job, values),
+        steps=(count := steps(spec.job, values)),
+        pauses=pauses_of(values, spec.job, count),
         readme=_readme(spec, layout, requirements),
     )
 

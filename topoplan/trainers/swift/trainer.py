@@ -17,6 +17,7 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.log import Log, loss_key, tqdm_bar
+from topoplan.trainers.pauses import pauses_of
 from topoplan.trainers.plain_storage import megatron_trained_parameters, plain_checkpoint_size
 from topoplan.trainers.requirements import Requirement, Versions, install_commands, requirements_of
 from topoplan.trainers.steps import megatron_steps, step_limit, steps
@@ -138,6 +139,7 @@ def _trainer_run(
         environment=environment,
         checkpoint=checkpoint,
         steps=steps,
+        pauses=pauses_of(values, spec.job, steps),
         readme=replace(words, install=install_commands(requirements, brought=("pyyaml",), also={**vision, **also})),
     )
 

@@ -12,6 +12,7 @@ from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.environment import EnvVar
 from topoplan.trainers.log import Log, loss_key
+from topoplan.trainers.pauses import Pauses
 from topoplan.trainers.requirements import Versions, requirements_of
 from topoplan.trainers.templating import render
 from topoplan.trainers.trainer import ReadmeWords, Trainer, TrainerRun, Way
@@ -68,6 +69,7 @@ def trinity_run(spec: Spec, layout: Layout, values: Mapping[str, Any]) -> Traine
         checkpoint=_checkpoint(spec, values),
         checkpoint_dirs="global_step_*",  # trainer/verl/trainer.py, save_checkpoint
         steps=training_steps(spec.job),
+        pauses=Pauses(save_every=values["trainer"].get("save_interval")),
         readme=ReadmeWords(
             engine=f"Trinity-RFT {TRINITY} (verl, FSDP2)",
             packages="Trinity-RFT, verl, vLLM and FlashAttention",

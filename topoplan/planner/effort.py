@@ -1,0 +1,109 @@
+"""How long a whole job takes: its steps, and what stops them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from topoplan.errors import InputError
+from topoplan.operators.params import parameter_count
+from topoplan.planner.plan import Plan
+from topoplan.specs.spec import Spec
+from topoplan.trainers.registry import steps_of, writer_of
+from topoplan.trainers.trainer import TrainerRun
+
+STARTS_S = 60.0
+"""Assumed: from the start of the processes to the first step (imports, NCCL's set-up, first kernels), beside the time
+in which the model is read. Data that have to be tokenised first come on top."""
+_WEIGHT_BYTES = 2
+"""Of a parameter in the model's files."""
+
+
+class Pauses(NamedTuple):
+    """Seconds of a job without a training step; zero for checkpoints and evaluation where no files can be written."""
+
+    start_up_s: float
+    checkpoints_s: float = 0.0
+    evaluation_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """The whole job under one plan."""
+
+    steps: int
+    training_s: float
+    training_band_s: tuple[float, float]
+    pauses: Pauses
+    gpus: int
+
+    @property
+    def hours(self) -> float:
+        """From the start to the end."""
+        return (self.training_s + sum(self.pauses)) / 3600
+
+    @property
+    def band_hours(self) -> tuple[float, float]:
+        """In which they are expected."""
+        low, high = ((seconds + sum(self.pauses)) / 3600 for seconds in self.training_band_s)
+        return low, high
+
+    @property
+    def gpu_hours(self) -> float:
+        """Hours of all GPUs together."""
+        return self.hours * self.gpus
+
+
+def job_steps(spec: Spec, plan: Plan) -> int | None:
+    """Optimizer steps of the job under one plan, or None when the spec does not say how many samples there are."""
+    return steps_of(spec.job, plan.layout.backend, plan.trainer)
+
+
+def job_effort(spec: Spec, plan: Plan) -> Effort | None:
+    """The effort of the job as the spec has it; None when it does not say how many samples there are."""
+    steps = job_steps(spec, plan)
+    return None if steps is None else effort_of(spec, plan, steps)
+
+
+def effort_of(spec: Spec, plan: Plan, steps: int) -> Effort:
+    """The effort of so many steps."""
+    low, high = plan.time.band_s
+    return Effort(
+        steps=steps,
+        training_s=steps * plan.time.step_s,
+        training_band_s=(steps * low, steps * high),
+        pauses=_pauses(spec, plan, steps),
+        gpus=plan.layout.world_size,
+    )
+
+
+def start_up_s(spec: Spec) -> float:
+    """Until the first step: each node reads the whole model."""
+    return STARTS_S + _WEIGHT_BYTES * parameter_count(spec.model) / spec.cluster.storage_bytes_per_s
+
+
+def _pauses(spec: Spec, plan: Plan, steps: int) -> Pauses:
+    """One node writes the weights for Hugging Face; Megatron's, and the optimizer's state, are spread over all.
+
+    A forward pass takes a third of a step's work, and a fourth of one that runs it again for the backward pass
+    (Narayanan et al. 2021, section 3.2 and appendix).
+    """
+    starts_s, run = start_up_s(spec), _run(spec, plan)
+    if run is None:
+        return Pauses(starts_s)
+    size, pauses, rate = run.checkpoint, run.pauses, spec.cluster.storage_bytes_per_s
+    together = rate * spec.cluster.nodes
+    final_s = size.megatron_bytes / together + size.hf_bytes / rate if size.final_bytes else 0.0
+    each_s = (size.megatron_bytes + size.optimizer_bytes) / together + size.hf_bytes / rate
+    forward = plan.time.step_s / (4 if plan.layout.recompute.granularity == "full" else 3)
+    evaluation_s = forward * pauses.evaluated_sequences / spec.job.global_batch_size
+    return Pauses(starts_s, final_s + each_s * pauses.saves(steps), evaluation_s * pauses.evaluations(steps))
+
+
+def _run(spec: Spec, plan: Plan) -> TrainerRun | None:
+    """What the trainer leaves; None where it cannot have files."""
+    try:
+        _, way = writer_of(spec, plan.layout, plan.trainer)
+        return way.run(spec, plan.layout, way.written(spec, plan.layout).values)
+    except InputError:
+        return None
