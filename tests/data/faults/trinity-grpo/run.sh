@@ -1,0 +1,3 @@
+#!/bin/bash
+ray start --head
+trinity run --config grpo.yaml
