@@ -212,3 +212,10 @@ def test_long_lists_are_cut() -> None:
 )
 def test_a_name_of_a_file_cannot_leave_its_directory(name: str, file: str) -> None:
     assert units.file_name(name, "cluster") == file
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2.26878, "2.3 s"), (15.0, "15 s"), (600.04, "600 s"), (0.048, "0.05 s"), (0, "0 s")]
+)
+def test_seconds_that_somebody_waited_are_said_as_exactly_as_is_of_use(seconds: float, text: str) -> None:
+    assert units.in_seconds(seconds) == text

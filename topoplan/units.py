@@ -80,6 +80,11 @@ def named(words: Iterable[str], most: int = 3) -> str:
     return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def in_seconds(seconds: float) -> str:
+    """`2.3 s`, `15 s`, `0.05 s`: as exactly as is of use to a person who waited."""
+    return f"{seconds:.1g} s" if seconds < 1 else f"{round(seconds, 1):g} s"
+
+
 def _split(text: object, kind: str, examples: str, remedy: Callable[[str], str]) -> tuple[float, str, str]:
     """Value, number as written, and unit; `remedy` completes the number with the units that would do."""
     expected = f"expected {kind} such as {examples}"

@@ -141,16 +141,18 @@ class TestAGoodEnd:
 
 
 class TestAStopByAnotherClient:
-    def test_leaves_each_node_the_time_that_was_given_there(self, hosts: Hosts) -> None:
+    @pytest.mark.parametrize("code", [0, 1])
+    def test_leaves_each_node_the_time_that_was_given_there_and_is_no_good_end(self, hosts: Hosts, code: int) -> None:
         """Though the launch itself would kill half a second after the first has ended."""
-        saves = "trap 'sleep 3; echo saved; exit 0' TERM; echo begun; while :; do sleep 0.02; done"
-        hosts.does(saves, one="trap 'exit 1' TERM; echo begun; while :; do sleep 0.02; done")
+        saves = "trap 'sleep 1.5; echo saved; exit 0' TERM; echo begun; while :; do sleep 0.02; done"
+        hosts.does(saves, one=f"trap 'exit {code}' TERM; echo begun; while :; do sleep 0.02; done")
         stop = StopAfter(hosts, After("begun", *LABELS), grace_s=60)
         ran = hosts.launch(on=stop)
         stop.join()
         assert (ran.outcome.end, ran.outcome.code, ran.outcome.failure) == ("stopped", 1, None)
         assert [ran.of("line", f"node-{node:02d}")[-1:] for node in (1, 2, 3)] == [["saved"]] * 3
-        assert any(text.startswith("the run is being stopped by somebody else; waiting") for text in ran.of("step"))
+        waits = [text for text in ran.of("step") if text.startswith("the run is being stopped by somebody else; wait")]
+        assert len(waits) == code
         assert (records.load().state, records.load().reason) == ("stopped", "topoplan runs stop")
         hosts.assert_nothing_is_left()
 

@@ -59,17 +59,25 @@ def test_what_ends_because_a_stop_was_asked_for_that_nobody_finished_was_stopped
 
 
 @pytest.mark.parametrize(
-    ("asked_s_ago", "ended_s_ago", "state"),
-    [(3600, 3590, "stopped"), (3600, 10, "failed"), (10, 3600, "failed"), (3600, None, "stopped")],
+    ("asked_s_ago", "ended_s_ago", "code", "state"),
+    [
+        (3600, 3590, 1, "stopped"),
+        (3600, 10, 1, "failed"),
+        (10, 3600, 1, "failed"),
+        (3600, None, 1, "stopped"),
+        (3600, 3590, 0, "stopped"),  # a trainer that answers SIGTERM with a checkpoint and a good end
+        (3600, 10, 0, "ended"),
+        (10, 3600, 0, "ended"),
+    ],
 )
 def test_a_stop_is_to_blame_for_what_ends_soon_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_s_ago: float, ended_s_ago: int | None, state: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_s_ago: float, ended_s_ago: int | None, code: int, state: str
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     nodes = (NodeRecord(node=0, name="h", address="h", run_dir="/r", script="s"),)
     asked = datetime.fromtimestamp(time.time() - asked_s_ago, UTC).isoformat()
     record.create(RunRecord(run_id="r-1", name="r", bundle="/b", created=asked, nodes=nodes, stop_asked=asked))
-    ended = NodeState(state="ended", code=1, ended_s_ago=ended_s_ago) if ended_s_ago is not None else GONE
+    ended = NodeState(state="ended", code=code, ended_s_ago=ended_s_ago) if ended_s_ago is not None else GONE
     assert noted(record.load(), {"node-00": ended}).state == state
 
 

@@ -21,6 +21,7 @@ from topoplan.errors import HostError
 from topoplan.remote import channel
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import Deadline
+from topoplan.units import in_seconds
 
 if TYPE_CHECKING:
     import paramiko
@@ -285,7 +286,7 @@ class Connection:
         last = kept["stderr"].value() or kept["stdout"].value()
         raise self.target.error(
             "deadline",
-            f"{_called(command)} did not end within {deadline_s:g} s{last_words(last)}",
+            f"{_called(command)} did not end within {in_seconds(deadline_s)}{last_words(last)}",
             "it may still be running there",
         )
 
@@ -349,7 +350,7 @@ class Connection:
             if limit.left_s <= 0:
                 raise self.target.error(
                     "deadline",
-                    f"{called} was not started within {limit.total_s:g} s",
+                    f"{called} was not started within {in_seconds(limit.total_s)}",
                     "check that the machine is not overloaded",
                 ) from None
             what = f"it does not start commands: {error}"
@@ -439,7 +440,7 @@ def no_script_yet(target: Target, deadline_s: float) -> HostError:
     """What is raised for one that had not got to it by the deadline."""
     return target.error(
         "deadline",
-        f"its login shell did not get to a script of ours within {deadline_s:g} s",
+        f"its login shell did not get to a script of ours within {in_seconds(deadline_s)}",
         f"see whether `{target.ssh} true` ends: a start-up file such as ~/.bashrc may wait",
     )
 

@@ -16,6 +16,7 @@ from topoplan.remote.identities import Access
 from topoplan.remote.ssh import CONNECT_S, Jump, connect, open_jump
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import Deadline
+from topoplan.units import in_seconds
 
 T = TypeVar("T")
 
@@ -133,7 +134,7 @@ def run_on_all(
     finally:
         alarm.cancel()
     for name in connections.keys() - results.keys():
-        what = f"not done within {deadline_s:g} s"
+        what = f"not done within {in_seconds(deadline_s)}"
         results[name] = HostError(what, host=name, problem="deadline", remedy="see what runs there")
     return {name: results[name] for name in connections}
 

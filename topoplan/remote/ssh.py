@@ -19,6 +19,7 @@ from topoplan.remote.known_hosts import HostKey, Known
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import Deadline
 from topoplan.remote.wire import SILENCE, ChannelWire, Wire, dial
+from topoplan.units import in_seconds
 
 if TYPE_CHECKING:
     import socket
@@ -143,7 +144,7 @@ def _through(jump: Jump, target: Target, deadline: Deadline) -> Wire:
             raise target.error(
                 "timeout",
                 f"no answer from port {target.port} of {target.hostname} through jump host {by} "
-                f"within {deadline.total_s:g} s",
+                f"within {in_seconds(deadline.total_s)}",
                 "check that the machine is up and that no firewall drops the connection",
             ) from None
         raise target.error("lost", f"the connection to jump host {by} was lost") from None
@@ -290,7 +291,7 @@ def _authenticate(target: Target, access: Access, transport: Any, wire: Wire, de
         if deadline.left_s <= 0:
             raise target.error(
                 "timeout",
-                f"no answer to the login of {target.user!r} within {deadline.total_s:g} s",
+                f"no answer to the login of {target.user!r} within {in_seconds(deadline.total_s)}",
                 "check that the machine is not overloaded, and that the agent does not wait for a confirmation",
             )
         if not transport.is_active():

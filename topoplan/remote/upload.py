@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from topoplan.remote.connection import Connection, last_words
 from topoplan.remote.programs import program
+from topoplan.units import in_seconds
 
 OURS = program("remote", "ours.sh")
 """Shell functions that tell whether a directory is ours alone."""
@@ -82,7 +83,7 @@ def upload(
     base = "/".join([*([] if directory.startswith("/") else ["."]), *parts[:-own_parts], ""])
     late = connection.target.error(
         "deadline",
-        f"files were not put into {directory} within {deadline_s:g} s",
+        f"files were not put into {directory} within {in_seconds(deadline_s)}",
         "check the network, and the disk there; what is not whole is removed",
     )
     words = (base, "/".join(own), f".topoplan-{secrets.token_hex(6)}", waiting_s(deadline_s), sums(whole))

@@ -24,6 +24,7 @@ from topoplan.errors import HostError
 from topoplan.remote import channel
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import Deadline, Overtime, within
+from topoplan.units import in_seconds
 
 if TYPE_CHECKING:
     import paramiko
@@ -235,7 +236,7 @@ def _addresses(target: Target, deadline: Deadline) -> list[Any]:
     try:
         return within(deadline.left_s, look_up)
     except Overtime:
-        reason, problem = f"no answer within {deadline.total_s:g} s", "timeout"
+        reason, problem = f"no answer within {in_seconds(deadline.total_s)}", "timeout"
     except (OSError, UnicodeError) as error:
         reason, problem = getattr(error, "strerror", None) or "not a name", "unresolved"
     raise target.error(
@@ -250,7 +251,7 @@ def _not_connected(target: Target, error: OSError, deadline: Deadline) -> HostEr
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
         return target.error(
             "timeout",
-            f"no answer from {where} within {deadline.total_s:g} s",
+            f"no answer from {where} within {in_seconds(deadline.total_s)}",
             "check that the machine is up and that no firewall drops the connection",
         )
     if error.errno == errno.ECONNREFUSED:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from topoplan.run.causes import CAUSES, HANG, HOST_MEMORY, SHM, Cause, Weight
 from topoplan.run.rank_lines import LONGEST, RankLine, rank_line
 from topoplan.run.waited_for import WaitedFor, waited_for
-from topoplan.units import named
+from topoplan.units import in_seconds, named
 
 _LINES = 1000
 """Of each node, so many of the last lines are read."""
@@ -267,7 +267,7 @@ def _lost(what: str, lines: Sequence[RankLine]) -> _Found:
 def _hung(late: WaitedFor) -> _Found:
     one = len(late.ranks) == 1
     who = f"rank {late.ranks[0]}" if one else f"ranks {named(map(str, late.ranks), 8)}"
-    others = f"{late.waited} other{'s' if late.waited > 1 else ''} waited {late.waited_ms / 1000:g} s"
+    others = f"{late.waited} other{'s' if late.waited > 1 else ''} waited {in_seconds(late.waited_ms / 1000)}"
     return _Found(
         weight=Weight.LINK,
         kind="hang",

@@ -51,9 +51,9 @@ class NodeState:
     started: Started | None = None
     """None where it never was."""
     elapsed_s: int | None = None
-    """From the start to the end or until now, by the host's clock; None where neither is known."""
+    """From the start to the end or until now; None where neither is known."""
     ended_s_ago: float | None = None
-    """Since the end, by the host's clock; None unless `ended`."""
+    """Since the end; None unless `ended`."""
     directory: Directory = "there"
     """What it was asked of."""
 
@@ -168,17 +168,14 @@ def node_state(connection: Connection, run_dir: str, *, started: Started | None 
     if started is None and "started" in said:
         started = _started(said["started"], connection, run_dir)
     code = _number(said.get("code")) if state == "ended" else None
-    now = _seconds(said.get("now_unix_s"))
-    until = _seconds(said.get("ended_unix_s")) if state == "ended" else now
-    known = started is not None and until is not None and state in ("ended", "running")
     return NodeState(
         state=cast(State, state),
         code=code,
         log_bytes=_number(said.get("log_bytes")) or 0,
         pids=_pids(said.get("pids")),
         started=started,
-        elapsed_s=max(0, int(until) - started.unix_s) if known and started and until is not None else None,
-        ended_s_ago=max(0, now - until) if state == "ended" and now is not None and until is not None else None,
+        elapsed_s=_number(said.get("elapsed_s")),
+        ended_s_ago=_seconds(said.get("ended_s_ago")),
         directory=_directory(said),
     )
 

@@ -104,13 +104,15 @@ def noted(record: RunRecord, states: Mapping[str, NodeState | HostError]) -> Run
     code = exit_code(states)
     if record.is_over or code is None or len(states) < len(record.nodes):
         return record
-    # The first that failed, by clocks with whole seconds; where no host knows, whoever asked to stop has the blame.
-    ago_s = [state.ended_s_ago for state in states.values() if isinstance(state, NodeState) and state.code != 0]
-    known_s = [seconds for seconds in ago_s if seconds is not None]
+    # The first that failed, by clocks with whole seconds, or the last of good ends: some trainers answer a stop with 0.
+    # Where no host knows, whoever asked to stop has the blame.
+    ended = [state for state in states.values() if isinstance(state, NodeState) and (state.code != 0 or code == 0)]
+    known_s = [state.ended_s_ago for state in ended if state.ended_s_ago is not None]
     if known_s:
-        stopped = _since_stop_s(record, time.time() - max(known_s) + _CLOCK_S) is not None
+        ago_s = max(known_s) - _CLOCK_S if code else min(known_s)
+        stopped = _since_stop_s(record, time.time() - ago_s) is not None
     else:
         stopped = record.stop_asked is not None
-    over: RunState = "ended" if code == 0 else "stopped" if stopped else "failed"
+    over: RunState = "stopped" if stopped else "failed" if code else "ended"
     codes = {label: state.code for label, state in states.items() if isinstance(state, NodeState)}
     return note(record, over, code, codes=codes, unless_over=True)

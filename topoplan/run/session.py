@@ -227,6 +227,8 @@ class Session(ABC):
         """All have ended well, or nobody can be asked any more. Then the run goes on where it does."""
         if running := _not_ended(nodes):
             return Outcome(end="unknown", code=FAILED, run=self._run, errors=_unseen(nodes), running=running)
+        if stopped_with_grace_s(self._run, max(node.trouble_at or 0.0 for node in nodes)) is not None:
+            return self._stopped_elsewhere(FAILED, {}, (), nodes)
         self._note("ended", 0, nodes=nodes)
         return Outcome(end="ended", code=0, run=self._run)
 

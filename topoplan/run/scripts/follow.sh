@@ -16,7 +16,7 @@ watch <&3 &
 # Once the watcher has ended, tail reads what is there and ends.
 tail "$2" -f -s 0.04 --pid=$! .topoplan/log
 if [ -e .topoplan/exit ]; then
-    read -r code <.topoplan/exit
+    read -r code ended <.topoplan/exit
     exit "$code"
 fi
 exit 1

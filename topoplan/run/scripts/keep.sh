@@ -8,7 +8,7 @@ environment=$(cat)
 trap : HUP INT QUIT TERM USR1 USR2 ALRM
 look_at $$ && IFS= read -r boot </proc/sys/kernel/random/boot_id || exit 1
 # Not the shell's own printf: that of dash does not say why it cannot write.
-env printf '      \n' >.topoplan/ending &&
+env printf '%30s\n' '' >.topoplan/ending &&
     : >>.topoplan/log &&
     env printf '{"schema": "%s", "pid": %s, "session": %s, "start_ticks": %s, "boot_id": "%s", "unix_s": %s}\n' \
         topoplan.started/1 $$ "$session" "$ticks" "$boot" "$(date +%s)" >.topoplan/starting &&
@@ -21,6 +21,8 @@ exec >>.topoplan/log 2>&1 </dev/null
     exec bash -- "$script"
 )
 code=$?
-printf '%6d' "$code" 1<>.topoplan/ending
+# And when: by the time since boot, which nobody sets, unlike the clock.
+read -r up rest </proc/uptime
+printf '%d %s' "$code" "$up" 1<>.topoplan/ending
 # A signal to the whole group may end it.
 mv .topoplan/ending .topoplan/exit || mv .topoplan/ending .topoplan/exit

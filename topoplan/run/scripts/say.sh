@@ -1,8 +1,8 @@
 # What is said for the client: lines `topoplan:KEY=VALUE`.
 say() { printf 'topoplan:%s=%s\n' "$1" "$2"; }
 say_code() {
-    code=
-    [ ! -e "$kept/exit" ] || read -r code <"$kept/exit"
+    code= ended=
+    [ ! -e "$kept/exit" ] || read -r code ended <"$kept/exit"
     say code "$code"
 }
 say_pids() {

@@ -9,12 +9,20 @@ if [ "$boot" != "$boot_now" ]; then state=rebooted
 elif leads; then state=running ours=$leader
 fi
 # In this order: a job that ends meanwhile has its exit code by now.
-if [ -e "$kept/exit" ]; then
-    state=ended
-    say ended_unix_s "$(date -r "$kept/exit" +%s.%N)"
-fi
+[ ! -e "$kept/exit" ] || state=ended
 say state "$state"
 say_code
+# By the time since boot, which nobody sets. Of an end in an earlier boot only the clock can say how long ago it was.
+read -r up rest </proc/uptime
+ago=
+if [ "$state" = ended ] && { [ "$boot" != "$boot_now" ] || [ -z "$ended" ]; }; then
+    ago=$(($(date +%s) - $(date -r "$kept/exit" +%s)))
+fi
+LC_ALL=C awk -v state="$state" -v up="$up" -v ended="$ended" -v start="$start" -v ago="$ago" \
+    -v rate="$(getconf CLK_TCK || echo 100)" 'BEGIN {
+        if (state == "ended") printf "topoplan:ended_s_ago=%.2f\n", ago == "" ? up - ended : ago
+        if (state == "running") ended = up
+        if (ended != "") printf "topoplan:elapsed_s=%d\n", ended - start / rate
+    }'
 [ ! -e "$kept/log" ] || say log_bytes "$(($(wc -c <"$kept/log")))"
-say now_unix_s "$(date +%s.%N)"
 [ "$boot" != "$boot_now" ] || say_pids pids "$(members)"
