@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.reading.setups import make_command, make_setup
-from topoplan.reading.edits import add, applied, change, drop
+from topoplan.reading.edits import applied, change, drop
 from topoplan.reading.finding import Edit
 from topoplan.reading.setup import Configuration
 
@@ -56,11 +56,6 @@ def test_a_block_goes_with_all_that_hangs_on_it() -> None:
     assert left.splitlines()[-1] == "last: x"
 
 
-def test_a_key_is_added_in_the_block_of_another() -> None:
-    edits = add(configuration(), ("block", "inner"), "new", 5)
-    assert applied(TEXT, edits).splitlines()[5] == "  new: 5"
-
-
 @pytest.mark.parametrize(
     ("text", "path"),
     [
@@ -83,8 +78,6 @@ def test_json_stays_json() -> None:
     assert list(first) == ["fp16", "activation_checkpointing"]
     changed = json.loads(applied(JSON, change(source, ("train_batch_size",), value="auto")))
     assert changed["train_batch_size"] == "auto"
-    added = json.loads(applied(JSON, add(source, ("fp16", "enabled"), "loss_scale", 0)))
-    assert added["fp16"] == {"enabled": True, "loss_scale": 0}
 
 
 def test_an_option_of_a_command_is_renamed_replaced_and_dropped() -> None:
@@ -96,7 +89,6 @@ def test_an_option_of_a_command_is_renamed_replaced_and_dropped() -> None:
     assert replaced.splitlines()[3] == "    --max_length 2048"
     assert "lora_rank" not in applied(text, drop(configuration, ("lora_rank",)))
     assert drop(configuration, ("max_length",)) == ()  # the line before would end in a backslash
-    assert add(configuration, ("max_length",), "a", 1) == ()
 
 
 def test_a_new_line_ends_as_the_others_and_a_whole_text_as_it_says() -> None:

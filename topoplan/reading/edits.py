@@ -66,25 +66,6 @@ def drop(configuration: Configuration, path: KeyPath) -> tuple[Edit, ...]:
     return ()
 
 
-def add(configuration: Configuration, beside: KeyPath, key: str, value: Any) -> tuple[Edit, ...]:
-    """A new key in the line before the one at `beside`, in the same block."""
-    lines, line = configuration.part.text.splitlines(), configuration.source.lines.get(beside)
-    if configuration.from_command or line is None or not 0 < line <= len(lines):
-        return ()
-    entry = re.match(r"(\s*)\S", lines[line - 1])
-    is_json = configuration.part.kind == "json"
-    text = f'"{key}": {_text(configuration.part, value)},' if is_json else f"{key}: {scalar(value)}"
-    edit = Edit(first_line=line, last_line=line - 1, text=(entry[1] if entry else "") + text)
-    return _tried(configuration, edit, (*beside[:-1], key), key, value)
-
-
-def set_to(configuration: Configuration, key: str, value: Any, beside: str) -> tuple[Edit, ...]:
-    """`key: value`, in its own line where it has one, else before the line of `beside`."""
-    if key in configuration.source.data:
-        return change(configuration, (key,), value=value)
-    return add(configuration, (beside,), key, value)
-
-
 def applied(text: str, edits: Iterable[Edit]) -> str:
     """The text with the edits made, which must not overlap; other lines stay as they are.
 

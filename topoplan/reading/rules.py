@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from topoplan.reading.edits import change, drop, set_to
+from topoplan.reading.edits import change, drop
 from topoplan.reading.finding import Edit, Finding, Severity
 from topoplan.reading.parts import Part
 from topoplan.reading.setup import Configuration, Launch, Option, Variable
@@ -43,7 +43,7 @@ class Rule:
     source: str = ""
     """File and function of the trainer or tool that it follows."""
     fix: Mapping[str, Any] = field(default_factory=dict)
-    """How `--fix` corrects the key: `drop = true`, `name` and `value` that it gets, or `set`: other keys and theirs."""
+    """How `--fix` corrects the key: `drop = true`, or the `name` and `value` that it gets."""
 
     def at(
         self,
@@ -98,9 +98,6 @@ class Rule:
             return ()
         if "drop" in self.fix:
             return drop(configuration, path)
-        if "set" in self.fix:
-            keys = self.fix["set"].items()
-            return tuple(edit for key, value in keys for edit in set_to(configuration, key, value, str(path[-1])))
         return change(configuration, path, **self.fix)
 
 

@@ -12,7 +12,6 @@ from packaging.utils import canonicalize_name
 
 from topoplan.catalog.packages import allows
 from topoplan.layout.layout import Layout
-from topoplan.reading.edits import change
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.parts import Part
 from topoplan.reading.rules import Rule
@@ -64,8 +63,7 @@ def fault_findings(setup: Setup, configuration: Configuration, spec: Spec, layou
 
 def _of_keys(configuration: Configuration, fault: Fault) -> Finding:
     line = key_line(configuration, (*fault.keys, "additional_configs"))
-    edits = change(configuration, (fault.mends[0],), value=fault.mends[1]) if fault.mends else ()
-    return RULES[fault.name].found(configuration.part, line, edits=edits)
+    return RULES[fault.name].found(configuration.part, line)
 
 
 def _of_version(fault: Fault, pin: _Pin) -> Finding:

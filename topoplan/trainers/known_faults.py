@@ -46,8 +46,6 @@ class Fault:
     """Where the package is used so."""
     keys: Mapping[str, Any] = field(default_factory=dict)
     """Values of trainer keys that bring it about, in a layout that `meets` it; empty: the layout alone does."""
-    mends: tuple[str, Any] | None = None
-    """A key of the trainer and the value that keeps it from coming about."""
     layout_key: str
     """The key of a layout that decides whether it is met."""
     meets: Callable[[Spec, Layout], bool]
@@ -159,7 +157,6 @@ FAULTS = (
         package="megatron-core",
         level="stops",
         keys={"overlap_p2p_comm": False},
-        mends=("overlap_p2p_comm", True),
         layout_key="vpp",
         meets=lambda spec, layout: layout.vpp > 1 and layout.pp == 2,
         when="overlap_p2p_comm false with pp 2 and vpp > 1",
@@ -174,7 +171,6 @@ FAULTS = (
         level="stops",
         backends=("mca",),
         keys={"save_strategy": "no"},
-        mends=("overlap_param_gather", False),
         layout_key="overlap_param_gather",
         meets=lambda spec, layout: layout.overlap_param_gather,
         when="save_strategy 'no' with overlap_param_gather",
@@ -189,7 +185,6 @@ FAULTS = (
         level="stops",
         backends=("mca",),
         keys={"save_hf_model": True},
-        mends=("save_hf_model", False),
         layout_key="etp",
         meets=lambda spec, layout: _experts(spec) and layout.etp != layout.tp and not _gathers_experts(spec, layout),
         when="save_hf_model with experts and etp other than tp",

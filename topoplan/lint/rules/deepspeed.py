@@ -13,7 +13,6 @@ from typing import Any
 from topoplan.errors import listed
 from topoplan.lint.rules.deepspeed_document import RULES, ZERO, Document, documents
 from topoplan.lint.rules.deepspeed_keys import key_findings
-from topoplan.reading.edits import add, change
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.processes import launch_of
 from topoplan.reading.setup import Configuration, Setup
@@ -119,10 +118,7 @@ def _trainer(document: Document) -> Iterator[Finding]:
         if value is None or wanted is None or value == wanted:
             continue
         name = ".".join(map(str, path))
-        remedy = f'write "{name}": "auto"' if len(path) == 1 else ""
-        yield document.finding(
-            "trainer-mismatch", path, name=name, value=shown(value), key=key, wanted=shown(wanted), remedy=remedy
-        )
+        yield document.finding("trainer-mismatch", path, name=name, value=shown(value), key=key, wanted=shown(wanted))
 
 
 def _argument(trainer: Configuration, key: str) -> Any:
@@ -176,12 +172,9 @@ def _weights(document: Document) -> Iterator[Finding]:
     lora = trainer is not None and "lora" in (trainer.get("finetuning_type"), trainer.get("tuner_type"))
     if lora or any(document.get(ZERO, key) for key in _GATHERS):
         return
-    key, holder = _GATHERS[0], document.holder
-    place = (*document.path, ZERO, key)
-    is_there = at(document.data, (ZERO, key)) is not None
-    edits = change(holder, place, value=True) if is_there else add(holder, (*document.path, ZERO, "stage"), key, True)
+    key = _GATHERS[0]
     is_given = document.get(ZERO, key) is not None
-    yield document.finding("weights-not-gathered", (ZERO, key if is_given else "stage"), key=key, edits=edits)
+    yield document.finding("weights-not-gathered", (ZERO, key if is_given else "stage"), key=key)
 
 
 def _beside_fsdp(setup: Setup) -> Iterator[Finding]:

@@ -172,8 +172,7 @@ def _socket_interface(variable: Variable, *, several_nodes: bool) -> Iterator[Fi
     if several_nodes and value.lstrip("=") in ("lo", "docker0"):
         yield _found(RULES["env-nccl-socket-interface"], variable)
     elif not value.startswith(("=", "^")) and all(re.search(r"\d$", name) for name in names):
-        edits = new_value(variable, f"={value}")
-        yield _found(RULES["env-nccl-socket-prefix"], variable, first=names[0], edits=edits)
+        yield _found(RULES["env-nccl-socket-prefix"], variable, first=names[0])
 
 
 def _hca(variable: Variable) -> Iterator[Finding]:
@@ -183,14 +182,13 @@ def _hca(variable: Variable) -> Iterator[Finding]:
     names = [name.partition(":")[0] for name in value.split(",")]
     trap = next((name for name in names if _INDEXED.fullmatch(name)), None)
     if trap is not None:
-        edits = new_value(variable, f"={value}")
-        yield _found(RULES["env-nccl-hca-prefix"], variable, bare=trap, edits=edits)
+        yield _found(RULES["env-nccl-hca-prefix"], variable, bare=trap)
 
 
 def _allocator(variable: Variable) -> Iterator[Finding]:
     value, better = variable.value, "expandable_segments:True"
     if not is_open(value) and "max_split_size_mb" in value and better not in value:
-        yield _found(RULES["env-allocator-split"], variable, edits=new_value(variable, better))
+        yield _found(RULES["env-allocator-split"], variable)
 
 
 def _number(text: str) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from topoplan.lint.rules.environment import goes_on, line_text, new_value
+from topoplan.lint.rules.environment import goes_on
 from topoplan.lint.rules.launch_facts import (
     RULES,
     configurations_of,
@@ -18,7 +17,8 @@ from topoplan.lint.rules.launch_facts import (
     size_of,
 )
 from topoplan.reading.finding import Edit, Finding
-from topoplan.reading.setup import Launch, Setup
+from topoplan.reading.setup import Configuration, Launch, Setup
+from topoplan.reading.values import value_of
 from topoplan.trainers.llamafactory.key_list import TrainerPath
 
 
@@ -39,15 +39,26 @@ def _switch(setup: Setup, launch: Launch) -> Iterator[Finding]:
     keys = [key for one in configurations for key in megatron_keys(one, path)]
     all_need_it = all(megatron_keys(one, path) for one in configurations)
     if keys and launch.variable(name) is None and not from_outside(launch) and all_need_it:
-        edits: tuple[Edit, ...] = ()
-        if has_exports(launch) and not goes_on(launch.part, launch.first_line):
-            line = launch.part.text.split("\n")[launch.first_line - 1]
-            text = f"{line[: len(line) - len(line.lstrip())]}export {name}=1"
-            edits = (Edit(first_line=launch.first_line, last_line=launch.first_line - 1, text=text),)
+        edits = _exported(setup, launch, name) if path == "bridge" or all(map(_trains_all, configurations)) else ()
         rule = RULES["launch-missing-use-mca" if path == "mca" else "launch-missing-use-megatron-bridge"]
         yield rule.on(launch, key=keys[0], edits=edits)
     elif path == "mca" and configurations and not keys and is_enabled(launch, name) and launch.reads is not None:
         yield RULES["launch-unused-use-mca"].on(launch)
+
+
+def _trains_all(configuration: Configuration) -> bool:
+    """The Megatron trainer trains all weights, whatever method is named."""
+    return bool(value_of(configuration, "finetuning_type") == "full")
+
+
+def _exported(setup: Setup, launch: Launch, name: str) -> tuple[Edit, ...]:
+    """The switch set in front of the only command that would see it."""
+    others = [one for one in setup.launches if one.part is launch.part and one is not launch]
+    if others or not has_exports(launch) or goes_on(launch.part, launch.first_line):
+        return ()
+    line = launch.part.text.split("\n")[launch.first_line - 1]
+    text = f"{line[: len(line) - len(line.lstrip())]}export {name}=1"
+    return (Edit(first_line=launch.first_line, last_line=launch.first_line - 1, text=text),)
 
 
 def _fsdp_connections(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -70,13 +81,7 @@ def _max_connections(setup: Setup, launch: Launch) -> Iterator[Finding]:
     if not splits or min(splits) < 2 or (variable is not None and known(variable) in (None, "1")):
         return
     state = "is not set" if variable is None else f"is {variable.value}"
-    edits = new_value(variable, "1") if variable is not None and variable.part is launch.part else ()
-    mca = launch.variable("USE_MCA")
-    if variable is None and mca is not None and mca.part is launch.part:
-        exported = re.fullmatch(r"\s*export\s+USE_MCA=\S+\s*(?:#.*)?", line_text(mca))
-        if exported:
-            edits = (Edit(first_line=mca.line + 1, last_line=mca.line, text="export CUDA_DEVICE_MAX_CONNECTIONS=1"),)
-    yield RULES["launch-max-connections"].on(launch, state=state, edits=edits)
+    yield RULES["launch-max-connections"].on(launch, state=state)
 
 
 _RULES: tuple[Callable[[Setup, Launch], Iterator[Finding]], ...] = (_switch, _fsdp_connections, _max_connections)

@@ -48,7 +48,8 @@ def _rank_variables(setup: Setup, launch: Launch) -> Iterator[Finding]:
         return
     rank, nodes = launch.variable("RANK"), nodes_of(launch)
     if rank is not None and launch.variable("NODE_RANK") is None and nodes is not None and nodes > 1:
-        edits = rewritten(rank, _assignment(rank), "NODE_RANK=") if rank.part is launch.part else ()
+        is_read = rank.part is not launch.part or re.search(r"\$\{?RANK\b", rank.part.text)
+        edits = () if is_read else rewritten(rank, _assignment(rank), "NODE_RANK=")
         rule = RULES["launch-rank-variable"]
         yield rule.on(launch, rank, rank=rank.value, program=launch.program, edits=edits)
     world = launch.variable("WORLD_SIZE")

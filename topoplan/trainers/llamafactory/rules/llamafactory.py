@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from topoplan.errors import nearest
-from topoplan.reading.edits import change, set_to
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import flag, is_complete, is_for_training, number, whole, words
@@ -90,8 +89,7 @@ def _template(configuration: Configuration) -> Iterator[Finding]:
         if not listed.endswith("_nothink"):
             return  # a model that can do both, trained without thoughts
         rule = RULES["llamafactory-template-of-another-model.thinking"]
-    edits = change(configuration, ("template",), value=listed)
-    yield rule.at(configuration, "template", template=template, listed=listed, edits=edits)
+    yield rule.at(configuration, "template", template=template, listed=listed)
 
 
 def _listed_template(configuration: Configuration) -> str | None:
@@ -171,11 +169,7 @@ def _missing(setup: Setup, configuration: Configuration) -> Iterator[Finding]:
     evaluates = strategy(configuration, "eval_strategy", "no") != "no"
     trains_anyway = {"mca": configuration.get("stage") != "pt", "bridge": True}
     if not works and not evaluates and not trains_anyway.get(setup.path_of(configuration) or ""):
-        yield RULES["llamafactory-nothing-to-do"].at(
-            configuration,
-            "do_train" if "do_train" in have else None,
-            edits=set_to(configuration, "do_train", True, next(iter(have))),
-        )
+        yield RULES["llamafactory-nothing-to-do"].at(configuration, "do_train" if "do_train" in have else None)
     if trains and have.get("output_dir") is None:
         yield RULES["llamafactory-missing-key.output"].at(configuration, None)
     if have.get("template") is None and configuration.get("stage", "sft") != "pt" and trains:

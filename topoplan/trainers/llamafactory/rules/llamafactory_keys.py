@@ -58,9 +58,9 @@ def key_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding
 
 def _renamed(configuration: Configuration, key: str) -> tuple[Edit, ...]:
     """The new name, and quotes around a bare `no` with it: both stand on one line."""
-    if RENAMED[key] in configuration.source.data:
-        return drop(configuration, (key,))
     value = value_of(configuration, key)
+    if RENAMED[key] in configuration.source.data:
+        return drop(configuration, (key,)) if value == value_of(configuration, RENAMED[key]) else ()
     if value is False:
         return change(configuration, (key,), name=RENAMED[key], value="no")
     return change(configuration, (key,), name=RENAMED[key])
@@ -70,7 +70,8 @@ def _unknown_key(configuration: Configuration, key: str, path: TrainerPath) -> F
     if key == "overwrite_output_dir" and key in removed_keys():
         return RULES["llamafactory-removed-key.overwrite_output_dir"].at(configuration, key)
     if key in removed_keys():
-        return RULES["llamafactory-removed-key"].at(configuration, key, version=removed_keys()[key])
+        edits = () if value_of(configuration, key) else drop(configuration, (key,))  # what is off is lost with nothing
+        return RULES["llamafactory-removed-key"].at(configuration, key, version=removed_keys()[key], edits=edits)
     if path != "mca" and key in known_keys() and known_keys()[key].package == "mcore_adapter":
         return RULES["llamafactory-unknown-key.mca"].at(configuration, key)
     if path != "bridge" and key in bridge_keys() and key not in plain_keys():

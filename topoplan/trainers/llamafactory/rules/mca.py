@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from topoplan.errors import nearest
-from topoplan.reading.edits import change, drop
+from topoplan.reading.edits import drop
 from topoplan.reading.finding import Finding, Severity
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import flag, value_of, words
@@ -83,8 +83,7 @@ def _ignored(configuration: Configuration) -> Iterator[Finding]:
         elif verdict.trouble == "ignored":
             yield RULES["mca-ignored-key"].at(configuration, key, remedy=remedy)
         elif verdict.trouble == "dropped":
-            edits = change(configuration, (key,), value="tensorboard") if isinstance(value, str) else ()
-            yield RULES["mca-wandb-dropped"].at(configuration, key, edits=edits)
+            yield RULES["mca-wandb-dropped"].at(configuration, key)
 
 
 # Model and method -----------------------------------------------------------------------------------------------------
@@ -104,7 +103,8 @@ def _freezes(configuration: Configuration, model: Model) -> Iterator[Finding]:
             continue
         if model.model_type not in FREEZABLE_MODEL_TYPES:
             level: Severity = "error" if key == "freeze_language_model" else "note"
-            yield RULES["mca-freezes-nothing"].at(configuration, key, level=level, model=model.name)
+            edits = () if level == "error" else None  # who meant to freeze the language model trains it all the same
+            yield RULES["mca-freezes-nothing"].at(configuration, key, level=level, model=model.name, edits=edits)
         elif configuration.get("stage") == "pt":
             yield RULES["mca-freezes-nothing.pt"].at(configuration, key)
 
@@ -116,8 +116,7 @@ def _hub_id(setup: Setup, configuration: Configuration, model: Model | None) -> 
         return
     directory, rule = f"models/{name}", RULES["mca-hub-id"]
     if name in templates().by_model or (model is not None and model.name.lower() == name.lower()):
-        edits = change(configuration, (key,), value=directory)
-        yield rule.at(configuration, key, name=name, probably="", directory=directory, edits=edits)
+        yield rule.at(configuration, key, name=name, probably="", directory=directory)
     else:
         yield rule.at(configuration, key, level="warning", name=name, probably="probably ", directory=directory)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from topoplan.reading.edits import change, set_to
+from topoplan.reading.edits import change
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration
 from topoplan.reading.values import flag, is_complete, value_of, words
@@ -16,7 +16,7 @@ from topoplan.trainers.llamafactory.rules.table import RULES
 from topoplan.trainers.megatron_keys import CP, EP, PP, SP, TP, VPP
 from topoplan.units import shown
 
-_DEGREES = (TP, PP, CP, EP)
+_DEGREES = frozenset([TP, PP, CP, EP])
 
 
 def layout_findings(configuration: Configuration, model: Model | None, *, planned: bool) -> Iterator[Finding]:
@@ -33,10 +33,14 @@ def layout_findings(configuration: Configuration, model: Model | None, *, planne
         yield from _sequence_parallel_off(configuration, model, tp)
     if sequence_parallel and tp == 1 and (complete or TP in have):
         yield RULES["mca-sequence-parallel-alone"].at(configuration, SP)
-    key, first = "use_distributed_optimizer", next((key for key in have if key in _DEGREES), None)
-    if complete and first and not flag(configuration, key) and not flag(configuration, "overlap_param_gather"):
-        place, edits = key if key in have else None, set_to(configuration, key, True, first)
-        yield RULES["mca-optimizer-not-split"].at(configuration, place, edits=edits)
+    key = "use_distributed_optimizer"
+    if (
+        complete
+        and have.keys() & _DEGREES
+        and not flag(configuration, key)
+        and not flag(configuration, "overlap_param_gather")
+    ):
+        yield RULES["mca-optimizer-not-split"].at(configuration, key if key in have else None)
 
 
 def _sequence_parallel_off(configuration: Configuration, model: Model | None, tp: int) -> Iterator[Finding]:
@@ -45,8 +49,7 @@ def _sequence_parallel_off(configuration: Configuration, model: Model | None, tp
         if given:
             yield RULES["mca-sequence-parallel-forced"].at(configuration, SP, tp=tp, ep=ep)
     elif model is None or not facts_of(model).is_moe:  # with experts the layout rules refuse it
-        place, edits = SP if given else TP, set_to(configuration, SP, True, TP)
-        yield RULES["mca-sequence-parallel-off"].at(configuration, place, tp=tp, edits=edits)
+        yield RULES["mca-sequence-parallel-off"].at(configuration, SP if given else TP, tp=tp)
 
 
 # Recompute ------------------------------------------------------------------------------------------------------------
@@ -74,8 +77,7 @@ def _full(configuration: Configuration) -> Iterator[Finding]:
     missing = [key for key in defaults if value_of(configuration, key) is None]
     if len(missing) == 1:
         (given,), value = defaults.keys() - missing, defaults[missing[0]]
-        edits = set_to(configuration, missing[0], value, given)
-        yield RULES["mca-recompute-incomplete"].at(configuration, given, missing=missing[0], value=value, edits=edits)
+        yield RULES["mca-recompute-incomplete"].at(configuration, given, missing=missing[0], value=value)
     if flag(configuration, "moe_layer_recompute"):
         yield RULES["mca-recompute-contradiction.full"].at(configuration, "moe_layer_recompute")
 

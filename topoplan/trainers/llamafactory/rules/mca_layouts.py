@@ -6,16 +6,14 @@ No cluster is known here: only the layout rules that need none are asked, for th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from topoplan.engines.megatron.rules import RULES as LAYOUT_RULES
 from topoplan.errors import LayoutError
 from topoplan.layout.layout import Layout
-from topoplan.reading.edits import set_to
 from topoplan.reading.finding import Finding
 from topoplan.reading.rules import Rule, read_rules
 from topoplan.reading.setup import Configuration, Setup
-from topoplan.reading.values import flag, is_complete, value_of
+from topoplan.reading.values import flag, is_complete
 from topoplan.specs.model import Model
 from topoplan.specs.spec import Spec
 from topoplan.trainers.case import case_of
@@ -24,7 +22,6 @@ from topoplan.trainers.layout_keys import KEYS_OF_RULE
 from topoplan.trainers.llamafactory.fewest_gpus import UNKNOWN_MODEL, spec_and_layout
 from topoplan.trainers.llamafactory.mca_refusals import SUPPORTED_MODEL_TYPES
 from topoplan.trainers.llamafactory.reading import MODEL_KEY
-from topoplan.trainers.megatron_keys import SP
 from topoplan.trainers.models import model_at_hand
 
 _WITHOUT_MODEL = ("overlap", "optimizer", "interleaving", "sequence-length")
@@ -40,12 +37,6 @@ _REMEDIES: Mapping[str, str] = {
     "sequence-parallel": "set sequence_parallel: true",
 }
 """In the trainer's words, where those of the rule are a plan's."""
-_FIXES: Mapping[str, Mapping[str, Any]] = {
-    "overlap": {"use_distributed_optimizer": True, "overlap_grad_reduce": True},
-    "optimizer": {"use_distributed_optimizer": True},
-    "sequence-parallel": {SP: True},
-}
-
 _TABLE = read_rules(__package__, "mca_layouts.toml")
 RULES = {**_TABLE} | {
     f"mca-{rule.name}": Rule(
@@ -100,24 +91,12 @@ def _broken_rules(configuration: Configuration, model: Model | None, spec: Spec,
                 continue  # told already
         key = next((key for key in keys if key in configuration.source.data), None)
         told |= {key} if key else set()
-        fixes = _FIXES.get(rule.name, {}).items() if key else ()
-        yield RULES[f"mca-{rule.name}"].at(
-            configuration,
-            key,
-            what=f"{equation}{f' ({model.name})' if model else ''}",
-            edits=tuple(
-                edit
-                for name, value in fixes
-                if key and value_of(configuration, name) is not value
-                for edit in set_to(configuration, name, value, key)
-            ),
-        )
+        what = f"{equation}{f' ({model.name})' if model else ''}"
+        yield RULES[f"mca-{rule.name}"].at(configuration, key, what=what)
 
 
 def _not_exported(configuration: Configuration, asked: tuple[Spec, Layout] | None) -> Iterator[Finding]:
     key, have = "save_hf_model", configuration.source.data
     if not is_complete(configuration) or flag(configuration, key) or (asked and not can_export(*asked)):
         return
-    beside = next((name for name in ("output_dir", "model_name_or_path") if name in have), None)
-    edits = set_to(configuration, key, True, beside) if beside else ()
-    yield RULES["mca-no-hf-model"].at(configuration, key if key in have else None, edits=edits)
+    yield RULES["mca-no-hf-model"].at(configuration, key if key in have else None)

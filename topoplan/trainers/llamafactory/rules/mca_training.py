@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from topoplan.reading.edits import add, change, drop, set_to
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration
 from topoplan.reading.values import flag, is_complete, value_of, whole
@@ -42,8 +41,9 @@ def _dispatcher(configuration: Configuration, model: Model | None) -> Iterator[F
         yield RULES["mca-variable-lengths"].at(configuration, "variable_seq_lengths")
     elif ep > 1 and _has_experts(configuration, model):
         place = DISPATCHER if DISPATCHER in configuration.source.data else EP
-        default, edits = "" if dispatcher else "default ", set_to(configuration, DISPATCHER, "alltoall", EP)
-        yield RULES["mca-allgather-dispatcher"].at(configuration, place, default=default, ep=ep, edits=edits)
+        yield RULES["mca-allgather-dispatcher"].at(
+            configuration, place, default="" if dispatcher else "default ", ep=ep
+        )
 
 
 def _experts(configuration: Configuration, model: Model | None) -> Iterator[Finding]:
@@ -51,11 +51,9 @@ def _experts(configuration: Configuration, model: Model | None) -> Iterator[Find
         return
     tp, ep = degree(configuration, "tensor_model_parallel") or 1, degree(configuration, "expert_model_parallel") or 1
     if tp > 1 and ep > 1 and value_of(configuration, ETP) is None:
-        edits = add(configuration, (EP,), ETP, 1)
-        yield RULES["mca-expert-tensor-unset"].at(configuration, EP, tp=tp, ep=ep, edits=edits)
+        yield RULES["mca-expert-tensor-unset"].at(configuration, EP, tp=tp, ep=ep)
     if model is not None and value_of(configuration, _GROUPED) is None and is_complete(configuration):
-        edits = add(configuration, ("model_name_or_path",), _GROUPED, True)
-        yield RULES["mca-experts-one-by-one"].at(configuration, "model_name_or_path", edits=edits)
+        yield RULES["mca-experts-one-by-one"].at(configuration, "model_name_or_path")
 
 
 # Packing and lengths --------------------------------------------------------------------------------------------------
@@ -67,10 +65,7 @@ def _packing(configuration: Configuration) -> Iterator[Finding]:
         if not flag(configuration, key):
             continue
         if cp > 1:
-            packs = "packing" in configuration.source.data
-            edits = drop(configuration, (key,)) if packs else change(configuration, (key,), name="packing", value=True)
-            rule = RULES["mca-packing-with-context-parallel"]
-            yield rule.at(configuration, key, cp=cp, multiple=2 * cp, edits=edits)
+            yield RULES["mca-packing-with-context-parallel"].at(configuration, key, cp=cp, multiple=2 * cp)
         elif stage == "dpo" and key == "sequence_packing":
             yield RULES["mca-packing-in-dpo.sequence"].at(configuration, key)
         elif configuration.get("transformer_impl") == "local":

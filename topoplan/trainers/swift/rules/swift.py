@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from topoplan.errors import nearest
-from topoplan.reading.edits import change
 from topoplan.reading.finding import Finding
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import flag, number, value_of, whole, words
@@ -103,8 +102,7 @@ def _layout(configuration: Configuration) -> Iterator[Finding]:
     if tp and tp > 1 and not flag(configuration, "sequence_parallel"):
         key = "sequence_parallel"
         if key in configuration.source.data:
-            edits = change(configuration, (key,), value=True)
-            yield RULES["swift-sequence-parallel-off"].at(configuration, key, tp=tp, edits=edits)
+            yield RULES["swift-sequence-parallel-off"].at(configuration, key, tp=tp)
         else:
             yield RULES["swift-sequence-parallel-off"].at(configuration, "tensor_model_parallel_size", tp=tp)
     interleaved = whole(configuration, "virtual_pipeline_model_parallel_size")

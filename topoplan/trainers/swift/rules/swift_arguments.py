@@ -52,8 +52,9 @@ def argument_findings(configuration: Configuration, command: Command) -> Iterato
             continue
         if key in known.renamed:
             new = known.renamed[key]
-            is_given = new in configuration.source.data
-            edits = drop(configuration, (key,)) if is_given else change(configuration, (key,), name=new)
+            edits = change(configuration, (key,), name=new)
+            if new in configuration.source.data:
+                edits = drop(configuration, (key,)) if configuration.get(new) == value else ()
             yield RULES["swift-renamed-argument"].at(configuration, key, new=new, edits=edits)
         else:
             yield _unknown(configuration, key, command)
