@@ -16,6 +16,7 @@ lines of the corrected file, in which the rule is found no more, or `no` where n
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,10 +24,10 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
-from topoplan.lint.check import check
+from topoplan.lint.against import Against
+from topoplan.lint.check import Checked, check, fix
 from topoplan.lint.rules.registry import all_rules
 from topoplan.reading.edits import applied
-from topoplan.reading.finding import Finding
 
 CASES = Path(__file__).parent / "cases"
 
@@ -92,7 +93,7 @@ def files_of(case: dict[str, Any]) -> dict[str, str]:
     return files
 
 
-def found_in(case: dict[str, Any], directory: Path, **corrected: str) -> list[Finding]:
+def checked_in(case: dict[str, Any], directory: Path, **corrected: str) -> Checked:
     (directory / "a.yaml").write_text(written(BASES["plain"], {}) + "\n")
     paths = []
     for name, text in files_of(case).items():
@@ -100,7 +101,47 @@ def found_in(case: dict[str, Any], directory: Path, **corrected: str) -> list[Fi
         path.parent.mkdir(exist_ok=True)
         path.write_bytes((corrected.get(str(path)) or text.rstrip("\n") + "\n").encode())
         paths += [] if "/" in name else [str(path)]
-    return list(check(paths).findings)
+    return check(paths)
+
+
+# What --fix may do ----------------------------------------------------------------------------------------------------
+
+ABOUT_KEYS_WITHOUT_EFFECT = {
+    *("mca-ignored-key", "mca-freezes-nothing", "mca-sequence-parallel-alone", "mca-sequence-parallel-forced"),
+    *("mca-packing-in-dpo", "mca-recompute-contradiction", "mca-additional-twice", "mca-rope-fusion"),
+    *("llamafactory-ignored-key", "llamafactory-removed-key", "swift-ignored-argument"),
+    *("deepspeed-unknown-key", "deepspeed-activation-checkpointing"),
+}
+WORDS = {
+    "yes": "true",
+    "y": "true",
+    "on": "true",
+    **dict.fromkeys(("no", "n", "off", "none", "null", "~", ""), "false"),
+}
+
+
+def meant(value: Any) -> Any:
+    """A value as its author meant it, whatever its type became."""
+    if isinstance(value, dict):
+        return {key: meant(item) for key, item in value.items()}
+    word = str(value).strip("\"'“”‘’ ").lower()
+    word = re.sub(r"\s*[,、，]\s*", ",", WORDS.get(word, word))
+    return float(word.replace("_", "")) if re.fullmatch(r"[-+]?[\d_]*\.?\d+(e[-+]?\d+)?", word) else word
+
+
+def assert_trains_the_same(checked: Checked) -> None:
+    corrected = fix(checked, Against())
+    done = [finding for copy in corrected.copies for one in copy.corrections for finding in one.findings]
+    if not done or {one.rule for one in done} & ABOUT_KEYS_WITHOUT_EFFECT:
+        return
+    places = {(one.part.name, one.from_command): one for one in checked.setup.configurations}
+    for after in corrected.after.setup.configurations:
+        before = places.get((after.part.name, after.from_command))
+        old, new = before.source.data if before else {}, after.source.data if before else {}
+        lost = [meant(value) for key, value in old.items() if key not in new]
+        gained = [meant(value) for key, value in new.items() if key not in old]
+        assert lost in (gained, [meant(new.get("eval_strategy"))]) or any(one.rule.startswith("shell-") for one in done)
+        assert {key: meant(old[key]) for key in old.keys() & new} == {key: meant(new[key]) for key in old.keys() & new}
 
 
 # The cases ------------------------------------------------------------------------------------------------------------
@@ -115,7 +156,9 @@ def found_in(case: dict[str, Any], directory: Path, **corrected: str) -> list[Fi
     ],
 )
 def test_a_case_finds_its_rule_and_nothing_else(rule: str, case: dict[str, Any], tmp_path: Path) -> None:
-    found = found_in(case, tmp_path)
+    checked = checked_in(case, tmp_path)
+    assert_trains_the_same(checked)
+    found = checked.findings
     expected = {rule, *case.get("also", ())} if "finds" in case else {*case.get("also", ())}
     assert {one.rule for one in found} == expected
     if "finds" not in case:
@@ -133,7 +176,7 @@ def test_a_case_finds_its_rule_and_nothing_else(rule: str, case: dict[str, Any],
     elif "fixed" in case:
         text = applied(first.part.text, first.edits)
         assert f"\n{case['fixed'].rstrip()}\n" in f"\n{text}"
-        assert rule not in {one.rule for one in found_in(case, tmp_path, **{first.part.name: text})}
+        assert rule not in {one.rule for one in checked_in(case, tmp_path, **{first.part.name: text}).findings}
 
 
 def test_every_rule_has_a_case_and_a_near_miss() -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from tests.reading.setups import setup_of
 from topoplan.errors import OutputError
-from topoplan.lint.fix import Correction, Recheck, apply_edits, copies, corrected, write_copies
+from topoplan.lint.against import Against
+from topoplan.lint.check import check, corrections, fix
+from topoplan.lint.fix import Correction, Recheck, apart, apply_edits, copies, corrected, write_copies
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.parts import Part, PartKind
+from topoplan.report.check import print_fixed
 
 
 def part(text: str, *, kind: PartKind = "yaml", name: str = "train.yaml", label: str = "") -> Part:
@@ -228,3 +234,74 @@ def test_a_corrected_script_names_the_corrected_file(tmp_path: Path) -> None:
     assert copies(done[:1], [(run,)], reads=[(run, train)])[0].text.endswith(
         "torchrun ./train.yaml my-train.yaml\nA=2\n"
     )
+
+
+PAGE = """
+```bash
+export NCCL_DEBUG=INFO
+```
+
+```bash
+# node 0
+NNODES=2 NODE_RANK=0 MASTER_ADDR=h llamafactory-cli train train.yaml
+
+# node 1
+NNODES=2 NODE_RANK=1 \\
+  MASTER_ADDR=h llamafactory-cli train train.yaml
+```
+"""
+
+
+def test_the_commands_of_several_nodes_become_a_script_each(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    found = check([str(page)])
+    first, second = fix(found, Against()).copies
+
+    assert first.text.splitlines()[1:] == [
+        *("export NCCL_DEBUG=WARN", "", "# node 0"),
+        "MASTER_PORT=29500 NNODES=2 NODE_RANK=0 MASTER_ADDR=h llamafactory-cli train train.yaml",
+    ]
+    assert second.text.splitlines()[1:] == [
+        *("export NCCL_DEBUG=WARN", "", "", "# node 1", "MASTER_PORT=29500 NNODES=2 NODE_RANK=1 \\"),
+        "  MASTER_ADDR=h llamafactory-cli train train.yaml",
+    ]
+    assert corrections(found) == 3
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        "ssh a 'NNODES=2 NODE_RANK=0 {}'\nssh b 'NNODES=2 NODE_RANK=1 {}'",
+        "NNODES=2 NODE_RANK=0 {} &\nNNODES=2 NODE_RANK=1 {}",
+        "if a; then\n  NNODES=2 NODE_RANK=0 {}\nelse\n  NNODES=2 NODE_RANK=1 {}\nfi",
+        "NNODES=2 NODE_RANK=0 {}\nNNODES=2 NODE_RANK=0 {}",
+        "NODE_RANK=$1 NNODES=2 {}\nNNODES=2 NODE_RANK=1 {}",
+    ],
+)
+def test_what_one_script_starts_stays_one(commands: str) -> None:
+    setup = setup_of(commands.format(*["llamafactory-cli train a.yaml"] * 2), name="standard input")
+
+    assert len(setup.launches) == 2
+    assert len(list(apart(setup))) == 1
+
+
+def test_what_is_said_to_be_corrected_is_what_is_written(tmp_path: Path) -> None:
+    """Of a broken command the lost options are judged only when it is whole again."""
+    script = tmp_path / "run.sh"
+    script.write_text("swift sft --model a --dataset b\n  --train_type lora\n")
+    found = check([str(script)])
+    fixed = fix(found, Against())
+
+    assert [one.rule for one in found.findings] == ["shell-broken-continuation"]
+    assert corrections(found) == sum(len(one.findings) for copy in fixed.copies for one in copy.corrections) == 2
+    console = Console(file=io.StringIO(), width=80)
+    print_fixed(console, found, fixed)
+    assert "then found and corrected: --train_type" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_correction_that_leaves_nothing_is_not_made(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("export NCCL_IB_TIMEOUT=20\n")
+    found = check([str(tmp_path / "run.sh")])
+
+    assert (corrections(found), fix(found, Against()).copies) == (0, ())

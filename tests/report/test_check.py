@@ -70,7 +70,7 @@ def test_a_finding_has_its_place_its_reason_and_its_remedy() -> None:
         "\n"
         "run.sh  note  two GPUs idle  [launch-idle]\n"
         "\n"
-        "1 error, 1 note. --fix corrects 1.\n"
+        "1 error, 1 note.\n"
     )
 
 
@@ -205,7 +205,7 @@ def fixed(*left: Finding) -> Fixed:
 
 def fixed_text(what: Fixed) -> str:
     console = Console(file=io.StringIO(), width=100, highlight=False, markup=False, emoji=False)
-    print_fixed(console, what)
+    print_fixed(console, checked(ERROR), what)
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 

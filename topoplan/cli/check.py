@@ -68,6 +68,7 @@ def check(
 def _check(files: list[str], against: Against, *, fix: bool, force: bool, as_json: bool) -> None:
     from topoplan.cli.output import print_json, stdout_console
     from topoplan.lint.check import check as check_files
+    from topoplan.lint.check import corrections
     from topoplan.lint.check import fix as fix_files
     from topoplan.lint.fix import write_copies
     from topoplan.report.check import checked_to_dict, print_checked, print_fixed
@@ -79,9 +80,9 @@ def _check(files: list[str], against: Against, *, fix: bool, force: bool, as_jso
     if as_json:
         print_json(checked_to_dict(checked, fixed))
     else:
-        print_checked(stdout_console(), checked)
+        print_checked(stdout_console(), checked, correctable=0 if fix else corrections(checked))
         if fixed is not None:
-            print_fixed(stdout_console(), fixed)
+            print_fixed(stdout_console(), checked, fixed)
     if (fixed.after if fixed else checked).count("error"):
         raise typer.Exit(1)
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from topoplan.bundle.bundle_files import refuse_links
 from topoplan.bundle.whole import refuse_incomplete
 from topoplan.bundle.write import MANIFEST
+from topoplan.errors import SpecError
 from topoplan.lint.against import Against
 from topoplan.lint.compare import predicted, unpredicted
-from topoplan.lint.fix import Copy, copies, corrected
+from topoplan.lint.fix import Copy, apart, copies, corrected
 from topoplan.lint.prediction import Prediction
 from topoplan.lint.rules.registry import rule_modules
 from topoplan.reading.finding import Finding, Severity
@@ -101,19 +102,34 @@ def check_setup(setup: Setup, against: Against) -> Checked:
 
 def fix(checked: Checked, against: Against) -> Fixed:
     """Corrected copies of what was checked, as far as its findings say how."""
+    wanted, setup = _corrected(checked)
+    return Fixed(copies=wanted, after=check_setup(setup, against) if wanted else checked)
+
+
+def corrections(checked: Checked) -> int:
+    """How many corrections `fix` makes: of what was found, and of what only that brings to light."""
+    return len({id(finding) for copy in _corrected(checked)[0] for one in copy.corrections for finding in one.findings})
+
+
+def _corrected(checked: Checked) -> tuple[tuple[Copy, ...], Setup]:
+    """The copies, and what they hold together."""
 
     def recheck(parts: Sequence[Part]) -> Sequence[Finding]:
         setup = setup_of(parts, recognisers())
         return _in_order(_rule_findings(setup), setup)
 
-    corrections = corrected(checked.setup.parts, checked.findings, recheck)
-    if not corrections:
-        return Fixed(copies=(), after=checked)
-    new = {correction.before: correction.after for correction in corrections}
-    setup = setup_of([new.get(part, part) for part in checked.setup.parts], recognisers())
-    after = check_setup(replace(setup, bundles=checked.setup.bundles), against)
+    setup, findings = checked.setup, checked.findings
+    if not any(finding.edits for finding in findings):
+        return (), setup
+    parts = tuple(apart(setup))
+    try:
+        done = corrected(parts, findings if parts == setup.parts else recheck(parts), recheck)
+        new = {correction.before: correction.after for correction in done}
+        setup = replace(setup_of([new.get(part, part) for part in parts], recognisers()), bundles=setup.bundles)
+    except SpecError:
+        return (), setup  # nothing that starts or configures a training would be left
     reads = [(launch.part, launch.reads.part) for launch in setup.launches if launch.reads is not None]
-    return Fixed(copies=copies(corrections, tuple(_files(setup)), reads=reads), after=after)
+    return copies(done, tuple(_files(setup)), reads=reads), setup
 
 
 def _files(setup: Setup) -> Iterator[tuple[Part, ...]]:

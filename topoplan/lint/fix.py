@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from topoplan.bundle.write import write_file
 from topoplan.errors import OutputError
+from topoplan.lint.rules.launch_facts import count_of, is_remote, setting_of
 from topoplan.reading.edits import applied
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.parts import Part
+from topoplan.reading.read_parts import STANDARD_INPUT
+from topoplan.reading.setup import Launch, Setup
 
 MARK = "# Corrected by `topoplan check --fix` from"
 """How a copy of ours begins, behind a script's first line."""
@@ -22,6 +26,7 @@ _EMPTY_BLOCK = re.compile(
     re.MULTILINE,
 )
 """A block of the shell that lost its last command, which bash refuses; up to the line that ends it."""
+_COMPOUND = re.compile(r"\s*(?:(?:if|for|while|until|case|select|function)\b|[\w-]+\s*\(\)|\{)")
 _SUFFIXES = {"yaml": ".yaml", "json": ".json", "shell": ".sh"}
 
 
@@ -87,6 +92,40 @@ def corrected(parts: Sequence[Part], findings: Sequence[Finding], recheck: Reche
         for before, after, used in zip(parts, now, done, strict=True)
         if before.text != after.text
     )
+
+
+def apart(setup: Setup) -> Iterator[Part]:
+    """The parts, of those that are no file of their own the commands of several nodes each by itself.
+
+    One script of them would wait at the first one for the others.
+    """
+    for part in setup.parts:
+        launches = [one for one in setup.launches if one.part is part]
+        is_file = not part.label and part.name != STANDARD_INPUT
+        yield from (part,) if is_file or not _for_several_nodes(launches) else _by_command(part, launches)
+
+
+def _for_several_nodes(launches: Sequence[Launch]) -> bool:
+    """One is to be started on each node, by hand: not in the background, over SSH or as a shell's test has it."""
+    ranks = {count_of(setting_of(one, "node_rank")) for one in launches}
+    started = any(one.background or is_remote(one) for one in launches)
+    return len(launches) > 1 and len(ranks) == len(launches) and None not in ranks and not started
+
+
+def _by_command(part: Part, launches: Sequence[Launch]) -> Iterator[Part]:
+    """What stands above the first command, then each with the lines between it and the one before."""
+    lines = part.text.split("\n")
+    first = launches[0].first_line
+    while first > 1 and lines[first - 2].lstrip().startswith("#"):
+        first -= 1
+    ends = [first - 1, *(one.last_line for one in launches[:-1]), len(lines)]
+    if any(_COMPOUND.match(line) for line in lines):
+        ends = [0, len(lines)]  # a function or a test around them
+    for number, (start, end) in enumerate(pairwise([0, *ends])):
+        text = "\n".join(lines[start:end]) + "\n"
+        if text.strip():
+            numbers = tuple(part.file_line(line) for line in range(start + 1, end + 1))
+            yield replace(part, text=text, lines=numbers, label=f"{part.label}, command {number}".removeprefix(", "))
 
 
 def apply_edits(text: str, findings: Iterable[Finding]) -> tuple[str, list[Finding]]:

@@ -114,15 +114,16 @@ class _Unwrapping:
         environment = None if name in REMOTE | CONTAINERS else command.environment
         words = command.words
         for at, word in enumerate(words[1:], start=1):
+            is_text = word.quoted and re.search(r"\s", word.text)
+            if name in REMOTE and is_text:
+                return join(words[at:])
             if match := _ASSIGNMENT.fullmatch(word.text.removeprefix("--env=")):
                 key, value = match.groups()
                 variable = Variable(name=key, value=value, part=self.part, line=word.line, assumed=word.assumed)
                 self.variables.append(variable)
                 environment = Environment(variable, variable.name, environment)
                 continue
-            if name in REMOTE and word.quoted and re.search(r"\s", word.text):
-                return join(words[at:])
-            if name in _TERMINALS and word.quoted and re.search(r"\s", word.text):
+            if name in _TERMINALS and is_text:
                 return word
             if base_name(word.text) in self.trainers or is_command(word, words[at + 1 :]):
                 return replace(command, words=words[at:], environment=environment)

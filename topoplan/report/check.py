@@ -89,8 +89,8 @@ def _prediction_to_dict(prediction: Prediction) -> dict[str, Any]:
 # Text ----------------------------------------------------------------------------------------------------------------
 
 
-def print_checked(console: Console, checked: Checked) -> None:
-    """Findings by file, how many there are, then what is predicted."""
+def print_checked(console: Console, checked: Checked, *, correctable: int = 0) -> None:
+    """Findings by file, how many there are and how many `--fix` would correct, then what is predicted."""
     by_file = sorted(checked.findings, key=lambda one: _file_order(checked, one))
     for number, (_, group) in enumerate(groupby(by_file, key=lambda one: one.part.name)):
         if number:
@@ -108,7 +108,8 @@ def print_checked(console: Console, checked: Checked) -> None:
         paragraph(
             console, f"Only the launch of {programs} was looked at: the arguments are no known trainer's.", style="dim"
         )
-    paragraph(console, _closing_line(checked), style="bold")
+    offer = f" --fix corrects {correctable}." if correctable else ""
+    paragraph(console, _closing_line(checked) + offer, style="bold")
     for _, same in groupby(checked.predictions, key=_what_is_predicted):
         _print_prediction(console, list(same))
 
@@ -155,8 +156,7 @@ def _closing_line(checked: Checked) -> str:
         files = len(dict.fromkeys(part.name for part in checked.setup.parts))
         return f"Nothing to say about {counted(files, 'file')}."
     counts = ", ".join(counted(checked.count(one), one) for one in SEVERITIES if checked.count(one))
-    fixable = sum(bool(finding.edits) for finding in checked.findings)
-    return f"{counts}.{f' --fix corrects {fixable}.' if fixable else ''}"
+    return f"{counts}."
 
 
 def _what_is_predicted(prediction: Prediction) -> Any:
@@ -227,16 +227,19 @@ def _changes(changes: Sequence[Change]) -> str:
     return ", ".join(f"{one.key} {one.best}" if one.best is not None else f"no {one.key}" for one in changes)
 
 
-def print_fixed(console: Console, fixed: Fixed) -> None:
-    """The copies that were written, and what is left to do in them."""
+def print_fixed(console: Console, checked: Checked, fixed: Fixed) -> None:
+    """The copies that were written, what was corrected in them that was not told before, and what is left to do."""
     console.print()
     if not fixed.copies:
         paragraph(console, "Nothing that a program can correct: no copy was written.")
         return
+    told = {(one.rule, one.what) for one in checked.findings}
     for copy in fixed.copies:
         corrected = counted(sum(len(one.findings) for one in copy.corrections), "correction")
         places = ", ".join(one.before.place(None) for one in copy.corrections)
         paragraph(console, f"Wrote {copy.path}: {corrected} to {places}.")
+        new = [one for each in copy.corrections for one in each.findings if (one.rule, one.what) not in told]
+        bullets(console, (f"then found and corrected: {one.what}  [{one.rule}]" for one in new))
     left = [one for one in fixed.after.findings if one.severity != "note"]
     if left:
         paragraph(console, "Left for a person:")
