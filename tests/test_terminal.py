@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoplan.errors import HostError
-from topoplan.terminal import plain, plain_values
+from topoplan.terminal import plain, plain_lines, plain_values
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,8 @@ def test_the_error_of_a_host_is_one_line_of_plain_text() -> None:
     error = HostError("it said \x1b]0;x\x07\rall is well", host="node0\n", problem="command", remedy="look\x07")
     assert str(error) == "node0\\n: it said \\rall is well; look\\x07"
     assert (error.what, error.remedy) == ("it said \\rall is well", "look\\x07")
+
+
+@given(st.text(st.characters(codec="utf-8") | st.sampled_from("\n\x1b\x9b[]\x07\\;m2JP_c\t"), max_size=60))
+def test_many_lines_are_as_each_of_them(text: str) -> None:
+    assert plain_lines(text).split("\n") == [plain(line) for line in text.split("\n")]

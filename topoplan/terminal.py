@@ -14,13 +14,11 @@ from typing import Any, TypeVar
 
 _Value = TypeVar("_Value")
 
-_SEQUENCE = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
-    r"|\x1b[@-Z\\-_]"
-)
+_CONTROL, _STRING = r"[0-?]*[ -/]*[@-~]", r"[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
+_ESCAPE = re.compile(rf"\x1b(?:\[{_CONTROL}|[\]PX^_]{_STRING}|[@-Z\\-_])")
+_C1 = re.compile(rf"\x9b{_CONTROL}|[\x90\x98\x9d-\x9f]{_STRING}")
 """ECMA-48: control sequences (colours, cursor), strings up to their end (titles, links, the clipboard) and escapes of
-two characters, with ESC and as C1."""
+two characters, with ESC and as C1. What begins with ESC is found fast."""
 
 
 def plain(text: str) -> str:
@@ -29,10 +27,15 @@ def plain(text: str) -> str:
     Sequences are taken out, tabs become spaces, and every other character that is not printed (`\\r`, a backspace, a
     bidirectional override) is escaped as in Python.
     """
-    if text.isprintable():
+    return text if text.isprintable() else _escaped(_without_sequences(text))
+
+
+def plain_lines(text: str) -> str:
+    """`plain` of each line, of many at once: lines of their own are made only where sequences are not all there is."""
+    if text.replace("\n", "").isprintable():
         return text
-    text = _SEQUENCE.sub("", text).expandtabs()
-    return text if text.isprintable() else "".join(one if one.isprintable() else _escaped(one) for one in text)
+    text = _without_sequences(text)
+    return text if text.replace("\n", "").isprintable() else "\n".join(map(_escaped, text.split("\n")))
 
 
 def plain_values(value: _Value) -> _Value:
@@ -54,5 +57,14 @@ def with_text(value: _Value, change: Callable[[str], str]) -> _Value:
     return found  # type: ignore[no-any-return]
 
 
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+def _without_sequences(text: str) -> str:
+    text = _ESCAPE.sub("", text)
+    return text if text.isascii() else _C1.sub("", text)
+
+
+def _escaped(text: str) -> str:
+    """A line without its tabs and, as Python writes them, what is not printed."""
+    text = text.expandtabs()
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bed.bed import Bed
+from tests.bed.watched import texts
 from tests.bundle.samples import CLUSTER, QWEN3_8B, make_spec_and_plan
 from tests.bundle.test_node_script import fill
 from topoplan.bundle.bundle import generate
@@ -64,7 +65,7 @@ class Ran:
         return self.failure.diagnosis
 
     def of(self, kind: str, node: str = "") -> list[str]:
-        return [one.text for one in self.events if one.kind == kind and node in ("", one.node)]
+        return texts(self.events, kind, node)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ class Jobs:
             watch.close()
 
     def of(self, kind: str, node: str = "") -> list[str]:
-        return [event.text for event in self.events if event.kind == kind and node in ("", event.node)]
+        return texts(self.events, kind, node)
 
     def stop(self, name: str) -> None:
         with connect(self.bed.target(name), Access(), deadline_s=30) as host:
@@ -115,6 +115,13 @@ class Jobs:
             self.stop(name)
         for connection in self.connections:
             connection.close()
+
+
+def texts(events: Sequence[Event], kind: str, node: str) -> list[str]:
+    """Of the events of one kind, of all nodes or of one; a `line` is one of an output."""
+    wanted = "output" if kind == "line" else kind
+    found = [event.text for event in events if event.kind == wanted and node in ("", event.node)]
+    return [line for text in found for line in text.split("\n")] if kind == "line" else found
 
 
 def sees(watch: Watch, condition: Callable[[], object]) -> bool:

@@ -25,7 +25,7 @@ class Halted(io.StringIO):
 def test_lines_and_messages_keep_their_order_and_their_streams(capsys: pytest.CaptureFixture[str]) -> None:
     output = LiveOutput()
     for number in range(1000):
-        output.line(f"line {number}")
+        output.lines(f"line {number}")
     output.message("a message")
     output.message("JSON", stdout=True)
     assert output.close(limit_s=10)
@@ -41,7 +41,7 @@ def test_a_halted_terminal_holds_nobody_up_and_is_told_what_it_missed(monkeypatc
     output = LiveOutput()
     line = "x" * 9_999
     for _ in range(2 * MOST_CHARACTERS // len(line)):
-        output.line(line)
+        output.lines(line)
     assert not output.close(limit_s=0.05)
     terminal.go.set()
     assert output.close(limit_s=10)
@@ -60,7 +60,7 @@ def test_a_reader_who_has_left_ends_the_showing_only(
 
     monkeypatch.setattr(sys, "stdout", Broken())
     output = LiveOutput()
-    output.line("nobody reads this")
+    output.lines("nobody reads this")
     output.message("still there")
     assert output.close(limit_s=10)
     assert capsys.readouterr().err == "still there\n"
@@ -71,6 +71,6 @@ def test_where_the_run_is_stands_among_the_lines_of_a_file(capsys: pytest.Captur
     status = Progress(total_steps=100).feed(0, "  7%|7 | 7/100 [00:07<01:33, 1.00s/it]", 7.0)
     assert status is not None
     output.show(status)
-    output.line("after")
+    output.lines("after")
     assert output.close(limit_s=10)
     assert "step 7/100" in capsys.readouterr().out

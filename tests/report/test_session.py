@@ -12,7 +12,7 @@ from topoplan.report.session import (
     LAUNCH,
     attach_lines,
     event_text,
-    event_to_dict,
+    event_to_json,
     launch_lines,
     outcome_to_dict,
 )
@@ -134,10 +134,13 @@ def test_events_and_the_end_are_json_of_one_schema(schema: str) -> None:
     assert (end["schema"], end["event"], end["end"], end["code"]) == (schema, "end", "failed", 7)
     assert (end["failure"]["rank"], end["failure"]["kind"], len(end["failure"]["lines"])) == (9, "gpu-memory", 20)
     assert (end["errors"]["node-03"]["problem"], end["running"]) == ("timeout", ["node-03"])
-    line = event_to_dict(Event(kind="line", node="node-00", text="hello"), schema)
-    assert line == {"schema": schema, "event": "line", "node": "node-00", "text": "hello"}
+    lines = event_to_json(Event(kind="output", node="node-00", text='hello\n"you"'), schema).split("\n")
+    line = {"schema": schema, "event": "line", "node": "node-00"}
+    assert [json.loads(text) for text in lines] == [line | {"text": "hello"}, line | {"text": '"you"'}]
+    note = json.loads(event_to_json(Event(kind="note", text="mind", data={"pids": [1]}), schema))
+    assert note == {"schema": schema, "event": "note", "node": None, "text": "mind", "pids": [1]}
 
 
 def test_a_line_for_a_person_begins_with_who_says_it() -> None:
-    assert event_text(Event(kind="line", node="node-00", text="hello")) == "[node-00] hello"
+    assert event_text(Event(kind="output", node="node-00", text="hello\nyou")) == "[node-00] hello\n[node-00] you"
     assert event_text(Event(kind="note", text="mind")) == "topoplan: mind"

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from topoplan.errors import HostError
 from topoplan.run.failure import first_failure
 from topoplan.run.node import NodeState, State
+from topoplan.run.shown import Tail
 from topoplan.run.watch import Watched
 
 
@@ -15,7 +15,7 @@ def node(number: int, *lines: str, code: int | None = None, state: State = "ende
     """A node as a watch leaves it."""
     name = f"node-{number:02d}"
     made = Watched(node=number, name=name, address=f"gpu{number}", run_dir="", connection=None, log=Path(f"/l/{name}"))
-    made.tail = deque(lines)
+    made.tail = Tail("".join(f"{line}\n" for line in lines))
     made.state = NodeState(state=state, code=code)
     if state != "running":
         made.ended, made.code, made.trouble_at = True, code, at

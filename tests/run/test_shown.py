@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoplan.run.shown import MOST_BYTES, ShownLines, shown_line
+from topoplan.run.shown import KEEP_LINES, MOST_BYTES, ShownLines, Tail, shown_line
 
 
 @pytest.mark.parametrize(
@@ -34,26 +34,41 @@ def test_a_line_shows_its_text_and_nothing_that_a_terminal_obeys(line: bytes, sh
 def test_lines_are_the_same_wherever_chunks_are_cut(data: bytes, cuts: list[int]) -> None:
     places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     pieces = ShownLines()
-    found = [line for start, end in itertools.pairwise(places) for line in pieces.feed(data[start:end])] + pieces.end()
+    found = "".join(pieces.feed(data[start:end]) for start, end in itertools.pairwise(places)) + pieces.end()
     whole = ShownLines()
     assert found == whole.feed(data) + whole.end()
-    assert all(line.isprintable() for line in found)
+    *lines, last = data.split(b"\n")
+    shown = [*map(shown_line, lines), *([shown_line(last)] if last.strip() else [])]
+    assert found.split("\n") == [*shown, ""]
+    assert all(line.isprintable() for line in shown)
 
 
 def test_a_line_without_an_end_comes_in_pieces_and_takes_little_memory() -> None:
     lines = ShownLines()
-    pieces = [piece for _ in range(100) for piece in lines.feed(b"x" * 10_000)] + lines.end()
+    pieces = ("".join(lines.feed(b"x" * 10_000) for _ in range(100)) + lines.end()).split("\n")
     assert "".join(pieces) == "x" * 1_000_000
-    assert max(map(len, pieces)) <= MOST_BYTES
+    assert max(map(len, pieces)) <= MOST_BYTES + 10_000
 
 
 def test_of_a_bar_that_is_not_done_the_present_state_is_known_once() -> None:
     lines = ShownLines()
-    assert lines.feed(b"\r10%") == []
+    assert lines.feed(b"\r10%") == ""
     assert lines.bar() == "10%"
     assert lines.bar() is None
     for step in range(11, 5000):
-        assert lines.feed(f"\r{step} of 5000 ".encode()) == []
+        assert lines.feed(f"\r{step} of 5000 ".encode()) == ""
     assert lines.bar() == "4999 of 5000 "
-    assert lines.feed(b"\rdone\n") == ["done"]
+    assert lines.feed(b"\rdone\n") == "done\n"
     assert lines.bar() is None
+
+
+def test_the_last_lines_are_kept_within_bounds() -> None:
+    tail = Tail("first\n")
+    assert tail.lines() == ["first"]
+    for number in range(5000):
+        tail.add(f"{number}\n{number} again\n")
+    assert tail.lines()[-2:] == ["4999", "4999 again"]
+    assert len(tail.lines()) == KEEP_LINES
+    tail.add("y" * 10**6 + "\nend\n")
+    assert tail.lines()[-1] == "end"
+    assert sum(map(len, tail.lines())) < 300_000

@@ -198,7 +198,7 @@ class TestTheCopy:
         with jobs.watch(jobs.node("alpha", tail_lines=1)) as watch:
             assert ends(watch)
         assert jobs.of("line") == ["600"]
-        assert list(watch.nodes[0].tail) == [str(number) for number in range(201, 601)]
+        assert watch.nodes[0].tail.lines() == [str(number) for number in range(201, 601)]
 
     def test_that_another_process_continues_is_left_to_it(self, jobs: Jobs) -> None:
         jobs.start(alpha="seq 3")

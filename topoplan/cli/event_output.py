@@ -31,16 +31,16 @@ class EventOutput:
 
     def tell(self, event: Event) -> None:
         """Show an event. Takes them from any thread."""
-        from topoplan.report.session import event_text, event_to_dict
+        from topoplan.report.session import OUTPUT, event_text, event_to_json
 
         output = self._output
         if self._schema is not None:
-            text = json.dumps(event_to_dict(event, self._schema))
-            output.line(text) if event.kind in ("line", "bar") else output.message(text, stdout=True)
+            text = event_to_json(event, self._schema)
+            output.lines(text) if event.kind in OUTPUT else output.message(text, stdout=True)
         elif event.status is not None:
             output.show(event.status)
-        elif event.kind in ("line", "bar"):
-            output.line(event_text(event))
+        elif event.kind in OUTPUT:
+            output.lines(event_text(event))
         else:
             output.message(event_text(event))
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 MOST_CHARACTERS = 4 * 2**20
 """Text that waits for the terminal; lines of output beyond that are left out, and counted."""
 _AT_ONCE = 256
-"""Lines that are written together."""
+"""Texts that are written together."""
 _KEEP_UP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A line that waits."""
+    """One or more lines that wait."""
 
     text: str
     stream: TextIO
@@ -47,11 +47,11 @@ class LiveOutput:
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
-    def line(self, text: str) -> None:
-        """A line for standard output that may be left out when there are too many."""
+    def lines(self, text: str) -> None:
+        """Lines for standard output that may be left out when there are too many."""
         with self._wake:
             if self._size > MOST_CHARACTERS:
-                self._left_out += 1
+                self._left_out += 1 + text.count("\n")
                 return
             self._tell_left_out()
             self._put(_Text(text, sys.stdout))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -141,14 +139,6 @@ def _from_copy(known: RunRecord, node: NodeRecord, error: HostError, tail: int |
         warn(f"{error}; there is no copy of its log on this machine")
         return
     warn(f"{error}; what follows is {path}, which may lack the end")
-    output.copy(node.label, _lines(path) if tail is None else deque(_lines(path), maxlen=tail))
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    from topoplan.remote.lines import Lines
-
-    lines = Lines()
     with path.open("rb") as file:
-        while data := file.read(_COPY_BYTES):
-            yield from lines.add(data)
-    yield from lines.rest()
+        blocks = iter(lambda: file.read(_COPY_BYTES), b"")
+        output.copy(node.label, blocks if tail is None else deque(file, maxlen=tail))

@@ -28,13 +28,13 @@ class NodeOutput:
     def add(self, label: str, data: bytes) -> None:
         """What comes next from a node."""
         if self._raw:
-            self._write_raw(label, self._lines[label].add(data) if self._prefix else [data])
+            self._write_raw(label, self._lines[label].add(data) if self._prefix else data)
             return
         shown, now = self._shown[label], time.monotonic()
         lines = shown.feed(data)
         if now - self._bar_at[label] > _BAR_S:
             self._bar_at[label] = now
-            lines += filter(None, [shown.bar()])
+            lines += f"{bar}\n" if (bar := shown.bar()) is not None else ""
         self._write(label, lines)
 
     def end(self, label: str) -> None:
@@ -44,28 +44,24 @@ class NodeOutput:
         else:
             self._write(label, self._shown[label].end())
 
-    def copy(self, label: str, lines: Iterable[bytes]) -> None:
-        """Whole lines of a node, from elsewhere."""
-        if self._raw:
-            self._write_raw(label, lines)
-            return
-        for line in lines:
-            self.add(label, line)
+    def copy(self, label: str, pieces: Iterable[bytes]) -> None:
+        """All of a node, from elsewhere."""
+        for piece in pieces:
+            self.add(label, piece)
         self.end(label)
 
-    def _write(self, label: str, lines: Iterable[str]) -> None:
-        head = f"[{label}] " if self._prefix else ""
-        sys.stdout.write("".join(f"{head}{line}\n" for line in lines))
+    def _write(self, label: str, lines: str) -> None:
+        if self._prefix and lines:
+            lines = f"[{label}] " + lines[:-1].replace("\n", f"\n[{label}] ") + "\n"
+        sys.stdout.write(lines)
         sys.stdout.flush()
 
-    def _write_raw(self, label: str, lines: Iterable[bytes]) -> None:
-        out = sys.stdout.buffer
-        for line in lines:
-            if self._prefix:
-                out.write(f"[{label}] ".encode() + line + (b"" if line.endswith(b"\n") else b"\n"))
-            else:
-                out.write(line)
-        out.flush()
+    def _write_raw(self, label: str, data: bytes) -> None:
+        if self._prefix and data:
+            mark = f"[{label}] ".encode()
+            data = mark + data[:-1].replace(b"\n", b"\n" + mark) + b"\n"
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
 
 
 def warn(text: str) -> None:

@@ -47,6 +47,8 @@ _CLOSING_S = 3.0
 _AGAIN_S = 0.05
 _READ_BYTES = 256 * 1024
 _PACKET_BYTES = 32 * 1024
+_WINDOW_BYTES = 512 * 1024
+"""What a host may send of one output before it is read here: 50 MB/s over 10 ms, and little for many hosts."""
 _FEED_S = 0.005
 """How often to look whether the host takes more standard input."""
 _LOOK_S = 0.25
@@ -317,7 +319,7 @@ class Connection:
         while True:
             self._sessions = [one for one in self._sessions if not one.closed]
             try:
-                session = self.transport.open_session(timeout=limit.left_s)
+                session = self.transport.open_session(window_size=_WINDOW_BYTES, timeout=limit.left_s)
             except ChannelException:
                 if self._sessions or closing.left_s <= 0:
                     raise

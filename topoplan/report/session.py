@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -13,18 +14,24 @@ from topoplan.run.session import Outcome
 LAUNCH = "topoplan.launch/1"
 ATTACH = "topoplan.attach/1"
 
-_QUIET = ("bar", "line")
+OUTPUT = ("bar", "output")
+"""Kinds of events that are the job's own words."""
 
 
-def event_to_dict(event: Event, schema: str) -> dict[str, Any]:
-    """One line of `--json`."""
-    return {"schema": schema, "event": event.kind, "node": event.node or None, "text": event.text, **event.data}
+def event_to_json(event: Event, schema: str) -> str:
+    """A line of `--json`, or one for each line of an output."""
+    head = {"schema": schema, "event": event.kind, "node": event.node or None}
+    if event.kind != "output":
+        return json.dumps({**head, "text": event.text, **event.data})
+    start = json.dumps({**head, "event": "line"})[:-1]
+    return "\n".join(f'{start}, "text": {json.dumps(line)}}}' for line in event.text.split("\n"))
 
 
 def event_text(event: Event) -> str:
-    """One line for a person."""
-    if event.kind in _QUIET:
-        return f"[{event.node}] {event.text}"
+    """For a person: one line, or those of an output."""
+    if event.kind in OUTPUT:
+        mark = f"[{event.node}] "
+        return mark + event.text.replace("\n", f"\n{mark}")
     return f"topoplan: {event.node}: {event.text}" if event.node else f"topoplan: {event.text}"
 
 

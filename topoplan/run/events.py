@@ -14,7 +14,7 @@ EventKind = Literal[
     "host",  # one host has done its part
     "new-key",  # the key of an unknown host was accepted
     "check",  # a check of the preflight that is not ok
-    "line",  # a line of a node's output
+    "output",  # whole lines of a node's output
     "bar",  # the present state of a progress bar, whose line is not complete
     "progress",  # where training is
     "note",  # something to know, and nothing to do
@@ -30,7 +30,7 @@ class Event:
 
     kind: EventKind
     text: str
-    """For a person; of a `line` and a `bar` the output itself, and of `progress` nothing."""
+    """For a person; of `output` and a `bar` that itself, and of `progress` nothing."""
     node: str = ""
     """Name of the node, such as `node-00`; empty where it is about all of them."""
     status: Status | None = None

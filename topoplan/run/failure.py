@@ -119,7 +119,7 @@ def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tu
         return None
     earliest = min(failed, key=lambda node: node.trouble_at or 0.0)
     diagnosis = diagnose(
-        {node.node: tuple(node.tail) for node in nodes},
+        {node.node: node.tail.lines() for node in nodes},
         {node.node: node.code for node in nodes if node.state is not None and node.state.state in OVER},
         {node.node: node.trouble_at for node in nodes if node.trouble_at is not None},
         {node.node: node.unseen.what for node in nodes if node.unseen is not None},
@@ -134,7 +134,7 @@ def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tu
         what=first.failure or _what(first),
         code=first.code,
         diagnosis=diagnosis,
-        tail=tuple(first.tail),
+        tail=tuple(first.tail.lines()),
         log=first.log,
     )
     return failure, first.code or earliest.code or FAILED

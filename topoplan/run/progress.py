@@ -26,6 +26,8 @@ without regard to whether one of them is in the middle of a line."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _LONGEST = 4096
 """Of a longer line the end is read: a bar is drawn again and again without a new line."""
+_AT_ONCE = 50
+"""Of more lines that come at once only the last say where training is now; losses in the others are counted."""
 _INTERVALS = 20
 """The median is over so many."""
 _LEAST_S = 2.0
@@ -105,14 +107,19 @@ class Progress:
             logs=(trainer_named(plan.trainer).log,) if plan.trainer else None,
         )
 
-    def feed(self, node: int, line: str, at_s: float) -> Status | None:
-        """Read one line of a node that came at `at_s`, on any clock that does not jump. None: it says nothing new."""
-        if "%|" not in line and "loss" not in line:
+    def feed(self, node: int, lines: str, at_s: float) -> Status | None:
+        """Read lines of a node that came at `at_s`, on any clock that does not jump. None: they say nothing new."""
+        if "%|" not in lines and "loss" not in lines:
             return None
         before = self._step, self._loss
         seen = False
-        for part in _CUT.split(_ANSI.sub("", line[-_LONGEST:])):
-            seen = self._read(node, part, at_s) or seen
+        found = [line for line in lines.split("\n") if "%|" in line or "loss" in line]
+        if self._bar_total is None and (passed := "\n".join(found[:-_AT_ONCE])):
+            more = max(len(log.loss.findall(passed)) for log in self._logs)
+            self._losses[node] = self._losses.get(node, 0) + more
+        for line in found[-_AT_ONCE:]:
+            for part in _CUT.split(_ANSI.sub("", line[-_LONGEST:])):
+                seen = self._read(node, part, at_s) or seen
         return self.status() if seen and (self._step, self._loss) != before else None
 
     def status(self) -> Status:

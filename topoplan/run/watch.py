@@ -27,11 +27,9 @@ from topoplan.run.log_copy import LogCopy
 from topoplan.run.node import NodeState, directory_words, follow_node, node_state, tail_offsets
 from topoplan.run.progress import Progress, Status
 from topoplan.run.record import NodeRecord, Started
-from topoplan.run.shown import ShownLines
+from topoplan.run.shown import KEEP_LINES, ShownLines, Tail
 from topoplan.run.sight import AGAINST_US, Sight, age
 
-KEEP_LINES = 400
-"""Last lines of each node that are kept in memory, to find out why it failed."""
 MOST_BEHIND_BYTES = 64 * 2**20
 """A copy that lacks more of what is past is not continued: who comes back to a run wants to see it now."""
 _ANSWER_S = 15.0
@@ -76,7 +74,7 @@ class Watched:
     """So many lines of the past are shown; None: all."""
     offset: int = 0
     """Bytes of the log that have come."""
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=KEEP_LINES))
+    tail: Tail = field(default_factory=Tail)
     state: NodeState | None = None
     """What its host said last."""
     starting: bool = False
@@ -252,7 +250,7 @@ class Watch:
                 self._answered(node, node._answers.popleft())
             if bars and (bar := node._lines.bar()) is not None:
                 self._tell(Event(kind="bar", node=node.name, text=bar))
-                self._read(node, bar)
+                self._read(node, f"{bar}\n")
         self._look_for_the_unseen(now)
         self._tell_who_is_waited_for(now)
 
@@ -294,23 +292,21 @@ class Watch:
             self._on_data(node.name, data)
             return
         if past:
-            for line in node._lines.feed(past):
-                node.tail.append(line)
-                self._progress.feed(node.node, line, time.monotonic())
+            self._read(node, node._lines.feed(past), past=True)
             if node.offset >= node._shown_from and (status := self._progress.status()).step:
                 self._tell_status(node, status)
         self._show_lines(node, node._lines.feed(data[len(past) :]))
 
-    def _show_lines(self, node: Watched, lines: Sequence[str]) -> None:
-        for line in lines:
-            node.tail.append(line)
-            self._tell(Event(kind="line", node=node.name, text=line))
-            self._read(node, line)
+    def _show_lines(self, node: Watched, lines: str) -> None:
+        if lines:
+            self._tell(Event(kind="output", node=node.name, text=lines[:-1]))
+            self._read(node, lines)
 
-    def _read(self, node: Watched, line: str) -> None:
-        """Look for where training is in a line of output."""
-        status = self._progress.feed(node.node, line, time.monotonic())
-        if status is not None:
+    def _read(self, node: Watched, lines: str, *, past: bool = False) -> None:
+        """Keep what may be asked for, and look for where training is."""
+        node.tail.add(lines)
+        status = self._progress.feed(node.node, lines, time.monotonic())
+        if status is not None and not past:
             self._tell_status(node, status)
 
     def _tell_status(self, node: Watched, status: Status) -> None:
@@ -463,7 +459,7 @@ class Watch:
         if node.offset > node._shown_from:
             self._show_lines(node, rest)
         else:
-            node.tail.extend(rest)
+            node.tail.add(rest)
 
     def _tell_who_is_waited_for(self, now: float) -> None:
         """Once, when some nodes have ended well and others go on for long."""
