@@ -38,7 +38,7 @@ def build(target: Path) -> None:
         wheels = compiled(Path(scratch))
         with zipfile.ZipFile(target / "packages.zip", "w", zipfile.ZIP_DEFLATED) as packed:
             pack(packed, wheels)
-    (target / "index.html").write_text(playground_html(asked_on(None)), encoding="utf-8")
+    (target / "index.html").write_text(playground_html(asked_on()), encoding="utf-8")
     worker = files("topoplan.page") / "static" / "worker.js"
     (target / "worker.js").write_text(worker.read_text(encoding="utf-8"), encoding="utf-8")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests import playground
+from tests.page.asked import LARGE, SHIPPED
 from tests.page.conftest import Open
 from topoplan.cli.options import SpecOptions
 from topoplan.cli.page import _EXAMPLE, Questions
@@ -40,10 +42,49 @@ def address(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         thread.join()
 
 
+ENGINE = """() => {
+  const worker = new Worker("worker.js", { type: "module" });
+  window.answerOf = (name, body) => new Promise((answer) => {
+    worker.onmessage = ({ data }) => data.said && answer(data.said);
+    worker.postMessage({ name, body });
+  });
+}"""
+
+
 def test_numbers_are_those_of_this_python(address: str, open_page: Open) -> None:
+    """Of all shipped specs: the whole page, and all of the best plan."""
+    page = open_page(address)
+    page.evaluate(ENGINE)
+
+    def asked(name: str, body: dict[str, Any]) -> tuple[Any, Any]:
+        here = getattr(Questions(None, SpecOptions()), name)(body)
+        return page.evaluate("([name, body]) => answerOf(name, body)", [name, body]), json.loads(json.dumps(here))
+
+    for path in SHIPPED:
+        question = {"options": {}, "spec": path.name, "files": {path.name: path.read_text(encoding="utf-8")}}
+        there, here = asked("answer", {"question": question})
+        assert there["ranking"].pop("elapsed_s") > 0 < here["ranking"].pop("elapsed_s")
+        assert there == here, path.name
+        there, here = asked("details", {"question": question, "id": here["ranking"]["best"]["id"]})
+        # Pictures are drawn to a tenth of a pixel, which another Python's sums may round to the other side.
+        assert all(there[part] == here[part] for part in ("explain", "bundle")), path.name
+
+
+def test_it_is_there_soon(address: str, open_page: Open) -> None:
+    page = open_page(address)
+    assert page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") < 1000
+
+
+def ask(page: Any, **values: str) -> None:
+    for name, value in values.items():
+        page.locator(f"#ask-{name}").fill(value)
+    page.get_by_role("button", name="Rank", exact=True).click()
+
+
+def test_a_question_is_asked_and_mended(address: str, open_page: Open) -> None:
     page = open_page(address)
     page.set_default_timeout(60_000)
-    page.get_by_role("button", name="Rank", exact=True).click()
+    ask(page)
     page.locator("#files pre").wait_for()
     expected = Questions(None, SpecOptions()).answer({"question": {"options": _EXAMPLE, "spec": None}})
     best = expected["ranking"]["best"]
@@ -52,7 +93,19 @@ def test_numbers_are_those_of_this_python(address: str, open_page: Open) -> None
     assert f"{best['device_gib']:.1f} GiB" in page.locator("#plan").inner_text()
     shown = page.locator("#plans tbody tr th").all_inner_texts()
     assert shown == list(expected["labels"].values())
-
-    page.locator("#ask-gpu").fill("h10")
-    page.get_by_role("button", name="Rank", exact=True).click()
+    ask(page, gpu="h10")
     page.locator('[id="ask-gpu"][aria-invalid]').wait_for()
+
+
+def test_a_long_search_shows_how_far_it_is_and_can_be_stopped(address: str, open_page: Open) -> None:
+    page = open_page(address)
+    page.set_default_timeout(60_000)
+    ask(page, **LARGE)
+    page.locator("#searching", has_text="Starting Python").wait_for()
+    page.locator("#searching", has_text="%").wait_for()
+    page.locator("#ask-nodes").fill("64")  # the page is not held up
+    page.locator("#stop").click()
+    page.locator("#problem", has_text="stopped").wait_for()
+    page.locator("#stop").wait_for(state="hidden")
+    ask(page, gpu="h100", nodes="1", model="Qwen/Qwen3-8B", seq_len="4096", batch="16")
+    page.locator("#files pre").wait_for()

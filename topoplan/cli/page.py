@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from topoplan.page.server import PageServer
     from topoplan.planner.plan import Ranking
     from topoplan.planner.what_if import Search
-    from topoplan.specs.source import Source
     from topoplan.specs.spec import Spec
 
 _EXAMPLE = {
@@ -72,60 +72,72 @@ def server_of(questions: Questions, port: int) -> PageServer:
     from topoplan.page.html import live_html
     from topoplan.page.server import PageServer
 
-    form = asked_on(questions.first())
-    answers = {name: getattr(questions, name) for name in ("answer", "details", "along", "progress", "stop")}
+    form = asked_on(questions.first(), questions.spec or "")
+    answers = {name: getattr(questions, name) for name in ("dropped", "answer", "details", "along", "progress", "stop")}
     return PageServer(port, lambda: live_html(form), answers)
 
 
-def asked_on(spec: Spec | None) -> dict[str, Any]:
-    """The form of a page that begins with a spec, or with an example."""
+def asked_on(spec: Spec | None = None, name: str = "") -> dict[str, Any]:
+    """The form of a page that begins with a spec of that name, or with an example."""
+    from topoplan.catalog import model_parameters
     from topoplan.cli import completion
     from topoplan.page.form import form_of
+    from topoplan.report.text import billions
 
     known = {
         "gpu": completion.gpus(),
-        "model": completion.models(),
         "finetuning": completion.finetunings(),
         "backend": completion.backends(""),
         "trainer": completion.trainers(),
     }
-    return form_of(spec, _EXAMPLE, known)
+    models = {model: billions(model_parameters(model)) for model in completion.models()}
+    return form_of(spec, name, _EXAMPLE, {"model": models, **{key: dict.fromkeys(of, "") for key, of in known.items()}})
 
 
 class Questions:
     """Answers to what a page asks, on top of the command line that it was started with. One search runs at a time;
     a new question ends the search of the one before."""
 
-    def __init__(self, spec: str | None, options: SpecOptions) -> None:
-        """As `rank` has them."""
-        self.spec, self.options = spec, options
+    def __init__(
+        self, spec: str | None, options: SpecOptions, told: Callable[[int, int], None] = lambda done, total: None
+    ) -> None:
+        """SPEC and options as `rank` has them; `told` hears how far a search is."""
+        self.spec, self.options, self._told = spec, options, told
         self._turn = 0
         self._searching = threading.Lock()
-        self._kept: OrderedDict[tuple[str, SpecOptions], Ranking] = OrderedDict()
+        self._kept: OrderedDict[str, Ranking] = OrderedDict()
         self._progress = (0, 0)
 
     def first(self) -> Spec | None:
         """What the command line says alone; None where it asks nothing yet. Raises InputError."""
         return self.options.read(self.spec) if self.spec is not None or self.options else None
 
-    def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """`question` -> the page."""
-        from topoplan.page.document import page_to_dict
+    def dropped(self, asked: Mapping[str, Any]) -> dict[str, str]:
+        """`name`, `text` of a file -> the option that it is for."""
+        from topoplan.page.form import use_of
 
-        source, options, words = self._read(asked.get("question"))
-        ranking = self._ranking(source, options)
-        return page_to_dict(ranking, top=_TOP, words=words, assumed=options.assumed(source))
+        return {"use": use_of(str(asked.get("name")), str(asked.get("text")))}
+
+    def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """`question` -> the page, and what the fields have where nothing is typed."""
+        from topoplan.page.document import page_to_dict
+        from topoplan.page.form import values_of
+
+        with self._asked(asked) as (source, options, words):
+            ranking = self._ranking(source, options, asked)
+            page = page_to_dict(ranking, top=_TOP, words=words, assumed=options.assumed(source))
+        return page | {"has": values_of(ranking.spec)}
 
     def details(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """`question`, `id` -> all of one plan."""
         from topoplan.cli.plan_choice import plan_of_id
         from topoplan.page.document import details_to_dict
 
-        source, options, words = self._read(asked.get("question"))
-        wanted, read = str(asked.get("id", "")), options.read(source)
-        known = self._kept.get(_key(source, options))
-        found = [] if known is None else [plan for plan in known.plans[:_TOP] if plan.id == wanted]
-        return details_to_dict(read, found[0] if found else plan_of_id(read, wanted), words)
+        wanted = str(asked.get("id", ""))
+        with self._asked(asked) as (source, options, words):
+            read, known = options.read(source), self._kept.get(_key(asked))
+            found = [] if known is None else [plan for plan in known.plans[:_TOP] if plan.id == wanted]
+            return details_to_dict(read, found[0] if found else plan_of_id(read, wanted), words)
 
     def along(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """`question`, `key`, `values` -> `what-if --json` of these values, without what becomes of the old plan."""
@@ -134,12 +146,11 @@ class Questions:
         from topoplan.planner.what_if import found_by
         from topoplan.report.what_if import outcomes_to_dict
 
-        source, options, _ = self._read(asked.get("question"))
         key, values = asked.get("key"), asked.get("values")
         if not isinstance(key, str) or not isinstance(values, list) or not 0 < len(values) <= 12:
             raise InputError("not a key with up to 12 values", where="along")
-        before = options.read(source)
-        with self._search_turn() as search:
+        with self._asked(asked) as (source, options, _), self._search_turn() as search:
+            before = options.read(source)
             old, _ = found_by(before, search)
             outcomes = []
             for value in values:
@@ -158,10 +169,10 @@ class Questions:
         self._turn += 1
         return {}
 
-    def _ranking(self, source: str | Source | None, options: SpecOptions) -> Ranking:
+    def _ranking(self, source: str | None, options: SpecOptions, asked: Mapping[str, Any]) -> Ranking:
         from topoplan.cli.rank import answered
 
-        key = _key(source, options)
+        key = _key(asked)
         if (known := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return known
@@ -184,38 +195,51 @@ class Questions:
 
             def stops(done: int, total: int) -> bool:
                 self._progress = (done, total)
+                self._told(done, total)
                 return self._turn != own
 
             yield lambda spec: rank(spec, progress=stops)
             self._progress = (0, 0)
 
-    def _read(self, question: Any) -> tuple[str | Source | None, SpecOptions, list[str]]:
-        """SPEC and options of a question, and both as they would be typed. Raises InputError."""
-        from topoplan.errors import InputError
-        from topoplan.specs.source import parse_source
+    @contextmanager
+    def _asked(self, asked: Mapping[str, Any]) -> Iterator[tuple[str | None, SpecOptions, list[str]]]:
+        """SPEC and options of a question, and both as they would be typed, while its files are there to be read.
+        Raises InputError."""
+        from topoplan.specs.source import held
 
-        names = {name for name in SpecOptions.__slots__ if name not in _NOT_ASKED}
-        given = question.get("options") if isinstance(question, dict) else None
-        text = question.get("spec") if isinstance(question, dict) else None
-        if not isinstance(given, dict) or not set(given) <= names or not isinstance(text, str | None):
-            raise InputError("not a question", expected=f"expected options among {', '.join(sorted(names))}")
-        for name, value in given.items():
-            texts = value if name in _LISTS and isinstance(value, list) else [value]
-            if not all(isinstance(one, str) for one in texts):
-                raise InputError("not text", where=f"--{name.replace('_', '-')}")
+        spec, given, files = _checked(asked.get("question"))
         said: dict[str, Any] = {
             name: [*(getattr(self.options, name) or ()), *value] if name in _LISTS else value
             for name, value in given.items()
             if value
         }
-        options = replace(self.options if text is None else SpecOptions(), **said)
-        if text is not None:
-            source = parse_source(text, name="SPEC")
-            return source, options, options.words(source)
-        return self.spec, options, options.words(self.spec)
+        options = replace(self.options if spec is None else SpecOptions(), **said)
+        source = self.spec if spec is None else spec
+        with held(files):
+            yield source, options, options.words(source)
 
 
-def _key(source: str | Source | None, options: SpecOptions) -> tuple[str, SpecOptions]:
+def _checked(question: Any) -> tuple[str | None, dict[str, Any], dict[str, str]]:
+    """Name of the spec, options and files of a question that anybody may have written. Raises InputError."""
+    from topoplan.errors import InputError
+
+    parts = question if isinstance(question, dict) else {}
+    spec, given, files = parts.get("spec"), parts.get("options"), parts.get("files", {})
+    names = {name for name in SpecOptions.__slots__ if name not in _NOT_ASKED}
+    if not isinstance(files, dict) or not isinstance(given, dict) or not set(given) <= names:
+        raise InputError("not a question", expected=f"expected options among {', '.join(sorted(names))}")
+    for name, text in files.items():
+        if not isinstance(text, str) or "/" in name or name in ("", ".", ".."):
+            raise InputError("not a file", where=name)
+    if spec is not None and (not isinstance(spec, str) or spec not in files):
+        raise InputError("its spec is not among its files")
+    for name, value in given.items():
+        texts = value if name in _LISTS and isinstance(value, list) else [value]
+        if not all(isinstance(one, str) for one in texts):
+            raise InputError("not text", where=f"--{name.replace('_', '-')}")
+    return spec, given, files
+
+
+def _key(asked: Mapping[str, Any]) -> str:
     """What a ranking is remembered by; files on the disk are taken to stay as they are."""
-    lists = {name: tuple(getattr(options, name) or ()) for name in _LISTS}
-    return repr(source), replace(options, **lists)  # type: ignore[arg-type]
+    return json.dumps(asked.get("question"), sort_keys=True)

@@ -2,51 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from topoplan.planner.view import rounded
 from topoplan.specs.spec import Spec
 
 _FIELDS = {
-    "gpu": "GPU",
-    "nodes": "Nodes",
-    "gpus_per_node": "GPUs a node",
-    "set.nvlink_bandwidth": "NVLink, such as 900GB/s",
-    "set.ib_bandwidth": "A NIC, such as 400Gb/s",
-    "set.nics_per_node": "NICs a node",
-    "model": "Model, or its path here",
-    "seq_len": "Tokens in a sequence",
-    "batch": "Sequences in a step",
-    "finetuning": "Fine-tuning",
-    "set.precision": "Precision",
-    "job": "Job, a path here",
-    "pin": "Pins, such as tp=4,pp=1",
-    "margin": "Margin, such as 5%",
-    "backend": "Backend",
-    "trainer": "Trainer",
-    "overrides": "Other keys, such as samples=10000",
+    "gpu": ("GPU", ""),
+    "nodes": ("Nodes", ""),
+    "gpus_per_node": ("GPUs a node", ""),
+    "set.nvlink_bandwidth": ("NVLink", "such as 900GB/s"),
+    "set.ib_bandwidth": ("A NIC", "such as 400Gb/s"),
+    "set.nics_per_node": ("NICs a node", ""),
+    "model": ("Model", "a name; or drop a config.json"),
+    "seq_len": ("Tokens in a sequence", ""),
+    "batch": ("Sequences in a step", ""),
+    "finetuning": ("Fine-tuning", ""),
+    "set.precision": ("Precision", ""),
+    "job": ("File of the job", "drop a train.yaml"),
+    "pin": ("Pins", "such as tp=4,pp=1"),
+    "margin": ("Margin", "such as 5%"),
+    "backend": ("Backend", ""),
+    "trainer": ("Trainer", ""),
+    "overrides": ("Other keys", "such as samples=10000"),
 }
-"""By the option that a field says, or as `set.KEY` the key of `--set`."""
+"""Label and hint by the option that a field says, or as `set.KEY` the key of `--set`."""
+_KEY = re.compile(r"--set ([a-z_.]+)=")
+_OPTION = re.compile(r"--([a-z-]+)")
+
+_KEYS_OF_SPEC = frozenset(["gpu", "nodes", "gpus_per_node", "hosts", "fabric"])
+_KEYS_OF_CONFIG = frozenset(
+    ["model_type", "architectures", "hidden_size", "num_hidden_layers", "n_layer", "text_config"]
+)
+_KEYS_OF_DEEPSPEED = frozenset(["zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"])
+_YAML_KEY = re.compile(r"^[\"']?(\w+)[\"']?[ ]*:", re.MULTILINE)
+_JSON_KEY = re.compile(r'"(\w+)"\s*:')
 
 
-def form_of(spec: Spec | None, example: Mapping[str, str], known: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The fields, the names that are `known` for some of them, and values to begin with.
+def form_of(
+    spec: Spec | None, name: str, example: Mapping[str, str], known: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    """The fields, what is `known` for some of them (values with a word on each), and values to begin with.
 
-    Of a spec the fields are empty, and say what the spec has; without one they hold the example.
+    Of a spec, called `name`, the fields are empty and say what it has; without one they hold the example.
     """
-    return {
-        "fields": [
-            {"name": name, "label": label, "known": list(known.get(name, ()))} for name, label in _FIELDS.items()
-        ],
-        "has": {} if spec is None else {name: str(value) for name, value in _values(spec).items()},
-        "example": dict(example) if spec is None else {},
-    }
+    fields = [
+        {"name": field, "label": label, "hint": hint, "known": list(known.get(field, {}).items())}
+        for field, (label, hint) in _FIELDS.items()
+    ]
+    if spec is None:
+        return {"fields": fields, "spec": "", "has": {}, "example": dict(example)}
+    return {"fields": fields, "spec": name, "has": values_of(spec), "example": {}}
 
 
-def _values(spec: Spec) -> dict[str, Any]:
+def field_of(where: str, message: str, files: Mapping[str, str]) -> str:
+    """The field that a message of the command line is about, `spec` for the spec's file; empty where it is none.
+
+    `files` gives the field, or `spec`, of each file that was named.
+    """
+    said = where or message
+    if found := _KEY.match(said):
+        name = f"set.{found[1].removeprefix('job.')}"
+        return name if name in _FIELDS else "overrides"
+    if found := _OPTION.match(said):
+        name = "overrides" if found[1] == "set" else found[1].replace("-", "_")
+        return name if name in _FIELDS else ""
+    return next((field for file, field in files.items() if said == file or said.startswith(f"{file}:")), "")
+
+
+def files_of(question: Any) -> dict[str, str]:
+    """By the name of a file that a question names, its field, or `spec`."""
+    asked = question if isinstance(question, dict) else {}
+    options = asked.get("options")
+    given = options if isinstance(options, dict) else {}
+    named = {"spec": asked.get("spec"), "model": given.get("model"), "job": given.get("job")}
+    return {name: field for field, name in named.items() if isinstance(name, str) and name}
+
+
+def use_of(name: str, text: str) -> str:
+    """What a file is that somebody drops: `spec`, `model` (a config.json) or `job`; empty for one that others name."""
+    is_json = name.lower().endswith(".json")
+    keys = set((_JSON_KEY if is_json else _YAML_KEY).findall(text))
+    if is_json and (keys & _KEYS_OF_CONFIG or name.lower() == "config.json"):
+        return "model"
+    if keys & _KEYS_OF_DEEPSPEED:
+        return ""
+    return "spec" if keys & _KEYS_OF_SPEC else "job"
+
+
+def values_of(spec: Spec) -> dict[str, str]:
+    """What a spec has for the fields."""
     cluster, job = spec.cluster, spec.job
-    return {
+    values = {
         "gpu": cluster.gpu.name,
         "nodes": cluster.nodes,
         "gpus_per_node": cluster.gpus_per_node,
@@ -58,3 +107,4 @@ def _values(spec: Spec) -> dict[str, Any]:
         "finetuning": job.finetuning,
         "set.precision": job.precision,
     }
+    return {name: str(value) for name, value in values.items()}

@@ -15,6 +15,9 @@ CAVEAT_COST = 0.03
 """What a plan with a caveat has to be faster by to lead. It is what a person may give for a run without known trouble,
 and far less than a run costs that has to be done again."""
 
+_DIGITS = 6
+"""To which speeds are compared: sums differ in their last digits from one Python to another."""
+
 
 _Plan = TypeVar("_Plan", bound=Ranked)
 
@@ -38,7 +41,7 @@ def ranked(plans: Sequence[_Plan]) -> list[_Plan]:
                 bool(plan.caveats),
                 plan.memory.device_bytes // GIB,
                 plan.layout.complexity,
-                -plan.tokens_per_s_per_gpu,
+                -round(plan.tokens_per_s_per_gpu, _DIGITS),
                 plan.id,
                 plan.memory.device_bytes,
             ),
@@ -49,4 +52,4 @@ def ranked(plans: Sequence[_Plan]) -> list[_Plan]:
 
 def _worth(plan: Ranked) -> float:
     """The speed that a plan is ordered by, in tokens/s a GPU."""
-    return plan.tokens_per_s_per_gpu * (1.0 - CAVEAT_COST if plan.caveats else 1.0)
+    return round(plan.tokens_per_s_per_gpu * (1.0 - CAVEAT_COST if plan.caveats else 1.0), _DIGITS)

@@ -17,7 +17,7 @@ from topoplan.reading.recogniser import Recognisers, keys_of, of_program
 from topoplan.reading.session import Environment
 from topoplan.reading.setup import Configuration, Launch, Setup, Trainer, Variable
 from topoplan.reading.shell import read_script
-from topoplan.specs.source import Source, below, read_text, shown_path
+from topoplan.specs.source import Source, below, is_there, read_text, shown_path
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -129,7 +129,7 @@ class _Reader:
             path = below(base, name)
             if (known := self._by_path.get(_resolved(path))) is not None:
                 return known
-            if _is_file(path):
+            if is_there(path, Path.is_file):
                 for part in file_parts(read_text(path, wanted=READ), keys_of(self.recognisers), name=shown_path(path)):
                     if part.kind == "shell":
                         continue
@@ -154,13 +154,6 @@ def _without_expansions(name: str) -> str:
 def _bases(part: Part) -> list[Path]:
     """Where a relative path may start: the directory of the file that names it, and the working directory."""
     return [Path(part.name).parent, Path()]
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def _resolved(path: Path) -> Path:

@@ -14,16 +14,15 @@ from topoplan.specs import known
 from topoplan.specs.config_json import model_from_config
 from topoplan.specs.json_source import json_value
 from topoplan.specs.model import Model
-from topoplan.specs.source import MAX_SPEC_BYTES, below, is_there, read_text
+from topoplan.specs.source import MAX_SPEC_BYTES, below, is_held, is_there, read_text
 
 _PAGE = re.compile(r"https?://[^/]+/(?:models/)?(?P<id>[^/?#]+/[^/?#]+)")
 """Of a model on a hub."""
 _EXPECTED = "expected a Hugging Face config.json"
 
 
-def _read_config(path: Path) -> Mapping[str, Any]:
-    """The object in a config.json."""
-    name = str(path)
+def _read_config(path: Path, name: str) -> Mapping[str, Any]:
+    """The object in a config.json; `name` is it in messages."""
     try:
         config = json_value(read_text(path, most_bytes=MAX_SPEC_BYTES), name=name)
     except SpecError as error:
@@ -31,6 +30,12 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise ModelError("is not a JSON object", where=name, expected=_EXPECTED)
     return config
+
+
+def _name_in(config: Mapping[str, Any]) -> str:
+    """What a model is called whose directory nobody knows: as it was when its config was saved."""
+    saved = config.get("_name_or_path")
+    return (saved.rstrip("/").rpartition("/")[2] if isinstance(saved, str) else "") or "model"
 
 
 # Seconds to wait for the hub's first answer; a machine without a network must not keep the user waiting.
@@ -79,13 +84,15 @@ def load_model(reference: str, *, base: Path, default_positions: int | None = No
     path = below(base, reference)
     file = path / "config.json" if is_there(path, Path.is_dir) else path
     if is_there(file):
-        directory = file.parent.resolve()
+        directory, where = (None, file.name) if is_held(file) else (file.parent.resolve(), str(file))
+        config = _read_config(file, where)
+        name = _name_in(config) if directory is None else directory.name
         return model_from_config(
-            _read_config(file),
-            name=directory.name if file.name == "config.json" else file.stem,
-            where=str(file),
+            config,
+            name=name if file.name == "config.json" else file.stem,
+            where=where,
             default_positions=default_positions,
-            config_path=str(directory),
+            config_path=None if directory is None else str(directory),
         )
     if file != path:
         raise ModelError("has no config.json", where=str(path), expected="expected a Hugging Face model directory")
@@ -100,5 +107,8 @@ def load_model(reference: str, *, base: Path, default_positions: int | None = No
         expected = "; ".join(filter(None, (unknown.expected, tried)))
         raise ModelError(unknown.what, expected=expected, remedy="download the model's config.json and give its path")
     return model_from_config(
-        _read_config(answer), name=reference, where=f"{reference}/config.json", default_positions=default_positions
+        _read_config(answer, str(answer)),
+        name=reference,
+        where=f"{reference}/config.json",
+        default_positions=default_positions,
     )

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -74,6 +77,24 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
+_HELD: ContextVar[Mapping[Path, str]] = ContextVar("_HELD", default=MappingProxyType({}))
+
+
+@contextmanager
+def held(texts: Mapping[str, str]) -> Iterator[None]:
+    """Within, these are files of the working directory, by name: a browser hands over texts, and no paths."""
+    token = _HELD.set({Path.cwd() / name: text for name, text in texts.items()})
+    try:
+        yield
+    finally:
+        _HELD.reset(token)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a path leads to a text that is no file on the disk."""
+    return Path.cwd() / path in _HELD.get()
+
+
 def below(base: Path, name: str) -> Path:
     """A path that starts at `base` unless it is absolute."""
     try:
@@ -85,7 +106,7 @@ def below(base: Path, name: str) -> Path:
 def is_there(path: Path, test: Callable[[Path], bool] = Path.exists) -> bool:
     """Whether a path leads to something; one that the system refuses to look up does not."""
     try:
-        return test(path)
+        return test is not Path.is_dir if is_held(path) else test(path)
     except (OSError, ValueError):
         return False
 
@@ -96,6 +117,9 @@ def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES, wanted: str = _A_
     Raises SpecError when it is missing or unreadable, larger or not text; `wanted` says what should have been given.
     """
     name = shown_path(path)
+    if is_held(path):
+        content = _HELD.get()[Path.cwd() / path].encode("utf-8", "surrogatepass")
+        return decoded(content, name=name, most_bytes=most_bytes, wanted=wanted)
     try:
         if path.is_dir():
             found = sorted(entry.name for entry in path.glob("*.yaml"))[:3]

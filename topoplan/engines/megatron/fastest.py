@@ -21,6 +21,8 @@ from topoplan.specs.case import Case
 from topoplan.specs.layout_parts import RECOMPUTE_MODULES
 
 _Fit = tuple[Layout, Memory]
+_DIGITS = 9
+"""Of seconds, to which times are compared: sums differ in their last digits from one Python to another."""
 
 
 def outcomes_of_shape(case: Case, shape: Family, refusal: Refusal, *, every: bool) -> Iterator[Outcome]:
@@ -80,7 +82,7 @@ class _Shape:
         rivals.sort(key=lambda rival: rival[0].busiest_s)
         best = self._timed(*rivals[0], count)
         for work, layout, memory in rivals[1:]:
-            if work.busiest_s > best.step_s:
+            if round(work.busiest_s, _DIGITS) > round(best.step_s, _DIGITS):
                 break
             best = min(best, self._timed(work, layout, memory, count), key=_slowness)
         return best
@@ -192,4 +194,4 @@ def _order(mode: Recompute) -> int:
 
 def _slowness(one: Fastest) -> tuple[float, float, str]:
     """Sorts the fastest first, then the one that needs least."""
-    return one.step_s, one.memory.device_bytes, one.layout.id
+    return round(one.step_s, _DIGITS), one.memory.device_bytes, one.layout.id

@@ -58,11 +58,11 @@ export function band(time) {
   return below === above ? `±${above}%` : `-${below}+${above}%`;
 }
 
-export function copyButton(text, what) {
-  const button = h("button", { type: "button", "aria-label": `Copy ${what}` }, "Copy");
+export function copyButton(text, what, name = "Copy") {
+  const button = h("button", { type: "button", "aria-label": `Copy ${what}` }, name);
   button.addEventListener("click", async () => {
     button.textContent = (await copied(typeof text === "function" ? text() : text)) ? "Copied" : "Not copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    setTimeout(() => { button.textContent = name; }, 1500);
   });
   return button;
 }

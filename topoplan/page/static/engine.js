@@ -26,53 +26,70 @@ async function inflated(base64) {
 export function served({ form }) {
   return asking(form, async (name, body) => {
     const response = await fetch(name, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
-    return response.ok ? await response.json() : { error: { message: `the server says ${response.status} ${response.statusText}`, where: "" } };
+    return response.ok ? await response.json() : { error: { message: `the server says ${response.status} ${response.statusText}`, field: "" } };
   });
 }
 
-/* Python in a worker beside the page. It hears nothing while it searches: to stop it is to begin anew. */
+/* Python in a worker beside the page. It hears nothing while it searches: to stop it is to begin anew, and of questions
+   that wait only the last one is put to it. */
 export function inWorker({ form, worker: address }) {
-  let worker, waiting, number = 0;
+  let worker = null, asked = null, progress = {};
+  const waiting = [];
+  const end = (said) => { const { answer } = asked; asked = null; progress = {}; answer(said); next(); };
+  const failed = (message) => ({ error: { message, field: "" } });
   const begin = () => {
     worker = new Worker(address, { type: "module" });
-    waiting = new Map();
-    worker.onmessage = ({ data }) => { waiting.get(data.number)(data.said); waiting.delete(data.number); };
-    worker.onerror = () => { for (const answer of waiting.values()) answer({ error: { message: "the planner could not be started", where: "" } }); };
+    progress = { starting: true };
+    worker.onmessage = ({ data }) => { if (data.said) end(data.said); else progress = data; };
+    worker.onerror = () => { worker = null; if (asked) end(failed("the planner could not be started")); };
+  };
+  const next = () => {
+    if (asked || !waiting.length) return;
+    if (!worker) begin();
+    asked = waiting.shift();
+    worker.postMessage(asked.body);
   };
   begin();
   const engine = asking(form, (name, body) => new Promise((answer) => {
-    waiting.set(++number, answer);
-    worker.postMessage({ number, name, body });
+    const before = name === "answer" ? waiting.findIndex((one) => one.name === name) : -1;
+    if (before >= 0) waiting.splice(before, 1)[0].answer({});
+    waiting.push({ name, body: { name, body }, answer });
+    next();
   }));
   return {
     ...engine,
-    progress: async () => ({}),
+    progress: async () => progress,
     async stop() {
-      const ended = waiting;
       worker.terminate();
       begin();
-      for (const answer of ended.values()) answer({ error: { message: "stopped", where: "" } });
+      if (asked) end(failed("stopped: what is shown below is of the question before"));
     },
   };
 }
 
 /* An engine that puts its questions to somebody else. */
 function asking(form, send) {
-  let question = { options: {}, spec: null }, turn = 0;
+  let question = { options: {}, spec: null, files: {} }, turn = 0;
   const ask = async (name, body) => {
-    const said = await send(name, body);
+    const said = await send(name, body).catch(() => ({ error: { message: "topoplan does not answer: is it still running?", field: "" } }));
     if (said.error) throw new Problem(said.error);
     return said;
   };
   return {
     form,
+    useOf: (name, text) => ask("dropped", { name, text }),
     /* Null where another question was asked meanwhile. */
     async answer(next) {
       const own = ++turn;
-      const page = await ask("answer", { question: next });
-      if (own !== turn) return null;
-      question = next;
-      return page;
+      try {
+        const page = await ask("answer", { question: next });
+        if (own !== turn) return null;
+        question = next;
+        return page;
+      } catch (problem) {
+        if (own !== turn) return null;
+        throw problem;
+      }
     },
     details: (id) => ask("details", { question, id }),
     along: (key, values) => ask("along", { question, key, values }),
@@ -81,10 +98,10 @@ function asking(form, send) {
   };
 }
 
-/* A mistake in a question, with the words of the command line and where it is. */
+/* A mistake in a question, with the words of the command line and its field in the form. */
 export class Problem extends Error {
-  constructor({ message, where }) {
+  constructor({ message, field }) {
     super(message);
-    this.where = where;
+    this.field = field;
   }
 }

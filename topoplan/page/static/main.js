@@ -1,6 +1,6 @@
 /* What the page shows now, and what changes it. */
 
-import { band, command, fixed, h, hours, put, seconds } from "./dom.js";
+import { band, command, copyButton, fixed, h, hours, put, seconds } from "./dom.js";
 import { embedded, inWorker, served } from "./engine.js";
 import { chart, sentence } from "./chart.js";
 import { filterFields, kept, outList, table } from "./table.js";
@@ -12,21 +12,23 @@ import { whatIf } from "./whatif.js";
 
 const given = JSON.parse(document.getElementById("answers").textContent);
 const engine = given.worker ? inWorker(given) : given.form ? served(given) : embedded(given);
-const state = { page: null, chosen: null, other: null, filters: {}, bands: true, turn: 0 };
+const state = { page: null, chosen: null, other: null, filters: {}, bands: true, turn: 0, told: () => "" };
 
 function found(id) {
   return state.page.ranking.plans.find((plan) => plan.id === id);
 }
 
-function show(page) {
-  const plans = page.ranking.plans;
+/* `picked` are the plan and the other one that a link names. */
+function show(page, picked = []) {
+  const plans = page.ranking.plans, among = (id) => plans.find((plan) => plan.id === id)?.id;
   state.page = page;
-  state.chosen = plans[0]?.id ?? null;
-  state.other = page.explained ? (plans[1]?.id ?? null) : null;
+  state.chosen = among(picked[0]) ?? plans[0]?.id ?? null;
+  state.other = among(picked[1]) ?? (page.explained ? (plans[1]?.id ?? null) : null);
   state.filters = {};
   document.title = `topoplan: ${page.title}`;
   document.getElementById("title").textContent = page.title;
-  document.getElementById("command").replaceChildren(command(page.command));
+  const link = state.told();
+  document.getElementById("command").replaceChildren(command(page.command), link && copyButton(state.told, "a link to this question", "Copy the link"));
   put("answer", answer(page));
   for (const id of ["plan", "pictures", "files"]) document.getElementById(id).hidden = !plans.length;
   document.getElementById("plans").hidden = !plans.length && !page.out.length;
@@ -78,12 +80,14 @@ function drawPlans() {
 function pick(id) {
   state.chosen = id;
   if (state.other === id) state.other = null;
+  state.told();
   drawPlans();
   return drawPlan();
 }
 
 function compare(id) {
   state.other = id;
+  state.told();
   drawPlans();
   return drawPlan();
 }
@@ -110,33 +114,49 @@ new ResizeObserver(([entry]) => {
 }).observe(document.querySelector("main"));
 
 if (engine.form) {
-  const form = questionForm(engine.form, { ask, stop: () => engine.stop() });
+  const form = questionForm(engine.form, { ask, stop: () => engine.stop(), useOf: engine.useOf });
   for (const id of ["answer", "plans", "plan", "pictures", "files"]) document.getElementById(id).hidden = true;
+  let searches = 0;
 
-  async function ask(question) {
+  /* What is waited for, with its progress and a button that stops it. */
+  async function watched(search) {
+    const own = ++searches;
+    const say = (words) => { if (own === searches) form.searching(words); };
     const watch = setInterval(async () => {
-      const { done, total } = await engine.progress().catch(() => ({}));
-      form.searching(total ? `Searching: ${done} of ${total}` : "Searching ...");
+      const { starting, done, total } = await engine.progress().catch(() => ({}));
+      say(starting ? "Starting Python in this browser ..." : total ? `Searching: ${Math.floor((100 * done) / total)}%` : "Searching ...");
     }, 400);
-    form.searching("Searching ...");
+    say("Searching ...");
     try {
-      const page = await engine.answer(question);
-      if (!page) return;
-      form.problem({ message: "", where: "" });
-      history.replaceState(null, "", `#${form.link()}`);
-      document.getElementById("answer").hidden = false;
-      whatIf(page, { change: (name, value) => { form.set(name, value); form.submit(); }, along: engine.along });
-      await show(page);
-    } catch (problem) {
-      form.problem(problem);
+      return await search();
     } finally {
       clearInterval(watch);
-      form.searching("");
+      say("");
+      if (own === searches) searches++; // an answer on how far it was may still come
     }
   }
 
-  const restored = location.hash.length > 1 && form.restore(location.hash.slice(1));
-  if (restored || Object.keys(engine.form.has).length) await ask(form.asked());
+  async function ask(question, picked = []) {
+    try {
+      const page = await watched(() => engine.answer(question));
+      if (!page) return;
+      form.problem({ message: "", field: "" });
+      form.holds(page.has);
+      document.getElementById("answer").hidden = false;
+      whatIf(page, { change: form.set, submit: form.submit, along: (key, values) => watched(() => engine.along(key, values)) });
+      await show(page, picked);
+    } catch (problem) {
+      form.problem(problem);
+    }
+  }
+
+  state.told = () => {
+    const link = form.link([state.chosen, state.other]);
+    history.replaceState(null, "", link ? `#${link}` : location.pathname);
+    return link ? location.href : "";
+  };
+  const restored = location.hash.length > 1 ? form.restore(location.hash.slice(1)) : null;
+  if (restored || Object.keys(engine.form.has).length) await ask(form.asked(), restored?.picked);
 } else {
   await show(await engine.answer());
 }

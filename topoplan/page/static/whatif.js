@@ -5,21 +5,32 @@ import { fixed, h, hours, put, seconds } from "./dom.js";
 const SLIDERS = [["nodes", "Nodes", "nodes"], ["seq_len", "Tokens in a sequence", "seq_len"], ["batch", "Sequences in a step", "global_batch_size"]];
 const NUMBERS = ["bf16", "fp16", "fp8"];
 
-/* `change(name, value)` asks anew; `along(key, values)` gives the best plan of each value. */
-export function whatIf(page, { change, along }) {
+/* Up to so many GPUs a search takes a second or two, and each move of a slider may have one. */
+const LIVE_GPUS = 32;
+
+/* `change(name, value)` puts a value into the question, `submit()` asks it; `along(key, values)` gives the best plan of
+   each value. */
+export function whatIf(page, { change, submit, along }) {
   const { cluster, job } = page.ranking, now = { nodes: cluster.nodes, seq_len: job.seq_len, batch: job.global_batch_size };
   const result = h("div", { "aria-live": "polite" });
+  const moved = (name, value) => {
+    change(name, value);
+    const gpus = cluster.gpus_per_node * (name === "nodes" ? Number(value) : cluster.nodes);
+    if (gpus <= LIVE_GPUS) return submit();
+    result.replaceChildren(h("div", { class: "row" }, h("span", {}, `${fixed(gpus, 0)} GPUs: a search of so many takes longer.`),
+      h("button", { type: "button", onclick: submit }, "Search them")));
+  };
   const rows = SLIDERS.map(([name, label, key]) => {
     const values = around(now[name]), said = h("output", { for: `slide-${name}` }, fixed(now[name], 0));
     const slider = h("input", {
       type: "range", id: `slide-${name}`, min: 0, max: values.length - 1, value: values.indexOf(now[name]), "aria-valuetext": String(now[name]),
       oninput: () => { said.textContent = fixed(values[slider.value], 0); slider.setAttribute("aria-valuetext", values[slider.value]); },
-      onchange: () => change(name, String(values[slider.value])),
+      onchange: () => moved(name, String(values[slider.value])),
     });
     return h("div", { class: "field" }, h("label", { for: slider.id }, label, ": ", said), slider,
       h("button", { type: "button", onclick: () => alongTable(label, () => along(key, values), key, result) }, "The best along it"));
   });
-  const numbers = h("select", { id: "slide-precision", onchange: () => change("set.precision", numbers.value) },
+  const numbers = h("select", { id: "slide-precision", onchange: () => moved("set.precision", numbers.value) },
     [...new Set([...NUMBERS, job.precision])].map((one) => h("option", { value: one, selected: one === job.precision }, one)));
   const precision = h("div", { class: "field" }, h("label", { for: numbers.id }, "Precision"), numbers,
     h("button", { type: "button", onclick: () => alongTable("Precision", () => along("precision", NUMBERS), "precision", result) }, "The best along it"));

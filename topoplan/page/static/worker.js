@@ -10,14 +10,22 @@ from topoplan.cli.options import SpecOptions
 from topoplan.cli.page import Questions
 from topoplan.page.reply import reply
 
-questions = Questions(None, SpecOptions())
+questions = Questions(None, SpecOptions(), told)
 
 def ask(name, asked):
     return json.dumps(reply(getattr(questions, name), json.loads(asked)))
 
 ask
 `;
-const NAMES = ["answer", "details", "along"];
+const NAMES = ["dropped", "answer", "details", "along"];
+const EVERY_MS = 200;
+
+let last = 0;
+function told(done, total) {
+  if (Date.now() - last < EVERY_MS) return;
+  last = Date.now();
+  self.postMessage({ done, total });
+}
 
 const ready = (async () => {
   const [python, packages] = await Promise.all([
@@ -25,15 +33,18 @@ const ready = (async () => {
     fetch("packages.zip").then((response) => response.arrayBuffer()),
   ]);
   python.unpackArchive(packages, "zip", { extractDir: "/packages" });
-  return python.runPython(BEGIN);
+  python.globals.set("told", told);
+  const ask = python.runPython(BEGIN);
+  self.postMessage({});
+  return ask;
 })();
 
-self.onmessage = async ({ data: { number, name, body } }) => {
+self.onmessage = async ({ data: { name, body } }) => {
   try {
     if (!NAMES.includes(name)) throw new Error(`no answer is called ${name}`);
     const ask = await ready;
-    self.postMessage({ number, said: JSON.parse(ask(name, JSON.stringify(body))) });
+    self.postMessage({ said: JSON.parse(ask(name, JSON.stringify(body))) });
   } catch (error) {
-    self.postMessage({ number, said: { error: { message: String(error.message || error), where: "" } } });
+    self.postMessage({ said: { error: { message: String(error.message || error), field: "" } } });
   }
 };
