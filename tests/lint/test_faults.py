@@ -45,7 +45,7 @@ MISSED = {  # faults that are not found yet
     "slurm-nodes-differ",
     "slurm-gpus-below-processes",
 }
-FALSE = {"roll-mca", "roll-rlvr"}  # sound, and found fault with
+FALSE = {"roll-mca"}  # sound, and found fault with
 # What is true of a sound set of files with versions that it does not name.
 TRUE_WARNINGS = {"fault-checkpoint-plan"}
 

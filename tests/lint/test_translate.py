@@ -86,7 +86,7 @@ def test_a_command_on_a_part_of_the_cluster_is_predicted_on_that_part(h100s: Clu
 
 def test_other_trainers_are_not_translated(h100s: Cluster) -> None:
     one = configuration("model:\n  model_path: Qwen/Qwen3-8B\n", trainer="trinity")
-    with pytest.raises(SpecError, match="trinity is not predicted"):
+    with pytest.raises(SpecError, match="Trinity-RFT is not predicted"):
         translate(one, all_of(one), h100s)
 
 

@@ -1,61 +1,90 @@
 """What `topoplan check` makes of files that others publish: `python -m tests.verify.published_files DIRECTORY...`.
 
-Every YAML, JSON and script below the directories is checked as a user would check it, alone: findings without a
-cluster, predictions on one that is large enough for most. The summary counts findings of each rule and the files that
+Every YAML, JSON and script below the directories is checked as a user would check it, alone and without a cluster, and
+then on the smallest number of machines that it asks for. The summary counts findings of each rule and the files that
 they hit, files that are recognised, configurations that are predicted and why others are not, and CPU time a file.
-`--rule ID` and `--reason TEXT` list the places instead, `--whole` checks each directory with all its files in one call.
+`--whole` checks all files of a directory in one call; `--rule ID` (or error, warning, note) and `--reason TEXT` list
+the places instead of the summary.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import re
 import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from topoplan.errors import InputError
 from topoplan.lint.against import Against
 from topoplan.lint.check import SEVERITIES, Checked, check
+from topoplan.lint.translate import translate
+from topoplan.reading.finding import Finding
+from topoplan.reading.setup import Setup
 from topoplan.specs import known
+from topoplan.specs.cluster import Cluster
 
 SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".slurm", ".sbatch")
-NODES, GPUS, CARD = 4, 8, "h100-sxm-80gb"
+GPUS, CARD = 8, "h100-sxm-80gb"
+NODES = (1, 2, 4, 8, 16, 32)
+_CLUSTER_IS_SMALL = re.compile("predicted on the cluster's")
 
 
-@dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """One call of `check`."""
 
-    paths: Sequence[Path]
-    cpu_s: float
+    paths: tuple[Path, ...]
+    cpu_s: float = 0.0
+    """Of the dearer one of both calls."""
     refused: str = ""
     """What it said where it read nothing."""
-    checked: Checked | None = None
-    predicted: list[str] = field(default_factory=list)
+    findings: tuple[Finding, ...] = ()
+    """Without a cluster, and what the other call adds."""
+    reasons: tuple[str, ...] = ()
     """Of each configuration the reason why it is not predicted; empty for one that is."""
 
 
 def seen(paths: Sequence[Path]) -> Seen:
-    """What a call says of files without a cluster, and on one."""
-    names, start = [str(path) for path in paths], time.process_time()
-    cluster = known.machines(known.gpu(CARD), NODES, GPUS, f"{NODES} x {GPUS} {CARD}")
+    """What `check` says of files."""
     try:
-        checked = check(names)
-        alone_s = time.process_time() - start
-        on_cluster = check(names, Against(cluster=cluster))
+        alone, alone_s = _timed(paths, Against())
+        on_cluster, cluster_s = _on_enough(paths, alone.setup)
     except InputError as error:
-        return Seen(paths, time.process_time() - start, refused=error.what)
-    predicted = ["" if one.plan else one.reason for one in on_cluster.predictions]
-    known_ones = {one.configuration.part.name for one in on_cluster.predictions}
-    predicted += [
-        finding.what
-        for finding in on_cluster.findings
-        if finding.rule == "not-predicted" and finding.part.name not in known_ones
-    ]
-    return Seen(paths, max(alone_s, time.process_time() - start - alone_s), checked=checked, predicted=predicted)
+        return Seen(paths=tuple(paths), refused=error.what)
+    told = {finding.part.name: finding.what for finding in on_cluster.findings if finding.rule == "not-predicted"}
+    reasons = {one.configuration.part.name: one.reason for one in on_cluster.predictions if not one.plan}
+    plans = [""] * sum(1 for one in on_cluster.predictions if one.plan)
+    return Seen(
+        paths=tuple(paths),
+        cpu_s=max(alone_s, cluster_s),
+        findings=tuple(dict.fromkeys((*alone.findings, *on_cluster.findings))),
+        reasons=(*plans, *{**told, **reasons}.values()),
+    )
+
+
+def _on_enough(paths: Sequence[Path], setup: Setup) -> tuple[Checked, float]:
+    """On the fewest machines that all of its configurations ask for."""
+    for nodes in NODES:
+        cluster = known.machines(known.gpu(CARD), nodes, GPUS, f"{nodes} x {GPUS} {CARD}")
+        if not any(_CLUSTER_IS_SMALL.search(text) for text in _assumptions(setup, cluster)):
+            break
+    return _timed(paths, Against(cluster=cluster))
+
+
+def _assumptions(setup: Setup, cluster: Cluster) -> Iterable[str]:
+    for configuration in setup.whole:
+        with contextlib.suppress(InputError):
+            yield from translate(configuration, setup, cluster).assumptions
+
+
+def _timed(paths: Sequence[Path], against: Against) -> tuple[Checked, float]:
+    start = time.process_time()
+    return check([str(path) for path in paths], against), time.process_time() - start
 
 
 def groups(directories: Iterable[Path], *, whole: bool) -> list[list[Path]]:
@@ -71,14 +100,14 @@ def groups(directories: Iterable[Path], *, whole: bool) -> list[list[Path]]:
 
 def summary(calls: Sequence[Seen]) -> Iterable[str]:
     """The whole of it as lines."""
-    read = [one for one in calls if one.checked]
-    yield f"{len(calls)} calls, {len(read)} read; CPU s: median {statistics.median(c.cpu_s for c in calls):.2f}"
+    times = [one.cpu_s for one in calls]
+    yield f"{len(calls)} calls; CPU s: median {statistics.median(times):.2f}, above 2 s: {sum(s > 2 for s in times)}"
     slow = sorted(calls, key=lambda one: -one.cpu_s)[:5]
     yield f"slowest: {', '.join(f'{one.cpu_s:.1f} {one.paths[0].name}' for one in slow)}"
     for severity in SEVERITIES:
         rules: dict[str, list[Path]] = defaultdict(list)
-        for one in read:
-            for finding in one.checked.findings if one.checked else ():
+        for one in calls:
+            for finding in one.findings:
                 if finding.severity == severity:
                     rules[finding.rule].append(one.paths[0])
         yield f"\n{severity}s: {sum(map(len, rules.values()))}"
@@ -86,7 +115,7 @@ def summary(calls: Sequence[Seen]) -> Iterable[str]:
             f"  {len(hit):5} in {len(set(hit)):4} files  {rule}"
             for rule, hit in sorted(rules.items(), key=lambda item: -len(set(item[1])))
         )
-    reasons = Counter(reason for one in read for reason in one.predicted)
+    reasons = Counter(reason for one in calls for reason in one.reasons)
     yield f"\nconfigurations: {reasons.total()}, predicted {reasons.pop('', 0)}; not:"
     yield from (f"  {count:5}  {reason.splitlines()[0][:150]}" for reason, count in reasons.most_common())
     refusals = Counter(one.refused for one in calls if one.refused)
@@ -97,11 +126,11 @@ def summary(calls: Sequence[Seen]) -> Iterable[str]:
 def places(calls: Sequence[Seen], rule: str, reason: str) -> Iterable[str]:
     """Where a rule found something, or a configuration was not predicted or read for a reason."""
     for one in calls:
-        for finding in one.checked.findings if one.checked and rule else ():
+        for finding in one.findings if rule else ():
             if rule in (finding.rule, finding.severity):
                 yield f"{finding.part.place(finding.line)}: {finding.severity}: {finding.what} ({finding.rule})"
         if reason:
-            yield from (f"{one.paths[0]}: {why}" for why in [*one.predicted, one.refused] if reason in why)
+            yield from (f"{one.paths[0]}: {why}" for why in (*one.reasons, one.refused) if reason in why)
 
 
 def main() -> None:

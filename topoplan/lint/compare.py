@@ -23,6 +23,7 @@ from topoplan.reading.values import NotPredictedError
 from topoplan.specs import known
 from topoplan.specs.cluster import Cluster
 from topoplan.trainers.layout_keys import key_line
+from topoplan.trainers.recognisers import codec_of
 
 _USUAL_CARD = "a100-sxm-80gb"
 """What is meant where no cluster is given: the largest card that most people have."""
@@ -111,7 +112,7 @@ def unpredicted(setup: Setup) -> Iterator[Finding]:
     """What is said of configurations that nobody predicts, where a prediction was asked for."""
     for configuration in setup.configurations:
         recogniser = setup.recogniser(configuration.trainer)
-        if recogniser and recogniser.unpredicted:
+        if recogniser and recogniser.unpredicted and codec_of(configuration, setup) is None:
             what, why, remedy = recogniser.unpredicted
             part = configuration.part
             yield Finding(rule="not-predicted", severity="note", part=part, what=what, why=why, remedy=remedy)

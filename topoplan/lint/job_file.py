@@ -73,7 +73,7 @@ def trainer_file(path: str) -> TrainerFile | None:
     if is_yaml and not found and named and not any(map(is_complete, setup.configurations)):
         _refuse_other_keys(path)
         return None
-    places = listed([one.part.place(one.line(setup.model_key(one))) for one in found])
+    places = listed([one.part.place(one.line(*setup.model_key(one).split("."))) for one in found])
     what = f"holds {len(found)} jobs ({places})" if found else "names no model, so that it is no whole job"
     raise SpecError(what, where=shown_path(Path(path)), expected="expected the file or the command of one job")
 
@@ -104,7 +104,7 @@ def job_of(file: TrainerFile, cluster: Cluster, *, model: str | None = None, seq
     try:
         found = translate(file.configuration, file.setup, cluster, model=model, length=seq_len)
     except ModelError as error:
-        place = file.configuration.part.place(file.configuration.line(_model_key(file)))
+        place = file.configuration.part.place(file.configuration.line(*_model_key(file).split(".")))
         raise ModelError(str(error), where=place, remedy="" if model else "say with --model which it is") from None
     _check_split(file, found)
     keys = {**_meant(found), **found.codec.carries(found.keys, found.spec.job)}

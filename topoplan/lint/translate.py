@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from topoplan.errors import SpecError, listed
+from topoplan.errors import listed
 from topoplan.layout.layout import Layout
 from topoplan.reading.processes import Processes, launch_of, processes_for
 from topoplan.reading.setup import Configuration, Setup
@@ -58,20 +58,23 @@ def translate(
         raise NotPredictedError("use_megatron_bridge", what, where=where)
     codec = codec_of(configuration, setup)
     if codec is None:
-        raise SpecError(f"{configuration.trainer} is not predicted", where=configuration.part.place(None))
+        recogniser = setup.recogniser(configuration.trainer)
+        said = recogniser.unpredicted[0] if recogniser and recogniser.unpredicted else configuration.trainer
+        raise NotPredictedError("", said, where=configuration.part.place(None))
     whole, overridden = _with_arguments(configuration, setup)
+    reference = model or setup.named_model(whole) or ""
+    whole = codec.view(whole, setup)
     keys = Keys(whole, codec.defaults())
     written = keys.count(codec.length) if codec.length else None
     tokens = length or written or seq_len
     if written is None and length is None and codec.needs_length:
         keys.fail(codec.length, f"{codec.length} is not given, and the model's own is no length of samples")
-    reference = model or str(whole.get(setup.model_key(configuration), ""))
     known, named = codec.model(whole, reference, tokens)
     sharding = sharding_of(keys, setup) if codec.shards else Sharding()
     processes = processes_for(setup, configuration) if codec.gpus is None else None
     part, on_part = _part_of(cluster, processes)
     if codec.gpus is not None:
-        part, on_part = part_with(cluster, *_machines(cluster, codec.gpus(keys)))
+        part, on_part = _part_of_file(cluster, codec.gpus(keys))
     launch = processes.launch if processes else None
     reading = Reading(keys=keys, model=known, world=part.world_size, launch=launch, sharding=sharding)
     layout = codec.layout(reading)
@@ -116,14 +119,17 @@ def _with_arguments(configuration: Configuration, setup: Setup) -> tuple[Configu
     return replace(configuration, source=merged), f"{listed(sorted(new))} as the command has it, behind the file"
 
 
-def _machines(cluster: Cluster, gpus: int | None) -> tuple[int, int]:
-    """Machines, and GPUs of each, that hold a number of GPUs."""
-    if gpus is None or gpus > cluster.world_size:
-        return cluster.nodes, cluster.gpus_per_node
+def _part_of_file(cluster: Cluster, gpus: int | None) -> tuple[Cluster, str]:
+    """The machines and GPUs of a cluster that a file names, and a sentence on them; all where it asks for more."""
+    if gpus is None:
+        return cluster, ""
+    if gpus > cluster.world_size:
+        whole = f"the cluster's {cluster.nodes} x {cluster.gpus_per_node} GPUs"
+        return cluster, f"predicted on {whole}, and the file is for {gpus}"
     if gpus <= cluster.gpus_per_node:
-        return 1, gpus
+        return part_with(cluster, 1, gpus)
     nodes, rest = divmod(gpus, cluster.gpus_per_node)
-    return (cluster.nodes if rest else nodes), cluster.gpus_per_node
+    return part_with(cluster, cluster.nodes if rest else nodes, cluster.gpus_per_node)
 
 
 def _part_of(cluster: Cluster, processes: Processes | None) -> tuple[Cluster, str]:

@@ -51,7 +51,7 @@ def _launch(script: Script, one: Unwrapped, recognisers: Recognisers) -> Launch 
     if trains is not None and takes_method and not re.fullmatch(trains.methods, method):
         return None  # chat, api, export, ...
     own = arguments[1:] if takes_method and not method.endswith(_CONFIG_SUFFIXES) else arguments
-    config_file, rest = _config_file(own)
+    config_file, rest = _config_file(own, trains.file_options if trains else ())
     configuration = None
     if trains is not None:
         source = _source(rest, name=script.part.name, has_file=bool(config_file))
@@ -88,8 +88,17 @@ def _of_script(recognisers: Recognisers, program: str, arguments: Sequence[Word]
     return next((one for one in recognisers if one.runs(program, keys, first)), None)
 
 
-def _config_file(arguments: Sequence[Word]) -> tuple[str, Sequence[Word]]:
-    """A file in first place, as LLaMA-Factory and ms-swift take it, and the arguments behind it."""
+def _config_file(arguments: Sequence[Word], options: Sequence[str]) -> tuple[str, Sequence[Word]]:
+    """The file among the arguments, and those of them that may be keys behind it.
+
+    It stands in first place, as LLaMA-Factory and ms-swift take it, or behind options, as Trinity-RFT and ROLL do.
+    """
+    if options:
+        said = _source(arguments, name="", has_file=False).data
+        parts = [str(said[name]) for name in options if name in said]
+        file = "/".join(parts)
+        behind = [word for word in arguments if not _is_option(word)]
+        return f"{file}.yaml" if file and not file.endswith(_CONFIG_SUFFIXES) else file, behind
     if arguments and arguments[0].text.endswith(_CONFIG_SUFFIXES) and not arguments[0].text.startswith("-"):
         return arguments[0].text, arguments[1:]
     return "", arguments

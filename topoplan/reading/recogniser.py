@@ -44,8 +44,9 @@ class Recogniser:
     """What a document looks like that is of the same people, and is not read; empty for any other."""
     keys: Callable[[], Collection[str]] = frozenset
     """Keys by which pasted text is known to be a configuration."""
-    model_key: str = ""
-    """Key that names the model; a configuration without it is a piece of one."""
+    model_keys: tuple[str, ...] = ()
+    """Where the model may be named, `block.key` in a block, the first that is there; a configuration without any is a
+    piece of one."""
     names: tuple[str, ...] = ()
     """Of its commands, as they are typed."""
     usual: Callable[[str, bool], str] = _no_program
@@ -57,6 +58,8 @@ class Recogniser:
     """The one of them that takes a method first."""
     methods: str = ""
     """The methods with which it trains, as a pattern."""
+    file_options: tuple[str, ...] = ()
+    """Options that name its file, in one or as directory and name; then no option of a command is a key of its own."""
     runs: Callable[[str, Collection[str], str], bool] = _runs_none
     """Whether any other script of Python trains with it: by its name, the keys among its arguments, and the first."""
     family: str = ""

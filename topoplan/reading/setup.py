@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from topoplan.reading.interpolation import filled
 from topoplan.reading.parts import Part
 from topoplan.reading.recogniser import Recogniser, Recognisers, of_program
-from topoplan.specs.source import KeyPath, Source
+from topoplan.specs.source import KeyPath, Source, at, path_of
 
 Trainer = str
 """Whose keys a configuration holds: the `trainer` of a Recogniser."""
@@ -29,6 +30,10 @@ class Configuration:
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key at the top."""
         return self.source.data.get(key, default)
+
+    def at(self, key: str) -> Any:
+        """The value at `block.key`."""
+        return at(self.source.data, path_of(key))
 
     def line(self, *path: str | int) -> int | None:
         """Line of a value in the text of the part, or of the nearest block that holds it."""
@@ -140,7 +145,7 @@ class Setup:
 
     def is_whole(self, configuration: Configuration) -> bool:
         """It names a model: what does not is a piece of a configuration, as articles show them."""
-        return isinstance(configuration.get(self.model_key(configuration)), str)
+        return self.named_model(configuration) is not None
 
     @property
     def whole(self) -> list[Configuration]:
@@ -154,8 +159,19 @@ class Setup:
 
     def model_key(self, configuration: Configuration) -> str:
         """The key that names its model; empty for a file of DeepSpeed's or accelerate's alone."""
-        one = self.recogniser(configuration.trainer)
-        return one.model_key if one else ""
+        keys = one.model_keys if (one := self.recogniser(configuration.trainer)) else ()
+        return next((key for key in keys if isinstance(configuration.at(key), str)), keys[0] if keys else "")
+
+    def named_model(self, configuration: Configuration) -> str | None:
+        """The model that it names, if it does."""
+        written = configuration.at(key) if (key := self.model_key(configuration)) else None
+        found = filled(written, configuration.source.data, self.environment)
+        return str(written if found is None else found) if isinstance(written, str) else None
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables that are set anywhere, the last one of a name."""
+        return {one.name: one.value for one in self.variables}
 
     def uses_mca(self, configuration: Configuration) -> bool:
         """Whether LLaMA-Factory trains it with mcore_adapter."""

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from topoplan.errors import SpecError
 from topoplan.reading.setup import Configuration
 from topoplan.specs.source import KeyPath, plain_scalar
+from topoplan.specs.source import at as at
 from topoplan.units import shown
 
 _FALSE_WORDS = frozenset({"no", "off", "false", "f", "n", "0"})
@@ -86,16 +87,6 @@ def as_whole(value: Any) -> int | None:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) else None
-
-
-def at(data: Any, path: KeyPath) -> Any:
-    """The value at a path, or None."""
-    for part in path:
-        held = range(len(data)) if isinstance(data, list) else data if isinstance(data, Mapping) else ()
-        if part not in held:
-            return None
-        data = data[part]
-    return data
 
 
 def texts(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:

@@ -95,6 +95,21 @@ def is_held(path: Path) -> bool:
     return Path.cwd() / path in _HELD.get()
 
 
+def path_of(key: str) -> KeyPath:
+    """`model.model_path` as the path to it."""
+    return tuple(key.split("."))
+
+
+def at(data: Any, path: KeyPath) -> Any:
+    """The value at a path, or None."""
+    for part in path:
+        held = range(len(data)) if isinstance(data, list) else data if isinstance(data, Mapping) else ()
+        if part not in held:
+            return None
+        data = data[part]
+    return data
+
+
 def below(base: Path, name: str) -> Path:
     """A path that starts at `base` unless it is absolute."""
     try:

@@ -140,6 +140,8 @@ class Codec:
     rows: Rows
     defaults: Callable[[], Mapping[str, Any]]
     """Of the trainer: key -> value."""
+    view: Callable[[Configuration, Setup], Configuration] = lambda configuration, _: configuration
+    """A configuration in the keys of the rows, where it has them otherwise. Raises SpecError."""
     length: str = ""
     """Key of the tokens of a sequence; empty where there is none."""
     needs_length: bool = True

@@ -10,6 +10,9 @@ from topoplan.reading.setup import Configuration, Setup
 from topoplan.trainers import deepspeed_alone, registry
 from topoplan.trainers.codec import Codec
 from topoplan.trainers.llamafactory.key_list import deepspeed_keys
+from topoplan.trainers.roll import fsdp2 as roll_fsdp2
+from topoplan.trainers.roll import megatron as roll_megatron
+from topoplan.trainers.roll.reading import ROLL
 from topoplan.trainers.trainer import Trainer
 
 _OF_DEEPSPEED = frozenset(["zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"])
@@ -29,11 +32,14 @@ _STARTERS = (
     Recogniser(trainer="deepspeed", claim=_deepspeed),
     Recogniser(trainer="accelerate", claim=_accelerate),
 )
+_ONLY_READ = (ROLL,)
+_CODECS = (deepspeed_alone.CODEC, roll_megatron.CODEC, roll_fsdp2.CODEC)
+"""Of files that no trainer here writes."""
 
 
 def recognisers() -> Recognisers:
-    """Of what starts trainers, then of each trainer."""
-    return (*_STARTERS, *(one for trainer in registry.TRAINERS for one in trainer.recognisers))
+    """Of what starts trainers, of trainers that files are only read of, then of each trainer."""
+    return (*_STARTERS, *_ONLY_READ, *(one for trainer in registry.TRAINERS for one in trainer.recognisers))
 
 
 def trainer_of(configuration: Configuration) -> Trainer:
@@ -46,4 +52,4 @@ def codec_of(configuration: Configuration, setup: Setup) -> Codec | None:
     """The codec of a configuration; None for what is not predicted."""
     name = setup.path_of(configuration) or configuration.trainer
     codecs = (way.codec for trainer in registry.TRAINERS for way in trainer.ways)
-    return next((one for one in (*codecs, deepspeed_alone.CODEC) if one is not None and one.reads == name), None)
+    return next((one for one in (*codecs, *_CODECS) if one is not None and one.reads == name), None)

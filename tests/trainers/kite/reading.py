@@ -22,7 +22,7 @@ RECOGNISER = Recogniser(
     trainer="kite",
     claim=_claim,
     keys=lambda: ("kite_model", "kite_data", "kite_tokens"),
-    model_key="kite_model",
+    model_keys=("kite_model",),
     programs=r"kite\.fly",
     family="kite",
 )

@@ -22,4 +22,16 @@ _UNPREDICTED = (
     "`topoplan rank SPEC --trainer trinity` predicts its trainer, and `topoplan show recipes` says what a context"
     " length takes",
 )
-TRINITY = Recogniser(trainer="trinity", claim=_claim, family="trinity", unpredicted=_UNPREDICTED)
+TRINITY = Recogniser(
+    trainer="trinity",
+    claim=_claim,
+    model_keys=("model.model_path",),
+    names=("trinity",),
+    usual=lambda text, module: "trinity" if text == "trinity" or (module and text == "trinity.cli.launcher") else "",
+    programs="trinity",
+    command="trinity",
+    methods="run",
+    file_options=("config",),
+    family="trinity",
+    unpredicted=_UNPREDICTED,
+)

@@ -1,0 +1,106 @@
+"""ROLL's documents: which role trains, on how many GPUs, and the job and layout that its keys mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.reading.setups import setup_of
+from topoplan.errors import InputError
+from topoplan.lint.translate import Translation, translate
+from topoplan.specs.load import load_cluster
+from topoplan.trainers.recognisers import codec_of
+
+DOCUMENT = """\
+pretrain: {model}
+prompt_length: 2048
+response_length: 4096
+actor_train:
+  model_args: {{dtype: bf16, disable_gradient_checkpointing: false, {of_model}}}
+  training_args: {{per_device_train_batch_size: 2, gradient_accumulation_steps: 8}}
+  strategy_args: {{strategy_name: {strategy}, strategy_config: {{{config}}}}}
+  device_mapping: {devices}
+actor_infer:
+  generating_args: {{max_new_tokens: "${{response_length}}"}}
+  strategy_args: {{strategy_name: vllm}}
+  device_mapping: list(range(0,16))
+"""
+USUAL = {
+    "model": "Qwen/Qwen3-8B",
+    "strategy": "megatron_train",
+    "config": "tensor_model_parallel_size: 2, sequence_parallel: true, recompute_granularity: full",
+    "devices": "list(range(0,16))",
+    "of_model": "",
+}
+ON_FSDP = {"strategy": "fsdp2_train", "config": "fsdp_size: 16, param_dtype: bf16, offload_policy: true"}
+
+
+def translated(**said: str) -> Translation:
+    setup = setup_of(DOCUMENT.format(**{**USUAL, **said}), name="rlvr.yaml")
+    (one,) = setup.configurations
+    return translate(one, setup, load_cluster("cluster_specs/h100-4x8.yaml"))
+
+
+def test_its_training_role_on_megatron_is_that_of_mcore_adapter() -> None:
+    found = translated()
+    layout, job = found.layout, found.spec.job
+    assert (layout.backend, layout.tp, layout.dp, layout.sequence_parallel) == ("mca", 2, 8, True)
+    assert layout.recompute.granularity == "full"
+    assert (job.seq_len, job.global_batch_size, job.precision) == (6144, 2 * 8 * 8, "bf16")
+    assert (found.spec.cluster.nodes, found.spec.cluster.gpus_per_node) == (2, 8)
+    # ROLL asserts that parameters are not gathered in forward, so that no better plan may do so.
+    assert job.pin["overlap_param_gather"] is False
+
+
+def test_its_training_role_on_fsdp2() -> None:
+    found = translated(**ON_FSDP, of_model="ulysses_size: 4, lora_target: 'q_proj,v_proj'")
+    layout, job = found.layout, found.spec.job
+    assert (layout.backend, layout.ulysses, layout.dp, layout.offload) == ("fsdp2", 4, 4, True)
+    assert (job.finetuning, job.lora_target, job.pure_bf16) == ("lora", ("q_proj", "v_proj"), False)
+    assert translated(**ON_FSDP).spec.job.pure_bf16
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"config": "overlap_param_gather: true"}, "which ROLL stops at"),
+        ({"of_model": "lora_target: all-linear"}, "lora_target 'all-linear' is not predicted"),
+        ({**ON_FSDP, "config": "ep_size: 8"}, "ep_size 8 is not predicted"),
+        ({**ON_FSDP, "config": "fsdp_size: 4"}, "fsdp_size 4 of 16 GPUs is not predicted"),
+        ({"devices": "open('x')"}, "expected list"),
+    ],
+)
+def test_what_is_not_predicted_says_why(said: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        translated(**said)
+
+
+@pytest.mark.parametrize(
+    ("devices", "predicted", "said"),
+    [
+        ("'[0, 1, 2]'", 3, "on the 1 x 3 GPUs that it is for"),
+        ("list(range(8,16)) + list(range(8))", 16, "on the 2 x 8 GPUs that it is for"),
+        ("list(range(0,64))", 32, "and the file is for 64"),
+    ],
+)
+def test_gpus_are_those_of_the_device_mapping(devices: str, predicted: int, said: str) -> None:
+    found = translated(devices=devices, config="")
+    assert found.spec.cluster.world_size == predicted
+    assert said in " ".join(found.assumptions)
+
+
+def test_a_script_names_its_document_by_directory_and_name() -> None:
+    command = "CONFIG_PATH=$(basename $(dirname $0))\npython examples/start_rlvr_pipeline.py \\\n"
+    options = "  --config_path $CONFIG_PATH --config_name rlvr\n"
+    setup = setup_of(command + options, rlvr_yaml=DOCUMENT.format(**USUAL))
+    (launch,) = setup.launches
+    assert launch.reads is not None
+    assert [one.trainer for one in setup.configurations] == ["roll"]
+    assert setup.whole == [launch.reads]
+
+
+def test_a_document_that_trains_nothing_is_known_all_the_same() -> None:
+    setup = setup_of("pretrain: Qwen/Qwen3-8B\nactor_infer:\n  strategy_args: {strategy_name: vllm}\n", name="a.yaml")
+    (one,) = setup.configurations
+    assert (one.trainer, codec_of(one, setup)) == ("roll", None)
