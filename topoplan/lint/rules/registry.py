@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from topoplan.lint.rules import (
+    accelerate,
     bundle,
     deepspeed,
     environment,
@@ -31,6 +32,7 @@ _GENERAL = (
     launch_nodes,
     launch_slurm,
     launch_megatron,
+    accelerate,
     yaml,
 )
 _LAST = (deepspeed, bundle)
@@ -38,6 +40,7 @@ _TABLES = (
     shell.RULES,
     environment.RULES,
     LAUNCH,
+    accelerate.RULES,
     yaml.RULES,
     DEEPSPEED,
 )

@@ -1,7 +1,8 @@
 """Keys of LLaMA-Factory that are right alone and refused together, in the order of its parser.
 
 Sources, at LLaMA-Factory 0.9.5: `hparams/parser.py` (get_train_args, _verify_model_args), the `__post_init__` of
-`hparams/{model,data,finetuning}_args.py`; transformers 5.6.0 `training_args.py` (__post_init__, _validate_args).
+`hparams/{model,data,finetuning}_args.py`; transformers 5.6.0 `training_args.py` (__post_init__, _validate_args) and
+`trainer.py` (__init__).
 """
 
 from __future__ import annotations
@@ -95,6 +96,9 @@ def _refused_training(setup: Setup, configuration: Configuration) -> Iterator[Re
     have, megatron = configuration.source.data, setup.path_of(configuration) != "plain"
     if flag(configuration, "fp16") and flag(configuration, "bf16"):
         yield "fp16", "fp16 and bf16 exclude each other", "keep bf16, or fp16 on cards before Ampere"
+    if have.get("fsdp") and have.get("deepspeed") is not None:
+        what = "fsdp and deepspeed exclude each other: 'Using --fsdp xxx together with --deepspeed is not possible'"
+        yield "fsdp", what, "keep one of them"
     steps = whole(configuration, "max_steps", -1)
     if flag(configuration, "streaming") and steps is not None and steps < 0:
         yield "streaming", "streaming without max_steps: the length of an epoch is not known", "set max_steps"

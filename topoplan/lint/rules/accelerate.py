@@ -1,0 +1,206 @@
+"""What `accelerate launch` reads: its file, and what the command says in its place.
+
+Sources, at accelerate 1.15: `commands/config/config_args.py`, `commands/launch.py` (_validate_launch_command),
+`utils/launch.py` (prepare_multi_gpu_env), `utils/dataclasses.py` (FullyShardedDataParallelPlugin, DeepSpeedPlugin).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from topoplan.errors import nearest
+from topoplan.lint.rules.launch_facts import from_outside
+from topoplan.reading.finding import Finding
+from topoplan.reading.processes import launch_of
+from topoplan.reading.rules import read_rules
+from topoplan.reading.setup import Configuration, Launch, Setup
+from topoplan.reading.values import as_whole, at, flag
+from topoplan.specs.model import Model
+from topoplan.specs.source import KeyPath
+from topoplan.trainers.models import model_at_hand
+from topoplan.units import shown
+
+RULES = read_rules(__package__, "accelerate.toml")
+
+_FSDP, _DEEPSPEED = "fsdp_config", "deepspeed_config"
+_BLOCK_OF = {_FSDP: "FSDP", _DEEPSPEED: "DEEPSPEED"}
+_OF_A_FILE = "deepspeed_config_file"
+_BESIDE_A_FILE = (
+    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "zero3_save_16bit_model"),
+    *("offload_optimizer_device", "offload_param_device", "offload_optimizer_nvme_path", "offload_param_nvme_path"),
+)
+"""What stands in the DeepSpeed file, where one is named (DeepSpeedPlugin._deepspeed_config_checks)."""
+
+
+@cache
+def _known() -> Mapping[str, Any]:
+    path = files("topoplan.catalog").joinpath("trainer_keys", "accelerate.json")
+    document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def findings(setup: Setup) -> Iterator[Finding]:
+    """What is wrong in accelerate's files."""
+    told = list(setup.of("accelerate"))
+    launches = [launch for launch in setup.launches if launch.starter == "accelerate"]
+    for configuration in told:
+        own = launches if len(told) == 1 else []
+        yield from _keys(configuration)
+        yield from _machines(configuration, own)
+        yield from _blocks(configuration)
+        yield from _fsdp(configuration)
+        for trainer in _trainers(setup) if len(told) == 1 else ():
+            yield from _with_trainer(setup, configuration, trainer)
+
+
+def _trainers(setup: Setup) -> Iterator[Configuration]:
+    """Configurations that `accelerate launch` starts."""
+    for one in setup.configurations:
+        launch = launch_of(setup, one) if setup.model_key(one) else None
+        if launch is not None and launch.starter == "accelerate":
+            yield one
+
+
+# Keys and values ------------------------------------------------------------------------------------------------------
+
+
+def _keys(configuration: Configuration) -> Iterator[Finding]:
+    known, data = _known(), configuration.source.data
+    for key in data:
+        if key in known["gone"]:
+            yield RULES["accelerate-removed-key"].at(configuration, key, until=known["gone"][key])
+        elif key not in known["top"]:
+            remedy = nearest(str(key), known["top"])
+            yield RULES["accelerate-unknown-key"].at(configuration, key, name=shown(key), remedy=remedy)
+    if "distributed_type" not in data:
+        yield RULES["accelerate-unknown-key.type"].at(configuration, None)
+    for block, names in known["blocks"].items():
+        prefix = "fsdp_" if block == _FSDP else ""
+        for key in at(data, (block,)) or () if isinstance(data.get(block), Mapping) else ():
+            if str(key).removeprefix(prefix) not in names:
+                rule = RULES["accelerate-unknown-key.block"]
+                remedy = nearest(str(key), [f"{prefix}{name}" for name in names])
+                yield rule.at(configuration, (block, key), block=block, name=shown(key), remedy=remedy)
+    for place in known["choices"]:
+        yield from _choice(configuration, place)
+
+
+def _choice(configuration: Configuration, place: str) -> Iterator[Finding]:
+    block, _, name = place.rpartition(".")
+    path, value = _setting(configuration, block, name)
+    choices: list[str] = _known()["choices"][place]
+    text = str(value)
+    if value is None or (isinstance(value, bool) and name == "mixed_precision"):
+        return  # a bare `no`
+    if text.upper() not in [choice.upper() for choice in choices]:
+        close = nearest(text.upper(), choices) or nearest(text.lower(), choices)
+        yield RULES["accelerate-wrong-value"].at(
+            configuration, path, value=shown(value), choices=", ".join(choices), close=f"; {close}" if close else ""
+        )
+
+
+def _setting(configuration: Configuration, block: str, name: str) -> tuple[KeyPath, Any]:
+    """Where a setting of a block stands, and its value; of FSDP's also without the fsdp_ in front."""
+    paths: list[KeyPath] = [(block, f"fsdp_{name}"), (block, name)] if block == _FSDP else [(block, name)]
+    if not block:
+        paths = [(name,)]
+    for path in paths:
+        if (value := at(configuration.source.data, path)) is not None:
+            return path, value
+    return paths[0], None
+
+
+# Machines -------------------------------------------------------------------------------------------------------------
+
+
+def _machines(configuration: Configuration, launches: list[Launch]) -> Iterator[Finding]:
+    machines, processes = (as_whole(configuration.get(key)) for key in ("num_machines", "num_processes"))
+    options = {name for launch in launches for name in launch.options}
+    rank = as_whole(configuration.get("machine_rank"))
+    if machines is None or machines < 2 or "num_machines" in options:
+        return
+    if processes is not None and processes > 0 and processes % machines and "num_processes" not in options:
+        each, started = processes // machines, processes // machines * machines
+        yield RULES["accelerate-processes"].at(
+            configuration, "num_processes", machines=machines, processes=processes, each=each, started=started
+        )
+    if rank is not None and rank >= machines and "machine_rank" not in options:
+        yield RULES["accelerate-rank"].at(
+            configuration, "machine_rank", rank=rank, machines=machines, last=machines - 1
+        )
+    launcher = at(configuration.source.data, (_DEEPSPEED, "deepspeed_multinode_launcher"))
+    by_ssh = configuration.get("distributed_type") == "DEEPSPEED" and launcher != "standard"
+    is_said = configuration.get("main_process_ip") or options & {"main_process_ip", "rdzv_conf"}
+    if launches and not is_said and not by_ssh and not any(map(from_outside, launches)):
+        yield RULES["accelerate-no-address"].at(configuration, "num_machines", machines=machines)
+
+
+# Blocks ---------------------------------------------------------------------------------------------------------------
+
+
+def _blocks(configuration: Configuration) -> Iterator[Finding]:
+    kind, data = str(configuration.get("distributed_type")), configuration.source.data
+    for block, reader in _BLOCK_OF.items():
+        if isinstance(data.get(block), Mapping) and data[block] and kind != reader:
+            yield RULES["accelerate-unused-block"].at(configuration, block, kind=kind, reader=reader)
+    held = data.get(_DEEPSPEED)
+    if kind != "DEEPSPEED" or not isinstance(held, Mapping) or not held.get(_OF_A_FILE):
+        return
+    beside: list[KeyPath] = [(_DEEPSPEED, key) for key in _BESIDE_A_FILE if key in held]
+    if data.get("mixed_precision") is not None:
+        beside.append(("mixed_precision",))
+    for path in beside:
+        yield RULES["accelerate-beside-deepspeed-file"].at(configuration, path, file=held[_OF_A_FILE])
+
+
+def _fsdp(configuration: Configuration) -> Iterator[Finding]:
+    if configuration.get("distributed_type") != "FSDP":
+        return
+
+    def value(name: str) -> Any:
+        return _setting(configuration, _FSDP, name)[1]
+
+    version = as_whole(value("version")) or 1
+    path, synchronised = _setting(configuration, _FSDP, "sync_module_states")
+    if synchronised is False and value("cpu_ram_efficient_loading"):
+        yield RULES["accelerate-fsdp-sync"].at(configuration, path)
+    path, reshards = _setting(configuration, _FSDP, "reshard_after_forward")
+    if version == 2 and isinstance(reshards, str) and reshards.lower() not in ("true", "false"):
+        yield RULES["accelerate-fsdp-version.reshard"].at(configuration, path, value=shown(reshards))
+    path, saves = _setting(configuration, _FSDP, "state_dict_type")
+    if version == 2 and str(saves).upper() == "LOCAL_STATE_DICT":
+        yield RULES["accelerate-fsdp-version.states"].at(configuration, path)
+    path, offloads = _setting(configuration, _FSDP, "activation_checkpointing_offload")
+    if offloads and not (value("activation_checkpointing") and version == 2):
+        yield RULES["accelerate-fsdp-version.activations"].at(configuration, path)
+
+
+# With the trainer's own file ------------------------------------------------------------------------------------------
+
+
+def _with_trainer(setup: Setup, configuration: Configuration, trainer: Configuration) -> Iterator[Finding]:
+    if configuration.get("distributed_type") != "FSDP":
+        return
+    if model := model_at_hand(trainer.get(setup.model_key(trainer)), trainer.part):
+        yield from _layers(configuration, model)
+    checkpoints = _setting(configuration, _FSDP, "activation_checkpointing")[1]
+    if checkpoints is True and flag(trainer, "gradient_checkpointing"):
+        yield RULES["accelerate-two-checkpointings"].at(trainer, "gradient_checkpointing", file=configuration.part.name)
+
+
+def _layers(configuration: Configuration, model: Model) -> Iterator[Finding]:
+    """A class of layers that another model has: one that this model has beside its layers is nobody's mistake."""
+    layers: Mapping[str, str] = _known()["layers"]
+    own = layers.get(model.model_type, "").split()
+    path, written = _setting(configuration, _FSDP, "transformer_layer_cls_to_wrap")
+    others = {name for names in layers.values() for name in names.split()} - set(own)
+    names = written if isinstance(written, list) else str(written or "").split(",")
+    for name in [str(one).strip() for one in names]:
+        if own and (name in others or (name not in own and nearest(name, own))):
+            yield RULES["accelerate-wrong-layer"].at(
+                configuration, path, name=shown(name), model=model.name, own=", ".join(own)
+            )
