@@ -14,7 +14,8 @@ _HEAD = """# What `topoplan check` looks for
 
 Made by `make readme` from the tables of the rules; what stands in *italics* is filled in. `error`: it will not start,
 or trains something else than is written; `warning`: it works, worse than it could or only by luck; `note`: worth
-knowing. Not listed are rules on bundles that `topoplan generate` wrote (`bundle-...`) and on what `--cluster` predicts.
+knowing. What is so at some versions of a package is judged by the version that `software` of the spec, a lock file
+beside the file, `pip install` in a script or the environment names. Not listed are rules on bundles that `topoplan generate` wrote (`bundle-...`) and on what `--cluster` predicts.
 """
 
 
@@ -36,6 +37,7 @@ def checks_page() -> str:
 
 def _text(rule: Rule, shared: str) -> str:
     said = [f"**{rule.level}**: {_filled(rule.what)}."]
+    said += [f"At {_filled(rule.holds)}; a note where no version is named."] if rule.holds else []
     said += [f"Why: {_filled(rule.why)}."] if rule.why else []
     said += [f"Remedy: {_filled(rule.remedy)}."] if rule.remedy else []
     said += [f"Source: {rule.source}."] if rule.source not in ("", shared, rule.why) else []

@@ -12,6 +12,7 @@ from topoplan.bundle.whole import refuse_incomplete
 from topoplan.bundle.write import MANIFEST
 from topoplan.errors import SpecError
 from topoplan.lint.against import Against
+from topoplan.lint.by_version import judged
 from topoplan.lint.compare import predicted, unpredicted
 from topoplan.lint.fix import Copy, apart, copies, corrected
 from topoplan.lint.prediction import Prediction
@@ -21,6 +22,7 @@ from topoplan.reading.parts import Part
 from topoplan.reading.read_parts import STANDARD_INPUT, bundle_files
 from topoplan.reading.read_setup import read_setup, setup_of
 from topoplan.reading.setup import Setup
+from topoplan.reading.versions import is_lock, stated_versions
 from topoplan.specs.cluster import Cluster
 from topoplan.trainers.recognisers import recognisers
 from topoplan.trainers.trainer import PLAN_FILE
@@ -67,8 +69,11 @@ def check(paths: Sequence[str], against: Against | None = None) -> Checked:
         if path != STANDARD_INPUT:
             refuse_incomplete(Path(path))
             _refuse_links(Path(path))
-    setup = read_setup(paths, recognisers())
-    setup = replace(setup, bundles=tuple(path for path in map(Path, paths) if (path / MANIFEST).is_file()))
+    setup = read_setup([path for path in paths if not is_lock(path)] or paths, recognisers())
+    said = stated_versions(paths, setup) | (dict(against.cluster.software) if against.cluster else {})
+    setup = replace(
+        setup, versions=said, bundles=tuple(path for path in map(Path, paths) if (path / MANIFEST).is_file())
+    )
     if against.profile is not None and against.cluster is not None:
         against.profile.check_gpu(against.cluster.gpu)
     return check_setup(setup, against)
@@ -115,7 +120,7 @@ def _corrected(checked: Checked) -> tuple[tuple[Copy, ...], Setup]:
     """The copies, and what they hold together."""
 
     def recheck(parts: Sequence[Part]) -> Sequence[Finding]:
-        setup = setup_of(parts, recognisers())
+        setup = replace(setup_of(parts, recognisers()), versions=checked.setup.versions)
         return _in_order(_rule_findings(setup), setup)
 
     setup, findings = checked.setup, checked.findings
@@ -125,7 +130,8 @@ def _corrected(checked: Checked) -> tuple[tuple[Copy, ...], Setup]:
     try:
         done = corrected(parts, findings if parts == setup.parts else recheck(parts), recheck)
         new = {correction.before: correction.after for correction in done}
-        setup = replace(setup_of([new.get(part, part) for part in parts], recognisers()), bundles=setup.bundles)
+        read = setup_of([new.get(part, part) for part in parts], recognisers())
+        setup = replace(read, bundles=setup.bundles, versions=setup.versions)
     except SpecError:
         return (), setup  # nothing that starts or configures a training would be left
     reads = [(launch.part, launch.reads.part) for launch in setup.launches if launch.reads is not None]
@@ -156,12 +162,13 @@ def _files(setup: Setup) -> Iterator[tuple[Part, ...]]:
 
 def _rule_findings(setup: Setup) -> Iterable[Finding]:
     overridden = _overridden(setup)
-    return (
-        replace(finding, edits=()) if finding.part.is_makefile else finding  # what corrects a script breaks a recipe
-        for module in rule_modules()
-        for finding in module.findings(setup)
-        if finding.line not in overridden.get(id(finding.part), ())
-    )
+    for module in rule_modules():
+        for found in module.findings(setup):
+            if found.line in overridden.get(id(found.part), ()):
+                continue
+            if finding := judged(found, setup.versions):
+                # What corrects a script breaks a recipe.
+                yield replace(finding, edits=()) if finding.part.is_makefile else finding
 
 
 def _overridden(setup: Setup) -> dict[int, set[int]]:

@@ -40,6 +40,8 @@ class Finding:
     """The reason, where `what` does not say it."""
     remedy: str = ""
     """What to do."""
+    holds: str = ""
+    """At which versions of a package it is so, as pip writes them: `ms-swift>=4`; empty: at all that are known."""
     edits: tuple[Edit, ...] = ()
     """How `--fix` does it; empty where only a person can."""
 

@@ -17,6 +17,7 @@ from topoplan.reading.recogniser import Recognisers, keys_of, of_program
 from topoplan.reading.session import Environment
 from topoplan.reading.setup import Configuration, Launch, Setup, Trainer, Variable
 from topoplan.reading.shell import read_script
+from topoplan.reading.versions import pins
 from topoplan.specs.source import Source, below, is_there, read_text, shown_path
 
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -39,6 +40,7 @@ class _Reader:
         self.configurations: list[Configuration] = []
         self.launches: list[Launch] = []
         self.variables: list[Variable] = []
+        self.pins: list[tuple[str, str]] = []
         self._by_path: dict[Path, Configuration] = {}
 
     def read(self, parts: Sequence[Part]) -> Setup:
@@ -68,6 +70,7 @@ class _Reader:
             configurations=tuple(self.configurations),
             launches=tuple(self.launches),
             variables=tuple(self.variables),
+            pins=tuple(self.pins),
             recognisers=self.recognisers,
         )
 
@@ -75,6 +78,7 @@ class _Reader:
         script = read_script(part, self.recognisers, environment)
         self.launches += launches(script, self.recognisers)
         self.variables += script.variables
+        self.pins += (pin for one in script.commands for pin in pins([word.text for word in one.words]))
         return script.environment
 
     def _add(self, configuration: Configuration) -> None:

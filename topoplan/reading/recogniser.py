@@ -37,6 +37,8 @@ class Recogniser:
 
     trainer: str
     """Whose keys its configurations hold, as rules and translations name it."""
+    package: str = ""
+    """As pip lists it, by whose version its files are judged."""
     claim: Callable[[Mapping[str, Any], int], float]
     """How surely a document is its own, of so many keys that are known (`keys`): 2 for each key that tells, below 1 for
     a guess, 0 for none."""

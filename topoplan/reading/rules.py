@@ -8,6 +8,7 @@ A table is TOML with a section a rule, under its id; a dot and a word follow whe
     remedy = "use --warmup_steps for a number of steps"
     fix.name = "warmup_steps"
 
+`holds` says at which versions of a package it is so: it is a note where nobody says which version it is.
 `reads` and `source` at the top of a file hold for its rules that have none of their own. What stands in braces is
 filled in where the rule is found; `{key}` is always the key of the place.
 """
@@ -40,6 +41,8 @@ class Rule:
     """One sentence without a full stop, as a template: what is written there, and what it does."""
     why: str = ""
     remedy: str = ""
+    holds: str = ""
+    """At which versions of a package it is so, `ms-swift>=4`; empty: at all that are known."""
     source: str = ""
     """File and function of the trainer or tool that it follows."""
     fix: Mapping[str, Any] = field(default_factory=dict)
@@ -90,6 +93,7 @@ class Rule:
             what=what or self.what.format(**words),
             why=why or self.why.format(**words),
             remedy=remedy or self.remedy.format(**words),
+            holds=self.holds.format(**words),
             edits=edits,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,6 +115,10 @@ class Setup:
     launches: tuple[Launch, ...] = ()
     variables: tuple[Variable, ...] = ()
     """All that are set anywhere, in order."""
+    pins: tuple[tuple[str, str], ...] = ()
+    """Packages with the versions that `pip install` is told in scripts."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Package -> version that the files are for, where anything says it."""
     bundles: tuple[Path, ...] = ()
     """Directories that `topoplan generate` wrote, among what was given."""
     recognisers: Recognisers = ()

@@ -70,6 +70,7 @@ def _runs(script: str, keys: Collection[str], first: str) -> bool:
 
 LLAMAFACTORY = Recogniser(
     trainer="llamafactory",
+    package="llamafactory",
     claim=_claim,
     stranger=_stranger,
     keys=known_keys,

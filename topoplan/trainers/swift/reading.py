@@ -51,6 +51,7 @@ def _usual(text: str, _module: bool) -> str:
 
 SWIFT = Recogniser(
     trainer="swift",
+    package="ms-swift",
     claim=_claim,
     stranger=_stranger,
     model_keys=("model",),

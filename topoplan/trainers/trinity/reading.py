@@ -24,6 +24,7 @@ _UNPREDICTED = (
 )
 TRINITY = Recogniser(
     trainer="trinity",
+    package="trinity-rft",
     claim=_claim,
     model_keys=("model.model_path",),
     names=("trinity",),

@@ -71,7 +71,10 @@ def _template(configuration: Configuration) -> Iterator[Finding]:
         return
     if template in known.since:
         newer = newer_than(known.since[template])
-        yield RULES["llamafactory-new-template"].at(configuration, "template", template=template, newer=newer)
+        since = known.since[template]
+        yield RULES["llamafactory-new-template"].at(
+            configuration, "template", template=template, newer=newer, since=since
+        )
     if template not in known.names:
         yield RULES["llamafactory-unknown-template"].at(
             configuration,

@@ -37,7 +37,9 @@ def key_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding
     since = {name: key.since for name, key in known.items() if key.package == "llamafactory" and key.since}
     for key, needs, version in newer_keys(configuration, since):
         newer, oldest = newer_than(version), releases()[0].name
-        yield RULES["llamafactory-new-key"].at(configuration, key, needs=needs, newer=newer, oldest=oldest)
+        yield RULES["llamafactory-new-key"].at(
+            configuration, key, needs=needs, newer=newer, oldest=oldest, since=version
+        )
     for key, value in configuration.source.data.items():
         if key in RENAMED:
             edits = _renamed(configuration, key)
@@ -51,7 +53,9 @@ def key_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding
                 newest = trainer_versions()["transformers"][1]
                 yield RULES[f"llamafactory-deprecated-key.{key}"].at(configuration, key, newest=newest)
             elif needs := needed_transformers(known[key]):
-                yield RULES["llamafactory-new-key.transformers"].at(configuration, key, needs=needs)
+                yield RULES["llamafactory-new-key.transformers"].at(
+                    configuration, key, needs=needs, since=known[key].since
+                )
             if finding := _wrong_type(setup, configuration, key, path):
                 yield finding
 

@@ -7,6 +7,7 @@ beginning that fits one option alone stands for it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -79,8 +80,8 @@ def _wrong_value(configuration: Configuration, key: str, entry: Mapping[str, Any
     if entry is None or value is None or "list" in entry["types"] or not isinstance(value, str):
         return None
     choices, types = entry.get("choices", ()), entry["types"]
-    if "$" in value or (value in ("None", "null", "") and entry.get("nullable")):
-        return None  # a variable of the shell, or nothing
+    if "$" in value or re.fullmatch("<.+>", value) or (value in ("None", "null", "") and entry.get("nullable")):
+        return None  # a variable of the shell, what a reader is to fill in, or nothing
     if choices and value not in choices:
         close = nearest(value, choices)
         return RULES["swift-wrong-value"].at(

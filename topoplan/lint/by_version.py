@@ -1,0 +1,23 @@
+"""Findings that are so at some versions of a package, judged by the version that the files are for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from topoplan.catalog.packages import allows
+from topoplan.reading.finding import Finding
+
+_HOLDS = re.compile(r"([a-z0-9-]+)(.+)")
+
+
+def judged(finding: Finding, versions: Mapping[str, str]) -> Finding | None:
+    """A finding as it is at these versions, a note where they do not say it; None where it is not so there."""
+    match = _HOLDS.fullmatch(finding.holds)
+    if match is None:
+        return finding
+    stated = versions.get(match[1])
+    if stated is None:
+        return replace(finding, severity="note")
+    return finding if allows(match[2], stated) else None
