@@ -15,7 +15,8 @@ _HEAD = """# What `topoplan check` looks for
 Made by `make readme` from the tables of the rules; what stands in *italics* is filled in. `error`: it will not start,
 or trains something else than is written; `warning`: it works, worse than it could or only by luck; `note`: worth
 knowing. What is so at some versions of a package is judged by the version that `software` of the spec, a lock file
-beside the file, `pip install` in a script or the environment names. Not listed are rules on bundles that `topoplan generate` wrote (`bundle-...`) and on what `--cluster` predicts.
+beside the file, `pip install` in a script or the environment names. Not listed are rules on bundles that
+`topoplan generate` wrote (`bundle-...`) and on what `--cluster` predicts.
 """
 
 
