@@ -29,6 +29,8 @@ _USUAL_CARD = "a100-sxm-80gb"
 """What is meant where no cluster is given: the largest card that most people have."""
 _USUAL_GPUS = 8
 """Of a machine, where no command says how many."""
+_MANY_NODES = 1024
+"""Of which a file that names its GPUs takes its own."""
 _FP8 = ("fp8_format", "fp8", "fp8_recipe", "fp8_param_gather", "fp8_param")
 _PRECISION = (*_FP8, "bf16", "torch_dtype")
 
@@ -124,14 +126,19 @@ def _on_usual_cards(configuration: Configuration, setup: Setup, against: Against
     if setup.bundles:
         return  # planned for its own cards
     nodes, gpus = (processes.nodes, processes.gpus_per_node) if processes else (None, None)
-    cluster = _usual_machines(nodes or 1, gpus or _USUAL_GPUS)
+    codec = codec_of(configuration, setup)
+    names_gpus = codec is not None and codec.gpus is not None
+    size = (_MANY_NODES, _USUAL_GPUS) if names_gpus else (nodes or 1, gpus or _USUAL_GPUS)
+    cluster = _usual_machines(*size)
     try:
         translation = _translated(configuration, setup, cluster, against)
         spec = unnamed(translation.spec)
-        if broken_rules(spec, translation.layout):
-            return
-        plan = predict(spec, translation.layout)
+        broken = bool(broken_rules(spec, translation.layout))
+        plan = None if broken else predict(spec, translation.layout)
     except InputError:
+        return
+    if plan is None:
+        yield from _illegal(translation)
         return
     yield from (replace(one, severity="note") for one in offload_findings(translation, plan))
     # A larger card may hold what only its activations make too large.
@@ -143,6 +150,17 @@ def _on_usual_cards(configuration: Configuration, setup: Setup, against: Against
 def _translated(configuration: Configuration, setup: Setup, cluster: Cluster, against: Against) -> Translation:
     model, profile = against.model, against.profile
     return translate(configuration, setup, cluster, model=model, profile=profile, seq_len=against.seq_len)
+
+
+def _illegal(translation: Translation) -> Iterator[Finding]:
+    """The rules that a layout breaks on as many GPUs as its own command starts, whatever cards these are."""
+    processes, configuration = translation.processes, translation.configuration
+    says_itself = translation.codec.gpus is not None
+    started = processes is not None and bool(processes.nodes and processes.gpus_per_node)
+    if says_itself or (
+        started and processes and configuration in (processes.launch.configuration, processes.launch.reads)
+    ):
+        yield from (one for one in legality_findings(translation) if one.severity == "error")
 
 
 def _states_bytes(plan: Plan) -> float:

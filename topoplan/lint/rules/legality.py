@@ -43,7 +43,7 @@ def legality_findings(translation: Translation) -> Iterator[Finding]:
             rule=f"layout-{rule.name}",
             severity=severity,
             part=translation.configuration.part,
-            line=key_line(translation.configuration, KEYS_OF_RULE[rule.name]),
+            line=key_line(translation.keys.configuration, KEYS_OF_RULE[rule.name]),
             what=equation,
             why=f"{'it runs, and slowly' if rule.name in SLOW_RULES else 'the trainer cannot run it'}: {rule.source}",
             remedy=rule.fix,

@@ -11,6 +11,8 @@ _BLOCKS = frozenset(["algorithm", "buffer", "cluster", "explorer", "model", "mon
 
 
 def _claim(data: Mapping[str, Any], _known: int) -> float:
+    if "actor_rollout_ref" in data:
+        return 0.0  # verl's own, which Trinity-RFT has below trainer.trainer_config
     model = data.get("model")
     blocks = {key for key in _BLOCKS & data.keys() if isinstance(data[key], dict)}
     return SURE if len(blocks) >= 2 or (isinstance(model, dict) and "model_path" in model) else 0.0

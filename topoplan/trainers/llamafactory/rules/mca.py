@@ -8,10 +8,12 @@ Sources: LLaMA-Factory 0.9.5 `train/mca/workflow.py`, `train/tuner.py`; mcore_ad
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 
 from topoplan.errors import nearest
 from topoplan.reading.edits import drop
 from topoplan.reading.finding import Finding, Severity
+from topoplan.reading.processes import launch_of
 from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import flag, value_of, words
 from topoplan.specs.model import Model
@@ -45,6 +47,8 @@ _MEANING = {
     "rope_scaling": "positions are those of the model's own config.json",
 }
 """What happens where these are set; for others the general sentence does."""
+_FETCHES = "run_train.py"
+"""The adapter's own script (mcore_adapter examples/train/run_train.py, download_model)."""
 
 
 def findings(setup: Setup) -> Iterator[Finding]:
@@ -112,7 +116,9 @@ def _freezes(configuration: Configuration, model: Model) -> Iterator[Finding]:
 def _hub_id(setup: Setup, configuration: Configuration, model: Model | None) -> Iterator[Finding]:
     key, name = "model_name_or_path", words(configuration, "model_name_or_path")
     downloads = {"USE_MODELSCOPE_HUB", "USE_OPENMIND_HUB"} & {variable.name for variable in setup.variables}
-    if name is None or not is_hub_id(name) or is_directory(name, configuration.part) or downloads:
+    launch = launch_of(setup, configuration)
+    fetches = launch is not None and PurePath(launch.program).name == _FETCHES
+    if name is None or not is_hub_id(name) or is_directory(name, configuration.part) or downloads or fetches:
         return
     directory, rule = f"models/{name}", RULES["mca-hub-id"]
     if name in templates().by_model or (model is not None and model.name.lower() == name.lower()):
