@@ -61,22 +61,22 @@ class Host:
         command = ["bash", "-c", text, "bash", *words]
         return subprocess.run(command, input=stdin, capture_output=True, timeout=30, **options)
 
-    def start(self, script: str, environment: bytes = b"") -> dict[str, Any]:
-        done = self.try_to_start(script, environment)
+    def start(self, script: str, environment: bytes = b"", *, line: str = "") -> dict[str, Any]:
+        done = self.try_to_start(script, environment, line=line)
         assert done.returncode == 0, done.stderr
         record = json.loads(done.stdout)
         assert isinstance(record, dict)
         return record
 
     def try_to_start(
-        self, script: str, environment: bytes = b"", *, sums: str = "", **options: Any
+        self, script: str, environment: bytes = b"", *, sums: str = "", line: str = "", **options: Any
     ) -> subprocess.CompletedProcess[bytes]:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         # Put there in one step, as an upload does: bash reads a script while it runs it, and may only be starting to.
         (self.run_dir / "node.sh.part").write_text(script)
         (self.run_dir / "node.sh.part").replace(self.run_dir / "node.sh")
-        words = (str(self.run_dir), "node.sh", self.run_dir.name, self.keeper, sums)
-        return self.program(programs.START, *words, stdin=environment, **options)
+        words = (str(self.run_dir), "node.sh", self.run_dir.name, self.keeper, sums, programs.SUPERVISE, "")
+        return self.program(programs.START, *words, stdin=line.encode() + b"\n" + environment, **options)
 
     @property
     def keeper(self) -> str:

@@ -48,6 +48,7 @@ def _node(state: NodeState | HostError) -> dict[str, Any]:
         "log_bytes": state.log_bytes,
         "pids": list(state.pids),
         "directory": state.directory,
+        "stopped": state.stopped or None,
     }
 
 
@@ -106,7 +107,8 @@ def node_words(state: NodeState) -> str:
 def _state_words(state: NodeState) -> str:
     if state.state == "ended":
         left = f"; left {counted(len(state.pids), 'process', 'processes')} running" if state.pids else ""
-        return f"ended with exit code {state.code}{signal_words(state.code)}{left}"
+        why = f" on its host's own account, as {state.stopped}" if state.stopped else ""
+        return f"ended with exit code {state.code}{signal_words(state.code)}{why}{left}"
     return {
         "running": "running",
         "gone": "gone without an exit code: it was killed, by a person, for memory, or at logout",

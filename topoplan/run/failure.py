@@ -64,7 +64,8 @@ def first_cause(
         before = known()
         found = first_failure(watch.nodes, ranks_per_node=ranks_per_node)
         diagnosis = found[0].diagnosis if found is not None else None
-        if diagnosis is None or diagnosis.certain:
+        by_itself = any(node.failed and not _stopped(node) for node in watch.nodes)
+        if by_itself if diagnosis is None else diagnosis.certain:
             return found
         if (
             not watch.until(lambda before=before: leave() or known() != before, deadline_s=deadline.left_s)  # type: ignore[misc]
@@ -80,6 +81,16 @@ def _what(node: Watched) -> str:
     if node.state is not None and node.state.state in OVER:
         return how_it_failed(node.state)
     return "a rank of it failed"
+
+
+def _stopped(node: Watched) -> str:
+    """Why its own host ended it; empty where it did not."""
+    return node.state.stopped if node.state is not None else ""
+
+
+def _said_of(node: Watched, nodes: Sequence[Watched]) -> str:
+    """How it failed, as others heard it, whose hosts ended them for that; empty where nobody was."""
+    return next((said for other in nodes if (said := _stopped(other)).startswith(f"{node.name} ")), "")
 
 
 def _wait_for_sight(watch: Watch, tell: Tell, leave: Callable[[], bool]) -> None:
@@ -117,10 +128,16 @@ def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tu
     failed = [node for node in nodes if node.failed]
     if not failed:
         return None
-    earliest = min(failed, key=lambda node: node.trouble_at or 0.0)
+    by_itself = [node for node in failed if not _stopped(node)]
+    candidates = by_itself or [node for node in nodes if _said_of(node, nodes)] or failed
+    earliest = min(candidates, key=lambda node: node.trouble_at or 0.0)
     diagnosis = diagnose(
         {node.node: node.tail.lines() for node in nodes},
-        {node.node: node.code for node in nodes if node.state is not None and node.state.state in OVER},
+        {
+            node.node: node.code
+            for node in nodes
+            if node.state is not None and node.state.state in OVER and not _stopped(node)
+        },
         {node.node: node.trouble_at for node in nodes if node.trouble_at is not None},
         {node.node: node.unseen.what for node in nodes if node.unseen is not None},
         ranks_per_node=ranks_per_node,
@@ -131,7 +148,7 @@ def first_failure(nodes: Sequence[Watched], *, ranks_per_node: int | None) -> tu
     failure = Failure(
         node=first.name,
         host=first.address,
-        what=first.failure or _what(first),
+        what=first.failure or _said_of(first, nodes).removeprefix(f"{first.name} ") or _what(first),
         code=first.code,
         diagnosis=diagnosis,
         tail=tuple(first.tail.lines()),

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from topoplan.errors import HostError, InputError
+from topoplan.hosts.needs import python_on
 from topoplan.hosts.result import Outcome as HostOutcome
 from topoplan.hosts.result import Result
 from topoplan.remote.connection import Connection
@@ -31,7 +32,7 @@ from topoplan.run import record as records
 from topoplan.run.bundle_reader import Bundle, BundleNode
 from topoplan.run.events import Event, Tell, host_failure
 from topoplan.run.failure import FAILED, Failure
-from topoplan.run.node import NodeState, node_state, start_node
+from topoplan.run.node import NodeState, Peers, node_state, start_node
 from topoplan.run.outcome import note_stop, stopped_with_grace_s
 from topoplan.run.record import NodeRecord, RunRecord
 from topoplan.run.session import INTERRUPTED, Interrupted, Outcome, Session
@@ -149,6 +150,8 @@ class LaunchSession(Session):
     def _start(self) -> Outcome | None:
         self._step("start", f"starting {_hosts(len(self._bundle.nodes))}")
 
+        peers = self._peers()
+
         def one(place: NodeRecord, connection: Connection) -> None:
             if self._give_up:
                 raise Interrupted
@@ -160,6 +163,7 @@ class LaunchSession(Session):
                 environment=self._secrets,
                 files=self._files_of(place),
                 deadline_s=self._settings.start_s,
+                supervision=self._supervision(peers, place),
             )
 
         try:
@@ -250,6 +254,20 @@ class LaunchSession(Session):
         return run_on_all(
             self._connections, lambda name, connection: job(places[name], connection), deadline_s=deadline_s + 1
         )
+
+    def _peers(self) -> Peers | None:
+        """Where the nodes' supervisors meet; None for one node, which has nobody to watch."""
+        draft, count = self._bundle.draft, len(self._bundle.nodes)
+        if count == 1 or draft.master_address is None:
+            return None
+        token, grace_s = secrets.token_hex(16), self._settings.grace_s
+        return Peers(
+            nodes=count, address=draft.master_address, port=draft.master_port, token=token, grace_s=grace_s
+        )  # fmt: skip
+
+    def _supervision(self, peers: Peers | None, place: NodeRecord) -> tuple[str, str]:
+        python = python_on(self._bundle.nodes[place.node].host) or ""
+        return ("", "") if peers is None else (peers.line(place.node, place.run_dir), python)
 
     def _files_of(self, place: NodeRecord) -> dict[str, bytes]:
         return self._bundle.files_of(self._bundle.nodes[place.node])

@@ -7,11 +7,12 @@ run leaves on a host is in its run directory, whose last part is what the run is
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal, NoReturn, cast, get_args
 
@@ -56,6 +57,8 @@ class NodeState:
     """Since the end; None unless `ended`."""
     directory: Directory = "there"
     """What it was asked of."""
+    stopped: str = ""
+    """Which node had failed, and how, where its own host ended it for that; such as `node-02 failed`."""
 
     @property
     def is_mute(self) -> bool:
@@ -98,6 +101,32 @@ class Stopped:
         return not self.left and not self.may_be
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """Where the supervisors of all nodes of a run meet, and what they do; see `scripts/supervise.py`."""
+
+    nodes: int
+    address: str
+    """Of node 0, for the others."""
+    port: int
+    """The master port, until the trainer takes it."""
+    token: str
+    """Whoever knows it is one of them."""
+    meet_s: float = 15.0
+    """Longest wait for the others; then the jobs are started without being supervised."""
+    end_after_s: float = 20.0
+    """From the failure of a node to the end of the others by their own hosts: a client that is there is faster."""
+    lost_s: float = 900.0
+    """A machine of which nothing is heard for so long is gone."""
+    grace_s: float = 10.0
+    """From SIGTERM to SIGKILL."""
+
+    def line(self, node: int, run_dir: str) -> str:
+        """What the supervisor of a node is told."""
+        words = (_called(run_dir), *_times(self.grace_s))
+        return json.dumps({**asdict(self), "node": node, "stop": programs.STOP, "stop_words": words})
+
+
 def start_node(
     connection: Connection,
     *,
@@ -106,11 +135,13 @@ def start_node(
     environment: Mapping[str, str],
     deadline_s: float,
     files: Mapping[str, File | bytes] | None = None,
+    supervision: tuple[str, str] = ("", ""),
 ) -> Started:
     """Start `script`, a file in `run_dir`, with bash; it runs there, without a terminal and detached from us.
 
     `environment` is exported before. It goes to the host by standard input and into no file there. `files` are what
     was put there: nothing is started unless each is that now, in a directory in which nobody else can change it.
+    `supervision` is the line of `Peers` and a Python for hosts without a python3, or nothing.
 
     Raises:
         ValueError: the name of a variable that is none.
@@ -120,8 +151,10 @@ def start_node(
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of a variable")
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
-    words = (_placed(run_dir), script, _called(run_dir), programs.KEEPER, sums(files or {}))
-    done = connection.run(programs.START, *words, stdin=exports.encode(errors="surrogateescape"), deadline_s=deadline_s)
+    line, python = supervision
+    words = (_placed(run_dir), script, _called(run_dir), programs.KEEPER, sums(files or {}), programs.SUPERVISE, python)
+    stdin = f"{line}\n{exports}".encode(errors="surrogateescape")
+    done = connection.run(programs.START, *words, stdin=stdin, deadline_s=deadline_s)
     lines = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
     if done.code != 0 or not lines:
         # Before it is cut: half of a value would not be known for one.
@@ -177,6 +210,7 @@ def node_state(connection: Connection, run_dir: str, *, started: Started | None 
         elapsed_s=_number(said.get("elapsed_s")),
         ended_s_ago=_seconds(said.get("ended_s_ago")),
         directory=_directory(said),
+        stopped=shown_line(said.get("stopped", "").encode()) if state == "ended" else "",
     )
 
 
@@ -209,8 +243,7 @@ def stop_node(
     Raises:
         HostError: `lost`, `deadline`, or `command`: the host cannot say.
     """
-    times = (str(round(100 * grace_s)), str(round(100 * SETTLE_S)))
-    words = (_placed(run_dir), _called(run_dir), *times, *_identity(started))
+    words = (_placed(run_dir), _called(run_dir), *_times(grace_s), *_identity(started))
     done = connection.run(programs.STOP, *words, deadline_s=deadline_s)
     said = _said(done)
     if done.code != 0 or "found" not in said:
@@ -261,6 +294,11 @@ def _begin(offset: int, tail_lines: int | None) -> str:
 def _called(run_dir: str) -> str:
     """What the run is called there, in the mark of its processes too."""
     return posixpath.basename(run_dir.rstrip("/"))
+
+
+def _times(grace_s: float) -> tuple[str, str]:
+    """The words of `stop` for the grace and the wait after SIGKILL, in hundredths of a second."""
+    return str(round(100 * grace_s)), str(round(100 * SETTLE_S))
 
 
 def _identity(started: Started | None) -> tuple[str, str, str]:

@@ -20,16 +20,18 @@ _CLOCK_S = 2
 
 
 def exit_code(states: Mapping[str, NodeState | HostError]) -> int | None:
-    """Of the run: the first code that is not 0, in the order of the nodes; 1 where a job has ended without one.
+    """Of the run: the first code that is not 0, in the order of the nodes; 1 where a job has ended without one. Nodes
+    that were ended because another had failed come last.
 
     None while a job runs or cannot be asked about.
     """
-    worst = 0
+    worst = stopped = 0
     for state in states.values():
         if isinstance(state, HostError) or state.state not in OVER:
             return None
-        worst = worst or (1 if state.code is None else state.code)
-    return worst
+        code = 1 if state.code is None else state.code
+        worst, stopped = (worst, stopped or code) if state.stopped else (worst or code, stopped)
+    return worst or stopped
 
 
 def note(

@@ -23,7 +23,11 @@ and one in a group that nobody can prove to be the job's, because the first proc
 holds files of the run or a GPU is named.
 
 In <run_dir>/.topoplan: `started.json`, there before the job does anything; `log`, both outputs; `exit`, the exit code,
-there once the job has ended. Each appears in one step. The job goes on when the client goes, at any moment.
+there once the job has ended; `stopped`, which node failed, where that is why this one was ended without the client.
+Each appears in one step. The job goes on when the client goes, at any moment.
+
+Where a run has several nodes, each job has a supervisor beside it (`supervise.py`), in any Python that the host has: it
+hears of the others' ends, and ends this job when one has failed and nobody else does it. It goes with the job.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from __future__ import annotations
 from enum import IntEnum
 from importlib.resources import files
 
+from topoplan.remote.programs import program
 from topoplan.remote.upload import OURS
 
 
@@ -59,6 +64,7 @@ _CODES = "".join(f"{code.name}={code.value}\n" for code in ExitCode)
 
 KEEPER = _program("look_at", "keep")
 """Run by `sh -c` as the leader of a new session."""
+SUPERVISE = program("run", "supervise.py")
 START = _CODES + OURS + _program("start")
 STATE = _CODES + OURS + _program("look_at", "job", "members", "say", "state")
 FOLLOW = _CODES + OURS + _program("look_at", "job", "follow")

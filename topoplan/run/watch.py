@@ -496,6 +496,8 @@ def not_kept(nodes: Iterable[Watched]) -> str:
 
 def how_it_failed(state: NodeState) -> str:
     """In a phrase; empty where it ended well."""
+    if state.stopped:
+        return f"was ended on its host, as {state.stopped}"
     if state.state == "ended":
         if state.code is None:
             return "was ended by a signal"

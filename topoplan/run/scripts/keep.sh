@@ -1,9 +1,11 @@
-# The first process of a job, which leads a session of its own. Words: the script, and what the run is called here.
-# Standard input: the environment, as shell text.
+# The first process of a job, which leads a session of its own. Words: the script, what the run is called here, the text
+# of supervise.py, and a Python where there is no python3. Standard input: a line for supervise.py, empty where there is
+# nothing to supervise; then the environment, as shell text.
 # It records itself and says so on its outputs, which are the starter's until then; then it runs the script and waits
 # for it. A signal to the whole session ends the script, not this: a trap that does something is not inherited, unlike
 # one that ignores. The exit code goes into a file that has its room on the disk already.
-script=$1 run=$2
+script=$1 run=$2 python=$4 supervisor=
+IFS= read -r peers
 environment=$(cat)
 trap : HUP INT QUIT TERM USR1 USR2 ALRM
 look_at $$ && IFS= read -r boot </proc/sys/kernel/random/boot_id || exit 1
@@ -14,15 +16,27 @@ env printf '%30s\n' '' >.topoplan/ending &&
         topoplan.started/1 $$ "$session" "$ticks" "$boot" "$(date +%s)" >.topoplan/starting &&
     mv .topoplan/starting .topoplan/started.json || exit 1
 exec >>.topoplan/log 2>&1 </dev/null
-(
-    export TOPOPLAN_RUN="$run/$$/$ticks"
-    eval "$environment"
-    unset environment
-    exec bash -- "$script"
-)
+export TOPOPLAN_RUN="$run/$$/$ticks"
+[ "$python" ] && ! command -v python3 >/dev/null || python=python3
+if [ "$peers" ] && command -v "$python" >/dev/null; then
+    supervisor=$(printf '%s\n' "$peers" | "$python" -I -c "$3" $$ "$ticks" "$boot")
+fi
 code=$?
+# 143: somebody ended it before the script was begun.
+if [ "$code" -ne 143 ]; then
+    (
+        eval "$environment"
+        unset environment
+        exec bash -- "$script"
+    )
+    code=$?
+fi
 # And when: by the time since boot, which nobody sets, unlike the clock.
 read -r up rest </proc/uptime
 printf '%d %s' "$code" "$up" 1<>.topoplan/ending
 # A signal to the whole group may end it.
 mv .topoplan/ending .topoplan/exit || mv .topoplan/ending .topoplan/exit
+# Under its number another process may be by now.
+if [ "$supervisor" ] && grep -qszxF -- "TOPOPLAN_RUN=$TOPOPLAN_RUN" "/proc/$supervisor/environ"; then
+    if [ "$code" -eq 0 ]; then kill -s USR1 "$supervisor"; else kill -s USR2 "$supervisor"; fi
+fi

@@ -12,6 +12,7 @@ fi
 [ ! -e "$kept/exit" ] || state=ended
 say state "$state"
 say_code
+[ ! -e "$kept/stopped" ] || say stopped "$(head -c 200 "$kept/stopped" | head -n 1)"
 # By the time since boot, which nobody sets. Of an end in an earlier boot only the clock can say how long ago it was.
 read -r up rest </proc/uptime
 ago=

@@ -1,0 +1,130 @@
+"""Jobs of one run that look after each other, in the shells of this machine: nobody watches them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.run.test_programs import Host, eventually
+from topoplan.run.node import Peers
+
+LONG = "sleep 600"
+
+
+@dataclass
+class Run:
+    """Three nodes, which meet on a port of this machine."""
+
+    hosts: list[Host]
+    peers: Peers
+
+    def start(self, *scripts: str, lacking: int | None = None) -> None:
+        """All at once, but for one that never comes."""
+
+        def one(node: int) -> None:
+            host = self.hosts[node]
+            host.start(scripts[node], line=self.peers.line(node, str(host.run_dir)))
+
+        nodes = [node for node in range(len(scripts)) if node != lacking]
+        threads = [threading.Thread(target=one, args=(node,)) for node in nodes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def log(self, node: int) -> str:
+        return (self.hosts[node].run_dir / ".topoplan" / "log").read_text()
+
+    def begun(self, *nodes: int) -> bool:
+        return eventually(lambda: all("begun" in self.log(node) for node in nodes))
+
+    def ends(self, node: int) -> tuple[str, str]:
+        """Its exit code, and why its host ended it, once nothing of it is left."""
+        host = self.hosts[node]
+        assert eventually(lambda: (said := host.state())["state"] in ("ended", "gone") and not said.get("pids"))
+        return host.state()["code"], host.state().get("stopped", "")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    hosts = [Host(run_dir=tmp_path / f"node-{node}" / f"run-{tmp_path.name}-{node}") for node in range(3)]
+    peers = Peers(nodes=3, address="127.0.0.1", port=port, token="abc", meet_s=10, end_after_s=0.5, grace_s=5)
+    yield Run(hosts, peers)
+    for host in hosts:
+        if host.run_dir.exists() and host.state().get("pids"):
+            host.stop(0)
+
+
+FAILS = "echo begun; sleep 0.2; exit 7"
+
+
+@pytest.mark.parametrize(
+    ("scripts", "expected"),
+    [
+        ((LONG, FAILS, LONG), [("143", "node-01 failed"), ("7", ""), ("143", "node-01 failed")]),
+        ((FAILS, LONG, LONG), [("7", ""), ("143", "node-00 failed"), ("143", "node-00 failed")]),
+        # One that ends well is no reason, be it the one in the middle of all.
+        (("echo begun", "sleep 1.2", FAILS.replace("7", "0")), [("0", ""), ("0", ""), ("0", "")]),
+        # It is the first that counts; the others had the time to end by themselves.
+        ((LONG, FAILS, FAILS.replace("0.2", "0.5")), [("143", "node-01 failed"), ("7", ""), ("7", "")]),
+    ],
+)
+def test_a_node_that_fails_ends_the_others(
+    run: Run, scripts: tuple[str, ...], expected: list[tuple[str, str]]
+) -> None:
+    run.start(*scripts)
+    assert [run.ends(node) for node in range(3)] == expected
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_node_on_which_all_was_killed_ends_the_others(run: Run, victim: int) -> None:
+    run.start(*["echo begun; sleep 600"] * 3)
+    assert run.begun(0, 1, 2)
+    for pid in run.hosts[victim].state()["pids"].split():
+        os.kill(int(pid), signal.SIGKILL)
+    others = [node for node in range(3) if node != victim]
+    assert [run.ends(node) for node in others] == [("143", f"node-{victim:02d} is gone")] * 2
+    assert "nobody has ended this node" in run.log(others[0])
+
+
+def test_they_start_without_one_that_does_not_come_and_end_it_by_name(run: Run) -> None:
+    run.peers = replace(run.peers, meet_s=1.0)
+    run.start(LONG, LONG, FAILS, lacking=1)
+    assert run.ends(0) == ("143", "node-02 failed")
+    assert "not all nodes were met" in run.log(0)
+
+
+def test_one_that_is_stopped_while_it_waits_for_the_others_never_begins(run: Run) -> None:
+    host = run.hosts[0]
+    host.start("echo begun", line=run.peers.line(0, str(host.run_dir)))
+    assert host.stop(5)["left"] == ""
+    assert run.ends(0) == ("143", "")
+    assert "begun" not in run.log(0)
+
+
+def test_who_does_not_know_the_token_is_not_heard(run: Run) -> None:
+    host = run.hosts[0]
+    two = replace(run.peers, nodes=2, meet_s=2.0)
+    host.start("echo begun; sleep 1", line=two.line(0, str(host.run_dir)))
+    strangers: list[socket.socket] = []
+
+    def is_let_in() -> bool:
+        with contextlib.suppress(OSError):
+            strangers.append(socket.create_connection((two.address, two.port)))
+        return bool(strangers)
+
+    assert eventually(is_let_in)
+    strangers[0].sendall(b"xyz 1\nfailed node-01 failed\n")
+    assert run.ends(0) == ("0", "")
+    strangers[0].close()

@@ -1,0 +1,258 @@
+"""Looks after the job of one node, together with the like of it on all other nodes. Runs on a host, on Python 3.6 or
+later. The first process of the job starts it before the script, and tells it by a signal how that ended.
+
+They meet at the master port, before the trainer listens there: node 0 lets the others in, closes the port and keeps
+their connections. Then each says how its job ended, and node 0 passes on that one failed. A connection that breaks
+without a word is a failure too: everything was killed there, or the machine is gone. Who hears of one ends its own job
+a while later. Until then the client may do so, who knows more, and ranks may say what they see.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+KEEPER, TICKS, BOOT = sys.argv[1:]
+"""The first process of the job: its id, start and boot."""
+TOLD = json.loads(sys.stdin.readline())
+NAME = "node-%02d"
+ME = NAME % TOLD["node"]
+WELL, FAILED = "well", "failed"
+SIGNALS = signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+TRY_S = 0.1
+LOOK_S = 1.0
+LONGEST = 1000
+"""Bytes of one line, of which there is never more."""
+
+
+class Over(Exception):  # noqa: N818  no error
+    """The job ended, or is being ended."""
+
+
+class Peer:
+    """A connection to the supervisor of another node, which sends lines of a word and what it is about."""
+
+    def __init__(self, connection: socket.socket, name: str) -> None:
+        self.connection, self.name = connection, name
+        self.rest = b""
+
+    def greeting(self, limit_s: float) -> "list[str]":
+        """The words of its first line; raises OSError where none comes."""
+        self.connection.settimeout(limit_s)
+        found = b""
+        while not found.endswith(b"\n"):
+            byte = self.connection.recv(1)
+            if not byte or len(found) > LONGEST:
+                raise ConnectionError
+            found += byte
+        return found.decode(errors="replace").split()
+
+    def read(self) -> "list[tuple[str, str]]":
+        """The lines that have come, each as its first word and the others; raises OSError where nothing more will."""
+        self.connection.settimeout(0.0)
+        data = self.connection.recv(LONGEST)
+        if not data or len(self.rest) > LONGEST:
+            raise ConnectionError
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        return [line.decode(errors="replace").partition(" ")[::2] for line in lines]
+
+    def say(self, *words: str) -> None:
+        """Send a line, if somebody is there."""
+        with contextlib.suppress(OSError):
+            self.connection.settimeout(1.0)
+            self.connection.sendall(" ".join(words).encode() + b"\n")
+
+    def keep(self) -> None:
+        """The kernel asks now and then whether the other machine is there, which keeps firewalls open too."""
+        options = {
+            "SO_KEEPALIVE": 1,
+            "TCP_KEEPIDLE": 15,
+            "TCP_KEEPINTVL": 15,
+            "TCP_USER_TIMEOUT": 1000 * TOLD["lost_s"],
+        }
+        for name, value in options.items():
+            level = socket.SOL_SOCKET if name.startswith("SO_") else socket.IPPROTO_TCP
+            with contextlib.suppress(OSError, AttributeError):
+                self.connection.setsockopt(level, getattr(socket, name), int(value))
+
+
+def listener() -> socket.socket:
+    """At the master port, which another may take as soon as this is closed: SO_REUSEADDR on both sides."""
+    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+        with contextlib.suppress(OSError):
+            made = socket.socket(family)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            made.bind((address, TOLD["port"]))
+            made.listen(TOLD["nodes"])
+            return made
+    raise ConnectionError
+
+
+def welcome() -> "list[Peer]":
+    """All others, as node 0; fewer where some do not come in time."""
+    found = {}  # type: dict[str, Peer]
+    end = time.monotonic() + TOLD["meet_s"]
+    with listener() as door:
+        while len(found) < TOLD["nodes"] - 1 and time.monotonic() < end:
+            door.settimeout(max(0.01, end - time.monotonic()))
+            with contextlib.suppress(OSError):
+                peer = Peer(door.accept()[0], "")
+                token, *node = peer.greeting(LOOK_S)
+                if token == TOLD["token"]:
+                    peer.name = NAME % int(node[0])
+                    found[peer.name] = peer
+    for peer in found.values():
+        peer.say("go")
+    return list(found.values())
+
+
+def join() -> "list[Peer]":
+    """Node 0, where it takes us in."""
+    end = time.monotonic() + TOLD["meet_s"]
+    while time.monotonic() < end:
+        try:
+            peer = Peer(socket.create_connection((TOLD["address"], TOLD["port"]), LOOK_S), NAME % 0)
+        except OSError:
+            time.sleep(TRY_S)
+            continue
+        with contextlib.suppress(OSError):
+            peer.say(TOLD["token"], str(TOLD["node"]))
+            if peer.greeting(TOLD["meet_s"] + LOOK_S) == ["go"]:
+                return [peer]
+        break
+    return []
+
+
+def note(text: str) -> None:
+    """Say it in the log of the job."""
+    sys.stderr.write(f"topoplan: {text}\n")
+    sys.stderr.flush()
+
+
+def is_there(pid: str) -> bool:
+    """Whether the first process of the job lives, even if it waits for its parent."""
+    try:
+        os.kill(int(pid), 0)
+    except OSError:
+        return False
+    return True
+
+
+def end_job(why: str) -> None:
+    """Start the program that ends it, which will end this one too; it is none of the job's."""
+    place = Path("/")
+    with contextlib.suppress(OSError):
+        place = Path.cwd()
+        (place / ".topoplan" / "stopped").write_text(f"{why}\n")
+    environment = {name: value for name, value in os.environ.items() if name != "TOPOPLAN_RUN"}
+    words = [str(place), *TOLD["stop_words"], KEEPER, TICKS, BOOT]
+    subprocess.call(
+        ["setsid", "--fork", "bash", "-c", TOLD["stop"], "bash", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    )
+
+
+class Supervisor:
+    """Of this node."""
+
+    def __init__(self, peers: "list[Peer]") -> None:
+        self.selector = selectors.DefaultSelector()
+        for peer in peers:
+            peer.keep()
+            self.selector.register(peer.connection, selectors.EVENT_READ, peer)
+        self.why = ""
+        self.end_at = 0.0
+
+    def peers(self) -> "list[Peer]":
+        """Those that are connected."""
+        return [key.data for key in list(self.selector.get_map().values())]
+
+    def drop(self, peer: Peer) -> None:
+        """Nothing more comes from it."""
+        self.selector.unregister(peer.connection)
+        peer.connection.close()
+
+    def heard(self, why: str) -> None:
+        """A node failed: the first one counts."""
+        if self.why:
+            return
+        self.why, self.end_at = why, time.monotonic() + TOLD["end_after_s"]
+        for peer in self.peers():
+            peer.say(FAILED, why)
+
+    def listen(self, peer: Peer) -> None:
+        """To what one of them says."""
+        try:
+            lines = peer.read()
+        except BlockingIOError:
+            return
+        except OSError:
+            self.drop(peer)
+            self.heard(f"{peer.name} is gone")
+            return
+        for word, rest in lines:
+            if word == WELL:
+                self.drop(peer)
+                return
+            if word == FAILED:
+                self.heard(rest)
+
+    def watch(self) -> None:
+        """Until the job has ended, or nobody is there to watch with."""
+        ends = False
+        while is_there(KEEPER) and (self.why or self.selector.get_map()):
+            for key, _ in self.selector.select(LOOK_S):
+                self.listen(key.data)
+            if self.why and not ends and time.monotonic() >= self.end_at:
+                ends = True
+                note(f"{self.why}, and nobody has ended this node in {TOLD['end_after_s']:g} s: it is ended")
+                end_job(self.why)
+
+
+def told(number: int, frame: object) -> None:
+    """By the first process how the job ended; or, by any other signal, to end with it."""
+    for one in SIGNALS:
+        signal.signal(one, signal.SIG_IGN)
+    raise Over({signal.SIGUSR1: WELL, signal.SIGUSR2: f"{FAILED} {ME} failed"}.get(number, f"{FAILED} {ME} was stopped"))
+
+
+def main() -> int:
+    """Meet the others; then go on in a process of its own, whose id is told to the first one."""
+    for one in SIGNALS:
+        signal.signal(one, told)
+    peers = []  # type: list[Peer]
+    try:
+        with contextlib.suppress(OSError):
+            peers = welcome() if TOLD["node"] == 0 else join()
+        if len(peers) < (TOLD["nodes"] - 1 if TOLD["node"] == 0 else 1):
+            note("not all nodes were met in time; where one fails, not all learn of it by themselves")
+        if not peers:
+            return 0
+        own = os.fork()
+        if own:
+            os.write(1, b"%d" % own)
+            os._exit(0)
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    except Over:
+        return 128 + signal.SIGTERM
+    supervisor = Supervisor(peers)
+    try:
+        supervisor.watch()
+    except Over as over:
+        for peer in supervisor.peers():
+            peer.say(str(over))
+    return 0
+
+
+sys.exit(main())
