@@ -15,7 +15,15 @@ WITH_SSH = ("tests/bed/", "tests/remote/", "tests/run/")
 ON_HOSTS = {
     *("run/test_launch", "test_launch_faults", "test_launch_for_real", "test_remote", "test_node", "test_connection"),
     "preflight/test_preflight",
-    *("hosts/test_probe", "test_torchrun_for_real", "test_run", "test_watch", "test_stopping", "test_supervise", "run/test_attach"),
+    *(
+        "hosts/test_probe",
+        "test_torchrun_for_real",
+        "test_run",
+        "test_watch",
+        "test_stopping",
+        "test_supervise",
+        "run/test_attach",
+    ),
     *(
         "cli/test_attach",
         "cli/test_logs",

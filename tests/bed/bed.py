@@ -231,6 +231,22 @@ class Bed:
             for rule in rules:
                 subprocess.run(["-D" if word == "-A" else word for word in rule], check=True)
 
+    @contextlib.contextmanager
+    def closed_but_for(self, port: int) -> Iterator[None]:
+        """A firewall on each host that lets others in at one port alone; the client still gets to all."""
+        others = ["!", "-s", f"10.213.{self.number}.1", "!", "-i", "lo"]
+        rule = ["INPUT", *others, "-p", "tcp", "--syn", "!", "--dport", str(port), "-j", "DROP"]
+        for name in self.hosts:
+            subprocess.run([*self._inside(name), "-A", *rule], check=True)
+        try:
+            yield
+        finally:
+            for name in self.hosts:
+                subprocess.run([*self._inside(name), "-D", *rule], check=True)
+
+    def _inside(self, name: str) -> list[str]:
+        return ["ip", "netns", "exec", self._namespace(name), "iptables", "-w"]
+
     def hide(self, *names: str, how: Hiding = "drop") -> None:
         """Hide hosts (all, if none is named) from the client, who hides from them; they see each other."""
         self._hiding(names, "-A", how)
@@ -247,8 +263,7 @@ class Bed:
             if how != "reset":  # it is by the same way that the client is told
                 rules.append(["OUTPUT", "-p", "tcp", "-d", client, "-j", "DROP"])
             for rule in rules:
-                inside = ["ip", "netns", "exec", self._namespace(name)]
-                subprocess.run([*inside, "iptables", "-w", action, *rule], check=True)
+                subprocess.run([*self._inside(name), action, *rule], check=True)
 
     @contextlib.contextmanager
     def hidden(self, *names: str, how: Hiding = "drop") -> Iterator[None]:

@@ -52,8 +52,9 @@ def test_ctrl_c_leaves_the_run_as_it_is(live: LiveRun) -> None:
         _, said = process.communicate(timeout=20)
     assert process.returncode == 130
     assert said.decode().endswith(
-        "topoplan: left; the run goes on\n  topoplan runs attach live-1  # watch it again\n"
+        "  topoplan runs attach live-1  # watch it again\n"
         "  topoplan runs stop live-1    # end what is left\n"
+        "topoplan: left; the run goes on\n"
     )
     live.wait_for(["running", "running"])
 
@@ -104,7 +105,7 @@ def test_only_the_last_lines_of_the_past_are_shown_and_all_are_copied(cli: Cli, 
     assert shown_lines(cli("attach", "--tail", "0").out) == []
 
 
-def test_what_still_runs_after_a_failure_is_stopped_only_when_asked_for(
+def test_what_still_runs_after_a_failure_is_stopped_unless_asked_not_to(
     cli: Cli, live: LiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from topoplan.run.settings import Settings
@@ -112,7 +113,7 @@ def test_what_still_runs_after_a_failure_is_stopped_only_when_asked_for(
     monkeypatch.setattr("topoplan.run.settings.Settings", lambda **given: Settings(linger_s=0.3, **given))
     live.start("echo up; exec sleep 61", "echo No space left on device; exit 9")
     live.wait_for(["running", "ended"])
-    shown = cli("attach")
+    shown = cli("attach", "--no-stop-on-failure")
     assert shown.code == 9
     assert f"node-01 ({live.record.nodes[1].address}) failed first: ended with exit code 9\n" in shown.err
     assert "likely cause: " in shown.err
@@ -120,7 +121,7 @@ def test_what_still_runs_after_a_failure_is_stopped_only_when_asked_for(
     assert "topoplan runs stop live-1" in shown.err
     live.wait_for(["running"])
     assert record.load().state == "running"
-    shown = cli("attach", "--stop-on-failure", "--grace", "1")
+    shown = cli("attach", "--grace", "1")
     assert shown.code == 9
     assert shown.err.endswith("nothing of the run is left running\n")
     live.wait_for(["ended"])

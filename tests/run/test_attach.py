@@ -157,7 +157,7 @@ def test_a_host_that_cannot_be_seen_any_more_ends_nothing(hosts: Hosts, refused:
     assert records.load().state == "ended"
 
 
-def test_one_that_is_given_up_ends_the_watching_and_the_run_for_who_asks_for_it(
+def test_one_that_is_given_up_ends_the_watching_and_the_run_unless_asked_not_to(
     hosts: Hosts, refused: list[str]
 ) -> None:
     hosts.does("echo begun; exec sleep 600")
@@ -168,12 +168,12 @@ def test_one_that_is_given_up_ends_the_watching_and_the_run_for_who_asks_for_it(
         begun = Once("begun", lambda: hosts.bed.end_sessions("two"))
         return Client(hosts).attach(on=begun, settings=settings)
 
-    watched = attach(replace(TIMES, lost_after_s=1))
+    watched = attach(replace(TIMES, lost_after_s=1, stop_on_failure=False))
     assert (watched.end, watched.code, watched.failure) == ("unknown", 1, None)
     assert list(watched.running) == LABELS
     assert {name: str(error) for name, error in watched.errors.items()} == {"node-01": "two: nobody is let in"}
     assert (records.load().state, set(hosts.jobs())) == ("running", set(NAMES))
-    stopped = attach(replace(TIMES, lost_after_s=1, stop_on_failure=True))
+    stopped = attach(replace(TIMES, lost_after_s=1))
     assert (stopped.end, stopped.code, stopped.running) == ("failed", 1, ("node-01",))
     assert stopped.failure is not None
     assert stopped.failure.what == "its host was not seen for 1 s"
@@ -200,17 +200,17 @@ def test_hosts_that_cannot_be_seen_at_first_are_waited_for(hosts: Hosts) -> None
     client.assert_copies_are_whole()
 
 
-def test_a_failure_stops_the_others_for_who_asks_for_it(hosts: Hosts) -> None:
+def test_a_failure_stops_the_others_unless_asked_not_to(hosts: Hosts) -> None:
     waits(hosts)
     hosts.does("echo begun; sleep 600", three="echo begun; sleep 0.5; exit 8")
     hosts.launch(settings=replace(SETTINGS, detach=True))
-    attached = Client(hosts).attach()
+    attached = Client(hosts).attach(settings=replace(TIMES, stop_on_failure=False))
     assert (attached.end, attached.code, attached.running) == ("failed", 8, ("node-00", "node-01", "node-03"))
     assert attached.failure is not None
     assert (attached.failure.node, attached.failure.tail[-1]) == ("node-02", "begun")
     assert set(hosts.jobs()) == {"one", "two", "four"}
     client = Client(hosts)
-    again = client.attach(settings=replace(TIMES, stop_on_failure=True))
+    again = client.attach()
     assert (again.end, again.code, again.running, dict(again.errors)) == ("failed", 8, (), {})
     hosts.assert_nothing_is_left()
     assert (records.load().state, records.load().reason) == ("failed", "node-02: ended with exit code 8")
@@ -260,7 +260,7 @@ def test_a_failure_of_long_ago_is_told_at_once(hosts: Hosts) -> None:
     code, up_s = end.read_text().split()
     end.write_text(f"{code} {float(up_s) - 60}\n")
     started = time.monotonic()
-    attached = client.attach(settings=replace(TIMES, linger_s=45))
+    attached = client.attach(settings=replace(TIMES, linger_s=45, stop_on_failure=False))
     assert time.monotonic() - started < 30
     assert (attached.end, attached.code, len(attached.running)) == ("failed", 6, 3)
     hosts.stop_from_another_client()
@@ -286,7 +286,7 @@ def test_a_run_whose_start_was_not_seen_to_end_is_not_stopped(hosts: Hosts) -> N
     not_yet = replace(run.nodes[1], run_dir=f"{run.nodes[1].run_dir}-not-yet", started=None)
     nodes = (run.nodes[0], not_yet, *run.nodes[2:])
     records.update(run.run_id, state="starting", nodes=nodes)
-    attached = Client(hosts).attach(settings=replace(TIMES, starting_s=0.2, stop_on_failure=True))
+    attached = Client(hosts).attach(settings=replace(TIMES, starting_s=0.2))
     assert attached.failure is not None
     assert (attached.failure.node, attached.failure.what, attached.code) == ("node-01", "was never started", 1)
     assert set(hosts.jobs()) == set(NAMES)

@@ -487,6 +487,27 @@ class TestTheClient:
             hosts.stop_from_another_client()
             hosts.assert_nothing_is_left()
 
+    @pytest.mark.parametrize(("options", "runs_on"), [((), True), (("--stop-on-exit", "--grace", "1"), False)])
+    def test_says_that_the_job_goes_on_when_it_is_ended_or_takes_it_along(
+        self, hosts: Hosts, options: tuple[str, ...], runs_on: bool
+    ) -> None:
+        hosts.does(LONG)
+        process = hosts.start(*options)
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if sum("begun" in one for one in said) == len(NAMES):
+                break
+        process.terminate()
+        *_, last = process.stdout
+        assert process.wait(30) == 143
+        assert ("goes on on its hosts" in last, "stopped" in last) == (runs_on, not runs_on)
+        assert set(hosts.jobs()) == (set(NAMES) if runs_on else set())
+        assert hosts.record().state == ("running" if runs_on else "stopped")
+        hosts.stop_from_another_client()
+        hosts.assert_nothing_is_left()
+
     def test_is_held_up_by_no_terminal_that_is_halted(self, hosts: Hosts) -> None:
         hosts.does(LONG, two="yes a line of output | head -c 8000000; echo all is written >> done; sleep 600")
         process = hosts.start("--grace", "1")

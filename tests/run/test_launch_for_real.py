@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.bed.bed import Bed
-from tests.bed.jobs import NAMES, SETTINGS, After, Hosts, Once, hosts_of, wait_until
+from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, hosts_of, wait_until
 from tests.bundle.nodes import stand_in_trainer
+from tests.run.test_attach import Client
 from topoplan.run.events import Event
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -54,9 +55,9 @@ def hosts(
     return made
 
 
-def trains(hosts: Hosts, then: str, *, timeout_s: float = 600) -> None:
+def trains(hosts: Hosts, then: str, *, timeout_s: float = 600, program: str = LAUNCHER) -> None:
     """Real Pythons in the place of the stand-ins; ranks that have met wait so long for others."""
-    env = stand_in_trainer(hosts.root / "trainer", LAUNCHER)
+    env = stand_in_trainer(hosts.root / "trainer", program)
     env |= {"THEN": then, "TIMEOUT": str(timeout_s), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     for name in NAMES:
         python = hosts.root / name / "venv" / "bin" / "python"
@@ -122,3 +123,43 @@ def test_a_rank_that_is_killed_while_the_client_is_offline_is_blamed_when_it_is_
     hosts.assert_nothing_is_left()
     assert (ran.failure.node, ran.diagnosis.rank, ran.diagnosis.kind) == ("node-02", 2, "killed")
     assert (ran.outcome.end, ran.outcome.running, ran.outcome.code) == ("failed", (), 1)
+
+
+STORE = """
+import os, signal, sys, time
+
+if __name__ == "__main__":
+    import torch.distributed as dist
+
+    # No more than the store: whatever else the ranks need, they would need other ports for.
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    rank = int(os.environ["RANK"])
+    store.set(f"there {rank}", "yes")
+    store.wait([f"there {each}" for each in range(4)])
+    print(f"rank {rank} sees all", flush=True)
+    time.sleep(1)
+    if os.environ["THEN"] == f"rank {rank} is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+"""
+
+
+def test_a_rank_that_is_killed_ends_all_nodes_though_nobody_watches_and_one_port_is_open(hosts: Hosts) -> None:
+    trains(hosts, "rank 2 is killed", program=STORE)
+    with hosts.bed.closed_but_for(hosts.bundle.draft.master_port):
+        process = hosts.start()
+        assert process.stdout is not None
+        assert any("running on" in line for line in process.stdout)
+        process.kill()
+        process.communicate()
+        hosts.wait_for_all("sees all")
+        ends = {node.label: Path(node.run_dir, ".topoplan", "exit") for node in hosts.record().nodes}
+        wait_until(lambda: all(end.exists() for end in ends.values()), "all nodes end", 90)
+    stopped = {label: end.with_name("stopped") for label, end in ends.items()}
+    said = {label: file.read_text() for label, file in stopped.items() if file.exists()}
+    assert said == dict.fromkeys(set(LABELS) - {"node-02"}, "node-02 failed\n")
+    hosts.assert_nothing_is_left()
+    attached = Client(hosts).attach()
+    assert attached.failure is not None
+    assert attached.failure.diagnosis is not None
+    assert (attached.failure.node, attached.failure.diagnosis.rank, attached.code) == ("node-02", 2, 1)

@@ -80,9 +80,7 @@ FAILS = "echo begun; sleep 0.2; exit 7"
         ((LONG, FAILS, FAILS.replace("0.2", "0.5")), [("143", "node-01 failed"), ("7", ""), ("7", "")]),
     ],
 )
-def test_a_node_that_fails_ends_the_others(
-    run: Run, scripts: tuple[str, ...], expected: list[tuple[str, str]]
-) -> None:
+def test_a_node_that_fails_ends_the_others(run: Run, scripts: tuple[str, ...], expected: list[tuple[str, str]]) -> None:
     run.start(*scripts)
     assert [run.ends(node) for node in range(3)] == expected
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -14,8 +15,11 @@ def attach(
     run: RunReference = "last",
     tail: Annotated[int, typer.Option("--tail", metavar="N", min=0, help="Lines of the past to begin with.")] = 10,
     stop_on_failure: Annotated[
-        bool, typer.Option("--stop-on-failure", help="Stop the others when a node fails, as `launch` does.")
-    ] = False,
+        bool,
+        typer.Option(
+            "--stop-on-failure/--no-stop-on-failure", help="Stop the others when a node fails, or leave them."
+        ),
+    ] = True,
     grace: Grace = 10.0,
     lost_host_after: LostHostAfter = None,
     accept_new: AcceptNew = False,
@@ -23,9 +27,9 @@ def attach(
 ) -> int:
     """Shows the output of all nodes, each line behind its node, and where training is.
 
-    Ctrl-C leaves the run as it is. A node that fails ends the watching, and what still runs is said; it is stopped only
-    with --stop-on-failure. The copies of the logs on this machine are continued. A host that cannot be seen is tried
-    again until it can; --lost-host-after ends that, and with --stop-on-failure the run.
+    Ctrl-C leaves the run as it is. A node that fails ends the others, as with `launch`; with --no-stop-on-failure
+    what still runs is said. The copies of the logs on this machine are continued. A host that cannot be seen is tried
+    again until it can; --lost-host-after ends that, and the run with it where others are seen.
 
     Exit code: that of the node that failed first; 0 when all ended well; 1: a host was given up; 2: bad input; 130:
     Ctrl-C.
@@ -46,16 +50,18 @@ def attach(
     )
     known = record.load(run)
     output = EventOutput(ATTACH if as_json else None)
-    with Interrupts() as interrupts:
+    with Interrupts(endings=True) as interrupts:
         outcome = AttachSession(
             known,
             output.access(accept_new=accept_new),
             settings=settings,
             tell=output.tell,
-            # Who no longer reads has seen enough, unless the watching is for the run's sake.
-            interrupts=lambda: interrupts.count or (output.reader_has_left and not stop_on_failure),
+            # Who no longer reads has seen enough.
+            interrupts=lambda: interrupts.count or interrupts.ending or output.reader_has_left,
         ).go()
-        if outcome.end == "left" and not interrupts.count:
+        if outcome.end == "left" and not interrupts.wants_out:
             return 0
+        if outcome.end == "left" and interrupts.ending:
+            outcome = replace(outcome, code=128 + interrupts.ending)
         output.end(outcome_to_dict(outcome, ATTACH), attach_lines(outcome), outcome.code, interrupts)
     return outcome.code

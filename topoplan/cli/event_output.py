@@ -67,6 +67,6 @@ class EventOutput:
             for line in lines:
                 self._output.message(line)
         while not self._output.close(limit_s=1.0):
-            if interrupts.count:
+            if interrupts.wants_out:
                 # A terminal that is halted (Ctrl-S) must not keep a user who wants to leave; nor may the last flush.
                 os._exit(code)

@@ -47,6 +47,9 @@ def launch(
         list[str] | None,
         typer.Option("--exclude", metavar="LIST", help="Hosts to leave out, in the same way.", show_default=False),
     ] = None,
+    stop_on_exit: Annotated[
+        bool, typer.Option("--stop-on-exit", help="Stop the run when `topoplan` is ended (SIGTERM, a closed terminal).")
+    ] = False,
     grace: Grace = 10.0,
     lost_host_after: LostHostAfter = None,
     as_json: AsJson = False,
@@ -54,13 +57,15 @@ def launch(
     """Puts it there over SSH and starts all nodes together.
 
     The first node that fails stops the others, and so does Ctrl-C; a second Ctrl-C leaves at once. A closed terminal
-    or a killed `topoplan` leaves the run going: see `topoplan runs status`, `attach` and `stop`.
+    or a killed `topoplan` leaves the run going, unless --stop-on-exit: see `topoplan runs status`, `attach` and `stop`.
+    Then a node that fails is noticed by the others, which end a while later.
 
     A host that cannot be seen ends nothing: it is tried again until it can. What ended meanwhile is found then. Where
     its peers have lost it too, they fail, and it is blamed. With --lost-host-after it is given up after that time,
     while others are seen, and the rest is stopped; where none is seen, the run is left as it is, with exit code 1.
 
-    Exit code: that of the node that failed first; 0 when all ended well; 1: a host failed; 2: bad input; 130: Ctrl-C.
+    Exit code: that of the node that failed first; 0 when all ended well; 1: a host failed; 2: bad input; 130: Ctrl-C;
+    143: SIGTERM.
     """
     from topoplan.cli.ssh_options import lost_after_s
     from topoplan.remote.ssh_config import SshConfig
@@ -68,7 +73,9 @@ def launch(
     from topoplan.run.secrets import take
     from topoplan.run.settings import Settings
 
-    settings = Settings(detach=detach, grace_s=grace, lost_after_s=lost_after_s(lost_host_after))
+    settings = Settings(
+        detach=detach, stop_on_exit=stop_on_exit, grace_s=grace, lost_after_s=lost_after_s(lost_host_after)
+    )
     read = read_bundle(bundle)
     choose_nodes(read, nodes or (), exclude or ())
     config = SshConfig()
@@ -103,7 +110,7 @@ def _launch(
     output = EventOutput(LAUNCH if as_json else None)
     for note in bundle.notes:
         output.tell(Event(kind="note", text=note))
-    with Interrupts() as interrupts:
+    with Interrupts(endings=True) as interrupts:
         outcome = LaunchSession(
             bundle,
             targets,
@@ -112,6 +119,7 @@ def _launch(
             settings=settings,
             tell=output.tell,
             interrupts=lambda: interrupts.count,
+            ending=lambda: interrupts.ending,
             secrets=secrets,
         ).go()
         output.end(outcome_to_dict(outcome, LAUNCH), launch_lines(outcome), outcome.code, interrupts)

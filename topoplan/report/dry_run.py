@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topoplan.hosts.collect import COLLECT, VERSIONS, collect_words
-from topoplan.hosts.needs import RunNeeds
+from topoplan.hosts.needs import RunNeeds, python_on
 from topoplan.hosts.preflight import connections
 from topoplan.hosts.preflight.preflight import wanted
 from topoplan.remote import upload
@@ -68,20 +68,26 @@ def _programs(bundle: Bundle, checks: RunNeeds | None) -> tuple[_Program, ...]:
         _Program(
             name="start",
             does="compares the files with their SUMS, and starts `keep` in a session of its own",
-            words="DIRECTORY SCRIPT RUN KEEP SUMS",
+            words="DIRECTORY SCRIPT RUN KEEP SUMS SUPERVISE PYTHON",
             text=programs.START,
         ),
         _Program(
             name="keep",
-            does="records itself, runs the script of the node, and notes its exit code",
-            words="SCRIPT RUN",
+            does="records itself, runs the script of the node beside `supervise`, and notes its exit code",
+            words="SCRIPT RUN SUPERVISE PYTHON",
             text=programs.KEEPER,
+        ),
+        _Program(
+            name="supervise",
+            does="hears of other nodes that fail, and starts `stop` where nobody does, in Python",
+            words="PID START BOOT",
+            text=programs.SUPERVISE,
         ),
         _Program(name="follow", does="prints the log as it grows", words="DIRECTORY WHERE", text=programs.FOLLOW),
         _Program(name="state", does="says how the job is", words=f"DIRECTORY RUN {_IDENTITY}", text=programs.STATE),
         _Program(
             name="stop",
-            does="ends the job; after a failure and Ctrl-C only",
+            does="ends the job; after a failure and Ctrl-C only, by us or by `supervise`",
             words=f"DIRECTORY RUN GRACE SETTLE {_IDENTITY}",
             text=programs.STOP,
         ),
@@ -158,7 +164,8 @@ def dry_run_lines(
     yield "Files go to `put` as a tar stream, into a directory beside the run's, which becomes the run's once their"
     yield "SHA-256 is right."
     yield "Started together, each in a session of its own (setsid), which outlives the connection. Kept on the host:"
-    yield "  .topoplan/started.json, .topoplan/log and .topoplan/exit in each directory."
+    yield "  .topoplan/started.json, .topoplan/log, .topoplan/exit and .topoplan/stopped in each directory."
+    yield "Nodes meet at the master port, before the trainer takes it, and hear there of one that fails."
     yield "The first failure, or Ctrl-C, ends all: SIGTERM, after the grace SIGKILL, to what this run started only."
 
 
@@ -174,7 +181,7 @@ def _commands(
     return [
         *([ask, ["meet", *_MEET]] if checks is not None else []),
         ["put", node.host.workdir or "~", f"{_own(node, target)}/{_RUN}", _STAGING, seconds, "SUMS"],
-        ["start", directory, node.script, _RUN, "KEEP", "SUMS"],
+        ["start", directory, node.script, _RUN, "KEEP", "SUMS", "SUPERVISE", python_on(node.host) or "''"],
         ["follow", directory, "-c+1"],
         ["state", directory, _RUN, *identity],
         ["stop", directory, _RUN, str(round(100 * grace_s)), str(round(100 * SETTLE_S)), *identity],

@@ -63,6 +63,9 @@ def launch_lines(outcome: Outcome) -> Iterator[str]:
     elif outcome.end == "detached":
         yield f"topoplan: run {outcome.run} goes on without this terminal"
         yield from _next(run, "status", "logs -f", "attach", "stop")
+    elif outcome.end == "left":
+        yield from _next(run, "status", "attach", "stop")
+        yield f"topoplan: ended by a signal; run {outcome.run} goes on on its hosts (--stop-on-exit takes it along)"
     elif outcome.end == "interrupted":
         yield "topoplan: stopped" if outcome.run and not outcome.running else "topoplan: interrupted"
     elif outcome.end == "unknown":
@@ -84,8 +87,8 @@ def attach_lines(outcome: Outcome) -> Iterator[str]:
     """How the watching ended, and what there is to do."""
     run = shlex.quote(outcome.run)
     if outcome.end == "left":
-        yield "topoplan: left; the run goes on"
         yield from _next(run, "attach", "stop")
+        yield "topoplan: left; the run goes on"
         return
     if outcome.end == "stopped":
         yield f"topoplan: run {outcome.run} {'is being' if outcome.running else 'was'} stopped"

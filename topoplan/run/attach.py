@@ -1,8 +1,7 @@
 """Coming back to a run that goes on: watch it as its launch does, from another process.
 
-The launch stops the other nodes when one fails. Where it was detached, or has died, nobody does: they wait for the one
-that failed until their collectives time out. So a failure ends the watching soon, and says what still runs; stopping
-that is done only for who asks for it, as the launch may still be there, or somebody may want to look at what hangs.
+When a node fails, the others are stopped here as the launch would, which may not be there any more. For who wants to
+look at what hangs they are left, and what still runs is said; their own hosts end them a while later.
 """
 
 from __future__ import annotations

@@ -61,12 +61,17 @@ class LaunchSession(Session):
         settings: Settings,
         tell: Tell = lambda event: None,
         interrupts: Callable[[], int] = lambda: 0,
+        ending: Callable[[], int] = lambda: 0,
         preflight: Preflight | None = None,
         secrets: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Touch nothing yet. `targets` are by names of nodes; `secrets` are variables of the job."""
+        """Touch nothing yet. `targets` are by names of nodes; `secrets` are variables of the job. `ending` is the
+        number of the signal that ends this program, or 0."""
         record, hidden = _new_record(bundle, targets), secrets.values()
         super().__init__(record, targets, access, settings, tell=tell, interrupts=interrupts, hidden=hidden)
+        self._ending = ending
+        self._runs = False
+        """Whether it was started everywhere: from then on it may be left."""
         self._bundle, self._planned = bundle, bundle.draft
         self._preflight, self._secrets = preflight, secrets
         self._all_started = True
@@ -88,13 +93,25 @@ class LaunchSession(Session):
         if self._settings.detach and self._all_started:
             self._end_if_interrupted()
             return self._detached()
+        self._runs = True
         self._note("running")
         self._step("watch", f"running on {_hosts(len(self._bundle.nodes))}; Ctrl-C stops it", run=self._run)
         return None
 
     def _may_leave(self, watch: Watch) -> bool:
-        """Once all hosts have said that they have started it."""
-        return self._settings.detach and all(node.state is not None for node in watch.nodes)
+        """Once all hosts have said that they have started it; or at once, when this program has to end."""
+        return self._ending() > 0 or (self._settings.detach and all(node.state is not None for node in watch.nodes))
+
+    def _detached(self) -> Outcome:
+        outcome = super()._detached()
+        return replace(outcome, end="left", code=self._ended_code) if self._ending() else outcome
+
+    def _is_interrupted(self) -> bool:
+        return super()._is_interrupted() or (self._ending() > 0 and (self._settings.stop_on_exit or not self._runs))
+
+    @property
+    def _ended_code(self) -> int:
+        return 128 + self._ending() if self._ending() else INTERRUPTED
 
     # ------------------------------------------------------------------------------------------------- before the start
 
@@ -237,9 +254,11 @@ class LaunchSession(Session):
             left = self._stop_all(watch)
         elif self._is_noted:
             self._clean_up()
+        code = self._ended_code
         if not left:
-            self._note("stopped", INTERRUPTED, reason=_BY_USER, nodes=watch.nodes if watch is not None else ())
-        return Outcome(end="interrupted", code=INTERRUPTED, run=self._run, errors=left, running=tuple(left))
+            reason = f"signal {self._ending()} to topoplan" if self._ending() else _BY_USER
+            self._note("stopped", code, reason=reason, nodes=watch.nodes if watch is not None else ())
+        return Outcome(end="interrupted", code=code, run=self._run, errors=left, running=tuple(left))
 
     def _stop_all(self, watch: Watch | None = None, *, grace_s: float | None = None) -> dict[str, HostError]:
         if self._is_interrupted():

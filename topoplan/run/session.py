@@ -154,7 +154,7 @@ class Session(ABC):
         try:
             watch.until(
                 lambda: (
-                    self._interrupts() > 0
+                    self._is_interrupted()
                     or self._has_failed(watch)
                     or self._is_given_up(watch)
                     or self._may_leave(watch)
@@ -162,7 +162,7 @@ class Session(ABC):
             )
             if self._has_failed(watch):
                 return self._failed(watch)
-            if self._interrupts():
+            if self._is_interrupted():
                 return self._interrupted(watch)
             if self._may_leave(watch):
                 return self._detached()
@@ -184,7 +184,7 @@ class Session(ABC):
         found = first_cause(watch, ranks_per_node=ranks, tell=self._tell, leave=self._is_interrupted)
         failure, code = found or (None, FAILED)
         elsewhere = self._is_stopped_elsewhere(watch)
-        if self._stops:
+        if self._stops and (self.OWNS or not elsewhere):
             running = [node.name for node in watch.nodes if not node.over]
             if running and not elsewhere:
                 leaves = "" if self.OWNS else "; Ctrl-C leaves at once"

@@ -13,7 +13,9 @@ class Settings:
 
     detach: bool = False
     """Return when all nodes have started."""
-    stop_on_failure: bool = False
+    stop_on_exit: bool = False
+    """Stop the run when this program is ended by a signal, as with Ctrl-C."""
+    stop_on_failure: bool = True
     """Stop the others when a node fails; who starts a run always does."""
     tail_lines: int = 10
     """Lines of the past that who comes back begins with."""

@@ -224,7 +224,8 @@ def told(number: int, frame: object) -> None:
     """By the first process how the job ended; or, by any other signal, to end with it."""
     for one in SIGNALS:
         signal.signal(one, signal.SIG_IGN)
-    raise Over({signal.SIGUSR1: WELL, signal.SIGUSR2: f"{FAILED} {ME} failed"}.get(number, f"{FAILED} {ME} was stopped"))
+    how = "failed" if number == signal.SIGUSR2 else "was stopped"
+    raise Over(WELL if number == signal.SIGUSR1 else f"{FAILED} {ME} {how}")
 
 
 def main() -> int:
