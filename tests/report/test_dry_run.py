@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.run.test_bundle_reader import bundle_at
-from topoplan.hosts.needs import RunNeeds, needs_of
+from topoplan.hosts.needs import RunNeeds, needs_of, python_on
 from topoplan.remote.ssh_config import Target
 from topoplan.remote.upload import PUT
 from topoplan.report.dry_run import dry_run_lines, dry_run_to_dict
 from topoplan.run import programs
 from topoplan.run.bundle_reader import Bundle, read_bundle
 
-PROGRAMS = ["put", "start", "keep", "follow", "state", "stop"]
+PROGRAMS = ["put", "start", "keep", "supervise", "follow", "state", "stop"]
 
 
 @pytest.fixture
@@ -48,7 +48,8 @@ def test_what_each_host_gets_comes_after_the_programs_with_its_words(bundle: Bun
         place = f"{node.host.workdir or '~'}/{own}"
         assert f"\n{node.name}: ssh ada@{node.host.address}\n" in hosts
         assert f"  run put {node.host.workdir or '~'} {own} .topoplan-<random> 120 SUMS\n" in hosts
-        assert f"  run start {place} {node.script} <run id>-<random> KEEP SUMS\n" in hosts
+        words = f"{place} {node.script} <run id>-<random> KEEP SUMS {python_on(node.host)}"
+        assert f"  run start {words}\n" in hosts
         assert f"  run stop {place} <run id>-<random> 700 500 PID START BOOT\n" in hosts
     assert "run ask" not in hosts
 
@@ -69,7 +70,7 @@ def test_json_has_the_programs_and_what_differs_by_host(bundle: Bundle, checks: 
 
 def test_every_program_is_one_that_can_be_read(bundle: Bundle, checks: RunNeeds) -> None:
     for one in dry_run_to_dict(bundle, targets(bundle), checks=checks, grace_s=10)["programs"]:
-        if one["name"] in ("ports", "versions"):
+        if one["name"] in ("ports", "versions", "supervise"):
             compile(one["text"], one["name"], "exec")
             continue
         done = subprocess.run(["bash", "-n"], input=one["text"].encode(), capture_output=True)

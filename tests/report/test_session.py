@@ -102,8 +102,8 @@ def test_of_watching_a_good_end_and_leaving_take_a_line_or_two() -> None:
     still = lines(Outcome(end="stopped", code=143, run="a-run", running=("node-01",)))
     assert still[:2] == ["topoplan: run a-run is being stopped", "topoplan: node-01 still runs"]
     assert lines(Outcome(end="left", code=130, run="a-run", running=("node-00",))) == [
-        "topoplan: left; the run goes on",
         *WHAT_TO_DO[1:],
+        "topoplan: left; the run goes on",
     ]
 
 

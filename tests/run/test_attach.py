@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, StopAfter, both, wait_until
+from tests.bed.watched import texts
 from topoplan.errors import HostError
 from topoplan.remote.connection import Connection
 from topoplan.remote.identities import Access
@@ -53,7 +54,7 @@ class Client:
         return AttachSession(self.run, Access(), settings=settings, tell=tell, **options).go()
 
     def of(self, kind: str, node: str = "") -> list[str]:
-        return [event.text for event in self.events if event.kind == kind and node in ("", event.node)]
+        return texts(self.events, kind, node)
 
     def assert_copies_are_whole(self) -> None:
         for node in self.run.nodes:

@@ -21,6 +21,7 @@ import pytest
 
 from topoplan.remote.upload import sums
 from topoplan.run import programs
+from topoplan.run.node import NO_PEERS
 from topoplan.run.programs import ExitCode
 
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="another user needs root")
@@ -61,22 +62,22 @@ class Host:
         command = ["bash", "-c", text, "bash", *words]
         return subprocess.run(command, input=stdin, capture_output=True, timeout=30, **options)
 
-    def start(self, script: str, environment: bytes = b"", *, line: str = "") -> dict[str, Any]:
-        done = self.try_to_start(script, environment, line=line)
+    def start(self, script: str, environment: bytes = b"", *, lines: str = NO_PEERS) -> dict[str, Any]:
+        done = self.try_to_start(script, environment, lines=lines)
         assert done.returncode == 0, done.stderr
         record = json.loads(done.stdout)
         assert isinstance(record, dict)
         return record
 
     def try_to_start(
-        self, script: str, environment: bytes = b"", *, sums: str = "", line: str = "", **options: Any
+        self, script: str, environment: bytes = b"", *, sums: str = "", lines: str = NO_PEERS, **options: Any
     ) -> subprocess.CompletedProcess[bytes]:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         # Put there in one step, as an upload does: bash reads a script while it runs it, and may only be starting to.
         (self.run_dir / "node.sh.part").write_text(script)
         (self.run_dir / "node.sh.part").replace(self.run_dir / "node.sh")
-        words = (str(self.run_dir), "node.sh", self.run_dir.name, self.keeper, sums, programs.SUPERVISE, "")
-        return self.program(programs.START, *words, stdin=line.encode() + b"\n" + environment, **options)
+        words = (str(self.run_dir), "node.sh", self.run_dir.name, self.keeper, sums, "")
+        return self.program(programs.START, *words, stdin=lines.encode() + environment, **options)
 
     @property
     def keeper(self) -> str:

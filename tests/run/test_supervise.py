@@ -31,7 +31,7 @@ class Run:
 
         def one(node: int) -> None:
             host = self.hosts[node]
-            host.start(scripts[node], line=self.peers.line(node, str(host.run_dir)))
+            host.start(scripts[node], lines=self.peers.lines(node, str(host.run_dir)))
 
         nodes = [node for node in range(len(scripts)) if node != lacking]
         threads = [threading.Thread(target=one, args=(node,)) for node in nodes]
@@ -105,7 +105,7 @@ def test_they_start_without_one_that_does_not_come_and_end_it_by_name(run: Run) 
 
 def test_one_that_is_stopped_while_it_waits_for_the_others_never_begins(run: Run) -> None:
     host = run.hosts[0]
-    host.start("echo begun", line=run.peers.line(0, str(host.run_dir)))
+    host.start("echo begun", lines=run.peers.lines(0, str(host.run_dir)))
     assert host.stop(5)["left"] == ""
     assert run.ends(0) == ("143", "")
     assert "begun" not in run.log(0)
@@ -114,7 +114,7 @@ def test_one_that_is_stopped_while_it_waits_for_the_others_never_begins(run: Run
 def test_who_does_not_know_the_token_is_not_heard(run: Run) -> None:
     host = run.hosts[0]
     two = replace(run.peers, nodes=2, meet_s=2.0)
-    host.start("echo begun; sleep 1", line=two.line(0, str(host.run_dir)))
+    host.start("echo begun; sleep 1", lines=two.lines(0, str(host.run_dir)))
     strangers: list[socket.socket] = []
 
     def is_let_in() -> bool:

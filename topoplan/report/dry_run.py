@@ -68,13 +68,13 @@ def _programs(bundle: Bundle, checks: RunNeeds | None) -> tuple[_Program, ...]:
         _Program(
             name="start",
             does="compares the files with their SUMS, and starts `keep` in a session of its own",
-            words="DIRECTORY SCRIPT RUN KEEP SUMS SUPERVISE PYTHON",
+            words="DIRECTORY SCRIPT RUN KEEP SUMS PYTHON",
             text=programs.START,
         ),
         _Program(
             name="keep",
             does="records itself, runs the script of the node beside `supervise`, and notes its exit code",
-            words="SCRIPT RUN SUPERVISE PYTHON",
+            words="SCRIPT RUN PYTHON",
             text=programs.KEEPER,
         ),
         _Program(
@@ -181,7 +181,7 @@ def _commands(
     return [
         *([ask, ["meet", *_MEET]] if checks is not None else []),
         ["put", node.host.workdir or "~", f"{_own(node, target)}/{_RUN}", _STAGING, seconds, "SUMS"],
-        ["start", directory, node.script, _RUN, "KEEP", "SUMS", "SUPERVISE", python_on(node.host) or "''"],
+        ["start", directory, node.script, _RUN, "KEEP", "SUMS", python_on(node.host) or "''"],
         ["follow", directory, "-c+1"],
         ["state", directory, _RUN, *identity],
         ["stop", directory, _RUN, str(round(100 * grace_s)), str(round(100 * SETTLE_S)), *identity],

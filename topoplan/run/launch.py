@@ -32,7 +32,7 @@ from topoplan.run import record as records
 from topoplan.run.bundle_reader import Bundle, BundleNode
 from topoplan.run.events import Event, Tell, host_failure
 from topoplan.run.failure import FAILED, Failure
-from topoplan.run.node import NodeState, Peers, node_state, start_node
+from topoplan.run.node import NO_PEERS, NodeState, Peers, node_state, start_node
 from topoplan.run.outcome import note_stop, stopped_with_grace_s
 from topoplan.run.record import NodeRecord, RunRecord
 from topoplan.run.session import INTERRUPTED, Interrupted, Outcome, Session
@@ -180,7 +180,8 @@ class LaunchSession(Session):
                 environment=self._secrets,
                 files=self._files_of(place),
                 deadline_s=self._settings.start_s,
-                supervision=self._supervision(peers, place),
+                supervision=NO_PEERS if peers is None else peers.lines(place.node, place.run_dir),
+                python=python_on(self._bundle.nodes[place.node].host) or "",
             )
 
         try:
@@ -283,10 +284,6 @@ class LaunchSession(Session):
         return Peers(
             nodes=count, address=draft.master_address, port=draft.master_port, token=token, grace_s=grace_s
         )  # fmt: skip
-
-    def _supervision(self, peers: Peers | None, place: NodeRecord) -> tuple[str, str]:
-        python = python_on(self._bundle.nodes[place.node].host) or ""
-        return ("", "") if peers is None else (peers.line(place.node, place.run_dir), python)
 
     def _files_of(self, place: NodeRecord) -> dict[str, bytes]:
         return self._bundle.files_of(self._bundle.nodes[place.node])

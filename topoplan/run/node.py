@@ -121,10 +121,15 @@ class Peers:
     grace_s: float = 10.0
     """From SIGTERM to SIGKILL."""
 
-    def line(self, node: int, run_dir: str) -> str:
-        """What the supervisor of a node is told."""
+    def lines(self, node: int, run_dir: str) -> str:
+        """The supervisor of a node, and what it is told."""
         words = (_called(run_dir), *_times(self.grace_s))
-        return json.dumps({**asdict(self), "node": node, "stop": programs.STOP, "stop_words": words})
+        told = {**asdict(self), "node": node, "stop": programs.STOP, "stop_words": words}
+        return f"{json.dumps(programs.SUPERVISE)}\n{json.dumps(told)}\n"
+
+
+NO_PEERS = "\n\n"
+"""In the place of those lines, for who has nobody to look after."""
 
 
 def start_node(
@@ -135,13 +140,14 @@ def start_node(
     environment: Mapping[str, str],
     deadline_s: float,
     files: Mapping[str, File | bytes] | None = None,
-    supervision: tuple[str, str] = ("", ""),
+    supervision: str = NO_PEERS,
+    python: str = "",
 ) -> Started:
     """Start `script`, a file in `run_dir`, with bash; it runs there, without a terminal and detached from us.
 
     `environment` is exported before. It goes to the host by standard input and into no file there. `files` are what
     was put there: nothing is started unless each is that now, in a directory in which nobody else can change it.
-    `supervision` is the line of `Peers` and a Python for hosts without a python3, or nothing.
+    `supervision` are the lines of `Peers`, and `python` is one for a host without a python3.
 
     Raises:
         ValueError: the name of a variable that is none.
@@ -151,9 +157,8 @@ def start_node(
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of a variable")
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
-    line, python = supervision
-    words = (_placed(run_dir), script, _called(run_dir), programs.KEEPER, sums(files or {}), programs.SUPERVISE, python)
-    stdin = f"{line}\n{exports}".encode(errors="surrogateescape")
+    words = (_placed(run_dir), script, _called(run_dir), programs.KEEPER, sums(files or {}), python)
+    stdin = f"{supervision}{exports}".encode(errors="surrogateescape")
     done = connection.run(programs.START, *words, stdin=stdin, deadline_s=deadline_s)
     lines = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
     if done.code != 0 or not lines:

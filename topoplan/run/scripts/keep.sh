@@ -1,10 +1,11 @@
-# The first process of a job, which leads a session of its own. Words: the script, what the run is called here, the text
-# of supervise.py, and a Python where there is no python3. Standard input: a line for supervise.py, empty where there is
-# nothing to supervise; then the environment, as shell text.
+# The first process of a job, which leads a session of its own. Words: the script, what the run is called here, and a
+# Python where there is no python3. Standard input: supervise.py as a string of JSON, and a line for it, both empty where
+# there is nothing to supervise; then the environment, as shell text.
 # It records itself and says so on its outputs, which are the starter's until then; then it runs the script and waits
 # for it. A signal to the whole session ends the script, not this: a trap that does something is not inherited, unlike
 # one that ignores. The exit code goes into a file that has its room on the disk already.
-script=$1 run=$2 python=$4 supervisor=
+script=$1 run=$2 python=$3 supervisor=
+IFS= read -r supervise
 IFS= read -r peers
 environment=$(cat)
 trap : HUP INT QUIT TERM USR1 USR2 ALRM
@@ -19,7 +20,11 @@ exec >>.topoplan/log 2>&1 </dev/null
 export TOPOPLAN_RUN="$run/$$/$ticks"
 [ "$python" ] && ! command -v python3 >/dev/null || python=python3
 if [ "$peers" ] && command -v "$python" >/dev/null; then
-    supervisor=$(printf '%s\n' "$peers" | "$python" -I -c "$3" $$ "$ticks" "$boot")
+    # Not as a word, which everybody would see among the processes.
+    supervisor=$(
+        printf '%s\n' "$supervise" "$peers" |
+            "$python" -I -c 'import json; exec(json.loads(input()))' $$ "$ticks" "$boot"
+    )
 fi
 code=$?
 # 143: somebody ended it before the script was begun.

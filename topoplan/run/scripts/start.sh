@@ -1,5 +1,5 @@
 # Starts the job. Words: run directory, script in it, what the run is called here, the text of keep.sh, the SHA-256 and
-# names of the files that were put there, or nothing, and further words of keep.sh. Standard input is that of keep.sh.
+# names of the files that were put there, or nothing, and the last word of keep.sh, whose standard input this one's is.
 cd -- "$1" || exit "$NO_DIRECTORY"
 is_ours || { whose >&2; exit "$NOT_OURS"; }
 [ -f "$2" ] && [ -r "$2" ] || exit "$NO_SCRIPT"
@@ -22,7 +22,7 @@ if ! said=$(mkdir -m 700 .topoplan 2>&1); then
     exit "$NOT_STARTED"
 fi
 # --fork and not `&`, which makes a shell without job control ignore SIGINT and SIGQUIT in what it starts, for good.
-said=$(setsid --fork sh -c "$4" topoplan "$2" "$3" "$6" "$7" 2>&1)
+said=$(setsid --fork sh -c "$4" topoplan "$2" "$3" "$6" 2>&1)
 if [ ! -e .topoplan/started.json ]; then
     rm -rf .topoplan
     printf '%s\n' "$said" >&2
