@@ -95,7 +95,7 @@ def test_beside_a_launch_and_another_one_copies_nothing_twice(hosts: Hosts) -> N
     waits(hosts)
     launch = threading.Thread(target=hosts.launch)
     launch.start()
-    wait_until(lambda: len([one for one in hosts.events if one.text == "begun"]) == 4, "all run")
+    wait_until(lambda: texts(hosts.events, "line", "").count("begun") == 4, "all run")
     clients = [Client(hosts), Client(hosts)]
     found: list[Outcome] = []
     threads = [threading.Thread(target=lambda one=one: found.append(one.attach())) for one in clients]
