@@ -273,7 +273,7 @@ class SpecOptions:
         if backends and pinned is not None and (pinned,) != backends:
             where, remedy = f"--backend {self.backend}", "leave one of them out"
             raise InputError(f"the job pins backend {pinned}", where=where, remedy=remedy)
-        return replace(read, backends=backends, trainer=whose)
+        return replace(read, backends=backends, trainer=whose or read.trainer)
 
 
 def spread(verb: Callable[..., Any]) -> Callable[..., Any]:

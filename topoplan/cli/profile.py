@@ -48,11 +48,11 @@ def profile(
     if output is None:
         show(as_json, report.profile_to_dict, report.print_profile, card, found)
     else:
-        _write_new(output, report.profile_text(card, found))
+        write_new(output, report.profile_text(card, found))
         print_written(output)
 
 
-def _write_new(output: str, text: str) -> None:
+def write_new(output: str, text: str) -> None:
     """Write a file that is not there yet: a person may have changed the one that is."""
     from pathlib import Path
 

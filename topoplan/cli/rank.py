@@ -79,6 +79,7 @@ def answered(
     from topoplan.cli.ways_out import led_on, with_ways_out
     from topoplan.errors import ModelError
     from topoplan.planner.liger import liger_note
+    from topoplan.planner.reordered import reordered
 
     read = options.read(spec)
     try:
@@ -87,6 +88,8 @@ def answered(
         raise led_on(error, read, spec, options, find) from None
     if (note := liger_note(ranking, find)) is not None:
         ranking = replace(ranking, notes=(note, *ranking.notes))
+    if changed := reordered(ranking):
+        ranking = replace(ranking, notes=(changed, *ranking.notes))
     return with_ways_out(ranking, spec, options, find) if has_ways_out or not ranking.plans else ranking
 
 

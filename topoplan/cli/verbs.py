@@ -103,6 +103,12 @@ VERBS = (
         "preflight", "Check", "Check hosts over SSH for what would stop or slow a run down.", "preflight cluster.yaml"
     ),
     Verb("validate", "Check", "Grade predictions against measured runs.", "validate runs.jsonl --rows"),
+    Verb(
+        "calibrate",
+        "Measure",
+        "Learn the constants of a cluster from the logs of its runs.",
+        "calibrate trainer_log.jsonl --spec bundle -o profile.yaml",
+    ),
     Verb("launch", "Launch", "Start a bundle on its hosts, and follow it to its end.", "launch bundle"),
     Verb("runs", "Launch", "List your runs; with status, logs, attach or stop, see to one.", "runs"),
     Verb("runs status", "Launch", "Ask the hosts of a run how their jobs are.", "runs status", short="status"),

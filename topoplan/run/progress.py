@@ -7,7 +7,6 @@ held one sequence and no other GPU worked on it (mcore_adapter/trainer/trainer.p
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
@@ -17,15 +16,9 @@ from topoplan.operators.padding import tokens_per_step
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
 from topoplan.trainers import registry
-from topoplan.trainers.log import Log
+from topoplan.trainers.log import Log, clock_s, elapsed_s, pieces
 from topoplan.trainers.registry import steps_of, trainer_named
 
-_CUT = re.compile(r"\r|(?:\[[a-z_]+[0-9]{1,6}\]: ?)+")
-"""Where a line is more than one: torchrun's --tee puts `[default0]:` before each, and joins the two outputs of a rank
-without regard to whether one of them is in the middle of a line."""
-_ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
-_LONGEST = 4096
-"""Of a longer line the end is read: a bar is drawn again and again without a new line."""
 _AT_ONCE = 50
 """Of more lines that come at once only the last say where training is now; losses in the others are counted."""
 _INTERVALS = 20
@@ -118,7 +111,7 @@ class Progress:
             more = max(len(log.loss.findall(passed)) for log in self._logs)
             self._losses[node] = self._losses.get(node, 0) + more
         for line in found[-_AT_ONCE:]:
-            for part in _CUT.split(_ANSI.sub("", line[-_LONGEST:])):
+            for part in pieces(line):
                 seen = self._read(node, part, at_s) or seen
         return self.status() if seen and (self._step, self._loss) != before else None
 
@@ -145,14 +138,14 @@ class Progress:
         """Whether there was anything."""
         bar = next((found for log in self._logs if log.bar and (found := log.bar.match(text))), None)
         if bar:
-            self._take_bar(int(bar["step"]), int(bar["total"]), at_s, _seconds(bar["clock"]))
+            self._take_bar(int(bar["step"]), int(bar["total"]), at_s, clock_s(bar["clock"]))
         losses = [(log, found) for log in self._logs if (found := log.loss.search(text))]
         if losses:
             log, loss = next((one for one in losses if one[0].steps and one[0].steps.search(text)), losses[0])
             self._take_loss(log, node, text, float(loss["loss"]), at_s)
         return bool(bar or losses)
 
-    def _take_bar(self, step: int, total: int, at_s: float, elapsed_s: int) -> None:
+    def _take_bar(self, step: int, total: int, at_s: float, drawn_s: int) -> None:
         if total != self._bar_total:
             # An evaluation draws a bar too. Before the first loss the right one is the plan's, or else the longest.
             known = self._bar_total
@@ -161,7 +154,7 @@ class Progress:
                 return
             self._bar_total, self._step, self._mark = total, 0, None
             self._steps_s.clear()
-        self._take_step(step, at_s, elapsed_s)
+        self._take_step(step, at_s, drawn_s)
 
     def _take_loss(self, log: Log, node: int, text: str, loss: float, at_s: float) -> None:
         self._loss = loss
@@ -169,41 +162,25 @@ class Progress:
         if log.steps and (found := log.steps.search(text)):
             if total := found.groupdict().get("total"):
                 self._bar_total = int(total)
-            self._take_step(int(found["step"]), at_s, _elapsed_s(log, text))
+            clock = log.elapsed.search(text) if log.elapsed else None
+            self._take_step(int(found["step"]), at_s, elapsed_s(clock) if clock else None)
         elif self._bar_total is None:
             self._take_step(count * self._logging_steps, at_s, None)
 
-    def _take_step(self, step: int, at_s: float, elapsed_s: int | None) -> None:
+    def _take_step(self, step: int, at_s: float, clock: int | None) -> None:
         if step <= self._step:
             return
         self._step = step
         if self._mark is None:
             # Not from step 0: the first step compiles and allocates.
-            self._mark = step, at_s, elapsed_s
+            self._mark = step, at_s, clock
             return
-        marked, marked_at_s, marked_elapsed_s = self._mark
+        marked, marked_at_s, marked_clock = self._mark
         span_s, least_s = at_s - marked_at_s, _LEAST_S
-        if elapsed_s is not None and marked_elapsed_s is not None:
-            drawn_s = elapsed_s - marked_elapsed_s
+        if clock is not None and marked_clock is not None:
+            drawn_s = clock - marked_clock
             if abs(span_s - drawn_s) > _LATE_S:
                 span_s, least_s = float(drawn_s), _LEAST_ELAPSED_S
         if span_s >= least_s:
             self._steps_s.append(span_s / (step - marked))
-            self._mark = step, at_s, elapsed_s
-
-
-def _elapsed_s(log: Log, text: str) -> int | None:
-    """Since the first step, where the trainer says it."""
-    found = log.elapsed.search(text) if log.elapsed else None
-    if found is None:
-        return None
-    days, hours, minutes, seconds = (int(found[part] or 0) for part in ("days", "hours", "minutes", "seconds"))
-    return ((24 * days + hours) * 60 + minutes) * 60 + seconds
-
-
-def _seconds(clock: str) -> int:
-    """tqdm's `MM:SS` or `H:MM:SS`."""
-    total = 0
-    for part in clock.split(":"):
-        total = 60 * total + int(part)
-    return total
+            self._mark = step, at_s, clock

@@ -53,7 +53,8 @@ class Origin:
     """Where one number of a profile comes from, for `topoplan show profile`."""
 
     kind: str
-    """measured (by the user), published, fitted (on published runs), assumed, kin (another's) or earned (a band)."""
+    """calibrated (by the user's runs), measured (by the user), published, fitted (on published runs), assumed, kin
+    (another's) or earned (a band)."""
     source: str
     kin: str = ""
     """The entry that the number, or the band that it is widened from, was taken from."""
@@ -246,8 +247,9 @@ def _disown(values: dict[str, Any], origins: dict[str, Origin], name: str) -> bo
 def _put_own(values: dict[str, Any], origins: dict[str, Origin], own: OwnProfile) -> None:
     source = f"{own.path}: {own.source}" if own.source else own.path
     differs = any(values[key] != value for key, value in own.constants.items() if key not in BANDS)
+    kind = "calibrated" if own.calibrated else "measured"
     for key, value in own.constants.items():
-        values[key], origins[key] = value, Origin(kind="measured", source=source)
+        values[key], origins[key] = value, Origin(kind=kind, source=source)
     for key in BANDS:
         if differs and key not in own.constants:
             values[key] = min(values[key] * WIDER_FOR_FEW, WIDEST)
@@ -279,7 +281,12 @@ def _notes(profile: Profile, card: str, keys: tuple[str, str]) -> tuple[str, ...
         given = sum(key not in BANDS for key in own.constants)
         source = f" ({own.source})" if own.source else ""
         widened = "; bands widened" if any(profile.origins[key].source == WIDENED for key in keys) else ""
-        notes.append(f"{given} of {len(CONSTANTS)} constants from {own.path}{source}{widened}")
+        if own.calibrated is None:
+            notes.append(f"{given} of {len(CONSTANTS)} constants from {own.path}{source}{widened}")
+        else:
+            count = len(own.calibrated.measured)
+            of_runs = f"{count} run{'s' * (count != 1)} on this cluster, {own.calibrated.date}"
+            notes.append(f"constants from {of_runs} ({own.path}){widened}")
     borrowed = [key for key in keys if profile.origins[key].kind == "earned" and not profile.origins[key].figures]
     if borrowed and profile.kin:
         alike = {key for key in BANDS if (key in SHARDED_BANDS) == (keys[0] in SHARDED_BANDS)}

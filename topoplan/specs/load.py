@@ -145,7 +145,9 @@ def _spec(document: Document, *, default_name: str, path: str | None, profile: O
     if profile is not None:
         profile.check_gpu(cluster.gpu)
     note = "" if job.lengths else _data_note(document, form.job)
-    return Spec(cluster=cluster, model=model, job=job, profile=profile, data_note=note, path=path)
+    # Constants that one trainer's runs gave are for what that trainer runs, unless somebody asks for another.
+    trainer = profile.calibrated.trainer or None if profile is not None and profile.calibrated else None
+    return Spec(cluster=cluster, model=model, job=job, profile=profile, trainer=trainer, data_note=note, path=path)
 
 
 def _model(document: Document, form: ModelForm, seq_len: int) -> Model:

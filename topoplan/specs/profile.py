@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from topoplan.errors import SpecError
 from topoplan.specs.gpu import Gpu
 from topoplan.specs.source import read_source, shown_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPlan:
+    """One plan that a calibration rests on."""
+
+    model: str
+    plan: str
+    """Its id."""
+    steps: int
+    step_s: float
+    """Mean seconds of a step."""
+    spread: float = 0.0
+    """Standard deviation of the steps, as a fraction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """Where the constants of a file come from that `topoplan calibrate` wrote, and what they hold for."""
+
+    date: str
+    trainer: str = ""
+    """The one that ran; empty where the logs are of a program that no files are written for."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Package -> version, as far as they are known."""
+    measured: tuple[MeasuredPlan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,6 +50,8 @@ class OwnProfile:
     """Where they come from, in the file's words; may be empty."""
     path: str
     """The file as it was named."""
+    calibrated: Calibrated | None = None
+    """None for constants that a person wrote."""
 
     def is_of(self, gpu: Gpu) -> bool:
         """Whether the file names this card or its architecture."""
@@ -48,6 +76,11 @@ def read_profile(path: str | Path) -> OwnProfile:
     source = read_source(path)
     form = check_form(ProfileForm, {key: value for key, value in source.data.items() if key != "$schema"}, source.place)
     given = form.given()
+    given.pop("calibrated", None)
     return OwnProfile(
-        gpu=given.pop("gpu").lower(), source=given.pop("source", ""), constants=given, path=shown_path(path)
+        gpu=given.pop("gpu").lower(),
+        source=given.pop("source", ""),
+        constants=given,
+        path=shown_path(path),
+        calibrated=form.calibrated,
     )

@@ -28,6 +28,7 @@ from topoplan.specs.kinds import (
     Switch,
     Text,
 )
+from topoplan.specs.profile import Calibrated
 from topoplan.specs.scalars import as_number
 from topoplan.units import shown
 
@@ -236,3 +237,4 @@ class ProfileForm(_ErrorBands, _DeviceMemory, _Host, _Eager, _Channels, _Links, 
         description="The card or the architecture that the constants are of.", examples=["h100-sxm-80gb"]
     )
     source: Annotated[str | None, Text()] = _constant("Where the constants come from.")
+    calibrated: Calibrated | None = _constant("What `topoplan calibrate` measured, and with which trainer.")

@@ -125,11 +125,38 @@ def job_refusals(spec: Spec, backend: str) -> Iterator[Refusal]:
     """Why no layout of a backend would help a job."""
     yield from way_of(backend).job_refusals(spec)
     yield from missing_precision(spec)
+    yield from _foreign_profile(spec, backend)
+
+
+def versions_of(spec: Spec, backend: str, trainer: str | None) -> dict[str, str]:
+    """Package -> version, as far as they are known: those that the trainer's files are for, and those of the hosts."""
+    written = way_of(backend, trainer).versions() if trainer else {}
+    words = {name: " or ".join(found) if isinstance(found, list) else str(found) for name, found in written.items()}
+    return {**words, **spec.cluster.software}
+
+
+def _foreign_profile(spec: Spec, backend: str) -> Iterator[Refusal]:
+    """Constants that were measured with another trainer, or with other versions of its packages."""
+    own = spec.profile
+    if own is None or own.calibrated is None or not own.calibrated.trainer:
+        return
+    with_it, trainer = own.calibrated, spec.trainer or own.calibrated.trainer
+    again = "calibrate with a log of this one, or leave the profile out"
+    if trainer != with_it.trainer:
+        what = f"the profile was calibrated with {with_it.trainer}, and the trainer is {trainer}"
+        yield Refusal("profile", what, where=own.path, remedy=again)
+        return
+    known = versions_of(spec, backend, trainer)
+    for package, version in with_it.versions.items():
+        if known.get(package, version) != version:
+            what = f"the profile was calibrated with {package} {version}, and this is {known[package]}"
+            yield Refusal("profile", what, where=own.path, remedy=again)
 
 
 def unpredicted(spec: Spec, backend: str) -> Iterator[Refusal]:
     """Why a job is not even predicted under a backend."""
     yield from (one for one in way_of(backend).job_refusals(spec) if not one.is_predicted)
+    yield from _foreign_profile(spec, backend)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,26 @@ from topoplan.trainers.llamafactory.common import VERSIONS
 from topoplan.trainers.llamafactory.mca import MEGATRON
 from topoplan.trainers.llamafactory.plain import PLAIN
 from topoplan.trainers.llamafactory.reading import LLAMAFACTORY
-from topoplan.trainers.log import Log, loss_key, tqdm_bar
+from topoplan.trainers.log import Log, loss_key, tqdm_bar, value_of
 from topoplan.trainers.trainer import Trainer
 
 _LOG = Log(
     bar=tqdm_bar(),
     loss=loss_key("loss"),
     steps=re.compile(r'"current_steps": (?P<step>[0-9]{1,12}), "total_steps": (?P<total>[0-9]{1,12})'),
+    elapsed=re.compile(
+        r'"elapsed_time": "(?:(?P<days>[0-9]{1,6}) days?, )?(?P<hours>[0-9]{1,2}):(?P<minutes>[0-9]{2}):'
+        r'(?P<seconds>[0-9]{2})"'
+    ),
+    allocated=value_of("vram_allocated", "gib"),
+    reserved=value_of("vram_reserved", "gib"),
+    peaks_of_first=True,
 )
 """It prints through transformers: `ProgressCallback` (transformers/trainer_callback.py) draws a tqdm bar on standard
 error on the first rank of all, with the number of steps, and writes `{'loss': ...}` on its standard output; with
 `disable_tqdm` it is `PrinterCallback`, on the first rank of every node, and no line says which step it is. Its own
-`LogCallback` (llamafactory/train/callbacks.py) writes lines of JSON to trainer_log.jsonl."""
+`LogCallback` (llamafactory/train/callbacks.py) writes lines of JSON to trainer_log.jsonl: the time since the start in
+whole seconds, and with RECORD_VRAM=1 the peaks of the process that writes, which is the first of all."""
 
 LLAMA_FACTORY = Trainer(
     name="llamafactory",

@@ -16,7 +16,7 @@ from topoplan.specs.job import Job
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.log import Log, loss_key, tqdm_bar
+from topoplan.trainers.log import FIGURE, Log, loss_key, tqdm_bar, value_of
 from topoplan.trainers.pauses import pauses_of
 from topoplan.trainers.plain_storage import megatron_trained_parameters, plain_checkpoint_size
 from topoplan.trainers.requirements import Requirement, Versions, install_commands, requirements_of
@@ -239,17 +239,22 @@ _LOG = Log(
     bar=tqdm_bar("(?:Train:)?"),
     loss=loss_key("loss"),
     steps=re.compile(
-        r"'(?:global_step/max_steps|iteration)': '(?P<step>[0-9]{1,12})/(?P<total>[0-9]{1,12})'",
+        r"""["'](?:global_step/max_steps|iteration)["']: ["'](?P<step>[0-9]{1,12})/(?P<total>[0-9]{1,12})["']""",
     ),
     elapsed=re.compile(
-        r"'elapsed_time': '(?:(?P<days>[0-9]{1,6})d )?(?:(?P<hours>[0-9]{1,2})h )?(?:(?P<minutes>[0-9]{1,2})m )?"
-        r"(?P<seconds>[0-9]{1,2})s'"
+        r"""["']elapsed_time["']: ["'](?:(?P<days>[0-9]{1,6})d )?(?:(?P<hours>[0-9]{1,2})h )?"""
+        r"""(?:(?P<minutes>[0-9]{1,2})m )?(?P<seconds>[0-9]{1,2})s["']"""
     ),
+    mean_time=re.compile(
+        rf"""["']train_speed\((?:s/it\)["']: ["']?(?P<s>{FIGURE})|iter/s\)["']: ["']?(?P<per_s>{FIGURE}))"""
+    ),
+    reserved=value_of(r"memory\(GiB\)", "gib"),
 )
 """It puts its own callbacks in the place of transformers': the bar is called `Train`, and the line with the loss says
 the step, the number of steps and the time since the first one (swift/trainers/patcher.py, add_train_message;
 swift/utils/utils.py, format_time). `megatron sft` prints the like from the last rank of all
-(swift/megatron/callbacks/print.py)."""
+(swift/megatron/callbacks/print.py). Both write the same to logging.jsonl. `train_speed` is a mean since the start, and
+`memory(GiB)` the most that the allocator has held: of one rank, of its group of ranks with `megatron sft`."""
 
 MS_SWIFT = Trainer(
     name="swift",

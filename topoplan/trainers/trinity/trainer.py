@@ -11,7 +11,7 @@ from topoplan.operators.params import parameter_count
 from topoplan.specs.spec import Spec
 from topoplan.trainers.checkpoint_size import CheckpointSize
 from topoplan.trainers.environment import EnvVar
-from topoplan.trainers.log import Log, loss_key
+from topoplan.trainers.log import Log, loss_key, value_of
 from topoplan.trainers.pauses import Pauses
 from topoplan.trainers.requirements import Versions, requirements_of
 from topoplan.trainers.templating import render
@@ -121,6 +121,9 @@ def _versions() -> Mapping[str, Any]:
 _LOG = Log(
     loss=loss_key("actor/sft_loss"),
     steps=re.compile(r"\bStep (?P<step>[0-9]{1,12}): \{"),
+    step_time=value_of("time/train_step", "s"),
+    allocated=value_of("perf/max_memory_allocated_gb", "gib"),
+    reserved=value_of("perf/max_memory_reserved_gb", "gib"),
 )
 """It draws no bar and prints `Step N: {...}` from the trainer's actor, which Ray passes on to node 0
 (trinity/utils/monitor.py, format_data_str)."""

@@ -1,0 +1,48 @@
+import json
+from datetime import timedelta
+from pathlib import Path
+
+from tests.cli.conftest import Cli
+
+PLAN = ("--plan", "tp8-pp1-dp4-mbs1")
+
+
+def log(folder: Path, step_s: float = 1.8, name: str = "trainer_log.jsonl") -> Path:
+    path = folder / name
+    clocks = (str(timedelta(seconds=int(30 + step_s * step))) for step in range(1, 41))
+    lines = [
+        json.dumps({"current_steps": step, "total_steps": 40, "loss": 1.0, "elapsed_time": clock})
+        for step, clock in enumerate(clocks, 1)
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_log_becomes_a_profile_that_rank_takes(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
+    given = ("calibrate", log(tmp_path), "--spec", spec_file, *PLAN)
+    profile = tmp_path / "profile.yaml"
+    result = cli(*given, "-o", profile)
+    assert (result.code, result.err) == (0, "")
+    assert "1 log with " in result.out
+    assert "kernels" in result.out
+    assert "a second, quite another, would" in result.out
+    assert f"Wrote {profile}" in result.out
+    assert cli(*given, "-o", profile).is_refused("exists; name another, or remove it first")
+    document = json.loads(cli(*given, "--json").out)
+    assert document["schema"] == "topoplan.calibration/1"
+    assert document["logs"][0]["plan"] == "tp8-pp1-dp4-mbs1"
+    assert abs(document["logs"][0]["time_error_after"]) < abs(document["logs"][0]["time_error_before"])
+    ranked = json.loads(cli("rank", spec_file, "--profile", profile, "--json").out)
+    assert any("constants from 1 run on this cluster" in text for text in ranked["plans"][0]["warnings"])
+    assert "calibrated" in ranked["notes"][0]
+    assert "calibrated" in cli("show", "profile", "h100-sxm-80gb", "--profile", profile).out
+
+
+def test_what_ran_has_to_be_said(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
+    path = log(tmp_path)
+    assert cli("calibrate", path, "--spec", spec_file).is_refused("does not say which plan ran; give --plan ID, or")
+    two = ("--plan", "tp8-pp1-dp4-mbs1", "--plan", "tp4-pp1-dp8-mbs1")
+    assert cli("calibrate", path, "--spec", spec_file, *two).is_refused("--plan: 2 for 1 logs; expected one for all")
+    assert cli("calibrate", tmp_path / "none", "--spec", spec_file, *PLAN).code == 2
+    slow = log(tmp_path, 90.0, "slow.jsonl")
+    assert cli("calibrate", slow, "--spec", spec_file, *PLAN).is_refused("are predicted of tp8-pp1-dp4-mbs1; expected")

@@ -1,0 +1,126 @@
+"""The constants of a cluster are found again from a few of its steps, and what cannot be told is not claimed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+
+import pytest
+
+from tests.samples import make_spec
+from topoplan.errors import InputError
+from topoplan.layout.forms import layout_from_dict
+from topoplan.layout.layout import Layout
+from topoplan.planner.calibrate import Run, calibrate, predicted_s
+from topoplan.planner.measured import MeasuredRun, shipped_runs
+from topoplan.planner.predict import predict
+from topoplan.planner.validate import at_90_percent, spec_of_run
+
+SPEC = make_spec()
+LAYOUTS = [
+    layout_from_dict({"backend": "mca", **keys}, SPEC.cluster, SPEC.model, SPEC.job)
+    for keys in (
+        {"tp": 1, "micro_batch_size": 1, "recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}},
+        {"tp": 8, "micro_batch_size": 2, "sequence_parallel": True},
+        {"tp": 2, "pp": 2, "micro_batch_size": 1, "sequence_parallel": True},
+    )
+]
+OTHERS = [
+    layout_from_dict({"backend": "mca", **keys}, SPEC.cluster, SPEC.model, SPEC.job)
+    for keys in (
+        {"tp": 4, "micro_batch_size": 2, "sequence_parallel": True},
+        {"tp": 2, "micro_batch_size": 1},
+        {"tp": 4, "pp": 4, "micro_batch_size": 1, "sequence_parallel": True},
+    )
+]
+
+
+def run_of(layout: Layout, step_s: float) -> Run:
+    return Run(spec=SPEC, layout=layout, step_s=step_s, error=0.005, name="log")
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [{"kernels": 1.3}, {"links inside a machine": 1.4}, {"kernels": 1.2, "links inside a machine": 0.9}, {}],
+    ids=str,
+)
+def test_a_cluster_that_is_off_is_found_from_three_layouts(truth: dict[str, float]) -> None:
+    found = calibrate([run_of(layout, predicted_s(SPEC, layout, truth)) for layout in LAYOUTS])
+    for layout in OTHERS:
+        real = predicted_s(SPEC, layout, truth)
+        assert predicted_s(SPEC, layout, found.factors) == pytest.approx(real, rel=0.025)
+        assert abs(real / predicted_s(SPEC, layout, found.factors) - 1.0) < found.band(SPEC, layout) < 0.11
+    assert max(map(abs, found.after)) < 0.035
+
+
+def test_one_layout_moves_what_it_cannot_tell_apart_by_what_was_uncertain() -> None:
+    layout = LAYOUTS[1]
+    found = calibrate([run_of(layout, 1.1 * predicted_s(SPEC, layout, {}))])
+    assert all(1.0 <= shift.factor < 1.2 for shift in found.shifts)
+    assert ("kernels", "links inside a machine") in found.unseparated
+    assert 1.02 < (1.0 + found.after[0]) / (1.0 + found.before[0]) < 1.09, "a part is the layout's own"
+    all_three = calibrate([run_of(one, 1.1 * predicted_s(SPEC, one, {})) for one in LAYOUTS])
+    assert ("kernels", "links inside a machine") not in all_three.unseparated
+    assert all_three.band(SPEC, OTHERS[0]) < found.band(SPEC, OTHERS[0])
+
+
+def test_no_share_is_more_than_all() -> None:
+    fast, faster = (predicted_s(SPEC, LAYOUTS[0], {"kernels": factor}) for factor in (0.4, 0.1))
+    assert fast == faster < predicted_s(SPEC, LAYOUTS[0], {"kernels": 0.9})
+
+
+def test_steps_that_are_far_off_are_of_something_else() -> None:
+    layout = LAYOUTS[0]
+    with pytest.raises(InputError, match="expected a log of this model, job and cluster"):
+        calibrate([run_of(layout, 4.0 * predicted_s(SPEC, layout, {}))])
+
+
+def test_a_measured_run_makes_predictions_of_others_on_its_machine_better() -> None:
+    """Each run of a group in turn is the log, and the others of the group are predicted with what it tells."""
+    before, after = _errors(is_megatron=True)
+    assert len(before) > 50
+    assert statistics.median(after) < statistics.median(before)
+    assert at_90_percent(after) < at_90_percent(before)
+    before, after = _errors(is_megatron=False)
+    assert statistics.median(after) < statistics.median(before)
+    assert at_90_percent(after) < 1.01 * at_90_percent(before)
+
+
+def _errors(*, is_megatron: bool) -> tuple[list[float], list[float]]:
+    """Sizes of errors of throughput, as the constants were and calibrated."""
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in shipped_runs():
+        if run.rank_group and not run.left_out and (run.document["layout"]["backend"] == "megatron") == is_megatron:
+            groups[run.rank_group] += _runs(run)
+    before, after = [], []
+    for members in groups.values():
+        for one in members:
+            others = [other for other in members if other is not one]
+            factors = calibrate([one]).factors if others else {}
+            for other in others:
+                before.append(abs(other.step_s / predicted_s(other.spec, other.layout, {}) - 1.0))
+                after.append(abs(other.step_s / predicted_s(other.spec, other.layout, factors) - 1.0))
+    return before, after
+
+
+def _runs(run: MeasuredRun) -> list[Run]:
+    """The run with its measured step, where its source has a speed."""
+    spec, measured = spec_of_run(run), run.measured
+    plan = predict(spec, run.document["layout"])
+    if measured.tokens_per_s_per_gpu:
+        step_s = plan.time.step_s * plan.tokens_per_s_per_gpu / measured.tokens_per_s_per_gpu
+    elif measured.step_s:
+        step_s = measured.step_s
+    elif measured.tflops_per_gpu:
+        step_s = plan.time.step_s * plan.model_flops_per_s_per_gpu / 1e12 / measured.tflops_per_gpu
+    else:
+        return []
+    return [Run(spec=spec, layout=plan.layout, step_s=step_s, name=run.id)]
+
+
+def test_the_order_of_the_runs_does_not_count() -> None:
+    off = zip(LAYOUTS, (1.1, 1.3, 1.2), strict=True)
+    runs = [run_of(layout, factor * predicted_s(SPEC, layout, {})) for layout, factor in off]
+    one, other = calibrate(runs), calibrate(runs[::-1])
+    assert all(math.isclose(one.factors[name], other.factors[name], rel_tol=1e-3) for name in one.factors)

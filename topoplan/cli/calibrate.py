@@ -1,0 +1,126 @@
+"""`topoplan calibrate`: a profile of a cluster from the logs of its runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topoplan.cli.options import AsJson, SpecOptions
+
+if TYPE_CHECKING:
+    from topoplan.planner.learn import Lesson, Lessons
+    from topoplan.planner.plan import Plan
+    from topoplan.specs.spec import Spec
+
+
+def calibrate(
+    logs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LOG...",
+            help="What trainers leave: trainer_log.jsonl, logging.jsonl, or what they printed.",
+            show_default=False,
+        ),
+    ],
+    of: Annotated[
+        list[str],
+        typer.Option(
+            "--spec",
+            metavar="SPEC|BUNDLE",
+            help="What ran: the bundle, or a spec with --plan. One for all logs, or one for each, in their order.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the profile, which --profile takes.")
+    ] = None,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option("--plan", metavar="ID", help="The plan of a spec that ran, by its id; one for all, or one each."),
+    ] = None,
+    *,
+    options: Annotated[SpecOptions, ("model", "job", "overrides", "pin", "trainer")],
+    as_json: AsJson = False,
+) -> None:
+    """Fits what steps can tell of this cluster: how far its kernels, links, network and fixed times are off together,
+    and what torch's allocator holds. Logs of different layouts tell more than long ones.
+
+    Steps that compile, evaluate or write a checkpoint are left out. A log of another model, job or trainer is refused.
+    Exit code 2: bad input.
+    """
+    from topoplan.cli.output import print_json, print_written, stdout_console
+    from topoplan.cli.profile import write_new
+    from topoplan.planner.learn import learn_from
+    from topoplan.report.calibration import calibrated_text, calibration_to_dict, print_calibration
+
+    learnt = learn_from(_lessons(logs, of, plan or [], options))
+    if output is not None:
+        write_new(output, calibrated_text(learnt.profile))
+    if as_json:
+        print_json(calibration_to_dict(learnt))
+        return
+    print_calibration(stdout_console(), learnt, _order(learnt))
+    if output is not None:
+        print_written(output)
+
+
+def _order(learnt: Lessons) -> str:
+    """What the profile does to the plans of the first job."""
+    from dataclasses import replace
+
+    from topoplan.errors import InputError
+    from topoplan.planner.reordered import reordered
+    from topoplan.planner.search import rank
+
+    spec = replace(learnt.of[0].spec, profile=learnt.profile, trainer=learnt.of[0].plan.trainer)
+    try:
+        return reordered(rank(spec))
+    except InputError:
+        return ""  # no plan of it fits by now, or none did before
+
+
+def _lessons(logs: list[str], of: list[str], plans: list[str], options: SpecOptions) -> list[Lesson]:
+    """Each log with its plan."""
+    from pathlib import Path
+
+    from topoplan.errors import InputError
+    from topoplan.planner.learn import Lesson
+    from topoplan.planner.logged import read_log
+    from topoplan.specs.source import read_text, shown_path
+
+    for option, given in (("--spec", of), ("--plan", plans)):
+        if len(given) not in (0, 1, len(logs)):
+            what, expected = f"{len(given)} for {len(logs)} logs", "expected one for all, or one for each"
+            raise InputError(what, where=option, expected=expected)
+    found = []
+    for number, log in enumerate(logs):
+        spec, plan = _ran(of[number % len(of)], plans[number % len(plans)] if plans else None, options)
+        text = read_text(Path(log), most_bytes=_MOST_BYTES, wanted="a log of a trainer")
+        found.append(
+            Lesson(spec=spec, plan=plan, logged=read_log(text, name=shown_path(Path(log)), trainer=plan.trainer))
+        )
+    return found
+
+
+_MOST_BYTES = 1 << 30
+
+
+def _ran(source: str, wanted: str | None, options: SpecOptions) -> tuple[Spec, Plan]:
+    """What ran: the plan of a bundle, or a plan of a spec."""
+    from pathlib import Path
+
+    from topoplan.bundle.plan_file import read_plan_file
+    from topoplan.cli.plan_choice import plan_of_id
+    from topoplan.errors import InputError
+    from topoplan.trainers.trainer import PLAN_FILE
+
+    if Path(source).is_dir() or Path(source).name == PLAN_FILE:
+        if wanted is not None or options:
+            raise InputError("a bundle says its plan and its job", where=source, remedy="leave the other options out")
+        recorded = read_plan_file(source)
+        return recorded.spec, recorded.plan
+    if wanted is None:
+        raise InputError("does not say which plan ran", where=source, remedy="give --plan ID, or the bundle")
+    spec = options.read(source)
+    return spec, plan_of_id(spec, wanted)

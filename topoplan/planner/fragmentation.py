@@ -1,0 +1,114 @@
+"""How much memory torch's allocator holds beyond live tensors, from the peaks that runs have logged.
+
+What it holds is predicted as live tensors times one plus a share. Where both were logged their ratio is measured, and
+the share is nearly known. Where only what it holds was logged, a difference from the prediction is divided between the
+two as far as each was uncertain: live tensors by half of the variance of the profile's band, one plus the share by 5%.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from topoplan.engines.registry import engine_of
+from topoplan.layout.layout import Layout
+from topoplan.planner.bands import NARROWEST
+from topoplan.planner.calibrate import AT_90_PERCENT
+from topoplan.planner.predict import memory_of
+from topoplan.specs.gpu_profile import profile_of
+from topoplan.specs.profile import OwnProfile
+from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
+
+SHARES = ("fragmentation", "irregular_fragmentation", "sharded_fragmentation", "expandable_fragmentation")
+"""Constants; which of them a layout goes by is asked of its prediction."""
+_UNKNOWN = 0.05
+"""Standard deviation of the logarithm of one plus a share."""
+_OWN = 0.01
+"""The same of a layout's own."""
+_FREEDOM = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peaks:
+    """What a run logged of a layout's memory."""
+
+    spec: Spec
+    layout: Layout
+    allocated_bytes: float | None = None
+    reserved_bytes: float | None = None
+    of_first: bool = False
+    """They are those of the first pipeline stage, not of the fullest."""
+    at_least: bool = False
+    """It ended out of memory: it needed as much, and more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learnt:
+    """Shares and bands, and how far the runs were off."""
+
+    constants: Mapping[str, float]
+    bands: Mapping[str, float]
+    off: tuple[float | None, ...]
+    """Predicted over logged, less one, of what the allocator held; None where that was not logged."""
+
+
+def learn(runs: Sequence[Peaks]) -> Learnt:
+    """The shares that go best with all runs."""
+    constants: dict[str, float] = {}
+    bands: dict[str, float] = {}
+    for key in {key: None for run in runs if (key := _share_of(run))}:
+        constants[key], bands_of = _learn_one(key, [run for run in runs if _share_of(run) == key])
+        for band, width in bands_of.items():
+            bands[band] = max(width, bands.get(band, 0.0))
+    return Learnt(constants=constants, bands=bands, off=tuple(_off(run) for run in runs))
+
+
+def _learn_one(key: str, runs: Sequence[Peaks]) -> tuple[float, dict[str, float]]:
+    base = profile_of(runs[0].spec.cluster.gpu, runs[0].spec.profile)
+    keys = [engine_of(run.layout.backend).bands(case_of(run.spec, run.layout.backend))[0] for run in runs]
+    half = max(getattr(base, band) / AT_90_PERCENT for band in keys) ** 2 / 2.0
+    share: float = getattr(base, key)
+    moved, weight, left = 0.0, 1.0 / _UNKNOWN**2, 0.0
+    for run in runs:
+        allocated, reserved = _predicted(run)
+        tensors = math.log(run.allocated_bytes / allocated) if run.allocated_bytes else None
+        held = math.log(run.reserved_bytes / reserved) if run.reserved_bytes else None
+        left += tensors**2 if tensors is not None else half
+        if held is None:
+            continue
+        error = half if tensors is None else _OWN**2
+        gain = (1.0 / error) / (weight + 1.0 / error)
+        moved += gain * (held - (tensors or 0.0) - moved)
+        weight += 1.0 / error
+    own = (_FREEDOM * half + left) / (_FREEDOM + len(runs))
+    width = math.expm1(AT_90_PERCENT * math.sqrt(1.0 / weight + own))
+    learnt = max(0.0, (1.0 + share) * math.exp(moved) - 1.0)
+    return learnt, {band: max(width, NARROWEST[band]) for band in keys}
+
+
+def _predicted(run: Peaks) -> tuple[float, float]:
+    """(allocated, reserved) of the GPU that was logged."""
+    memory = memory_of(case_of(run.spec, run.layout.backend), run.layout, all_stages=True)
+    if not run.of_first:
+        return memory.allocated_bytes, memory.reserved_bytes
+    first = memory.by_stage[0].allocated_bytes
+    return first, first * memory.reserved_bytes / memory.allocated_bytes
+
+
+def _off(run: Peaks) -> float | None:
+    return _predicted(run)[1] / run.reserved_bytes - 1.0 if run.reserved_bytes else None
+
+
+def _share_of(run: Peaks) -> str | None:
+    """The share that the prediction of a run depends on."""
+    base = profile_of(run.spec.cluster.gpu, run.spec.profile)
+    given = dict(run.spec.profile.constants) if run.spec.profile else {}
+    _, reserved = _predicted(run)
+    for key in SHARES:
+        constants = {**given, key: getattr(base, key) + 0.1}
+        own = OwnProfile(gpu=run.spec.cluster.gpu.name, constants=constants, source="", path="")
+        if _predicted(replace(run, spec=replace(run.spec, profile=own)))[1] != reserved:
+            return key
+    return None

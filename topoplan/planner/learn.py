@@ -1,0 +1,157 @@
+"""A profile of a cluster from the logs of its runs: what `topoplan calibrate` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from topoplan.engines.registry import engine_of
+from topoplan.errors import InputError, listed
+from topoplan.planner.calibrate import Calibration, Run, calibrate
+from topoplan.planner.fragmentation import Learnt, Peaks, learn
+from topoplan.planner.logged import Logged
+from topoplan.planner.plan import Plan
+from topoplan.planner.search import rank
+from topoplan.specs.gpu_profile import WIDEST
+from topoplan.specs.profile import Calibrated, MeasuredPlan, OwnProfile
+from topoplan.specs.spec import Spec
+from topoplan.trainers.case import case_of
+from topoplan.trainers.other_logs import WRITTEN_BY
+from topoplan.trainers.registry import trainer_named, versions_of
+
+_PANEL = 12
+"""Plans of a ranking whose bands are worked out."""
+_NARROWEST_OWN = 0.03
+"""Of the time of one's own machine: seldom do two runs of one layout agree better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """One log, and the plan that it is of."""
+
+    spec: Spec
+    plan: Plan
+    logged: Logged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lessons:
+    """What some logs tell of their cluster."""
+
+    profile: OwnProfile
+    of: tuple[Lesson, ...]
+    time: Calibration
+    memory: Learnt
+    ranked: bool
+    """The band of time is that of the best plans of the job; else of those that ran."""
+
+
+def learn_from(lessons: Sequence[Lesson]) -> Lessons:
+    """The profile that goes best with all of them.
+
+    Raises InputError for logs of another trainer, job or cluster than their plan's, or of several clusters.
+    """
+    # Constants that earlier logs gave are no prior: whoever wants them counts those logs again.
+    lessons = [replace(one, spec=_uncalibrated(one.spec)) for one in lessons]
+    first = lessons[0].spec
+    for lesson in lessons:
+        _refuse_other(lesson, first)
+    time = calibrate(
+        [
+            Run(
+                spec=one.spec,
+                layout=one.plan.layout,
+                step_s=one.logged.step_s,
+                error=one.logged.error,
+                name=one.logged.name,
+            )
+            for one in lessons
+        ]
+    )
+    memory = learn([peaks_of(one) for one in lessons])
+    bands, ranked = _time_bands(lessons, time)
+    backend, trainer = lessons[0].plan.layout.backend, lessons[0].plan.trainer
+    steps = sum(one.logged.steps for one in lessons)
+    constants = {**time.constants, **memory.constants, **memory.bands, **bands}
+    profile = OwnProfile(
+        gpu=first.cluster.gpu.name,
+        constants={key: float(f"{value:.4g}") for key, value in constants.items()},
+        source=f"topoplan calibrate, {steps} steps of {len(lessons)} run{'s' * (len(lessons) > 1)}",
+        path="",
+        calibrated=Calibrated(
+            date=datetime.now(UTC).date().isoformat(),
+            trainer=trainer or "",
+            versions=versions_of(first, backend, trainer),
+            measured=tuple(_measured(one) for one in lessons),
+        ),
+    )
+    return Lessons(profile=profile, of=tuple(lessons), time=time, memory=memory, ranked=ranked)
+
+
+def _uncalibrated(spec: Spec) -> Spec:
+    return replace(spec, profile=None) if spec.profile and spec.profile.calibrated else spec
+
+
+def _measured(lesson: Lesson) -> MeasuredPlan:
+    logged = lesson.logged
+    return MeasuredPlan(
+        model=lesson.spec.model.name.rstrip("/").rpartition("/")[2],
+        plan=lesson.plan.id,
+        steps=logged.steps,
+        step_s=float(f"{logged.step_s:.4g}"),
+        spread=round(logged.spread, 4),
+    )
+
+
+def peaks_of(lesson: Lesson) -> Peaks:
+    """The memory that a log tells of."""
+    logged, trainer = lesson.logged, lesson.plan.trainer
+    of_first = bool(trainer) and logged.writer == trainer and trainer_named(trainer).log.peaks_of_first
+    return Peaks(
+        spec=lesson.spec,
+        layout=lesson.plan.layout,
+        allocated_bytes=logged.allocated_bytes,
+        reserved_bytes=logged.reserved_bytes,
+        of_first=of_first,
+    )
+
+
+def _refuse_other(lesson: Lesson, first: Spec) -> None:
+    """Raise InputError for a log that cannot be of its plan, or a plan that is not of the first one's cluster."""
+    logged, spec, trainer = lesson.logged, lesson.spec, lesson.plan.trainer
+    if spec.cluster.gpu != first.cluster.gpu:
+        what = f"is of {spec.cluster.gpu.name}, and the first log of {first.cluster.gpu.name}"
+        raise InputError(what, where=logged.name, remedy="calibrate each kind of GPU by itself")
+    writers = WRITTEN_BY.get(logged.writer, (logged.writer,))
+    if trainer and logged.writer and trainer not in writers:
+        known = listed([trainer_named(name).title for name in writers], "or")
+        what = f"is a log of {known}, and the plan is written for {trainer_named(trainer).title}"
+        raise InputError(what, where=logged.name, remedy="give --trainer, or the bundle that ran")
+    batch = spec.job.global_batch_size
+    if logged.batch not in (None, batch):
+        what = f"has {logged.batch} sequences a step, and the job {batch}"
+        raise InputError(
+            what, where=logged.name, remedy=f"say --set global_batch_size={logged.batch}, or give its spec"
+        )
+
+
+def _time_bands(lessons: Sequence[Lesson], time: Calibration) -> tuple[Mapping[str, float], bool]:
+    """The band of each kind of job that ran, wide enough for nine of ten of its best plans."""
+    bands: dict[str, float] = {}
+    ranked = True
+    for lesson in lessons:
+        spec = replace(lesson.spec, backends=(lesson.plan.layout.backend,), trainer=lesson.plan.trainer)
+        key = engine_of(lesson.plan.layout.backend).bands(case_of(spec, lesson.plan.layout.backend))[1]
+        if key in bands:
+            continue
+        try:
+            found = rank(spec).plans.layouts
+        except InputError:
+            found = ()
+        ranked = ranked and bool(found)
+        panel = [*found[: 4 * _PANEL : 4], lesson.plan.layout]
+        widths = sorted(time.band(spec, layout) for layout in panel)
+        width = widths[(9 * (len(widths) - 1) + 9) // 10]
+        bands[key] = min(max(width, _NARROWEST_OWN), WIDEST)
+    return bands, ranked

@@ -1,0 +1,268 @@
+"""The log of a run: which steps it tells of, how long those took that did nothing but train, and the memory.
+
+A log says the time of a step in one of three ways: of the step itself, as a mean since the start, or on a clock since
+the start, mostly in whole seconds. All three become intervals of steps with their seconds. What else a trainer does
+between steps makes an interval longer, never shorter, so that those left out are the long ones:
+
+- the first, which compiles and allocates;
+- those that an evaluation or a checkpoint falls in, where the log says so;
+- those above the median by 5 standard deviations (1.4826 times the median distance from it, which long intervals
+  hardly move: Rousseeuw and Croux 1993), and by a quarter of it.
+
+What is left has a mean: of samples of other lengths each step takes another time, and a prediction is of the mean.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from topoplan.errors import InputError, listed
+from topoplan.trainers.log import Log, clock_s, elapsed_s, pieces, quantity
+from topoplan.trainers.other_logs import OTHER_LOGS
+from topoplan.trainers.registry import TRAINERS
+
+Why = Literal["first", "evaluation or checkpoint", "slow"]
+"""Why steps are left out."""
+_LEAST_TICKS = 10
+"""Intervals on a clock of whole seconds are as long at least, in seconds: an end of one is off by half of one."""
+FEWEST = 3
+"""Intervals without which there is no telling which are long."""
+_DEVIATIONS, _LONGER = 5.0, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Steps that follow each other."""
+
+    last: int
+    """The number of the last one."""
+    steps: int
+    seconds: float
+    """Of all of them."""
+    aside: bool
+    """The log tells of something else between them."""
+
+    @property
+    def each_s(self) -> float:
+        """Seconds of a step."""
+        return self.seconds / self.steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """What a log says of a run."""
+
+    name: str
+    """Of the file."""
+    writer: str
+    """The trainer whose lines they are, or another program of `OTHER_LOGS`; empty for a bar that any of them draws."""
+    first: int
+    """Number of the first step that it tells of."""
+    last: int
+    total: int | None
+    """Steps that the run was to have."""
+    step_s: float
+    """Mean of the steps that did nothing but train."""
+    spread: float
+    """Standard deviation of the intervals that it is the mean of, as a fraction of it."""
+    error: float
+    """Standard error of the mean, as a fraction of it."""
+    steps: int
+    """Those that it is the mean of."""
+    left_out: Mapping[Why, int]
+    """Steps that it is not of."""
+    allocated_bytes: float | None
+    reserved_bytes: float | None
+    batch: int | None
+    """Sequences of a step, where the log says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One line about a step."""
+
+    line: int
+    step: int
+    total: int | None
+    step_s: float | None = None
+    mean_s: float | None = None
+    """Of all steps since the start."""
+    clock_s: float | None = None
+    """Since the start, in whole seconds."""
+    aside: bool = False
+    """Since the line before, the log tells of something else."""
+    is_other: bool = False
+    """The line is itself about an evaluation, behind that of the step."""
+
+
+def read_log(text: str, *, name: str, trainer: str | None = None) -> Logged:
+    """What a log says. `trainer` is the one whose lines are looked for first; None is any.
+
+    Raises InputError for one without steps, with those of several runs or processes, or with too few.
+    """
+    lines = [(number, piece) for number, line in enumerate(text.split("\n"), 1) for piece in pieces(line)]
+    logs = {one.name: one.log for one in sorted(TRAINERS, key=lambda one: one.name != trainer)} | OTHER_LOGS
+    found = {writer: _entries(log, lines) for writer, log in logs.items()}
+    writer = max(found, key=lambda one: len(found[one]))
+    entries, log = found[writer], logs[writer]
+    if not entries:
+        entries, writer = _bars([log.bar for log in logs.values() if log.bar], lines), ""
+    if not entries:
+        writers = listed([*(one.title for one in TRAINERS), *OTHER_LOGS], "or")
+        raise InputError("tells of no step with its time", where=name, expected=f"expected a log of {writers}")
+    _refuse_mixtures(entries, name)
+    used, left_out = steady(_intervals(entries))
+    if len(used) < FEWEST:
+        what = f"has {sum(one.steps for one in used)} steps whose time is known, after the first"
+        raise InputError(what, where=name, expected="expected 10 or more", remedy="let it run on, and log every step")
+    steps, seconds = sum(one.steps for one in used), sum(one.seconds for one in used)
+    mean = seconds / steps
+    variance = sum(one.steps * (one.each_s - mean) ** 2 for one in used) / steps
+    if not _is_fine(entries):
+        # Each end is anywhere in its second: 1/12 of a square second for either.
+        variance -= (len(used) / steps) ** 2 / 6.0
+    spread = math.sqrt(max(0.0, variance)) / mean
+    allocated, reserved = (_peak(pattern, lines) for pattern in (log.allocated, log.reserved))
+    batches = [int(match["batch"]) for _, piece in lines if log.batch and (match := log.batch.search(piece))]
+    return Logged(
+        name=name,
+        writer=writer,
+        first=entries[0].step,
+        last=entries[-1].step,
+        total=max((entry.total for entry in entries if entry.total), default=None),
+        step_s=mean,
+        spread=spread,
+        error=math.hypot(spread / math.sqrt(len(used)), 0.0 if _is_fine(entries) else 0.4 / seconds),
+        steps=steps,
+        left_out=left_out,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        batch=batches[-1] if batches else None,
+    )
+
+
+def _entries(log: Log, lines: Sequence[tuple[int, str]]) -> list[_Entry]:
+    """The lines of a trainer that say a step and a time."""
+    found, aside = [], False
+    for number, piece in lines:
+        other = log.aside.search(piece) is not None
+        match = log.steps.search(piece) if log.steps else None
+        clock = log.elapsed.search(piece) if log.elapsed and match else None
+        entry = match and _Entry(
+            number,
+            int(match["step"]),
+            int(match.groupdict().get("total") or 0) or None,
+            quantity(log.step_time, piece),
+            quantity(log.mean_time, piece),
+            float(elapsed_s(clock)) if clock else None,
+            aside,
+            other,
+        )
+        if entry and (entry.step_s or entry.clock_s is not None):
+            found.append(entry)
+            aside = False
+        else:
+            aside = aside or other
+    return found
+
+
+def _bars(bars: Sequence[re.Pattern[str]], lines: Sequence[tuple[int, str]]) -> list[_Entry]:
+    """The bar of the training: of those with a number of steps, the longest."""
+    found: dict[int, list[_Entry]] = {}
+    for number, piece in lines:
+        match = next((match for bar in bars if "%|" in piece and (match := bar.match(piece))), None)
+        if match:
+            step, drawn = int(match["step"]), found.setdefault(int(match["total"]), [])
+            if step and (not drawn or step != drawn[-1].step):
+                drawn.append(_Entry(number, step, int(match["total"]), clock_s=float(clock_s(match["clock"]))))
+    return found[max(found)] if found else []
+
+
+def _is_fine(entries: Sequence[_Entry]) -> bool:
+    """Times are known to better than a second."""
+    return all(entry.step_s or entry.mean_s for entry in entries)
+
+
+def _refuse_mixtures(entries: Sequence[_Entry], name: str) -> None:
+    """Raise InputError for the steps of several processes, or of several runs."""
+    times = Counter(entry.step for entry in entries if not entry.is_other)
+    often = [step for step, count in times.items() if count > 1]
+    if len(often) > max(1, len(times) // 2):
+        what = f"tells {times[often[0]]} times of step {often[0]}, and so of others: lines of several processes or runs"
+        raise InputError(what, where=name, remedy="give the log of one process of one run")
+    for before, entry in itertools.pairwise(entries):
+        if entry.step < before.step:
+            what = f"goes back from step {before.step} to step {entry.step}: two runs, or one that was started again"
+            raise InputError(what, where=f"{name}:{entry.line}", remedy="give the lines of one of them")
+
+
+def _intervals(entries: Sequence[_Entry]) -> list[Interval]:
+    """What lies between two lines. Where times are of single steps, the first is of its own step alone."""
+    found = []
+    if all(entry.step_s for entry in entries):
+        steps = [entries[0].step - 1, *(entry.step for entry in entries)]
+        usual = Counter(after - before for before, after in itertools.pairwise(steps)).most_common(1)[0][0]
+        for before, entry in zip(steps, entries, strict=False):
+            if entry.step > before and entry.step_s:
+                # A line is about the steps since the one before it, which may have been left out here.
+                count = min(entry.step - before, max(1, usual))
+                found.append(Interval(entry.step, count, count * entry.step_s, entry.aside))
+        return found
+    least_s = 0.0 if _is_fine(entries) else _LEAST_TICKS
+    mark, aside = entries[0], False
+    found.append(Interval(mark.step, 1, _since_s(mark, entries), False))
+    for entry in entries[1:]:
+        since_s = _since_s(entry, entries) - _since_s(mark, entries)
+        if entry.step == mark.step or since_s < 0.0:
+            # An evaluation is over; or the run went on from a checkpoint, with its clock at zero again.
+            mark, aside = entry, False
+            continue
+        aside = aside or entry.aside or entry.is_other
+        if since_s > 0.0 and since_s >= least_s:
+            found.append(Interval(entry.step, entry.step - mark.step, since_s, aside))
+            mark, aside = entry, False
+    return found
+
+
+def _since_s(entry: _Entry, entries: Sequence[_Entry]) -> float:
+    """Seconds since the start; by a mean and the steps that it is of, where there is one."""
+    clock, last = entry.clock_s or 0.0, entries[-1]
+    if entry.mean_s is None or last.mean_s is None:
+        return clock
+    before = last.step - round((last.clock_s or 0.0) / last.mean_s)
+    # Off by little, it is the clock that is coarse; else the run went on from a checkpoint.
+    return entry.mean_s * (entry.step - (before if before > 1.0 / last.mean_s + 1 else 0))
+
+
+def steady(intervals: Sequence[Interval]) -> tuple[list[Interval], dict[Why, int]]:
+    """The intervals that did nothing but train, and the number of steps that are left out."""
+    left_out: Counter[Why] = Counter()
+    kept = list(intervals[1:])
+    left_out["first"] += sum(one.steps for one in intervals[:1])
+    left_out["evaluation or checkpoint"] += sum(one.steps for one in kept if one.aside)
+    kept = [one for one in kept if not one.aside]
+    if kept:
+        middle = _middle([(one.each_s, one.steps) for one in kept])
+        away = 1.4826 * _middle([(abs(one.each_s - middle), one.steps) for one in kept])
+        limit = middle + max(_DEVIATIONS * away, _LONGER * middle)
+        left_out["slow"] += sum(one.steps for one in kept if one.each_s > limit)
+        kept = [one for one in kept if one.each_s <= limit]
+    return kept, {why: count for why, count in left_out.items() if count}
+
+
+def _middle(weighed: Sequence[tuple[float, int]]) -> float:
+    """The median of values that count so many times each."""
+    ordered = sorted(weighed)
+    counted = itertools.accumulate(count for _, count in ordered)
+    half = sum(count for _, count in ordered) / 2.0
+    return next(value for (value, _), reached in zip(ordered, counted, strict=True) if reached >= half)
+
+
+def _peak(pattern: re.Pattern[str] | None, lines: Sequence[tuple[int, str]]) -> float | None:
+    return max((size for _, piece in lines if (size := quantity(pattern, piece))), default=None)

@@ -1,0 +1,147 @@
+"""What runs taught: as JSON (`topoplan.calibration/1`), as text, and as the profile that `--profile` takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from topoplan.errors import listed
+from topoplan.planner.learn import Lessons
+from topoplan.report.dump import picked, plain
+from topoplan.report.tables import bullets, paragraph, table_of
+from topoplan.report.text import counted, significant
+from topoplan.specs.gpu_profile import BANDS, profile_of
+from topoplan.specs.profile import Calibrated, OwnProfile
+
+SCHEMA = "topoplan.calibration/1"
+_TOLD = 0.1
+"""Below it a part of the machine counts as not told."""
+
+
+def calibration_to_dict(learnt: Lessons) -> dict[str, Any]:
+    """All that was learnt, with what it was learnt from. Errors are fractions: predicted over measured, less one."""
+    time = learnt.time
+    return {
+        "schema": SCHEMA,
+        "gpu": learnt.profile.gpu,
+        "calibrated": plain(learnt.profile.calibrated),
+        "constants": dict(learnt.profile.constants),
+        "factors": [picked(one, "factor spread told") | {"of": one.knob.name} for one in time.shifts],
+        "not_told_apart": [list(pair) for pair in time.unseparated],
+        "logs": [
+            {
+                "plan": lesson.plan.id,
+                **picked(
+                    lesson.logged,
+                    "name writer first last total steps step_s spread left_out allocated_bytes reserved_bytes",
+                ),
+                "time_error_before": before,
+                "time_error_after": after,
+                "memory_error_before": off,
+            }
+            for lesson, before, after, off in zip(learnt.of, time.before, time.after, learnt.memory.off, strict=True)
+        ],
+    }
+
+
+def print_calibration(console: Console, learnt: Lessons, order: str) -> None:
+    """The logs, what they tell and what they cannot tell; `order` is a sentence on the plans."""
+    steps = sum(lesson.logged.steps for lesson in learnt.of)
+    runs = counted(len(learnt.of), "log")
+    paragraph(console, f"{runs} with {counted(steps, 'step')} that did nothing but train, on {learnt.profile.gpu}.")
+    console.print()
+    table = table_of("log", "plan", right=("steps", "step", "spread", "off before", "off now"))
+    for lesson, before, after in zip(learnt.of, learnt.time.before, learnt.time.after, strict=True):
+        logged = lesson.logged
+        table.add_row(
+            Text(logged.name),
+            Text(lesson.plan.id),
+            str(logged.steps),
+            f"{significant(logged.step_s)} s",
+            f"{100 * logged.spread:.1f}%",
+            f"{100 * before:+.1f}%",
+            f"{100 * after:+.1f}%",
+        )
+    console.print(table)
+    console.print()
+    paragraph(console, "off: predicted over measured, less one, before and with what was learnt.", style="dim")
+    console.print()
+    bullets(console, [*_told(learnt), *_not_told(learnt), *_memory(learnt), *_bands(learnt), *_aside(learnt)])
+    bullets(console, [order] if order else [])
+
+
+def _told(learnt: Lessons) -> Iterator[str]:
+    found = [
+        f"{one.knob.name} {one.factor:.2f} (give or take {100 * one.spread:.0f}%)"
+        for one in learnt.time.shifts
+        if one.told >= _TOLD
+    ]
+    if found:
+        yield f"longer than the GPU's constants say, as a factor: {listed(found)}"
+
+
+def _not_told(learnt: Lessons) -> Iterator[str]:
+    time = learnt.time
+    dark = [one.knob.name for one in time.shifts if one.told < _TOLD]
+    if dark:
+        yield f"these steps say nothing of {listed(dark, 'or')}: left as they were, or nearly"
+    for one, other in time.unseparated:
+        yield f"they cannot tell {one} from {other}: each is shifted as far as it was uncertain; other layouts would"
+    if len({lesson.plan.id for lesson in learnt.of}) == 1:
+        yield "a part of what one layout is off by is its own; a second, quite another, would narrow the band"
+
+
+def _memory(learnt: Lessons) -> Iterator[str]:
+    base = profile_of(learnt.of[0].spec.cluster.gpu, learnt.of[0].spec.profile)
+    for key, value in learnt.memory.constants.items():
+        yield f"the allocator holds {100 * value:.1f}% beyond live tensors, and not {100 * getattr(base, key):.1f}%"
+    if not learnt.memory.constants:
+        yield "no log tells what the allocator held: memory is predicted as before"
+
+
+def _bands(learnt: Lessons) -> Iterator[str]:
+    base = profile_of(learnt.of[0].spec.cluster.gpu, learnt.of[0].spec.profile)
+    for key in BANDS:
+        if key in learnt.profile.constants:
+            what, now = "step" if "time" in key else "memory", learnt.profile.constants[key]
+            yield f"band of the {what}: ±{100 * now:.0f}%, was ±{100 * getattr(base, key):.0f}%"
+
+
+def _aside(learnt: Lessons) -> Iterator[str]:
+    for lesson in learnt.of:
+        logged = lesson.logged
+        left = [f"{count} {_WHY[why]}" for why, count in logged.left_out.items()]
+        cut = [] if logged.total in (None, logged.last) else [f"it ends at step {logged.last} of {logged.total}"]
+        if left or cut:
+            yield "; ".join([*([f"{logged.name}: not counted {listed(left)}"] if left else [logged.name]), *cut])
+
+
+_WHY = {
+    "first": "at the start",
+    "evaluation or checkpoint": "beside an evaluation or a checkpoint",
+    "slow": "much longer than the others",
+}
+
+
+def calibrated_text(profile: OwnProfile) -> str:
+    """The profile as a file."""
+    found = profile.calibrated or Calibrated(date="")
+    lines = [
+        "# Constants of this cluster, from its own runs, as `topoplan calibrate` wrote them. Use it with --profile,",
+        "# or as `profile: FILE` in a cluster spec. What is left out is the GPU's own (`topoplan show profile`).",
+        f"gpu: {profile.gpu}",
+        f"source: {json.dumps(profile.source)}",
+        "calibrated:",
+        f"  date: {json.dumps(found.date)}",
+        *([f"  trainer: {found.trainer}"] if found.trainer else []),
+        *(["  versions:"] if found.versions else []),
+        *(f"    {json.dumps(package)}: {json.dumps(version)}" for package, version in found.versions.items()),
+        "  measured:",
+        *(f"    - {json.dumps(plain(one))}" for one in found.measured),
+        *(f"{key}: {value:g}" for key, value in profile.constants.items()),
+    ]
+    return "\n".join(lines) + "\n"
