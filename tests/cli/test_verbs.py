@@ -30,7 +30,7 @@ def test_the_list_has_every_verb_whole_on_80_columns(
     assert max(map(len, lines)) <= 80
     assert [line[:-1] for line in lines if re.fullmatch(r"[A-Z]\w+:", line)] == [
         "Options",
-        *("Plan", "Look", "Write", "Check", "Launch", "About"),
+        *("Plan", "Look", "Write", "Check", "Launch", "Learn", "About"),
     ]
     for verb in below(""):
         assert re.search(

@@ -28,7 +28,7 @@ from topoplan.specs.model import (
     Mlp,
     Moe,
 )
-from topoplan.specs.profile import OwnProfile
+from topoplan.specs.profile import Calibrated, MeasuredPlan, OwnProfile
 from topoplan.specs.spec import Spec
 
 # No field that has a default is at it.
@@ -161,6 +161,12 @@ FULL = Spec(
         constants={"gemm_tile": (128, 256), "kernel_launch_s": 0.0, "flash_attention": False, "context_bytes": 2**30},
         source="my bench",
         path="own.yaml",
+        calibrated=Calibrated(
+            date="2026-11-23",
+            trainer="swift",
+            versions={"ms_swift": "4.5.2"},
+            measured=(MeasuredPlan(model="Qwen3-8B", plan="tp2-pp1-dp4-mbs1", steps=20, step_s=1.5, spread=0.02),),
+        ),
     ),
 )
 

@@ -34,7 +34,7 @@ def own(**constants: Any) -> OwnProfile:
 
 
 def test_the_form_of_a_file_has_every_number_of_a_profile() -> None:
-    assert set(ProfileForm.model_fields) == {*CONSTANTS, *BANDS, "gpu", "source"}
+    assert set(ProfileForm.model_fields) == {*CONSTANTS, *BANDS, "gpu", "source", "calibrated"}
 
 
 def test_what_is_about_one_thing_stands_together_in_the_same_order() -> None:
