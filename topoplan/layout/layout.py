@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from topoplan.layout.ids import id_of
@@ -193,7 +193,9 @@ def changed(layout: Layout, **keys: Any) -> Layout:
     for key, value in keys.items():
         if key not in ("backend", "recompute"):
             by_part.setdefault(PART_OF[key], {})[key] = value
-    parts = {part: replace(getattr(layout, part), **values) for part, values in by_part.items()}
+    parts = {
+        part: _replaced(getattr(layout, part), tuple(values), *values.values()) for part, values in by_part.items()
+    }
     return Layout(
         backend=keys.get("backend", layout.backend),
         degrees=parts.get("degrees", layout.degrees),
@@ -202,6 +204,12 @@ def changed(layout: Layout, **keys: Any) -> Layout:
         states=parts.get("states", layout.states),
         switches=parts.get("switches", layout.switches),
     )
+
+
+@lru_cache(maxsize=1 << 12, typed=True)
+def _replaced(part: Any, names: tuple[str, ...], *values: Any) -> Any:
+    """A part of a layout with other values. A search makes few of them, and each of them for thousands of layouts."""
+    return replace(part, **dict(zip(names, values, strict=True)))
 
 
 def stages_of(model: Model, job: Job, layout: Layout) -> Stages:

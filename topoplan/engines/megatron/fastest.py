@@ -17,6 +17,7 @@ from topoplan.engines.megatron.memory import predict_memory, resident_excess_byt
 from topoplan.engines.megatron.step import PipelineWork, pipeline_work, step_terms
 from topoplan.engines.prediction import Memory
 from topoplan.layout.layout import Layout, Recompute, changed
+from topoplan.operators.shard import shard_of
 from topoplan.specs.case import Case
 from topoplan.specs.layout_parts import RECOMPUTE_MODULES
 
@@ -44,10 +45,14 @@ class _Shape:
     def __init__(self, case: Case, shape: Family) -> None:
         self.case, self.shape = case, shape
         self.states = {layout.pipeline_layout: shape_states(case, layout) for layout in shape}
+        self._step, self._shard = shape[0].step, shard_of(case, shape[0])
 
     def memory(self, layout: Layout) -> Memory:
         """What a layout needs; at least that, once it is over the card."""
-        return predict_memory(self.case, layout, states=self.states[layout.pipeline_layout], until_over=True)
+        if layout.step is not self._step:
+            self._step, self._shard = layout.step, shard_of(self.case, layout)
+        states = self.states[layout.pipeline_layout]
+        return predict_memory(self.case, layout, states=states, shard=self._shard, until_over=True)
 
     def is_hopeless(self, layout: Layout) -> bool:
         """Weights, gradients and optimizer alone are over the card, as much of it as may be offloaded."""
@@ -129,9 +134,11 @@ class _Shape:
         if memory.fits:
             modes, fit = self._lightest(layout, modes, memory)
             fitting.append(fit)
+        if not modes:
+            return fitting
         shares = [one for one in offloaded(self.case, layout) if one.optimizer_offload_fraction < enough]
         # The card holds least with the largest share.
-        if not modes or not shares or self.memory(changed(shares[-1], recompute=modes[-1])).excess_bytes > 0.0:
+        if not shares or self.memory(changed(shares[-1], recompute=modes[-1])).excess_bytes > 0.0:
             return fitting
         for one in shares:
             needed = self.memory(changed(one, recompute=modes[-1]))

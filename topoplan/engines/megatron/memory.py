@@ -79,9 +79,9 @@ def fragmentation(case: Case, layout: Layout) -> float:
     return profile.irregular_fragmentation if irregular else profile.fragmentation
 
 
-def margin_bytes(case: Case, device_bytes: float) -> float:
+def margin_bytes(case: Case, device_bytes: float, band: float) -> float:
     """What `fits` leaves free: the spec's share of the card, else the error band of the prediction."""
-    return stated_margin_bytes(case.cluster, device_bytes * band_of(case))
+    return stated_margin_bytes(case.cluster, device_bytes * band)
 
 
 def band_of(case: Case) -> float:
@@ -124,30 +124,38 @@ def resident_excess_bytes(case: Case, layout: Layout, states: ShapeStates) -> fl
     cluster, job = case.cluster, case.job
     allocated = max(sum(resident_parts(job, layout, one).values()) for one in states.stages)
     beside = min(states.beside_bytes)
-    _, device, margin = _on_card(case, states.fragmentation, beside, allocated)
+    _, device, margin = _on_card(case, band_of(case), states.fragmentation, beside, allocated)
     return device + margin - cluster.gpu.memory_bytes
 
 
-def _on_card(case: Case, fragments: float, beside_bytes: float, allocated_bytes: float) -> tuple[float, float, float]:
+def _on_card(
+    case: Case, band: float, fragments: float, beside_bytes: float, allocated_bytes: float
+) -> tuple[float, float, float]:
     """(reserved memory, device memory, margin) of allocated memory, in bytes."""
     reserved = allocated_bytes * (1.0 + fragments)
     device = reserved + beside_bytes
-    return reserved, device, margin_bytes(case, device)
+    return reserved, device, margin_bytes(case, device, band)
 
 
 def predict_memory(
-    case: Case, layout: Layout, *, all_stages: bool = False, states: ShapeStates | None = None, until_over: bool = False
+    case: Case,
+    layout: Layout,
+    *,
+    all_stages: bool = False,
+    states: ShapeStates | None = None,
+    shard: Shard | None = None,
+    until_over: bool = False,
 ) -> Memory:
     """Memory of the worst GPU of a layout.
 
-    `all_stages` lists every pipeline stage, with its moments; without it only those that can be the worst. `states` are
-    its `shape_states`, where they are known from a layout that shares them. `until_over` goes no further than the first
-    stage that is over the card: the figures are then at least what the worst one needs.
+    `all_stages` lists every pipeline stage, with its moments; without it only those that can be the worst. `states` and
+    `shard` are its own, where they are known from a layout that shares them. `until_over` goes no further than the
+    first stage that is over the card: the figures are then at least what the worst one needs.
     """
     model, cluster, job = case.model, case.cluster, case.job
     if states is None:
         states = shape_states(case, layout, all_stages=all_stages)
-    shard = shard_of(case, layout)
+    shard, band = shard or shard_of(case, layout), band_of(case)
     kept = kept_of(model, job.mtp_num_layers, shard, layout.recompute)
     stages: list[StageMemory] = []
     beside, allocated = states.beside_bytes[layout.sequence_parallel], 0.0
@@ -157,7 +165,7 @@ def predict_memory(
         stages.append(stage_memory(case, layout, one, shard, kept, with_moments=all_stages))
         if stages[-1].allocated_bytes > allocated:
             allocated = stages[-1].allocated_bytes
-            reserved, device, margin = _on_card(case, states.fragmentation, beside, allocated)
+            reserved, device, margin = _on_card(case, band, states.fragmentation, beside, allocated)
             if until_over and device + margin > cluster.gpu.memory_bytes:
                 break
     return Memory(
@@ -165,7 +173,7 @@ def predict_memory(
         reserved_bytes=reserved,
         device_bytes=device,
         capacity_bytes=cluster.gpu.memory_bytes,
-        band=band_of(case),
+        band=band,
         margin_bytes=margin,
         host_bytes=max(stage.host_bytes for stage in stages) * cluster.gpus_per_node,
         host_capacity_bytes=cluster.host_memory_bytes,

@@ -152,15 +152,21 @@ def end_tensors(case: Case, chunk: Chunk, tp: int) -> list[tuple[Weight, int]]:
 
 def stage_parameters(case: Case, layout: Layout, rank: int) -> RankParameters:
     """Elements on one rank of a pipeline stage: trainable dense, trainable expert, frozen."""
+    split = layout.degrees
+    return _stage_parameters(case, stages_of(case.model, case.job, layout)[rank], rank, split.tp, split.ep, split.etp)
+
+
+@lru_cache(maxsize=1 << 12)
+def _stage_parameters(case: Case, chunks: tuple[Chunk, ...], rank: int, tp: int, ep: int, etp: int) -> RankParameters:
     model, job = case.model, case.job
-    language, adapters, chunks = RankParameters(), adapters_of(job), stages_of(model, job, layout)[rank]
+    language, adapters = RankParameters(), adapters_of(job)
     for chunk in chunks:
-        language += chunk_parameters(case, chunk, layout.tp, layout.ep, layout.etp)
+        language += chunk_parameters(case, chunk, tp, ep, etp)
     if not job.trains_language_weights:
         language = RankParameters(frozen=language.total)
     if adapters:
         for chunk in chunks:
-            language += _chunk_adapters(model, chunk, adapters, layout.tp, layout.ep, layout.etp)
+            language += _chunk_adapters(model, chunk, adapters, tp, ep, etp)
     if model.vision and rank == 0:
         for elements, frozen in (
             (model.vision.encoder_parameters, job.freeze_vision_tower),

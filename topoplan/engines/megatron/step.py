@@ -108,14 +108,15 @@ def data_parallel(case: Case, layout: Layout, stages: Sequence[StageTime]) -> Da
     return max((_data_parallel(case, layout, stages[rank], rank) for rank in ranks), key=lambda one: one.exposed_s)
 
 
+def _without_step(layout: Layout) -> Layout:
+    """The layout without what micro batches and recomputation change: what many share that a search compares."""
+    return Layout(backend=layout.backend, degrees=layout.degrees, states=layout.states, switches=layout.switches)
+
+
 def _data_parallel(case: Case, layout: Layout, stage: StageTime, rank: int) -> DataParallel:
     """Gradient reduction and weight gathering of one rank, and what backward and forward of one micro batch leave."""
-    model, cluster, job, profile = case.model, case.cluster, case.job, case.profile
-    parameters = stage_parameters(case, layout, rank)
-    gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
-    tensors = (("dense", group(layout, "dp_cp"), parameters.dense), ("expert", group(layout, "edp"), parameters.expert))
-    reduces = _collectives(tensors, gradient, layout.distributed_optimizer, cluster, profile)
-    gathers = _collectives(tensors, BF16, True, cluster, profile) if layout.distributed_optimizer else ()
+    model, job = case.model, case.job
+    reduces, gathers, tied = _of_all_batches(case, _without_step(layout), rank)
     reduce, gather = sum(one.call_s for _, one in reduces), sum(one.call_s for _, one in gathers)
     # The last bucket has nothing left to hide behind: its share is that of one layer.
     chunks = stages_of(model, job, layout)[rank]
@@ -127,9 +128,23 @@ def _data_parallel(case: Case, layout: Layout, stage: StageTime, rank: int) -> D
         gathers,
         max(reduce - sum(stage.backward_s), reduce / layers) if layout.overlap_grad_reduce else reduce,
         max(gather - sum(stage.forward_s), gather / layers) if hidden_gather else gather,
-        _tied_embedding(case, layout),
+        tied,
         _replicated_adapters(case, layout, rank),
     )
+
+
+_Calls = tuple[tuple[str, Collective], ...]
+
+
+@lru_cache(maxsize=1 << 12)
+def _of_all_batches(case: Case, layout: Layout, rank: int) -> tuple[_Calls, _Calls, Collective | None]:
+    """Reduction of the gradients and gathering of the weights of one rank, and the tied embedding's."""
+    cluster, profile, parameters = case.cluster, case.profile, stage_parameters(case, layout, rank)
+    gradient = FP32 if layout.grad_reduce_in_fp32 else BF16
+    tensors = (("dense", group(layout, "dp_cp"), parameters.dense), ("expert", group(layout, "edp"), parameters.expert))
+    reduces = _collectives(tensors, gradient, layout.distributed_optimizer, cluster, profile)
+    gathers = _collectives(tensors, BF16, True, cluster, profile) if layout.distributed_optimizer else ()
+    return reduces, gathers, _tied_embedding(case, layout)
 
 
 def _replicated_adapters(case: Case, layout: Layout, rank: int) -> Collective | None:
@@ -162,6 +177,11 @@ def _tied_embedding(case: Case, layout: Layout) -> Collective | None:
 
 def optimizer_time(case: Case, layout: Layout) -> tuple[tuple[str, float], ...]:
     """(name, seconds) of what the rank with most to do does between the last backward and the next step's forward."""
+    return _slowest_optimizer(case, _without_step(layout))
+
+
+@lru_cache(maxsize=1 << 12)
+def _slowest_optimizer(case: Case, layout: Layout) -> tuple[tuple[str, float], ...]:
     ranks = distinct_ranks(case, layout)
     return max((_optimizer_time(case, layout, rank) for rank in ranks), key=lambda one: sum(s for _, s in one))
 
