@@ -119,8 +119,11 @@ def read_log(text: str, *, name: str, trainer: str | None = None) -> Logged:
     _refuse_mixtures(entries, name)
     used, left_out = steady(_intervals(entries))
     if len(used) < FEWEST:
-        what = f"has {sum(one.steps for one in used)} steps whose time is known, after the first"
-        raise InputError(what, where=name, expected="expected 10 or more", remedy="let it run on, and log every step")
+        steps = sum(one.steps for one in used)
+        what, expected = f"has {steps} steady steps after the first", f"expected {FEWEST} or more"
+        if not _is_fine(entries):
+            what += f", which a clock of whole seconds times in {len(used)} stretches of {_LEAST_TICKS} s or more"
+        raise InputError(what, where=name, expected=expected, remedy="let it run on, and log every step")
     steps, seconds = sum(one.steps for one in used), sum(one.seconds for one in used)
     mean = seconds / steps
     variance = sum(one.steps * (one.each_s - mean) ** 2 for one in used) / steps
