@@ -133,6 +133,11 @@ def test_without_the_peak_of_tensors_a_part_of_what_is_held_is_theirs() -> None:
     assert 1.05 < (1.0 + found.constants["fragmentation"]) / before < 1.1
 
 
+def test_logs_without_memory_change_nothing_about_it() -> None:
+    found = learn([peaks_of(lesson(FORMS[0], 1.0))])
+    assert (found.constants, found.bands, found.off) == ({}, {}, (None,))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -50,7 +50,7 @@ def test_published_logs_are_read_as_their_trainers_mean_them(
 
 @pytest.mark.parametrize("name", ["swift-checkpoints", "swift-still-warming-up", "swift-4146", "verl-1208"])
 def test_published_logs_that_tell_too_little_say_so(name: str) -> None:
-    with pytest.raises(InputError, match="steady steps after the first.*; expected 3 or more"):
+    with pytest.raises(InputError, match=r"steady steps after the first.*; expected 3 or more"):
         read_log(lines_of(name), name=name)
 
 

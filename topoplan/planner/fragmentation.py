@@ -58,8 +58,9 @@ def learn(runs: Sequence[Peaks]) -> Learnt:
     """The shares that go best with all runs."""
     constants: dict[str, float] = {}
     bands: dict[str, float] = {}
-    for key in {key: None for run in runs if (key := _share_of(run))}:
-        constants[key], bands_of = _learn_one(key, [run for run in runs if _share_of(run) == key])
+    said = [(run, _share_of(run)) for run in runs if run.allocated_bytes or run.reserved_bytes]
+    for key in {key: None for _, key in said if key}:
+        constants[key], bands_of = _learn_one(key, [run for run, share in said if share == key])
         for band, width in bands_of.items():
             bands[band] = max(width, bands.get(band, 0.0))
     return Learnt(constants=constants, bands=bands, off=tuple(_off(run) for run in runs))

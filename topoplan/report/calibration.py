@@ -98,7 +98,8 @@ def _not_told(learnt: Lessons) -> Iterator[str]:
 def _memory(learnt: Lessons) -> Iterator[str]:
     base = profile_of(learnt.of[0].spec.cluster.gpu, learnt.of[0].spec.profile)
     for key, value in learnt.memory.constants.items():
-        yield f"the allocator holds {100 * value:.1f}% beyond live tensors, and not {100 * getattr(base, key):.1f}%"
+        now, before = (f"{100 * share:.1f}%" for share in (value, getattr(base, key)))
+        yield f"the allocator holds {now} beyond live tensors, {'as predicted' if now == before else f'not {before}'}"
     if not learnt.memory.constants:
         yield "no log tells what the allocator held: memory is predicted as before"
 
