@@ -126,7 +126,7 @@ def options() -> dict[str, set[str]]:
     verbs = {name: command_of(verb) for verb in VERBS for name in (verb.name, verb.short) if name}
     every = {"": typer.main.get_command(app()), **verbs}
     return {
-        name: {option for given in one.params for option in given.opts} | {"-h", "--help"}
+        name: {"-h", "--help", *(option for given in one.params for option in (*given.opts, *given.secondary_opts))}
         for name, one in every.items()
     }
 
