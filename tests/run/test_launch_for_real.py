@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.bed.jobs import LABELS, NAMES, SETTINGS, After, Hosts, Once, hosts_of
 from tests.bundle.nodes import stand_in_trainer
 from tests.run.test_attach import Client
 from topoplan.run.events import Event
+from topoplan.run.progress import Progress
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
@@ -38,8 +40,17 @@ if __name__ == "__main__":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     if then == f"rank {rank} is killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    def wait_for_data():
+        time.sleep(600)
+
+    step = 0
     while then != "end":
+        step += 1
+        if step == 20 and then == f"rank {rank} hangs":
+            wait_for_data()
         dist.barrier(group)
+        if rank == 0:
+            print(f"{{'loss': {1 / step:.4f}}}", flush=True)
         time.sleep(0.05)
     dist.destroy_process_group()
 """
@@ -84,6 +95,28 @@ def test_the_rank_that_failed_is_blamed_and_all_others_are_stopped(hosts: Hosts)
     assert (ran.failure.node, ran.diagnosis.rank, ran.diagnosis.kind) == ("node-02", 5, "gpu-memory")
     assert (ran.outcome.end, ran.outcome.running) == ("failed", ())
     assert ran.outcome.code == 1
+
+
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
+@pytest.mark.parametrize("timeout_s", [600, 6])
+def test_a_rank_that_hangs_is_mentioned_and_blamed_with_its_place_in_the_program(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, timeout_s: float
+) -> None:
+    """By who ends the run for it, or by the timeouts of the others."""
+    monkeypatch.setattr("topoplan.run.silence._LEAST_S", 2.0)
+    monkeypatch.setattr(Progress, "pace_s", 0.1)
+    trains(hosts, "rank 2 hangs", timeout_s=timeout_s)
+    for name in NAMES:
+        (hosts.root / name / "venv" / "bin" / "py-spy").symlink_to(shutil.which("py-spy") or "")
+    ran = hosts.launch(settings=replace(SETTINGS, start_s=60, grace_s=5, hang_after_s=15 if timeout_s > 60 else None))
+    hosts.assert_nothing_is_left()
+    [said], [places] = ran.of("silence"), ran.of("stacks")
+    assert said.startswith("no step for 2 s (after step 19; one takes 0.1 s); the last lines:\n")
+    assert "node-00 rank 0, " in said
+    assert places.splitlines()[1].startswith("  rank 2: wait_for_data (llamafactory/launcher.py:")
+    assert (ran.failure.node, ran.diagnosis.rank, ran.diagnosis.kind) == ("node-02", 2, "hang")
+    assert ran.failure.stacks[0].startswith("rank 2: wait_for_data (llamafactory/launcher.py:")
+    assert (ran.outcome.end, ran.outcome.code, ran.outcome.running) == ("failed", 1, ())
 
 
 def test_a_host_that_dies_is_blamed_once_its_peers_have_waited_for_it(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from topoplan.cli.options import AsJson
-from topoplan.cli.ssh_options import AcceptNew, Grace, LostHostAfter, RunReference
+from topoplan.cli.ssh_options import AcceptNew, Grace, HangAfter, LostHostAfter, RunReference
 
 
 def attach(
@@ -22,6 +22,7 @@ def attach(
     ] = True,
     grace: Grace = 10.0,
     lost_host_after: LostHostAfter = None,
+    hang_after: HangAfter = None,
     accept_new: AcceptNew = False,
     as_json: AsJson = False,
 ) -> int:
@@ -36,7 +37,7 @@ def attach(
     """
     from topoplan.cli.event_output import EventOutput
     from topoplan.cli.interrupts import Interrupts
-    from topoplan.cli.ssh_options import lost_after_s
+    from topoplan.cli.ssh_options import seconds_of
     from topoplan.report.session import ATTACH, attach_lines, outcome_to_dict
     from topoplan.run import record
     from topoplan.run.attach import AttachSession
@@ -46,7 +47,8 @@ def attach(
         tail_lines=tail,
         stop_on_failure=stop_on_failure,
         grace_s=grace,
-        lost_after_s=lost_after_s(lost_host_after),
+        lost_after_s=seconds_of(lost_host_after, "--lost-host-after"),
+        hang_after_s=seconds_of(hang_after, "--hang-after"),
     )
     known = record.load(run)
     output = EventOutput(ATTACH if as_json else None)

@@ -8,7 +8,7 @@ import typer
 
 from topoplan.cli.completion import bundles
 from topoplan.cli.options import AsJson
-from topoplan.cli.ssh_options import AcceptNew, Grace, LostHostAfter
+from topoplan.cli.ssh_options import AcceptNew, Grace, HangAfter, LostHostAfter
 
 if TYPE_CHECKING:
     from topoplan.hosts.needs import RunNeeds
@@ -52,6 +52,7 @@ def launch(
     ] = False,
     grace: Grace = 10.0,
     lost_host_after: LostHostAfter = None,
+    hang_after: HangAfter = None,
     as_json: AsJson = False,
 ) -> None:
     """Puts it there over SSH and starts all nodes together.
@@ -64,17 +65,24 @@ def launch(
     its peers have lost it too, they fail, and it is blamed. With --lost-host-after it is given up after that time,
     while others are seen, and the rest is stopped; where none is seen, the run is left as it is, with exit code 1.
 
+    A run in which no step comes for long is mentioned once, with what each rank wrote last, and where it is in its
+    program where the hosts have py-spy. --hang-after ends it then: before the first step any line is a sign of life,
+    from then on a step or a progress bar; the time has to be longer than a checkpoint takes.
+
     Exit code: that of the node that failed first; 0 when all ended well; 1: a host failed; 2: bad input; 130: Ctrl-C;
     143: SIGTERM.
     """
-    from topoplan.cli.ssh_options import lost_after_s
     from topoplan.remote.ssh_config import SshConfig
     from topoplan.run.bundle_reader import choose_nodes, read_bundle
     from topoplan.run.secrets import take
     from topoplan.run.settings import Settings
 
     settings = Settings(
-        detach=detach, stop_on_exit=stop_on_exit, grace_s=grace, lost_after_s=lost_after_s(lost_host_after)
+        detach=detach,
+        stop_on_exit=stop_on_exit,
+        grace_s=grace,
+        lost_after_s=lost_host_after,
+        hang_after_s=hang_after,
     )
     read = read_bundle(bundle)
     choose_nodes(read, nodes or (), exclude or ())

@@ -34,10 +34,18 @@ LostHostAfter = Annotated[
         help="Give a host up that was not seen for so long, such as 30min; by default never.",
     ),
 ]
+HangAfter = Annotated[
+    str | None,
+    typer.Option(
+        "--hang-after",
+        metavar="TIME",
+        help="End the run when no step came for so long, such as 1h; by default never.",
+    ),
+]
 
 
-def lost_after_s(given: str | None) -> float | None:
-    """Seconds of `--lost-host-after`.
+def seconds_of(given: str | None, option: str) -> float | None:
+    """Of `--lost-host-after` or `--hang-after`.
 
     Raises:
         InputError: it is no time.
@@ -49,7 +57,7 @@ def lost_after_s(given: str | None) -> float | None:
         return None if given is None else parse_seconds(given)
     except UnitError:
         expected = "expected one such as 90s, 30min or 2h"
-        raise InputError(f"{quote(given)!r} is no time", where="--lost-host-after", expected=expected) from None
+        raise InputError(f"{quote(given)!r} is no time", where=option, expected=expected) from None
 
 
 def access(*, accept_new: bool) -> Access:

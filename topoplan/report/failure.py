@@ -19,6 +19,9 @@ def failure_lines(failure: Failure) -> Iterator[str]:
     if failure.tail:
         yield "  its last lines:"
         yield from (f"    {line}" for line in failure.tail[-_TAIL_LINES:])
+    if failure.stacks:
+        yield "  where the ranks were, as py-spy says:"
+        yield from (f"    {line}" for line in failure.stacks)
     if diagnosis is not None:
         sure = "" if diagnosis.certain else ", though it may be the consequence of something else"
         yield f"  likely cause: {diagnosis.cause}{sure}"
@@ -42,6 +45,7 @@ def failure_to_dict(failure: Failure) -> dict[str, Any]:
         "remedy": diagnosis.remedy if diagnosis else None,
         "evidence": list(diagnosis.evidence) if diagnosis else [],
         "lines": list(failure.tail[-_TAIL_LINES:]),
+        "stacks": list(failure.stacks),
     }
 
 

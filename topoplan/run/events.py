@@ -17,6 +17,8 @@ EventKind = Literal[
     "output",  # whole lines of a node's output
     "bar",  # the present state of a progress bar, whose line is not complete
     "progress",  # where training is
+    "silence",  # no step has come for too long: what each rank wrote last
+    "stacks",  # where ranks are in their programs
     "note",  # something to know, and nothing to do
     "ended",  # the script of one node has ended
     "connection",  # a host cannot be seen, or is again; or this machine is offline, or online again

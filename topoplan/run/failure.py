@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from topoplan.remote.waiting import Deadline
+from topoplan.run.causes import HANG
 from topoplan.run.diagnose import Diagnosis, diagnose
 from topoplan.run.events import Event, Tell
 from topoplan.run.outcome import OVER
+from topoplan.run.sight import age
+from topoplan.run.stacks import elsewhere, stack_lines
 from topoplan.run.watch import Watch, Watched, failed_at, how_it_failed
 
 FAILED = 1
@@ -40,6 +43,8 @@ class Failure:
     tail: tuple[str, ...] = ()
     """Its last lines."""
     log: Path | None = None
+    stacks: tuple[str, ...] = ()
+    """Where the ranks were in their programs when the run had gone quiet before, as lines."""
 
     @property
     def reason(self) -> str:
@@ -72,6 +77,32 @@ def first_cause(
             or leave()
         ):
             return found
+
+
+def hang(watch: Watch, *, ranks_per_node: int | None) -> Failure:
+    """That no step comes any more: whose fault it is, as far as stacks or last lines say."""
+    apart, late = elsewhere(watch.stacks), watch.silence.suspect()
+    oldest = next(iter(watch.silence.words()), None)
+    rank = apart[0] if apart and ranks_per_node else None if late is None else late.rank
+    number = apart[0] // ranks_per_node if apart and ranks_per_node else (late or oldest or watch.nodes[0]).node
+    node = next((one for one in watch.nodes if one.node == number), watch.nodes[0])
+    if apart:
+        cause = f"rank {apart[0]} is in {watch.stacks[apart[0]][0]}, and the others wait for it"
+    elif late is not None:
+        cause = f"{late.name if rank is None else f'rank {rank}'} wrote its last line long before all others"
+    else:
+        cause = "a rank hangs, and nothing says which; with py-spy on the hosts its place in the program would be here"
+    return Failure(
+        node=node.name,
+        host=node.address,
+        what=f"no step for {age(watch.silence.quiet_s)}",
+        diagnosis=Diagnosis(
+            node=node.node, rank=rank, kind="hang", cause=cause, remedy=HANG, evidence=(), certain=bool(apart)
+        ),
+        tail=tuple(node.tail.lines()),
+        log=node.log,
+        stacks=tuple(stack_lines(watch.stacks)),
+    )
 
 
 def _what(node: Watched) -> str:

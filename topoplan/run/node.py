@@ -197,8 +197,7 @@ def node_state(connection: Connection, run_dir: str, *, started: Started | None 
     Raises:
         HostError: `lost`, `deadline`, or `command`: the host cannot say.
     """
-    words = (_placed(run_dir), _called(run_dir), *_identity(started))
-    done = connection.run(programs.STATE, *words, deadline_s=deadline_s)
+    done = connection.run(programs.STATE, *job_words(run_dir, started), deadline_s=deadline_s)
     said = _said(done)
     state = said.get("state")
     if done.code != 0 or state not in get_args(State):
@@ -287,6 +286,11 @@ def directory_words(directory: Directory) -> str:
     }[directory]
 
 
+def job_words(run_dir: str, started: Started | None) -> tuple[str, ...]:
+    """The words of programs that look for a job."""
+    return (_placed(run_dir), _called(run_dir), *_identity(started))
+
+
 def _placed(run_dir: str) -> str:
     """A relative directory is in the user's home; with a dot in front, no shell takes it for anything else."""
     return run_dir if run_dir.startswith("/") else f"./{run_dir}"
@@ -307,7 +311,7 @@ def _times(grace_s: float) -> tuple[str, str]:
 
 
 def _identity(started: Started | None) -> tuple[str, str, str]:
-    """The last words of programs that look for the job."""
+    """What the client knows of it, if anything."""
     return ("", "", "") if started is None else (str(started.pid), str(started.start_ticks), started.boot_id)
 
 

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Self
 
 from topoplan.operators.padding import tokens_per_step
+from topoplan.planner.effort import STARTS_S, start_up_s
 from topoplan.planner.plan import Plan
 from topoplan.specs.spec import Spec
 from topoplan.trainers import registry
@@ -69,9 +70,11 @@ class Progress:
         total_steps: int | None = None,
         world_size: int = 1,
         logging_steps: int = 1,
+        start_up_s: float = STARTS_S,
         logs: tuple[Log, ...] | None = None,
     ) -> None:
         """`step_s` and `band_s` are the prediction; `world_size` is GPUs; losses come every `logging_steps` steps.
+        `start_up_s` is what was predicted until the first step.
 
         `logs` are what the lines may look like; None is as any trainer prints them.
         """
@@ -79,6 +82,7 @@ class Progress:
         self._predicted_s, self._band_s = step_s, band_s
         self._tokens, self._world = tokens_per_step, world_size
         self._planned_steps, self._logging_steps = total_steps, logging_steps
+        self.start_up_s = start_up_s
         self._bar_total: int | None = None
         self._losses: dict[int, int] = {}
         self._step = 0
@@ -97,6 +101,7 @@ class Progress:
             total_steps=steps_of(spec.job, plan.layout.backend, plan.trainer),
             world_size=spec.cluster.nodes * spec.cluster.gpus_per_node,
             logging_steps=logging_steps if isinstance(logging_steps, int) and logging_steps > 0 else 1,
+            start_up_s=start_up_s(spec),
             logs=(trainer_named(plan.trainer).log,) if plan.trainer else None,
         )
 
@@ -115,10 +120,30 @@ class Progress:
                 seen = self._read(node, part, at_s) or seen
         return self.status() if seen and (self._step, self._loss) != before else None
 
+    @property
+    def step(self) -> int:
+        """Optimizer steps that are done."""
+        return self._step
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether there were steps, and there are more to come."""
+        return self._step > 0 and self._step != self._total
+
+    @property
+    def pace_s(self) -> float:
+        """From one step that is seen to the next, at the longest that is expected; 0 where nothing is known."""
+        longest_s: float = max([*self._steps_s, *(self._band_s or ()), self._predicted_s or 0.0])
+        return self._logging_steps * longest_s
+
+    @property
+    def _total(self) -> int | None:
+        return self._planned_steps if self._bar_total is None else self._bar_total
+
     def status(self) -> Status:
         """What is known now."""
         step_s = median(self._steps_s) if self._steps_s else None
-        total = self._planned_steps if self._bar_total is None else self._bar_total
+        total = self._total
         tokens_per_s = self._tokens / step_s if self._tokens and step_s else None
         return Status(
             step=self._step,

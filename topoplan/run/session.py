@@ -24,12 +24,13 @@ from topoplan.remote.ssh_config import Target
 from topoplan.remote.waiting import INTERRUPT_LOOK_S, Call, Deadline
 from topoplan.run import record as records
 from topoplan.run.events import Event, Tell
-from topoplan.run.failure import FAILED, Failure, first_cause
+from topoplan.run.failure import FAILED, Failure, first_cause, hang
 from topoplan.run.outcome import note, stopped_with_grace_s
 from topoplan.run.progress import Progress
 from topoplan.run.record import RunRecord, RunState
 from topoplan.run.secrets import Mask
 from topoplan.run.settings import Settings
+from topoplan.run.stacks import stack_lines
 from topoplan.run.stopping import stop_all
 from topoplan.run.watch import Watch, Watched, failed_at, not_kept
 
@@ -150,6 +151,8 @@ class Session(ABC):
             reconnect=self._reconnect,
             lost_after_s=self._settings.lost_after_s,
             progress=Progress.of(planned.spec, planned.plan) if planned is not None else None,
+            ranks_per_node=self._ranks_per_node,
+            hang_after_s=self._settings.hang_after_s,
         )
         try:
             watch.until(
@@ -158,17 +161,24 @@ class Session(ABC):
                     or self._has_failed(watch)
                     or self._is_given_up(watch)
                     or self._may_leave(watch)
+                    or watch.hangs
                 )
             )
             if self._has_failed(watch):
                 return self._failed(watch)
             if self._is_interrupted():
                 return self._interrupted(watch)
+            if watch.hangs:
+                return self._hung(watch)
             if self._may_leave(watch):
                 return self._detached()
             return self._over(watch.nodes)
         finally:
             watch.close()
+
+    @property
+    def _ranks_per_node(self) -> int | None:
+        return self._planned.spec.cluster.gpus_per_node if self._planned is not None else None
 
     def _has_failed(self, watch: Watch) -> bool:
         """Whether the run has. For who only watches it, a host that is given up is no failure of it."""
@@ -180,9 +190,11 @@ class Session(ABC):
 
     def _failed(self, watch: Watch) -> Outcome:
         """Find out who was first and why, and stop the others or wait a moment whether they end."""
-        ranks = self._planned.spec.cluster.gpus_per_node if self._planned is not None else None
+        ranks = self._ranks_per_node
         found = first_cause(watch, ranks_per_node=ranks, tell=self._tell, leave=self._is_interrupted)
         failure, code = found or (None, FAILED)
+        if failure is not None:
+            failure = replace(failure, stacks=tuple(stack_lines(watch.stacks)))
         elsewhere = self._is_stopped_elsewhere(watch)
         if self._stops and (self.OWNS or not elsewhere):
             running = [node.name for node in watch.nodes if not node.over]
@@ -202,6 +214,15 @@ class Session(ABC):
             words = "; not stopped: ".join(filter(None, (reason, ", ".join(left))))
             self._note("failed", code, reason=words, nodes=watch.nodes)
         return Outcome(end="failed", code=code, run=self._run, failure=failure, errors=errors, running=left)
+
+    def _hung(self, watch: Watch) -> Outcome:
+        """End a run in which no step comes any more."""
+        failure = hang(watch, ranks_per_node=self._ranks_per_node)
+        self._step("stop", f"{failure.what}: stopping all nodes, as --hang-after wants")
+        errors = self._stop_all(watch)
+        words = "; not stopped: ".join(filter(None, (failure.reason, ", ".join(errors))))
+        self._note("failed", FAILED, reason=words, nodes=watch.nodes)
+        return Outcome(end="failed", code=FAILED, run=self._run, failure=failure, errors=errors, running=tuple(errors))
 
     def _is_stopped_elsewhere(self, watch: Watch) -> bool:
         """Whether somebody had asked to stop the run before the first node ended. Then the others are waited for as

@@ -26,6 +26,8 @@ class Settings:
     """How long who comes back waits for a launch that is about to start the run."""
     lost_after_s: float | None = None
     """A host that was not seen for so long is given up, and the watching with it; None: never."""
+    hang_after_s: float | None = None
+    """A run in which no step has come for so long is ended; None: never."""
     linger_s: float = 15.0
     """After the first failure, time for the others to end: more than the usual grace of a launch that stops them."""
     grace_s: float = 10.0

@@ -20,8 +20,9 @@ from typing import Self
 
 from topoplan.errors import HostError
 from topoplan.remote.connection import Bell, Connection, Ended, Stream
+from topoplan.remote.fanout import run_on_all
 from topoplan.remote.ssh import CONNECT_S
-from topoplan.remote.waiting import Deadline
+from topoplan.remote.waiting import Call, Deadline
 from topoplan.run.events import Event, Tell
 from topoplan.run.log_copy import LogCopy
 from topoplan.run.node import NodeState, directory_words, follow_node, node_state, tail_offsets
@@ -29,6 +30,8 @@ from topoplan.run.progress import Progress, Status
 from topoplan.run.record import NodeRecord, Started
 from topoplan.run.shown import KEEP_LINES, ShownLines, Tail
 from topoplan.run.sight import AGAINST_US, Sight, age
+from topoplan.run.silence import Silence
+from topoplan.run.stacks import elsewhere, node_stacks, stack_lines
 
 MOST_BEHIND_BYTES = 64 * 2**20
 """A copy that lacks more of what is past is not continued: who comes back to a run wants to see it now."""
@@ -42,6 +45,8 @@ _PAUSE_S = 0.5
 _PAUSE_AT_MOST_S = 10.0
 _PAUSE_REFUSED_S = 60.0
 """Between attempts at a host that answers and does not let us in: some shut out who tries too often."""
+_STACKS_S = 30.0
+"""Time for a host to look where the ranks of its job are."""
 _STARTING_S = 3.0
 """Time for a host to start what it was told to before the connection was lost."""
 _LOOK_S = 0.1
@@ -174,14 +179,16 @@ class Watch:
         reconnect: Reconnect,
         lost_after_s: float | None = None,
         progress: Progress | None = None,
+        ranks_per_node: int | None = None,
+        hang_after_s: float | None = None,
         on_data: Callable[[str, bytes], None] | None = None,
         note_after_s: float = 60.0,
     ) -> None:
         """Begin to follow all nodes that are not `over`.
 
         A host that was not seen for `lost_after_s`, while another one was, is given up: its node has failed. None is
-        never. `progress` reads their lines. With `on_data` the output is given to that as it is, with the name of its
-        node, and no events are made of it.
+        never. `progress` reads their lines. After `hang_after_s` without a step the run `hangs`. With `on_data` the
+        output is given to that as it is, with the name of its node, and no events are made of it.
         """
         self.nodes = list(nodes)
         self._tell = tell
@@ -190,6 +197,11 @@ class Watch:
         self._sight = Sight({node.name: node.address for node in self.nodes}, tell)
         self._one_is_back = threading.Condition()
         self._progress = progress or Progress()
+        self.silence = Silence(self._progress, ranks_per_node=ranks_per_node)
+        self._hang_after_s = hang_after_s
+        self.stacks: dict[int, list[str]] = {}
+        """Where the ranks were when the run had gone quiet, as far as their hosts can say."""
+        self._asks_stacks: Call[None] | None = None
         self._on_data = on_data
         self._bell = Bell()
         self._bar_at = time.monotonic()
@@ -219,6 +231,12 @@ class Watch:
     def is_blind(self) -> bool:
         """Whether no host at all has been seen for as long as is waited for one."""
         return self._lost_after_s is not None and self._sight.offline_s >= self._lost_after_s
+
+    @property
+    def hangs(self) -> bool:
+        """Whether no step has come for as long as is waited for one, and the ranks were looked at."""
+        quiet = self._hang_after_s is not None and self.silence.quiet_s >= self._hang_after_s
+        return quiet and self._asks_stacks is not None and self._asks_stacks.done.is_set()
 
     def close(self) -> None:
         """Follow no more. The job goes on, where it does."""
@@ -253,6 +271,7 @@ class Watch:
                 self._read(node, f"{bar}\n")
         self._look_for_the_unseen(now)
         self._tell_who_is_waited_for(now)
+        self._look_for_silence()
 
     def _look_for_the_unseen(self, now: float) -> None:
         """Tell of them, and give up those whose time is over."""
@@ -273,6 +292,32 @@ class Watch:
             self._end_lines(node)
             text = f"{node.failure}: {node.lost}"
             self._tell(Event(kind="failure", node=node.name, text=text, data={"host": node.address}))
+
+    def _look_for_silence(self) -> None:
+        """Tell of it, and ask for the stacks. Nobody is heard of who is not seen, or is being stopped."""
+        if self._on_data is not None or self.stopping or any(node.unseen and not node.over for node in self.nodes):
+            self.silence.alive()
+            return
+        if (event := self.silence.look(at_most_s=self._hang_after_s)) is not None:
+            self._tell(event)
+            self._asks_stacks = Call(self._ask_for_stacks)
+        elif self.stacks and not self.silence.is_told:
+            self.stacks = {}
+
+    def _ask_for_stacks(self) -> None:
+        asked = {node.name: node for node in self.nodes if not node.over and node.connection is not None}
+        found = run_on_all(
+            {name: node.connection for name, node in asked.items() if node.connection is not None},
+            lambda name, connection: node_stacks(
+                connection, asked[name].run_dir, started=asked[name].started, deadline_s=_STACKS_S
+            ),
+            deadline_s=_STACKS_S + 1,
+        )
+        self.stacks = {rank: one for some in found.values() if isinstance(some, dict) for rank, one in some.items()}
+        if self.stacks and not self._closed:
+            text = "\n  ".join(["where the ranks are, as py-spy says:", *stack_lines(self.stacks)])
+            self._tell(Event(kind="stacks", text=text, data={"ranks": self.stacks, "apart": elsewhere(self.stacks)}))
+        self._bell.set()
 
     def _take(self, node: Watched, data: bytes) -> None:
         node._empty = 0
@@ -306,6 +351,7 @@ class Watch:
         """Keep what may be asked for, and look for where training is."""
         node.tail.add(lines)
         status = self._progress.feed(node.node, lines, time.monotonic())
+        self.silence.heard(node.node, node.name, lines, past=past)
         if status is not None and not past:
             self._tell_status(node, status)
 

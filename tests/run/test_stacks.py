@@ -1,0 +1,40 @@
+"""Whose place in the program differs from that of the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from topoplan.run.stacks import elsewhere, stack_lines
+
+WAITS = ["all_reduce (distributed_c10d.py:3252)", "wrapper (c10d_logger.py:83)", "step (train.py:20)"]
+ELSE = ["read (data.py:7)", "fetch (data.py:12)", "step (train.py:18)"]
+SYNC = ["synchronize (streams.py:9)", "item (train.py:30)", "step (train.py:20)"]
+
+
+@pytest.mark.parametrize(
+    ("stacks", "apart"),
+    [
+        ({0: WAITS, 1: WAITS, 2: ELSE, 3: WAITS}, (2,)),
+        ({0: WAITS, 1: ELSE}, (1,)),
+        ({0: WAITS, 1: ELSE, 2: ELSE}, (1, 2)),
+        ({0: SYNC, 1: SYNC, 2: ELSE}, (2,)),
+        ({0: SYNC, 1: ELSE}, ()),
+        ({0: WAITS, 1: [one.replace(":20", ":21") for one in WAITS]}, ()),
+        ({0: WAITS, 1: []}, ()),
+        ({}, ()),
+    ],
+)
+def test_the_rank_that_the_others_wait_for_is_in_no_collective(
+    stacks: dict[int, list[str]], apart: tuple[int, ...]
+) -> None:
+    assert elsewhere(stacks) == apart
+
+
+def test_those_that_are_elsewhere_come_first_and_with_more_of_where_they_are() -> None:
+    assert list(stack_lines({0: WAITS, 1: WAITS, 2: ELSE})) == [
+        "rank 2: read (data.py:7)",
+        "  in fetch (data.py:12)",
+        "  in step (train.py:18)",
+        "ranks 0, 1: all_reduce (distributed_c10d.py:3252)",
+        "  in wrapper (c10d_logger.py:83)",
+    ]

@@ -1,0 +1,178 @@
+"""Whether a run has gone quiet: no step where one was due, and what each rank wrote last.
+
+Trainers wait for each other, so that a rank that hangs silences all. From outside that looks like a long evaluation or
+a checkpoint; so it is only said, once, and the next time after more than the longest pause that healed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from topoplan.run.events import Event
+from topoplan.run.progress import Progress
+from topoplan.run.rank_lines import rank_line
+from topoplan.run.sight import age
+from topoplan.units import in_seconds
+
+_SEVERAL = 5
+"""So many steps without one are too many."""
+_LEAST_S = 60.0
+"""Shorter pauses are not mentioned, however short the steps."""
+_LOOK_S = 1.0
+"""How often to look who wrote what: ages are known to that."""
+_STOPPED_S = 5.0
+"""Where so much passes between two looks, it is this process that was stopped."""
+_READ_CHARACTERS = 16 * 1024
+_OFTEN = 3
+"""Who was seen to write so often writes all the time."""
+_SHOWN_RANKS = 12
+_SHOWN_COLUMNS = 80
+
+
+_Writer = tuple[int, str, int | None]
+"""Number and name of a node, and the rank where its lines name one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastWords:
+    """The last line of one rank, or of a node whose lines name none."""
+
+    node: int
+    name: str
+    """Of the node."""
+    rank: int | None
+    line: str
+    age_s: float | None
+    """None: it is from before this process looked."""
+
+
+class Silence:
+    """Keeps account of who wrote when, from the lines of all nodes."""
+
+    def __init__(
+        self, progress: Progress, *, ranks_per_node: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Nothing has come yet. `progress` has read all lines that are told here."""
+        self._progress, self._ranks, self._clock = progress, ranks_per_node, clock
+        self._step = 0
+        self._alive_s = self._looked_s = clock()
+        self._told_s: float | None = None
+        self._longest_s = 0.0
+        self._new: dict[tuple[int, str], str] = {}
+        self._words: dict[_Writer, tuple[str, float | None]] = {}
+        self._often: Counter[_Writer] = Counter()
+
+    def heard(self, node: int, name: str, lines: str, *, past: bool = False) -> None:
+        """A node has written these lines. After the first step only steps and bars that move are a sign of life."""
+        step = self._progress.step
+        if step and not self._step:
+            self._often.clear()  # at the start all have something to say
+        if step != self._step or not self._progress.is_under_way or "%|" in lines:
+            self._step = step
+            self.alive()
+        self._new[node, name] = (self._new.get((node, name), "") + lines[-_READ_CHARACTERS:])[-_READ_CHARACTERS:]
+        if past:
+            self._note(None)
+
+    def alive(self) -> None:
+        """Nothing can be said of what was before."""
+        now_s = self._clock()
+        if self._told_s is not None:
+            self._longest_s, self._told_s = max(self._longest_s, now_s - self._alive_s), None
+        self._alive_s = now_s
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it was said that the run is quiet, and it still is."""
+        return self._told_s is not None
+
+    @property
+    def quiet_s(self) -> float:
+        """For how long there was no sign of life."""
+        return self._clock() - self._alive_s
+
+    @property
+    def patience_s(self) -> float:
+        """For how long that may be."""
+        if not self._progress.is_under_way:
+            return max(self._progress.start_up_s, 2 * self._longest_s)
+        return max(_LEAST_S, _SEVERAL * self._progress.pace_s, 2 * self._longest_s)
+
+    def look(self, *, at_most_s: float | None = None) -> Event | None:
+        """Call often. What is to be said once that has become too long, or longer than `at_most_s`."""
+        now_s = self._clock()
+        if now_s - self._looked_s < _LOOK_S:
+            return None
+        if now_s - self._looked_s > _STOPPED_S:
+            self.alive()
+        self._looked_s = now_s
+        self._note(now_s)
+        limit_s = self.patience_s if at_most_s is None else min(self.patience_s, at_most_s)
+        if self._told_s is not None or self.quiet_s < limit_s:
+            return None
+        self._told_s = now_s
+        return self._event()
+
+    def words(self) -> list[LastWords]:
+        """The last lines, the oldest first; those of no rank only of nodes on which no rank has written."""
+        now_s = self._clock()
+        ranked = {node for node, _, rank in self._words if rank is not None}
+        found = [
+            LastWords(node=node, name=name, rank=rank, line=line, age_s=None if at_s is None else now_s - at_s)
+            for (node, name, rank), (line, at_s) in self._words.items()
+            if rank is not None or node not in ranked
+        ]
+        return sorted(found, key=lambda one: (one.age_s is not None, -(one.age_s or 0.0), one.node, one.rank or 0))
+
+    def suspect(self) -> LastWords | None:
+        """Who wrote all the time, and stopped to clearly before the others who did; None where nobody has."""
+        found = [one for one in self.words() if self._often[one.node, one.name, one.rank] >= _OFTEN]
+        if len(found) < 2:
+            return None
+        first, second = (one.age_s or 0.0 for one in found[:2])
+        return found[0] if first > 2 * second + 2 * _LOOK_S else None
+
+    def _note(self, at_s: float | None) -> None:
+        """Whose the last lines are."""
+        for (node, name), lines in self._new.items():
+            seen: set[int | None] = set()
+            for text in reversed(lines.split("\n")):
+                line = rank_line(text)
+                if not line.text.strip():
+                    continue
+                rank = line.rank_of(node, self._ranks) if self._ranks else line.rank
+                if rank not in seen:
+                    seen.add(rank)
+                    self._words[node, name, rank] = line.text.strip(), at_s
+                    self._often[node, name, rank] += 1
+        self._new.clear()
+
+    def _event(self) -> Event:
+        words, step = self.words(), self._progress.step
+        if self._progress.is_under_way:
+            due = f"after step {step:,}; one takes {in_seconds(self._progress.pace_s)}" if self._progress.pace_s else ""
+            text = f"no step for {age(self.quiet_s)}{f' ({due})' if due else ''}"
+        else:
+            text = f"nothing was written for {age(self.quiet_s)}, and no step has come"
+        data: dict[str, Any] = {"quiet_s": round(self.quiet_s, 1), "step": step, "ranks": list(map(_values, words))}
+        last = "; the last lines:" if words else ""
+        return Event(kind="silence", text="\n".join([f"{text}{last}", *_word_lines(words)]), data=data)
+
+
+def _values(one: LastWords) -> dict[str, Any]:
+    age_s = None if one.age_s is None else round(one.age_s, 1)
+    return {"node": one.name, "rank": one.rank, "line": one.line, "age_s": age_s}
+
+
+def _word_lines(words: list[LastWords]) -> Iterator[str]:
+    for one in words[:_SHOWN_RANKS]:
+        who = one.name if one.rank is None else f"{one.name} rank {one.rank}"
+        ago = "earlier" if one.age_s is None else f"{age(one.age_s)} ago"
+        line = f"  {who}, {ago}: {one.line}"
+        yield line if len(line) <= _SHOWN_COLUMNS else f"{line[: _SHOWN_COLUMNS - 3]}..."
+    if len(words) > _SHOWN_RANKS:
+        yield f"  and {len(words) - _SHOWN_RANKS} more that wrote later"
