@@ -37,7 +37,6 @@ def attach(
     """
     from topoplan.cli.event_output import EventOutput
     from topoplan.cli.interrupts import Interrupts
-    from topoplan.cli.ssh_options import seconds_of
     from topoplan.report.session import ATTACH, attach_lines, outcome_to_dict
     from topoplan.run import record
     from topoplan.run.attach import AttachSession
@@ -47,8 +46,8 @@ def attach(
         tail_lines=tail,
         stop_on_failure=stop_on_failure,
         grace_s=grace,
-        lost_after_s=seconds_of(lost_host_after, "--lost-host-after"),
-        hang_after_s=seconds_of(hang_after, "--hang-after"),
+        lost_after_s=lost_host_after,
+        hang_after_s=hang_after,
     )
     known = record.load(run)
     output = EventOutput(ATTACH if as_json else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,38 +27,42 @@ RunReference = Annotated[
     ),
 ]
 Grace = Annotated[float, typer.Option("--grace", metavar="SECONDS", min=0, max=3600, help="From SIGTERM to SIGKILL.")]
+
+
+def _time(option: str) -> Callable[[str], float]:
+    """What reads the time of an option, in seconds."""
+
+    def seconds(given: str) -> float:
+        from topoplan.errors import InputError, UnitError
+        from topoplan.units import parse_seconds, quote
+
+        try:
+            return parse_seconds(given)
+        except UnitError:
+            expected = "expected one such as 90s, 30min or 2h"
+            raise InputError(f"{quote(given)!r} is no time", where=option, expected=expected) from None
+
+    return seconds
+
+
 LostHostAfter = Annotated[
-    str | None,
+    float | None,
     typer.Option(
         "--lost-host-after",
         metavar="TIME",
         help="Give a host up that was not seen for so long, such as 30min; by default never.",
+        parser=_time("--lost-host-after"),
     ),
 ]
 HangAfter = Annotated[
-    str | None,
+    float | None,
     typer.Option(
         "--hang-after",
         metavar="TIME",
         help="End the run when no step came for so long, such as 1h; by default never.",
+        parser=_time("--hang-after"),
     ),
 ]
-
-
-def seconds_of(given: str | None, option: str) -> float | None:
-    """Of `--lost-host-after` or `--hang-after`.
-
-    Raises:
-        InputError: it is no time.
-    """
-    from topoplan.errors import InputError, UnitError
-    from topoplan.units import parse_seconds, quote
-
-    try:
-        return None if given is None else parse_seconds(given)
-    except UnitError:
-        expected = "expected one such as 90s, 30min or 2h"
-        raise InputError(f"{quote(given)!r} is no time", where=option, expected=expected) from None
 
 
 def access(*, accept_new: bool) -> Access:
