@@ -27,6 +27,14 @@ BundlePath = Annotated[
         autocompletion=bundles,
     ),
 ]
+Nodes = Annotated[
+    list[str] | None,
+    typer.Option("--nodes", metavar="LIST", help="Hosts to use: addresses, numbers, ranges.", show_default=False),
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", metavar="LIST", help="Hosts to leave out, in the same way.", show_default=False),
+]
 
 
 def launch(
@@ -39,14 +47,8 @@ def launch(
         bool, typer.Option("--dry-run", help="Print every file and command, and touch nothing.")
     ] = False,
     accept_new: AcceptNew = False,
-    nodes: Annotated[
-        list[str] | None,
-        typer.Option("--nodes", metavar="LIST", help="Hosts to use: addresses, numbers, ranges.", show_default=False),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option("--exclude", metavar="LIST", help="Hosts to leave out, in the same way.", show_default=False),
-    ] = None,
+    nodes: Nodes = None,
+    exclude: Exclude = None,
     stop_on_exit: Annotated[
         bool, typer.Option("--stop-on-exit", help="Stop the run when `topoplan` is ended (SIGTERM, a closed terminal).")
     ] = False,
