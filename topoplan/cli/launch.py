@@ -35,23 +35,23 @@ Exclude = Annotated[
     list[str] | None,
     typer.Option("--exclude", metavar="LIST", help="Hosts to leave out, in the same way.", show_default=False),
 ]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Leave it running once all nodes have started.")]
+StopOnExit = Annotated[
+    bool, typer.Option("--stop-on-exit", help="Stop the run when `topoplan` is ended (SIGTERM, a closed terminal).")
+]
 
 
 def launch(
     bundle: BundlePath,
     no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Do not check the hosts first.")] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Leave it running once all nodes have started.")
-    ] = False,
+    detach: Detach = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print every file and command, and touch nothing.")
     ] = False,
     accept_new: AcceptNew = False,
     nodes: Nodes = None,
     exclude: Exclude = None,
-    stop_on_exit: Annotated[
-        bool, typer.Option("--stop-on-exit", help="Stop the run when `topoplan` is ended (SIGTERM, a closed terminal).")
-    ] = False,
+    stop_on_exit: StopOnExit = False,
     grace: Grace = 10.0,
     lost_host_after: LostHostAfter = None,
     hang_after: HangAfter = None,
