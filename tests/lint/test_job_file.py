@@ -134,7 +134,6 @@ def test_other_yaml_is_left_to_the_reader_of_jobs(tmp_path: Path, text: str) -> 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("v1.yaml", "model: a\nmodel_class: llm\ntemplate: qwen3\ntrain_dataset: a\n", "LLaMA-Factory's new engine"),
         ("a.yaml", "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n", "names no model"),
         ("run.sh", "echo hello\n", "starts no training"),
     ],

@@ -93,19 +93,6 @@ def test_a_job_of_megatron_bridge_is_not_taken_for_one_of_the_adapter(here: Path
     assert setup.path_of(setup.configurations[0]) == "bridge"
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("sampler_type: distill\nmodel: a\nstream: true\nmax_length: 2048\n", "swift sample"),
-        ("model: a\nrlhf_type: grpo\nmicro_batch_size: 1\ntrain:\n  gpus: 4\nrollout:\n  gpus: 4\n", "under Ray"),
-    ],
-)
-def test_files_of_ms_swifts_other_commands_are_not_taken_for_training(here: Path, text: str, words: str) -> None:
-    (here / "a.yaml").write_text(text)
-    with pytest.raises(SpecError, match=words):
-        read_setup(["a.yaml"], recognisers())
-
-
 def test_keys_that_ms_swift_alone_knows_are_its_own(here: Path) -> None:
     (here / "a.yaml").write_text("max_new_tokens: 1024\ntemperature: 0\nstream: true\n")
     assert [one.trainer for one in read_setup(["a.yaml"], recognisers()).configurations] == ["swift"]

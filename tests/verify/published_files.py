@@ -10,7 +10,6 @@ the places instead of the summary.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
 import statistics
 import time
@@ -22,15 +21,17 @@ from pathlib import Path
 from topoplan.errors import InputError
 from topoplan.lint.against import Against
 from topoplan.lint.check import SEVERITIES, Checked, check
+from topoplan.lint.rules.legality import broken_rules
 from topoplan.lint.translate import translate
 from topoplan.reading.finding import Finding
-from topoplan.reading.setup import Setup
+from topoplan.reading.setup import Configuration, Setup
 from topoplan.specs import known
 from topoplan.specs.cluster import Cluster
 
 SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".slurm", ".sbatch")
-GPUS, CARD = 8, "h100-sxm-80gb"
-NODES = (1, 2, 4, 8, 16, 32)
+CARD = "h100-sxm-80gb"
+MACHINES = ((1, 8), (1, 16), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8))
+"""Nodes, and GPUs of each."""
 _CLUSTER_IS_SMALL = re.compile("predicted on the cluster's")
 
 
@@ -68,18 +69,19 @@ def seen(paths: Sequence[Path]) -> Seen:
 
 
 def _on_enough(paths: Sequence[Path], setup: Setup) -> tuple[Checked, float]:
-    """On the fewest machines that all of its configurations ask for."""
-    for nodes in NODES:
-        cluster = known.machines(known.gpu(CARD), nodes, GPUS, f"{nodes} x {GPUS} {CARD}")
-        if not any(_CLUSTER_IS_SMALL.search(text) for text in _assumptions(setup, cluster)):
-            break
-    return _timed(paths, Against(cluster=cluster))
+    """On the fewest machines that all of its configurations ask for, and that their layouts divide."""
+    clusters = [known.machines(known.gpu(CARD), *size, f"{size[0]} x {size[1]} {CARD}") for size in MACHINES]
+    fits = (cluster for cluster in clusters if all(_has_room(one, setup, cluster) for one in setup.whole))
+    return _timed(paths, Against(cluster=next(fits, clusters[0])))
 
 
-def _assumptions(setup: Setup, cluster: Cluster) -> Iterable[str]:
-    for configuration in setup.whole:
-        with contextlib.suppress(InputError):
-            yield from translate(configuration, setup, cluster).assumptions
+def _has_room(configuration: Configuration, setup: Setup, cluster: Cluster) -> bool:
+    try:
+        found = translate(configuration, setup, cluster)
+    except InputError:
+        return True
+    is_small = any(_CLUSTER_IS_SMALL.search(text) for text in found.assumptions)
+    return not is_small and not broken_rules(found.spec, found.layout)
 
 
 def _timed(paths: Sequence[Path], against: Against) -> tuple[Checked, float]:

@@ -35,7 +35,7 @@ def configuration_of(part: Part, recognisers: Recognisers, *, trainer: str | Non
     if is_sure or trainer is None:
         trainer = guessed
     if trainer is None:
-        hint = _hint(source.data, recognisers)
+        hint = _hint(source.data)
         raise UnknownKindError(
             "is a configuration of an unknown kind", where=part.place(None), expected=READ, remedy=hint
         )
@@ -87,19 +87,17 @@ def _guess(data: Mapping[str, Any], recognisers: Recognisers) -> tuple[str | Non
     claim = claims[best]
     if claim >= SURE:
         return best, claim == SURE
-    if isinstance(data.get("model"), dict) or any(one.stranger(data) for one in recognisers):
+    if isinstance(data.get("model"), dict):
         return None, False
     is_enough = claim > 2 or (claim >= 1 and known) or 0 < claim < 1
     return (best if is_enough else None), False
 
 
-def _hint(data: Mapping[str, Any], recognisers: Recognisers) -> str:
+def _hint(data: Mapping[str, Any]) -> str:
     """What it may be instead."""
     schema = data.get("schema")
     if isinstance(schema, str) and schema.startswith("topoplan."):
         return "for a bundle give its directory"
-    if stranger := next(filter(None, (one.stranger(data) for one in recognisers)), ""):
-        return f"it looks like {stranger}"
     if {"apiVersion", "kind"} <= data.keys():
         return (
             "it looks like a manifest of Kubernetes: give the command in it as a script, and the trainer's file itself"

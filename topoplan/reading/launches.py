@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from topoplan.errors import SpecError
@@ -14,7 +15,7 @@ from topoplan.reading.shell import Script
 from topoplan.reading.starters import started
 from topoplan.reading.words import Word
 from topoplan.reading.wrappers import Unwrapped
-from topoplan.specs.source import KeyPath, Source, plain_scalar
+from topoplan.specs.source import KeyPath, Source, path_of, plain_scalar
 
 _MOST_LAUNCHES = 200
 _MOST_JSON_CHARS = 20_000
@@ -54,7 +55,8 @@ def _launch(script: Script, one: Unwrapped, recognisers: Recognisers) -> Launch 
     config_file, rest = _config_file(own, trains.file_options if trains else ())
     configuration = None
     if trains is not None:
-        source = _source(rest, name=script.part.name, has_file=bool(config_file))
+        source = _source(rest, name=script.part.name, has_file=bool(config_file) or trains.has_blocks)
+        source = _in_blocks(source) if trains.has_blocks else source
         if source.data:
             configuration = Configuration(trainer=trains.trainer, part=script.part, source=source, from_command=True)
     return Launch(
@@ -134,7 +136,7 @@ def _source(arguments: Sequence[Word], *, name: str, has_file: bool) -> Source:
             while at < len(arguments) and not _is_option(arguments[at]):
                 values.append(arguments[at].text)
                 at += 1
-        elif has_file and equals and re.fullmatch(r"[A-Za-z_][\w.]*", key):
+        elif has_file and equals and re.fullmatch(r"\+{0,2}[A-Za-z_][\w.]*", key):
             if quoted := _YAML_QUOTED.fullmatch(value):
                 data[key], lines[(key,)] = quoted[1].replace("''", "'"), word.line
                 continue
@@ -147,6 +149,21 @@ def _source(arguments: Sequence[Word], *, name: str, has_file: bool) -> Source:
         if isinstance(data[key], list):
             lines |= {(key, number): word.line for number in range(len(values))}
     return Source(name=name, data=data, lines=lines)
+
+
+def _in_blocks(source: Source) -> Source:
+    """`block.key=value` as a document of blocks; what adds a key (`+key`) is a key."""
+    data: dict[str, Any] = {}
+    lines: dict[KeyPath, int] = {}
+    for key, value in source.data.items():
+        *blocks, last = path = path_of(key.lstrip("+"))
+        block: Any = data
+        for name in blocks:
+            block = block.setdefault(name, {}) if isinstance(block, dict) else None
+        if isinstance(block, dict):
+            block[last] = value
+            lines[path] = source.lines.get((key,), 0)
+    return replace(source, data=data, lines=lines)
 
 
 def _is_option(word: Word) -> bool:

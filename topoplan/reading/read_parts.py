@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 from topoplan.errors import SpecError
+from topoplan.reading.comments import commands_in_comments
 from topoplan.reading.here_documents import here_documents
 from topoplan.reading.kinds import names_a_job, sets_variables, starts_training
 from topoplan.reading.markdown import is_markdown, markdown_parts
@@ -23,6 +26,9 @@ _SCRIPT_SUFFIXES = frozenset([".sh", ".bash", ".sbatch", ".slurm", ".zsh"])
 _DOCUMENT_SUFFIXES = frozenset([".md", ".markdown", ".mdx"])
 _SUFFIXES = _SCRIPT_SUFFIXES | _DOCUMENT_SUFFIXES | {".yaml", ".yml", ".json"}
 _SHEBANG = re.compile(r"#![^\n]{0,200}\b(?:ba|z|da|k)?sh\b")
+_MARK = re.compile(r"^(?=---(?:[ \t]|$))", re.MULTILINE)
+_CONTENT = re.compile(r"^(?!---)[ \t]*[^\s#]", re.MULTILINE)
+_MARK_LINE = re.compile(r"\A---[^\n]*")
 _KEY_LINE = re.compile(r"[ ]*(?:- )?[\"']?[A-Za-z_][\w.-]*[\"']?:(?:\s|$)")
 
 
@@ -62,8 +68,27 @@ def file_parts(text: str, keys: Collection[str], *, name: str) -> tuple[Part, ..
     unfolded = unfold_yaml(text, keys) if kind == "yaml" else unfold_shell(text) if kind == "shell" else None
     if unfolded is None:
         part = Part(kind=kind, name=name, text=text)
+        if kind == "yaml":
+            return (*_documents(part), *commands_in_comments(part))
         return (part, *here_documents(part)) if kind == "shell" else (part,)
     return (Part(kind=kind, name=name, text=unfolded, lines=_lines_of(text, unfolded), unfolded=True),)
+
+
+def _documents(part: Part) -> tuple[Part, ...]:
+    """The documents of a YAML file, each a part of its own where there are several."""
+    starts = [0, *(match.end() for match in _MARK.finditer(part.text)), len(part.text)]
+    texts = [part.text[first:last] for first, last in pairwise(starts)]
+    said = [_CONTENT.search(one) is not None for one in texts]
+    if sum(said) < 2:
+        return (part,)
+    found = []
+    for number, (text, first) in enumerate(zip(texts, starts, strict=False), start=1):
+        line = part.text.count("\n", 0, first) + 1
+        lines = tuple(range(line, line + text.count("\n") + 1))
+        if said[number - 1]:
+            whole = _MARK_LINE.sub("", text)
+            found.append(replace(part, text=whole, lines=lines, label=f"document {number}"))
+    return tuple(found)
 
 
 def _kind(text: str, keys: Collection[str], *, suffix: str) -> PartKind | Literal["document"]:

@@ -20,6 +20,8 @@ from topoplan.reading.shell import read_script
 from topoplan.reading.versions import pins
 from topoplan.specs.source import Source, below, is_there, read_text, shown_path
 
+_LEVELS = 4
+"""Of directories, from the root of a repository to its examples."""
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -156,8 +158,10 @@ def _without_expansions(name: str) -> str:
 
 
 def _bases(part: Part) -> list[Path]:
-    """Where a relative path may start: the directory of the file that names it, and the working directory."""
-    return [Path(part.name).parent, Path()]
+    """Where a relative path may start: the directory of the file that names it, the working directory, and those
+    around the file, where the root of its repository is."""
+    directory = Path(part.name).parent
+    return [directory, Path(), *list(directory.resolve().parents)[:_LEVELS]]
 
 
 def _resolved(path: Path) -> Path:

@@ -15,10 +15,6 @@ SURE = 1000.0
 """A claim that needs no comparison with those of others."""
 
 
-def _none(_data: Mapping[str, Any]) -> str:
-    return ""
-
-
 def _no_program(_text: str, _module: bool) -> str:
     return ""
 
@@ -42,8 +38,6 @@ class Recogniser:
     claim: Callable[[Mapping[str, Any], int], float]
     """How surely a document is its own, of so many keys that are known (`keys`): 2 for each key that tells, below 1 for
     a guess, 0 for none."""
-    stranger: Callable[[Mapping[str, Any]], str] = _none
-    """What a document looks like that is of the same people, and is not read; empty for any other."""
     keys: Callable[[], Collection[str]] = frozenset
     """Keys by which pasted text is known to be a configuration."""
     model_keys: tuple[str, ...] = ()
@@ -62,6 +56,8 @@ class Recogniser:
     """The methods with which it trains, as a pattern."""
     file_options: tuple[str, ...] = ()
     """Options that name its file, in one or as directory and name; then no option of a command is a key of its own."""
+    has_blocks: bool = False
+    """Its commands take their keys as `block.key=value`."""
     runs: Callable[[str, Collection[str], str], bool] = _runs_none
     """Whether any other script of Python trains with it: by its name, the keys among its arguments, and the first."""
     family: str = ""

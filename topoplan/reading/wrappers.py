@@ -143,6 +143,6 @@ def _text_of_shell(words: Sequence[Word]) -> Word | None:
 def is_command(word: Word, rest: Sequence[Word]) -> bool:
     """Whether a word is the name of what starts a trainer, or of a wrapper or shell."""
     name = base_name(word.text)
-    if name in _STARTERS or name in _WRAPPERS or name in _SHELLS or PYTHON.fullmatch(name):
+    if name in _STARTERS or name in _WRAPPERS or name in _SHELLS or PYTHON.fullmatch(name) or name.endswith(".py"):
         return True
     return is_open(word.text) and bool(rest) and rest[0].text in ("-m", "-u")

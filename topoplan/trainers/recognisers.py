@@ -10,6 +10,7 @@ from topoplan.reading.setup import Configuration, Setup
 from topoplan.trainers import deepspeed_alone, registry
 from topoplan.trainers.codec import Codec
 from topoplan.trainers.llamafactory.key_list import deepspeed_keys
+from topoplan.trainers.others import others
 from topoplan.trainers.roll import fsdp2 as roll_fsdp2
 from topoplan.trainers.roll import megatron as roll_megatron
 from topoplan.trainers.roll.reading import ROLL
@@ -39,7 +40,12 @@ _CODECS = (deepspeed_alone.CODEC, roll_megatron.CODEC, roll_fsdp2.CODEC)
 
 def recognisers() -> Recognisers:
     """Of what starts trainers, of trainers that files are only read of, then of each trainer."""
-    return (*_STARTERS, *_ONLY_READ, *(one for trainer in registry.TRAINERS for one in trainer.recognisers))
+    return (
+        *_STARTERS,
+        *_ONLY_READ,
+        *(one.recognised for one in others().values()),
+        *(one for trainer in registry.TRAINERS for one in trainer.recognisers),
+    )
 
 
 def trainer_of(configuration: Configuration) -> Trainer:

@@ -16,6 +16,7 @@ from topoplan.lint.rules import (
     launch_megatron,
     launch_nodes,
     launch_slurm,
+    others,
     shell,
     yaml,
 )
@@ -34,6 +35,7 @@ _GENERAL = (
     launch_megatron,
     accelerate,
     yaml,
+    others,
 )
 _LAST = (deepspeed, bundle)
 _TABLES = (
@@ -42,6 +44,7 @@ _TABLES = (
     LAUNCH,
     accelerate.RULES,
     yaml.RULES,
+    others.RULES,
     DEEPSPEED,
 )
 

@@ -173,6 +173,8 @@ def newer_than(since: str, package: str = "llamafactory") -> str:
 
 def needed_transformers(key: Key) -> str:
     """A sentence on a key that not every transformers has which the trainer takes; else empty."""
+    if key.package == "transformers-kt":
+        return f"the key {key.name} needs transformers-kt, KTransformers' build of transformers"
     if key.package != "transformers" or not key.since:
         return ""
     older = trainer_versions()["transformers"][0]

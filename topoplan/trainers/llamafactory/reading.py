@@ -21,7 +21,6 @@ _CLI = re.compile(r"(?:.*[/\s(`])?(?:llamafactory-cli|lmf)[\s)`'\"]*", re.DOTALL
 """By name, by path, or as `$(which llamafactory-cli)`."""
 _SCRIPT = re.compile(r"(?:.*/)?(?:src/)?train(?:_bash)?\.py")
 _KEYS_OF_SCRIPTS = frozenset(["stage", "finetuning_type", "template", "cutoff_len", "dataset_dir"])
-_MARKS_OF_V1 = frozenset(["train_dataset", "dist_config", "peft_config", "init_config", "kernel_config", "model_class"])
 
 
 def _claim(data: Mapping[str, Any], known: int) -> float:
@@ -31,10 +30,6 @@ def _claim(data: Mapping[str, Any], known: int) -> float:
     blocks = {key for key, value in data.items() if isinstance(value, dict)}
     is_likely = known and 2 * known >= len(data) and blocks <= known_keys().keys()
     return 2.0 * marks or (0.25 if is_likely else 0.0)
-
-
-def _stranger(data: Mapping[str, Any]) -> str:
-    return "one of LLaMA-Factory's new engine (USE_V1), which is not read" if data.keys() & _MARKS_OF_V1 else ""
 
 
 def path_of(configuration: Configuration, variables: Sequence[Variable]) -> TrainerPath:
@@ -72,7 +67,6 @@ LLAMAFACTORY = Recogniser(
     trainer="llamafactory",
     package="llamafactory",
     claim=_claim,
-    stranger=_stranger,
     keys=known_keys,
     model_keys=(MODEL_KEY,),
     names=("llamafactory-cli", "lmf"),

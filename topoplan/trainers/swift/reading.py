@@ -16,11 +16,6 @@ _MARKS_OF_MEGATRON = frozenset(
         *("no_save_rng", "load_safetensors", "attention_backend", "cross_entropy_loss_fusion", "finetune"),
     ]
 )
-_MARKS_OF_SAMPLE = frozenset(
-    ["sampler_type", "sampler_engine", "orm_model", "prm_model", "num_return_sequences", "num_sampling_batch_size"]
-)
-_GROUPS_OF_RAY = frozenset(["train", "rollout", "teacher", "colocate_groups"])
-"""Of `megatron rlhf --use_ray true`, each with GPUs and arguments of its own."""
 _METHODS = "sft|pt|rlhf"
 _CLI = re.compile(r"(?:.*[/\s(`])?(swift|megatron)[\s)`'\"]*", re.DOTALL)
 _FILE = re.compile(rf"(?:.*/)?swift[./]cli[./](_megatron[./])?({_METHODS})(?:\.py)?")
@@ -35,14 +30,6 @@ def _claim_megatron(data: Mapping[str, Any], _known: int) -> float:
     return 2.0 * len(data.keys() & _MARKS_OF_MEGATRON) + ("model" in data)
 
 
-def _stranger(data: Mapping[str, Any]) -> str:
-    if data.keys() & _MARKS_OF_SAMPLE:
-        return "one of ms-swift's `swift sample`, which trains nothing"
-    if any(isinstance(data[key], dict) and "gpus" in data[key] for key in _GROUPS_OF_RAY & data.keys()):
-        return "one of ms-swift's trainer under Ray (--use_ray), which is not read"
-    return ""
-
-
 def _usual(text: str, _module: bool) -> str:
     if match := _FILE.fullmatch(text):
         return f"swift.cli.{match.group(1) or ''}{match.group(2)}".replace("/", ".")
@@ -53,7 +40,6 @@ SWIFT = Recogniser(
     trainer="swift",
     package="ms-swift",
     claim=_claim,
-    stranger=_stranger,
     model_keys=("model",),
     names=("swift",),
     usual=_usual,

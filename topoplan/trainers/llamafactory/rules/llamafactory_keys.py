@@ -53,9 +53,9 @@ def key_findings(setup: Setup, configuration: Configuration) -> Iterator[Finding
                 newest = trainer_versions()["transformers"][1]
                 yield RULES[f"llamafactory-deprecated-key.{key}"].at(configuration, key, newest=newest)
             elif needs := needed_transformers(known[key]):
-                yield RULES["llamafactory-new-key.transformers"].at(
-                    configuration, key, needs=needs, since=known[key].since
-                )
+                first = known[key].since
+                rule = RULES[f"llamafactory-new-key.{'transformers' if first else 'build'}"]
+                yield rule.at(configuration, key, needs=needs, since=first)
             if finding := _wrong_type(setup, configuration, key, path):
                 yield finding
 

@@ -1,0 +1,89 @@
+"""Trainers whose files and commands are known by their form and named, and neither judged nor predicted.
+
+They are the rows of others.toml. Sources of the keys: Axolotl 0.19.0 `utils/schemas/config.py`; verl 0.9.1
+`trainer/config/`; NeMo-RL `examples/configs/`; LLaMA-Factory 0.9.6.dev0 `v1/config/`; ms-swift 4.6.0 `swift/ray/`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from topoplan.reading.interpolation import filled
+from topoplan.reading.recogniser import SURE, Recogniser
+from topoplan.reading.setup import Configuration, Setup
+from topoplan.specs.source import at, path_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Other:
+    """A row of the table."""
+
+    name: str
+    title: str
+    """Of its files or commands, as a sentence has it."""
+    needs: tuple[tuple[str, ...], ...]
+    """Keys that are there: all of one of these."""
+    model: tuple[str, ...]
+    """Keys that may name the model."""
+    says: Mapping[str, str]
+    """Words with a place for the value -> its key."""
+    why: str
+    """Why nothing is predicted."""
+    programs: str = ""
+    names: tuple[str, ...] = ()
+    command: str = ""
+    files: tuple[str, ...] = ()
+    """Options of its programs that name the file."""
+    keys_are_options: bool = False
+    """Its programs take their keys as `--key value`; else as `block.key=value`."""
+    part: bool = False
+    """What a command of another trainer names."""
+    recognised: Recogniser = field(init=False)
+
+    def __post_init__(self) -> None:
+        """With how its files and commands are known."""
+        one = Recogniser(
+            trainer=self.name,
+            claim=self._claim,
+            model_keys=self.model,
+            names=self.names,
+            programs=self.programs,
+            command=self.command,
+            methods="train",
+            family=self.command or "\0",  # which is in the name of no program
+            file_options=self.files,
+            has_blocks=bool(self.programs) and not self.keys_are_options,
+            unpredicted=(f"{self.title} is not predicted", self.why, ""),
+        )
+        object.__setattr__(self, "recognised", one)
+
+    def _claim(self, data: Mapping[str, Any], _known: int) -> float:
+        is_there = any(all(at(data, path_of(key)) is not None for key in keys) for keys in self.needs)
+        return SURE if is_there else 0.0
+
+    def words(self, configuration: Configuration, setup: Setup) -> Iterator[str]:
+        """What it says of its training, piece by piece."""
+        if model := setup.named_model(configuration):
+            yield model
+        data = configuration.source.data
+        for words, key in self.says.items():
+            value = filled(at(data, path_of(key)), data, setup.environment)
+            if isinstance(value, str | int | float) and not re.search(r"[\n$]", str(value)):
+                yield words.format(f"{value:,}" if isinstance(value, int) else value)
+
+
+@cache
+def others() -> Mapping[str, Other]:
+    """Name -> row of the table."""
+    text = files("topoplan.trainers").joinpath("others.toml").read_text(encoding="utf-8")
+    rows: dict[str, Other] = {}
+    for name, row in tomllib.loads(text).items():
+        lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
+        rows[name] = Other(name=name, **{**row, **lists})
+    return rows
