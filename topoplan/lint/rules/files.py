@@ -1,17 +1,32 @@
-"""Files that a command names and that are not here: what nobody looked at must not look like one without faults."""
+"""Files that are named and not here: what nobody looked at must not look like one without faults."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 
 from topoplan.lint.rules.launch_facts import RULES, line_of
 from topoplan.reading.finding import Finding
+from topoplan.reading.named_files import close_name, find, has_directory, is_relative
+from topoplan.reading.parts import Part
 from topoplan.reading.setup import Setup
 from topoplan.reading.words import is_open
 
+_JSON = (".json", ".yaml", ".yml")
+
 
 def findings(setup: Setup) -> Iterator[Finding]:
+    """Trainers' files that commands name, and the files of DeepSpeed and accelerate."""
+    yield from _of_trainers(setup)
+    given = {PurePath(part.name).name for part in setup.parts}
+    for part, line, key, name in _of_starters(setup):
+        if PurePath(name).name not in given and not part.label and is_relative(name) and find(part, name) is None:
+            rule = RULES["file-missing" if _is_sure(setup, part, name) else "file-missing.elsewhere"]
+            yield rule.found(part, line, key=key, name=name, remedy=close_name(part, name))
+
+
+def _of_trainers(setup: Setup) -> Iterator[Finding]:
     """The configurations that were not found, where no other file was given that may be the one."""
     if any(setup.model_key(one) and not one.from_command for one in setup.configurations):
         return
@@ -25,3 +40,27 @@ def findings(setup: Setup) -> Iterator[Finding]:
             reason = f"{name} is neither beside this file nor below the working directory"
         line = line_of(launch, re.compile(re.escape(name)))
         yield RULES["launch-file-not-found"].on(launch, line, reason=reason)
+
+
+def _of_starters(setup: Setup) -> Iterator[tuple[Part, int | None, str, str]]:
+    """Part, line, key and name of every file of DeepSpeed's and accelerate's that is named."""
+    for one in setup.with_deepspeed:
+        name = one.get("deepspeed")
+        if isinstance(name, str) and name.endswith(_JSON) and not setup.uses_mca(one):
+            yield one.part, one.line("deepspeed"), "deepspeed", name
+    for one in setup.of("accelerate"):
+        block, key = one.get("deepspeed_config"), "deepspeed_config_file"
+        name = block.get(key) if isinstance(block, Mapping) else None
+        if isinstance(name, str):
+            yield one.part, one.line("deepspeed_config", key), key, name
+    for launch in setup.launches:
+        option = launch.options.get("config_file") if launch.starter == "accelerate" else None
+        if option is not None and not option.assumed:
+            yield launch.part, option.line, "--config_file", option.value
+
+
+def _is_sure(setup: Setup, part: Part, name: str) -> bool:
+    """Whether it would be here: its directory is, or one of its kind was given that nobody names."""
+    named = {PurePath(one).name for _, _, _, one in _of_starters(setup)}
+    others = [one for one in setup.of("deepspeed") if PurePath(one.part.name).name not in named]
+    return has_directory(part, name) or any(not one.from_command and one.part is not part for one in others)

@@ -13,14 +13,17 @@ from topoplan.errors import nearest
 from topoplan.lint.rules.launch_facts import (
     RULES,
     count_of,
+    from_outside,
     is_enabled,
     is_llamafactory_cli,
+    is_megatron,
     known,
     line_of,
     lines_of,
     replaced,
 )
 from topoplan.reading.finding import Edit, Finding
+from topoplan.reading.processes import visible_gpus
 from topoplan.reading.setup import Launch, Setup
 from topoplan.reading.starters import torchrun_options
 from topoplan.reading.words import is_open
@@ -30,6 +33,11 @@ _CLI_WORDS = re.compile(
     r"|(?:[^\s'\"`$()]*/)?(?:llamafactory-cli|lmf))\s+train(?!\S)"
 )
 _BARE_SWIFT = re.compile(r"(?<!\S)(swift|megatron)\s+(sft|pt|rlhf)(?!\S)")
+_DECLARED_CHOICES = {
+    "recompute_method": ("uniform", "recompute"),
+    "moe_token_dispatcher_type": ("allgather", "alltoall"),
+}
+"""Of mcore_adapter's `training_args.py`, where Megatron takes others too."""
 _FORM_A_VARIABLES = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -119,6 +127,19 @@ def _single_process(setup: Setup, launch: Launch) -> Iterator[Finding]:
         yield RULES["launch-single-process"].on(launch, variable=given[0])
 
 
+def _deepspeed_alone(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """DeepSpeed in one process that nobody told of others: `parser.py`, get_train_args."""
+    used = [one for one in (launch.reads, launch.configuration) if one is not None and one.trainer == "llamafactory"]
+    if launch.starter or not any(one.get("deepspeed") for one in used) or is_megatron(launch):
+        return
+    is_cli = is_llamafactory_cli(launch)
+    starts = is_cli and (is_enabled(launch, "FORCE_TORCHRUN") or visible_gpus(launch) != 1)
+    if starts or from_outside(launch) or (not is_cli and "WORLD_SIZE" in {one.name for one in launch.variables}):
+        return
+    rule = RULES["launch-deepspeed-alone" if is_cli else "launch-deepspeed-alone.script"]
+    yield rule.on(launch, program=launch.program)
+
+
 # The trainer's own arguments -----------------------------------------------------------------------------------------
 
 
@@ -161,12 +182,16 @@ def _undashed(launch: Launch) -> tuple[Edit, ...]:
     return tuple(edits)
 
 
-def _recompute_method(setup: Setup, launch: Launch) -> Iterator[Finding]:
+def _declared_choices(setup: Setup, launch: Launch) -> Iterator[Finding]:
+    """What argparse checks on a command line, and nobody in a file."""
     configuration = launch.configuration
-    if not launch.program.startswith("llamafactory") or launch.config_file or configuration is None:
+    if launch.config_file or configuration is None or configuration.trainer != "llamafactory":
         return
-    if configuration.get("recompute_method") == "block":
-        yield RULES["launch-recompute-method"].on(launch, configuration.line("recompute_method"))
+    for key, choices in _DECLARED_CHOICES.items():
+        value = configuration.get(key)
+        if isinstance(value, str) and value not in choices and not is_open(value):
+            said = {"key": key, "value": value, "choices": " and ".join(choices)}
+            yield RULES["launch-declared-choices"].on(launch, configuration.line(key), **said)
 
 
 def _spaces(setup: Setup, launch: Launch) -> Iterator[Finding]:
@@ -209,9 +234,10 @@ _RULES: tuple[Callable[[Setup, Launch], Iterator[Finding]], ...] = (
     _deprecated,
     _train_word,
     _single_process,
+    _deepspeed_alone,
     _deepspeed_nodes,
     _overrides,
-    _recompute_method,
+    _declared_choices,
     _spaces,
     _sudo,
     _relative_path,

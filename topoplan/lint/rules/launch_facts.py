@@ -85,6 +85,11 @@ def is_enabled(launch: Launch, name: str) -> bool:
     return variable is not None and variable.value.strip().lower() in _YES
 
 
+def is_megatron(launch: Launch) -> bool:
+    """Whether LLaMA-Factory trains with Megatron, for which it always starts torchrun."""
+    return is_enabled(launch, "USE_MCA") or is_enabled(launch, "USE_MEGATRON_BRIDGE")
+
+
 def configurations_of(setup: Setup, launch: Launch) -> tuple[Configuration, ...]:
     """What the launch trains by: its file and arguments, or the only configurations of the document around it."""
     if launch.reads is not None:

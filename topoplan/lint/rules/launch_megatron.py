@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
 
 def _switch(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """USE_MCA and the keys of the Megatron trainer go together; so do USE_MEGATRON_BRIDGE and those of its own."""
-    if not launch.program.startswith("llamafactory"):
+    if not launch.program.startswith("llamafactory") and not _is_own_script(launch):
         return
     configurations = configurations_of(setup, launch)
     path: TrainerPath = "bridge" if {setup.path_of(one) for one in configurations} == {"bridge"} else "mca"
@@ -59,6 +60,11 @@ def _exported(setup: Setup, launch: Launch, name: str) -> tuple[Edit, ...]:
     line = launch.part.text.split("\n")[launch.first_line - 1]
     text = f"{line[: len(line) - len(line.lstrip())]}export {name}=1"
     return (Edit(first_line=launch.first_line, last_line=launch.first_line - 1, text=text),)
+
+
+def _is_own_script(launch: Launch) -> bool:
+    """LLaMA-Factory's src/train.py: the adapter's run_train.py has the switch among its own arguments."""
+    return re.fullmatch(r"(?:.*/)?src/train(?:_bash)?\.py", launch.program) is not None
 
 
 def _fsdp_connections(setup: Setup, launch: Launch) -> Iterator[Finding]:

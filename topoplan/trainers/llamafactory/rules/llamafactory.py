@@ -14,6 +14,7 @@ from topoplan.reading.setup import Configuration, Setup
 from topoplan.reading.values import flag, is_complete, is_for_training, number, whole, words
 from topoplan.trainers.llamafactory.key_list import newer_than, templates
 from topoplan.trainers.llamafactory.reading import MODEL_KEY
+from topoplan.trainers.llamafactory.rules.data_sets import data_set_findings
 from topoplan.trainers.llamafactory.rules.llamafactory_keys import key_findings
 from topoplan.trainers.llamafactory.rules.llamafactory_refusals import refusals, strategy
 from topoplan.trainers.llamafactory.rules.megatron_bridge import bridge_findings
@@ -43,6 +44,7 @@ def findings(setup: Setup) -> Iterator[Finding]:
             yield RULES["llamafactory-refused-together"].at(configuration, key, refusal=refusal, remedy=remedy)
         yield from bridge_findings(setup, configuration)
         yield from _data_sets(configuration)
+        yield from data_set_findings(configuration)
         yield from _template(configuration)
         yield from _length(setup, configuration)
         yield from _saving(configuration)

@@ -1,0 +1,68 @@
+"""Data sets as LLaMA-Factory looks them up: `dataset_info.json` in `dataset_dir`, where it is on this machine.
+
+Sources, at LLaMA-Factory 0.9.5: `data/parser.py` (get_dataset_list), `data/loader.py` (_load_single_dataset,
+_get_merged_dataset).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from topoplan.errors import InputError, nearest
+from topoplan.reading.finding import Finding
+from topoplan.reading.named_files import find, is_relative
+from topoplan.reading.setup import Configuration
+from topoplan.reading.values import words
+from topoplan.specs.source import below, is_there, read_text
+from topoplan.trainers.llamafactory.rules.table import RULES
+from topoplan.units import shown
+
+INFO = "dataset_info.json"
+_PLACES = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
+_IN_PAIRS = ("rm", "dpo")
+
+
+def data_set_findings(configuration: Configuration) -> Iterator[Finding]:
+    """Names that are not in the list, files that are not there, and sets of another stage."""
+    directory = words(configuration, "dataset_dir") or "data"
+    if not is_relative(directory) and not directory.startswith("/"):
+        return
+    info = find(configuration.part, f"{directory}/{INFO}")
+    known = None if info is None else _read(info)
+    if info is None or known is None:
+        return
+    for key in ("dataset", "eval_dataset"):
+        for name in filter(None, (one.strip() for one in (words(configuration, key) or "").split(","))):
+            if name in known:
+                yield from _entry(configuration, key, name, known[name], info.parent)
+            elif "$" not in name:
+                remedy = nearest(name, known)
+                yield RULES["llamafactory-undefined-dataset"].at(
+                    configuration, key, name=shown(name), info=str(info), remedy=remedy
+                )
+
+
+def _read(info: Path) -> Mapping[str, Any] | None:
+    try:
+        found = json.loads(read_text(info))
+    except (InputError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _entry(configuration: Configuration, key: str, name: str, entry: Any, directory: Path) -> Iterator[Finding]:
+    if not isinstance(entry, dict):
+        return
+    file, is_elsewhere = entry.get("file_name"), any(place in entry for place in _PLACES)
+    if isinstance(file, str) and not is_elsewhere and not is_there(below(directory, file)):
+        rule = RULES["llamafactory-undefined-dataset.file"]
+        yield rule.at(configuration, key, name=shown(name), file=file, directory=str(directory))
+    stage, ranked = configuration.get("stage", "sft"), bool(entry.get("ranking"))
+    if ranked != (stage in _IN_PAIRS):
+        kind = "pairs of answers" if ranked else "no pairs of answers"
+        yield RULES["llamafactory-undefined-dataset.stage"].at(
+            configuration, key, name=shown(name), kind=kind, stage=stage
+        )
