@@ -16,11 +16,11 @@ from topoplan.lint.rules.launch_facts import (
     from_outside,
     is_enabled,
     is_llamafactory_cli,
-    is_megatron,
     known,
     line_of,
     lines_of,
     replaced,
+    starts_torchrun_anyway,
 )
 from topoplan.reading.finding import Edit, Finding
 from topoplan.reading.processes import visible_gpus
@@ -130,7 +130,7 @@ def _single_process(setup: Setup, launch: Launch) -> Iterator[Finding]:
 def _deepspeed_alone(setup: Setup, launch: Launch) -> Iterator[Finding]:
     """DeepSpeed in one process that nobody told of others: `parser.py`, get_train_args."""
     used = [one for one in (launch.reads, launch.configuration) if one is not None and one.trainer == "llamafactory"]
-    if launch.starter or not any(one.get("deepspeed") for one in used) or is_megatron(launch):
+    if launch.starter or not any(one.get("deepspeed") for one in used) or starts_torchrun_anyway(launch):
         return
     is_cli = is_llamafactory_cli(launch)
     starts = is_cli and (is_enabled(launch, "FORCE_TORCHRUN") or visible_gpus(launch) != 1)

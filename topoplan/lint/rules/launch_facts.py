@@ -85,8 +85,8 @@ def is_enabled(launch: Launch, name: str) -> bool:
     return variable is not None and variable.value.strip().lower() in _YES
 
 
-def is_megatron(launch: Launch) -> bool:
-    """Whether LLaMA-Factory trains with Megatron, for which it always starts torchrun."""
+def starts_torchrun_anyway(launch: Launch) -> bool:
+    """Whether LLaMA-Factory trains with Megatron, and so starts torchrun on one GPU too."""
     return is_enabled(launch, "USE_MCA") or is_enabled(launch, "USE_MEGATRON_BRIDGE")
 
 
